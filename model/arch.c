@@ -169,7 +169,14 @@ static const struct family families[] = {
      .routed_scale = 2.5,
      .n_group = 8,
      .top_group = 4},
-    {.model_type = "kimi_k2", LATENT_FAMILY, .eps = 1e-6, .max_len = 4096, .first_dense = 1},
+    {.model_type = "kimi_k2", /* its class is DeepSeek-V3's */
+     LATENT_FAMILY,
+     .eps = 1e-6,
+     .max_len = 4096,
+     .first_dense = 3,
+     .routed_scale = 2.5,
+     .n_group = 8,
+     .top_group = 4},
     {.model_type = "mistral4",
      .mixer = &mixer_mla,
      .ffn = &ffn_moe,
@@ -310,12 +317,11 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. An older name of rope_type is type. */
-static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
+/* RoPE as one of both keys has it, or neither. An older name of rope_type is type. */
+static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
+                        const struct family *f, struct err *err)
 {
     const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->head_dim;
-    struct rope_arch *r = &a->rope;
-    struct json scaling = json_find(root, "rope_parameters");
     const char *type = "default";
     double rotated = f->rotated > 0 ? f->rotated : 1;
     *r = (struct rope_arch){.theta = f->theta,
@@ -325,14 +331,9 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
                             .attention_factor = 1,
                             .softmax_gain = 1,
                             .truncate = true};
-    if (json_type(scaling) == JSON_ABSENT || json_type(scaling) == JSON_NULL) scaling = json_find(root, "rope_scaling");
     if (json_opt_f64(root, "rope_theta", &r->theta, err) ||
-        (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)))
-        return -1;
-    const bool named = json_type(scaling) != JSON_ABSENT && json_type(scaling) != JSON_NULL;
-    if (!named && f->rope_named) return json_error(root, err, "rope_parameters and rope_scaling are both missing");
-    if (named && json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
-    if (json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
+        (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)) ||
+        json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
         json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
     if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
@@ -346,6 +347,21 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
     return rope_read_type(r, scaling, type, f->mixer == &mixer_mla, err);
+}
+
+/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. Where a file has both they must agree.
+ */
+static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct json scaling, other;
+    struct rope_arch again;
+    if (rope_find(&scaling, &other, root, err)) return -1;
+    if (!rope_given(scaling) && f->rope_named)
+        return json_error(root, err, "rope_parameters and rope_scaling are both missing");
+    if (read_rope_of(&a->rope, a, root, scaling, f, err)) return -1;
+    if (!rope_given(other)) return 0;
+    if (read_rope_of(&again, a, root, other, f, err)) return -1;
+    return rope_same(&a->rope, &again) ? 0 : rope_differs(other, err);
 }
 
 /* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
@@ -377,12 +393,13 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
 /* The kinds of the layers: windows of attention, and the layers with another mixer. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
-    int64_t window = f->window;
+    int64_t window = f->window, interval = 4; /* every interval-th layer is no linear one */
     struct json types = json_find(root, "layer_types");
-    if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err)) return -1;
+    const bool spaced = f->linear && json_type(json_find(root, "full_attention_interval")) == JSON_INT;
+    if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) ||
+        (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
+        return -1;
     if (json_type(types) == JSON_ABSENT || json_type(types) == JSON_NULL) {
-        int64_t interval = 4; /* every interval-th layer is no linear one */
-        if (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)) return -1;
         for (int64_t l = 0; l < a->n_layer; l++) {
             a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
             if (f->linear && (l + 1) % interval) a->mixer[l] = f->linear;
@@ -410,6 +427,11 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
                               f->linear  ? "linear_attention, "
                               : f->slide ? "sliding_attention, "
                                          : "");
+        if (spaced && (a->mixer[l] == f->linear) != ((l + 1) % interval != 0))
+            return json_error(item, err,
+                              "is %s, but full_attention_interval = %lld contradicts it: correct one, or remove "
+                              "full_attention_interval",
+                              name, (long long)interval);
     }
     return 0;
 }
@@ -429,6 +451,7 @@ static int read_shared(struct arch *a, struct json root, const struct family *f,
 static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const struct json kinds = json_find(root, "mlp_layer_types");
+    const bool counted = json_type(json_find(root, "first_k_dense_replace")) == JSON_INT;
     int64_t first = f->first_dense, size;
     if (!f->dense_first) return 0;
     if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
@@ -442,6 +465,11 @@ static int read_first_dense(struct arch *a, struct json root, const struct famil
         a->dense[l] = !strcmp(kind, "dense");
         if (!a->dense[l] && strcmp(kind, "sparse"))
             return json_error(json_at(kinds, l), err, "\"%s\" is not supported (dense, sparse)", kind);
+        if (counted && a->dense[l] != (l < first))
+            return json_error(json_at(kinds, l), err,
+                              "is %s, but first_k_dense_replace = %lld contradicts it: correct one, or remove "
+                              "first_k_dense_replace",
+                              kind, (long long)first);
     }
     return 0;
 }

@@ -1,6 +1,6 @@
 /* arch_compressed.c - the configuration of DeepSeek-V4: compressed attention, hyper-connections, routing by token id.
  * transformers writes layer_types, compress_rates, mlp_layer_types and rope_parameters; the published file has
- * compress_ratios, num_hash_layers, compress_rope_theta and rope_scaling. Where a file has both, the former count. */
+ * compress_ratios, num_hash_layers, compress_rope_theta and rope_scaling. A file may have both if they agree. */
 #include "model/arch_compressed.h"
 
 #include <string.h>
@@ -60,6 +60,9 @@ static int read_ratios(struct arch *a, struct json root, struct err *err)
     return 0;
 }
 
+static const char *const names_of[] = {
+    [COMPRESS_NONE] = "sliding_attention", [COMPRESS_SPARSE] = sparse_name, [COMPRESS_HEAVY] = heavy_name};
+
 static int kind_of_name(struct json item, enum compress_kind *kind, struct err *err)
 {
     const char *name;
@@ -92,11 +95,20 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
     /* compress_ratios may go on with the layers of multi-token prediction */
     if (json_type(list) != JSON_ARRAY || json_count(list) < a->n_layer || (named && json_count(list) > a->n_layer))
         return json_error(list, err, "is not a list of %lld layers", (long long)a->n_layer);
+    if (given(ratios) && (json_type(ratios) != JSON_ARRAY || json_count(ratios) < a->n_layer))
+        return json_error(ratios, err, "is not a list of %lld layers", (long long)a->n_layer);
     for (int64_t l = 0; l < a->n_layer; l++) {
         enum compress_kind *kind = &a->compress.kind[l];
         const struct json item = json_at(list, l);
+        enum compress_kind other;
         if (named ? kind_of_name(item, kind, err) : kind_of_ratio(a, item, kind, err)) return -1;
         a->window[l] = window;
+        if (!named || !given(ratios)) continue;
+        if (kind_of_ratio(a, json_at(ratios, l), &other, err)) return -1;
+        if (other != *kind)
+            return json_error(json_at(ratios, l), err,
+                              "is %s, but layer_types[%lld] is %s: correct one, or remove compress_ratios",
+                              names_of[other], (long long)l, names_of[*kind]);
     }
     return 0;
 }
@@ -105,10 +117,11 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
 static int read_hash(struct arch *a, struct json root, struct err *err)
 {
     const struct json list = json_find(root, "mlp_layer_types");
+    const bool counted = json_type(json_find(root, "num_hash_layers")) == JSON_INT;
     int64_t size;
     a->n_hash = 3;
     if (json_opt_i64(root, "num_hash_layers", 0, MT_MAX_LAYERS, &a->n_hash, err)) return -1;
-    a->n_hash = MT_MIN(a->n_hash, a->n_layer);
+    const int64_t first = a->n_hash = MT_MIN(a->n_hash, a->n_layer);
     if (!given(list)) return 0;
     if (json_type(list) != JSON_ARRAY || json_count(list) != a->n_layer)
         return json_error(list, err, "is not a list of %lld names", (long long)a->n_layer);
@@ -121,6 +134,11 @@ static int read_hash(struct arch *a, struct json root, struct err *err)
             return json_error(json_at(list, l), err, "\"%s\" is not supported (hash_moe, moe)", kind);
         if (hash && a->n_hash < l)
             return json_error(json_at(list, l), err, "is hash_moe after a layer that is moe, which is not supported");
+        if (counted && hash != (l < first))
+            return json_error(
+                json_at(list, l), err,
+                "is %s, but num_hash_layers = %lld contradicts it: correct one, or remove num_hash_layers", kind,
+                (long long)first);
         a->n_hash += hash;
     }
     return 0;
@@ -179,12 +197,9 @@ static int read_one(struct rope_arch *r, struct json o, struct err *err)
 }
 
 /* Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
-static int read_ropes(struct arch *a, struct json root, struct err *err)
+static int read_ropes_of(struct arch *a, struct json root, struct json scaling, struct err *err)
 {
-    struct json scaling = json_find(root, "rope_parameters");
     double theta = 10000, entry_theta = 160000;
-    if (!given(scaling)) scaling = json_find(root, "rope_scaling");
-    if (given(scaling) && json_type(scaling) != JSON_OBJECT) return json_error(scaling, err, "is not an object");
     const struct json main = json_find(scaling, "main"), entry = json_find(scaling, "compress");
     const bool nested = json_type(main) == JSON_OBJECT && json_type(entry) == JSON_OBJECT;
     if (!nested && (json_type(main) == JSON_OBJECT || json_type(entry) == JSON_OBJECT))
@@ -200,13 +215,23 @@ static int read_ropes(struct arch *a, struct json root, struct err *err)
     a->rope = plain_rope(a, theta);
     a->rope_entry = plain_rope(a, entry_theta);
     if (read_one(&a->rope, nested ? main : root, err) || read_one(&a->rope_entry,
-                                                                  nested           ? entry
-                                                                  : given(scaling) ? scaling
-                                                                                   : root,
+                                                                  nested                ? entry
+                                                                  : rope_given(scaling) ? scaling
+                                                                                        : root,
                                                                   err))
         return -1;
     if (a->rope.yarn) return json_error(main, err, "rope_type \"yarn\" is not supported (default)");
     return 0;
+}
+
+static int read_ropes(struct arch *a, struct json root, struct err *err)
+{
+    struct json scaling, other;
+    if (rope_find(&scaling, &other, root, err) || read_ropes_of(a, root, scaling, err)) return -1;
+    if (!rope_given(other)) return 0;
+    const struct rope_arch rope = a->rope, entry = a->rope_entry;
+    if (read_ropes_of(a, root, other, err)) return -1;
+    return rope_same(&rope, &a->rope) && rope_same(&entry, &a->rope_entry) ? 0 : rope_differs(other, err);
 }
 
 static int read_hyper(struct arch *a, struct json root, struct err *err)

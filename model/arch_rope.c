@@ -7,6 +7,39 @@
 
 bool rope_in_f32(double value) { return value >= (double)FLT_MIN && value <= (double)FLT_MAX; }
 
+bool rope_given(struct json scaling) { return json_count(scaling) > 0; }
+
+int rope_find(struct json *scaling, struct json *other, struct json root, struct err *err)
+{
+    *scaling = json_find(root, "rope_parameters");
+    *other = json_find(root, "rope_scaling");
+    for (int i = 0; i < 2; i++) {
+        const struct json one = i ? *other : *scaling;
+        const enum json_type type = json_type(one);
+        if (type != JSON_ABSENT && type != JSON_NULL && type != JSON_OBJECT)
+            return json_error(one, err, "is not an object");
+    }
+    if (rope_given(*scaling)) return 0;
+    *scaling = *other;
+    *other = (struct json){0};
+    return 0;
+}
+
+/* Formulas and their numbers; those of YaRN only where it is used. */
+bool rope_same(const struct rope_arch *a, const struct rope_arch *b)
+{
+    if (a->theta != b->theta || a->width != b->width || a->yarn != b->yarn) return false;
+    return !a->yarn ||
+           (a->factor == b->factor && a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
+            a->attention_factor == b->attention_factor && a->softmax_gain == b->softmax_gain &&
+            a->query_beta == b->query_beta && a->original_len == b->original_len && a->truncate == b->truncate);
+}
+
+int rope_differs(struct json other, struct err *err)
+{
+    return json_error(other, err, "contradicts rope_parameters: remove the wrong one");
+}
+
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
 static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 

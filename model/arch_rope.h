@@ -6,6 +6,12 @@
 
 /* Whether a value is positive, and finite and normal in f32, in which the ops receive it. */
 bool rope_in_f32(double value);
+/* The settings of RoPE: rope_parameters or rope_scaling, whichever has keys; other: the second one when both have. As in
+ * transformers an empty object counts as absent. */
+int rope_find(struct json *scaling, struct json *other, struct json root, struct err *err) MT_CHECK;
+bool rope_given(struct json scaling);
+bool rope_same(const struct rope_arch *a, const struct rope_arch *b);
+int rope_differs(struct json other, struct err *err); /* the error that both contradict each other */
 /* Reads the keys of a rope_type, "default" or "yarn"; another is an error. latent: latent attention, which has more
  * keys. The other members of r are set already. */
 int rope_read_type(struct rope_arch *r, struct json scaling, const char *type, bool latent, struct err *err) MT_CHECK;

@@ -62,6 +62,7 @@ static const char *edit(const char *text, const char *from, const char *to)
     return buf;
 }
 
+#define RATIOS "\"compress_ratios\": [0, 4, 8, 4, 0], \"num_hash_layers\": 1, "
 static void test_both_styles(void **state)
 {
     const char *const texts[] = {PUBLISHED, TRANSFORMERS};
@@ -86,6 +87,13 @@ static void test_both_styles(void **state)
         assert_true(a.sinks && !a.attn_bias && !a.norm.round_twice && a.names->published);
     }
     assert_int_equal(parsed(edit(PUBLISHED, "\"num_hash_layers\": 1, ", "")).n_hash, 3);
+    /* The published code has no factor for cos and sin; transformers has one where a nested file names none. */
+    assert_true(parsed(edit(TRANSFORMERS, ", \"attention_factor\": 1.0", "")).rope_entry.attention_factor == 1);
+    /* Both styles at once agree. */
+    const struct arch both = parsed(edit(TRANSFORMERS, "\"layer_types\"", RATIOS "\"layer_types\""));
+    assert_true(both.compress.kind[2] == COMPRESS_HEAVY && both.n_hash == 1);
+    assert_true(
+        parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"rope_parameters\": {}, \"rope_scaling\"")).rope_entry.yarn);
     assert_true(parsed(edit(PUBLISHED, "4, 8, 4, 0]", "128, 4, 128, 0, 0, 0]")).compress.ratio[COMPRESS_HEAVY] == 128);
 }
 
@@ -148,6 +156,18 @@ static void test_refusals(void **state)
         {TRANSFORMERS, "\"sliding_attention\"", "\"full_attention\"", "layer_types[0]"},
         {TRANSFORMERS, "{\"compressed_sparse_attention\": 4, \"heavily_compressed_attention\": 8}", "[4, 8]",
          "compress_rates`: is not an object"},
+        {TRANSFORMERS, "\"layer_types\"", "\"compress_ratios\": [0, 4, 4, 4], \"layer_types\"",
+         "compress_ratios[2]`: is compressed_sparse_attention, but layer_types[2] is heavily_compressed_attention"},
+        {TRANSFORMERS, "\"layer_types\"", "\"compress_ratios\": [0, 4, 16, 4], \"layer_types\"",
+         "compress_ratios[2]`: 16 is not supported (0, 4, 8"},
+        {TRANSFORMERS, "\"layer_types\"", "\"compress_ratios\": [0, 4], \"layer_types\"",
+         "compress_ratios`: is not a list of 4 layers"},
+        {TRANSFORMERS, "\"mlp_layer_types\"", "\"num_hash_layers\": 3, \"mlp_layer_types\"",
+         "mlp_layer_types[1]`: is moe, but num_hash_layers = 3 contradicts it"},
+        {PUBLISHED, "\"rope_scaling\"",
+         "\"rope_parameters\": {\"type\": \"yarn\", \"factor\": 8, \"original_max_position_embeddings\": 65536}, "
+         "\"rope_scaling\"",
+         "rope_scaling`: contradicts rope_parameters"},
         {TRANSFORMERS, "{\"main\"", "{\"other\"", "rope_parameters`: has one of main and compress"},
         {TRANSFORMERS, "\"hash_moe\", \"moe\"", "\"moe\", \"hash_moe\"", "mlp_layer_types[1]"},
         {TRANSFORMERS, "\"hash_moe\", \"moe\"", "\"hash_moe\", \"dense\"", "mlp_layer_types[1]"},

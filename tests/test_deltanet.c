@@ -55,6 +55,9 @@ static void bad_values_are_refused(void **state)
     } rows[] = {{"\"tie_word_embeddings\": false", "linear_num_value_heads 4", 3},
                 {"\"linear_conv_kernel_dim\": 9", "linear_conv_kernel_dim", 2},
                 {"\"attn_output_gate\": false", "attn_output_gate", 2},
+                {"\"full_attention_interval\": 2, \"layer_types\": [\"linear_attention\", \"linear_attention\", "
+                 "\"linear_attention\", \"full_attention\"]",
+                 "layer_types[1]`: is linear_attention, but full_attention_interval = 2 contradicts it", 2},
                 {"\"layer_types\": [\"mamba\", \"a\", \"b\", \"c\"]", "linear_attention", 2}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         char text[2048];

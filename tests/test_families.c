@@ -104,6 +104,23 @@ static void test_glm(void **state)
     assert_int_equal(load(with(MIXTRAL, "\"n_shared_experts\": 1, \"partial_rotary_factor\": 0.5")).d_shared, 0);
 }
 
+#define YARN2  "\"rope_type\": \"yarn\", \"factor\": 2, \"original_max_position_embeddings\": 64"
+#define YARN4  "\"rope_type\": \"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 64"
+#define KINDS3 "\"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\"]"
+
+/* Two keys for one thing that agree; as in transformers an empty object is absent. */
+static void test_two_keys(void **state)
+{
+    (void)state;
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {" YARN2 "}")).rope.factor == 2);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {}")).rope.factor == 2);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {" YARN2 "}")).rope.factor ==
+                2);
+    assert_false(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {}")).rope.yarn);
+    assert_true(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": 1")).dense[0]);
+    assert_false(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": null")).dense[1]);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -132,6 +149,12 @@ static void test_refusals(void **state)
         {GLM, "\"routed_scaling_factor\": 1e300", "routed_scaling_factor 1e+300"},
         {GLM, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"], \"sliding_window\": 8",
          "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
+        {GLM, KINDS3 ", \"first_k_dense_replace\": 2",
+         "mlp_layer_types[1]`: is sparse, but first_k_dense_replace = 2 contradicts it"},
+        {MIXTRAL, "\"rope_parameters\": {" YARN4 "}, \"rope_scaling\": {" YARN2 "}",
+         "rope_scaling`: contradicts rope_parameters"},
+        {MIXTRAL, "\"rope_parameters\": {\"rope_type\": \"default\"}, \"rope_scaling\": {" YARN2 "}",
+         "rope_scaling`: contradicts rope_parameters"},
         {QWEN, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]",
          "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
     };
@@ -659,17 +682,12 @@ static void test_other_mixer(void **state)
 int test_families(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_glm),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dense_layers),
-        cmocka_unit_test(test_missing_tensors),
-        cmocka_unit_test(test_fused_stacks),
-        cmocka_unit_test(test_nf4_experts),
-        cmocka_unit_test(test_split_adapters),
-        cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient),
-        cmocka_unit_test(test_other_mixer),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_glm),
+        cmocka_unit_test(test_two_keys),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers),   cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

@@ -284,6 +284,25 @@ static void text_part_is_read(void **state)
     draft_free(&d);
 }
 
+/* Kimi-K2's class is DeepSeek-V3's, whose defaults a file has that names none. */
+static void defaults_are_those_of_deepseek_v3(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{\"model_type\": \"kimi_k2\", \"vocab_size\": 64, \"hidden_size\": 32, \"num_hidden_layers\": 5, "
+        "\"num_attention_heads\": 4, \"num_experts_per_tok\": 2, \"n_routed_experts\": 16, "
+        "\"moe_intermediate_size\": 16, \"intermediate_size\": 16, \"q_lora_rank\": 8, \"kv_lora_rank\": 8, "
+        "\"qk_nope_head_dim\": 8, \"qk_rope_head_dim\": 8, \"v_head_dim\": 8}";
+    struct err err = {.msg = ""};
+    struct arch a;
+    struct json_doc *doc = json_parse(text, (int64_t)strlen(text), "config.json", &err);
+    assert_non_null(doc);
+    if (arch_parse(&a, json_root(doc), &err)) fail_msg("%s", err.msg);
+    json_free(doc);
+    assert_true(a.dense[2] && !a.dense[3] && a.router.scale == 2.5f && a.router.n_group == 8);
+    assert_true(a.router.top_group == 4 && a.router.kind == ROUTER_SIGMOID_CHOSEN);
+}
+
 int test_latent_files(void)
 {
     const struct CMUnitTest tests[] = {
@@ -293,6 +312,7 @@ int test_latent_files(void)
         cmocka_unit_test(fp8_stacks_are_read),
         cmocka_unit_test(bad_fp8_stacks_are_refused),
         cmocka_unit_test(text_part_is_read),
+        cmocka_unit_test(defaults_are_those_of_deepseek_v3),
     };
     return cmocka_run_group_tests_name("latent_files", tests, NULL, NULL);
 }
