@@ -133,7 +133,8 @@ int device_reserve_host(struct device *dev, int64_t bytes, struct err *err)
     void *base = dev->ops->alloc_host(bytes);
     dev->host = (struct arena){.name = "host", .base = base, .cap = base ? bytes : 0};
     return base ? 0
-                : err_set(err, "the system refused %s of pinned host memory for the embedding", str_bytes(want, bytes));
+                : err_set(err, "the system refused %s of pinned host memory: free some, or set train.offload = none",
+                          str_bytes(want, bytes));
 }
 
 void device_close(struct device *dev)
@@ -188,6 +189,16 @@ void device_download(struct device *dev, void *dst, const void *src, int64_t byt
         memset(dst, 0, (size_t)bytes);
     else
         dev->ops->download(dst, src, bytes);
+}
+
+void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket)
+{
+    if (!dev->dry_run && bytes) dev->ops->host_copy(dst, src, bytes, ticket);
+}
+
+void device_host_join(struct device *dev, int ticket)
+{
+    if (!dev->dry_run) dev->ops->host_join(ticket);
 }
 
 static bool contiguous(struct tensor x) { return x.ndim <= 1 || x.ld == x.shape[x.ndim - 1]; }

@@ -114,6 +114,9 @@ void device_op_end(struct device *dev);
 void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes); /* host -> device, done on return */
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */
 void device_zero(struct device *dev, struct tensor x);
+/* host_copy and host_join of struct ops; a dry run copies nothing. */
+void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
+void device_host_join(struct device *dev, int ticket);
 /* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the
  * functions above copy nothing, and reads return zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);

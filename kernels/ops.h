@@ -507,6 +507,13 @@ typedef void dev_wait_fn(void);
 /* dst = src, both on the device; asynchronous. */
 typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
 
+/* Copies between the device and memory of alloc_host, aside from the ops. host_copy starts when the ops before it are
+ * done; later ops do not wait for it. Copies run in the order of their calls. host_join(ticket): later ops wait for the
+ * last copy with this ticket, 0 .. DEV_TICKETS-1; without one it does nothing. */
+enum { DEV_TICKETS = 4 };
+typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket);
+typedef void dev_host_join_fn(int ticket);
+
 /* For kernels/prof.c. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms is the time
  * between two marks, valid after a wait. count_calls(true) starts counting the host's calls to the device,
  * count_calls(false) stops; `missing`: why nothing was counted, or NULL. */
@@ -533,6 +540,8 @@ struct ops {
     dev_zero_fn *zero;
     dev_wait_fn *wait;
     dev_copy_fn *copy;
+    dev_host_copy_fn *host_copy;
+    dev_host_join_fn *host_join;
     dev_mark_fn *mark;
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;

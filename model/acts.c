@@ -1,6 +1,8 @@
 /* acts.c - allocates the activations of one micro-batch on the work arena, group by group (acts.h). */
 #include "model/acts.h"
 
+#include <string.h>
+
 #include "model/dispatch.h"
 #include "model/layer.h"
 
@@ -8,6 +10,23 @@ const char *recompute_name(enum recompute r)
 {
     static const char *const names[] = {"none", "selective", "full"};
     return names[r];
+}
+
+struct acts_save acts_save_mode(enum recompute r)
+{
+    static const uint8_t groups[] = {SAVE_CORE | SAVE_MIXER | SAVE_FFN, SAVE_CORE | SAVE_MIXER, 0};
+    struct acts_save s;
+    memset(s.groups, groups[r], sizeof(s.groups));
+    return s;
+}
+
+const char *acts_save_name(const struct acts_save *s, int64_t n_layer)
+{
+    for (int r = RECOMPUTE_NONE; r <= RECOMPUTE_FULL; r++) {
+        const struct acts_save mode = acts_save_mode((enum recompute)r);
+        if (!memcmp(mode.groups, s->groups, (size_t)n_layer)) return recompute_name((enum recompute)r);
+    }
+    return "per layer";
 }
 
 struct tensor acts_2d(const struct acts_plan *p, int64_t rows, int64_t cols)
@@ -33,6 +52,7 @@ void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int
     s->n_ep = n_ep;
     s->n_layer = n_layer;
     s->layouts = mem_array(n_layer, sizeof(*s->layouts));
+    s->bytes = mem_array(n_layer, sizeof(*s->bytes));
 }
 
 /* What hyper-connections keep of a layer. */
@@ -69,48 +89,64 @@ static void push_group(const struct acts_plan *p, struct layer_acts *s, enum act
     p->a->ffn[p->layer]->plan(p, s, group);
 }
 
-static void push_groups(struct acts_plan *p, struct layer_acts *s, const struct adapters *ad, int64_t layer, bool saved)
+/* The groups of a layer that are saved, or those that are not. */
+static void push_groups(struct acts_plan *p, struct acts *s, const struct adapters *ad, int64_t layer, bool saved)
 {
+    const int groups = p->backward ? s->save.groups[layer] : 0;
     p->layer = layer;
+    p->saved[ACTS_KEPT] = p->backward;
+    p->saved[ACTS_CORE] = groups & SAVE_CORE;
+    p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
+    p->saved[ACTS_FFN] = groups & SAVE_FFN;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
-    for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++)
-        if (p->saved[g] == saved) push_group(p, s, g);
+    for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++) {
+        const int64_t mark = arena_mark(&p->dev->work);
+        if (p->saved[g] != saved) continue;
+        push_group(p, &s->layers[layer], g);
+        s->bytes[layer][g] = arena_mark(&p->dev->work) - mark;
+    }
 }
 
 /* Groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
-static void push_slot(const struct acts *s, struct acts_plan *p, const struct adapters *ad)
+static void push_slot(struct acts *s, struct acts_plan *p, const struct adapters *ad)
 {
     struct arena *work = &p->dev->work;
     const int64_t mark = arena_mark(work);
     int64_t end = mark;
     for (int64_t l = 0; l < s->n_layer; l++) {
         arena_release(work, mark);
-        push_groups(p, &s->layers[l], ad, l, false);
+        push_groups(p, s, ad, l, false);
         end = MT_MAX(end, arena_mark(work));
     }
     arena_push(work, end - arena_mark(work));
 }
 
+/* The input of layer l: saved, in the ring of the boundary, or in one of two slots. */
+static struct tensor push_x(const struct acts *s, const struct acts_plan *p, int64_t l)
+{
+    if (s->boundary.on) return boundary_x(&s->boundary, l);
+    return p->backward || l < 2 ? acts_2d(p, p->n_tok, arch_stream_cols(p->a)) : s->layers[l - 2].x;
+}
+
 void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
-               bool backward, enum recompute mode, bool keep_logits)
+               bool backward, bool keep_logits)
 {
     struct acts_plan p = {.dev = dev,
                           .a = a,
                           .n_tok = n_tok,
                           .experts = s->experts,
                           .acts = s,
-                          .saved = {[ACTS_KEPT] = backward,
-                                    [ACTS_MIXER] = backward && mode != RECOMPUTE_FULL,
-                                    [ACTS_FFN] = backward && mode == RECOMPUTE_NONE},
+                          .backward = backward,
                           .keep_logits = backward && keep_logits};
     for (int64_t l = 0; l <= a->n_layer; l++) s->layers[l] = (struct layer_acts){0};
     push_slot(s, &p, ad);
+    s->boundary.on = false;
+    if (backward && s->boundary.n_host) boundary_push(&s->boundary, dev, n_tok, arch_stream_cols(a));
     for (int64_t l = 0; l <= a->n_layer; l++) {
-        struct layer_acts *la = &s->layers[l];
-        la->x = backward || l < 2 ? acts_2d(&p, n_tok, arch_stream_cols(a)) : s->layers[l - 2].x;
+        s->layers[l].x = push_x(s, &p, l);
         if (l == a->n_layer) break;
-        push_groups(&p, la, ad, l, true);
-        la->moe.layout = &s->layouts[l];
+        push_groups(&p, s, ad, l, true);
+        s->layers[l].moe.layout = &s->layouts[l];
     }
 }
 
@@ -119,5 +155,7 @@ void acts_free(struct acts *s)
     for (int64_t l = 0; l < s->n_layer; l++) mem_free(s->layouts[l].offs);
     mem_free(s->layouts);
     mem_free(s->layers);
+    mem_free(s->bytes);
+    boundary_close(&s->boundary);
     *s = (struct acts){0};
 }

@@ -3,9 +3,13 @@
  *
  *   group     tensors                                            none     selective  full        forward only
  *   KEPT      x; tensors that are always saved, as the routing   saved    saved      saved       one slot, two for x
- *   MIXER     attn_norm .. h, the mixer's activations            saved    saved      recomputed  one slot
+ *   CORE      output of attention or of the delta rule           saved    saved      recomputed  one slot
+ *   MIXER     attn_norm .. h, the mixer's other activations      saved    saved      recomputed  one slot
  *   FFN       ffn_norm, the feed-forward network's activations   saved    recomputed recomputed  one slot
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
+ *
+ * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
+ * three modes save the same groups in all layers. x may be in host memory (boundary.h).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -21,12 +25,22 @@
 #ifndef MT_ACTS_H
 #define MT_ACTS_H
 
+#include "model/boundary.h"
 #include "model/lora.h"
 #include "model/weights.h"
 
 struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
+
+/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. */
+enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4 };
+struct acts_save {
+    uint8_t groups[MT_MAX_LAYERS];
+};
+struct acts_save acts_save_mode(enum recompute r); /* of every layer */
+/* "none", "selective" or "full"; "per layer" when no mode saves these groups. */
+const char *acts_save_name(const struct acts_save *s, int64_t n_layer);
 
 /* Sizes of expert parallelism. */
 struct ep_options {
@@ -144,7 +158,7 @@ struct layer_acts {
 };
 
 /* The arguments of a kind's plan function. */
-enum acts_group { ACTS_KEPT, ACTS_MIXER, ACTS_FFN, ACTS_SCRATCH, ACTS_GROUPS };
+enum acts_group { ACTS_KEPT, ACTS_CORE, ACTS_MIXER, ACTS_FFN, ACTS_SCRATCH, ACTS_GROUPS };
 struct acts_plan {
     struct device *dev;
     const struct arch *a;
@@ -152,7 +166,8 @@ struct acts_plan {
     struct layer_weights w;        /* only the adapters are set */
     const struct experts *experts; /* where routed experts run */
     const struct acts *acts;
-    bool saved[ACTS_GROUPS];
+    bool saved[ACTS_GROUPS]; /* of this layer */
+    bool backward;
     bool keep_logits; /* allocate the routers' logits for the backward */
 };
 /* Allocates a tensor [rows, cols] act on dev->work. acts_xa: x A^T [rows, R] of an adapter; absent without adapter. */
@@ -167,6 +182,9 @@ struct acts {
     int n_ep;               /* ranks of the expert-parallel group */
     struct layout *layouts; /* [n_layer] host */
     struct recv_buf recv_buf;
+    struct acts_save save;
+    struct boundary boundary;
+    int64_t (*bytes)[ACTS_GROUPS]; /* [n_layer] host: size of every group in the last acts_push */
 };
 
 /* Allocates the host tables. */
@@ -176,7 +194,7 @@ void acts_push_recv_buf(struct acts *s, struct device *dev, const struct arch *a
 /* Allocates the activations of n_tok tokens on dev->work. backward = false: forward only. keep_logits: the router's
  * logits too. */
 void acts_push(struct acts *s, struct device *dev, const struct arch *a, const struct adapters *ad, int64_t n_tok,
-               bool backward, enum recompute mode, bool keep_logits);
+               bool backward, bool keep_logits);
 void acts_free(struct acts *s);
 
 #endif

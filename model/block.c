@@ -66,10 +66,12 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     if (hyper->n_stream) op_hyper_post_fwd(b->dev, y, t->h, t->out, t->ffn.m, hyper);
 }
 
-void block_recompute(const struct block *b, struct layer_acts *s, enum recompute mode)
+void block_recompute(const struct block *b, struct layer_acts *s, int saved)
 {
-    if (mode == RECOMPUTE_NONE) return;
-    if (mode == RECOMPUTE_FULL) norm_mix(b, s);
+    struct block again = *b;
+    again.core_saved = saved & SAVE_CORE;
+    if (!(saved & SAVE_MIXER)) norm_mix(&again, s);
+    if (saved & SAVE_FFN) return;
     norm_ffn(b, s);
     /* 4 ffn   */ b->a->ffn[b->layer]->recompute(b, s);
 }

@@ -21,7 +21,8 @@ struct block {
     struct tensor rope_entry; /* [P, arch.rope_entry.width] f32; absent where no layer has entries */
     struct aux *aux;          /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
-    bool save_ffn; /* forward saves the group FFN (acts.h) for the backward */
+    bool save_ffn;   /* forward saves the group FFN (acts.h) for the backward */
+    bool core_saved; /* recomputation: the group CORE is there, and the mixer does not compute it */
 
     /* used with expert parallelism only */
     struct comm *ep;
@@ -46,8 +47,8 @@ struct mixer_kind {
     int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     /* Allocates its activations of one group (acts.h) on dev->work. */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
-    /* s->h = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again: both calls must give the
-     * same bits. */
+    /* s->h = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again, perhaps with core_saved:
+     * both calls must give the same bits. */
     void (*fwd)(const struct block *b, struct layer_acts *s);
     /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of s->h. Adapter gradients +=. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);

@@ -495,8 +495,8 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
     for (int i = 0; i < 4 + copy; i++) {
         if (!training && i > 0 && i < 4) continue;
         const bool moment = i == 2 || i == 3;
-        *flat[i] =
-            arena_tensor_1d(&dev->state, i < 4 ? dev->stat_dtype : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
+        struct arena *arena = moment && ad->host_moments ? &dev->host : &dev->state;
+        *flat[i] = arena_tensor_1d(arena, i < 4 ? dev->stat_dtype : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
         if (!dev->dry_run) device_zero(dev, *flat[i]);
     }
     if (!copy) ad->working = ad->opt.param;

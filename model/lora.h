@@ -132,6 +132,7 @@ struct adapters {
     struct lora_param *params;      /* [n_params] host, sorted by off */
     int64_t n_values;               /* trainable values, over all ranks */
     int64_t n_flat;                 /* length of the flat arrays, padding included */
+    bool host_moments;              /* the moments are in dev->host instead of dev->state */
     int64_t n_moment, first_moment; /* elements that this rank updates (ZeRO-1: its part), and the first of them */
     struct adamw opt;               /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;          /* [n_flat] act; == opt.param when both dtypes are equal */

@@ -71,6 +71,10 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const struct arch *a = p->a;
     struct device *dev = p->dev;
     const int64_t n_tok = p->n_tok, n_head = a->n_head + a->n_kv;
+    if (group == ACTS_CORE) {
+        t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
+        t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->n_head);
+    }
     if (group != ACTS_MIXER) return;
     t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
@@ -82,8 +86,6 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         t->gated = acts_2d(p, n_tok, a->n_head * a->head_dim);
     }
     t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
-    t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
-    t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->n_head);
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
@@ -100,7 +102,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     if (a->qk_norm != QK_NORM_NONE)
         /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
     /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
-    /* 4 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
+    /* 4 attn */ if (!b->core_saved)
+        op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
     /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
 }

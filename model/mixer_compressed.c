@@ -162,6 +162,12 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const struct arch *a = p->a;
     const enum compress_kind kind = a->compress.kind[p->layer];
     const int64_t n_tok = p->n_tok;
+    if (group == ACTS_CORE) {
+        if (is_chosen(a, p->layer, n_tok))
+            t->idx = arena_tensor_2d(&p->dev->work, DT_I32, n_tok, a->compress.index_top);
+        t->o = acts_2d(p, n_tok, query_cols(a));
+        t->lse = stat_2d(p, n_tok, a->n_head);
+    }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, first_cols(a));
     t->a_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
@@ -181,9 +187,6 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         t->entry = acts_2d(p, n, a->head_dim);
         t->entry_pos = arena_tensor_1d(&p->dev->work, DT_I32, n);
     }
-    if (is_chosen(a, p->layer, n_tok)) t->idx = arena_tensor_2d(&p->dev->work, DT_I32, n_tok, a->compress.index_top);
-    t->o = acts_2d(p, n_tok, query_cols(a));
-    t->lse = stat_2d(p, n_tok, a->n_head);
     t->group = acts_2d(p, n_tok, group_cols(a));
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
@@ -256,9 +259,10 @@ static void fwd(const struct block *b, struct layer_acts *s)
     op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, rope, &key);
     /* 4 entries */ if (t->entry.ndim)
         entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->entry);
-    /* 5 choice  */ if (idx.ndim)
+    /* 5 choice  */ if (idx.ndim && !b->core_saved)
         choose_entries(b, idx, x, t->q_norm);
-    /* 6 attn    */ op_shared_attn_fwd(dev, t->o, t->lse, t->q, t->kv, t->entry, idx, w->sinks, b->seqs, &attention);
+    /* 6 attn    */ if (!b->core_saved)
+        op_shared_attn_fwd(dev, t->o, t->lse, t->q, t->kv, t->entry, idx, w->sinks, b->seqs, &attention);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
     /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->mixer_res);

@@ -112,13 +112,13 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     struct deltanet_acts *t = &s->deltanet;
     const struct arch *a = p->a;
     const int64_t n_tok = p->n_tok, n = a->delta.shape.n_value;
+    if (group == ACTS_CORE) t->o = acts_2d(p, n_tok, value_cols(a));
     if (group != ACTS_MIXER) return;
     t->in = acts_2d(p, n_tok, qkv_cols(a) + value_cols(a));
     t->in_xa = acts_xa(p, n_tok, &p->w.delta_in.lora);
     t->ba = acts_2d(p, n_tok, 2 * n);
     t->ba_xa = acts_xa(p, n_tok, &p->w.delta_ba.lora);
     t->qkv = acts_2d(p, n_tok, qkv_cols(a));
-    t->o = acts_2d(p, n_tok, value_cols(a));
     t->y = acts_2d(p, n_tok, value_cols(a));
     t->rstd = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, n);
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
@@ -136,7 +136,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->delta_in, absent);
     /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->delta_ba, absent);
     /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->conv, b->seqs);
-    /* 4 delta */ op_delta_fwd(dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &a->delta.shape);
+    /* 4 delta */ if (!b->core_saved)
+        op_delta_fwd(dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &a->delta.shape);
     /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
     /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->mixer_res);
 }

@@ -108,6 +108,10 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const struct arch *a = p->a;
     const struct mla_arch *m = &a->mla;
     const int64_t n_tok = p->n_tok;
+    if (group == ACTS_CORE) {
+        t->o = acts_2d(p, n_tok, out_cols(a));
+        t->lse = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, a->n_head);
+    }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, q_cols(a) + kv_cols(a));
     t->a_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
@@ -120,8 +124,6 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->kv_rstd = rstd(p);
     t->kv_xa = acts_xa(p, n_tok, &p->w.kv_b.lora);
     t->qkv = acts_2d(p, n_tok, 2 * query_cols(a) + out_cols(a));
-    t->o = acts_2d(p, n_tok, out_cols(a));
-    t->lse = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, a->n_head);
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
@@ -157,7 +159,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
     input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
-    /* 5 attn */ op_attn_fwd(dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
+    /* 5 attn */ if (!b->core_saved)
+        op_attn_fwd(dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
     /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }

@@ -115,7 +115,6 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .par = opt->par ? *opt->par : parallel_alone,
                         .arch = *a,
                         .adapters = *ad,
-                        .recompute = opt->recompute,
                         .aux_coef = opt->aux_coef,
                         .aux_pooled = opt->aux_pooled,
                         .distill = opt->distill};
@@ -128,6 +127,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
+    m->adapters.host_moments = opt->host_moments;
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
     if (qat_open(&m->qat, dev, a, &m->adapters, &opt->qat, err)) {
         model_close(m);
@@ -144,6 +144,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         return -1;
     }
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
+    m->acts.save = opt->save;
+    boundary_open(&m->acts.boundary, dev, a->n_layer, opt->frozen ? 0 : opt->host_tok, arch_stream_cols(a));
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -265,7 +267,7 @@ static struct block layer(struct model *m, int64_t l)
         .rope_entry = m->rope_entry,
         .aux = &m->aux[l],
         .experts = m->acts.experts,
-        .save_ffn = m->pass.backward && m->recompute == RECOMPUTE_NONE,
+        .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
         .recv_buf = &m->acts.recv_buf,
@@ -281,6 +283,8 @@ void model_fwd(struct model *m)
         op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
+        boundary_store(&m->acts.boundary, m->dev, l);
+        boundary_reuse(&m->acts.boundary, m->dev, l + 1);
         block_fwd(&b, &acts[l], acts[l + 1].x);
     }
 }
@@ -319,7 +323,7 @@ static void teach(struct model *m, int64_t n_tok)
         m->aux[l] = (struct aux){0};
         layer_adapt(&m->weights.layers[l], a, l, &m->teacher.layers[l]);
     }
-    acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, m->recompute, false);
+    acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, false);
     model_fwd(m);
     op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
     op_rmsnorm_fwd(dev, m->kl.hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
@@ -365,8 +369,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     qat_use_inputs(&m->qat, a, &m->adapters, inputs);
     adapt_layers(m);
     if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
-    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, m->recompute,
-              has_aux(m) || a->router.kind != ROUTER_CHOSEN);
+    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, has_aux(m) || a->router.kind != ROUTER_CHOSEN);
 }
 
 /* F_i is the share of rows routed to expert i, p_i its mean probability.
@@ -482,7 +485,9 @@ void model_bwd(struct model *m)
     if (m->pass.reduce) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
-        block_recompute(&b, &acts[l], m->recompute);
+        if (l - 2 >= m->adapters.lowest_layer) boundary_load(&m->acts.boundary, dev, l - 2);
+        boundary_need(&m->acts.boundary, dev, l);
+        block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
@@ -492,7 +497,11 @@ void model_bwd(struct model *m)
         if (m->arch.ffn[l]->routed) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
 }
 
-void model_end(struct model *m) { arena_release(&m->dev->work, 0); }
+void model_end(struct model *m)
+{
+    boundary_join(&m->acts.boundary, m->dev); /* a pass without backward has copies that nothing waited for */
+    arena_release(&m->dev->work, 0);
+}
 
 void model_clear(struct model *m)
 {
@@ -558,12 +567,16 @@ static bool is_finite(struct device *dev, struct tensor x)
 
 void model_first_bad(struct model *m, char name[64])
 {
+    struct boundary *b = &m->acts.boundary;
     if (m->kl.hidden.ndim && !is_finite(m->dev, m->kl.hidden)) {
         snprintf(name, 64, "output of the teacher");
         return;
     }
+    boundary_join(b, m->dev);
     for (int64_t l = 0; l <= m->arch.n_layer; l++) {
-        if (is_finite(m->dev, m->acts.layers[l].x)) continue;
+        const bool moved = b->on && l < b->n_host;
+        const struct tensor x = m->acts.layers[l].x;
+        if (is_finite(m->dev, moved ? tensor_rows(b->host[l], 0, x.shape[0]) : x)) continue;
         if (l == 0)
             snprintf(name, 64, "embedding");
         else

@@ -37,7 +37,10 @@ struct distill {
 
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
-    enum recompute recompute;
+    struct acts_save save;
+    int64_t host_tok;           /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
+                                 * the device */
+    bool host_moments;          /* the optimizer moments are kept in dev->host */
     double aux_coef;            /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
@@ -97,7 +100,6 @@ struct model {
     struct tensor tally;      /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
                                  gradient; the same two of expert-parallel gradients */
     struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_read_expert_rows */
-    enum recompute recompute;
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;

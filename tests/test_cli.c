@@ -165,15 +165,17 @@ static void test_plan(void **state)
     assert_says(said.out, "recompute = full");
 }
 
-/* A budget between two modes: the plan takes and prints the least recomputation that fits. */
+/* A budget between two modes: the plan saves in some layers what does not fit in all. */
 static void test_budget(void **state)
 {
     (void)state;
-    static const char *const chosen[] = {"recompute = selective (chosen)", "recompute = full (chosen)"};
     const char *config = process_config("");
+    char layers[MT_PATH];
+    snprintf(layers, sizeof(layers), "model.path=%s", fixture("../../configs/tiny-gptoss")); /* has 4 */
     char none[32], selective[32], full[32], set[64];
     double mib[3];
-    assert_int_equal(RUN("plan", config), 0);
+    int core, mixer, network;
+    assert_int_equal(RUN("plan", config, "--set", layers), 0);
     const char *at = strstr(said.out, ": none ");
     assert_non_null(at);
     assert_int_equal(
@@ -181,11 +183,15 @@ static void test_budget(void **state)
     mib[0] = strtod(none, NULL), mib[1] = strtod(selective, NULL), mib[2] = strtod(full, NULL);
     for (int i = 0; i < 2; i++) {
         snprintf(set, sizeof(set), "train.memory_gb=%.9f", (mib[i] + mib[i + 1]) / 2 / 1024);
-        assert_int_equal(RUN("plan", config, "--set", set), 0);
-        assert_says(said.out, chosen[i]);
+        assert_int_equal(RUN("plan", config, "--set", layers, "--set", set), 0);
+        assert_says(said.out, " (chosen)");
+        assert_int_equal(sscanf(strstr(said.out, "layers saved: "),
+                                "layers saved: attention output %d, mixer %d, network %d", &core, &mixer, &network),
+                         3);
+        assert_true(core >= mixer && core + network > 0 && core + mixer + network < 12);
     }
     snprintf(set, sizeof(set), "train.memory_gb=%.9f", mib[2] * 0.98 / 1024);
-    assert_int_equal(RUN(config, "--set", set), 1);
+    assert_int_equal(RUN(config, "--set", layers, "--set", set), 1);
     assert_says(said.err, "train.memory_gb");
     assert_says(said.err, "lower data.seq_len");
     assert_int_equal(RUN(config, "--set", "train.memory_gb=0.001"), 1); /* no sequence is short enough */

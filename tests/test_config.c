@@ -121,6 +121,11 @@ static void choices_match_their_enum(void **state)
     CHOICE(train, recompute, "none", CFG_RECOMPUTE_NONE);
     CHOICE(train, recompute, "selective", CFG_RECOMPUTE_SELECTIVE);
     CHOICE(train, recompute, "full", CFG_RECOMPUTE_FULL);
+    CHOICE(train, offload, "auto", CFG_OFFLOAD_AUTO);
+    CHOICE(train, offload, "none", CFG_OFFLOAD_NONE);
+    CHOICE(train, offload, "activations", CFG_OFFLOAD_ACTIVATIONS);
+    CHOICE(train, offload, "moments", CFG_OFFLOAD_MOMENTS);
+    CHOICE(train, offload, "all", CFG_OFFLOAD_ALL);
     CHOICE(train, aux_convention, "transformers", CFG_AUX_TRANSFORMERS);
     CHOICE(train, aux_convention, "megatron", CFG_AUX_MEGATRON);
     CHOICE(quant, weights, "none", CFG_QUANT_NONE);
@@ -174,7 +179,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 88);
+    assert_int_equal(n_keys, 89);
     check_round_trip(&all);
 }
 

@@ -117,6 +117,22 @@ void whole_model_check_slopes(struct run *r)
 
 double whole_model_loss_of_12(struct model *m, double *grad) { return whole_model_part_loss(m, 0, WHOLE_TOKENS, grad); }
 
+/* Other groups are saved in every layer; the memory is that of a model that saves all. */
+static void check_mixtures(struct run *r, double loss, const double *g)
+{
+    static const uint8_t groups[] = {
+        0, SAVE_CORE, SAVE_CORE | SAVE_MIXER, SAVE_FFN, SAVE_CORE | SAVE_FFN, SAVE_CORE | SAVE_MIXER | SAVE_FFN};
+    const int64_t n = r->model.adapters.n_flat;
+    double *x = mem_array(n, sizeof(*x));
+    for (int first = 0; first < MT_LEN(groups); first++) {
+        for (int64_t l = 0; l < r->arch.n_layer; l++)
+            r->model.acts.save.groups[l] = groups[(first + l) % MT_LEN(groups)];
+        assert_true(whole_model_loss_of_12(&r->model, x) == loss);
+        assert_memory_equal(x, g, (size_t)n * sizeof(*g));
+    }
+    mem_free(x);
+}
+
 void whole_model_check_recomputation(const char *dir, const char *targets)
 {
     static const enum cfg_recompute modes[] = {CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL};
@@ -129,6 +145,7 @@ void whole_model_check_recomputation(const char *dir, const char *targets)
         n = r.model.adapters.n_flat;
         g[i] = mem_array(n, sizeof(double));
         loss[i] = whole_model_loss_of_12(&r.model, g[i]);
+        if (modes[i] == CFG_RECOMPUTE_NONE) check_mixtures(&r, loss[i], g[i]);
         run_close(&r);
     }
     for (int i = 1; i < 3; i++) {

@@ -406,6 +406,7 @@ static const struct cli_rule synth_rules[] = {
     OPTION(bench_options, teacher, "--teacher", "NAME", "none|base", "none", \
            "base: distillation from the unquantised model"), \
     KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \
+    KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments or all"), \
     KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \
     KEY(bench_options, "--dtype", "NAME", "train.dtype", "auto, fp32 or bf16"), \
     KEY(bench_options, "--threads", "N", "train.threads", "CPU threads"), \

@@ -6,36 +6,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it. */
+/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it. tflops, gbs: published, of dense bf16
+ * products with fp32 sums and of the memory. */
 static const struct {
     const char *name, *title;
     int64_t mib;
     int capability;
+    double tflops, gbs;
 } cards[] = {
-    {"a100", "A100 80 GB", 81920, 80},
-    {"a100-40gb", "A100 40 GB", 40960, 80},
-    {"a30", "A30", 24576, 80},
-    {"a10", "A10", 23028, 86},
-    {"a40", "A40", 46068, 86},
-    {"a6000", "RTX A6000", 49140, 86},
-    {"rtx3060", "RTX 3060 12 GB", 12288, 86},
-    {"rtx3080", "RTX 3080 10 GB", 10240, 86},
-    {"rtx3090", "RTX 3090", 24576, 86},
-    {"l4", "L4", 23034, 89},
-    {"l40s", "L40S", 46068, 89},
-    {"rtx6000ada", "RTX 6000 Ada", 49140, 89},
-    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89},
-    {"rtx4070", "RTX 4070", 12282, 89},
-    {"rtx4080", "RTX 4080", 16376, 89},
-    {"rtx4090", "RTX 4090", 24564, 89},
-    {"h100", "H100 80 GB", 81559, 90},
-    {"h100-nvl", "H100 NVL", 95830, 90},
-    {"h200", "H200", 143771, 90},
-    {"gh200", "GH200 96 GB", 97871, 90},
-    {"b200", "B200", 183359, 100},
-    {"rtx5080", "RTX 5080", 16303, 120},
-    {"rtx5090", "RTX 5090", 32607, 120},
-    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120},
+    {"a100", "A100 80 GB", 81920, 80, 312, 2039},
+    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555},
+    {"a30", "A30", 24576, 80, 165, 933},
+    {"a10", "A10", 23028, 86, 125, 600},
+    {"a40", "A40", 46068, 86, 149.7, 696},
+    {"a6000", "RTX A6000", 49140, 86, 154.8, 768},
+    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360},
+    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760},
+    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936},
+    {"l4", "L4", 23034, 89, 121, 300},
+    {"l40s", "L40S", 46068, 89, 362, 864},
+    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960},
+    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288},
+    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504},
+    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717},
+    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008},
+    {"h100", "H100 80 GB", 81559, 90, 989, 3350},
+    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938},
+    {"h200", "H200", 143771, 90, 989, 4800},
+    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000},
+    {"b200", "B200", 183359, 100, 2250, 8000},
+    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960},
+    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792},
+    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792},
 };
 
 /* The next letter or digit, in lower case; 0: end of the text. */
@@ -65,7 +67,30 @@ static bool read_size(struct gpu_model *card, const char *name)
     snprintf(card->title, sizeof(card->title), "a GPU of %g GB", gib);
     card->bytes = (int64_t)(gib * (1 << 30));
     card->capability = 0;
+    card->rates = (struct roofs){0};
     return true;
+}
+
+static struct roofs rates_of(int i) { return (struct roofs){0.5e12 * cards[i].tflops, 0.85e9 * cards[i].gbs}; }
+
+/* Whether `text` has `part` somewhere, by the letters and digits of both. */
+static bool contains(const char *text, const char *part)
+{
+    for (; *text; text++) {
+        const char *t = text, *p = part;
+        int want = next(&p);
+        while (want && next(&t) == want) want = next(&p);
+        if (!want) return true;
+    }
+    return false;
+}
+
+struct roofs gpu_table_rates(const char *device)
+{
+    int best = -1;
+    for (int i = 0; i < MT_LEN(cards); i++)
+        if (contains(device, cards[i].name) && (best < 0 || strlen(cards[i].name) > strlen(cards[best].name))) best = i;
+    return best < 0 ? (struct roofs){0} : rates_of(best);
 }
 
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
@@ -78,6 +103,7 @@ int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
         snprintf(card->title, sizeof(card->title), "%s", cards[i].title);
         card->bytes = cards[i].mib << 20;
         card->capability = cards[i].capability;
+        card->rates = rates_of(i);
         return 0;
     }
     if (read_size(card, name)) return 0;

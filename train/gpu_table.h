@@ -2,15 +2,20 @@
 #ifndef MT_GPU_TABLE_H
 #define MT_GPU_TABLE_H
 
-#include "kernels/base.h"
+#include "kernels/device.h"
 
 struct gpu_model {
     char title[48]; /* "RTX 4090" */
     int64_t bytes;  /* total memory as the driver reports it */
     int capability; /* 89: compute capability 8.9; 0: not known */
+    struct roofs
+        rates; /* that training reaches: half of the published products, 85 % of the memory's rate; 0: not known */
 };
 /* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb. Ignores case, blanks, - and _. An unknown name is an error that
  * lists the known ones. */
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
+
+/* The rates of the GPU whose name is part of a device's name; 0: not in the table. */
+struct roofs gpu_table_rates(const char *device);
 
 #endif

@@ -609,7 +609,7 @@ static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], quant[200];
+    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], quant[200], text[PLAN_TEXT];
     log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
@@ -623,7 +623,8 @@ static void print_opening(const struct training *t)
     warn_of_scale(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
-             recompute_name(r->plan.opt.recompute), r->plan.chosen ? " (the least that fits)" : "");
+             acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
+    log_info("%s", plan_text(text, &r->plan.opt, &r->plan.memory, r->plan.n_layer));
     log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch",
              (long long)t->schedule.total_steps, t->schedule.total_steps == 1 ? "" : "s",
              (long long)r->cfg->train.grad_accum, r->cfg->train.grad_accum == 1 ? "" : "es", (long long)r->plan.n_tok);

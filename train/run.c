@@ -423,7 +423,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
                        "had it, or set quant.activations = none");
     if (model_check_quant(&r->model, err)) return -1;
     const struct plan_memory *memory = &r->plan.memory;
-    const int64_t bytes = plan_weights(&r->plan) + memory->host - memory->decoded;
+    const int64_t embed = memory->host - memory->host_moments - memory->host_inputs;
+    const int64_t bytes = plan_weights(&r->plan) + embed - memory->decoded;
     r->dev.ops->wait();
     const double s = (clock_ms() - start) / 1e3;
     log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,

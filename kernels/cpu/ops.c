@@ -41,6 +41,15 @@ static void host_copy_wide(void *dst, const void *src, int64_t bytes)
         memcpy((char *)dst + at, (const char *)src + at, (size_t)MT_MIN(piece, bytes - at));
 }
 
+/* At once, so there is nothing to join. */
+static void host_copy_now(void *dst, const void *src, int64_t bytes, int ticket)
+{
+    (void)ticket;
+    host_copy_wide(dst, src, bytes);
+}
+
+static void host_join(int ticket) { (void)ticket; }
+
 static void host_zero(void *dst, int64_t bytes)
 {
     if (bytes) memset(dst, 0, (size_t)bytes);
@@ -79,6 +88,8 @@ static const struct ops table = {
     .zero = host_zero,
     .wait = host_wait,
     .copy = host_copy_wide,
+    .host_copy = host_copy_now,
+    .host_join = host_join,
     .mark = host_mark,
     .mark_ms = host_mark_ms,
     .count_calls = host_count_calls,

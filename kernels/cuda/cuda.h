@@ -56,6 +56,11 @@ double cuda_mark_ms(int from, int to);
 void cuda_copy(void *dst, const void *src, int64_t bytes);
 void cuda_count_calls(bool on, struct dev_calls *calls);
 
+/* ---- host_copy.cu: slots of struct ops */
+
+void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket);
+void cuda_host_join(int ticket);
+
 /* ---- find.cu */
 
 /* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability and name. Error: why it cannot be used. */

@@ -96,7 +96,7 @@ static void gpu_download(void *dst, const void *src, int64_t bytes)
     for (int64_t at = 0, n; at < bytes; at += n) {
         n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
         char *room = staging_room(n);
-        CUDA_CHECK(cudaMemcpyAsync(room, (const char *)src + at, (size_t)n, cudaMemcpyDeviceToHost, cuda.stream));
+        CUDA_CHECK(cudaMemcpyAsync(room, (const char *)src + at, (size_t)n, cudaMemcpyDefault, cuda.stream));
         gpu_wait();
         memcpy((char *)dst + at, room, (size_t)n);
     }
@@ -127,6 +127,8 @@ static const struct ops table = {
     .zero = gpu_zero,
     .wait = gpu_wait,
     .copy = cuda_copy,
+    .host_copy = cuda_host_copy,
+    .host_join = cuda_host_join,
     .mark = cuda_mark,
     .mark_ms = cuda_mark_ms,
     .count_calls = cuda_count_calls,

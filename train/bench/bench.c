@@ -285,7 +285,7 @@ static void print_setup(const struct bench *b)
     printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
            (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
            (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
-           recompute_name(r->model.recompute), profile_roofs(roofs, &r->dev));
+           acts_save_name(&r->plan.opt.save, r->arch.n_layer), profile_roofs(roofs, &r->dev));
 }
 
 static void print_text(const struct bench *b)
@@ -336,7 +336,7 @@ static void put_setup(const struct bench *b, struct json_out *o)
     json_out_i64(o, "rank", b->cfg.lora.r);
     json_out_str(o, "experts", r->model.weights.experts);
     json_out_i64(o, "decoded_layers", r->plan.memory.n_decoded);
-    json_out_str(o, "recompute", recompute_name(r->model.recompute));
+    json_out_str(o, "recompute", acts_save_name(&r->plan.opt.save, r->arch.n_layer));
     json_out_f64(o, "roof_tflops", r->dev.roofs.flops / 1e12);
     json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
 }
@@ -430,6 +430,15 @@ static void put_trial(const struct bench *b, const struct trial *t, const struct
     json_out_close(o, '}');
 }
 
+/* The mode with the least recomputation whose groups the plan saves in every layer. */
+static int uniform_mode(const struct run *r)
+{
+    int mode = RECOMPUTE_NONE;
+    for (int64_t l = 0; l < r->arch.n_layer; l++)
+        while (acts_save_mode((enum recompute)mode).groups[l] & ~r->plan.opt.save.groups[l]) mode++;
+    return mode + CFG_RECOMPUTE_NONE;
+}
+
 /* Each path trains a new model with the same seeds, batches and recompute mode as the first path. */
 static int run_trials(struct bench *b, struct trial trials[MAX_PATHS], struct json_out *o, struct err *err)
 {
@@ -437,9 +446,16 @@ static int run_trials(struct bench *b, struct trial trials[MAX_PATHS], struct js
     for (int i = 0; i < b->n_paths; i++) {
         one = *b;
         one.path = b->paths[i];
-        int rc = bench_open(&one, err) || measure_steps(&one, err) ? -1 : 0;
+        int rc = bench_open(&one, err);
+        if (!rc && i == 0 && b->cfg.train.recompute == CFG_RECOMPUTE_AUTO) {
+            b->cfg.train.recompute = uniform_mode(&one.run);
+            bench_close(&one);
+            one = *b;
+            one.path = b->paths[i];
+            rc = bench_open(&one, err);
+        }
+        if (!rc) rc = measure_steps(&one, err);
         if (!rc) {
-            b->cfg.train.recompute = (int)one.run.model.recompute + 1;
             trials[i] = keep_trial(&one, &trials[0]);
             if (b->json)
                 put_trial(&one, &trials[i], &trials[0], o);

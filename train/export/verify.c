@@ -177,7 +177,7 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .rope_entry = s->rope_entry,
         .aux = &no_aux,
     };
-    acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, RECOMPUTE_NONE, false);
+    acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, false);
     struct layer_acts *acts = &s->acts.layers[l];
     acts->x = side->x;
     block_fwd(&b, acts, side->x);

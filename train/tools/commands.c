@@ -80,6 +80,7 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     struct run r = {0};
     struct gpu_model card;
     struct adapters ad = {0};
+    struct roofs rates = {0};
     int rc = -1;
     if (gpu) { /* independent of train.device */
         if (gpu_table_find(&card, gpu, err)) return -1;
@@ -88,11 +89,13 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
         cfg = &own;
         if (run_open_card(&r, cfg, card.bytes, err)) goto out;
         print_card(&card);
+        rates = card.rates;
     } else if (run_open_headers(&r, cfg, true, err)) {
         goto out;
     } else if (device_why_cpu()) {
         printf("  for the CPU: %s\n", device_why_cpu());
     }
+    if (!gpu) rates = gpu_table_rates(r.dev.name);
     if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
     char *table = lora_table(&ad, &r.arch);
     fputs(table, stdout);
@@ -100,6 +103,7 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
     if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
     if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
+    if (!rc) rc = plan_frontier(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, &rates, stdout, err);
 out:
     adapters_free(&ad);
     run_close(&r);

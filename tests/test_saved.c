@@ -1,0 +1,201 @@
+/* test_saved.c - what a layer saves for the backward and where: any choice gives the same bytes, fits the limit, and is
+ * the same in a plan and in a run. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/process.h"
+#include "tests/whole_model.h"
+
+/* ---- inputs of layers in host memory, with copies as late as a device may run them */
+
+enum { MAX_COPIES = 64 };
+static struct {
+    struct {
+        void *dst;
+        const void *src;
+        int64_t bytes;
+        int ticket;
+    } copies[MAX_COPIES];
+    int n, done, n_total; /* done: copies that have run */
+} late;
+
+static void late_copy(void *dst, const void *src, int64_t bytes, int ticket)
+{
+    assert_true(late.n < MAX_COPIES);
+    late.copies[late.n].dst = dst;
+    late.copies[late.n].src = src;
+    late.copies[late.n].bytes = bytes;
+    late.copies[late.n++].ticket = ticket;
+    late.n_total++;
+}
+
+static void late_join(int ticket)
+{
+    int last = late.n - 1;
+    while (last >= 0 && late.copies[last].ticket != ticket) last--;
+    for (; late.done <= last; late.done++)
+        memcpy(late.copies[late.done].dst, late.copies[late.done].src, (size_t)late.copies[late.done].bytes);
+    if (late.done == late.n) late.n = late.done = 0;
+}
+
+static struct ops late_ops;
+
+/* Opens a model of 4 layers with the settings of `offload`. */
+static void open_model(struct run *r, struct config *cfg, int offload)
+{
+    struct err err = {.msg = ""};
+    config_defaults(cfg);
+    snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", fixture("../../configs/tiny-gptoss"));
+    cfg->data.seq_len = 16;
+    cfg->train.device = CFG_DEVICE_CPU;
+    cfg->train.offload = offload;
+    cfg->train.recompute = CFG_RECOMPUTE_FULL;
+    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    late_ops = *r->dev.ops;
+    late_ops.host_copy = late_copy;
+    late_ops.host_join = late_join;
+    if (offload != CFG_OFFLOAD_NONE) r->dev.ops = &late_ops;
+    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
+}
+
+static double *trained(struct run *r, double loss[3], int64_t *n)
+{
+    struct adapters *ad = &r->model.adapters;
+    *n = ad->n_flat;
+    ad->opt.beta1 = 0.9;
+    ad->opt.beta2 = 0.999;
+    ad->opt.eps = 1e-8;
+    double *x = mem_array(2 * *n, sizeof(*x));
+    for (int i = 0; i < 3; i++) { /* B is zero at first */
+        loss[i] = whole_model_loss_of_12(&r->model, x);
+        model_norm(&r->model);
+        adapters_update(ad, &r->dev, 1e-2, 1);
+    }
+    device_get(&r->dev, x + *n, ad->opt.param);
+    return x;
+}
+
+static void host_memory_gives_the_same_bytes(void **state)
+{
+    (void)state;
+    static const int ways[] = {CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS, CFG_OFFLOAD_MOMENTS, CFG_OFFLOAD_ALL};
+    double *first = NULL, first_loss[3];
+    for (int i = 0; i < MT_LEN(ways); i++) {
+        struct config cfg;
+        struct run r;
+        double loss[3];
+        int64_t n;
+        late.n_total = 0;
+        open_model(&r, &cfg, ways[i]);
+        const struct plan_memory *m = &r.plan.memory;
+        double *x = trained(&r, loss, &n);
+        const bool inputs = ways[i] == CFG_OFFLOAD_ACTIVATIONS || ways[i] == CFG_OFFLOAD_ALL;
+        assert_int_equal(m->host_inputs > 0, inputs);
+        assert_int_equal(m->host_moments > 0, ways[i] >= CFG_OFFLOAD_MOMENTS);
+        assert_int_equal(late.n_total, inputs ? 3 * 2 * 2 : 0); /* 3 passes; 2 of the 5 inputs; out and in */
+        assert_int_equal(late.n, 0);
+        assert_int_equal(r.dev.host.peak, m->host);
+        run_close(&r);
+        if (!first) {
+            first = x;
+            memcpy(first_loss, loss, sizeof(loss));
+            assert_true(loss[2] < loss[0]);
+            continue;
+        }
+        assert_memory_equal(loss, first_loss, sizeof(loss));
+        assert_memory_equal(x, first, (size_t)(2 * n) * sizeof(*x));
+        mem_free(x);
+    }
+    mem_free(first);
+}
+
+/* An input in host memory is found when it is not finite. */
+static void bad_values_in_host_memory_are_named(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    char name[64];
+    const int32_t tok[2] = {1, 2}, pos[2] = {0, 1}, cu[2] = {0, 2}, row[1] = {0}, id[1] = {2};
+    const struct model_batch b = {2, 1, 1, 2, tok, pos, cu, row, id, NULL, NULL};
+    const struct model_pass pass = {.backward = true, .loss_scale = 1, .aux_share = 1};
+    open_model(&r, &cfg, CFG_OFFLOAD_ACTIVATIONS);
+    float *norm = (float *)r.model.weights.layers[0].ffn_norm.data;
+    norm[0] = NAN;
+    model_begin(&r.model, &b, &pass);
+    model_fwd(&r.model);
+    model_loss(&r.model);
+    model_first_bad(&r.model, name);
+    model_end(&r.model);
+    assert_string_equal(name, "output of layer 0");
+    run_close(&r);
+}
+
+/* ---- the table of memory against speed */
+
+static const char *four_layers(void)
+{
+    static char set[MT_PATH];
+    snprintf(set, sizeof(set), "model.path=%s", fixture("../../configs/tiny-gptoss"));
+    return set;
+}
+
+/* Every row's key gives the row: the same peak and choice in a plan; the run prints the same line. */
+static void rows_are_plans(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char table[16384], peak[32], unit[8], key[64], line[512];
+    int n = 0, speed, before = 0;
+    assert_int_equal(RUN("plan", config, "--set", four_layers()), 0);
+    const char *at = strstr(said.out, "memory against speed");
+    assert_non_null(at);
+    snprintf(table, sizeof(table), "%s", at);
+    for (char *save, *row = strtok_r(table, "\n", &save); row; row = strtok_r(NULL, "\n", &save)) {
+        if (sscanf(row, " %31s %7s %d %% %63s", peak, unit, &speed, key) != 4) continue;
+        assert_true(speed >= before && speed <= 100);
+        before = speed;
+        assert_int_equal(RUN("plan", config, "--set", four_layers(), "--set", key), 0);
+        snprintf(line, sizeof(line), "%s", strstr(row, " of ") + 1);
+        assert_says(said.out, line);
+        if (n++ % 3) continue;
+        assert_int_equal(
+            RUN(config, "--set", four_layers(), "--set", key, "--set", "train.steps=1", "--set", "train.resume=never"),
+            0);
+        assert_says(said.err, line);
+    }
+    assert_true(n >= 4);
+    assert_int_equal(before, 100);
+}
+
+/* At any limit the adapter has the same bytes. */
+static void limits_give_the_same_bytes(void **state)
+{
+    (void)state;
+    char base[2 * MT_PATH], sets[3 * MT_PATH];
+    double full, none;
+    const char *all = process_config("");
+    snprintf(base, sizeof(base), "train.steps=2 %s ", four_layers());
+    assert_int_equal(process_run_sets(all, base), 0);
+    assert_int_equal(RUN("plan", all, "--set", four_layers()), 0);
+    const char *at = strstr(said.out, ": none ");
+    assert_int_equal(sscanf(at, ": none %lf MiB, selective %*f MiB, full %lf MiB", &none, &full), 2);
+    for (int i = 1; i < 4; i++) {
+        const char *one = process_config("");
+        snprintf(sets, sizeof(sets), "%strain.memory_gb=%.9f", base, (full + (none - full) * i / 4) / 1024);
+        assert_int_equal(process_run_sets(one, sets), 0);
+        assert_says(said.err, "recompute = per layer");
+        assert_same_output(one, all, ADAPTER);
+    }
+}
+
+int test_saved(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(host_memory_gives_the_same_bytes),
+        cmocka_unit_test(bad_values_in_host_memory_are_named),
+        cmocka_unit_test(rows_are_plans),
+        cmocka_unit_test(limits_give_the_same_bytes),
+    };
+    return cmocka_run_group_tests_name("saved", tests, NULL, NULL);
+}

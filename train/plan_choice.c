@@ -1,0 +1,371 @@
+/* plan_choice.c - a knapsack over layers: spends the memory budget where it saves the most time.
+ *
+ * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
+ * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
+ * items are taken in order of time per byte while they fit; later smaller ones fill the rest. Each place is tried in
+ * turn: scratch for all or some experts of a layer; embedding, inputs of layers and moments on the device or in host
+ * memory. The choice with the shortest estimated time wins.
+ *
+ * Times are those of one nominal device, so that `plan` on any machine and the run choose alike. */
+#include "train/plan_choice.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/memory.h"
+
+/* What kernels reach on an H100: products, memory, pinned copies over PCIe in each direction. */
+static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
+#define PCIE_BYTES 50e9
+
+/* Share of the step that launches per 8 experts, or per expert, cost. */
+static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.15};
+
+/* What is kept in host memory, and how many experts are decoded at a time. */
+struct place {
+    bool embed, inputs, moments;
+};
+static const struct place places[] = {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0},
+                                      {0, 0, 1}, {1, 0, 1}, {0, 1, 1}, {1, 1, 1}};
+
+struct item {
+    int64_t layer, bytes;
+    int save; /* SAVE_*; 0: the experts of one more layer are decoded */
+    double ms;
+};
+
+struct search {
+    const struct plan_request *q;
+    int64_t fixed, budget;
+    bool least;         /* looks for the lowest peak alone */
+    struct item *items; /* in order of time per byte */
+    int64_t n_item;
+    int64_t decode_bytes; /* of a layer */
+    double decode_ms;
+    bool listed, all; /* all: a choice with every item fits */
+
+    /* the place that is tried */
+    struct plan_probe probe;
+    struct model_options opt;
+    int64_t constant, other; /* bytes of weights, state and fixed; peak of passes that save nothing */
+    double extra_ms;         /* of the place */
+    bool enough;             /* host memory of this machine */
+};
+
+/* ---- items ---- */
+
+static double ratio(const struct item *i) { return i->ms / (double)MT_MAX(i->bytes, 1); }
+
+/* Best first; equal ones by layer, decoded layers from the last. */
+static int by_ratio(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+    if (ratio(x) > ratio(y)) return -1;
+    if (ratio(x) < ratio(y)) return 1;
+    if (x->layer != y->layer) return x->layer < y->layer ? -1 : 1;
+    return x->save - y->save;
+}
+
+static void add_item(struct search *s, int64_t layer, int save, double ms, int64_t bytes)
+{
+    if (ms > 0) s->items[s->n_item++] = (struct item){layer, bytes, save, ms};
+}
+
+/* Layers whose items are equal. */
+static bool same_kind(const struct search *s, int64_t x, int64_t y)
+{
+    const struct arch *a = s->q->a;
+    const struct adapters *ad = &s->probe.model.adapters;
+    return a->mixer[x] == a->mixer[y] && a->ffn[x] == a->ffn[y] && a->window[x] == a->window[y] &&
+           a->compress.kind[x] == a->compress.kind[y] && (x < a->n_hash) == (y < a->n_hash) &&
+           ad->layer_on[x] == ad->layer_on[y] && (x < ad->lowest_layer) == (y < ad->lowest_layer);
+}
+
+struct gain {
+    double ms;
+    int64_t bytes;
+};
+
+/* What layer l gains and takes when it saves the groups `save` alone. */
+static struct gain gain_of(struct search *s, int64_t l, int save, double all_ms)
+{
+    static const int bit[ACTS_GROUPS] = {[ACTS_CORE] = SAVE_CORE, [ACTS_MIXER] = SAVE_MIXER, [ACTS_FFN] = SAVE_FFN};
+    struct acts *acts = &s->probe.model.acts;
+    struct gain g = {0};
+    double ms;
+    acts->save.groups[l] = (uint8_t)save;
+    plan_probe_work(&s->probe, &ms);
+    acts->save.groups[l] = 0;
+    g.ms = all_ms - ms;
+    for (int k = 0; k < ACTS_GROUPS; k++)
+        if (save & bit[k]) g.bytes += acts->bytes[l][k];
+    return g;
+}
+
+/* The groups of every layer. The core comes before the rest of the mixer, or with it where that is as good. */
+static void list_groups(struct search *s)
+{
+    const int64_t n = s->q->a->n_layer;
+    struct acts *acts = &s->probe.model.acts;
+    struct gain(*of)[3] = mem_array(n, sizeof(*of));
+    double all_ms;
+    acts->save = acts_save_mode(RECOMPUTE_FULL);
+    plan_probe_work(&s->probe, &all_ms);
+    for (int64_t l = 0; l < n; l++) {
+        int64_t like = 0;
+        while (!same_kind(s, l, like)) like++;
+        if (like < l) {
+            memcpy(of[l], of[like], sizeof(of[l]));
+        } else {
+            of[l][0] = gain_of(s, l, SAVE_CORE, all_ms);
+            of[l][1] = gain_of(s, l, SAVE_CORE | SAVE_MIXER, all_ms);
+            of[l][2] = gain_of(s, l, SAVE_FFN, all_ms);
+        }
+        const struct gain *core = &of[l][0], *mixer = &of[l][1], *ffn = &of[l][2];
+        const struct gain rest = {mixer->ms - core->ms, mixer->bytes - core->bytes};
+        const bool apart = core->ms * (double)rest.bytes > rest.ms * (double)core->bytes;
+        if (apart) add_item(s, l, SAVE_CORE, core->ms, core->bytes);
+        add_item(s, l, SAVE_CORE | SAVE_MIXER, apart ? rest.ms : mixer->ms, apart ? rest.bytes : mixer->bytes);
+        add_item(s, l, SAVE_FFN, ffn->ms, ffn->bytes);
+    }
+    mem_free(of);
+}
+
+/* An item per layer whose experts are packed. */
+static int list_decoded(struct search *s, struct err *err)
+{
+    const int64_t n = s->q->a->n_layer, before = s->probe.dev.weights.peak;
+    struct plan_probe all = {0};
+    struct model_options opt = s->opt;
+    double packed_ms, ms;
+    s->probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
+    plan_probe_work(&s->probe, &packed_ms);
+    opt.decoded_layers = n;
+    if (plan_probe_open(&all, s->q, &opt, err)) return -1;
+    all.dev.roofs = nominal;
+    all.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
+    plan_probe_work(&all, &ms);
+    const int64_t n_decoded = all.model.weights.n_decoded;
+    if (n_decoded) {
+        s->decode_ms = (packed_ms - ms) / (double)n_decoded;
+        s->decode_bytes = (all.dev.weights.peak - before + n_decoded - 1) / n_decoded;
+    }
+    for (int64_t l = 0; l < n_decoded; l++) add_item(s, n + l, 0, s->decode_ms, s->decode_bytes);
+    plan_probe_close(&all);
+    return 0;
+}
+
+static int list_items(struct search *s, struct err *err)
+{
+    const struct config *cfg = s->q->cfg;
+    if (s->listed || s->least || !s->q->train) return 0;
+    s->listed = true;
+    s->items = mem_array(4 * s->q->a->n_layer, sizeof(*s->items));
+    if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
+    if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
+        return -1;
+    qsort(s->items, (size_t)s->n_item, sizeof(*s->items), by_ratio);
+    return 0;
+}
+
+/* ---- one place ---- */
+
+/* What the configuration asks for, before any item. */
+static struct acts_save first_save(const struct search *s)
+{
+    const int mode = s->q->cfg->train.recompute;
+    return acts_save_mode(mode == CFG_RECOMPUTE_AUTO ? RECOMPUTE_FULL : (enum recompute)(mode - CFG_RECOMPUTE_NONE));
+}
+
+static void take(struct model_options *opt, const struct item *i)
+{
+    if (i->save)
+        opt->save.groups[i->layer] |= (uint8_t)i->save;
+    else
+        opt->decoded_layers++;
+}
+
+/* Sets peak and times of the options at the place of the probe; returns the peak. */
+static int64_t measure(struct search *s, struct plan_choice *c)
+{
+    const struct model_options *opt = &c->opt;
+    struct model *m = &s->probe.model;
+    const int64_t n_decoded = opt->decoded_layers - s->opt.decoded_layers;
+    m->acts.save = opt->save;
+    m->ce_chunk = opt->ce_chunk;
+    s->probe.dev.expert_group = opt->expert_group;
+    const int64_t work = s->q->train ? plan_probe_work(&s->probe, &c->ops_ms) : 0;
+    const int64_t n_label = s->probe.batch.n_label;
+    const struct weight *head = &m->weights.head;
+    const double head_bytes = (double)weight_bytes(head) * 2 * (double)((n_label + opt->ce_chunk - 1) / opt->ce_chunk);
+    const double head_flops = 4 * (double)n_label * (double)head->n_out * (double)head->n_in;
+    c->ops_ms -= s->decode_ms * (double)n_decoded;
+    c->ms = c->ops_ms + 1e3 * MT_MAX(head_bytes / nominal.bytes - head_flops / nominal.flops, 0);
+    for (int i = 0; i < PLAN_EXPERT_GROUPS; i++)
+        if (opt->expert_group == plan_expert_group(i)) c->ms *= 1 + group_cost[i];
+    c->ms += s->extra_ms;
+    c->peak = s->constant + n_decoded * s->decode_bytes + MT_MAX(work, s->other);
+    return c->peak;
+}
+
+static struct model_options with_items(const struct search *s, int64_t n)
+{
+    struct model_options opt = s->opt;
+    for (int64_t i = 0; i < n; i++) take(&opt, &s->items[i]);
+    return opt;
+}
+
+/* The longest prefix of the items that fits, then single items behind it. */
+static void pack(struct search *s, struct plan_choice *c)
+{
+    int64_t low = 0, high = s->n_item + 1, too_large = INT64_MAX; /* low fits, high does not */
+    for (int64_t n = s->n_item; high - low > 1; n = (low + high) / 2) {
+        c->opt = with_items(s, n);
+        if (measure(s, c) <= s->budget)
+            low = n;
+        else
+            high = n;
+    }
+    s->all |= low == s->n_item && low > 0;
+    c->opt = with_items(s, low);
+    measure(s, c);
+    for (int64_t i = low; i < s->n_item; i++) {
+        struct plan_choice more = *c;
+        if (s->items[i].bytes >= too_large) continue;
+        take(&more.opt, &s->items[i]);
+        if (measure(s, &more) <= s->budget)
+            *c = more;
+        else
+            too_large = MT_MIN(too_large, s->items[i].bytes);
+    }
+}
+
+/* More logits at a time, where the peak is elsewhere or the budget allows. */
+static void widen_logits(struct search *s, struct plan_choice *c)
+{
+    for (int i = 0; i < PLAN_LOGITS; i++) {
+        struct plan_choice wide = *c;
+        wide.opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(s->q->dev, i));
+        if (measure(s, &wide) > s->budget && wide.peak > c->peak) continue;
+        *c = wide;
+        return;
+    }
+}
+
+/* Time that a place adds to a micro-batch. Inputs are copied while layers compute; moments are not. */
+static double place_ms(const struct search *s, const struct place *p)
+{
+    const struct plan_probe *probe = &s->probe;
+    const struct boundary *b = &probe->model.acts.boundary;
+    const struct config *cfg = s->q->cfg;
+    const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
+    double bytes = 0;
+    if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
+    if (p->moments)
+        bytes += 1.2 * 2 * (double)tensor_bytes(probe->model.adapters.opt.m) / (double)cfg->train.grad_accum;
+    if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
+    return 1e3 * bytes / PCIE_BYTES;
+}
+
+static int try_place(struct search *s, const struct place *p, struct plan_choice *best, struct err *err)
+{
+    const struct device *dev = s->q->dev;
+    const bool gpu = dev->ops->own_memory;
+    const int narrow = PLAN_LOGITS - 1;
+    s->opt = plan_fixed_options(s->q);
+    s->opt.save = first_save(s);
+    s->opt.embed_on_host = p->embed;
+    s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
+    s->opt.host_moments = p->moments && s->q->train;
+    s->opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(dev, narrow));
+    s->probe = (struct plan_probe){0};
+    if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
+    s->probe.dev.roofs = nominal;
+    const int64_t load = s->probe.dev.work.peak;
+    if (list_items(s, err)) {
+        plan_probe_close(&s->probe);
+        return -1;
+    }
+    s->enough = s->q->dev->card_bytes || dev->ops->free_bytes() < 0 ||
+                s->probe.dev.host.peak <= memory_room("") / 2 / s->q->par->all->local_world;
+    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak;
+    s->extra_ms = place_ms(s, p);
+    const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
+    const int first = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0;
+    for (int i = first; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && (s->enough || !automatic); i++) {
+        struct plan_choice c = {0};
+        s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
+        s->probe.model.ce_chunk = s->opt.ce_chunk;
+        s->other = MT_MAX(load, plan_probe_other(&s->probe));
+        pack(s, &c);
+        if (!s->least) widen_logits(s, &c);
+        const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
+        const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
+        if (better) *best = c;
+    }
+    plan_probe_close(&s->probe);
+    return 0;
+}
+
+/* ---- all places ---- */
+
+/* Whether the configuration allows a place. Automatic places need host memory of this machine for a run on it. */
+static bool allowed(const struct search *s, const struct place *p)
+{
+    const struct plan_request *q = s->q;
+    const int offload = q->cfg->train.offload;
+    const bool gpu = q->dev->ops->own_memory;
+    const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
+    const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
+    if (p->embed && !gpu) return false;
+    if (!q->train) return !p->inputs && !p->moments;
+    if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
+    return gpu || (!p->inputs && !p->moments);
+}
+
+static int search(struct search *s, struct plan_choice *best, struct err *err)
+{
+    int rc = 0;
+    *best = (struct plan_choice){.peak = INT64_MAX};
+    for (int i = 0; i < MT_LEN(places) && !rc && !s->all; i++) /* other places only add time to a choice with all */
+        if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
+    mem_free(s->items);
+    return rc;
+}
+
+int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget, struct err *err)
+{
+    struct search s = {.q = q, .fixed = fixed, .budget = budget};
+    return search(&s, c, err);
+}
+
+int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err)
+{
+    struct search s = {.q = q, .fixed = fixed, .least = true};
+    return search(&s, c, err);
+}
+
+int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
+                int64_t budget, struct err *err)
+{
+    int64_t low = MT_MAX(plan_decoded_layers(q), 0), high = q->a->n_layer + 1, unused; /* low fits, high does not */
+    const bool fills = plan_decoded_layers(q) < 0 && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
+    c->opt.decoded_layers = low;
+    if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
+    for (int64_t n = q->a->n_layer; fills && high - low > 1; n = (low + high) / 2) {
+        struct plan_memory more;
+        struct model_options opt = c->opt;
+        opt.decoded_layers = n;
+        if (plan_measure(&more, &unused, q, &opt, err)) return -1;
+        if (!more.n_decoded) break; /* the experts are not packed, so there is nothing to decode */
+        if (plan_memory_peak(&more, fixed, q->train) > budget) {
+            high = n;
+            continue;
+        }
+        low = n;
+        c->opt = opt;
+        *m = more;
+    }
+    c->peak = plan_memory_peak(m, fixed, q->train);
+    return 0;
+}

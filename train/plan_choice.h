@@ -1,0 +1,23 @@
+/* plan_choice.h - chooses what to save, to recompute, to decode and to keep in host memory. */
+#ifndef MT_PLAN_CHOICE_H
+#define MT_PLAN_CHOICE_H
+
+#include "train/plan_measure.h"
+
+struct plan_choice {
+    struct model_options opt;
+    int64_t peak;  /* device bytes, `fixed` included */
+    double ms;     /* estimated time of a micro-batch on the device of plan_choice.c; compares choices */
+    double ops_ms; /* of it the ops; the rest is scratch that is small, and host memory */
+};
+/* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. */
+int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget,
+                struct err *err) MT_CHECK;
+/* The options with the lowest peak. */
+int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
+
+/* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit. */
+int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
+                int64_t budget, struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,72 @@
+/* plan_frontier.c - memory against speed: the choices of plan_choice.c for limits from the least memory to all that is
+ * of use. */
+#include <math.h>
+
+#include "train/plan.h"
+#include "train/plan_choice.h"
+
+enum { ROWS = 7 };
+
+struct row {
+    struct plan_choice choice;
+    struct plan_memory memory;
+    double gib; /* train.memory_gb */
+};
+
+/* Rounded up to three digits, so that the configuration key is short. */
+static double round_up(double gib)
+{
+    const double unit = pow(10, floor(log10(MT_MAX(gib, 1e-9))) - 2);
+    return ceil(gib / unit * (1 - 1e-12)) * unit;
+}
+
+static int find_row(struct row *r, const struct plan *p, const struct plan_request *q, double bytes, struct err *err)
+{
+    r->gib = round_up(bytes / (1 << 30));
+    const int64_t budget = (int64_t)(r->gib * (1 << 30));
+    return plan_choose(&r->choice, q, p->fixed, budget, err) ||
+                   plan_settle(&r->memory, &r->choice, q, p->fixed, budget, err)
+               ? -1
+               : 0;
+}
+
+/* Microseconds of a token on the device, or on the nominal one. */
+static double token_us(const struct row *r, int64_t n_tok)
+{
+    const struct plan_choice *c = &r->choice;
+    const double ops = r->memory.floor_ms > 0 ? r->memory.floor_ms : c->ops_ms;
+    return 1e3 * ops * c->ms / c->ops_ms / (double)n_tok;
+}
+
+static void print_row(const struct row *r, const struct row *fastest, const struct plan *p, FILE *out)
+{
+    char peak[32], text[PLAN_TEXT], speed[32] = "";
+    const double us = token_us(r, p->n_tok);
+    if (r->memory.floor_ms > 0) snprintf(speed, sizeof(speed), "%8.0f", 1e6 / us);
+    fprintf(out, "  %10s  %4.0f %%  %s  train.memory_gb=%-7.7g  %s\n", str_bytes(peak, r->choice.peak),
+            100 * token_us(fastest, p->n_tok) / us, speed, r->gib,
+            plan_text(text, &r->choice.opt, &r->memory, p->n_layer));
+}
+
+int plan_frontier(const struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                  const struct safetensors *st, const struct config *cfg, const struct roofs *rates, FILE *out,
+                  struct err *err)
+{
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, NULL, true);
+    struct plan_choice least;
+    struct row rows[ROWS];
+    q.rates = *rates;
+    if (plan_choose_least(&least, &q, p->fixed, err) || find_row(&rows[ROWS - 1], p, &q, 1ll << 50, err)) return -1;
+    const double low = (double)least.peak, high = (double)rows[ROWS - 1].choice.peak;
+    rows[ROWS - 1].gib = round_up(high / (1 << 30));
+    for (int i = 0; i < ROWS - 1; i++) {
+        const double share = i ? pow(2, i - ROWS + 1) : 0;
+        if (find_row(&rows[i], p, &q, low + share * (high - low), err)) return -1;
+    }
+    fprintf(out, "\n  memory against speed%s; the key gives the row\n  %10s  %6s  %s\n",
+            rates->flops > 0 ? ", tokens/s estimated from published rates of the GPU" : "", "memory", "speed",
+            rates->flops > 0 ? "tokens/s" : "");
+    for (int i = 0; i < ROWS; i++)
+        if (!i || rows[i].choice.peak > rows[i - 1].choice.peak) print_row(&rows[i], &rows[ROWS - 1], p, out);
+    return 0;
+}

@@ -1,0 +1,269 @@
+/* plan_measure.c - the model's options from the configuration; memory, FLOPs and time of a run in a dry run of its
+ * code. */
+#include "train/plan_measure.h"
+
+#include <string.h>
+
+#include "data/loader.h"
+#include "train/adapter_dir.h"
+#include "train/peft.h"
+
+struct quantize plan_quantize(const struct config *cfg)
+{
+    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4, WF_NVFP4};
+    return (struct quantize){.format = formats[cfg->model.quantize],
+                             .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
+                             .attention = cfg->model.quantize_attention};
+}
+
+static struct distill distill_of(const struct config *cfg, const struct arch *a)
+{
+    static const enum distill_from from[] = {DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS, DISTILL_MODEL};
+    const char *dir;
+    return (struct distill){.from = from[config_teacher(cfg, &dir)],
+                            .kl = cfg->distill.kl == CFG_KL_REVERSE ? KL_REVERSE : KL_FORWARD,
+                            .alpha = cfg->distill.alpha,
+                            .temperature = cfg->distill.temperature,
+                            .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
+}
+
+/* Choice `choice` of a list of formats; bits 0: none. */
+static struct fakequant quant_format(const char *list, int choice, bool narrow)
+{
+    struct fakequant f = {.bits = 0};
+    char name[32];
+    struct err err = {.msg = ""};
+    if (choice == CFG_QUANT_NONE) return f;
+    const bool chosen = config_choice(list, choice, name);
+    MT_REQUIRE(chosen && !fakequant_parse(&f, name, &err), "choice %d of %s: %s", choice, list, err.msg);
+    if (narrow && f.kind == FQ_INT) f.qmin = -f.qmax;
+    return f;
+}
+
+struct qat_options plan_qat(const struct config *cfg)
+{
+    struct qat_options q = {.merged = cfg->quant.mode == CFG_QUANT_MERGED,
+                            .all = cfg->quant.targets == CFG_QUANT_ALL,
+                            .fixed = cfg->quant.amax == CFG_QUANT_STATIC};
+    q.weights = quant_format(QUANT_FORMATS, cfg->quant.weights, cfg->quant.narrow);
+    q.inputs = quant_format(QUANT_INPUTS, cfg->quant.activations, cfg->quant.narrow);
+    return q;
+}
+
+int64_t plan_decoded_layers(const struct plan_request *q)
+{
+    switch (q->cfg->model.expert_weight_format) {
+    case CFG_EXPERTS_PACKED: return 0;
+    case CFG_EXPERTS_BF16: return q->a->n_layer;
+    default: return q->cfg->train.decoded_layers;
+    }
+}
+
+/* Number of all-to-all chunks of a micro-batch: few, so that matrix products stay large. */
+static int64_t n_chunk(const struct config *cfg, int64_t n_tok)
+{
+    return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
+}
+
+struct model_options plan_fixed_options(const struct plan_request *q)
+{
+    const struct config *cfg = q->cfg;
+    struct model_options opt = {.max_len = q->seq_len,
+                                .frozen = !q->train,
+                                .quantize = plan_quantize(cfg),
+                                .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
+                                .aux_coef = cfg->train.aux_loss_coef,
+                                .qat = plan_qat(cfg),
+                                .par = q->par,
+                                .shard_moments = cfg->parallel.zero,
+                                .distill = distill_of(cfg, q->a),
+                                .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
+    if (q->par->ep->world > 1)
+        opt.ep = (struct ep_options){
+            .n_tok = q->n_tok, .capacity_factor = cfg->parallel.capacity_factor, .n_chunk = n_chunk(cfg, q->n_tok)};
+    return opt;
+}
+
+int64_t plan_logits_bytes(const struct device *dev, int i)
+{
+    static const int64_t gpu[PLAN_LOGITS] = {512 << 20, 256 << 20, 64 << 20};
+    return dev->ops->own_memory ? gpu[i] : 128 << 20;
+}
+
+int64_t plan_expert_group(int i)
+{
+    static const int64_t groups[PLAN_EXPERT_GROUPS] = {0, 8, 1};
+    return groups[i];
+}
+
+int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
+                  struct err *err)
+{
+    const struct lora_options opt = config_lora(cfg);
+    return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
+}
+
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err)
+{
+    char found[MT_PATH];
+    const char *dir;
+    *planned = NULL;
+    if (config_teacher(cfg, &dir) != TEACHER_ADAPTER) return 0;
+    if (adapter_dir_find(found, "distill.teacher = adapter:", dir, err) || peft_plan(ad, a, found, err)) return -1;
+    *planned = ad;
+    return 0;
+}
+
+struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
+                                    const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
+                                    bool train)
+{
+    const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
+    return (struct plan_request){.dev = dev,
+                                 .par = par,
+                                 .a = a,
+                                 .st = st,
+                                 .cfg = cfg,
+                                 .adapter_dir = adapter_dir,
+                                 .train = train,
+                                 .n_tok = loader_max_tokens(&lo),
+                                 .seq_len = cfg->data.seq_len};
+}
+
+/* ---- dry runs ---- */
+
+/* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
+static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised, int64_t *fwd)
+{
+    struct model *m = &p->model;
+    const struct model_pass pass = {
+        .backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true, .unquantised = !quantised};
+    p->dev.work = arena_measure("work");
+    p->dev.flops = p->dev.floor_ms = 0;
+    model_begin(m, &p->batch, &pass);
+    model_fwd(m);
+    model_loss(m);
+    *fwd = p->dev.work.peak;
+    if (backward) model_bwd(m);
+    model_end(m);
+    if (backward) model_norm(m);
+    return p->dev.work.peak;
+}
+
+/* The peak of a pass that calibrates the inputs. */
+static int64_t measure_calibration(struct plan_probe *p)
+{
+    struct model *m = &p->model;
+    const struct model_pass pass = {.inputs = QAT_INPUTS_SEEN};
+    if (!m->qat.n_input) return 0;
+    p->dev.work = arena_measure("work");
+    qat_calibrate_begin(&m->qat);
+    model_begin(m, &p->batch, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_end(m);
+    qat_free(&m->qat);
+    return p->dev.work.peak;
+}
+
+int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *way,
+                    struct err *err)
+{
+    struct model_options opt = *way;
+    struct adapters ad, teacher = {0};
+    p->q = q;
+    p->batch = (struct model_batch){
+        .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
+    device_dry_run(&p->dev, q->dev);
+    if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err)) return -1;
+    if (plan_teacher(&teacher, &opt.teacher, q->a, q->cfg, err)) {
+        adapters_free(&ad);
+        return -1;
+    }
+    const int rc = model_open(&p->model, &p->dev, q->a, q->st, &ad, &opt, 0, err);
+    adapters_free(&teacher); /* empty where the model has taken them */
+    return rc;
+}
+
+void plan_probe_close(struct plan_probe *p) { model_close(&p->model); }
+
+int64_t plan_probe_work(struct plan_probe *p, double *ms)
+{
+    int64_t fwd, work = measure_pass(p, true, true, &fwd);
+    *ms = p->dev.floor_ms;
+    return p->q->cfg->quant.start ? MT_MAX(work, measure_pass(p, true, false, &fwd)) : work;
+}
+
+int64_t plan_probe_other(struct plan_probe *p)
+{
+    int64_t fwd;
+    const int64_t eval = measure_pass(p, false, true, &fwd);
+    return MT_MAX(eval, measure_calibration(p));
+}
+
+/* With expert parallelism the receive buffer is larger than a rank's average rows: counts work without that. */
+static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool frozen)
+{
+    int64_t unused;
+    if (p->q->par->ep->world == 1) return;
+    p->model.acts.ep.capacity_factor = 1;
+    p->model.acts.ep.n_chunk = 1;
+    measure_pass(p, false, true, &unused);
+    m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
+    if (frozen) return;
+    measure_pass(p, true, true, &unused);
+    m->flops = p->dev.flops / (double)p->q->n_tok;
+    m->floor_ms = p->dev.floor_ms;
+}
+
+static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool frozen)
+{
+    int64_t fwd;
+    m->work_eval = measure_pass(p, false, true, &fwd);
+    m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
+    if (frozen) return;
+    m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
+    m->work = measure_pass(p, true, true, &m->work_fwd);
+    m->flops = p->dev.flops / (double)p->q->n_tok;
+    m->floor_ms = p->dev.floor_ms;
+    if (!p->q->cfg->quant.start) return;
+    m->work = MT_MAX(m->work, measure_pass(p, true, false, &fwd));
+    m->work_fwd = MT_MAX(m->work_fwd, fwd);
+}
+
+int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
+                 const struct model_options *opt, struct err *err)
+{
+    struct plan_probe p;
+    if (plan_probe_open(&p, q, opt, err)) return -1;
+    const struct weights *w = &p.model.weights;
+    const struct adapters *ad = &p.model.adapters;
+    const struct boundary *b = &p.model.acts.boundary;
+    p.dev.roofs = q->rates;
+    *m = (struct plan_memory){.experts = w->expert_bytes,
+                              .dense = p.dev.weights.peak - w->expert_bytes,
+                              .host = p.dev.host.peak,
+                              .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
+                              .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
+                              .state = p.dev.state.peak,
+                              .gradients = tensor_bytes(ad->opt.grad),
+                              .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),
+                              .work_load = p.dev.work.peak,
+                              .decoded = w->decoded_bytes,
+                              .n_decoded = w->n_decoded,
+                              .n_unused = w->n_unused,
+                              .unused = w->unused};
+    memcpy(m->format, w->experts, sizeof(m->format));
+    measure_passes(&p, m, opt->frozen);
+    count_average_rows(&p, m, opt->frozen);
+    *trainable = ad->n_values;
+    plan_probe_close(&p);
+    return 0;
+}
+
+int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
+{
+    const int64_t pass = train ? MT_MAX(m->work, m->work_eval) : m->work_eval;
+    return fixed + m->experts + m->dense + m->state + MT_MAX(pass, m->work_load);
+}

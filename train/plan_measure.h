@@ -1,0 +1,90 @@
+/* plan_measure.h - of plan.c, plan_choice.c and plan_frontier.c: the inputs of a plan, and dry runs with given options.
+ */
+#ifndef MT_PLAN_MEASURE_H
+#define MT_PLAN_MEASURE_H
+
+#include "model/model.h"
+#include "train/config.h"
+
+/* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
+struct plan_memory {
+    int64_t experts, dense;            /* frozen weights on the device: experts with their biases; all others */
+    int64_t host;                      /* pinned host memory: the embedding, and the two below */
+    int64_t host_moments, host_inputs; /* optimizer moments; inputs of layers */
+    int64_t state;                     /* adapters, gradients, moments, working copies, tables */
+    int64_t gradients;                 /* part of state */
+    int64_t moments;                   /* part of state */
+    int64_t work_load;                 /* packed experts of a decoded layer, before they are decoded */
+    int64_t work_fwd;                  /* peak of forward and loss of a training micro-batch */
+    int64_t work;                      /* the same with the backward pass */
+    int64_t work_eval;                 /* peak of a forward pass with loss that saves nothing for a backward pass */
+    char format[96];                   /* format of the experts in memory, as weights.experts */
+    int64_t decoded;                   /* bytes of decoded layers beyond their packed bytes */
+    int64_t n_decoded;                 /* number of decoded layers */
+    int64_t n_unused;                  /* tensors of the checkpoint that are not used */
+    const char *unused;                /* name of the first of them; owned by the checkpoint */
+    double flops_fwd, flops;           /* per token: forward; training step with recomputation */
+    double floor_ms;                   /* of a training micro-batch, by plan_request.rates; 0: they are not known */
+};
+
+/* Kind of device, model, data. */
+struct plan_request {
+    const struct device *dev;
+    const struct parallel *par;
+    const struct arch *a;
+    const struct safetensors *st;
+    const struct config *cfg;
+    const char *adapter_dir;
+    bool train; /* false: forward only */
+    int64_t n_tok;
+    int64_t seq_len;
+    struct roofs rates; /* of the device, for estimates; 0: not known */
+};
+
+struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
+                                    const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
+                                    bool train);
+
+/* A model on a dry-run device. model.acts.save, model.ce_chunk and dev.expert_group may change between passes. */
+struct plan_probe {
+    const struct plan_request *q;
+    struct device dev;
+    struct model model;
+    struct model_batch batch; /* the largest micro-batch: every sequence is full, every token a labelled document */
+};
+int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *opt,
+                    struct err *err) MT_CHECK;
+void plan_probe_close(struct plan_probe *p);
+/* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs. */
+int64_t plan_probe_work(struct plan_probe *p, double *ms);
+/* The same in the passes that save nothing: evaluation, calibration. */
+int64_t plan_probe_other(struct plan_probe *p);
+/* All of struct plan_memory. */
+int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
+                 const struct model_options *opt, struct err *err) MT_CHECK;
+/* Device bytes of a run, `fixed` included. */
+int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train);
+
+/* Sizes of scratch: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes tile by tile, and
+ * reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled tokens. */
+enum { PLAN_LOGITS = 3, PLAN_EXPERT_GROUPS = 3 };
+int64_t plan_logits_bytes(const struct device *dev, int i);
+int64_t plan_expert_group(int i);
+/* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.
+ */
+int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
+                  struct err *err) MT_CHECK;
+/* The same for a teacher of distill.teacher = adapter:DIR: *planned is ad, which model_options.teacher takes; with any
+ * other teacher NULL. */
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err) MT_CHECK;
+/* The quantisation of the [model] section; the cache is not set. */
+struct quantize plan_quantize(const struct config *cfg);
+/* The [quant] section; weights.bits 0: none. */
+struct qat_options plan_qat(const struct config *cfg);
+/* The options of the configuration that the plan does not choose. */
+struct model_options plan_fixed_options(const struct plan_request *q);
+/* train.decoded_layers, which model.expert_weight_format may set; -1: as many as fit. */
+int64_t plan_decoded_layers(const struct plan_request *q);
+
+#endif
