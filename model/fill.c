@@ -207,6 +207,7 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
     const bool routed = f->a->ffn[f->layer]->routed;
     if (text[0] && (!routed || f->described)) return;
     f->described = routed;
+    f->w->expert_format = packed ? f->quantizer.q.format : held;
     if (packed)
         snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q),
                  stored ? stored : name);

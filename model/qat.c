@@ -130,6 +130,27 @@ int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct ada
     return 0;
 }
 
+bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adapters *ad)
+{
+    struct product p[LAYER_PRODUCTS];
+    bool any = false;
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        layer_products(a, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++)
+            for (int k = 0; is_quantised(&q->opt, &p[i]) && k < p[i].n_target; k++)
+                any = any || adapters_find(ad, l, p[i].target[k], false);
+    }
+    return any;
+}
+
+/* Any scale rule gives the values of MXFP4 a scale at which they have codes. */
+bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts)
+{
+    const struct fakequant *w = &q->opt.weights;
+    return w->bits && w->kind == FQ_MXFP4 && !q->opt.all && experts == WF_MXFP4 &&
+           !(q->opt.merged && qat_is_adapted(q, a, ad));
+}
+
 void qat_free(struct qat *q)
 {
     mem_free(q->seen);

@@ -47,6 +47,11 @@ void qat_use_inputs(struct qat *q, const struct arch *a, struct adapters *ad, en
 void qat_calibrate_begin(struct qat *q);
 int qat_calibrate_end(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad, int64_t n_batch,
                       struct err *err) MT_CHECK;
+/* Whether a matrix that the products read quantised has an adapter. */
+bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adapters *ad);
+/* Whether quantising leaves every weight as it is: MXFP4 of experts that are MXFP4, to which no adapter is added first.
+ */
+bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts);
 void qat_free(struct qat *q);
 
 /* The kept amax of all ranks, row after row: [qat_n_kept] on rank 0, to be freed with mem_free; NULL on other ranks,

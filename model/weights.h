@@ -46,7 +46,8 @@ struct weights {
     struct layer_weights *layers;      /* [L] host */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
-    char experts[96];     /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
+    char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
+    enum weight_format expert_format; /* before layers are decoded */
     uint64_t fingerprint; /* hash of samples of the weights: differs between base models of the same shape */
     int64_t n_unused;     /* tensors of the checkpoint that moetrain does not read */
     const char *unused;   /* name of the first of them; valid until st is closed */

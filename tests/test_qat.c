@@ -631,6 +631,31 @@ static void test_errors(void **state)
     (void)state;
 }
 
+/* The experts of the parity case are MXFP4: without an adapter, or with one that is added afterwards, they stay. */
+static void test_no_effect(void **state)
+{
+    static const struct {
+        const char *sets, *says;
+    } rows[] = {
+        {"quant.weights=mxfp4 lora.targets=q_proj", "lora.targets adapts none of them: add experts to it, or set "},
+        {"quant.weights=mxfp4-ceil quant.mode=base", "quant.mode = base adds their adapters afterwards: set "},
+        {"quant.weights=mxfp4", NULL},
+        {"quant.weights=int8 lora.targets=q_proj", NULL},
+        {"quant.weights=mxfp4 quant.targets=all lora.targets=q_proj", NULL},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char sets[256];
+        snprintf(sets, sizeof(sets), "train.steps=1 %s", rows[i].sets);
+        process_trained(sets);
+        const char *at = strstr(said.err, "has no effect: the experts are MXFP4 already, and ");
+        if (!at != !rows[i].says) fail_msg("%s: %s", rows[i].sets, said.err);
+        if (at) assert_non_null(strstr(at, rows[i].says));
+        const bool none = strstr(said.err, "weights quantised to mxfp4, which have no adapter\n") != NULL;
+        assert_int_equal(none, i == 0);
+    }
+}
+
 /* Every choice of quant.weights is a format. */
 static void test_choices(void **state)
 {
@@ -649,10 +674,10 @@ int test_qat(void)
         cmocka_unit_test(test_every_run),      cmocka_unit_test(qat_on_the_gpu),
         cmocka_unit_test(matrices_on_the_gpu), cmocka_unit_test(test_first_loss),
         cmocka_unit_test(test_same_adapter),   cmocka_unit_test(test_modes),
-        cmocka_unit_test(test_divided),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_choices),        cmocka_unit_test(test_static),
-        cmocka_unit_test(test_static_divided), cmocka_unit_test(test_static_files),
-        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_divided),        cmocka_unit_test(test_no_effect),
+        cmocka_unit_test(test_errors),         cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_static),         cmocka_unit_test(test_static_divided),
+        cmocka_unit_test(test_static_files),   cmocka_unit_test(test_start),
     };
     return cmocka_run_group_tests_name("qat", tests, NULL, NULL);
 }

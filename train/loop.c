@@ -605,20 +605,39 @@ static void warn_of_equal_teacher(const struct config *cfg)
         "distill.alpha above 0, lora.init_from, quant.weights or quant.activations");
 }
 
+/* Which matrices are quantised, and a warning when that changes nothing. */
+static void print_quant(const struct run *r)
+{
+    const struct config *cfg = r->cfg;
+    const struct model *m = &r->model;
+    const bool weights = cfg->quant.weights != CFG_QUANT_NONE,
+               adapted = qat_is_adapted(&m->qat, &m->arch, &m->adapters);
+    char text[200], format[32], from[48] = "";
+    if (!config_quantises(cfg)) return;
+    if (cfg->quant.start) snprintf(from, sizeof(from), "; training steps after step %lld", (long long)cfg->quant.start);
+    log_info("quantisation-aware training: %s%s%s", run_quant_text(text, cfg, adapted),
+             weights && !adapted ? ", which have no adapter" : "", from);
+    if (cfg->quant.activations != CFG_QUANT_NONE ||
+        !qat_is_identity(&m->qat, &m->arch, &m->adapters, m->weights.expert_format))
+        return;
+    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
+    log_warn("quant.weights = %s has no effect: the experts are MXFP4 already, and %s, or set quant.weights = none",
+             format,
+             adapted ? "quant.mode = base adds their adapters afterwards: set quant.mode = merged"
+                     : "lora.targets adapts none of them: add experts to it");
+}
+
 static void print_opening(const struct training *t)
 {
     const struct run *r = &t->run;
     const struct arch *a = &r->arch;
-    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], quant[200], text[PLAN_TEXT];
+    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], text[PLAN_TEXT];
     log_info("%s", profile_roofs(roofs, &r->dev));
     log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
              (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
              r->model.weights.experts);
     fprintf(stderr, "%s", table);
-    if (config_quantises(r->cfg))
-        log_info(r->cfg->quant.start ? "quantisation-aware training: %s; training steps after step %lld"
-                                     : "quantisation-aware training: %s",
-                 run_quant_text(quant, r->cfg, true), (long long)r->cfg->quant.start);
+    print_quant(r);
     warn_of_mixers(r);
     warn_of_scale(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);

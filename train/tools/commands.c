@@ -48,7 +48,8 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     comm_busy(all, NULL);
     const bool quant = config_quantises(cfg);
     log_info("evaluating %s%s%s", adapter_dir ? adapter_dir : "the base model", quant ? ": " : "",
-             quant ? run_quant_text(text, cfg, adapter_dir != NULL) : "");
+             quant ? run_quant_text(text, cfg, adapter_dir && qat_is_adapted(&r.model.qat, &r.arch, &r.model.adapters))
+                   : "");
     run_evaluate(&r, &e, NULL);
     if (e.distill) snprintf(text, sizeof(text), ", ce %.4f, kl %.4g", e.ce, e.kl);
     log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.distill ? text : "",
