@@ -46,11 +46,14 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct device *dev = b->dev;
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work), n = routed_rows(s), d_ff = arch_ffn(b->a, b->layer).d_ff;
-    struct tensor dpre = push(b, n, 2 * d_ff), act = push(b, n, d_ff);
+    struct tensor dpre = push(b, n, 2 * d_ff);
+    const int64_t act_mark = arena_mark(&dev->work);
+    struct tensor act = push(b, n, d_ff);
     /* 3 combine */ /* the gradient of s->ffn_res is dres unchanged; step 2 applies the gates to the rows */
     input_quant_act(dev, &b->w->down, act, m->pre, &b->a->glu);
     /* 2 down    */ op_moe_down_bwd(dev, dpre, dgate, act, dres, m->pre, m->down_ha, &m->route, &b->w->down,
                                     &b->a->glu);
+    arena_release(&dev->work, act_mark);
     const struct tensor x = input_quant_fwd(dev, &b->w->up, s->ffn_norm);
     /* 1 up      */ op_moe_up_bwd(dev, dnorm, dpre, x, m->up_xa, &m->route, &b->w->up);
     input_quant_bwd(dev, &b->w->up, dnorm, s->ffn_norm);

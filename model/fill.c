@@ -218,11 +218,13 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
                  f->quantizer.q.format == WF_NONE || stored ? "" : ", as in the checkpoint");
 }
 
-/* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. */
+/* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
+ * attention, experts that are packed keep their format. */
 static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
-    const bool meant = role == ROLE_EXPERTS || (role == ROLE_ATTENTION && f->quantizer.q.attention);
-    const bool nested = s->nested_absmax != NULL;
+    const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
+    const bool stays = attention && role == ROLE_EXPERTS && s->format >= WF_MXFP4;
+    const bool meant = (role == ROLE_EXPERTS && !stays) || (role == ROLE_ATTENTION && attention);
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
 }
 

@@ -391,7 +391,10 @@ static void add_aux(struct model *m)
 void model_loss(struct model *m)
 {
     struct device *dev = m->dev;
-    const struct tensor x = sum_streams(m, &m->end, m->acts.layers[m->arch.n_layer].x);
+    const struct tensor y = m->acts.layers[m->arch.n_layer].x;
+    if (m->pass.backward) m->dres = arena_tensor_2d(&dev->work, dev->act_dtype, y.shape[0], y.shape[1]);
+    m->loss_mark = arena_mark(&dev->work);
+    const struct tensor x = sum_streams(m, &m->end, y);
     const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
     m->final_norm = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model);
     m->final_rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_tok);
@@ -477,11 +480,10 @@ void model_bwd(struct model *m)
 {
     struct device *dev = m->dev;
     struct layer_acts *acts = m->acts.layers;
-    const struct tensor x = acts[m->arch.n_layer].x;
-    const int64_t mark = arena_mark(&dev->work);
-    struct tensor dres = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], x.shape[1]);
+    const struct tensor dres = m->dres;
 
-    end_bwd(m, dres, x);
+    end_bwd(m, dres, acts[m->arch.n_layer].x);
+    arena_release(&dev->work, m->loss_mark);
     if (m->pass.reduce) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
@@ -492,7 +494,6 @@ void model_bwd(struct model *m)
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
     if (m->pass.reduce) overlap(m, false);
-    arena_release(&dev->work, mark);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
         if (m->arch.ffn[l]->routed) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
 }

@@ -115,7 +115,9 @@ struct model {
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
-    struct site_acts end;                         /* of several streams, before the final norm */
+    struct site_acts end; /* of several streams, before the final norm */
+    struct tensor dres;   /* [T, D], with N streams [T, N*D]: gradient of a layer's output in the backward pass */
+    int64_t loss_mark;    /* what follows is released when the backward pass has read it */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass with pass.distill; else without tensors */
 };

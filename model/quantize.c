@@ -296,7 +296,7 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
     if (format == z->q.format && nested == z->q.nested) return 0;
     return err_set(err,
                    "tensor %s is packed in the checkpoint as %s%s, but model.quantize = %s: set model.quantize = none "
-                   "to keep its format, or use a bf16 checkpoint",
+                   "to keep its format, model.quantize_attention to pack attention alone, or use a bf16 checkpoint",
                    name, weight_format_name(format), nested ? "-nested" : "", quantize_name(&z->q));
 }
 

@@ -43,7 +43,8 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     if (!b) return -1;
     const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
     if (!s) return -1;
-    if (quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
+    const bool stays = f->quantizer.q.attention; /* as wants_packing of fill.c */
+    if (!stays && quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
     fill_describe(f, WF_MXFP4, false, NULL, false);
     const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
     *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};

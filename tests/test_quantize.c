@@ -342,6 +342,8 @@ static void test_already_packed(void **state)
     assert_int_equal(measure(experts, &both, &err), 0); /* experts stay, attention is packed */
     assert_int_equal(measure(all, &both, &err), 0);
     assert_refused(all, &(struct quantize){.format = WF_MXFP4, .attention = true}, WORDS("self_attn", "nf4-nested"));
+    assert_int_equal(measure(mxfp4, &both, &err), 0); /* the same for experts in another format */
+    assert_int_equal(measure(experts, &(struct quantize){.format = WF_MXFP4, .attention = true}, &err), 0);
 }
 
 static void test_not_finite(void **state)
@@ -671,6 +673,10 @@ static void test_program(void **state)
     assert_says(said.err, "nothing to pack, the checkpoint is already packed in this format");
     assert_int_equal(RUN("plan", config, "--set", "model.quantize=nf4"), 1);
     assert_says(said.err, "but model.quantize = nf4");
+    assert_says(said.err, "model.quantize_attention to pack attention alone");
+    /* with packed attention the experts keep their format */
+    assert_int_equal(RUN("plan", config, "--set", "model.quantize=nf4", "--set", "model.quantize_attention=yes"), 0);
+    assert_says(said.out, "experts: mxfp4, as in the checkpoint");
 }
 
 int test_quantize(void)

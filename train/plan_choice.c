@@ -19,7 +19,7 @@ static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
 #define PCIE_BYTES 50e9
 
 /* Share of the step that launches per 8 experts, or per expert, cost. */
-static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.15};
+static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
 /* What is kept in host memory, and how many experts are decoded at a time. */
 struct place {

@@ -92,7 +92,7 @@ int64_t plan_logits_bytes(const struct device *dev, int i)
 
 int64_t plan_expert_group(int i)
 {
-    static const int64_t groups[PLAN_EXPERT_GROUPS] = {0, 8, 1};
+    static const int64_t groups[PLAN_EXPERT_GROUPS] = {0, 8, 4, 2, 1};
     return groups[i];
 }
 
