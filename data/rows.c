@@ -110,7 +110,8 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     if (*out) rc = add_stops(*out, tok, dir, err);
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
     if (!rc && *kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
-    if (!rc && *kwargs) rc = chat_template_set_kwargs(*out, kwargs, err);
+    if (!rc && *kwargs && chat_template_set_kwargs(*out, kwargs, err))
+        rc = err_prefix(err, "data.chat_kwargs = %.100s", kwargs);
     if (!rc) chat_template_probe(*out);
     if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
     chat_template_free(*out);

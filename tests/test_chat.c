@@ -364,7 +364,14 @@ static void deepseek_takes_reasoning_from_the_content(void **state)
 static void kwargs(void **state)
 {
     (void)state;
-    static const char *const bad[][2] = {{"{", "JSON"}, {"[1]", "must be an object"}};
+    static const char *const bad[][2] = {
+        {"{", "JSON"},
+        {"[1]", "must be an object"},
+        {"{\"thinkin\": true}", "does not read the variable \"thinkin\"; it reads thinking, enable_thinking, "},
+        {"{\"mode\": true}", "does not read the variable \"mode\""},
+        {"{\"thinking\": 1}", "key `thinking`: must be true or false, not an integer"},
+        {"{\"thinking_mode\": \"deep\"}", "thinking_mode \"deep\": must be \"thinking\" or \"chat\""},
+        {"{\"reasoning_effort\": \"low\"}", "reasoning_effort \"low\": must be \"high\" or \"max\""}};
     static const char row[] = "{\"messages\":[" USER "],\"chat_template_kwargs\":{\"thinking_mode\":\"chat\"}}";
     static const char bare[] = "{\"messages\":[" USER "]}";
     const struct chat_options options = {0};

@@ -523,14 +523,54 @@ static void places_of_the_template(void **state)
     assert_non_null(strstr(err.msg, "mine.jinja:2: "));
 }
 
+/* Variables that a template never reads would have no effect. */
+static void variables_that_are_read(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "{% macro put(x, y=shade) %}{{ x }}{% endmacro %}{{ bos_token }}{% if not thinking is defined %}"
+        "{% set thinking = false %}{% endif %}{% set ns = namespace(a=1) %}{% set ns.a = effort | default('low') %}"
+        "{% for m in messages if m.role != skip %}{{ put(m['content'] + range(3)|string) }}{{ loop.index }}"
+        "{{ m.kind if [{'a': deep}] }}{% endfor %}{{ tools }}";
+    static const struct {
+        const char *kwargs, *says;
+    } rows[] = {{"{\"thinking\": true, \"effort\": \"x\", \"shade\": 1, \"skip\": 1, \"deep\": 1}", NULL},
+                {"{\"bos_token\": \"<b>\"}", NULL},
+                {"{}", NULL},
+                {"{\"kind\": 1}", "does not read the variable \"kind\"; it reads shade, thinking, effort, skip, deep"},
+                {"{\"messages\": []}", "\"messages\" comes from the conversation; remove it"},
+                {"{\"enable_thinking\": true}", "does not read the variable \"enable_thinking\"; it reads shade, "}};
+    const char *dir = scratch_dir();
+    struct chat_template *t;
+    struct err err = {""};
+    write_text(dir, "chat_template.jinja", text);
+    if (chat_template_load(&t, dir, NULL, &err)) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const int rc = chat_template_set_kwargs(t, rows[i].kwargs, &err);
+        if (rows[i].says ? !rc || !strstr(err.msg, rows[i].says) : rc) fail_msg("%s: %s", rows[i].kwargs, err.msg);
+    }
+    chat_template_free(t);
+    write_text(dir, "chat_template.jinja", "{% for m in messages %}{{ m }}{% endfor %}");
+    if (chat_template_load(&t, dir, NULL, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(chat_template_set_kwargs(t, "{\"thinking\": true}", &err), -1);
+    assert_non_null(strstr(err.msg, "it reads none"));
+    chat_template_free(t);
+}
+
 int test_jinja(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(constructs),        cmocka_unit_test(refusals),
-        cmocka_unit_test(endless_templates), cmocka_unit_test(deep_templates),
-        cmocka_unit_test(truncation),        cmocka_unit_test(chats),
-        cmocka_unit_test(what_carries_loss), cmocka_unit_test(places_of_the_template),
-        cmocka_unit_test(work_by_size),      cmocka_unit_test(memory_and_nesting),
+        cmocka_unit_test(variables_that_are_read),
+        cmocka_unit_test(constructs),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(endless_templates),
+        cmocka_unit_test(deep_templates),
+        cmocka_unit_test(truncation),
+        cmocka_unit_test(chats),
+        cmocka_unit_test(what_carries_loss),
+        cmocka_unit_test(places_of_the_template),
+        cmocka_unit_test(work_by_size),
+        cmocka_unit_test(memory_and_nesting),
     };
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);
 }

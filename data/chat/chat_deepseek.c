@@ -369,6 +369,24 @@ static int get_mode(struct chat *c, struct json kwargs, const char *effort, stru
     return 0;
 }
 
+int chat_deepseek_check(struct json kwargs, struct err *err)
+{
+    static const char *const names[] = {"thinking", "enable_thinking", "thinking_mode", "drop_thinking",
+                                        "reasoning_effort"};
+    struct chat c = {0};
+    struct json value;
+    const char *key;
+    for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) {
+        bool known = false;
+        for (int k = 0; k < MT_LEN(names); k++) known = known || !strcmp(key, names[k]);
+        if (!known)
+            return err_set(err,
+                           "DeepSeek-V4's chat format does not read the variable \"%s\"; it reads %s, %s, %s, %s, %s",
+                           key, names[0], names[1], names[2], names[3], names[4]);
+    }
+    return get_mode(&c, kwargs, NULL, err);
+}
+
 static int render(struct chat *c, int64_t n, struct err *err)
 {
     if (json_truthy(c->tools)) c->drop = false;

@@ -30,6 +30,9 @@
 int chat_render_deepseek(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 
+/* Refuses kwargs with another key or value. */
+int chat_deepseek_check(struct json kwargs, struct err *err) MT_CHECK;
+
 /* The two parts of a message's content "<think>reasoning</think>answer". The message has no field reasoning_content. */
 struct inline_reasoning {
     const char *text, *answer; /* without the newlines around both */

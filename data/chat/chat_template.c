@@ -209,10 +209,65 @@ int chat_template_check_kwargs(const char *kwargs, struct err *err)
     return 0;
 }
 
+/* Variables of every conversation, which moetrain sets. */
+static const char *const row_names[] = {"messages", "tools", "documents", "add_generation_prompt"};
+
+static bool is_one_of(const char *name, const char *const *names, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
+}
+
+static bool reads(const struct chat_template *t, const char *name)
+{
+    return jinja_reads(t->main, name) || (t->tools && jinja_reads(t->tools, name));
+}
+
+/* "; it reads thinking, ..." */
+static void known_text(char text[320], const struct chat_template *t)
+{
+    const char *names[MAX_VARS];
+    int64_t n = jinja_inputs(t->main, names, MT_LEN(names));
+    int shown = 0;
+    if (t->tools) n += jinja_inputs(t->tools, names + n, MT_LEN(names) - n);
+    text[0] = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const size_t used = strlen(text);
+        if (is_one_of(names[i], row_names, MT_LEN(row_names)) ||
+            is_one_of(names[i], token_names, MT_LEN(token_names)) || is_one_of(names[i], names, i) ||
+            used + strlen(names[i]) + 16 > 320)
+            continue;
+        snprintf(text + used, 320 - used, "%s%s", shown++ ? ", " : "; it reads ", names[i]);
+    }
+    if (!shown) snprintf(text, 320, "; it reads none");
+}
+
+/* A variable that the template never reads would have no effect. */
+static int check_names(const struct chat_template *t, struct json kwargs, struct err *err)
+{
+    const char *key;
+    struct json value;
+    char known[320];
+    if (chat_template_is_deepseek(t)) return chat_deepseek_check(kwargs, err);
+    for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) {
+        if (is_one_of(key, row_names, MT_LEN(row_names)))
+            return err_set(err, "\"%s\" comes from the conversation; remove it", key);
+        if (reads(t, key)) continue;
+        known_text(known, t);
+        return err_set(err, "the chat template does not read the variable \"%s\"%s", key, known);
+    }
+    return 0;
+}
+
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err)
 {
     struct json_doc *doc = parse_kwargs(kwargs, err);
     if (!doc) return -1;
+    if (check_names(t, json_root(doc), err)) {
+        json_free(doc);
+        return -1;
+    }
     json_free(t->kwargs);
     t->kwargs = doc;
     hash(t, kwargs, (int64_t)strlen(kwargs));

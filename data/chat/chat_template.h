@@ -12,8 +12,8 @@ struct chat_template; /* read-only after load: threads may share it */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);
-/* kwargs: a JSON object of variables; it replaces those set before. A row's chat_template_kwargs override them. After
- * this call only one thread at a time may use the template. */
+/* kwargs: a JSON object of variables that the template reads; it replaces those set before. A row's
+ * chat_template_kwargs override them. After this call only one thread at a time may use the template. */
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
 /* The same checks, without a template. */
 int chat_template_check_kwargs(const char *kwargs, struct err *err) MT_CHECK;

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "data/chat/jinja/jinja_lib.h"
+#include "data/chat/jinja/jinja_names.h"
 #include "data/chat/jinja/jinja_parse.h"
 
 #define MAX_TEMPLATE (1 << 20) /* bytes of template text; its tree takes up to 300 times as much */
@@ -437,6 +438,16 @@ void jinja_free(struct jinja *t)
 }
 
 bool jinja_has_generation(const struct jinja *t) { return t->generation; }
+bool jinja_reads(const struct jinja *t, const char *name) { return jinja_tree_reads(t->root, name); }
+
+int64_t jinja_inputs(const struct jinja *t, const char **names, int64_t max)
+{
+    const int64_t n = jinja_tree_inputs(t->root, names, max);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!jinja_is_function(names[i]) && strcmp(names[i], "loop") != 0) names[kept++] = names[i];
+    return kept;
+}
 
 static void add_twins(struct jinja_state *st, const struct jinja_var *var, const struct list *l)
 {

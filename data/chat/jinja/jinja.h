@@ -16,6 +16,10 @@ struct jinja *jinja_parse(const char *text, int64_t size, const char *name, stru
 void jinja_free(struct jinja *t);                 /* NULL is fine */
 bool jinja_has_generation(const struct jinja *t); /* the template has a {% generation %} block */
 
+bool jinja_reads(const struct jinja *t, const char *name); /* an expression of the template has this variable */
+/* The variables that the caller may set, without functions: fills names [max], returns their number. */
+int64_t jinja_inputs(const struct jinja *t, const char **names, int64_t max);
+
 /* A variable of the template. */
 enum jinja_var_kind { JINJA_NONE, JINJA_TRUTH, JINJA_TEXT, JINJA_JSON };
 struct jinja_var {
