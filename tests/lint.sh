@@ -99,7 +99,7 @@ check_includes() {
         may["train/command_table.c"] = may["train/main.c"] = "train/.*|" below
         may["train/cli"] = "train/cli/.*|train/config\\.h|" below
         may["train/report"] = "train/report/.*|train/(config|run)\\.h|" below
-        may["train/synth"] = "train/synth/.*|train/atomic_dir\\.h|" below
+        may["train/synth"] = "train/synth/.*|train/(atomic_dir|process)\\.h|" below
         may["train/bench"] = "train/(bench|cli|report|synth)/.*|train/[^/]*|" below
         may["train/export"] = "train/(export|report)/.*|train/[^/]*|" below
         may["train/tools"] = "train/(tools|cli|report)/.*|train/[^/]*|" below

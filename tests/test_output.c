@@ -13,6 +13,7 @@
 #include "train/archive.h"
 #include "train/atomic_dir.h"
 #include "train/lock.h"
+#include "train/process.h"
 
 /* ---- the lock */
 
@@ -290,6 +291,61 @@ static void test_export_by_force(void **state)
     assert_says(said.out, "whole adapter"); /* with rows, the verification uses them */
 }
 
+/* ---- interrupted exports, and where their lines go */
+
+static void write_x(const char *dir, const char *name)
+{
+    char path[2 * MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (file_make_dirs(dir, &err) || file_write_atomic(path, "x", 1, &err)) fail_msg("%s", err.msg);
+}
+
+static void test_interrupted(void **state)
+{
+    (void)state;
+    char dir[MT_PATH];
+    int status;
+    snprintf(dir, sizeof(dir), "%s/.tmp-export", scratch_dir());
+    for (int i = 0; i < 3; i++) write_x(dir, i == 0 ? "a" : i == 1 ? "b" : "a-longer-name.safetensors");
+    const pid_t pid = fork();
+    if (pid == 0) {
+        process_delete_on_signal(dir);
+        raise(SIGTERM);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    assert_false(file_exists(dir));
+}
+
+/* An export deletes what a killed one of any format left in output.dir, and nothing else. */
+static void test_export_sweeps(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    write_x(process_output(config, ".tmp-export-merged-bf16"), "model.safetensors");
+    write_x(process_output(config, ".tmp-mine"), "x");
+    assert_int_equal(
+        RUN("export", config, "--adapter", fixture("parity/case_a/adapter_final"), "--to", "peft", "--force"), 0);
+    assert_false(file_exists(process_output(config, ".tmp-export-merged-bf16")));
+    assert_true(file_exists(process_output(config, ".tmp-mine")));
+    assert_true(file_exists(process_output(config, "export-peft")));
+}
+
+/* In one file, standard output and error have their lines in the order of time. */
+static void test_one_file(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *config = process_config(""), *adapter = fixture("parity/case_a/adapter_final");
+    const char *const words[] = {"export", config, "--adapter", adapter, "--to", "merged-bf16", NULL};
+    assert_int_equal(process_finish(dir, process_start_shell(dir, "\"$@\" 2>&1", words)), 0);
+    const char *first = strstr(said.out, "exporting "), *table = strstr(said.out, "\n  layer   1  down_proj ");
+    const char *last = strstr(said.out, "\nwritten and verified in ");
+    if (!first || !table || !last || !(first < table && table < last)) fail_msg("%s", said.out);
+    assert_null(strchr(last + 1, '\n')[1] ? last : NULL);
+}
+
 int test_output(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -302,6 +358,9 @@ int test_output(void)
         cmocka_unit_test(test_archive_killed),
         cmocka_unit_test(test_never),
         cmocka_unit_test(test_export_by_force),
+        cmocka_unit_test(test_interrupted),
+        cmocka_unit_test(test_export_sweeps),
+        cmocka_unit_test(test_one_file),
     };
     return cmocka_run_group_tests_name("output", tests, NULL, NULL);
 }

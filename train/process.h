@@ -5,12 +5,13 @@
 #include "kernels/base.h"
 
 /* Opens descriptors 0 to 2 if they are closed, so that no output file gets the number of standard output. Makes a write
- * beyond `ulimit -f` fail with an error instead of a signal. */
+ * beyond `ulimit -f` fail with an error instead of a signal. Standard output is written line by line, so that its lines
+ * stay whole and in order where a file or pipe also receives standard error. */
 void process_prepare(void);
 /* An error when the stack limit (`ulimit -s`) is below what the commands need. */
 int process_check_stack(struct err *err) MT_CHECK;
-/* A signal that ends the process deletes this file first: an incomplete output under its temporary name. NULL: no file.
- * For commands without a state to save. */
+/* A signal that ends the process first deletes this file, or this directory of files: an incomplete output under its
+ * temporary name. NULL: none. For commands without a state to save. */
 void process_delete_on_signal(const char *path);
 
 #endif

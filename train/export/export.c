@@ -16,6 +16,7 @@
 #include "train/export/verify.h"
 #include "train/lock.h"
 #include "train/peft.h"
+#include "train/process.h"
 
 static int find_format(struct export *x, const char *format, struct err *err)
 {
@@ -152,11 +153,24 @@ static int write_and_verify(struct export *x, struct err *err)
     if (bytes_of(x, &bytes, err) || atomic_dir_begin(x->out, x->tmp, err)) return -1;
     log_info("exporting %s as %s to %s: at most %s", x->adapter_dir, export_format_name(x->format), x->out,
              str_bytes(size, bytes));
-    if (!file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
-        !verify_export(x, err) && !atomic_dir_commit(x->tmp, x->out, err))
-        return 0;
-    (void)!file_remove_tree(x->tmp, NULL);
-    return -1;
+    process_delete_on_signal(x->tmp);
+    const bool done = !file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
+                      !verify_export(x, err) && !atomic_dir_commit(x->tmp, x->out, err);
+    process_delete_on_signal(NULL);
+    if (!done) (void)!file_remove_tree(x->tmp, NULL);
+    return done ? 0 : -1;
+}
+
+/* Deletes what killed exports left in output.dir, which is locked. */
+static int sweep(const struct config *cfg, struct err *err)
+{
+    char text[EXPORT_FORMATS][32];
+    const char *names[EXPORT_FORMATS];
+    for (int i = 0; i < EXPORT_FORMATS; i++) {
+        snprintf(text[i], sizeof(text[i]), "export-%s", export_format_name((enum export_format)i));
+        names[i] = text[i];
+    }
+    return atomic_dir_sweep(cfg->output.dir, names, EXPORT_FORMATS, true, err);
 }
 
 /* dir NULL: writes an export. Otherwise verifies the export in dir. */
@@ -173,6 +187,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     struct lock lock = {.held = false};
     int rc = check_dir(dir ? dir : x.out, dir, err);
     if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x.out, err);
+    if (!rc && lock.held) rc = sweep(cfg, err);
     if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
     if (!rc) rc = open_all(&x, format, err);
     if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);

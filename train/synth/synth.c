@@ -20,6 +20,7 @@
 #include "model/layer.h"
 #include "model/published.h"
 #include "train/atomic_dir.h"
+#include "train/process.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 #include "train/synth/synth_tokenizer.h"
@@ -651,11 +652,13 @@ static int write_all(struct synth *s, const struct synth_options *opt, struct er
 {
     char tmp[MT_PATH];
     if (atomic_dir_begin(opt->dir, tmp, err)) return -1;
-    if (!check_space(s, tmp, err) && !write_tensors(s, tmp, opt, err) && !synth_tokenizer(tmp, s->p, err) &&
-        !write_config(s, tmp, err) && !atomic_dir_commit(tmp, opt->dir, err))
-        return 0;
-    (void)!file_remove_tree(tmp, NULL);
-    return -1;
+    process_delete_on_signal(tmp);
+    const bool done = !check_space(s, tmp, err) && !write_tensors(s, tmp, opt, err) &&
+                      !synth_tokenizer(tmp, s->p, err) && !write_config(s, tmp, err) &&
+                      !atomic_dir_commit(tmp, opt->dir, err);
+    process_delete_on_signal(NULL);
+    if (!done) (void)!file_remove_tree(tmp, NULL);
+    return done ? 0 : -1;
 }
 
 int synth_run(const struct synth_options *opt, struct err *err)
