@@ -59,7 +59,8 @@ static const struct {
 static const struct {
     const char *name;
     enum lora_target first, last;
-} groups[] = {{"mixers", LORA_Q, LORA_OUT},
+} groups[] = {{"attention", LORA_Q, LORA_O_B},
+              {"mixers", LORA_Q, LORA_OUT},
               {"experts", LORA_UP, LORA_DOWN},
               {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN},
               {"dense", LORA_DENSE_GATE, LORA_DENSE_DOWN},

@@ -105,10 +105,10 @@ struct lora_options {
     int64_t r;
     double alpha, dropout;
     bool rslora;
-    const char *
-        targets; /* comma-separated names of targets or of groups: mixers, experts, shared_experts, dense, all-linear */
-    const char *ranks;  /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
-    const char *layers; /* "" or "all": every layer; else "0-3,7" */
+    const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
+                            dense, all-linear */
+    const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
+    const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
 struct adapters {

@@ -68,7 +68,7 @@ static void every_key_has_a_default(void **state)
     assert_string_equal(c.data.chat_date, "2025-06-28");
     assert_int_equal(c.lora.r, 16);
     assert_true(c.lora.alpha == 32 && c.optim.lr == 2e-4 && c.optim.beta2 == 0.999 && c.train.epochs == 1);
-    assert_string_equal(c.lora.targets, "q_proj,k_proj,v_proj,o_proj,experts");
+    assert_string_equal(c.lora.targets, "attention,experts");
     assert_int_equal(c.train.max_nonfinite, 5);
     assert_string_equal(c.output.dir, "out");
     check_round_trip(&c);
@@ -520,7 +520,7 @@ static void validation_names_the_key(void **state)
          "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, kv_proj, o_b_proj, in_proj_qkv, "
          "in_proj_z, in_proj_b, in_proj_a, in_proj_qkvz, in_proj_ba, out_proj, gate_up_proj, down_proj, "
          "shared_gate_proj, shared_up_proj, shared_down_proj, dense_gate_proj, dense_up_proj, "
-         "dense_down_proj, mixers, experts, shared_experts, dense, all-linear"},
+         "dense_down_proj, attention, mixers, experts, shared_experts, dense, all-linear"},
         {"lora.targets=gate_proj",
          "lora.targets: \"gate_proj\": in PEFT this name matches routed experts, shared experts and dense layers; "
          "write "

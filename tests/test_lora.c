@@ -4,6 +4,7 @@
 
 #include "model/lora_table.h"
 #include "tests/tiny_lora.h"
+#include "train/config.h"
 
 static void plan_fails(const char *targets, const char *layers, const char *word)
 {
@@ -33,6 +34,47 @@ static void unknown_targets_are_errors(void **state)
     plan_fails("q_proj", "first", "neither a layer nor a range");
     plan_fails("q_proj", "1-", "neither a layer nor a range");
     plan_fails("q_proj", "99999999999999999999", "layers 0 to 2");
+}
+
+/* lora.targets by default. Where attention has q_proj it means the names that it was before, parameter by parameter. */
+static void default_targets_fit_every_family(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *fixture, *same;
+    } rows[] = {{"case_a", ALL_TARGETS},
+                {"qwen3", ALL_TARGETS},
+                {"olmoe", ALL_TARGETS},
+                {"mixtral", ALL_TARGETS},
+                {"glm4", ALL_TARGETS},
+                {"qwen3_5", ALL_TARGETS},
+                {"qwen3_next", ALL_TARGETS},
+                {"glm4_lite", "mixers,experts"},
+                {"deepseek_v3", "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj,experts"},
+                {"mistral4", "mixers,experts"},
+                {"deepseek_v4", "q_a_proj,q_b_proj,kv_proj,o_b_proj,experts"}};
+    struct config *cfg = mem_alloc(sizeof(*cfg));
+    config_defaults(cfg);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct adapters ad[2];
+        struct arch a;
+        struct err err = {.msg = ""};
+        char name[64];
+        snprintf(name, sizeof(name), "parity/%s", rows[i].fixture);
+        if (arch_load(&a, fixture(name), &err)) fail_msg("%s", err.msg);
+        for (int k = 0; k < 2; k++) {
+            const struct lora_options opt = tiny_options(k ? rows[i].same : cfg->lora.targets);
+            if (adapters_plan(&ad[k], &a, &opt, &err)) fail_msg("%s: %s", name, err.msg);
+        }
+        assert_int_equal(ad[0].n_params, ad[1].n_params);
+        for (int64_t k = 0; k < ad[0].n_params; k++) {
+            const struct lora_param *p = &ad[0].params[k], *q = &ad[1].params[k];
+            assert_true(p->target == q->target && p->layer == q->layer && p->off == q->off && p->is_b == q->is_b);
+        }
+        adapters_free(&ad[0]);
+        adapters_free(&ad[1]);
+    }
+    mem_free(cfg);
 }
 
 static void bad_numbers_are_refused(void **state)
@@ -340,11 +382,17 @@ static void table_lists_the_trained_targets(void **state)
 int test_lora(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unknown_targets_are_errors), cmocka_unit_test(shared_experts_have_three_targets),
-        cmocka_unit_test(bad_numbers_are_refused),    cmocka_unit_test(parameter_layout),
-        cmocka_unit_test(views_show_the_arrays),      cmocka_unit_test(dry_run_counts_the_exact_bytes),
-        cmocka_unit_test(initial_values_are_uniform), cmocka_unit_test(initial_values_depend_only_on_name_and_seed),
-        cmocka_unit_test(working_copies_are_rounded), cmocka_unit_test(table_lists_the_trained_targets),
+        cmocka_unit_test(default_targets_fit_every_family),
+        cmocka_unit_test(unknown_targets_are_errors),
+        cmocka_unit_test(shared_experts_have_three_targets),
+        cmocka_unit_test(bad_numbers_are_refused),
+        cmocka_unit_test(parameter_layout),
+        cmocka_unit_test(views_show_the_arrays),
+        cmocka_unit_test(dry_run_counts_the_exact_bytes),
+        cmocka_unit_test(initial_values_are_uniform),
+        cmocka_unit_test(initial_values_depend_only_on_name_and_seed),
+        cmocka_unit_test(working_copies_are_rounded),
+        cmocka_unit_test(table_lists_the_trained_targets),
     };
     return cmocka_run_group_tests_name("lora", tests, NULL, NULL);
 }

@@ -219,7 +219,7 @@ static void changed_mathematics_is_refused(void **state)
     (void)state;
     static const char *const rows[][2] = {
         {"train.seed=1", "train.seed: 0 -> 1"},
-        {"lora.targets=q_proj", "lora.targets: q_proj,k_proj,v_proj,o_proj,experts -> q_proj"},
+        {"lora.targets=q_proj", "lora.targets: attention,experts -> q_proj"},
         {"data.seq_len=63", "data.seq_len: 64 -> 63"},
     };
     const char *config = process_config("");

@@ -12,7 +12,7 @@
 #define FORMAT  "none, nf4, nf4-nested, mxfp4 or nvfp4"
 #define TYPE    "auto, fp32 or bf16"
 #define METHOD  "full is gradient checkpointing, auto recomputes the least that fits"
-#define TARGETS "q_proj, ..., mixers, experts, shared_experts, dense, all-linear"
+#define TARGETS "q_proj, ..., attention, mixers, experts, shared_experts, dense, all-linear"
 #define ANSWERS "assistant: loss on the answers, all: on every token"
 
 static const struct peer_key keys[] = {
