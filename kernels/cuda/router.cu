@@ -7,7 +7,7 @@
  * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
  *   else one warp per token. From 64 experts on, with W in bf16: cuBLASLt computes logits without bias; where dl is
  *   zero beyond the chosen experts, dx_chosen adds their rows, of 64 columns that a block keeps in 32 KiB of shared
- *   memory. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, dx_chosen 64, choose 20 to 64,
+ *   memory. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, dx_chosen 56, choose 20 to 64,
  *   gates 31 to 71, statistics 32 to 80; no spills.
  * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: memory bound.
  * Numerics: products in TF32 on tensor cores, exact for x and bf16 weights, which have 8 significant bits (TF32: 11).
@@ -16,7 +16,7 @@
  *   rounding. dx_chosen: f32, in ascending order of the experts.
  * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy; backward
  *   142 us, 1336 GB/s, 45 %. H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: forward 65 us, backward 136 us; by
- *   tiles 272 and 401 us. */
+ *   tiles 272 and 401 us. The backward where a team loads its experts at once: 74 us. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
@@ -524,7 +524,8 @@ extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tenso
 /* ---- backward */
 
 struct gates_job {
-    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on; zeros beyond E */
+    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on; zeros beyond E. chosen: [T, J], of idx alone */
+    bool chosen;
     const float *gate, *dgate, *logits;
     const int32_t *idx;
     int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
@@ -544,6 +545,10 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
     float p[N] = {}, d[N], mean = 0, aux_mean = 0;
     if (job.router.kind == ROUTER_PROBABILITY || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
     for (int j = 0; j < job.n_top; j++) mean += gate[j] * dgate[j];
+    if (job.chosen) {
+        for (int j = lane; j < job.n_top; j += 32) job.dl[t * job.ld_dl + j] = gate[j] * (dgate[j] - mean);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < N; i++) d[i] = job.router.kind == ROUTER_PROBABILITY ? -p[i] * mean : 0;
     for (int j = 0; j < job.n_top; j++) {
@@ -584,9 +589,11 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
         const float l = logits[idx[j]], s = score(l, kind);
         const float g = job.router.scale * (divided ? (dgate[j] - mean) / sum : dgate[j]);
         const float v = kind == ROUTER_SQRT_CHOSEN ? g * sqrt_slope(l, s) : g * s * (1 - s);
+        if (job.chosen && lane == j % 32) job.dl[t * job.ld_dl + j] = v;
 #pragma unroll
         for (int i = 0; i < N; i++) d[i] = idx[j] == lane + 32 * i ? v : d[i];
     }
+    if (job.chosen) return;
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
@@ -656,37 +663,55 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dx += dl W for COLS columns, where dl is zero beyond the chosen experts. The block keeps its columns of W in shared
- * memory; teams of COLS / 8 threads take two tokens at a time. */
+/* dx += dl W for COLS columns, with dl of the chosen experts. The block keeps its columns of W in shared memory; teams
+ * of COLS / 8 threads take two tokens at a time, and each thread of a team loads one of its experts. */
 template <int COLS>
-static __global__ void __launch_bounds__(WARP_THREADS)
+static __global__ void __launch_bounds__(WARP_THREADS, 4)
     dx_chosen(bf16 *dx, int64_t lddx, const struct gates_job job, const bf16 *w, int n_in)
 {
     enum { TEAM = COLS / 8, TEAMS = WARP_THREADS / TEAM };
     __shared__ __align__(16) bf16 tile[256 * 64];
-    const int first = (int)blockIdx.x * COLS, at = 8 * (int)(threadIdx.x % TEAM);
+    const int first = (int)blockIdx.x * COLS, lane = (int)threadIdx.x % TEAM, at = 8 * lane;
+    const bool in = first + at < n_in;
     for (int i = (int)threadIdx.x / TEAM; i < job.n_exp; i += TEAMS)
-        *(uint4 *)(tile + i * COLS + at) =
-            first + at < n_in ? load16(w + (int64_t)i * n_in + first + at) : make_uint4(0, 0, 0, 0);
+        *(uint4 *)(tile + i * COLS + at) = in ? load16(w + (int64_t)i * n_in + first + at) : make_uint4(0, 0, 0, 0);
     __syncthreads();
-    if (first + at >= n_in) return;
-    for (int64_t t = (int64_t)blockIdx.y * 2 * TEAMS + threadIdx.x / TEAM; t < job.n_tok; t += 2 * TEAMS * gridDim.y) {
-        const int64_t row[2] = {t, min(t + TEAMS, job.n_tok - 1)};
+    for (int64_t t = (int64_t)blockIdx.y * 2 * TEAMS; t < job.n_tok; t += 2 * TEAMS * gridDim.y) {
+        uint4 old[2];
+        int64_t row[2];
         float v[2][8], of_w[8];
 #pragma unroll
-        for (int i = 0; i < 2; i++) unpack8(v[i], load16(dx + row[i] * lddx + first + at));
-        for (int j = 0; j < job.n_top; j++) {
+        for (int i = 0; i < 2; i++) {
+            row[i] = t + threadIdx.x / TEAM + i * TEAMS;
+            const bool live = in && row[i] < job.n_tok;
+            old[i] = live ? load16(dx + row[i] * lddx + first + at) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++) unpack8(v[i], old[i]);
+        for (int j = 0; j < job.n_top; j += TEAM) {
+            int e[2];
+            float d[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const int e = job.idx[row[i] * job.n_top + j];
-                const float d = job.dl[row[i] * job.ld_dl + e];
-                unpack8(of_w, *(const uint4 *)(tile + e * COLS + at));
+                const bool has = row[i] < job.n_tok && j + lane < job.n_top;
+                e[i] = has ? job.idx[row[i] * job.n_top + j + lane] : 0;
+                d[i] = has ? job.dl[row[i] * job.ld_dl + j + lane] : 0;
+            }
 #pragma unroll
-                for (int k = 0; k < 8; k++) v[i][k] += d * of_w[k];
+            for (int k = 0; k < TEAM; k++) {
+                if (j + k >= job.n_top) break;
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    const float of_dl = __shfl_sync(~0u, d[i], k, TEAM);
+                    unpack8(of_w, *(const uint4 *)(tile + __shfl_sync(~0u, e[i], k, TEAM) * COLS + at));
+#pragma unroll
+                    for (int c = 0; c < 8; c++) v[i][c] += of_dl * of_w[c];
+                }
             }
         }
-        store16(dx + t * lddx + first + at, pack8(v[0]));
-        if (t + TEAMS < job.n_tok) store16(dx + row[1] * lddx + first + at, pack8(v[1]));
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (in && row[i] < job.n_tok) store16(dx + row[i] * lddx + first + at, pack8(v[i]));
     }
 }
 
@@ -694,7 +719,7 @@ static void launch_dx_chosen(struct tensor dx, const struct gates_job *job, cons
 {
     const int cols = job->n_exp <= 256 ? 64 : 32, pairs = 2 * WARP_THREADS / (cols / 8);
     const int64_t n_slice = ceil_div(w->n_in, cols), most = ceil_div(job->n_tok, pairs);
-    const dim3 grid(grid_x(n_slice), (unsigned)MT_MIN(most, ceil_div(6 * (int64_t)cuda.n_sm, n_slice)));
+    const dim3 grid(grid_x(n_slice), (unsigned)MT_MIN(most, MT_MAX(4 * (int64_t)cuda.n_sm / n_slice, 1)));
     (cols == 64 ? dx_chosen<64> : dx_chosen<32>)<<<grid, WARP_THREADS, 0, cuda.stream>>>(
         bf16_ptr(dx), dx.ld, *job, (const bf16 *)w->data, (int)w->n_in);
     CUDA_CHECK_LAUNCH();
@@ -728,10 +753,12 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         job.rows = (float)aux->rows;
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
+    job.chosen = w->format == WF_BF16 && n_exp >= MANY && router->kind != ROUTER_PROBABILITY && !job.count;
+    if (job.chosen) job.ld_dl = job.n_top;
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
-    if (w->format == WF_BF16 && n_exp >= MANY && router->kind != ROUTER_PROBABILITY && !job.count) {
+    if (job.chosen) {
         launch_dx_chosen(dx, &job, w);
         return;
     }
