@@ -223,9 +223,17 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
 static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
-    const bool stays = attention && role == ROLE_EXPERTS && s->format >= WF_MXFP4;
-    const bool meant = (role == ROLE_EXPERTS && !stays) || (role == ROLE_ATTENTION && attention);
+    const bool stays = attention && role >= ROLE_NETWORK && s->format >= WF_MXFP4;
+    const bool meant = (role >= ROLE_NETWORK && !stays) || (role == ROLE_ATTENTION && attention);
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
+}
+
+/* For the log of what was packed. */
+static const char *what_of(const struct fill *f, enum role role)
+{
+    if (role == ROLE_EXPERTS) return "routed experts";
+    if (role == ROLE_NETWORK) return f->a->ffn[f->layer]->routed ? "shared experts" : "dense layers";
+    return "attention";
 }
 
 /* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head and router,
@@ -245,9 +253,11 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
     if (packing < 0) return -1;
     const bool fp8 = !packing && stays_fp8(s, n, role);
     const enum weight_format held = fp8 ? WF_FP8 : s[0].format;
-    if (role == ROLE_EXPERTS) fill_describe(f, held, s->nested_absmax, source_decoded(s), packing);
+    if (role >= ROLE_NETWORK) fill_describe(f, held, s->nested_absmax, source_decoded(s), packing);
     f->quantizer.arena = f->arena;
-    if (packing) return quantizer_stack(&f->quantizer, w, s, n, (double)f->layer / (double)f->a->n_layer, f->err);
+    if (packing)
+        return quantizer_stack(&f->quantizer, w, s, n, what_of(f, role), (double)f->layer / (double)f->a->n_layer,
+                               f->err);
     w->format = held;
     if (fp8) w->block = s[0].scale_cols;
     for (int64_t i = 0; i < n; i++) {
@@ -313,7 +323,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
-    const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_EXPERTS : ROLE_ATTENTION;
+    const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_NETWORK : ROLE_ATTENTION;
     if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : fill_stack(f, &p->w, s, r->n_part, role))
         return -1;
     if (sampled && f->layer == 0) fill_sample(f, &p->w);

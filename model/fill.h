@@ -31,8 +31,9 @@ struct name {
 /* "model.layers.7." + rest + suffix */
 struct name fill_name(const struct fill *f, const char *rest, const char *suffix);
 
-/* What a matrix is for: model.quantize packs experts, model.quantize_attention attention. */
-enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_EXPERTS };
+/* What a matrix is for: model.quantize packs experts and networks (shared experts, dense layers),
+ * model.quantize_attention attention. */
+enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */
 char *fill_alloc(struct fill *f, int64_t bytes);

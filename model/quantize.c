@@ -257,8 +257,18 @@ static int check_blocks(const struct quantizer *z, const struct weight *w, const
     return 0;
 }
 
-int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
-                    struct err *err)
+/* Adds "shared experts (fp8)", once. */
+static void note_kind(struct quantizer *z, const char *what, const struct source *s)
+{
+    char kind[64];
+    const size_t used = strlen(z->kinds);
+    const char *from = source_decoded(s);
+    snprintf(kind, sizeof(kind), "%s (%s)", what, from ? from : weight_format_name(s->format));
+    if (!strstr(z->kinds, kind)) snprintf(z->kinds + used, sizeof(z->kinds) - used, "%s%s", used ? ", " : "", kind);
+}
+
+int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
+                    double done, struct err *err)
 {
     struct packed k = {.n_exp = w->n_exp};
     if (check_blocks(z, w, s->data->name, err)) return -1;
@@ -266,6 +276,7 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
     alloc_parts(z, w, k.part, k.n_part);
     if (z->dev->dry_run) return 0;
     log_progress(z, done);
+    note_kind(z, what, s);
     k.name = mem_strdup(s->data->name);
     const bool read = z->cache.n_shards && read_cached(z, &k);
     const int rc = read ? 0 : encode_all(z, &k, s, n, err);
@@ -374,11 +385,11 @@ void quantizer_finish(struct quantizer *z)
         return;
     }
     if (!z->n_encoded) {
-        log_info("packed weights read from %s", z->q.cache);
+        log_info("packed weights read from %s: %s", z->q.cache, z->kinds);
         return;
     }
-    log_info("%lld of %lld weights quantised to %s in %.1f s", (long long)z->n_encoded, (long long)z->n_packed,
-             quantize_name(&z->q), (clock_ms() - z->start_ms) / 1e3);
+    log_info("%lld of %lld weights quantised to %s in %.1f s: %s", (long long)z->n_encoded, (long long)z->n_packed,
+             quantize_name(&z->q), (clock_ms() - z->start_ms) / 1e3, z->kinds);
     if (!z->q.cache) return;
     if (write_cache(z, &why))
         log_warn("%s; every start will quantise the weights again", why.msg);

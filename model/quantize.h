@@ -25,6 +25,7 @@ struct quantizer {
     bool warned;                 /* a warning has said that the cache is damaged */
     struct packed *packed;       /* [n_packed] weights packed so far, for the cache file */
     int64_t n_packed, n_encoded; /* a stack of experts counts once */
+    char kinds[160];             /* what was packed, and from which formats: "routed experts (bf16), ..." */
     double start_ms, logged_ms;
 };
 
@@ -35,11 +36,11 @@ void quantizer_open(struct quantizer *z, const struct quantize *q, struct device
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err) MT_CHECK;
 /* Packs n sources into the w->n_exp matrices of w, n / w->n_exp blocks of rows each, on z->arena. The caller has set
- * the shape of w. An error when a matrix is not a whole number of blocks, or a value is not finite. done: fraction of
- * the load that is done. Host memory holds one matrix, dense and packed. If the packed bytes are temporary on the
- * device, the host also keeps them until the cache is written. */
-int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, double done,
-                    struct err *err) MT_CHECK;
+ * the shape of w. what: "shared experts", for the log. An error when a matrix is not a whole number of blocks, or a
+ * value is not finite. done: fraction of the load that is done. Host memory holds one matrix, dense and packed. If the
+ * packed bytes are temporary on the device, the host also keeps them until the cache is written. */
+int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
+                    double done, struct err *err) MT_CHECK;
 /* Logs a summary. Writes the cache if any matrix was encoded; a failure to write is only a warning. */
 void quantizer_finish(struct quantizer *z);
 void quantizer_close(struct quantizer *z);

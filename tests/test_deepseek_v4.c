@@ -1,6 +1,6 @@
 /* test_deepseek_v4.c - what surrounds DeepSeek-V4's network: its configuration as transformers writes it and as
  * published, the names of its tensors, its packed experts, FP8 matrices and table of experts by token id. */
-#include "tests/test.h"
+#include "tests/process.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -406,6 +406,26 @@ static void assert_refused(struct loading *l, const char *says)
     synth_memory_close(&l->m);
 }
 
+/* model.quantize on the published layout packs what is FP8, and the log names it. */
+static void test_packed_shared_experts(void **state)
+{
+    (void)state;
+    char model[MT_PATH], path[MT_PATH + 16], cache[2 * MT_PATH];
+    const char *config = process_config(""), *text = fixture("parity/deepseek_v4/eval.jsonl");
+    snprintf(model, sizeof(model), "%s/model", scratch_dir());
+    snprintf(path, sizeof(path), "model.path=%s", model);
+    if (RUN("synth", "deepseek-v4-tiny", model)) fail_msg("%s", said.err);
+    snprintf(cache, sizeof(cache), "data.eval=%s", text);
+    for (int i = 0; i < 4; i++) {
+        const char *both = i < 2 ? "model.quantize_attention=false" : "model.quantize_attention=true";
+        if (RUN("eval", config, "--base", "--set", path, "--set", cache, "--set", "model.quantize=mxfp4", "--set", both,
+                "--set", "data.train=", "--set", "data.format=text"))
+            fail_msg("%s", said.err);
+        assert_says(said.err, i % 2 ? "packed weights read from " : " weights quantised to mxfp4 in ");
+        assert_says(said.err, i < 2 ? ": shared experts (fp8)\n" : ": attention (fp8), shared experts (fp8)\n");
+    }
+}
+
 /* NaN in the indexer does not reach the loss: it chooses other entries. FP8 codes are those of matrices that stay FP8
  * and of one that is decoded (the indexer's). */
 static void test_values(void **state)
@@ -471,7 +491,7 @@ int test_deepseek_v4(void)
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_names),
         cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_table_of_experts), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_missing),          cmocka_unit_test(test_packed_shared_experts),
     };
     return cmocka_run_group_tests_name("deepseek_v4", tests, NULL, NULL);
 }

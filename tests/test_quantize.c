@@ -651,6 +651,7 @@ static void test_program(void **state)
         assert_int_equal(RUN(config, "--set", path, "--set", "model.quantize=nf4", "--set", "train.resume=never"), 0);
         assert_says(said.err, i ? "packed weights read from " : "4 of 4 weights quantised to nf4");
         assert_says(said.err, cache);
+        assert_says(said.err, ": routed experts (bf16)\n");
         assert_says(said.err, "experts nf4, packed from bf16");
         adapter[i] = read_all(process_output(config, "adapter/adapter_model.safetensors"), &n[i]);
     }
