@@ -1,0 +1,320 @@
+/* grouped_wgmma.cuh - what the grouped GEMMs on Hopper share (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu): the
+ * scheduler of tiles, the pipeline between producer and consumers, the product with an adapter's factor, the epilogues.
+ * A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
+#ifndef MT_CUDA_GROUPED_WGMMA_H
+#define MT_CUDA_GROUPED_WGMMA_H
+
+#include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/cuda/sm90.cuh"
+
+enum {
+    ROWS = 128,
+    DEPTH = 64, /* 128 bytes of bf16: one row of the swizzle */
+    A_BYTES = ROWS * DEPTH * 2,
+    CHUNK_BYTES = DEPTH * 128, /* b with kn: 64 columns of one depth step */
+    BAND = 16,                 /* row tiles per band (tile_at) */
+    MAX_EXPERTS = 512,
+    LOADERS = 128,
+    CONSUMERS = 2 * 128,
+    THREADS = CONSUMERS + LOADERS,
+    AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
+    LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
+    LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
+    CONSUMER_REGISTERS = 224,
+    /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
+    SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; n_out is a multiple of COLS, no bias */
+    SWIGLU_BWD
+};
+template <int COLS> struct shape { /* of the pipeline */
+    enum {
+        B_BYTES = COLS * DEPTH * 2,
+        STAGE_BYTES = A_BYTES + B_BYTES,
+        STAGES = COLS == 256 ? 4 : 5,
+        RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
+    };
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- tile scheduler ---- */
+
+struct tiles {
+    int32_t first[MAX_EXPERTS + 1]; /* row tiles before the i-th expert of the launch */
+    int32_t row[MAX_EXPERTS + 1];   /* offs of the experts of the launch */
+    int32_t n_exp, n_col;           /* experts; column tiles */
+};
+struct tile {
+    int32_t e, m, n, n_row; /* place of the expert in the launch, first row and column, rows */
+};
+
+/* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
+ * column by column in a band. Concurrent tiles thus cover about as many rows as columns. */
+static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int cols, int *e)
+{
+    while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
+    const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->row[*e + 1];
+    const int in_expert = at - tiles->first[*e] * tiles->n_col, band = in_expert / (BAND * tiles->n_col);
+    const int in_band = in_expert - band * BAND * tiles->n_col, height = MT_MIN(BAND, n_row_tile - band * BAND);
+    struct tile t;
+    t.e = *e;
+    t.m = tiles->row[*e] + (band * BAND + in_band % height) * ROWS;
+    t.n = in_band / height * cols;
+    t.n_row = MT_MIN(ROWS, end - t.m);
+    return t;
+}
+
+/* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
+static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols)
+{
+    const int lane = threadIdx.x & 31, n_exp = (int)g.count;
+    const int32_t *offs = g.offs + g.first;
+    int before = 0;
+    for (int base = 0; base < n_exp; base += 32) {
+        const int i = MT_MIN(base + lane, n_exp - 1), start = offs[i], end = offs[i + 1];
+        int sum = base + lane < n_exp ? (end - start + ROWS - 1) / ROWS : 0;
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, d);
+            if (lane >= d) sum += other;
+        }
+        tiles->row[i] = start;
+        if (base + lane < n_exp) tiles->first[i + 1] = before + sum;
+        before += __shfl_sync(~0u, sum, 31);
+    }
+    if (lane == 0) {
+        tiles->first[0] = 0;
+        tiles->row[n_exp] = offs[n_exp];
+        tiles->n_exp = n_exp;
+        tiles->n_col = (int)((g.n_out + cols - 1) / cols);
+    }
+}
+
+/* ---- the pipeline ---- */
+
+/* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all 8
+ * consumer warps have released it. */
+struct ring {
+    uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
+    int stage;
+    uint32_t parity;
+};
+template <int COLS> static __device__ __forceinline__ void ring_advance(struct ring *ring)
+{
+    if (++ring->stage == shape<COLS>::STAGES) {
+        ring->stage = 0;
+        ring->parity ^= 1;
+    }
+}
+
+/* half: 0, or where the ups begin among the columns of a tile of both. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e,
+                                              int half)
+{
+    if (!KN && half) {
+        tma_load(to, map, full, k, n / 2, e);
+        tma_load(to + COLS / 2 * DEPTH * 2, map, full, k, half + n / 2, e);
+    } else if (!KN) {
+        tma_load(to, map, full, k, n, e);
+    }
+#pragma unroll
+    for (int i = 0; KN && i < COLS / 64; i++) tma_load(to + i * CHUNK_BYTES, map, full, n + 64 * i, k, e);
+}
+
+/* ---- products ---- */
+
+/* One arrival per warp. */
+static __device__ __forceinline__ void release(const struct ring &ring, int stage)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
+}
+
+/* Descriptors of the current stage's operands for this warpgroup's 64 rows. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
+{
+    const uint32_t data = ring.data + ring.stage * shape<COLS>::STAGE_BYTES;
+    *a = sm90_descriptor(data + threadIdx.x / 128 * (A_BYTES / 2), 16, 1024);
+    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
+}
+/* Descriptor offsets of depth k, in units of 16 bytes: 2 bytes per k in a row, or with kn a row of 128 bytes per k. */
+static __device__ __forceinline__ uint64_t k_major(int k) { return (uint64_t)(k * 2 / 16); }
+template <bool KN> static __device__ __forceinline__ uint64_t b_step(int k) { return KN ? k * 128 / 16 : k_major(k); }
+
+/* sums = la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], struct ring *ring, int r)
+{
+    for (int k0 = 0; k0 < r; k0 += 16) {
+        const int k = k0 % DEPTH;
+        uint64_t a, b;
+        operands<COLS, KN>(*ring, &a, &b);
+        if (k == 0) mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        wgmma_fence();
+        wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), k0 > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (k + 16 < DEPTH && k0 + 16 < r) continue;
+        release(*ring, ring->stage);
+        ring_advance<COLS>(ring);
+    }
+    wgmma_use(sums);
+}
+
+/* Waits for and releases all stages of a tile in which this warpgroup has no rows. */
+template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
+{
+    for (int i = 0; i < n_block; i++) {
+        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        release(*ring, ring->stage);
+        ring_advance<COLS>(ring);
+    }
+}
+
+/* ---- epilogue ----
+ * The tensor cores are idle while both warpgroups are in the epilogue. So its inputs are prefetched: the bias through
+ * shared memory; pre into L2 during the products, and from there into registers one step ahead. Steps of 64 columns are
+ * a loop that shifts the sums down, since unrolled code would not fit the instruction cache. The two warpgroups are
+ * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other. */
+
+static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
+{
+    return epilogue == SWIGLU_BWD || grouped_is_glu_bwd(epilogue);
+}
+
+/* A thread's rows of the tile are row and row + 8. */
+static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
+
+template <int COLS> static __device__ __forceinline__ void shift_down(float (&sums)[COLS / 2])
+{
+#pragma unroll
+    for (int j = 0; j + 32 < COLS / 2; j++) sums[j] = sums[j + 32];
+}
+/* v: row `half` of this thread, 32 columns of the sums from column 2 * first on. */
+template <int COLS>
+static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&sums)[COLS / 2], int first, int half)
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[j][0] = sums[first + 4 * j + 2 * half];
+        v[j][1] = sums[first + 4 * j + 2 * half + 1];
+    }
+}
+
+/* Two columns of the tile's bias; the first COLS / 2 threads of a warpgroup cover the tile. */
+template <int COLS> static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
+{
+    const int64_t n = t.n + threadIdx.x % 128 * 2;
+    if (!g.bias || n >= g.n_out) return make_float2(0.0f, 0.0f);
+    return __ldg((const float2 *)(g.bias + grouped_expert(g, g.first + t.e) * g.n_out + n));
+}
+
+template <int COLS, int EPILOGUE>
+static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const struct grouped &g, const struct tile &t,
+                                              const float *bias)
+{
+    constexpr bool straight = EPILOGUE == GROUPED_STORE;
+    const int row = row_of_thread(), pair = threadIdx.x % 4 * 2;
+#pragma unroll(straight ? COLS / 64 : 1)
+    for (int i = 0; i < COLS; i += 64) {
+        if (t.n + i >= g.n_out) break;
+#pragma unroll
+        for (int c = 0; c < 64; c += 32) {
+            float v[4][2], b[4][2];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float2 x = *(const float2 *)(bias + i + c + 8 * j + pair);
+                b[j][0] = x.x;
+                b[j][1] = x.y;
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                row_of_sums<COLS>(v, sums, (straight ? i / 2 : 0) + c / 2, half);
+                grouped_finish<EPILOGUE>(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v, b);
+            }
+        }
+        if (!straight) shift_down<COLS>(sums);
+    }
+}
+
+/* GROUPED_GLU_BWD: prefetches the tile's part of pre into L2; one thread per row, or two when gates and ups are in
+ * separate halves. */
+template <int COLS> static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
+{
+    const bool pairs = g.glu.interleaved;
+    const int row = threadIdx.x % ROWS, second = threadIdx.x / ROWS;
+    if (row >= t.n_row || (pairs && second)) return;
+    const uint32_t bytes = (uint32_t)MT_MIN((int64_t)COLS, g.n_out - t.n) * (pairs ? 4 : 2);
+    prefetch_l2(g.pre + pre_start(g, t.m + row, t.n) + second * g.n_out, bytes);
+}
+
+/* GROUPED_GLU_BWD: prefetched values of this thread's two rows: slots, then gates and pre of 32 columns. */
+struct two_rows {
+    int slot[2];
+    float weight[2];
+    struct pre8 pre[2];
+};
+static __device__ __forceinline__ void load_slots(struct two_rows *rows, const struct grouped &g, const struct tile &t)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        rows->slot[half] = __ldg(g.row_slot + t.m + MT_MIN(row_of_thread() + 8 * half, t.n_row - 1));
+}
+static __device__ __forceinline__ void load_weights(struct two_rows *rows, const struct grouped &g)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) rows->weight[half] = __ldg(g.gate + rows->slot[half]);
+}
+/* Loads pre of columns i .. i+31 of the tile. */
+static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t,
+                                                int i)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_thread() + 8 * half;
+        rows->pre[half] = grouped_pre(g, t.m + row, t.n + i + threadIdx.x % 4 * 8, row < t.n_row);
+    }
+}
+
+template <int COLS, bool QUANT>
+static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
+                                                      const struct tile &t, struct two_rows *rows)
+{
+    const int row = row_of_thread();
+#pragma unroll 1
+    for (int i = 0; i < COLS; i += GROUPED_PART) {
+        if (t.n + i >= g.n_out) break;
+        float part[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int c = 0; c < GROUPED_PART; c += 32) {
+            const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
+            if (i + c + 32 < COLS) load_pre(rows, g, t, i + c + 32);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float v[4][2];
+                row_of_sums<COLS>(v, sums, c / 2, half);
+                part[half] += grouped_finish_glu_bwd<QUANT>(g, t.m + row + 8 * half, t.n + i + c,
+                                                            row + 8 * half < t.n_row, v, rows->weight[half], pre[half]);
+            }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float sum = quad_sum(part[half]);
+            if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
+                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = sum;
+        }
+        shift_down<COLS>(sums);
+    }
+}
+
+#endif
+/* ---- host ---- */
+
+/* n_mat matrices [n_row, n_col] bf16, rows ld apart, in boxes of box_rows x 64. */
+static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, int64_t n_col, int64_t ld, int box_rows)
+{
+    const int64_t size[3] = {n_col, n_row, n_mat}, stride[2] = {ld * 2, n_row * ld * 2}, box[3] = {64, box_rows, 1};
+    return sm90_tensor_map(base, size, stride, box);
+}
+
+#endif
