@@ -156,6 +156,20 @@ MT_BOTH float e4m3_value(uint32_t byte)
     const uint32_t bits = (byte & 0x7f) == 0x7f ? 0x7fc00000u : (byte & 0x7f) << 20;
     return fl_mul(bits_float(bits | (byte & 0x80) << 24), 0x1p120f);
 }
+/* A row of e4m3 with one power of two, the input of an FP8 product: the least power of two s, of at least 2^-100, with
+ * `most` <= 448 s, most being the largest magnitude of the row. NaN for a row that is not finite. */
+MT_BOTH float e4m3_row_step(float most)
+{
+    const uint32_t bits = float_bits(most), byte = (bits >> 23) + ((bits & 0x007fffffu) > 0x00600000u);
+    if (bits >= 0x7f800000u) return bits_float(0x7fc00000u);
+    return bits_float((byte > 35 ? byte - 8 : 27) << 23);
+}
+/* What a product multiplies with instead of x: code * step, exact in bf16. */
+MT_BOTH float e4m3_row_value(float x, float step)
+{
+    const float inverse = bits_float(0x7f000000u - float_bits(step)), a = fl_mul(fabsf(x), inverse);
+    return step > 0 ? copysignf(fl_mul(e4m3_round(a), step), x) : step;
+}
 /* What the codes of a block of NVFP4 are multiplied with; see struct weight. */
 MT_BOTH float nvfp4_step(uint32_t byte, float scale2, bool divides)
 {

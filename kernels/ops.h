@@ -57,6 +57,19 @@ struct input_quant {
     struct input_range *seen; /* host, while calibrating; not read by ops */
 };
 
+/* FP8 products of a projection of experts (train.expert_dtype). W_e is exact in e4m3 where step[e] is a power of two:
+ * every value is step[e] times a value of e4m3. Products with such an expert read rows of e4m3 too: each row x has one
+ * power of two s, the least with max |x| <= 448 s (e4m3_row_step), and the product reads e4m3(x / s) s, rounded to
+ * nearest even. Sums are f32. Forward products quantise their input this way, backward products the gradient of the
+ * output; the gradient passes straight through. The adapter and its gradients read x itself. Experts with step 0 are
+ * not exact: their products read x itself. */
+struct proj_fp8 {
+    struct tensor step;     /* [E] f32; absent: no FP8 products */
+    const float *host_step; /* the same in host memory */
+    bool pair;              /* w is BF16, and the bytes of an exact expert are the e4m3 codes of W_e [out, in], then
+                             * those of its transpose [in, out] (op_expert_codes) */
+};
+
 /* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
 struct proj {
     struct weight w;    /* [out, in]; experts [E, out, in] */
@@ -65,6 +78,7 @@ struct proj {
     struct lora_grad grad;
     struct proj_quant quant;
     struct input_quant in;
+    struct proj_fp8 fp8; /* experts; without quant and in */
 };
 
 /* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
@@ -462,6 +476,12 @@ typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
  * experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32,
  * absent: all experts */
 typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs);
+/* range[e] = smallest and largest scale byte among the blocks of expert e with a value other than 0; 255 and -1 where
+ * there are none.  range [E,2] i32 =; w MXFP4 */
+typedef void mx_range_fn(struct device *dev, struct tensor range, const struct weight *w);
+/* The experts as FP8 products read them (struct proj_fp8): of an exact one the e4m3 codes of W_e / step[e] [out, in],
+ * then those of its transpose [in, out]; of others W_e in bf16.  y [E,2*out,in] u8 =; w MXFP4; step [E] f32 */
+typedef void expert_codes_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor step);
 /* amax [E*n_part] f32 = largest magnitude of each part of W_e, or of M_e when the adapter is merged; NaN when an
  * element is NaN */
 typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct proj *proj);
@@ -530,8 +550,9 @@ struct comm_ops;
 struct ops {
     const char *name;
     enum dtype act_dtype, stat_dtype;
-    bool own_memory;       /* the device has separate memory */
-    int64_t rank_multiple; /* LoRA ranks are padded to a multiple of this */
+    bool own_memory;            /* the device has separate memory */
+    bool (*fp8_products)(void); /* reads experts as expert_codes writes them; NULL: no */
+    int64_t rank_multiple;      /* LoRA ranks are padded to a multiple of this */
     dev_alloc_fn *alloc, *alloc_host;
     dev_free_fn *free, *free_host;
     dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;
@@ -603,6 +624,8 @@ struct ops {
     adamw_fn *adamw;
     cast_fn *cast;
     decode_fn *decode;
+    mx_range_fn *mx_range;
+    expert_codes_fn *expert_codes;
     proj_amax_fn *proj_amax;
     loss_sum_fn *loss_sum;
     aux_sum_fn *aux_sum;
@@ -672,6 +695,8 @@ sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
 adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
 cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
 decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
+mx_range_fn op_mx_range, cpu_mx_range, cpu64_mx_range, cuda_mx_range;
+expert_codes_fn op_expert_codes, cpu_expert_codes, cpu64_expert_codes, cuda_expert_codes;
 proj_amax_fn op_proj_amax, cpu_proj_amax, cpu64_proj_amax, cuda_proj_amax;
 loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
 aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;

@@ -57,6 +57,14 @@ static void want_quant(struct device *dev, const struct proj *p)
     want(__func__, "master_b", l->master_b, dev->stat_dtype, l->b.ndim, l->b.shape);
 }
 
+static void want_fp8(const struct proj *p)
+{
+    if (!p->fp8.step.ndim) return;
+    WANT(p->fp8.step, DT_F32, p->w.n_exp);
+    MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits && (!p->fp8.pair || p->w.format == WF_BF16),
+               "FP8 products of %s, or of fake-quantised experts", weight_format_name(p->w.format));
+}
+
 /* A quantised input of rows of n_in. */
 static void want_input(const struct input_quant *in, int64_t n_in)
 {
@@ -576,6 +584,7 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     want_expert_lora(dev, lora, xa, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
     want_quant(dev, up);
+    want_fp8(up);
     count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
     moves_matrix(dev, up, n_row);
@@ -612,6 +621,7 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     want_expert_lora(dev, lora, ha, n_row, w);
     if (y.ndim) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
     want_quant(dev, down);
+    want_fp8(down);
     count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
     if (y.ndim) moves_matrix(dev, down, n_row);
@@ -664,6 +674,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     want_expert_lora(dev, lora, ha, n_row, w);
     want_grad(dev, down);
     want_quant(dev, down);
+    want_fp8(down);
     want_input(&down->in, w->n_in);
     count_gemm(dev, n_row, w->n_out, w->n_in);                              /* dout W_e */
     count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);     /* dout B; (dout B) A */
@@ -689,6 +700,7 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     want_expert_lora(dev, lora, xa, n_row, w);
     want_grad(dev, up);
     want_quant(dev, up);
+    want_fp8(up);
     count_gemm(dev, n_row, w->n_out, w->n_in);                            /* dpre W_e */
     count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);   /* dpre B; (dpre B) A */
     if (up->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */
@@ -712,6 +724,24 @@ void op_decode(struct device *dev, struct tensor y, const struct proj *proj, str
     dev->op.bytes += (double)weight_bytes(w);
     MOVES(dev, y);
     RUN(0, decode, y, proj, offs);
+}
+
+void op_mx_range(struct device *dev, struct tensor range, const struct weight *w)
+{
+    WANT(range, DT_I32, w->n_exp, 2);
+    MT_REQUIRE(w->format == WF_MXFP4, "the exponents of %s", weight_format_name(w->format));
+    dev->op.bytes += (double)weight_bytes(w);
+    RUN(w->n_out, mx_range, range, w);
+}
+
+void op_expert_codes(struct device *dev, struct tensor y, const struct weight *w, struct tensor step)
+{
+    WANT(y, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
+    WANT(step, DT_F32, w->n_exp);
+    MT_REQUIRE(w->format == WF_MXFP4 && contiguous(y), "e4m3 codes of %s", weight_format_name(w->format));
+    dev->op.bytes += (double)weight_bytes(w);
+    MOVES(dev, y);
+    RUN(w->n_out, expert_codes, y, w, step);
 }
 
 void op_proj_amax(struct device *dev, struct tensor amax, const struct proj *proj)

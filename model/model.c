@@ -138,6 +138,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
                                          .decoded_layers = opt->decoded_layers,
+                                         .fp8_experts = opt->fp8_experts,
                                          .ep = m->par.ep};
     if (weights_load(&m->weights, dev, a, st, &load, err)) {
         model_close(m);

@@ -39,11 +39,21 @@ struct layer_weights {
                            * has one matrix each, of its width */
 };
 
+/* FP8 products of a layer's experts (train.expert_dtype): matrices, those exact in e4m3, and the host copies of their
+ * steps (struct proj_fp8). */
+struct fp8_layer {
+    int64_t n_matrix, n_exact;
+    float *steps[2]; /* [E] each */
+    int n_step;
+};
+
 struct weights {
     struct weight embed, head;         /* [V, D]; head may share embed's bytes */
     struct tensor norm;                /* [D] f32, final */
     struct hyper hyper_head;           /* before the final norm; zeroed without arch.hyper */
     struct layer_weights *layers;      /* [L] host */
+    struct fp8_layer *fp8;             /* [L] host; NULL without FP8 products */
+    int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
@@ -58,6 +68,7 @@ struct weights_options {
     bool embed_on_host;              /* keep the embedding in dev->host, unless it is also the head */
     int64_t decoded_layers; /* number of last layers whose experts are decoded once by op_decode; their packed bytes
                                are temporary, in dev->work */
+    bool fp8_experts;       /* their products run in e4m3, train.expert_dtype */
     const struct comm *ep;  /* expert-parallel group: only this rank's experts are read; NULL: one rank */
 };
 /* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and

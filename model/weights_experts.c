@@ -4,8 +4,9 @@
 #include <string.h>
 
 #include "kernels/ops.h"
-#include "model/fill.h"
 #include "model/finite.h"
+#include "model/fp8_experts.h"
+#include "model/layer.h"
 
 /* The name of one expert's tensor: pattern from struct tensor_names, suffix ".weight" or ".bias". */
 static struct name expert_name(const struct fill *f, const char *pattern, int64_t expert, const char *suffix)
@@ -237,7 +238,12 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     f->arena = &f->dev->weights;
     if (rc) return -1;
     if (sampled) fill_sample(f, w);
-    if (decoded) decode(f, w);
+    const bool fp8 = f->w->fp8 && f->a->ffn[f->layer]->routed;
+    if (fp8 && fp8_experts_open(f, proj)) return -1;
+    if (decoded && fp8_experts_have_codes(f, proj))
+        fp8_experts_decode(f, proj);
+    else if (decoded)
+        decode(f, w);
     arena_release(work, mark);
     return 0;
 }

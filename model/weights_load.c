@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "kernels/ops.h"
-#include "model/fill.h"
+#include "model/fp8_experts.h"
 #include "model/layer.h"
 #include "model/unused.h"
 
@@ -47,7 +47,11 @@ static void describe_decoded(struct fill *f)
     if (f->w->n_decoded)
         snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layers decoded to %s",
                  (long long)f->w->n_decoded, (long long)f->a->n_layer,
-                 weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
+                 f->w->fp8 && f->dev->ops->fp8_products && f->dev->ops->fp8_products()
+                     ? "e4m3"
+                     : weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
+    else if (f->w->fp8)
+        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", inputs in e4m3");
 }
 
 static int load_site(struct fill *f, struct hyper *h, const char *site)
@@ -130,6 +134,8 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.first_decoded = a->n_layer - opt->decoded_layers;
+    if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
+    w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     f.prefix = weights_prefix(st);
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
@@ -140,6 +146,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     }
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
+    if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
     w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;
@@ -152,6 +159,9 @@ out:
 
 void weights_free(struct weights *w)
 {
+    for (int64_t l = 0; l < w->n_layer && w->fp8; l++)
+        for (int i = 0; i < w->fp8[l].n_step; i++) mem_free(w->fp8[l].steps[i]);
+    mem_free(w->fp8);
     mem_free(w->layers);
     *w = (struct weights){0};
 }

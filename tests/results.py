@@ -19,6 +19,7 @@ STEPS = [  # name, note, options of `bench step`
     ("20b", "", "--arch gpt-oss-20b"),
     ("20b-packed", "no decoded layers", "--arch gpt-oss-20b --decoded 0"),
     ("20b-portable", "portable kernels", "--arch gpt-oss-20b --device cuda-portable"),
+    ("20b-fp8", "FP8 experts", "--arch gpt-oss-20b --expert-dtype fp8"),
     ("20b-nf4", "", "--arch gpt-oss-20b --quant nf4"),
     ("20b-qat-mxfp4", "QAT in mxfp4", "--arch gpt-oss-20b --qat mxfp4"),
     ("20b-qat-nvfp4", "QAT in nvfp4", "--arch gpt-oss-20b --qat nvfp4"),

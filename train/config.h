@@ -21,6 +21,7 @@ enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_C
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_expert_weights { CFG_EXPERTS_AUTO, CFG_EXPERTS_PACKED, CFG_EXPERTS_BF16 };
 enum cfg_offload { CFG_OFFLOAD_AUTO, CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS, CFG_OFFLOAD_MOMENTS, CFG_OFFLOAD_ALL };
+enum cfg_expert_dtype { CFG_EXPERTS_IN_BF16, CFG_EXPERTS_IN_FP8 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
@@ -85,7 +86,7 @@ struct config {
         int64_t warmup_steps;
     } optim;
     struct {
-        int device, dtype, recompute, offload, aux_convention;
+        int device, dtype, expert_dtype, recompute, offload, aux_convention;
         int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads, decoded_layers;
         double epochs, aux_loss_coef, memory_gb;
         char resume[MT_PATH], profile[64];

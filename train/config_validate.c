@@ -175,6 +175,12 @@ static int validate_quant(const struct config *c, struct err *err)
     char weights[32], inputs[32];
     config_choice(QUANT_FORMATS, c->quant.weights, weights);
     config_choice(QUANT_INPUTS, c->quant.activations, inputs);
+    if (c->train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(c))
+        return err_set(
+            err,
+            "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = %s, quant.activations "
+            "= %s) exclude each other: set train.expert_dtype = bf16, or both to none",
+            weights, inputs);
     if (!c->quant.narrow || !config_quantises(c) || !strncmp(weights, "int", 3) || !strcmp(inputs, "int8")) return 0;
     const bool of_inputs = c->quant.weights == CFG_QUANT_NONE;
     return err_set(err, "quant.narrow = true with quant.%s = %s: only int8 and int4 have narrow codes",

@@ -72,6 +72,7 @@ struct model_options plan_fixed_options(const struct plan_request *q)
                                 .frozen = !q->train,
                                 .quantize = plan_quantize(cfg),
                                 .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
+                                .fp8_experts = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8,
                                 .aux_coef = cfg->train.aux_loss_coef,
                                 .qat = plan_qat(cfg),
                                 .par = q->par,

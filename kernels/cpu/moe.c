@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/glu.h"
+#include "kernels/minifloat.h"
 
 enum {
     TILE = 64,  /* output columns of a task: a multiple of MXFP4's 32 */
@@ -71,6 +72,32 @@ static void lora_thin(struct device *dev, struct tensor out, struct tensor x, st
                         expert(factor, e), factor.ld, 0, real_row(out, first), out.ld);
         }
     }
+}
+
+/* x as FP8 products of p read it (struct proj_fp8), in scratch; x itself without them. */
+static struct tensor fp8_rows(struct device *dev, struct tensor x, const struct proj *p, const struct route *r)
+{
+    const float *step = p->fp8.step.data;
+    if (!p->fp8.step.ndim) return x;
+    const struct tensor y = arena_tensor_2d(&dev->work, DT_REAL, x.shape[0], x.shape[1]);
+    if (dev->dry_run) return y;
+#pragma omp parallel for schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t m = 0; m < x.shape[0]; m++) {
+        const real *from = real_row(x, m);
+        real *to = real_row(y, m);
+        float most = 0;
+        int64_t e = 0;
+        while (I32(r->offs)[e + 1] <= m) e++;
+        for (int64_t i = 0; i < x.shape[1]; i++) {
+            const float a = fabsf((float)from[i]);
+            most = a > most || isnan(a) ? a : most;
+            if (isnan(a)) break;
+        }
+        const float row_step = e4m3_row_step(most);
+        for (int64_t i = 0; i < x.shape[1]; i++)
+            to[i] = step[e] > 0 ? (real)e4m3_row_value((float)from[i], row_step) : from[i];
+    }
+    return y;
 }
 
 /* y[m] = W_e x[m] + bias_e + scale B_e xa[m].  y [M,out], x [M,in], xa [M,R] */
@@ -142,10 +169,11 @@ void CPU(moe_up_fwd)(struct device *dev, struct tensor act, struct tensor pre, s
     int64_t mark = arena_mark(&dev->work), n_row = act.shape[0];
     const struct weight w = proj_weight(dev, up, r->offs);
     struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in), buffers = tile_buffers(dev, w.n_in);
+    if (!dev->dry_run) gather(dev, rows, x, r);
+    const struct tensor read = fp8_rows(dev, rows, up, r);
     if (!dev->dry_run) {
-        gather(dev, rows, x, r);
         if (lora->r > 0) lora_thin(dev, xa, rows, lora->a, false, r);
-        experts_fwd(dev, pre, buffers, rows, xa, r, up, &w);
+        experts_fwd(dev, pre, buffers, read, xa, r, up, &w);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) glu_row_fwd(real_row(act, m), real_row(pre, m), act.shape[1], glu);
     }
@@ -175,9 +203,10 @@ void CPU(moe_down_fwd)(struct device *dev, struct tensor y, struct tensor ha, st
     int64_t mark = arena_mark(&dev->work);
     const struct weight w = y.ndim ? proj_weight(dev, down, r->offs) : down->w;
     struct tensor buffers = tile_buffers(dev, w.n_in);
+    const struct tensor read = y.ndim ? fp8_rows(dev, act, down, r) : act;
     if (!dev->dry_run) {
         if (down->lora.r > 0) lora_thin(dev, ha, act, down->lora.a, false, r);
-        if (y.ndim) experts_fwd(dev, y, buffers, act, ha, r, down, &w);
+        if (y.ndim) experts_fwd(dev, y, buffers, read, ha, r, down, &w);
     }
     arena_release(&dev->work, mark);
 }
@@ -260,11 +289,12 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w.n_out);
+    if (!dev->dry_run) gather(dev, dy, dout, r);
+    const struct tensor read = fp8_rows(dev, dy, down, r);
     if (!dev->dry_run) {
         struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias, &down->in};
-        gather(dev, dy, dout, r);
         if (lora->r > 0) lora_thin(dev, dyb, dy, lora->b, true, r);
-        experts_bwd(dev, g, buffers, dy, dyb, r, &w, lora);
+        experts_bwd(dev, g, buffers, read, dyb, r, &w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)
         for (int64_t m = 0; m < n_row; m++) down_row_bwd(dev, &rows, r, glu, m);
         if (lora->r > 0 && down->grad.a.ndim) {
@@ -284,6 +314,7 @@ void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, struct tensor dpre, s
     struct tensor rows = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in); /* of x, then of dx */
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor buffers = tile_buffers(dev, w.n_out), none = {0};
+    const struct tensor read = fp8_rows(dev, dpre, up, r);
     if (!dev->dry_run) {
         if (lora->r > 0) lora_thin(dev, dyb, dpre, lora->b, true, r);
         if (lora->r > 0 && up->grad.a.ndim) {
@@ -291,7 +322,7 @@ void CPU(moe_up_bwd)(struct device *dev, struct tensor dx, struct tensor dpre, s
             lora_grad_acc(dev, up->grad.a, dyb, rows, lora->scale[0], r);
             lora_grad_acc(dev, up->grad.b, dpre, xa, lora->scale[0], r);
         }
-        experts_bwd(dev, rows, buffers, dpre, dyb, r, &w, lora);
+        experts_bwd(dev, rows, buffers, read, dyb, r, &w, lora);
         sum_slots(dev, dx, none, none, rows, r);
     }
     arena_release(&dev->work, mark);

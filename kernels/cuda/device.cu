@@ -107,6 +107,9 @@ static void gpu_zero(void *dst, int64_t bytes)
     if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, (size_t)bytes, cuda.stream));
 }
 
+/* A plan without a GPU is for a Hopper. */
+static bool gpu_fp8_products(void) { return !cuda.stream || cuda.hopper; }
+
 /* ---- table ---- */
 
 static const struct ops table = {
@@ -114,6 +117,7 @@ static const struct ops table = {
     .act_dtype = DT_BF16,
     .stat_dtype = DT_F32,
     .own_memory = true,
+    .fp8_products = gpu_fp8_products,
     .rank_multiple = 8,
     .alloc = gpu_alloc,
     .alloc_host = gpu_alloc_host,
@@ -190,6 +194,8 @@ static const struct ops table = {
     .adamw = cuda_adamw,
     .cast = cuda_cast,
     .decode = cuda_decode,
+    .mx_range = cuda_mx_range,
+    .expert_codes = cuda_expert_codes,
     .proj_amax = cuda_proj_amax,
     .loss_sum = cuda_loss_sum,
     .aux_sum = cuda_aux_sum,

@@ -27,11 +27,13 @@
  *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
  *   third launch ran at the speed of a copy. */
 #include "kernels/cuda/grouped_epilogue.cuh"
+#include "kernels/cuda/grouped_fp8.h"
 #include "kernels/moe_part.h"
 
 enum { THREADS = 256, WARP = 32, MAX_EXP = 512 };
 
 static const struct tensor absent = {};
+static const struct fp8_rows no_fp8_rows = {};
 
 /* ---- the grouped products ---- */
 
@@ -140,12 +142,64 @@ static __global__ void __launch_bounds__(MAX_EXP)
     if (e >= all && e <= n_place) to[e] = offs[n_exp];
 }
 
+/* The rows of an FP8 product: what a product with proj reads instead of x, which has one row per token or is in expert
+ * order. Takes their scratch; nothing without FP8 products. */
+static struct fp8_rows push_fp8_rows(struct device *dev, const struct proj *proj, struct tensor x, bool tokens,
+                                     const struct route *r)
+{
+    const int64_t n_row = r->row_slot.shape[0], n_in = x.shape[1];
+    struct fp8_rows rows = {};
+    if (!proj->fp8.step.ndim) return rows;
+    if (proj->fp8.pair) {
+        rows.codes = (uint8_t *)arena_push(&dev->work, n_row * n_in);
+        rows.step = (float *)arena_push(&dev->work, n_row * (int64_t)sizeof(*rows.step));
+    } else {
+        rows.values = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_row, n_in));
+    }
+    if (dev->dry_run) return rows;
+    const struct fp8_source from = {bf16_ptr(x),
+                                    x.ld,
+                                    n_in,
+                                    n_row,
+                                    i32_ptr(r->offs),
+                                    r->offs.shape[0] - 1,
+                                    (const float *)proj->fp8.step.data,
+                                    tokens ? i32_ptr(r->slot_row) : NULL,
+                                    r->idx.shape[0],
+                                    r->idx.shape[1]};
+    cuda_fp8_rows(&rows, &from);
+    return rows;
+}
+
+/* The main product where the codes of exact experts are in memory: one launch for each run of experts that are exact,
+ * or are not. Most often all are. */
+static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
+{
+    const struct weight *w = &proj->w;
+    struct grouped_fp8 f = {*g, rows->codes, rows->step, (const uint8_t *)w->data, f32_ptr(proj->fp8.step)};
+    f.g.slot = NULL;
+    for (int64_t i = 0, end; i < w->n_exp; i = end) {
+        const bool exact = proj->fp8.host_step[i] > 0;
+        for (end = i + 1; end < w->n_exp && (proj->fp8.host_step[end] > 0) == exact;) end++;
+        f.g.first = g->first = i;
+        f.g.count = g->count = end - i;
+        g->b = (const bf16 *)w->data + i * w->n_out * w->n_in;
+        if (exact)
+            cuda_grouped_fp8(&f);
+        else
+            cuda_grouped_wgmma(g);
+    }
+}
+
 /* The main product with proj, in launches of d.count experts. Sets ids, offs, n_out, n_in, first, count and b of g. */
-static void product(struct grouped *g, const struct proj *proj, struct decoded d)
+static void product(struct grouped *g, const struct proj *proj, struct decoded d, struct fp8_rows rows)
 {
     const struct weight *w = &proj->w;
     g->n_out = g->kn ? w->n_in : w->n_out;
     g->n_in = g->kn ? w->n_out : w->n_in;
+    if (rows.codes && g->n_row) product_of_codes(g, proj, &rows);
+    if (rows.codes) return;
+    if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
     if (d.ids && g->n_row) {
         MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
         list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
@@ -337,6 +391,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
     const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
     const struct decoded matrices = push_decoded(dev, up, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, up, x, true, r);
     if (!dev->dry_run) {
         if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
         struct grouped g = rows_of(x, true, r);
@@ -346,8 +401,9 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
         g.n_out = up->w.n_out;
-        g.epilogue = glu->interleaved || cuda_grouped_swiglu(&g) ? GROUPED_GLU : GROUPED_STORE;
-        product(&g, up, matrices);
+        const bool fused = glu->interleaved || (!rows.codes && cuda_grouped_swiglu(&g));
+        g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
+        product(&g, up, matrices, rows);
         if (g.epilogue == GROUPED_STORE && n_row) {
             glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
             CUDA_CHECK_LAUNCH();
@@ -362,13 +418,14 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
     const struct lora *lora = &down->lora;
     const int64_t mark = arena_mark(&dev->work);
     const struct decoded matrices = push_decoded(dev, down, r);
+    const struct fp8_rows rows = y.ndim ? push_fp8_rows(dev, down, act, false, r) : no_fp8_rows;
     if (!dev->dry_run) {
         if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
         struct grouped g = rows_of(act, false, r);
         take_adapter(&g, lora, ha, lora->b);
         g.bias = (const float *)whole(down->bias);
         g.out = (bf16 *)whole(y);
-        if (y.ndim) product(&g, down, matrices);
+        if (y.ndim) product(&g, down, matrices, rows);
     }
     arena_release(&dev->work, mark);
 }
@@ -433,6 +490,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const int64_t product_mark = arena_mark(&dev->work);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, down, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
     if (!dev->dry_run && n_row) {
         if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
         struct grouped g = rows_of(dout, true, r);
@@ -447,10 +505,10 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
         g.dgate_part = f32_ptr(part);
-        product(&g, down, matrices);
+        product(&g, down, matrices, rows);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
-            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), g.a, g.lda, w->n_out,
-            i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
+            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), bf16_ptr(dout), dout.ld,
+            w->n_out, i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
@@ -470,15 +528,16 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     if (lora->r && !dev->dry_run) thin_product(db, absent, dpre, false, lora->b, true, r);
     if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
-    const struct tensor rows = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
+    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct decoded matrices = push_decoded(dev, up, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, up, dpre, false, r);
     if (!dev->dry_run) {
         struct grouped g = rows_of(dpre, false, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
-        g.out = bf16_ptr(rows);
-        product(&g, up, matrices);
-        sum_slots(dx, absent, NULL, rows, r);
+        g.out = bf16_ptr(out);
+        product(&g, up, matrices, rows);
+        sum_slots(dx, absent, NULL, out, r);
     }
     arena_release(&dev->work, mark);
 }
@@ -495,7 +554,7 @@ static void base_or_hybrid(struct device *dev, const struct moe_part *p, const s
     g.kn = p->backward;
     g.bias = p->backward ? NULL : (const float *)whole(p->proj->bias);
     g.out = (bf16 *)whole(p->out);
-    product(&g, p->proj, matrices);
+    product(&g, p->proj, matrices, no_fp8_rows);
 }
 
 /* out += scale * thin times a factor of the adapter, as a product with a depth of r. */

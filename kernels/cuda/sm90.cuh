@@ -186,6 +186,19 @@ MT_WGMMA_SHARED(64, 128, 64, 65, 66, 67)
 MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99)
 MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131)
 
+/* The same for a [64, 32] and b [32, N] in e4m3, both K-major: 128 of k in a row of 128 bytes. The sums inside one
+ * instruction keep about 14 bits, so that a caller adds them to f32 sums after at most 128 of k. */
+#define MT_WGMMA_E4M3(E, N, A, B, P)                                                                                   \
+    __device__ __forceinline__ void wgmma_e4m3(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                  \
+    {                                                                                                                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
+                     "k32.f32.e4m3.e4m3 {" MT_WGMMA_NAMES_##E "}, %" #A ", %" #B ", p, 1, 1;\n}\n"                     \
+                     : MT_WGMMA_OUT_##E                                                                                \
+                     : "l"(a), "l"(b), "r"((int)accumulate));                                                          \
+    }
+MT_WGMMA_E4M3(64, 128, 64, 65, 66)
+MT_WGMMA_E4M3(96, 192, 96, 97, 98)
+
 /* a in registers, in the layout of mma_bf16 (mma.cuh): two adjacent blocks of 8 columns of an accumulator, rounded to
  * bf16. It must not change before wgmma_wait has returned for this product. */
 #define MT_WGMMA_REGISTERS(E, N, A0, A1, A2, A3, B, P, T)                                                              \
@@ -203,6 +216,7 @@ MT_WGMMA_REGISTERS(64, 128, 64, 65, 66, 67, 68, 69, 70)
 MT_WGMMA_REGISTERS(96, 192, 96, 97, 98, 99, 100, 101, 102)
 MT_WGMMA_REGISTERS(128, 256, 128, 129, 130, 131, 132, 133, 134)
 #undef MT_WGMMA_SHARED
+#undef MT_WGMMA_E4M3
 #undef MT_WGMMA_REGISTERS
 #undef MT_WGMMA_8
 #undef MT_WGMMA_32
@@ -222,10 +236,12 @@ MT_WGMMA_REGISTERS(128, 256, 128, 129, 130, 131, 132, 133, 134)
 #endif
 /* ---- host: tensor maps ---- */
 
-/* A bf16 tensor of three axes, the innermost first, for tma_load in boxes with the 128-byte swizzle, zeros beyond its
- * edges. size in elements; stride of the outer two axes in bytes, multiples of 16; box in elements, the first 64. */
+/* A tensor of three axes, of bf16 or of bytes, the innermost first, for tma_load in boxes with the 128-byte swizzle,
+ * zeros beyond its edges. size in elements; stride of the outer two axes in bytes, multiples of 16; box in elements,
+ * the first 128 bytes. */
 static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3], const int64_t stride[2],
-                                          const int64_t box[3])
+                                          const int64_t box[3],
+                                          CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
 {
     static decltype(&cuTensorMapEncodeTiled) encode;
     if (!encode) {
@@ -240,9 +256,9 @@ static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3
     const cuuint64_t sizes[3] = {(cuuint64_t)size[0], (cuuint64_t)size[1], (cuuint64_t)size[2]};
     const cuuint64_t strides[2] = {(cuuint64_t)stride[0], (cuuint64_t)stride[1]};
     const cuuint32_t boxes[3] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]}, step[3] = {1, 1, 1};
-    const CUresult rc = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, (void *)base, sizes, strides, boxes, step,
-                               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult rc =
+        encode(&map, type, 3, (void *)base, sizes, strides, boxes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)size[2],
                (long long)size[1], (long long)size[0], (int)rc);
     return map;

@@ -10,6 +10,10 @@
  * says little about another's. Such models run NEAR_RUNS times on the CPU in the device's dtype, all but the first from
  * an embedding whose last bit differs in some elements. The largest error of each quantity counts.
  *
+ * With train.expert_dtype = fp8 F64 is without FP8, so that the errors are those of the quantisation. The CPU in the
+ * device's dtype quantises as the device does, and the bound in f32 is that of bf16. A fourth run, on that CPU without
+ * FP8, shows what FP8 costs: the errors of the loss and of all gradients beside those of bf16.
+ *
  * Routing is discontinuous: when the logits of two experts nearly tie, rounding decides, and all later values differ.
  * Both CPU sides therefore use the device's experts, with their own gates. `check` counts the tokens for which f64
  * would choose other experts. Of these it takes the logit difference between a chosen and a better expert, in standard
@@ -52,7 +56,8 @@ struct check {
     struct batch batch;
     float *params; /* [n_flat] the adapters of all sides, in the logical layout */
     struct capture got, near[NEAR_RUNS], want;
-    bool bf16;
+    struct capture plain; /* with FP8 products: of the CPU in the device's dtype, without them */
+    bool bf16, fp8;
     struct arch arch;
     struct adapters plan; /* its logical layout: parameters and offsets */
     int64_t n_bad;
@@ -380,12 +385,14 @@ static void cpu_pass(struct check *k, struct run *r, uint64_t nudge_key, struct 
     pass(r, k, c);
 }
 
-/* Runs the CPU `n` times in the device's dtype, or once in f64 (oracle). */
-static int cpu_side(struct check *k, bool oracle, struct capture *c, int n, struct err *err)
+/* Runs the CPU `n` times in the device's dtype, or once in f64 (oracle); with the FP8 products of the device or without
+ * them. */
+static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, int n, struct err *err)
 {
     struct config cfg = k->cfg;
     struct run r;
     struct ops table;
+    cfg.train.expert_dtype = fp8 ? k->cfg.train.expert_dtype : CFG_EXPERTS_IN_BF16;
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.dtype = k->bf16 ? CFG_DTYPE_BF16 : CFG_DTYPE_FP32;
     cfg.train.memory_gb = 0;
@@ -479,7 +486,7 @@ static struct error error_bound(const struct check *k, const float *got, const f
                                 int64_t n)
 {
     struct error e = {.device = error_of(got, want, n), .near = error_of(near, want, n)};
-    e.allowed = k->bf16 ? 2 * e.near + ROUNDING : fmax(F32_BOUND, 2 * e.near);
+    e.allowed = k->bf16 || k->fp8 ? 2 * e.near + ROUNDING : fmax(F32_BOUND, 2 * e.near);
     return e;
 }
 
@@ -649,6 +656,28 @@ static void print_entries(struct check *k)
     k->n_bad += bad;
 }
 
+/* Relative error of the loss and of all gradients together. */
+static void print_quality(struct check *k, const char *name, const struct capture *c)
+{
+    const int64_t n = adapters_logical(&k->plan)->n_flat;
+    fprintf(k->out, "    %-52s loss %9.2e  gradients %9.2e\n", name, fabs(c->loss - k->want.loss) / k->want.loss,
+            error_of(c->grad, k->want.grad, n));
+}
+
+/* What FP8 products cost. */
+static void print_fp8(struct check *k)
+{
+    const char *dtype = k->bf16 ? "bf16" : "f32";
+    char same[64], without[64];
+    if (!k->fp8) return;
+    snprintf(same, sizeof(same), "train.expert_dtype = fp8, CPU in %s", dtype);
+    snprintf(without, sizeof(without), "train.expert_dtype = bf16, CPU in %s", dtype);
+    fprintf(k->out, "  FP8 products: errors against F64 without them\n");
+    print_quality(k, "train.expert_dtype = fp8, this device", &k->got);
+    print_quality(k, same, k->near);
+    print_quality(k, without, &k->plain);
+}
+
 static void report(struct check *k)
 {
     const int64_t n = k->batch.n_tok * k->arch.d_model, n_x = k->batch.n_tok * arch_stream_cols(&k->arch);
@@ -672,7 +701,13 @@ static void report(struct check *k)
     print_routing(k, allowed_h);
     print_entries(k);
     fprintf(k->out, "  loss %.6f, in F64 %.6f\n", k->got.loss, k->want.loss);
-    if (k->bf16)
+    print_fp8(k);
+    if (k->fp8)
+        fprintf(k->out,
+                "  allowed: twice the error of the CPU that quantises the experts' rows in the same way, and one "
+                "rounding, 2^-9.\n  F64 is without FP8 products. The CPU sides take the experts that the device "
+                "chose\n");
+    else if (k->bf16)
         fprintf(
             k->out,
             "  allowed: twice the error of the CPU that rounds every activation to bf16, and one rounding, 2^-9. The "
@@ -695,6 +730,7 @@ static void check_free(struct check *k)
     capture_free(&k->got);
     for (int i = 0; i < NEAR_RUNS; i++) capture_free(&k->near[i]);
     capture_free(&k->want);
+    capture_free(&k->plain);
     mem_free(forced.apart);
     mem_free(chosen.apart);
     forced.apart = chosen.apart = NULL;
@@ -707,7 +743,8 @@ static int run_sides(struct check *k, struct err *err)
     run_close(&k->device);
     if (rc || plan_adapters(&k->plan, &k->arch, &k->cfg, NULL, err)) return -1;
     const int n_near = k->arch.delta.shape.n_value ? NEAR_RUNS : 1;
-    if (cpu_side(k, false, k->near, n_near, err) || cpu_side(k, true, &k->want, 1, err)) return -1;
+    if (k->fp8 && cpu_side(k, false, false, &k->plain, 1, err)) return -1;
+    if (cpu_side(k, false, true, k->near, n_near, err) || cpu_side(k, true, false, &k->want, 1, err)) return -1;
     for (int i = 1; i < n_near; i++) keep_larger(k, &k->near[i]);
     return 0;
 }
@@ -716,6 +753,7 @@ int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, 
 {
     static struct check k;
     k = (struct check){.cfg = *cfg, .n_layer = n_layer, .ops = ops, .out = out};
+    k.fp8 = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
     k.cfg.data.seq_len = MT_MIN(cfg->data.seq_len, MAX_SEQ);
     k.cfg.train.micro_batch = N_SEQ;
     k.cfg.data.packing = true;

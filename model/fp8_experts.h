@@ -1,0 +1,19 @@
+/* fp8_experts.h - experts whose products run in e4m3 (train.expert_dtype = fp8): which are exact, and their codes. */
+#ifndef MT_FP8_EXPERTS_H
+#define MT_FP8_EXPERTS_H
+
+#include "model/fill.h"
+
+/* What an expert's e4m3 values are multiplied with, from the smallest and largest scale byte of its MXFP4 blocks; 0:
+ * the blocks span more than the 15 binades in which all values of MXFP4 are values of e4m3. */
+float fp8_expert_step(int32_t low, int32_t high);
+/* Sets proj->fp8 of a stack of experts, and counts the exact ones. Error: they are not in MXFP4. */
+int fp8_experts_open(struct fill *f, struct proj *proj) MT_CHECK;
+/* Whether this device's products read e4m3 codes of proj. */
+bool fp8_experts_have_codes(const struct fill *f, const struct proj *proj);
+/* Replaces the packed weight, which is in dev->work, by the codes, in dev->weights. */
+void fp8_experts_decode(struct fill *f, struct proj *proj);
+/* Logs how many experts are exact. */
+void fp8_experts_log(const struct weights *w);
+
+#endif
