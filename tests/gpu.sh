@@ -8,7 +8,7 @@
 #   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
 #   builds     builds for other GPUs only (needs nvcc). Built for sm_80, a Hopper GPU runs the portable kernels. Built
 #              without code for this GPU, `auto` trains on the CPU and says why, `cuda` is an error
-#   check      `moetrain check` on the demo's model, with the Hopper kernels and the portable ones
+#   check      `moetrain check` on the demo's model, with the Hopper kernels and the portable ones, in bf16 and FP8
 #   demo       trains the demo on the GPU: held-out loss within 1 % of the CPU's
 #   repeat     trains the demo twice: the same adapter, bit by bit
 #   ranks      trains the demo on several GPUs: data parallel, with parallel.zero, expert parallel, and resumed on one
@@ -74,7 +74,7 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     return $status
 }
 stage_memcheck() {
-    sanitize memcheck -- fakequant input_quant ops_attn ops_delta ops_dense ops_experts ops_hyper ops_mla ops_moe \
+    sanitize memcheck -- fakequant fp8 input_quant ops_attn ops_delta ops_dense ops_experts ops_hyper ops_mla ops_moe \
         ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim prof quant
 }
 # racecheck does not know the ordering by TMA and mbarriers and reports false hazards in kernels that use them. The
@@ -82,7 +82,7 @@ stage_memcheck() {
 # call cuBLASLt, whose Hopper kernels use TMA too.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
-        fakequant input_quant ops_attn ops_delta ops_experts ops_hyper ops_mla ops_moe ops_norm ops_router \
+        fakequant fp8 input_quant ops_attn ops_delta ops_experts ops_hyper ops_mla ops_moe ops_norm ops_router \
         ops_shared_attn ops_sigmoid optim quant
 }
 
@@ -129,9 +129,12 @@ stage_builds() {
 }
 
 stage_check() {
-    local device
+    local device dtype
     for device in cuda cuda-portable; do
-        "$bin/moetrain" check configs/demo.ini --set train.device=$device --set output.dir="$work/check" || return 1
+        for dtype in bf16 fp8; do
+            "$bin/moetrain" check configs/demo.ini --set train.device=$device --set train.expert_dtype=$dtype \
+                --set output.dir="$work/check" || return 1
+        done
     done
 }
 

@@ -254,9 +254,16 @@ static void test_ops(void **state)
     for (int i = 0; i < MT_LEN(cases); i++) op_check_case(run_ops, &cases[i], 2e-6);
 }
 
+static void ops_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_ops, &cases[i]);
+}
+
 /* Depths that are no multiple of 128, columns of no multiple of 192, one row more than a tile, more tiles than blocks,
  * every epilogue, few rows in packed experts, rows that a block holds in registers and rows that it reads twice. */
-static void ops_on_the_gpu(void **state)
+static void ops_large_on_the_gpu(void **state)
 {
     static const struct fp8_case large[] = {
         {{{WF_MXFP4, 0, false}, 130, 6, 4, 320, 160, 16, 16, GPTOSS_2, true, SPREAD}, true, false},
@@ -274,7 +281,6 @@ static void ops_on_the_gpu(void **state)
     };
     (void)state;
     op_check_need_gpu();
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_ops, &cases[i]);
     for (int i = 0; i < MT_LEN(large); i++) op_check_cuda(run_ops, &large[i]);
 }
 
@@ -324,9 +330,11 @@ static void test_check(void **state)
 int test_fp8(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),  cmocka_unit_test(test_codes),       cmocka_unit_test(test_ops_quantise),
-        cmocka_unit_test(test_ops),   cmocka_unit_test(test_runs),        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_check), cmocka_unit_test(codes_on_the_gpu), cmocka_unit_test(ops_on_the_gpu),
+        cmocka_unit_test(test_rows),         cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_ops_quantise), cmocka_unit_test(test_ops),
+        cmocka_unit_test(test_runs),         cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_check),        cmocka_unit_test(codes_on_the_gpu),
+        cmocka_unit_test(ops_on_the_gpu),    cmocka_unit_test(ops_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("fp8", tests, NULL, NULL);
 }

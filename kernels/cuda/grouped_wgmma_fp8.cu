@@ -148,7 +148,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, 
 #endif
 
 template <int EPILOGUE, bool KN>
-static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_kernel(const __grid_constant__ struct fp8_args p)
+static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(const __grid_constant__ struct fp8_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
@@ -205,10 +205,10 @@ template <int EPILOGUE, bool KN> static void launch(const struct grouped_fp8 *f)
                   : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, COLS);
     }
     if (!configured)
-        CUDA_CHECK(cudaFuncSetAttribute(grouped_fp8_kernel<EPILOGUE, KN>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        shape<COLS>::RING_BYTES));
+        CUDA_CHECK(cudaFuncSetAttribute(grouped_fp8_wgmma_kernel<EPILOGUE, KN>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shape<COLS>::RING_BYTES));
     configured = true;
-    grouped_fp8_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
+    grouped_fp8_wgmma_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
