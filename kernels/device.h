@@ -11,9 +11,10 @@ extern "C" {
 struct ops; /* kernels/ops.h */
 
 /* Minimum work of an op: FLOPs of its products; bytes of every input read once and every output written once; and bytes
- * for decoding 4-bit weights to bf16 before the product. */
+ * for decoding 4-bit weights to bf16 before the product. fp8: the FLOPs of FP8 products among flops, which run at twice
+ * the roof. */
 struct cost {
-    double flops, bytes, decode;
+    double flops, bytes, decode, fp8;
 };
 /* Roofs: FLOPs and bytes per second of a large product and a large copy (prof_measure_roofs); 0: not measured. */
 struct roofs {
@@ -22,7 +23,8 @@ struct roofs {
 /* The floor: the shortest time of this work with these roofs; decoding precedes the product. 0 without roofs. */
 static inline double cost_ms(const struct roofs *r, const struct cost *c)
 {
-    return r->flops > 0 ? 1e3 * (MT_MAX(c->flops / r->flops, c->bytes / r->bytes) + c->decode / r->bytes) : 0;
+    return r->flops > 0 ? 1e3 * (MT_MAX((c->flops - c->fp8 / 2) / r->flops, c->bytes / r->bytes) + c->decode / r->bytes)
+                        : 0;
 }
 
 /* A call of an op, between two marks of the device. */

@@ -137,12 +137,17 @@ static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok
     dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
 }
 
-/* The matrix of a projection: as moves_weight; fake-quantised, it is written first, and the product B A computed. */
+/* The matrix of a projection: as moves_weight; of FP8 products, a byte per value, and their FLOPs; fake-quantised, it
+ * is written first, and the product B A computed. */
 static void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const struct weight *w = &p->w;
     const double decode = dev->op.decode, share = MT_MIN(1, (double)n_row / (double)w->n_exp);
     moves_weight(dev, w, n_row);
+    if (p->fp8.pair) { /* as if all experts were exact */
+        dev->op.bytes -= share * (double)weight_bytes(w) / 2;
+        dev->op.fp8 += 2 * (double)n_row * (double)w->n_out * (double)w->n_in;
+    }
     if (!p->quant.format.bits || n_row == 0) return;
     if (dev->op.decode <= decode)
         dev->op.decode += share * (double)(weight_bytes(w) + 2 * w->n_exp * w->n_out * w->n_in);

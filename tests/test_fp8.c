@@ -284,6 +284,34 @@ static void ops_large_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(large); i++) op_check_cuda(run_ops, &large[i]);
 }
 
+/* The floor of FP8 products: half the time, and a byte per value. */
+static void test_floor(void **state)
+{
+    static const struct fp8_case c = {
+        {{WF_MXFP4, 0, false}, 64, 5, 2, 96, 64, 0, 0, GPTOSS, true, SPREAD}, false, true};
+    const double roof[2][2] = {{1e9, 1e15}, {1e15, 1e9}}; /* FLOP/s and bytes/s: products bound the ops, then bytes */
+    struct device dev;
+    (void)state;
+    op_check_begin(&dev, true);
+    struct layer l = expert_layer_make(&dev, &c.s);
+    use_fp8(&dev, &l.up, &c);
+    const int64_t n_value = l.up.w.n_exp * l.up.w.n_out * l.up.w.n_in;
+    l.up.w.format = WF_BF16;
+    for (int i = 0; i < 2; i++) {
+        double ms[2];
+        for (int pair = 0; pair < 2; pair++) {
+            struct device plan;
+            device_dry_run(&plan, &dev);
+            plan.roofs = (struct roofs){roof[i][0], roof[i][1]};
+            l.up.fp8.pair = pair;
+            op_moe_up_fwd(&plan, l.act, l.pre, l.xa, l.x, &l.route, &l.up, &l.glu);
+            ms[pair] = plan.floor_ms;
+        }
+        assert_close(ms[0] - ms[1], i ? 1e-6 * (double)n_value : ms[0] / 2, 1e-9);
+    }
+    op_check_end(&dev);
+}
+
 /* ---- whole runs ---- */
 
 static void test_runs(void **state)
@@ -330,11 +358,10 @@ static void test_check(void **state)
 int test_fp8(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),         cmocka_unit_test(test_codes),
-        cmocka_unit_test(test_ops_quantise), cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_runs),         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_check),        cmocka_unit_test(codes_on_the_gpu),
-        cmocka_unit_test(ops_on_the_gpu),    cmocka_unit_test(ops_large_on_the_gpu),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_codes),           cmocka_unit_test(test_ops_quantise),
+        cmocka_unit_test(test_ops),       cmocka_unit_test(test_floor),           cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_check),           cmocka_unit_test(codes_on_the_gpu),
+        cmocka_unit_test(ops_on_the_gpu), cmocka_unit_test(ops_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("fp8", tests, NULL, NULL);
 }
