@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import sys
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -160,10 +161,22 @@ def write_json(path, value):
         f.write("\n")
 
 
+def words_of(a):
+    """Of 200,000 characters of the text, from a place that the seed chooses; of the whole where too few follow."""
+    least = 201
+    with open(a.text, errors="ignore") as f:
+        text = f.read()
+    words = text[a.seed * 20000:a.seed * 20000 + 200000].split(" ")
+    if len(words) < least:
+        words = text.split(" ")
+    if len(words) < least:
+        sys.exit(f"{a.text} has {len(words)} words, of which spans are drawn at random: name a text of {least} or more")
+    return words
+
+
 def write_rows(a):
     """Random spans of the text, each of 12 to 109 words."""
-    with open(a.text, errors="ignore") as f:
-        words = f.read()[a.seed * 20000:a.seed * 20000 + 200000].split(" ")
+    words = words_of(a)
     sets = []
     for name, count, seed in (("train", a.steps * a.accum, 1), ("eval", 8, 2)):
         rng = random.Random(seed)
