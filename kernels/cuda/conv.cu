@@ -10,12 +10,14 @@
  * Moves: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
  * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
  *   quotient of the sigmoid by the approximate instructions, within 2^-17.
- * Measured: H200, commit a065f47, T 16384 (4 x 4096), C 8192, J 4. bench ops: forward 156 us, 3438 GB/s, 83 % of copy;
- *   backward 257 us, 3139 GB/s, 76 %. bench step of 40 layers: backward 230 us, 3502 GB/s, 84 %.
- * Tried, the kernels alone, us forward and backward: these 155, 224. 8 bytes of eight rows in registers 150, 238; of
- *   four rows 154, 283; of sixteen 148, 272. 16 bytes of four rows 172, 257, without e^x 169, 251; of eight rows 161,
- *   264; of two rows, and the next two loaded before these are used, 182, 282. One row per iteration with exact
- *   division 323, 486 in bench ops. */
+ * Measured: H200, T 16384 (4 x 4096), C 8192, J 4, in a step of 40 layers of qwen3.5-35b-a3b, in turn with the sigmoid
+ *   by __expf and __fdividef (61c7d7f), which handle denormal numbers: forward 155 us, 3465 GB/s, 84 % of copy (157
+ * us); backward 224 us, 3592 GB/s, 87 % (233 us; alone in bench ops 255 us, 76 %, where the SM clock is lower). Tried,
+ * the kernels alone, us forward and backward: these 155, 224. 8 bytes of eight rows in registers 150, 238; of four rows
+ * 154, 283; of sixteen 148, 272. 16 bytes of four rows 172, 257, without e^x 169, 251; of eight rows 161, 264; of two
+ * rows, and the next two loaded before these are used, 182, 282. One row per iteration with exact division 323, 486 in
+ * bench ops. */
+#include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 
@@ -154,7 +156,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
             if (t + k + AHEAD < last) fetch(&ring[k][threadIdx.x], job.x + col, job.ldx, t + k + AHEAD, job.n_tok);
             copy_commit();
 #pragma unroll
-            for (int c = 0; c < 8; c++) u[c] = __fdividef(u[c], 1 + __expf(-u[c]));
+            for (int c = 0; c < 8; c++) u[c] *= fast_sigmoid(u[c]);
             store16(job.y + (t + k) * job.ldy + col, pack8(u));
         }
     }
@@ -212,7 +214,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
             convolve(u, &x, w, v);
 #pragma unroll
             for (int c = 0; c < 8; c++) {
-                const float s = __fdividef(1, 1 + __expf(-u[c]));
+                const float s = fast_sigmoid(u[c]);
                 d[c] *= s * (1 + u[c] * (1 - s));
             }
             if (t + k + AHEAD < last) {

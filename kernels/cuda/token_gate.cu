@@ -3,11 +3,13 @@
  * Shapes: x, dx [T, D] bf16 (views), w [1, D] in any format, logits, gate, dgate [T, 1] f32, idx [T, 1].
  * Needs: D % 8 == 0 (MXFP4: % 32), 16-byte aligned rows. T may be 0.
  * Grid: a warp per token, blocks of 256; a lane loads eight pieces of eight columns at once. Registers on sm_90a, w in
- *   bf16: forward 48, backward 54.
+ *   bf16: forward 53, backward 54.
  * Moves: fwd 2 T D bytes, bwd 4 T D: memory bound.     Numerics: f32 sums in an order that depends on D alone; one
  *   rounding at the end.
- * Measured: H200, commit 60d698a, T 16384, D 2048: forward 28 us, 2439 GB/s, 58 % of copy (two tokens per warp: 30 us);
- *   backward 37 us, 3648 GB/s, 87 %. As a router of 32 columns, of which one is used (router.cu): 51 and 77 us. */
+ * Measured: H200, commit 60d698a, T 16384, D 2048: backward 37 us, 3648 GB/s, 87 % of copy;
+ *   forward in a step of 40 layers 24 us, 2831 GB/s, 68 %, with plain loads 29 us (61c7d7f, in turn). A copy of the
+ *   same 67 MB takes 21 us. Two tokens per warp, or blocks that loop over tokens: no faster. As a router of 32 columns,
+ * of which one is used (router.cu): 51 and 77 us. */
 #include "kernels/cuda/rows.cuh"
 
 enum { BLOCK = 256, PIECES = 8 };
@@ -23,12 +25,15 @@ struct gate_job {
 
 static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
-/* Pieces of x from column `first` on; zeros beyond the row. */
+/* Pieces of x from column `first` on; zeros beyond the row. STREAM: L2 evicts them first. */
+template <bool STREAM>
 static __device__ inline void load_pieces(uint4 piece[PIECES], const bf16 *x, int64_t first, int64_t n_in)
 {
 #pragma unroll
-    for (int k = 0; k < PIECES; k++)
-        piece[k] = first + 256 * k < n_in ? load16(x + first + 256 * k) : make_uint4(0, 0, 0, 0);
+    for (int k = 0; k < PIECES; k++) {
+        const uint4 *from = (const uint4 *)(x + first + 256 * k);
+        piece[k] = first + 256 * k >= n_in ? make_uint4(0, 0, 0, 0) : STREAM ? __ldcs(from) : *from;
+    }
 }
 
 /* BF16: the weight is bf16. */
@@ -42,13 +47,13 @@ template <bool BF16> static __device__ inline void load_weight(float v[8], const
 
 /* Calls use(v, w, col) for the lane's columns of row x, eight at a time: their values, those of the weight, and the
  * first of them. */
-template <bool BF16, typename USE>
+template <bool BF16, bool STREAM, typename USE>
 static __device__ __forceinline__ void each_eight(const bf16 *x, const struct weight &weight, int lane, USE use)
 {
     float v[8], w[8];
     for (int64_t first = 8 * lane; first < weight.n_in; first += 256 * PIECES) {
         uint4 piece[PIECES];
-        load_pieces(piece, x, first, weight.n_in);
+        load_pieces<STREAM>(piece, x, first, weight.n_in);
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
             if (first + 256 * k >= weight.n_in) break;
@@ -65,7 +70,7 @@ template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(co
     const int lane = (int)threadIdx.x % 32;
     float sum = 0;
     if (t >= job.n_tok) return;
-    each_eight<BF16>(job.x + t * job.ldx, job.w, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
+    each_eight<BF16, true>(job.x + t * job.ldx, job.w, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += v[i] * w[i];
     });
@@ -83,7 +88,7 @@ template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_bwd(co
     const float s = sigmoid(job.logits[t * job.ld_logits]);
     const float dl = job.scale * job.gate[t * job.ld_gate] * s * (1 - s);
     bf16 *dx = job.x + t * job.ldx;
-    each_eight<BF16>(dx, job.w, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
+    each_eight<BF16, false>(dx, job.w, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += dl * w[i];
         store16(dx + col, pack8(v));
