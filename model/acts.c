@@ -89,8 +89,7 @@ static void push_group(const struct acts_plan *p, struct layer_acts *s, enum act
     p->a->ffn[p->layer]->plan(p, s, group);
 }
 
-/* The groups of a layer that are saved, or those that are not. */
-static void push_groups(struct acts_plan *p, struct acts *s, const struct adapters *ad, int64_t layer, bool saved)
+static void set_layer(struct acts_plan *p, const struct acts *s, const struct adapters *ad, int64_t layer)
 {
     const int groups = p->backward ? s->save.groups[layer] : 0;
     p->layer = layer;
@@ -99,12 +98,43 @@ static void push_groups(struct acts_plan *p, struct acts *s, const struct adapte
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
-    for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++) {
-        const int64_t mark = arena_mark(&p->dev->work);
-        if (p->saved[g] != saved) continue;
-        push_group(p, &s->layers[layer], g);
-        s->bytes[layer][g] = arena_mark(&p->dev->work) - mark;
-    }
+}
+
+static void push_counted(const struct acts_plan *p, struct acts *s, enum acts_group g)
+{
+    const int64_t mark = arena_mark(&p->dev->work);
+    push_group(p, &s->layers[p->layer], g);
+    s->bytes[p->layer][g] = arena_mark(&p->dev->work) - mark;
+}
+
+/* The groups of a layer that are saved, or those that are not. */
+static void push_groups(struct acts_plan *p, struct acts *s, const struct adapters *ad, int64_t layer, bool saved)
+{
+    const bool host = p->backward && s->save.groups[layer] & SAVE_HOST;
+    set_layer(p, s, ad, layer);
+    for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++)
+        if (p->saved[g] == saved && !(g == ACTS_FFN && host)) push_counted(p, s, g);
+}
+
+/* The groups FFN in host memory take turns in two regions. */
+static void push_regions(struct acts *s, struct acts_plan *p, const struct adapters *ad)
+{
+    struct offload *o = &s->offload;
+    struct arena *work = &p->dev->work;
+    const int64_t mark = arena_mark(work);
+    o->on = p->backward && o->n;
+    o->region_bytes = 0;
+    for (int64_t pass = 0; o->on && pass < OFFLOAD_REGIONS; pass++) /* the first finds the size of a region */
+        for (int64_t i = 0; i < o->n; i++) {
+            if (pass && i % OFFLOAD_REGIONS != pass) continue;
+            arena_release(work, mark);
+            arena_push(work, pass * o->region_bytes);
+            set_layer(p, s, ad, o->layer[i]);
+            push_counted(p, s, ACTS_FFN);
+            if (!pass) o->region_bytes = MT_MAX(o->region_bytes, s->bytes[p->layer][ACTS_FFN]);
+        }
+    arena_release(work, mark);
+    for (int i = 0; o->on && i < OFFLOAD_REGIONS; i++) o->region[i] = arena_push(work, o->region_bytes);
 }
 
 /* Groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
@@ -140,6 +170,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
                           .keep_logits = backward && keep_logits};
     for (int64_t l = 0; l <= a->n_layer; l++) s->layers[l] = (struct layer_acts){0};
     push_slot(s, &p, ad);
+    push_regions(s, &p, ad);
     s->boundary.on = false;
     if (backward && s->boundary.n_host) boundary_push(&s->boundary, dev, n_tok, arch_stream_cols(a));
     for (int64_t l = 0; l <= a->n_layer; l++) {
@@ -157,5 +188,6 @@ void acts_free(struct acts *s)
     mem_free(s->layers);
     mem_free(s->bytes);
     boundary_close(&s->boundary);
+    offload_close(&s->offload);
     *s = (struct acts){0};
 }

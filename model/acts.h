@@ -9,7 +9,7 @@
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
  * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
- * three modes save the same groups in all layers. x may be in host memory (boundary.h).
+ * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the group FFN (offload.h).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -27,14 +27,16 @@
 
 #include "model/boundary.h"
 #include "model/lora.h"
+#include "model/offload.h"
 #include "model/weights.h"
 
 struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. */
-enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4 };
+/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. SAVE_HOST: the group
+ * FFN, which is saved, is in host memory (offload.h). */
+enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_HOST = 8 };
 struct acts_save {
     uint8_t groups[MT_MAX_LAYERS];
 };
@@ -184,6 +186,7 @@ struct acts {
     struct recv_buf recv_buf;
     struct acts_save save;
     struct boundary boundary;
+    struct offload offload;
     int64_t (*bytes)[ACTS_GROUPS]; /* [n_layer] host: size of every group in the last acts_push */
 };
 

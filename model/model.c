@@ -108,6 +108,13 @@ static void open_teacher(struct model *m, struct adapters *planned)
     adapters_alloc_frozen(&m->teacher, m->dev, a);
 }
 
+static void open_offload(struct model *m, const struct model_options *opt)
+{
+    bool in_host[MT_MAX_LAYERS];
+    for (int64_t l = 0; l < m->arch.n_layer; l++) in_host[l] = !opt->frozen && opt->save.groups[l] & SAVE_HOST;
+    offload_open(&m->acts.offload, m->dev, m->arch.n_layer, in_host, opt->host_group_bytes);
+}
+
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
                struct adapters *ad, const struct model_options *opt, uint64_t seed, struct err *err)
 {
@@ -146,6 +153,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
+    open_offload(m, opt);
     boundary_open(&m->acts.boundary, dev, a->n_layer, opt->frozen ? 0 : opt->host_tok, arch_stream_cols(a));
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
@@ -286,7 +294,9 @@ void model_fwd(struct model *m)
         struct block b = layer(m, l);
         boundary_store(&m->acts.boundary, m->dev, l);
         boundary_reuse(&m->acts.boundary, m->dev, l + 1);
+        offload_reuse(&m->acts.offload, m->dev, l);
         block_fwd(&b, &acts[l], acts[l + 1].x);
+        offload_store(&m->acts.offload, m->dev, l);
     }
 }
 
@@ -490,8 +500,10 @@ void model_bwd(struct model *m)
         struct block b = layer(m, l);
         if (l - 2 >= m->adapters.lowest_layer) boundary_load(&m->acts.boundary, dev, l - 2);
         boundary_need(&m->acts.boundary, dev, l);
+        offload_need(&m->acts.offload, dev, l);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
+        offload_load(&m->acts.offload, dev, l, m->adapters.lowest_layer);
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
     if (m->pass.reduce) overlap(m, false);
@@ -502,6 +514,7 @@ void model_bwd(struct model *m)
 void model_end(struct model *m)
 {
     boundary_join(&m->acts.boundary, m->dev); /* a pass without backward has copies that nothing waited for */
+    offload_join(&m->acts.offload, m->dev);
     arena_release(&m->dev->work, 0);
 }
 

@@ -40,6 +40,7 @@ struct model_options {
     struct acts_save save;
     int64_t host_tok;           /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
                                  * the device */
+    int64_t host_group_bytes;   /* of a layer's group FFN in the largest micro-batch, for layers with SAVE_HOST */
     bool host_moments;          /* the optimizer moments are kept in dev->host */
     double aux_coef;            /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */

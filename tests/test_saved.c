@@ -16,7 +16,7 @@ static struct {
         int64_t bytes;
         int ticket;
     } copies[MAX_COPIES];
-    int n, done, n_total; /* done: copies that have run */
+    int n, n_total;
 } late;
 
 static void late_copy(void *dst, const void *src, int64_t bytes, int ticket)
@@ -31,14 +31,18 @@ static void late_copy(void *dst, const void *src, int64_t bytes, int ticket)
 
 static void late_join(int ticket)
 {
-    int last = late.n - 1;
-    while (last >= 0 && late.copies[last].ticket != ticket) last--;
-    for (; late.done <= last; late.done++)
-        memcpy(late.copies[late.done].dst, late.copies[late.done].src, (size_t)late.copies[late.done].bytes);
-    if (late.done == late.n) late.n = late.done = 0;
+    int left = 0;
+    for (int i = 0; i < late.n; i++) {
+        if (late.copies[i].ticket == ticket)
+            memcpy(late.copies[i].dst, late.copies[i].src, (size_t)late.copies[i].bytes);
+        else
+            late.copies[left++] = late.copies[i];
+    }
+    late.n = left;
 }
 
 static struct ops late_ops;
+static bool on_gpu; /* the GPU with its own copies, instead of the CPU with late ones */
 
 /* Opens a model of 4 layers with the settings of `offload`. */
 static void open_model(struct run *r, struct config *cfg, int offload)
@@ -47,14 +51,14 @@ static void open_model(struct run *r, struct config *cfg, int offload)
     config_defaults(cfg);
     snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", fixture("../../configs/tiny-gptoss"));
     cfg->data.seq_len = 16;
-    cfg->train.device = CFG_DEVICE_CPU;
+    cfg->train.device = on_gpu ? CFG_DEVICE_CUDA : CFG_DEVICE_CPU;
     cfg->train.offload = offload;
     cfg->train.recompute = CFG_RECOMPUTE_FULL;
     if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
     late_ops = *r->dev.ops;
     late_ops.host_copy = late_copy;
     late_ops.host_join = late_join;
-    if (offload != CFG_OFFLOAD_NONE) r->dev.ops = &late_ops;
+    if (offload != CFG_OFFLOAD_NONE && !on_gpu) r->dev.ops = &late_ops;
     if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
 }
 
@@ -92,7 +96,8 @@ static void host_memory_gives_the_same_bytes(void **state)
         const bool inputs = ways[i] == CFG_OFFLOAD_ACTIVATIONS || ways[i] == CFG_OFFLOAD_ALL;
         assert_int_equal(m->host_inputs > 0, inputs);
         assert_int_equal(m->host_moments > 0, ways[i] >= CFG_OFFLOAD_MOMENTS);
-        assert_int_equal(late.n_total, inputs ? 3 * 2 * 2 : 0); /* 3 passes; 2 of the 5 inputs; out and in */
+        if (!on_gpu)
+            assert_int_equal(late.n_total, inputs ? 3 * 2 * 2 : 0); /* 3 passes; 2 of the 5 inputs; out and in */
         assert_int_equal(late.n, 0);
         assert_int_equal(r.dev.host.peak, m->host);
         run_close(&r);
@@ -107,6 +112,68 @@ static void host_memory_gives_the_same_bytes(void **state)
         mem_free(x);
     }
     mem_free(first);
+}
+
+/* The same model with the groups FFN of these layers in host memory. */
+static void open_with_networks(struct run *r, struct config *cfg, const bool *in_host)
+{
+    struct err err = {.msg = ""};
+    struct adapters ad;
+    open_model(r, cfg, CFG_OFFLOAD_ALL);
+    struct model_options opt = r->plan.opt;
+    opt.save = acts_save_mode(RECOMPUTE_NONE);
+    opt.host_group_bytes = 1 << 20;
+    for (int64_t l = 0; l < r->arch.n_layer; l++) opt.save.groups[l] |= in_host[l] ? SAVE_HOST : 0;
+    model_close(&r->model);
+    device_close(&r->dev);
+    safetensors_close(&r->st);
+    if (run_open_headers(r, cfg, false, &err) || plan_adapters(&ad, &r->arch, cfg, NULL, &err)) fail_msg("%s", err.msg);
+    if (!on_gpu) r->dev.ops = &late_ops;
+    if (device_reserve(&r->dev, &r->dev.weights, "weights", 64 << 20, &err) ||
+        device_reserve(&r->dev, &r->dev.state, "state", 64 << 20, &err) ||
+        device_reserve(&r->dev, &r->dev.work, "work", 512 << 20, &err) ||
+        device_reserve_host(&r->dev, 64 << 20, &err) ||
+        model_open(&r->model, &r->dev, &r->arch, &r->st, &ad, &opt, (uint64_t)cfg->train.seed, &err))
+        fail_msg("%s", err.msg);
+}
+
+static void networks_in_host_memory_give_the_same_bytes(void **state)
+{
+    (void)state;
+    static const bool ways[][4] = {{true, true, true, true}, {true, false, true, true}, {false, true, false, true}};
+    static const int moved[] = {2, 1, 0}; /* the last two stay on the device */
+    struct config cfg;
+    struct run r;
+    double first_loss[3], loss[3];
+    int64_t n;
+    open_model(&r, &cfg, CFG_OFFLOAD_NONE);
+    double *first = trained(&r, first_loss, &n);
+    run_close(&r);
+    for (int i = 0; i < MT_LEN(ways); i++) {
+        open_with_networks(&r, &cfg, ways[i]);
+        late.n_total = 0;
+        double *x = trained(&r, loss, &n);
+        if (!on_gpu) assert_int_equal(late.n_total, 3 * 2 * (2 + moved[i])); /* and 2 inputs of layers */
+        assert_int_equal(late.n, 0);
+        assert_memory_equal(loss, first_loss, sizeof(loss));
+        assert_memory_equal(x, first, (size_t)(2 * n) * sizeof(*x));
+        mem_free(x);
+        run_close(&r);
+    }
+    mem_free(first);
+}
+
+static void the_same_on_the_gpu(void **state)
+{
+    struct err err;
+    if (!ops_cuda(false, &err)) {
+        print_message("skip: no GPU\n");
+        skip();
+    }
+    on_gpu = true;
+    host_memory_gives_the_same_bytes(state);
+    networks_in_host_memory_give_the_same_bytes(state);
+    on_gpu = false;
 }
 
 /* An input in host memory is found when it is not finite. */
@@ -193,6 +260,8 @@ int test_saved(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_memory_gives_the_same_bytes),
+        cmocka_unit_test(networks_in_host_memory_give_the_same_bytes),
+        cmocka_unit_test(the_same_on_the_gpu),
         cmocka_unit_test(bad_values_in_host_memory_are_named),
         cmocka_unit_test(rows_are_plans),
         cmocka_unit_test(limits_give_the_same_bytes),

@@ -23,10 +23,11 @@ static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15}
 
 /* What is kept in host memory, and how many experts are decoded at a time. */
 struct place {
-    bool embed, inputs, moments;
+    bool embed, inputs, moments, networks; /* networks: of some layers */
 };
-static const struct place places[] = {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0},
-                                      {0, 0, 1}, {1, 0, 1}, {0, 1, 1}, {1, 1, 1}};
+static const struct place places[] = {{0, 0, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}, {1, 1, 0, 0},
+                                      {0, 0, 1, 0}, {1, 0, 1, 0}, {0, 1, 1, 0}, {1, 1, 1, 0},
+                                      {0, 1, 0, 1}, {1, 1, 0, 1}, {0, 1, 1, 1}, {1, 1, 1, 1}};
 
 struct item {
     int64_t layer, bytes;
@@ -42,7 +43,10 @@ struct search {
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
     double decode_ms;
-    bool listed, all; /* all: a choice with every item fits */
+    double full_ms; /* of a micro-batch that recomputes all */
+    double embed_bytes, moment_bytes;
+    int64_t ffn_bytes; /* of the largest group FFN */
+    bool listed, all;  /* all: a choice with every item fits */
 
     /* the place that is tried */
     struct plan_probe probe;
@@ -108,19 +112,19 @@ static void list_groups(struct search *s)
     const int64_t n = s->q->a->n_layer;
     struct acts *acts = &s->probe.model.acts;
     struct gain(*of)[3] = mem_array(n, sizeof(*of));
-    double all_ms;
     acts->save = acts_save_mode(RECOMPUTE_FULL);
-    plan_probe_work(&s->probe, &all_ms);
+    plan_probe_work(&s->probe, &s->full_ms);
     for (int64_t l = 0; l < n; l++) {
         int64_t like = 0;
         while (!same_kind(s, l, like)) like++;
         if (like < l) {
             memcpy(of[l], of[like], sizeof(of[l]));
         } else {
-            of[l][0] = gain_of(s, l, SAVE_CORE, all_ms);
-            of[l][1] = gain_of(s, l, SAVE_CORE | SAVE_MIXER, all_ms);
-            of[l][2] = gain_of(s, l, SAVE_FFN, all_ms);
+            of[l][0] = gain_of(s, l, SAVE_CORE, s->full_ms);
+            of[l][1] = gain_of(s, l, SAVE_CORE | SAVE_MIXER, s->full_ms);
+            of[l][2] = gain_of(s, l, SAVE_FFN, s->full_ms);
         }
+        s->ffn_bytes = MT_MAX(s->ffn_bytes, of[l][2].bytes);
         const struct gain *core = &of[l][0], *mixer = &of[l][1], *ffn = &of[l][2];
         const struct gain rest = {mixer->ms - core->ms, mixer->bytes - core->bytes};
         const bool apart = core->ms * (double)rest.bytes > rest.ms * (double)core->bytes;
@@ -160,6 +164,8 @@ static int list_items(struct search *s, struct err *err)
     const struct config *cfg = s->q->cfg;
     if (s->listed || s->least || !s->q->train) return 0;
     s->listed = true;
+    s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
+    s->moment_bytes = 2 * (double)tensor_bytes(s->probe.model.adapters.opt.m);
     s->items = mem_array(4 * s->q->a->n_layer, sizeof(*s->items));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
@@ -179,6 +185,7 @@ static struct acts_save first_save(const struct search *s)
 
 static void take(struct model_options *opt, const struct item *i)
 {
+    if (i->save == SAVE_FFN && opt->save.groups[i->layer] & SAVE_HOST) return; /* it is saved there */
     if (i->save)
         opt->save.groups[i->layer] |= (uint8_t)i->save;
     else
@@ -252,6 +259,28 @@ static void widen_logits(struct search *s, struct plan_choice *c)
     }
 }
 
+/* Host memory that automatic places may take: half of what is free; any, where the device is not in this machine. */
+static int64_t host_room(const struct search *s)
+{
+    const struct device *dev = s->q->dev;
+    if (dev->card_bytes || dev->ops->free_bytes() < 0) return INT64_MAX;
+    return memory_room("") / 2 / s->q->par->all->local_world;
+}
+
+/* Forward takes a quarter of the time of a pass that recomputes all. As many networks go to host memory as can be
+ * copied beside it, evenly spaced. */
+static void spread_networks(struct search *s, const struct place *p)
+{
+    const int64_t n = s->q->a->n_layer;
+    const double inputs =
+        (double)n * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) * (double)dtype_size(s->q->dev->act_dtype);
+    const double others = inputs + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
+    const double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, (double)host_room(s) - others);
+    const int64_t fit = s->ffn_bytes ? MT_MIN((int64_t)MT_MAX(room / (double)s->ffn_bytes, 0), n) : 0;
+    for (int64_t i = 0; i < fit; i++) s->opt.save.groups[(2 * i + 1) * n / (2 * fit)] |= SAVE_FFN | SAVE_HOST;
+    s->opt.host_group_bytes = s->ffn_bytes;
+}
+
 /* Time that a place adds to a micro-batch. Inputs are copied while layers compute; moments are not. */
 static double place_ms(const struct search *s, const struct place *p)
 {
@@ -264,6 +293,7 @@ static double place_ms(const struct search *s, const struct place *p)
     if (p->moments)
         bytes += 1.2 * 2 * (double)tensor_bytes(probe->model.adapters.opt.m) / (double)cfg->train.grad_accum;
     if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
+    if (p->networks) bytes += 0.05 * 2 * (double)(probe->model.acts.offload.n * s->ffn_bytes);
     return 1e3 * bytes / PCIE_BYTES;
 }
 
@@ -278,6 +308,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
     s->opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(dev, narrow));
+    if (p->networks) spread_networks(s, p);
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
     s->probe.dev.roofs = nominal;
@@ -286,8 +317,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         plan_probe_close(&s->probe);
         return -1;
     }
-    s->enough = s->q->dev->card_bytes || dev->ops->free_bytes() < 0 ||
-                s->probe.dev.host.peak <= memory_room("") / 2 / s->q->par->all->local_world;
+    s->enough = s->probe.dev.host.peak <= host_room(s);
     s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak;
     s->extra_ms = place_ms(s, p);
     const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
@@ -319,6 +349,7 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
     if (p->embed && !gpu) return false;
     if (!q->train) return !p->inputs && !p->moments;
+    if (p->networks && (q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
     return gpu || (!p->inputs && !p->moments);
 }

@@ -246,7 +246,8 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .dense = p.dev.weights.peak - w->expert_bytes,
                               .host = p.dev.host.peak,
                               .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
-                              .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
+                              .host_inputs = (b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0) +
+                                             p.model.acts.offload.n * opt->host_group_bytes,
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),

@@ -1,38 +1,36 @@
-/* host_copy.cu - copies between the device and pinned host memory on a second stream, beside the ops.
+/* host_copy.cu - copies between the device and pinned host memory on other streams, beside the ops.
  *
- * A copy starts when the ops before it are done: the second stream waits for an event of the first. A ticket is an
- * event behind the copy; host_join makes the first stream wait for it. Streams and events are created at first use and
- * never freed.
+ * A copy starts when the ops before it are done: its stream waits for an event of the ops' stream. A ticket is a stream
+ * and an event behind its last copy; host_join makes the ops' stream wait for it. With a stream each, small copies do
+ * not wait for large ones of other tickets. Streams and events are created at first use and never freed.
  * Moves: the bytes once over PCIe. Measured: one H200, pinned, 55 GB/s in either direction. */
 #include "kernels/cuda/cuda.h"
 
 static struct {
-    cudaStream_t stream;
+    cudaStream_t stream[DEV_TICKETS];
     cudaEvent_t ready, done[DEV_TICKETS];
-    bool used[DEV_TICKETS];
 } aside;
 
-static void open_aside(void)
+static void open_ticket(int ticket)
 {
-    if (aside.stream) return;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&aside.stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaEventCreateWithFlags(&aside.ready, cudaEventDisableTiming));
-    for (int i = 0; i < DEV_TICKETS; i++) CUDA_CHECK(cudaEventCreateWithFlags(&aside.done[i], cudaEventDisableTiming));
+    MT_REQUIRE(ticket >= 0 && ticket < DEV_TICKETS, "ticket %d", ticket);
+    if (aside.stream[ticket]) return;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&aside.stream[ticket], cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&aside.done[ticket], cudaEventDisableTiming));
+    if (!aside.ready) CUDA_CHECK(cudaEventCreateWithFlags(&aside.ready, cudaEventDisableTiming));
 }
 
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket)
 {
-    MT_REQUIRE(ticket >= 0 && ticket < DEV_TICKETS, "ticket %d", ticket);
-    open_aside();
+    open_ticket(ticket);
     CUDA_CHECK(cudaEventRecord(aside.ready, cuda.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(aside.stream, aside.ready, 0));
-    CUDA_CHECK(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, aside.stream));
-    CUDA_CHECK(cudaEventRecord(aside.done[ticket], aside.stream));
-    aside.used[ticket] = true;
+    CUDA_CHECK(cudaStreamWaitEvent(aside.stream[ticket], aside.ready, 0));
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, aside.stream[ticket]));
+    CUDA_CHECK(cudaEventRecord(aside.done[ticket], aside.stream[ticket]));
 }
 
 void cuda_host_join(int ticket)
 {
     MT_REQUIRE(ticket >= 0 && ticket < DEV_TICKETS, "ticket %d", ticket);
-    if (aside.used[ticket]) CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, aside.done[ticket], 0));
+    if (aside.stream[ticket]) CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, aside.done[ticket], 0));
 }
