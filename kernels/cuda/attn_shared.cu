@@ -15,6 +15,10 @@
 #include "kernels/cuda/attn_shared.cuh"
 
 enum { WARPS = 8, WORDS = 16 }; /* WORDS: columns of a lane, at most */
+/* of the sums of parts: a thread per four columns and, while it lists the parts, per item; loads before the first use
+ */
+enum { SUM_THREADS = SHARED_DIM / 4, SUM_LOADS = 8 };
+static_assert((int)SUM_THREADS == (int)SHARED_ITEMS, "a thread per item");
 
 __device__ static inline void load_row(float x[WORDS], const bf16 *row, int dim)
 {
@@ -172,39 +176,60 @@ __global__ void __launch_bounds__(WARPS * 32)
 
 /* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
 
-/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. What earlier chunks
- * added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
-static __global__ void __launch_bounds__(SHARED_DIM / 4)
-    shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
+/* Rows of x.part that hold terms of a row of kv, or of the entries, in the order of the tokens; columns 0 .. 255.
+ * Returns their number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
+__device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
+                                        const struct shared_chunk &x, int row, bool entry)
 {
-    const int spare = spare_rows(a, x);
-    __shared__ int2 range[SHARED_ITEMS]; /* rows that the tokens of an item see, at most */
-    const int n_near = x.first + x.n - row0, n_item = (x.n + SHARED_TOKENS - 1) / SHARED_TOKENS;
-    const bool entry = (int)blockIdx.x >= n_near;
-    const int row = entry ? blockIdx.x - n_near : row0 + blockIdx.x;
-    const int n_block = x.n_window + x.n_far, i = threadIdx.x, column = i % (SHARED_COLUMNS / 4) * 4;
-    if (i < n_item) {
-        const int first = x.first + i * SHARED_TOKENS, last = min(first + SHARED_TOKENS, x.first + x.n) - 1;
-        range[i] = entry ? far_range(a, first, last) : make_int2(first - a.window + 1, last + 1);
+    __shared__ uint32_t seen[SHARED_ITEMS / 32];
+    const int item = threadIdx.x, warp = item / 32, first = x.first + item * SHARED_TOKENS, end = x.first + x.n;
+    int2 range = {0, 0}; /* rows that the tokens of the item see, at most */
+    if (first < end) {
+        const int last = min(first + (int)SHARED_TOKENS, end) - 1;
+        range = entry ? far_range(a, first, last) : make_int2(first - a.window + 1, last + 1);
+    }
+    const bool sees = row >= range.x && row < range.y;
+    const uint32_t ballot = __ballot_sync(~0u, sees);
+    if (item % 32 == 0) seen[warp] = ballot;
+    __syncthreads();
+    int n = 0, before = __popc(ballot & ((1u << item % 32) - 1));
+    for (int w = 0; w < SHARED_ITEMS / 32; w++) {
+        if (w < warp) before += __popc(seen[w]);
+        n += __popc(seen[w]);
+    }
+    if (sees) {
+        const int at = row - range.x + (entry ? near_rows(a) : 0); /* entries follow the window, in its last block */
+        const int block = item * (x.n_window + x.n_far) + at / SHARED_BLOCK;
+        parts[before] = block * 2 * SHARED_BLOCK + at % SHARED_BLOCK;
     }
     __syncthreads();
+    return n;
+}
+
+/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. What earlier chunks
+ * added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
+static __global__ void __launch_bounds__(SUM_THREADS)
+    shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
+{
+    __shared__ int parts[SHARED_ITEMS];
+    const int end = x.first + x.n, n_near = end - row0, i = threadIdx.x;
+    const bool entry = (int)blockIdx.x >= n_near;
+    const int row = entry ? blockIdx.x - n_near : row0 + blockIdx.x;
+    const int n = list_parts(parts, a, x, row, entry);
+    const float *from =
+        x.part + i / (SHARED_COLUMNS / 4) * SHARED_BLOCK * SHARED_COLUMNS + i % (SHARED_COLUMNS / 4) * 4;
     float4 *to = (float4 *)((entry ? x.dentry : x.dkv) + (int64_t)row * SHARED_DIM) + i;
-    const int end = x.first + x.n;
     const bool begins = entry ? x.first == 0 : row >= x.first;
     const bool ends = end == a.n_tok || (!entry && row + a.window <= end);
     float4 sum = begins ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
-    for (int s = 0; s < n_item; s++) {
-        if (row < range[s].x || row >= range[s].y) continue;
-        int at = row - range[s].x; /* row of the window's blocks; entries follow in their last one, then have others */
-        if (entry && at < spare)
-            at += near_rows(a);
-        else if (entry)
-            at = row + x.n_window * SHARED_BLOCK;
-        const int block = at / SHARED_BLOCK;
-        const int64_t part = ((int64_t)s * n_block + block) * 2 + i / (SHARED_COLUMNS / 4);
-        const float4 p =
-            *(const float4 *)(x.part + (part * SHARED_BLOCK + at % SHARED_BLOCK) * SHARED_COLUMNS + column);
-        sum.x += p.x, sum.y += p.y, sum.z += p.z, sum.w += p.w;
+    for (int s = 0; s < n; s += SUM_LOADS) {
+        float4 p[SUM_LOADS];
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            p[j] = *(const float4 *)(from + (int64_t)parts[min(s + j, n - 1)] * SHARED_COLUMNS);
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (s + j < n) sum.x += p[j].x, sum.y += p[j].y, sum.z += p[j].z, sum.w += p[j].w;
     }
     if (!ends) {
         *to = sum;
@@ -307,8 +332,7 @@ static void bwd_in_chunks(const struct shared_args *a, struct shared_chunk x)
         const int row0 = MT_MAX(0, x.first - a->window + 1);
         (cuda.hopper ? shared_dq_wgmma : shared_dq_mma)(a, &x);
         (cuda.hopper ? shared_dkey_wgmma : shared_dkey_mma)(a, &x);
-        shared_sum_kernel<<<grid_x((int64_t)x.first + x.n - row0 + n_row), SHARED_DIM / 4, 0, cuda.stream>>>(*a, x,
-                                                                                                             row0);
+        shared_sum_kernel<<<grid_x((int64_t)x.first + x.n - row0 + n_row), SUM_THREADS, 0, cuda.stream>>>(*a, x, row0);
         CUDA_CHECK_LAUNCH();
     }
 }

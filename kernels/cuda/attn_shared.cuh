@@ -130,9 +130,8 @@ __device__ static inline struct shared_item item_of(const struct shared_args &a,
         m.seen = true;
     } else {
         m.near = m.split = 0;
-        m.far = (block - x.n_window) * SHARED_BLOCK;
-        const int begin = range.x + spare_rows(a, x); /* the first ones are in the window's item */
-        m.seen = begin < range.y && m.far < range.y && m.far + SHARED_BLOCK > begin;
+        m.far = range.x + spare_rows(a, x) + (block - x.n_window) * SHARED_BLOCK; /* those before: the window's item */
+        m.seen = m.far < range.y;
     }
     return m;
 }
