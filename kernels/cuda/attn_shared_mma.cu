@@ -6,10 +6,11 @@
  *   queries (and of dout) stays in registers, and no other warp reads its part of the keys. So a score is the sum over
  *   8 warps, in shared memory, in their order; each warp then weighs 4 heads. Tiles of 32 keys, two stages, 99 KiB.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
- *   heads, 97 KiB. One block per SM.
+ *   heads, 88 KiB. One block per SM, of dkey two where shared memory has room.
  * Bound: shared memory, about 1400 clocks per tile of the forward, 2100 of dq, 800 per stage of dkey.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys". */
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one (T
+ * 4096, an entry per 4 tokens). */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/attn_shared.cuh"
 
@@ -361,7 +362,7 @@ __device__ static inline void store_sums(float *to, const float sum[2][8][4], in
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 2)
     shared_dkey_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
     extern __shared__ __align__(1024) char smem[];
