@@ -348,7 +348,8 @@ static void poison_on_the_gpu(void **state)
 }
 
 /* Generic sizes, and those of DeepSeek-V4: 64 or 128 heads of 512 columns. With long lists, the weights of all tokens
- * do not fit into scratch at once. */
+ * do not fit into scratch at once. The last one has more tiles of keys than stages, twice, and more entries than the
+ * items of a window hold. */
 #define GPU_LENGTHS                                                                                                    \
     5, { 1, 3, 31, 32, 33 }
 static const struct shape gpu_shapes[] = {
@@ -364,6 +365,7 @@ static const struct shape gpu_shapes[] = {
     {64, 512, 20, 2, 0, false, 1, {90}},
     {128, 512, 32, 4, 0, true, 2, {5, 40}},
     {64, 512, 32, 2, 50000, true, 2, {7, 70}},
+    {64, 512, 64, 1, 0, false, 2, {200, 40}},
 };
 
 static void on_the_gpu(void **state)

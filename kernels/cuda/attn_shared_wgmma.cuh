@@ -19,23 +19,21 @@ enum {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Copies chunks of 16 bytes `lane` and `lane + 32` of a row of 512 columns into row `to` of a tile of ROWS; zeros when
- * from is NULL. */
-template <int ROWS>
-__device__ static __forceinline__ void copy_row(uint32_t tile, int to, const bf16 *from, const bf16 *any)
+/* Copies chunks of 16 bytes `lane` and `lane + 32` of a row of 512 columns into row `to` of a tile of ROWS; zeros
+ * unless `live`. */
+template <int ROWS> __device__ static __forceinline__ void copy_row(uint32_t tile, int to, const bf16 *from, bool live)
 {
     const int lane = threadIdx.x % 32;
     const uint32_t dst = tile + lane / 8 * ROWS * PANEL_ROW + sm90_swizzle(to, lane % 8);
-    const bf16 *src = (from ? from : any) + lane * 8;
-    cp_async_16(dst, src, from != NULL);
-    cp_async_16(dst + 4 * ROWS * PANEL_ROW, src + 256, from != NULL);
+    cp_async_16(dst, from + lane * 8, live);
+    cp_async_16(dst + 4 * ROWS * PANEL_ROW, from + lane * 8 + 256, live);
 }
 
 /* Copies the rows of 64 heads of a token; WARPS warps call it, each with its number. */
 template <int WARPS> __device__ static __forceinline__ void copy_heads(uint32_t tile, const bf16 *from, int warp)
 {
 #pragma unroll 4
-    for (int h = warp; h < SHARED_HEADS; h += WARPS) copy_row<SHARED_HEADS>(tile, h, from + h * SHARED_DIM, from);
+    for (int h = warp; h < SHARED_HEADS; h += WARPS) copy_row<SHARED_HEADS>(tile, h, from + h * SHARED_DIM, true);
 }
 
 /* Loads the rows of 64 heads that the block n_sm after this one needs into L2, while this one computes. n: tokens of
@@ -66,19 +64,29 @@ __device__ static __forceinline__ void copy_keys(uint32_t tile, const struct sha
                                                  int k0, int n, int warp)
 {
     static_assert(ROWS / WARPS <= 32 && ROWS % WARPS == 0, "a lane finds the row of one key");
-    const int lane = threadIdx.x % 32;
-    int row = -1; /* of this lane's key: in kv, or after all rows of kv in entry */
-    const int k = k0 + warp * (ROWS / WARPS) + lane;
+    const int lane = threadIdx.x % 32, first = k0 + warp * (ROWS / WARPS), k = first + lane;
+    const bf16 *row = a.kv; /* of this lane's key */
     if (lane < ROWS / WARPS && k < n) {
         const int e = k - s.n_near;
-        row = e < 0 ? s.first_key + k : a.n_tok + s.first_entry + (s.list ? s.list[e] : e);
+        row = e < 0 ? a.kv + (s.first_key + k) * a.ld_kv
+                    : a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
     }
 #pragma unroll 8
     for (int r = 0; r < ROWS / WARPS; r++) {
-        const int from = __shfl_sync(~0u, row, r);
-        const bf16 *src = from < a.n_tok ? a.kv + from * a.ld_kv : a.entry + (from - a.n_tok) * a.ld_entry;
-        copy_row<ROWS>(tile, warp * (ROWS / WARPS) + r, from < 0 ? NULL : src, a.kv);
+        const bf16 *from = (const bf16 *)__shfl_sync(~0u, (unsigned long long)row, r);
+        copy_row<ROWS>(tile, warp * (ROWS / WARPS) + r, from, first + r < n);
     }
+}
+
+/* Bits 0 .. 31 of a descriptor (sm90_descriptor) of shared memory at `address`, and the descriptor `bytes` later. The
+ * sums have 32 bits: with 64, products of 32 columns would wait for the arithmetic of their descriptors. */
+__device__ static __forceinline__ uint32_t low_word(uint32_t address, uint32_t lead)
+{
+    return (lead >> 4) << 16 | address >> 4;
+}
+__device__ static __forceinline__ uint64_t descriptor_at(uint32_t low, uint32_t bytes)
+{
+    return sm90_descriptor(0, 0, 1024) | (low + (bytes >> 4));
 }
 
 /* d [64, 32] = or += a [64, 16] b [16, 32], both K-major in shared memory: wgmma of sm90.cuh for 32 columns. */
@@ -89,6 +97,17 @@ __device__ static __forceinline__ void wgmma_32(float (&d)[16], uint64_t a, uint
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
                  : "l"(a), "l"(b), "r"((int)accumulate));
+}
+
+/* d += a b with a in registers, as in sm90.cuh. */
+__device__ static __forceinline__ void wgmma_32(float (&d)[16], const uint32_t (&a)[4], uint64_t b)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, "
+                 "1, 1, 1, 0;\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
 /* Stores a warpgroup's accumulator, 64 heads by 256 columns, times factor per row, as bf16. tile: 64 KiB that no

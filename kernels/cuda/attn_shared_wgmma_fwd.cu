@@ -68,22 +68,22 @@ static __device__ __forceinline__ void put_weights(char *to, const float (&s)[32
 
 static __device__ __forceinline__ void add_tile(float (&o)[128], uint32_t weights, uint32_t tile, int half)
 {
-    const uint64_t a = sm90_descriptor(weights, 16, 1024);
-    const uint64_t b = sm90_descriptor(tile + half * 4 * KEYS * PANEL_ROW, KEYS * PANEL_ROW, 1024);
+    const uint32_t a = low_word(weights, 16);
+    const uint32_t b = low_word(tile + half * 4 * KEYS * PANEL_ROW, KEYS * PANEL_ROW);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) wgmma<true>(o, a + 2 * k, b + 128 * k, true);
+    for (int k = 0; k < KEYS / 16; k++) wgmma<true>(o, descriptor_at(a, 32 * k), descriptor_at(b, 2048 * k), true);
     wgmma_commit();
 }
 
 static __device__ __forceinline__ void dot_tile(float (&s)[32], uint32_t q, uint32_t tile)
 {
-    const uint64_t a = sm90_descriptor(q, 16, 1024), b = sm90_descriptor(tile, 16, 1024);
+    const uint32_t a = low_word(q, 16), b = low_word(tile, 16);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SHARED_DIM / 16; k++)
-        wgmma<false>(s, a + k / 4 * (HEAD_PANEL >> 4) + k % 4 * 2, b + k / 4 * (KEYS * PANEL_ROW >> 4) + k % 4 * 2,
-                     k > 0);
+        wgmma<false>(s, descriptor_at(a, k / 4 * HEAD_PANEL + k % 4 * 32),
+                     descriptor_at(b, k / 4 * KEYS * PANEL_ROW + k % 4 * 32), k > 0);
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_use(s);
@@ -102,7 +102,7 @@ static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const 
     const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; /* this thread's rows: row, row + 8 */
     const struct sight sight = sight_of(a, t);
-    const int n = count_keys(a, sight), n_tile = (n + KEYS - 1) / KEYS;
+    const int n = __shfl_sync(~0u, count_keys(a, sight), 0), n_tile = (n + KEYS - 1) / KEYS;
     copy_heads<8>(q, a.q + t * a.ld_q + (int64_t)head0 * SHARED_DIM, warp);
     copy_keys<KEYS, 8>(tiles, a, sight, 0, n, warp);
     copy_commit();
