@@ -124,9 +124,7 @@ static void open_with_networks(struct run *r, struct config *cfg, const bool *in
     opt.save = acts_save_mode(RECOMPUTE_NONE);
     opt.host_group_bytes = 1 << 20;
     for (int64_t l = 0; l < r->arch.n_layer; l++) opt.save.groups[l] |= in_host[l] ? SAVE_HOST : 0;
-    model_close(&r->model);
-    device_close(&r->dev);
-    safetensors_close(&r->st);
+    run_close(r);
     if (run_open_headers(r, cfg, false, &err) || plan_adapters(&ad, &r->arch, cfg, NULL, &err)) fail_msg("%s", err.msg);
     if (!on_gpu) r->dev.ops = &late_ops;
     if (device_reserve(&r->dev, &r->dev.weights, "weights", 64 << 20, &err) ||
@@ -235,6 +233,22 @@ static void rows_are_plans(void **state)
     assert_int_equal(before, 100);
 }
 
+/* At long context attention takes the most time per byte: its output is saved first. */
+static void attention_first_at_long_context(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    int core = 0, mixer = -1, network = -1;
+    assert_int_equal(RUN("plan", config, "--set", four_layers(), "--set", "data.seq_len=4096"), 0);
+    const char *at = strstr(said.out, "memory against speed");
+    assert_non_null(at);
+    for (int row = 0; row < 2; row++) at = strstr(at, "attention output ") + 1;
+    assert_int_equal(sscanf(at, "ttention output %d, mixer %d, network %d", &core, &mixer, &network), 3);
+    assert_true(core > 0);
+    assert_int_equal(mixer, 0);
+    assert_int_equal(network, 0);
+}
+
 /* At any limit the adapter has the same bytes. */
 static void limits_give_the_same_bytes(void **state)
 {
@@ -264,6 +278,7 @@ int test_saved(void)
         cmocka_unit_test(the_same_on_the_gpu),
         cmocka_unit_test(bad_values_in_host_memory_are_named),
         cmocka_unit_test(rows_are_plans),
+        cmocka_unit_test(attention_first_at_long_context),
         cmocka_unit_test(limits_give_the_same_bytes),
     };
     return cmocka_run_group_tests_name("saved", tests, NULL, NULL);
