@@ -58,23 +58,27 @@ __device__ static __forceinline__ int count_keys(const struct shared_args &a, co
     return n;
 }
 
-/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. WARPS warps call it. */
+/* The row of the key that this lane finds for copy_keys; any row when there is none. */
 template <int ROWS, int WARPS>
-__device__ static __forceinline__ void copy_keys(uint32_t tile, const struct shared_args &a, const struct sight &s,
-                                                 int k0, int n, int warp)
+__device__ static __forceinline__ const bf16 *find_key(const struct shared_args &a, const struct sight &s, int k0,
+                                                       int n, int warp)
 {
     static_assert(ROWS / WARPS <= 32 && ROWS % WARPS == 0, "a lane finds the row of one key");
-    const int lane = threadIdx.x % 32, first = k0 + warp * (ROWS / WARPS), k = first + lane;
-    const bf16 *row = a.kv; /* of this lane's key */
-    if (lane < ROWS / WARPS && k < n) {
-        const int e = k - s.n_near;
-        row = e < 0 ? a.kv + (s.first_key + k) * a.ld_kv
-                    : a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
-    }
+    const int lane = threadIdx.x % 32, k = k0 + warp * (ROWS / WARPS) + lane, e = k - s.n_near;
+    if (lane >= ROWS / WARPS || k >= n) return a.kv;
+    if (e < 0) return a.kv + (s.first_key + k) * a.ld_kv;
+    return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
+}
+/* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. found: of find_key. WARPS warps
+ * call it. */
+template <int ROWS, int WARPS>
+__device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *found, int k0, int n, int warp)
+{
+    const int first = warp * (ROWS / WARPS);
 #pragma unroll 8
     for (int r = 0; r < ROWS / WARPS; r++) {
-        const bf16 *from = (const bf16 *)__shfl_sync(~0u, (unsigned long long)row, r);
-        copy_row<ROWS>(tile, warp * (ROWS / WARPS) + r, from, first + r < n);
+        const bf16 *from = (const bf16 *)__shfl_sync(~0u, (unsigned long long)found, r);
+        copy_row<ROWS>(tile, first + r, from, k0 + first + r < n);
     }
 }
 

@@ -15,7 +15,7 @@
  *   16), and of 256 columns, 550; with a window alone, memory: 256 KiB per token. dkey per stage: wgmma 1536 clocks;
  *   copies from L2 56 KiB, 18 bytes per clock: L2.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: of 2.40 ms, dq 1.43, dkey 0.91, sum 0.06 (T 4096,
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: of 2.34 ms, dq 1.37, dkey 0.91, sum 0.06 (T 4096,
  *   an entry per 4 tokens). Clocks of a tile of dq, about 4000: issuing the products of scores and dp 750, of dq 250,
  *   copies 400 to 1100 (the warps wait to issue them), p 560, ds 500, storing p and ds 500.
  * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms; tiles of 64 keys in dq, in one stage, 1.58 ms;
@@ -125,13 +125,14 @@ static __device__ __forceinline__ void put_delta(float *delta, const uint4 (&x)[
 static __device__ __forceinline__ void weigh_scores(uint32_t (&w)[8], const float (&s)[16], const float lse[2], float c,
                                                     int live)
 {
-    const int column = threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-        const int k = 8 * (i / 4) + column;
-        const float low = k < live ? exp2_approx(s[i] * c - lse[i / 2 % 2]) : 0.0f;
-        const float high = k + 1 < live ? exp2_approx(s[i + 1] * c - lse[i / 2 % 2]) : 0.0f;
-        w[i / 2] = pack2(low, high);
+    for (int i = 0; i < 16; i += 2)
+        w[i / 2] = pack2(exp2_approx(s[i] * c - lse[i / 2 % 2]), exp2_approx(s[i + 1] * c - lse[i / 2 % 2]));
+    if (live >= SHARED_KEYS) return;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int k = 8 * (i / 2) + threadIdx.x % 4 * 2;
+        w[i] &= (k < live ? 0xffffu : 0) | (k + 1 < live ? 0xffff0000u : 0);
     }
 }
 /* ds = scale p (dp - delta), in place of p. */
@@ -239,7 +240,10 @@ static __global__ void __launch_bounds__(PAIR, 1)
     const struct sight sight = sight_of(a, t);
     const int n = __shfl_sync(~0u, count_keys(a, sight), 0), n_tile = (n + SHARED_KEYS - 1) / SHARED_KEYS;
     const auto copy_tile = [&](int i) {
-        if (i < n_tile) copy_keys<SHARED_KEYS, 8>(tiles + i % TILES * TILE_BYTES, a, sight, i * SHARED_KEYS, n, warp);
+        const int k0 = i * SHARED_KEYS;
+        if (i < n_tile)
+            copy_keys<SHARED_KEYS, 8>(tiles + i % TILES * TILE_BYTES, find_key<SHARED_KEYS, 8>(a, sight, k0, n, warp),
+                                      k0, n, warp);
         copy_commit();
     };
     copy_tile(0);

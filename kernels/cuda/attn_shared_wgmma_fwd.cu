@@ -104,7 +104,7 @@ static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const 
     const struct sight sight = sight_of(a, t);
     const int n = __shfl_sync(~0u, count_keys(a, sight), 0), n_tile = (n + KEYS - 1) / KEYS;
     copy_heads<8>(q, a.q + t * a.ld_q + (int64_t)head0 * SHARED_DIM, warp);
-    copy_keys<KEYS, 8>(tiles, a, sight, 0, n, warp);
+    copy_keys<KEYS, 8>(tiles, find_key<KEYS, 8>(a, sight, 0, n, warp), 0, n, warp);
     copy_commit();
 
     const float c = a.scale * LOG2_E, slack = 8.0f / c;
@@ -130,7 +130,9 @@ static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const 
             if (threadIdx.x % 4 == 0) factors[row] = x.factor[0], factors[row + 8] = x.factor[1];
             fence_proxy_async();
         } else if (i + 1 < n_tile) {
-            copy_keys<KEYS, 4>(tiles + (i + 1) % 2 * TILE_BYTES, a, sight, (i + 1) * KEYS, n, warp - 4);
+            const int k0 = (i + 1) * KEYS;
+            copy_keys<KEYS, 4>(tiles + (i + 1) % 2 * TILE_BYTES, find_key<KEYS, 4>(a, sight, k0, n, warp - 4), k0, n,
+                               warp - 4);
             copy_commit();
         }
         __syncthreads(); /* the weights are complete */
