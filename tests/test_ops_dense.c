@@ -344,6 +344,21 @@ static void linear_on_the_gpu(void **state)
     }
 }
 
+/* Enough tiles for the kernel of dense layers on Hopper: segments of 16 columns of xa; tiles of 192 columns, segments
+ * of 72, columns that no segment has, a segment that ends inside a tile; backward. */
+static const struct linear_shape gpu_dense_shapes[] = {
+    {1111, 40, 4608, WF_BF16, true, false, false, 16, 3, {0, 4096, 4352}, {4096, 256, 256}, 0},
+    {1711, 72, 2880, WF_F16, true, false, false, 72, 2, {192, 768}, {384, 1000}, 0.3f},
+    {1111, 4352, 72, WF_NF4, false, false, true, 8, 2, {0, 40}, {40, 32}, 0},
+};
+
+static void large_linear_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_dense_shapes); i++) op_check_cuda(linear_run_views, &gpu_dense_shapes[i]);
+}
+
 /* ---- rope ---- */
 
 struct rope {
@@ -700,6 +715,7 @@ int test_ops_dense(void)
         cmocka_unit_test(linear_precision_threads_measure),
         cmocka_unit_test(linear_takes_views),
         cmocka_unit_test(linear_on_the_gpu),
+        cmocka_unit_test(large_linear_on_the_gpu),
         cmocka_unit_test(rope),
         cmocka_unit_test(rope_on_the_gpu),
         cmocka_unit_test(embed_on_the_gpu),

@@ -353,9 +353,6 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
     CUDA_CHECK_LAUNCH();
 }
 
-/* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
-static bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
-
 bool cuda_grouped_swiglu(const struct grouped *g)
 {
     return cuda.hopper && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved && g->n_out % 256 == 0 && !g->bias && !g->kn;

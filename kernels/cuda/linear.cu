@@ -1,11 +1,13 @@
 /* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
  *
  * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
- *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes all products but the adapter's product with
- *           B. One kernel, addend_kernel, adds that product, bias and residual in one pass over y. Order: without a
- *           residual, addend_kernel writes y and the product with W is added. With a residual, the product with W comes
- *           first, since the residual may be thousands of times larger than the rest and is added last. A residual
- *           without bias and adapter is copied, and the product added.
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa, dxa, dA and dB. On Hopper, where
+ *           cuda_dense_takes allows it, a product with W without residual has that with B or A in its accumulators
+ *           (dense_wgmma.cu). Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds
+ *           it, bias and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
+ *           with W is added. With a residual, the product with W comes first, since the residual may be thousands of
+ *           times larger than the rest and is added last. A residual without bias and adapter is copied, and the
+ *           product added.
  * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
  * Needs:    in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; out and the
  *           segments may have any width (in_proj_b and in_proj_a of gated DeltaNet have a row per value head). T may be
@@ -17,16 +19,17 @@
  *           drop_kernel: one thread per 8 columns; 32 registers.
  * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
  *           bound. drop: 4*T*in.
- * Numerics: f32 sums. Rounded to bf16: xa; without a residual bias + adapter, then y; with one x W^T, then y, so that
- *           only one rounding has the magnitude of the residual; dxa, drop(dxa A), dx. Dropout keeps or clears
- *           elements exactly; its factor 1 / (1 - p) and scale are applied in f32. Bitwise repeatable.
+ * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once. Otherwise without a residual bias +
+ *           adapter, then y; with one x W^T, then y, so that only one rounding has the magnitude of the residual;
+ *           drop(dxa A), dx. Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in
+ *           f32. Bitwise repeatable.
  * Measured: H100 80GB HBM3, commit 5a37c46 (where addend_kernel also came first with a residual), T 16384, r 16:
  *           qkv 2880 -> 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 ->
  *           2880 forward 656 us, 594, 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward
  *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). H200,
  *           commit 1e14671, T 16384, r 8: addend_kernel with y and residual of 2048 columns 53 us (92 where each 16
  *           bytes were loaded, added and stored in turn). */
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/dense.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"
 
@@ -318,6 +321,66 @@ static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct te
     CUDA_CHECK_LAUNCH();
 }
 
+/* ---- on Hopper: one product, with the adapter in its accumulators; false: the kernel does not take it */
+
+static bool fused_product(struct dense *d, struct tensor out, struct tensor a, struct tensor dense)
+{
+    d->n_row = out.shape[0];
+    d->n_out = out.shape[1];
+    d->n_in = a.shape[1];
+    d->a = bf16_ptr(a);
+    d->lda = a.ld;
+    d->b = bf16_ptr(dense);
+    d->out = bf16_ptr(out);
+    d->ld_out = out.ld;
+    if (!cuda_dense_takes(d)) return false;
+    cuda_dense_wgmma(d);
+    return true;
+}
+
+/* y = x W^T + bias + adapter */
+static bool fused_fwd(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense, struct tensor bias,
+                      const struct lora *lora)
+{
+    struct dense d = {};
+    int64_t row = 0;
+    d.bias = f32_ptr(bias);
+    if (lora->r) d.r = lora->r, d.la = bf16_ptr(xa), d.ld_la = xa.ld, d.lb = bf16_ptr(lora->b), d.n_part = lora->n_seg;
+    for (int s = 0; s < d.n_part; row += lora->seg_cols[s++]) {
+        const int64_t first = lora->seg_first[s];
+        d.part[s] = {(int)first, (int)(first + lora->seg_cols[s]), (int)(s * lora->r), (int)row, lora->scale[s]};
+    }
+    return fused_product(&d, y, x, dense);
+}
+
+/* dx = dy W + dxa A */
+static bool fused_bwd(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
+                      const struct lora *lora)
+{
+    struct dense d = {};
+    if (!lora->r || lora->dropout > 0) return false;
+    d.kn = true;
+    d.r = lora->n_seg * lora->r;
+    d.la = bf16_ptr(dxa);
+    d.ld_la = dxa.ld;
+    d.lb = bf16_ptr(lora->a);
+    d.n_part = 1;
+    d.part[0] = {0, (int)dx.shape[1], 0, 0, 1};
+    return fused_product(&d, dx, dy, dense);
+}
+
+/* ---- ops */
+
+/* y = x W^T + bias + adapter + res by cuBLASLt and addend_kernel. */
+static void product_and_addend(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense,
+                               struct tensor bias, struct tensor res, const struct lora *added)
+{
+    const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
+    if (first) write_addend(y, false, xa, bias, res, added);
+    cuda_gemm(y, x, false, dense, true, 1, first);
+    if (last) write_addend(y, true, xa, bias, res, added);
+}
+
 extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
                                 const struct proj *proj, struct tensor res)
 {
@@ -330,12 +393,10 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
     const struct lora *added = added_adapter(lora);
     if (!dev->dry_run && tensor_count(y)) {
-        const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
+        const bool fusable = added->r && !res.ndim;
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
-        if (first) write_addend(y, false, xa, bias, res, added);
-        cuda_gemm(y, x, false, dense, true, 1, first);
-        if (last) write_addend(y, true, xa, bias, res, added);
+        if (!fusable || !fused_fwd(y, xa, x, dense, bias, added)) product_and_addend(y, xa, x, dense, bias, res, added);
     }
     arena_release(&dev->work, mark);
 }
@@ -344,6 +405,7 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
 static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
                            const struct lora *lora)
 {
+    if (fused_bwd(dx, dy, dxa, dense, lora)) return;
     if (lora->r) cuda_gemm(dx, dxa, false, lora->a, false, keep_factor(lora), 0);
     if (lora->r && lora->dropout > 0) drop(dx, dx, lora);
     cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);

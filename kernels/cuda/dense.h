@@ -1,0 +1,36 @@
+/* dense.h - a dense product with the adapter in its accumulators, for linear.cu, on Hopper. All sums are f32:
+ *
+ *     out[m, :] = scale * (la[m, part] lb) + a[m, :] b + bias
+ *
+ * Without `kn` b is stored transposed, [n_out, n_in] (forward); with `kn` as [n_in, n_out] (backward). Columns of `out`
+ * that no part has get no adapter. */
+#ifndef MT_CUDA_DENSE_H
+#define MT_CUDA_DENSE_H
+
+#include "kernels/cuda/cuda.h"
+
+/* The adapter of columns first .. end-1: r columns of la from column `la` on; lb has row `lb` for column `first`. */
+struct dense_part {
+    int first, end, la, lb;
+    float scale;
+};
+
+struct dense {
+    int64_t n_row, n_out, n_in;
+    const bf16 *a, *b; /* rows of a: lda apart; b contiguous */
+    bool kn;
+    const float *bias; /* [n_out] or NULL */
+    bf16 *out;
+    int64_t lda, ld_out, ld_la;
+    const bf16 *la, *lb; /* lb [rows of all parts, r], with kn [r, n_out] for one part */
+    int64_t r;           /* 0: no adapter */
+    int n_part;
+    struct dense_part part[3]; /* ascending */
+};
+
+/* Whether the kernel takes d: the parts begin and end with tiles (the last may end anywhere), sizes are multiples of 8
+ * and rows 16-byte aligned, and there are enough tiles for the GPU. */
+bool cuda_dense_takes(const struct dense *d);
+void cuda_dense_wgmma(const struct dense *d);
+
+#endif
