@@ -4,6 +4,7 @@
  *
  * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
  * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
+#include "kernels/moe_packed.h"
 #include "kernels/ops_check.h"
 
 /* ---- checks ---- */
@@ -137,12 +138,16 @@ static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok
     dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
 }
 
-/* The matrix of a projection: as moves_weight; of FP8 products, a byte per value, and their FLOPs; fake-quantised, it
- * is written first, and the product B A computed. */
+/* The matrix of a projection: as moves_weight, or its packed bytes alone where the product decodes them; of FP8
+ * products, a byte per value, and their FLOPs; fake-quantised, it is written first, and the product B A computed. */
 static void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const struct weight *w = &p->w;
     const double decode = dev->op.decode, share = MT_MIN(1, (double)n_row / (double)w->n_exp);
+    if (ops_reads_packed(dev, p, n_row)) {
+        dev->op.bytes += share * (double)weight_bytes(w);
+        return;
+    }
     moves_weight(dev, w, n_row);
     if (p->fp8.pair) { /* as if all experts were exact */
         dev->op.bytes -= share * (double)weight_bytes(w) / 2;

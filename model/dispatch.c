@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/moe_packed.h"
 #include "model/input_quant.h"
 
 static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int64_t cols)
@@ -202,8 +203,8 @@ struct pipeline {
 };
 
 /* Decodes the experts once for all chunks. Returns the packed ones for a single chunk, on the CPU, with expert_group,
- * where memory has no place for a decoded layer, and when a chunk has fewer rows than this rank has experts: its
- * products then decode only the experts that have rows. */
+ * where memory has no place for a decoded layer, where products read packed experts, and when a chunk has fewer rows
+ * than this rank has experts: its products then decode only the experts that have rows. */
 static struct proj decode(const struct pipeline *t, const struct proj *packed)
 {
     const struct weight *w = &packed->w;
@@ -213,6 +214,7 @@ static struct proj decode(const struct pipeline *t, const struct proj *packed)
     const bool as_stored = w->format == WF_BF16 && !packed->quant.format.bits;
     const bool few = t->s->moe.layout->n_chunk == 1 || capacity(t->b) < w->n_exp;
     if (as_stored || !dev->ops->own_memory || dev->expert_group || few) return *packed;
+    if (ops_reads_packed(dev, packed, capacity(t->b))) return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, packed, absent);
     bf16.data = y.data;

@@ -1,6 +1,7 @@
 /* test_ops_experts.c - adapters on the experts, and many of them: decoded experts are only those that have rows; idle
  * experts have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split
  * form of an adapter. On the CPU and on the GPU. */
+#include "kernels/moe_packed.h"
 #include "kernels/moe_part.h"
 #include "tests/expert_layer.h"
 
@@ -79,6 +80,28 @@ static void decode_buffer_with_few_active_experts_on_the_gpu(void **state)
     };
     (void)state;
     expert_layer_on_gpu(cases, MT_LEN(cases));
+}
+
+/* Products that decode packed experts on the way take no buffer for decoded ones, from one row per expert on. */
+static void packed_products_take_no_decode_buffer_on_the_gpu(void **state)
+{
+    const struct proj up = {.w = {.format = WF_MXFP4, .n_exp = 256, .n_out = 1024, .n_in = 2048}};
+    struct err err;
+    (void)state;
+    op_check_need_gpu();
+    if (device_open(&card, "cuda", "auto", &err)) fail_msg("%s", err.msg);
+    if (!strstr(card.name, "sm_90a")) {
+        print_message("skip: products of packed experts: they need a Hopper GPU, this is %s\n", card.name);
+        skip();
+    }
+    assert_true(ops_reads_packed(&card, &up, 8));
+    for (enum planned_op op = UP_FWD; op <= UP_BWD; op++)
+        for (int64_t n_tok = 1; n_tok <= 1024; n_tok *= 32)
+            assert_int_equal(planned(op, n_tok, WF_MXFP4, 0), planned(op, n_tok, WF_BF16, 0));
+    struct proj quantised = up;
+    quantised.quant.format.bits = 4;
+    assert_false(ops_reads_packed(&card, &quantised, 8));
+    device_close(&card);
 }
 
 /* Quantisation-aware training decodes, adapts and quantises into the same buffer. */
@@ -334,6 +357,7 @@ int test_ops_experts(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_buffer_of_the_plan),
         cmocka_unit_test(decode_buffer_with_few_active_experts_on_the_gpu),
+        cmocka_unit_test(packed_products_take_no_decode_buffer_on_the_gpu),
         cmocka_unit_test(quantised_with_few_active_experts_on_the_gpu),
         cmocka_unit_test(idle_experts_have_zero_gradients),
         cmocka_unit_test(idle_experts_have_zero_gradients_on_the_gpu),

@@ -142,6 +142,7 @@ static int list_decoded(struct search *s, struct err *err)
     struct plan_probe all = {0};
     struct model_options opt = s->opt;
     double packed_ms, ms;
+    if (plan_packed_layers(&s->probe)) return 0; /* they would be slower */
     s->probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&s->probe, &packed_ms);
     opt.decoded_layers = n;
@@ -383,7 +384,7 @@ int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_
     const bool fills = plan_decoded_layers(q) < 0 && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
     c->opt.decoded_layers = low;
     if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
-    for (int64_t n = q->a->n_layer; fills && high - low > 1; n = (low + high) / 2) {
+    for (int64_t n = q->a->n_layer; fills && !m->n_packed && high - low > 1; n = (low + high) / 2) {
         struct plan_memory more;
         struct model_options opt = c->opt;
         opt.decoded_layers = n;

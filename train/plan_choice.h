@@ -16,7 +16,8 @@ int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fix
 /* The options with the lowest peak. */
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
 
-/* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit. */
+/* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit, or
+ * none where products with packed experts are faster. */
 int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
                 int64_t budget, struct err *err) MT_CHECK;
 

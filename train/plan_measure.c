@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "kernels/moe_packed.h"
 #include "train/adapter_dir.h"
 #include "train/peft.h"
 
@@ -233,6 +234,16 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     m->work_fwd = MT_MAX(m->work_fwd, fwd);
 }
 
+int64_t plan_packed_layers(const struct plan_probe *p)
+{
+    const struct qat_options qat = plan_qat(p->q->cfg);
+    int64_t n = 0;
+    if (qat.weights.bits || qat.inputs.bits || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
+    for (int64_t l = 0; l < p->q->a->n_layer; l++)
+        n += ops_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
+    return n;
+}
+
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err)
 {
@@ -254,6 +265,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .work_load = p.dev.work.peak,
                               .decoded = w->decoded_bytes,
                               .n_decoded = w->n_decoded,
+                              .n_packed = plan_packed_layers(&p),
                               .n_unused = w->n_unused,
                               .unused = w->unused};
     memcpy(m->format, w->experts, sizeof(m->format));

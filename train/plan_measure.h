@@ -21,6 +21,7 @@ struct plan_memory {
     char format[96];                   /* format of the experts in memory, as weights.experts */
     int64_t decoded;                   /* bytes of decoded layers beyond their packed bytes */
     int64_t n_decoded;                 /* number of decoded layers */
+    int64_t n_packed;                  /* layers whose experts the products decode, faster than decoded layers */
     int64_t n_unused;                  /* tensors of the checkpoint that are not used */
     const char *unused;                /* name of the first of them; owned by the checkpoint */
     double flops_fwd, flops;           /* per token: forward; training step with recomputation */
@@ -59,6 +60,8 @@ void plan_probe_close(struct plan_probe *p);
 int64_t plan_probe_work(struct plan_probe *p, double *ms);
 /* The same in the passes that save nothing: evaluation, calibration. */
 int64_t plan_probe_other(struct plan_probe *p);
+/* plan_memory.n_packed */
+int64_t plan_packed_layers(const struct plan_probe *p);
 /* All of struct plan_memory. */
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err) MT_CHECK;

@@ -54,6 +54,7 @@ static void print_choices(const struct plan *p, FILE *out)
     char b[32], c[32], text[PLAN_TEXT];
     fprintf(out, "\n  experts: %s", p->memory.format);
     if (p->memory.n_decoded) fprintf(out, " (%s more)", str_bytes(b, MT_MAX(p->memory.decoded, 0)));
+    if (p->memory.n_packed) fprintf(out, ", decoded inside the products");
     fprintf(out, "\n");
     fprintf(out, "  %s\n", plan_text(text, &p->opt, &p->memory, p->n_layer));
     fprintf(out, "  recompute = %s%s:", acts_save_name(&p->opt.save, p->n_layer), p->chosen ? " (chosen)" : "");

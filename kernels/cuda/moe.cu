@@ -3,7 +3,8 @@
  * Math: kernels/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group experts
  *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer rows
  *   than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in the
- *   buffer, which has min(E, M) of them. With M >= E there is no list and no further launch.
+ *   buffer, which has min(E, M) of them. With M >= E there is no list and no further launch. On Hopper, products of few
+ *   rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu): no buffer.
  * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
@@ -28,9 +29,10 @@
  *   third launch ran at the speed of a copy. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/grouped_fp8.h"
+#include "kernels/moe_packed.h"
 #include "kernels/moe_part.h"
 
-enum { THREADS = 256, WARP = 32, MAX_EXP = 512 };
+enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 96 /* per expert */ };
 
 static const struct tensor absent = {};
 static const struct fp8_rows no_fp8_rows = {};
@@ -95,9 +97,20 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->lb = (const bf16 *)whole(lb);
 }
 
+extern "C" bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return dev->ops->name == cuda.name && !experts->quant.format.bits && !experts->in.format.bits &&
+           !experts->fp8.step.ndim && cuda_grouped_packed_fits(&experts->w, n_row);
+}
+extern "C" bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return ops_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
+}
+
 /* The experts that a product reads, and scratch for decoded matrices. */
 struct decoded {
-    bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 */
+    bool packed;     /* the products read the packed w itself */
+    bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 or packed */
     int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
     int64_t count;   /* places of one launch */
     int32_t *ids;    /* [n_place]; NULL: no list */
@@ -107,8 +120,10 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
 {
     const struct weight *w = &proj->w;
     const int64_t n_row = r->row_slot.shape[0];
-    struct decoded d = {NULL, w->n_exp, w->n_exp, NULL, NULL};
+    struct decoded d = {false, NULL, w->n_exp, w->n_exp, NULL, NULL};
     if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
+    d.packed = ops_reads_packed(dev, proj, n_row);
+    if (d.packed) return d;
     d.n_place = MT_MIN(w->n_exp, n_row);
     d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
     d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
@@ -200,6 +215,7 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
     if (rows.codes && g->n_row) product_of_codes(g, proj, &rows);
     if (rows.codes) return;
     if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
+    if (d.packed) return cuda_grouped_packed(g, w);
     if (d.ids && g->n_row) {
         MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
         list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
@@ -401,7 +417,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
         g.n_out = up->w.n_out;
-        const bool fused = glu->interleaved || (!rows.codes && cuda_grouped_swiglu(&g));
+        const bool fused = glu->interleaved || (!rows.codes && !matrices.packed && cuda_grouped_swiglu(&g));
         g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
         product(&g, up, matrices, rows);
         if (g.epilogue == GROUPED_STORE && n_row) {

@@ -1,5 +1,6 @@
 /* none.c - replaces the CUDA backend in a build without CUDA. */
 #include "kernels/moe_loop.h"
+#include "kernels/moe_packed.h"
 #include "kernels/moe_part.h"
 
 const struct ops *ops_cuda(bool portable, struct err *err)
@@ -28,6 +29,19 @@ bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct rou
     (void)p;
     (void)r;
     return false;
+}
+
+bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    (void)dev;
+    (void)experts;
+    (void)n_row;
+    return false;
+}
+
+bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return ops_reads_packed(dev, experts, n_row);
 }
 
 const char *ops_cuda_built(void) { return "not built in"; }
