@@ -16,9 +16,10 @@ struct ops; /* kernels/ops.h */
 struct cost {
     double flops, bytes, decode, fp8;
 };
-/* Roofs: FLOPs and bytes per second of a large product and a large copy (prof_measure_roofs); 0: not measured. */
+/* Roofs: FLOPs and bytes per second of a large product and a large copy; on a GPU, milliseconds of the smallest op,
+ * which zeroes 4 bytes (prof_measure_roofs). 0: not measured. */
 struct roofs {
-    double flops, bytes;
+    double flops, bytes, launch_ms;
 };
 /* The floor: the shortest time of this work with these roofs; decoding precedes the product. 0 without roofs. */
 static inline double cost_ms(const struct roofs *r, const struct cost *c)

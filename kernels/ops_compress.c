@@ -47,8 +47,13 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(k, dev->act_dtype, entry_rows(n_tok, ratio), dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
     WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
-    dev->op.flops += 2 * seqs->pairs / (double)ratio * (double)(n_head * dim); /* q K^T of the visible entries */
-    MOVES(dev, idx, q, k, w);
+    /* q K^T of the visible entries, for tokens that see more than K of them: the first `few` of a sequence do not. The
+     * lowest possible count where a sequence is shorter than that. */
+    const double few = (double)((idx.shape[1] + 1) * ratio - 1), n_seq = (double)seqs->n_seq;
+    const int64_t n_choice = (int64_t)MT_MAX(0, (double)n_tok - n_seq * few);
+    const double pairs = MT_MAX(0, seqs->pairs - n_seq * few * (few + 1) / 2);
+    dev->op.flops += 2 * pairs / (double)ratio * (double)(n_head * dim);
+    MOVES(dev, idx, tensor_rows(q, 0, n_choice), k, tensor_rows(w, 0, n_choice));
     RUN(0, index_topk, idx, q, k, w, seqs, ratio);
 }
 

@@ -168,15 +168,40 @@ static void test_packed_cost(void **state)
     op_check_end(&dev);
 }
 
+/* The indexer chooses for tokens that see more than K entries: here, from position 11 of a sequence on. */
+static void test_choice_cost(void **state)
+{
+    (void)state;
+    enum { T = 40, K = 2, RATIO = 4, H = 2, A = 8, FEW = (K + 1) * RATIO - 1 };
+    static const double pairs[] = {T * (T + 1) / 2, 30 * 31 / 2 + 10 * 11 / 2, 4 * 10 * 11 / 2};
+    static const int64_t n_seq[] = {1, 2, 4};
+    struct device dev, measuring;
+    op_check_begin(&dev, false);
+    device_dry_run(&measuring, &dev);
+    for (int i = 0; i < MT_LEN(pairs); i++) {
+        const struct seqs seqs = {make_empty(DT_I32, n_seq[i] + 1, -1, -1), .n_seq = n_seq[i], .max_len = T,
+                                  .pairs = pairs[i]};
+        const double few = (double)n_seq[i] * FEW, rows = MT_MAX(0, T - few);
+        measuring.flops = measuring.floor_ms = 0;
+        measuring.roofs = (struct roofs){.flops = 1e30, .bytes = 1e3};
+        op_index_topk(&measuring, make_empty(DT_I32, T, K, -1), make_empty(dev.act_dtype, T, H * A, -1),
+                      make_empty(dev.act_dtype, T / RATIO, A, -1), make_empty(dev.act_dtype, T, H, -1), &seqs, RATIO);
+        assert_close(measuring.flops, MT_MAX(0, pairs[i] - few * (FEW + 1) / 2) * 2 * H * A / RATIO, 1e-12);
+        assert_close(measuring.floor_ms, 4 * (T * K + rows * (H * A + H) + T / RATIO * A), 1e-12);
+    }
+    op_check_end(&dev);
+}
+
 static void check_roofs(struct device *dev, double flops, double bytes)
 {
     struct err err = {{0}};
     const struct arena before = dev->work;
     const double start = clock_ms();
     if (prof_measure_roofs(dev, &err)) fail_msg("%s", err.msg);
-    print_message("%s: %.4g TFLOP/s, %.4g GB/s, measured in %.0f ms\n", dev->name, dev->roofs.flops / 1e12,
-                  dev->roofs.bytes / 1e9, clock_ms() - start);
+    print_message("%s: %.4g TFLOP/s, %.4g GB/s, smallest op %.3g us, measured in %.0f ms\n", dev->name,
+                  dev->roofs.flops / 1e12, dev->roofs.bytes / 1e9, 1e3 * dev->roofs.launch_ms, clock_ms() - start);
     assert_true(dev->roofs.flops > flops && dev->roofs.bytes > bytes);
+    assert_true(dev->ops->own_memory == (dev->roofs.launch_ms > 0) && dev->roofs.launch_ms < 1);
     assert_memory_equal(&before, &dev->work, sizeof(before));
     assert_close(dev->flops, 0, 0);
 }
@@ -417,7 +442,8 @@ static void test_interrupted_run(void **state)
 static void test_table(void **state)
 {
     (void)state;
-    static struct prof p = {.n_rows = 2, .span_ms = 10, .n_lost = 7};
+    static struct device dev = {.roofs = {.launch_ms = 0.1}};
+    static struct prof p = {.dev = &dev, .n_rows = 2, .span_ms = 10, .n_lost = 7};
     char text[4096] = "";
     p.rows[0] = (struct prof_row){.name = "cast", .calls = 2, .ms = 2, .floor_ms = 1, .cost = {.bytes = 4e6}};
     p.rows[1] = (struct prof_row){
@@ -427,11 +453,23 @@ static void test_table(void **state)
     fclose(out);
     const char *first = strstr(text, "linear_fwd 5120"), *second = strstr(text, "cast");
     assert_true(first && second && first < second);
-    assert_non_null(strstr(text, "4       4000.0      1000.0         2      0.25    75.0    40.0"));
-    assert_non_null(strstr(text, "2       2000.0      1000.0         0         2    50.0    20.0"));
+    assert_non_null(strstr(text, "4       4000.0      1000.0         2      0.25    75.0    85.0    40.0"));
+    assert_non_null(strstr(text, "2       2000.0      1000.0         0         2    50.0    60.0    20.0"));
     assert_non_null(strstr(text, "between the ops"));
     assert_non_null(strstr(text, "4000.0")); /* 10 - 6 ms */
+    assert_non_null(strstr(text, "includes 100.00 us, the time of zeroing 4 bytes"));
     assert_non_null(strstr(text, "the profile is full: 7 ops"));
+    dev.roofs.launch_ms = 10; /* at most 100 % */
+    out = fmemopen(text, sizeof(text), "w");
+    profile_table(&p, out);
+    fclose(out);
+    assert_non_null(strstr(text, "75.0   100.0    40.0"));
+    dev.roofs.launch_ms = 0;
+    out = fmemopen(text, sizeof(text), "w");
+    profile_table(&p, out);
+    fclose(out);
+    assert_non_null(strstr(text, "75.0       -    40.0"));
+    assert_null(strstr(text, "zeroing 4 bytes"));
     struct json_out o = {0};
     struct err err;
     json_out_open(&o, NULL, '{');
@@ -454,6 +492,7 @@ int test_prof(void)
         cmocka_unit_test(test_floor),
         cmocka_unit_test(test_share),
         cmocka_unit_test(test_packed_cost),
+        cmocka_unit_test(test_choice_cost),
         cmocka_unit_test(test_roofs),
         cmocka_unit_test(test_gpu),
         cmocka_unit_test(test_profile_range),

@@ -341,6 +341,7 @@ static void put_setup(const struct bench *b, struct json_out *o)
     json_out_str(o, "recompute", acts_save_name(&r->plan.opt.save, r->arch.n_layer));
     json_out_f64(o, "roof_tflops", r->dev.roofs.flops / 1e12);
     json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
+    json_out_f64(o, "launch_us", 1e3 * r->dev.roofs.launch_ms);
 }
 
 static void end_json(struct json_out *o)

@@ -30,14 +30,19 @@ static int by_time(const void *a, const void *b)
 
 static double moved(const struct cost *c) { return c->bytes + c->decode; }
 
-static void print_row(FILE *out, const char *name, const struct prof_row *r, double all_ms)
+/* launch_ms: added to the floor of every call in the column "+launch". */
+static void print_row(FILE *out, const char *name, const struct prof_row *r, double launch_ms, double all_ms)
 {
-    char roof[16] = "-", calls[24] = "";
-    if (r->floor_ms > 0) snprintf(roof, sizeof(roof), "%.1f", 100 * r->floor_ms / r->ms);
+    char roof[16] = "-", with[16] = "-", calls[24] = "";
+    if (r->floor_ms > 0) {
+        snprintf(roof, sizeof(roof), "%.1f", 100 * r->floor_ms / r->ms);
+        const double floor_ms = r->floor_ms + (double)r->calls * launch_ms;
+        if (launch_ms > 0) snprintf(with, sizeof(with), "%.1f", 100 * MT_MIN(1, floor_ms / r->ms));
+    }
     if (r->calls) snprintf(calls, sizeof(calls), "%lld", (long long)r->calls);
-    fprintf(out, "  %-22s %7s %12.1f %11.1f %9.4g %9.4g %7s %7.1f\n", name, calls, 1e3 * r->ms,
+    fprintf(out, "  %-22s %7s %12.1f %11.1f %9.4g %9.4g %7s %7s %7.1f\n", name, calls, 1e3 * r->ms,
             1e3 * r->ms / (double)MT_MAX(r->calls, 1), r->cost.flops / r->ms / 1e9, moved(&r->cost) / r->ms / 1e6, roof,
-            100 * r->ms / all_ms);
+            with, 100 * r->ms / all_ms);
 }
 
 void profile_table(const struct prof *p, FILE *out)
@@ -53,13 +58,17 @@ void profile_table(const struct prof *p, FILE *out)
         all.cost.bytes += sorted[i].cost.bytes;
         all.cost.decode += sorted[i].cost.decode;
     }
-    const double span = MT_MAX(p->span_ms, all.ms);
-    fprintf(out, "  %-22s %7s %12s %11s %9s %9s %7s %7s\n", "op", "calls", "us", "us/call", "TFLOP/s", "GB/s", "% roof",
-            "% time");
-    for (int i = 0; i < p->n_rows; i++) print_row(out, row_name(sorted[i].name, sorted[i].part).s, &sorted[i], span);
-    print_row(out, all.name, &all, span);
-    fprintf(out, "  %-22s %7s %12.1f %11s %9s %9s %7s %7.1f\n", "between the ops", "", 1e3 * (span - all.ms), "", "",
-            "", "", 100 * (span - all.ms) / span);
+    const double span = MT_MAX(p->span_ms, all.ms), launch_ms = p->dev->roofs.launch_ms;
+    fprintf(out, "  %-22s %7s %12s %11s %9s %9s %7s %7s %7s\n", "op", "calls", "us", "us/call", "TFLOP/s", "GB/s",
+            "% roof", "+launch", "% time");
+    for (int i = 0; i < p->n_rows; i++)
+        print_row(out, row_name(sorted[i].name, sorted[i].part).s, &sorted[i], launch_ms, span);
+    print_row(out, all.name, &all, launch_ms, span);
+    fprintf(out, "  %-22s %7s %12.1f %11s %9s %9s %7s %7s %7.1f\n", "between the ops", "", 1e3 * (span - all.ms), "",
+            "", "", "", "", 100 * (span - all.ms) / span);
+    if (launch_ms > 0)
+        fprintf(out, "  +launch: %% roof when every call's floor includes %.2f us, the time of zeroing 4 bytes\n",
+                1e3 * launch_ms);
     if (p->n_lost) fprintf(out, "  the profile is full: %lld ops are missing from it\n", (long long)p->n_lost);
 }
 
