@@ -74,16 +74,16 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     return $status
 }
 stage_memcheck() {
-    sanitize memcheck -- fakequant fp8 input_quant ops_attn ops_delta ops_dense ops_experts ops_hyper ops_mla ops_moe \
-        ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim prof quant
+    sanitize memcheck -- fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_dense ops_experts ops_hyper \
+        ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim prof quant
 }
 # racecheck does not know the ordering by TMA and mbarriers and reports false hazards in kernels that use them. The
 # stage therefore excludes kernels with wgmma in their name (their tests also run the portable kernels), and tests that
 # call cuBLASLt, whose Hopper kernels use TMA too.
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
-        fakequant fp8 input_quant ops_attn ops_delta ops_experts ops_hyper ops_mla ops_moe ops_norm ops_router \
-        ops_shared_attn ops_sigmoid optim quant
+        fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_experts ops_hyper ops_mla ops_moe \
+        ops_norm ops_router ops_shared_attn ops_sigmoid optim quant
 }
 
 # build_for builds for one architecture; train_built_for runs the demo's model, with the log in $work/ARCH.log.

@@ -592,7 +592,7 @@ static void group_runs(void **state)
     for (int i = 0; i < MT_LEN(group_shapes); i++) op_check_case(group_run, &group_shapes[i], 1e-6);
 }
 
-static void group_on_the_gpu(void **state)
+static void group_on_the_gpu_by_cublas(void **state)
 {
     (void)state;
     op_check_need_gpu();
@@ -704,7 +704,7 @@ int test_ops_compress(void)
         cmocka_unit_test(tail_on_the_gpu),
         cmocka_unit_test(index_on_the_gpu),
         cmocka_unit_test_teardown(index_rounds, gpu_end),
-        cmocka_unit_test(group_on_the_gpu),
+        cmocka_unit_test(group_on_the_gpu_by_cublas),
         cmocka_unit_test_teardown(heads_large, gpu_end),
         cmocka_unit_test_teardown(entries_large, gpu_end),
         cmocka_unit_test_teardown(index_large, gpu_end),
