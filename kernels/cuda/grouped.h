@@ -75,6 +75,7 @@ struct grouped {
     const float *gate;       /* [T*J] */
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
     const float *in_amax;    /* GROUPED_GLU_BWD_QUANT: [1] */
+    bf16 *rows;              /* [M, n_in] or NULL. Only cuda_grouped_thin: rows[m] = a[a_row(m)] too */
 };
 
 __device__ __forceinline__ int64_t grouped_expert(const struct grouped &g, int64_t place)
