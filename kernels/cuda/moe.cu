@@ -9,6 +9,7 @@
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
  *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
+ *   On Hopper with r <= 16 one pass over dy computes dy B and dB.
  *   Where the main product has many columns, the thin product before it writes the rows that it gathers, and the main
  *   product reads these by TMA (push_copy).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
@@ -261,9 +262,9 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
 }
 
 /* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
- * thin = xa. In a dry run it only takes its scratch. */
+ * thin = xa. In a dry run it only takes its scratch. beside: dy B, computed in the same pass over dy, or NULL. */
 static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
-                        struct tensor thin, const struct route *r)
+                        struct tensor thin, const struct thin *beside, const struct route *r)
 {
     const struct lora *lora = &proj->lora;
     const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
@@ -281,17 +282,27 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     g.scale = lora->scale[0];
     g.thin_first = of_a;
     g.out = (float *)whole(of_a ? proj->grad.a : proj->grad.b);
-    g.partial = arena_push(&dev->work, cuda_grouped_wgrad_bytes(n_row, wide.shape[1], lora->r));
-    if (!dev->dry_run) cuda_grouped_wgrad(&g);
+    if (beside) {
+        g.b = (const bf16 *)whole(lora->b);
+        g.product = (bf16 *)whole(beside->product);
+        g.gated = (bf16 *)whole(beside->gated);
+        g.rows = (bf16 *)whole(beside->rows);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+    }
+    const auto bytes = beside ? cuda_grouped_pass_bytes : cuda_grouped_wgrad_bytes;
+    g.partial = arena_push(&dev->work, bytes(n_row, g.n_wide, g.r));
+    if (!dev->dry_run) (beside ? cuda_grouped_pass : cuda_grouped_wgrad)(&g);
     arena_release(&dev->work, mark);
 }
 
-/* Gradients of an adapter. */
-static void adapter_grad(struct device *dev, const struct proj *proj, struct tensor db, struct tensor x, bool x_tokens,
-                         struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
+/* out->product = dy B; dB += scale dy^T xa unless the adapter is frozen. */
+static void back_through_b(struct device *dev, const struct thin *out, struct tensor dy, bool tokens, struct tensor xa,
+                           const struct proj *proj, const struct route *r)
 {
-    factor_grad(dev, proj, true, x, x_tokens, db, r);
-    factor_grad(dev, proj, false, dy, dy_tokens, xa, r);
+    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && cuda_grouped_pass_takes(proj->lora.r);
+    if (!one_pass && !dev->dry_run) thin_product(out, dy, tokens, proj->lora.b, true, r);
+    if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
 }
 
 /* ---- small kernels ---- */
@@ -531,14 +542,16 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const bool trained = lora->r && down->grad.a.ndim;
     const int64_t product_mark = arena_mark(&dev->work);
     const struct tensor copy = push_copy(dev, dout, w->n_in, down, r);
     const struct thin thin = {db, db_gated, copy};
+    if (trained && !dev->dry_run) gate_rows(ha_gated, ha, r);
+    if (lora->r) back_through_b(dev, &thin, dout, true, ha_gated, down, r);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, down, r);
     const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
     if (!dev->dry_run && n_row) {
-        if (lora->r) thin_product(&thin, dout, true, lora->b, true, r);
         struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
@@ -558,10 +571,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
-    if (lora->r && down->grad.a.ndim) {
-        if (!dev->dry_run) gate_rows(ha_gated, ha, r);
-        adapter_grad(dev, down, db_gated, act, false, dout, true, ha_gated, r);
-    }
+    if (trained) factor_grad(dev, down, true, act, false, db_gated, NULL, r);
     arena_release(&dev->work, mark);
 }
 
@@ -573,8 +583,8 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct thin thin = {db, absent, absent};
-    if (lora->r && !dev->dry_run) thin_product(&thin, dpre, false, lora->b, true, r);
-    if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
+    if (lora->r) back_through_b(dev, &thin, dpre, false, xa, up, r);
+    if (lora->r && up->grad.a.ndim) factor_grad(dev, up, true, x, true, db, NULL, r);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct decoded matrices = push_decoded(dev, up, r);
     const struct fp8_rows rows = push_fp8_rows(dev, up, dpre, false, r);
@@ -633,7 +643,7 @@ extern "C" bool ops_moe_part(struct device *dev, const struct moe_part *p, const
     case MOE_ADD:
         if (!dev->dry_run) add_adapter(p, r);
         break;
-    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, r); break;
+    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, NULL, r); break;
     }
     arena_release(&dev->work, mark);
     return true;
