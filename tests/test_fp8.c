@@ -302,7 +302,7 @@ static void test_floor(void **state)
         for (int pair = 0; pair < 2; pair++) {
             struct device plan;
             device_dry_run(&plan, &dev);
-            plan.roofs = (struct roofs){roof[i][0], roof[i][1]};
+            plan.roofs = (struct roofs){.flops = roof[i][0], .bytes = roof[i][1]};
             l.up.fp8.pair = pair;
             op_moe_up_fwd(&plan, l.act, l.pre, l.xa, l.x, &l.route, &l.up, &l.glu);
             ms[pair] = plan.floor_ms;

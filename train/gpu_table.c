@@ -71,7 +71,10 @@ static bool read_size(struct gpu_model *card, const char *name)
     return true;
 }
 
-static struct roofs rates_of(int i) { return (struct roofs){0.5e12 * cards[i].tflops, 0.85e9 * cards[i].gbs}; }
+static struct roofs rates_of(int i)
+{
+    return (struct roofs){.flops = 0.5e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};
+}
 
 /* Whether `text` has `part` somewhere, by the letters and digits of both. */
 static bool contains(const char *text, const char *part)
