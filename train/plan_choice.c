@@ -6,7 +6,7 @@
  * turn: scratch for all or some experts of a layer; embedding, inputs of layers and moments on the device or in host
  * memory. The choice with the shortest estimated time wins.
  *
- * Times are those of one nominal device, so that `plan` on any machine and the run choose alike. */
+ * The times are computed for one nominal device. So `plan` on any machine makes the same choice as the run. */
 #include "train/plan_choice.h"
 
 #include <stdlib.h>

@@ -205,6 +205,29 @@ static __device__ __forceinline__ void copy_unit(uint32_t stage, uint32_t bar, c
         cp_async_16(stage + sm90_swizzle(r, c), weights + (int64_t)max(slot, 0) * SHARED_HEADS + c * 8, slot >= 0);
     }
 }
+
+/* The rows of 64 heads of token t, of q and of dout; one thread. bar: a barrier that is not initialised yet. */
+static __device__ __forceinline__ void load_rows(uint32_t bar, uint32_t q, uint32_t dout, const CUtensorMap &q_map,
+                                                 const CUtensorMap &dout_map, int head0, int t)
+{
+    mbarrier_init(bar, 1);
+    mbarrier_init_fence();
+    mbarrier_arrive_expect(bar, 2 * HEAD_TILE);
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+        const uint32_t to = i / 4 * LAST + i % 4 * HEAD_PANEL;
+        tma_load(q + to, &q_map, bar, i * 64, head0, t);
+        tma_load(dout + to, &dout_map, bar, i * 64, head0, t);
+    }
+}
+
+/* Prefetches the heads of the tokens of a chunk. */
+static __device__ __forceinline__ void prefetch_chunk(const struct shared_args &a, const struct shared_chunk &x)
+{
+    prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n);
+    prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n);
+    prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n);
+}
 #endif
 
 static __global__ void __launch_bounds__(PAIR, 1)
@@ -224,17 +247,7 @@ static __global__ void __launch_bounds__(PAIR, 1)
     const int64_t column = (int64_t)head0 * SHARED_DIM;
     const int64_t slots = ((int64_t)at * n_group + group) * x.n_slot * SHARED_HEADS;
     const uint32_t bar = sm90_shared(&loaded);
-    if (threadIdx.x == 0) {
-        mbarrier_init(bar, 1);
-        mbarrier_init_fence();
-        mbarrier_arrive_expect(bar, 2 * HEAD_TILE);
-#pragma unroll 1
-        for (int i = 0; i < 8; i++) {
-            const uint32_t to = i / 4 * LAST + i % 4 * HEAD_PANEL;
-            tma_load(q + to, &q_map, bar, i * 64, head0, t);
-            tma_load(dout + to, &dout_map, bar, i * 64, head0, t);
-        }
-    }
+    if (threadIdx.x == 0) load_rows(bar, q, dout, q_map, dout_map, head0, t);
     uint4 o[16];
     load_outputs(o, a.o + t * a.ld_o + column);
     const struct sight sight = sight_of(a, t);
@@ -261,11 +274,7 @@ static __global__ void __launch_bounds__(PAIR, 1)
     put_delta(deltas, o, smem + FIRST_TILE);
     __syncthreads(); /* delta is complete; tiles 2 and 3 hold no heads any more */
     copy_tile(2);
-    if (threadIdx.x == 0) {
-        prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n);
-        prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n);
-        prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n);
-    }
+    if (threadIdx.x == 0) prefetch_chunk(a, x);
 #pragma unroll
     for (int h = 0; h < 2; h++) stat[h] = wg ? deltas[row + 8 * h] : a.lse[t * a.ld_lse + head0 + row + 8 * h] * LOG2_E;
     const auto add_tile = [&](int i, auto last) {

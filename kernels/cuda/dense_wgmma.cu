@@ -9,12 +9,13 @@
  *   warpgroups of 64 rows each; stages and registers as grouped_wgmma.cu, no spills.
  * Moves: as grouped_wgmma.cu; out is written once. 2 n_row n_in n_out FLOP: compute-bound.
  * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable.
- * Measured: H200, qwen3.5-35b-a3b, T 16384, r 8, bench step of 40 layers in turn with the product by cuBLASLt and the
- *   adapter in a pass of its own (61c7d7f), us of the whole op, with the first form of this kernel, inside
- *   grouped_wgmma.cu: forward 2048 -> 12288 1309 before, 1265 then, 2048 -> 9216 993, 958, 2048 -> 1024 142, 140;
- *   backward of layers of 2048 columns 338, 312, of 1024 218, 196, of 64 146, 101.
- * Tried and dropped: a residual in the epilogue, 299 before, 303 then; backward with 192-wide tiles and a depth of 5120
- *   (gpt-oss-20b) 791, 856 alone. */
+ * Measured: H200, qwen3.5-35b-a3b, T 16384, r 8, bench step of 40 layers. Commit 61c7d7f, which calls cuBLASLt and adds
+ *   the adapter in a second pass, and an earlier form of this kernel ran in turn. us per call, first 61c7d7f:
+ *     forward 2048 -> 12288   1309  1265     backward of layers of 2048 columns   338  312
+ *     forward 2048 -> 9216     993   958     backward of layers of 1024 columns   218  196
+ *     forward 2048 -> 1024     142   140     backward of layers of 64 columns     146  101
+ * Tried and dropped, us per call, first 61c7d7f: the residual added in the epilogue, 299 and 303; in backward, tiles of
+ *   192 columns at a depth of 5120 (gpt-oss-20b), 791 and 856. */
 #include "kernels/cuda/dense.h"
 
 #include <string.h>
