@@ -8,7 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LEAST_STACK (256 << 10) /* bytes; `check` and `export` take up to 160 KiB */
+#define LEAST_STACK (256 << 10) /* bytes; a command takes up to 160 KiB */
 
 void process_prepare(void)
 {

@@ -53,6 +53,8 @@ struct check {
     const struct ops *ops; /* of check_run */
     FILE *out;
     struct run device;
+    struct run cpu; /* one after the other: CPU in the device's dtype, in F64 */
+    struct config cpu_cfg;
     struct batch batch;
     float *params; /* [n_flat] the adapters of all sides, in the logical layout */
     struct capture got, near[NEAR_RUNS], want;
@@ -389,33 +391,34 @@ static void cpu_pass(struct check *k, struct run *r, uint64_t nudge_key, struct 
  * them. */
 static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, int n, struct err *err)
 {
-    struct config cfg = k->cfg;
-    struct run r;
+    struct config *cfg = &k->cpu_cfg;
+    struct run *r = &k->cpu;
     struct ops table;
-    cfg.train.expert_dtype = fp8 ? k->cfg.train.expert_dtype : CFG_EXPERTS_IN_BF16;
-    cfg.train.device = CFG_DEVICE_CPU;
-    cfg.train.dtype = k->bf16 ? CFG_DTYPE_BF16 : CFG_DTYPE_FP32;
-    cfg.train.memory_gb = 0;
-    cfg.train.decoded_layers = 0;
-    if (run_open_headers(&r, &cfg, false, err)) return -1;
-    if (oracle) device_open_oracle(&r.dev);
-    if (cfg.train.threads) r.dev.n_threads = (int)cfg.train.threads;
-    r.arch.n_layer = k->arch.n_layer;
-    if (run_open_model(&r, NULL, true, err)) {
-        run_close(&r);
+    *cfg = k->cfg;
+    cfg->train.expert_dtype = fp8 ? k->cfg.train.expert_dtype : CFG_EXPERTS_IN_BF16;
+    cfg->train.device = CFG_DEVICE_CPU;
+    cfg->train.dtype = k->bf16 ? CFG_DTYPE_BF16 : CFG_DTYPE_FP32;
+    cfg->train.memory_gb = 0;
+    cfg->train.decoded_layers = 0;
+    if (run_open_headers(r, cfg, false, err)) return -1;
+    if (oracle) device_open_oracle(&r->dev);
+    if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
+    r->arch.n_layer = k->arch.n_layer;
+    if (run_open_model(r, NULL, true, err)) {
+        run_close(r);
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
-    forced.real = r.dev.ops->router_fwd;
+    forced.real = r->dev.ops->router_fwd;
     forced.arch = chosen.arch = &k->arch;
-    chosen.real = r.dev.ops->index_topk;
-    nudge.real = r.dev.ops->embed_fwd;
-    table = *r.dev.ops;
+    chosen.real = r->dev.ops->index_topk;
+    nudge.real = r->dev.ops->embed_fwd;
+    table = *r->dev.ops;
     table.router_fwd = forced_router;
     table.index_topk = forced_entries;
     table.embed_fwd = nudged_embedding;
-    r.dev.ops = &table;
-    for (int i = 0; i < n; i++) cpu_pass(k, &r, i ? rng_key((uint64_t)i, "check") : 0, &c[i]);
-    run_close(&r);
+    r->dev.ops = &table;
+    for (int i = 0; i < n; i++) cpu_pass(k, r, i ? rng_key((uint64_t)i, "check") : 0, &c[i]);
+    run_close(r);
     return 0;
 }
 
@@ -752,7 +755,11 @@ static int run_sides(struct check *k, struct err *err)
 int check_run(const struct config *cfg, int64_t n_layer, const struct ops *ops, FILE *out, struct err *err)
 {
     static struct check k;
-    k = (struct check){.cfg = *cfg, .n_layer = n_layer, .ops = ops, .out = out};
+    memset(&k, 0, sizeof(k));
+    k.cfg = *cfg;
+    k.n_layer = n_layer;
+    k.ops = ops;
+    k.out = out;
     k.fp8 = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
     k.cfg.data.seq_len = MT_MIN(cfg->data.seq_len, MAX_SEQ);
     k.cfg.train.micro_batch = N_SEQ;

@@ -182,20 +182,25 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     on_cpu.train.device = CFG_DEVICE_CPU;
     on_cpu.train.dtype = CFG_DTYPE_FP32;
     if (str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format)) return -1;
-    struct export x = {
-        .cfg = &on_cpu, .adapter_dir = adapter, .out = out ? out : usual, .report = report, .force = force};
+    struct export *x = mem_array(1, sizeof(*x));
+    x->cfg = &on_cpu;
+    x->adapter_dir = adapter;
+    x->out = out ? out : usual;
+    x->report = report;
+    x->force = force;
     struct lock lock = {.held = false};
-    int rc = check_dir(dir ? dir : x.out, dir, err);
-    if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x.out, err);
+    int rc = check_dir(dir ? dir : x->out, dir, err);
+    if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x->out, err);
     if (!rc && lock.held) rc = sweep(cfg, err);
     if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
-    if (!rc) rc = open_all(&x, format, err);
-    if (!rc && dir) rc = str_format(x.tmp, sizeof(x.tmp), err, "path", "%s", dir);
-    if (!rc) rc = dir ? verify_export(&x, err) : write_and_verify(&x, err);
-    export_quant_close(&x);
-    cpu_adapter_close(&x.adapter);
-    run_close(&x.run);
+    if (!rc) rc = open_all(x, format, err);
+    if (!rc && dir) rc = str_format(x->tmp, sizeof(x->tmp), err, "path", "%s", dir);
+    if (!rc) rc = dir ? verify_export(x, err) : write_and_verify(x, err);
+    export_quant_close(x);
+    cpu_adapter_close(&x->adapter);
+    run_close(&x->run);
     lock_release(&lock);
+    mem_free(x);
     return rc;
 }
 
