@@ -79,6 +79,7 @@ struct proj {
     struct proj_quant quant;
     struct input_quant in;
     struct proj_fp8 fp8; /* experts; without quant and in */
+    int64_t n_active;    /* experts with rows, known to `bench`, for the bytes of an op's cost; 0: not known, all */
 };
 
 /* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;

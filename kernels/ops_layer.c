@@ -138,17 +138,24 @@ static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok
     dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
 }
 
+/* Experts that a product of n_row rows reads, at most. */
+static int64_t read_experts(const struct proj *p, int64_t n_row)
+{
+    return p->n_active ? MT_MIN(p->n_active, n_row) : n_row;
+}
+
 /* The matrix of a projection: as moves_weight, or its packed bytes alone where the product decodes them; of FP8
  * products, a byte per value, and their FLOPs; fake-quantised, it is written first, and the product B A computed. */
 static void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
 {
     const struct weight *w = &p->w;
-    const double decode = dev->op.decode, share = MT_MIN(1, (double)n_row / (double)w->n_exp);
+    const int64_t n_read = read_experts(p, n_row);
+    const double decode = dev->op.decode, share = MT_MIN(1, (double)n_read / (double)w->n_exp);
     if (ops_reads_packed(dev, p, n_row)) {
         dev->op.bytes += share * (double)weight_bytes(w);
         return;
     }
-    moves_weight(dev, w, n_row);
+    moves_weight(dev, w, n_read);
     if (p->fp8.pair) { /* as if all experts were exact */
         dev->op.bytes -= share * (double)weight_bytes(w) / 2;
         dev->op.fp8 += 2 * (double)n_row * (double)w->n_out * (double)w->n_in;
@@ -160,15 +167,26 @@ static void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row
         dev->op.flops += 2 * share * (double)(w->n_exp * w->n_out * w->n_in) * (double)p->lora.r;
 }
 
+/* The bytes that were counted since `before` belong to experts: only those with rows are read and written. */
+static void of_active(struct device *dev, const struct proj *p, double before)
+{
+    const double share = p->n_active ? (double)p->n_active / (double)p->w.n_exp : 1;
+    dev->op.bytes = before + share * (dev->op.bytes - before);
+}
+
 /* Counts the bytes of an adapter in a backward: factors read, gradients read and written. */
 static void moves_grad(struct device *dev, const struct proj *p)
 {
+    const double before = dev->op.bytes;
     if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b, p->grad.a, p->grad.a, p->grad.b, p->grad.b);
+    of_active(dev, p, before);
 }
 
-static void moves_lora(struct device *dev, const struct lora *l)
+static void moves_lora(struct device *dev, const struct proj *p)
 {
-    if (l->r) MOVES(dev, l->a, l->b);
+    const double before = dev->op.bytes;
+    if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b);
+    of_active(dev, p, before);
 }
 
 /* ---- dense ops ---- */
@@ -227,7 +245,7 @@ void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct
     count_dense_lora(dev, n_tok, lora, true, !lora->merged); /* x A^T; (x A^T) B^T */
     MOVES(dev, y, xa, x, proj->bias, res);
     moves_matrix(dev, proj, n_tok);
-    moves_lora(dev, lora);
+    moves_lora(dev, proj);
     RUN(w->n_out, linear_fwd, y, xa, x, proj, res);
     round_act(dev, y);
     if (lora->r) round_act(dev, xa);
@@ -598,7 +616,7 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
     moves_matrix(dev, up, n_row);
-    moves_lora(dev, lora);
+    moves_lora(dev, up);
     RUN(0, moe_up_fwd, act, pre, xa, x, r, up, glu);
     round_act(dev, act);
     round_act(dev, pre);
@@ -635,7 +653,7 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
     if (y.ndim) moves_matrix(dev, down, n_row);
-    moves_lora(dev, lora);
+    moves_lora(dev, down);
     RUN(0, moe_down_fwd, y, ha, act, r, down);
     round_act(dev, y);
     if (lora->r) round_act(dev, ha);
@@ -760,6 +778,6 @@ void op_proj_amax(struct device *dev, struct tensor amax, const struct proj *pro
     want_quant(dev, proj);
     WANT(amax, DT_F32, proj->w.n_exp * proj->quant.n_part);
     dev->op.bytes += (double)weight_bytes(&proj->w);
-    if (proj->lora.merged) moves_lora(dev, &proj->lora);
+    if (proj->lora.merged) MOVES(dev, proj->lora.a, proj->lora.b);
     RUN(proj->w.n_out, proj_amax, amax, proj);
 }

@@ -405,6 +405,9 @@ static const struct cli_rule synth_rules[] = {
     KEY(bench_options, "--qat-inputs", "FORMAT", "quant.activations", "training with inputs in this format"), \
     OPTION(bench_options, teacher, "--teacher", "NAME", "none|base", "none", \
            "base: distillation from the unquantised model"), \
+    OPTION(bench_options, routing, "--routing", "NAME", NULL, "router", \
+           "rows of the experts: router (random weights), balanced, zipf, one (the same for all tokens), or as in a " \
+           "run, given its output.dir"), \
     KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \
     KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments or all"), \
     KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \

@@ -19,6 +19,7 @@
 
 #include "kernels/moe_loop.h"
 #include "model/layer.h"
+#include "train/bench/bench_routing.h"
 #include "train/report/profile.h"
 #include "train/run.h"
 #include "train/synth/synth.h"
@@ -31,14 +32,16 @@ static const char *const path_names[] = {"grouped", "loop", "presort"};
 
 struct bench {
     bool ops, json;
-    bool usual_targets; /* --targets was not given */
-    const char *arch, *quant;
-    int n_paths; /* 0: no comparison */
+    bool usual_targets;                /* --targets was not given */
+    const char *arch, *quant, *routed; /* routed: --routing */
+    int n_paths;                       /* 0: no comparison */
     enum path paths[MAX_PATHS], path;
     int64_t n_layer, n_tok, n_step;
     struct config cfg;
     struct run run;
     struct ops loop; /* the device's ops, with the experts as loops */
+    struct routing routing;
+    struct routing_rows rows; /* of one step */
     struct synth_memory memory;
     struct prof prof;
 
@@ -176,6 +179,7 @@ static int bench_open(struct bench *b, struct err *err)
     if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
     r->cfg = &b->cfg;
     r->arch = b->memory.arch;
+    if (routing_open(&b->routing, b->routed, &r->dev, &r->arch, &r->model, b->n_tok, err)) return -1;
     choose_targets(b);
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
@@ -191,6 +195,7 @@ static int bench_open(struct bench *b, struct err *err)
 static void bench_close(struct bench *b)
 {
     prof_close(&b->prof);
+    routing_close(&b->routing);
     run_close(&b->run);
     synth_memory_close(&b->memory);
     mem_free(b->tok);
@@ -236,7 +241,20 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Runs the first steps: records all losses, the times after warm-up, and the op calls of one step. */
+/* Rows of every expert since the last call; with `keep` these are the ones to print and to count in the floor. */
+static void read_rows(struct bench *b, bool keep)
+{
+    struct model *m = &b->run.model;
+    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
+    model_read_expert_rows(m, rows);
+    if (keep) {
+        b->rows = routing_measure(&m->arch, rows);
+        routing_count_active(m, rows);
+    }
+    mem_free(rows);
+}
+
+/* Runs the first steps: records all losses, the times after warm-up, and the op calls and rows of one step. */
 static int measure_steps(struct bench *b, struct err *err)
 {
     struct device *dev = &b->run.dev;
@@ -244,8 +262,12 @@ static int measure_steps(struct bench *b, struct err *err)
         const bool count = i == WARM_UP - 1;
         if (b->n_paths)
             fill_batch(b, i); /* on a single batch the model would memorise it, and amplify rounding differences */
+        if (count) read_rows(b, false);
+        if (i == WARM_UP) {
+            read_rows(b, true);
+            dev->floor_ms = 0;
+        }
         const double start = clock_ms();
-        if (i == WARM_UP) dev->floor_ms = 0;
         if (count) dev->ops->count_calls(true, &b->calls);
         const int rc = step(b, &b->loss[i], err);
         if (count) dev->ops->count_calls(false, &b->calls);
@@ -283,11 +305,17 @@ static double decode_ms(const struct bench *b)
 static void print_setup(const struct bench *b)
 {
     const struct run *r = &b->run;
+    const struct routing_rows *rows = &b->rows;
     char roofs[256];
-    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
+    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n", b->arch,
            (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
            (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
-           acts_save_name(&r->plan.opt.save, r->arch.n_layer), profile_roofs(roofs, &r->dev));
+           acts_save_name(&r->plan.opt.save, r->arch.n_layer));
+    if (rows->fullest > 0)
+        printf("routing %s: fullest expert %.2f times the mean rows (layers: %.2f to %.2f), %lld of %lld experts with "
+               "rows\n",
+               b->routed, rows->fullest, rows->least, rows->most, (long long)rows->n_active, (long long)rows->n_exp);
+    printf("%s\n", profile_roofs(roofs, &r->dev));
 }
 
 static void print_text(const struct bench *b)
@@ -339,6 +367,11 @@ static void put_setup(const struct bench *b, struct json_out *o)
     json_out_str(o, "experts", r->model.weights.experts);
     json_out_i64(o, "decoded_layers", r->plan.memory.n_decoded);
     json_out_str(o, "recompute", acts_save_name(&r->plan.opt.save, r->arch.n_layer));
+    json_out_str(o, "routing", b->routed);
+    json_out_f64(o, "fullest_over_mean", b->rows.fullest);
+    json_out_f64(o, "fullest_over_mean_min", b->rows.least);
+    json_out_f64(o, "fullest_over_mean_max", b->rows.most);
+    json_out_i64(o, "active_experts", b->rows.n_active);
     json_out_f64(o, "roof_tflops", r->dev.roofs.flops / 1e12);
     json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
     json_out_f64(o, "launch_us", 1e3 * r->dev.roofs.launch_ms);
@@ -505,6 +538,7 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
                        .json = o->json,
                        .arch = o->arch,
                        .quant = o->quant,
+                       .routed = o->routing,
                        .n_paths = (int)o->paths.n,
                        .n_layer = o->layers,
                        .n_tok = o->tokens,

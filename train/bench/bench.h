@@ -9,6 +9,7 @@ struct bench_options {
     struct cli_common common;
     const char *arch, *quant;           /* NULL: the device's default; as published */
     const char *teacher;                /* distill.teacher: none or base */
+    const char *routing;                /* as routing_open takes it */
     int64_t tokens, seq, layers, steps; /* 0: the device's default */
     struct cli_list paths;              /* of the experts, by BENCH_PATHS */
     bool json;

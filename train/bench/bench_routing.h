@@ -1,0 +1,43 @@
+/* bench_routing.h - `bench step --routing`: which tokens go to which experts, and how many rows each expert got. */
+#ifndef MT_BENCH_ROUTING_H
+#define MT_BENCH_ROUTING_H
+
+#include "model/model.h"
+
+#define ROUTING_NAMES "router, balanced, zipf or one"
+
+/* Decides about the experts of every layer in place of the model's router, which still computes logits and gates. */
+struct routing {
+    struct ops ops;            /* the device's, with another router_fwd; first, so that dev->ops is a struct routing */
+    router_fwd_fn *router_fwd; /* the device's */
+    const struct model *model;
+    int64_t n_tok, n_layer; /* n_layer 0: the model's router decides */
+    int32_t **idx;          /* [L] device: [T, J] of a layer with routed experts, else NULL */
+};
+
+/* name: router (nothing changes), balanced, zipf, one, or the output.dir of a run, whose shares of rows are used.
+ * Replaces dev->ops until routing_close. model: opened later on dev; micro-batches have n_tok tokens. The tables take
+ * 4 bytes per row and layer. */
+int routing_open(struct routing *r, const char *name, struct device *dev, const struct arch *a,
+                 const struct model *model, int64_t n_tok, struct err *err) MT_CHECK;
+void routing_close(struct routing *r); /* r may be zeroed */
+
+/* count [n_exp]: n_tok * top_k rows in proportion to load [n_exp], which descends; at most n_tok of an expert, whose
+ * surplus the later ones share. */
+void routing_counts(int64_t *count, const double *load, int64_t n_exp, int64_t n_tok, int64_t top_k);
+/* idx [n_tok, top_k]: distinct experts of every token, ascending; expert e occurs count[e] <= n_tok times. The order of
+ * tokens is random by key. */
+void routing_table(int32_t *idx, const int64_t *count, int64_t n_tok, int64_t top_k, uint64_t key);
+/* to [n]: the descending loads of n experts whose cumulative shares are those of from [m], interpolated linearly. */
+void routing_resample(double *to, int64_t n, const double *from, int64_t m);
+
+/* What the layers with routed experts measured, from the rows of model_read_expert_rows. */
+struct routing_rows {
+    double fullest, least, most; /* rows of the fullest expert over the mean: mean, least and most of the layers */
+    int64_t n_active, n_exp;     /* experts with rows, fewest of the layers; all */
+};
+struct routing_rows routing_measure(const struct arch *a, const int64_t *rows);
+/* Tells the projections of every layer how many experts have rows, for the floor. */
+void routing_count_active(struct model *m, const int64_t *rows);
+
+#endif
