@@ -202,6 +202,7 @@ static void fill(struct tensor x, float amax)
         }
 }
 
+static const enum dtype types[] = {DT_BF16, DT_F16, DT_F32};
 /* Zero; around the rule for tiny ones; ties (a scale of 1 or a power of two); clipping; the data's; the largest. */
 static const float amaxes[] = {0,   0x1p-25f, 0x1p-24f, 0x1.000002p-24f, 1e-40f, 1e-3f,       1,      7, 63.5,
                                127, 448,      2688,     65504,           1e30f,  0x1.fep127f, FLT_MAX};
@@ -299,7 +300,6 @@ static void check_form(struct device *dev, const struct form *f, enum dtype t, c
 static void test_every_pattern(void **state)
 {
     (void)state;
-    static const enum dtype types[] = {DT_BF16, DT_F16, DT_F32};
     for (int i = 0; i < MT_LEN(forms); i++) {
         const struct fakequant q = parsed(forms[i].name);
         for (int a = 0; a < MT_LEN(amaxes) && (a == 0 || fakequant_reads_amax(&q)); a += N_EXP)
@@ -378,7 +378,6 @@ static void test_whole_quotient(void **state)
 static void test_amax(void **state)
 {
     (void)state;
-    static const enum dtype types[] = {DT_BF16, DT_F16, DT_F32};
     struct device dev;
     op_check_begin(&dev, false);
     for (int t = 0; t < MT_LEN(types); t++) {
@@ -635,23 +634,23 @@ static void check_gpu(struct device *gpu, const struct form *f, enum dtype t, co
     op_check_end(&cpu);
 }
 
-static void test_as_the_cpu_on_the_gpu(void **state)
+/* Every form and dtype, for the ranges of amaxes that begin at first, first + step, ... */
+static void as_the_cpu(int first, int step)
 {
-    (void)state;
-    static const enum dtype types[] = {DT_BF16, DT_F16, DT_F32};
     struct device gpu;
     struct err err;
     op_check_need_gpu();
     if (device_open(&gpu, "cuda", "auto", &err)) fail_msg("%s", err.msg);
-    for (int i = 0; i < MT_LEN(forms); i++)
-        for (int t = 0; t < MT_LEN(types); t++)
-            for (int a = 0; a < MT_LEN(amaxes); a += N_EXP) {
-                check_gpu(&gpu, &forms[i], types[t], amaxes + a, 0, false);
-                if (a % 8 == 4) check_gpu(&gpu, &forms[i], types[t], amaxes + a, 1, true);
-                if (a % 8 == 6) check_gpu(&gpu, &forms[i], types[t], amaxes + a, 0, true);
-            }
+    for (int i = 0; i < 3 * MT_LEN(forms); i++)
+        for (int a = first; a < MT_LEN(amaxes); a += step) {
+            check_gpu(&gpu, &forms[i / 3], types[i % 3], amaxes + a, 0, false);
+            if (a % 8 == 4) check_gpu(&gpu, &forms[i / 3], types[i % 3], amaxes + a, 1, true);
+            if (a % 8 == 6) check_gpu(&gpu, &forms[i / 3], types[i % 3], amaxes + a, 0, true);
+        }
     device_close(&gpu);
 }
+static void test_as_the_cpu_on_the_gpu(void **state) { (void)state, as_the_cpu(4, MT_LEN(amaxes)); }
+static void test_as_the_cpu_large_on_the_gpu(void **state) { (void)state, as_the_cpu(0, N_EXP); }
 
 /* Calls one after another, per expert and for all, in stacks of few and of many blocks, with smaller values each time:
  * no call sees what an earlier one left in memory. */
@@ -731,7 +730,7 @@ static void published_size(struct device *gpu, const char *name, int64_t n_exp, 
     op_check_end(&cpu);
 }
 
-static void test_published_sizes_on_the_gpu(void **state)
+static void test_published_sizes_large_on_the_gpu(void **state)
 {
     (void)state;
     static const int64_t sizes[][2] = {{5120, 8192}, {3712, 2688}, {2688, 1856}}, counts[] = {4, 8, 32, 128};
@@ -790,8 +789,9 @@ int test_fakequant(void)
         cmocka_unit_test(test_as_every_op),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_as_the_cpu_on_the_gpu),
+        cmocka_unit_test(test_as_the_cpu_large_on_the_gpu),
         cmocka_unit_test(test_amax_again_on_the_gpu),
-        cmocka_unit_test(test_published_sizes_on_the_gpu),
+        cmocka_unit_test(test_published_sizes_large_on_the_gpu),
         cmocka_unit_test(test_one_launch_on_the_gpu),
     };
     make_tables();

@@ -374,16 +374,20 @@ static const struct index_shape index_shapes[] = {
     {1, 1, 2, 1, {2, {9, 5}}, true},
     {4, 2, 8, 4, {0, {0}}, true},
 };
-/* DeepSeek-V4-Flash's indexer; the tiny model; entries fewer than K and many more; sizes that leave tiles in part. */
+/* The heads of DeepSeek-V4-Flash's indexer; the tiny model; entries fewer than K and many more; sizes that leave tiles
+ * in part. */
 static const struct index_shape index_gpu_shapes[] = {
+    {1, 64, 128, 16, {3, {70, 7, 310}}, true}, {4, 2, 16, 4, {5, {1, 3, 4, 5, 200}}, true},
+    {8, 3, 24, 5, {3, {90, 0, 201}}, true},    {4, 5, 7, 4, {2, {40, 77}}, true},
+    {1, 8, 128, 30, {2, {90, 20}}, true},      {1, 1, 4, 9, {2, {600, 70}}, true},
+    {4, 64, 128, 512, {0, {0}}, true},
+};
+/* DeepSeek-V4-Flash's indexer; long sequences. */
+static const struct index_shape large_index_gpu_shapes[] = {
     {4, 64, 128, 16, {3, {300, 7, 410}}, true},
     {1, 64, 128, 512, {2, {700, 90}}, true},
-    {4, 2, 16, 4, {5, {1, 3, 4, 5, 200}}, true},
-    {8, 3, 24, 5, {3, {90, 0, 201}}, true},
-    {4, 5, 7, 4, {2, {40, 77}}, true},
     {1, 8, 128, 300, {2, {4100, 200}}, true}, /* two chunks of tokens */
     {1, 1, 4, 9, {1, {11500}}, true},         /* more entries than fit into shared memory */
-    {4, 64, 128, 512, {0, {0}}, true},
 };
 
 struct index {
@@ -417,6 +421,15 @@ static struct index index_make(struct device *dev, const struct index_shape *p)
 static void index_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct index m = index_make(dev, params);
+    op_index_topk(dev, m.idx, m.q, m.k, m.w, &m.seqs, m.p->ratio);
+    put(o, m.idx);
+}
+
+/* Scratch for longer sequences than there are: two chunks of tokens, more entries than fit into shared memory. */
+static void index_run_roomy(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct index m = index_make(dev, params);
+    m.seqs.max_len = 100000;
     op_index_topk(dev, m.idx, m.q, m.k, m.w, &m.seqs, m.p->ratio);
     put(o, m.idx);
 }
@@ -486,7 +499,15 @@ static void index_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
+    static const struct index_shape roomy = {1, 1, 4, 9, {2, {100, 70}}, true};
     for (int i = 0; i < MT_LEN(index_gpu_shapes); i++) op_check_cuda(index_run, &index_gpu_shapes[i]);
+    op_check_cuda(index_run_roomy, &roomy);
+}
+static void index_sizes_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(large_index_gpu_shapes); i++) op_check_cuda(index_run, &large_index_gpu_shapes[i]);
 }
 
 /* Scores that are rounded: what the GPU chose has scores that are at least those of the rest, but for the rounding. */
@@ -703,6 +724,7 @@ int test_ops_compress(void)
         cmocka_unit_test(entries_on_the_gpu),
         cmocka_unit_test(tail_on_the_gpu),
         cmocka_unit_test(index_on_the_gpu),
+        cmocka_unit_test(index_sizes_large_on_the_gpu),
         cmocka_unit_test_teardown(index_rounds, gpu_end),
         cmocka_unit_test(group_on_the_gpu_by_cublas),
         cmocka_unit_test_teardown(heads_large, gpu_end),

@@ -533,65 +533,94 @@ static void gpu_router_run_without_bias(struct device *dev, const void *params, 
     gpu_router(dev, params, false, o);
 }
 
+static const struct weight_packing bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
+static const struct weight_packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
+
+/* Few tokens and columns, but every kernel. */
+static const struct gpu_router small_routers[] = {
+    {0, 32, 4, 64, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 0},
+    {1, 32, 4, 288, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {33, 32, 4, 288, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
+    {17, 64, 8, 256, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
+    {19, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {9, 512, 8, 72, f32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
+    {19, 60, 4, 64, f32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
+    {70, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {5, 1, 1, 64, f32, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {17, 128, 4, 96, mxfp4, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {130, 65, 16, 40, bf16, ROUTER_CHOSEN, 0, true, true, false, 8},
+};
+static const struct gpu_router routers[] = {
+    {131, 32, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {131, 32, 4, 2880, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
+    {65, 32, 1, 2880, bf16, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {65, 128, 8, 2048, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {65, 128, 8, 2048, f32, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {130, 64, 8, 2048, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
+    {63, 60, 4, 2048, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {63, 60, 4, 64, f32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
+    {200, 8, 2, 4096, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {77, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {33, 512, 8, 72, f32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
+    {77, 256, 8, 64, f16, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {300, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {70, 9, 9, 8, bf16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
+    {70, 128, 4, 96, mxfp4, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {70, 40, 4, 192, nf4, ROUTER_PROBABILITY, 0.5f, true, false, false, 0},
+    {70, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {70, 64, 4, 2880, f32, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {600, 65, 16, 136, bf16, ROUTER_CHOSEN, 0, true, true, false, 8},
+};
+static const struct gpu_router small_routers_without_bias[] = {
+    {33, 256, 8, 256, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {9, 512, 10, 72, bf16, ROUTER_CHOSEN, 0, true, true, true, 8},
+    {5, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
+};
+static const struct gpu_router routers_without_bias[] = {
+    {131, 256, 8, 2048, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {1, 256, 8, 2048, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {77, 512, 10, 72, bf16, ROUTER_CHOSEN, 0, true, true, true, 8},
+    {300, 64, 6, 2880, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {70, 128, 8, 96, bf16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
+    {70, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
+};
+
+static void check_routers(op_case_fn *run, const struct gpu_router *cases, int n)
+{
+    op_check_need_gpu();
+    for (int i = 0; i < n; i++) op_check_cuda(run, &cases[i]);
+}
 static void router_on_the_gpu(void **state)
 {
     (void)state;
-    op_check_need_gpu();
-    static const struct weight_packing bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
-    static const struct weight_packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
-    const enum router_kind some = ROUTER_CHOSEN, all = ROUTER_PROBABILITY;
-    const struct gpu_router cases[] = {
-        {0, 32, 4, 2880, bf16, some, 0.5f, true, true, false, 0},
-        {1, 32, 4, 2880, bf16, some, 0, true, true, true, 0},
-        {131, 32, 4, 2880, bf16, some, 0, true, true, true, 0},
-        {131, 32, 4, 2880, bf16, some, 0.5f, true, true, false, 16},
-        {65, 32, 1, 2880, bf16, some, 0, true, false, false, 0},
-        {65, 128, 8, 2048, bf16, some, 0.5f, false, true, true, 0},
-        {65, 128, 8, 2048, f32, some, 0, true, false, false, 0},
-        {130, 64, 8, 2048, bf16, all, 0.5f, false, true, false, 16},
-        {63, 60, 4, 2048, bf16, all, 0, true, true, true, 0},
-        {63, 60, 4, 64, f32, all, 0.5f, true, true, true, 8},
-        {200, 8, 2, 4096, bf16, some, 0, true, true, false, 0},
-        {77, 256, 8, 64, bf16, some, 0.5f, false, true, true, 0},
-        {33, 512, 8, 72, f32, all, 0.5f, true, true, false, 8},
-        {77, 256, 8, 64, f16, some, 0, true, false, false, 0},
-        {300, 33, 3, 24, bf16, all, 0, true, true, true, 0},
-        {70, 9, 9, 8, bf16, all, 0.5f, true, true, false, 0},
-        {5, 1, 1, 64, f32, some, 0, true, true, false, 0},
-        {70, 128, 4, 96, mxfp4, some, 0, true, true, false, 0},
-        {70, 40, 4, 192, nf4, all, 0.5f, true, false, false, 0},
-        {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
-        {70, 64, 4, 2880, f32, some, 0, true, false, true, 0},
-        {600, 65, 16, 136, bf16, some, 0, true, true, false, 8},
-    };
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run, &cases[i]);
+    check_routers(gpu_router_run, small_routers, MT_LEN(small_routers));
 }
-
+static void router_large_on_the_gpu(void **state)
+{
+    (void)state;
+    check_routers(gpu_router_run, routers, MT_LEN(routers));
+}
 static void router_without_bias_on_the_gpu_by_cublas(void **state)
 {
     (void)state;
-    op_check_need_gpu();
-    static const struct weight_packing bf16 = {WF_BF16, 0, false};
-    const enum router_kind some = ROUTER_CHOSEN, all = ROUTER_PROBABILITY;
-    const struct gpu_router cases[] = {
-        {131, 256, 8, 2048, bf16, some, 0, true, true, false, 0},
-        {1, 256, 8, 2048, bf16, some, 0, true, true, true, 0},
-        {77, 512, 10, 72, bf16, some, 0, true, true, true, 8},
-        {300, 64, 6, 2880, bf16, some, 0, true, true, false, 0},
-        {70, 128, 8, 96, bf16, all, 0.5f, true, true, false, 0},
-        {70, 64, 4, 2880, bf16, some, 0, true, false, true, 0},
-    };
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_router_run_without_bias, &cases[i]);
+    check_routers(gpu_router_run_without_bias, small_routers_without_bias, MT_LEN(small_routers_without_bias));
+}
+static void router_without_bias_large_on_the_gpu(void **state)
+{
+    (void)state;
+    check_routers(gpu_router_run_without_bias, routers_without_bias, MT_LEN(routers_without_bias));
 }
 
 /* For any logits, the choice is distinct experts in range. Gates may be NaN, so no output is compared. */
 static void gpu_nan_run(struct device *dev, const void *params, struct op_outputs *o)
 {
-    const int *step = params;
     struct routing s = make_router(dev, 3, 40, 4, 0);
-    for (int64_t e = 0; e < 40; e++) set_value(s.bias, e, e % *step ? (double)NAN : e % 3 ? -INFINITY : INFINITY);
-    route(&s);
-    if (!dev->dry_run) check_choice(&s);
+    (void)params;
+    for (int step = 1; step < 41; step += 3) {
+        for (int64_t e = 0; e < 40; e++) set_value(s.bias, e, e % step ? (double)NAN : e % 3 ? -INFINITY : INFINITY);
+        route(&s);
+        if (!dev->dry_run) check_choice(&s);
+    }
     o->n = 0;
 }
 
@@ -599,7 +628,7 @@ static void nan_logits_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
-    for (int step = 1; step < 41; step += 3) op_check_cuda(gpu_nan_run, &step);
+    op_check_cuda(gpu_nan_run, NULL);
 }
 
 struct gpu_sort {
@@ -629,11 +658,16 @@ static void sort_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     static const struct gpu_sort cases[] = {
-        {0, 32, 4, 32},      {1, 1, 1, 1},         {1, 60, 4, 60},    {128, 32, 4, 32},
-        {513, 8, 1, 3},      {777, 9, 3, 1},       {4097, 60, 4, 17}, {5000, 128, 8, 128},
-        {9001, 512, 8, 512}, {70001, 256, 4, 256}, {3000, 33, 7, 5},
+        {0, 32, 4, 32}, {1, 1, 1, 1},      {1, 60, 4, 60},      {128, 32, 4, 32},    {513, 8, 1, 3},
+        {777, 9, 3, 1}, {4097, 60, 4, 17}, {5000, 128, 8, 128}, {9001, 512, 8, 512}, {3000, 33, 7, 5},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_sort_run, &cases[i]);
+}
+static void sort_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    op_check_cuda(gpu_sort_run, &(struct gpu_sort){70001, 256, 4, 256});
 }
 
 int test_ops_router(void)
@@ -654,9 +688,12 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
         cmocka_unit_test(router_on_the_gpu),
+        cmocka_unit_test(router_large_on_the_gpu),
         cmocka_unit_test(router_without_bias_on_the_gpu_by_cublas),
+        cmocka_unit_test(router_without_bias_large_on_the_gpu),
         cmocka_unit_test(nan_logits_on_the_gpu),
         cmocka_unit_test(sort_on_the_gpu),
+        cmocka_unit_test(sort_large_on_the_gpu),
         cmocka_unit_test(dispatch_and_combine_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_router", tests, NULL, NULL);

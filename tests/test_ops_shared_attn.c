@@ -328,8 +328,9 @@ static void run_poisoned(struct device *dev, const void *params, struct op_outpu
 }
 static const struct shape poisoned_shapes[] = {
     {2, 16, 4, 4, 3, true, 5, {13, 9, 5, 0, 61}},
-    {64, 512, 32, 4, 5, true, 4, {37, 9, 50, 33}},
+    {64, 512, 8, 4, 2, true, 4, {13, 4, 9, 5}},
 };
+static const struct shape large_poisoned_shape = {64, 512, 32, 4, 5, true, 4, {37, 9, 50, 33}};
 
 static void poison_stays_in_its_sequence(void **state)
 {
@@ -346,25 +347,33 @@ static void poison_on_the_gpu(void **state)
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(poisoned_shapes); i++) op_check_cuda(run_poisoned, &poisoned_shapes[i]);
 }
+static void poison_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    op_check_cuda(run_poisoned, &large_poisoned_shape);
+}
 
-/* Generic sizes, and those of DeepSeek-V4: 64 or 128 heads of 512 columns. With long lists, the weights of all tokens
- * do not fit into scratch at once. The last one has more tiles of keys than stages, twice, and more entries than the
- * items of a window hold. */
-#define GPU_LENGTHS                                                                                                    \
-    5, { 1, 3, 31, 32, 33 }
+/* Generic sizes, and heads of 512 columns as in DeepSeek-V4. Of these, the second last case has more tiles of keys than
+ * stages, and more entries than the items of a window hold. */
 static const struct shape gpu_shapes[] = {
     {2, 16, 4, 4, 3, true, 7, {1, 3, 4, 5, 0, 61, 2}},
     {2, 16, 4, 8, 0, true, 3, {30, 9, 17}},
     {5, 24, 7, 0, 0, false, 2, {20, 40}},
     {2, 16, 4, 4, 3, true, 0, {0}},
-    {64, 512, 32, 0, 0, true, GPU_LENGTHS},
-    {64, 512, 32, 4, 0, true, GPU_LENGTHS},
-    {64, 512, 32, 4, 6, true, GPU_LENGTHS},
-    {64, 512, 128, 128, 0, false, 2, {9, 140}},
-    {64, 512, 128, 2, 40, true, 1, {100}},
-    {64, 512, 20, 2, 0, false, 1, {90}},
-    {128, 512, 32, 4, 0, true, 2, {5, 40}},
-    {64, 512, 32, 2, 50000, true, 2, {7, 70}},
+    {64, 512, 8, 0, 0, true, 3, {1, 3, 13}},
+    {64, 512, 8, 2, 6, true, 2, {3, 33}},
+    {64, 512, 128, 1, 0, false, 1, {70}},
+    {128, 512, 8, 4, 0, true, 2, {5, 9}},
+};
+/* Sizes of DeepSeek-V4: 64 or 128 heads. With long lists, the weights of all tokens do not fit into scratch at once. */
+#define GPU_LENGTHS                                                                                                    \
+    5, { 1, 3, 31, 32, 33 }
+static const struct shape large_gpu_shapes[] = {
+    {64, 512, 32, 0, 0, true, GPU_LENGTHS},   {64, 512, 32, 4, 0, true, GPU_LENGTHS},
+    {64, 512, 32, 4, 6, true, GPU_LENGTHS},   {64, 512, 128, 128, 0, false, 2, {9, 140}},
+    {64, 512, 128, 2, 40, true, 1, {100}},    {64, 512, 20, 2, 0, false, 1, {90}},
+    {128, 512, 32, 4, 0, true, 2, {5, 40}},   {64, 512, 32, 2, 50000, true, 2, {7, 70}},
     {64, 512, 64, 1, 0, false, 2, {200, 40}},
 };
 
@@ -373,6 +382,12 @@ static void on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(gpu_shapes); i++) op_check_cuda(run, &gpu_shapes[i]);
+}
+static void sizes_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(large_gpu_shapes); i++) op_check_cuda(run, &large_gpu_shapes[i]);
 }
 
 /* FLOPs per pair of a sequence of 4096: all see their window, and of 1024 entries all or 512. */
@@ -420,7 +435,9 @@ int test_ops_shared_attn(void)
         cmocka_unit_test(counts_pairs),
         cmocka_unit_test(poison_stays_in_its_sequence),
         cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(sizes_large_on_the_gpu),
         cmocka_unit_test(poison_on_the_gpu),
+        cmocka_unit_test(poison_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_shared_attn", tests, NULL, NULL);
 }
