@@ -322,6 +322,13 @@ int json_opt_bool(struct json j, const char *key, bool *out, struct err *err)
     return given(v) ? json_bool(v, out, err) : 0;
 }
 
+int json_opt_flag(struct json j, const char *key, bool *out, struct err *err)
+{
+    struct json v = json_find(j, key);
+    if (json_type(v) == JSON_NULL) *out = false;
+    return given(v) ? json_bool(v, out, err) : 0;
+}
+
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err)
 {
     struct json v = json_find(j, key);

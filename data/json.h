@@ -48,6 +48,8 @@ int json_get_array(struct json j, const char *key, struct json *out, struct err 
 int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
+/* The same, but null is false, as programs in Python read it. */
+int json_opt_flag(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
 /* The values of array elements, with the checks of json_get_*. */
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;

@@ -44,6 +44,7 @@ struct family {
     bool attn_gate, norm_plus_one;
     bool delta_fused; /* delta_arch.fused */
     bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
+    enum rope_keys rope_keys;
     enum qk_norm qk_norm;
     struct glu glu;
 };
@@ -62,7 +63,7 @@ struct family {
     .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = {DEEPSEEK_NAMES},                              \
     .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
     .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .dense_first = true,              \
-    .predicts = true
+    .predicts = true, .rope_keys = ROPE_KEYS_MSCALE
 
 /* What the families with gated DeltaNet have in common. */
 #define DELTANET_NAMES EXPERT_NAMES, .shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"
@@ -190,6 +191,7 @@ static const struct family families[] = {
      .round_twice = true,
      .rope_named = true,
      .kv_as_heads = true,
+     .rope_keys = ROPE_KEYS_GROWTH,
      .renormalises = true,
      .dense_first = true},
     {.model_type = "deepseek_v4",
@@ -346,7 +348,7 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
     if (r->width < 2 || r->width % 2)
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
-    return rope_read_type(r, scaling, type, f->mixer == &mixer_mla, err);
+    return rope_read_type(r, root, scaling, type, f->rope_keys, err);
 }
 
 /* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. Where a file has both they must agree.
@@ -378,7 +380,7 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
         json_get_i64(root, "qk_nope_head_dim", 1, 4096, &m->nope, err) ||
         json_get_i64(root, "qk_rope_head_dim", 2, 4096, &m->rope, err) ||
         json_get_i64(root, "v_head_dim", 1, 4096, &m->value, err) ||
-        json_opt_bool(root, "rope_interleave", &m->interleaved, err))
+        json_opt_flag(root, "rope_interleave", &m->interleaved, err))
         return -1;
     if (m->rope % 2) return json_error(root, err, "qk_rope_head_dim %lld is odd", (long long)m->rope);
     if (a->n_kv != a->n_head)
@@ -542,15 +544,27 @@ static int refuse_softmax_variants(struct json root, struct err *err)
     return 0;
 }
 
+/* A null is neither the default nor one group: transformers stops at it. */
+static int refuse_null_groups(struct json root, struct err *err)
+{
+    static const char *const keys[] = {"n_group", "topk_group"};
+    for (int i = 0; i < MT_LEN(keys); i++) {
+        const struct json v = json_find(root, keys[i]);
+        if (json_type(v) == JSON_NULL) return json_error(v, err, "is null: write 1 for a router without groups");
+    }
+    return 0;
+}
+
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     bool renormalise = f->renormalises || !f->norm_topk;
     double scale = f->routed_scale > 0 ? f->routed_scale : 1;
     int64_t n_group = MT_MAX(1, f->n_group), top_group = MT_MAX(1, f->top_group);
-    if ((f->renormalises || f->norm_topk) && json_opt_bool(root, "norm_topk_prob", &renormalise, err)) return -1;
+    if ((f->renormalises || f->norm_topk) && json_opt_flag(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     if (!f->sigmoid) return f->dense_first ? refuse_softmax_variants(root, err) : 0;
-    if (refuse_routers(root, err) || json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+    if (refuse_null_groups(root, err) || refuse_routers(root, err) ||
+        json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;
@@ -619,16 +633,20 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
     *a = (struct arch){0};
+    const struct json whole = root;
     const bool wrapped = is_wrapper(root);
+    bool tied = false;
     if (wrapped) root = json_find(root, "text_config");
     if (find_family(&f, root, err)) return -1;
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
+    if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");
     if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
         read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         (f->compressed ? compressed_read_router(a, root, err) : read_router(a, root, f, err)) ||
         read_switches(a, root, f, err))
         return -1;
+    a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
     for (int64_t l = 0; l < a->n_layer; l++) {
         if (!a->mixer[l]) a->mixer[l] = f->mixer;
         a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;

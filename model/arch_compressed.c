@@ -184,14 +184,16 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
                               .width = a->compress.rope};
 }
 
-/* One of both RoPEs; cos and sin have no factor unless the file names one. */
-static int read_one(struct rope_arch *r, struct json o, struct err *err)
+/* One of both RoPEs; cos and sin have no factor unless the file names one. YaRN always truncates: transformers does not
+ * read the key, and the published code has none. */
+static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
     const char *type = "default";
     double factor = 1;
     if (json_opt_str(o, "type", &type, err) || json_opt_str(o, "rope_type", &type, err) ||
-        rope_read_type(r, o, type, false, err) || json_opt_f64(o, "attention_factor", &factor, err))
+        rope_read_type(r, root, o, type, ROPE_KEYS_COMMON, err) || json_opt_f64(o, "attention_factor", &factor, err))
         return -1;
+    if (!r->truncate) return json_error(o, err, "truncate = false is not supported (true)");
     r->attention_factor = factor;
     return 0;
 }
@@ -214,11 +216,11 @@ static int read_ropes_of(struct arch *a, struct json root, struct json scaling, 
                           theta > 1 ? entry_theta : theta);
     a->rope = plain_rope(a, theta);
     a->rope_entry = plain_rope(a, entry_theta);
-    if (read_one(&a->rope, nested ? main : root, err) || read_one(&a->rope_entry,
-                                                                  nested                ? entry
-                                                                  : rope_given(scaling) ? scaling
-                                                                                        : root,
-                                                                  err))
+    if (read_one(&a->rope, root, nested ? main : root, err) || read_one(&a->rope_entry, root,
+                                                                        nested                ? entry
+                                                                        : rope_given(scaling) ? scaling
+                                                                                              : root,
+                                                                        err))
         return -1;
     if (a->rope.yarn) return json_error(main, err, "rope_type \"yarn\" is not supported (default)");
     return 0;

@@ -43,13 +43,13 @@ int rope_differs(struct json other, struct err *err)
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
 static double yarn_gain(double factor, double mscale) { return factor <= 1 ? 1 : 0.1 * mscale * log(factor) + 1; }
 
-/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Without latent
- * attention the keys are refused. */
-static int read_mscale(struct rope_arch *r, struct json scaling, bool latent, struct err *err)
+/* DeepSeek's mscale: cos and sin have the ratio of two gains, the softmax scale the square of one. Other families
+ * refuse the keys. */
+static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys keys, struct err *err)
 {
     double mscale = 0, all = 0;
     r->attention_factor = yarn_gain(r->factor, 1);
-    if (!latent) {
+    if (keys == ROPE_KEYS_COMMON) {
         if (json_has(scaling, "mscale") || json_has(scaling, "mscale_all_dim"))
             return json_error(scaling, err, "mscale and mscale_all_dim are not supported");
         return 0;
@@ -61,32 +61,52 @@ static int read_mscale(struct rope_arch *r, struct json scaling, bool latent, st
     return 0;
 }
 
-/* The growth of queries with their position, in Mistral's YaRN. */
-static int read_query_beta(struct rope_arch *r, struct json scaling, bool latent, struct err *err)
+/* The growth of queries with their position, in Mistral's YaRN. transformers ignores the key in other families. */
+static int read_query_beta(struct rope_arch *r, struct json scaling, enum rope_keys keys, struct err *err)
 {
     if (json_opt_f64(scaling, "llama_4_scaling_beta", &r->query_beta, err)) return -1;
     if (!(r->query_beta >= 0)) return json_error(scaling, err, "llama_4_scaling_beta %g is negative", r->query_beta);
-    if (r->query_beta > 0 && !latent)
+    if (r->query_beta > 0 && keys != ROPE_KEYS_GROWTH)
         return json_error(scaling, err, "llama_4_scaling_beta %g is not supported (0)", r->query_beta);
     return 0;
 }
 
-int rope_read_type(struct rope_arch *r, struct json scaling, const char *type, bool latent, struct err *err)
+/* The key may also stand beside rope_parameters, where transformers prefers it. */
+static int read_original_len(struct rope_arch *r, struct json root, struct json scaling, struct err *err)
 {
-    if (!strcmp(type, "default")) return 0;
+    static const char key[] = "original_max_position_embeddings";
+    int64_t beside = 0;
+    if (json_opt_i64(root, key, 1, 1 << 24, &beside, err)) return -1;
+    r->original_len = beside;
+    if (beside ? json_opt_i64(scaling, key, 1, 1 << 24, &r->original_len, err)
+               : json_get_i64(scaling, key, 1, 1 << 24, &r->original_len, err))
+        return -1;
+    if (beside && beside != r->original_len)
+        return json_error(json_find(scaling, key), err, "is %lld, but %s outside it is %lld: correct one",
+                          (long long)r->original_len, key, (long long)beside);
+    return 0;
+}
+
+int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, const char *type, enum rope_keys keys,
+                   struct err *err)
+{
+    double beta = 0;
+    if (!strcmp(type, "default")) {
+        if (keys == ROPE_KEYS_GROWTH && json_opt_f64(scaling, "llama_4_scaling_beta", &beta, err)) return -1;
+        return beta > 0 ? json_error(scaling, err, "llama_4_scaling_beta %g needs rope_type \"yarn\"", beta) : 0;
+    }
     if (strcmp(type, "yarn"))
         return json_error(scaling, err, "rope_type \"%s\" is not supported (default, yarn)", type);
     r->yarn = true;
-    if (json_get_f64(scaling, "factor", &r->factor, err) ||
-        json_get_i64(scaling, "original_max_position_embeddings", 1, 1 << 24, &r->original_len, err) ||
+    if (json_get_f64(scaling, "factor", &r->factor, err) || read_original_len(r, root, scaling, err) ||
         json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
-        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_bool(scaling, "truncate", &r->truncate, err))
+        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_flag(scaling, "truncate", &r->truncate, err))
         return -1;
     if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
     if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
         return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
                           r->beta_fast);
-    if (read_mscale(r, scaling, latent, err) || read_query_beta(r, scaling, latent, err) ||
+    if (read_mscale(r, scaling, keys, err) || read_query_beta(r, scaling, keys, err) ||
         json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
         return -1;
     if (!rope_in_f32(r->attention_factor))

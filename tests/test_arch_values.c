@@ -156,6 +156,21 @@ static void every_key_that_is_read(void **state)
         if (!found[i]) fail_msg("%s changes no value", read_keys[i]);
 }
 
+#define ORIGINAL "\"original_max_position_embeddings\": "
+
+/* text, in a static buffer, with its first `old` replaced. */
+static const char *edit_fixture(const char *folder, const char *old, const char *new)
+{
+    static char text[1 << 14], edited[1 << 14];
+    char name[64];
+    snprintf(name, sizeof(name), "parity/%s/config.json", folder);
+    process_read(fixture(name), text, sizeof(text));
+    const char *at = strstr(text, old);
+    if (!at) fail_msg("%s: no %s", name, old);
+    snprintf(edited, sizeof(edited), "%.*s%s%s", (int)(at - text), text, new, at + strlen(old));
+    return edited;
+}
+
 /* Kinds of layers, and settings that no fixture has. */
 static void layers_and_defaults(void **state)
 {
@@ -175,20 +190,57 @@ static void layers_and_defaults(void **state)
         {"deepseek_v4", "\"attention_bias\"", "\"num_hash_layers\": 1, \"attention_bias\"", "layers.1",
          "compressed_sparse_attention, window 8, sparse"},
         {"glm4_lite", "\"dense\"", "\"sparse\"", "layers.0", "full_attention, sparse"},
+        /* null is false, as in transformers */
+        {"deepseek_v3", "\"norm_topk_prob\": true", "\"norm_topk_prob\": null", "norm_topk_prob", "false"},
+        {"mistral4", "\"norm_topk_prob\": true", "\"norm_topk_prob\": null", "norm_topk_prob", "false"},
+        {"deepseek_v3", "\"rope_interleave\": true", "\"rope_interleave\": null", "rope_interleave", "false"},
+        {"mistral4", "\"rope_type\": \"yarn\"", "\"truncate\": null, \"rope_type\": \"yarn\"", "truncate", "false"},
+        {"deepseek_v3", "\"original_max_position_embeddings\": 256\n }", "\"truncate\": true\n }, " ORIGINAL "512",
+         "original_max_position_embeddings", "512"},
+        /* outside text_config */
+        {"qwen3_5", "\n \"tie_word_embeddings\": false", "\n \"tie_word_embeddings\": true", "tie_word_embeddings",
+         "true"},
+        {"mistral4", "\n \"tie_word_embeddings\": false", "\n \"tie_word_embeddings\": true", "tie_word_embeddings",
+         "true"},
     };
-    static char text[1 << 14], edited[1 << 14];
-    char name[64];
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct arch a;
         struct arch_value v = {.name = ""};
-        snprintf(name, sizeof(name), "parity/%s/config.json", rows[i].name);
-        process_read(fixture(name), text, sizeof(text));
-        const char *at = strstr(text, rows[i].old);
-        assert_non_null(at);
-        snprintf(edited, sizeof(edited), "%.*s%s%s", (int)(at - text), text, rows[i].new, at + strlen(rows[i].old));
-        assert_true(parsed(&a, edited));
+        assert_true(parsed(&a, edit_fixture(rows[i].name, rows[i].old, rows[i].new)));
         for (int64_t k = 0; strcmp(v.name, rows[i].value); k++) assert_true(arch_value(&a, k, &v));
         assert_string_equal(v.text, rows[i].text);
+    }
+}
+
+/* Values that transformers reads in another way, or stops at. */
+static void what_would_be_misread(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *old, *new, *says;
+    } rows[] = {
+        {"deepseek_v3", "\"n_group\": 4", "\"n_group\": null", "`n_group`: is null: write 1"},
+        {"deepseek_v3", "\"topk_group\": 2", "\"topk_group\": null", "`topk_group`: is null"},
+        {"deepseek_v3", "\"rope_type\": \"yarn\"", "\"rope_type\": \"yarn\", \"llama_4_scaling_beta\": 0.1",
+         "llama_4_scaling_beta 0.1 is not supported (0)"},
+        {"mistral4", "\"rope_type\": \"yarn\"", "\"rope_type\": \"default\"",
+         "llama_4_scaling_beta 0.3 needs rope_type \"yarn\""},
+        {"deepseek_v3", "\"n_group\"", ORIGINAL "512, \"n_group\"",
+         "`rope_scaling.original_max_position_embeddings`: is 256, but original_max_position_embeddings outside it "
+         "is "
+         "512: correct one"},
+        {"deepseek_v4", "\"rope_type\": \"yarn\"", "\"truncate\": false, \"rope_type\": \"yarn\"",
+         "truncate = false is not supported (true)"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const char *text = edit_fixture(rows[i].name, rows[i].old, rows[i].new);
+        struct arch a;
+        struct err err = {.msg = ""};
+        struct json_doc *doc = json_parse(text, (int64_t)strlen(text), "config.json", &err);
+        assert_non_null(doc);
+        if (!arch_parse(&a, json_root(doc), &err)) fail_msg("accepted: %s", rows[i].says);
+        json_free(doc);
+        if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].says, err.msg);
     }
 }
 
@@ -197,6 +249,7 @@ int test_arch_values(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_key_that_is_read),
         cmocka_unit_test(layers_and_defaults),
+        cmocka_unit_test(what_would_be_misread),
     };
     return cmocka_run_group_tests_name("arch_values", tests, NULL, NULL);
 }
