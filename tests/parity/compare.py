@@ -33,6 +33,7 @@ r = {r}
 alpha = {alpha}
 rslora = {rslora}
 targets = {targets}
+layers = {layers}
 init_from = {case}/adapter_init
 [optim]
 lr = {lr}
@@ -119,7 +120,8 @@ def against(case, out):
 
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
-    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, **expected_of(case)["setup"]}
+    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all"}
+    setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
         setup["rslora"] = str(setup["rslora"]).lower()
         config.write(CONFIG.format(case=case, out=out, **setup))

@@ -2,7 +2,7 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig,
-                          Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig,
+                          Kimi_K25Config, Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig,
                           Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
@@ -48,6 +48,7 @@ def glm4_config(a, common):
 
 
 def rope(a, theta):
+    theta = a.theta or theta
     if not a.yarn:
         return {"rope_type": "default", "rope_theta": theta}
     return {"rope_type": "yarn", "rope_theta": theta, "factor": a.yarn, "original_max_position_embeddings": 64}
@@ -68,22 +69,33 @@ def glm4_lite_config(a, common):
                              rope_parameters=rope(a, 1e6), **latent_sizes(a, common))
 
 
+def mscale_yarn(a, original):
+    return {"rope_type": "yarn", "rope_theta": a.theta or 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": original}
+
+
 def deepseek_v3_config(a, common):
     return DeepseekV3Config(
         first_k_dense_replace=len(a.dense_layers), num_mtp_layers=0, rope_interleave=not a.half_split,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                         "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": 256},
+        rope_parameters=mscale_yarn(a, 256),
         **latent_sizes(a, common))
+
+
+def kimi_k25_config(a, common):
+    """DeepSeek-V3 as the text part of the conditional-generation class."""
+    text = deepseek_v3_config(a, common)
+    vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, patch_size=4,
+                  num_position_embeddings=16)
+    return Kimi_K25Config(text_config=text.to_dict(), tie_word_embeddings=a.tied, projection_hidden_size=16,
+                          vision_config=vision)
 
 
 def mistral4_config(a, common):
     """The text part of the conditional-generation class; queries grow every 24 positions."""
     text = Mistral4Config(
         first_k_dense_replace=len(a.dense_layers), rope_interleave=not a.half_split,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32.0, "beta_slow": 1.0,
-                         "mscale": a.mscale, "mscale_all_dim": 1.0, "original_max_position_embeddings": 24,
-                         "llama_4_scaling_beta": 0.3}, **latent_sizes(a, common))
-    return Mistral3Config(text_config=text.to_dict(), tie_word_embeddings=False, vision_config=dict(
+        rope_parameters=mscale_yarn(a, 24) | {"llama_4_scaling_beta": 0.3}, **latent_sizes(a, common))
+    return Mistral3Config(text_config=text.to_dict(), tie_word_embeddings=a.tied, vision_config=dict(
         model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
         head_dim=8, image_size=16, patch_size=4))
 
@@ -105,7 +117,8 @@ def qwen3_5_config(a, common):
 
 def qwen3_5_nested_config(a, common):
     """The conditional-generation class, which has a vision tower."""
-    return Qwen3_5MoeConfig(text_config=qwen3_5_config(a, common).to_dict(), vision_config=dict(
+    text = qwen3_5_config(a, common).to_dict()
+    return Qwen3_5MoeConfig(text_config=text, tie_word_embeddings=a.tied, vision_config=dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=16, patch_size=4,
         out_hidden_size=a.hidden))
 
@@ -131,7 +144,7 @@ V4_KINDS = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heav
 def deepseek_v4_config(a, common):
     """--kinds has the numbers of the published compress_ratios, whatever --ratios are."""
     rotated = a.rope_dim / a.head_dim
-    main = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": rotated}
+    main = {"rope_type": "default", "rope_theta": a.theta or 10000.0, "partial_rotary_factor": rotated}
     entries = rope(a, 160000.0) | {"partial_rotary_factor": rotated} | ({"attention_factor": 1.0} if a.yarn else {})
     return DeepseekV4Config(
         moe_intermediate_size=a.inter, n_routed_experts=a.experts, n_shared_experts=1, head_dim=a.head_dim,
@@ -192,6 +205,15 @@ def mistral4_tensors(state):
         name = name.replace("model.language_model.", "language_model.model.")
         name = name.replace("lm_head", "language_model.lm_head")
         tensors[name.removeprefix("model.")] = value.bfloat16().contiguous()
+    return tensors
+
+
+def kimi_k25_tensors(state):
+    """bf16, a matrix per expert, the text part below language_model.model."""
+    tensors = {}
+    for name, value in per_expert_tensors(state).items():
+        name = name.replace("model.language_model.", "language_model.model.")
+        tensors[name.replace("lm_head", "language_model.lm_head").removeprefix("model.")] = value
     return tensors
 
 
@@ -256,6 +278,7 @@ FAMILIES = {
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
+    "kimi_k25": (kimi_k25_config, kimi_k25_tensors, 0.15),
     "deepseek_v4": (deepseek_v4_config, deepseek_v4_tensors, 0.15),
     "mistral4": (mistral4_config, mistral4_tensors, 0.15),
     "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
@@ -265,13 +288,13 @@ FAMILIES = {
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
-SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "qwen3_next")
+SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "kimi_k25", "qwen3_next")
 SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4", "deepseek_v4"), "mlp.shared_experts") | \
     dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
 
 
 # Modules of other parts that have the names of targets.
-EXCLUDED = {"mistral4": ".*vision_tower.*"}
+EXCLUDED = dict.fromkeys(("mistral4", "kimi_k25"), ".*vision_tower.*")
 
 
 # Prefixes of the targets of attention, whose names other modules have too.
@@ -285,7 +308,7 @@ def attention_targets(a):
         return "q_proj k_proj v_proj o_proj in_proj_qkvz in_proj_ba out_proj".split()
     if a.family in ZERO_CENTRED:
         return "q_proj k_proj v_proj o_proj in_proj_qkv in_proj_z in_proj_b in_proj_a out_proj".split()
-    if a.family not in ("glm4_lite", "deepseek_v3", "mistral4"):
+    if a.family not in ("glm4_lite", "deepseek_v3", "kimi_k25", "mistral4"):
         return ["q_proj", "k_proj", "v_proj", "o_proj"]
     return (["q_a_proj", "q_b_proj"] if a.q_lora else ["q_proj"]) + ["kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
 
@@ -310,6 +333,8 @@ def as_transformers_4(config):
     """config.json with the spellings that the published files have."""
     if config["model_type"] == "deepseek_v4":
         return published_deepseek_v4(config)
+    if "text_config" in config:
+        return config | {"text_config": as_transformers_4(config["text_config"])}
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
     config["rope_scaling"] = rope if rope["rope_type"] != "default" else None
@@ -318,7 +343,7 @@ def as_transformers_4(config):
         config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] == "qwen3_next":
         config["full_attention_interval"] = config.pop("layer_types").index("full_attention") + 1
-    if config["model_type"] in ("glm4_moe", "qwen3_next"):
+    if config["model_type"] in ("glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     if config["model_type"] == "glm4_moe_lite":
         config["first_k_dense_replace"] = config.pop("mlp_layer_types").count("dense")

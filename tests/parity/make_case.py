@@ -24,6 +24,7 @@ import peer
 
 SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_heads=2, head_dim=32, window=8, seq_len=96,
              steps=10, accum=2, r=8, alpha=16, shards=1, seed=7, vocab=4096)
+STORAGE = ("bfloat16", "float16", "float32")
 ADAMW = dict(weight_decay=0.01, eps=1e-8)
 CLIP_NORM = 1.0
 
@@ -75,6 +76,15 @@ def arguments(argv):
     parser.add_argument("--index-heads", type=int, default=4, help="deepseek_v4: index_n_heads")
     parser.add_argument("--index-dim", type=int, default=16, help="deepseek_v4: index_head_dim")
     parser.add_argument("--index-top", type=int, default=6, help="deepseek_v4: index_topk")
+    parser.add_argument("--eps", type=float, help="rms_norm_eps; default: of the family")
+    parser.add_argument("--theta", type=float, help="rope_theta; default: of the family's function in families.py")
+    parser.add_argument("--storage", choices=STORAGE, default="bfloat16", help="dtype of the weights that are not fp32")
+    parser.add_argument("--choice-bias", type=float, default=0.2, help="deviation of e_score_correction_bias")
+    parser.add_argument("--keys", nargs="*", default=[], metavar="NAME[=JSON]", help="keys of the text part of "
+                        "config.json, set to this or removed; /NAME: outside text_config; NAME.PART: in an object")
+    parser.add_argument("--no-head", action="store_true", help="the files lack the head: for --tied")
+    parser.add_argument("--few-keys", action="store_true", help="config.json without keys that have their default")
+    parser.add_argument("--adapt-layers", type=int, nargs="*", help="lora.layers; default: all")
     parser.add_argument("--targets", nargs="*", help="lora.targets; default: all of attention, and experts")
     parser.add_argument("--rslora", action="store_true")
     parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
@@ -111,7 +121,7 @@ def random_model(a, tokenizer):
         vocab_size=a.vocab, hidden_size=a.hidden, num_hidden_layers=a.layers, num_experts_per_tok=a.topk,
         num_attention_heads=a.heads, num_key_value_heads=a.kv_heads, max_position_embeddings=2048,
         tie_word_embeddings=a.tied, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=tokenizer.bos_token_id))
+        bos_token_id=tokenizer.bos_token_id) | ({"rms_norm_eps": a.eps} if a.eps else {}))
     model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
                                                             experts_implementation="eager").float()
     deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "mlp.gate.weight": 0.3, "experts": experts,
@@ -125,15 +135,53 @@ def random_model(a, tokenizer):
                 p.normal_(0, next((d for part, d in deviation.items() if part in name), 1.5 / a.hidden ** 0.5))
         for name, b in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
-                b.normal_(0, 0.2)
+                b.normal_(0, a.choice_bias)
             if name.endswith("tid2eid"):
                 b.copy_(torch.rand(len(b), a.experts).argsort(-1)[:, :a.topk])
     return model
 
 
+def edit(config, words):
+    """--keys: removes or sets keys of the text part, /NAME of the whole."""
+    for word in words:
+        path, given, value = word.partition("=")
+        whole = path.startswith("/") or "text_config" not in config
+        *holders, last = path.removeprefix("/").split(".")
+        inner = config if whole else config["text_config"]
+        for name in holders:
+            inner = inner.setdefault(name, {})
+        if given:
+            inner[last] = json.loads(value)
+        else:
+            inner.pop(last, None)
+
+
+# Keys that moetrain requires.
+REQUIRED = ("num_hidden_layers hidden_size num_attention_heads num_key_value_heads num_experts_per_tok vocab_size "
+            "moe_intermediate_size intermediate_size n_routed_experts num_local_experts num_experts model_type "
+            "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim dtype architectures layer_types "
+            "shared_expert_intermediate_size").split()
+
+
+def without_defaults(config, text):
+    """--few-keys: removes the keys of the text part whose value is the default of transformers' class."""
+    defaults = type(text)().to_dict()
+    inner = config.get("text_config", config)
+    for key in list(inner):
+        if key not in REQUIRED and key in defaults and inner[key] == defaults[key]:
+            del inner[key]
+
+
+def stored(a, tensors):
+    """The tensors in bf16, in the dtype of --storage."""
+    return {k: v.to(getattr(torch, a.storage)) if v.dtype == torch.bfloat16 else v for k, v in tensors.items()}
+
+
 def write_checkpoint(a, model):
-    """Writes the model as it is published, and gives the one in memory the weights that the files hold."""
-    tensors = families.FAMILIES[a.family][1](model.state_dict())
+    """Writes the model as it is published; returns the one that transformers reads from the files."""
+    tensors = stored(a, families.FAMILIES[a.family][1](model.state_dict()))
+    if a.no_head:
+        tensors = {k: v for k, v in tensors.items() if not k.endswith("lm_head.weight") and k != "head.weight"}
     if a.shards == 1:
         save_file(tensors, f"{a.out}/model.safetensors", metadata={"format": "pt"})
     else:
@@ -148,11 +196,16 @@ def write_checkpoint(a, model):
                    {"metadata": {"total_size": total}, "weight_map": weight_map})
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
-    config["dtype"] = "bfloat16"
+    config["dtype"] = a.storage
     if a.family == "gpt_oss":
         config["quantization_config"] = {"quant_method": "mxfp4"}
-    write_json(f"{a.out}/config.json", families.as_transformers_4(config) if a.old_config else config)
-    model.load_state_dict(peer.load_model(a.out).state_dict())
+    if a.old_config:
+        config = families.as_transformers_4(config)
+    if a.few_keys:
+        without_defaults(config, model.config.get_text_config())
+    edit(config, a.keys)
+    write_json(f"{a.out}/config.json", config)
+    return peer.load_model(a.out)
 
 
 def write_json(path, value):
@@ -200,6 +253,10 @@ def targets_of(a):
     return words, [name for word in words for name in groups.get(word, [word])]
 
 
+def layers_of(a):
+    return "all" if a.adapt_layers is None else ",".join(map(str, a.adapt_layers))
+
+
 def random_adapter(a, model):
     modules, parameters = [], []
     for name in targets_of(a)[1]:
@@ -213,6 +270,11 @@ def random_adapter(a, model):
             parameters.append(f"{families.SHARED[a.family]}.{name[7:]}.weight")
         else:
             modules.append(f"{families.SHARED[a.family]}.{name[7:]}")
+    if a.adapt_layers is not None:
+        names = [name for name, _ in model.named_modules()]
+        modules = [name for name in names if any(f".layers.{i}." in name for i in a.adapt_layers) and
+                   any(name.endswith("." + module) for module in modules)]
+        parameters = [f"layers.{i}.{name}" for i in a.adapt_layers for name in parameters]
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
         target_parameters=parameters, exclude_modules=families.EXCLUDED.get(a.family))).float()
@@ -265,7 +327,7 @@ def main(argv=None):
     write_tokenizer(a)
     tokenizer = peer.load_tokenizer(a.out)
     model = random_model(a, tokenizer)
-    write_checkpoint(a, model)
+    model = write_checkpoint(a, model)
     train_rows, eval_rows = write_rows(a)
     documents = [peer.encode(tokenizer, row, a.seq_len) for row in train_rows]
     held_out = [peer.encode(tokenizer, row, a.seq_len) for row in eval_rows]
@@ -283,7 +345,7 @@ def main(argv=None):
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
                              shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
-                             rslora=a.rslora, targets=",".join(targets_of(a)[0]))
+                             rslora=a.rslora, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

@@ -39,7 +39,8 @@ def decode_mxfp4(blocks, scales):
 
 def model_class(model_type):
     """Classes with a vision tower have other names of adapters than their text part."""
-    return AutoModelForImageTextToText if model_type in ("qwen3_5_moe", "mistral3") else AutoModelForCausalLM
+    with_vision = model_type in ("qwen3_5_moe", "mistral3", "kimi_k25")
+    return AutoModelForImageTextToText if with_vision else AutoModelForCausalLM
 
 
 def load_model(path, experts="eager"):

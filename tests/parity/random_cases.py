@@ -86,6 +86,14 @@ def deepseek_v3(rng):
             ["--mscale", rng.choice([0.5, 0.707, 1, 1.3])])
 
 
+def mistral4(rng):
+    """Its router is a softmax, with neither groups nor a scale."""
+    n = rng.choice([2, 3, 5, 8, 12])
+    return (dense(rng, rng.choice([2, 3])) + latent(rng) + flag(rng, "--old-config", 0.3) +
+            ["--experts", n, "--topk", rng.randint(1, min(4, n)), "--norm-topk-prob", rng.choice(["true", "false"]),
+             "--shared-experts", rng.choice([0, 1, 1, 2]), "--mscale", rng.choice([0.5, 1, 1.3])])
+
+
 def delta(rng, layers):
     """Layers with gated DeltaNet, and with attention: transformers needs one."""
     kv = rng.choice([1, 2])
@@ -102,7 +110,7 @@ def linear_heads(rng):
 
 def qwen3_5(rng):
     return (delta(rng, rng.choice([2, 3, 4])) + ["--linear-heads", *linear_heads(rng)] + yarn(rng) +
-            flag(rng, "--attention-bias", 0.2))
+            flag(rng, "--attention-bias", 0.2) + flag(rng, "--old-config", 0.3))
 
 
 def qwen3_next(rng):
@@ -131,7 +139,8 @@ def deepseek_v4(rng):
             ["--old-config"] * published + yarn(rng))
 
 
-DRAW = {"glm4": glm4, "glm4_lite": glm4_lite, "deepseek_v3": deepseek_v3, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
+DRAW = {"glm4": glm4, "glm4_lite": glm4_lite, "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
+        "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
         "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4}
 
 
@@ -147,9 +156,24 @@ def targets(rng, a):
               "shared": [f"shared_{part}_proj" for part in ("gate", "up", "down")] if has_shared else [],
               "dense": [f"dense_{part}_proj" for part in ("gate", "up", "down")] if dense else []}
     everything = sum(groups.values(), [])
-    choice = rng.choice(["all", "all", "some", "some", *groups])
+    choice = rng.choice(["all", "all", "some", "some", "one", "one", *groups])
     some = [name for name in everything if rng.random() < 0.5]
-    return {"all": everything, "some": some, **groups}[choice] or mixers
+    return {"all": everything, "some": some, "one": [rng.choice(everything)], **groups}[choice] or mixers
+
+
+def layouts(rng, a):
+    """Both documents of a step in one forward pass, one after the other, or on two ranks."""
+    two_ranks = ["parallel.cpu_ranks=2"]
+    divided = two_ranks + ["parallel.ep=2"] * (a.experts % 2 == 0)
+    return rng.choice([[], ["train.micro_batch=2", "train.grad_accum=1"], two_ranks, divided,
+                       two_ranks + ["parallel.zero=true"]])
+
+
+def general(rng):
+    """What every family has."""
+    return (["--eps", rng.choice([1e-6, 1e-5, 1e-3, 0.03]), "--theta", rng.choice([50, 1e4, 5e5, 1e6]), "--storage",
+             rng.choice(["bfloat16", "bfloat16", "float16", "float32"]), "--choice-bias", rng.choice([0.2, 1.5])] +
+            flag(rng, "--few-keys", 0.3))
 
 
 def draw(family, seed, text, lr):
@@ -157,15 +181,14 @@ def draw(family, seed, text, lr):
     rng = random.Random(f"{family} {seed}")
     args = ["--family", family, "--text", text, "--seed", seed % 17 + 1, "--vocab", 1024, "--logit-rows", 8,
             "--hidden", rng.choice([24, 32, 48]), "--inter", rng.choice([8, 16, 24]), "--seq-len",
-            rng.choice([40, 64, 96, 150, 210]), "--r", rng.choice([1, 2, 4, 7]), "--alpha", rng.choice([2, 8, 16]),
+            rng.choice([40, 64, 96, 150, 210]), "--r", rng.choice([1, 2, 4, 7, 40]), "--alpha", rng.choice([2, 8, 16]),
             "--lr", lr, "--shards", rng.choice([1, 1, 3])]
-    args += DRAW[family](rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
+    args += DRAW[family](rng) + general(rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
     args = [str(x) for x in args]
-    args += ["--targets"] + targets(rng, make_case.arguments(["none", *args]))
+    a = make_case.arguments(["none", *args])
+    args += ["--targets"] + targets(rng, a)
     settings = [f"train.recompute={rng.choice(['none', 'selective', 'full'])}", f"train.threads={rng.randint(1, 3)}"]
-    if rng.random() < 0.5:  # both documents of a step in one forward pass
-        settings += ["train.micro_batch=2", "train.grad_accum=1"]
-    return args, settings
+    return args, settings + layouts(rng, a)
 
 
 def worst(result):
