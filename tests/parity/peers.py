@@ -1,0 +1,228 @@
+"""peers.py - speed and memory of moetrain and of other trainers, one after the other in one run on one machine: LoRA on
+attention and all experts of a model of the gpt-oss family with random weights.
+
+  python peers.py --moetrain build/moetrain [--arch gpt-oss-20b] [--shapes 4x2048,1x1024,4x4096] [--layers 4,8]
+                  [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-4bit,unsloth-bf16] [--limit 60]
+                  [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
+
+moetrain runs all layers (`bench step`). The peers load a bf16 checkpoint of `synth` with as many layers as the larger
+of --layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. A peer has --limit
+seconds in all; what it measured until then counts. The table has a line for the whole model, on the straight line
+through both numbers of layers, or, with one of them or with all layers, what was measured.
+
+A peer that cannot be imported or that fails is skipped, and the reason is printed below the table. Only this file's
+Python needs no packages; each peer runs in a process of --python. Exit 1 when no peer was measured.
+
+Memory: `allocator` is the peak of the PyTorch allocator, of moetrain the plan; `card` is what the GPU has in use at the
+end of the steps by nvidia-smi, with the context and what allocators hold.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+N_LAYER = {"gpt-oss-20b": 24, "gpt-oss-120b": 36, "gpt-oss-tiny": 4}
+MOETRAIN = {"moetrain": [], "moetrain-16gb": ["--memory-gb", "16"]}  # options of `bench step`
+PEERS = ("transformers", "axolotl", "unsloth-4bit", "unsloth-bf16")  # of peers_step.py
+
+
+def arguments(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moetrain", required=True)
+    parser.add_argument("--arch", choices=N_LAYER, default="gpt-oss-20b")
+    parser.add_argument("--shapes", type=shapes, default=shapes("4x2048,1x1024,4x4096"), help="BATCHxSEQ,...")
+    parser.add_argument("--layers", type=layers, default=[4, 8], help="one or two even numbers of layers")
+    parser.add_argument("--peers", type=peers, default=[*MOETRAIN, *PEERS])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--python", default=sys.executable, help="of the peers")
+    parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "moetrain-peers"))
+    parser.add_argument("--limit", type=float, default=60, help="seconds for each peer")
+    for name, default in dict(steps=5, rank=16).items():
+        parser.add_argument("--" + name, type=int, default=default)
+    a = parser.parse_args(words)
+    a.moetrain, a.work = os.path.abspath(a.moetrain), os.path.abspath(a.work)
+    return a
+
+
+def shapes(text):
+    """[(batch, seq), ...]"""
+    found = [tuple(int(n) for n in part.split("x")) for part in text.split(",")]
+    if any(len(shape) != 2 or min(shape) < 1 for shape in found):
+        raise argparse.ArgumentTypeError(f"{text}: expected BATCHxSEQ,...")
+    return found
+
+
+def layers(text):
+    """Ascending. Even: sliding and full attention alternate."""
+    found = sorted({int(n) for n in text.split(",")})
+    if not 1 <= len(found) <= 2 or any(n < 2 or n % 2 for n in found):
+        raise argparse.ArgumentTypeError(f"{text}: expected one or two even numbers")
+    return found
+
+
+def peers(text):
+    found = text.split(",")
+    for name in found:
+        if name not in (*MOETRAIN, *PEERS):
+            raise argparse.ArgumentTypeError(f"{name}: expected some of {', '.join((*MOETRAIN, *PEERS))}")
+    return found
+
+
+def run(command, limit, **options):
+    """(exit status or None after `limit` seconds, standard output, standard error); the process leads its own group,
+    which ends with it."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, **options)
+        try:
+            code = process.wait(timeout=max(limit, 0.1))
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            try:
+                os.killpg(process.pid, 9)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        return code, out.read(), err.read()
+
+
+def why(code, err, limit):
+    """One line."""
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    last = lines[-1] if lines else "no message"
+    return f"stopped after {limit:g} s" if code is None else f"exit {code}: {last[:300]}"
+
+
+# ---- measurements: {"layers", "shape", "ms", "allocator", "card", "note"}; sizes in bytes, None: not known
+
+
+def measure_moetrain(a, name):
+    done, problems, end = [], [], time.monotonic() + a.limit
+    for batch, seq in a.shapes:
+        left = end - time.monotonic()
+        command = [a.moetrain, "bench", "step", "--arch", a.arch, "--tokens", str(batch * seq), "--seq", str(seq),
+                   "--rank", str(a.rank), "--steps", str(a.steps), "--device", a.device, "--json", *MOETRAIN[name]]
+        code, out, err = run(command, left)
+        if code != 0:
+            problems.append(f"{batch} x {seq}: {why(code, err, a.limit)}")
+            continue
+        b = json.loads(out)
+        done.append({"layers": b["layers"], "shape": [batch, seq], "ms": b["step_ms"], "allocator": b["plan_bytes"],
+                     "card": b["peak_bytes"], "note": f"experts {b['experts']}"})
+    return done, problems
+
+
+def measure_peer(a, name):
+    command = [a.python, os.path.join(HERE, "peers_step.py"), name, a.checkpoint, "--shapes",
+               ",".join("x".join(map(str, shape)) for shape in a.shapes), "--layers", ",".join(map(str, a.layers)),
+               "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    code, out, err = run(command, a.limit, cwd=a.work, env=environment)
+    with open(f"{a.work}/{name}.log", "w") as f:
+        f.write(out + err)
+    done, problems = [], []
+    for line in out.splitlines():
+        if line.startswith('{"shape"'):
+            done.append(json.loads(line))
+        if line.startswith('{"problem"'):
+            problems.append(json.loads(line)["problem"])
+    if code != 0:
+        problems.append(why(code, err, a.limit))
+    return done, problems
+
+
+def make_checkpoint(a):
+    """The larger number of layers, in bf16; in WORK, where a later run finds it."""
+    a.checkpoint = f"{a.work}/{a.arch}-bf16-{a.layers[-1]}"
+    if os.path.exists(a.checkpoint):
+        return
+    print(f"writing {a.checkpoint}", file=sys.stderr, flush=True)
+    subprocess.run([a.moetrain, "synth", a.arch, a.checkpoint, "--quant", "bf16", "--layers", str(a.layers[-1])],
+                   check=True, stdout=subprocess.DEVNULL)
+
+
+# ---- the table
+
+
+def line_through(points, n):
+    """The value at n layers of the straight line through [(layers, value), ...], of which there are one or two."""
+    if len(points) == 1:
+        return points[0][1] if points[0][0] == n else None
+    (n0, v0), (n1, v1) = points
+    return v0 + (v1 - v0) * (n - n0) / (n1 - n0)
+
+
+def whole_model(done, shape, n_layer):
+    """(ms, allocator, card, method) of all layers; None: not to be said from what was measured."""
+    found = {m["layers"]: m for m in done if m["shape"] == list(shape)}
+    if n_layer in found:
+        m = found[n_layer]
+        return m["ms"], m["allocator"], m["card"], f"{n_layer} layers"
+    if len(found) < 2:
+        return None
+    ends = [found[min(found)], found[max(found)]]
+    values = []
+    for key in ("ms", "allocator", "card"):
+        points = [(m["layers"], m[key]) for m in ends]
+        values.append(line_through(points, n_layer) if all(p[1] is not None for p in points) else None)
+    slope = (ends[1]["ms"] - ends[0]["ms"]) / (ends[1]["layers"] - ends[0]["layers"])
+    how = f"{ends[0]['layers']} and {ends[1]['layers']} layers, {slope:.2f} ms a layer"
+    return *values, how
+
+
+def gib(n):
+    return "" if n is None else f"{n / 2**30:.1f} GiB"
+
+
+def table(results, wanted, n_layer):
+    yield "| trainer | tokens per step | tokens/s | step | allocator | card | measured | with |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for name, (done, _) in results.items():
+        for shape in wanted:
+            note = next((m["note"] for m in done if m["shape"] == list(shape)), "")
+            whole = whole_model(done, shape, n_layer)
+            if whole:
+                ms, allocator, card, how = whole
+                rate = f"{1e3 * shape[0] * shape[1] / ms:,.0f}" if ms > 0 else ""
+                yield (f"| {name} | {shape[0]} x {shape[1]} | {rate} | {ms:.1f} ms | {gib(allocator)} | {gib(card)} | "
+                       f"{how} | {note} |")
+                continue
+            for m in done:
+                if m["shape"] == list(shape):
+                    yield (f"| {name}, {m['layers']} layers alone | {shape[0]} x {shape[1]} | | {m['ms']:.1f} ms | "
+                           f"{gib(m['allocator'])} | {gib(m['card'])} | {m['layers']} layers | {note} |")
+
+
+def main():
+    a = arguments()
+    os.makedirs(a.work, exist_ok=True)
+    n_layer = N_LAYER[a.arch]
+    if a.layers[-1] > n_layer:
+        sys.exit(f"--layers {a.layers[-1]}: {a.arch} has {n_layer}")
+    if any(name in PEERS for name in a.peers):
+        make_checkpoint(a)
+    results = {}
+    for name in a.peers:
+        start = time.monotonic()
+        results[name] = (measure_moetrain if name in MOETRAIN else measure_peer)(a, name)
+        done, problems = results[name]
+        print(f"{name}: {len(done)} measurements in {time.monotonic() - start:.0f} s"
+              + "".join(f"; {p}" for p in problems), file=sys.stderr, flush=True)
+    print(f"{a.arch}, {n_layer} layers, LoRA r = {a.rank} on attention and all experts, random weights and tokens, "
+          f"median of {a.steps} steps. A row with two numbers of layers lies on the straight line through both.\n")
+    print("\n".join(table(results, a.shapes, n_layer)))
+    for name, (_, problems) in results.items():
+        for problem in problems:
+            print(f"\n- {name}: {problem}", end="")
+    print()
+    sys.exit(0 if any(done for done, _ in results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
