@@ -295,7 +295,7 @@ static void test_export_by_force(void **state)
 
 static void write_x(const char *dir, const char *name)
 {
-    char path[2 * MT_PATH];
+    char path[4 * MT_PATH];
     struct err err;
     snprintf(path, sizeof(path), "%s/%s", dir, name);
     if (file_make_dirs(dir, &err) || file_write_atomic(path, "x", 1, &err)) fail_msg("%s", err.msg);
@@ -304,10 +304,16 @@ static void write_x(const char *dir, const char *name)
 static void test_interrupted(void **state)
 {
     (void)state;
-    char dir[MT_PATH];
+    char dir[MT_PATH], kept[MT_PATH], inner[2 * MT_PATH];
     int status;
     snprintf(dir, sizeof(dir), "%s/.tmp-export", scratch_dir());
     for (int i = 0; i < 3; i++) write_x(dir, i == 0 ? "a" : i == 1 ? "b" : "a-longer-name.safetensors");
+    snprintf(inner, sizeof(inner), "%s/assets/more", dir);
+    write_x(inner, "c");
+    snprintf(kept, sizeof(kept), "%s/kept", scratch_dir());
+    write_x(kept, "d");
+    snprintf(inner, sizeof(inner), "%s/assets/link", dir);
+    assert_int_equal(symlink(kept, inner), 0);
     const pid_t pid = fork();
     if (pid == 0) {
         process_delete_on_signal(dir);
@@ -317,6 +323,8 @@ static void test_interrupted(void **state)
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
     assert_false(file_exists(dir));
+    snprintf(inner, sizeof(inner), "%s/d", kept);
+    assert_true(file_exists(inner));
 }
 
 /* An export deletes what a killed one of any format left in output.dir, and nothing else. */

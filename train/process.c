@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -30,9 +31,11 @@ int process_check_stack(struct err *err)
 
 static char incomplete[MT_PATH];
 
-/* Deletes a directory of files with functions that a signal handler may call. Names that it passes while others
- * disappear are found in the next round. */
-static void delete_directory(const char *path)
+enum { DEPTH = 8 }; /* of directories that are deleted */
+
+/* Deletes what a directory contains with functions that a signal handler may call. Names that it passes while others
+ * disappear are found in the next round. Links are not followed. */
+static void empty_directory(int fd, int depth)
 {
     struct entry {
         uint64_t inode, offset;
@@ -40,18 +43,28 @@ static void delete_directory(const char *path)
         unsigned char type;
         char name[];
     };
-    static _Alignas(struct entry) char buf[1 << 16];
+    static _Alignas(struct entry) char bufs[DEPTH][1 << 13];
+    char *buf = bufs[depth];
+    long n;
+    lseek(fd, 0, SEEK_SET);
+    while ((n = syscall(SYS_getdents64, fd, buf, sizeof(bufs[0]))) > 0)
+        for (long at = 0; at < n;) {
+            const struct entry *e = (const struct entry *)(const void *)(buf + at);
+            const bool own = !strcmp(e->name, ".") || !strcmp(e->name, "..");
+            at += e->size;
+            if (own || !unlinkat(fd, e->name, 0) || depth + 1 == DEPTH) continue;
+            const int inner = openat(fd, e->name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+            if (inner < 0) continue;
+            empty_directory(inner, depth + 1);
+            close(inner);
+            unlinkat(fd, e->name, AT_REMOVEDIR);
+        }
+}
+
+static void delete_directory(const char *path)
+{
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    for (int round = 0; fd >= 0 && round < 100 && rmdir(path); round++) {
-        long n;
-        lseek(fd, 0, SEEK_SET);
-        while ((n = syscall(SYS_getdents64, fd, buf, sizeof(buf))) > 0)
-            for (long at = 0; at < n;) {
-                const struct entry *e = (const struct entry *)(const void *)(buf + at);
-                unlinkat(fd, e->name, 0);
-                at += e->size;
-            }
-    }
+    for (int round = 0; fd >= 0 && round < 100 && rmdir(path); round++) empty_directory(fd, 0);
     if (fd >= 0) close(fd);
 }
 

@@ -10,7 +10,7 @@
 void process_prepare(void);
 /* An error when the stack limit (`ulimit -s`) is below what the commands need. */
 int process_check_stack(struct err *err) MT_CHECK;
-/* A signal that ends the process first deletes this file, or this directory of files: an incomplete output under its
+/* A signal that ends the process first deletes this file, or this directory: an incomplete output under its
  * temporary name. NULL: none. For commands without a state to save. */
 void process_delete_on_signal(const char *path);
 
