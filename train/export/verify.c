@@ -419,6 +419,17 @@ static void print_table(const struct stream *s)
                 allowed_kl(s, p), s->effect[p].sum / n, judged_kl(s, p) <= allowed_kl(s, p) ? "" : "   too far");
 }
 
+/* What to do about a merged export whose every weight is as it should be, but whose outputs differ too much. */
+static const char *advice_on(const struct export *x)
+{
+    if (x->format > EXPORT_MERGED_BF16 && !x->trained)
+        return "; rounding to this format changes the model too much: export merged-bf16 or peft";
+    if (x->format >= EXPORT_MERGED_BF16)
+        return "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to other "
+               "experts: export peft, or add held-out rows if they have few tokens";
+    return "";
+}
+
 static int judge(const struct stream *s, struct err *err)
 {
     if (s->losses->n_exact && !s->losses->n)
@@ -437,9 +448,7 @@ static int judge(const struct stream *s, struct err *err)
     if (bad == PARTS) return 0;
     return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s",
                    export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
-                   s->x->format > EXPORT_MERGED_BF16 && !s->x->trained
-                       ? "; rounding to this format changes the model too much: export merged-bf16 or peft"
-                       : "");
+                   advice_on(s->x));
 }
 
 static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
