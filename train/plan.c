@@ -2,48 +2,58 @@
 #include "train/plan.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "train/plan_choice.h"
 
-/* Memory that the GPU driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2.
- */
-enum { PER_PEER = 96 << 20 };
+/* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */
+#define CROWDED ((int64_t)2 << 30)
+enum { WAITS = 10 }; /* seconds, at most, for their end */
 
-/* Sets the budget. Without train.memory_gb the CPU's budget is a fraction of the free memory, the GPU's all of it. */
-static void set_budget(struct plan *p, const struct device *dev, const struct parallel *par, const struct config *cfg)
+/* Sets the budget. Without train.memory_gb it is the free memory that a plan may use. */
+static void set_budget(struct plan *p, const struct plan_request *q)
 {
-    p->fixed = dev->ops->fixed_bytes() + (dev->ops->own_memory ? (par->ep->world - 1) * PER_PEER : 0);
-    const double gib = 1 << 30;
-    const bool smaller = cfg->train.memory_gb < (double)dev->card_bytes / gib / 100 * 99;
-    p->capped = cfg->train.memory_gb > 0 && (!dev->card_bytes || smaller);
-    if (!p->capped && dev->card_bytes)
+    const struct device *dev = q->dev;
+    const double gib = 1 << 30, given = q->cfg->train.memory_gb;
+    const bool smaller = given < (double)dev->card_bytes / gib / 100 * 99;
+    p->fixed = q->room.fixed;
+    p->capped = given > 0 && (!dev->card_bytes || smaller);
+    if (p->capped)
+        p->budget = (int64_t)(given * gib);
+    else if (dev->card_bytes)
         p->budget = dev->card_bytes / 100 * 99;
-    else if (!p->capped && dev->ops->free_bytes() < 0)
-        p->budget = INT64_MAX; /* the device is not in this machine */
-    else if (p->capped)
-        p->budget = (int64_t)(cfg->train.memory_gb * (1 << 30));
-    else if (dev->ops->own_memory)
-        p->budget = p->fixed + dev->ops->free_bytes() / 100 * 99;
     else
-        p->budget = dev->ops->free_bytes() / par->all->local_world / 10 * 9;
+        p->budget = q->room.device < INT64_MAX ? p->fixed + q->room.device : INT64_MAX;
     p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
+}
+
+static const char others[] = "context, libraries and other processes of the GPU";
+
+const char *plan_others(char text[PLAN_TEXT], const struct plan *p)
+{
+    char part[32];
+    text[0] = 0;
+    if (p->fixed)
+        snprintf(text, PLAN_TEXT, ", %s of it for %s%s", str_bytes(part, p->fixed), others,
+                 p->fixed >= CROWDED ? " (the driver frees the memory of a process some seconds after its end)" : "");
+    return text;
 }
 
 /* No options fit: says what takes the memory and what to change. */
 static int too_large(const struct plan *p, const struct config *cfg, bool train, struct err *err)
 {
-    static const char others[] = "context, libraries and other processes of the GPU";
     const char *what = train ? "training" : "evaluation";
     const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
-    char need[32], have[32], part[32], fixed[128] = "";
+    char need[32], have[32], part[32], fixed[PLAN_TEXT];
     (void)str_bytes(have, p->budget);
     (void)str_bytes(part, p->fixed);
+    (void)plan_others(fixed, p);
     if (p->fixed && p->fixed >= p->budget)
         return err_set(err, "%s take %s, the budget is %s (%s): %s", others, part, have, p->limit,
-                       p->capped ? "raise train.memory_gb, or end the other processes"
+                       p->capped ? "raise train.memory_gb, or end the other processes and wait some seconds"
                                  : "use a device with more memory");
-    if (p->fixed) snprintf(fixed, sizeof(fixed), ", %s of it for %s", part, others);
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget)
         return err_set(err,
@@ -61,12 +71,33 @@ static int too_large(const struct plan *p, const struct config *cfg, bool train,
                                                                          : ", or train.decoded_layers");
 }
 
+/* Plans within the memory of now. */
+static int choose(struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct plan_choice c;
+    set_budget(p, q);
+    if (plan_choose(&c, q, p->fixed, p->budget, err) || plan_settle(&p->memory, &c, q, p->fixed, p->budget, err))
+        return -1;
+    p->opt = c.opt;
+    return 0;
+}
+
+/* Nothing fits a GPU that others use: waits a moment. True if they then use less, as the driver frees the memory of a
+ * process some time after its end. */
+static bool others_end(struct plan_request *q)
+{
+    const int64_t before = q->room.fixed;
+    if (!q->dev->ops->own_memory || q->dev->card_bytes || before < CROWDED) return false;
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    plan_request_room(q);
+    return q->room.fixed < before;
+}
+
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err)
 {
-    const struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
-    struct plan_choice c;
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
     *p = (struct plan){.n_tok = q.n_tok,
                        .n_layer = a->n_layer,
                        .n_rank = par->all->world,
@@ -75,11 +106,10 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    set_budget(p, dev, par, cfg);
     p->in_host_memory = !dev->ops->own_memory;
-    if (plan_choose(&c, &q, p->fixed, p->budget, err)) return -1;
-    if (plan_settle(&p->memory, &c, &q, p->fixed, p->budget, err)) return -1;
-    p->opt = c.opt;
+    if (choose(p, &q, err)) return -1;
+    for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
+        if (choose(p, &q, err)) return -1;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,

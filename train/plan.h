@@ -40,8 +40,10 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
-/* What the plan saves, decodes and keeps in host memory, in one line. */
 enum { PLAN_TEXT = 256 };
+/* What of the peak is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
+const char *plan_others(char text[PLAN_TEXT], const struct plan *p);
+/* What the plan saves, decodes and keeps in host memory, in one line. */
 const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, const struct plan_memory *m,
                       int64_t n_layer);
 /* The table of `moetrain plan`: classes by phases, then choices, FLOPs and trainable parameters. */

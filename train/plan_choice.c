@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/memory.h"
-
 /* What kernels reach on an H100: products, memory, pinned copies over PCIe in each direction. */
 static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
 #define PCIE_BYTES 50e9
@@ -52,6 +50,7 @@ struct search {
     struct plan_probe probe;
     struct model_options opt;
     int64_t constant, other; /* bytes of weights, state and fixed; peak of passes that save nothing */
+    double inside_ms;        /* of products that decode experts on the way, beyond their floor */
     double extra_ms;         /* of the place */
     bool enough;             /* host memory of this machine */
 };
@@ -141,7 +140,7 @@ static int list_decoded(struct search *s, struct err *err)
     const int64_t n = s->q->a->n_layer, before = s->probe.dev.weights.peak;
     struct plan_probe all = {0};
     struct model_options opt = s->opt;
-    double packed_ms, ms;
+    double packed_ms, ms, gain_ms;
     if (plan_packed_layers(&s->probe)) return 0; /* they would be slower */
     s->probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&s->probe, &packed_ms);
@@ -152,7 +151,8 @@ static int list_decoded(struct search *s, struct err *err)
     plan_probe_work(&all, &ms);
     const int64_t n_decoded = all.model.weights.n_decoded;
     if (n_decoded) {
-        s->decode_ms = (packed_ms - ms) / (double)n_decoded;
+        const double inside_ms = plan_inside_ms(&s->probe, &nominal, &gain_ms);
+        s->decode_ms = (inside_ms > 0 ? gain_ms : packed_ms - ms) / (double)n_decoded;
         s->decode_bytes = (all.dev.weights.peak - before + n_decoded - 1) / n_decoded;
     }
     for (int64_t l = 0; l < n_decoded; l++) add_item(s, n + l, 0, s->decode_ms, s->decode_bytes);
@@ -207,7 +207,7 @@ static int64_t measure(struct search *s, struct plan_choice *c)
     const struct weight *head = &m->weights.head;
     const double head_bytes = (double)weight_bytes(head) * 2 * (double)((n_label + opt->ce_chunk - 1) / opt->ce_chunk);
     const double head_flops = 4 * (double)n_label * (double)head->n_out * (double)head->n_in;
-    c->ops_ms -= s->decode_ms * (double)n_decoded;
+    c->ops_ms += s->inside_ms - s->decode_ms * (double)n_decoded;
     c->ms = c->ops_ms + 1e3 * MT_MAX(head_bytes / nominal.bytes - head_flops / nominal.flops, 0);
     for (int i = 0; i < PLAN_EXPERT_GROUPS; i++)
         if (opt->expert_group == plan_expert_group(i)) c->ms *= 1 + group_cost[i];
@@ -260,14 +260,6 @@ static void widen_logits(struct search *s, struct plan_choice *c)
     }
 }
 
-/* Host memory that automatic places may take: half of what is free; any, where the device is not in this machine. */
-static int64_t host_room(const struct search *s)
-{
-    const struct device *dev = s->q->dev;
-    if (dev->card_bytes || dev->ops->free_bytes() < 0) return INT64_MAX;
-    return memory_room("") / 2 / s->q->par->all->local_world;
-}
-
 /* Forward takes a quarter of the time of a pass that recomputes all. As many networks go to host memory as can be
  * copied beside it, evenly spaced. */
 static void spread_networks(struct search *s, const struct place *p)
@@ -276,7 +268,7 @@ static void spread_networks(struct search *s, const struct place *p)
     const double inputs =
         (double)n * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) * (double)dtype_size(s->q->dev->act_dtype);
     const double others = inputs + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
-    const double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, (double)host_room(s) - others);
+    const double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, (double)s->q->room.host - others);
     const int64_t fit = s->ffn_bytes ? MT_MIN((int64_t)MT_MAX(room / (double)s->ffn_bytes, 0), n) : 0;
     for (int64_t i = 0; i < fit; i++) s->opt.save.groups[(2 * i + 1) * n / (2 * fit)] |= SAVE_FFN | SAVE_HOST;
     s->opt.host_group_bytes = s->ffn_bytes;
@@ -303,6 +295,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     const struct device *dev = s->q->dev;
     const bool gpu = dev->ops->own_memory;
     const int narrow = PLAN_LOGITS - 1;
+    double unused_ms;
     s->opt = plan_fixed_options(s->q);
     s->opt.save = first_save(s);
     s->opt.embed_on_host = p->embed;
@@ -318,9 +311,10 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         plan_probe_close(&s->probe);
         return -1;
     }
-    s->enough = s->probe.dev.host.peak <= host_room(s);
+    s->enough = s->probe.dev.host.peak <= s->q->room.host;
     s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak;
     s->extra_ms = place_ms(s, p);
+    s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
     const int first = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0;
     for (int i = first; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && (s->enough || !automatic); i++) {

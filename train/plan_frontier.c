@@ -34,7 +34,7 @@ static int find_row(struct row *r, const struct plan *p, const struct plan_reque
 static double token_us(const struct row *r, int64_t n_tok)
 {
     const struct plan_choice *c = &r->choice;
-    const double ops = r->memory.floor_ms > 0 ? r->memory.floor_ms : c->ops_ms;
+    const double ops = r->memory.floor_ms > 0 ? r->memory.floor_ms + r->memory.inside_ms : c->ops_ms;
     return 1e3 * ops * c->ms / c->ops_ms / (double)n_tok;
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "kernels/memory.h"
 #include "kernels/moe_packed.h"
 #include "train/adapter_dir.h"
 #include "train/peft.h"
@@ -117,20 +118,47 @@ int plan_teacher(struct adapters *ad, struct adapters **planned, const struct ar
     return 0;
 }
 
+/* Memory that the driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2. */
+enum { PER_PEER = 96 << 20 };
+
+/* The least of all ranks; INT64_MAX stays. A plan for ranks that have not been started knows only this machine. */
+static int64_t least_of(const struct parallel *par, int64_t bytes)
+{
+    if (!par->all->net) return bytes;
+    const double least = comm_host_min(par->all, (double)bytes);
+    return least < 0x1p62 ? (int64_t)least : INT64_MAX;
+}
+
+/* Of free memory plans use all on a GPU, a fraction in host memory, for which others compete. */
+void plan_request_room(struct plan_request *q)
+{
+    const struct device *dev = q->dev;
+    const struct parallel *par = q->par;
+    const int64_t available = dev->ops->free_bytes(), n_local = par->all->local_world;
+    const bool gpu = dev->ops->own_memory, here = !dev->card_bytes && available >= 0;
+    const int64_t fixed = dev->ops->fixed_bytes() + (gpu ? (par->ep->world - 1) * PER_PEER : 0);
+    const int64_t device = gpu ? available / 100 * 99 : available / n_local / 10 * 9;
+    q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
+                                 .device = least_of(par, here ? device : INT64_MAX),
+                                 .host = least_of(par, here ? memory_room("") / 2 / n_local : INT64_MAX)};
+}
+
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
                                     bool train)
 {
     const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
-    return (struct plan_request){.dev = dev,
-                                 .par = par,
-                                 .a = a,
-                                 .st = st,
-                                 .cfg = cfg,
-                                 .adapter_dir = adapter_dir,
-                                 .train = train,
-                                 .n_tok = loader_max_tokens(&lo),
-                                 .seq_len = cfg->data.seq_len};
+    struct plan_request q = {.dev = dev,
+                             .par = par,
+                             .a = a,
+                             .st = st,
+                             .cfg = cfg,
+                             .adapter_dir = adapter_dir,
+                             .train = train,
+                             .n_tok = loader_max_tokens(&lo),
+                             .seq_len = cfg->data.seq_len};
+    plan_request_room(&q);
+    return q;
 }
 
 /* ---- dry runs ---- */
@@ -244,10 +272,42 @@ int64_t plan_packed_layers(const struct plan_probe *p)
     return n;
 }
 
+double plan_inside_share(double rows) { return rows > 96 ? 0.142 * (1 - 96 / rows) : 0; }
+
+/* Time of one product of n_row rows in bf16 that reads `bytes` of matrices. */
+static double product_ms(const struct roofs *r, const struct weight *w, int64_t n_row, int64_t bytes)
+{
+    const struct cost c = {.flops = 2 * (double)n_row * (double)(w->n_out * w->n_in),
+                           .bytes = (double)(bytes + n_row * (w->n_in + w->n_out) * 2)};
+    return cost_ms(r, &c);
+}
+
+double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms)
+{
+    double ms = 0;
+    *gain_ms = 0;
+    for (int64_t l = 0; l < p->q->a->n_layer; l++) {
+        const struct layer_weights *lw = &p->model.weights.layers[l];
+        const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
+        const struct proj *const products[] = {&lw->up, &lw->down};
+        for (int i = 0; i < MT_LEN(products); i++) {
+            const struct weight *w = &products[i]->w;
+            if (!ops_reads_packed(&p->dev, products[i], n_row)) continue;
+            const int64_t decoded_bytes = 2 * w->n_exp * w->n_out * w->n_in;
+            const double decoded = product_ms(roofs, w, n_row, decoded_bytes);
+            const double gain = 2 * decoded * plan_inside_share((double)n_row / (double)w->n_exp);
+            *gain_ms += gain;
+            ms += gain + 2 * (decoded - product_ms(roofs, w, n_row, weight_bytes(w)));
+        }
+    }
+    return ms;
+}
+
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err)
 {
     struct plan_probe p;
+    double unused;
     if (plan_probe_open(&p, q, opt, err)) return -1;
     const struct weights *w = &p.model.weights;
     const struct adapters *ad = &p.model.adapters;
@@ -269,6 +329,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .n_unused = w->n_unused,
                               .unused = w->unused};
     memcpy(m->format, w->experts, sizeof(m->format));
+    m->inside_ms = plan_inside_ms(&p, &q->rates, &unused);
     measure_passes(&p, m, opt->frozen);
     count_average_rows(&p, m, opt->frozen);
     *trainable = ad->n_values;

@@ -25,7 +25,15 @@ struct plan_memory {
     int64_t n_unused;                  /* tensors of the checkpoint that are not used */
     const char *unused;                /* name of the first of them; owned by the checkpoint */
     double flops_fwd, flops;           /* per token: forward; training step with recomputation */
+    double inside_ms;                  /* what decoding inside the products adds to floor_ms */
     double floor_ms;                   /* of a training micro-batch, by plan_request.rates; 0: they are not known */
+};
+
+/* Memory that a plan may use: the least of all ranks, so that all make the same choice. Expert-parallel ranks that
+ * recompute different layers would wait for each other. */
+struct plan_room {
+    int64_t fixed;        /* device bytes that others use: context, libraries, other processes; the most of all ranks */
+    int64_t device, host; /* free bytes of the device and of this machine; INT64_MAX: the device is not here */
 };
 
 /* Kind of device, model, data. */
@@ -39,12 +47,17 @@ struct plan_request {
     bool train; /* false: forward only */
     int64_t n_tok;
     int64_t seq_len;
+    struct plan_room room;
     struct roofs rates; /* of the device, for estimates; 0: not known */
 };
 
+/* All ranks call it. */
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
                                     bool train);
+
+/* Reads the room again. All ranks call it. */
+void plan_request_room(struct plan_request *q);
 
 /* A model on a dry-run device. model.acts.save, model.ce_chunk and dev.expert_group may change between passes. */
 struct plan_probe {
@@ -62,6 +75,13 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms);
 int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
+/* Share by which products that decode experts on the way take longer than products with decoded layers, by rows per
+ * expert: 3.5 % at 128, 12 % at 512 (gpt-oss-20b on H200, commit 0b85e6c, tests/RESULTS.md); 0 where they are faster.
+ */
+double plan_inside_share(double rows);
+/* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers
+ * would save of it; the rest is time of reading bf16, which the floor does not count for them. */
+double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms);
 /* All of struct plan_memory. */
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err) MT_CHECK;

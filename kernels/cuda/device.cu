@@ -62,7 +62,8 @@ static int64_t gpu_used_bytes(void)
     return (int64_t)(total - available);
 }
 
-static int64_t gpu_fixed_bytes(void) { return fixed; }
+/* A process that ended after this one opened the GPU may have held memory then. */
+static int64_t gpu_fixed_bytes(void) { return cuda.stream ? MT_MIN(fixed, gpu_used_bytes() + LAUNCHED_LATER) : fixed; }
 
 void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }
 

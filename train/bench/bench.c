@@ -149,12 +149,12 @@ static void set_optimizer(struct adamw *opt, const struct config *cfg)
 static int in_options(const struct bench *b, struct err *err)
 {
     const struct plan *p = &b->run.plan;
-    char need[32], have[32], given[64] = "";
+    char need[32], have[32], others[PLAN_TEXT], given[64] = "";
     if (!strncmp(err->msg, "lora.targets", 12)) return err_prefix(err, "--targets %.100s", b->cfg.lora.targets);
     if (!p->too_large) return -1;
     if (p->capped) snprintf(given, sizeof(given), "--memory-gb %g: ", b->cfg.train.memory_gb);
-    return err_set(err, "%sa step needs %s, the budget is %s (%s): lower --tokens, --seq, --layers or --rank", given,
-                   str_bytes(need, plan_peak(p, true)), str_bytes(have, p->budget),
+    return err_set(err, "%sa step needs %s%s, the budget is %s (%s): lower --tokens, --seq, --layers or --rank", given,
+                   str_bytes(need, plan_peak(p, true)), plan_others(others, p), str_bytes(have, p->budget),
                    p->capped ? "--memory-gb" : p->limit);
 }
 

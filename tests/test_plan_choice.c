@@ -1,0 +1,256 @@
+/* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
+ * time that decoding inside the products takes; a GPU that other processes use. */
+#include <math.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/test.h"
+#include "train/plan.h"
+#include "train/plan_choice.h"
+#include "train/synth/synth.h"
+
+enum { N_RANK = 2 };
+
+/* What a plan chose, as the ranks' process leaves it for the test. */
+struct chosen {
+    struct acts_save save;
+    int64_t peak, budget, decoded, expert_group;
+    bool embed_on_host, host_moments, done;
+};
+
+static int64_t free_here, fixed_here;
+static int64_t read_free(void) { return free_here; }
+static int64_t read_fixed(void) { return fixed_here; }
+
+/* A small model on a CPU that has separate memory, as a GPU. */
+struct bed {
+    struct synth_memory memory;
+    struct config cfg;
+    struct plan plan;
+    struct device dev;
+    struct ops table;
+};
+
+static struct bed *bed_open(void)
+{
+    struct bed *b = mem_array(1, sizeof(*b));
+    const struct synth_options opt = {.arch = "gpt-oss-tiny"};
+    struct err err;
+    config_defaults(&b->cfg);
+    b->cfg.data.seq_len = 512;
+    if (synth_memory_open(&b->memory, &opt, &err) || device_open(&b->dev, "cpu", "auto", &err)) fail_msg("%s", err.msg);
+    b->table = *b->dev.ops;
+    b->table.own_memory = true;
+    b->table.free_bytes = read_free;
+    b->table.fixed_bytes = read_fixed;
+    b->dev.ops = &b->table;
+    return b;
+}
+
+static void bed_close(struct bed *b)
+{
+    synth_memory_close(&b->memory);
+    mem_free(b);
+}
+
+static int bed_plan(struct bed *b, const struct parallel *par, struct err *err)
+{
+    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true, err);
+}
+
+/* ---- ranks */
+
+static struct chosen plan_on(const struct parallel *par)
+{
+    struct bed *b = bed_open();
+    const struct plan *p = &b->plan;
+    struct err err;
+    if (bed_plan(b, par, &err)) fail_msg("%s", err.msg);
+    const struct chosen c = {.save = p->opt.save,
+                             .peak = plan_peak(p, true),
+                             .budget = p->budget,
+                             .decoded = p->memory.n_decoded,
+                             .expert_group = p->opt.expert_group,
+                             .embed_on_host = p->opt.embed_on_host,
+                             .host_moments = p->opt.host_moments,
+                             .done = true};
+    bed_close(b);
+    return c;
+}
+
+static void be_rank(struct comm_place *place, struct chosen *out)
+{
+    struct comm all;
+    struct err err;
+    if (comm_open(&all, place, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        _exit(1);
+    }
+    const struct parallel par = {&all, &comm_alone, &all};
+    *out = plan_on(&par);
+    comm_close(&all);
+    _exit(0);
+}
+
+/* The choices of two ranks with so much free memory, and so much in use by others. */
+static void plan_ranks(struct chosen out[N_RANK], const int64_t available[N_RANK], const int64_t fixed[N_RANK])
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(a);
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    struct chosen *shared =
+        mmap(NULL, N_RANK * sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pids[N_RANK];
+    assert_true(shared != MAP_FAILED && fd >= 0 && !bind(fd, (struct sockaddr *)&a, size) && !listen(fd, 8) &&
+                !getsockname(fd, (struct sockaddr *)&a, &size));
+    fflush(NULL);
+    for (int r = 0; r < N_RANK; r++) {
+        struct comm_place place = {.rank = r,
+                                   .world = N_RANK,
+                                   .master = "127.0.0.1",
+                                   .port = ntohs(a.sin_port),
+                                   .listener = r ? -1 : fd,
+                                   .timeout_s = 20,
+                                   .key = "the key of this test"};
+        free_here = available[r];
+        fixed_here = fixed[r];
+        pids[r] = fork();
+        assert_true(pids[r] >= 0);
+        if (!pids[r]) be_rank(&place, &shared[r]);
+    }
+    close(fd);
+    for (int r = 0; r < N_RANK; r++) {
+        int status;
+        assert_int_equal(waitpid(pids[r], &status, 0), pids[r]);
+        assert_int_equal(status, 0);
+        out[r] = shared[r];
+        assert_true(out[r].done);
+    }
+    assert_int_equal(munmap(shared, N_RANK * sizeof(*shared)), 0);
+}
+
+static void assert_same_choice(const struct chosen *a, const struct chosen *b)
+{
+    assert_memory_equal(&a->save, &b->save, sizeof(a->save));
+    assert_int_equal(a->decoded, b->decoded);
+    assert_int_equal(a->expert_group, b->expert_group);
+    assert_int_equal(a->embed_on_host, b->embed_on_host);
+    assert_int_equal(a->host_moments, b->host_moments);
+    assert_int_equal(a->budget, b->budget);
+}
+
+static void one_choice(void **state)
+{
+    (void)state;
+    free_here = (int64_t)8 << 30;
+    fixed_here = 0;
+    const struct chosen much = plan_on(&parallel_alone);
+    static const struct {
+        int64_t available[N_RANK], fixed[N_RANK];
+    } rows[] = {{{(int64_t)8 << 30, 60 << 20}, {0, 0}},
+                {{60 << 20, (int64_t)8 << 30}, {0, 0}},
+                {{70 << 20, 60 << 20}, {5 << 20, 80 << 20}}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct chosen ranks[N_RANK];
+        free_here = MT_MIN(rows[i].available[0], rows[i].available[1]);
+        fixed_here = MT_MAX(rows[i].fixed[0], rows[i].fixed[1]);
+        const struct chosen least = plan_on(&parallel_alone);
+        assert_true(least.decoded < much.decoded && least.peak <= least.budget);
+        plan_ranks(ranks, rows[i].available, rows[i].fixed);
+        for (int r = 0; r < N_RANK; r++) assert_same_choice(&ranks[r], &least);
+    }
+}
+
+/* ---- products that decode on the way */
+
+/* Milliseconds of a layer's experts with adapters, forward and backward (tests/RESULTS.md). */
+static void times_are_as_measured(void **state)
+{
+    (void)state;
+    static const struct {
+        double rows, decoded_ms, inside_ms;
+    } measured[] = {{128, 1.409, 1.458}, {512, 3.727, 4.158}};
+    for (int i = 0; i < MT_LEN(measured); i++) {
+        const double share = measured[i].inside_ms / measured[i].decoded_ms - 1;
+        assert_true(fabs(plan_inside_share(measured[i].rows) - share) < 0.005);
+    }
+    assert_true(!(plan_inside_share(96) > 0) && !(plan_inside_share(32) > 0));
+}
+
+/* More decoded layers take less time at 97 to 768 rows per expert too, so the knapsack takes them. */
+static void decoded_layers_are_worth_memory(void **state)
+{
+    (void)state;
+#ifndef MT_CUDA
+    print_message("skip: this build has no products that decode on the way\n");
+    skip();
+#else
+    struct bed *b = bed_open();
+    struct plan_choice all, less;
+    struct plan_memory m;
+    struct err err;
+    int64_t unused;
+    assert_int_equal(device_open_card(&b->dev, (int64_t)8 << 30, "auto", &err), 0);
+    b->cfg.data.seq_len = 128 * b->memory.arch.n_exp / b->memory.arch.top_k;
+    struct plan_request q =
+        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
+    q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
+    assert_int_equal(plan_choose(&all, &q, 0, (int64_t)8 << 30, &err), 0);
+    assert_int_equal(all.opt.decoded_layers, b->memory.arch.n_layer);
+    assert_int_equal(plan_choose(&less, &q, 0, all.peak - 1, &err), 0);
+    assert_true(less.opt.decoded_layers < all.opt.decoded_layers && less.ms > all.ms);
+    double us[2];
+    for (int i = 0; i < 2; i++) {
+        struct model_options opt = all.opt;
+        opt.decoded_layers = i ? all.opt.decoded_layers : 0;
+        assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
+        us[i] = m.floor_ms + m.inside_ms;
+    }
+    assert_true(us[1] < us[0]);
+    bed_close(b);
+#endif
+}
+
+/* ---- other processes */
+
+static int n_asked, asked_until;
+static int64_t crowd(void) { return ++n_asked > asked_until ? 0 : (int64_t)8 << 30; }
+
+/* Memory of a process that ends is in use for some seconds. */
+static void others_end(void **state)
+{
+    (void)state;
+    struct bed *b = bed_open();
+    struct err err;
+    free_here = (int64_t)8 << 30;
+    b->table.fixed_bytes = crowd;
+    b->cfg.train.memory_gb = 0.125;
+    asked_until = 1;
+    n_asked = 0;
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), 0);
+    assert_int_equal(b->plan.fixed, 0);
+    asked_until = 1 << 30;
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    assert_non_null(strstr(err.msg, "other processes of the GPU take 8.00 GiB, the budget is 128 MiB"));
+    assert_non_null(strstr(err.msg, "end the other processes and wait some seconds"));
+    char text[PLAN_TEXT];
+    assert_non_null(strstr(plan_others(text, &b->plan), "8.00 GiB of it for context, libraries and other processes"));
+    assert_non_null(strstr(text, "some seconds after its end"));
+    bed_close(b);
+}
+
+int test_plan_choice(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_choice),
+        cmocka_unit_test(times_are_as_measured),
+        cmocka_unit_test(decoded_layers_are_worth_memory),
+        cmocka_unit_test(others_end),
+    };
+    return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);
+}
