@@ -109,6 +109,7 @@ static void test_arguments(void **state)
         {"--layers 2,4,8", "expected one or two even numbers"},
         {"--shapes 2048", "expected BATCHxSEQ,..."},
         {"--layers 26", "gpt-oss-20b has 24"},
+        {"--limit 1,2,3", "3 numbers for 6 peers"},
         {"--arch gpt-oss-2b", "invalid choice"}};
     if (no_python()) skip();
     for (int i = 0; i < MT_LEN(cases); i++) {

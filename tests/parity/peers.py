@@ -2,13 +2,14 @@
 attention and all experts of a model of the gpt-oss family with random weights.
 
   python peers.py --moetrain build/moetrain [--arch gpt-oss-20b] [--shapes 4x2048,1x1024,4x4096] [--layers 4,8]
-                  [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-4bit,unsloth-bf16] [--limit 60]
-                  [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
+                  [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-4bit,unsloth-bf16] [--limit 60,...]
+                  [--first] [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
 
 moetrain runs all layers (`bench step`). The peers load a bf16 checkpoint of `synth` with as many layers as the larger
 of --layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. A peer has --limit
-seconds in all; what it measured until then counts. The table has a line for the whole model, on the straight line
-through both numbers of layers, or, with one of them or with all layers, what was measured.
+seconds in all (one number, or one for each of --peers); what it measured until then counts. The table has a line for
+the whole model, on the straight line through both numbers of layers, or, with one of them or with all layers, what was
+measured.
 
 A peer that cannot be imported or that fails is skipped, and the reason is printed below the table. Only this file's
 Python needs no packages; each peer runs in a process of --python. Exit 1 when no peer was measured.
@@ -40,12 +41,21 @@ def arguments(words=None):
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--python", default=sys.executable, help="of the peers")
     parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "moetrain-peers"))
-    parser.add_argument("--limit", type=float, default=60, help="seconds for each peer")
+    parser.add_argument("--limit", type=limits, default=[60], help="seconds for each peer")
+    parser.add_argument("--first", action="store_true", help="peers use the back ends that were the fastest before")
     for name, default in dict(steps=5, rank=16).items():
         parser.add_argument("--" + name, type=int, default=default)
     a = parser.parse_args(words)
     a.moetrain, a.work = os.path.abspath(a.moetrain), os.path.abspath(a.work)
+    if len(a.limit) == 1:
+        a.limit *= len(a.peers)
+    if len(a.limit) != len(a.peers):
+        parser.error(f"--limit: {len(a.limit)} numbers for {len(a.peers)} peers")
     return a
+
+
+def limits(text):
+    return [float(part) for part in text.split(",")]
 
 
 def shapes(text):
@@ -102,15 +112,15 @@ def why(code, err, limit):
 # ---- measurements: {"layers", "shape", "ms", "allocator", "card", "note"}; sizes in bytes, None: not known
 
 
-def measure_moetrain(a, name):
-    done, problems, end = [], [], time.monotonic() + a.limit
+def measure_moetrain(a, name, limit):
+    done, problems, end = [], [], time.monotonic() + limit
     for batch, seq in a.shapes:
         left = end - time.monotonic()
         command = [a.moetrain, "bench", "step", "--arch", a.arch, "--tokens", str(batch * seq), "--seq", str(seq),
                    "--rank", str(a.rank), "--steps", str(a.steps), "--device", a.device, "--json", *MOETRAIN[name]]
         code, out, err = run(command, left)
         if code != 0:
-            problems.append(f"{batch} x {seq}: {why(code, err, a.limit)}")
+            problems.append(f"{batch} x {seq}: {why(code, err, limit)}")
             continue
         b = json.loads(out)
         done.append({"layers": b["layers"], "shape": [batch, seq], "ms": b["step_ms"], "allocator": b["plan_bytes"],
@@ -118,12 +128,13 @@ def measure_moetrain(a, name):
     return done, problems
 
 
-def measure_peer(a, name):
+def measure_peer(a, name, limit):
     command = [a.python, os.path.join(HERE, "peers_step.py"), name, a.checkpoint, "--shapes",
                ",".join("x".join(map(str, shape)) for shape in a.shapes), "--layers", ",".join(map(str, a.layers)),
-               "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device]
+               "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device, "--limit", str(limit)]
+    command += ["--first"] if a.first else []
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    code, out, err = run(command, a.limit, cwd=a.work, env=environment)
+    code, out, err = run(command, limit, cwd=a.work, env=environment)
     with open(f"{a.work}/{name}.log", "w") as f:
         f.write(out + err)
     done, problems = [], []
@@ -133,7 +144,7 @@ def measure_peer(a, name):
         if line.startswith('{"problem"'):
             problems.append(json.loads(line)["problem"])
     if code != 0:
-        problems.append(why(code, err, a.limit))
+        problems.append(why(code, err, limit))
     return done, problems
 
 
@@ -208,9 +219,9 @@ def main():
     if any(name in PEERS for name in a.peers):
         make_checkpoint(a)
     results = {}
-    for name in a.peers:
+    for name, limit in zip(a.peers, a.limit):
         start = time.monotonic()
-        results[name] = (measure_moetrain if name in MOETRAIN else measure_peer)(a, name)
+        results[name] = (measure_moetrain if name in MOETRAIN else measure_peer)(a, name, limit)
         done, problems = results[name]
         print(f"{name}: {len(done)} measurements in {time.monotonic() - start:.0f} s"
               + "".join(f"; {p}" for p in problems), file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 experts, and times training steps.
 
   python peers_step.py PEER CHECKPOINT --shapes 4x2048,... --layers 4,8 --steps 5 --rank 16 --device cuda
+                        --limit 60 [--first]
 
 Prints {"shape", "layers", "ms", "allocator", "card", "note"} for each measurement, {"problem"} for each failure. All
 peers train with gradient checkpointing, their fastest back ends, fused AdamW in PyTorch, and the same random tokens.
@@ -19,6 +20,7 @@ import time
 import types
 
 WARM_UP, TRIAL, LR = 3, 2, 1e-4
+BEGAN = time.monotonic()
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
@@ -32,6 +34,8 @@ def arguments():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--device")
+    parser.add_argument("--limit", type=float, help="after 0.6 of it, the larger model is measured no further")
+    parser.add_argument("--first", action="store_true", help="no trial of back ends: the first")
     return parser.parse_args()
 
 
@@ -208,7 +212,7 @@ def reason(error):
 
 def fastest(steps, ways, shape):
     """The name of the fastest way, which is chosen; prints the reasons of those that fail."""
-    best, times = None, {}
+    times = {}
     for name, choose in ways:
         try:
             choose()
@@ -217,35 +221,53 @@ def fastest(steps, ways, shape):
         except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
             say(problem=f"{name}: {reason(error)}")
             steps.optimizer.zero_grad(set_to_none=True)
-    if times:
-        best = min(times, key=times.get)
-        dict(ways)[best]()
+    if not times:
+        return None
+    best = min(times, key=times.get)
+    dict(ways)[best]()
     return best
 
 
+def best_way(a, steps, ways):
+    if len(ways) > 1 and not a.first:
+        return fastest(steps, ways, a.shapes[0])
+    ways[0][1]()
+    return ways[0][0]
+
+
+def check_adapters(a, model, steps, n):
+    """Parameters of the adapters of one of n layers, in millions; prints a problem if not as in the other peers."""
+    have = sum(p.numel() for p in steps.trained) / n
+    wanted = expected_adapters(model.get_base_model().config, a.rank)
+    if have != wanted:
+        say(problem=f"adapters of {have / 1e6:.2f} M parameters a layer, the others have {wanted / 1e6:.2f} M")
+    return have / 1e6
+
+
 def measure_all(a, model, ways):
-    n_loaded = len(model.get_base_model().model.layers)
-    best = None
+    best, left = None, list(a.shapes)
     for n in sorted(a.layers, reverse=True):
-        if n < n_loaded:
+        if n < len(model.get_base_model().model.layers):
             drop_layers(model, n)
         steps = Steps(a, model)
-        a_layer = sum(p.numel() for p in steps.trained) / n
-        wanted = expected_adapters(model.get_base_model().config, a.rank)
-        if a_layer != wanted:
-            say(problem=f"adapters of {a_layer / 1e6:.2f} M parameters a layer, the others have {wanted / 1e6:.2f} M")
-        if best is None:
-            best = ways[0][0] if len(ways) == 1 else fastest(steps, ways, a.shapes[0])
+        size = check_adapters(a, model, steps, n)
+        best = best or best_way(a, steps, ways)
         if best is None:
             return
-        note = f"{versions(PACKAGES[a.peer])}: {best}; adapters of {a_layer / 1e6:.2f} M a layer"
-        for shape in a.shapes:
+        note = f"{versions(PACKAGES[a.peer])}: {best}; adapters of {size:.2f} M a layer"
+        measured = []
+        for shape in left:
+            if measured and n > a.layers[0] and time.monotonic() - BEGAN > 0.6 * a.limit:
+                say(problem=f"no time for {shape[0]} x {shape[1]}")
+                continue
             try:
                 ms, peak, card = steps.measure(shape, a.steps)
                 say(shape=shape, layers=n, ms=ms, allocator=peak, card=card, note=note)
+                measured.append(shape)
             except (RuntimeError, ValueError) as error:
                 say(problem=f"{n} layers, {shape[0]} x {shape[1]}: {reason(error)}")
                 steps.optimizer.zero_grad(set_to_none=True)
+        left = measured
 
 
 def main():
