@@ -116,6 +116,15 @@ static const char *export(const char *model, const char *name, const char *lora,
     return RUN("export", path, "--adapter", lora, "--to", format, "--out", to) ? NULL : to;
 }
 
+static void copy_tokenizer(const char *dir)
+{
+    char to[MT_PATH];
+    snprintf(to, sizeof(to), "%s/tokenizer.json", dir);
+    copy_file(fixture(DELTANET "/tokenizer.json"), to);
+    snprintf(to, sizeof(to), "%s/tokenizer_config.json", dir);
+    copy_file(fixture(DELTANET "/tokenizer_config.json"), to);
+}
+
 static void open_tensors(struct safetensors *st, const char *dir)
 {
     char path[MT_PATH];
@@ -155,7 +164,6 @@ static void vllm_has_the_names_of_each_class(void **state)
     (void)state;
     const char *targets = "in_proj_z,down_proj,shared_up_proj", *text = text_only();
     struct safetensors st;
-    char tokenizer[MT_PATH];
     open_tensors(&st, export(fixture(DELTANET), DELTANET, adapter(fixture(DELTANET), targets, 0.1f), "vllm"));
     for (int64_t row = 0; row < KEY_ROWS + VALUE_HEADS * VALUE_DIM; row++) /* needed by vLLM, not trained */
         assert_true(value(&st, DEEP "linear_attn.in_proj_qkv.lora_B.weight", row, 0) == 0);
@@ -164,10 +172,7 @@ static void vllm_has_the_names_of_each_class(void **state)
     assert_true(value(&st, DEEP "linear_attn.in_proj_z.lora_B.weight", 0, 0) != 0);
     assert_non_null(safetensors_find(&st, DEEP "mlp.shared_expert.up_proj.lora_A.weight"));
     safetensors_close(&st);
-    snprintf(tokenizer, sizeof(tokenizer), "%s/tokenizer.json", text);
-    copy_file(fixture(DELTANET "/tokenizer.json"), tokenizer);
-    snprintf(tokenizer, sizeof(tokenizer), "%s/tokenizer_config.json", text);
-    copy_file(fixture(DELTANET "/tokenizer_config.json"), tokenizer);
+    copy_tokenizer(text);
     open_tensors(&st, export(text, DELTANET, adapter(text, targets, 0.1f), "vllm"));
     assert_true(value(&st, KEY "linear_attn.in_proj_qkv.lora_B.weight", 0, 0) == 0);
     assert_true(value(&st, KEY "mlp.experts.5.gate_proj.lora_B.weight", 0, 0) == 0);
@@ -249,6 +254,45 @@ static void merged_has_the_layout_of_the_source(void **state)
         safetensors_close(&merged);
     }
     safetensors_close(&source);
+}
+
+/* Of a checkpoint in F16 or F32: matrices that loading joins with an adapted one become bf16 too; others are copied. */
+static void merged_can_be_loaded_when_a_part_is_adapted(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *rest;
+        bool bf16;
+    } rows[] = {{"layers.0.mlp.shared_expert.gate_proj.weight", true},
+                {"layers.0.mlp.shared_expert.up_proj.weight", true},
+                {"layers.0.mlp.shared_expert.down_proj.weight", false},
+                {"layers.0.mlp.gate.weight", false},
+                {"layers.0.linear_attn.in_proj_qkv.weight", true},
+                {"layers.0.linear_attn.out_proj.weight", false},
+                {"layers.3.self_attn.k_proj.weight", true},
+                {"layers.3.self_attn.o_proj.weight", false}};
+    for (int f16 = 0; f16 < 2; f16++) {
+        struct draft d;
+        struct safetensors merged;
+        struct err err = {.msg = ""};
+        const enum dtype stored = f16 ? DT_F16 : DT_F32;
+        draft_open_case(&d, DELTANET);
+        draft_dense(&d, stored);
+        const char *model = draft_save(&d, 1);
+        draft_free(&d);
+        copy_tokenizer(model);
+        const char *out =
+            export(model, DELTANET, adapter(model, "q_proj,in_proj_z,shared_gate_proj", 0.1f), "merged-bf16");
+        if (!out) fail_msg("%s", said.err);
+        OK(safetensors_open(&merged, out, &err));
+        for (int i = 0; i < MT_LEN(rows); i++) {
+            char name[256];
+            snprintf(name, sizeof(name), "model.language_model.%s", rows[i].rest);
+            const struct st_tensor *t = safetensors_find(&merged, name);
+            if (!t || t->dtype != (rows[i].bf16 ? DT_BF16 : stored)) fail_msg("%s has another dtype", name);
+        }
+        safetensors_close(&merged);
+    }
 }
 
 /* Stacks become a matrix per expert, and config.json names every matrix that is not quantised, of other parts too. */
@@ -455,6 +499,7 @@ int test_export_mixers(void)
         cmocka_unit_test(vllm_has_the_names_of_each_class),
         cmocka_unit_test(gguf_has_llamas_value_heads),
         cmocka_unit_test(merged_has_the_layout_of_the_source),
+        cmocka_unit_test(merged_can_be_loaded_when_a_part_is_adapted),
         cmocka_unit_test(fp8_has_a_matrix_per_expert),
         cmocka_unit_test(fused_rows_have_the_order_of_each_reader),
         cmocka_unit_test(fused_rows_are_merged_in_their_places),

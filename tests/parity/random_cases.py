@@ -186,6 +186,8 @@ def draw(family, seed, text, lr):
     args += DRAW[family](rng) + general(rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
     args = [str(x) for x in args]
     a = make_case.arguments(["none", *args])
+    if rng.random() < 0.25:
+        args += ["--adapt-layers", *map(str, sorted(rng.sample(range(a.layers), rng.randint(1, a.layers))))]
     args += ["--targets"] + targets(rng, a)
     settings = [f"train.recompute={rng.choice(['none', 'selective', 'full'])}", f"train.threads={rng.randint(1, 3)}"]
     return args, settings + layouts(rng, a)

@@ -41,6 +41,7 @@ struct made {
     int64_t exp, n_exp;             /* experts that this tensor has */
     const struct lora_param *a, *b; /* NULL: not adapted */
     int64_t b_row;
+    bool joined;    /* loading joins it with a matrix that has an adapter, and so is in bf16 */
     bool quantised; /* as struct proj_quant of its product has it */
     int part;       /* of that product */
     float value;    /* INPUT_SCALE */
@@ -210,7 +211,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
         return;
     }
     const struct st_tensor *t = how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
-    if (t) {
+    if (t && !(how.joined && t->dtype != DT_BF16)) {
         add_copy(m, name, t);
         if (how.form == BLOCKS) add_copy(m, scales, safetensors_find(&m->x->run.st, scales));
     } else if (how.form == BLOCKS) {
@@ -327,6 +328,9 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
 static void add_linears(struct merge *m, int64_t l, const struct layer_weights *lw, const struct product *p)
 {
     char module[LORA_MODULE_TEXT], rest[LORA_MODULE_TEXT + 8];
+    bool joined = false;
+    for (int64_t k = 0; k < p->n_target; k++)
+        joined |= adapters_find(&m->x->adapter.ad, l, p->target[k], false) != NULL;
     for (int64_t k = 0, row = 0; k < p->n_target; row += p->rows[k++]) {
         lora_target_module(m->x->run.arch.names, p->target[k], module);
         snprintf(rest, sizeof(rest), "%s.weight", module);
@@ -337,6 +341,7 @@ static void add_linears(struct merge *m, int64_t l, const struct layer_weights *
                                  .row = row,
                                  .n_row = p->rows[k],
                                  .order = p->order,
+                                 .joined = joined,
                                  .n_exp = 1,
                                  .part = (int)k});
     }
