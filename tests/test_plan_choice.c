@@ -244,6 +244,32 @@ static void others_end(void **state)
     bed_close(b);
 }
 
+/* Nothing fits train.memory_gb: the value that the error suggests fits. */
+static void suggested_limit(void **state)
+{
+    (void)state;
+    static const double limits[] = {1e-9, 0.02, 0.04};
+    static const int modes[] = {CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE};
+    for (int i = 0; i < MT_LEN(limits) * MT_LEN(modes); i++) {
+        struct bed *b = bed_open();
+        struct err err;
+        free_here = (int64_t)8 << 30;
+        fixed_here = 0;
+        b->cfg.train.memory_gb = limits[i / MT_LEN(modes)];
+        b->cfg.train.recompute = modes[i % MT_LEN(modes)];
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        const char *text = strstr(err.msg, "raise train.memory_gb to ");
+        if (!text || sscanf(text, "raise train.memory_gb to %lf", &b->cfg.train.memory_gb) != 1)
+            fail_msg("%s", err.msg);
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        free_here = 1 << 20; /* no limit helps where the memory is not there */
+        b->cfg.train.memory_gb = 0.02;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        assert_null(strstr(err.msg, "raise train.memory_gb"));
+        bed_close(b);
+    }
+}
+
 int test_plan_choice(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +277,7 @@ int test_plan_choice(void)
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(others_end),
+        cmocka_unit_test(suggested_limit),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);
 }

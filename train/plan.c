@@ -12,20 +12,20 @@
 #define CROWDED ((int64_t)2 << 30)
 enum { WAITS = 10 }; /* seconds, at most, for their end */
 
-/* Sets the budget. Without train.memory_gb it is the free memory that a plan may use. */
+/* The budget without train.memory_gb: the free memory that a plan may use, or most of a GPU that is not here. */
+static int64_t most_memory(const struct plan_request *q)
+{
+    if (q->dev->card_bytes) return q->dev->card_bytes / 100 * 99;
+    return q->room.device < INT64_MAX ? q->room.fixed + q->room.device : INT64_MAX;
+}
+
 static void set_budget(struct plan *p, const struct plan_request *q)
 {
     const struct device *dev = q->dev;
     const double gib = 1 << 30, given = q->cfg->train.memory_gb;
-    const bool smaller = given < (double)dev->card_bytes / gib / 100 * 99;
     p->fixed = q->room.fixed;
-    p->capped = given > 0 && (!dev->card_bytes || smaller);
-    if (p->capped)
-        p->budget = (int64_t)(given * gib);
-    else if (dev->card_bytes)
-        p->budget = dev->card_bytes / 100 * 99;
-    else
-        p->budget = q->room.device < INT64_MAX ? p->fixed + q->room.device : INT64_MAX;
+    p->capped = given > 0 && (!dev->card_bytes || given < (double)dev->card_bytes / gib / 100 * 99);
+    p->budget = p->capped ? (int64_t)(given * gib) : most_memory(q);
     p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
 }
 
@@ -42,14 +42,19 @@ const char *plan_others(char text[PLAN_TEXT], const struct plan *p)
 }
 
 /* No options fit: says what takes the memory and what to change. */
-static int too_large(const struct plan *p, const struct config *cfg, bool train, struct err *err)
+static int too_large(const struct plan *p, const struct plan_request *q, struct err *err)
 {
+    const struct config *cfg = q->cfg;
+    const bool train = q->train;
     const char *what = train ? "training" : "evaluation";
     const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
-    char need[32], have[32], part[32], fixed[PLAN_TEXT];
+    char need[32], have[32], part[32], fixed[PLAN_TEXT], raise[64] = "";
     (void)str_bytes(have, p->budget);
     (void)str_bytes(part, p->fixed);
     (void)plan_others(fixed, p);
+    if (p->capped && plan_peak(p, train) <= most_memory(q)) /* the options with the lowest peak were chosen */
+        snprintf(raise, sizeof(raise), "raise train.memory_gb to %.7g, or ",
+                 plan_round_gib((double)plan_peak(p, train) / (1 << 30)));
     if (p->fixed && p->fixed >= p->budget)
         return err_set(err, "%s take %s, the budget is %s (%s): %s", others, part, have, p->limit,
                        p->capped ? "raise train.memory_gb, or end the other processes and wait some seconds"
@@ -57,13 +62,14 @@ static int too_large(const struct plan *p, const struct config *cfg, bool train,
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget)
         return err_set(err,
-                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): use a device "
+                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %suse a device "
                        "with more memory, or several with parallel.ep",
-                       what, need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit);
+                       what, need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit,
+                       raise);
     return err_set(err,
-                   "%s needs %s with recompute = %s%s, the budget is %s (%s): lower data.seq_len, train.micro_batch "
+                   "%s needs %s with recompute = %s%s, the budget is %s (%s): %slower data.seq_len, train.micro_batch "
                    "or lora.r%s%s%s",
-                   what, need, acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,
+                   what, need, acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit, raise,
                    p->chosen ? "" : ", or set train.recompute = auto",
                    cfg->train.offload == CFG_OFFLOAD_AUTO || !p->fixed ? "" : ", or train.offload = auto",
                    !p->opt.decoded_layers                                ? ""
@@ -122,7 +128,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     }
     if (plan_peak(p, train) <= p->budget) return 0;
     p->too_large = true;
-    return too_large(p, cfg, train, err);
+    return too_large(p, &q, err);
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,

@@ -37,6 +37,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
                  const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
                  struct err *err) MT_CHECK;
+double plan_round_gib(double gib);                   /* rounded up to three digits, so that train.memory_gb is short */
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */

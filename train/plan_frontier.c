@@ -13,8 +13,7 @@ struct row {
     double gib; /* train.memory_gb */
 };
 
-/* Rounded up to three digits, so that the configuration key is short. */
-static double round_up(double gib)
+double plan_round_gib(double gib)
 {
     const double unit = pow(10, floor(log10(MT_MAX(gib, 1e-9))) - 2);
     return ceil(gib / unit * (1 - 1e-12)) * unit;
@@ -22,7 +21,7 @@ static double round_up(double gib)
 
 static int find_row(struct row *r, const struct plan *p, const struct plan_request *q, double bytes, struct err *err)
 {
-    r->gib = round_up(bytes / (1 << 30));
+    r->gib = plan_round_gib(bytes / (1 << 30));
     const int64_t budget = (int64_t)(r->gib * (1 << 30));
     return plan_choose(&r->choice, q, p->fixed, budget, err) ||
                    plan_settle(&r->memory, &r->choice, q, p->fixed, budget, err)
@@ -58,7 +57,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
     q.rates = *rates;
     if (plan_choose_least(&least, &q, p->fixed, err) || find_row(&rows[ROWS - 1], p, &q, 1ll << 50, err)) return -1;
     const double low = (double)least.peak, high = (double)rows[ROWS - 1].choice.peak;
-    rows[ROWS - 1].gib = round_up(high / (1 << 30));
+    rows[ROWS - 1].gib = plan_round_gib(high / (1 << 30));
     for (int i = 0; i < ROWS - 1; i++) {
         const double share = i ? pow(2, i - ROWS + 1) : 0;
         if (find_row(&rows[i], p, &q, low + share * (high - low), err)) return -1;
