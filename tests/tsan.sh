@@ -11,6 +11,7 @@ run() { # BUILD_DIR ARGUMENT ...: one run of the tests, its output in one piece
     local out status=0
     out=$("$1/moetrain_test" "${@:2}" 2>&1) || status=$?
     printf '== %s\n%s\n' "${*:2}" "$out"
+    [ $status -eq 0 ] || printf 'FAILED: %s, exit code %s\n' "${*:2}" "$status"
     return $status
 }
 export -f run

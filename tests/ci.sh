@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# ci.sh - checks the end of .ci/run on a scratch tree whose stages are stubs: exit code and last line of a run that
+# passes and of runs in which a build, a group of tests or the demo fails.
+#   bash tests/ci.sh
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$tree"/{.ci,bin,configs,tests,build/demo} "$tree"/build{,-asan}/Testing/Temporary
+cp "$root/.ci/run" "$tree/.ci/"
+stub() { # FILE LINE ...: a script
+    printf '%s\n' '#!/usr/bin/env bash' "${@:2}" > "$tree/$1"
+    chmod +x "$tree/$1"
+}
+healthy() {
+    local list=Testing/Temporary/LastTestsFailed.log
+    printf '1:old\n' | tee "$tree/build/$list" > "$tree/build-asan/$list" # of an earlier run
+    stub bin/ctest
+    stub bin/nvcc
+    stub bin/python3
+    stub configs/setup.sh
+    stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 3.0 > build/demo/metrics.jsonl"
+    stub tests/tsan.sh
+    stub tests/run.sh
+}
+failed=0
+expect() { # EXIT_CODE LAST_LINE
+    local out status=0
+    out=$(PATH="$tree/bin:$PATH" bash "$tree/.ci/run" 2>&1) || status=$?
+    if [ "$status" -ne "$1" ] || [ "${out##*$'\n'}" != "$2" ]; then
+        printf '.ci/run: exit code %s, must be %s; the last line must be "%s":\n%s\n' "$status" "$1" "$2" "$out"
+        failed=1
+    fi
+    healthy
+}
+healthy
+expect 0 "PASSED: all stages"
+stub configs/setup.sh '[ "$1" != build ] || exit 3'
+expect 3 "FAILED: build, exit code 3"
+stub bin/ctest "printf '2:train\n9:qat\n' > build-asan/Testing/Temporary/LastTestsFailed.log" 'exit 8'
+expect 8 "FAILED: tests with sanitizers, exit code 8; groups: train qat"
+stub tests/run.sh "printf '7:system\n' > build/Testing/Temporary/LastTestsFailed.log" 'exit 8'
+expect 8 "FAILED: tests, exit code 8; groups: system"
+stub tests/tsan.sh 'exit 123'
+expect 123 "FAILED: tests with ThreadSanitizer, exit code 123"
+stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 4.0 > build/demo/metrics.jsonl"
+expect 1 "FAILED: demo, exit code 1"
+stub configs/demo.sh 'exit 5'
+expect 5 "FAILED: demo, exit code 5"
+stub bin/python3 'exit 4'
+expect 4 "FAILED: lines that ran, exit code 4"
+[ "$failed" -eq 0 ] && echo "ci.sh: each end of .ci/run is as expected"
