@@ -244,8 +244,9 @@ static void set_values(struct device *dev, struct tensor x, const void *values, 
         dev->ops->upload(x.data, values, tensor_bytes(x));
         return;
     }
+    const int64_t n = tensor_count(x);
     void *host = mem_alloc(tensor_bytes(x));
-    for (int64_t i = 0; i < tensor_count(x); i++) put(host, x.dtype, i, get(values, t, i));
+    for (int64_t i = 0; i < n; i++) put(host, x.dtype, i, get(values, t, i));
     dev->ops->upload(x.data, host, tensor_bytes(x));
     mem_free(host);
 }
@@ -257,9 +258,10 @@ static void get_values(struct device *dev, void *values, enum dtype t, struct te
         device_download(dev, values, x.data, tensor_count(x) * dtype_size(t));
         return;
     }
+    const int64_t n = tensor_count(x);
     void *host = mem_alloc(tensor_bytes(x));
     dev->ops->download(host, x.data, tensor_bytes(x));
-    for (int64_t i = 0; i < tensor_count(x); i++) put(values, t, i, get(host, x.dtype, i));
+    for (int64_t i = 0; i < n; i++) put(values, t, i, get(host, x.dtype, i));
     mem_free(host);
 }
 

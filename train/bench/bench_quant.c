@@ -16,7 +16,7 @@
 static const int64_t gpu_shapes[][2] = {{5120, 8192}, {3712, 2688}, {2688, 1856}}, cpu_shapes[][2] = {{256, 384}};
 static const char *const formats[] = {NULL, "int8", "int4-32", "int4-128", "fp8", "nvfp4", "mxfp4"}; /* NULL: amax */
 
-enum { IN_TURN = 512 << 20, IN_TURN_CPU = 8 << 20, LEAD = 256 << 20 };
+enum { IN_TURN = 512 << 20, IN_TURN_CPU = 2 << 20, LEAD = 256 << 20 };
 
 /* n_turn stacks of E experts, one after the other in memory. */
 struct stacks {
