@@ -75,23 +75,23 @@ int device_open_plan(struct device *dev, const char *name, const char *dtype, st
 {
     const bool cuda = !strcmp(name, "cuda") || !strcmp(name, "cuda-portable");
     if (!device_open(dev, name, dtype, err)) return 0;
-    if (!cuda || !ops_cuda_table()) return -1;
-    dev->ops = ops_cuda_table();
+    if (!cuda || !ops_cuda_table(true)) return -1;
+    dev->ops = ops_cuda_table(strcmp(name, "cuda-portable") != 0);
     set_up(dev);
     return 0;
 }
 
-int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struct err *err)
+int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err)
 {
     memset(dev, 0, sizeof(*dev));
-    if (!ops_cuda_table())
+    if (!ops_cuda_table(card->hopper))
         return err_set(err,
                        "a plan for a GPU needs the sizes of its kernels, which this build lacks: build on a machine "
                        "with nvcc (CUDA Toolkit 13), with -DMOETRAIN_CUDA=on; no GPU is needed there");
     if (check_cuda_dtype(dtype, err)) return -1;
-    dev->ops = ops_cuda_table();
+    dev->ops = ops_cuda_table(card->hopper);
     set_up(dev);
-    dev->card_bytes = bytes;
+    dev->card = *card;
     return 0;
 }
 

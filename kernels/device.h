@@ -43,6 +43,12 @@ struct recorder {
     bool open;              /* between device_op_begin and device_op_end of a recorded call */
 };
 
+/* A GPU to plan for. host_bytes: free host memory of its machine; 0: not known. */
+struct device_card {
+    int64_t bytes, host_bytes;
+    bool hopper; /* uses the kernels for Hopper */
+};
+
 /* One compute device. Its first three arenas hold all its tensors:
  *   weights  the frozen checkpoint, packed as on disk or quantised while loading; filled once
  *   state    adapters, gradients, moments, tables: lives as long as the run
@@ -63,7 +69,7 @@ struct device {
     struct cost op;            /* of the op in the wrapper */
     struct roofs roofs;        /* zero until prof_measure_roofs */
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
-    int64_t card_bytes;        /* device_open_card: the memory of the planned GPU; 0: use the free memory */
+    struct device_card card;   /* of device_open_card; zero: use the free memory */
     struct arena weights, state, work;
     struct arena host; /* pinned host memory that ops can read, for frozen weights kept off the device */
 };
@@ -86,7 +92,9 @@ const char *ops_cuda_found(char text[160]);
 /* Call before the first ops_cuda: selects GPU n, or the only GPU that this process sees. */
 void ops_cuda_choose(int n);
 int ops_cuda_count(void); /* number of GPUs that this process sees; the process must not fork afterwards */
-const struct ops *ops_cuda_table(void); /* its ops without a GPU, for dry runs only; NULL in a build without CUDA */
+/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. Scratch is that of the kernels for Hopper or
+ * of the portable ones, where no GPU is open in this process. */
+const struct ops *ops_cuda_table(bool hopper);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
  * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
@@ -95,9 +103,8 @@ const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not 
 void device_log_choice(void);     /* logs device_why_cpu, once */
 /* The same for a plan: "cuda" also works without a GPU, and the device is only for dry runs. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
-/* The same for a GPU with `bytes` of memory, regardless of this machine. Needs a build with CUDA, for the scratch sizes
- * of its kernels. */
-int device_open_card(struct device *dev, int64_t bytes, const char *dtype, struct err *err) MT_CHECK;
+/* The same for a GPU regardless of this machine. Needs a build with CUDA, for the scratch sizes of its kernels. */
+int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
 /* A device for a dry run, with the dtypes and op table of `like`. It computes nothing; its arenas record their peaks.

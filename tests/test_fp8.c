@@ -322,6 +322,9 @@ static void test_runs(void **state)
     const char *fp8 = process_trained(FP8 "train.steps=3 optim.schedule=constant");
     assert_says(said.err, "expert matrices are exact in e4m3");
     assert_says(said.err, "experts mxfp4, inputs in e4m3");
+    assert_says(said.err,
+                "only the kernels for Hopper have FP8 products; here training rounds the same rows and is not "
+                "faster than with bf16");
     assert_true(adapter_error(run, fp8) > 1e-4);
     assert_same_output(fp8,
                        process_trained(FP8 "train.steps=3 optim.schedule=constant train.decoded_layers=1 "

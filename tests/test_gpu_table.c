@@ -37,12 +37,14 @@ static void plans_for_a_card(void **state)
     const char *config = process_config("");
     assert_int_equal(RUN("plan", config, "--gpu", "h1000"), 1);
     assert_says(said.err, "--gpu h1000 is unknown");
+    assert_int_equal(RUN("plan", config, "--host-gb", "8"), 2);
+    assert_says(said.err, "--gpu");
 #ifdef MT_CUDA
     assert_int_equal(RUN("plan", config, "--gpu", "h100"), 0);
-    assert_says(said.out, "for H100 80 GB: 79.6 GiB of memory, compute capability 9.0");
+    assert_says(said.out, "for H100 80 GB: 79.6 GiB of memory, compute capability 9.0, Hopper kernels");
     assert_says(said.out, "budget 78.9 GiB (of the GPU's memory)");
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=2"), 0);
-    assert_says(said.out, "for a GPU of 24 GB: 24.0 GiB of memory");
+    assert_says(said.out, "for a GPU of 24 GB: 24.0 GiB of memory, portable kernels");
     assert_says(said.out, "budget 2.00 GiB (train.memory_gb)");
     assert_int_equal(RUN("plan", config, "--gpu", "4gb", "--set", "train.memory_gb=8", "--set", "lora.r=8"), 0);
     assert_says(said.out, "budget 3.96 GiB (of the GPU's memory)");
@@ -59,8 +61,63 @@ static void plans_for_a_card(void **state)
 #endif
 }
 
+/* Scratch is that of the kernels that the card runs; FP8 products are for Hopper alone. */
+static void plans_with_the_kernels_of_the_card(void **state)
+{
+    (void)state;
+#ifdef MT_CUDA
+#define FP8_EXPERTS "--set", "train.expert_dtype=fp8"
+    const char *config = process_config("");
+    static const char only[] = "only the kernels for Hopper have FP8 products";
+    assert_int_equal(RUN("plan", config, "--gpu", "h200", FP8_EXPERTS), 0);
+    assert_null(strstr(said.err, only));
+    assert_says(said.out, "layers decoded to e4m3");
+    assert_int_equal(RUN("plan", config, "--gpu", "rtx4090", FP8_EXPERTS), 0);
+    assert_says(said.err, only);
+    assert_says(said.out, "layers decoded to bf16");
+    assert_int_equal(RUN("plan", config, "--gpu", "h100", "--set", "train.device=cuda-portable", FP8_EXPERTS), 0);
+    assert_says(said.out, "compute capability 9.0, portable kernels");
+    assert_says(said.out, "layers decoded to bf16");
+#else
+    print_message("skip: kernels of a card: built without CUDA\n");
+    skip();
+#endif
+}
+
+/* --host-gb limits what the plan keeps in host memory to half of it; without it the plan says what must be free. */
+static void host_memory_of_the_card(void **state)
+{
+    (void)state;
+#ifdef MT_CUDA
+    char four[MT_PATH];
+    snprintf(four, sizeof(four), "model.path=%s", fixture("../../configs/tiny-gptoss"));
+    const char *config = process_config("");
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all"), 0);
+    assert_says(said.out, " of pinned host memory, for which ");
+    assert_says(said.out, " must be free; --host-gb plans with less");
+    assert_int_equal(
+        RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all", "--host-gb", "8"), 0);
+    assert_says(said.out, " of pinned host memory; --host-gb allows 4.00 GiB");
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--host-gb", "0.0001"), 0);
+    assert_null(strstr(said.out, "inputs of layers"));
+    assert_null(strstr(said.out, "moments\n"));
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four), 0);
+    assert_says(said.out, "inputs of layers");
+    assert_says(said.out, "; host memory ");
+    assert_null(strstr(said.out, "host memory:"));
+#else
+    print_message("skip: host memory of a card: built without CUDA\n");
+    skip();
+#endif
+}
+
 int test_gpu_table(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(names_and_sizes), cmocka_unit_test(plans_for_a_card)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(names_and_sizes),
+        cmocka_unit_test(plans_for_a_card),
+        cmocka_unit_test(plans_with_the_kernels_of_the_card),
+        cmocka_unit_test(host_memory_of_the_card),
+    };
     return cmocka_run_group_tests_name("gpu_table", tests, NULL, NULL);
 }

@@ -43,7 +43,7 @@ static void decode_buffer_of_the_plan(void **state)
     enum { MATRIX = 1024 * 2048 * 2, SMALL = 64 << 10 }; /* SMALL: rows, and the list of experts */
     struct err err;
     (void)state;
-    if (device_open_card(&card, (int64_t)80 << 30, "auto", &err)) {
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
         print_message("skip: plan of the decode buffer: %s\n", err.msg);
         skip();
     }

@@ -38,6 +38,7 @@ struct eval_args {
 struct plan_args {
     struct cli_common common;
     const char *gpu;
+    double host_gb;
 };
 struct export_args {
     struct cli_common common;
@@ -126,7 +127,8 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
 
 static int do_plan(const void *args, struct config *cfg, struct err *err)
 {
-    return commands_plan(cfg, ((const struct plan_args *)args)->gpu, err);
+    const struct plan_args *a = args;
+    return commands_plan(cfg, a->gpu, a->host_gb, err);
 }
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
@@ -273,8 +275,12 @@ static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--bas
 static const struct cli_row plan_rows[] = {
     CONFIG(plan_args),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
+    USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
+            "with --gpu: free host memory of its machine"),
     OVERRIDES(plan_args),
 };
+
+static const struct cli_rule plan_rules[] = {{CLI_NEEDS, {"--host-gb", "--gpu"}}};
 
 static const struct cli_row generate_rows[] = {
     CONFIG(generate_options),
@@ -505,8 +511,9 @@ const struct command commands[] = {
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
      "For a model on huggingface.co, plan downloads the configuration and the headers, no weights. --gpu needs a build "
-     "with the CUDA Toolkit (nvcc), whose kernel code computes their memory; it needs no GPU.",
-     ROWS(plan_rows), NONE, ARGS(plan_args), true, do_plan},
+     "with the CUDA Toolkit (nvcc), whose kernel code computes their memory; it needs no GPU. A card by name has the "
+     "kernels that it would run; a size, as 24gb, has the portable ones.",
+     ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), true, do_plan},
     {"check", "compare one training batch on the device with the CPU in f64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
     {"tokens", "show the training tokens and which of them carry loss",

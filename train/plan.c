@@ -15,7 +15,7 @@ enum { WAITS = 10 }; /* seconds, at most, for their end */
 /* The budget without train.memory_gb: the free memory that a plan may use, or most of a GPU that is not here. */
 static int64_t most_memory(const struct plan_request *q)
 {
-    if (q->dev->card_bytes) return q->dev->card_bytes / 100 * 99;
+    if (q->dev->card.bytes) return q->dev->card.bytes / 100 * 99;
     return q->room.device < INT64_MAX ? q->room.fixed + q->room.device : INT64_MAX;
 }
 
@@ -23,10 +23,12 @@ static void set_budget(struct plan *p, const struct plan_request *q)
 {
     const struct device *dev = q->dev;
     const double gib = 1 << 30, given = q->cfg->train.memory_gb;
+    p->card = dev->card;
     p->fixed = q->room.fixed;
-    p->capped = given > 0 && (!dev->card_bytes || given < (double)dev->card_bytes / gib / 100 * 99);
-    p->budget = p->capped ? (int64_t)(given * gib) : most_memory(q);
-    p->limit = p->capped ? "train.memory_gb" : dev->card_bytes ? "of the GPU's memory" : "of what is free";
+    p->room = most_memory(q);
+    p->capped = given > 0 && (!dev->card.bytes || given * gib < (double)p->room);
+    p->budget = p->capped ? (int64_t)(given * gib) : p->room;
+    p->limit = p->capped ? "train.memory_gb" : dev->card.bytes ? "of the GPU's memory" : "of what is free";
 }
 
 static const char others[] = "context, libraries and other processes of the GPU";
@@ -93,10 +95,18 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
 static bool others_end(struct plan_request *q)
 {
     const int64_t before = q->room.fixed;
-    if (!q->dev->ops->own_memory || q->dev->card_bytes || before < CROWDED) return false;
+    if (!q->dev->ops->own_memory || q->dev->card.bytes || before < CROWDED) return false;
     nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
     plan_request_room(q);
     return q->room.fixed < before;
+}
+
+/* FP8 products exist for Hopper alone. Others compute with the same rounded rows, in bf16 or f32. */
+static void warn_fp8(const struct device *dev, const struct config *cfg)
+{
+    if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || (dev->ops->fp8_products && dev->ops->fp8_products())) return;
+    log_warn("train.expert_dtype = fp8: only the kernels for Hopper have FP8 products; here training rounds the same "
+             "rows and is not faster than with bf16");
 }
 
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
@@ -117,6 +127,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
+    if (train) warn_fp8(dev, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
                  p->memory.unused);

@@ -15,7 +15,9 @@ struct plan {
                                                without decoded layers */
     int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
     bool in_host_memory;                    /* the program, token ids and buffers of BLAS share the budget */
+    struct device_card card;                /* the GPU of `plan --gpu`; zero: the device */
     int64_t budget;                         /* memory limit in bytes, `fixed` included */
+    int64_t room;                           /* the device's memory, with train.memory_gb too; INT64_MAX: not known */
     const char *limit;                      /* source of the budget, for messages */
     bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
     bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */

@@ -39,11 +39,12 @@ static double token_us(const struct row *r, int64_t n_tok)
 
 static void print_row(const struct row *r, const struct row *fastest, const struct plan *p, FILE *out)
 {
-    char peak[32], text[PLAN_TEXT], speed[32] = "";
+    char peak[32], text[PLAN_TEXT], speed[32] = "", key[32];
     const double us = token_us(r, p->n_tok);
     if (r->memory.floor_ms > 0) snprintf(speed, sizeof(speed), "%8.0f", 1e6 / us);
-    fprintf(out, "  %10s  %4.0f %%  %s  train.memory_gb=%-7.7g  %s\n", str_bytes(peak, r->choice.peak),
-            100 * token_us(fastest, p->n_tok) / us, speed, r->gib,
+    snprintf(key, sizeof(key), "train.memory_gb=%.7g", r->gib);
+    fprintf(out, "  %10s  %4.0f %%  %s  %-23s  %s\n", str_bytes(peak, r->choice.peak),
+            100 * token_us(fastest, p->n_tok) / us, speed, r->choice.peak > p->room ? "does not fit" : key,
             plan_text(text, &r->choice.opt, &r->memory, p->n_layer));
 }
 

@@ -6,8 +6,7 @@
 static void add_host(char text[PLAN_TEXT], int *n, const char *what, bool there)
 {
     if (!there || *n >= PLAN_TEXT) return;
-    *n += snprintf(text + *n, (size_t)(PLAN_TEXT - *n), "%s%s",
-                   strstr(text, "host memory: ") ? ", " : "; host memory: ", what);
+    *n += snprintf(text + *n, (size_t)(PLAN_TEXT - *n), "%s%s", text[*n - 1] == ':' ? " " : ", ", what);
 }
 
 const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, const struct plan_memory *m,
@@ -22,7 +21,9 @@ const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, con
     }
     n = snprintf(text, PLAN_TEXT, "of %lld layers saved: attention output %d, mixer %d, network %d; decoded: %lld",
                  (long long)n_layer, core, mixer, ffn, (long long)m->n_decoded);
-    char networks[32];
+    char networks[32], b[32];
+    if (m->host && n < PLAN_TEXT)
+        n += snprintf(text + n, (size_t)(PLAN_TEXT - n), "; host memory %s:", str_bytes(b, m->host));
     add_host(text, &n, "embedding", m->host > m->host_moments + m->host_inputs);
     add_host(text, &n, "inputs of layers", m->host_inputs > 0);
     add_host(text, &n, "moments", m->host_moments > 0);
@@ -49,6 +50,19 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
     if (bytes) row(out, name, all);
 }
 
+/* Plans of a run take at most half of the free host memory (plan_choice.c). */
+static void print_host(const struct plan *p, FILE *out)
+{
+    char b[32], c[32];
+    if (!p->memory.host) return;
+    fprintf(out, "  %s of pinned host memory", str_bytes(b, p->memory.host));
+    if (p->card.host_bytes)
+        fprintf(out, "; --host-gb allows %s", str_bytes(c, p->card.host_bytes / 2));
+    else if (p->card.bytes)
+        fprintf(out, ", for which %s must be free; --host-gb plans with less", str_bytes(c, 2 * p->memory.host));
+    fprintf(out, "\n");
+}
+
 static void print_choices(const struct plan *p, FILE *out)
 {
     char b[32], c[32], text[PLAN_TEXT];
@@ -67,7 +81,7 @@ static void print_choices(const struct plan *p, FILE *out)
         fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->limit);
     fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens",
             (long long)p->n_tok, (long long)p->opt.ce_chunk);
-    if (p->opt.expert_group) fprintf(out, ", %lld decoded experts at a time", (long long)p->opt.expert_group);
+    if (p->opt.expert_group) fprintf(out, ", experts decoded %lld at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
     if (p->in_host_memory)
         fprintf(
@@ -80,7 +94,7 @@ static void print_choices(const struct plan *p, FILE *out)
                 "  a rank holds 1/%d of the experts (parallel.ep); all-to-all in %lld chunk%s, capacity factor %g\n",
                 p->n_ep, (long long)p->opt.ep.n_chunk, p->opt.ep.n_chunk > 1 ? "s" : "", p->opt.ep.capacity_factor);
     if (p->n_dp > 1) fprintf(out, "  a rank holds 1/%d of the moments (parallel.zero)\n", p->n_dp);
-    if (p->memory.host) fprintf(out, "  %s of pinned host memory\n", str_bytes(b, p->memory.host));
+    print_host(p, out);
     if (p->eval_alone)
         fprintf(out, "  evaluation alone (`moetrain eval`) holds no gradients and moments: %s\n",
                 str_bytes(b, p->eval_alone));

@@ -110,24 +110,24 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
     return open_arch(&(struct opening){.r = r}, plan_only, headers, err);
 }
 
-static int open_device(struct run *r, bool plan_only, int64_t card_bytes, struct err *err)
+static int open_device(struct run *r, bool plan_only, const struct device_card *card, struct err *err)
 {
     static const char *const devices[] = {"auto", "cpu", "cuda", "cuda-portable"}, *const dtypes[] = {"auto", "fp32",
                                                                                                       "bf16"};
     const char *device = devices[r->cfg->train.device], *dtype = dtypes[r->cfg->train.dtype];
-    if (card_bytes) return device_open_card(&r->dev, card_bytes, dtype, err);
+    if (card) return device_open_card(&r->dev, card, dtype, err);
     return plan_only ? device_open_plan(&r->dev, device, dtype, err) : device_open(&r->dev, device, dtype, err);
 }
 
-/* Opens configuration and checkpoint headers. card_bytes: memory of the GPU to plan for; 0: plan for train.device. */
-static int open_headers(struct run *r, const struct config *cfg, bool plan_only, bool train, int64_t card_bytes,
-                        struct err *err)
+/* Opens configuration and checkpoint headers. card: the GPU to plan for; NULL: train.device. */
+static int open_headers(struct run *r, const struct config *cfg, bool plan_only, bool train,
+                        const struct device_card *card, struct err *err)
 {
     bool headers = false;
     struct opening opening = {.r = r, .train = train, .data = !plan_only};
     *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
-    if (config_validate(cfg, err) || open_device(r, plan_only, card_bytes, err) ||
+    if (config_validate(cfg, err) || open_device(r, plan_only, card, err) ||
         open_arch(&opening, plan_only, &headers, err))
         return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
@@ -139,17 +139,17 @@ static int open_headers(struct run *r, const struct config *cfg, bool plan_only,
 
 int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
 {
-    return open_headers(r, cfg, plan_only, false, 0, err);
+    return open_headers(r, cfg, plan_only, false, NULL, err);
 }
 
 int run_open_training(struct run *r, const struct config *cfg, struct err *err)
 {
-    return open_headers(r, cfg, false, true, 0, err);
+    return open_headers(r, cfg, false, true, NULL, err);
 }
 
-int run_open_card(struct run *r, const struct config *cfg, int64_t card_bytes, struct err *err)
+int run_open_card(struct run *r, const struct config *cfg, const struct device_card *card, struct err *err)
 {
-    return open_headers(r, cfg, true, false, card_bytes, err);
+    return open_headers(r, cfg, true, false, card, err);
 }
 
 /* Expert-parallel groups are consecutive ranks, which have the fastest links. */

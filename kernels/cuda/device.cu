@@ -108,8 +108,7 @@ static void gpu_zero(void *dst, int64_t bytes)
     if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, (size_t)bytes, cuda.stream));
 }
 
-/* A plan without a GPU is for a Hopper. */
-static bool gpu_fp8_products(void) { return !cuda.stream || cuda.hopper; }
+static bool gpu_fp8_products(void) { return cuda.hopper; }
 
 /* ---- table ---- */
 
@@ -255,7 +254,11 @@ extern "C" int ops_cuda_count(void)
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 
-extern "C" const struct ops *ops_cuda_table(void) { return &table; }
+extern "C" const struct ops *ops_cuda_table(bool hopper)
+{
+    if (!cuda.stream) cuda.hopper = hopper;
+    return &table;
+}
 
 extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
 {

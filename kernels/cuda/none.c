@@ -14,7 +14,11 @@ void ops_cuda_choose(int n) { (void)n; }
 
 int ops_cuda_count(void) { return 0; }
 
-const struct ops *ops_cuda_table(void) { return NULL; }
+const struct ops *ops_cuda_table(bool hopper)
+{
+    (void)hopper;
+    return NULL;
+}
 
 bool ops_loop_experts(struct ops *ops, bool presort)
 {

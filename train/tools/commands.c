@@ -66,15 +66,15 @@ out:
     return rc;
 }
 
-static void print_card(const struct gpu_model *c)
+static void print_card(const struct gpu_model *c, bool hopper)
 {
     char bytes[32];
     printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
     if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
-    printf("\n");
+    printf(", %s kernels\n", hopper ? "Hopper" : "portable");
 }
 
-int commands_plan(const struct config *of, const char *gpu, struct err *err)
+int commands_plan(const struct config *of, const char *gpu, double host_gb, struct err *err)
 {
     static struct config own;
     const struct config *cfg = of;
@@ -83,13 +83,17 @@ int commands_plan(const struct config *of, const char *gpu, struct err *err)
     struct adapters ad = {0};
     struct roofs rates = {0};
     int rc = -1;
-    if (gpu) { /* independent of train.device */
+    if (gpu) { /* independent of train.device, but for the portable kernels */
         if (gpu_table_find(&card, gpu, err)) return -1;
+        const struct device_card plan_for = {.bytes = card.bytes,
+                                             .host_bytes = (int64_t)(host_gb * (1 << 30)),
+                                             .hopper =
+                                                 card.capability == 90 && of->train.device != CFG_DEVICE_CUDA_PORTABLE};
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;
-        if (run_open_card(&r, cfg, card.bytes, err)) goto out;
-        print_card(&card);
+        if (run_open_card(&r, cfg, &plan_for, err)) goto out;
+        print_card(&card, plan_for.hopper);
         rates = card.rates;
     } else if (run_open_headers(&r, cfg, true, err)) {
         goto out;

@@ -10,6 +10,6 @@
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
 /* Prints the memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for
  * (gpu_table.h); NULL: train.device. */
-int commands_plan(const struct config *cfg, const char *gpu, struct err *err) MT_CHECK;
+int commands_plan(const struct config *cfg, const char *gpu, double host_gb, struct err *err) MT_CHECK;
 
 #endif
