@@ -195,7 +195,8 @@ static void decoded_layers_are_worth_memory(void **state)
     struct plan_memory m;
     struct err err;
     int64_t unused;
-    assert_int_equal(device_open_card(&b->dev, (int64_t)8 << 30, "auto", &err), 0);
+    const struct device_card card = {.bytes = (int64_t)8 << 30, .hopper = true};
+    assert_int_equal(device_open_card(&b->dev, &card, "auto", &err), 0);
     b->cfg.data.seq_len = 128 * b->memory.arch.n_exp / b->memory.arch.top_k;
     struct plan_request q =
         plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
