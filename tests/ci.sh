@@ -27,7 +27,8 @@ failed=0
 expect() { # EXIT_CODE LAST_LINE
     local out status=0
     out=$(PATH="$tree/bin:$PATH" bash "$tree/.ci/run" 2>&1) || status=$?
-    if [ "$status" -ne "$1" ] || [ "${out##*$'\n'}" != "$2" ] || ! grep -q '^build with sanitizers  .*[0-9]' <<< "$out"; then
+    if [ "$status" -ne "$1" ] || [ "${out##*$'\n'}" != "$2" ] ||
+        ! grep -q '^build with sanitizers  .*[0-9]' <<< "$out"; then
         printf '.ci/run: exit code %s, must be %s; a line with the time of the first stage; the last line "%s":\n%s\n' \
             "$status" "$1" "$2" "$out"
         failed=1
