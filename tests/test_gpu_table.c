@@ -101,6 +101,9 @@ static void host_memory_of_the_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--host-gb", "0.0001"), 0);
     assert_null(strstr(said.out, "inputs of layers"));
     assert_null(strstr(said.out, "moments\n"));
+    assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--host-gb", "1e-12"),
+                     0); /* less than a byte */
+    assert_null(strstr(said.out, "inputs of layers"));
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four), 0);
     assert_says(said.out, "inputs of layers");
     assert_says(said.out, "; host memory ");

@@ -86,7 +86,7 @@ int commands_plan(const struct config *of, const char *gpu, double host_gb, stru
     if (gpu) { /* independent of train.device, but for the portable kernels */
         if (gpu_table_find(&card, gpu, err)) return -1;
         const struct device_card plan_for = {.bytes = card.bytes,
-                                             .host_bytes = (int64_t)(host_gb * (1 << 30)),
+                                             .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
                                              .hopper =
                                                  card.capability == 90 && of->train.device != CFG_DEVICE_CUDA_PORTABLE};
         own = *of;
