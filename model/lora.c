@@ -387,6 +387,9 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
         ad->layer_on[n] = ad->n_params > before;
         if (ad->layer_on[n]) ad->lowest_layer = MT_MIN(ad->lowest_layer, n);
     }
+    memcpy(ad->asked, ad->target, sizeof(ad->asked));
+    memset(ad->target, 0, sizeof(ad->target));
+    for (int64_t i = 0; i < ad->n_params; i++) ad->target[ad->params[i].target] = true;
     if (ad->n_params) return adapters_layout(ad, a, 1, &parallel_alone), 0;
     adapters_free(ad);
     return err_set(err,

@@ -119,8 +119,9 @@ struct adapters {
     int64_t padded_rank[LORA_TARGETS];
     double alpha, dropout;
     bool rslora;
-    float scale[LORA_TARGETS]; /* alpha/rank, or alpha/sqrt(rank) with rslora */
-    bool target[LORA_TARGETS];
+    float scale[LORA_TARGETS];        /* alpha/rank, or alpha/sqrt(rank) with rslora */
+    bool asked[LORA_TARGETS];         /* in lora.targets */
+    bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
     unsigned fused[LORA_TARGETS];     /* bits of the targets that share a product with this one */
     bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
     const struct tensor_names *names; /* the architecture's */

@@ -87,7 +87,7 @@ static void count_cover(const struct adapters *ad, const struct arch *a, struct 
             last[k] = l;
             of[k].all += row * (double)q[i].n_out;
             for (int t = 0; t < q[i].n_target; t++) {
-                if (!ad->target[q[i].target[t]]) continue;
+                if (!ad->asked[q[i].target[t]]) continue;
                 of[k].chosen = true;
                 if (ad->layer_on[l]) of[k].adapted += row * (double)q[i].rows[t];
             }

@@ -204,6 +204,28 @@ static void test_dense_layers(void **state)
     assert_true(a.dense[0] && !a.dense[1] && a.dense[2]);
 }
 
+/* Targets that no layer of lora.layers has: a run starts from its own adapter, and the table does not ask for them. */
+static void test_absent_targets(void **state)
+{
+    (void)state;
+    const struct arch a = load(with(QWEN, "\"mlp_only_layers\": [2]"));
+    struct lora_options opt = tiny_options("all-linear");
+    const char *dir = scratch_dir();
+    struct err err = {.msg = ""};
+    struct tiny t;
+    opt.layers = "0";
+    opt.ranks = "dense=4";
+    tiny_open(&t, &a, &opt, "fp32");
+    tiny_fill(&t, t.ad.opt.param, 5);
+    assert_true(t.ad.target[LORA_UP] && !t.ad.target[LORA_DENSE_UP]);
+    if (peft_save(&t.ad, &t.dev, dir, "org/base", NULL, &err)) fail_msg("%s", err.msg);
+    if (peft_load(&t.ad, &t.dev, dir, &err)) fail_msg("%s", err.msg);
+    char *table = lora_table(&t.ad, &a);
+    assert_non_null(strstr(table, "dense layers            1  adapters cover 0 % of the parameters\n"));
+    mem_free(table);
+    tiny_close(&t);
+}
+
 /* ---- checkpoints */
 
 /* Copies of a fixture's tensors, which tests change and write. */
@@ -682,12 +704,19 @@ static void test_other_mixer(void **state)
 int test_families(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_glm),
-        cmocka_unit_test(test_two_keys),       cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dense_layers),   cmocka_unit_test(test_missing_tensors),
-        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
-        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_glm),
+        cmocka_unit_test(test_two_keys),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers),
+        cmocka_unit_test(test_absent_targets),
+        cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_fused_stacks),
+        cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters),
+        cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient),
+        cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }
