@@ -21,7 +21,8 @@ def qwen3_config(a, common):
     return Qwen3MoeConfig(
         intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter, num_experts=a.experts,
         head_dim=a.head_dim, norm_topk_prob=a.norm_topk_prob != "false", attention_bias=a.attention_bias,
-        mlp_only_layers=a.dense_layers, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
+        mlp_only_layers=a.dense_layers, decoder_sparse_step=a.sparse_step,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
 
 
 def olmoe_config(a, common):

@@ -58,7 +58,7 @@ def arguments(argv):
     parser.add_argument("--value-heads", type=int, default=4, help="qwen3_next: linear_num_value_heads")
     parser.add_argument("--taps", type=int, default=4, help="qwen3_5, qwen3_next: linear_conv_kernel_dim")
     parser.add_argument("--interval", type=int, default=4, help="qwen3_next: attention in every so many layers")
-    parser.add_argument("--sparse-step", type=int, default=1, help="qwen3_next: decoder_sparse_step")
+    parser.add_argument("--sparse-step", type=int, default=1, help="qwen3, qwen3_next: decoder_sparse_step")
     parser.add_argument("--tied", action="store_true", help="tie_word_embeddings")
     parser.add_argument("--yarn", type=float, help="glm4, glm4_lite, qwen3_5, qwen3_next: YaRN with this factor")
     parser.add_argument("--linear-heads", type=int, nargs=2, help="qwen3_5: linear_num_key_heads, _value_heads")

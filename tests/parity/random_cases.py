@@ -14,6 +14,7 @@ Prints a line per case; --keep DIR keeps the cases that fail. Exit 1 when a case
 import argparse
 import contextlib
 import io
+import json
 import math
 import os
 import random
@@ -139,7 +140,64 @@ def deepseek_v4(rng):
             ["--old-config"] * published + yarn(rng))
 
 
-DRAW = {"glm4": glm4, "glm4_lite": glm4_lite, "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
+def plain_experts(rng):
+    """Softmax routers without groups or shared experts."""
+    n = rng.choice([2, 3, 5, 8, 12])
+    return ["--experts", n, "--topk", rng.randint(1, min(5, n)), "--shared-experts", 0]
+
+
+def plain_heads(rng):
+    kv = rng.choice([1, 2, 3])
+    return ["--kv-heads", kv, "--heads", kv * rng.choice([1, 2, 3, 7]), "--head-dim",
+            rng.choice([4, 6, 8, 16, 20, 24, 64])]
+
+
+def drawn_rope(rng, share):
+    """A word for --keys: RoPE, or with this share YaRN with all of its numbers."""
+    value = {"rope_type": "default", "rope_theta": rng.choice([30.0, 1e4, 150000.0, 1e6])}
+    if rng.random() < share:
+        value |= {"rope_type": "yarn", "factor": rng.choice([1.0, 1.5, 8.0, 32.0]),
+                  "original_max_position_embeddings": rng.choice([16, 64, 256, 4096]),
+                  "beta_fast": rng.choice([32.0, 8.0, 2.0]), "beta_slow": rng.choice([1.0, 0.5, 2.0]),
+                  "truncate": rng.random() < 0.5}
+        value |= rng.choice([{}, {"attention_factor": rng.choice([0.8, 1.0, 1.4])}])
+    return f"rope_parameters={json.dumps(value)}"
+
+
+def gpt_oss(rng):
+    """Sizes that MXFP4 divides; layers with and without a window in any order."""
+    layers = rng.choice([1, 2, 3, 4])
+    kinds = rng.choices(["sliding_attention", "full_attention"], k=layers)
+    return (["--layers", layers, "--hidden", rng.choice([32, 64, 96]), "--inter", rng.choice([32, 64, 96]), "--window",
+             rng.choice([1, 2, 5, 16, 32, 300])] + plain_experts(rng) + plain_heads(rng) +
+            ["--keys", drawn_rope(rng, 0.7), f"layer_types={json.dumps(kinds)}"])
+
+
+def qwen3(rng):
+    layers = rng.choice([1, 2, 3])
+    return (["--layers", layers, "--norm-topk-prob", rng.choice(["true", "false"]), "--sparse-step",
+             rng.choice([1, 1, 2]), "--dense-layers", *rng.sample(range(layers), rng.choice([0, 0, 1]))] +
+            plain_experts(rng) + plain_heads(rng) + flag(rng, "--attention-bias") + ["--keys", drawn_rope(rng, 0.3)])
+
+
+def olmoe(rng):
+    """The norm of its queries is as wide as the hidden state, that of its keys may be narrower."""
+    heads, per_key = rng.choice([(1, 1), (2, 1), (2, 2), (6, 1), (6, 3), (6, 6), (4, 2)])
+    head_dim = rng.choice([4, 6, 8, 10])
+    return (["--layers", rng.choice([1, 2, 3]), "--heads", heads, "--kv-heads", heads // per_key,
+             "--head-dim", head_dim, "--hidden", heads * head_dim, "--norm-topk-prob",
+             rng.choice(["true", "false"])] + plain_experts(rng) +
+            flag(rng, "--attention-bias") + ["--keys", drawn_rope(rng, 0.3)])
+
+
+def mixtral(rng):
+    window = rng.choice([[], ["sliding_window=1"], ["sliding_window=7"], ["sliding_window=40"], ["sliding_window=500"]])
+    return (["--layers", rng.choice([1, 2, 3])] + plain_experts(rng) + plain_heads(rng) +
+            ["--keys", drawn_rope(rng, 0.3), *window])
+
+
+DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "glm4": glm4, "glm4_lite": glm4_lite,
+        "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
         "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4}
 
@@ -162,11 +220,13 @@ def targets(rng, a):
 
 
 def layouts(rng, a):
-    """Both documents of a step in one forward pass, one after the other, or on two ranks."""
-    two_ranks = ["parallel.cpu_ranks=2"]
-    divided = two_ranks + ["parallel.ep=2"] * (a.experts % 2 == 0)
-    return rng.choice([[], ["train.micro_batch=2", "train.grad_accum=1"], two_ranks, divided,
-                       two_ranks + ["parallel.zero=true"]])
+    """Documents of a step two in a forward pass, one after the other, or on several ranks."""
+    world = rng.choice([n for n in (2, 3, 4, 6) if a.accum % n == 0])
+    ranks = [f"parallel.cpu_ranks={world}"] + ["parallel.zero=true"] * (rng.random() < 0.3)
+    shares = [n for n in (2, 3, 4, 6) if world % n == 0 and a.experts % n == 0]
+    divided = ranks + ([f"parallel.ep={rng.choice(shares)}"] if shares else [])
+    divided += rng.choice([[], ["parallel.capacity_factor=1"], ["parallel.chunks=3"]])
+    return rng.choice([[], ["train.micro_batch=2", f"train.grad_accum={a.accum // 2}"], ranks, divided, divided])
 
 
 def general(rng):
@@ -182,7 +242,7 @@ def draw(family, seed, text, lr):
     args = ["--family", family, "--text", text, "--seed", seed % 17 + 1, "--vocab", 1024, "--logit-rows", 8,
             "--hidden", rng.choice([24, 32, 48]), "--inter", rng.choice([8, 16, 24]), "--seq-len",
             rng.choice([40, 64, 96, 150, 210]), "--r", rng.choice([1, 2, 4, 7, 40]), "--alpha", rng.choice([2, 8, 16]),
-            "--lr", lr, "--shards", rng.choice([1, 1, 3])]
+            "--lr", lr, "--shards", rng.choice([1, 1, 3]), "--accum", rng.choice([2, 2, 4, 6])]
     args += DRAW[family](rng) + general(rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
     args = [str(x) for x in args]
     a = make_case.arguments(["none", *args])
