@@ -95,7 +95,8 @@ static void copy_file(const char *from, const char *to)
 }
 
 /* Exports, verified on one row of the case; the output directory, or NULL and the error in `said`. */
-static const char *export(const char *model, const char *name, const char *lora, const char *format)
+static const char *export_set(const char *model, const char *name, const char *lora, const char *format,
+                              const char *set)
 {
     static char out[8][MT_PATH], rows[1 << 14];
     static int next;
@@ -113,7 +114,12 @@ static const char *export(const char *model, const char *name, const char *lora,
     snprintf(path, sizeof(path), "%s/run.ini", dir);
     OK(file_write_atomic(path, text, (int64_t)strlen(text), &err));
     snprintf(to, MT_PATH, "%s/out", dir);
-    return RUN("export", path, "--adapter", lora, "--to", format, "--out", to) ? NULL : to;
+    return RUN("export", path, "--adapter", lora, "--to", format, "--out", to, "--set", set) ? NULL : to;
+}
+
+static const char *export(const char *model, const char *name, const char *lora, const char *format)
+{
+    return export_set(model, name, lora, format, "model.quantize=none");
 }
 
 static void copy_tokenizer(const char *dir)
@@ -493,6 +499,38 @@ static void merged_has_the_names_of_the_publisher(void **state)
     assert_says(said.err, "use merged-mxfp4 or merged-bf16");
 }
 
+/* The same after training with model.quantize: what it packed is in the format of the source again. Experts that it
+ * packed to MXFP4 are refused. */
+static void merged_undoes_the_packing_of_the_load(void **state)
+{
+    static const char *const formats[] = {NULL, "fp8", "bf16"};
+    (void)state;
+    for (int f = 0; f < MT_LEN(formats); f++) {
+        char model[MT_PATH];
+        struct err err = {.msg = ""};
+        struct safetensors source, merged;
+        snprintf(model, sizeof(model), "%s/model", scratch_dir());
+        OK(synth_run(&(struct synth_options){.arch = "deepseek-v4-tiny", .dir = model, .quant = formats[f]}, &err));
+        const char *lora = adapter(model, "all-linear", 1);
+        const char *out = export_set(model, DELTANET, lora, "merged-mxfp4", "model.quantize=mxfp4");
+        if (f) {
+            assert_null(out);
+            assert_says(said.err, "packed by model.quantize, not in MXFP4 as published: use merged-bf16");
+            continue;
+        }
+        if (!out) fail_msg("%s", said.err);
+        OK(safetensors_open(&source, model, &err));
+        OK(safetensors_open(&merged, out, &err));
+        assert_int_equal(merged.n_tensors, source.n_tensors);
+        for (int64_t i = 0; i < source.n_tensors; i++) {
+            const struct st_tensor *a = &source.tensors[i], *b = safetensors_find(&merged, a->name);
+            if (!b || a->bytes != b->bytes || strcmp(a->st_dtype, b->st_dtype)) fail_msg("%s", a->name);
+        }
+        safetensors_close(&source);
+        safetensors_close(&merged);
+    }
+}
+
 int test_export_mixers(void)
 {
     const struct CMUnitTest tests[] = {
@@ -504,6 +542,7 @@ int test_export_mixers(void)
         cmocka_unit_test(fused_rows_have_the_order_of_each_reader),
         cmocka_unit_test(fused_rows_are_merged_in_their_places),
         cmocka_unit_test(merged_has_the_names_of_the_publisher),
+        cmocka_unit_test(merged_undoes_the_packing_of_the_load),
         cmocka_unit_test(targets_that_are_not_applied_are_refused),
         cmocka_unit_test(the_usual_format_applies_all_targets),
     };

@@ -70,6 +70,7 @@ static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERG
 /* Whether the export has the layout of DeepSeek-V4's publisher. Its names it has in bf16 too: transformers reads no
  * others. */
 static bool is_published(const struct merge *m) { return is_mxfp4(m) && m->x->run.arch.names->published; }
+static bool is_fp8(const char *st_dtype) { return !strcmp(st_dtype, "F8_E4M3"); }
 
 static struct made *add(struct merge *m, const char *name, enum dtype dtype, int ndim, const int64_t *shape)
 {
@@ -109,9 +110,7 @@ static const char *rest_of(const struct merge *m, const char *name, int64_t *lay
     return dot ? dot + 1 : NULL;
 }
 
-/* The source's tensor of this name if it can be copied unchanged, else NULL. w: the same weight as the trainer loads
- * it.
- */
+/* The source's tensor of this name if it can be copied unchanged, else NULL. w: this weight as the trainer loads it. */
 static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
@@ -168,25 +167,35 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
-/* A matrix in the publisher's layout: copied when it has no adapter and training read it as it is, else computed in the
- * format of the source. */
-static void add_published(struct merge *m, const char *name, const struct weight *w, struct made how)
+/* The publisher's scales of a matrix that the source has in MXFP4 or FP8 as published, else NULL. */
+static const struct st_tensor *published_scales(const struct merge *m, const char *name)
 {
-    const struct made next = {.layer = -1};
-    const int64_t n = how.n_row, n_in = w->n_in, fp8 = w->format == WF_FP8;
     char scale[300];
     snprintf(scale, sizeof(scale), "%s_scale_inv", name);
-    const struct st_tensor *t = safetensors_find(&m->x->run.st, name), *s = safetensors_find(&m->x->run.st, scale);
-    if (!how.a && !how.quantised) {
+    const struct st_tensor *s = safetensors_find(&m->x->run.st, scale);
+    return s && !strcmp(s->st_dtype, "F8_E8M0") && safetensors_find(&m->x->run.st, name) ? s : NULL;
+}
+
+/* A matrix in the publisher's layout, in the format of the source: copied when it has no adapter and training read it
+ * as it is, else computed. model.quantize may have packed it to another format. False: the source has another layout.
+ */
+static bool add_published(struct merge *m, const char *name, const struct weight *w, struct made how)
+{
+    const struct st_tensor *s = published_scales(m, name);
+    if (!s) return false;
+    const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
+    const bool fp8 = is_fp8(t->st_dtype);
+    if (!how.a && !how.quantised && w->format == (fp8 ? WF_FP8 : WF_MXFP4)) {
         add_copy(m, name, t);
-        add_copy(m, scale, s);
-        return;
+        add_copy(m, s->name, s);
+        return true;
     }
     how.form = PUBLISHED;
-    *add(m, name, DT_U8, 2, (int64_t[]){n, fp8 ? n_in : n_in / 2}) = how;
+    *add(m, name, DT_U8, 2, (int64_t[]){how.n_row, fp8 ? w->n_in : w->n_in / 2}) = how;
     m->entries[m->n - 1].st_dtype = t->st_dtype;
-    *add(m, scale, DT_U8, 2, s->shape) = next;
+    *add(m, s->name, DT_U8, 2, s->shape) = (struct made){.layer = -1};
     m->entries[m->n - 1].st_dtype = s->st_dtype;
+    return true;
 }
 
 /* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
@@ -206,10 +215,7 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
         how.a = adapters_find(ad, how.layer, target, false);
         how.b = adapters_find(ad, how.layer, target, true);
     }
-    if (is_published(m) && (w->format == WF_MXFP4 || w->format == WF_FP8)) {
-        add_published(m, name, w, how);
-        return;
-    }
+    if (is_published(m) && add_published(m, name, w, how)) return;
     const struct st_tensor *t = how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
     if (t && !(how.joined && t->dtype != DT_BF16)) {
         add_copy(m, name, t);
@@ -419,7 +425,7 @@ static void add_frozen(struct merge *m, const struct st_tensor *t)
 {
     if (is_mxfp4(m))
         add_copy(m, t->name, t);
-    else if (!strcmp(t->st_dtype, "F8_E4M3"))
+    else if (is_fp8(t->st_dtype))
         *add(m, t->name, DT_BF16, t->ndim, t->shape) = (struct made){.which = DECODED, .copy = t};
 }
 
@@ -468,16 +474,19 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
                   tensor_2d(NULL, DT_F32, n_out, n_in));
 }
 
-static int check_published(const struct merge *m, const struct layer_weights *lw, struct err *err)
+static int check_published(const struct merge *m, const struct layer_weights *lw, int64_t l, struct err *err)
 {
+    char name[256];
+    layer_name(name, m, l, "mlp.experts.0.gate_proj", ".weight");
     if (m->x->trained && m->x->qat.opt.all)
         return err_set(err,
                        "merged-mxfp4: %s is published with FP8 beside the experts, but training read all matrices in "
                        "MXFP4 (quant.targets = all): use merged-bf16",
                        m->x->run.arch.family);
-    if (lw->up.w.format == WF_MXFP4) return 0;
-    return err_set(err, "merged-mxfp4: the experts of model.path are in %s, not in MXFP4 as published: use merged-bf16",
-                   weight_format_name(lw->up.w.format));
+    const bool mxfp4 = lw->up.w.format == WF_MXFP4;
+    if (mxfp4 && published_scales(m, name) && !is_fp8(safetensors_find(&m->x->run.st, name)->st_dtype)) return 0;
+    return err_set(err, "merged-mxfp4: the experts of model.path are %s%s, not in MXFP4 as published: use merged-bf16",
+                   mxfp4 ? "packed by model.quantize" : "in ", mxfp4 ? "" : weight_format_name(lw->up.w.format));
 }
 
 /* Lists the tensors; allocates memory for the largest layer. */
@@ -492,7 +501,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
         struct layer_weights lw;
         const int64_t mark = arena_mark(&measure.weights);
         rc = load(m, &lw, &measure, l, err);
-        if (!rc && is_published(m)) rc = check_published(m, &lw, err);
+        if (!rc && is_published(m)) rc = check_published(m, &lw, l, err);
         if (!rc) {
             export_quant_layer(x, &measure, &lw, l);
             add_layer(m, l, &lw);
@@ -605,7 +614,7 @@ static int put_published(struct merge *m, int64_t i, const float *values, const 
     const int64_t n_in = w->n_in, n = how->n_row * n_in, first = (how->exp * w->n_out + how->row) * n_in;
     const int64_t size = safetensors_entry_bytes(&m->entries[i]), n_scale = safetensors_entry_bytes(&m->entries[i + 1]);
     uint8_t *out = mem_alloc(size + n_scale), *scales = out + size;
-    const int64_t n_bad = w->format == WF_FP8
+    const int64_t n_bad = is_fp8(m->entries[i].st_dtype)
                               ? quant_fp8_blocks(out, scales, values, how->n_row, n_in, m->dev.n_threads)
                               : quant_mxfp4_merge(out, scales, values, (const uint8_t *)w->data + first / 2,
                                                   w->scale + first / 32, n, m->dev.n_threads);
