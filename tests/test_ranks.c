@@ -203,10 +203,10 @@ static void test_lost_ranks(void **state)
     }
 }
 
-/* Rank 0 hangs when it opens a file to write, as on a disk that does not respond: a FIFO without a reader. */
-static void test_stuck_disk(void **state)
+/* A configuration of two ranks, of which rank 0 hangs while loading when it opens a file to write, as on a disk that
+ * does not respond: a FIFO without a reader. */
+static const char *stuck_config(void)
 {
-    (void)state;
     const char *config = config_of(2, false), *other = config_of(1, false);
     struct err err;
     char **caches, name[128];
@@ -220,12 +220,35 @@ static void test_stuck_disk(void **state)
         assert_int_equal(mkfifo(process_output(config, name), 0666), 0);
     }
     file_list_free(caches, n);
+    return config;
+}
+
+static void test_stuck_disk(void **state)
+{
+    (void)state;
     const double start = clock_ms();
-    assert_int_equal(RUN(config, JOB, "--set", "parallel.timeout_s=2"), 1);
+    assert_int_equal(RUN(stuck_config(), JOB, "--set", "parallel.timeout_s=2"), 1);
     assert_true(clock_ms() - start < 15e3);
     assert_says(said.err, "rank 1 has waited in ");
     assert_says(said.err, " for rank 0 on ");
     assert_says(said.err, ", while loading");
+}
+
+/* Signals before the ranks can save: the process that started them says so. */
+static void test_early_signals(void **state)
+{
+    (void)state;
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
+    for (int i = 0; i < MT_LEN(signals); i++) {
+        struct running r = {.config = stuck_config(), .dir = scratch_dir()};
+        const char *const words[] = {r.config, JOB, NULL};
+        r.pid = process_start(r.dir, words);
+        while (access(process_output(r.config, ".lock"), F_OK) && !has_ended(r.pid)) pause_ms(10);
+        send_signal(r.pid, signals[i]);
+        assert_int_equal(process_finish(r.dir, r.pid), 1);
+        assert_says(said.err, "moetrain: interrupted before the first step: nothing to save\n");
+        assert_null(strstr(said.err, "ended by signal"));
+    }
 }
 
 /* ---- the plan */
@@ -392,10 +415,10 @@ static void test_refusals(void **state)
 int test_ranks(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),       cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks), cmocka_unit_test(test_launchers),
-        cmocka_unit_test(test_stuck_disk),    cmocka_unit_test(test_plan),       cmocka_unit_test(test_start),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),          cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks),    cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_stuck_disk),    cmocka_unit_test(test_early_signals), cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_start),         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

@@ -166,7 +166,8 @@ static int open_listener(int *port, struct err *err)
 static struct {
     pid_t *pids; /* [n] 0: ended */
     int64_t n;
-    volatile sig_atomic_t signals;
+    volatile sig_atomic_t signals, asked; /* SIGINT and SIGTERM so far; any signal that asks to save and stop */
+    bool unsaved;                         /* a rank was ended by such a signal */
 } children;
 
 static void signal_all(int number)
@@ -180,17 +181,27 @@ static void signal_all(int number)
  * more than once, is not counted. */
 static void forward_signal(int number)
 {
+    children.asked = 1;
     if (number == SIGHUP)
         signal_all(SIGUSR1);
     else
         signal_all(children.signals++ ? SIGKILL : SIGUSR1);
 }
 
+/* Ranks that are loading have no handlers yet. */
+static bool was_asked(int number)
+{
+    if (number == SIGKILL) return children.signals > 1;
+    return children.asked && (number == SIGUSR1 || number == SIGINT || number == SIGTERM || number == SIGHUP);
+}
+
 /* Records how rank r ended; returns its exit code. */
 static int code_of(int64_t r, int status)
 {
     if (WIFEXITED(status)) return WEXITSTATUS(status);
-    if (!children.signals)
+    if (was_asked(WTERMSIG(status)))
+        children.unsaved = true;
+    else
         fprintf(stderr, "moetrain: error: rank %lld (process %d) was ended by signal %d (%s)\n", (long long)r,
                 (int)children.pids[r], WTERMSIG(status), strsignal(WTERMSIG(status)));
     return 1;
@@ -224,6 +235,10 @@ static int wait_for_all(void)
         }
         if (deadline > 0 && pid == 0) nanosleep(&tick, NULL);
     }
+    if (children.unsaved)
+        fprintf(stderr, "moetrain: %s\n",
+                children.signals > 1 ? "ended by a second signal: the same command continues from the last checkpoint"
+                                     : "interrupted before the first step: nothing to save");
     return code;
 }
 
