@@ -19,6 +19,7 @@ struct fill {
     struct ffn_size ffn;     /* size of this layer's feed-forward network */
     struct expert_range own; /* this rank's experts of the layer */
     int64_t first_decoded;   /* first layer whose experts are decoded; so are those of all later layers */
+    bool checked;            /* weights_options */
     struct quantizer quantizer;
     bool described; /* weights.experts describes routed experts */
     bool warned;    /* of a magnitude */

@@ -146,6 +146,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                                          .embed_on_host = opt->embed_on_host,
                                          .decoded_layers = opt->decoded_layers,
                                          .fp8_experts = opt->fp8_experts,
+                                         .checked = opt->checked,
                                          .ep = m->par.ep};
     if (weights_load(&m->weights, dev, a, st, &load, err)) {
         model_close(m);

@@ -50,6 +50,7 @@ struct model_options {
     bool embed_on_host;         /* the embedding is kept in dev->host */
     int64_t decoded_layers;     /* number of last layers whose experts are decoded while loading */
     bool fp8_experts;           /* products of the experts in e4m3 (kernels/ops.h: struct proj_fp8) */
+    bool checked;               /* copied to struct weights_options */
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
     bool frozen;                /* forward only: no gradients, no moments */

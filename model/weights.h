@@ -69,7 +69,9 @@ struct weights_options {
     int64_t decoded_layers; /* number of last layers whose experts are decoded once by op_decode; their packed bytes
                                are temporary, in dev->work */
     bool fp8_experts;       /* their products run in e4m3, train.expert_dtype */
-    const struct comm *ep;  /* expert-parallel group: only this rank's experts are read; NULL: one rank */
+    bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
+                     counts no unused ones */
+    const struct comm *ep; /* expert-parallel group: only this rank's experts are read; NULL: one rank */
 };
 /* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and
  * format is checked before its tensor is copied; the error names the tensor and the expected shape. */

@@ -144,12 +144,13 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
 /* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. */
 static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
-    const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part;
+    const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part, n_find = f->checked ? n_part : n;
     struct source *s = mem_array(n, sizeof(*s));
     int rc = 0;
-    for (int64_t i = 0; i < n && !rc; i++)
+    for (int64_t i = 0; i < n_find && !rc; i++)
         rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
                          p->n_in, f->err);
+    for (int64_t i = n_find; i < n; i++) s[i] = s[i - n_part];
     *w = (struct weight){.n_exp = f->own.count, .n_out = p->n_out, .n_in = p->n_in};
     if (!rc) rc = fill_stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
     if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);

@@ -134,6 +134,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     int rc = -1;
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.first_decoded = a->n_layer - opt->decoded_layers;
+    f.checked = opt->checked;
     if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
     w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
@@ -147,7 +148,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
-    w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
+    if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;
 out:

@@ -1,5 +1,5 @@
 /* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
- * time that decoding inside the products takes; a GPU that other processes use. */
+ * time that decoding inside the products takes; a GPU that other processes use; tensors that are missing. */
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -9,7 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "tests/test.h"
+#include "tests/checkpoints.h"
+#include "tests/process.h"
 #include "train/plan.h"
 #include "train/plan_choice.h"
 #include "train/synth/synth.h"
@@ -271,6 +272,25 @@ static void suggested_limit(void **state)
     }
 }
 
+/* Not every dry run of a plan looks for the tensors of every expert; one does. */
+static void every_tensor_is_looked_for(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char model[MT_PATH];
+    struct draft d;
+    draft_open_case(&d, "parity/olmoe");
+    draft_put(&d, "model.extra", DT_F32, 1, (int64_t[]){1}, mem_alloc(4));
+    snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
+    assert_int_equal(RUN("plan", config, "--set", model), 0);
+    assert_says(said.err, "1 tensors of the checkpoint are not used, the first is model.extra");
+    draft_remove(&d, "model.layers.1.mlp.experts.3.up_proj.weight");
+    snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
+    assert_int_equal(RUN("plan", config, "--set", model), 1);
+    assert_says(said.err, "tensor model.layers.1.mlp.experts.3.up_proj.weight is not in the checkpoint");
+    draft_free(&d);
+}
+
 int test_plan_choice(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +299,7 @@ int test_plan_choice(void)
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
+        cmocka_unit_test(every_tensor_is_looked_for),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);
 }

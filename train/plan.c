@@ -126,6 +126,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     if (choose(p, &q, err)) return -1;
     for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
+    q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
     if (p->memory.n_unused)
@@ -151,6 +152,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
     struct model_options alone = p->opt;
     struct plan_memory m;
     struct plan_choice c;
+    q.checked = true;
     alone.frozen = true;
     if (plan_measure(&m, &p->trainable, &q, &alone, err)) return -1;
     p->eval_alone = plan_memory_peak(&m, p->fixed, false);

@@ -56,6 +56,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
     struct plan_choice least;
     struct row rows[ROWS];
     q.rates = *rates;
+    q.checked = true;
     if (plan_choose_least(&least, &q, p->fixed, err) || find_row(&rows[ROWS - 1], p, &q, 1ll << 50, err)) return -1;
     const double low = (double)least.peak, high = (double)rows[ROWS - 1].choice.peak;
     rows[ROWS - 1].gib = plan_round_gib(high / (1 << 30));

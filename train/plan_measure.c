@@ -203,6 +203,7 @@ int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const st
 {
     struct model_options opt = *way;
     struct adapters ad, teacher = {0};
+    opt.checked = q->checked;
     p->q = q;
     p->batch = (struct model_batch){
         .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};

@@ -49,6 +49,7 @@ struct plan_request {
     int64_t seq_len;
     struct plan_room room;
     struct roofs rates; /* of the device, for estimates; 0: not known */
+    bool checked;       /* weights_options: plan_settle has measured this checkpoint */
 };
 
 /* All ranks call it. */
