@@ -50,6 +50,7 @@ struct synth {
     int n_products;
     struct st_entry *entries; /* data: a struct random_weights */
     int64_t n, cap, n_params, bytes;
+    bool sizes; /* counts n_params and bytes alone */
 };
 
 /* ---- the tensors */
@@ -65,20 +66,23 @@ static bool as_published(const struct synth *s) { return published_names(s) && s
 static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
                    const int64_t *shape, struct random_weights draw)
 {
+    char stored[256];
+    struct st_entry e = {.dtype = dtype, .st_dtype = st_dtype, .ndim = ndim};
+    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
+    s->bytes += safetensors_entry_bytes(&e);
+    if (s->sizes) return;
     if (s->n == s->cap) {
         const int64_t cap = 2 * s->cap + 64;
         s->entries = mem_grow(s->entries, s->cap, cap, sizeof(*s->entries));
         s->cap = cap;
     }
-    char stored[256];
-    struct st_entry *e = &s->entries[s->n++];
     struct random_weights *d = mem_alloc(sizeof(*d));
     if (published_names(s) && published_name(stored, sizeof(stored), name)) name = stored;
     *d = draw;
     d->key = rng_key(s->seed, name);
-    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .st_dtype = st_dtype, .ndim = ndim, .data = d};
-    memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
-    s->bytes += safetensors_entry_bytes(e);
+    e.name = mem_strdup(name);
+    e.data = d;
+    s->entries[s->n++] = e;
 }
 
 static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
@@ -532,9 +536,9 @@ static int64_t layers_of_each_kind(const struct arch *a)
     return n;
 }
 
-static int synth_open(struct synth *s, const struct synth_options *opt, struct err *err)
+static int synth_open(struct synth *s, const struct synth_options *opt, bool sizes, struct err *err)
 {
-    *s = (struct synth){.seed = opt->seed};
+    *s = (struct synth){.seed = opt->seed, .sizes = sizes};
     s->p = preset_find(opt->arch, err);
     if (!s->p || find_format(s, opt->quant, err)) return -1;
     s->n_layer = opt->n_layer ? opt->n_layer : s->p->n_layer;
@@ -666,7 +670,7 @@ int synth_run(const struct synth_options *opt, struct err *err)
     struct synth s;
     char params[32], bytes[32];
     const double start = clock_ms();
-    int rc = synth_open(&s, opt, err) || atomic_dir_check_new(opt->dir, "name a new directory", err) ? -1 : 0;
+    int rc = synth_open(&s, opt, false, err) || atomic_dir_check_new(opt->dir, "name a new directory", err) ? -1 : 0;
     if (!rc) {
         log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
                  (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),
@@ -681,7 +685,7 @@ int synth_run(const struct synth_options *opt, struct err *err)
 int synth_size(const struct synth_options *opt, int64_t *n_params, int64_t *bytes, struct err *err)
 {
     struct synth s;
-    const int rc = synth_open(&s, opt, err);
+    const int rc = synth_open(&s, opt, true, err);
     *n_params = s.n_params;
     *bytes = s.bytes;
     synth_close(&s);
@@ -721,7 +725,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
     struct synth s;
     int64_t n_drawn = 0;
     *m = (struct synth_memory){0};
-    if (synth_open(&s, opt, err)) {
+    if (synth_open(&s, opt, false, err)) {
         synth_close(&s);
         return -1;
     }
