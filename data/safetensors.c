@@ -396,14 +396,6 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
     return h;
 }
 
-const char *safetensors_metadata(const struct safetensors *st, const char *key)
-{
-    const char *value = NULL;
-    if (!st->n_shards) return NULL;
-    struct json metadata = json_find(json_root(st->docs[0]), "__metadata__");
-    return json_opt_str(metadata, key, &value, NULL) ? NULL : value;
-}
-
 /* ---- writing ---- */
 
 static int64_t rank_of(const struct st_entry *e)

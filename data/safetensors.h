@@ -52,8 +52,6 @@ int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all sh
 /* A hash that identifies a checkpoint without reading its data: names, sizes, modification times and headers of the
  * shards. */
 uint64_t safetensors_fingerprint(const struct safetensors *st);
-/* Value of `key` in the first shard's __metadata__, or NULL. */
-const char *safetensors_metadata(const struct safetensors *st, const char *key);
 
 /* Writing: tensors in any order, names unique; the file is laid out by dtype rank descending, then name, and written
  * atomically. */

@@ -24,8 +24,6 @@ static const struct {
     {"mxfp4-ceil", {.kind = FQ_MXFP4, .bits = 4, .block = 32, .rule = FQ_CEIL}},
 };
 
-const char *fakequant_name(int i) { return i >= 0 && i < MT_LEN(formats) ? formats[i].name : NULL; }
-
 int fakequant_parse(struct fakequant *f, const char *name, struct err *err)
 {
     static const char narrow[] = "-narrow";

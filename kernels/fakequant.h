@@ -29,10 +29,8 @@ struct fakequant {
     int32_t qmin, qmax; /* FQ_INT: smallest and largest code */
 };
 
-/* By name. An error lists the names. */
+/* By name. An error lists the names. Integer formats also take the suffix -narrow: codes from -qmax. */
 int fakequant_parse(struct fakequant *f, const char *name, struct err *err) MT_CHECK;
-/* The i-th name, or NULL after the last. Integer formats also take the suffix -narrow: codes from -qmax. */
-const char *fakequant_name(int i);
 
 /* M of struct proj_quant (ops.h): w [n_row, in] += scale * b a, with the roundings that are stated there.
  * b [n_row, r], a [r, in] */

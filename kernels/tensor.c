@@ -197,8 +197,6 @@ struct weight weight_matrix(const struct weight *w, int64_t e)
 
 struct arena arena_measure(const char *name) { return (struct arena){.name = name, .cap = INT64_MAX}; }
 
-bool arena_measuring(const struct arena *a) { return !a->base && a->cap == INT64_MAX; }
-
 void *arena_push(struct arena *a, int64_t bytes)
 {
     int64_t padded, used;

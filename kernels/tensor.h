@@ -85,7 +85,6 @@ struct tensor arena_tensor_3d(struct arena *a, enum dtype t, int64_t n, int64_t 
 int64_t arena_mark(const struct arena *a);
 void arena_release(struct arena *a, int64_t mark);
 struct arena arena_measure(const char *name);
-bool arena_measuring(const struct arena *a);
 
 #ifdef __cplusplus
 }

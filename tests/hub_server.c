@@ -135,7 +135,7 @@ void assert_downloads(const char *repo)
     char dir[MT_PATH], id[64];
     struct err err;
     snprintf(id, sizeof(id), "hub:test/%s", repo);
-    if (hub_model(dir, id, "main", &err)) fail_msg("%s", err.msg);
+    if (hub_model(dir, id, "main", NULL, &err)) fail_msg("%s", err.msg);
     assert_verified(dir);
     assert_int_equal(file_is_dir(dir), 1);
 }
@@ -145,7 +145,7 @@ void assert_refused(const char *repo, const char *revision, const char *a, const
     char dir[MT_PATH], id[64];
     struct err err = {{0}};
     snprintf(id, sizeof(id), "hub:test/%s", repo);
-    assert_int_equal(hub_model(dir, id, revision, &err), -1);
+    assert_int_equal(hub_model(dir, id, revision, NULL, &err), -1);
     assert_says(err.msg, a);
     assert_says(err.msg, b);
 }
@@ -160,7 +160,7 @@ bool hub_can_run(void)
         return false;
     }
     hub_fresh(NULL);
-    if (!hub_model(dir, "hub:test/plain", "main", &err) || !strstr(err.msg, "needs libcurl")) return true;
+    if (!hub_model(dir, "hub:test/plain", "main", NULL, &err) || !strstr(err.msg, "needs libcurl")) return true;
     print_message("skip: %s\n", err.msg);
     hub_stop();
     return false;

@@ -77,10 +77,10 @@ static void test_local_paths(void **state)
     char dir[MT_PATH], name[MT_PATH];
     struct err err;
     setenv("HF_TOKEN", "hf_good", 1);
-    assert_int_equal(hub_model(dir, hub_home, "main", &err), 0);
+    assert_int_equal(hub_model(dir, hub_home, "main", NULL, &err), 0);
     assert_string_equal(dir, hub_home);
     for (int i = 0; i < MT_LEN(missing); i++) {
-        assert_int_equal(hub_model(dir, missing[i], "main", &err), -1);
+        assert_int_equal(hub_model(dir, missing[i], "main", NULL, &err), -1);
         assert_says(err.msg, missing[i]);
         assert_says(err.msg, "no such directory");
     }
@@ -92,7 +92,7 @@ static void test_local_paths(void **state)
              here);
     assert_string_equal(err.msg, message);
     for (int i = 0; i < MT_LEN(bad); i++) {
-        assert_int_equal(hub_model(dir, bad[i][0], i == MT_LEN(bad) - 1 ? "v2" : "main", &err), -1);
+        assert_int_equal(hub_model(dir, bad[i][0], i == MT_LEN(bad) - 1 ? "v2" : "main", NULL, &err), -1);
         assert_says(err.msg, bad[i][1]);
     }
     assert_int_equal(hub_requests("", ""), 0);
@@ -109,7 +109,7 @@ static void test_model(void **state)
     char dir[MT_PATH], text[64], **names;
     int64_t n;
     struct err err;
-    assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", "main", NULL, &err), 0);
     assert_verified(dir);
     assert_int_equal(file_list(dir, &names, &n, &err), 0);
     assert_int_equal(n, 5 + HUB_SHARDS); /* no README, no other format, no folder */
@@ -121,15 +121,15 @@ static void test_model(void **state)
 
     assert_int_equal(truncate(hub_server.log, 0),
                      0); /* a second download makes one request for the list, or none when the revision is a commit */
-    assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", "main", NULL, &err), 0);
     assert_int_equal(hub_requests("", ""), 1);
     char commit[41];
     strcpy(commit, strrchr(dir, '/') + 1);
-    assert_int_equal(hub_model(dir, "hub:test/plain", commit, &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", commit, NULL, &err), 0);
     assert_int_equal(hub_requests("", ""), 1);
-    assert_int_equal(hub_model(dir, "hub:test/plain", "refs/pr/1", &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", "refs/pr/1", NULL, &err), 0);
     assert_true(file_exists(hub_in_cache("plain", "refs/refs/pr/1")));
-    assert_int_equal(hub_model(dir, "hub:test/plain@refs/pr/1", "main", &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain@refs/pr/1", "main", NULL, &err), 0);
     assert_int_equal(hub_requests("refs%2Fpr%2F1", ""), 2);
     assert_int_equal(hub_requests("cdn", ""), 0);
 }
@@ -141,13 +141,13 @@ static void test_cache_places(void **state)
     struct err err;
     snprintf(cache, sizeof(cache), "%s/elsewhere", hub_home);
     setenv("HF_HUB_CACHE", cache, 1);
-    assert_int_equal(hub_model(dir, "hub:test/empty", "main", &err), 0); /* this repository has an empty file */
+    assert_int_equal(hub_model(dir, "hub:test/empty", "main", NULL, &err), 0); /* this repository has an empty file */
     assert_int_equal(strncmp(dir, cache, strlen(cache)), 0);
     assert_verified(dir);
     unsetenv("HF_HUB_CACHE");
     snprintf(cache, sizeof(cache), "%s/older", hub_home);
     setenv("HUGGINGFACE_HUB_CACHE", cache, 1);
-    assert_int_equal(hub_model(dir, "hub:test/empty", "main", &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/empty", "main", NULL, &err), 0);
     assert_int_equal(strncmp(dir, cache, strlen(cache)), 0);
     setenv("HF_ENDPOINT", "ftp://x", 1);
     assert_refused("plain", "main", "HF_ENDPOINT", "https://");
@@ -317,15 +317,15 @@ static void test_offline(void **state)
     (void)state;
     char here[MT_PATH], there[MT_PATH];
     struct err err;
-    assert_int_equal(hub_model(here, "hub:test/plain", "main", &err), 0);
+    assert_int_equal(hub_model(here, "hub:test/plain", "main", NULL, &err), 0);
     assert_int_equal(truncate(hub_server.log, 0), 0);
     setenv("HF_HUB_OFFLINE", "True", 1);
-    assert_int_equal(hub_model(there, "hub:test/plain", "main", &err), 0);
+    assert_int_equal(hub_model(there, "hub:test/plain", "main", NULL, &err), 0);
     assert_string_equal(here, there);
     assert_refused("breaks", "main", "HF_HUB_OFFLINE is set", "; unset it to download, or");
     assert_int_equal(unlink(hub_in_cache("plain", "snapshots/../refs/../../models--test--plain/refs/main")), 0);
     assert_refused("plain", "main", "HF_HUB_OFFLINE is set", "not in the cache");
-    assert_int_equal(hub_model(there, "hub:test/plain", strrchr(here, '/') + 1, &err), 0);
+    assert_int_equal(hub_model(there, "hub:test/plain", strrchr(here, '/') + 1, NULL, &err), 0);
     char name[128];
     snprintf(name, sizeof(name), "snapshots/%s/%s", strrchr(here, '/') + 1, hub_shard(1));
     assert_int_equal(unlink(hub_in_cache("plain", name)), 0);
@@ -348,7 +348,7 @@ static pid_t download_elsewhere(const char *id)
     const pid_t pid = fork();
     if (pid) return pid;
     signal(SIGALRM, SIG_DFL);
-    if (!hub_model(dir, id, "main", &err)) _exit(0);
+    if (!hub_model(dir, id, "main", NULL, &err)) _exit(0);
     fprintf(stderr, "%s\n", err.msg);
     _exit(1);
 }
@@ -454,7 +454,7 @@ static int use_small_disk(void)
         return printf("skip: a full disk below the hub's cache: mount: %s\n", strerror(errno)) < 0;
     snprintf(filler, sizeof(filler), "%s/filler", hub_home);
     const pid_t pid = fill_disk(filler);
-    const int rc = hub_model(dir, "hub:test/slow", "main", &err);
+    const int rc = hub_model(dir, "hub:test/slow", "main", NULL, &err);
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
     if (!rc) return 1;
@@ -466,7 +466,7 @@ static int use_small_disk(void)
         if (strlen(names[i]) == 64 && file_size(in_blobs(names[i])) < 300000) return 4;
     file_list_free(names, n);
     if (file_exists(hub_in_cache("slow", "refs/main")) || unlink(filler)) return 5;
-    if (hub_model(dir, "hub:test/slow", "main", &err)) return 6;
+    if (hub_model(dir, "hub:test/slow", "main", NULL, &err)) return 6;
     assert_verified(dir);
     for (int i = 0; i < 8; i++) {
         char range[64];
@@ -728,7 +728,7 @@ static void test_early_refusals(void **state)
                          "model.path=hub:test/tiny", "--set", "lora.targets=q_a_proj", "--set", data[0], "--set",
                          data[1]),
                      0);
-    if (hub_model(dir, "hub:test/tiny", "main", &err)) fail_msg("%s", err.msg);
+    if (hub_model(dir, "hub:test/tiny", "main", NULL, &err)) fail_msg("%s", err.msg);
     assert_verified(dir);
 }
 

@@ -63,7 +63,7 @@ static void assert_content(const char *dir)
 static void download(char dir[MT_PATH])
 {
     struct err err;
-    if (hub_model(dir, "hub:test/plain", "main", &err)) fail_msg("%s", err.msg);
+    if (hub_model(dir, "hub:test/plain", "main", NULL, &err)) fail_msg("%s", err.msg);
 }
 
 /* ---- layouts */
@@ -157,7 +157,7 @@ static void test_layouts(void **state)
         struct err err;
         unsetenv("HF_HUB_OFFLINE");
         assert_int_equal(truncate(hub_server.log, 0), 0);
-        assert_int_equal(hub_model(again, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
+        assert_int_equal(hub_model(again, "hub:test/plain", strrchr(dir, '/') + 1, NULL, &err), 0);
         assert_int_equal(hub_requests("", ""), 0);
     }
 }
@@ -183,7 +183,7 @@ static void test_library(void **state)
     for (int turn = 0; turn < 2; turn++) {
         hub_fresh(NULL);
         if (turn == 0) {
-            assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+            assert_int_equal(hub_model(dir, "hub:test/plain", "main", NULL, &err), 0);
             for (int i = 0; i < HUB_SHARDS; i++) hash_shard(known[i], dir, i);
             mem_free(hub_data("hub:test/view-splits:c/train", &err));
             assert_int_equal(hub_model_headers(head, "hub:test/head", "main", &headers, &err), 0);
@@ -194,7 +194,7 @@ static void test_library(void **state)
         theirs[fread(theirs, 1, sizeof(theirs) - 1, f)] = 0;
         assert_int_equal(pclose(f), 0);
         assert_int_equal(truncate(hub_server.log, 0), 0);
-        if (turn == 1) assert_int_equal(hub_model(dir, "hub:test/plain", "main", &err), 0);
+        if (turn == 1) assert_int_equal(hub_model(dir, "hub:test/plain", "main", NULL, &err), 0);
         if (turn == 1) assert_content(dir);
         assert_string_equal(dir, theirs);
         assert_int_equal(hub_requests("cdn", "") + hub_requests("resolve", ""), 0);
@@ -241,7 +241,7 @@ static void test_damage(void **state)
     assert_true(file_exists(hub_in_cache("plain", path)));
     damage(dir, 2, true); /* a file of another program, not hashed before */
     assert_int_equal(unlink(hub_in_cache("plain", "moetrain-verified")), 0);
-    assert_int_equal(hub_model(dir, "hub:test/plain", strrchr(dir, '/') + 1, &err), 0);
+    assert_int_equal(hub_model(dir, "hub:test/plain", strrchr(dir, '/') + 1, NULL, &err), 0);
     assert_content(dir);
     assert_int_equal(hub_requests("cdn", ""), 2);
 }
@@ -296,12 +296,12 @@ static void test_link_loops(void **state)
     for (int i = 0; i < MT_LEN(targets); i++) {
         join(path, dir, "loop");
         assert_int_equal(symlink(targets[i], path), 0);
-        assert_int_equal(hub_model(at, "hub:test/plain", "main", &err), -1);
+        assert_int_equal(hub_model(at, "hub:test/plain", "main", NULL, &err), -1);
         assert_says(err.msg, "/loop");
         assert_says(err.msg, "link");
         assert_int_equal(unlink(path), 0);
     }
-    assert_int_equal(hub_model(at, "hub:test/plain", "main", &err), 0);
+    assert_int_equal(hub_model(at, "hub:test/plain", "main", NULL, &err), 0);
 }
 
 /* ---- headers only */
@@ -358,14 +358,14 @@ static void test_headers(void **state)
         setenv("HF_HUB_OFFLINE", "1", 1);
         assert_int_equal(RUN("plan", config, "--set", repos[i]), 0);
         assert_string_equal(said.out, whole);
-        assert_int_equal(hub_model(dir, repos[i] + strlen("model.path="), "main", &err), -1);
+        assert_int_equal(hub_model(dir, repos[i] + strlen("model.path="), "main", NULL, &err), -1);
         assert_says(err.msg, "HF_HUB_OFFLINE is set");
     }
     hub_fresh(NULL);
     assert_int_equal(RUN("inspect", "hub:test/head"), 0);
     assert_says(said.out, "tensors in 2 files");
     assert_true(sent_bytes() < 300000);
-    assert_int_equal(hub_model(dir, "hub:test/head", "main", &err), 0); /* then the complete weights */
+    assert_int_equal(hub_model(dir, "hub:test/head", "main", NULL, &err), 0); /* then the complete weights */
     assert_int_equal(truncate(hub_server.log, 0), 0);
     assert_int_equal(RUN("plan", config, "--set", repos[0]), 0);
     assert_string_equal(said.out, whole);

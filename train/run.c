@@ -97,7 +97,7 @@ static int open_arch(struct opening *o, bool plan_only, bool *headers, struct er
     const struct hub_check check = {before_weights, o};
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
     int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
-                       : hub_model_checked(r->model_dir, path, revision, &check, err);
+                       : hub_model(r->model_dir, path, revision, &check, err);
     if (!rc) rc = file_check_kind(r->model_dir, true, err);
     if (!rc) return o->called ? 0 : before_weights(o, r->model_dir, err);
     return o->failed                  ? -1

@@ -320,13 +320,7 @@ static int find_model(char dir[MT_PATH], const char *path, const char *revision,
     return rc;
 }
 
-int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err)
-{
-    return find_model(dir, path, revision, &(bool){false}, NULL, err);
-}
-
-int hub_model_checked(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check,
-                      struct err *err)
+int hub_model(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check, struct err *err)
 {
     return find_model(dir, path, revision, &(bool){false}, check, err);
 }

@@ -13,16 +13,15 @@
  * model at a branch, tag or commit, with the files that training reads: configuration, tokenizer, chat template,
  * safetensors. It is an error when the path has another revision than `revision`,
  * unless `revision` is "main". Errors name the hub's answer and
- * what to do; for a missing path that looks like an id, the error gives the hub: form. */
-int hub_model(char dir[MT_PATH], const char *path, const char *revision, struct err *err) MT_CHECK;
-/* The same, and before it downloads weights it calls check->look with the directory of the small files, config.json
- * among them. An error of `look` ends the download. For a local path, and for cached files, it may be left out. */
+ * what to do; for a missing path that looks like an id, the error gives the hub: form.
+ * Before it downloads weights it calls check->look with the directory of the small files, config.json among them. An
+ * error of `look` ends the download. For a local path, and for cached files, it may be left out. check NULL: none. */
 struct hub_check {
     int (*look)(void *user, const char *dir, struct err *err);
     void *user;
 };
-int hub_model_checked(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check,
-                      struct err *err) MT_CHECK;
+int hub_model(char dir[MT_PATH], const char *path, const char *revision, const struct hub_check *check,
+              struct err *err) MT_CHECK;
 /* For a plan: only configuration, index and the headers of the safetensors, which are kilobytes. *headers: the shards
  * in dir end after their header (safetensors_open_headers). */
 int hub_model_headers(char dir[MT_PATH], const char *path, const char *revision, bool *headers,

@@ -41,7 +41,6 @@ struct tokenizer {
     struct split *split;
     struct normalizer normalizer;
     struct added_set raw, normalized; /* searched before and after the normalizer */
-    int64_t n_ids;
     uint64_t hash;
 };
 
@@ -99,7 +98,6 @@ static int load_added(struct tokenizer *tok, struct json item, bool *taken, stru
     a->text = mem_alloc(a->size + 1);
     memcpy(a->text, n.text ? n.text : text, (size_t)a->size);
     normal_free(&n);
-    tok->n_ids = MT_MAX(tok->n_ids, id + 1);
     return 0;
 }
 
@@ -183,7 +181,6 @@ static int load_all(struct tokenizer *tok, struct json root, const struct json_p
 {
     struct json model;
     if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, parts[0], parts[1], err)) return -1;
-    tok->n_ids = tok->bpe.n_ids;
     if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
     if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
     if (check_post_processor(json_find(root, "post_processor"), err)) return -1;
@@ -230,8 +227,6 @@ void tokenizer_free(struct tokenizer *tok)
 }
 
 /* ---- lookups ---- */
-
-int64_t tokenizer_vocab(const struct tokenizer *tok) { return tok->n_ids; }
 
 uint64_t tokenizer_hash(const struct tokenizer *tok) { return tok->hash; }
 

@@ -11,7 +11,6 @@ struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /*
 /* The same from memory; messages begin with `name`. */
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void tokenizer_free(struct tokenizer *tok);
-int64_t tokenizer_vocab(const struct tokenizer *tok); /* largest id + 1 */
 /* Id of the token with exactly this text, or -1. */
 int32_t tokenizer_id(const struct tokenizer *tok, const char *content);
 uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the file's content, for caches */
