@@ -51,6 +51,11 @@ static void patience_ends_a_run(void **state)
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000006")));
     process_read(process_output(config, "report.html"), page, sizeof(page));
     assert_null(strstr(page, "stopped early"));
+    /* losses of other held-out data do not count, also before the first evaluation */
+    assert_int_equal(RUN(config, "--set", "optim.lr=0", "--set", "eval.every=4", "--set", "eval.max_batches=1", "--set",
+                         "train.steps=7", "--set", "eval.patience=2"),
+                     0);
+    assert_true(file_is_dir(process_output(config, "checkpoints/step-000007")));
     assert_int_equal(RUN(config, "--set", "eval.patience=1"), 1);
     assert_says(said.err, "eval.patience = 1 needs evaluations: set eval.every");
 }

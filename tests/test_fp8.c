@@ -237,6 +237,12 @@ static void test_ops_quantise(void **state)
     op_moe_down_bwd(&dev, plain.dpre, plain.dgate, plain.act, quantised(plain.dout), pre, plain.ha, &plain.route,
                     &plain.down, &plain.glu);
     assert_same_bits(l.dpre, plain.dpre);
+    set_value(l.x, 5, NAN); /* of token 0: no code hides it */
+    op_moe_up_fwd(&dev, l.act, l.pre, l.xa, l.x, &l.route, &l.up, &l.glu);
+    for (int j = 0; j < 2; j++) {
+        const int64_t row = (int64_t)value_at(l.route.slot_row, j);
+        for (int64_t i = 0; i < l.pre.shape[1]; i++) assert_true(isnan(value_at(l.pre, row * l.pre.shape[1] + i)));
+    }
     op_check_end(&dev);
 }
 

@@ -378,11 +378,37 @@ static void all_linear_is_every_target(void **state)
     adapters_free(&ad);
 }
 
+/* Dropout of each product has a separate stream of random numbers. */
+static void products_drop_different_elements(void **state)
+{
+    (void)state;
+    enum { PRODUCTS = 6 }; /* of a layer: q_a with kv_a, o, kv_b, q_b, gate with up, down */
+    struct run r;
+    struct config cfg;
+    struct product p[LAYER_PRODUCTS];
+    uint64_t keys[LAYERS * LAYER_PRODUCTS];
+    int n = 0;
+    whole_model_open(&r, &cfg, write_model(&sizes[0]), sizes[0].targets, CFG_RECOMPUTE_NONE);
+    double *grad = mem_array(r.model.adapters.n_flat, sizeof(*grad));
+    whole_model_loss_of_12(&r.model, grad);
+    for (int64_t l = 0; l < LAYERS; l++) {
+        layer_products(&r.arch, l, p);
+        for (int i = 0; i < LAYER_PRODUCTS; i++)
+            if (p[i].n_out) keys[n++] = layer_proj(&r.model.weights.layers[l], &p[i])->lora.dropout_key;
+    }
+    assert_int_equal(n, LAYERS * PRODUCTS);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++) assert_true(keys[i] != keys[k]);
+    mem_free(grad);
+    run_close(&r);
+}
+
 int test_mla(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients),
         cmocka_unit_test(recomputation),
+        cmocka_unit_test(products_drop_different_elements),
         cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(fp8_blocks_are_read),
         cmocka_unit_test(sizes_are_read),

@@ -20,6 +20,7 @@ struct router_case {
 #define DIVIDED ROUTER_SIGMOID_CHOSEN
 #define PLAIN   ROUTER_SIGMOID
 #define ROOT    ROUTER_SQRT_CHOSEN
+enum { GROUPS = 1 }; /* a case with groups and a bias */
 static const struct router_case cases[] = {
     {7, 9, 3, 16, {DIVIDED, 1, 0, 0, false}, true, false},
     {7, 12, 3, 16, {DIVIDED, 2.5f, 4, 2, false}, true, false},
@@ -175,6 +176,16 @@ static void test_choice(void **state)
         route(&s);
         check_routing(&s);
     }
+    /* groups of equal sums, of which a later one has the best expert: the lower groups are chosen */
+    struct routing s = make_routing(&f64, &cases[GROUPS]);
+    const int64_t size = s.c->n_exp / s.c->how.n_group;
+    for (int64_t k = 0; k < s.c->dim; k++) set_value(s.x, k, 0);
+    for (int64_t e = 0; e < s.c->n_exp; e++) {
+        const double step = 0.125 * (double)(e / size);
+        set_value(s.bias, e, e % size == 0 ? step : e % size == 1 ? -step : -1);
+    }
+    route(&s);
+    check_routing(&s);
 }
 
 static double router_loss(void *arg)

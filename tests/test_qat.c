@@ -601,6 +601,8 @@ static void test_start(void **state)
     assert_says(said.err, "evaluating the base model: experts read weights quantised to int8\n");
     assert_true(adapter_error(all, process_trained("optim.schedule=constant train.steps=3")) > 1e-6);
     all = process_trained(fixed(LATE(4)));
+    /* the magnitudes are those of the first quantised step, not of an evaluation before it */
+    assert_same_output(all, process_trained(fixed(LATE(4) " eval.at_start=no")), AMAX);
     const char *config = process_trained(fixed(LATE(3)));
     for (int at = 3; at >= 1; at--) { /* the checkpoints before `at` are those of the first run */
         char more[256], from[64];

@@ -91,14 +91,13 @@ static void test_recompute(void **state)
     }
 }
 
-/* Four documents for one step. */
-static const char *four_documents(void)
+static const char *documents(int n)
 {
     static char path[256];
-    snprintf(path, sizeof(path), "%s/four.jsonl", scratch_dir());
+    snprintf(path, sizeof(path), "%s/documents.jsonl", scratch_dir());
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    for (int d = 0; d < 4; d++) {
+    for (int d = 0; d < n; d++) {
         fprintf(f, "{\"text\": \"");
         for (int w = 0; w < 6 + 3 * d; w++) fprintf(f, "the king %d of ", 7 * d + w);
         fprintf(f, "\"}\n");
@@ -115,13 +114,33 @@ static void test_batch_divisions(void **state)
                                        "data.packing=no train.micro_batch=4 train.grad_accum=1",
                                        "data.packing=no train.micro_batch=2 train.grad_accum=2",
                                        "data.packing=no train.micro_batch=1 train.grad_accum=4"};
-    const char *run[4], *path = four_documents();
+    const char *run[4], *path = documents(4);
     for (int i = 0; i < 4; i++) {
         char sets[1024];
         snprintf(sets, sizeof(sets), "data.train=%s data.seq_len=256 train.steps=1 data.shuffle=no %s", path, cuts[i]);
         run[i] = trained(sets);
     }
     for (int i = 1; i < 4; i++) assert_same_step(run[i], run[0]);
+}
+
+/* Micro-batches of one document each, and no updates. A step of two has the gradient of one: the auxiliary loss counts
+ * half in each. With dropout it has not, nor has the next step: every micro-batch drops other elements. */
+static void test_equal_micro_batches(void **state)
+{
+    (void)state;
+    static const char *const division[] = {"steps=1 train.grad_accum=1", "steps=1 train.grad_accum=2",
+                                           "steps=2 train.grad_accum=1"};
+    for (int dropout = 0; dropout < 2; dropout++) {
+        double norm[3];
+        for (int i = 0; i < 3; i++) {
+            char sets[512];
+            snprintf(sets, sizeof(sets), "data.train=%s optim.lr=0 eval.at_start=no eval.at_end=no train.%s %s",
+                     documents(1), division[i], dropout ? "lora.dropout=0.5" : "train.aux_loss_coef=5");
+            norm[i] = last_step(trained(sets), "grad_norm");
+        }
+        for (int i = 1; i < 3; i++)
+            if ((fabs(norm[i] / norm[0] - 1) > 1e-5) != dropout) fail_msg("%g, %g", norm[0], norm[i]);
+    }
 }
 
 /* The data report: duplicates, truncated documents, skipped rows, held-out and training documents. */
@@ -353,15 +372,11 @@ static void test_killed_at_the_report(void **state)
 int test_train(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_batch_divisions),
-        cmocka_unit_test(test_data_report),
-        cmocka_unit_test(test_killed_runs),
-        cmocka_unit_test(test_damaged_checkpoint),
-        cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_killed_at_the_report),
-        cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_decoded_layers),
+        cmocka_unit_test(test_recompute),           cmocka_unit_test(test_batch_divisions),
+        cmocka_unit_test(test_equal_micro_batches), cmocka_unit_test(test_data_report),
+        cmocka_unit_test(test_killed_runs),         cmocka_unit_test(test_damaged_checkpoint),
+        cmocka_unit_test(test_other_settings),      cmocka_unit_test(test_killed_at_the_report),
+        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_decoded_layers),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }
