@@ -113,6 +113,21 @@ void draft_put_as(struct draft *d, const char *name, const char *st_dtype, int n
     d->entries[place(d, name)].st_dtype = st_dtype;
 }
 
+void draft_begin(struct draft *d, const char *config) { *d = (struct draft){.config = mem_strdup(config)}; }
+
+void draft_random(struct draft *d, const char *prefix, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
+{
+    const int64_t n = n_out * MT_MAX(n_in, 1);
+    float *x = mem_array(n, sizeof(*x));
+    char text[MAX_NAME];
+    snprintf(text, sizeof(text), "%slayers.%lld.%s", prefix, (long long)layer, name);
+    if (layer < 0) snprintf(text, sizeof(text), "%s", name);
+    const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
+    const uint64_t key = rng_key(1, text);
+    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(key, (uint64_t)i));
+    draft_put(d, text, DT_F32, n_in ? 2 : 1, (int64_t[]){n_out, n_in}, x);
+}
+
 void draft_config(struct draft *d, const char *old, const char *new)
 {
     const char *at = strstr(d->config, old);

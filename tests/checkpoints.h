@@ -16,12 +16,16 @@ struct draft {
 void draft_open(struct draft *d); /* fixtures/parity/case_a: 2 layers, D 128, F 96, 8 experts, MXFP4 */
 void draft_open_case(struct draft *d, const char *name); /* any fixture, "parity/qwen3" */
 void draft_open_dir(struct draft *d, const char *dir);
+void draft_begin(struct draft *d, const char *config); /* without tensors */
 void draft_free(struct draft *d);
 const struct st_entry *draft_find(const struct draft *d, const char *name); /* fails the test when it is missing */
 void draft_remove(struct draft *d, const char *name);
 /* Adds or replaces a tensor. The draft takes ownership of data, which comes from mem_alloc. */
 void draft_put(struct draft *d, const char *name, enum dtype t, int ndim, const int64_t *shape, void *data);
 void draft_config(struct draft *d, const char *old, const char *new); /* replaces text that must exist */
+/* Adds a random tensor in F32, [n_out, n_in] or, if n_in is 0, [n_out]: norms are about 1, the embedding has std 1. Its
+ * name is PREFIXlayers.LAYER.NAME, or NAME if layer is -1. */
+void draft_random(struct draft *d, const char *prefix, int64_t layer, const char *name, int64_t n_out, int64_t n_in);
 /* Writes the checkpoint to a new directory: one file, or n_shards files with an index and tensors distributed at
  * random. */
 const char *draft_save(const struct draft *d, int n_shards);

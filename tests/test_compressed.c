@@ -3,13 +3,12 @@
  * test_parity.c. */
 #include "tests/test.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
 #include "data/safetensors.h"
 #include "model/lora_table.h"
+#include "tests/checkpoints.h"
 #include "tests/process.h"
 #include "tests/whole_model.h"
 #include "train/run.h"
@@ -61,133 +60,108 @@ static const char *config_text(const struct shape *s)
 
 /* ---- a random checkpoint with the published names, in F32 */
 
-struct made {
-    struct st_entry entries[256];
-    char names[256][96];
-    int64_t n;
-};
-
-/* n_in 0: a vector. layer -1: name is the whole name. */
-static void add(struct made *m, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
+static void add(struct draft *d, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
 {
-    struct st_entry *e = &m->entries[m->n];
-    const int64_t n = n_out * MT_MAX(n_in, 1);
-    float *x = mem_array(n, sizeof(*x));
-    char *text = m->names[m->n++];
-    if (layer < 0)
-        snprintf(text, 96, "%s", name);
-    else
-        snprintf(text, 96, "layers.%lld.%s", (long long)layer, name);
-    const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
-    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(rng_key(1, text), (uint64_t)i));
-    *e = (struct st_entry){.name = text, .dtype = DT_F32, .ndim = n_in ? 2 : 1, .shape = {n_out, n_in}, .data = x};
+    draft_random(d, "", layer, name, n_out, n_in);
 }
 
 /* A token's two experts: different ones. */
-static void add_table(struct made *m, int64_t layer)
+static void add_table(struct draft *d, int64_t layer)
 {
-    struct st_entry *e = &m->entries[m->n];
     int64_t *x = mem_array(2 * VOCAB, sizeof(*x));
-    char *text = m->names[m->n++];
-    snprintf(text, 96, "layers.%lld.ffn.gate.tid2eid", (long long)layer);
+    char text[96];
+    snprintf(text, sizeof(text), "layers.%lld.ffn.gate.tid2eid", (long long)layer);
     for (int64_t i = 0; i < VOCAB; i++) {
         x[2 * i] = i % N_EXP;
         x[2 * i + 1] = (i + 1 + i % 3) % N_EXP;
     }
-    *e = (struct st_entry){.name = text, .dtype = DT_I64, .ndim = 2, .shape = {VOCAB, 2}, .data = x};
+    draft_put(d, text, DT_I64, 2, (int64_t[]){VOCAB, 2}, x);
 }
 
-static void add_compressor(struct made *m, int64_t l, const char *part, int64_t ratio, int64_t cols, int64_t width)
+static void add_compressor(struct draft *d, int64_t l, const char *part, int64_t ratio, int64_t cols, int64_t width)
 {
     static const char *const parts[] = {"wkv.weight", "wgate.weight", "ape", "norm.weight"};
     const int64_t shape[][2] = {{cols, HIDDEN}, {cols, HIDDEN}, {ratio, cols}, {width, 0}};
     for (int i = 0; i < MT_LEN(parts); i++) {
         char name[64];
         snprintf(name, sizeof(name), "attn.%s%s", part, parts[i]);
-        add(m, l, name, shape[i][0], shape[i][1]);
+        add(d, l, name, shape[i][0], shape[i][1]);
     }
 }
 
-static void add_streams(struct made *m, int64_t l, const char *site)
+static void add_streams(struct draft *d, int64_t l, const char *site)
 {
     static const char *const parts[] = {"fn", "base", "scale"};
     const int64_t n = (2 + STREAMS) * STREAMS, shape[][2] = {{n, STREAMS * HIDDEN}, {n, 0}, {3, 0}};
     for (int i = 0; i < MT_LEN(parts); i++) {
         char name[64];
         snprintf(name, sizeof(name), "hc_%s_%s", site, parts[i]);
-        add(m, l, name, shape[i][0], shape[i][1]);
+        add(d, l, name, shape[i][0], shape[i][1]);
     }
 }
 
-static void add_attention(struct made *m, int64_t l, const struct shape *s)
+static void add_attention(struct draft *d, int64_t l, const struct shape *s)
 {
     const int kind = s->kind[l];
-    add(m, l, "attn.wq_a.weight", Q_LORA, HIDDEN);
-    add(m, l, "attn.q_norm.weight", Q_LORA, 0);
-    add(m, l, "attn.wq_b.weight", HEADS * DIM, Q_LORA);
-    add(m, l, "attn.wkv.weight", DIM, HIDDEN);
-    add(m, l, "attn.kv_norm.weight", DIM, 0);
-    add(m, l, "attn.wo_a.weight", GROUPS * O_LORA, HEADS * DIM / GROUPS);
-    add(m, l, "attn.wo_b.weight", HIDDEN, GROUPS * O_LORA);
-    add(m, l, "attn.attn_sink", HEADS, 0);
-    if (kind == 128) add_compressor(m, l, "compressor.", s->heavy, DIM, DIM);
+    add(d, l, "attn.wq_a.weight", Q_LORA, HIDDEN);
+    add(d, l, "attn.q_norm.weight", Q_LORA, 0);
+    add(d, l, "attn.wq_b.weight", HEADS * DIM, Q_LORA);
+    add(d, l, "attn.wkv.weight", DIM, HIDDEN);
+    add(d, l, "attn.kv_norm.weight", DIM, 0);
+    add(d, l, "attn.wo_a.weight", GROUPS * O_LORA, HEADS * DIM / GROUPS);
+    add(d, l, "attn.wo_b.weight", HIDDEN, GROUPS * O_LORA);
+    add(d, l, "attn.attn_sink", HEADS, 0);
+    if (kind == 128) add_compressor(d, l, "compressor.", s->heavy, DIM, DIM);
     if (kind != 4) return;
-    add_compressor(m, l, "compressor.", s->sparse, 2 * DIM, DIM);
-    add_compressor(m, l, "indexer.compressor.", s->sparse, 2 * INDEX_DIM, INDEX_DIM);
-    add(m, l, "attn.indexer.wq_b.weight", INDEX_HEADS * INDEX_DIM, Q_LORA);
-    add(m, l, "attn.indexer.weights_proj.weight", INDEX_HEADS, HIDDEN);
+    add_compressor(d, l, "compressor.", s->sparse, 2 * DIM, DIM);
+    add_compressor(d, l, "indexer.compressor.", s->sparse, 2 * INDEX_DIM, INDEX_DIM);
+    add(d, l, "attn.indexer.wq_b.weight", INDEX_HEADS * INDEX_DIM, Q_LORA);
+    add(d, l, "attn.indexer.weights_proj.weight", INDEX_HEADS, HIDDEN);
 }
 
-static void add_network(struct made *m, int64_t l, const char *part)
+static void add_network(struct draft *d, int64_t l, const char *part)
 {
     static const char *const names[] = {"w1", "w3", "w2"};
     for (int i = 0; i < 3; i++) {
         char name[64];
         snprintf(name, sizeof(name), "ffn.%s.%s.weight", part, names[i]);
-        add(m, l, name, i < 2 ? WIDTH : HIDDEN, i < 2 ? HIDDEN : WIDTH);
+        add(d, l, name, i < 2 ? WIDTH : HIDDEN, i < 2 ? HIDDEN : WIDTH);
     }
 }
 
-static void add_layer(struct made *m, int64_t l, const struct shape *s)
+static void add_layer(struct draft *d, int64_t l, const struct shape *s)
 {
-    add(m, l, "attn_norm.weight", HIDDEN, 0);
-    add(m, l, "ffn_norm.weight", HIDDEN, 0);
-    add_attention(m, l, s);
-    add_streams(m, l, "attn");
-    add_streams(m, l, "ffn");
-    add(m, l, "ffn.gate.weight", N_EXP, HIDDEN);
+    add(d, l, "attn_norm.weight", HIDDEN, 0);
+    add(d, l, "ffn_norm.weight", HIDDEN, 0);
+    add_attention(d, l, s);
+    add_streams(d, l, "attn");
+    add_streams(d, l, "ffn");
+    add(d, l, "ffn.gate.weight", N_EXP, HIDDEN);
     if (l < s->n_hash)
-        add_table(m, l);
+        add_table(d, l);
     else
-        add(m, l, "ffn.gate.bias", N_EXP, 0);
+        add(d, l, "ffn.gate.bias", N_EXP, 0);
     for (int e = 0; e < N_EXP; e++) {
         char part[32];
         snprintf(part, sizeof(part), "experts.%d", e);
-        add_network(m, l, part);
+        add_network(d, l, part);
     }
-    add_network(m, l, "shared_experts");
+    add_network(d, l, "shared_experts");
 }
 
 static const char *write_model(const struct shape *s)
 {
-    struct made *m = mem_alloc(sizeof(*m));
-    struct err err = {.msg = ""};
-    char path[MT_PATH];
-    const char *dir = scratch_dir(), *text = config_text(s);
-    m->n = 0;
-    snprintf(path, sizeof(path), "%s/config.json", dir);
-    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
-    add(m, -1, "embed.weight", VOCAB, HIDDEN);
-    add(m, -1, "head.weight", VOCAB, HIDDEN);
-    add(m, -1, "norm.weight", HIDDEN, 0);
-    add(m, -1, "hc_head_fn", STREAMS, STREAMS * HIDDEN);
-    add(m, -1, "hc_head_base", STREAMS, 0);
-    add(m, -1, "hc_head_scale", 1, 0);
-    for (int64_t l = 0; l < s->n_layer; l++) add_layer(m, l, s);
-    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
-    assert_int_equal(safetensors_write(path, m->entries, m->n, &err), 0);
-    for (int64_t i = 0; i < m->n; i++) mem_free((void *)(uintptr_t)m->entries[i].data);
-    mem_free(m);
+    struct draft d;
+    draft_begin(&d, config_text(s));
+    add(&d, -1, "embed.weight", VOCAB, HIDDEN);
+    add(&d, -1, "head.weight", VOCAB, HIDDEN);
+    add(&d, -1, "norm.weight", HIDDEN, 0);
+    add(&d, -1, "hc_head_fn", STREAMS, STREAMS * HIDDEN);
+    add(&d, -1, "hc_head_base", STREAMS, 0);
+    add(&d, -1, "hc_head_scale", 1, 0);
+    for (int64_t l = 0; l < s->n_layer; l++) add_layer(&d, l, s);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
     return dir;
 }
 

@@ -59,67 +59,45 @@ static const char *write_config(const char *text)
 
 /* ---- a random checkpoint whose layers are all dense: the default of first_k_dense_replace is 3 */
 
-struct made {
-    struct st_entry entries[64];
-    char names[64][96];
-    int64_t n;
-};
-
-static void add(struct made *m, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
+static void add(struct draft *d, int64_t layer, const char *name, int64_t n_out, int64_t n_in)
 {
-    struct st_entry *e = &m->entries[m->n];
-    const int64_t n = n_out * MT_MAX(n_in, 1);
-    float *x = mem_array(n, sizeof(*x));
-    char *text = m->names[m->n++];
-    if (layer < 0)
-        snprintf(text, 96, "%s", name);
-    else
-        snprintf(text, 96, "model.layers.%lld.%s", (long long)layer, name);
-    const double mean = strstr(name, "norm") ? 1 : 0, std = strstr(name, "embed") ? 1 : 0.4;
-    const uint64_t key = rng_key(1, text);
-    for (int64_t i = 0; i < n; i++) x[i] = (float)(mean + std * test_value(key, (uint64_t)i));
-    *e = (struct st_entry){.name = text, .dtype = DT_F32, .ndim = n_in ? 2 : 1, .shape = {n_out, n_in}, .data = x};
+    draft_random(d, "model.", layer, name, n_out, n_in);
 }
 
-static void add_layer(struct made *m, int64_t l, const struct sizes *s)
+static void add_layer(struct draft *d, int64_t l, const struct sizes *s)
 {
     const int64_t q = HEADS * (s->nope + s->rope), kv = s->kv_lora + s->rope;
-    add(m, l, "input_layernorm.weight", HIDDEN, 0);
-    add(m, l, "post_attention_layernorm.weight", HIDDEN, 0);
+    add(d, l, "input_layernorm.weight", HIDDEN, 0);
+    add(d, l, "post_attention_layernorm.weight", HIDDEN, 0);
     if (s->q_lora) {
-        add(m, l, "self_attn.q_a_proj.weight", s->q_lora, HIDDEN);
-        add(m, l, "self_attn.q_a_layernorm.weight", s->q_lora, 0);
+        add(d, l, "self_attn.q_a_proj.weight", s->q_lora, HIDDEN);
+        add(d, l, "self_attn.q_a_layernorm.weight", s->q_lora, 0);
     }
-    add(m, l, s->q_lora ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight", q, s->q_lora ? s->q_lora : HIDDEN);
-    add(m, l, "self_attn.kv_a_proj_with_mqa.weight", kv, HIDDEN);
-    add(m, l, "self_attn.kv_a_layernorm.weight", s->kv_lora, 0);
-    add(m, l, "self_attn.kv_b_proj.weight", HEADS * (s->nope + s->value), s->kv_lora);
-    add(m, l, "self_attn.o_proj.weight", HIDDEN, HEADS * s->value);
+    add(d, l, s->q_lora ? "self_attn.q_b_proj.weight" : "self_attn.q_proj.weight", q, s->q_lora ? s->q_lora : HIDDEN);
+    add(d, l, "self_attn.kv_a_proj_with_mqa.weight", kv, HIDDEN);
+    add(d, l, "self_attn.kv_a_layernorm.weight", s->kv_lora, 0);
+    add(d, l, "self_attn.kv_b_proj.weight", HEADS * (s->nope + s->value), s->kv_lora);
+    add(d, l, "self_attn.o_proj.weight", HIDDEN, HEADS * s->value);
     if (strstr(s->keys, "attention_bias")) {
-        add(m, l, "self_attn.q_a_proj.bias", s->q_lora, 0);
-        add(m, l, "self_attn.kv_a_proj_with_mqa.bias", kv, 0);
-        add(m, l, "self_attn.o_proj.bias", HIDDEN, 0);
+        add(d, l, "self_attn.q_a_proj.bias", s->q_lora, 0);
+        add(d, l, "self_attn.kv_a_proj_with_mqa.bias", kv, 0);
+        add(d, l, "self_attn.o_proj.bias", HIDDEN, 0);
     }
-    add(m, l, "mlp.gate_proj.weight", DENSE, HIDDEN);
-    add(m, l, "mlp.up_proj.weight", DENSE, HIDDEN);
-    add(m, l, "mlp.down_proj.weight", HIDDEN, DENSE);
+    add(d, l, "mlp.gate_proj.weight", DENSE, HIDDEN);
+    add(d, l, "mlp.up_proj.weight", DENSE, HIDDEN);
+    add(d, l, "mlp.down_proj.weight", HIDDEN, DENSE);
 }
 
 static const char *write_model(const struct sizes *s)
 {
-    struct made *m = mem_alloc(sizeof(*m));
-    struct err err = {.msg = ""};
-    char path[MT_PATH];
-    const char *dir = write_config(config_text(s));
-    m->n = 0;
-    add(m, -1, "model.embed_tokens.weight", VOCAB, HIDDEN);
-    add(m, -1, "lm_head.weight", VOCAB, HIDDEN);
-    add(m, -1, "model.norm.weight", HIDDEN, 0);
-    for (int64_t l = 0; l < LAYERS; l++) add_layer(m, l, s);
-    snprintf(path, sizeof(path), "%s/model.safetensors", dir);
-    assert_int_equal(safetensors_write(path, m->entries, m->n, &err), 0);
-    for (int64_t i = 0; i < m->n; i++) mem_free((void *)(uintptr_t)m->entries[i].data);
-    mem_free(m);
+    struct draft d;
+    draft_begin(&d, config_text(s));
+    add(&d, -1, "model.embed_tokens.weight", VOCAB, HIDDEN);
+    add(&d, -1, "lm_head.weight", VOCAB, HIDDEN);
+    add(&d, -1, "model.norm.weight", HIDDEN, 0);
+    for (int64_t l = 0; l < LAYERS; l++) add_layer(&d, l, s);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
     return dir;
 }
 
