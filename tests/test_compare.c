@@ -74,6 +74,31 @@ static void other_held_out_data(void **state)
     }
 }
 
+/* A run with a teacher has another loss than one without, or with another alpha. */
+static void other_losses(void **state)
+{
+    static const char *const settings[][2] = {
+        {"[optim]\nlr = 1e-4\n", "[distill]\nalpha = 0.5\n"}, /* no teacher: alpha has no effect */
+        {"[optim]\nlr = 1e-4\n", "[distill]\nteacher = base\nalpha = 0.5\n"},
+        {"[distill]\nteacher = base\nalpha = 0.25\n", "[distill]\nteacher = base\nalpha = 0.5\n"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(settings); i++) {
+        char html_path[MT_PATH];
+        struct err err;
+        int64_t size;
+        const char *dir = scratch_dir();
+        const char *runs[] = {make_run(dir, "one", 2.5, settings[i][0]), make_run(dir, "two", 1.25, settings[i][1])};
+        snprintf(html_path, sizeof(html_path), "%s/compare.html", dir);
+        char *text = compared(dir, runs, 2, html_path), *html = file_read(html_path, 1 << 20, &size, &err);
+        assert_non_null(html);
+        assert_int_equal(strstr(text, "[distill] differs: these losses do not compare") != NULL, i > 0);
+        assert_int_equal(strstr(html, "[distill] differs: these losses do not compare") != NULL, i > 0);
+        mem_free(text);
+        mem_free(html);
+    }
+}
+
 static void results_and_settings(void **state)
 {
     (void)state;
@@ -156,6 +181,7 @@ static void page_replaces_only_files(void **state)
 int test_compare(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(other_held_out_data),
-                                       cmocka_unit_test(what_is_missing), cmocka_unit_test(page_replaces_only_files)};
+                                       cmocka_unit_test(other_losses), cmocka_unit_test(what_is_missing),
+                                       cmocka_unit_test(page_replaces_only_files)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

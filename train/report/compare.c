@@ -159,6 +159,32 @@ static int other_held_out(const struct compared *runs, int n)
 
 #define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
 
+/* The settings of a run's distillation; n is 0 without a teacher. */
+static const char *distillation(const struct compared *run, int *n)
+{
+    const char *text = strstr(run->settings, "\n[distill]\n"), *end = text ? strstr(text + 1, "\n[") : NULL;
+    const char *none = text ? strstr(text, "\nteacher = none\n") : NULL;
+    *n = end && !(none && none < end) ? (int)(end - text) : 0;
+    return text;
+}
+
+/* The first run with another loss than run 0; 0: none is known to have one. */
+static int other_loss(const struct compared *runs, int n)
+{
+    int length, other;
+    for (int i = 1; i < n; i++) {
+        if (!runs[0].settings || !runs[i].settings) continue;
+        const char *a = distillation(&runs[0], &length), *b = distillation(&runs[i], &other);
+        if (length != other || memcmp(a, b, (size_t)length) != 0) return i;
+    }
+    return 0;
+}
+
+#define OTHER_LOSS                                                                                                     \
+    "[distill] differs: these losses do not compare; `moetrain eval RUN/config.ini --set distill.teacher=none` "       \
+    "prints "                                                                                                          \
+    "the cross-entropy"
+
 /* ---- the page ---- */
 
 static const char *const line_css[COMPARE_RUNS] = {"a", "b", "c2", "c3", "c4", "c5", "c6", "c7"};
@@ -199,6 +225,7 @@ static void write_results(FILE *out, const struct compared *runs, int n)
     }
     fputs("</tr>\n</table></div>\n", out);
     if (other_held_out(runs, n)) fputs("<p class=\"sub\">" OTHER_HELD_OUT "</p>\n", out);
+    if (other_loss(runs, n)) fputs("<p class=\"sub\">" OTHER_LOSS "</p>\n", out);
     for (int i = 0; i < n; i++) {
         if (!*history_stop(&runs[i].history, stop)) continue;
         fputs("<p class=\"sub\">", out);
@@ -254,8 +281,9 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
     for (int i = 0; !rc && i < n; i++) rc = read_run(&runs[i], dirs[i], err);
     if (!rc) {
         print_results(runs, n, out);
-        const int other = other_held_out(runs, n);
+        const int other = other_held_out(runs, n), loss = other_loss(runs, n);
         if (other) fprintf(out, "\n%s and %s: " OTHER_HELD_OUT "\n", runs[0].dir, runs[other].dir);
+        if (loss) fprintf(out, "\n%s and %s: " OTHER_LOSS "\n", runs[0].dir, runs[loss].dir);
         print_settings(runs, n, out);
     }
     if (!rc && html) {
