@@ -104,14 +104,16 @@ static int write_card(const struct export *x, struct err *err)
     return rc;
 }
 
-/* Whether export succeeds in this format after a run, as far as the family and the targets are concerned. */
+/* Whether export succeeds in this format after a run, as far as family, targets and quantisation are concerned. */
 static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a)
 {
     struct adapters ad = {0};
     struct err why;
     const struct lora_options opt = config_lora(cfg);
     const bool planned = !adapters_plan(&ad, a, &opt, &why);
-    const bool ok = !export_family_check(to, a, &why) && (!planned || !export_targets_check(to, a, &ad, &why));
+    const struct qat_options qat = plan_qat(cfg);
+    const bool ok = !export_family_check(to, a, &why) && !export_quant_check(to, a, &qat, &why) &&
+                    (!planned || !export_targets_check(to, a, &ad, &why));
     adapters_free(&ad);
     return ok;
 }

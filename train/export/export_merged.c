@@ -478,11 +478,6 @@ static int check_published(const struct merge *m, const struct layer_weights *lw
 {
     char name[256];
     layer_name(name, m, l, "mlp.experts.0.gate_proj", ".weight");
-    if (m->x->trained && m->x->qat.opt.all)
-        return err_set(err,
-                       "merged-mxfp4: %s is published with FP8 beside the experts, but training read all matrices in "
-                       "MXFP4 (quant.targets = all): use merged-bf16",
-                       m->x->run.arch.family);
     const bool mxfp4 = lw->up.w.format == WF_MXFP4;
     if (mxfp4 && published_scales(m, name) && !is_fp8(safetensors_find(&m->x->run.st, name)->st_dtype)) return 0;
     return err_set(err, "merged-mxfp4: the experts of model.path are %s%s, not in MXFP4 as published: use merged-bf16",

@@ -24,6 +24,17 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     return false;
 }
 
+int export_quant_check(enum export_format to, const struct arch *a, const struct qat_options *run, struct err *err)
+{
+    if (to != EXPORT_MERGED_MXFP4 || !a->names->published || !run->merged || !run->all ||
+        !export_quant_has(to, &run->weights))
+        return 0;
+    return err_set(err,
+                   "merged-mxfp4: %s is published with FP8 beside the experts, but training read all matrices in MXFP4 "
+                   "(quant.targets = all): use merged-bf16",
+                   a->family);
+}
+
 /* The export of this family with the weights of this format, or NULL. */
 static const char *export_of(const struct arch *a, const struct fakequant *f)
 {
@@ -81,6 +92,7 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
 int export_quant_open(struct export *x, struct err *err)
 {
     struct qat_options run = plan_qat(x->cfg);
+    if (export_quant_check(x->format, &x->run.arch, &run, err)) return -1;
     warn_of_inputs(x, &run);
     if (!export_quant_has(x->format, &run.inputs)) run.inputs.bits = 0;
     struct qat_options plain = {.merged = true, .inputs = run.inputs};
