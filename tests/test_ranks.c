@@ -406,6 +406,8 @@ static void test_refusals(void **state)
 
     assert_int_equal(RUN(config, "--set", "parallel.cpu_ranks=2", "--set", "train.grad_accum=3"), 1);
     assert_says(said.err, "set it to a multiple of 2");
+    assert_int_equal(RUN(config, "--set", "train.device=auto", "--set", "parallel.gpus=99"), 1);
+    assert_says(said.err, "NVIDIA GPUs can be used here: set parallel.gpus (auto: all of them)");
     assert_int_equal(RUN(config, "--set", "parallel.gpus=2"), 1);
     assert_says(said.err, "parallel.cpu_ranks");
     assert_int_equal(RUN(config, "--set", "parallel.gpus=many"), 1);

@@ -146,7 +146,10 @@ static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
     if (cpu || gpus == 1) return 0;
     const int have = count_gpus();
     if (gpus > have)
-        return err_set(err, "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here", (long long)gpus, have);
+        return err_set(err,
+                       "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here: set parallel.gpus (auto: all of "
+                       "them), or train.device = cpu with parallel.cpu_ranks",
+                       (long long)gpus, have);
     if (!gpus) *n = MT_MAX(have, 1); /* without a GPU, opening the device fails or takes the CPU */
     return 0;
 }
