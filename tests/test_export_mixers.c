@@ -500,6 +500,10 @@ static void merged_has_the_names_of_the_publisher(void **state)
         safetensors_close(&merged);
     }
     safetensors_close(&source);
+    if (!export_set(model, DELTANET, adapter(model, "all-linear", 1e-3f), "merged-mxfp4", "quant.weights=mxfp4"))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "train with lora.targets = experts, whose change this export keeps");
+    assert_null(strstr(said.err, "export merged-bf16"));
     assert_null(export(model, DELTANET, lora, "vllm"));
     assert_says(said.err, "takes no adapters");
     assert_null(export(model, DELTANET, lora, "gguf"));

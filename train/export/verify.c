@@ -464,18 +464,21 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
 }
 
 /* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change *
- * trained change) / |trained change|^2. Also prints to the report, because users may keep it without the log. */
+ * trained change) / |trained change|^2. After training in the format of the experts, no other export has those: the
+ * advice is to adapt them alone. Also prints to the report, because users may keep it without the log. */
 static void warn_of_rounding(const struct export *x, const struct losses *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {
     const double lost = r->delta2 > 0 ? fmax(0, 1 - r->arrived / r->delta2) : 0;
     if (r->delta2 > 0)
         fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to %s%s\n", format, 100 * lost,
-                matrices, lost > MOST_LOST ? "; merged-bf16 and peft keep it" : "");
+                matrices, lost > MOST_LOST && !x->trained ? "; merged-bf16 and peft keep it" : "");
     if (lost <= MOST_LOST) return;
     log_warn("the rounding of %s to %s loses %.0f %% of the adapter's change to %s (limit of this warning: %.0f %%): "
-             "export merged-bf16, or peft to keep a separate adapter",
-             export_format_name(x->format), format, 100 * lost, matrices, 100 * MOST_LOST);
+             "%s",
+             export_format_name(x->format), format, 100 * lost, matrices, 100 * MOST_LOST,
+             x->trained ? "train with lora.targets = experts, whose change this export keeps"
+                        : "export merged-bf16, or peft to keep a separate adapter");
 }
 
 static void warn_of_roundings(const struct export *x, const struct losses *l)
