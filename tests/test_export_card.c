@@ -88,12 +88,32 @@ static void an_export_has_its_card(void **state)
     }
 }
 
+/* A card says when its losses are not those of base + adapter. */
+static void the_card_of_an_adapter_says_what_the_losses_are_of(void **state)
+{
+    static const char *const rows[][2] = {
+        {"quant.weights=fp8", "| quantisation-aware training | experts read weights quantised to fp8, with the adapter "
+                              "merged; the losses are those of this model |\n"},
+        {"distill.teacher=base distill.alpha=0.25 distill.temperature=2",
+         "| distillation | teacher base; the losses are 0.25 CE + 3 KL, perplexity is that of CE |\n"},
+    };
+    static char card[1 << 16];
+    (void)state;
+    for (int i = 0; i <= MT_LEN(rows); i++) {
+        process_read(process_output(process_trained(i < MT_LEN(rows) ? rows[i][0] : ""), "adapter/README.md"), card,
+                     sizeof(card));
+        for (int k = 0; k < MT_LEN(rows); k++)
+            if ((strstr(card, rows[k][1]) != NULL) != (k == i)) fail_msg("%d: %s", k, card);
+    }
+}
+
 int test_export_card(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_format_has_its_own_use),
         cmocka_unit_test(a_model_with_a_vision_tower),
         cmocka_unit_test(an_export_has_its_card),
+        cmocka_unit_test(the_card_of_an_adapter_says_what_the_losses_are_of),
     };
     return cmocka_run_group_tests_name("export_card", tests, NULL, NULL);
 }

@@ -44,6 +44,22 @@ static void put_data(FILE *out, const char *what, const char *files, const struc
             (long long)d->n_tokens, (unsigned long long)d->hash);
 }
 
+/* What the losses are of, where they are not those of base + adapter. */
+static void put_objective(FILE *out, const struct run *r)
+{
+    const struct config *cfg = r->cfg;
+    const char *dir;
+    char text[200];
+    if (config_quantises(cfg))
+        fprintf(out, "| quantisation-aware training | %s; the losses are those of this model |\n",
+                run_quant_text(text, cfg, qat_is_adapted(&r->model.qat, &r->arch, &r->model.adapters)));
+    if (config_teacher(cfg, &dir) == TEACHER_NONE) return;
+    fprintf(out, "| distillation | teacher ");
+    put_text(out, cfg->distill.teacher);
+    fprintf(out, "; the losses are %g CE + %g KL, perplexity is that of CE |\n", cfg->distill.alpha,
+            (1 - cfg->distill.alpha) * cfg->distill.temperature * cfg->distill.temperature);
+}
+
 static void put_facts(FILE *out, const struct run *r, const struct train_state *s, int64_t total_steps)
 {
     const struct config *cfg = r->cfg;
@@ -53,6 +69,7 @@ static void put_facts(FILE *out, const struct run *r, const struct train_state *
     fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
     fprintf(out, "| LoRA | r %lld, alpha %g%s, on %s |\n", (long long)cfg->lora.r, cfg->lora.alpha,
             cfg->lora.rslora ? " (rsLoRA)" : "", cfg->lora.targets);
+    put_objective(out, r);
     put_data(out, "training data", cfg->data.train, &r->train);
     put_data(out, "held-out data", cfg->data.eval[0] ? cfg->data.eval : "a share of the training documents", &r->eval);
     fprintf(out, "| steps | %lld of %lld, %lld tokens |\n", (long long)s->step, (long long)total_steps,
