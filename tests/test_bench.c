@@ -123,6 +123,9 @@ static void test_text(void **state)
     assert_int_equal(RUN("bench", "step", "--help"), 0);
     assert_says(said.out, "--memory-gb");
     assert_int_equal(RUN("bench", "step", "--layers", "1", "--qat", "nvfp4", "--qat-inputs", "nvfp4", SMALL), 0);
+    assert_says(said.out,
+                "quantisation-aware training: experts read weights quantised to nvfp4, with the adapter merged, "
+                "and inputs quantised to nvfp4\n");
     assert_says(said.out, "glu_quant_fwd");
 }
 

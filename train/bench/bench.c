@@ -306,11 +306,12 @@ static void print_setup(const struct bench *b)
 {
     const struct run *r = &b->run;
     const struct routing_rows *rows = &b->rows;
-    char roofs[256];
+    char roofs[256], quant[200];
     printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n", b->arch,
            (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
            (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
            acts_save_name(&r->plan.opt.save, r->arch.n_layer));
+    if (config_quantises(&b->cfg)) printf("quantisation-aware training: %s\n", run_quant_text(quant, &b->cfg, true));
     if (rows->fullest > 0)
         printf("routing %s: fullest expert %.2f times the mean rows (layers: %.2f to %.2f), %lld of %lld experts with "
                "rows\n",
