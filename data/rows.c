@@ -123,9 +123,10 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
     if (!r->opt->chat && !row_is_harmony(r->tok)) /* harmony's marks would be tokenised as ordinary text */
-        return json_error(row, err,
-                          "messages need a chat template, and the checkpoint has none (no harmony marks in its "
-                          "tokenizer): set data.chat_template, or write the rows as prompt and completion");
+        return json_error(
+            row, err,
+            "messages need a chat template, and the checkpoint has none: set data.chat_template, or write the "
+            "rows as prompt and completion");
     if (chat_samples_make(&r->chat, r->opt->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
     for (int64_t i = 0; i < r->chat.count; i++) {
         const struct text_buf *t = &r->chat.items[i];

@@ -44,7 +44,8 @@ int fp8_experts_open(struct fill *f, struct proj *proj)
     if (w->format != WF_MXFP4)
         return err_set(f->err,
                        "train.expert_dtype = fp8 needs experts in MXFP4, whose values are exact in FP8; those of layer "
-                       "%lld are %s: set train.expert_dtype = bf16, or model.quantize = mxfp4 where they are bf16",
+                       "%lld are %s: set train.expert_dtype = bf16, or model.quantize = mxfp4 for a "
+                       "checkpoint with bf16, FP8 or INT4",
                        (long long)f->layer, weight_format_name(w->format));
     float *host = mem_array(w->n_exp, sizeof(*host));
     layer->steps[layer->n_step++] = host;
