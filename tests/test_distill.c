@@ -10,6 +10,7 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/topk.h"
 #include "tests/process.h"
 
 /* Lines of [distill], then others; [optim] is constant, so that a longer run makes the same steps. */
@@ -474,6 +475,22 @@ static void rows_are_checked(void **state)
     }
 }
 
+/* A run continues with equal distributions alone: ids, probabilities, and the tokens that they belong to. */
+static void the_hash_has_every_value(void **state)
+{
+    (void)state;
+    static const int32_t id[][4] = {{1, 2, 3, -1}, {1, -1, 2, 3}, {1, 2, 4, -1}, {1, 2, 3, -1}};
+    static const float logprob[][4] = {{-1, -2, -3, 0}, {-1, 0, -2, -3}, {-1, -2, -3, 0}, {-1, -2, -4, 0}};
+    uint64_t hash[MT_LEN(id)];
+    for (int i = 0; i < MT_LEN(id); i++) {
+        struct topk t = {.n_top = 2};
+        topk_add(&t, id[i], logprob[i], 2);
+        hash[i] = topk_hash(&t);
+        topk_free(&t);
+        for (int k = 0; k < i; k++) assert_true(hash[k] != hash[i]);
+    }
+}
+
 int test_distill(void)
 {
     const struct CMUnitTest tests[] = {
@@ -491,6 +508,7 @@ int test_distill(void)
         cmocka_unit_test(rows_continue),
         cmocka_unit_test(far_rows_train),
         cmocka_unit_test(rows_are_checked),
+        cmocka_unit_test(the_hash_has_every_value),
     };
     return cmocka_run_group_tests_name("distill", tests, NULL, NULL);
 }
