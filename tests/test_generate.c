@@ -7,6 +7,7 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "tests/checkpoints.h"
 #include "tests/process.h"
 
 #define TINY "../../configs/tiny-gptoss"
@@ -125,6 +126,40 @@ static void sampled(void **state)
     assert_int_equal(RUN(WORDS), 0);
     assert_string_equal(texts[3], said.out); /* this top-p leaves only the most likely token */
 #undef WORDS
+}
+
+/* A head of zeros: all tokens are equally likely, and each takes another random number. */
+static void evenly_sampled(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"tokenizer.json", "tokenizer_config.json"};
+    const char *config = process_config("");
+    char from[MT_PATH], to[MT_PATH], set[MT_PATH];
+    int64_t first, id;
+    int same = 0;
+    struct err err;
+    struct draft d;
+    draft_open(&d);
+    const struct st_entry head = *draft_find(&d, "lm_head.weight");
+    draft_put(&d, "lm_head.weight", head.dtype, 2, head.shape, mem_alloc(safetensors_entry_bytes(&head)));
+    const char *dir = draft_save(&d, 1);
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture("parity/case_a"), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        assert_int_equal(symlink(from, to), 0);
+    }
+    snprintf(set, sizeof(set), "model.path=%s", dir);
+    assert_int_equal(RUN("generate", config, "--set", set, "--base", "--prompt", "The", "--tokens", "8",
+                         "--temperature", "1", "--json"),
+                     0);
+    struct json_doc *doc = parse_said();
+    const struct json ids = json_find(json_root(doc), "ids");
+    assert_int_equal(json_i64(json_at(ids, 0), 0, INT32_MAX, &first, &err), 0);
+    for (int64_t i = 0; i < json_count(ids); i++)
+        same += !json_i64(json_at(ids, i), 0, INT32_MAX, &id, &err) && id == first;
+    assert_true(json_count(ids) == 8 && same < 3);
+    json_free(doc);
+    draft_free(&d);
 }
 
 /* The prompt is rendered by the template up to the beginning of the answer, and the end-of-turn token ends
@@ -356,15 +391,11 @@ static void model_card_of_odd_names(void **state)
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),
-        cmocka_unit_test(streamed),
-        cmocka_unit_test(sampled),
-        cmocka_unit_test(conversation),
-        cmocka_unit_test(eos_of_config),
-        cmocka_unit_test(wrong_arguments),
-        cmocka_unit_test(samples_at_evaluations),
-        cmocka_unit_test(model_cards),
-        cmocka_unit_test(model_card_of_odd_names),
+        cmocka_unit_test(greedy),          cmocka_unit_test(streamed),
+        cmocka_unit_test(sampled),         cmocka_unit_test(evenly_sampled),
+        cmocka_unit_test(conversation),    cmocka_unit_test(eos_of_config),
+        cmocka_unit_test(wrong_arguments), cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(model_cards),     cmocka_unit_test(model_card_of_odd_names),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

@@ -9,6 +9,7 @@
 #include "tests/process.h"
 #include "tests/tiny_lora.h"
 #include "train/checkpoint.h"
+#include "train/peft.h"
 #include "train/run.h"
 
 #define OPTIMIZER "optimizer.safetensors"
@@ -385,12 +386,32 @@ static void processes_share_one_layout(void **state)
     assert_says(said.err, "continuing after step 2 of 3");
 }
 
+/* The names of an adapter's file stay, here those with language_model, whether or not the device pads lora ranks. */
+static void names_of_a_file_stay(void **state)
+{
+    (void)state;
+    char dir[3][MT_PATH], file[3][MT_PATH];
+    for (int i = 0; i < 3; i++) {
+        struct tiny t;
+        struct err err = {.msg = ""};
+        side_open(&t, i == 1 ? 8 : 1, &comm_alone);
+        if (i == 0) fill_side(&t, 1);
+        if (i == 0) t.ad.nested = t.ad.logical->nested = true;
+        if (i > 0) OK(peft_load(&t.ad, &t.dev, dir[i - 1], &err));
+        snprintf(dir[i], MT_PATH, "%s", scratch_dir());
+        OK(peft_save(&t.ad, &t.dev, dir[i], "org/base", NULL, &err));
+        OK(str_format(file[i], MT_PATH, &err, "path", "%s/adapter_model.safetensors", dir[i]));
+        if (i > 0) assert_same_file(file[i - 1], file[i]);
+        tiny_close(&t);
+    }
+}
+
 int test_layout(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_are_restored),         cmocka_unit_test(devices_read_each_others_checkpoints),
         cmocka_unit_test(padded_checkpoints_are_read), cmocka_unit_test(resuming_elsewhere_gives_the_same_bytes),
-        cmocka_unit_test(processes_share_one_layout),
+        cmocka_unit_test(processes_share_one_layout),  cmocka_unit_test(names_of_a_file_stay),
     };
     return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
 }

@@ -143,6 +143,25 @@ static void test_equal_micro_batches(void **state)
     }
 }
 
+/* Each setting of the optimizer changes the adapter; log.every chooses the lines on the screen. */
+static void test_settings(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"lr=1e-3",   "warmup_steps=2", "weight_decay=1", "beta1=0.5",
+                                       "beta2=0.5", "eps=1e-3",       "clip_norm=1e-3"};
+#define THREE "train.steps=3 eval.at_start=no eval.at_end=no log.every=2 "
+    const char *usual = trained(THREE);
+    assert_says(said.out, "step 2/3 ");
+    assert_null(strstr(said.out, "step 1/3 "));
+    assert_null(strstr(said.out, "step 3/3 "));
+    for (int i = 0; i < MT_LEN(sets); i++) {
+        char text[128];
+        snprintf(text, sizeof(text), THREE "optim.%s", sets[i]);
+        const double error = adapter_error(usual, trained(text));
+        if (!(error > 1e-5)) fail_msg("optim.%s: the adapters are %g apart", sets[i], error);
+    }
+}
+
 /* The data report: duplicates, truncated documents, skipped rows, held-out and training documents. */
 static void test_data_report(void **state)
 {
@@ -337,6 +356,8 @@ static void test_nonfinite(void **state)
     assert_says(said.err, "Check the base model's weights and the data; `moetrain eval --base` computes");
     assert_null(strstr(said.err, "optim.lr"));
     assert_null(strstr(said.err, "diverge"));
+    assert_says(said.out, "step  3/50");
+    assert_null(strstr(said.out, "step  4/50"));
     assert_says(said.out, "skipped");
     assert_int_not_equal(access(process_output(j->config, "adapter"), F_OK), 0);
 
@@ -372,11 +393,17 @@ static void test_killed_at_the_report(void **state)
 int test_train(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_recompute),           cmocka_unit_test(test_batch_divisions),
-        cmocka_unit_test(test_equal_micro_batches), cmocka_unit_test(test_data_report),
-        cmocka_unit_test(test_killed_runs),         cmocka_unit_test(test_damaged_checkpoint),
-        cmocka_unit_test(test_other_settings),      cmocka_unit_test(test_killed_at_the_report),
-        cmocka_unit_test(test_nonfinite),           cmocka_unit_test(test_decoded_layers),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_batch_divisions),
+        cmocka_unit_test(test_equal_micro_batches),
+        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_data_report),
+        cmocka_unit_test(test_killed_runs),
+        cmocka_unit_test(test_damaged_checkpoint),
+        cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_killed_at_the_report),
+        cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_decoded_layers),
     };
     return cmocka_run_group_tests_name("train", tests, NULL, NULL);
 }
