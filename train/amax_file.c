@@ -47,24 +47,23 @@ static int read_row(const struct safetensors *st, const char *path, const struct
     return 0;
 }
 
-/* Magnitudes of weights alone, or of inputs alone, may be unused: by an evaluation without the other. So may those of
- * the inputs of attention: by an export that quantises experts alone. */
-static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, bool input,
-                       struct err *err)
+/* An evaluation without quantised weights uses none of their magnitudes. Those of inputs may be unused too: by an
+ * export that quantises experts alone. */
+static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, struct err *err)
 {
     static const char suffix[] = ".input_amax";
     const int64_t n_suffix = (int64_t)sizeof(suffix) - 1;
     int64_t need = 0, have = 0;
-    for (int64_t i = 0; i < t->n_rows; i++) need += t->rows[i].input == input;
+    for (int64_t i = 0; i < t->n_rows; i++) need += !t->rows[i].input;
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const char *name = st->tensors[i].name;
         const int64_t n = (int64_t)strlen(name);
-        have += (n >= n_suffix && !strcmp(name + n - n_suffix, suffix)) == input;
+        have += n < n_suffix || strcmp(name + n - n_suffix, suffix);
     }
-    if (!need || need == have || (input && have > need)) return 0;
-    return err_set(err,
-                   "%s: %lld magnitudes of %s, but the model and quant.targets make %lld: take the file of the run",
-                   path, (long long)have, input ? "inputs" : "weights", (long long)need);
+    if (!need || need == have) return 0;
+    return err_set(
+        err, "%s: %lld magnitudes of weights, but the model and quant.targets make %lld: take the file of the run",
+        path, (long long)have, (long long)need);
 }
 
 int amax_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
@@ -81,8 +80,7 @@ int amax_load(struct adapters *ad, struct device *dev, const char *dir, struct e
                        dir);
     if (safetensors_open(&st, path, err)) return -1;
     float *values = mem_array(qat_n_kept(ad), sizeof(*values)), *at = values;
-    int rc = 0;
-    for (int input = 0; input < 2 && !rc; input++) rc = check_count(&st, path, t, input, err);
+    int rc = check_count(&st, path, t, err);
     for (int64_t i = 0; i < t->n_rows && !rc; at += t->rows[i++].n_exp) rc = read_row(&st, path, &t->rows[i], at, err);
     if (!rc) qat_put(ad, dev, values);
     mem_free(values);
