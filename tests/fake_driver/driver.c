@@ -1,5 +1,6 @@
-/* driver.c - a libcuda.so.1 with only the calls that moetrain makes first. Tests of the messages for unusable GPUs load
- * it. The build sets DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor), once per simulated machine. */
+/* driver.c - a libcuda.so.1 with only the calls that moetrain makes first. Tests of the messages for unusable GPUs and
+ * the emulator (tests/emulator/) load it. The build sets DRIVER_VERSION, N_GPU and CAPABILITY (10 * major + minor),
+ * once per simulated machine. */
 int cuDriverGetVersion(int *version);
 int cuInit(unsigned flags);
 int cuGetErrorString(int error, const char **text);
@@ -8,7 +9,7 @@ int cuDeviceGet(int *device, int index);
 int cuDeviceGetName(char *name, int size, int device);
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 
-enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
+enum { MULTIPROCESSORS = 16, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
 
 int cuDriverGetVersion(int *version)
 {
@@ -45,6 +46,9 @@ int cuDeviceGetName(char *name, int size, int device)
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-    *value = attribute == CAPABILITY_MAJOR ? CAPABILITY / 10 : attribute == CAPABILITY_MINOR ? CAPABILITY % 10 : 1;
+    *value = attribute == CAPABILITY_MAJOR   ? CAPABILITY / 10
+             : attribute == CAPABILITY_MINOR ? CAPABILITY % 10
+             : attribute == MULTIPROCESSORS  ? 7
+                                             : 1;
     return 0 * device;
 }

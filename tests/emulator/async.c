@@ -1,0 +1,119 @@
+/* async.c - when asynchronous operations take place. Normally at once. With MT_EMULATOR_LATE=1 as late as the program
+ * allows: cp.async and wgmma at the wait for their group, TMA at a wait for its mbarrier. The first finds data that is
+ * overwritten too early, the second data that is used without a wait. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/emulator/warp.h"
+
+static bool late(void)
+{
+    static int known = -1;
+    if (known < 0) known = getenv("MT_EMULATOR_LATE") != NULL;
+    return known;
+}
+
+/* ---- wgmma ---- */
+
+void wgmma_issue(struct warp *w, const struct product *p)
+{
+    if (!late()) {
+        wgmma_run(w, p);
+        return;
+    }
+    struct product *x = grow(&w->products);
+    *x = *p;
+    x->group = w->product_group;
+}
+
+void ptx_wgmma_commit(struct warp *w, const struct ins *i, uint32_t m) { (void)i, (void)m, w->product_group++; }
+
+/* All groups but the last imm. */
+void ptx_wgmma_wait(struct warp *w, const struct ins *i, uint32_t m)
+{
+    int64_t done = 0;
+    (void)m;
+    while (done < w->products.n && w->products.at[done].group + i->imm < w->product_group)
+        wgmma_run(w, &w->products.at[done++]);
+    w->products.n -= done;
+    if (done) memmove(w->products.at, w->products.at + done, (size_t)w->products.n * sizeof(*w->products.at));
+}
+
+/* ---- cp.async ---- */
+
+static void copy_run(const struct copy *c)
+{
+    memset(c->to, 0, (size_t)c->bytes);
+    memcpy(c->to, c->from, (size_t)c->read);
+}
+
+void copy_issue(struct warp *w, const struct copy *c)
+{
+    if (!late()) {
+        copy_run(c);
+        return;
+    }
+    struct copy *x = grow(&w->copies);
+    *x = *c;
+    x->group = w->copy_group[c->lane];
+}
+
+/* The copies of the lanes of m in groups before `end` of each lane. */
+static void copies_until(struct warp *w, uint32_t m, int64_t pending)
+{
+    int64_t kept = 0;
+    for (int64_t k = 0; k < w->copies.n; k++) {
+        const struct copy c = w->copies.at[k];
+        if (m >> c.lane & 1 && (pending < 0 || c.group + pending < w->copy_group[c.lane]))
+            copy_run(&c);
+        else
+            w->copies.at[kept++] = c;
+    }
+    w->copies.n = kept;
+}
+
+void ptx_cp_async_commit(struct warp *w, const struct ins *i, uint32_t m)
+{
+    (void)i;
+    for (; m; m &= m - 1) w->copy_group[__builtin_ctz(m)]++;
+}
+void ptx_cp_async_wait(struct warp *w, const struct ins *i, uint32_t m) { copies_until(w, m, i->imm); }
+void ptx_cp_async_arrive(struct warp *w, const struct ins *i, uint32_t m)
+{
+    copies_until(w, m, -1);
+    ptx_mbarrier_arrive(w, i, m);
+}
+
+/* ---- TMA ---- */
+
+void box_issue(struct warp *w, const struct box *x)
+{
+    if (late())
+        *grow(&w->block->boxes) = *x;
+    else
+        box_run(x);
+}
+
+void boxes_of(struct block *b, const uint64_t *bar)
+{
+    int64_t kept = 0;
+    for (int64_t k = 0; k < b->boxes.n; k++) {
+        const struct box x = b->boxes.at[k];
+        if (x.bar == bar)
+            box_run(&x);
+        else
+            b->boxes.at[kept++] = x;
+    }
+    b->boxes.n = kept;
+}
+
+void async_forget(struct block *b)
+{
+    b->boxes.n = 0;
+    for (int j = 0; j < b->n_warps; j++) {
+        struct warp *w = &b->warps[j];
+        w->products.n = w->copies.n = w->product_group = 0;
+        memset(w->copy_group, 0, sizeof(w->copy_group));
+    }
+}

@@ -1,0 +1,434 @@
+/* runtime.c - the calls of the CUDA runtime that moetrain makes, on the host's memory. Everything is complete when a
+ * call returns, so streams and events have nothing to do. libcuda.so.1 (tests/fake_driver) says which GPU this is. */
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "tests/emulator/grow.h"
+#include "tests/emulator/grid.h"
+#include "tests/emulator/tensor_map.h"
+#include "tests/emulator/warp.h"
+
+enum { SHARED_DEFAULT = 48 << 10 };
+static const int64_t MEMORY = (int64_t)16 << 30;
+
+static cudaError_t last_error;
+static cudaError_t fail(cudaError_t rc)
+{
+    if (rc) last_error = rc;
+    return rc;
+}
+
+/* ---- memory ---- */
+
+static struct {
+    uint64_t at;
+    int64_t bytes;
+    bool device;
+} blocks[1 << 14];
+static int n_blocks;
+static int64_t used;
+
+bool device_has(uint64_t a, int64_t bytes)
+{
+    static _Thread_local int last;
+    if (last < n_blocks && a >= blocks[last].at &&
+        a + (uint64_t)bytes <= blocks[last].at + (uint64_t)blocks[last].bytes)
+        return true;
+    for (int k = 0; k < n_blocks; k++)
+        if (a >= blocks[k].at && a + (uint64_t)bytes <= blocks[k].at + (uint64_t)blocks[k].bytes) {
+            last = k;
+            return true;
+        }
+    return false;
+}
+
+static void *take(int64_t bytes, bool device)
+{
+    if (bytes < 1) bytes = 1;
+    if (n_blocks == sizeof(blocks) / sizeof(*blocks) || (device && used + bytes > MEMORY)) return NULL;
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    blocks[n_blocks].at = (uint64_t)(uintptr_t)p;
+    blocks[n_blocks].bytes = bytes;
+    blocks[n_blocks++].device = device;
+    if (device) used += bytes;
+    return p;
+}
+
+void *device_alloc(int64_t bytes) { return take(bytes, true); }
+
+static cudaError_t give(void *p)
+{
+    for (int k = 0; p && k < n_blocks; k++) {
+        if (blocks[k].at != (uint64_t)(uintptr_t)p) continue;
+        munmap(p, (size_t)blocks[k].bytes);
+        if (blocks[k].device) used -= blocks[k].bytes;
+        blocks[k] = blocks[--n_blocks];
+        return cudaSuccess;
+    }
+    return p ? fail(cudaErrorInvalidValue) : cudaSuccess;
+}
+
+static cudaError_t take_into(void **p, size_t bytes, bool device)
+{
+    return (*p = take((int64_t)bytes, device)) ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaMalloc(void **p, size_t bytes) { return take_into(p, bytes, true); }
+cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned flags) { return (void)flags, take_into(p, bytes, true); }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) { return (void)flags, take_into(p, bytes, false); }
+cudaError_t cudaFree(void *p) { return give(p); }
+cudaError_t cudaFreeHost(void *p) { return give(p); }
+cudaError_t cudaHostGetDevicePointer(void **d, void *p, unsigned flags) { return (void)flags, *d = p, cudaSuccess; }
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
+{
+    *total = (size_t)MEMORY;
+    *available = (size_t)(MEMORY - used);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind, cudaStream_t s)
+{
+    (void)s, (void)kind;
+    memmove(to, from, bytes);
+    return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind)
+{
+    return cudaMemcpyAsync(to, from, bytes, kind, NULL);
+}
+cudaError_t cudaMemset(void *p, int x, size_t bytes) { return memset(p, x, bytes), cudaSuccess; }
+cudaError_t cudaMemsetAsync(void *p, int x, size_t bytes, cudaStream_t s) { return (void)s, cudaMemset(p, x, bytes); }
+cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int x, size_t width, size_t height, cudaStream_t s)
+{
+    (void)s;
+    for (size_t k = 0; k < height; k++) memset((char *)p + k * pitch, x, width);
+    return cudaSuccess;
+}
+
+/* ---- device, streams, events ---- */
+
+static int attribute(CUdevice_attribute name)
+{
+    static CUresult (*get)(int *, CUdevice_attribute, CUdevice);
+    int value = 0;
+    if (!get) {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        if (driver) get = (CUresult(*)(int *, CUdevice_attribute, CUdevice))dlsym(driver, "cuDeviceGetAttribute");
+        if (!get) return 0;
+    }
+    return get(&value, name, 0) == CUDA_SUCCESS ? value : 0;
+}
+static int capability(void)
+{
+    static int known;
+    if (!known)
+        known = 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) +
+                attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    return known;
+}
+/* Shared memory that a block may ask for: CUDA C++ Programming Guide, table of compute capabilities. */
+static int shared_limit(void)
+{
+    return capability() == 80 ? 163 << 10 : capability() < 90 || capability() >= 120 ? 99 << 10 : 227 << 10;
+}
+
+cudaError_t cudaGetDeviceCount(int *n) { return *n = capability() > 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) { return device ? fail(cudaErrorInvalidDevice) : cudaSuccess; }
+cudaError_t cudaDeviceReset(void) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) { return last_error; }
+cudaError_t cudaDriverGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaRuntimeGetVersion(int *version) { return *version = CUDART_VERSION, cudaSuccess; }
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device)
+{
+    (void)device;
+    memset(p, 0, sizeof(*p));
+    p->major = capability() / 10;
+    p->minor = capability() % 10;
+    return cudaSuccess;
+}
+cudaError_t cudaGetLastError(void)
+{
+    const cudaError_t rc = last_error;
+    if (rc != cudaErrorIllegalAddress) last_error = cudaSuccess;
+    return rc;
+}
+const char *cudaGetErrorString(cudaError_t rc)
+{
+    return rc == cudaErrorMemoryAllocation         ? "out of memory"
+           : rc == cudaErrorIllegalAddress         ? "a kernel failed in the emulator"
+           : rc == cudaErrorNoKernelImageForDevice ? "no kernel image is available for execution on the device"
+           : rc == cudaErrorNotSupported           ? "the emulator does not support this"
+           : rc == cudaErrorInvalidValue           ? "invalid argument"
+                                                   : "an error";
+}
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+    (void)flags;
+    return (*s = malloc(1)) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
+{
+    return (void)priority, cudaStreamCreateWithFlags(s, flags);
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) { return *least = *greatest = 0, cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t s) { return (void)s, last_error; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
+{
+    return (void)s, (void)e, (void)flags, cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
+{
+    (void)flags;
+    return (*e = calloc(1, sizeof(struct timespec))) ? cudaSuccess : cudaErrorMemoryAllocation;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
+{
+    (void)s;
+    clock_gettime(CLOCK_MONOTONIC, (struct timespec *)e);
+    return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t e) { return (void)e, last_error; }
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    const struct timespec *a = (const struct timespec *)from, *b = (const struct timespec *)to;
+    *ms = (float)((double)(b->tv_sec - a->tv_sec) * 1e3 + (double)(b->tv_nsec - a->tv_nsec) * 1e-6);
+    return cudaSuccess;
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
+{
+    return (void)h, (void)p, fail(cudaErrorNotSupported);
+}
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags)
+{
+    return (void)p, (void)h, (void)flags, fail(cudaErrorNotSupported);
+}
+cudaError_t cudaIpcCloseMemHandle(void *p) { return (void)p, fail(cudaErrorNotSupported); }
+
+/* ---- calls of the driver ---- */
+
+static CUresult encode(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t axes, void *base, const cuuint64_t *size,
+                       const cuuint64_t *stride, const cuuint32_t *box, const cuuint32_t *step,
+                       CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                       CUtensorMapFloatOOBfill fill)
+{
+    struct tensor_map t = {.base = (uint64_t)(uintptr_t)base,
+                           .magic = MAP_MAGIC,
+                           .axes = (int32_t)axes,
+                           .element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8      ? 1
+                                      : type == CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 ? 2
+                                                                                 : 0,
+                           .swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_128B};
+    (void)promotion;
+    if (axes < 3 || axes > MAP_AXES || !t.element || interleave || fill || (uintptr_t)base % 16)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (swizzle != CU_TENSOR_MAP_SWIZZLE_128B && swizzle != CU_TENSOR_MAP_SWIZZLE_NONE) return CUDA_ERROR_INVALID_VALUE;
+    for (cuuint32_t k = 0; k < axes; k++) {
+        if (!size[k] || size[k] > UINT32_MAX || !box[k] || box[k] > 256 || step[k] != 1)
+            return CUDA_ERROR_INVALID_VALUE;
+        if (k && stride[k - 1] % 16) return CUDA_ERROR_INVALID_VALUE;
+        t.size[k] = (int32_t)size[k];
+        t.box[k] = (int32_t)box[k];
+        if (k) t.stride[k] = (int64_t)stride[k - 1];
+    }
+    if (t.box[0] * t.element % 16 || (t.swizzle && t.box[0] * t.element > 128)) return CUDA_ERROR_INVALID_VALUE;
+    memset(map, 0, sizeof(*map));
+    memcpy(map, &t, sizeof(t));
+    return CUDA_SUCCESS;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **f, unsigned version, unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found)
+{
+    (void)version, (void)flags;
+    const bool known = !strcmp(name, "cuTensorMapEncodeTiled");
+    *f = known ? (void *)encode : NULL;
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+/* ---- kernels ---- */
+
+/* What nvcc puts into an object: its PTX, in a "fat binary". The layout is that of CUDA 13. */
+struct fat_header {
+    uint32_t magic;
+    uint16_t version, header_bytes;
+    uint64_t bytes;
+};
+struct fat_entry {
+    uint16_t kind, unknown;
+    uint32_t header_bytes;
+    uint64_t bytes;
+    uint32_t compressed, unknown2;
+    uint16_t minor, major;
+    uint32_t arch;
+};
+enum { KIND_PTX = 1 };
+
+struct image {
+    const struct fat_header *fat;
+    struct module *module;
+};
+struct function {
+    const void *host;
+    struct image *image;
+    const char *name;
+    const struct kernel *kernel;
+    int dynamic_limit;
+};
+static GROW(struct function *) functions;
+
+void **__cudaRegisterFatBinary(void *p)
+{
+    const struct {
+        int32_t magic, version;
+        const struct fat_header *data;
+    } *wrapper = p;
+    struct image *image = calloc(1, sizeof(*image));
+    if (!image) abort();
+    image->fat = wrapper->data;
+    return (void **)image;
+}
+void __cudaRegisterFatBinaryEnd(void **image) { (void)image; }
+void __cudaUnregisterFatBinary(void **image) { (void)image; }
+char __cudaInitModule(void **image) { return (void)image, 1; }
+void __cudaRegisterVar(void **image, char *host, char *device, const char *name, int ext, size_t size, int constant,
+                       int global)
+{
+    (void)image, (void)host, (void)device, (void)name, (void)ext, (void)size, (void)constant, (void)global;
+}
+void __cudaRegisterFunction(void **image, const char *host, char *device, const char *name, int limit, uint3 *tid,
+                            uint3 *bid, dim3 *block, dim3 *grid, int *warp)
+{
+    (void)device, (void)limit, (void)tid, (void)bid, (void)block, (void)grid, (void)warp;
+    struct function *f = calloc(1, sizeof(*f));
+    if (!f) abort();
+    *f = (struct function){.host = host, .image = (struct image *)image, .name = name};
+    *grow(&functions) = f;
+}
+
+/* The PTX of the highest architecture that this GPU can run: an "a" architecture (90a) only on that one. */
+static struct module *load(struct image *image)
+{
+    const char *p = (const char *)image->fat + image->fat->header_bytes, *end = p + image->fat->bytes, *best = NULL;
+    int64_t bytes = 0;
+    uint32_t best_arch = 0;
+    while (p < end) {
+        const struct fat_entry *e = (const struct fat_entry *)(const void *)p;
+        const char *text = p + e->header_bytes;
+        if (e->kind == KIND_PTX && e->compressed == 0) {
+            char specific[16];
+            snprintf(specific, sizeof(specific), "sm_%ua", e->arch);
+            const bool only = memmem(text, e->bytes < 400 ? e->bytes : 400, specific, strlen(specific)) != NULL;
+            if ((only ? e->arch == (uint32_t)capability() : e->arch <= (uint32_t)capability()) &&
+                e->arch >= best_arch) {
+                best = text;
+                bytes = (int64_t)e->bytes;
+                best_arch = e->arch;
+            }
+        }
+        p = text + e->bytes;
+    }
+    return best ? module_new(best, (int64_t)strnlen(best, (size_t)bytes)) : NULL;
+}
+
+static struct function *find(const void *host)
+{
+    for (int64_t k = 0; k < functions.n; k++)
+        if (functions.at[k]->host == host) return functions.at[k];
+    return NULL;
+}
+
+static cudaError_t prepare(struct function *f)
+{
+    if (!f) return fail(cudaErrorInvalidDeviceFunction);
+    if (f->kernel) return cudaSuccess;
+    if (!f->image->module && !(f->image->module = load(f->image))) return fail(cudaErrorNoKernelImageForDevice);
+    f->kernel = module_kernel(f->image->module, f->name);
+    return f->kernel ? cudaSuccess : fail(cudaErrorInvalidDeviceFunction);
+}
+
+cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
+{
+    return *kernel = (cudaKernel_t)find(host), cudaSuccess;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute name, int value)
+{
+    struct function *f = find(host);
+    const cudaError_t rc = prepare(f);
+    if (rc) return rc;
+    if (name != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (value + f->kernel->shared_bytes > shared_limit()) return fail(cudaErrorInvalidValue);
+    f->dynamic_limit = value;
+    return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *host, int threads, size_t shared,
+                                                                   unsigned flags)
+{
+    (void)host, (void)flags;
+    *n = 2048 / threads;
+    if (shared && *n > shared_limit() / (int)(shared + 1024)) *n = shared_limit() / (int)(shared + 1024);
+    return cudaSuccess;
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *host, int threads, size_t shared)
+{
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, host, threads, shared, 0);
+}
+
+static _Thread_local struct {
+    dim3 grid, block;
+    size_t shared;
+    cudaStream_t stream;
+} configuration;
+
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream)
+{
+    configuration.grid = grid;
+    configuration.block = block;
+    configuration.shared = shared;
+    configuration.stream = stream;
+    return 0;
+}
+cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, void *stream)
+{
+    *grid = configuration.grid;
+    *block = configuration.block;
+    *shared = configuration.shared;
+    *(cudaStream_t *)stream = configuration.stream;
+    return cudaSuccess;
+}
+
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                               cudaStream_t stream)
+{
+    struct function *f = (struct function *)kernel;
+    const cudaError_t rc = prepare(f);
+    (void)stream;
+    if (rc) return rc;
+    if (last_error == cudaErrorIllegalAddress) return last_error;
+    const struct kernel *k = f->kernel;
+    const int64_t threads = (int64_t)block.x * block.y * block.z;
+    if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || grid.x > INT32_MAX || !threads ||
+        threads > 1024)
+        return fail(cudaErrorInvalidConfiguration);
+    if ((int)shared + k->shared_bytes > (f->dynamic_limit ? shared_limit() : SHARED_DEFAULT) ||
+        (f->dynamic_limit && (int)shared > f->dynamic_limit)) {
+        fprintf(stderr, "emulator: %s: %d bytes of shared memory and %d dynamic ones, %d are allowed\n", k->name,
+                k->shared_bytes, (int)shared, f->dynamic_limit);
+        return fail(cudaErrorInvalidValue);
+    }
+    char *params = aligned_alloc(64, (size_t)(k->param_bytes / 64 + 1) * 64);
+    if (!params) return fail(cudaErrorMemoryAllocation);
+    for (int j = 0; j < k->n_params; j++) memcpy(params + k->param_at[j], args[j], (size_t)k->param_size[j]);
+    const uint32_t g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
+    if (grid_run(k, g, b, params, (int64_t)shared)) fail(cudaErrorIllegalAddress);
+    free(params);
+    return last_error;
+}

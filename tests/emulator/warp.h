@@ -1,0 +1,130 @@
+/* warp.h - the state of a block and its warps while they run, and access to it by the instructions. */
+#ifndef MT_EMULATOR_WARP_H
+#define MT_EMULATOR_WARP_H
+
+#include <setjmp.h>
+
+#include "tests/emulator/grow.h"
+#include "tests/emulator/ptx.h"
+
+/* Addresses of shared and local memory in the generic space; global memory has the addresses of the host. */
+#define SHARED_WINDOW (1ull << 60)
+#define LOCAL_WINDOW  (2ull << 60)
+
+enum { N_BARRIERS = 16 };
+
+/* Why a warp does not run. */
+enum state { READY, AT_BARRIER, POLLING, DONE };
+
+/* A product of wgmma whose operands outside of registers are known. */
+struct product {
+    const struct ins *ins;
+    uint64_t a, b; /* descriptors; a: unless it is in registers */
+    bool add;
+    int group;
+};
+
+/* A copy of cp.async by one lane: `read` of `bytes` bytes, the rest is zero. */
+struct copy {
+    char *to;
+    const char *from;
+    int bytes, read, lane, group;
+};
+
+/* One box of TMA. */
+struct box {
+    const struct ins *ins;
+    struct warp *warp;
+    uint64_t *bar;
+    const struct tensor_map *map;
+    uint64_t to;
+    int32_t at[4];
+};
+
+struct warp {
+    GROW(struct product) products; /* not yet executed, when asynchronous operations are late */
+    GROW(struct copy) copies;
+    int product_group, copy_group[LANES]; /* groups committed so far */
+    char *regs;
+    char *local; /* [32, local_bytes] */
+    struct block *block;
+    int id;
+    uint32_t live;    /* lanes that have not exited */
+    uint32_t blocked; /* lanes that wait for others at a collective */
+    int32_t pc[LANES];
+    int32_t returns[CALL_DEPTH][LANES];
+    uint8_t depth[LANES];
+    uint8_t state;        /* enum state */
+    bool paused;          /* the instruction ends this turn: a failed wait, or nanosleep */
+    bool polling;         /* it was a failed wait */
+    int barrier;          /* of AT_BARRIER */
+    int64_t generation;   /* of that barrier at arrival */
+    const struct ins *at; /* the instruction that runs */
+    int32_t polled;       /* place of the last failed wait */
+};
+
+struct barrier {
+    int64_t generation;
+    int arrived, expected;    /* threads */
+    int count, any;           /* of bar.red, so far */
+    int last_count, last_any; /* of the last generation */
+};
+
+struct block {
+    const struct kernel *kernel;
+    const char *params;
+    char *shared;
+    int64_t shared_bytes;
+    int n_threads, n_warps;
+    int32_t index[3];
+    uint64_t random; /* state of draw() in grid.c */
+    struct warp *warps;
+    struct barrier barriers[N_BARRIERS];
+    GROW(struct box) boxes; /* not yet copied */
+    jmp_buf stop;           /* of a fault */
+};
+
+static inline void *row(struct warp *w, const struct ins *i, int operand) { return w->regs + i->o[operand]; }
+
+/* Runs `body` for every lane l of mask m; a full mask is a loop that the compiler vectorises. */
+#define FOR_LANES(m, body)                                                                                             \
+    do {                                                                                                               \
+        if ((m) == ~0u) {                                                                                              \
+            _Pragma("GCC ivdep") for (int l = 0; l < LANES; l++) { body; }                                             \
+        } else                                                                                                         \
+            for (uint32_t rest_ = (m); rest_; rest_ &= rest_ - 1) {                                                    \
+                const int l = __builtin_ctz(rest_);                                                                    \
+                body;                                                                                                  \
+            }                                                                                                          \
+    } while (0)
+
+/* Reports the error with kernel, place and thread, and ends the launch. */
+_Noreturn void fault(struct warp *w, int lane, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* Host address of `bytes` bytes at address a of a lane; a fault when they are not all in one allocation. */
+char *reach(struct warp *w, const struct ins *i, int lane, enum space space, uint64_t a, int64_t bytes);
+/* Whether the host memory belongs to one allocation of the device (runtime.c). */
+bool device_has(uint64_t a, int64_t bytes);
+void *device_alloc(int64_t bytes); /* zeros; NULL: no room */
+
+static inline float bf16_value(uint32_t x)
+{
+    union {
+        uint32_t u;
+        float f;
+    } v = {.u = x << 16};
+    return v.f;
+}
+
+/* async.c: executes an asynchronous operation, at once or when something waits for it */
+void wgmma_issue(struct warp *w, const struct product *p);
+void copy_issue(struct warp *w, const struct copy *c);
+void box_issue(struct warp *w, const struct box *x);
+void boxes_of(struct block *b, const uint64_t *bar);     /* copies what is late for this mbarrier */
+void async_forget(struct block *b);                      /* before the next block */
+void wgmma_run(struct warp *w, const struct product *p); /* matrix.c */
+void box_run(const struct box *x);                       /* memory.c */
+
+/* memory.c: one arrival, or `bytes` more or fewer to wait for, at an mbarrier in shared memory */
+void mbarrier_add(uint64_t *bar, int arrivals, int64_t bytes);
+
+#endif
