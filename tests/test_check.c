@@ -139,6 +139,22 @@ static void broken_norm(struct device *dev, struct tensor y, struct tensor rstd,
     if (!dev->dry_run) ((float *)y.data)[5] = NAN;
 }
 
+/* The free part of the work memory is scratch of every op; this one comes last. */
+static void littering_count(struct device *dev, struct tensor sum, struct tensor offs)
+{
+    const struct arena *work = &dev->work;
+    if (!dev->dry_run) memset(work->base + work->used, 0xff, (size_t)(work->cap - work->used));
+    cpu_row_count(dev, sum, offs);
+}
+
+static void test_scratch(void **state)
+{
+    (void)state;
+    struct ops ops = *ops_cpu();
+    ops.row_count = littering_count;
+    assert_int_equal(check("case_a", "fp32", &ops), 0);
+}
+
 static void assert_noticed(const struct ops *ops, const char *dtype, const char *what)
 {
     assert_int_equal(check("case_a", dtype, ops), -1);
@@ -290,7 +306,7 @@ int test_check(void)
         cmocka_unit_test(test_padded_ranks), cmocka_unit_test(test_wrong_ops),
         cmocka_unit_test(test_wrong_delta),  cmocka_unit_test(test_wrong_entries),
         cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_widths_on_the_gpu),
-        cmocka_unit_test(test_command),
+        cmocka_unit_test(test_scratch),      cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests_name("check", tests, NULL, NULL);
 }

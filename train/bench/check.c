@@ -336,7 +336,6 @@ static void take(struct model *m, struct capture *c)
     int32_t *idx = c->idx = mem_array(n_layer * n_tok * n_top, sizeof(int32_t));
     c->x = mem_array((n_layer + 1) * n_x, sizeof(float));
     c->h = mem_array(n_layer * n, sizeof(float));
-    c->norm = mem_array(n, sizeof(float));
     c->grad = mem_array(adapters_logical(&m->adapters)->n_flat, sizeof(float));
     for (int64_t l = 0; l <= n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
@@ -348,7 +347,6 @@ static void take(struct model *m, struct capture *c)
         idx += tensor_count(a->moe.route.idx);
     }
     take_entries(m, c, n_tok);
-    device_get_f32(dev, c->norm, m->final_norm);
     adapters_get(&m->adapters, dev, m->adapters.opt.grad, DT_F32, c->grad);
 }
 
@@ -363,7 +361,10 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     adapters_refresh(&m->adapters, &r->dev);
     device_zero(&r->dev, m->adapters.opt.grad);
     model_clear(m);
-    run_micro_batch(r, &k->batch, &p);
+    run_forward(r, &k->batch, &p);
+    c->norm = mem_array(tensor_count(m->final_norm), sizeof(float));
+    device_get_f32(&r->dev, c->norm, m->final_norm); /* the backward of the layers writes over it */
+    model_bwd(m);
     take(m, c);
     model_end(m);
     model_read(m, &sum);
