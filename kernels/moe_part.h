@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* Training runs MOE_THIN and MOE_HYBRID; the split form is MOE_THIN, MOE_BASE and MOE_ADD. In the forward `in` is x; in
- * the backward it is dy, and the formula behind "backward" applies. */
+/* Training runs MOE_THIN and MOE_HYBRID; on Hopper with r <= 16 it computes dy B beside dB. The split form is MOE_THIN,
+ * MOE_BASE and MOE_ADD. In the forward `in` is x; in the backward it is dy, with the formula behind "backward". */
 enum moe_part_kind {
     MOE_THIN,   /* thin = in A^T; backward: thin = in B */
     MOE_BASE,   /* out = in W^T + bias; backward: out = in W */

@@ -351,6 +351,12 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_MXFP4, 0, false}, 2600, 3, 2, 160, 96, 16, 64, GPTOSS_2, true, SPREAD}, 0, false},
         {{{WF_BF16, 0, false}, 6200, 3, 1, 136, 40, 32, 8, SWIGLU, false, CROWDED}, 0, true},
         {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, SWIGLU, false, MIXED}, 0, false},
+        /* rows gathered before the products, which have many columns */
+        {{{WF_BF16, 0, false}, 130, 5, 2, 72, 2824, 16, 8, SWIGLU, false, SPREAD}, 0, true},
+        {{{WF_BF16, 0, false}, 70, 6, 4, 72, 2824, 32, 24, SWIGLU, true, CROWDED}, 2, false},
+        /* gradients in several ranges of columns */
+        {{{WF_BF16, 0, false}, 1300, 3, 2, 904, 264, 16, 8, SWIGLU, false, SPREAD}, 0, true},
+        {{{WF_MXFP4, 0, false}, 700, 6, 2, 1056, 288, 8, 16, GPTOSS_2, true, CROWDED}, 0, false},
     };
     (void)state;
     expert_layer_on_gpu(cases, MT_LEN(cases));

@@ -7,14 +7,16 @@
  * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
  *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
  *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
- *   atomics. Its last S items write the zeros of tokens of no entry. 64 registers, up to 68 bytes of spills.
+ *   atomics. Its last S items write the zeros of tokens of no entry. At most 64
+ *   registers, no spills.
  * Moves: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end.
- * Measured: H200, commit 6097279, one sequence, us forward and backward of W 512: ratio 4 with overlap, T
- * 4096 11.3, 15.6 (38, 53 % of copy), T 16384 36.9, 54.6 (46, 61 %); ratio 128, T 4096 9.0, 12.0 (23, 34 %: a launch
- * takes most of it), T 16384 22.2, 30.3 (37, 53 %). Tried, T 16384, the same four: eight tokens at a time with 126
- * registers 38.7, 56.6, 26.9, 33.1; with 80 and more spills 45.5, 59.6, 29.7, 38.8. 8 columns per thread, two exact e^x
- * per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
+ * Measured: H200, the commit that wrote this line, inputs not in the L2 cache, one sequence, us forward and backward of
+ * W 512: ratio 4 with overlap, T 4096 14.6, 20.4 (29, 41 % of copy), T 16384 36.0, 55.2 (48, 60 %); ratio 128, T 4096
+ * 12.5, 15.0 (17, 27 %: memsets of 4 bytes take 2.1), T 16384 25.7, 35.6 (32, 45 %). Before, at 61c7d7f: 16.0, 22.0,
+ * 38.7, 58.3; 12.9, 16.4, 26.0, 36.4. Tried, T 16384, the same four with inputs in the cache (33.7, 54.2, 18.7, 33.8):
+ * eight tokens at a time with 80 registers 34.3, 53.4, 20.3, 39.1; 32 groups 34.0, 54.7, 22.8, 36.4; 2 columns per
+ * thread 36.0, 59.4, 22.1, 37.5. 8 columns per thread, two exact e^x per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
  */
 #include "kernels/cuda/rows.cuh"
 
@@ -28,7 +30,7 @@ struct compress_job {
     const int32_t *cu;
     int64_t ld_y, ld_kg, ld_dy, ld_dkg, ld_bias;
     int64_t n_row; /* N */
-    int n_seq, ratio, width, n_part;
+    int n_tok, n_seq, ratio, width, n_part;
 };
 
 /* An entry: tokens first + j, j from begin to ratio - 1; negative ones are those of the entry before. */
@@ -38,9 +40,11 @@ struct entry {
     bool found;
 };
 
+/* A single sequence needs no loads. */
 static __device__ inline struct entry find(const struct compress_job &job, int64_t row)
 {
-    int low = 0, high = job.n_seq; /* the first sequence whose entries end after the row */
+    const bool single = job.n_seq == 1;
+    int low = 0, high = single ? 0 : job.n_seq; /* the first sequence whose entries end after the row */
     while (low < high) {
         const int middle = (low + high) / 2, start = job.cu[middle];
         if (start / job.ratio + (job.cu[middle + 1] - start) / job.ratio > row)
@@ -49,10 +53,11 @@ static __device__ inline struct entry find(const struct compress_job &job, int64
             low = middle + 1;
     }
     struct entry e = {0, 0, 0, false};
-    if (low == job.n_seq || job.cu[low] / job.ratio > row) return e;
+    if (single ? row >= job.n_tok / job.ratio : low == job.n_seq || job.cu[low] / job.ratio > row) return e;
+    const int start = single ? 0 : job.cu[low];
     e.found = true;
-    e.pos = ((int)row - job.cu[low] / job.ratio) * job.ratio;
-    e.first = job.cu[low] + e.pos;
+    e.pos = ((int)row - start / job.ratio) * job.ratio;
+    e.first = start + e.pos;
     e.begin = job.n_part == 2 && e.pos > 0 ? -job.ratio : 0;
     return e;
 }
@@ -141,16 +146,16 @@ template <int VEC>
 static __device__ inline void add_batch(struct state<VEC> *s, const struct batch<VEC> &b,
                                         const struct compress_job &job, int base, int step, int col)
 {
-    float x[BATCH][VEC], top[VEC];
+    float x[VEC], top[VEC]; /* x of one token: sums of all tokens would spill */
 #pragma unroll
     for (int k = 0; k < VEC; k++) top[k] = s->top[k];
 #pragma unroll
     for (int i = 0; i < BATCH; i++) {
         if (base + i * step >= job.ratio) break;
-        unpack(x[i], b.gate[i]);
-        add_bias<VEC>(x[i], bias_of(job, base + i * step, col));
+        unpack(x, b.gate[i]);
+        add_bias<VEC>(x, bias_of(job, base + i * step, col));
 #pragma unroll
-        for (int k = 0; k < VEC; k++) top[k] = fmaxf(top[k], x[i][k]);
+        for (int k = 0; k < VEC; k++) top[k] = fmaxf(top[k], x[k]);
     }
 #pragma unroll
     for (int k = 0; k < VEC; k++) {
@@ -164,9 +169,11 @@ static __device__ inline void add_batch(struct state<VEC> *s, const struct batch
         if (base + i * step >= job.ratio) break;
         float v[VEC];
         unpack(v, b.value[i]);
+        unpack(x, b.gate[i]);
+        add_bias<VEC>(x, bias_of(job, base + i * step, col));
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
-            const float p = __expf(x[i][k] - top[k]);
+            const float p = __expf(x[k] - top[k]);
             s->sum[k] += p;
             s->y[k] += p * v[k];
         }
@@ -311,6 +318,7 @@ static struct compress_job job_of(struct tensor kg, struct tensor bias, int64_t 
     job.ld_kg = kg.ld;
     job.ld_bias = bias.ld;
     job.n_row = n_row;
+    job.n_tok = (int)kg.shape[0];
     job.n_seq = (int)seqs->n_seq;
     job.ratio = (int)s->ratio;
     job.width = (int)s->width;

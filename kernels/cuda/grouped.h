@@ -75,6 +75,7 @@ struct grouped {
     const float *gate;       /* [T*J] */
     float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
     const float *in_amax;    /* GROUPED_GLU_BWD_QUANT: [1] */
+    bf16 *rows;              /* [M, n_in] or NULL. Only cuda_grouped_thin: rows[m] = a[a_row(m)] too */
 };
 
 __device__ __forceinline__ int64_t grouped_expert(const struct grouped &g, int64_t place)
@@ -131,9 +132,21 @@ struct grouped_wgrad {
     float scale;
     bool thin_first;
     float *out;
-    void *partial; /* scratch of cuda_grouped_wgrad_bytes(n_row, n_wide, r) */
+    void *partial; /* scratch of cuda_grouped_wgrad_bytes, cuda_grouped_pass_bytes */
+
+    /* Only cuda_grouped_pass: product[m] = wide[w_row(m)] b_e, with f32 sums */
+    const bf16 *b;           /* [n_exp, n_wide, r] */
+    bf16 *product;           /* [M, r] */
+    bf16 *gated;             /* [M, r] product times gate[row_slot[m]], rounded once; or NULL */
+    const int32_t *row_slot; /* [M] */
+    const float *gate;       /* [T*J] */
+    bf16 *rows;              /* [M, n_wide] = wide[w_row(m)], or NULL */
 };
 int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
+/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, for the ranks that it takes. */
+bool cuda_grouped_pass_takes(int64_t r);
+int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
+void cuda_grouped_pass(const struct grouped_wgrad *g);
 
 #endif

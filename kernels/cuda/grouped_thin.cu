@@ -8,7 +8,8 @@
  *   expert, and so on. The rows of an expert are in token order, so concurrent blocks gather the same tokens, from L2.
  *   BN 16: 90 to 94 registers and 60 KiB of shared memory (72 with kn), so 3 blocks per SM; BN 64: 168 and 96 KiB,
  *   which fits GPUs with 99 KiB per block; no spills.
- * Moves: 2 * M * n_in bytes of rows; gathered rows are read once from DRAM as far as L2 holds them: memory bound.
+ * Moves: 2 * M * n_in bytes of rows, twice with g.rows; gathered rows are read once from DRAM as far as L2 holds
+ *   them: memory bound.
  * Numerics: f32 sums in the order of the depth, one rounding to bf16.
  * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, 32 experts, 65536 rows, r 16: n_in 2880 gathered
  *   0.09 ms, contiguous 0.15; n_in 5760 0.28 ms, 2.7 TB/s. H200, commit 7ff64c2, 256 experts, 131072 rows, r 8, in a
@@ -123,6 +124,21 @@ static __device__ __forceinline__ void load_step(const struct grouped &g, const 
     }
 }
 
+/* Writes the chunks that this thread has copied to g.rows. */
+static __device__ __forceinline__ void store_rows(const struct grouped &g, const struct tile_at &p, int k,
+                                                  const unsigned char *stage)
+{
+    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    if (k + chunk * 8 >= (int)g.n_in) return;
+    bf16 *to = g.rows + (p.row + row) * g.n_in + k + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < PASSES; i++) {
+        const int next = i * (THREADS / CHUNKS);
+        if (row + next < p.n_row)
+            *(uint4 *)(to + next * g.n_in) = *(const uint4 *)(stage + tile_offset<CHUNKS>(row + next, chunk));
+    }
+}
+
 /* ---- arithmetic ---- */
 
 /* c [16, BN] of the warp's 16 rows += the product of one step. */
@@ -170,6 +186,7 @@ static __global__ void __launch_bounds__(THREADS, 3) thin_kernel(const __grid_co
         if (ahead < n_step)
             load_step<BN, KN>(g, rows, b, ahead * DEPTH, shared + ahead % STAGES * tile<BN, KN>::STAGE_BYTES);
         copy_commit();
+        if (g.rows) store_rows(g, p, step * DEPTH, memory + step % STAGES * tile<BN, KN>::STAGE_BYTES);
         multiply<BN, KN>(c, shared + step % STAGES * tile<BN, KN>::STAGE_BYTES);
     }
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;

@@ -3,9 +3,7 @@
  *
  * Math, shapes: grouped.h. A block computes 128 x RT elements of out_e from some rows of expert e, 32 rows per step.
  * Both operands stay as stored, [rows, 128] and [rows, RT]; ldmatrix.trans makes fragments whose depth is the rows.
- * Eight warps, 16 columns of the wide operand each. Split-K: an expert with more rows than `share` is divided into
- * equal parts. Each part writes its sums to scratch, and the last block of a tile adds them. So the time depends on the
- *   number of rows and hardly on the routing.
+ * Eight warps, 16 columns of the wide operand each. Split-K: grouped_parts.cuh.
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
  * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; blocks beyond the last part
  *   return at once. RT 16, 32 or 64: 56, 64 and 80 registers, 40, 40 and 48 KiB of shared memory; no spills.
@@ -22,11 +20,13 @@
  * Tried and dropped: clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
  *   distributed shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that
  *   when few experts have all rows. Gathered rows expert by expert within 128 columns, so that concurrent blocks share
- *   tokens: 189 us instead of 183. */
-#include "kernels/cuda/grouped.h"
+ *   tokens: 189 us instead of 183. Blocks of 512 columns and 128 rows per step (grouped_pass_wgmma.cu without the
+ *   product), H200: qwen3.5-35b-a3b r 8 gathered 115 us instead of 144, but rows of 512 64 instead of 55; gpt-oss-20b
+ *   r 16 101 and 101, rows of 2880 135 instead of 111; qwen3-30b-a3b r 16 142 instead of 121 and 90 instead of 72. */
+#include "kernels/cuda/grouped_parts.cuh"
 #include "kernels/cuda/mma.cuh"
 
-enum { WIDE = 128, ROWS = 32, STAGES = 4, THREADS = 256, WIDE_BYTES = ROWS * WIDE * 2 };
+enum { WIDE = 128, ROWS = 32, STAGES = 4, THREADS = PARTS_THREADS, WIDE_BYTES = ROWS * WIDE * 2 };
 
 template <int RT> struct thin_tile {
     static constexpr int CHUNKS = RT < 32 ? 4 : RT / 8; /* chunks of a row in shared memory; RT 16 uses half of its 4 */
@@ -128,86 +128,6 @@ static __device__ void add_tile(const struct grouped_wgrad &g, const float *tile
     }
 }
 
-/* ---- split-K: experts divided into parts ---- */
-
-/* Part `part` of `parts` of an expert: rows first .. end-1. slot: index of the expert's first part among the parts of
- * all experts that have more than one. parts 0: no unit. */
-struct unit {
-    int expert, part, parts, slot, first, end;
-};
-
-static __device__ __forceinline__ int parts_of(int n_row, int share)
-{
-    return n_row <= share ? n_row > 0 : (n_row + share - 1) / share;
-}
-
-/* Unit u in the order (expert, part). All lanes of the warp call it; n_exp + n_row / share < 2^16. A lane counts the
- * units of adjacent experts; the experts of the lane that has u are searched one by one. */
-static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share)
-{
-    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp, per_lane = (n_exp + 31) / 32;
-    const int from = min(lane * per_lane, n_exp), past = min(from + per_lane, n_exp);
-    uint32_t sum = 0; /* units; << 16: those of experts with more than one part */
-    for (int e = from, row = __ldg(g.offs + from); e < past; e++) {
-        const int next = __ldg(g.offs + e + 1), parts = parts_of(next - row, share);
-        sum += (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
-        row = next;
-    }
-    uint32_t at = sum;
-    for (int i = 1; i < 32; i *= 2) {
-        const uint32_t left = __shfl_up_sync(~0u, sum, i);
-        if (lane >= i) sum += left;
-    }
-    const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
-    if (!has) return {};
-    const int lane_of = __ffs(has) - 1;
-    int e = lane_of * per_lane, row = __ldg(g.offs + e);
-    at = __shfl_sync(~0u, sum - at, lane_of); /* units of earlier experts */
-    for (;; e++) {
-        const int end = __ldg(g.offs + e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
-        if (part < n) {
-            const int rows = ((end - row + n - 1) / n + ROWS - 1) / ROWS * ROWS;
-            return {e, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
-        }
-        at += (uint32_t)n + (n > 1 ? (uint32_t)n << 16 : 0);
-        row = end;
-    }
-}
-
-/* Number of parts of a tile that are in g.partial; the last block resets it to 0. */
-enum { MAX_TILES = 1 << 14 };
-static __device__ int arrived[MAX_TILES];
-
-/* Writes this part's sums to scratch. Returns true in the block that is last to do so; its c then has the sum of all
- * parts, added in the order of the parts. */
-template <int RT> static __device__ bool sum_parts(const struct grouped_wgrad &g, float c[][4], const struct unit &u)
-{
-    const int64_t tiles = gridDim.x * gridDim.z, tile = blockIdx.z * gridDim.x + blockIdx.x;
-    float4 *partial = (float4 *)g.partial + (u.slot * tiles + tile) * (RT / 8 * THREADS) + threadIdx.x;
-    const int64_t stride = tiles * (RT / 8 * THREADS); /* from part to part */
-#pragma unroll
-    for (int j = 0; j < RT / 8; j++)
-        __stcg(partial + u.part * stride + j * THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
-    __threadfence();
-    __syncthreads();
-    int *count = arrived + u.slot * tiles + tile;
-    const bool last = __syncthreads_or(threadIdx.x == 0 && atomicAdd(count, 1) == u.parts - 1);
-    if (!last) return false;
-    if (threadIdx.x == 0) *count = 0;
-    __threadfence();
-#pragma unroll
-    for (int j = 0; j < RT / 8; j++) {
-        float4 sum = {};
-#pragma unroll 4
-        for (int p = 0; p < u.parts; p++) {
-            const float4 x = __ldcg(partial + p * stride + j * THREADS);
-            sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
-        }
-        c[j][0] = sum.x, c[j][1] = sum.y, c[j][2] = sum.z, c[j][3] = sum.w;
-    }
-    return true;
-}
-
 template <int RT>
 static __global__ void __launch_bounds__(THREADS, RT == 64 ? 3 : 4)
     wgrad_kernel(const __grid_constant__ struct wgrad_args p)
@@ -219,7 +139,7 @@ static __global__ void __launch_bounds__(THREADS, RT == 64 ? 3 : 4)
     const uint32_t shared = shared_address(memory);
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const struct columns first = {(int)blockIdx.x * WIDE, (int)blockIdx.z * RT};
-    const struct unit u = find_unit(g, blockIdx.y, p.share);
+    const struct unit u = find_unit(g, blockIdx.y, p.share, ROWS);
     if (u.parts == 0) return;
     const int n_step = (u.end - u.first + ROWS - 1) / ROWS;
 
@@ -240,7 +160,7 @@ static __global__ void __launch_bounds__(THREADS, RT == 64 ? 3 : 4)
         rows = find_rows(g, u.first + (ahead + 1) * ROWS, u.end);
         multiply<RT>(c, shared + step % STAGES * STAGE_BYTES, warp, lane);
     }
-    if (u.parts > 1 && !sum_parts<RT>(g, c, u)) return;
+    if (u.parts > 1 && !sum_parts(g, c, u, blockIdx.z * gridDim.x + blockIdx.x, gridDim.x * gridDim.z)) return;
     copy_wait<0>();
     __syncthreads();
     store_tile<RT>((float *)memory, c, g.thin_first);

@@ -16,7 +16,7 @@
  * 84 us, 86 %; post backward 140 us, 80 %; pre backward 228 us (values_bwd 179), 46 %. Numerics: f32, one rounding at
  * the end; sums in a fixed order, no atomics. Tried and dropped: values_bwd without tensor cores: 267 us with two
  * columns per thread, 223 us with four. values with 64 tokens per warp: 78 us; with 3 blocks per multiprocessor: 97 us.
- */
+ * pre_sum and values_bwd from the last token on, whose x is in the L2 cache: 1 %. */
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rows.cuh"
 

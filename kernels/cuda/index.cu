@@ -8,22 +8,23 @@
  * Scores: into scratch of at most 64 MiB, a chunk of tokens at a time. A block has 256 entries and 16 tokens; each of
  *   its 4 warps keeps the rows of 64 entries in registers as operands of mma.sync (m16n8k16) and multiplies them by the
  *   heads of one token after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its
- *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 227 registers, no spills.
- * Choice: a block of 256 threads per token. Scores become integers in the same order, in shared memory when n is at
- *   most 11008. A histogram of 256 equal parts of their range finds the part of the K-th largest; the scores in it are
- *   ranked pair by pair when they are at most 512, otherwise bisection finds the threshold. Then every warp has a range
- *   of entries, counts those it takes, and writes them after those of earlier warps.
- * Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
+ *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 216 registers, no spills.
+ * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores become integers in the same order,
+ * in shared memory when n is at most 11008. A histogram of as many equal parts of their range as threads finds the part
+ * of the K-th largest; the scores in it are ranked pair by pair when they are at most 512, otherwise bisection finds
+ * the threshold. Then every warp has a range of entries, counts those it takes, and writes them after those of earlier
+ * warps. Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
  * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result.
- * Measured: H200, commit 6097279, 64 heads of 128, ratio 4, K 512; FLOPs of all visible entries, also of tokens that
- * need no scores. us on Hopper and by the portable kernel: T 4096 113, 131 (37, 32 % of the roof); 16384 1574, 1893
- * (42, 35 %); 4 x 4096 366, 435 (46, 38 %); 32768 6061, 7281 (44, 37 %). Tried, T 32768: choice by bisection alone,
- * portable 7831 us. Hopper with 512 entries per block 6506 us; with four warpgroups of 64 entries 7827 us; with 32
- * tokens per block 6097 us (T 4096: 108 us). */
+ * Measured: H200, the commit that wrote this line, 64 heads of 128, ratio 4, K 512; FLOPs of the entries of tokens that
+ * see more than K. us on Hopper and by the portable kernel: T 4096 81, 116 (39, 27 % of the roof); 16384 1215, 1688
+ * (55, 39 %); 4 x 4096 267, 355 (47, 36 %). Before, at 61c7d7f: 112, 131; 1570, 1893; 363, 435. Of the 25 us that the
+ * choice took at T 4096 most were instructions that eight warps repeated.
+ * Tried, T 32768: choice by bisection alone, portable 7831 us (7281 by bins). 8 tokens per block: T 4096 85, 117 us;
+ * 16384 1372, 1733 us. */
 #include "kernels/cuda/index.cuh"
 
 enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
-enum { BLOCK = 256, KEYS = 11008, BINS = BLOCK, LIST = 512 };
+enum { ANY = 256, KEYS = 11008, FEW = 4096, LIST = 512 };
 static const int64_t SCRATCH = (int64_t)64 << 20;
 
 /* ---- scores ---- */
@@ -35,12 +36,18 @@ struct __align__(128) stage
     bf16 w[INDEX_HEADS];
 };
 
-static __device__ inline void copy_token(struct stage *s, const struct index_job &job, int64_t t)
+/* Copies what `from` points at; the threads copy eight heads at a time. to: of a stage */
+struct token {
+    const bf16 *q, *w; /* at this thread's first piece */
+};
+static __device__ inline void copy_token(const struct stage *s, const struct token &from, int n_head)
 {
-    const bf16 *q = job.q + t * job.ld_q, *w = job.w + t * job.ld_w;
-    for (int i = threadIdx.x; i < job.n_head * CHUNKS; i += WARPS * 32)
-        copy_async16(shared_address(s->q) + tile_offset<CHUNKS>(i / CHUNKS, i % CHUNKS), q + i * 8, 16);
-    if (threadIdx.x < job.n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), w + threadIdx.x * 8, 16);
+    static_assert(WARPS * 32 == 8 * CHUNKS, "a thread per piece of eight heads");
+    const uint32_t to = shared_address(s->q) + tile_offset<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+#pragma unroll
+    for (int head = 0; head < INDEX_HEADS; head += 8)
+        if (head < n_head) copy_async16(to + head * CHUNKS * 16, from.q + head * INDEX_DIM, 16);
+    if (threadIdx.x < n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), from.w, 16);
 }
 
 /* sum [tile]: of this warp's entries, the part of the heads of this lane: 2 (lane % 4) and the next of every eight. */
@@ -73,22 +80,27 @@ static __device__ inline void score_tokens(struct stage stages[2], const struct 
                                            int first, int64_t begin, int64_t end)
 {
     uint32_t a[TILES][INDEX_STEPS][4];
-    const int own = first + threadIdx.x / 32 * TILES * 16;
-    copy_token(&stages[0], job, begin);
+    const int own = first + threadIdx.x / 32 * TILES * 16, n_tok = (int)(end - begin);
+    /* The first token, counted from `begin`, that sees an entry of this warp. */
+    const int64_t seen = start + ((int64_t)own + 1) * job.ratio - 1 - begin;
+    float *out = index_out(job, begin, own);
+    struct token next = {job.q + begin * job.ld_q + threadIdx.x * 8, job.w + begin * job.ld_w + threadIdx.x * 8};
+    copy_token(&stages[0], next, job.n_head);
     copy_commit();
 #pragma unroll
     for (int m = 0; m < TILES; m++) index_rows(a[m], job, start / job.ratio + own + m * 16);
-    for (int64_t t = begin; t < end; t++) {
-        const struct stage *s = &stages[(t - begin) % 2];
-        if (t + 1 < end) copy_token(&stages[(t + 1 - begin) % 2], job, t + 1);
+    for (int t = 0; t < n_tok; t++, out += job.ld_score) {
+        next.q += job.ld_q;
+        next.w += job.ld_w;
+        if (t + 1 < n_tok) copy_token(&stages[(t + 1) % 2], next, job.n_head);
         copy_commit();
         copy_wait<1>();
         __syncthreads();
-        if (own < (t - start + 1) / job.ratio) { /* the whole warp */
+        if (t >= seen) { /* the whole warp */
             float sum[TILES][2];
-            score_token(sum, a, s, job.n_head);
+            score_token(sum, a, &stages[t % 2], job.n_head);
 #pragma unroll
-            for (int m = 0; m < TILES; m++) index_write(job, sum[m], t, own + m * 16, m);
+            for (int m = 0; m < TILES; m++) index_write(out + m * 16, sum[m], m);
         }
         __syncthreads();
     }
@@ -105,13 +117,13 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struc
 }
 
 /* Any sizes: a block per token, a thread per entry. */
-static __global__ void __launch_bounds__(BLOCK) index_scores_any(const struct index_job job)
+static __global__ void __launch_bounds__(ANY) index_scores_any(const struct index_job job)
 {
     const int64_t t = job.first + blockIdx.x, start = job.cu[index_find(job, t)];
     const int n = (int)((t - start + 1) / job.ratio);
     if (n <= job.n_top) return;
     const bf16 *q = job.q + t * job.ld_q;
-    for (int e = threadIdx.x; e < n; e += BLOCK) {
+    for (int e = threadIdx.x; e < n; e += ANY) {
         const bf16 *k = job.k + (start / job.ratio + e) * job.ld_k;
         float score = 0;
         for (int h = 0; h < job.n_head; h++) {
@@ -149,12 +161,14 @@ static __device__ inline uint32_t key_at(const struct keys &k, int e)
 }
 
 /* What the warps of a block tell each other; index: 0 or 1 in turns, so that one barrier per exchange suffices. */
-struct exchange {
+template <int BLOCK> struct exchange {
     uint32_t of_warp[2][BLOCK / 32][2];
 };
 
 /* The least and the greatest key. */
-static __device__ inline void range(uint32_t *low, uint32_t *high, const struct keys &k, int n, struct exchange *x)
+template <int BLOCK>
+static __device__ inline void range(uint32_t *low, uint32_t *high, const struct keys &k, int n,
+                                    struct exchange<BLOCK> *x)
 {
     uint32_t least = 0xffffffffu, most = 0;
     for (int e = threadIdx.x; e < n; e += BLOCK) {
@@ -178,25 +192,27 @@ static __device__ inline void range(uint32_t *low, uint32_t *high, const struct 
 }
 
 /* The bin of a score among BINS equal parts of low .. high: does not decrease with the score. */
-static __device__ inline int bin_of(uint32_t key, float low, float scale)
+template <int BINS> static __device__ inline int bin_of(uint32_t key, float low, float scale)
 {
     return min(BINS - 1, (int)((score_of(key) - low) * scale));
 }
 
-/* Keys of one bin. */
-struct bins {
-    int count[BINS], of_warp[BLOCK / 32], chosen, rank, n_list;
+/* Keys of one bin; a thread has one of the bins. */
+template <int BLOCK> struct bins {
+    int count[BLOCK], of_warp[BLOCK / 32], chosen, rank, n_list;
     uint32_t list[LIST], limit;
 };
 
 /* chosen = the bin of the n_top-th largest key, rank = its rank among the keys of that bin, from 1 on. */
-static __device__ inline void find_bin(struct bins *b, const struct keys &k, int n, int n_top, float low, float scale)
+template <int BLOCK>
+static __device__ inline void find_bin(struct bins<BLOCK> *b, const struct keys &k, int n, int n_top, float low,
+                                       float scale)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = BINS - 1 - (int)threadIdx.x;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = BLOCK - 1 - (int)threadIdx.x;
     b->count[threadIdx.x] = 0;
     if (threadIdx.x == 0) b->n_list = 0;
     __syncthreads();
-    for (int e = threadIdx.x; e < n; e += BLOCK) atomicAdd(&b->count[bin_of(key_at(k, e), low, scale)], 1);
+    for (int e = threadIdx.x; e < n; e += BLOCK) atomicAdd(&b->count[bin_of<BLOCK>(key_at(k, e), low, scale)], 1);
     __syncthreads();
     const int count = b->count[own];
     int sum = count; /* of this thread's bin and those above it */
@@ -215,16 +231,17 @@ static __device__ inline void find_bin(struct bins *b, const struct keys &k, int
 }
 
 /* The n_top-th largest of n keys between low and high, which differ, if few keys share its bin. */
-static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins *b, const struct keys &k, int n, int n_top,
-                                                uint32_t low, uint32_t high)
+template <int BLOCK>
+static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLOCK> *b, const struct keys &k, int n,
+                                                int n_top, uint32_t low, uint32_t high)
 {
-    const float least = score_of(low), scale = BINS / (score_of(high) - least);
+    const float least = score_of(low), scale = BLOCK / (score_of(high) - least);
     find_bin(b, k, n, n_top, least, scale);
     const int n_list = b->count[b->chosen];
     if (n_list > LIST) return false;
     for (int e = threadIdx.x; e < n; e += BLOCK) {
         const uint32_t key = key_at(k, e);
-        if (bin_of(key, least, scale) == b->chosen) b->list[atomicAdd(&b->n_list, 1)] = key;
+        if (bin_of<BLOCK>(key, least, scale) == b->chosen) b->list[atomicAdd(&b->n_list, 1)] = key;
     }
     __syncthreads();
     for (int i = threadIdx.x; i < n_list; i += BLOCK) {
@@ -241,8 +258,9 @@ static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins *b,
 }
 
 /* The n_top-th largest of n keys between low and high, by bisection; or a threshold that exactly n_top reach. */
+template <int BLOCK>
 static __device__ inline uint32_t threshold_by_bisection(const struct keys &k, int n, int n_top, uint32_t low,
-                                                         uint32_t high, struct exchange *x)
+                                                         uint32_t high, struct exchange<BLOCK> *x)
 {
     for (int turn = 0; low < high; turn ^= 1) {
         const uint32_t middle = low + (high - low) / 2 + 1;
@@ -262,10 +280,10 @@ static __device__ inline uint32_t threshold_by_bisection(const struct keys &k, i
     return low;
 }
 
-static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_top)
+template <int BLOCK> static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_top)
 {
-    __shared__ struct exchange x;
-    __shared__ struct bins b;
+    __shared__ struct exchange<BLOCK> x;
+    __shared__ struct bins<BLOCK> b;
     uint32_t low, high, limit;
     range(&low, &high, k, n, &x);
     if (low == high || threshold_by_bins(&limit, &b, k, n, n_top, low, high)) return low == high ? low : limit;
@@ -273,6 +291,7 @@ static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_t
 }
 
 /* Writes the entries above the threshold, and the first of those at it, in ascending order. */
+template <int BLOCK>
 static __device__ inline void write_chosen(int32_t *out, const struct keys &k, int n, int n_top, uint32_t limit)
 {
     __shared__ int counts[BLOCK / 32][2];
@@ -311,7 +330,7 @@ static __device__ inline void write_chosen(int32_t *out, const struct keys &k, i
     }
 }
 
-static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_job job)
+template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_job job)
 {
     extern __shared__ uint32_t room[]; /* [most], or none */
     const int64_t t = job.first + blockIdx.x;
@@ -327,7 +346,7 @@ static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_
         __syncthreads();
     }
     const struct keys k = {job.most <= KEYS ? room : NULL, score};
-    write_chosen(out, k, n, job.n_top, threshold(k, n, job.n_top));
+    write_chosen<BLOCK>(out, k, n, job.n_top, threshold<BLOCK>(k, n, job.n_top));
 }
 
 extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
@@ -369,8 +388,11 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
         else if (scored && fast)
             index_scores<<<index_grid(&job), WARPS * 32, 0, cuda.stream>>>(job);
         else if (scored)
-            index_scores_any<<<grid_x(n), BLOCK, 0, cuda.stream>>>(job);
-        index_choose<<<grid_x(n), BLOCK, room, cuda.stream>>>(job);
+            index_scores_any<<<grid_x(n), ANY, 0, cuda.stream>>>(job);
+        if (most <= FEW)
+            index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(job);
+        else
+            index_choose<256><<<grid_x(n), 256, room, cuda.stream>>>(job);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, mark);

@@ -21,10 +21,12 @@ struct index_job {
 void index_scores_wgmma(const struct index_job *job);
 
 /* Blocks of a launch: tokens from the last on, which see the most entries; of the same tokens all entries one after the
- * other. */
+ * other. In a single sequence no block has tokens that see at most K entries alone. */
 static inline unsigned index_grid(const struct index_job *job)
 {
-    return grid_x(ceil_div(job->end - job->first, INDEX_TOKENS) * ceil_div(job->most, INDEX_ENTRIES));
+    const int64_t few = job->n_seq == 1 ? (job->n_top + (int64_t)1) * job->ratio - 1 : 0;
+    const int64_t n_tok = MT_MAX(job->end - MT_MAX(job->first, few), 1);
+    return grid_x(ceil_div(n_tok, INDEX_TOKENS) * ceil_div(job->most, INDEX_ENTRIES));
 }
 
 /* The sequence of token t. */
@@ -47,9 +49,8 @@ template <typename SCORE> static __device__ inline void index_walk(const struct 
 {
     const int n_part = (job.most + INDEX_ENTRIES - 1) / INDEX_ENTRIES,
               first = (int)(blockIdx.x % n_part) * INDEX_ENTRIES;
-    const int64_t tile = gridDim.x / n_part - 1 - blockIdx.x / n_part;
-    const int64_t stop = min(job.first + (tile + 1) * INDEX_TOKENS, job.end);
-    for (int64_t t = job.first + tile * INDEX_TOKENS, end; t < stop; t = end) {
+    const int64_t stop = job.end - (int64_t)(blockIdx.x / n_part) * INDEX_TOKENS;
+    for (int64_t t = max(job.first, stop - INDEX_TOKENS), end; t < stop; t = end) {
         const int seq = index_find(job, t);
         const int64_t start = job.cu[seq];
         end = min(stop, (int64_t)job.cu[seq + 1]);
@@ -85,12 +86,16 @@ static __device__ inline void index_add(float sum[2], const float c[4], uint32_t
     }
 }
 
-/* Adds up the heads of four lanes and writes the scores of 16 entries for token t; one of the lanes writes. */
-static __device__ inline void index_write(const struct index_job &job, const float sum[2], int64_t t, int entry,
-                                          int lane)
+/* The scores of token t: those of this lane's entries from `entry` on. */
+static __device__ inline float *index_out(const struct index_job &job, int64_t t, int entry)
+{
+    return job.score + (t - job.first) * job.ld_score + entry + threadIdx.x % 32 / 4;
+}
+
+/* Adds up the heads of four lanes and writes the scores of 16 entries; one of the lanes writes. */
+static __device__ inline void index_write(float *out, const float sum[2], int lane)
 {
     const float low = warp_sum(sum[0], 4), high = warp_sum(sum[1], 4);
-    float *out = job.score + (t - job.first) * job.ld_score + entry + threadIdx.x % 32 / 4;
     if (threadIdx.x % 4 == lane) {
         out[0] = low;
         out[8] = high;

@@ -9,6 +9,9 @@
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
  *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
+ *   On Hopper with r <= 16 one pass over dy computes dy B and dB.
+ *   Where the main product has many columns, the thin product before it writes the rows that it gathers, and the main
+ *   product reads these by TMA (push_copy).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
  *   combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
@@ -24,6 +27,9 @@
  *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
  *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
  *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16).
+ *   Rows written by the thin product, H200, 16,384 tokens, bench ops, us per call in the same call: gpt-oss-20b r 16 up
+ *   forward 4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899. qwen3.5-35b-a3b r 8,
+ *   whose product has 4 tiles of columns, 1,165 -> 1,319: there it is not done.
  * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch (bench lora --split,
  *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
  *   third launch ran at the speed of a copy. */
@@ -64,27 +70,47 @@ static struct grouped rows_of(struct tensor a, bool tokens, const struct route *
     return g;
 }
 
-/* out = a A_e^T (forward) or a B_e (backward): out [M, r], factor [E, r, in] or [E, out, r]. Backward only: gated [M,
- * r] = out times the gate of each row, or absent. */
-static void thin_product(struct tensor out, struct tensor gated, struct tensor a, bool tokens, struct tensor factor,
-                         bool backward, const struct route *r)
+/* What a product with one factor of an adapter writes; absent: not written. */
+struct thin {
+    struct tensor product; /* [M, r] */
+    struct tensor gated;   /* [M, r], backward only: the product times the gate of each row */
+    struct tensor rows;    /* [M, in] the rows that it reads, in expert order; r <= THIN_RANK */
+};
+enum { THIN_RANK = 64 }; /* of cuda_grouped_thin */
+
+/* out.product = a A_e^T (forward) or a B_e (backward); factor [E, r, in] or [E, out, r]. */
+static void thin_product(const struct thin *out, struct tensor a, bool tokens, struct tensor factor, bool backward,
+                         const struct route *r)
 {
     struct grouped g = rows_of(a, tokens, r);
     g.n_out = factor.shape[backward ? 2 : 1];
     g.n_in = factor.shape[backward ? 1 : 2];
     g.b = (const bf16 *)whole(factor);
     g.kn = backward;
-    g.out = (bf16 *)whole(out);
-    if (gated.ndim) {
+    g.out = (bf16 *)whole(out->product);
+    g.rows = (bf16 *)whole(out->rows);
+    if (out->gated.ndim) {
         g.epilogue = GROUPED_GATED;
-        g.act = (bf16 *)whole(gated);
+        g.act = (bf16 *)whole(out->gated);
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
     }
-    if (g.n_out <= 64)
+    if (g.n_out <= THIN_RANK)
         cuda_grouped_thin(&g);
     else
         cuda_grouped_mma(&g);
+}
+
+/* Room for the rows of x [T, C] in expert order, which a thin product writes for a main product of n_out columns;
+ * absent where that product gathers them, or reads codes of them. It reads a row once per column tile. A copy saves
+ * more than it takes from about 11 tiles on. */
+static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
+                               const struct route *r)
+{
+    enum { MIN_COLUMNS = 11 * 256 };
+    const int64_t rank = proj->lora.r;
+    if (!cuda.hopper || n_out < MIN_COLUMNS || !rank || rank > THIN_RANK || proj->fp8.step.ndim) return absent;
+    return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
 }
 
 /* A merged adapter is part of the matrix. */
@@ -236,9 +262,9 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
 }
 
 /* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
- * thin = xa. In a dry run it only takes its scratch. */
+ * thin = xa. In a dry run it only takes its scratch. beside: dy B, computed in the same pass over dy, or NULL. */
 static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
-                        struct tensor thin, const struct route *r)
+                        struct tensor thin, const struct thin *beside, const struct route *r)
 {
     const struct lora *lora = &proj->lora;
     const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
@@ -256,17 +282,27 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     g.scale = lora->scale[0];
     g.thin_first = of_a;
     g.out = (float *)whole(of_a ? proj->grad.a : proj->grad.b);
-    g.partial = arena_push(&dev->work, cuda_grouped_wgrad_bytes(n_row, wide.shape[1], lora->r));
-    if (!dev->dry_run) cuda_grouped_wgrad(&g);
+    if (beside) {
+        g.b = (const bf16 *)whole(lora->b);
+        g.product = (bf16 *)whole(beside->product);
+        g.gated = (bf16 *)whole(beside->gated);
+        g.rows = (bf16 *)whole(beside->rows);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+    }
+    const auto bytes = beside ? cuda_grouped_pass_bytes : cuda_grouped_wgrad_bytes;
+    g.partial = arena_push(&dev->work, bytes(n_row, g.n_wide, g.r));
+    if (!dev->dry_run) (beside ? cuda_grouped_pass : cuda_grouped_wgrad)(&g);
     arena_release(&dev->work, mark);
 }
 
-/* Gradients of an adapter. */
-static void adapter_grad(struct device *dev, const struct proj *proj, struct tensor db, struct tensor x, bool x_tokens,
-                         struct tensor dy, bool dy_tokens, struct tensor xa, const struct route *r)
+/* out->product = dy B; dB += scale dy^T xa unless the adapter is frozen. */
+static void back_through_b(struct device *dev, const struct thin *out, struct tensor dy, bool tokens, struct tensor xa,
+                           const struct proj *proj, const struct route *r)
 {
-    factor_grad(dev, proj, true, x, x_tokens, db, r);
-    factor_grad(dev, proj, false, dy, dy_tokens, xa, r);
+    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && cuda_grouped_pass_takes(proj->lora.r);
+    if (!one_pass && !dev->dry_run) thin_product(out, dy, tokens, proj->lora.b, true, r);
+    if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
 }
 
 /* ---- small kernels ---- */
@@ -406,11 +442,13 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
 {
     const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
+    const struct tensor copy = push_copy(dev, x, up->w.n_out, up, r);
+    const struct thin thin = {xa, absent, copy};
     const struct decoded matrices = push_decoded(dev, up, r);
     const struct fp8_rows rows = push_fp8_rows(dev, up, x, true, r);
     if (!dev->dry_run) {
-        if (lora->r) thin_product(xa, absent, x, true, lora->a, false, r);
-        struct grouped g = rows_of(x, true, r);
+        if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
+        struct grouped g = rows_of(copy.ndim ? copy : x, !copy.ndim, r);
         take_adapter(&g, lora, xa, lora->b);
         g.bias = (const float *)whole(up->bias);
         g.out = (bf16 *)whole(pre);
@@ -436,7 +474,8 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
     const struct decoded matrices = push_decoded(dev, down, r);
     const struct fp8_rows rows = y.ndim ? push_fp8_rows(dev, down, act, false, r) : no_fp8_rows;
     if (!dev->dry_run) {
-        if (lora->r) thin_product(ha, absent, act, false, lora->a, false, r);
+        const struct thin thin = {ha, absent, absent};
+        if (lora->r) thin_product(&thin, act, false, lora->a, false, r);
         struct grouped g = rows_of(act, false, r);
         take_adapter(&g, lora, ha, lora->b);
         g.bias = (const float *)whole(down->bias);
@@ -503,13 +542,17 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const bool trained = lora->r && down->grad.a.ndim;
     const int64_t product_mark = arena_mark(&dev->work);
+    const struct tensor copy = push_copy(dev, dout, w->n_in, down, r);
+    const struct thin thin = {db, db_gated, copy};
+    if (trained && !dev->dry_run) gate_rows(ha_gated, ha, r);
+    if (lora->r) back_through_b(dev, &thin, dout, true, ha_gated, down, r);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, down, r);
     const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
     if (!dev->dry_run && n_row) {
-        if (lora->r) thin_product(db, db_gated, dout, true, lora->b, true, r);
-        struct grouped g = rows_of(dout, true, r);
+        struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
         g.epilogue = down->in.format.bits ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
@@ -528,10 +571,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, product_mark);
-    if (lora->r && down->grad.a.ndim) {
-        if (!dev->dry_run) gate_rows(ha_gated, ha, r);
-        adapter_grad(dev, down, db_gated, act, false, dout, true, ha_gated, r);
-    }
+    if (trained) factor_grad(dev, down, true, act, false, db_gated, NULL, r);
     arena_release(&dev->work, mark);
 }
 
@@ -542,8 +582,9 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
     const struct lora *lora = &up->lora;
     const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    if (lora->r && !dev->dry_run) thin_product(db, absent, dpre, false, lora->b, true, r);
-    if (lora->r && up->grad.a.ndim) adapter_grad(dev, up, db, x, true, dpre, false, xa, r);
+    const struct thin thin = {db, absent, absent};
+    if (lora->r) back_through_b(dev, &thin, dpre, false, xa, up, r);
+    if (lora->r && up->grad.a.ndim) factor_grad(dev, up, true, x, true, db, NULL, r);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     const struct decoded matrices = push_decoded(dev, up, r);
     const struct fp8_rows rows = push_fp8_rows(dev, up, dpre, false, r);
@@ -591,18 +632,18 @@ static void add_adapter(const struct moe_part *p, const struct route *r)
 extern "C" bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
 {
     const struct lora *lora = &p->proj->lora;
+    const struct thin thin = {p->thin, absent, absent};
     const int64_t mark = arena_mark(&dev->work);
     switch (p->kind) {
     case MOE_THIN:
-        if (!dev->dry_run)
-            thin_product(p->thin, absent, p->in, p->tokens, p->backward ? lora->b : lora->a, p->backward, r);
+        if (!dev->dry_run) thin_product(&thin, p->in, p->tokens, p->backward ? lora->b : lora->a, p->backward, r);
         break;
     case MOE_BASE:
     case MOE_HYBRID: base_or_hybrid(dev, p, r); break;
     case MOE_ADD:
         if (!dev->dry_run) add_adapter(p, r);
         break;
-    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, r); break;
+    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, NULL, r); break;
     }
     arena_release(&dev->work, mark);
     return true;

@@ -16,7 +16,10 @@
  *   rounding. dx_chosen: f32, in ascending order of the experts.
  * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy; backward
  *   142 us, 1336 GB/s, 45 %. H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: forward 65 us, backward 136 us; by
- *   tiles 272 and 401 us. The backward where a team loads its experts at once: 74 us. */
+ *   tiles 272 and 401 us. The backward where a team loads its experts at once: 74 us.
+ *   H200, the commit that wrote this line, T 4096, D 4096, E 256, J 6 by sqrt(softplus): forward 33 us, with given
+ *   experts 27 us; backward 35 us. With loads behind the branches of a score, and dl by loops over the slots: 35, 31
+ *   and 54 us. */
 #include "kernels/cuda/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
@@ -178,6 +181,26 @@ static __device__ inline unsigned sort_key(float v)
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
+/* Takes the largest key of a warp's experts away (sets it to 0), of equal ones that of the lowest id; returns it. */
+template <int N> static __device__ inline unsigned take_largest(unsigned key[N], unsigned *chosen)
+{
+    const unsigned all = 0xffffffffu, lane = threadIdx.x % 32;
+    unsigned top = 0, id = all;
+#pragma unroll
+    for (int i = 0; i < N; i++) top = max(top, key[i]);
+    top = __reduce_max_sync(all, top);
+#pragma unroll
+    for (int i = N - 1; i >= 0; i--) id = key[i] == top ? lane + 32 * i : id;
+    id = __reduce_min_sync(all, id);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        if (id != lane + 32 * i) continue;
+        key[i] = 0;
+        *chosen |= 1u << i;
+    }
+    return top;
+}
+
 /* One warp per token; lane l holds experts l, l + 32, ... */
 template <int N>
 static __global__ void __launch_bounds__(WARP_THREADS)
@@ -197,21 +220,7 @@ static __global__ void __launch_bounds__(WARP_THREADS)
         largest = fmaxf(largest, v[i]);
     }
     largest = warp_max(largest);
-    for (int j = 0; j < n_top; j++) {
-        unsigned top = 0, id = all;
-#pragma unroll
-        for (int i = 0; i < N; i++) top = max(top, key[i]);
-        top = __reduce_max_sync(all, top);
-#pragma unroll
-        for (int i = N - 1; i >= 0; i--) id = key[i] == top ? lane + 32 * i : id;
-        id = __reduce_min_sync(all, id);
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            if (id != lane + 32 * i) continue;
-            key[i] = 0;
-            chosen |= 1u << i;
-        }
-    }
+    for (int j = 0; j < n_top; j++) take_largest<N>(key, &chosen);
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const bool counts = over_all ? (int)lane + 32 * i < n_exp : chosen >> i & 1;
@@ -246,26 +255,6 @@ static __device__ inline float sqrt_slope(float l, float s) { return l < -40 ? s
 
 /* The value of a key, NaN for that of NaN. */
 static __device__ inline float key_value(unsigned key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
-
-/* Takes the largest key of a warp's experts away (sets it to 0), of equal ones that of the lowest id; returns it. */
-template <int N> static __device__ inline unsigned take_largest(unsigned key[N], unsigned *chosen)
-{
-    const unsigned all = 0xffffffffu, lane = threadIdx.x % 32;
-    unsigned top = 0, id = all;
-#pragma unroll
-    for (int i = 0; i < N; i++) top = max(top, key[i]);
-    top = __reduce_max_sync(all, top);
-#pragma unroll
-    for (int i = N - 1; i >= 0; i--) id = key[i] == top ? lane + 32 * i : id;
-    id = __reduce_min_sync(all, id);
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        if (id != lane + 32 * i) continue;
-        key[i] = 0;
-        *chosen |= 1u << i;
-    }
-    return top;
-}
 
 /* Sets the keys of all groups to 0 but those of the top_group best. Lane g holds the value of group g. */
 template <int N> static __device__ inline void limit_groups(unsigned key[N], int n_exp, int n_group, int top_group)
@@ -308,13 +297,19 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
     const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
     const unsigned lane = threadIdx.x % 32;
     if (t >= job.n_tok) return;
-    float s[N], sum = 0;
+    float s[N], bias[N], sum = 0;
     unsigned key[N], chosen = 0; /* bit i: expert lane + 32 i */
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; i < N; i++) { /* all loads before the branches of a score */
         const int e = (int)lane + 32 * i;
-        s[i] = e < job.n_exp ? score(job.logits[t * job.ld_logits + e], job.router.kind) : 0;
-        key[i] = e < job.n_exp ? sort_key(s[i] + (job.bias ? job.bias[e] : 0)) : 0;
+        s[i] = e < job.n_exp ? job.logits[t * job.ld_logits + e] : 0;
+        bias[i] = e < job.n_exp && job.bias ? job.bias[e] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const bool in = (int)lane + 32 * i < job.n_exp;
+        s[i] = in ? score(s[i], job.router.kind) : 0;
+        key[i] = in ? sort_key(s[i] + bias[i]) : 0;
     }
     if (job.router.n_group > 1) limit_groups<N>(key, job.n_exp, job.router.n_group, job.router.top_group);
     for (int j = 0; j < job.n_top; j++) take_largest<N>(key, &chosen);
@@ -333,18 +328,23 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
     }
 }
 
-/* The gates of given experts; a thread per token. */
+/* The gates of given experts; one warp per token, a lane per slot. Sums in the order of the slots. */
 static __global__ void __launch_bounds__(WARP_THREADS) weigh_given(const struct choice_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * WARP_THREADS + threadIdx.x;
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
     if (t >= job.n_tok) return;
-    const float *logits = job.logits + t * job.ld_logits;
-    float sum = 0;
-    for (int j = 0; j < job.n_top; j++) sum += score(logits[job.idx[t * job.n_top + j]], job.router.kind);
+    float s = 0, sum = 0;
+    for (int first = 0; first < job.n_top; first += 32) {
+        const int slot = min(first + lane, job.n_top - 1);
+        s = score(job.logits[t * job.ld_logits + job.idx[t * job.n_top + slot]], job.router.kind);
+        for (int j = 0; j < min(32, job.n_top - first); j++) sum += __shfl_sync(0xffffffffu, s, j);
+    }
     const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
-    for (int j = 0; j < job.n_top; j++)
-        job.gate[t * job.ld_gate + j] =
-            score(logits[job.idx[t * job.n_top + j]], job.router.kind) / divisor * job.router.scale;
+    for (int slot = lane; slot < job.n_top; slot += 32) {
+        if (job.n_top > 32) s = score(job.logits[t * job.ld_logits + job.idx[t * job.n_top + slot]], job.router.kind);
+        job.gate[t * job.ld_gate + slot] = s / divisor * job.router.scale;
+    }
 }
 
 /* idx[t] = table[tok[t]] in ascending order; a thread per slot. */
@@ -418,7 +418,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
                                        r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
                                        (int)r->idx.shape[1], *router};
         if (router->given)
-            weigh_given<<<grid_x(ceil_div(n_tok, WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(job);
+            weigh_given<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
         else
             KERNEL_FOR(choose_sigmoid, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
         CUDA_CHECK_LAUNCH();
@@ -524,8 +524,7 @@ extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tenso
 /* ---- backward */
 
 struct gates_job {
-    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on; zeros beyond E. chosen: [T, J], of idx alone */
-    bool chosen;
+    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on, zeros beyond E; of chosen_bwd [T, J] */
     const float *gate, *dgate, *logits;
     const int32_t *idx;
     int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
@@ -545,10 +544,6 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
     float p[N] = {}, d[N], mean = 0, aux_mean = 0;
     if (job.router.kind == ROUTER_PROBABILITY || job.count) softmax<N>(p, job.logits + t * job.ld_logits, job.n_exp);
     for (int j = 0; j < job.n_top; j++) mean += gate[j] * dgate[j];
-    if (job.chosen) {
-        for (int j = lane; j < job.n_top; j += 32) job.dl[t * job.ld_dl + j] = gate[j] * (dgate[j] - mean);
-        return;
-    }
 #pragma unroll
     for (int i = 0; i < N; i++) d[i] = job.router.kind == ROUTER_PROBABILITY ? -p[i] * mean : 0;
     for (int j = 0; j < job.n_top; j++) {
@@ -589,11 +584,9 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
         const float l = logits[idx[j]], s = score(l, kind);
         const float g = job.router.scale * (divided ? (dgate[j] - mean) / sum : dgate[j]);
         const float v = kind == ROUTER_SQRT_CHOSEN ? g * sqrt_slope(l, s) : g * s * (1 - s);
-        if (job.chosen && lane == j % 32) job.dl[t * job.ld_dl + j] = v;
 #pragma unroll
         for (int i = 0; i < N; i++) d[i] = idx[j] == lane + 32 * i ? v : d[i];
     }
-    if (job.chosen) return;
 #pragma unroll
     for (int i = 0; i < N; i++)
         if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
@@ -663,6 +656,32 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* dl of the chosen experts alone, [T, J]; one warp per token, a lane per slot: J <= 32. Sums in the order of the slots,
+ * as above. */
+static __global__ void __launch_bounds__(WARP_THREADS) chosen_bwd(const struct gates_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32, slot = min(lane, job.n_top - 1);
+    const unsigned all = 0xffffffffu;
+    const enum router_kind kind = job.router.kind;
+    if (t >= job.n_tok) return;
+    const float dgate = job.dgate[t * job.ld_dgate + slot];
+    float d, sum = 1e-20f, mean = 0;
+    if (kind == ROUTER_CHOSEN) {
+        const float gate = job.gate[t * job.ld_gate + slot];
+        for (int j = 0; j < job.n_top; j++) mean += __shfl_sync(all, gate, j) * __shfl_sync(all, dgate, j);
+        d = gate * (dgate - mean);
+    } else {
+        const float l = job.logits[t * job.ld_logits + job.idx[t * job.n_top + slot]], s = score(l, kind);
+        for (int j = 0; j < job.n_top; j++) sum += __shfl_sync(all, s, j);
+        const float share = s / sum;
+        for (int j = 0; j < job.n_top; j++) mean += __shfl_sync(all, share, j) * __shfl_sync(all, dgate, j);
+        const float g = job.router.scale * (divides(kind) ? (dgate - mean) / sum : dgate);
+        d = kind == ROUTER_SQRT_CHOSEN ? g * sqrt_slope(l, s) : g * s * (1 - s);
+    }
+    if (lane < job.n_top) job.dl[t * job.n_top + lane] = d;
+}
+
 /* dx += dl W for COLS columns, with dl of the chosen experts. The block keeps its columns of W in shared memory; teams
  * of COLS / 8 threads take two tokens at a time, and each thread of a team loads one of its experts. */
 template <int COLS>
@@ -715,8 +734,10 @@ static __global__ void __launch_bounds__(WARP_THREADS, 4)
     }
 }
 
-static void launch_dx_chosen(struct tensor dx, const struct gates_job *job, const struct weight *w)
+static void launch_chosen(struct tensor dx, const struct gates_job *job, const struct weight *w)
 {
+    chosen_bwd<<<warp_grid(job->n_tok), WARP_THREADS, 0, cuda.stream>>>(*job);
+    CUDA_CHECK_LAUNCH();
     const int cols = job->n_exp <= 256 ? 64 : 32, pairs = 2 * WARP_THREADS / (cols / 8);
     const int64_t n_slice = ceil_div(w->n_in, cols), most = ceil_div(job->n_tok, pairs);
     const dim3 grid(grid_x(n_slice), (unsigned)MT_MIN(most, MT_MAX(4 * (int64_t)cuda.n_sm / n_slice, 1)));
@@ -753,15 +774,15 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         job.rows = (float)aux->rows;
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
-    job.chosen = w->format == WF_BF16 && n_exp >= MANY && router->kind != ROUTER_PROBABILITY && !job.count;
-    if (job.chosen) job.ld_dl = job.n_top;
+    const bool few = router->kind != ROUTER_PROBABILITY && !job.count && job.n_top <= 32; /* dl of the chosen alone */
+    if (few && w->format == WF_BF16 && n_exp >= MANY) {
+        job.ld_dl = job.n_top;
+        launch_chosen(dx, &job, w);
+        return;
+    }
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
-    if (job.chosen) {
-        launch_dx_chosen(dx, &job, w);
-        return;
-    }
     const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_in, 64));
     const auto product = w->format == WF_BF16 ? dx_tile<true> : dx_tile<false>;
     product<<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, *w, n_tok);

@@ -1,0 +1,91 @@
+/* grouped_parts.cuh - split-K of the adapters' weight gradients: an expert with more rows than `share` is divided into
+ * equal parts. Each part writes its sums to scratch, and the last block of a tile adds them. So the time depends on the
+ * number of rows and hardly on the routing. Blocks of 256 threads. */
+#ifndef MT_CUDA_GROUPED_PARTS_H
+#define MT_CUDA_GROUPED_PARTS_H
+
+#include "kernels/cuda/grouped.h"
+
+enum { PARTS_THREADS = 256 };
+
+/* Part `part` of `parts` of an expert: rows first .. end-1. slot: index of the expert's first part among the parts of
+ * all experts that have more than one. parts 0: no unit. */
+struct unit {
+    int expert, part, parts, slot, first, end;
+};
+
+static __device__ __forceinline__ int parts_of(int n_row, int share)
+{
+    return n_row <= share ? n_row > 0 : (n_row + share - 1) / share;
+}
+
+/* Unit u in the order (expert, part); parts have at most `share` rows, a multiple of `step` except for the last. All
+ * lanes of the warp call it; n_exp + n_row / share < 2^16. A lane counts the units of adjacent experts; the experts of
+ * the lane that has u are searched one by one. */
+static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share, int step)
+{
+    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp, per_lane = (n_exp + 31) / 32;
+    const int from = min(lane * per_lane, n_exp), past = min(from + per_lane, n_exp);
+    uint32_t sum = 0; /* units; << 16: those of experts with more than one part */
+    for (int e = from, row = __ldg(g.offs + from); e < past; e++) {
+        const int next = __ldg(g.offs + e + 1), parts = parts_of(next - row, share);
+        sum += (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
+        row = next;
+    }
+    uint32_t at = sum;
+    for (int i = 1; i < 32; i *= 2) {
+        const uint32_t left = __shfl_up_sync(~0u, sum, i);
+        if (lane >= i) sum += left;
+    }
+    const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
+    if (!has) return {};
+    const int lane_of = __ffs(has) - 1;
+    int e = lane_of * per_lane, row = __ldg(g.offs + e);
+    at = __shfl_sync(~0u, sum - at, lane_of); /* units of earlier experts */
+    for (;; e++) {
+        const int end = __ldg(g.offs + e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
+        if (part < n) {
+            const int rows = ((end - row + n - 1) / n + step - 1) / step * step;
+            return {e, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
+        }
+        at += (uint32_t)n + (n > 1 ? (uint32_t)n << 16 : 0);
+        row = end;
+    }
+}
+
+/* Number of parts of a tile that are in g.partial; the last block resets it to 0. */
+enum { MAX_TILES = 1 << 14 };
+static __device__ int arrived[MAX_TILES];
+
+/* Writes this part's sums of tile `tile` of `tiles` to scratch. Returns true in the block that is last to do so; its c
+ * then has the sum of all parts, added in the order of the parts. */
+template <int N>
+static __device__ bool sum_parts(const struct grouped_wgrad &g, float (&c)[N][4], const struct unit &u, int64_t tile,
+                                 int64_t tiles)
+{
+    float4 *partial = (float4 *)g.partial + (u.slot * tiles + tile) * (N * PARTS_THREADS) + threadIdx.x;
+    const int64_t stride = tiles * (N * PARTS_THREADS); /* from part to part */
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        __stcg(partial + u.part * stride + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
+    __threadfence();
+    __syncthreads();
+    int *count = arrived + u.slot * tiles + tile;
+    const bool last = __syncthreads_or(threadIdx.x == 0 && atomicAdd(count, 1) == u.parts - 1);
+    if (!last) return false;
+    if (threadIdx.x == 0) *count = 0;
+    __threadfence();
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        float4 sum = {};
+#pragma unroll 4
+        for (int p = 0; p < u.parts; p++) {
+            const float4 x = __ldcg(partial + p * stride + j * PARTS_THREADS);
+            sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+        }
+        c[j][0] = sum.x, c[j][1] = sum.y, c[j][2] = sum.z, c[j][3] = sum.w;
+    }
+    return true;
+}
+
+#endif
