@@ -85,7 +85,7 @@ void ptx_copy_param(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         char *local = w->local + (int64_t)__builtin_ctz(m) * w->block->kernel->local_bytes;
-        memcpy(local + i->imm, local + i->imm2, i->size);
+        memcpy(local + i->imm, local + i->imm2, (size_t)i->imm3);
     }
 }
 

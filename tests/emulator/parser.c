@@ -90,14 +90,13 @@ int64_t new_row(struct parser *s, int width)
 
 void add_symbol(struct parser *s, struct symbol x) { *grow(&s->symbols) = x; }
 
-/* A variable. Dynamic shared memory begins after the static variables, which precede the first instruction. */
+/* A variable. */
 const struct symbol *find(const struct parser *s, struct text name)
 {
     for (int64_t k = s->symbols.n; k-- > 0;) {
         struct symbol *x = &s->symbols.at[k];
         if (x->kind != VARIABLE || !equal(x->name, name)) continue;
-        if (x->space == SHARED && !x->size)
-            s->k->dynamic_at = (int32_t)(x->at = align_to(s->k->shared_bytes, x->width));
+        if (x->space == SHARED && !x->size) s->k->dynamic_at = (int32_t)(x->at = align_to(s->dynamic_from, x->width));
         return x;
     }
     for (int64_t k = 0; k < s->m->variables.n; k++)

@@ -60,7 +60,8 @@ struct parser {
     int line;
     struct text function;
     bool in_entry;
-    int64_t regs; /* bytes so far */
+    int64_t regs;         /* bytes so far */
+    int64_t dynamic_from; /* end of the static shared memory, at most */
     GROW(struct symbol) symbols;
     GROW(struct label) labels;
     GROW(int) scopes; /* number of symbols at each open brace */

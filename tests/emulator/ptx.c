@@ -157,6 +157,55 @@ static void finish(struct parser *s)
     free(s->functions.at);
 }
 
+static bool mentions(struct text t, struct text name)
+{
+    return memmem(t.p, (size_t)t.n, name.p, (size_t)name.n) != NULL;
+}
+
+/* Bytes of the shared variables that a body declares, and of their alignment. */
+static int64_t shared_in(struct text body)
+{
+    int64_t bytes = 0, align, size;
+    for (const char *p = body.p, *q; (p = strstr(p, "\n.shared")) && p < body.p + body.n; bytes += size + align) {
+        q = p += 8;
+        variable(&q, &align, &size);
+    }
+    return bytes;
+}
+
+/* The body of the next function of the module at or after *p; false: none. */
+static bool next_function(const char **p, struct text *body)
+{
+    while ((*p = strstr(*p, "\n.func"))) {
+        const char *q = *p += 6;
+        q += strcspn(q, "{;");
+        if (*q != '{') continue;
+        *body = (struct text){q, (int)(after_body(q) - q)};
+        return true;
+    }
+    return false;
+}
+
+/* Gives the shared variables that the kernel or a function names their places. Dynamic shared memory begins after them
+ * and after those that the bodies declare. */
+static void place_shared(struct parser *s, struct text kernel)
+{
+    const bool calls = contains(kernel, "call");
+    struct text body;
+    int64_t later = shared_in(kernel);
+    for (const char *p = s->m->text; calls && next_function(&p, &body);) later += shared_in(body);
+    for (int64_t v = 0; v < s->m->variables.n; v++) {
+        struct symbol x = s->m->variables.at[v];
+        bool used = mentions(kernel, x.name);
+        for (const char *p = s->m->text; calls && !used && next_function(&p, &body);) used = mentions(body, x.name);
+        if (x.space != SHARED || !used) continue;
+        x.at = align_to(s->k->shared_bytes, x.width);
+        if (x.size) s->k->shared_bytes = (int32_t)(x.at + x.size);
+        add_symbol(s, x);
+    }
+    s->dynamic_from = s->k->shared_bytes + later;
+}
+
 /* Translates the kernel whose parameters begin at p. */
 static struct kernel *translate_kernel(struct module *m, const char *name, const char *p)
 {
@@ -174,14 +223,7 @@ static struct kernel *translate_kernel(struct module *m, const char *name, const
         k->param_size[j] = (int32_t)size[j];
         add_symbol(&s, (struct symbol){.name = names[j], .kind = VARIABLE, .space = PARAM, .at = at[j]});
     }
-    const struct text whole = {p, (int)(after_body(strchr(p, '{')) - p)};
-    for (int64_t v = 0; v < m->variables.n; v++) { /* the shared variables of the module that this kernel names */
-        struct symbol x = m->variables.at[v];
-        if (x.space != SHARED || !memmem(whole.p, (size_t)whole.n, x.name.p, (size_t)x.name.n)) continue;
-        x.at = align_to(k->shared_bytes, x.width);
-        if (x.size) k->shared_bytes = (int32_t)(x.at + x.size);
-        add_symbol(&s, x);
-    }
+    place_shared(&s, (struct text){p, (int)(after_body(strchr(p, '{')) - p)});
     s.p = strchr(s.p, '{'); /* past .maxntid and the like */
     body(&s);
     append_functions(&s);

@@ -46,7 +46,7 @@ struct ins {
     uint32_t keep;     /* bits that a narrow destination keeps */
     int64_t imm;       /* added to an address; columns of wgmma; where a copy of arguments goes */
     int64_t imm2;      /* where a copy of arguments comes from; bytes of cp.async */
-    int64_t imm3;      /* added to the second address of cp.async */
+    int64_t imm3;      /* added to the second address of cp.async; bytes of a copy of arguments */
     const char *text;
     int32_t text_len, line; /* line of the source, 0: unknown */
 };

@@ -384,7 +384,7 @@ static void copy_param(struct parser *s, struct line *x, int64_t to, int64_t fro
     struct ins *i = emit(s, x, ptx_copy_param, PLAIN);
     i->imm = to;
     i->imm2 = from;
-    i->size = (uint8_t)bytes;
+    i->imm3 = bytes;
 }
 
 /* call[.uni] [(result),] name, (arguments): the operands are divided at commas outside of parentheses. */
