@@ -88,7 +88,7 @@ void ptx_match_any(struct warp *w, const struct ins *i, uint32_t m)
 
 static char *matrix_row(struct warp *w, const struct ins *i, int operand, int lane)
 {
-    return reach(w, i, lane, SHARED, ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 16);
+    return reach(w, lane, SHARED, ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 16);
 }
 
 void ptx_ldmatrix(struct warp *w, const struct ins *i, uint32_t m)
@@ -207,24 +207,24 @@ static struct tile describe(struct warp *w, uint64_t d)
     if (d >> 49 & 7) fault(w, 0, "a wgmma descriptor with a base offset");
     return (struct tile){(d & 0x3fff) << 4, (d >> 16 & 0x3fff) << 4, (d >> 32 & 0x3fff) << 4};
 }
-static const void *element(struct warp *w, const struct ins *i, uint64_t a, int64_t bytes)
+static const void *element(struct warp *w, uint64_t a, int64_t bytes)
 {
-    return reach(w, i, 0, SHARED, a ^ ((a >> 7 & 7) << 4), bytes);
+    return reach(w, 0, SHARED, a ^ ((a >> 7 & 7) << 4), bytes);
 }
 /* 16 bytes at byte b of row r of a K-major tile: rows of 128 bytes in groups of 8 */
-static const void *of_row(struct warp *w, const struct ins *i, struct tile t, int r, int b)
+static const void *of_row(struct warp *w, struct tile t, int r, int b)
 {
-    return element(w, i, t.start + (uint64_t)(r / 8) * t.stride + (uint64_t)(r % 8) * 128 + (uint64_t)b, 16);
+    return element(w, t.start + (uint64_t)(r / 8) * t.stride + (uint64_t)(r % 8) * 128 + (uint64_t)b, 16);
 }
 
 /* b [k, n] for columns 8 g to 8 g + 7 */
-static void load_b(struct warp *w, const struct ins *i, struct tile t, bool mn_major, int g, float (*b)[8])
+static void load_b(struct warp *w, struct tile t, bool mn_major, int g, float (*b)[8])
 {
     uint16_t x[8];
     if (mn_major)
         for (int k = 0; k < 16; k++) {
             memcpy(x,
-                   element(w, i,
+                   element(w,
                            t.start + (uint64_t)(g / 8) * t.lead + (uint64_t)(k / 8) * t.stride +
                                (uint64_t)(k % 8) * 128 + (uint64_t)(g % 8) * 16,
                            16),
@@ -234,7 +234,7 @@ static void load_b(struct warp *w, const struct ins *i, struct tile t, bool mn_m
     else
         for (int c = 0; c < 8; c++)
             for (int h = 0; h < 2; h++) {
-                memcpy(x, of_row(w, i, t, 8 * g + c, 16 * h), 16);
+                memcpy(x, of_row(w, t, 8 * g + c, 16 * h), 16);
                 for (int k = 0; k < 8; k++) b[8 * h + k][c] = bf16_value(x[k]);
             }
 }
@@ -249,13 +249,13 @@ static void load_a(struct warp *w, const struct ins *i, struct tile t, float (*a
             for (int h = 0; h < 2; h++) {
                 const uint64_t at =
                     (uint64_t)(k / 8) * t.stride + (uint64_t)(k % 8) * 128 + (uint64_t)(first + 8 * h) * 2;
-                memcpy(x, element(w, i, t.start + at, 16), 16);
+                memcpy(x, element(w, t.start + at, 16), 16);
                 for (int r = 0; r < 8; r++) a[8 * h + r][k] = bf16_value(x[2 * r] | (uint32_t)x[2 * r + 1] << 8);
             }
     else
         for (int r = 0; r < 16; r++)
             for (int h = 0; h < 2; h++) {
-                memcpy(x, of_row(w, i, t, first + r, 16 * h), 16);
+                memcpy(x, of_row(w, t, first + r, 16 * h), 16);
                 for (int k = 0; k < (i->e4m3 ? 16 : 8); k++)
                     a[r][(i->e4m3 ? 16 : 8) * h + k] =
                         i->e4m3 ? e4m3_value(x[k]) : bf16_value(x[2 * k] | (uint32_t)x[2 * k + 1] << 8);
@@ -296,9 +296,9 @@ void wgmma_run(struct warp *w, const struct product *p)
         if (i->e4m3)
             for (int c = 0; c < 8; c++)
                 for (int k = 0; k < 32; k++)
-                    b[k][c] = e4m3_value(((const uint8_t *)of_row(w, i, tb, 8 * g + c, k / 16 * 16))[k % 16]);
+                    b[k][c] = e4m3_value(((const uint8_t *)of_row(w, tb, 8 * g + c, k / 16 * 16))[k % 16]);
         else
-            load_b(w, i, tb, i->trans, g, b);
+            load_b(w, tb, i->trans, g, b);
         accumulate(w, i, g, p->add, i->e4m3 ? 32 : 16, a, b);
     }
 }

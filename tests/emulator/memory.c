@@ -15,7 +15,7 @@ static bool in_params(const struct warp *w, uint64_t a, int64_t bytes)
     return a >= first && a + (uint64_t)bytes <= first + (uint64_t)w->block->kernel->param_bytes;
 }
 
-char *reach(struct warp *w, const struct ins *i, int lane, enum space space, uint64_t a, int64_t bytes)
+char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t bytes)
 {
     if (space == GENERIC) {
         space = a >> 60 == 1 ? SHARED : a >> 60 == 2 ? LOCAL : GLOBAL;
@@ -40,7 +40,6 @@ char *reach(struct warp *w, const struct ins *i, int lane, enum space space, uin
         if (!in_params(w, a, bytes) && !device_has(a, bytes))
             fault(w, lane, "global address 0x%llx + %d is not allocated", (unsigned long long)a, (int)bytes);
     }
-    (void)i;
     return (char *)a;
 }
 
@@ -55,7 +54,7 @@ void ptx_load(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        const char *from = reach(w, i, l, (enum space)i->space, address(w, i, i->vec, l), i->size * i->vec);
+        const char *from = reach(w, l, (enum space)i->space, address(w, i, i->vec, l), i->size * i->vec);
         for (int k = 0; k < i->vec; k++, from += i->size) {
             uint64_t x = 0;
             memcpy(&x, from, i->size);
@@ -72,7 +71,7 @@ void ptx_store(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        char *to = reach(w, i, l, (enum space)i->space, address(w, i, 0, l), i->size * i->vec);
+        char *to = reach(w, l, (enum space)i->space, address(w, i, 0, l), i->size * i->vec);
         for (int k = 1; k <= i->vec; k++, to += i->size) {
             const uint64_t x = i->wide ? ((uint64_t *)row(w, i, k))[l] : ((uint32_t *)row(w, i, k))[l];
             memcpy(to, &x, i->size);
@@ -113,7 +112,7 @@ void ptx_print(struct warp *w, const struct ins *i, uint32_t m)
         uint64_t at[2];
         memcpy(&at[0], local + i->imm, 8);
         memcpy(&at[1], local + i->imm2, 8);
-        const char *format = reach(w, i, l, GENERIC, at[0], 1);
+        const char *format = reach(w, l, GENERIC, at[0], 1);
         for (uint64_t arg = at[1]; *format; format++) {
             if (*format != '%') {
                 putchar(*format);
@@ -125,7 +124,7 @@ void ptx_print(struct warp *w, const struct ins *i, uint32_t m)
             arg = (arg + (uint64_t)size - 1) / (uint64_t)size * (uint64_t)size;
             int64_t x = 0;
             double y;
-            memcpy(&x, reach(w, i, l, GENERIC, arg, size), (size_t)size);
+            memcpy(&x, reach(w, l, GENERIC, arg, size), (size_t)size);
             memcpy(&y, &x, 8);
             if (*format == 'd') printf("%lld", size == 8 ? (long long)x : (long long)(int32_t)x);
             if (*format == 'u') printf("%llu", (unsigned long long)x);
@@ -143,7 +142,7 @@ void ptx_print(struct warp *w, const struct ins *i, uint32_t m)
     {                                                                                                                  \
         for (; m; m &= m - 1) {                                                                                        \
             const int l = __builtin_ctz(m);                                                                            \
-            T *p = (T *)(void *)reach(w, i, l, (enum space)i->space, address(w, i, 1, l), sizeof(T));                  \
+            T *p = (T *)(void *)reach(w, l, (enum space)i->space, address(w, i, 1, l), sizeof(T));                     \
             const T b = ((T *)row(w, i, 2))[l];                                                                        \
             T old = __atomic_load_n(p, __ATOMIC_RELAXED), a;                                                           \
             do a = old;                                                                                                \
@@ -165,7 +164,7 @@ void ptx_cp_async(struct warp *w, const struct ins *i, uint32_t m)
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
         const int64_t bytes = i->imm2, read = i->n_o > 2 ? ((uint32_t *)row(w, i, 2))[l] : bytes;
-        char *to = reach(w, i, l, SHARED, ((uint32_t *)row(w, i, 0))[l] + (uint32_t)i->imm, bytes);
+        char *to = reach(w, l, SHARED, ((uint32_t *)row(w, i, 0))[l] + (uint32_t)i->imm, bytes);
         const uint64_t from = ((uint64_t *)row(w, i, 1))[l] + (uint64_t)i->imm3;
         if (read > bytes) fault(w, l, "cp.async reads %lld of %lld bytes", (long long)read, (long long)bytes);
         if (from % (uint64_t)bytes) fault(w, l, "cp.async from 0x%llx", (unsigned long long)from);
@@ -203,7 +202,7 @@ void mbarrier_add(uint64_t *bar, int arrivals, int64_t more)
 
 static uint64_t *mbarrier(struct warp *w, const struct ins *i, int operand, int lane)
 {
-    return (uint64_t *)(void *)reach(w, i, lane, SHARED, ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 8);
+    return (uint64_t *)(void *)reach(w, lane, SHARED, ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 8);
 }
 
 void ptx_mbarrier_init(struct warp *w, const struct ins *i, uint32_t m)
@@ -267,7 +266,7 @@ void ptx_tma_load(struct warp *w, const struct ins *i, uint32_t m)
 static void box_part(const struct box *x, uint64_t to, uint64_t from, bool inside, int64_t b)
 {
     const struct tensor_map *t = x->map;
-    char *p = reach(x->warp, x->ins, 0, SHARED, t->swizzle ? to ^ ((to >> 7 & 7) << 4) : to, 16);
+    char *p = reach(x->warp, 0, SHARED, t->swizzle ? to ^ ((to >> 7 & 7) << 4) : to, 16);
     const int64_t at = x->at[0] * (int64_t)t->element + b, end = t->size[0] * (int64_t)t->element;
     const int64_t n = !inside || at < 0 || at >= end ? 0 : end - at < 16 ? end - at : 16;
     memset(p, 0, 16);

@@ -35,7 +35,7 @@ struct kernel_entry {
 };
 
 struct module {
-    char *text, *end;
+    char *text;
     GROW(struct symbol) variables;
     GROW(struct kernel_entry) kernels;
 };

@@ -101,7 +101,7 @@ static inline void *row(struct warp *w, const struct ins *i, int operand) { retu
 /* Reports the error with kernel, place and thread, and ends the launch. */
 _Noreturn void fault(struct warp *w, int lane, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Host address of `bytes` bytes at address a of a lane; a fault when they are not all in one allocation. */
-char *reach(struct warp *w, const struct ins *i, int lane, enum space space, uint64_t a, int64_t bytes);
+char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t bytes);
 /* Whether the host memory belongs to one allocation of the device (runtime.c). */
 bool device_has(uint64_t a, int64_t bytes);
 void *device_alloc(int64_t bytes); /* zeros; NULL: no room */
