@@ -3,6 +3,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -265,10 +266,13 @@ struct fat_entry {
     uint16_t kind, unknown;
     uint32_t header_bytes;
     uint64_t bytes;
-    uint32_t compressed, unknown2;
+    uint32_t compressed, unknown2; /* bytes in use, 0: not compressed */
     uint16_t minor, major;
     uint32_t arch;
+    uint64_t unknown3[3];
+    uint64_t text_bytes;
 };
+_Static_assert(offsetof(struct fat_entry, text_bytes) == 0x38, "fat_entry");
 enum { KIND_PTX = 1 };
 
 struct image {
@@ -313,29 +317,50 @@ void __cudaRegisterFunction(void **image, const char *host, char *device, const 
     *grow(&functions) = f;
 }
 
+/* The text of an entry; the caller frees it. nvcc compresses it with zstd. */
+static char *text_of(const struct fat_entry *e)
+{
+    static size_t (*decompress)(void *, size_t, const void *, size_t);
+    const char *data = (const char *)e + e->header_bytes;
+    const size_t bytes = e->compressed ? e->text_bytes : e->bytes;
+    char *text = calloc(1, bytes + 1);
+    if (!text) abort();
+    if (!e->compressed) return memcpy(text, data, bytes);
+    if (!decompress) {
+        void *library = dlopen("libzstd.so.1", RTLD_NOW);
+        if (library) *(void **)&decompress = dlsym(library, "ZSTD_decompress");
+    }
+    if (!decompress || decompress(text, bytes, data, e->compressed) != bytes) {
+        fprintf(stderr, "emulator: the PTX cannot be decompressed (libzstd.so.1)\n");
+        abort();
+    }
+    return text;
+}
+
 /* The PTX of the highest architecture that this GPU can run: an "a" architecture (90a) only on that one. */
 static struct module *load(struct image *image)
 {
-    const char *p = (const char *)image->fat + image->fat->header_bytes, *end = p + image->fat->bytes, *best = NULL;
-    int64_t bytes = 0;
+    const char *p = (const char *)image->fat + image->fat->header_bytes, *end = p + image->fat->bytes;
+    char *best = NULL;
     uint32_t best_arch = 0;
     while (p < end) {
         const struct fat_entry *e = (const struct fat_entry *)(const void *)p;
-        const char *text = p + e->header_bytes;
-        if (e->kind == KIND_PTX && e->compressed == 0) {
-            char specific[16];
-            snprintf(specific, sizeof(specific), "sm_%ua", e->arch);
-            const bool only = memmem(text, e->bytes < 400 ? e->bytes : 400, specific, strlen(specific)) != NULL;
-            if ((only ? e->arch == (uint32_t)capability() : e->arch <= (uint32_t)capability()) &&
-                e->arch >= best_arch) {
-                best = text;
-                bytes = (int64_t)e->bytes;
-                best_arch = e->arch;
-            }
+        p += e->header_bytes + e->bytes;
+        if (e->kind != KIND_PTX || e->arch > (uint32_t)capability() || e->arch < best_arch) continue;
+        char *text = text_of(e), specific[16];
+        snprintf(specific, sizeof(specific), "sm_%ua", e->arch);
+        const char *target = strstr(text, ".target");
+        if (target && !strncmp(target + 8, specific, strlen(specific)) && e->arch != (uint32_t)capability()) {
+            free(text);
+            continue;
         }
-        p = text + e->bytes;
+        free(best);
+        best = text;
+        best_arch = e->arch;
     }
-    return best ? module_new(best, (int64_t)strnlen(best, (size_t)bytes)) : NULL;
+    struct module *m = best ? module_new(best, (int64_t)strlen(best)) : NULL;
+    free(best);
+    return m;
 }
 
 static struct function *find(const void *host)
