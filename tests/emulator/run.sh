@@ -4,12 +4,12 @@
 # BUILD_DIR was configured with -DMOETRAIN_EMULATOR=ON. Without GROUP: every group whose kernels compute-sanitizer
 # checks too (tests/gpu.sh).
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 if [ $# -lt 2 ] || [ ! -x "$1/moetrain_test_emulated" ] || [ ! -d "$1/fake_driver/$2" ]; then
-    sed -n '3,5s/^# \{0,1\}//p' "$0"
+    sed -n '3,5s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     exit 2
 fi
 build=$(cd "$1" && pwd)
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 gpu=$2
 shift 2
 [ $# -gt 0 ] || set -- fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_dense ops_experts ops_hyper \
