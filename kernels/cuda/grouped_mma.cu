@@ -4,27 +4,36 @@
  *   in the same accumulators. The adapter costs ceil(r / 32) more steps and no separate pass over the output.
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
  * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; for n_out <= 64, 128 x 64, eight warps of 16 rows. Depth 32
- * per step, four pipeline stages, three of them loading. A warp whose rows or columns are all out of bounds skips its
+ *   per step, four pipeline stages, three of them loading. A warp whose rows or columns are all out of bounds skips its
  *   products.
- * Grid: persistent, 256 threads, as many blocks as the GPU holds. Wide tiles: 1 block per SM, 228 .. 255 registers,
- *   98 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 82 .. 121 registers, 40 or
- *   48 KiB; no spills. Block i processes tiles i, i + grid, ... in the order of find_tile; it starts the loads of its
- *   next tile before it stores the current one. The number of tiles is only known after reading all of offs.
+ * Grid: persistent, 256 threads, as many blocks as the GPU holds. Wide tiles: 1 block per SM, 244 .. 255 registers,
+ *   96 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 117 .. 128 registers,
+ *   48 KiB; no spills. Block i processes tiles i, i + grid, ... in the order of find_tile. The number of tiles is only
+ *   known after reading all of offs.
+ * Pipeline: the copies of a block run three steps ahead of its products, over the ends of products and of tiles. A warp
+ *   has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too, whose
+ *   barrier is between the two halves of this step. Copies, fetches and products are one block of code without
+ *   branches, so a warp has its operands in registers at every product and after every barrier.
  * Moves: a tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of 16 row
- *   tiles share rows of a, and the tiles of a column share b. A thin product is memory bound: 2 * M * n_in bytes.
+ *   tiles share rows of a, and the tiles of a column share b. A step writes 24 KiB to shared memory and its warps read
+ *   64 KiB of it: 704 clocks at 128 bytes, without bank conflicts; its products take 1024 on a GPU of 8.0. A thin
+ *   product is memory bound: 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
- * Measured: H100 80GB HBM3, commit 5a37c46, 32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather
- *   3.96 ms, 275 TFLOP/s; down forward 2.64, 206; up backward 4.59, 237. */
+ * Measured, the kernel before this pipeline (fetches of a step after its barrier): H100 80GB HBM3, commit 5a37c46,
+ *   32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather 3.96 ms, 275 TFLOP/s; down forward 2.64,
+ *   206; up backward 4.59, 237. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
-enum { BM = 128, BK = 32, STAGES = 4, THREADS = 256, WARPS = THREADS / 32, BAND = 16 };
+enum { BM = 128, BK = 32, BAND = 16 };
 
-/* How a tile of BN columns is divided among eight warps; its copies and shared memory. */
+/* How a tile of BN columns is divided among its warps; its copies and shared memory. */
 template <int BN> struct tile {
+    static constexpr int THREADS = 256, WARPS = THREADS / 32, STAGES = 4;
     static constexpr int WARPS_N = BN == 256 ? 4 : 1, WARPS_M = WARPS / WARPS_N;
     static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
-    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS; /* 16-byte copies of a thread per step */
+    static constexpr int A_COPIES = BM * BK / 8 / THREADS; /* 16-byte copies of a thread per step */
+    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS;
     static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
     static constexpr int BYTES = STAGES * STAGE_BYTES;
 };
@@ -32,8 +41,8 @@ template <int BN> struct tile {
 /* ---- which tile ---- */
 
 struct tile_at {
-    int64_t place, row, col; /* place of the expert; first element */
-    int n_row;               /* valid rows of the tile: 1 .. BM */
+    int place, row, col; /* place of the expert; first element */
+    int n_row;           /* valid rows of the tile: 1 .. BM */
 };
 struct scan {
     int place, before; /* tiles of the experts before this one */
@@ -50,7 +59,7 @@ template <int BN> static __device__ bool find_tile(const struct grouped &g, stru
         if (at < n_row * n_col) {
             const int band = at / (BAND * n_col), height = min((int)BAND, n_row - band * BAND);
             const int in_band = at % (BAND * n_col), row = band * BAND + in_band % height;
-            *p = {w->place, start + row * BM, (int64_t)(in_band / height) * BN, min((int)BM, rows - row * BM)};
+            *p = {w->place, start + row * BM, in_band / height * BN, min((int)BM, rows - row * BM)};
             return true;
         }
         w->before += n_row * n_col;
@@ -60,77 +69,76 @@ template <int BN> static __device__ bool find_tile(const struct grouped &g, stru
 
 /* ---- loads ---- */
 
-/* The copies of this thread in the next depth step of a tile: 16 bytes from each of two rows of a, 64 rows apart, and
- * from B_COPIES rows of b's tile ([BN, BK], with kn [BK, BN]). */
-struct cursor {
-    const bf16 *a[2], *b;
-    int64_t b_apart, step_b; /* in elements: between its rows of b; between steps */
-    int left;                /* remaining depth */
-    uint32_t live;           /* bits 0, 1: the rows of a are in bounds; 2 + i: row (with kn: column) i of b is */
+/* The copies of this thread in the next depth step: 16 bytes from each of A_COPIES rows of a, and from B_COPIES rows of
+ * b's tile ([BN, BK], with kn [BK, BN]). Offsets are in units of eight elements. Products follow one another without a
+ * gap: the adapter's and the main one of a tile, then those of the block's next tile. */
+template <int BN> struct cursor {
+    const bf16 *a, *b; /* the same for all threads */
+    uint32_t at_a[tile<BN>::A_COPIES], at_b, b_apart;
+    int step_b;    /* elements between steps */
+    int left;      /* remaining depth, at most 0: no product */
+    uint32_t live; /* bit i: row i of a is in bounds; A_COPIES + i: row (with kn: column) i of b is */
 };
 
-/* The cursor at the start of the adapter's product (la, lb) or of the main one (a, b). */
+/* Sets the cursor to the start of the adapter's product (la, lb) or of the main one (a, b). */
 template <int BN, bool KN>
-static __device__ struct cursor cursor_start(const struct grouped &g, const struct tile_at &p, bool adapter)
+static __device__ void cursor_start(struct cursor<BN> *c, const struct grouped &g, const struct tile_at &p,
+                                    bool adapter)
 {
+    using T = tile<BN>;
     constexpr int ROW = KN ? BN / 8 : BK / 8; /* chunks of a row of b's tile */
-    const int tid = threadIdx.x;
-    const int64_t depth = adapter ? g.r : g.n_in, b_ld = KN ? g.n_out : depth;
-    struct cursor c;
-    c.left = (int)depth;
-    c.live = 0;
+    const int tid = threadIdx.x, depth = adapter ? (int)g.r : (int)g.n_in;
+    const uint32_t ld_a = (uint32_t)(adapter ? g.r : g.lda) / 8, ld_b = KN ? (uint32_t)g.n_out / 8 : depth / 8;
+    c->left = depth;
+    c->live = 0;
+    c->a = adapter ? g.la : g.a;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const int row = tid / 4 + 64 * i;
-        int64_t m = p.row;
-        if (row < p.n_row) m += row, c.live |= 1u << i;
-        c.a[i] = adapter ? g.la + m * g.r : g.a + (g.slot ? quotient_of(g.token, g.slot[m]) : m) * g.lda;
-        c.a[i] += tid % 4 * 8;
+    for (int i = 0; i < T::A_COPIES; i++) {
+        const int row = tid / 4 + T::THREADS / 4 * i;
+        int m = p.row;
+        if (row < p.n_row) m += row, c->live |= 1u << i;
+        if (!adapter && g.slot) m = quotient_of(g.token, g.slot[m]);
+        c->at_a[i] = m * ld_a + tid % 4;
     }
-    c.b = adapter ? g.lb + grouped_expert(g, p.place) * g.n_out * g.r : g.b + (p.place - g.first) * g.n_out * g.n_in;
-    c.b += tid / ROW * b_ld + tid % ROW * 8 + p.col * (KN ? 1 : depth);
-    c.b_apart = THREADS / ROW * b_ld;
-    c.step_b = BK * (KN ? g.n_out : 1);
-    for (int i = 0; i < tile<BN>::B_COPIES; i++) {
-        const int64_t n = p.col + (KN ? tid % ROW * 8 : tid / ROW + i * (THREADS / ROW));
-        if (n < g.n_out) c.live |= 4u << i;
+    c->b = adapter ? g.lb + grouped_expert(g, p.place) * g.n_out * g.r : g.b + (p.place - g.first) * g.n_out * g.n_in;
+    c->b += (int64_t)p.col * (KN ? 1 : depth);
+    c->at_b = tid / ROW * ld_b + tid % ROW;
+    c->b_apart = T::THREADS / ROW * ld_b;
+    c->step_b = BK * (KN ? (int)g.n_out : 1);
+#pragma unroll
+    for (int i = 0; i < T::B_COPIES; i++) {
+        const int n = p.col + (KN ? tid % ROW * 8 : tid / ROW + i * (T::THREADS / ROW));
+        if (n < g.n_out) c->live |= 1u << (T::A_COPIES + i);
     }
-    return c;
 }
 
-/* Starts the copies of one depth step and advances the cursor. Out of bounds nothing is read and zeros are written. */
-template <int BN, bool KN> static __device__ __forceinline__ void load_step(struct cursor *c, uint32_t stage)
+/* Starts copy i of a depth step: of a, then of b. Out of bounds nothing is read and zeros are written. live: c->live,
+ * or 0 where the chunks of this thread in a row are beyond the depth. */
+template <int BN, bool KN>
+static __device__ __forceinline__ void load_part(const struct cursor<BN> &c, uint32_t stage, uint32_t live, int i)
 {
-    constexpr int ROW = KN ? BN / 8 : BK / 8, COPY = THREADS * 16;
-    const int tid = threadIdx.x;
-    const uint32_t to_a = stage + tile_offset<4>(tid / 4, tid % 4);
-    const uint32_t to_b = stage + tile<BN>::A_BYTES + tile_offset<ROW>(tid / ROW, tid % ROW);
-    const uint32_t live = tid % 4 * 8 < c->left ? c->live : 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        copy_async16(to_a + i * COPY, c->a[i], live >> i & 1 ? 16 : 0);
-        c->a[i] += BK;
+    using T = tile<BN>;
+    constexpr int ROW = KN ? BN / 8 : BK / 8, COPY = T::THREADS * 16;
+    const int tid = threadIdx.x, k = i - T::A_COPIES;
+    if (i < T::A_COPIES) {
+        const uint32_t to = stage + tile_offset<4>(tid / 4, tid % 4);
+        copy_async16(to + i * COPY, c.a + (uint64_t)c.at_a[i] * 8, live >> i & 1 ? 16 : 0);
+    } else if ((k + 1) * T::THREADS <= BN * BK / 8 || tid + k * T::THREADS < BN * BK / 8) {
+        const uint32_t to = stage + T::A_BYTES + tile_offset<ROW>(tid / ROW, tid % ROW);
+        const bool deep = KN && tid / ROW + k * (T::THREADS / ROW) < c.left;
+        const bool in_bounds = KN ? deep && c.live >> T::A_COPIES & 1 : live >> i & 1;
+        copy_async16(to + k * COPY, c.b + (uint64_t)(c.at_b + k * c.b_apart) * 8, in_bounds ? 16 : 0);
     }
-#pragma unroll
-    for (int i = 0; i < tile<BN>::B_COPIES; i++) {
-        const bool deep = KN && tid / ROW + i * (THREADS / ROW) < c->left;
-        const bool in_bounds = KN ? deep && c->live & 4 : live >> (2 + i) & 1;
-        if (tid + i * THREADS < BN * BK / 8) copy_async16(to_b + i * COPY, c->b + i * c->b_apart, in_bounds ? 16 : 0);
-    }
+}
+template <int BN> static __device__ __forceinline__ uint32_t live_of(const struct cursor<BN> &c)
+{
+    return (int)threadIdx.x % 4 * 8 < c.left ? c.live : 0;
+}
+template <int BN> static __device__ __forceinline__ void advance(struct cursor<BN> *c)
+{
+    c->a += BK;
     c->b += c->step_b;
     c->left -= BK;
-}
-
-template <int BN, bool KN>
-static __device__ void start_tile(struct cursor *c, const struct grouped &g, const struct tile_at &p, int n_thin,
-                                  int n_step, uint32_t shared)
-{
-    *c = cursor_start<BN, KN>(g, p, n_thin > 0);
-    for (int step = 0; step < STAGES - 1; step++) {
-        if (step == n_thin && step > 0) *c = cursor_start<BN, KN>(g, p, false);
-        if (step < n_step) load_step<BN, KN>(c, shared + step * tile<BN>::STAGE_BYTES);
-        copy_commit();
-    }
 }
 
 /* ---- arithmetic ---- */
@@ -140,30 +148,53 @@ template <int BN> struct fragments {
     uint32_t a[tile<BN>::WM / 16][4], b[tile<BN>::WN / 8][2];
 };
 
-/* a, b: the warp's first row and column in the stage; lane_a, lane_b: ldmatrix offsets of this lane from in_bounds. The
- * next 16 rows or columns change only the upper bits of an offset, the next two chunks only the bits of the xor. */
+/* Where the warp's fragments are: byte offsets in a stage for this lane's ldmatrix. The next 16 rows or columns change
+ * only the upper bits of an offset, the next two chunks only the bits of the xor. */
+struct places {
+    uint32_t a, b;
+};
+
+/* Part i of the fragments of slice k of a stage. A_PARTS parts are of a, the others of b. */
 template <int BN, bool KN>
-static __device__ __forceinline__ void fetch(struct fragments<BN> *f, uint32_t a, uint32_t b, uint32_t lane_a,
-                                             uint32_t lane_b, int k)
+static __device__ __forceinline__ void fetch_part(struct fragments<BN> *f, uint32_t stage, const struct places &at,
+                                                  int k, int i)
+{
+    constexpr int A_PARTS = tile<BN>::WM / 16;
+    const int j = (i - A_PARTS) * 2;
+    if (i < A_PARTS)
+        load_matrix4(f->a[i], stage + (at.a ^ k << 5) + i * 16 * BK * 2);
+    else if (KN)
+        load_matrix4_trans(f->b[j], stage + (at.b ^ j << 4) + k * 16 * BN * 2);
+    else
+        load_matrix4(f->b[j], stage + (at.b ^ k << 5) + j * 8 * BK * 2);
+}
+template <int BN, bool KN>
+static __device__ __forceinline__ void fetch(struct fragments<BN> *f, uint32_t stage, const struct places &at, int k)
 {
 #pragma unroll
-    for (int i = 0; i < tile<BN>::WM / 16; i++) load_matrix4(f->a[i], a + i * 16 * BK * 2 + (lane_a ^ (k << 5)));
-#pragma unroll
-    for (int j = 0; j < tile<BN>::WN / 8; j += 2) {
-        if (KN)
-            load_matrix4_trans(f->b[j], b + k * 16 * BN * 2 + (lane_b ^ (j << 4)));
-        else
-            load_matrix4(f->b[j], b + j * 8 * BK * 2 + (lane_b ^ (k << 5)));
-    }
+    for (int i = 0; i < tile<BN>::WM / 16 + tile<BN>::WN / 16; i++) fetch_part<BN, KN>(f, stage, at, k, i);
 }
 
-template <int BN>
-static __device__ __forceinline__ void multiply(float c[][tile<BN>::WN / 8][4], const struct fragments<BN> &f)
+/* Multiplies slice k of a step, fetches the next slice (of stage `from`) and, with LOAD, starts the copies of a step to
+ * stage `to`: all in one block of straight code, so that the tensor cores never wait for an address, a fragment or a
+ * copy. */
+template <int BN, bool KN, bool LOAD>
+static __device__ __forceinline__ void slice(float acc[][tile<BN>::WN / 8][4], const struct fragments<BN> &now,
+                                             struct fragments<BN> *next, uint32_t from, const struct places &at, int k,
+                                             const struct cursor<BN> &c, uint32_t to)
 {
+    using T = tile<BN>;
+    constexpr int ROWS = T::WM / 16, COLS = T::WN / 8, PARTS = ROWS + COLS / 2, COPIES = T::A_COPIES + T::B_COPIES;
+    const uint32_t live = live_of(c);
 #pragma unroll
-    for (int i = 0; i < tile<BN>::WM / 16; i++)
-#pragma unroll
-        for (int j = 0; j < tile<BN>::WN / 8; j++) mma_bf16(c[i][j], f.a[i], f.b[j]);
+    for (int i = 0; i < ROWS * COLS; i++) {
+        /* Fragments first, since the next slice waits for them; two instructions for every two products. */
+        const int part = i, copy = i - PARTS;
+        mma_bf16(acc[i / COLS][i % COLS], now.a[i / COLS], now.b[i % COLS]);
+        if (part < PARTS) fetch_part<BN, KN>(next, from, at, k, part);
+        if (LOAD && copy >= 0 && copy < COPIES) load_part<BN, KN>(c, to, live, copy);
+    }
+    static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
 /* Stores the warp's part of the tile. Its 64 columns of a wide tile give one partial sum of dgate per row. */
@@ -173,7 +204,7 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
 {
     constexpr int HALVES = tile<BN>::WM / 8; /* groups of 8 rows; a lane has one row of each */
     const int lane = threadIdx.x & 31, first = warp_m * tile<BN>::WM + lane / 4;
-    const int64_t col = p.col + warp_n * tile<BN>::WN;
+    const int col = p.col + warp_n * tile<BN>::WN;
     float sum[HALVES] = {};
 #pragma unroll
     for (int j = 0; j < tile<BN>::WN / 8; j += 4) {
@@ -204,64 +235,105 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
         for (int i = 0; i < HALVES; i++) {
             sum[i] = quad_sum(sum[i]);
             if (lane % 4 == 0 && first + i * 8 < p.n_row && col < g.n_out)
-                g.dgate_part[col / GROUPED_PART * g.n_row + p.row + first + i * 8] = sum[i];
+                g.dgate_part[(int64_t)(col / GROUPED_PART) * g.n_row + p.row + first + i * 8] = sum[i];
         }
     }
 }
 
+/* What the copies of a block are for: they are ahead of the products by STAGES - 1 steps, which may be several tiles.
+ */
+struct course {
+    struct scan scan;
+    struct tile_at tile;
+    int t;     /* number of the tile after this one */
+    bool thin; /* the adapter's product of `tile`; else the main one */
+};
+
+/* All copies of a product are started: sets the cursor to the next product, of this tile or the next. Without a next
+ * tile c->left stays 0 or less, and the remaining copies write zeros. */
+template <int BN, bool KN>
+static __device__ void next_product(struct cursor<BN> *c, struct course *k, const struct grouped &g)
+{
+    if (k->thin) {
+        k->thin = false;
+    } else {
+        if (!find_tile<BN>(g, &k->scan, k->t, &k->tile)) return;
+        k->t += gridDim.x;
+        k->thin = g.r > 0;
+    }
+    cursor_start<BN, KN>(c, g, k->tile, k->thin);
+}
+
+template <int BN, bool KN> static __device__ __forceinline__ void load_step(const struct cursor<BN> &c, uint32_t stage)
+{
+    const uint32_t live = live_of(c);
+#pragma unroll
+    for (int i = 0; i < tile<BN>::A_COPIES + tile<BN>::B_COPIES; i++) load_part<BN, KN>(c, stage, live, i);
+}
+
 template <int BN, bool KN, int EPILOGUE>
-static __global__ void __launch_bounds__(THREADS, BN == 256 ? 1 : 2)
+static __global__ void __launch_bounds__(tile<BN>::THREADS, BN == 256 ? 1 : 2)
     grouped_kernel(const __grid_constant__ struct grouped g)
 {
     using T = tile<BN>;
     extern __shared__ __align__(128) unsigned char memory[];
-    const uint32_t shared = shared_address(memory);
+    const uint32_t shared = shared_address(memory), end = shared + T::BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     /* Scheduler s of an SM runs warps s and s + 4. With this mapping the warps of one half of the rows are on all four
      * schedulers, and those of one quarter of the columns on two, when the rest of a tile is out of bounds. */
     const int warp_n = BN == 256 ? warp / 2 : 0, warp_m = BN == 256 ? (warp ^ warp / 4) & 1 : warp;
-    const uint32_t first_a = warp_m * T::WM * BK * 2;
-    const uint32_t first_b = T::A_BYTES + (KN ? warp_n * T::WN * 2 : warp_n * T::WN * BK * 2);
-    const uint32_t lane_a = tile_offset<4>(lane & 15, lane >> 4);
-    const uint32_t lane_b =
-        KN ? tile_offset<BN / 8>(lane & 15, lane >> 4) : tile_offset<4>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+    const struct places at = {warp_m * T::WM * BK * 2 + tile_offset<4>(lane & 15, lane >> 4),
+                              T::A_BYTES + warp_n * T::WN * (KN ? 2 : BK * 2) +
+                                  (KN ? tile_offset<BN / 8>(lane & 15, lane >> 4)
+                                      : tile_offset<4>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1))};
     const int n_thin = (int)((g.r + BK - 1) / BK), n_step = n_thin + (int)((g.n_in + BK - 1) / BK);
 
     struct scan scan = {(int)g.first, 0};
-    struct tile_at p, next;
+    struct tile_at p;
+    if (!find_tile<BN>(g, &scan, blockIdx.x, &p)) return;
+    struct course course = {scan, {}, (int)blockIdx.x, false};
+    struct cursor<BN> cursor;
+    cursor.left = 0;
+#pragma unroll 1
+    for (int i = 0; i < T::STAGES - 1; i++) {
+        if (cursor.left <= 0) next_product<BN, KN>(&cursor, &course, g);
+        load_step<BN, KN>(cursor, shared + i * T::STAGE_BYTES);
+        copy_commit();
+        advance(&cursor);
+    }
+    copy_wait<T::STAGES - 2>();
+    __syncthreads();
+    uint32_t before = end - T::STAGE_BYTES, stage = shared;
     int t = blockIdx.x;
-    if (!find_tile<BN>(g, &scan, t, &next)) return;
-    struct cursor cursor;
-    start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
     for (bool more = true; more;) {
         float c[T::WM / 16][T::WN / 8][4] = {};
-        p = next;
+        struct fragments<BN> f[2];
         const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
+        fetch<BN, KN>(&f[0], stage, at, 0);
         for (int step = 0; step < n_step; step++) {
-            copy_wait<STAGES - 2>();
-            __syncthreads(); /* this step is loaded for all threads, and the stage loaded next is free */
-            const uint32_t stage = shared + step % STAGES * T::STAGE_BYTES;
-            struct fragments<BN> f[2];
-            if (busy) {
-                fetch<BN, KN>(&f[0], stage + first_a, stage + first_b, lane_a, lane_b, 0);
-                fetch<BN, KN>(&f[1], stage + first_a, stage + first_b, lane_a, lane_b, 1);
-                multiply<BN>(c, f[0]);
-            }
-            const int ahead = step + STAGES - 1;
-            if (ahead == n_thin) cursor = cursor_start<BN, KN>(g, p, false);
-            if (ahead < n_step) load_step<BN, KN>(&cursor, shared + ahead % STAGES * T::STAGE_BYTES);
+            const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;
+            if (cursor.left <= 0) next_product<BN, KN>(&cursor, &course, g);
+            if (busy)
+                slice<BN, KN, true>(c, f[0], &f[1], stage, at, 1, cursor, before);
+            else
+                load_step<BN, KN>(cursor, before);
             copy_commit();
-            if (busy) multiply<BN>(c, f[1]);
+            advance(&cursor);
+            copy_wait<T::STAGES - 2>();
+            __syncthreads(); /* the next step is loaded for all threads, and all have fetched the last of this one */
+            if (busy) slice<BN, KN, false>(c, f[1], &f[0], after, at, 0, cursor, 0);
             if (step + 1 == n_thin) {
 #pragma unroll
                 for (int i = 0; i < T::WM / 16 * T::WN / 2; i++) ((float *)c)[i] *= g.scale;
             }
+            before = stage;
+            stage = after;
         }
-        __syncthreads();
-        more = find_tile<BN>(g, &scan, t += gridDim.x, &next);
-        if (more) start_tile<BN, KN>(&cursor, g, next, n_thin, n_step, shared);
-        store_tile<BN, EPILOGUE>(g, p, c, warp_m, warp_n);
+        const struct tile_at done = p;
+        more = find_tile<BN>(g, &scan, t += gridDim.x, &p);
+        store_tile<BN, EPILOGUE>(g, done, c, warp_m, warp_n);
     }
+    copy_wait<0>();
 }
 
 /* ---- launch ---- */
@@ -272,12 +344,15 @@ template <int BN, bool KN, int EPILOGUE> static void launch(const struct grouped
     const auto kernel = grouped_kernel<BN, KN, EPILOGUE>;
     if (!per_sm) {
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile<BN>::BYTES));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, THREADS, tile<BN>::BYTES));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, tile<BN>::THREADS, tile<BN>::BYTES));
         MT_REQUIRE(per_sm > 0, "a block of the grouped product does not fit this GPU");
     }
     const int64_t most = (ceil_div(g->n_row, BM) + g->count) * ceil_div(g->n_out, BN);
     MT_REQUIRE(most < INT32_MAX / 2, "%lld tiles", (long long)most);
-    kernel<<<grid_x(MT_MIN(most, (int64_t)per_sm * cuda.n_sm)), THREADS, tile<BN>::BYTES, cuda.stream>>>(*g);
+    MT_REQUIRE(
+        g->n_row * (g->lda / 8) < UINT32_MAX && g->n_out * (g->n_in / 8) < UINT32_MAX && g->n_out < INT32_MAX / 2,
+        "a grouped product of %lld rows, %lld x %lld", (long long)g->n_row, (long long)g->n_out, (long long)g->n_in);
+    kernel<<<grid_x(MT_MIN(most, (int64_t)per_sm * cuda.n_sm)), tile<BN>::THREADS, tile<BN>::BYTES, cuda.stream>>>(*g);
     CUDA_CHECK_LAUNCH();
 }
 
