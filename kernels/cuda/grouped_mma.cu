@@ -3,40 +3,51 @@
  * Math, shapes: grouped.h. The loop first sums la lb_e, multiplies the accumulators by scale, then continues with a b_e
  *   in the same accumulators. The adapter costs ceil(r / 32) more steps and no separate pass over the output.
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
- * Tiles: 128 rows x 256 columns, eight warps of 64 x 64; for n_out <= 64, 128 x 64, eight warps of 16 rows. Depth 32
- *   per step, four pipeline stages, three of them loading. A warp whose rows or columns are all out of bounds skips its
- *   products.
- * Grid: persistent, 256 threads, as many blocks as the GPU holds. Wide tiles: 1 block per SM, 244 .. 255 registers,
- *   96 KiB of shared memory, which fits GPUs with 99 KiB per block. Thin tiles: 2 or more, 117 .. 128 registers,
- *   48 KiB; no spills. Block i processes tiles i, i + grid, ... in the order of find_tile. The number of tiles is only
- *   known after reading all of offs.
- * Pipeline: the copies of a block run three steps ahead of its products, over the ends of products and of tiles. A warp
- *   has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too, whose
- *   barrier is between the two halves of this step. Copies, fetches and products are one block of code without
+ * Tiles of 128 rows, depth 32 per step; a warp has 64 x 64, in thin tiles 16 x 64. A warp whose rows or columns are all
+ *   out of bounds skips its products.
+ *     pair        128 columns, 4 warps, 3 stages of 16 KiB: two blocks per SM of 100 KiB (8.6, 8.9, 12.0)
+ *     deep pair   the same with 5 stages: two blocks per SM of 164 KiB or more
+ *     wide        256 columns, 8 warps, 4 stages of 24 KiB: one block per SM
+ *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64 and GROUPED_ADD
+ *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
+ *   with less waste. They read 4/3 as many bytes from L2: 32 bytes per clock of an SM at the rate of 8.0, half or a
+ *   quarter of that on 8.6, 8.9 and 12.0. On 9.0 and 10.x, whose products are faster than on 8.0, tiles are wide,
+ *   except with the long epilogue of the GLU's backward. That choice is computed, not measured.
+ * Grid: persistent, as many blocks as the GPU holds. 247 .. 255 registers, thin 117 .. 128; no spills. Block i
+ *   processes tiles i, i + grid, ... in the order of find_tile. The number of tiles is only known after reading all of
+ *   offs.
+ * Pipeline: the copies of a block run STAGES - 1 steps ahead of its products, over the ends of products and of tiles.
+ *   A warp has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too,
+ *   whose barrier is between the two halves of this step. Copies, fetches and products are one block of code without
  *   branches, so a warp has its operands in registers at every product and after every barrier.
- * Moves: a tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of 16 row
- *   tiles share rows of a, and the tiles of a column share b. A step writes 24 KiB to shared memory and its warps read
- *   64 KiB of it: 704 clocks at 128 bytes, without bank conflicts; its products take 1024 on a GPU of 8.0. A thin
- *   product is memory bound: 2 * M * n_in bytes.
+ * Moves: a wide tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of
+ *   16 row tiles share rows of a, and the tiles of a column share b. A step writes 24 KiB to shared memory and its
+ *   warps read 64 KiB of it: 704 clocks at 128 bytes, without bank conflicts; its products take 1024 at the rate of
+ *   8.0. Pairs need 768 clocks for as many products. A thin product is memory bound: 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
  * Measured, the kernel before this pipeline (fetches of a step after its barrier): H100 80GB HBM3, commit 5a37c46,
- *   32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather 3.96 ms, 275 TFLOP/s; down forward 2.64,
- *   206; up backward 4.59, 237. */
+ *   32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather 3.96 ms, 275 TFLOP/s; down forward
+ *   2.64, 206; up backward 4.59, 237. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
 enum { BM = 128, BK = 32, BAND = 16 };
 
-/* How a tile of BN columns is divided among its warps; its copies and shared memory. */
-template <int BN> struct tile {
-    static constexpr int THREADS = 256, WARPS = THREADS / 32, STAGES = 4;
-    static constexpr int WARPS_N = BN == 256 ? 4 : 1, WARPS_M = WARPS / WARPS_N;
-    static constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;
+/* How a tile of COLS columns is divided among its warps; its pipeline stages, copies and shared memory. */
+template <int COLS, int DEPTH> struct tile {
+    static constexpr int BN = COLS, STAGES = DEPTH;
+    static constexpr int WARPS_N = BN == 64 ? 1 : BN / 64, WARPS_M = BN == 64 ? 8 : 2, WARPS = WARPS_M * WARPS_N;
+    static constexpr int THREADS = WARPS * 32, BLOCKS = BN == 256 ? 1 : 2; /* of an SM, at least */
+    static constexpr int WM = BM / WARPS_M, WN = 64;
     static constexpr int A_COPIES = BM * BK / 8 / THREADS; /* 16-byte copies of a thread per step */
-    static constexpr int B_COPIES = (BN * BK / 8 + THREADS - 1) / THREADS;
+    static constexpr int B_COPIES = BN * BK / 8 / THREADS;
     static constexpr int A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
     static constexpr int BYTES = STAGES * STAGE_BYTES;
 };
+using thin_tile = tile<64, 4>;
+using wide_tile = tile<256, 4>;
+using pair_tile = tile<128, 3>;      /* two blocks in the 100 KiB of an SM of 8.6, 8.9 and 12.0 */
+using deep_pair_tile = tile<128, 5>; /* two blocks in the 164 KiB of 8.0 */
 
 /* ---- which tile ---- */
 
@@ -50,16 +61,16 @@ struct scan {
 
 /* Finds tile t; t must not decrease between calls with the same scan. Order: expert by expert, bands of BAND row tiles,
  * column by column in a band. Concurrent blocks thus share few row tiles and few column tiles. */
-template <int BN> static __device__ bool find_tile(const struct grouped &g, struct scan *w, int t, struct tile_at *p)
+template <class T> static __device__ bool find_tile(const struct grouped &g, struct scan *w, int t, struct tile_at *p)
 {
-    const int n_col = (int)((g.n_out + BN - 1) / BN);
+    const int n_col = (int)((g.n_out + T::BN - 1) / T::BN);
     for (; w->place < g.first + g.count; w->place++) {
         const int start = g.offs[w->place], rows = g.offs[w->place + 1] - start, n_row = (rows + BM - 1) / BM;
         const int at = t - w->before;
         if (at < n_row * n_col) {
             const int band = at / (BAND * n_col), height = min((int)BAND, n_row - band * BAND);
             const int in_band = at % (BAND * n_col), row = band * BAND + in_band % height;
-            *p = {w->place, start + row * BM, in_band / height * BN, min((int)BM, rows - row * BM)};
+            *p = {w->place, start + row * BM, in_band / height * T::BN, min((int)BM, rows - row * BM)};
             return true;
         }
         w->before += n_row * n_col;
@@ -72,21 +83,18 @@ template <int BN> static __device__ bool find_tile(const struct grouped &g, stru
 /* The copies of this thread in the next depth step: 16 bytes from each of A_COPIES rows of a, and from B_COPIES rows of
  * b's tile ([BN, BK], with kn [BK, BN]). Offsets are in units of eight elements. Products follow one another without a
  * gap: the adapter's and the main one of a tile, then those of the block's next tile. */
-template <int BN> struct cursor {
+template <class T> struct cursor {
     const bf16 *a, *b; /* the same for all threads */
-    uint32_t at_a[tile<BN>::A_COPIES], at_b, b_apart;
-    int step_b;    /* elements between steps */
+    uint32_t at_a[T::A_COPIES], at_b, ld_b;
     int left;      /* remaining depth, at most 0: no product */
     uint32_t live; /* bit i: row i of a is in bounds; A_COPIES + i: row (with kn: column) i of b is */
 };
 
 /* Sets the cursor to the start of the adapter's product (la, lb) or of the main one (a, b). */
-template <int BN, bool KN>
-static __device__ void cursor_start(struct cursor<BN> *c, const struct grouped &g, const struct tile_at &p,
-                                    bool adapter)
+template <class T, bool KN>
+static __device__ void cursor_start(struct cursor<T> *c, const struct grouped &g, const struct tile_at &p, bool adapter)
 {
-    using T = tile<BN>;
-    constexpr int ROW = KN ? BN / 8 : BK / 8; /* chunks of a row of b's tile */
+    constexpr int ROW = KN ? T::BN / 8 : BK / 8; /* chunks of a row of b's tile */
     const int tid = threadIdx.x, depth = adapter ? (int)g.r : (int)g.n_in;
     const uint32_t ld_a = (uint32_t)(adapter ? g.r : g.lda) / 8, ld_b = KN ? (uint32_t)g.n_out / 8 : depth / 8;
     c->left = depth;
@@ -103,8 +111,7 @@ static __device__ void cursor_start(struct cursor<BN> *c, const struct grouped &
     c->b = adapter ? g.lb + grouped_expert(g, p.place) * g.n_out * g.r : g.b + (p.place - g.first) * g.n_out * g.n_in;
     c->b += (int64_t)p.col * (KN ? 1 : depth);
     c->at_b = tid / ROW * ld_b + tid % ROW;
-    c->b_apart = T::THREADS / ROW * ld_b;
-    c->step_b = BK * (KN ? (int)g.n_out : 1);
+    c->ld_b = ld_b;
 #pragma unroll
     for (int i = 0; i < T::B_COPIES; i++) {
         const int n = p.col + (KN ? tid % ROW * 8 : tid / ROW + i * (T::THREADS / ROW));
@@ -114,38 +121,37 @@ static __device__ void cursor_start(struct cursor<BN> *c, const struct grouped &
 
 /* Starts copy i of a depth step: of a, then of b. Out of bounds nothing is read and zeros are written. live: c->live,
  * or 0 where the chunks of this thread in a row are beyond the depth. */
-template <int BN, bool KN>
-static __device__ __forceinline__ void load_part(const struct cursor<BN> &c, uint32_t stage, uint32_t live, int i)
+template <class T, bool KN>
+static __device__ __forceinline__ void load_part(const struct cursor<T> &c, uint32_t stage, uint32_t live, int i)
 {
-    using T = tile<BN>;
-    constexpr int ROW = KN ? BN / 8 : BK / 8, COPY = T::THREADS * 16;
+    constexpr int ROW = KN ? T::BN / 8 : BK / 8, COPY = T::THREADS * 16;
     const int tid = threadIdx.x, k = i - T::A_COPIES;
     if (i < T::A_COPIES) {
         const uint32_t to = stage + tile_offset<4>(tid / 4, tid % 4);
         copy_async16(to + i * COPY, c.a + (uint64_t)c.at_a[i] * 8, live >> i & 1 ? 16 : 0);
-    } else if ((k + 1) * T::THREADS <= BN * BK / 8 || tid + k * T::THREADS < BN * BK / 8) {
+    } else {
         const uint32_t to = stage + T::A_BYTES + tile_offset<ROW>(tid / ROW, tid % ROW);
         const bool deep = KN && tid / ROW + k * (T::THREADS / ROW) < c.left;
         const bool in_bounds = KN ? deep && c.live >> T::A_COPIES & 1 : live >> i & 1;
-        copy_async16(to + k * COPY, c.b + (uint64_t)(c.at_b + k * c.b_apart) * 8, in_bounds ? 16 : 0);
+        copy_async16(to + k * COPY, c.b + (uint64_t)(c.at_b + k * (T::THREADS / ROW) * c.ld_b) * 8, in_bounds ? 16 : 0);
     }
 }
-template <int BN> static __device__ __forceinline__ uint32_t live_of(const struct cursor<BN> &c)
+template <class T> static __device__ __forceinline__ uint32_t live_of(const struct cursor<T> &c)
 {
     return (int)threadIdx.x % 4 * 8 < c.left ? c.live : 0;
 }
-template <int BN> static __device__ __forceinline__ void advance(struct cursor<BN> *c)
+template <class T, bool KN> static __device__ __forceinline__ void advance(struct cursor<T> *c)
 {
     c->a += BK;
-    c->b += c->step_b;
+    c->b += KN ? (int64_t)c->ld_b * 8 * BK : BK;
     c->left -= BK;
 }
 
 /* ---- arithmetic ---- */
 
 /* Fragments of the warp for 16 of a step's depth. */
-template <int BN> struct fragments {
-    uint32_t a[tile<BN>::WM / 16][4], b[tile<BN>::WN / 8][2];
+template <class T> struct fragments {
+    uint32_t a[T::WM / 16][4], b[T::WN / 8][2];
 };
 
 /* Where the warp's fragments are: byte offsets in a stage for this lane's ldmatrix. The next 16 rows or columns change
@@ -155,35 +161,34 @@ struct places {
 };
 
 /* Part i of the fragments of slice k of a stage. A_PARTS parts are of a, the others of b. */
-template <int BN, bool KN>
-static __device__ __forceinline__ void fetch_part(struct fragments<BN> *f, uint32_t stage, const struct places &at,
+template <class T, bool KN>
+static __device__ __forceinline__ void fetch_part(struct fragments<T> *f, uint32_t stage, const struct places &at,
                                                   int k, int i)
 {
-    constexpr int A_PARTS = tile<BN>::WM / 16;
+    constexpr int A_PARTS = T::WM / 16;
     const int j = (i - A_PARTS) * 2;
     if (i < A_PARTS)
         load_matrix4(f->a[i], stage + (at.a ^ k << 5) + i * 16 * BK * 2);
     else if (KN)
-        load_matrix4_trans(f->b[j], stage + (at.b ^ j << 4) + k * 16 * BN * 2);
+        load_matrix4_trans(f->b[j], stage + (at.b ^ j << 4) + k * 16 * T::BN * 2);
     else
         load_matrix4(f->b[j], stage + (at.b ^ k << 5) + j * 8 * BK * 2);
 }
-template <int BN, bool KN>
-static __device__ __forceinline__ void fetch(struct fragments<BN> *f, uint32_t stage, const struct places &at, int k)
+template <class T, bool KN>
+static __device__ __forceinline__ void fetch(struct fragments<T> *f, uint32_t stage, const struct places &at, int k)
 {
 #pragma unroll
-    for (int i = 0; i < tile<BN>::WM / 16 + tile<BN>::WN / 16; i++) fetch_part<BN, KN>(f, stage, at, k, i);
+    for (int i = 0; i < T::WM / 16 + T::WN / 16; i++) fetch_part<T, KN>(f, stage, at, k, i);
 }
 
 /* Multiplies slice k of a step, fetches the next slice (of stage `from`) and, with LOAD, starts the copies of a step to
  * stage `to`: all in one block of straight code, so that the tensor cores never wait for an address, a fragment or a
  * copy. */
-template <int BN, bool KN, bool LOAD>
-static __device__ __forceinline__ void slice(float acc[][tile<BN>::WN / 8][4], const struct fragments<BN> &now,
-                                             struct fragments<BN> *next, uint32_t from, const struct places &at, int k,
-                                             const struct cursor<BN> &c, uint32_t to)
+template <class T, bool KN, bool LOAD>
+static __device__ __forceinline__ void slice(float acc[][T::WN / 8][4], const struct fragments<T> &now,
+                                             struct fragments<T> *next, uint32_t from, const struct places &at, int k,
+                                             const struct cursor<T> &c, uint32_t to)
 {
-    using T = tile<BN>;
     constexpr int ROWS = T::WM / 16, COLS = T::WN / 8, PARTS = ROWS + COLS / 2, COPIES = T::A_COPIES + T::B_COPIES;
     const uint32_t live = live_of(c);
 #pragma unroll
@@ -191,23 +196,23 @@ static __device__ __forceinline__ void slice(float acc[][tile<BN>::WN / 8][4], c
         /* Fragments first, since the next slice waits for them; two instructions for every two products. */
         const int part = i, copy = i - PARTS;
         mma_bf16(acc[i / COLS][i % COLS], now.a[i / COLS], now.b[i % COLS]);
-        if (part < PARTS) fetch_part<BN, KN>(next, from, at, k, part);
-        if (LOAD && copy >= 0 && copy < COPIES) load_part<BN, KN>(c, to, live, copy);
+        if (part < PARTS) fetch_part<T, KN>(next, from, at, k, part);
+        if (LOAD && copy >= 0 && copy < COPIES) load_part<T, KN>(c, to, live, copy);
     }
     static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
 /* Stores the warp's part of the tile. Its 64 columns of a wide tile give one partial sum of dgate per row. */
-template <int BN, int EPILOGUE>
-static __device__ void store_tile(const struct grouped &g, const struct tile_at &p, float c[][tile<BN>::WN / 8][4],
-                                  int warp_m, int warp_n)
+template <class T, int EPILOGUE>
+static __device__ void store_tile(const struct grouped &g, const struct tile_at &p, float c[][T::WN / 8][4], int warp_m,
+                                  int warp_n)
 {
-    constexpr int HALVES = tile<BN>::WM / 8; /* groups of 8 rows; a lane has one row of each */
-    const int lane = threadIdx.x & 31, first = warp_m * tile<BN>::WM + lane / 4;
-    const int col = p.col + warp_n * tile<BN>::WN;
+    constexpr int HALVES = T::WM / 8; /* groups of 8 rows; a lane has one row of each */
+    const int lane = threadIdx.x & 31, first = warp_m * T::WM + lane / 4;
+    const int col = p.col + warp_n * T::WN;
     float sum[HALVES] = {};
 #pragma unroll
-    for (int j = 0; j < tile<BN>::WN / 8; j += 4) {
+    for (int j = 0; j < T::WN / 8; j += 4) {
         const int64_t n = col + j * 8;
         float bias[4][2] = {};
         if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, grouped_expert(g, p.place), n);
@@ -230,7 +235,7 @@ static __device__ void store_tile(const struct grouped &g, const struct tile_at 
         }
     }
     if (grouped_is_glu_bwd(EPILOGUE)) {
-        static_assert(BN != 256 || tile<BN>::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
+        static_assert(T::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
 #pragma unroll
         for (int i = 0; i < HALVES; i++) {
             sum[i] = quad_sum(sum[i]);
@@ -251,55 +256,53 @@ struct course {
 
 /* All copies of a product are started: sets the cursor to the next product, of this tile or the next. Without a next
  * tile c->left stays 0 or less, and the remaining copies write zeros. */
-template <int BN, bool KN>
-static __device__ void next_product(struct cursor<BN> *c, struct course *k, const struct grouped &g)
+template <class T, bool KN>
+static __device__ void next_product(struct cursor<T> *c, struct course *k, const struct grouped &g)
 {
     if (k->thin) {
         k->thin = false;
     } else {
-        if (!find_tile<BN>(g, &k->scan, k->t, &k->tile)) return;
+        if (!find_tile<T>(g, &k->scan, k->t, &k->tile)) return;
         k->t += gridDim.x;
         k->thin = g.r > 0;
     }
-    cursor_start<BN, KN>(c, g, k->tile, k->thin);
+    cursor_start<T, KN>(c, g, k->tile, k->thin);
 }
 
-template <int BN, bool KN> static __device__ __forceinline__ void load_step(const struct cursor<BN> &c, uint32_t stage)
+template <class T, bool KN> static __device__ __forceinline__ void load_step(const struct cursor<T> &c, uint32_t stage)
 {
     const uint32_t live = live_of(c);
 #pragma unroll
-    for (int i = 0; i < tile<BN>::A_COPIES + tile<BN>::B_COPIES; i++) load_part<BN, KN>(c, stage, live, i);
+    for (int i = 0; i < T::A_COPIES + T::B_COPIES; i++) load_part<T, KN>(c, stage, live, i);
 }
 
-template <int BN, bool KN, int EPILOGUE>
-static __global__ void __launch_bounds__(tile<BN>::THREADS, BN == 256 ? 1 : 2)
-    grouped_kernel(const __grid_constant__ struct grouped g)
+template <class T, bool KN, int EPILOGUE>
+static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) grouped_kernel(const __grid_constant__ struct grouped g)
 {
-    using T = tile<BN>;
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t shared = shared_address(memory), end = shared + T::BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    /* Scheduler s of an SM runs warps s and s + 4. With this mapping the warps of one half of the rows are on all four
-     * schedulers, and those of one quarter of the columns on two, when the rest of a tile is out of bounds. */
-    const int warp_n = BN == 256 ? warp / 2 : 0, warp_m = BN == 256 ? (warp ^ warp / 4) & 1 : warp;
+    /* Scheduler s of an SM runs warps s and s + 4. With this mapping the warps of one half of the rows of a wide tile
+     * are on all four schedulers, and those of one quarter of its columns on two, when the rest is out of bounds. */
+    const int warp_n = T::WARPS_N > 1 ? warp / 2 : 0, warp_m = T::WARPS_N > 1 ? (warp ^ warp / 4) & 1 : warp;
     const struct places at = {warp_m * T::WM * BK * 2 + tile_offset<4>(lane & 15, lane >> 4),
                               T::A_BYTES + warp_n * T::WN * (KN ? 2 : BK * 2) +
-                                  (KN ? tile_offset<BN / 8>(lane & 15, lane >> 4)
+                                  (KN ? tile_offset<T::BN / 8>(lane & 15, lane >> 4)
                                       : tile_offset<4>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1))};
     const int n_thin = (int)((g.r + BK - 1) / BK), n_step = n_thin + (int)((g.n_in + BK - 1) / BK);
 
     struct scan scan = {(int)g.first, 0};
     struct tile_at p;
-    if (!find_tile<BN>(g, &scan, blockIdx.x, &p)) return;
+    if (!find_tile<T>(g, &scan, blockIdx.x, &p)) return;
     struct course course = {scan, {}, (int)blockIdx.x, false};
-    struct cursor<BN> cursor;
+    struct cursor<T> cursor;
     cursor.left = 0;
 #pragma unroll 1
     for (int i = 0; i < T::STAGES - 1; i++) {
-        if (cursor.left <= 0) next_product<BN, KN>(&cursor, &course, g);
-        load_step<BN, KN>(cursor, shared + i * T::STAGE_BYTES);
+        if (cursor.left <= 0) next_product<T, KN>(&cursor, &course, g);
+        load_step<T, KN>(cursor, shared + i * T::STAGE_BYTES);
         copy_commit();
-        advance(&cursor);
+        advance<T, KN>(&cursor);
     }
     copy_wait<T::STAGES - 2>();
     __syncthreads();
@@ -307,21 +310,21 @@ static __global__ void __launch_bounds__(tile<BN>::THREADS, BN == 256 ? 1 : 2)
     int t = blockIdx.x;
     for (bool more = true; more;) {
         float c[T::WM / 16][T::WN / 8][4] = {};
-        struct fragments<BN> f[2];
+        struct fragments<T> f[2];
         const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
-        fetch<BN, KN>(&f[0], stage, at, 0);
+        fetch<T, KN>(&f[0], stage, at, 0);
         for (int step = 0; step < n_step; step++) {
             const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;
-            if (cursor.left <= 0) next_product<BN, KN>(&cursor, &course, g);
+            if (cursor.left <= 0) next_product<T, KN>(&cursor, &course, g);
             if (busy)
-                slice<BN, KN, true>(c, f[0], &f[1], stage, at, 1, cursor, before);
+                slice<T, KN, true>(c, f[0], &f[1], stage, at, 1, cursor, before);
             else
-                load_step<BN, KN>(cursor, before);
+                load_step<T, KN>(cursor, before);
             copy_commit();
-            advance(&cursor);
+            advance<T, KN>(&cursor);
             copy_wait<T::STAGES - 2>();
             __syncthreads(); /* the next step is loaded for all threads, and all have fetched the last of this one */
-            if (busy) slice<BN, KN, false>(c, f[1], &f[0], after, at, 0, cursor, 0);
+            if (busy) slice<T, KN, false>(c, f[1], &f[0], after, at, 0, cursor, 0);
             if (step + 1 == n_thin) {
 #pragma unroll
                 for (int i = 0; i < T::WM / 16 * T::WN / 2; i++) ((float *)c)[i] *= g.scale;
@@ -330,40 +333,51 @@ static __global__ void __launch_bounds__(tile<BN>::THREADS, BN == 256 ? 1 : 2)
             stage = after;
         }
         const struct tile_at done = p;
-        more = find_tile<BN>(g, &scan, t += gridDim.x, &p);
-        store_tile<BN, EPILOGUE>(g, done, c, warp_m, warp_n);
+        more = find_tile<T>(g, &scan, t += gridDim.x, &p);
+        store_tile<T, EPILOGUE>(g, done, c, warp_m, warp_n);
     }
     copy_wait<0>();
 }
 
 /* ---- launch ---- */
 
-template <int BN, bool KN, int EPILOGUE> static void launch(const struct grouped *g)
+template <class T, bool KN, int EPILOGUE> static void launch(const struct grouped *g)
 {
     static int per_sm;
-    const auto kernel = grouped_kernel<BN, KN, EPILOGUE>;
+    const auto kernel = grouped_kernel<T, KN, EPILOGUE>;
     if (!per_sm) {
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile<BN>::BYTES));
-        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, tile<BN>::THREADS, tile<BN>::BYTES));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, T::BYTES));
+        CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, T::THREADS, T::BYTES));
         MT_REQUIRE(per_sm > 0, "a block of the grouped product does not fit this GPU");
     }
-    const int64_t most = (ceil_div(g->n_row, BM) + g->count) * ceil_div(g->n_out, BN);
+    const int64_t most = (ceil_div(g->n_row, BM) + g->count) * ceil_div(g->n_out, T::BN);
     MT_REQUIRE(most < INT32_MAX / 2, "%lld tiles", (long long)most);
     MT_REQUIRE(
         g->n_row * (g->lda / 8) < UINT32_MAX && g->n_out * (g->n_in / 8) < UINT32_MAX && g->n_out < INT32_MAX / 2,
         "a grouped product of %lld rows, %lld x %lld", (long long)g->n_row, (long long)g->n_out, (long long)g->n_in);
-    kernel<<<grid_x(MT_MIN(most, (int64_t)per_sm * cuda.n_sm)), tile<BN>::THREADS, tile<BN>::BYTES, cuda.stream>>>(*g);
+    kernel<<<grid_x(MT_MIN(most, (int64_t)per_sm * cuda.n_sm)), T::THREADS, T::BYTES, cuda.stream>>>(*g);
     CUDA_CHECK_LAUNCH();
 }
 
-template <int BN> static void launch_store(const struct grouped *g)
+template <class T> static void launch_store(const struct grouped *g)
 {
     if (g->epilogue == GROUPED_GATED)
-        launch<BN, true, GROUPED_GATED>(g);
+        launch<T, true, GROUPED_GATED>(g);
     else if (g->kn)
-        launch<BN, true, GROUPED_STORE>(g);
+        launch<T, true, GROUPED_STORE>(g);
     else
-        launch<BN, false, GROUPED_STORE>(g);
+        launch<T, false, GROUPED_STORE>(g);
+}
+template <class T> static void launch_any(const struct grouped *g)
+{
+    if (g->epilogue == GROUPED_GLU)
+        launch<T, false, GROUPED_GLU>(g);
+    else if (g->epilogue == GROUPED_GLU_BWD)
+        launch<T, true, GROUPED_GLU_BWD>(g);
+    else if (g->epilogue == GROUPED_GLU_BWD_QUANT)
+        launch<T, true, GROUPED_GLU_BWD_QUANT>(g);
+    else
+        launch_store<T>(g);
 }
 
 void cuda_grouped_mma(const struct grouped *g)
@@ -374,17 +388,15 @@ void cuda_grouped_mma(const struct grouped *g)
                "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
     MT_REQUIRE(g->epilogue != GROUPED_ADD || (!g->r && !g->bias), "%s", "GROUPED_ADD takes no adapter and no bias");
     if (g->n_row == 0 || g->count == 0) return;
-    if (g->epilogue == GROUPED_GLU) {
-        launch<256, false, GROUPED_GLU>(g);
-    } else if (g->epilogue == GROUPED_GLU_BWD) {
-        launch<256, true, GROUPED_GLU_BWD>(g);
-    } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
-        launch<256, true, GROUPED_GLU_BWD_QUANT>(g);
-    } else if (g->epilogue == GROUPED_ADD) { /* memory bound: small tiles, more blocks per SM */
-        g->kn ? launch<64, true, GROUPED_ADD>(g) : launch<64, false, GROUPED_ADD>(g);
-    } else if (g->n_out <= 64) { /* GROUPED_STORE, GROUPED_GATED */
-        launch_store<64>(g);
-    } else {
-        launch_store<256>(g);
-    }
+    const int c = cuda.capability;
+    if (g->epilogue == GROUPED_ADD) /* memory bound: small tiles, more blocks per SM */
+        g->kn ? launch<thin_tile, true, GROUPED_ADD>(g) : launch<thin_tile, false, GROUPED_ADD>(g);
+    else if (g->n_out <= 64 && (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED))
+        launch_store<thin_tile>(g);
+    else if (c >= 90 && c < 120 && !grouped_is_glu_bwd(g->epilogue))
+        launch_any<wide_tile>(g);
+    else if (c == 86 || c == 89 || c >= 120)
+        launch_any<pair_tile>(g);
+    else
+        launch_any<deep_pair_tile>(g);
 }
