@@ -128,12 +128,13 @@ static __device__ __forceinline__ void load_part(const struct cursor<T> &c, uint
     const int tid = threadIdx.x, k = i - T::A_COPIES;
     if (i < T::A_COPIES) {
         const uint32_t to = stage + tile_offset<4>(tid / 4, tid % 4);
-        copy_async16(to + i * COPY, c.a + (uint64_t)c.at_a[i] * 8, live >> i & 1 ? 16 : 0);
+        copy_async16_of_row(to + i * COPY, c.a + (uint64_t)c.at_a[i] * 8, live >> i & 1 ? 16 : 0);
     } else {
         const uint32_t to = stage + T::A_BYTES + tile_offset<ROW>(tid / ROW, tid % ROW);
         const bool deep = KN && tid / ROW + k * (T::THREADS / ROW) < c.left;
         const bool in_bounds = KN ? deep && c.live >> T::A_COPIES & 1 : live >> i & 1;
-        copy_async16(to + k * COPY, c.b + (uint64_t)(c.at_b + k * (T::THREADS / ROW) * c.ld_b) * 8, in_bounds ? 16 : 0);
+        copy_async16_of_row(to + k * COPY, c.b + (uint64_t)(c.at_b + k * (T::THREADS / ROW) * c.ld_b) * 8,
+                            in_bounds ? 16 : 0);
     }
 }
 template <class T> static __device__ __forceinline__ uint32_t live_of(const struct cursor<T> &c)
@@ -368,16 +369,20 @@ template <class T> static void launch_store(const struct grouped *g)
     else
         launch<T, false, GROUPED_STORE>(g);
 }
+template <class T> static void launch_glu_bwd(const struct grouped *g)
+{
+    if (g->epilogue == GROUPED_GLU_BWD)
+        launch<T, true, GROUPED_GLU_BWD>(g);
+    else
+        launch<T, true, GROUPED_GLU_BWD_QUANT>(g);
+}
+/* Every epilogue but GROUPED_ADD and, for wide tiles, the backward of the GLU. */
 template <class T> static void launch_any(const struct grouped *g)
 {
-    if (g->epilogue == GROUPED_GLU)
-        launch<T, false, GROUPED_GLU>(g);
-    else if (g->epilogue == GROUPED_GLU_BWD)
-        launch<T, true, GROUPED_GLU_BWD>(g);
-    else if (g->epilogue == GROUPED_GLU_BWD_QUANT)
-        launch<T, true, GROUPED_GLU_BWD_QUANT>(g);
-    else
-        launch_store<T>(g);
+    if (g->epilogue == GROUPED_GLU) return launch<T, false, GROUPED_GLU>(g);
+    if constexpr (T::BN < 256)
+        if (grouped_is_glu_bwd(g->epilogue)) return launch_glu_bwd<T>(g);
+    launch_store<T>(g);
 }
 
 void cuda_grouped_mma(const struct grouped *g)
