@@ -7,12 +7,9 @@
  *   out of bounds skips its products.
  *     pair        128 columns, 4 warps, 3 stages of 16 KiB: two blocks per SM of 100 KiB (8.6, 8.9, 12.0)
  *     deep pair   the same with 5 stages: two blocks per SM of 164 KiB or more
- *     wide        256 columns, 8 warps, 4 stages of 24 KiB: one block per SM
  *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64 and GROUPED_ADD
  *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
- *   with less waste. They read 4/3 as many bytes from L2: 32 bytes per clock of an SM at the rate of 8.0, half or a
- *   quarter of that on 8.6, 8.9 and 12.0. On 9.0 and 10.x, whose products are faster than on 8.0, tiles are wide,
- *   except with the long epilogue of the GLU's backward. That choice is computed, not measured.
+ *   with little waste.
  * Grid: persistent, as many blocks as the GPU holds. 247 .. 255 registers, thin 117 .. 128; no spills. Block i
  *   processes tiles i, i + grid, ... in the order of find_tile. The number of tiles is only known after reading all of
  *   offs.
@@ -20,14 +17,13 @@
  *   A warp has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too,
  *   whose barrier is between the two halves of this step. Copies, fetches and products are one block of code without
  *   branches, so a warp has its operands in registers at every product and after every barrier.
- * Moves: a wide tile reads (128 + 256) * 2 bytes per 2*128*256 FLOP of depth, mostly from L2: the tiles of a band of
- *   16 row tiles share rows of a, and the tiles of a column share b. A step writes 24 KiB to shared memory and its
- *   warps read 64 KiB of it: 704 clocks at 128 bytes, without bank conflicts; its products take 1024 at the rate of
- *   8.0. Pairs need 768 clocks for as many products. A thin product is memory bound: 2 * M * n_in bytes.
+ * Moves: a tile reads (128 + 128) * 2 bytes per 2*128*128 FLOP of depth, mostly from L2: the tiles of a band of 16 row
+ *   tiles share rows of a, and the tiles of a column share b. For a step of two blocks 32 KiB are written to shared
+ *   memory and 64 KiB read: 768 clocks at 128 bytes, without bank conflicts; the products take 1024 at the rate of 8.0,
+ *   2048 on 8.6, 8.9 and 12.0. A thin product is memory bound: 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
- * Measured, the kernel before this pipeline (fetches of a step after its barrier): H100 80GB HBM3, commit 5a37c46,
- *   32 experts, 32768 rows, D = F = 2880, r 16: up forward with GLU and gather 3.96 ms, 275 TFLOP/s; down forward
- *   2.64, 206; up backward 4.59, 237. */
+ * Measured: tests/RESULTS.md, "Portable grouped products".
+ * Tried and dropped: fetches of a step after its barrier, and one block of 8 warps per SM with tiles of 256 columns. */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -36,8 +32,7 @@ enum { BM = 128, BK = 32, BAND = 16 };
 /* How a tile of COLS columns is divided among its warps; its pipeline stages, copies and shared memory. */
 template <int COLS, int DEPTH> struct tile {
     static constexpr int BN = COLS, STAGES = DEPTH;
-    static constexpr int WARPS_N = BN == 64 ? 1 : BN / 64, WARPS_M = BN == 64 ? 8 : 2, WARPS = WARPS_M * WARPS_N;
-    static constexpr int THREADS = WARPS * 32, BLOCKS = BN == 256 ? 1 : 2; /* of an SM, at least */
+    static constexpr int WARPS_N = BN / 64, WARPS_M = BN == 64 ? 8 : 2, THREADS = WARPS_M * WARPS_N * 32;
     static constexpr int WM = BM / WARPS_M, WN = 64;
     static constexpr int A_COPIES = BM * BK / 8 / THREADS; /* 16-byte copies of a thread per step */
     static constexpr int B_COPIES = BN * BK / 8 / THREADS;
@@ -45,9 +40,8 @@ template <int COLS, int DEPTH> struct tile {
     static constexpr int BYTES = STAGES * STAGE_BYTES;
 };
 using thin_tile = tile<64, 4>;
-using wide_tile = tile<256, 4>;
 using pair_tile = tile<128, 3>;      /* two blocks in the 100 KiB of an SM of 8.6, 8.9 and 12.0 */
-using deep_pair_tile = tile<128, 5>; /* two blocks in the 164 KiB of 8.0 */
+using deep_pair_tile = tile<128, 5>; /* two blocks in the 164 KiB of 8.0, the 228 of 9.0 and 10.x */
 
 /* ---- which tile ---- */
 
@@ -203,7 +197,7 @@ static __device__ __forceinline__ void slice(float acc[][T::WN / 8][4], const st
     static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
-/* Stores the warp's part of the tile. Its 64 columns of a wide tile give one partial sum of dgate per row. */
+/* Stores the warp's part of the tile. Its 64 columns give one partial sum of dgate per row. */
 template <class T, int EPILOGUE>
 static __device__ void store_tile(const struct grouped &g, const struct tile_at &p, float c[][T::WN / 8][4], int warp_m,
                                   int warp_n)
@@ -278,14 +272,12 @@ template <class T, bool KN> static __device__ __forceinline__ void load_step(con
 }
 
 template <class T, bool KN, int EPILOGUE>
-static __global__ void __launch_bounds__(T::THREADS, T::BLOCKS) grouped_kernel(const __grid_constant__ struct grouped g)
+static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __grid_constant__ struct grouped g)
 {
     extern __shared__ __align__(128) unsigned char memory[];
     const uint32_t shared = shared_address(memory), end = shared + T::BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-    /* Scheduler s of an SM runs warps s and s + 4. With this mapping the warps of one half of the rows of a wide tile
-     * are on all four schedulers, and those of one quarter of its columns on two, when the rest is out of bounds. */
-    const int warp_n = T::WARPS_N > 1 ? warp / 2 : 0, warp_m = T::WARPS_N > 1 ? (warp ^ warp / 4) & 1 : warp;
+    const int warp_n = warp / T::WARPS_M, warp_m = warp % T::WARPS_M;
     const struct places at = {warp_m * T::WM * BK * 2 + tile_offset<4>(lane & 15, lane >> 4),
                               T::A_BYTES + warp_n * T::WN * (KN ? 2 : BK * 2) +
                                   (KN ? tile_offset<T::BN / 8>(lane & 15, lane >> 4)
@@ -369,20 +361,17 @@ template <class T> static void launch_store(const struct grouped *g)
     else
         launch<T, false, GROUPED_STORE>(g);
 }
-template <class T> static void launch_glu_bwd(const struct grouped *g)
-{
-    if (g->epilogue == GROUPED_GLU_BWD)
-        launch<T, true, GROUPED_GLU_BWD>(g);
-    else
-        launch<T, true, GROUPED_GLU_BWD_QUANT>(g);
-}
-/* Every epilogue but GROUPED_ADD and, for wide tiles, the backward of the GLU. */
+/* Every epilogue but GROUPED_ADD. */
 template <class T> static void launch_any(const struct grouped *g)
 {
-    if (g->epilogue == GROUPED_GLU) return launch<T, false, GROUPED_GLU>(g);
-    if constexpr (T::BN < 256)
-        if (grouped_is_glu_bwd(g->epilogue)) return launch_glu_bwd<T>(g);
-    launch_store<T>(g);
+    if (g->epilogue == GROUPED_GLU)
+        launch<T, false, GROUPED_GLU>(g);
+    else if (g->epilogue == GROUPED_GLU_BWD)
+        launch<T, true, GROUPED_GLU_BWD>(g);
+    else if (g->epilogue == GROUPED_GLU_BWD_QUANT)
+        launch<T, true, GROUPED_GLU_BWD_QUANT>(g);
+    else
+        launch_store<T>(g);
 }
 
 void cuda_grouped_mma(const struct grouped *g)
@@ -398,8 +387,6 @@ void cuda_grouped_mma(const struct grouped *g)
         g->kn ? launch<thin_tile, true, GROUPED_ADD>(g) : launch<thin_tile, false, GROUPED_ADD>(g);
     else if (g->n_out <= 64 && (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED))
         launch_store<thin_tile>(g);
-    else if (c >= 90 && c < 120 && !grouped_is_glu_bwd(g->epilogue))
-        launch_any<wide_tile>(g);
     else if (c == 86 || c == 89 || c >= 120)
         launch_any<pair_tile>(g);
     else
