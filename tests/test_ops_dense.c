@@ -309,6 +309,9 @@ static const struct linear_shape gpu_linear_shapes[] = {
     {5, 64, 6, WF_F32, true, true, true, 24, 2, {0, 3}, {3, 3}, 0},
     {130, 72, 203, WF_BF16, true, true, true, 16, 3, {1, 70, 140}, {67, 70, 61}, 0},
     {33, 64, 72, WF_NF4, true, false, true, 8, 2, {0, 12}, {12, 60}, 0},
+    /* dy B and dB in one pass on Hopper: several slabs of columns and parts of rows, no dx; a part of one row */
+    {700, 64, 1288, WF_BF16, false, false, false, 8, 3, {0, 600, 664}, {600, 64, 616}, 0},
+    {257, 64, 808, WF_BF16, false, false, true, 16, 1, {8}, {792}, 0.3f},
 };
 
 /* x between eight columns of zeros on each side, which would reveal a write of an op outside the view. */

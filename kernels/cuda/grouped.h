@@ -120,7 +120,7 @@ void cuda_grouped_thin(const struct grouped *g);
  *
  * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends only on n_row,
  * n_wide, r and offs. out of experts without rows does not change. Needs n_wide, ld_wide and r multiples of 8, r at
- * most 256, 16-byte aligned rows. */
+ * most 256, 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows (dense layers). */
 struct grouped_wgrad {
     int64_t n_row, n_exp, n_wide, r;
     const int32_t *offs;
@@ -134,19 +134,24 @@ struct grouped_wgrad {
     float *out;
     void *partial; /* scratch of cuda_grouped_wgrad_bytes, cuda_grouped_pass_bytes */
 
-    /* Only cuda_grouped_pass: product[m] = wide[w_row(m)] b_e, with f32 sums */
-    const bf16 *b;           /* [n_exp, n_wide, r] */
-    bf16 *product;           /* [M, r] */
-    bf16 *gated;             /* [M, r] product times gate[row_slot[m]], rounded once; or NULL */
-    const int32_t *row_slot; /* [M] */
-    const float *gate;       /* [T*J] */
-    bf16 *rows;              /* [M, n_wide] = wide[w_row(m)], or NULL */
+    /* Only cuda_grouped_pass: product[m] = product_scale * wide[w_row(m)] b_e, with f32 sums */
+    const bf16 *b; /* [n_exp, n_wide, r] */
+    float product_scale;
+    int64_t ld_thin, ld_product; /* distances of the rows of thin and of product */
+    bf16 *product;               /* [M, r] */
+    bf16 *gated;                 /* [M, r] product times gate[row_slot[m]], rounded once; or NULL */
+    const int32_t *row_slot;     /* [M] */
+    const float *gate;           /* [T*J] */
+    bf16 *rows;                  /* [M, n_wide] = wide[w_row(m)], or NULL */
 };
 int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
-/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, for the ranks that it takes. */
+/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, for the ranks that it takes. One
+ * launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and slot; g[0]
+ * has the scratch of all. */
+enum { GROUPED_PASSES = 3 };
 bool cuda_grouped_pass_takes(int64_t r);
 int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
-void cuda_grouped_pass(const struct grouped_wgrad *g);
+void cuda_grouped_pass(const struct grouped_wgrad *g, int n);
 
 #endif

@@ -19,6 +19,12 @@ static __device__ __forceinline__ int parts_of(int n_row, int share)
     return n_row <= share ? n_row > 0 : (n_row + share - 1) / share;
 }
 
+/* Row of the first row of expert e. */
+static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &g, int e)
+{
+    return g.offs ? __ldg(g.offs + e) : e ? (int)g.n_row : 0;
+}
+
 /* Unit u in the order (expert, part); parts have at most `share` rows, a multiple of `step` except for the last. All
  * lanes of the warp call it; n_exp + n_row / share < 2^16. A lane counts the units of adjacent experts; the experts of
  * the lane that has u are searched one by one. */
@@ -27,8 +33,8 @@ static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgr
     const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp, per_lane = (n_exp + 31) / 32;
     const int from = min(lane * per_lane, n_exp), past = min(from + per_lane, n_exp);
     uint32_t sum = 0; /* units; << 16: those of experts with more than one part */
-    for (int e = from, row = __ldg(g.offs + from); e < past; e++) {
-        const int next = __ldg(g.offs + e + 1), parts = parts_of(next - row, share);
+    for (int e = from, row = row_of_expert(g, from); e < past; e++) {
+        const int next = row_of_expert(g, e + 1), parts = parts_of(next - row, share);
         sum += (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
         row = next;
     }
@@ -40,10 +46,10 @@ static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgr
     const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
     if (!has) return {};
     const int lane_of = __ffs(has) - 1;
-    int e = lane_of * per_lane, row = __ldg(g.offs + e);
+    int e = lane_of * per_lane, row = row_of_expert(g, e);
     at = __shfl_sync(~0u, sum - at, lane_of); /* units of earlier experts */
     for (;; e++) {
-        const int end = __ldg(g.offs + e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
+        const int end = row_of_expert(g, e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
         if (part < n) {
             const int rows = ((end - row + n - 1) / n + step - 1) / step * step;
             return {e, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
@@ -57,17 +63,25 @@ static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgr
 enum { MAX_TILES = 1 << 14 };
 static __device__ int arrived[MAX_TILES];
 
-/* Writes this part's sums of tile `tile` of `tiles` to scratch. Returns true in the block that is last to do so; its c
- * then has the sum of all parts, added in the order of the parts. */
+/* Writes this part's sums of tile `tile` of `tiles` to scratch: [parts of all experts, tiles, N, threads] of four. */
+template <int N>
+static __device__ __forceinline__ void store_part(const struct grouped_wgrad &g, const float (&c)[N][4],
+                                                  const struct unit &u, int64_t tile, int64_t tiles)
+{
+    float4 *to = (float4 *)g.partial + ((u.slot + u.part) * tiles + tile) * (N * PARTS_THREADS) + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < N; j++) __stcg(to + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
+}
+
+/* store_part. Returns true in the block that is last to do so; its c then has the sum of all parts, added in the order
+ * of the parts. */
 template <int N>
 static __device__ bool sum_parts(const struct grouped_wgrad &g, float (&c)[N][4], const struct unit &u, int64_t tile,
                                  int64_t tiles)
 {
-    float4 *partial = (float4 *)g.partial + (u.slot * tiles + tile) * (N * PARTS_THREADS) + threadIdx.x;
+    const float4 *partial = (const float4 *)g.partial + (u.slot * tiles + tile) * (N * PARTS_THREADS) + threadIdx.x;
     const int64_t stride = tiles * (N * PARTS_THREADS); /* from part to part */
-#pragma unroll
-    for (int j = 0; j < N; j++)
-        __stcg(partial + u.part * stride + j * PARTS_THREADS, make_float4(c[j][0], c[j][1], c[j][2], c[j][3]));
+    store_part(g, c, u, tile, tiles);
     __threadfence();
     __syncthreads();
     int *count = arrived + u.slot * tiles + tile;

@@ -1,25 +1,24 @@
-/* grouped_pass_wgmma.cu - one pass over dy computes dB and dy B of the experts' adapters, r 8 or 16.
+/* grouped_pass_wgmma.cu - one pass over dy computes dB and dy B of adapters with r 8 or 16, of experts and of dense
+ * layers.
  *
- * Math, shapes: grouped.h. A block has a slab of 4 x 128 columns (3 x 128 with r 16) and some rows of one expert. A
- *   step is 128 rows of 128 columns: a warpgroup adds 64 columns of them, summed over the rows, to the gradient, and
- *   multiplies 64 rows with the slab's part of the factor. So no sum crosses warps. The slabs' parts of the product are
- *   stored in f32; product_kernel adds them. Split-K over rows: grouped_parts.cuh.
- * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
- * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
- *   Slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages of 32 KiB,
- *   two of them loading, by cp.async. At most 128 registers, no spills.
- * Moves: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
- * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
- *   then over the parts in order. They depend only on the shapes and offs.
- * Measured: H200, this kernel as it was added, alone, 16,384 tokens unless noted, in us; in brackets the thin product
- *   and the gradient in two passes, in the same call. dout, gathered and with gates, then dpre:
- *     qwen3.5-35b-a3b r 8   135 (106 + 155)   103 (78 + 88)     every token on the same 8 experts 123 (236), 98 (157)
- *     the same, r 16        186 (106 + 156)   119 (82 + 89)     r 8 with 2,048 tokens 52 (76), 30 (46)
- *     qwen3-30b-a3b r 16    163 (99 + 121)    159 (111 + 112)
- *     olmoe-1b-7b r 16      167 (98 + 135)    192 (138 + 153)
- *     gpt-oss-20b r 16      126 (68 + 101)    257 (187 + 189)   every token on the same 4 experts 113 (168), 265 (382)
- *     the same, r 8         98 (68 + 103)     223 (183 + 188)   r 16 with 1,024 tokens 21 (28), 45 (57)
- * Tried and dropped, us of dout and dpre of qwen3.5-35b-a3b r 8, then of gpt-oss-20b r 16:
+ * Math, shapes: grouped.h. A segment of a dense layer is one expert. A block has a slab of 4 x 128 columns (3 x 128
+ * with r 16) and some rows of one expert. A step is 128 rows of 128 columns: a warpgroup adds 64 columns of them,
+ * summed over the rows, to the gradient, and multiplies 64 rows with the slab's part of the factor. So no sum crosses
+ * warps. The slabs' parts of the product are stored in f32; finish_kernel adds them. Split-K over rows:
+ * grouped_parts.cuh. A dense layer has up to 64 parts per slab: finish_kernel adds them, in many blocks. Needs: sm_90a;
+ * n_wide and ld_wide multiples of 8, 16-byte aligned rows. Grid: (n_row / share + n_exp, slabs) blocks of 256 threads,
+ * two per SM; blocks beyond the last part return at once. Slab by slab, so that the columns of gathered rows that
+ * concurrent blocks read stay in L2. Three stages of 32 KiB, two of them loading, by cp.async. At most 128 registers,
+ * no spills. Moves: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound. finish_kernel:
+ * 32 registers. Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the
+ * rows of a part, then over the parts in order. They depend only on the shapes and offs. Measured: H200, this kernel as
+ * it was added, alone, 16,384 tokens unless noted, in us; in brackets the thin product and the gradient in two passes,
+ * in the same call. dout, gathered and with gates, then dpre: qwen3.5-35b-a3b r 8   135 (106 + 155)   103 (78 + 88)
+ * every token on the same 8 experts 123 (236), 98 (157) the same, r 16        186 (106 + 156)   119 (82 + 89)     r 8
+ * with 2,048 tokens 52 (76), 30 (46) qwen3-30b-a3b r 16    163 (99 + 121)    159 (111 + 112) olmoe-1b-7b r 16      167
+ * (98 + 135)    192 (138 + 153) gpt-oss-20b r 16      126 (68 + 101)    257 (187 + 189)   every token on the same 4
+ * experts 113 (168), 265 (382) the same, r 8         98 (68 + 103)     223 (183 + 188)   r 16 with 1,024 tokens 21
+ * (28), 45 (57) Tried and dropped, us of dout and dpre of qwen3.5-35b-a3b r 8, then of gpt-oss-20b r 16:
  *   - mma.sync and ldmatrix instead of wgmma: 133, 103, 133, 264; with a branch per 16 rows 149, 108, 148, 282
  *   - one block per SM with six stages: 192, 132, 164, 290
  *   - parts for 2 blocks per SM instead of 4: 135, 98, 139, 240; for 8: 161, 111, 127, 258
@@ -50,9 +49,10 @@ template <int RT> struct slab {
 };
 
 struct pass_args {
-    struct grouped_wgrad g;
-    int share, ld_wide;
-    float *sums; /* [slabs, n_row, r] */
+    struct grouped_wgrad g[GROUPED_PASSES];
+    int n_slab[GROUPED_PASSES];
+    int share;
+    float *sums; /* [slabs of all g, n_row, r] */
 };
 
 /* ---- loads ---- */
@@ -84,10 +84,9 @@ static __device__ __forceinline__ void next_rows(struct loader *l, const struct 
     find_slots(l, g, l->row + ROWS, end);
 }
 /* Starts the copies of the next 128 x 128 elements; zeros for rows from `end` on and columns out of bounds. */
-static __device__ __forceinline__ void load_tile(struct loader *l, const struct pass_args &p, int first, int n_col,
+static __device__ __forceinline__ void load_tile(struct loader *l, const struct grouped_wgrad &g, int first, int n_col,
                                                  int end, uint32_t memory)
 {
-    const struct grouped_wgrad &g = p.g;
     const int chunk = threadIdx.x % CHUNKS, col = first + l->col * WIDE + chunk * 8;
     if (l->row < end) {
         const uint32_t to = memory + l->stage * STAGE_BYTES + offset_in_stage(threadIdx.x / CHUNKS, chunk);
@@ -96,7 +95,7 @@ static __device__ __forceinline__ void load_tile(struct loader *l, const struct 
         for (int i = 0; i < PASSES; i++) {
             const bool live = in_bounds && l->at[i] >= 0;
             copy_async16(to + i * (THREADS / CHUNKS) * 128,
-                         live ? g.wide + (int64_t)l->at[i] * p.ld_wide + col : g.wide, live ? 16 : 0);
+                         live ? g.wide + (int64_t)l->at[i] * (int)g.ld_wide + col : g.wide, live ? 16 : 0);
         }
     }
     copy_commit();
@@ -128,7 +127,7 @@ template <int RT> static __device__ __forceinline__ uint4 load_thin(const struct
 {
     const int m = row + (int)threadIdx.x / (RT / 8);
     if ((int)threadIdx.x >= ROWS * RT / 8 || m >= end) return make_uint4(0, 0, 0, 0);
-    return __ldg((const uint4 *)(g.thin + (int64_t)m * RT) + threadIdx.x % (RT / 8));
+    return __ldg((const uint4 *)(g.thin + (int64_t)m * (int)g.ld_thin) + threadIdx.x % (RT / 8));
 }
 /* Writes columns 8 half .. 8 half + 7 of row k transposed: a tile per 64 rows k, [RT, 64] swizzled. */
 template <int RT> static __device__ __forceinline__ void transpose8(unsigned char *to, int k, int half, uint4 x)
@@ -217,7 +216,7 @@ template <int RT>
 static __device__ __forceinline__ void store_sums(const struct pass_args &p, const float (*t)[4], int row, int live)
 {
     const int lane = threadIdx.x & 31, own = threadIdx.x / 32 * 16 + lane / 4;
-    float *to = p.sums + ((int64_t)blockIdx.y * p.g.n_row + row + own) * RT + lane % 4 * 2;
+    float *to = p.sums + ((int64_t)blockIdx.y * p.g[0].n_row + row + own) * RT + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < RT / 8; j++) {
         if (own < live) *(float2 *)(to + j * 8) = make_float2(t[j][0], t[j][1]);
@@ -253,9 +252,11 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     constexpr int COLS = S::COLS;
     extern __shared__ unsigned char raw[];
     unsigned char *memory = raw + (1024 - sm90_shared(raw) % 1024) % 1024;
-    const struct grouped_wgrad &g = p.g;
+    int at = 0, slab = blockIdx.y;
+    while (slab >= p.n_slab[at]) slab -= p.n_slab[at++];
+    const struct grouped_wgrad &g = p.g[at];
     const uint32_t shared = sm90_shared(memory);
-    const int first = blockIdx.y * (COLS * WIDE), n_col = min(COLS, ((int)g.n_wide - first + WIDE - 1) / WIDE);
+    const int first = slab * (COLS * WIDE), n_col = min(COLS, ((int)g.n_wide - first + WIDE - 1) / WIDE);
     const struct unit u = find_unit(g, blockIdx.x, p.share, ROWS);
     if (u.parts == 0) return;
 
@@ -263,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     find_slots(&l, g, u.first, u.end);
     uint4 thin = load_thin<RT>(g, u.first, u.end);
     next_rows(&l, g, u.end);
-    for (int i = 0; i < STAGES - 1; i++) load_tile(&l, p, first, n_col, u.end, shared);
+    for (int i = 0; i < STAGES - 1; i++) load_tile(&l, g, first, n_col, u.end, shared);
     load_factor<RT, COLS>(g, u.expert, first, memory + S::FACTOR);
     float c[COLS * RT / 8][4] = {};
     int stage = 0;
@@ -280,7 +281,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
             }
             fence_proxy_async();
             __syncthreads(); /* this tile is loaded for all threads, and the stage loaded next is free */
-            load_tile(&l, p, first, n_col, u.end, shared);
+            load_tile(&l, g, first, n_col, u.end, shared);
             const uint32_t tile = shared + stage * STAGE_BYTES;
             wgmma_fence();
             add_rows<RT>(c + i * (RT / 8), tile, shared + S::THIN);
@@ -295,6 +296,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
         __syncthreads(); /* the thin rows of this step are free */
         store_sums<RT>(p, t, row, live);
     }
+    if (!g.offs) return store_part(g, c, u, blockIdx.y, gridDim.y); /* finish_kernel adds them */
     if (u.parts > 1 && !sum_parts(g, c, u, blockIdx.y, gridDim.y)) return;
 #pragma unroll
     for (int i = 0; i < COLS; i++) add_tile<RT>(g, c + i * (RT / 8), u.expert, first + i * WIDE);
@@ -303,26 +305,66 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
 #endif
 }
 
-/* product[m] = sum over the slabs; gated[m] = that times the gate of row m, or absent. A thread has 8 columns. */
-static __global__ void __launch_bounds__(THREADS)
-    product_kernel(const __grid_constant__ struct grouped_wgrad g, const float *sums, int n_slab)
+/* ---- the sums of all blocks ---- */
+
+/* product[m] = product_scale * sum over the slabs; gated[m] = that times the gate of row m, or absent. A thread has
+ * columns 8 (i % (RT / 8)) .. of row i / (RT / 8). sums: of the first slab. */
+template <int RT>
+static __device__ __forceinline__ void finish_product(const struct grouped_wgrad &g, const float *sums, int n_slab,
+                                                      int64_t i)
 {
-    const int64_t i = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * 8, size = g.n_row * g.r;
-    if (i >= size) return;
+    const int64_t row = i / (RT / 8), col = i % (RT / 8) * 8;
     float v[8] = {};
 #pragma unroll 4
     for (int s = 0; s < n_slab; s++) {
-        const float4 *from = (const float4 *)(sums + s * size + i);
+        const float4 *from = (const float4 *)(sums + (s * g.n_row + row) * RT + col);
         const float4 x = __ldcs(from), y = __ldcs(from + 1);
         v[0] += x.x, v[1] += x.y, v[2] += x.z, v[3] += x.w;
         v[4] += y.x, v[5] += y.y, v[6] += y.z, v[7] += y.w;
     }
-    *(uint4 *)(g.product + i) = bf16_pack8(v);
+#pragma unroll
+    for (int k = 0; k < 8; k++) v[k] *= g.product_scale;
+    *(uint4 *)(g.product + row * g.ld_product + col) = bf16_pack8(v);
     if (!g.gated) return;
-    const float gate = __ldg(g.gate + __ldg(g.row_slot + i / g.r));
+    const float gate = __ldg(g.gate + __ldg(g.row_slot + row));
 #pragma unroll
     for (int k = 0; k < 8; k++) v[k] *= gate;
-    *(uint4 *)(g.gated + i) = bf16_pack8(v);
+    *(uint4 *)(g.gated + row * RT + col) = bf16_pack8(v);
+}
+
+/* out += scale * sum over the parts, where one matrix has all rows. A thread has one element, number i in the order of
+ * store_part. partial: of the first slab; stride: elements from part to part. */
+template <int RT>
+static __device__ __forceinline__ void finish_gradient(const struct grouped_wgrad &g, const float *partial,
+                                                       int64_t stride, int n_part, int64_t i)
+{
+    const int k = (int)(i % 4), thread = (int)(i / 4 % THREADS), tile = (int)(i / (4 * THREADS)) / (RT / 8);
+    const int wide = tile * WIDE + thread / 32 * 16 + thread % 32 / 4 + k / 2 * 8;
+    const int thin = (int)(i / (4 * THREADS)) % (RT / 8) * 8 + thread % 4 * 2 + k % 2;
+    float sum = 0;
+    if (wide >= (int)g.n_wide) return;
+#pragma unroll 8
+    for (int part = 0; part < n_part; part++) sum += __ldcs(partial + part * stride + i);
+    g.out[(int64_t)wide * RT + thin] += g.scale * sum;
+}
+
+template <int RT>
+static __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_constant__ struct pass_args p)
+{
+    constexpr int SLAB = slab<RT>::COLS * WIDE * RT; /* elements of the gradient */
+    const struct grouped_wgrad &g = p.g[blockIdx.y];
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, n_product = g.n_row * (RT / 8);
+    int before = 0, all = 0; /* slabs */
+#pragma unroll
+    for (int k = 0; k < GROUPED_PASSES; k++) {
+        before += k < (int)blockIdx.y ? p.n_slab[k] : 0;
+        all += p.n_slab[k];
+    }
+    if (i < n_product)
+        finish_product<RT>(g, p.sums + before * g.n_row * RT, p.n_slab[blockIdx.y], i);
+    else if (!g.offs && i - n_product < (int64_t)p.n_slab[blockIdx.y] * SLAB)
+        finish_gradient<RT>(g, (const float *)g.partial + (int64_t)before * SLAB, (int64_t)all * SLAB,
+                            parts_of((int)g.n_row, p.share), i - n_product);
 }
 
 /* ---- launch ---- */
@@ -335,14 +377,14 @@ static int64_t share_of(int64_t n_row, int64_t n_slab)
 {
     return MT_MAX(ceil_div(ceil_div(n_row * n_slab, BLOCKS_PER_SM * cuda.n_sm), ROWS) * ROWS, (int64_t)MIN_SHARE);
 }
-/* Scratch for slabs of experts with more than one part, which have fewer than 2 * n_row / share parts in total.
- * Monotonic in n_row. */
+/* Scratch for slabs of experts with more than one part, which have fewer than 2 * n_row / share parts in total, or for
+ * all parts of one matrix. Monotonic in n_row. */
 static int64_t partial_slabs(int64_t n_row, int64_t n_slab)
 {
-    return MT_MIN(2 * n_row * n_slab / MIN_SHARE, (int64_t)2 * BLOCKS_PER_SM * cuda.n_sm);
+    return MT_MIN(2 * n_row * n_slab / MIN_SHARE, (int64_t)2 * BLOCKS_PER_SM * cuda.n_sm) + n_slab;
 }
 
-bool cuda_grouped_pass_takes(int64_t r) { return cuda.hopper && r <= 16; }
+bool cuda_grouped_pass_takes(int64_t r) { return cuda.hopper && (r == 8 || r == 16); }
 
 int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r)
 {
@@ -350,36 +392,52 @@ int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r)
     return (partial_slabs(n_row, n_slab) * width + n_slab * n_row) * r * (int64_t)sizeof(float);
 }
 
-template <int RT> static void launch(const struct grouped_wgrad *g)
+template <int RT> static void launch(const struct grouped_wgrad *g, int n)
 {
     static bool configured;
     const auto kernel = pass_kernel<RT>;
-    const int64_t width = slab<RT>::COLS * WIDE, n_slab = ceil_div(g->n_wide, width);
+    constexpr int64_t WIDTH = slab<RT>::COLS * WIDE;
+    struct pass_args p = {};
+    int64_t n_slab = 0, most = 0;
+    for (int i = 0; i < n; i++) {
+        const int64_t slabs = ceil_div(g[i].n_wide, WIDTH);
+        p.g[i] = g[i];
+        p.g[i].partial = g->partial;
+        p.n_slab[i] = (int)slabs;
+        n_slab += slabs;
+        most = MT_MAX(most, slabs);
+    }
     const int64_t share = share_of(g->n_row, n_slab), units = g->n_row / share + g->n_exp;
     const int64_t n_partial = partial_slabs(g->n_row, n_slab);
-    MT_REQUIRE(n_partial <= MAX_TILES && units <= 65535 && share <= INT32_MAX && g->ld_wide <= INT32_MAX &&
-                   n_slab <= 65535,
-               "adapter gradients of %lld experts, %lld rows %lld apart, %lld slabs", (long long)g->n_exp,
-               (long long)g->n_row, (long long)g->ld_wide, (long long)n_slab);
-    const struct pass_args p = {*g, (int)share, (int)g->ld_wide, (float *)g->partial + n_partial * width * RT};
-    const dim3 grid((unsigned)units, (unsigned)n_slab);
+    MT_REQUIRE(n_partial <= MAX_TILES && units <= 65535 && share <= INT32_MAX && n_slab <= 65535,
+               "adapter gradients of %lld experts, %lld rows, %lld slabs", (long long)g->n_exp, (long long)g->n_row,
+               (long long)n_slab);
+    p.share = (int)share;
+    p.sums = (float *)g->partial + n_partial * WIDTH * RT;
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slab<RT>::BYTES));
     configured = true;
-    kernel<<<grid, THREADS, slab<RT>::BYTES, cuda.stream>>>(p);
+    kernel<<<dim3((unsigned)units, (unsigned)n_slab), THREADS, slab<RT>::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
-    product_kernel<<<grid_x(ceil_div(g->n_row * RT / 8, THREADS)), THREADS, 0, cuda.stream>>>(*g, p.sums, (int)n_slab);
+    const int64_t threads = g->n_row * (RT / 8) + (g->offs ? 0 : most * WIDTH * RT);
+    finish_kernel<RT><<<dim3(grid_x(ceil_div(threads, THREADS)), (unsigned)n), THREADS, 0, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
-void cuda_grouped_pass(const struct grouped_wgrad *g)
+void cuda_grouped_pass(const struct grouped_wgrad *g, int n)
 {
-    MT_REQUIRE(g->n_wide > 0 && g->n_wide % 8 == 0 && g->ld_wide % 8 == 0 && g->b && !g->thin_first &&
-                   cuda_grouped_pass_takes(g->r),
-               "one pass for an adapter of %lld x %lld, rows %lld apart", (long long)g->n_wide, (long long)g->r,
-               (long long)g->ld_wide);
-    MT_REQUIRE(grouped_aligned(g->wide) && grouped_aligned(g->thin) && grouped_aligned(g->b),
-               "one pass for an adapter: an operand is not 16-byte aligned");
+    MT_REQUIRE(n >= 1 && n <= GROUPED_PASSES, "%d gradients in one pass", n);
+    for (int i = 0; i < n; i++) {
+        MT_REQUIRE(g[i].n_wide > 0 && g[i].n_wide % 8 == 0 && g[i].ld_wide % 8 == 0 && g[i].ld_wide <= INT32_MAX &&
+                       g[i].ld_thin % 8 == 0 && g[i].ld_thin <= INT32_MAX && g[i].ld_product % 8 == 0 && g[i].b &&
+                       !g[i].thin_first && cuda_grouped_pass_takes(g[i].r) && g[i].r == g->r &&
+                       g[i].n_row == g->n_row && g[i].offs == g->offs && g[i].slot == g->slot,
+                   "one pass for an adapter of %lld x %lld, rows %lld apart", (long long)g[i].n_wide, (long long)g[i].r,
+                   (long long)g[i].ld_wide);
+        MT_REQUIRE(grouped_aligned(g[i].wide) && grouped_aligned(g[i].thin) && grouped_aligned(g[i].b) &&
+                       grouped_aligned(g[i].product),
+                   "one pass for an adapter: an operand is not 16-byte aligned");
+    }
     if (g->n_row == 0) return;
-    g->r == 8 ? launch<8>(g) : launch<16>(g);
+    g->r == 8 ? launch<8>(g, n) : launch<16>(g, n);
 }

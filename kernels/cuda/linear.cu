@@ -1,7 +1,8 @@
 /* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
  *
  * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
- *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa, dxa, dA and dB. On Hopper, where
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa and dA, and dxa and dB except where
+ *           grouped_pass_wgmma.cu computes both in one pass over dy: on Hopper, r 8 or 16. On Hopper, where
  *           cuda_dense_takes allows it, a product with W without residual has that with B or A in its accumulators
  *           (dense_wgmma.cu). Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds
  *           it, bias and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
@@ -30,6 +31,7 @@
  *           commit 1e14671, T 16384, r 8: addend_kernel with y and residual of 2048 columns 53 us (92 where each 16
  *           bytes were loaded, added and stored in turn). */
 #include "kernels/cuda/dense.h"
+#include "kernels/cuda/grouped.h"
 #include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/rng.cuh"
 
@@ -411,6 +413,54 @@ static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa
     cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);
 }
 
+/* dxa = scale dy B, dB += scale dy^T xa */
+static void two_passes(struct tensor dxa, struct tensor dy, struct tensor xa, const struct proj *proj)
+{
+    const struct lora *lora = &proj->lora;
+    for (int s = 0; s < lora->n_seg; s++) {
+        const struct tensor of_dy = tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]);
+        cuda_gemm(tensor_cols(dxa, s * lora->r, lora->r), of_dy, false, segment_rows(lora->b, lora, s), false,
+                  lora->scale[s], 0);
+        cuda_gemm(segment_rows(proj->grad.b, lora, s), of_dy, true, tensor_cols(xa, s * lora->r, lora->r), false,
+                  lora->scale[s], 1);
+    }
+}
+
+/* Both in one pass over dy; false: the kernel does not take it. */
+static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, const struct proj *proj, void *partial)
+{
+    const struct lora *lora = &proj->lora;
+    struct grouped_wgrad pass[GROUPED_PASSES] = {};
+    bool takes = cuda_grouped_pass_takes(lora->r) && lora->n_seg <= GROUPED_PASSES && is_aligned(dy) && is_aligned(xa);
+    for (int s = 0; takes && s < lora->n_seg; s++) {
+        struct grouped_wgrad *g = &pass[s];
+        takes = lora->seg_first[s] % VECTOR == 0 && lora->seg_cols[s] % VECTOR == 0 && lora->seg_cols[s] > 0;
+        g->n_row = dy.shape[0];
+        g->n_exp = 1;
+        g->n_wide = lora->seg_cols[s];
+        g->r = lora->r;
+        g->wide = bf16_ptr(dy) + lora->seg_first[s];
+        g->ld_wide = dy.ld;
+        g->thin = bf16_ptr(xa) + s * lora->r;
+        g->ld_thin = xa.ld;
+        g->scale = g->product_scale = lora->scale[s];
+        g->out = f32_ptr(segment_rows(proj->grad.b, lora, s));
+        g->partial = partial;
+        g->b = bf16_ptr(segment_rows(lora->b, lora, s));
+        g->product = bf16_ptr(dxa) + s * lora->r;
+        g->ld_product = dxa.ld;
+    }
+    if (takes) cuda_grouped_pass(pass, lora->n_seg);
+    return takes;
+}
+static int64_t one_pass_bytes(int64_t n_row, const struct lora *lora)
+{
+    int64_t bytes = 0;
+    for (int s = 0; cuda_grouped_pass_takes(lora->r) && s < lora->n_seg; s++)
+        bytes += cuda_grouped_pass_bytes(n_row, lora->seg_cols[s], lora->r);
+    return bytes;
+}
+
 extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                 struct tensor xa, const struct proj *proj)
 {
@@ -418,22 +468,19 @@ extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct ten
     const struct lora *lora = &proj->lora;
     const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
     struct tensor dense = {}, dxa = {}, kept = x;
+    void *partial = NULL;
     want_shapes(w, lora);
     if (dx.ndim) dense = cuda_dense_proj(dev, proj);
     if (r) {
         dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
         kept = adapter_input(dev, x, lora);
+        partial = arena_push(&dev->work, one_pass_bytes(n_row, lora));
     }
     if (!dev->dry_run && n_row) {
         want_aligned("dx", dx), want_aligned("x", x);
-        for (int s = 0; r && s < lora->n_seg; s++)
-            cuda_gemm(tensor_cols(dxa, s * r, r), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), false,
-                      segment_rows(lora->b, lora, s), false, lora->scale[s], 0);
+        if (r && !one_pass(dxa, dy, xa, proj, partial)) two_passes(dxa, dy, xa, proj);
         if (dx.ndim) input_gradient(dx, dy, dxa, dense, added_adapter(lora));
         if (r) cuda_gemm(proj->grad.a, dxa, true, kept, false, keep_factor(lora), 1);
-        for (int s = 0; r && s < lora->n_seg; s++)
-            cuda_gemm(segment_rows(proj->grad.b, lora, s), tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]), true,
-                      tensor_cols(xa, s * r, r), false, lora->scale[s], 1);
     }
     arena_release(&dev->work, mark);
 }

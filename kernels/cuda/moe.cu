@@ -284,6 +284,8 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     g.out = (float *)whole(of_a ? proj->grad.a : proj->grad.b);
     if (beside) {
         g.b = (const bf16 *)whole(lora->b);
+        g.product_scale = 1;
+        g.ld_thin = g.ld_product = g.r;
         g.product = (bf16 *)whole(beside->product);
         g.gated = (bf16 *)whole(beside->gated);
         g.rows = (bf16 *)whole(beside->rows);
@@ -292,7 +294,8 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
     }
     const auto bytes = beside ? cuda_grouped_pass_bytes : cuda_grouped_wgrad_bytes;
     g.partial = arena_push(&dev->work, bytes(n_row, g.n_wide, g.r));
-    if (!dev->dry_run) (beside ? cuda_grouped_pass : cuda_grouped_wgrad)(&g);
+    if (!dev->dry_run && beside) cuda_grouped_pass(&g, 1);
+    if (!dev->dry_run && !beside) cuda_grouped_wgrad(&g);
     arena_release(&dev->work, mark);
 }
 
