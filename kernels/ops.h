@@ -233,12 +233,15 @@ typedef void gated_norm_bwd_fn(struct device *dev, struct tensor dx, struct tens
 
 /* ---- attention with an output gate (Qwen3.5, Qwen3-Next). wide [T,(2H+2K)*A] act: of every query head A columns of q
  * and A of the gate, then k | v. */
-/* qkv [T,(H+2K)*A] act = q | k | v of wide */
-typedef void attn_split_fwd_fn(struct device *dev, struct tensor qkv, struct tensor wide,
-                               const struct attn_shape *shape);
-/* The columns q, k and v of dwide = dqkv; those of the gate do not change. */
-typedef void attn_split_bwd_fn(struct device *dev, struct tensor dwide, struct tensor dqkv,
-                               const struct attn_shape *shape);
+/* qkv [T,(H+2K)*A] act = q | k | v of wide, after RMSNorm per head of q and of k (qk_norm_fwd), then RoPE (rope_fwd).
+ * rstd [T,H+K] stat =, saved; wq, wk [A] f32; pos [T] i32; table [P, W] f32, W <= A */
+typedef void attn_split_fwd_fn(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide,
+                               struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                               const struct attn_shape *shape, const struct norm *norm);
+/* The columns q, k and v of dwide =; those of the gate do not change. dqkv [T,(H+2K)*A] act */
+typedef void attn_split_bwd_fn(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                               struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos,
+                               struct tensor table, const struct attn_shape *shape);
 /* y = o * sigmoid(gate).  y, o [T,H*A] act, y = */
 typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
                               const struct attn_shape *shape);

@@ -123,20 +123,42 @@ static void want_wide(struct device *dev, struct tensor wide, const struct attn_
     WANT(wide, dev->act_dtype, wide.shape[0], 2 * (s->n_head + s->n_kv) * s->head_dim);
 }
 
-void op_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor wide, const struct attn_shape *shape)
+static void want_split(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *s)
 {
-    want_wide(dev, wide, shape);
-    WANT(qkv, dev->act_dtype, wide.shape[0], (shape->n_head + 2 * shape->n_kv) * shape->head_dim);
-    MOVES(dev, qkv, qkv);
-    RUN(0, attn_split_fwd, qkv, wide, shape);
+    want_wide(dev, wide, s);
+    WANT(qkv, dev->act_dtype, wide.shape[0], (s->n_head + 2 * s->n_kv) * s->head_dim);
+    WANT(rstd, dev->stat_dtype, wide.shape[0], s->n_head + s->n_kv);
+    WANT(wq, DT_F32, s->head_dim);
+    WANT(wk, DT_F32, s->head_dim);
+    WANT(pos, DT_I32, wide.shape[0]);
+    WANT(table, DT_F32, table.shape[0], table.shape[1]);
+    MT_REQUIRE(table.shape[1] % 2 == 0 && table.shape[1] <= s->head_dim, "%lld of %lld channels are rotated",
+               (long long)table.shape[1], (long long)s->head_dim);
 }
 
-void op_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv, const struct attn_shape *shape)
+void op_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *shape,
+                       const struct norm *norm)
 {
+    want_split(dev, qkv, rstd, wide, wq, wk, pos, table, shape);
+    MOVES(dev, qkv, qkv, rstd, pos); /* of wide as many columns as of qkv */
+    RUN(0, attn_split_fwd, qkv, rstd, wide, wq, wk, pos, table, shape, norm);
+    round_act(dev, qkv);
+}
+
+void op_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                       struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                       const struct attn_shape *shape)
+{
+    const int64_t n_q = shape->n_head * shape->head_dim, n_kv = shape->n_kv * shape->head_dim;
+    want_split(dev, dqkv, rstd, wide, wq, wk, pos, table, shape);
     want_wide(dev, dwide, shape);
-    WANT(dqkv, dev->act_dtype, dwide.shape[0], (shape->n_head + 2 * shape->n_kv) * shape->head_dim);
-    MOVES(dev, dqkv, dqkv);
-    RUN(0, attn_split_bwd, dwide, dqkv, shape);
+    MOVES(dev, dqkv, dqkv, tensor_cols(dqkv, 0, n_q + n_kv), rstd, pos); /* of wide q and k */
+    RUN(0, attn_split_bwd, dwide, dqkv, wide, rstd, wq, wk, pos, table, shape);
+    for (int64_t h = 0; h < shape->n_head; h++)
+        round_act(dev, tensor_cols(dwide, 2 * h * shape->head_dim, shape->head_dim));
+    round_act(dev, tensor_cols(dwide, 2 * n_q, n_kv));
 }
 
 void op_attn_gate_fwd(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,

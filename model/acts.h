@@ -69,7 +69,8 @@ struct recv_buf {
 /* Activations of mixer_attention.c. */
 struct attention_acts {
     struct tensor qkv_xa;      /* [T, n_seg*R] act */
-    struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm; absent without it */
+    struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm; absent without it.
+                                  With an output gate wide has them: qk is absent */
     struct tensor qkv;         /* [T, (H+2K)A] act, after RoPE */
     struct tensor wide, gated; /* [T, (2H+2K)A], [T, HA] act: with an output gate, the product; o with its gate */
     struct tensor o, lse;      /* [T, HA] act, [T, H] stat */

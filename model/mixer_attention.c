@@ -2,7 +2,8 @@
  * windows, an output gate (some families).
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
- *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split: qkv; attention * sigmoid(gate) -> out */
+ *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op; attention *
+ *   sigmoid(gate) -> out */
 #include <stddef.h>
 
 #include "model/input_quant.h"
@@ -78,7 +79,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     if (group != ACTS_MIXER) return;
     t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
-        t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
+        if (!a->attn_gate) t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
         t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
     }
     if (a->attn_gate) {
@@ -98,10 +99,14 @@ static void fwd(const struct block *b, struct layer_acts *s)
     struct attention_acts *t = &s->attention;
 
     /* 1 qkv  */ input_quant_linear_fwd(dev, a->attn_gate ? t->wide : t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
-    if (a->attn_gate) op_attn_split_fwd(dev, t->qkv, t->wide, &shape);
-    if (a->qk_norm != QK_NORM_NONE)
-        /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
-    /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+    if (a->attn_gate) {
+        /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->q_norm, w->k_norm, b->pos, b->rope, &shape,
+                                       &a->norm);
+    } else {
+        if (a->qk_norm != QK_NORM_NONE)
+            /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
+        /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+    }
     /* 4 attn */ if (!b->core_saved)
         op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
@@ -123,10 +128,14 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->out);
     if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
     /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
-    /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
-    if (a->qk_norm != QK_NORM_NONE)
-        /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
-    if (a->attn_gate) op_attn_split_bwd(dev, dwide, dqkv, &shape);
+    if (a->attn_gate) {
+        /* 2, 3   */ op_attn_split_bwd(dev, dwide, dqkv, t->wide, t->rstd_qk, w->q_norm, w->k_norm, b->pos, b->rope,
+                                       &shape);
+    } else {
+        /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+        if (a->qk_norm != QK_NORM_NONE)
+            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
+    }
     /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->qkv);
     arena_release(&dev->work, mark);
 }

@@ -414,22 +414,35 @@ static void gated_norm_runs(void **state)
 }
 
 struct gate_shape {
-    int64_t n_tok, n_head, n_kv, dim;
+    int64_t n_tok, n_head, n_kv, dim, rotated;
+    bool round_twice;
 };
-static const struct gate_shape gate_shapes[] = {{0, 2, 1, 4}, {1, 1, 1, 2}, {5, 4, 2, 6}};
+static const struct gate_shape gate_shapes[] = {
+    {0, 2, 1, 4, 2, false}, {1, 1, 1, 2, 2, false}, {5, 4, 2, 6, 4, false}, {3, 1, 1, 8, 0, true}};
 
 struct gate {
     struct device *dev;
     struct attn_shape shape;
-    struct tensor wide, qkv, o, y, dwide, dout;
+    struct norm norm;
+    struct tensor wide, wq, wk, pos, table, qkv, rstd, o, y, dwide, dout;
 };
 
 static struct gate gate_make(struct device *dev, const struct gate_shape *s)
 {
+    enum { POSITIONS = 7, MAX_TOK = 67 };
     const int64_t n_col = (2 * s->n_head + 2 * s->n_kv) * s->dim, n_o = s->n_head * s->dim;
+    int32_t pos[MAX_TOK];
+    assert_true(s->n_tok <= MAX_TOK);
+    for (int32_t t = 0; t < s->n_tok; t++) pos[t] = 3 * t % POSITIONS;
     return (struct gate){.dev = dev,
                          .shape = {.n_head = s->n_head, .n_kv = s->n_kv, .head_dim = s->dim},
+                         .norm = {.eps = 1e-5f, .round_twice = s->round_twice},
                          .wide = make_random(dev->act_dtype, 1, 2, s->n_tok, n_col, -1),
+                         .wq = make_random(DT_F32, 3, 1, s->dim, -1, -1),
+                         .wk = make_random(DT_F32, 4, 1, s->dim, -1, -1),
+                         .pos = make_i32(pos, s->n_tok),
+                         .table = make_random(DT_F32, 5, 1, POSITIONS, s->rotated, -1),
+                         .rstd = make_empty(dev->stat_dtype, s->n_tok, s->n_head + s->n_kv, -1),
                          .qkv = make_empty(dev->act_dtype, s->n_tok, n_col - n_o, -1),
                          .o = make_random(dev->act_dtype, 2, 2, s->n_tok, n_o, -1),
                          .y = make_empty(dev->act_dtype, s->n_tok, n_o, -1),
@@ -439,14 +452,15 @@ static struct gate gate_make(struct device *dev, const struct gate_shape *s)
 
 static void gate_fwd(struct gate *n)
 {
-    op_attn_split_fwd(n->dev, n->qkv, n->wide, &n->shape);
+    op_attn_split_fwd(n->dev, n->qkv, n->rstd, n->wide, n->wq, n->wk, n->pos, n->table, &n->shape, &n->norm);
     op_attn_gate_fwd(n->dev, n->y, n->o, n->wide, &n->shape);
 }
 
 static void gate_bwd(struct gate *n)
 {
     op_attn_gate_bwd(n->dev, n->dout, n->dwide, make_probe(n->y, 3), n->o, n->wide, &n->shape);
-    op_attn_split_bwd(n->dev, n->dwide, make_probe(n->qkv, 4), &n->shape);
+    op_attn_split_bwd(n->dev, n->dwide, make_probe(n->qkv, 4), n->wide, n->rstd, n->wq, n->wk, n->pos, n->table,
+                      &n->shape);
 }
 
 static double gate_loss(void *arg)
@@ -462,9 +476,33 @@ static void gate_run(struct device *dev, const void *params, struct op_outputs *
     gate_fwd(&n);
     gate_bwd(&n);
     put(o, n.qkv);
+    put(o, n.rstd);
     put(o, n.y);
     put(o, n.dwide);
     put(o, n.dout);
+}
+
+/* Channel i of head h of q or k in row t, after its norm. */
+static double normalised(const struct gate *n, int64_t t, int64_t h, int64_t i)
+{
+    const int64_t dim = n->shape.head_dim, n_head = n->shape.n_head;
+    const int64_t first = t * n->wide.shape[1] + (h < n_head ? 2 * h : n_head + h) * dim;
+    double sum = 0;
+    for (int64_t k = 0; k < dim; k++) sum += value_at(n->wide, first + k) * value_at(n->wide, first + k);
+    const double rstd = 1 / sqrt(sum / (double)dim + (double)n->norm.eps);
+    assert_close(value_at(n->rstd, t * (n_head + n->shape.n_kv) + h), rstd, 1e-14);
+    return value_at(n->wide, first + i) * rstd * value_at(h < n_head ? n->wq : n->wk, i);
+}
+
+/* Column c of row t of q | k, rotated. */
+static double rotated(const struct gate *n, int64_t t, int64_t c)
+{
+    const int64_t h = c / n->shape.head_dim, i = c % n->shape.head_dim, half = n->table.shape[1] / 2;
+    const double x = normalised(n, t, h, i);
+    if (i >= 2 * half) return x;
+    const int64_t angle = ((const int32_t *)n->pos.data)[t] * 2 * half + i % half;
+    const double other = normalised(n, t, h, i < half ? i + half : i - half);
+    return x * value_at(n->table, angle) + (i < half ? -other : other) * value_at(n->table, angle + half);
 }
 
 /* Column c of a row of `wide`: head c / 2A has A columns of q and A of the gate; k and v follow. */
@@ -483,10 +521,12 @@ static void attn_gate(void **state)
                           own = c / (2 * s->dim) * s->dim + c % s->dim;
             const double v = value_at(n.wide, k);
             const int64_t qkv = t * n.qkv.shape[1], o = t * n_q + own;
-            if (c >= 2 * n_q)
+            if (c >= 2 * n_q + s->n_kv * s->dim)
                 assert_true(value_at(n.qkv, qkv + c - n_q) == v);
+            else if (c >= 2 * n_q)
+                assert_close(value_at(n.qkv, qkv + c - n_q), rotated(&n, t, c - n_q), 1e-14);
             else if (c / s->dim % 2 == 0)
-                assert_true(value_at(n.qkv, qkv + own) == v);
+                assert_close(value_at(n.qkv, qkv + own), rotated(&n, t, own), 1e-14);
             else
                 assert_close(value_at(n.y, o), value_at(n.o, o) / (1 + exp(-v)), 1e-14);
         }
@@ -585,8 +625,9 @@ static void gates_on_the_gpu(void **state)
     op_check_need_gpu();
     static const struct gated_shape norms[] = {{0, 2, 8},   {5, 3, 8},     {7, 4, 24},  {9, 6, 96},
                                                {1, 1, 128}, {33, 32, 128}, {5, 3, 136}, {67, 2, 256}};
-    static const struct gate_shape gates[] = {{0, 2, 1, 8},  {1, 3, 1, 8},     {5, 4, 2, 8},
-                                              {6, 6, 3, 24}, {33, 16, 2, 256}, {67, 2, 2, 48}};
+    static const struct gate_shape gates[] = {
+        {0, 2, 1, 8, 8, false},      {1, 3, 1, 8, 4, false},   {5, 4, 2, 8, 0, false},  {6, 6, 3, 24, 24, true},
+        {33, 16, 2, 256, 64, false}, {67, 2, 2, 48, 32, true}, {9, 1, 1, 48, 44, false}};
     for (int i = 0; i < MT_LEN(norms); i++) op_check_cuda(gated_run, &norms[i]);
     for (int i = 0; i < MT_LEN(gates); i++) op_check_cuda(gate_run, &gates[i]);
 }

@@ -1,6 +1,7 @@
 /* gated.c - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate) with the split
- * of its projection. One thread computes a row. */
+ * of its projection, whose queries and keys are normalised and rotated. One thread computes a row. */
 #include "kernels/cpu/norm.h"
+#include "kernels/cpu/rope.h"
 
 #include <string.h>
 
@@ -54,18 +55,42 @@ static void copy_row(real *qkv, real *wide, const struct attn_shape *s, bool to_
     }
 }
 
-void CPU(attn_split_fwd)(struct device *dev, struct tensor qkv, struct tensor wide, const struct attn_shape *shape)
+void CPU(attn_split_fwd)(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide,
+                         struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                         const struct attn_shape *shape, const struct norm *norm)
 {
     if (dev->dry_run) return;
+    const int64_t n_head = shape->n_head + shape->n_kv, dim = shape->head_dim;
+    const bool round = norm_rounds(dev, norm);
 #pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t t = 0; t < wide.shape[0]; t++) copy_row(real_row(qkv, t), real_row(wide, t), shape, true);
+    for (int64_t t = 0; t < wide.shape[0]; t++) {
+        real *row = real_row(qkv, t);
+        copy_row(row, real_row(wide, t), shape, true);
+        for (int64_t h = 0; h < n_head; h++)
+            real_row(rstd, t)[h] =
+                norm_row_fwd(row + h * dim, row + h * dim, (h < shape->n_head ? wq : wk).data, dim, norm->eps, round);
+        rope_row(row, pos, table, t, n_head, dim, 1);
+    }
 }
 
-void CPU(attn_split_bwd)(struct device *dev, struct tensor dwide, struct tensor dqkv, const struct attn_shape *shape)
+void CPU(attn_split_bwd)(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                         struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                         const struct attn_shape *shape)
 {
     if (dev->dry_run) return;
+    const int64_t n_head = shape->n_head, dim = shape->head_dim;
 #pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t t = 0; t < dwide.shape[0]; t++) copy_row(real_row(dqkv, t), real_row(dwide, t), shape, false);
+    for (int64_t t = 0; t < dwide.shape[0]; t++) {
+        real *row = real_row(dwide, t);
+        copy_row(real_row(dqkv, t), row, shape, false);
+        rope_row(row, pos, table, t, n_head, 2 * dim, -1);
+        rope_row(row + 2 * n_head * dim, pos, table, t, shape->n_kv, dim, -1);
+        for (int64_t h = 0; h < n_head + shape->n_kv; h++) {
+            const int64_t at = (h < n_head ? 2 * h : n_head + h) * dim;
+            norm_row_bwd(row + at, row + at, real_row(wide, t) + at, real_row(rstd, t)[h], (h < n_head ? wq : wk).data,
+                         dim, false);
+        }
+    }
 }
 
 void CPU(attn_gate_fwd)(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,

@@ -1,14 +1,12 @@
-/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate) with the split
- * of its projection.
+/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate).
  * Math: y = x r w silu(z), r = 1/sqrt(mean(x^2) + eps); with g = dy silu(z): dx = r (g w - x r mean(g w x r)), dz = dy
  *   x r w silu'(z). w is frozen: no gradient. y = o s, s = sigmoid(gate); do = dy s, dgate = dy o s (1 - s).
- * Shapes: x, z, y [T, N*B] bf16 (views), w [B] f32, r [T, N] f32; wide [T, (2H+2K)*A], qkv [T, (H+2K)*A] bf16. T may
- *   be 0.
+ * Shapes: x, z, y [T, N*B] bf16 (views), w [B] f32, r [T, N] f32; wide [T, (2H+2K)*A] bf16. T may be 0.
  * Needs: head widths multiples of 8, B at most 256, 16-byte aligned rows.
  * Grid: norm: a team of 16 threads (B up to 128) or 32 per head, 8 values each, for four heads (backward two) whose
  *   loads are issued together; others: a thread has 8 columns of four tokens. Blocks of 256. Registers on sm_90a: norm
- *   71 and 70, split 26, gate 40 and 62; no spills.
- * Moves: norm 6 T N B bytes forward, 10 backward; split 4 per value; gate 6 forward, 10 backward: memory bound.
+ *   71 and 70, gate 40 and 64; no spills.
+ * Moves: norm 6 T N B bytes forward, 10 backward; gate 6 forward, 10 backward: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight; e^x and
  *   the quotient of the sigmoid by the approximate instructions, within 2^-17.
  * Measured: H200, commit 140a319, T 16384: norm of 32 heads of 128 forward 101 us, 3995 GB/s, 95 % of copy, backward
@@ -194,17 +192,17 @@ extern "C" void cuda_gated_norm_bwd(struct device *dev, struct tensor dx, struct
 
 /* A thread has eight columns of tokens TOKENS * blockIdx.x and following. */
 struct gate_job {
-    int64_t n_tok, ld_wide, ld_qkv, ldo, ldy;
-    int n_q, n_kv, dim; /* columns of q, and of k and v together; of a head */
-    bf16 *wide, *qkv, *o, *y;
+    int64_t n_tok, ld_wide, lddy, ldo, ldy;
+    int n_q, dim; /* columns of q; of a head */
+    bf16 *wide, *dy, *o, *y;
     const bf16 *gate; /* backward: the saved wide */
     int64_t ld_gate;
 };
 
-/* The column of `wide` that holds column c of q | k | v; c may also be a column of o. */
-static __device__ inline int wide_col(const struct gate_job &job, int c)
+/* The column of `wide` that holds the gate of column c of o. */
+static __device__ inline int gate_col(const struct gate_job &job, int c)
 {
-    return c < job.n_q ? c / job.dim * 2 * job.dim + c % job.dim : c + job.n_q;
+    return (2 * (c / job.dim) + 1) * job.dim + c % job.dim;
 }
 
 /* Columns `col` .. of TOKENS rows from `first` on; beyond the last row the last one again. */
@@ -215,22 +213,9 @@ static __device__ inline void load_rows(uint4 v[TOKENS], const bf16 *x, int64_t 
     for (int k = 0; k < TOKENS; k++) v[k] = load16(x + min(first + k, n_tok - 1) * ld + col);
 }
 
-template <bool TO_QKV> static __global__ void __launch_bounds__(BLOCK) split(const struct gate_job job)
-{
-    const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = wide_col(job, c);
-    const int64_t first = (int64_t)blockIdx.x * TOKENS;
-    uint4 v[TOKENS];
-    if (c >= job.n_q + job.n_kv) return;
-    load_rows(v, TO_QKV ? job.wide : job.qkv, TO_QKV ? job.ld_wide : job.ld_qkv, TO_QKV ? at : c, first, job.n_tok);
-#pragma unroll
-    for (int k = 0; k < TOKENS; k++)
-        if (first + k < job.n_tok)
-            store16(TO_QKV ? job.qkv + (first + k) * job.ld_qkv + c : job.wide + (first + k) * job.ld_wide + at, v[k]);
-}
-
 static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
 {
-    const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = wide_col(job, c) + job.dim;
+    const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = gate_col(job, c);
     const int64_t first = (int64_t)blockIdx.x * TOKENS;
     uint4 of_o[TOKENS], of_gate[TOKENS];
     float v[8], gate[8];
@@ -248,15 +233,15 @@ static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job j
     }
 }
 
-/* dy: qkv and ld_qkv; dout: y and ldy, which may be dy; dwide: wide. */
+/* dout: y, which may be dy; dwide: wide. */
 static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
 {
-    const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = wide_col(job, c) + job.dim;
+    const int c = 8 * (int)(blockIdx.y * BLOCK + threadIdx.x), at = gate_col(job, c);
     const int64_t first = (int64_t)blockIdx.x * TOKENS;
     uint4 of_y[TOKENS], of_o[TOKENS], of_gate[TOKENS];
     float d[8], v[8], gate[8];
     if (c >= job.n_q) return;
-    load_rows(of_y, job.qkv, job.ld_qkv, c, first, job.n_tok);
+    load_rows(of_y, job.dy, job.lddy, c, first, job.n_tok);
     load_rows(of_o, job.o, job.ldo, c, first, job.n_tok);
     load_rows(of_gate, job.gate, job.ld_gate, at, first, job.n_tok);
 #pragma unroll
@@ -283,44 +268,15 @@ static struct gate_job gate_of(struct tensor wide, const struct attn_shape *s)
                "gated heads of %lld: a multiple of 8 and 16-byte aligned rows are needed", (long long)s->head_dim);
     job.n_tok = wide.shape[0];
     job.n_q = (int)(s->n_head * s->head_dim);
-    job.n_kv = (int)(2 * s->n_kv * s->head_dim);
     job.dim = (int)s->head_dim;
     job.wide = bf16_ptr(wide);
     job.ld_wide = wide.ld;
     return job;
 }
 
-static dim3 gate_grid(const struct gate_job *job, int n_col)
+static dim3 gate_grid(const struct gate_job *job)
 {
-    return dim3(grid_x(ceil_div(job->n_tok, TOKENS)), (unsigned)ceil_div(n_col, 8 * BLOCK));
-}
-
-static void launch_split(struct device *dev, struct tensor qkv, struct tensor wide, const struct attn_shape *shape,
-                         bool to_qkv)
-{
-    if (dev->dry_run || wide.shape[0] == 0) return;
-    struct gate_job job = gate_of(wide, shape);
-    MT_REQUIRE(rows_aligned(qkv), "the rows of q, k and v are not 16-byte aligned");
-    job.qkv = bf16_ptr(qkv);
-    job.ld_qkv = qkv.ld;
-    const dim3 grid = gate_grid(&job, job.n_q + job.n_kv);
-    if (to_qkv)
-        split<true><<<grid, BLOCK, 0, cuda.stream>>>(job);
-    else
-        split<false><<<grid, BLOCK, 0, cuda.stream>>>(job);
-    CUDA_CHECK_LAUNCH();
-}
-
-extern "C" void cuda_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor wide,
-                                    const struct attn_shape *shape)
-{
-    launch_split(dev, qkv, wide, shape, true);
-}
-
-extern "C" void cuda_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv,
-                                    const struct attn_shape *shape)
-{
-    launch_split(dev, dqkv, dwide, shape, false);
+    return dim3(grid_x(ceil_div(job->n_tok, TOKENS)), (unsigned)ceil_div(job->n_q, 8 * BLOCK));
 }
 
 extern "C" void cuda_attn_gate_fwd(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
@@ -333,7 +289,7 @@ extern "C" void cuda_attn_gate_fwd(struct device *dev, struct tensor y, struct t
     job.ldy = y.ld;
     job.o = bf16_ptr(o);
     job.ldo = o.ld;
-    gate_fwd<<<gate_grid(&job, job.n_q), BLOCK, 0, cuda.stream>>>(job);
+    gate_fwd<<<gate_grid(&job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -346,12 +302,12 @@ extern "C" void cuda_attn_gate_bwd(struct device *dev, struct tensor dout, struc
                "the rows of a gated output are not 16-byte aligned");
     job.y = bf16_ptr(dout);
     job.ldy = dout.ld;
-    job.qkv = bf16_ptr(dy);
-    job.ld_qkv = dy.ld;
+    job.dy = bf16_ptr(dy);
+    job.lddy = dy.ld;
     job.o = bf16_ptr(o);
     job.ldo = o.ld;
     job.gate = bf16_ptr(wide);
     job.ld_gate = wide.ld;
-    gate_bwd<<<gate_grid(&job, job.n_q), BLOCK, 0, cuda.stream>>>(job);
+    gate_bwd<<<gate_grid(&job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
