@@ -36,26 +36,27 @@ template <int WARPS> __device__ static __forceinline__ void copy_heads(uint32_t 
     for (int h = warp; h < SHARED_HEADS; h += WARPS) copy_row<SHARED_HEADS>(tile, h, from + h * SHARED_DIM, true);
 }
 
-/* Loads the rows of 64 heads that the block n_sm after this one needs into L2, while this one computes. n: tokens of
- * the grid, of which the last comes first. One thread calls it. */
-__device__ static __forceinline__ void prefetch_heads(const struct shared_args &a, const bf16 *x, int64_t ld, int n)
+/* Loads the rows of 64 heads that a later job needs into L2, unless there is none. Job j is token n - 1 - j / groups of
+ * x, so that the last token, which sees the most keys, comes first. One thread calls it. */
+__device__ static __forceinline__ void prefetch_heads(const struct shared_args &a, const bf16 *x, int64_t ld, int n,
+                                                      int job)
 {
-    const int n_group = a.n_head / SHARED_HEADS, next = blockIdx.x + a.n_sm;
-    if (next < (int)gridDim.x)
-        prefetch_l2(x + (n - 1 - next / n_group) * ld + (int64_t)(next % n_group) * SHARED_HEADS * SHARED_DIM,
-                    HEAD_TILE);
+    const int n_group = a.n_head / SHARED_HEADS;
+    if (job < n * n_group)
+        prefetch_l2(x + (n - 1 - job / n_group) * ld + (int64_t)(job % n_group) * SHARED_HEADS * SHARED_DIM, HEAD_TILE);
 }
 
-/* Number of keys of a token. All threads of the block call it. */
+/* Number of keys of a token. A warp calls it; each step divides what is left of the list by 32. */
 __device__ static __forceinline__ int count_keys(const struct shared_args &a, const struct sight &s)
 {
     if (!s.list) return s.n_near + s.n_far;
-    int n = s.n_near;
-    for (int p = 0; p < a.top; p += blockDim.x) {
-        const int i = p + threadIdx.x;
-        n += __syncthreads_count(i < a.top && listed(s, i));
+    int low = 0, high = a.top; /* elements before low are visible, those from high on are not */
+    while (low < high) {
+        const int step = (high - low + 31) / 32, last = low + (threadIdx.x % 32 + 1) * step - 1;
+        low += step * __popc(__ballot_sync(~0u, last < high && listed(s, last)));
+        high = min(high, low + step - 1);
     }
-    return n;
+    return s.n_near + low;
 }
 
 /* The row of the key that this lane finds for copy_keys; any row when there is none. */
@@ -114,24 +115,30 @@ __device__ static __forceinline__ void wgmma_32(float (&d)[16], const uint32_t (
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* Stores a warpgroup's accumulator, 64 heads by 256 columns, times factor per row, as bf16. tile: 64 KiB that no
- * product reads any more; dst: the first head of the token and the first of the 256 columns. */
-__device__ static __forceinline__ void store_half(bf16 *dst, const float (&acc)[128], const float factor[2], char *tile,
-                                                  int half)
+/* Stores a warp's accumulator, 16 heads by 256 columns, times factor per row, as bf16. dst: the warp's first head and
+ * the first of the columns; stage: 4 KiB that nothing else reads or writes. */
+__device__ static __forceinline__ void store_heads(bf16 *dst, const float (&acc)[128], const float factor[2],
+                                                   char *stage)
 {
-    const int lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16;
-    char *rows = tile + half * 4 * HEAD_PANEL + row * PANEL_ROW;
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int n = 0; n < 32; n++) {
-        char *to = rows + n / 8 * HEAD_PANEL + sm90_swizzle(lane / 4, n % 8) + lane % 4 * 4;
-        *(uint32_t *)to = pack2(factor[0] * acc[4 * n], factor[0] * acc[4 * n + 1]);
-        *(uint32_t *)(to + 8 * PANEL_ROW) = pack2(factor[1] * acc[4 * n + 2], factor[1] * acc[4 * n + 3]);
+    for (int half = 0; half < 2; half++) { /* 128 columns: two panels of 16 rows */
+#pragma unroll
+        for (int n = 0; n < 16; n++) {
+            const float *x = acc + 4 * (16 * half + n);
+            char *to = stage + n / 8 * 16 * PANEL_ROW + sm90_swizzle(lane / 4, n % 8) + lane % 4 * 4;
+            *(uint32_t *)to = pack2(factor[0] * x[0], factor[0] * x[1]);
+            *(uint32_t *)(to + 8 * PANEL_ROW) = pack2(factor[1] * x[2], factor[1] * x[3]);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* a lane per 16 bytes of two rows of 256 */
+            const int row = 2 * i + lane / 16, chunk = lane % 16;
+            store16(dst + (int64_t)row * SHARED_DIM + half * 128 + chunk * 8,
+                    load16(stage + chunk / 8 * 16 * PANEL_ROW + sm90_swizzle(row, chunk % 8)));
+        }
+        __syncwarp();
     }
-    __syncwarp();
-#pragma unroll 4
-    for (int r = 0; r < 16; r++) /* a lane per 16 bytes of a row's 512 */
-        store16(dst + (int64_t)(row + r) * SHARED_DIM + lane * 8,
-                load16(rows + lane / 8 * HEAD_PANEL + sm90_swizzle(r, lane % 8)));
 }
 
 /* The shared memory of a block from its first multiple of 1024 bytes on. */

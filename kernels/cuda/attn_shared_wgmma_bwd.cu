@@ -5,9 +5,11 @@
  *   dkey: a block per item: 192 rows of kv or of the entries, 32 tokens and 256 columns: p^T dout + ds^T q, in f32.
  *   sum: adds the items of a row in the order of the tokens; the sums become bf16 when no later token sees the row.
  * Scratch: struct shared_chunk: p and ds of up to 1 GiB, and the items, about a fifth of it.
- * Grid: dq as the forward, with tiles of 32 keys in four stages, 201 KiB. The first warpgroup computes the scores
- *   and p, the second dp and ds, then each 256 columns of dq. Registers of the first hold half of q, those of the
- *   second half of dout. The products of the scores and dp of the next tile are issued before dq of this one.
+ * Grid, dq: a block per SM, which takes a token and 64 heads at a time. A warpgroup with 24 registers per thread loads:
+ *   two of its warps copy heads and tiles of 32 keys into four slots, up to the next token's; two store p and ds, which
+ *   have two stages. 225 KiB. Of the others, the first computes the scores and p, the second dp and ds, then each 256
+ *   columns of dq. Registers of the first hold 192 columns of q, those of the second of dout. The products of the
+ *   scores and dp of the next tile are issued before dq of this one.
  * Grid, dkey: three warpgroups of 64 rows; 3 stages of 56 KiB: weights of 64 heads for 192 rows, and 256 columns of
  *   dout or q of these heads, which TMA loads. The 192 rows hold all keys in the window of 32 tokens. Tokens that see
  *   none of the rows are left out.
@@ -15,9 +17,9 @@
  *   16), and of 256 columns, 550; with a window alone, memory: 256 KiB per token. dkey per stage: wgmma 1536 clocks;
  *   copies from L2 56 KiB, 18 bytes per clock: L2.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: of 2.34 ms, dq 1.37, dkey 0.91, sum 0.06 (T 4096,
- *   an entry per 4 tokens). Clocks of a tile of dq, about 4000: issuing the products of scores and dp 750, of dq 250,
- *   copies 400 to 1100 (the warps wait to issue them), p 560, ds 500, storing p and ds 500.
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200, commit 61ca83e: of 2.34 ms, dq 1.37, dkey 0.91, sum
+ *   0.06 (T 4096, an entry per 4 tokens). Clocks of a tile of dq then, about 4000: issuing the products of scores and
+ *   dp 750, of dq 250, p 560, ds 500; both warpgroups also copied, 400 to 1100, and stored p and ds, 500.
  * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms; tiles of 64 keys in dq, in one stage, 1.58 ms;
  *   dq with a barrier per exchange instead of two per tile, 1.57 ms; a block of dq for many tokens, 1.62 ms; dkey
  *   with the next product issued before the last one ends, 0.91 ms, and 11 % slower for 4 sequences. */
@@ -29,13 +31,20 @@ enum {
     SHARED_KEYS = 32, /* of a tile of dq */
     TILE_BYTES = SHARED_KEYS * SHARED_DIM * 2,
     TILE_PANEL = SHARED_KEYS * PANEL_ROW,
-    TILES = 4,
-    HELD = 16, /* operands of heads in registers: 16 columns each, the last 256 of the 512 */
-    FIRST_TILE = SHARED_HEADS * SHARED_DIM, /* bytes of the first 256 columns of 64 heads */
-    LAST = 2 * FIRST_TILE + 2 * TILE_BYTES, /* from these columns of q to the last, which tiles 2 and 3 hold until they
-                                               are in registers; the same of dout */
+    SLOTS = 4,
+    HELD = 12,                   /* operands of heads in registers: 16 columns each, the last 192 of the 512 */
+    FIRST_PANELS = 8 - HELD / 4, /* of heads, the rest: they stay in shared memory */
+    FIRST_BYTES = FIRST_PANELS * HEAD_PANEL,
+    LAST_BYTES = HELD / 4 * HEAD_PANEL,
     WEIGHT_BYTES = SHARED_KEYS * SHARED_HEADS * 2,
-    DQ_BYTES = 2 * FIRST_TILE + TILES * TILE_BYTES + 2 * WEIGHT_BYTES + 1024,
+    WEIGHT_STAGES = 2,
+    SLOTS_AT = 2 * FIRST_BYTES,
+    WEIGHTS_AT = SLOTS_AT + SLOTS * TILE_BYTES,
+    DQ_BYTES = WEIGHTS_AT + WEIGHT_STAGES * 2 * WEIGHT_BYTES + 1024,
+    COPIERS = 2, /* warps of the third warpgroup that copy; the other two store weights */
+    DQ_THREADS = PAIR + 128,
+    MORE = 240, /* registers of a thread that computes, and of one that does not */
+    LESS = 24,
 
     TRIPLE = 384, /* threads of dkey: a warpgroup per 64 rows */
     STAGES = 3,
@@ -46,9 +55,73 @@ enum {
     DKEY_BYTES = STAGES * STAGE_BYTES + MAP_BYTES + 1024
 };
 
+static_assert((int)LAST_BYTES <= (int)TILE_BYTES, "a slot holds a tile, or the last columns of q or dout");
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 /* ---- dq */
+
+/* mbarriers of dq: a slot is full, or empty; the first columns of heads have arrived, or are no longer needed; weights
+ * of kind 0 (p) and 1 (ds) are written, or stored, each for WEIGHT_STAGES stages. */
+enum {
+    FULL,
+    EMPTY = FULL + SLOTS,
+    HEADS = EMPTY + SLOTS,
+    FREE,
+    WRITTEN,
+    STORED = WRITTEN + 2 * WEIGHT_STAGES,
+    DQ_BARRIERS = STORED + 2 * WEIGHT_STAGES
+};
+/* Named barriers of dq: of a warpgroup, of both that compute, and of warp w of each, for p and for ds. */
+enum { ONE_GROUP = 1, BOTH_GROUPS = 3, P_READY = 4, DS_READY = 8 };
+
+/* Shared memory of a block of dq: the first columns of q and of dout, the slots, the weights. The slots are a ring of
+ * the last columns of q, those of dout and the tiles of a token, then of the next token; `place` counts them. */
+struct dq_room {
+    char *smem;
+    uint32_t base, bars; /* addresses of smem and of the mbarriers */
+    int *n_key;          /* of the token whose heads have arrived */
+
+    __device__ uint32_t bar(int i) const { return bars + 8 * i; }
+    __device__ int slot_at(uint32_t place) const { return SLOTS_AT + place % SLOTS * TILE_BYTES; }
+    __device__ uint32_t slot(uint32_t place) const { return base + slot_at(place); }
+    __device__ uint32_t full(uint32_t place) const { return bar(FULL + place % SLOTS); }
+    __device__ uint32_t empty(uint32_t place) const { return bar(EMPTY + place % SLOTS); }
+    __device__ void wait_full(uint32_t place) const { mbarrier_wait(full(place), place / SLOTS & 1); }
+    __device__ void wait_empty(uint32_t place) const { mbarrier_wait(empty(place), (place / SLOTS & 1) ^ 1); }
+    /* tile: counts the tiles of all tokens */
+    __device__ int weights_at(int kind, uint32_t tile) const
+    {
+        return WEIGHTS_AT + (tile % WEIGHT_STAGES * 2 + kind) * WEIGHT_BYTES;
+    }
+    __device__ uint32_t written(int kind, uint32_t tile) const
+    {
+        return bar(WRITTEN + tile % WEIGHT_STAGES * 2 + kind);
+    }
+    __device__ uint32_t stored(int kind, uint32_t tile) const { return bar(STORED + tile % WEIGHT_STAGES * 2 + kind); }
+};
+/* A warp arrives, with what all its lanes have done before. */
+static __device__ __forceinline__ void arrive_warp(uint32_t bar)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
+}
+
+/* What a block of dq computes at a time: a token and 64 heads. The last token, which sees the most keys, is first. */
+struct dq_job {
+    int t, head0;
+    int64_t slots; /* where its weights are in scratch */
+};
+static __device__ __forceinline__ int count_jobs(const struct shared_args &a, const struct shared_chunk &x)
+{
+    return x.n * (a.n_head / SHARED_HEADS);
+}
+static __device__ __forceinline__ struct dq_job dq_job_of(const struct shared_args &a, const struct shared_chunk &x,
+                                                          int job)
+{
+    const int n_group = a.n_head / SHARED_HEADS, at = x.n - 1 - job / n_group, group = job % n_group;
+    return {x.first + at, group * SHARED_HEADS, ((int64_t)at * n_group + group) * x.n_slot * SHARED_HEADS};
+}
 
 /* The last columns of a warp's 16 heads: A operands. tile: these columns of 64 heads. */
 static __device__ __forceinline__ void load_heads(uint32_t (&x)[HELD][4], uint32_t tile)
@@ -63,14 +136,16 @@ static __device__ __forceinline__ void load_heads(uint32_t (&x)[HELD][4], uint32
 static __device__ __forceinline__ void dot_tile(float (&s)[16], uint32_t heads, const uint32_t (&held)[HELD][4],
                                                 uint32_t tile)
 {
-    const uint32_t a = low_word(heads, 16), b = low_word(tile, 16);
+    uint32_t a = low_word(heads, 16), b = low_word(tile, 16);
+    asm volatile("" : "+r"(a)); /* otherwise the descriptors of heads stay in registers, which spill */
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
+    for (int k = 0; k < 4 * FIRST_PANELS; k++)
         wgmma_32(s, descriptor_at(a, k / 4 * HEAD_PANEL + k % 4 * 32),
                  descriptor_at(b, k / 4 * TILE_PANEL + k % 4 * 32), k > 0);
 #pragma unroll
-    for (int k = 0; k < HELD; k++) wgmma_32(s, held[k], descriptor_at(b, (4 + k / 4) * TILE_PANEL + k % 4 * 32));
+    for (int k = 0; k < HELD; k++)
+        wgmma_32(s, held[k], descriptor_at(b, (FIRST_PANELS + k / 4) * TILE_PANEL + k % 4 * 32));
 }
 
 /* Stores weights transposed: row k of `to` has the 64 heads of key k. */
@@ -101,10 +176,16 @@ static __device__ __forceinline__ void load_outputs(uint4 (&x)[16], const bf16 *
 #pragma unroll
     for (int i = 0; i < 16; i++) x[i] = load16(o + (warp * 8 + i / 2) * SHARED_DIM + i % 2 * 256 + lane * 8);
 }
-/* delta = <dout, o> of these heads. */
-static __device__ __forceinline__ void put_delta(float *delta, const uint4 (&x)[16], const char *dout)
+/* delta = <dout, o> of these heads. dout, last: the first and the last columns of dout. */
+static __device__ __forceinline__ void put_delta(float *delta, const uint4 (&x)[16], const char *dout, const char *last)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const char *from[2]; /* the panels of this lane's columns */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int panel = 4 * i + lane / 8;
+        from[i] = panel < FIRST_PANELS ? dout + panel * HEAD_PANEL : last + (panel - FIRST_PANELS) * HEAD_PANEL;
+    }
 #pragma unroll
     for (int h = 0; h < 8; h++) {
         float sum = 0.0f;
@@ -112,7 +193,7 @@ static __device__ __forceinline__ void put_delta(float *delta, const uint4 (&x)[
         for (int i = 0; i < 2; i++) {
             float u[8], v[8];
             unpack8(u, x[2 * h + i]);
-            unpack8(v, load16(dout + lane / 8 * HEAD_PANEL + i * LAST + sm90_swizzle(warp * 8 + h, lane % 8)));
+            unpack8(v, load16(from[i] + sm90_swizzle(warp * 8 + h, lane % 8)));
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += u[e] * v[e];
         }
@@ -146,13 +227,178 @@ static __device__ __forceinline__ void weigh_gradients(uint32_t (&w)[8], const f
     }
 }
 
-/* Copies the first `live` keys of transposed weights to scratch. A warpgroup calls it. */
+/* Copies the first `live` keys of transposed weights to scratch. A warp calls it. */
 static __device__ __forceinline__ void store_weights(bf16 *to, const char *from, int live)
 {
-    const int chunk = threadIdx.x % 8;
+    const int lane = threadIdx.x % 32;
+#pragma unroll 4
+    for (int k = lane / 8; k < SHARED_KEYS; k += 4)
+        if (k < live) store16(to + k * SHARED_HEADS + lane % 8 * 8, load16(from + sm90_swizzle(k, lane % 8)));
+}
+/* A warp: stores all weights of a kind. */
+static __device__ __forceinline__ void store_jobs(const struct dq_room &m, const struct shared_args &a,
+                                                  const struct shared_chunk &x, int kind)
+{
+    const int n_job = count_jobs(a, x);
+    uint32_t tile = 0, turn = 0;
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, turn++) {
+        bf16 *to = (kind ? x.ds : x.p) + dq_job_of(a, x, job).slots;
+        mbarrier_wait(m.bar(HEADS), turn & 1);
+        const int n = *m.n_key;
+        arrive_warp(m.bar(FREE));
+        for (int k0 = 0; k0 < n; k0 += SHARED_KEYS, tile++) {
+            mbarrier_wait(m.written(kind, tile), tile / WEIGHT_STAGES & 1);
+            store_weights(to + (int64_t)k0 * SHARED_HEADS, m.smem + m.weights_at(kind, tile), n - k0);
+            arrive_warp(m.stored(kind, tile));
+        }
+    }
+}
+
+/* Panels first .. end - 1 of 64 heads of a job; one thread. */
+static __device__ __forceinline__ void load_panels(uint32_t to, uint32_t bar, const CUtensorMap *map, int first,
+                                                   int end, const struct dq_job &j)
+{
+#pragma unroll 1
+    for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, j.head0, j.t);
+}
+/* A thread: the first columns of heads and the number of keys of a job; prefetches the heads of the block's next job.
+ */
+static __device__ __forceinline__ void load_first(const struct dq_room &m, const struct shared_args &a,
+                                                  const struct shared_chunk &x, const CUtensorMap *q,
+                                                  const CUtensorMap *dout, const struct dq_job &j, int n, int next)
+{
+    *m.n_key = n;
+    mbarrier_arrive_expect(m.bar(HEADS), 2 * FIRST_BYTES);
+    load_panels(m.base, m.bar(HEADS), q, 0, FIRST_PANELS, j);
+    load_panels(m.base + FIRST_BYTES, m.bar(HEADS), dout, 0, FIRST_PANELS, j);
+    prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n, next);
+    prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n, next);
+    prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n, next);
+}
+/* COPIERS warps, of which this is `warp`: load the heads and copy the tiles of all jobs. */
+static __device__ __forceinline__ void copy_jobs(const struct dq_room &m, const struct shared_args &a,
+                                                 const struct shared_chunk &x, const CUtensorMap *q,
+                                                 const CUtensorMap *dout, int warp)
+{
+    const int n_job = count_jobs(a, x);
+    const bool first = threadIdx.x == PAIR;
+    uint32_t place = 0, turn = 0;
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, turn++) {
+        const struct dq_job j = dq_job_of(a, x, job);
+        const struct sight sight = sight_of(a, j.t);
+        const int n = count_keys(a, sight);
+        for (int i = 0; i < 2; i++, place++) {
+            m.wait_empty(place);
+            if (first) {
+                mbarrier_arrive_expect(m.full(place), LAST_BYTES);
+                load_panels(m.slot(place), m.full(place), i ? dout : q, FIRST_PANELS, 8, j);
+            } else {
+                mbarrier_arrive(m.full(place));
+            }
+        }
+        if (first) {
+            mbarrier_wait(m.bar(FREE), (turn & 1) ^ 1);
+            load_first(m, a, x, q, dout, j, n, job + gridDim.x);
+        }
+        __syncwarp();
+        for (int k0 = 0; k0 < n; k0 += SHARED_KEYS, place++) {
+            const bf16 *found = find_key<SHARED_KEYS, COPIERS>(a, sight, k0, n, warp);
+            m.wait_empty(place);
+            copy_keys<SHARED_KEYS, COPIERS>(m.slot(place), found, k0, n, warp);
+            cp_async_arrive(m.full(place));
+        }
+    }
+}
+
+/* Two warpgroups: the first computes scores and p, the second dp and ds, each 256 columns of dq. */
+static __device__ __forceinline__ void compute_jobs(const struct dq_room &m, const struct shared_args &a,
+                                                    const struct shared_chunk &x, float *deltas)
+{
+    const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32;
+    const int row = warp * 16 + threadIdx.x % 32 / 4, n_job = count_jobs(a, x);
+    const uint32_t heads = m.base + wg * FIRST_BYTES;
+    uint4 o[16];
+    const auto load_o = [&](int job) {
+        const struct dq_job j = dq_job_of(a, x, job);
+        load_outputs(o, a.o + j.t * a.ld_o + (int64_t)j.head0 * SHARED_DIM);
+    };
+    load_o(blockIdx.x);
+    uint32_t place = 0, tile = 0, turn = 0; /* tile: of all tokens */
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, turn++) {
+        const struct dq_job j = dq_job_of(a, x, job);
+        float s[16], stat[2]; /* stat of this thread's rows: lse / ln 2, or delta */
+        uint32_t held[HELD][4];
 #pragma unroll
-    for (int k = threadIdx.x % 128 / 8; k < SHARED_KEYS; k += 16)
-        if (k < live) store16(to + k * SHARED_HEADS + chunk * 8, load16(from + sm90_swizzle(k, chunk)));
+        for (int h = 0; h < 2; h++) stat[h] = wg ? 0.0f : a.lse[j.t * a.ld_lse + j.head0 + row + 8 * h] * LOG2_E;
+        m.wait_full(place);
+        m.wait_full(place + 1);
+        load_heads(held, m.slot(place + wg));
+        mbarrier_wait(m.bar(HEADS), turn & 1);
+        int live = __shfl_sync(~0u, *m.n_key, 0); /* keys from this tile on */
+        m.wait_full(place + 2);
+        fence_proxy_async();
+        dot_tile(s, heads, held, m.slot(place + 2));
+        wgmma_commit();
+        put_delta(deltas, o, m.smem + FIRST_BYTES, m.smem + m.slot_at(place + 1));
+        named_sync(BOTH_GROUPS, PAIR); /* delta is complete */
+        arrive_warp(m.empty(place));
+        place += 2;
+        if (wg) stat[0] = deltas[row], stat[1] = deltas[row + 8];
+        float dq[128] = {};
+        const auto add_tile = [&](int live, auto last) {
+            const uint32_t p_rows = m.base + m.weights_at(0, tile), ds_rows = m.base + m.weights_at(1, tile);
+            uint32_t w[8], ds[2][4];
+            if constexpr (decltype(last)::value) arrive_warp(m.bar(FREE));
+            mbarrier_wait(m.stored(wg, tile), (tile / WEIGHT_STAGES & 1) ^ 1);
+            if (wg == 0) {
+                weigh_scores(w, s, stat, a.scale * LOG2_E, live);
+                put_transposed(p_rows, w);
+                named_arrive(P_READY + warp, 64);
+            } else {
+                named_sync(P_READY + warp, 64);
+                get_transposed(w, p_rows);
+                weigh_gradients(w, s, stat, a.scale);
+                put_transposed(ds_rows, w);
+                named_arrive(DS_READY + warp, 64);
+            }
+            arrive_warp(m.written(wg, tile));
+            if constexpr (!decltype(last)::value) {
+                m.wait_full(place + 1);
+                fence_proxy_async();
+                dot_tile(s, heads, held, m.slot(place + 1));
+                wgmma_commit();
+            }
+            wgmma_wait<decltype(last)::value ? 0 : 1>(); /* dq of the tile before */
+            arrive_warp(m.empty(place - 1));             /* that tile's slot; at first that of dout */
+            if (wg == 0) named_sync(DS_READY + warp, 64);
+            get_transposed((uint32_t(&)[8])ds, ds_rows);
+            const uint32_t right = low_word(m.slot(place) + wg * 4 * TILE_PANEL, TILE_PANEL);
+            wgmma_fence();
+            wgmma<true>(dq, ds[0], descriptor_at(right, 0), true);
+            wgmma<true>(dq, ds[1], descriptor_at(right, 2048), true);
+            wgmma_commit();
+            if constexpr (!decltype(last)::value) {
+                wgmma_wait<1>(); /* all but dq */
+                wgmma_use(s);
+            }
+            place++;
+            tile++;
+        };
+        wgmma_wait<0>();
+        wgmma_use(s);
+#pragma unroll 1
+        for (; live > SHARED_KEYS; live -= SHARED_KEYS) add_tile(live, std::false_type());
+        add_tile(live, std::true_type());
+        load_o(min(job + (int)gridDim.x, n_job - 1));
+        wgmma_wait<0>();
+        wgmma_use(dq);
+        named_sync(ONE_GROUP + wg, 128); /* this warpgroup reads its half of the last tile no more: dq passes there */
+        const float one[2] = {1.0f, 1.0f};
+        store_heads(a.dq + j.t * a.ld_dq + (int64_t)(j.head0 + warp * 16) * SHARED_DIM + wg * SHARED_COLUMNS, dq, one,
+                    m.smem + m.slot_at(place - 1) + (wg * 4 + warp) * TILE_PANEL);
+        fence_proxy_async();
+        arrive_warp(m.empty(place - 1));
+    }
 }
 
 /* ---- dkey */
@@ -206,124 +452,44 @@ static __device__ __forceinline__ void copy_unit(uint32_t stage, uint32_t bar, c
     }
 }
 
-/* The rows of 64 heads of token t, of q and of dout; one thread. bar: a barrier that is not initialised yet. */
-static __device__ __forceinline__ void load_rows(uint32_t bar, uint32_t q, uint32_t dout, const CUtensorMap &q_map,
-                                                 const CUtensorMap &dout_map, int head0, int t)
-{
-    mbarrier_init(bar, 1);
-    mbarrier_init_fence();
-    mbarrier_arrive_expect(bar, 2 * HEAD_TILE);
-#pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-        const uint32_t to = i / 4 * LAST + i % 4 * HEAD_PANEL;
-        tma_load(q + to, &q_map, bar, i * 64, head0, t);
-        tma_load(dout + to, &dout_map, bar, i * 64, head0, t);
-    }
-}
-
-/* Prefetches the heads of the tokens of a chunk. */
-static __device__ __forceinline__ void prefetch_chunk(const struct shared_args &a, const struct shared_chunk &x)
-{
-    prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n);
-    prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n);
-    prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n);
-}
 #endif
 
-static __global__ void __launch_bounds__(PAIR, 1)
+static __global__ void __launch_bounds__(DQ_THREADS, 1)
     shared_dq_wgmma_kernel(const struct shared_args a, const struct shared_chunk x,
-                           const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap dout_map)
+                           const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap dout)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char bytes[];
     __shared__ float deltas[SHARED_HEADS];
-    __shared__ uint64_t loaded; /* barrier: the rows of heads */
-    char *smem = aligned_shared(bytes), *p_rows = smem + 2 * FIRST_TILE + TILES * TILE_BYTES,
-         *ds_rows = p_rows + WEIGHT_BYTES;
-    const uint32_t q = sm90_shared(smem), dout = q + FIRST_TILE, tiles = dout + FIRST_TILE;
-    const int n_group = a.n_head / SHARED_HEADS, at = x.n - 1 - blockIdx.x / n_group, t = x.first + at;
-    const int group = blockIdx.x % n_group, head0 = group * SHARED_HEADS, warp = threadIdx.x / 32;
-    const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0), row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const int64_t column = (int64_t)head0 * SHARED_DIM;
-    const int64_t slots = ((int64_t)at * n_group + group) * x.n_slot * SHARED_HEADS;
-    const uint32_t bar = sm90_shared(&loaded);
-    if (threadIdx.x == 0) load_rows(bar, q, dout, q_map, dout_map, head0, t);
-    uint4 o[16];
-    load_outputs(o, a.o + t * a.ld_o + column);
-    const struct sight sight = sight_of(a, t);
-    const int n = __shfl_sync(~0u, count_keys(a, sight), 0), n_tile = (n + SHARED_KEYS - 1) / SHARED_KEYS;
-    const auto copy_tile = [&](int i) {
-        const int k0 = i * SHARED_KEYS;
-        if (i < n_tile)
-            copy_keys<SHARED_KEYS, 8>(tiles + i % TILES * TILE_BYTES, find_key<SHARED_KEYS, 8>(a, sight, k0, n, warp),
-                                      k0, n, warp);
-        copy_commit();
-    };
-    copy_tile(0);
-    copy_tile(1);
-
-    float s[16], dq[128], stat[2]; /* stat of this thread's rows: lse / ln 2, or delta */
-    uint32_t held[HELD][4];
-    copy_wait<1>();
-    fence_proxy_async();
-    __syncthreads(); /* tile 0 is complete */
-    mbarrier_wait(bar, 0);
-    load_heads(held, (wg ? dout : q) + LAST);
-    dot_tile(s, wg ? dout : q, held, tiles);
-    wgmma_commit();
-    put_delta(deltas, o, smem + FIRST_TILE);
-    __syncthreads(); /* delta is complete; tiles 2 and 3 hold no heads any more */
-    copy_tile(2);
-    if (threadIdx.x == 0) prefetch_chunk(a, x);
-#pragma unroll
-    for (int h = 0; h < 2; h++) stat[h] = wg ? deltas[row + 8 * h] : a.lse[t * a.ld_lse + head0 + row + 8 * h] * LOG2_E;
-    const auto add_tile = [&](int i, auto last) {
-        const uint32_t tile = tiles + i % TILES * TILE_BYTES;
-        const int live = n - i * SHARED_KEYS;
-        bf16 *const kept = (wg ? x.ds : x.p) + slots + (int64_t)i * SHARED_KEYS * SHARED_HEADS;
-        uint32_t w[8];
-        if (wg == 0) {
-            weigh_scores(w, s, stat, a.scale * LOG2_E, live);
-            put_transposed(sm90_shared(p_rows), w);
+    __shared__ uint64_t bars[DQ_BARRIERS];
+    __shared__ int n_key;
+    char *smem = aligned_shared(bytes);
+    const struct dq_room m = {smem, sm90_shared(smem), sm90_shared(bars), &n_key};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; i++) {
+            mbarrier_init(m.bar(FULL + i), COPIERS * 32);
+            mbarrier_init(m.bar(EMPTY + i), PAIR / 32);
         }
-        copy_wait<1>();
-        fence_proxy_async();
-        __syncthreads(); /* p and tile i + 1 are complete */
-        if (wg == 1) {
-            get_transposed(w, sm90_shared(p_rows));
-            weigh_gradients(w, s, stat, a.scale);
-            put_transposed(sm90_shared(ds_rows), w);
+        mbarrier_init(m.bar(HEADS), 1);
+        mbarrier_init(m.bar(FREE), PAIR / 32 + 2);
+        for (int i = 0; i < 2 * WEIGHT_STAGES; i++) {
+            mbarrier_init(m.bar(WRITTEN + i), PAIR / 64);
+            mbarrier_init(m.bar(STORED + i), 1);
         }
-        if constexpr (!decltype(last)::value) {
-            dot_tile(s, wg ? dout : q, held, tiles + (i + 1) % TILES * TILE_BYTES);
-            wgmma_commit();
-        }
-        if (wg == 0) store_weights(kept, p_rows, live);
-        wgmma_wait<decltype(last)::value ? 0 : 1>(); /* dq of tile i - 1 */
-        __syncthreads();                             /* ds is complete; no product reads tile i - 1 any more */
-        const uint32_t right = low_word(tile + wg * 4 * TILE_PANEL, TILE_PANEL);
-        uint32_t ds[2][4];
-        get_transposed((uint32_t(&)[8])ds, sm90_shared(ds_rows));
-        wgmma_fence();
-        wgmma<true>(dq, ds[0], descriptor_at(right, 0), i > 0);
-        wgmma<true>(dq, ds[1], descriptor_at(right, 2048), true);
-        wgmma_commit();
-        copy_tile(i + 3);
-        if (wg == 1) store_weights(kept, ds_rows, live);
-        if constexpr (!decltype(last)::value) {
-            wgmma_wait<1>(); /* all but dq */
-            wgmma_use(s);
-        }
-    };
-    wgmma_wait<0>();
-    wgmma_use(s);
-#pragma unroll 1
-    for (int i = 0; i + 1 < n_tile; i++) add_tile(i, std::false_type());
-    add_tile(n_tile - 1, std::true_type());
-    wgmma_wait<0>();
-    wgmma_use(dq);
-    const float one[2] = {1.0f, 1.0f};
-    store_half(a.dq + t * a.ld_dq + column + wg * SHARED_COLUMNS, dq, one, smem, wg);
+        mbarrier_init_fence();
+    }
+    __syncthreads();
+    if (threadIdx.x < PAIR) {
+        sm90_registers_more<MORE>();
+        compute_jobs(m, a, x, deltas);
+    } else {
+        sm90_registers_less<LESS>();
+        const int warp = __shfl_sync(~0u, (threadIdx.x - PAIR) / 32, 0);
+        if (warp < COPIERS)
+            copy_jobs(m, a, x, &q, &dout, warp);
+        else
+            store_jobs(m, a, x, warp - COPIERS);
+    }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
@@ -408,9 +574,9 @@ void shared_dq_wgmma(const struct shared_args *a, const struct shared_chunk *x)
     static bool ready;
     if (!ready) allow_shared_bytes((const void *)shared_dq_wgmma_kernel, DQ_BYTES);
     ready = true;
-    const unsigned grid = grid_x((int64_t)x->n * (a->n_head / SHARED_HEADS));
-    shared_dq_wgmma_kernel<<<grid, PAIR, DQ_BYTES, cuda.stream>>>(*a, *x, map_heads(a, a->q, a->ld_q),
-                                                                  map_heads(a, a->dout, a->ld_dout));
+    const unsigned grid = grid_x(MT_MIN((int64_t)x->n * (a->n_head / SHARED_HEADS), a->n_sm));
+    shared_dq_wgmma_kernel<<<grid, DQ_THREADS, DQ_BYTES, cuda.stream>>>(*a, *x, map_heads(a, a->q, a->ld_q),
+                                                                        map_heads(a, a->dout, a->ld_dout));
     CUDA_CHECK_LAUNCH();
 }
 

@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const 
         copy_wait<0>();
         fence_proxy_async();
         __syncthreads(); /* this tile is complete; no product reads the other any more */
-        if (i == 0 && threadIdx.x == PAIR - 1) prefetch_heads(a, a.q, a.ld_q, a.n_tok);
+        if (i == 0 && threadIdx.x == PAIR - 1) prefetch_heads(a, a.q, a.ld_q, a.n_tok, blockIdx.x + a.n_sm);
         if (wg == 0) {
             float s[32];
             dot_tile(s, q, tile);
@@ -162,7 +162,8 @@ static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const 
     }
     __syncthreads();
     const float inverse[2] = {1.0f / sums[row], 1.0f / sums[row + 8]};
-    store_half(a.o + t * a.ld_o + (int64_t)head0 * SHARED_DIM + wg * SHARED_COLUMNS, o, inverse, smem, wg);
+    store_heads(a.o + t * a.ld_o + (int64_t)(head0 + warp % 4 * 16) * SHARED_DIM + wg * SHARED_COLUMNS, o, inverse,
+                smem + warp * 4096);
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
