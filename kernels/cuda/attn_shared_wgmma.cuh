@@ -1,8 +1,8 @@
 /* attn_shared_wgmma.cuh - what the Hopper kernels of attention with shared keys have in common: 64 heads of 512
  * columns.
  *
- * A block has two warpgroups. A tile of N rows is 8 panels of 64 columns: N rows of 128 bytes, swizzled (sm90.cuh).
- * Threads copy rows with cp.async, so a tile may gather any keys. */
+ * Two warpgroups of a block compute, a third loads. A tile of N rows is 8 panels of 64 columns: N rows of 128 bytes,
+ * swizzled (sm90.cuh). Threads copy rows with cp.async, so a tile may gather any keys. */
 #ifndef MT_CUDA_ATTN_SHARED_WGMMA_H
 #define MT_CUDA_ATTN_SHARED_WGMMA_H
 
@@ -11,7 +11,8 @@
 #include "kernels/cuda/sm90.cuh"
 
 enum {
-    PAIR = 256,                               /* threads of two warpgroups */
+    PAIR = 256,                               /* threads that compute: two warpgroups */
+    THREADS = PAIR + 128,                     /* of a block: the others load */
     PANEL_ROW = 128,                          /* bytes of a row of a panel */
     HEAD_PANEL = SHARED_HEADS * PANEL_ROW,    /* bytes of a panel of heads */
     HEAD_TILE = SHARED_HEADS * SHARED_DIM * 2 /* bytes of the rows of 64 heads of a token */
@@ -29,11 +30,19 @@ template <int ROWS> __device__ static __forceinline__ void copy_row(uint32_t til
     cp_async_16(dst + 4 * ROWS * PANEL_ROW, from + lane * 8 + 256, live);
 }
 
-/* Copies the rows of 64 heads of a token; WARPS warps call it, each with its number. */
-template <int WARPS> __device__ static __forceinline__ void copy_heads(uint32_t tile, const bf16 *from, int warp)
+/* A warp arrives, with what all its lanes have done before. */
+__device__ static __forceinline__ void arrive_warp(uint32_t bar)
 {
-#pragma unroll 4
-    for (int h = warp; h < SHARED_HEADS; h += WARPS) copy_row<SHARED_HEADS>(tile, h, from + h * SHARED_DIM, true);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
+}
+
+/* Panels first .. end - 1 of the rows of 64 heads of a token; one thread. map: of map_heads. */
+__device__ static __forceinline__ void load_panels(uint32_t to, uint32_t bar, const CUtensorMap *map, int first,
+                                                   int end, int head0, int t)
+{
+#pragma unroll 1
+    for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, head0, t);
 }
 
 /* Loads the rows of 64 heads that a later job needs into L2, unless there is none. Job j is token n - 1 - j / groups of
@@ -148,6 +157,14 @@ __device__ static __forceinline__ char *aligned_shared(char *bytes)
 }
 
 #endif
+
+/* q or dout, in boxes of 64 heads and 64 columns of a token */
+static inline CUtensorMap map_heads(const struct shared_args *a, const bf16 *x, int64_t ld)
+{
+    const int64_t size[3] = {SHARED_DIM, a->n_head, a->n_tok}, stride[2] = {SHARED_DIM * 2, ld * 2};
+    const int64_t box[3] = {64, SHARED_HEADS, 1};
+    return sm90_tensor_map(x, size, stride, box);
+}
 
 /* Lets a kernel use this many bytes of shared memory. */
 static inline void allow_shared_bytes(const void *kernel, int bytes)

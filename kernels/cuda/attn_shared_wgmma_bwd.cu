@@ -42,8 +42,7 @@ enum {
     WEIGHTS_AT = SLOTS_AT + SLOTS * TILE_BYTES,
     DQ_BYTES = WEIGHTS_AT + WEIGHT_STAGES * 2 * WEIGHT_BYTES + 1024,
     COPIERS = 2, /* warps of the third warpgroup that copy; the other two store weights */
-    DQ_THREADS = PAIR + 128,
-    MORE = 240, /* registers of a thread that computes, and of one that does not */
+    MORE = 240,  /* registers of a thread that computes, and of one that loads */
     LESS = 24,
 
     TRIPLE = 384, /* threads of dkey: a warpgroup per 64 rows */
@@ -100,13 +99,6 @@ struct dq_room {
     }
     __device__ uint32_t stored(int kind, uint32_t tile) const { return bar(STORED + tile % WEIGHT_STAGES * 2 + kind); }
 };
-/* A warp arrives, with what all its lanes have done before. */
-static __device__ __forceinline__ void arrive_warp(uint32_t bar)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar);
-}
-
 /* What a block of dq computes at a time: a token and 64 heads. The last token, which sees the most keys, is first. */
 struct dq_job {
     int t, head0;
@@ -254,13 +246,6 @@ static __device__ __forceinline__ void store_jobs(const struct dq_room &m, const
     }
 }
 
-/* Panels first .. end - 1 of 64 heads of a job; one thread. */
-static __device__ __forceinline__ void load_panels(uint32_t to, uint32_t bar, const CUtensorMap *map, int first,
-                                                   int end, const struct dq_job &j)
-{
-#pragma unroll 1
-    for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, j.head0, j.t);
-}
 /* A thread: the first columns of heads and the number of keys of a job; prefetches the heads of the block's next job.
  */
 static __device__ __forceinline__ void load_first(const struct dq_room &m, const struct shared_args &a,
@@ -269,8 +254,8 @@ static __device__ __forceinline__ void load_first(const struct dq_room &m, const
 {
     *m.n_key = n;
     mbarrier_arrive_expect(m.bar(HEADS), 2 * FIRST_BYTES);
-    load_panels(m.base, m.bar(HEADS), q, 0, FIRST_PANELS, j);
-    load_panels(m.base + FIRST_BYTES, m.bar(HEADS), dout, 0, FIRST_PANELS, j);
+    load_panels(m.base, m.bar(HEADS), q, 0, FIRST_PANELS, j.head0, j.t);
+    load_panels(m.base + FIRST_BYTES, m.bar(HEADS), dout, 0, FIRST_PANELS, j.head0, j.t);
     prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n, next);
     prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n, next);
     prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n, next);
@@ -291,7 +276,7 @@ static __device__ __forceinline__ void copy_jobs(const struct dq_room &m, const 
             m.wait_empty(place);
             if (first) {
                 mbarrier_arrive_expect(m.full(place), LAST_BYTES);
-                load_panels(m.slot(place), m.full(place), i ? dout : q, FIRST_PANELS, 8, j);
+                load_panels(m.slot(place), m.full(place), i ? dout : q, FIRST_PANELS, 8, j.head0, j.t);
             } else {
                 mbarrier_arrive(m.full(place));
             }
@@ -454,7 +439,7 @@ static __device__ __forceinline__ void copy_unit(uint32_t stage, uint32_t bar, c
 
 #endif
 
-static __global__ void __launch_bounds__(DQ_THREADS, 1)
+static __global__ void __launch_bounds__(THREADS, 1)
     shared_dq_wgmma_kernel(const struct shared_args a, const struct shared_chunk x,
                            const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap dout)
 {
@@ -561,22 +546,14 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
 #endif
 }
 
-/* q or dout, in boxes of 64 heads and 64 columns of a token */
-static CUtensorMap map_heads(const struct shared_args *a, const bf16 *x, int64_t ld)
-{
-    const int64_t size[3] = {SHARED_DIM, a->n_head, a->n_tok}, stride[2] = {SHARED_DIM * 2, ld * 2};
-    const int64_t box[3] = {64, SHARED_HEADS, 1};
-    return sm90_tensor_map(x, size, stride, box);
-}
-
 void shared_dq_wgmma(const struct shared_args *a, const struct shared_chunk *x)
 {
     static bool ready;
     if (!ready) allow_shared_bytes((const void *)shared_dq_wgmma_kernel, DQ_BYTES);
     ready = true;
     const unsigned grid = grid_x(MT_MIN((int64_t)x->n * (a->n_head / SHARED_HEADS), a->n_sm));
-    shared_dq_wgmma_kernel<<<grid, DQ_THREADS, DQ_BYTES, cuda.stream>>>(*a, *x, map_heads(a, a->q, a->ld_q),
-                                                                        map_heads(a, a->dout, a->ld_dout));
+    shared_dq_wgmma_kernel<<<grid, THREADS, DQ_BYTES, cuda.stream>>>(*a, *x, map_heads(a, a->q, a->ld_q),
+                                                                     map_heads(a, a->dout, a->ld_dout));
     CUDA_CHECK_LAUNCH();
 }
 

@@ -1,19 +1,25 @@
 /* attn_shared_wgmma_fwd.cu - attention with shared keys on Hopper: forward. Groups of 64 heads of 512 columns.
  *
  * Math, shapes: as attn_shared.cu.
- * Grid: a block per token and 64 heads, tokens with the most entries first. All heads of a token see the same keys, so
- * a tile has no masked key but after the last. Two warpgroups share the 64 x 512 sums: 256 columns each, 128 registers.
- *   Tiles of 64 keys, two stages of 64 KiB; with the queries and weights 201 KiB of shared memory.
- * Schedule, per tile: the first warpgroup computes scores and weights while the second copies the next tile; then both
- *   add weights times keys.
+ * Grid: a block per SM, which takes a token and 64 heads at a time, tokens with the most entries first. All heads of a
+ *   token see the same keys, so a tile has no masked key but after the last. Two warpgroups share the 64 x 512 sums,
+ *   256 columns each, 128 registers. Tiles of 64 keys in two slots of 64 KiB; with the queries and weights 209 KiB.
+ * Schedule: the third warpgroup copies tiles and, as soon as no score needs those of this token, the next queries. The
+ *   first computes the scores of tile i + 1 before it adds weights times keys of tile i, and the weights meanwhile.
  * Bound: per tile wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. With a window alone, memory:
  *   4*T*H*A bytes.
  * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable.
  * Measured: tests/RESULTS.md, "Attention with shared keys". */
 #include "kernels/cuda/attn_shared_wgmma.cuh"
 
-enum { KEYS = 64, TILE_BYTES = KEYS * SHARED_DIM * 2, WEIGHT_BYTES = SHARED_HEADS * PANEL_ROW };
-enum { FWD_BYTES = HEAD_TILE + 2 * TILE_BYTES + WEIGHT_BYTES + 1024 };
+enum { KEYS = 64, TILE_BYTES = KEYS * SHARED_DIM * 2, WEIGHT_BYTES = SHARED_HEADS * PANEL_ROW, SLOTS = 2, COPIERS = 4 };
+enum {
+    SLOTS_AT = HEAD_TILE,
+    WEIGHTS_AT = SLOTS_AT + SLOTS * TILE_BYTES,
+    MORE = 232, /* registers of a thread that computes, and of one that loads */
+    LESS = 40,
+    FWD_BYTES = WEIGHTS_AT + 2 * WEIGHT_BYTES + 1024
+};
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -78,92 +84,237 @@ static __device__ __forceinline__ void add_tile(float (&o)[128], uint32_t weight
 
 static __device__ __forceinline__ void dot_tile(float (&s)[32], uint32_t q, uint32_t tile)
 {
-    const uint32_t a = low_word(q, 16), b = low_word(tile, 16);
+    uint32_t a = low_word(q, 16), b = low_word(tile, 16);
+    asm volatile("" : "+r"(a)); /* otherwise the descriptors of queries stay in registers, which spill */
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < SHARED_DIM / 16; k++)
         wgmma<false>(s, descriptor_at(a, k / 4 * HEAD_PANEL + k % 4 * 32),
                      descriptor_at(b, k / 4 * KEYS * PANEL_ROW + k % 4 * 32), k > 0);
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_use(s);
+}
+
+/* mbarriers: a slot is full, or empty; the queries and n_key have arrived, or are no longer needed. */
+enum { FULL, EMPTY = FULL + SLOTS, HEADS = EMPTY + SLOTS, FREE, FWD_BARRIERS };
+/* Named barrier of the warpgroups that compute. */
+enum { BOTH_GROUPS = 1 };
+
+/* What threads of a block tell each other. */
+struct fwd_told {
+    int n_key;                      /* of the token whose queries have arrived */
+    float factors[2][SHARED_HEADS]; /* of the sums before a tile is added; by the tile's parity */
+    float sums[SHARED_HEADS];
+};
+/* Shared memory of a block: the queries, the slots, two stages of weights. `place` counts the tiles of all tokens. */
+struct fwd_room {
+    char *smem;
+    uint32_t base, bars; /* addresses of smem and of the mbarriers */
+    struct fwd_told *told;
+
+    __device__ uint32_t bar(int i) const { return bars + 8 * i; }
+    __device__ int slot_at(uint32_t place) const { return SLOTS_AT + place % SLOTS * TILE_BYTES; }
+    __device__ uint32_t slot(uint32_t place) const { return base + slot_at(place); }
+    __device__ int weights_at(uint32_t place) const { return WEIGHTS_AT + place % 2 * WEIGHT_BYTES; }
+    __device__ uint32_t full(uint32_t place) const { return bar(FULL + place % SLOTS); }
+    __device__ uint32_t empty(uint32_t place) const { return bar(EMPTY + place % SLOTS); }
+    __device__ void wait_full(uint32_t place) const { mbarrier_wait(full(place), place / SLOTS & 1); }
+    __device__ void wait_empty(uint32_t place) const { mbarrier_wait(empty(place), (place / SLOTS & 1) ^ 1); }
+};
+
+/* A job: a token and 64 heads. The last token, which sees the most keys, is first. */
+struct fwd_job {
+    int t, head0;
+};
+static __device__ __forceinline__ struct fwd_job fwd_job_of(const struct shared_args &a, int job)
+{
+    const int n_group = a.n_head / SHARED_HEADS;
+    return {a.n_tok - 1 - job / n_group, job % n_group * SHARED_HEADS};
+}
+
+/* COPIERS warps: load the queries and copy the tiles of all jobs. */
+static __device__ __forceinline__ void copy_jobs(const struct fwd_room &m, const struct shared_args &a,
+                                                 const CUtensorMap *q)
+{
+    const int n_job = a.n_tok * (a.n_head / SHARED_HEADS), warp = __shfl_sync(~0u, (threadIdx.x - PAIR) / 32, 0);
+    uint32_t place = 0, turn = 0;
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, turn++) {
+        const struct fwd_job j = fwd_job_of(a, job);
+        const struct sight sight = sight_of(a, j.t);
+        const int n = count_keys(a, sight);
+        if (threadIdx.x == PAIR) {
+            mbarrier_wait(m.bar(FREE), (turn & 1) ^ 1);
+            m.told->n_key = n;
+            mbarrier_arrive_expect(m.bar(HEADS), HEAD_TILE);
+            load_panels(m.base, m.bar(HEADS), q, 0, 8, j.head0, j.t);
+            prefetch_heads(a, a.q, a.ld_q, a.n_tok, job + gridDim.x);
+        }
+        __syncwarp();
+        for (int k0 = 0; k0 < n; k0 += KEYS, place++) {
+            const bf16 *found = find_key<KEYS, COPIERS>(a, sight, k0, n, warp);
+            m.wait_empty(place);
+            copy_keys<KEYS, COPIERS>(m.slot(place), found, k0, n, warp);
+            cp_async_arrive(m.full(place));
+        }
+    }
+}
+
+/* The first warpgroup: the weights of the scores s, with what the sums so far are multiplied by. */
+static __device__ __forceinline__ void tell_weights(const struct fwd_room &m, float (&s)[32], struct online *x, float c,
+                                                    int live, uint32_t place)
+{
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    weigh_scores(s, x, c, 8.0f / c, live);
+    put_weights(m.smem + m.weights_at(place), s);
+    float *factors = m.told->factors[place % 2];
+    if (threadIdx.x % 4 == 0) factors[row] = x->factor[0], factors[row + 8] = x->factor[1];
+    fence_proxy_async();
+}
+
+/* The first warpgroup: the sum of a row's weights and of its sink, and lse. */
+static __device__ __forceinline__ void tell_sums(const struct fwd_room &m, const struct shared_args &a,
+                                                 const struct online &x, const struct fwd_job &j, float c)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * h, head = j.head0 + row;
+        float total = x.sum[h];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        if (a.sinks) total += exp2_approx((a.sinks[head] / a.scale - x.max[h]) * c);
+        if (threadIdx.x % 4 == 0) {
+            m.told->sums[row] = total;
+            a.lse[j.t * a.ld_lse + head] = x.max[h] * a.scale + logf(total);
+        }
+    }
+}
+
+/* Multiplies this thread's rows of the sums by factors, which are rarely not 1. */
+static __device__ __forceinline__ void scale_sums(float (&o)[128], const float f[2])
+{
+    if (!__any_sync(~0u, f[0] != 1.0f || f[1] != 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < 128; i++) o[i] *= f[i / 2 % 2];
+}
+/* Divides the sums of a warpgroup by those of the weights and stores them through the last tile's slot. */
+static __device__ __forceinline__ void store_sums(const struct fwd_room &m, const struct shared_args &a,
+                                                  const struct fwd_job &j, const float (&o)[128], uint32_t place,
+                                                  int wg)
+{
+    const int warp = threadIdx.x % 128 / 32, row = warp * 16 + threadIdx.x % 32 / 4;
+    named_sync(BOTH_GROUPS, PAIR); /* the sums are complete; no product reads the last tile any more */
+    const float inverse[2] = {1.0f / m.told->sums[row], 1.0f / m.told->sums[row + 8]};
+    store_heads(a.o + j.t * a.ld_o + (int64_t)(j.head0 + warp * 16) * SHARED_DIM + wg * SHARED_COLUMNS, o, inverse,
+                m.smem + m.slot_at(place) + (wg * 4 + warp) * 4096);
+    arrive_warp(m.empty(place));
+}
+
+/* The first warpgroup: scores, weights and columns 0 .. 255 of the sums. */
+static __device__ __forceinline__ void weigh_jobs(const struct fwd_room &m, const struct shared_args &a)
+{
+    const int n_job = a.n_tok * (a.n_head / SHARED_HEADS), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    const float c = a.scale * LOG2_E;
+    uint32_t place = 0, turn = 0;
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, place++, turn++) {
+        const struct fwd_job j = fwd_job_of(a, job);
+        float s[32], o[128] = {};
+        struct online x;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            x.max[h] = a.sinks ? a.sinks[j.head0 + row + 8 * h] / a.scale : -INFINITY;
+            x.sum[h] = 0.0f;
+            x.factor[h] = 1.0f;
+        }
+        mbarrier_wait(m.bar(HEADS), turn & 1);
+        int live = __shfl_sync(~0u, m.told->n_key, 0); /* keys from this tile on */
+        m.wait_full(place);
+        fence_proxy_async();
+        dot_tile(s, m.base, m.slot(place));
+        wgmma_wait<0>();
+        wgmma_use(s);
+        tell_weights(m, s, &x, c, live, place);
+        for (; live > KEYS; live -= KEYS, place++) {
+            named_sync(BOTH_GROUPS, PAIR); /* the weights are complete; no product reads those of the tile before */
+            scale_sums(o, x.factor);
+            m.wait_full(place + 1);
+            fence_proxy_async();
+            dot_tile(s, m.base, m.slot(place + 1));
+            add_tile(o, m.base + m.weights_at(place), m.slot(place), 0);
+            wgmma_wait<1>(); /* the scores */
+            wgmma_use(s);
+            tell_weights(m, s, &x, c, live - KEYS, place + 1);
+            wgmma_wait<0>();
+            wgmma_use(o);
+            arrive_warp(m.empty(place));
+        }
+        arrive_warp(m.bar(FREE));
+        named_sync(BOTH_GROUPS, PAIR);
+        scale_sums(o, x.factor);
+        add_tile(o, m.base + m.weights_at(place), m.slot(place), 0);
+        tell_sums(m, a, x, j, c);
+        wgmma_wait<0>();
+        wgmma_use(o);
+        store_sums(m, a, j, o, place, 0);
+    }
+}
+
+/* The second warpgroup: columns 256 .. 511 of the sums. */
+static __device__ __forceinline__ void add_jobs(const struct fwd_room &m, const struct shared_args &a)
+{
+    const int n_job = a.n_tok * (a.n_head / SHARED_HEADS), row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    uint32_t place = 0, turn = 0;
+    for (int job = blockIdx.x; job < n_job; job += gridDim.x, place++, turn++) {
+        float o[128] = {};
+        mbarrier_wait(m.bar(HEADS), turn & 1);
+        int live = __shfl_sync(~0u, m.told->n_key, 0);
+        arrive_warp(m.bar(FREE));
+        for (;; live -= KEYS, place++) {
+            named_sync(BOTH_GROUPS, PAIR);
+            const float *factors = m.told->factors[place % 2];
+            const float f[2] = {factors[row], factors[row + 8]};
+            scale_sums(o, f);
+            m.wait_full(place);
+            fence_proxy_async();
+            add_tile(o, m.base + m.weights_at(place), m.slot(place), 1);
+            wgmma_wait<0>();
+            wgmma_use(o);
+            if (live <= KEYS) break;
+            arrive_warp(m.empty(place));
+        }
+        store_sums(m, a, fwd_job_of(a, job), o, place, 1);
+    }
 }
 #endif
 
-static __global__ void __launch_bounds__(PAIR, 1) shared_fwd_wgmma_kernel(const struct shared_args a)
+static __global__ void __launch_bounds__(THREADS, 1)
+    shared_fwd_wgmma_kernel(const struct shared_args a, const __grid_constant__ CUtensorMap q)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ char bytes[];
-    __shared__ float factors[SHARED_HEADS], sums[SHARED_HEADS];
-    char *smem = aligned_shared(bytes), *weights = smem + HEAD_TILE + 2 * TILE_BYTES;
-    const uint32_t q = sm90_shared(smem), tiles = q + HEAD_TILE, w = tiles + 2 * TILE_BYTES;
-    const int n_group = a.n_head / SHARED_HEADS, t = a.n_tok - 1 - blockIdx.x / n_group;
-    const int head0 = blockIdx.x % n_group * SHARED_HEADS, warp = threadIdx.x / 32;
-    const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; /* this thread's rows: row, row + 8 */
-    const struct sight sight = sight_of(a, t);
-    const int n = __shfl_sync(~0u, count_keys(a, sight), 0), n_tile = (n + KEYS - 1) / KEYS;
-    copy_heads<8>(q, a.q + t * a.ld_q + (int64_t)head0 * SHARED_DIM, warp);
-    copy_keys<KEYS, 8>(tiles, find_key<KEYS, 8>(a, sight, 0, n, warp), 0, n, warp);
-    copy_commit();
-
-    const float c = a.scale * LOG2_E, slack = 8.0f / c;
-    float o[128] = {};
-    struct online x;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        x.max[h] = a.sinks ? a.sinks[head0 + row + 8 * h] / a.scale : -INFINITY;
-        x.sum[h] = 0.0f;
-        x.factor[h] = 1.0f;
-    }
-    for (int i = 0; i < n_tile; i++) {
-        const uint32_t tile = tiles + i % 2 * TILE_BYTES;
-        copy_wait<0>();
-        fence_proxy_async();
-        __syncthreads(); /* this tile is complete; no product reads the other any more */
-        if (i == 0 && threadIdx.x == PAIR - 1) prefetch_heads(a, a.q, a.ld_q, a.n_tok, blockIdx.x + a.n_sm);
-        if (wg == 0) {
-            float s[32];
-            dot_tile(s, q, tile);
-            weigh_scores(s, &x, c, slack, n - i * KEYS);
-            put_weights(weights, s);
-            if (threadIdx.x % 4 == 0) factors[row] = x.factor[0], factors[row + 8] = x.factor[1];
-            fence_proxy_async();
-        } else if (i + 1 < n_tile) {
-            const int k0 = (i + 1) * KEYS;
-            copy_keys<KEYS, 4>(tiles + (i + 1) % 2 * TILE_BYTES, find_key<KEYS, 4>(a, sight, k0, n, warp - 4), k0, n,
-                               warp - 4);
-            copy_commit();
+    __shared__ struct fwd_told told;
+    __shared__ uint64_t bars[FWD_BARRIERS];
+    char *smem = aligned_shared(bytes);
+    const struct fwd_room m = {smem, sm90_shared(smem), sm90_shared(bars), &told};
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < SLOTS; i++) {
+            mbarrier_init(m.bar(FULL + i), COPIERS * 32);
+            mbarrier_init(m.bar(EMPTY + i), PAIR / 32);
         }
-        __syncthreads(); /* the weights are complete */
-        if (wg == 1) x.factor[0] = factors[row], x.factor[1] = factors[row + 8];
-        if (__any_sync(~0u, x.factor[0] != 1.0f || x.factor[1] != 1.0f)) {
-#pragma unroll
-            for (int j = 0; j < 128; j++) o[j] *= x.factor[j / 2 % 2];
-        }
-        add_tile(o, w, tile, wg);
-        wgmma_wait<0>();
-        wgmma_use(o);
-    }
-
-    if (wg == 0) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float total = x.sum[h];
-            total += __shfl_xor_sync(~0u, total, 1);
-            total += __shfl_xor_sync(~0u, total, 2);
-            const int head = row + 8 * h;
-            if (a.sinks) total += exp2_approx((a.sinks[head0 + head] / a.scale - x.max[h]) * c);
-            if (threadIdx.x % 4 == 0) {
-                sums[head] = total;
-                a.lse[t * a.ld_lse + head0 + head] = x.max[h] * a.scale + logf(total);
-            }
-        }
+        mbarrier_init(m.bar(HEADS), 1);
+        mbarrier_init(m.bar(FREE), PAIR / 32);
+        mbarrier_init_fence();
     }
     __syncthreads();
-    const float inverse[2] = {1.0f / sums[row], 1.0f / sums[row + 8]};
-    store_heads(a.o + t * a.ld_o + (int64_t)(head0 + warp % 4 * 16) * SHARED_DIM + wg * SHARED_COLUMNS, o, inverse,
-                smem + warp * 4096);
+    const int wg = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (wg == 2) {
+        sm90_registers_less<LESS>();
+        copy_jobs(m, a, &q);
+    } else {
+        sm90_registers_more<MORE>();
+        if (wg == 0)
+            weigh_jobs(m, a);
+        else
+            add_jobs(m, a);
+    }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
@@ -174,7 +325,7 @@ void shared_fwd_wgmma(const struct shared_args *a)
     static bool ready;
     if (!ready) allow_shared_bytes((const void *)shared_fwd_wgmma_kernel, FWD_BYTES);
     ready = true;
-    const unsigned grid = grid_x((int64_t)a->n_tok * (a->n_head / SHARED_HEADS));
-    shared_fwd_wgmma_kernel<<<grid, PAIR, FWD_BYTES, cuda.stream>>>(*a);
+    const unsigned grid = grid_x(MT_MIN((int64_t)a->n_tok * (a->n_head / SHARED_HEADS), a->n_sm));
+    shared_fwd_wgmma_kernel<<<grid, THREADS, FWD_BYTES, cuda.stream>>>(*a, map_heads(a, a->q, a->ld_q));
     CUDA_CHECK_LAUNCH();
 }
