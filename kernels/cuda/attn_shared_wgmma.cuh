@@ -20,16 +20,6 @@ enum {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Copies chunks of 16 bytes `lane` and `lane + 32` of a row of 512 columns into row `to` of a tile of ROWS; zeros
- * unless `live`. */
-template <int ROWS> __device__ static __forceinline__ void copy_row(uint32_t tile, int to, const bf16 *from, bool live)
-{
-    const int lane = threadIdx.x % 32;
-    const uint32_t dst = tile + lane / 8 * ROWS * PANEL_ROW + sm90_swizzle(to, lane % 8);
-    cp_async_16(dst, from + lane * 8, live);
-    cp_async_16(dst + 4 * ROWS * PANEL_ROW, from + lane * 8 + 256, live);
-}
-
 /* A warp arrives, with what all its lanes have done before. */
 __device__ static __forceinline__ void arrive_warp(uint32_t bar)
 {
@@ -80,15 +70,19 @@ __device__ static __forceinline__ const bf16 *find_key(const struct shared_args 
     return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[e] : e)) * a.ld_entry;
 }
 /* Copies keys k0 .. k0 + ROWS - 1 of a token, of n, into a tile; zeros after the last. found: of find_key. WARPS warps
- * call it. */
+ * call it. A copy has a lane per 16 bytes of a panel's row, so that the eight panels differ by constants alone. */
 template <int ROWS, int WARPS>
 __device__ static __forceinline__ void copy_keys(uint32_t tile, const bf16 *found, int k0, int n, int warp)
 {
-    const int first = warp * (ROWS / WARPS);
-#pragma unroll 8
-    for (int r = 0; r < ROWS / WARPS; r++) {
-        const bf16 *from = (const bf16 *)__shfl_sync(~0u, (unsigned long long)found, r);
-        copy_row<ROWS>(tile, first + r, from, k0 + first + r < n);
+    static_assert(ROWS / WARPS % 4 == 0, "a copy has four rows");
+    const int lane = threadIdx.x % 32;
+#pragma unroll 2
+    for (int i = 0; i < ROWS / WARPS; i += 4) {
+        const int r = i + lane / 8, row = warp * (ROWS / WARPS) + r;
+        const uint32_t to = tile + sm90_swizzle(row, lane % 8);
+        const bf16 *from = (const bf16 *)__shfl_sync(~0u, (unsigned long long)found, r) + lane % 8 * 8;
+#pragma unroll
+        for (int p = 0; p < 8; p++) cp_async_16(to + p * ROWS * PANEL_ROW, from + p * 64, k0 + row < n);
     }
 }
 

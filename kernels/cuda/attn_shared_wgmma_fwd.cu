@@ -268,12 +268,12 @@ static __device__ __forceinline__ void add_jobs(const struct fwd_room &m, const 
         int live = __shfl_sync(~0u, m.told->n_key, 0);
         arrive_warp(m.bar(FREE));
         for (;; live -= KEYS, place++) {
+            m.wait_full(place);
+            fence_proxy_async();
             named_sync(BOTH_GROUPS, PAIR);
             const float *factors = m.told->factors[place % 2];
             const float f[2] = {factors[row], factors[row + 8]};
             scale_sums(o, f);
-            m.wait_full(place);
-            fence_proxy_async();
             add_tile(o, m.base + m.weights_at(place), m.slot(place), 1);
             wgmma_wait<0>();
             wgmma_use(o);
