@@ -313,8 +313,9 @@ static __device__ __forceinline__ void compute_jobs(const struct dq_room &m, con
         const struct dq_job j = dq_job_of(a, x, job);
         float s[16], stat[2]; /* stat of this thread's rows: lse / ln 2, or delta */
         uint32_t held[HELD][4];
+        const float *lse = a.lse + j.t * a.ld_lse + j.head0 + row;
 #pragma unroll
-        for (int h = 0; h < 2; h++) stat[h] = wg ? 0.0f : a.lse[j.t * a.ld_lse + j.head0 + row + 8 * h] * LOG2_E;
+        for (int h = 0; h < 2; h++) stat[h] = lse[8 * h];
         m.wait_full(place);
         m.wait_full(place + 1);
         load_heads(held, m.slot(place + wg));
@@ -328,7 +329,8 @@ static __device__ __forceinline__ void compute_jobs(const struct dq_room &m, con
         named_sync(BOTH_GROUPS, PAIR); /* delta is complete */
         arrive_warp(m.empty(place));
         place += 2;
-        if (wg) stat[0] = deltas[row], stat[1] = deltas[row + 8];
+#pragma unroll
+        for (int h = 0; h < 2; h++) stat[h] = wg ? deltas[row + 8 * h] : stat[h] * LOG2_E;
         float dq[128] = {};
         const auto add_tile = [&](int live, auto last) {
             const uint32_t p_rows = m.base + m.weights_at(0, tile), ds_rows = m.base + m.weights_at(1, tile);
