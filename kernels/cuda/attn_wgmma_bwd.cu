@@ -5,11 +5,11 @@
  * Shapes: as attn_bwd.cu; stat [K, T, H/K] and one entry more.
  * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: in both kernels two consumer warpgroups of 64 rows each and one producer warpgroup. 168 registers at launch,
- *   then 240 for consumers (dkv uses 227, dq 177) and 24 for the producer; no spills.
- *   dkv: one block per 128 keys of a sequence and kv head. k and v are A operands in registers. The queries of all
- * heads of the group are loaded in stages of 64 rows; eight stages; 165 KiB. dq: persistent, one block per SM. It
- * processes tiles of 128 rows (16 queries of a group of 8), as the forward does. Keys and values are loaded in tiles of
- * 96; six stages; 209 KiB. Moves: as attn_bwd.cu; dkv reads 16 KiB from L2 for 128 x 64 scores, dq 24 KiB for 128 x 96.
+ *   then 240 for consumers (dkv uses 227, dq 177) and 24 for the producer; no spills. dkv: one block per 128 keys of
+ *   a sequence and kv head. k and v are A operands in registers. The queries of all heads of the group are loaded in
+ *   stages of 64 rows; eight stages; 165 KiB. dq: persistent, one block per SM. It processes tiles of 128 rows (16
+ *   queries of a group of 8), as the forward does. Keys and values are loaded in tiles of 96; six stages; 209 KiB.
+ * Moves: as attn_bwd.cu; dkv reads 16 KiB from L2 for 128 x 64 scores, dq 24 KiB for 128 x 96.
  * Bound, in clocks per SM: dkv, 64 rows by 128 keys: wgmma 1024, 2^x 512, issue 670 per scheduler. dq, 96 keys by 128
  *   rows: 1152, 768, 714. So the tensor cores are the bound if the arithmetic of one warpgroup overlaps with the
  *   products of the other.

@@ -1,11 +1,13 @@
 /* attn_wgmma_fwd.cuh - attention forward on Hopper: the function of attn_fwd.cu with wgmma and TMA.
  *
- * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds it
- * by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Shapes: as attn_fwd.cu. Needs:
- * sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to 16 bytes.
- * Grid: persistent, one block per SM, which processes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries of
- * a group of 8), with one producer warpgroup. TMA loads keys and values in stages; with two tiles of queries, the next
- * one during the current one. No spills.
+ * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds
+ *   it by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile.
+ * Shapes: as attn_fwd.cu.
+ * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
+ *   16 bytes.
+ * Grid: persistent, one block per SM, which processes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries
+ *   of a group of 8), with one producer warpgroup. TMA loads keys and values in stages; with two tiles of queries,
+ *   the next one during the current one. No spills.
  *   A, B      warpgroups  keys, stages  tiles of queries  registers (used)  KiB  clocks: wgmma, 2^x  L2 bytes per clock
  *   64, 64    3           96, 4         2                 160 (133)         146  1152, 1152          21
  *   128, 128  2           128, 2        2                 240 (190)         193  2048, 1024          32
