@@ -47,6 +47,11 @@ check_sources() {
         header = file ~ /\.(h|cuh)$/; guard = define = ""; start = 0
         if (index($0, "/* " name " - ") != 1) bad(file, 1, "no head comment: /* " name " - what it does")
     }
+    FNR == 1 { head = 1 }
+    head && /^ \* .*[.;] (Needs|Grid|Moves|Bound|Numerics|Measured|Tried and dropped): / {
+        bad(file, FNR, "label of a head comment inside a line")
+    }
+    /\*\// { head = 0 }
     { lines = FNR }
     /[^ ]/ { last = $0 }
     header && !guard && /^#ifndef MT_[A-Z0-9_]+_H$/ { guard = $2; next }
@@ -319,6 +324,8 @@ prove() {
     add data/file.c "int x; "; expect data/file.c:4 "blank or"
     add data/file.c "/* $(printf '%0120d' 0) */"; expect data/file.c:4 "longer than 120"
     add data/file.c "/* TO""DO */"; expect data/file.c:4 "unfinished"
+    sed -i '1s|.*|/* file.c - f\n * Math: y = x. Moves: all bytes. */|' "$tree/data/file.c"
+    expect data/file.c:2 "label of a head comment"
     add data/file.c 'char *s = getenv("MT_FAST");'; expect data/file.c:4 "environment"
     add data/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file.c:4 "environment"
     add data/file.c 'typedef struct a b;'; expect data/file.c:4 "typedef"

@@ -1,7 +1,8 @@
 /* attn_wgmma_dq.cuh - attention backward on Hopper, heads of 128 and more: dq, with wgmma and TMA.
  *
  * Math, shapes: as attn_bwd.cu; p and ds are computed again, as in the dkv kernel (attn_wgmma_dkv.cuh), so that every
- *   sum has a fixed order. Needs: as attn_wgmma_bwd.cu, for the widths of dq_tiles.
+ *   sum has a fixed order.
+ * Needs: as attn_wgmma_bwd.cu, for the widths of dq_tiles.
  * Grid: persistent, one block per SM, which processes tiles of 128 rows (16 queries of a group of 8). Two consumer
  *   warpgroups of 64 rows and a producer warpgroup; 168 registers at launch, then 240 (A 256: 238 used) and 24; no
  *   spills. Queries and dout are loaded once per tile; keys and values have separate stages, as a tile of values is

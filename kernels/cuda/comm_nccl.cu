@@ -5,8 +5,9 @@
  * before the call. All-to-all by copies (comm_peer.cu) runs on a third. Reductions and all-to-all never run
  * concurrently through NCCL, since two communicators at a time could deadlock. libnccl is opened when several ranks
  * start, so the program runs without it on one GPU. Opening a group runs one small collective, so that NCCL's memory is
- * allocated before the run is planned. Numerics: ring and tree sums, in an order that is the same in every run of the
- * same shape on the same machines. Sums by the switches (NVLS) are off unless NCCL_NVLS_ENABLE enables them. */
+ * allocated before the run is planned.
+ * Numerics: ring and tree sums, in an order that is the same in every run of the same shape on the same machines.
+ *   Sums by the switches (NVLS) are off unless NCCL_NVLS_ENABLE enables them. */
 #include <cuda.h>
 #include <nccl.h>
 #include <pthread.h>

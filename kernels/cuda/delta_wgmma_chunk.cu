@@ -1,7 +1,8 @@
 /* delta_wgmma_chunk.cu - gated delta rule on Hopper: factors of rows, T and M of every chunk (math: delta_wgmma.cuh).
  *
  * Shapes: qkv [T,C], ba [T,2N] bf16; T and M [T,N*64] bf16, a row of 64 per token and value head; factors and gates
- *   [N,T] of four f32. Needs: sm_90a, rows of qkv aligned to 16 bytes.
+ *   [N,T] of four f32.
+ * Needs: sm_90a, rows of qkv aligned to 16 bytes.
  * Grid: a block of 4 warps per slot of a chunk and key head. <k, k> and <q, k> by mma.sync, a warp for 16 rows, stay
  *   in registers for all value heads of the key head. Two value heads at a time: two warps invert I + L in f32, in
  *   place: two blocks of 32 by substitution, a lane for a column, and the block below them by products of bf16 in

@@ -1,7 +1,7 @@
 /* delta_wgmma_grad.cu - gated delta rule on Hopper: gradients of q, k, b and a of every chunk (math: delta_wgmma.cuh).
  *
- * Shapes: dqkv [T,C], dba [T,2N] bf16 =; reads X, Y (as dv), dout, qkv, the states and their gradients. Needs: sm_90a,
- *   rows aligned to 16 bytes.
+ * Shapes: dqkv [T,C], dba [T,2N] bf16 =; reads X, Y (as dv), dout, qkv, the states and their gradients.
+ * Needs: sm_90a, rows aligned to 16 bytes.
  * Grid: persistent, a block per SM, which processes a chunk and key head at a time and adds up its value heads in a
  *   fixed order. Three warpgroups: dq, the terms of dk into a row, and those out of it, which the last one adds.
  *   Operands a are in registers, b in tiles that TMA loads, dO, X and Y one value head ahead. 217 KiB; 168 registers,

@@ -1,5 +1,6 @@
 /* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW, cast to bf16.
- * Shapes: flat, n up to 2^40. Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time).
+ * Shapes: flat, n up to 2^40.
+ * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time).
  * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8.
  *   Registers on sm_90a, no spills: sumsq 34, adamw 40, cast 18.
  * Moves: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, cast 6 n: memory bound.

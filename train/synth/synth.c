@@ -3,7 +3,8 @@
  * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
  * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
  * GAIN / sqrt(2 L), so the stream about doubles over all layers. The rows of the router have unequal norms, so experts
- * get unequal loads. Measured: tests/test_synth.c. */
+ * get unequal loads.
+ * Measured: tests/test_synth.c. */
 #include "train/synth/synth.h"
 
 #include <math.h>
