@@ -302,6 +302,19 @@ static void arguments_of_calls(void **state)
     text_free(&got);
 }
 
+/* Loading a template renders short conversations, of which this one writes nothing. */
+static void template_that_may_write_nothing(void **state)
+{
+    (void)state;
+    struct text_buf got = {0};
+    struct chat_template *t =
+        load_glm("{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}", "config.json", "1");
+    make_row(&got, t, "{\"messages\": [" U("a") "," A("b", "") "]}", false);
+    assert_string_equal(got.text, "");
+    chat_template_free(t);
+    text_free(&got);
+}
+
 /* With loss on everything or on the last answer, the token is appended too. */
 static void role_token_with_other_losses(void **state)
 {
@@ -421,6 +434,7 @@ int test_chat_samples(void)
                                        cmocka_unit_test(role_token_ends_turn),
                                        cmocka_unit_test(empty_blocks),
                                        cmocka_unit_test(arguments_of_calls),
+                                       cmocka_unit_test(template_that_may_write_nothing),
                                        cmocka_unit_test(role_token_with_other_losses),
                                        cmocka_unit_test(whole_conversations),
                                        cmocka_unit_test(hash_covers_role_tokens)};

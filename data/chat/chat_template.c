@@ -417,8 +417,8 @@ out:
 static bool writes_arguments(const struct chat_template *t, const char *answer)
 {
     struct text_buf text = {0};
-    const bool yes =
-        !render_turn(&text, t, answer, "tool", 1) && strstr(text.text, "width") && strstr(text.text, "731");
+    const bool yes = !render_turn(&text, t, answer, "tool", 1) && text.size && strstr(text.text, "width") &&
+                     strstr(text.text, "731");
     text_free(&text);
     return yes;
 }
