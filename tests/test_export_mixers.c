@@ -530,6 +530,8 @@ static void merged_undoes_the_packing_of_the_load(void **state)
             assert_null(out);
             assert_null(strstr(said.err, "exporting"));
             assert_says(said.err, "packed by model.quantize, not in MXFP4 as published: use merged-bf16");
+            assert_null(export_set(model, DELTANET, lora, "merged-mxfp4", "model.quantize=nf4"));
+            assert_says(said.err, "training read the experts in nf4, not in MXFP4 as published: use merged-bf16");
             continue;
         }
         if (!out) fail_msg("%s", said.err);
