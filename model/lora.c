@@ -152,6 +152,7 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
                         struct err *err)
 {
     static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
+    static const char *const frozen[] = {"wo_a", "o_a_proj", "lm_head", "embed_tokens"};
     static const char *const linears[] = {"gate_proj", "up_proj"};
     static const char *const published[][2] = {
         {"wq_a", "q_a_proj"}, {"wq_b", "q_b_proj"}, {"wkv", "kv_proj"}, {"wo_b", "o_b_proj"}};
@@ -162,8 +163,9 @@ static int find_targets(const char *key, const char *word, enum lora_target *fir
     for (int64_t i = 0; i < MT_LEN(published); i++)
         if (!strcmp(word, published[i][0]))
             return err_set(err, "%s: \"%s\": write %s, its name in transformers", key, word, published[i][1]);
-    if (!strcmp(word, "wo_a") || !strcmp(word, "o_a_proj"))
-        return err_set(err, "%s: \"%s\" is no target: this matrix stays frozen; remove the word", key, word);
+    for (int64_t i = 0; i < MT_LEN(frozen); i++)
+        if (!strcmp(word, frozen[i]))
+            return err_set(err, "%s: \"%s\" is no target: this matrix stays frozen; remove the word", key, word);
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (!strcmp(word, target_rows[t].name)) return *first = *last = t, 0;
     for (int64_t i = 0; i < MT_LEN(groups); i++)

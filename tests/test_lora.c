@@ -24,6 +24,8 @@ static void unknown_targets_are_errors(void **state)
     plan_fails("expert", "", "did you mean experts?");
     plan_fails("q_proj,router", "", "the router is no target");
     plan_fails("mlp.gate", "", "the router is no target");
+    plan_fails("q_proj,lm_head", "", "\"lm_head\" is no target: this matrix stays frozen; remove the word");
+    plan_fails("embed_tokens", "", "this matrix stays frozen");
     plan_fails("wq_a", "", "write q_a_proj, its name in transformers");
     plan_fails("wo_b", "", "write o_b_proj, its name in transformers");
     plan_fails("o_a_proj", "", "this matrix stays frozen");
