@@ -769,6 +769,7 @@ static void settings_come_from_the_directory(void **state)
     const char *dir = save_tiny(&a, &opt);
     a.n_layer = 2;
     assert_int_equal(peft_plan(&got, &a, dir, &err), -1);
+    assert_non_null(strstr(err.msg, "does not fit model.path, name one that was trained on it: lora.layers: "));
     assert_non_null(strstr(err.msg, "layers 0 to 1"));
 }
 

@@ -491,7 +491,7 @@ int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct
         .r = src.r, .alpha = src.alpha, .rslora = src.rslora, .targets = targets, .ranks = ranks, .layers = layers};
     source_close(&src);
     if (!adapters_plan(ad, a, &opt, err)) return 0;
-    return err_prefix(err, "adapter %s", dir);
+    return err_prefix(err, "adapter %s does not fit model.path, name one that was trained on it", dir);
 }
 
 /* ---- reading: the weights ---- */
