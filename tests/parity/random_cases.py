@@ -220,6 +220,14 @@ def targets(rng, a):
     return {"all": everything, "some": some, "one": [rng.choice(everything)], **groups}[choice] or mixers
 
 
+def has_target(a, layer, name):
+    """Whether a layer has a matrix of this target: no layer has all of them."""
+    if name.startswith(("dense_", "shared_")) or name in ("gate_up_proj", "down_proj"):
+        return name.startswith("dense_") == (layer in a.dense_layers or (layer + 1) % a.sparse_step > 0)
+    attention = name in families.attention_targets(a)[:4]
+    return a.family not in families.ZERO_CENTRED or attention == (layer in a.full_layers)
+
+
 def layouts(rng, a):
     """Documents of a step two in a forward pass, one after the other, or on several ranks."""
     world = rng.choice([n for n in (2, 3, 4, 6) if a.accum % n == 0])
@@ -247,9 +255,11 @@ def draw(family, seed, text, lr):
     args += DRAW[family](rng) + general(rng) + flag(rng, "--tied", 0.3) + flag(rng, "--rslora", 0.3)
     args = [str(x) for x in args]
     a = make_case.arguments(["none", *args])
-    if rng.random() < 0.25:
-        args += ["--adapt-layers", *map(str, sorted(rng.sample(range(a.layers), rng.randint(1, a.layers))))]
-    args += ["--targets"] + targets(rng, a)
+    some = sorted(rng.sample(range(a.layers), rng.randint(1, a.layers))) if rng.random() < 0.25 else []
+    names = targets(rng, a)
+    if any(has_target(a, layer, name) for layer in some for name in names):
+        args += ["--adapt-layers", *map(str, some)]
+    args += ["--targets"] + names
     settings = [f"train.recompute={rng.choice(['none', 'selective', 'full'])}", f"train.threads={rng.randint(1, 3)}"]
     return args, settings + layouts(rng, a)
 
