@@ -302,6 +302,23 @@ static void arguments_of_calls(void **state)
     text_free(&got);
 }
 
+/* Files that data.chat_template names by mistake: an empty one, a configuration. */
+static void files_that_are_no_template(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"", "{# messages #}", "[model]\npath = m\n"};
+    const char *dir = scratch_dir();
+    char path[MT_PATH];
+    struct err err;
+    struct chat_template *t;
+    snprintf(path, sizeof(path), "%s/t.jinja", dir);
+    for (int64_t i = 0; i < MT_LEN(files); i++) {
+        write_in(dir, "t.jinja", files[i]);
+        assert_int_equal(chat_template_load(&t, dir, path, &err), -1);
+        if (!strstr(err.msg, "t.jinja is no chat template: it does not read `messages`")) fail_msg("%s", err.msg);
+    }
+}
+
 /* Loading a template renders short conversations, of which this one writes nothing. */
 static void template_that_may_write_nothing(void **state)
 {
@@ -434,6 +451,7 @@ int test_chat_samples(void)
                                        cmocka_unit_test(role_token_ends_turn),
                                        cmocka_unit_test(empty_blocks),
                                        cmocka_unit_test(arguments_of_calls),
+                                       cmocka_unit_test(files_that_are_no_template),
                                        cmocka_unit_test(template_that_may_write_nothing),
                                        cmocka_unit_test(role_token_with_other_losses),
                                        cmocka_unit_test(whole_conversations),

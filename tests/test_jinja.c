@@ -514,10 +514,10 @@ static void places_of_the_template(void **state)
     assert_rendered(dir, NULL, tools, "T1");
     write_text(dir, "chat_template.jinja", "F{{ bos_token }}{{ eos_token }}{{ pad_token }}");
     assert_rendered(dir, NULL, row, "F<s></s>");
-    write_text(dir, "mine.jinja", "M{{ add_generation_prompt }}");
+    write_text(dir, "mine.jinja", "M{{ messages }}{{ add_generation_prompt }}");
     char mine[MT_PATH];
     snprintf(mine, sizeof(mine), "%s/mine.jinja", dir);
-    assert_rendered(dir, mine, row, "MFalse");
+    assert_rendered(dir, mine, row, "M[]False");
     write_text(dir, "mine.jinja", "a\n{% if %}");
     assert_int_equal(chat_template_load(&t, dir, mine, &err), -1);
     assert_non_null(strstr(err.msg, "mine.jinja:2: "));

@@ -177,6 +177,7 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     bool given = file && *file;
     t->hash = 14695981039346656037u;
     *out = NULL;
+    const bool chosen = given; /* in place of the checkpoint's, so perhaps another file by mistake */
     int rc = str_format(path, sizeof(path), err, "path", "%s/chat_template.jinja", dir);
     if (!rc && !given && file_exists(path)) {
         given = true;
@@ -184,6 +185,8 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     }
     if (!rc) rc = load_config(t, dir, given, err);
     if (!rc && given) rc = load_file(t, file, err);
+    if (!rc && chosen && !jinja_reads(t->main, "messages"))
+        rc = err_set(err, "%s is no chat template: it does not read `messages`", file);
     if (!rc && t->main)
         *out = t;
     else
