@@ -4,10 +4,12 @@
  * Math, shapes, chunks: as attn_shared.cu.
  * Grid: forward and dq: a block of 8 warps per token and 32 heads. A warp has 64 of the 512 columns: its part of the
  *   queries (and of dout) stays in registers, and no other warp reads its part of the keys. So a score is the sum over
- *   8 warps, in shared memory, in their order; each warp then weighs 4 heads. Tiles of 32 keys, two stages, 99 KiB.
+ *   8 warps, in shared memory, in their order; each warp then weighs 4 heads. Tiles of 16 keys, four stages, 99 KiB.
+ *   While a warp weighs a tile, it multiplies the next one, so that the tensor cores work during sums and softmax.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
  *   heads, 88 KiB. One block per SM, of dkey two where shared memory has room.
- * Bound: shared memory, about 1400 clocks per tile of the forward, 2100 of dq, 800 per stage of dkey.
+ * Bound: shared memory at 128 bytes per clock, about 700 clocks per tile of the forward and 960 of dq (products at the
+ *   rate of 8.0: 512 and 768); 800 per stage of dkey.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
  * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one (T
  * 4096, an entry per 4 tokens). */
@@ -18,13 +20,14 @@ enum {
     THREADS = 256,
     WARPS = 8,
     HEADS = 32, /* of a block */
-    KEYS = 32,  /* of a tile */
+    KEYS = 16,  /* of a tile */
+    STAGES = 4, /* tiles in shared memory */
     OWN = 64,   /* columns of a warp */
     OWN_BYTES = KEYS * OWN * 2,
-    TILE_BYTES = WARPS * OWN_BYTES,
-    SUM_BYTES = WARPS * HEADS * KEYS * 4,
-    WEIGHT_BYTES = HEADS * KEYS * 2,
-    TOKEN_BYTES = 2 * TILE_BYTES + SUM_BYTES + WEIGHT_BYTES,
+    TILES_BYTES = WARPS * STAGES * OWN_BYTES,
+    SUMS = WARPS * HEADS * KEYS, /* terms of a tile's products */
+    WEIGHT_BYTES = HEADS * 2 * KEYS * 2,
+    TOKEN_BYTES = TILES_BYTES + 2 * SUMS * 4 + WEIGHT_BYTES,
 
     ROWS = 64, /* of a block of dkey */
     BANDS = SHARED_BLOCK / ROWS,
@@ -33,7 +36,7 @@ enum {
     STAGE_BYTES = LEFT_BYTES + SHARED_COLUMNS / OWN * PANEL_BYTES,
     DKEY_BYTES = 2 * STAGE_BYTES + SHARED_TOKENS * ROWS * 4
 };
-static_assert(HEADS == KEYS, "a warp's part of the queries fits into a tile");
+static_assert(HEADS <= STAGES * KEYS, "a warp's part of the queries fits into its part of the tiles");
 
 /* Number of keys of a token. All threads of the block call it. */
 __device__ static inline int count_keys(const struct shared_args &a, const struct sight &s)
@@ -44,23 +47,25 @@ __device__ static inline int count_keys(const struct shared_args &a, const struc
     return n;
 }
 
-/* Copies this warp's columns of keys k0 .. k0+31 of a token, of n, into its part of a tile; zeros after the last. */
-__device__ static inline void copy_keys(uint32_t own, const struct shared_args &a, const struct sight &s, int k0, int n)
+/* Starts the copy of this warp's columns of tile i of a token's n keys; zeros after the last. One group. */
+__device__ static inline void copy_keys(uint32_t own, const struct shared_args &a, const struct sight &s, int i, int n)
 {
-    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8, k = k0 + lane;
+    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8, k = i * KEYS + lane % KEYS;
+    const uint32_t to = own + i % STAGES * OWN_BYTES;
     int row = -1; /* of key k: in kv, or after all rows of kv in entry */
     if (k < n) {
         const int e = k - s.n_near;
         row = e < 0 ? s.first_key + k : a.n_tok + s.first_entry + (s.list ? s.list[e] : e);
     }
 #pragma unroll
-    for (int i = 0; i < KEYS / 4; i++) {
-        const int r = 4 * i + lane / 8, from = __shfl_sync(~0u, row, r);
+    for (int j = 0; j < KEYS / 4; j++) {
+        const int r = 4 * j + lane / 8, from = __shfl_sync(~0u, row, r);
         const bf16 *src = from < a.n_tok ? a.kv + max(from, 0) * a.ld_kv : a.entry + (from - a.n_tok) * a.ld_entry;
-        copy_async16(own + tile_offset<8>(r, lane % 8), src + column, from < 0 ? 0 : 16);
+        copy_async16(to + tile_offset<8>(r, lane % 8), src + column, from < 0 ? 0 : 16);
     }
+    copy_commit();
 }
-/* This warp's columns of 32 heads as A operands. own: a tile that is not in use. */
+/* This warp's columns of 32 heads as A operands. own: this warp's part of the tiles, not in use. */
 __device__ static inline void load_heads(uint32_t x[4][2][4], uint32_t own, const bf16 *heads)
 {
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8;
@@ -78,61 +83,86 @@ __device__ static inline void load_heads(uint32_t x[4][2][4], uint32_t own, cons
     __syncwarp();
 }
 
-/* Writes this warp's terms of [32 heads, 32 keys]; a row's elements are permuted by pairs of banks. */
-__device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 3) * 8); }
-__device__ static inline void put_terms(float *sums, const float x[2][4][4])
+/* x[p] [32 heads, 16 keys]: product of operand a[p] and tile i over this warp's columns, whose copy it waits for. Each
+ * fragment of the keys is read once for all N products. */
+template <int N>
+__device__ static inline void find_terms(float x[N][2][2][4], const uint32_t a[N][4][2][4], uint32_t own, int i)
+{
+    const uint32_t cols = lane_cols<OWN>(own + i % STAGES * OWN_BYTES);
+    copy_wait<1>();
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < N * 16; j++) x[j / 16][j / 8 % 2][j / 4 % 2][j % 4] = 0.0f;
+#pragma unroll
+    for (int step = 0; step < OWN / 16; step++) {
+        uint32_t f[4];
+        load_matrix4(f, cols ^ (step << 5));
+#pragma unroll
+        for (int j = 0; j < N * 4; j++) mma_bf16(x[j / 4][j / 2 % 2][j % 2], a[j / 4][step][j / 2 % 2], f + j % 2 * 2);
+    }
+}
+
+/* Where a term is: no bank conflicts in put_terms and add_terms. */
+__device__ static inline int sum_offset(int head, int key)
+{
+    const int row = (head & ~3) + (head & 1) * 2 + (head >> 1 & 1);
+    return row * KEYS + (key ^ (head & 1) * 8);
+}
+/* Writes this warp's terms of [32 heads, 16 keys]. */
+__device__ static inline void put_terms(float *sums, const float x[2][2][4])
 {
     const int lane = threadIdx.x % 32;
     float *to = sums + threadIdx.x / 32 * HEADS * KEYS;
 #pragma unroll
     for (int m = 0; m < 2; m++) {
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < 2; n++) {
             const int head = 16 * m + lane / 4, key = 8 * n + lane % 4 * 2;
             *(float2 *)(to + sum_offset(head, key)) = make_float2(x[m][n][0], x[m][n][1]);
             *(float2 *)(to + sum_offset(head + 8, key)) = make_float2(x[m][n][2], x[m][n][3]);
         }
     }
 }
-/* Adds the terms of all warps for this warp's 4 heads, 4 warp + h, and the key `lane`. */
-__device__ static inline void add_terms(float x[4], const float *sums)
+
+/* The two heads, first_head() and the next, and the key of a tile whose weights this lane computes. */
+__device__ static inline int first_head(void) { return threadIdx.x / KEYS * 2; }
+__device__ static inline int lane_key(void) { return threadIdx.x % KEYS; }
+
+/* Adds the terms of all warps for this lane's heads and key. */
+__device__ static inline void add_terms(float x[2], const float *sums)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int h = 0; h < 4; h++) {
+    for (int h = 0; h < 2; h++) {
         x[h] = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) x[h] += sums[w * HEADS * KEYS + sum_offset(4 * warp + h, lane)];
+        for (int w = 0; w < WARPS; w++) x[h] += sums[w * HEADS * KEYS + sum_offset(first_head() + h, lane_key())];
     }
 }
 
-/* Stores the weights of this warp's heads and key `lane` in the tile of A operands, [32 heads, 32 keys]. */
-__device__ static inline void put_weights(char *to, const float x[4])
+/* Stores this lane's weights in tile i of A operands: columns 16 (i % 2) .. of [32 heads, 32]. */
+__device__ static inline void put_weights(char *to, const float x[2], int i)
 {
-    const int lane = threadIdx.x % 32;
+    const int key = lane_key();
 #pragma unroll
-    for (int h = 0; h < 4; h++)
-        *(bf16 *)(to + tile_offset<4>(threadIdx.x / 32 * 4 + h, lane / 8) + lane % 8 * 2) = __float2bfloat16_rn(x[h]);
+    for (int h = 0; h < 2; h++)
+        *(bf16 *)(to + tile_offset<4>(first_head() + h, i % 2 * 2 + key / 8) + key % 8 * 2) = __float2bfloat16_rn(x[h]);
 }
-/* acc [32 heads, this warp's columns] += weights times keys */
-__device__ static inline void add_keys(float acc[2][8][4], uint32_t weights, uint32_t own)
+/* acc [32 heads, this warp's columns] += weights of tile i times its keys */
+__device__ static inline void add_keys(float acc[2][8][4], uint32_t weights, uint32_t own, int i)
 {
     const int lane = threadIdx.x % 32;
-    const uint32_t rows = lane_rows<OWN>(own);
+    const uint32_t rows = lane_rows<OWN>(own + i % STAGES * OWN_BYTES);
+    uint32_t w[2][4];
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) {
-        uint32_t w[2][4];
+    for (int m = 0; m < 2; m++) load_matrix4(w[m], weights + tile_offset<4>(16 * m + lane % 16, i % 2 * 2 + lane / 16));
 #pragma unroll
-        for (int m = 0; m < 2; m++) load_matrix4(w[m], weights + tile_offset<4>(16 * m + lane % 16, 2 * k + lane / 16));
+    for (int c = 0; c < 4; c++) {
+        uint32_t f[4];
+        load_matrix4_trans(f, rows ^ (c << 5));
 #pragma unroll
-        for (int c = 0; c < 4; c++) {
-            uint32_t f[4];
-            load_matrix4_trans(f, (rows ^ (c << 5)) + k * 16 * OWN * 2);
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                mma_bf16(acc[m][2 * c], w[m], f);
-                mma_bf16(acc[m][2 * c + 1], w[m], f + 2);
-            }
+        for (int m = 0; m < 2; m++) {
+            mma_bf16(acc[m][2 * c], w[m], f);
+            mma_bf16(acc[m][2 * c + 1], w[m], f + 2);
         }
     }
 }
@@ -142,7 +172,7 @@ struct place {
     int at, t, head0; /* at: token in the chunk */
     char *tiles, *weights;
     float *sums;
-    uint32_t own; /* this warp's part of the first stage */
+    uint32_t own; /* this warp's part of the tiles */
 };
 __device__ static inline struct place place_of(const struct shared_args &a, char *smem, int first, int n)
 {
@@ -152,156 +182,175 @@ __device__ static inline struct place place_of(const struct shared_args &a, char
     p.t = first + p.at;
     p.head0 = blockIdx.x % per_token * HEADS;
     p.tiles = smem;
-    p.sums = (float *)(smem + 2 * TILE_BYTES);
-    p.weights = smem + 2 * TILE_BYTES + SUM_BYTES;
-    p.own = shared_address(smem) + threadIdx.x / 32 * OWN_BYTES;
+    p.sums = (float *)(smem + TILES_BYTES);
+    p.weights = smem + TILES_BYTES + 2 * SUMS * 4;
+    p.own = shared_address(smem) + threadIdx.x / 32 * STAGES * OWN_BYTES;
     return p;
 }
 
+/* Over the 16 lanes that have the same heads. */
+__device__ static inline float keys_max(float x)
+{
+#pragma unroll
+    for (int i = KEYS / 2; i; i /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+}
+/* The softmax of this lane's heads so far. */
+struct softmax {
+    float max[2], sum[2];
+};
+/* Weights of tile i from the sums of its scores; the factors by which they scale the output so far. */
+__device__ static inline void weigh(struct softmax *t, float *factors, const struct place &p, int i, int n, float c)
+{
+    float w[2];
+    add_terms(w, p.sums + i % 2 * SUMS);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float score = i * KEYS + lane_key() < n ? w[h] * c : -INFINITY, top = fmaxf(t->max[h], keys_max(score));
+        const float factor = exp2_fast(t->max[h] - top);
+        w[h] = exp2_fast(score - top);
+        t->sum[h] = t->sum[h] * factor + warp_sum(w[h], KEYS);
+        t->max[h] = top;
+        if (lane_key() == 0) factors[i % 2 * HEADS + first_head() + h] = factor;
+    }
+    put_weights(p.weights, w, i);
+}
+/* Multiplies the rows of o by these factors. */
+__device__ static inline void scale_rows(float o[2][8][4], const float *factors)
+{
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const float factor = factors[8 * r + threadIdx.x % 32 / 4];
+#pragma unroll
+        for (int j = 0; j < 16; j++) o[r / 2][j / 2][r % 2 * 2 + j % 2] *= factor;
+    }
+}
+
+/* Between two barriers a warp multiplies tile i + 1 by the queries, weighs tile i and adds tile i - 1 to the output. */
 static __global__ void __launch_bounds__(THREADS, 1) shared_fwd_mma_kernel(const struct shared_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    __shared__ float factors[HEADS];
+    __shared__ float factors[2 * HEADS];
     const struct place p = place_of(a, smem, 0, a.n_tok);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     const struct sight s = sight_of(a, p.t);
-    const int n = count_keys(a, s);
+    const int n = count_keys(a, s), n_tile = (n + KEYS - 1) / KEYS;
     const float c = a.scale * LOG2_E;
-    uint32_t q[4][2][4];
-    float o[2][8][4] = {}, max[4], sum[4];
-    load_heads(q, p.own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM);
+    const uint32_t weights = shared_address(p.weights);
+    uint32_t q[1][4][2][4];
+    float o[2][8][4] = {}, x[1][2][2][4];
+    struct softmax t;
+    load_heads(q[0], p.own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM);
     copy_keys(p.own, a, s, 0, n);
-    copy_commit();
+    copy_keys(p.own, a, s, 1, n);
 #pragma unroll
-    for (int h = 0; h < 4; h++) {
-        max[h] = a.sinks ? a.sinks[p.head0 + 4 * warp + h] * LOG2_E : -INFINITY;
-        sum[h] = a.sinks ? 1.0f : 0.0f;
+    for (int h = 0; h < 2; h++) {
+        t.max[h] = a.sinks ? a.sinks[p.head0 + first_head() + h] * LOG2_E : -INFINITY;
+        t.sum[h] = a.sinks ? 1.0f : 0.0f;
     }
-    for (int k0 = 0, stage = 0; k0 < n; k0 += KEYS, stage ^= 1) {
-        const uint32_t own = p.own + stage * TILE_BYTES;
-        float x[2][4][4] = {}, w[4];
-        if (k0 + KEYS < n) copy_keys(p.own + (stage ^ 1) * TILE_BYTES, a, s, k0 + KEYS, n);
-        copy_commit();
-        copy_wait<1>();
-        __syncwarp();
-        dot_registers<2, 4, OWN>(x, q, lane_cols<OWN>(own));
-        put_terms(p.sums, x);
+    find_terms<1>(x, q, p.own, 0);
+    put_terms(p.sums, x[0]);
+    for (int i = 0; i < n_tile; i++) {
         __syncthreads();
-        add_terms(w, p.sums);
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            const float score = k0 + lane < n ? w[h] * c : -INFINITY, top = fmaxf(max[h], warp_max(score));
-            const float factor = exp2_fast(max[h] - top);
-            w[h] = exp2_fast(score - top);
-            sum[h] = sum[h] * factor + warp_sum(w[h]);
-            max[h] = top;
-            if (lane == 0) factors[4 * warp + h] = factor;
+        copy_keys(p.own, a, s, i + 2, n);
+        find_terms<1>(x, q, p.own, i + 1);
+        weigh(&t, factors, p, i, n, c);
+        if (i) {
+            scale_rows(o, factors + (i - 1) % 2 * HEADS);
+            add_keys(o, weights, p.own, i - 1);
         }
-        put_weights(p.weights, w);
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < 4; r++) {
-            const float factor = factors[8 * r + lane / 4];
-#pragma unroll
-            for (int j = 0; j < 16; j++) o[r / 2][j / 2][r % 2 * 2 + j % 2] *= factor;
-        }
-        add_keys(o, shared_address(p.weights), own);
-        __syncwarp(); /* all lanes have read this stage */
+        put_terms(p.sums + (i + 1) % 2 * SUMS, x[0]);
     }
     __syncthreads();
-    if (lane < 4) {
-        float total = sum[0], top = max[0];
+    scale_rows(o, factors + (n_tile - 1) % 2 * HEADS);
+    add_keys(o, weights, p.own, n_tile - 1);
+    copy_wait<0>();
+    __syncthreads();
+    if (lane_key() == 0) {
 #pragma unroll
-        for (int h = 1; h < 4; h++) total = lane == h ? sum[h] : total, top = lane == h ? max[h] : top;
-        factors[4 * warp + lane] = 1.0f / total;
-        a.lse[p.t * a.ld_lse + p.head0 + 4 * warp + lane] = top / LOG2_E + logf(total);
+        for (int h = 0; h < 2; h++) {
+            factors[first_head() + h] = 1.0f / t.sum[h];
+            a.lse[p.t * a.ld_lse + p.head0 + first_head() + h] = t.max[h] / LOG2_E + logf(t.sum[h]);
+        }
     }
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < 4; r++) {
-        const float inverse = factors[8 * r + lane / 4];
-#pragma unroll
-        for (int j = 0; j < 16; j++) o[r / 2][j / 2][r % 2 * 2 + j % 2] *= inverse;
-    }
+    scale_rows(o, factors);
     store_rows<2, OWN>(a.o + p.t * a.ld_o + (int64_t)p.head0 * SHARED_DIM + warp * OWN, SHARED_DIM, HEADS, OWN, o, 1,
-                       p.tiles + warp * OWN_BYTES);
+                       p.tiles + warp * STAGES * OWN_BYTES);
 }
 
-/* <dout, o> of this warp's heads. */
-__device__ static inline void find_delta(float delta[4], const bf16 *o, const bf16 *dout)
+/* <dout, o> of this lane's heads; o, dout: of the block's heads. */
+__device__ static inline void find_delta(float delta[2], const bf16 *o, const bf16 *dout)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int h = 0; h < 4; h++) {
+    for (int h = 0; h < 2; h++) {
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int64_t at = (4 * warp + h) * SHARED_DIM + i * 256 + lane * 8;
+        for (int i = 0; i < SHARED_DIM / 8 / KEYS; i++) {
+            const int64_t at = (first_head() + h) * SHARED_DIM + (i * KEYS + lane_key()) * 8;
             float u[8], v[8];
             unpack8(u, load16(o + at));
             unpack8(v, load16(dout + at));
 #pragma unroll
             for (int e = 0; e < 8; e++) sum += u[e] * v[e];
         }
-        delta[h] = warp_sum(sum);
+        delta[h] = warp_sum(sum, KEYS);
     }
 }
 
+/* A tile has two phases: a warp multiplies tile i + 1 by q and dout, and weighs tile i; then it adds tile i to dq. */
 static __global__ void __launch_bounds__(THREADS, 1)
     shared_dq_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
     extern __shared__ __align__(1024) char smem[];
     const struct place p = place_of(a, smem, x.first, x.n);
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32;
     const int64_t column = (int64_t)p.head0 * SHARED_DIM;
-    /* scratch of key `lane` and this warp's heads */
+    /* scratch of this lane's key of tile 0 and its heads */
     const int64_t slots =
         ((int64_t)p.at * (a.n_head / SHARED_HEADS) + p.head0 / SHARED_HEADS) * x.n_slot * SHARED_HEADS +
-        lane * SHARED_HEADS + p.head0 % SHARED_HEADS + 4 * warp;
+        lane_key() * SHARED_HEADS + p.head0 % SHARED_HEADS + first_head();
     const struct sight s = sight_of(a, p.t);
     const int n = count_keys(a, s);
-    uint32_t q[4][2][4], dout[4][2][4];
-    float dq[2][8][4] = {}, lse[4], delta[4];
+    uint32_t heads[2][4][2][4]; /* q, dout */
+    float dq[2][8][4] = {}, terms[2][2][2][4], lse[2], delta[2];
     find_delta(delta, a.o + p.t * a.ld_o + column, a.dout + p.t * a.ld_dout + column);
 #pragma unroll
-    for (int h = 0; h < 4; h++) lse[h] = a.lse[p.t * a.ld_lse + p.head0 + 4 * warp + h] * LOG2_E;
-    load_heads(q, p.own, a.q + p.t * a.ld_q + column);
-    load_heads(dout, p.own, a.dout + p.t * a.ld_dout + column);
+    for (int h = 0; h < 2; h++) lse[h] = a.lse[p.t * a.ld_lse + p.head0 + first_head() + h] * LOG2_E;
+    load_heads(heads[0], p.own, a.q + p.t * a.ld_q + column);
+    load_heads(heads[1], p.own, a.dout + p.t * a.ld_dout + column);
     copy_keys(p.own, a, s, 0, n);
-    copy_commit();
-    for (int k0 = 0, stage = 0; k0 < n; k0 += KEYS, stage ^= 1) {
-        const uint32_t own = p.own + stage * TILE_BYTES;
-        float w[4], ds[4];
-        if (k0 + KEYS < n) copy_keys(p.own + (stage ^ 1) * TILE_BYTES, a, s, k0 + KEYS, n);
-        copy_commit();
-        copy_wait<1>();
-        __syncwarp();
+    copy_keys(p.own, a, s, 1, n);
+    find_terms<2>(terms, heads, p.own, 0);
+    for (int i = 0; i * KEYS < n; i++) {
+        const int key = i * KEYS + lane_key();
+        float w[2], ds[2];
+        put_terms(p.sums, terms[0]);
+        put_terms(p.sums + SUMS, terms[1]);
+        if (i) add_keys(dq, shared_address(p.weights), p.own, i - 1);
+        __syncthreads();
+        copy_keys(p.own, a, s, i + 2, n);
+        find_terms<2>(terms, heads, p.own, i + 1);
+        add_terms(w, p.sums);
+        add_terms(ds, p.sums + SUMS);
 #pragma unroll
-        for (int i = 0; i < 2; i++) { /* scores, then dp */
-            float terms[2][4][4] = {};
-            dot_registers<2, 4, OWN>(terms, i ? dout : q, lane_cols<OWN>(own));
-            if (i) __syncthreads(); /* the scores have been read */
-            put_terms(p.sums, terms);
-            __syncthreads();
-            add_terms(i ? ds : w, p.sums);
-        }
-#pragma unroll
-        for (int h = 0; h < 4; h++) {
-            w[h] = k0 + lane < n ? exp2_fast(w[h] * a.scale * LOG2_E - lse[h]) : 0.0f;
+        for (int h = 0; h < 2; h++) {
+            w[h] = key < n ? exp2_fast(w[h] * a.scale * LOG2_E - lse[h]) : 0.0f;
             ds[h] = w[h] * (ds[h] - delta[h]) * a.scale;
         }
-        put_weights(p.weights, ds);
-        if (k0 + lane < n) {
-            const int64_t to = slots + (int64_t)k0 * SHARED_HEADS;
-            *(uint2 *)(x.p + to) = make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3]));
-            *(uint2 *)(x.ds + to) = make_uint2(pack2(ds[0], ds[1]), pack2(ds[2], ds[3]));
+        put_weights(p.weights, ds, i);
+        if (key < n) {
+            const int64_t to = slots + (int64_t)i * KEYS * SHARED_HEADS;
+            *(uint32_t *)(x.p + to) = pack2(w[0], w[1]);
+            *(uint32_t *)(x.ds + to) = pack2(ds[0], ds[1]);
         }
         __syncthreads();
-        add_keys(dq, shared_address(p.weights), own);
-        __syncwarp(); /* all lanes have read this stage */
     }
+    add_keys(dq, shared_address(p.weights), p.own, (n - 1) / KEYS);
+    copy_wait<0>();
+    __syncwarp();
     store_rows<2, OWN>(a.dq + p.t * a.ld_dq + column + warp * OWN, SHARED_DIM, HEADS, OWN, dq, 1,
-                       p.tiles + warp * OWN_BYTES);
+                       p.tiles + warp * STAGES * OWN_BYTES);
 }
 
 /* ---- dkey */
