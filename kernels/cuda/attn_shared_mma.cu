@@ -47,25 +47,32 @@ __device__ static inline int count_keys(const struct shared_args &a, const struc
     return n;
 }
 
-/* Starts the copy of this warp's columns of tile i of a token's n keys; zeros after the last. One group. */
-__device__ static inline void copy_keys(uint32_t own, const struct shared_args &a, const struct sight &s, int i, int n)
+/* Entry of key `lane % 16` of tile i of a token's n keys, if it is not in the window. Called a tile before copy_keys
+ * uses it, so that no warp waits for the list. */
+__device__ static inline int find_entry(const struct sight &s, int i, int n)
+{
+    const int k = i * KEYS + threadIdx.x % KEYS, e = k - s.n_near;
+    return s.list && e >= 0 && k < n ? s.list[e] : e;
+}
+/* Starts the copy of this warp's columns of tile i, as one group; zeros after the last key. entry: of find_entry. */
+__device__ static inline void copy_keys(uint32_t own, const struct shared_args &a, const struct sight &s, int i, int n,
+                                        int entry)
 {
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8, k = i * KEYS + lane % KEYS;
+    const bool near = k < s.n_near;
+    const bf16 *key = near ? a.kv : a.entry;
+    key += (near ? s.first_key + k : s.first_entry + entry) * (near ? a.ld_kv : a.ld_entry);
+    if (k >= n) key = a.kv; /* not read */
     const uint32_t to = own + i % STAGES * OWN_BYTES;
-    int row = -1; /* of key k: in kv, or after all rows of kv in entry */
-    if (k < n) {
-        const int e = k - s.n_near;
-        row = e < 0 ? s.first_key + k : a.n_tok + s.first_entry + (s.list ? s.list[e] : e);
-    }
 #pragma unroll
     for (int j = 0; j < KEYS / 4; j++) {
-        const int r = 4 * j + lane / 8, from = __shfl_sync(~0u, row, r);
-        const bf16 *src = from < a.n_tok ? a.kv + max(from, 0) * a.ld_kv : a.entry + (from - a.n_tok) * a.ld_entry;
-        copy_async16(to + tile_offset<8>(r, lane % 8), src + column, from < 0 ? 0 : 16);
+        const int r = 4 * j + lane / 8;
+        const uint64_t from = __shfl_sync(~0u, (unsigned long long)key, r);
+        copy_async16(to + tile_offset<8>(r, lane % 8), (const bf16 *)from + column, i * KEYS + r < n ? 16 : 0);
     }
     copy_commit();
 }
-/* This warp's columns of 32 heads as A operands. own: this warp's part of the tiles, not in use. */
+/* This warp's columns of 32 heads as A operands. own: this warp's part of the tiles. */
 __device__ static inline void load_heads(uint32_t x[4][2][4], uint32_t own, const bf16 *heads)
 {
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8;
@@ -202,17 +209,17 @@ struct softmax {
 /* Weights of tile i from the sums of its scores; the factors by which they scale the output so far. */
 __device__ static inline void weigh(struct softmax *t, float *factors, const struct place &p, int i, int n, float c)
 {
-    float w[2];
+    float w[2], factor[2];
     add_terms(w, p.sums + i % 2 * SUMS);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const float score = i * KEYS + lane_key() < n ? w[h] * c : -INFINITY, top = fmaxf(t->max[h], keys_max(score));
-        const float factor = exp2_fast(t->max[h] - top);
+        factor[h] = exp2_fast(t->max[h] - top);
         w[h] = exp2_fast(score - top);
-        t->sum[h] = t->sum[h] * factor + warp_sum(w[h], KEYS);
+        t->sum[h] = t->sum[h] * factor[h] + warp_sum(w[h], KEYS);
         t->max[h] = top;
-        if (lane_key() == 0) factors[i % 2 * HEADS + first_head() + h] = factor;
     }
+    if (lane_key() == 0) *(float2 *)(factors + i % 2 * HEADS + first_head()) = make_float2(factor[0], factor[1]);
     put_weights(p.weights, w, i);
 }
 /* Multiplies the rows of o by these factors. */
@@ -230,7 +237,7 @@ __device__ static inline void scale_rows(float o[2][8][4], const float *factors)
 static __global__ void __launch_bounds__(THREADS, 1) shared_fwd_mma_kernel(const struct shared_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    __shared__ float factors[2 * HEADS];
+    __shared__ __align__(8) float factors[2 * HEADS];
     const struct place p = place_of(a, smem, 0, a.n_tok);
     const int warp = threadIdx.x / 32;
     const struct sight s = sight_of(a, p.t);
@@ -241,8 +248,9 @@ static __global__ void __launch_bounds__(THREADS, 1) shared_fwd_mma_kernel(const
     float o[2][8][4] = {}, x[1][2][2][4];
     struct softmax t;
     load_heads(q[0], p.own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM);
-    copy_keys(p.own, a, s, 0, n);
-    copy_keys(p.own, a, s, 1, n);
+    copy_keys(p.own, a, s, 0, n, find_entry(s, 0, n));
+    copy_keys(p.own, a, s, 1, n, find_entry(s, 1, n));
+    int entry = find_entry(s, 2, n);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         t.max[h] = a.sinks ? a.sinks[p.head0 + first_head() + h] * LOG2_E : -INFINITY;
@@ -250,16 +258,23 @@ static __global__ void __launch_bounds__(THREADS, 1) shared_fwd_mma_kernel(const
     }
     find_terms<1>(x, q, p.own, 0);
     put_terms(p.sums, x[0]);
-    for (int i = 0; i < n_tile; i++) {
+    const auto start = [&](int i) {
         __syncthreads();
-        copy_keys(p.own, a, s, i + 2, n);
+        copy_keys(p.own, a, s, i + 2, n, entry);
+        entry = find_entry(s, i + 3, n);
         find_terms<1>(x, q, p.own, i + 1);
+    };
+    const auto finish = [&](int i) {
         weigh(&t, factors, p, i, n, c);
-        if (i) {
-            scale_rows(o, factors + (i - 1) % 2 * HEADS);
-            add_keys(o, weights, p.own, i - 1);
-        }
         put_terms(p.sums + (i + 1) % 2 * SUMS, x[0]);
+    };
+    start(0);
+    finish(0);
+    for (int i = 1; i < n_tile; i++) {
+        start(i);
+        scale_rows(o, factors + (i - 1) % 2 * HEADS);
+        add_keys(o, weights, p.own, i - 1);
+        finish(i);
     }
     __syncthreads();
     scale_rows(o, factors + (n_tile - 1) % 2 * HEADS);
@@ -298,7 +313,8 @@ __device__ static inline void find_delta(float delta[2], const bf16 *o, const bf
     }
 }
 
-/* A tile has two phases: a warp multiplies tile i + 1 by q and dout, and weighs tile i; then it adds tile i to dq. */
+/* Before the first barrier of a tile, a warp multiplies tile i + 1 by q and dout, and weighs tile i; after it, the warp
+ * adds tile i to dq. */
 static __global__ void __launch_bounds__(THREADS, 1)
     shared_dq_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
@@ -319,23 +335,27 @@ static __global__ void __launch_bounds__(THREADS, 1)
     for (int h = 0; h < 2; h++) lse[h] = a.lse[p.t * a.ld_lse + p.head0 + first_head() + h] * LOG2_E;
     load_heads(heads[0], p.own, a.q + p.t * a.ld_q + column);
     load_heads(heads[1], p.own, a.dout + p.t * a.ld_dout + column);
-    copy_keys(p.own, a, s, 0, n);
-    copy_keys(p.own, a, s, 1, n);
+    copy_keys(p.own, a, s, 0, n, find_entry(s, 0, n));
+    copy_keys(p.own, a, s, 1, n, find_entry(s, 1, n));
+    int entry = find_entry(s, 2, n);
+    const auto put = [&] {
+        put_terms(p.sums, terms[0]);
+        put_terms(p.sums + SUMS, terms[1]);
+    };
     find_terms<2>(terms, heads, p.own, 0);
+    put();
+    __syncthreads();
     for (int i = 0; i * KEYS < n; i++) {
         const int key = i * KEYS + lane_key();
         float w[2], ds[2];
-        put_terms(p.sums, terms[0]);
-        put_terms(p.sums + SUMS, terms[1]);
-        if (i) add_keys(dq, shared_address(p.weights), p.own, i - 1);
-        __syncthreads();
-        copy_keys(p.own, a, s, i + 2, n);
+        copy_keys(p.own, a, s, i + 2, n, entry);
+        entry = find_entry(s, i + 3, n);
         find_terms<2>(terms, heads, p.own, i + 1);
         add_terms(w, p.sums);
         add_terms(ds, p.sums + SUMS);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            w[h] = key < n ? exp2_fast(w[h] * a.scale * LOG2_E - lse[h]) : 0.0f;
+            w[h] = exp2_fast(key < n ? w[h] * a.scale * LOG2_E - lse[h] : -INFINITY);
             ds[h] = w[h] * (ds[h] - delta[h]) * a.scale;
         }
         put_weights(p.weights, ds, i);
@@ -345,8 +365,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             *(uint32_t *)(x.ds + to) = pack2(ds[0], ds[1]);
         }
         __syncthreads();
+        put();
+        add_keys(dq, shared_address(p.weights), p.own, i);
+        __syncthreads();
     }
-    add_keys(dq, shared_address(p.weights), p.own, (n - 1) / KEYS);
     copy_wait<0>();
     __syncwarp();
     store_rows<2, OWN>(a.dq + p.t * a.ld_dq + column + warp * OWN, SHARED_DIM, HEADS, OWN, dq, 1,
