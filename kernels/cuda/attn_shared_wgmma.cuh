@@ -35,16 +35,6 @@ __device__ static __forceinline__ void load_panels(uint32_t to, uint32_t bar, co
     for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, head0, t);
 }
 
-/* Loads the rows of 64 heads that a later job needs into L2, unless there is none. Job j is token n - 1 - j / groups of
- * x, so that the last token, which sees the most keys, comes first. One thread calls it. */
-__device__ static __forceinline__ void prefetch_heads(const struct shared_args &a, const bf16 *x, int64_t ld, int n,
-                                                      int job)
-{
-    const int n_group = a.n_head / SHARED_HEADS;
-    if (job < n * n_group)
-        prefetch_l2(x + (n - 1 - job / n_group) * ld + (int64_t)(job % n_group) * SHARED_HEADS * SHARED_DIM, HEAD_TILE);
-}
-
 /* Number of keys of a token. A warp calls it; each step divides what is left of the list by 32. */
 __device__ static __forceinline__ int count_keys(const struct shared_args &a, const struct sight &s)
 {

@@ -17,12 +17,15 @@
  *   16), and of 256 columns, 550; with a window alone, memory: 256 KiB per token. dkey per stage: wgmma 1536 clocks;
  *   copies from L2 56 KiB, 18 bytes per clock: L2.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200, commit 61ca83e: of 2.34 ms, dq 1.37, dkey 0.91, sum
- *   0.06 (T 4096, an entry per 4 tokens). Clocks of a tile of dq then, about 4000: issuing the products of scores and
- *   dp 750, of dq 250, p 560, ds 500; both warpgroups also copied, 400 to 1100, and stored p and ds, 500.
- * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms; tiles of 64 keys in dq, in one stage, 1.58 ms;
- *   dq with a barrier per exchange instead of two per tile, 1.57 ms; a block of dq for many tokens, 1.62 ms; dkey
- *   with the next product issued before the last one ends, 0.91 ms, and 11 % slower for 4 sequences. */
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200, T 4096: of 0.63 ms with a window alone, dkey 0.22,
+ * sum 0.01. Before a warpgroup loaded (commit 61ca83e), of 2.34 ms with an entry per 4 tokens, dq 1.37, dkey 0.91, sum
+ *   0.06; clocks of a tile of dq, about 4000: issuing the products of scores and dp 750, of dq 250, p 560, ds 500; both
+ *   warpgroups also copied, 400 to 1100, and stored p and ds, 500.
+ * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms instead of 0.91; dkey with the next product issued
+ *   before the last one ends, 0.91, and 11 % slower for 4 sequences; in dq of 61ca83e, tiles of 64 keys in one stage
+ *   1.58 ms instead of 1.37, a barrier per exchange instead of two per tile 1.57, a block for many tokens, which needs
+ * a loading warpgroup, 1.62. Heads of a block's next token prefetched into L2, which evicts some of them: with a window
+ *   alone dq read 1.37 GB where it needs 0.8, and the backward took 0.70 ms instead of 0.63. */
 #include <type_traits>
 
 #include "kernels/cuda/attn_shared_wgmma.cuh"
@@ -246,19 +249,14 @@ static __device__ __forceinline__ void store_jobs(const struct dq_room &m, const
     }
 }
 
-/* A thread: the first columns of heads and the number of keys of a job; prefetches the heads of the block's next job.
- */
-static __device__ __forceinline__ void load_first(const struct dq_room &m, const struct shared_args &a,
-                                                  const struct shared_chunk &x, const CUtensorMap *q,
-                                                  const CUtensorMap *dout, const struct dq_job &j, int n, int next)
+/* A thread: the first columns of heads and the number of keys of a job. */
+static __device__ __forceinline__ void load_first(const struct dq_room &m, const CUtensorMap *q,
+                                                  const CUtensorMap *dout, const struct dq_job &j, int n)
 {
     *m.n_key = n;
     mbarrier_arrive_expect(m.bar(HEADS), 2 * FIRST_BYTES);
     load_panels(m.base, m.bar(HEADS), q, 0, FIRST_PANELS, j.head0, j.t);
     load_panels(m.base + FIRST_BYTES, m.bar(HEADS), dout, 0, FIRST_PANELS, j.head0, j.t);
-    prefetch_heads(a, a.q + x.first * a.ld_q, a.ld_q, x.n, next);
-    prefetch_heads(a, a.dout + x.first * a.ld_dout, a.ld_dout, x.n, next);
-    prefetch_heads(a, a.o + x.first * a.ld_o, a.ld_o, x.n, next);
 }
 /* COPIERS warps, of which this is `warp`: load the heads and copy the tiles of all jobs. */
 static __device__ __forceinline__ void copy_jobs(const struct dq_room &m, const struct shared_args &a,
@@ -283,7 +281,7 @@ static __device__ __forceinline__ void copy_jobs(const struct dq_room &m, const 
         }
         if (first) {
             mbarrier_wait(m.bar(FREE), (turn & 1) ^ 1);
-            load_first(m, a, x, q, dout, j, n, job + gridDim.x);
+            load_first(m, q, dout, j, n);
         }
         __syncwarp();
         for (int k0 = 0; k0 < n; k0 += SHARED_KEYS, place++) {

@@ -146,7 +146,10 @@ static __device__ __forceinline__ void copy_jobs(const struct fwd_room &m, const
             m.told->n_key = n;
             mbarrier_arrive_expect(m.bar(HEADS), HEAD_TILE);
             load_panels(m.base, m.bar(HEADS), q, 0, 8, j.head0, j.t);
-            prefetch_heads(a, a.q, a.ld_q, a.n_tok, job + gridDim.x);
+            if (job + (int)gridDim.x < n_job) {
+                const struct fwd_job next = fwd_job_of(a, job + (int)gridDim.x);
+                prefetch_l2(a.q + next.t * a.ld_q + (int64_t)next.head0 * SHARED_DIM, HEAD_TILE);
+            }
         }
         __syncwarp();
         for (int k0 = 0; k0 < n; k0 += KEYS, place++) {

@@ -420,14 +420,16 @@ static void print_table(const struct stream *s)
 }
 
 /* What to do about a merged export whose every weight is as it should be, but whose outputs differ too much. */
-static const char *advice_on(const struct export *x)
+static const char *advice_on(const struct stream *s)
 {
-    if (x->format > EXPORT_MERGED_BF16 && !x->trained)
+    if (s->x->format > EXPORT_MERGED_BF16 && !s->x->trained)
         return "; rounding to this format changes the model too much: export merged-bf16 or peft";
-    if (x->format >= EXPORT_MERGED_BF16)
-        return "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to other "
-               "experts: export peft, or add held-out rows if they have few tokens";
-    return "";
+    if (s->x->format < EXPORT_MERGED_BF16) return "";
+    return s->n_tok < MAX_TOKENS
+               ? "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to "
+                 "other experts: export peft, or add held-out rows, of which verification reads up to 256 tokens"
+               : "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to "
+                 "other experts: export peft";
 }
 
 static int judge(const struct stream *s, struct err *err)
@@ -448,7 +450,7 @@ static int judge(const struct stream *s, struct err *err)
     if (bad == PARTS) return 0;
     return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s",
                    export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
-                   advice_on(s->x));
+                   advice_on(s));
 }
 
 static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
