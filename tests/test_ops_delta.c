@@ -626,8 +626,8 @@ static void gates_on_the_gpu(void **state)
     static const struct gated_shape norms[] = {{0, 2, 8},   {5, 3, 8},     {7, 4, 24},  {9, 6, 96},
                                                {1, 1, 128}, {33, 32, 128}, {5, 3, 136}, {67, 2, 256}};
     static const struct gate_shape gates[] = {
-        {0, 2, 1, 8, 8, false},      {1, 3, 1, 8, 4, false},   {5, 4, 2, 8, 0, false},  {6, 6, 3, 24, 24, true},
-        {33, 16, 2, 256, 64, false}, {67, 2, 2, 48, 32, true}, {9, 1, 1, 48, 44, false}};
+        {0, 2, 1, 8, 8, false},      {1, 3, 1, 8, 4, false},   {5, 4, 2, 8, 0, false},   {6, 6, 3, 24, 24, true},
+        {33, 16, 2, 256, 64, false}, {67, 2, 2, 48, 32, true}, {9, 1, 1, 48, 44, false}, {3, 49, 5, 16, 16, true}};
     for (int i = 0; i < MT_LEN(norms); i++) op_check_cuda(gated_run, &norms[i]);
     for (int i = 0; i < MT_LEN(gates); i++) op_check_cuda(gate_run, &gates[i]);
 }
