@@ -10,9 +10,9 @@
  *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64 and GROUPED_ADD
  *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
  *   with little waste.
- * Grid: persistent, as many blocks as the GPU holds. 247 .. 255 registers, thin 117 .. 128; no spills. Block i
- *   processes tiles i, i + grid, ... in the order of find_tile. The number of tiles is only known after reading all of
- *   offs.
+ * Grid: persistent, as many blocks as the GPU holds. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but
+ *   8 bytes of stack in the GLU's backward of quantised inputs. Block i processes tiles i, i + grid, ... in the order
+ *   of find_tile. The number of tiles is only known after reading all of offs.
  * Pipeline: the copies of a block run STAGES - 1 steps ahead of its products, over the ends of products and of tiles.
  *   A warp has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too,
  *   whose barrier is between the two halves of this step. Copies, fetches and products are one block of code without

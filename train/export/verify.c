@@ -420,16 +420,19 @@ static void print_table(const struct stream *s)
 }
 
 /* What to do about a merged export whose every weight is as it should be, but whose outputs differ too much. */
-static const char *advice_on(const struct stream *s)
+static const char *advice_on(const struct export *x)
 {
-    if (s->x->format > EXPORT_MERGED_BF16 && !s->x->trained)
+    if (x->format > EXPORT_MERGED_BF16 && !x->trained)
         return "; rounding to this format changes the model too much: export merged-bf16 or peft";
-    if (s->x->format < EXPORT_MERGED_BF16) return "";
-    return s->n_tok < MAX_TOKENS
-               ? "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to "
-                 "other experts: export peft, or add held-out rows, of which verification reads up to 256 tokens"
-               : "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to "
-                 "other experts: export peft";
+    if (x->format >= EXPORT_MERGED_BF16)
+        return "; every weight is the rounded sum, but rounding moves tokens whose router is nearly undecided to other "
+               "experts: export peft";
+    return "";
+}
+static const char *advice_on_rows(const struct stream *s)
+{
+    const bool more = s->x->format >= EXPORT_MERGED_BF16 && s->n_tok < MAX_TOKENS;
+    return more ? "; more held-out rows make the mean surer: verification reads up to 256 tokens" : "";
 }
 
 static int judge(const struct stream *s, struct err *err)
@@ -448,9 +451,9 @@ static int judge(const struct stream *s, struct err *err)
         return err_set(err, "verification: parts of the adapter that differ: %lld, in %s, the first: %s",
                        (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
     if (bad == PARTS) return 0;
-    return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s",
+    return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s%s",
                    export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
-                   advice_on(s));
+                   advice_on(s->x), advice_on_rows(s));
 }
 
 static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
