@@ -3,8 +3,8 @@
  * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
  * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
  * items are taken in order of time per byte while they fit; later smaller ones fill the rest. Each place is tried in
- * turn: scratch for all or some experts of a layer; embedding, inputs of layers and moments on the device or in host
- * memory. The choice with the shortest estimated time wins.
+ * turn: scratch for all or some experts of a layer; logits of many or few tokens at a time; embedding, inputs of layers
+ * and moments on the device or in host memory. The choice with the shortest estimated time wins.
  *
  * The times are computed for one nominal device. So `plan` on any machine makes the same choice as the run. */
 #include "train/plan_choice.h"
@@ -248,18 +248,6 @@ static void pack(struct search *s, struct plan_choice *c)
     }
 }
 
-/* More logits at a time, where the peak is elsewhere or the budget allows. */
-static void widen_logits(struct search *s, struct plan_choice *c)
-{
-    for (int i = 0; i < PLAN_LOGITS; i++) {
-        struct plan_choice wide = *c;
-        wide.opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(s->q->dev, i));
-        if (measure(s, &wide) > s->budget && wide.peak > c->peak) continue;
-        *c = wide;
-        return;
-    }
-}
-
 /* Forward takes a quarter of the time of a pass that recomputes all. As many networks go to host memory as can be
  * copied beside it, evenly spaced. */
 static void spread_networks(struct search *s, const struct place *p)
@@ -290,18 +278,29 @@ static double place_ms(const struct search *s, const struct place *p)
     return 1e3 * bytes / PCIE_BYTES;
 }
 
+/* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading. */
+static void try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
+{
+    struct plan_choice c = {0};
+    s->opt.ce_chunk = s->probe.model.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(s->q->dev, size));
+    s->other = MT_MAX(load, plan_probe_other(&s->probe));
+    pack(s, &c);
+    const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
+    const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
+    if (better) *best = c;
+}
+
 static int try_place(struct search *s, const struct place *p, struct plan_choice *best, struct err *err)
 {
     const struct device *dev = s->q->dev;
     const bool gpu = dev->ops->own_memory;
-    const int narrow = PLAN_LOGITS - 1;
     double unused_ms;
     s->opt = plan_fixed_options(s->q);
     s->opt.save = first_save(s);
     s->opt.embed_on_host = p->embed;
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
-    s->opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(dev, narrow));
+    s->opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(dev, 0));
     if (p->networks) spread_networks(s, p);
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
@@ -316,17 +315,11 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
-    const int first = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0;
-    for (int i = first; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && (s->enough || !automatic); i++) {
-        struct plan_choice c = {0};
+    const bool possible = s->enough || !automatic;
+    const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
+    for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !s->all; i++) {
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
-        s->probe.model.ce_chunk = s->opt.ce_chunk;
-        s->other = MT_MAX(load, plan_probe_other(&s->probe));
-        pack(s, &c);
-        if (!s->least) widen_logits(s, &c);
-        const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
-        const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
-        if (better) *best = c;
+        for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !s->all; j++) try_logits(s, load, j, best);
     }
     plan_probe_close(&s->probe);
     return 0;
