@@ -89,7 +89,7 @@ struct model_options plan_fixed_options(const struct plan_request *q)
 
 int64_t plan_logits_bytes(const struct device *dev, int i)
 {
-    static const int64_t gpu[PLAN_LOGITS] = {512 << 20, 256 << 20, 128 << 20, 64 << 20};
+    static const int64_t gpu[PLAN_LOGITS] = {1280 << 20, 512 << 20, 256 << 20, 128 << 20, 64 << 20};
     return dev->ops->own_memory ? gpu[i] : 128 << 20;
 }
 

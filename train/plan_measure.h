@@ -91,7 +91,7 @@ int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
 
 /* Sizes of scratch: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes tile by tile, and
  * reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled tokens. */
-enum { PLAN_LOGITS = 4, PLAN_EXPERT_GROUPS = 5 };
+enum { PLAN_LOGITS = 5, PLAN_EXPERT_GROUPS = 5 };
 int64_t plan_logits_bytes(const struct device *dev, int i);
 int64_t plan_expert_group(int i);
 /* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.

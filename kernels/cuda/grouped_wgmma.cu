@@ -42,6 +42,7 @@
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
     struct grouped g;
+    int turn;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -76,6 +77,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
         const bf16 *row[8];
+        if (thread == 0) begin_tile(p.turn, at, n_tile);
         if (gathered) gather_rows(row, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;
@@ -306,6 +308,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
+    begin_launch(p.turn);
     if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
@@ -337,6 +340,7 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
+    p.turn = next_turn();
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
     p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
              : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);

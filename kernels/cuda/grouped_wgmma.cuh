@@ -19,6 +19,7 @@ enum {
     THREADS = CONSUMERS + LOADERS,
     AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
+    PATIENCE = 100,        /* polls of a block that waits for others to begin their tiles, each about 0.7 us */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
@@ -33,6 +34,8 @@ template <int COLS> struct shape { /* of the pipeline */
         RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
     };
 };
+
+static __device__ uint32_t tiles_begun[2]; /* by all blocks in this launch (begin_tile); the other is 0 */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -86,6 +89,25 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
         tiles->n_exp = n_exp;
         tiles->n_col = (int)((g.n_out + cols - 1) / cols);
     }
+}
+
+/* ---- pace: blocks begin their tiles together ----
+ * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
+ * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
+ * to three times (measured: grouped_wgmma.cu). The wait ends after PATIENCE polls, so that no block depends on another.
+ */
+
+static __device__ __forceinline__ void begin_launch(int turn)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[turn ^ 1] = 0;
+}
+/* One thread of a block, before it loads tile `at` of n_tile. */
+static __device__ __forceinline__ void begin_tile(int turn, int at, int n_tile)
+{
+    const uint32_t together = MT_MIN((at / gridDim.x + 1) * gridDim.x, (uint32_t)n_tile);
+    uint32_t begun = atomicAdd(&tiles_begun[turn], 1u) + 1;
+    for (int i = 0; i < PATIENCE && begun < together; i++)
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[turn]) : "memory");
 }
 
 /* ---- the pipeline ---- */
@@ -309,6 +331,13 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
 
 #endif
 /* ---- host ---- */
+
+/* The counter of tiles_begun of the next launch. */
+static inline int next_turn(void)
+{
+    static int turn;
+    return turn ^= 1;
+}
 
 /* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
 static inline bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }

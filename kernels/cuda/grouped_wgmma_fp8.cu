@@ -38,6 +38,7 @@ struct fp8_args {
     CUtensorMap a, b, la, lb;
     const float *row_step, *step;
     struct grouped g;
+    int turn;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -51,6 +52,7 @@ static __device__ __forceinline__ void load_steps(const struct fp8_args &p, cons
     if (threadIdx.x % LOADERS) return;
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
+        begin_tile(p.turn, at, n_tile);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block >= n_main;
             const uint32_t to = ring.data + ring.stage * shape<COLS>::STAGE_BYTES, full = ring.full + 8 * ring.stage;
@@ -155,6 +157,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
+    begin_launch(p.turn);
     if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
@@ -195,6 +198,7 @@ template <int EPILOGUE, bool KN> static void launch(const struct grouped_fp8 *f)
     struct fp8_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
+    p.turn = next_turn();
     p.row_step = f->row_step;
     p.step = f->step;
     p.a = byte_map(f->a, 1, g->n_row, g->n_in, g->n_row * g->n_in, ROWS);
