@@ -19,7 +19,7 @@ enum {
     THREADS = CONSUMERS + LOADERS,
     AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
-    PATIENCE = 100,        /* polls of a block that waits for others to begin their tiles, each about 0.7 us */
+    PATIENCE = 2000,       /* polls of a block that waits for others to begin their tiles; 20 are usual */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
