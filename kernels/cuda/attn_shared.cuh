@@ -65,6 +65,19 @@ __device__ static inline struct sight sight_of(const struct shared_args &a, int 
 /* Whether element p of the list is a visible entry. Lists ascend and end with -1. */
 __device__ static inline bool listed(const struct sight &s, int p) { return s.list[p] >= 0 && s.list[p] < s.n_far; }
 
+/* Number of keys of a token. A warp calls it; each step divides what is left of the list by 32. */
+__device__ static inline int count_keys(const struct shared_args &a, const struct sight &s)
+{
+    if (!s.list) return s.n_near + s.n_far;
+    int low = 0, high = a.top; /* elements before low are visible, those from high on are not */
+    while (low < high) {
+        const int step = (high - low + 31) / 32, last = low + (threadIdx.x % 32 + 1) * step - 1;
+        low += step * __popc(__ballot_sync(~0u, last < high && listed(s, last)));
+        high = min(high, low + step - 1);
+    }
+    return s.n_near + low;
+}
+
 /* 2^x with an error of at most 2 ulp; 0 for -inf. */
 __device__ static inline float exp2_approx(float x)
 {

@@ -2,14 +2,15 @@
  * mma.sync. On Hopper, attn_shared_wgmma_fwd.cu and attn_shared_wgmma_bwd.cu replace it.
  *
  * Math, shapes, chunks: as attn_shared.cu.
- * Grid: forward and dq: a block of 8 warps per token and 32 heads. A warp has 64 of the 512 columns: its part of the
- *   queries (and of dout) stays in registers, and no other warp reads its part of the keys. So a score is the sum over
- *   8 warps, in shared memory, in their order; each warp then weighs 4 heads. Tiles of 16 keys, four stages, 99 KiB.
- *   While a warp weighs a tile, it multiplies the next one, so that the tensor cores work during sums and softmax.
+ * Grid: forward and dq: a block of 4 warps per token and 32 heads, two blocks per SM where shared memory has room.
+ *   A warp has 128 of the 512 columns: its part of the queries stays in registers, and no other warp reads its part
+ *   of the keys. So a score is the sum over 4 warps, in shared memory, in their order; each warp then weighs 8 heads.
+ *   Tiles of 16 keys: three stages in the forward, 66.3 KiB; two in dq, with dout in shared memory 81 KiB. One block
+ *   multiplies while the other weighs, loads or stores.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
- *   heads, 88 KiB. One block per SM, of dkey two where shared memory has room.
- * Bound: shared memory at 128 bytes per clock, about 700 clocks per tile of the forward and 960 of dq (products at the
- *   rate of 8.0: 512 and 768); 800 per stage of dkey.
+ *   heads, 88 KiB. Two blocks per SM where shared memory has room.
+ * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of 8.0, 512 in the forward and 768 in dq;
+ *   shared memory, at 128 bytes per clock, 550 and 930. 800 per stage of dkey. From L2 16 KiB per tile.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
  * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one (T
  * 4096, an entry per 4 tokens). */
@@ -17,153 +18,153 @@
 #include "kernels/cuda/attn_shared.cuh"
 
 enum {
-    THREADS = 256,
-    WARPS = 8,
-    HEADS = 32, /* of a block */
-    KEYS = 16,  /* of a tile */
-    STAGES = 4, /* tiles in shared memory */
-    OWN = 64,   /* columns of a warp */
+    WARPS = 4, /* of a block of the forward and of dq */
+    THREADS = WARPS * 32,
+    HEADS = 32,               /* of such a block */
+    KEYS = 16,                /* of a tile */
+    OWN = SHARED_DIM / WARPS, /* columns of a warp */
     OWN_BYTES = KEYS * OWN * 2,
-    TILES_BYTES = WARPS * STAGES * OWN_BYTES,
-    SUMS = WARPS * HEADS * KEYS, /* terms of a tile's products */
-    WEIGHT_BYTES = HEADS * 2 * KEYS * 2,
-    TOKEN_BYTES = TILES_BYTES + 2 * SUMS * 4 + WEIGHT_BYTES,
+    HEADS_BYTES = HEADS * OWN * 2, /* of a warp's columns */
+    SUMS = WARPS * HEADS * KEYS,   /* terms of a tile's products */
+    WEIGHTS_BYTES = HEADS * KEYS * 2,
 
+    FWD_STAGES = 3, /* tiles in shared memory */
+    FWD_TILES = WARPS * FWD_STAGES * OWN_BYTES,
+    FWD_BYTES = FWD_TILES + 2 * SUMS * 4 + 2 * WEIGHTS_BYTES + 2 * HEADS * 4,
+    DQ_STAGES = 2,
+    DQ_TILES = WARPS * DQ_STAGES * OWN_BYTES,
+    DQ_BYTES = DQ_TILES + WARPS * HEADS_BYTES + 2 * SUMS * 4 + WEIGHTS_BYTES,
+
+    DKEY_WARPS = 8,
+    DKEY_THREADS = DKEY_WARPS * 32,
     ROWS = 64, /* of a block of dkey */
     BANDS = SHARED_BLOCK / ROWS,
+    PANEL = 64, /* columns of a warp */
     LEFT_BYTES = ROWS * SHARED_HEADS * 2,
-    PANEL_BYTES = SHARED_HEADS * OWN * 2,
-    STAGE_BYTES = LEFT_BYTES + SHARED_COLUMNS / OWN * PANEL_BYTES,
+    PANEL_BYTES = SHARED_HEADS * PANEL * 2,
+    STAGE_BYTES = LEFT_BYTES + SHARED_COLUMNS / PANEL * PANEL_BYTES,
     DKEY_BYTES = 2 * STAGE_BYTES + SHARED_TOKENS * ROWS * 4
 };
-static_assert(HEADS <= STAGES * KEYS, "a warp's part of the queries fits into its part of the tiles");
+static_assert((int)HEADS_BYTES == 2 * (int)OWN_BYTES, "a warp's part of the queries fits into two stages");
 
-/* Number of keys of a token. All threads of the block call it. */
-__device__ static inline int count_keys(const struct shared_args &a, const struct sight &s)
+/* The key of a tile that this lane finds for copy_keys: each half of a warp copies every second one. */
+__device__ static inline int found_key(void) { return threadIdx.x % 8 * 2 + threadIdx.x % 32 / 16; }
+/* This lane's key of tile i, of a token's n: an entry, or, negative, a row of kv before row t + 1. Called a tile before
+ * copy_keys uses it, so that no warp waits for the list. */
+__device__ static inline int find_key(const struct sight &s, int i, int n)
 {
-    int n = s.n_near + (s.list ? 0 : s.n_far);
-    for (int p = 0; s.list && p < a.top; p += THREADS)
-        n += __syncthreads_count(p + (int)threadIdx.x < a.top && listed(s, p + threadIdx.x));
-    return n;
-}
-
-/* Entry of key `lane % 16` of tile i of a token's n keys, if it is not in the window. Called a tile before copy_keys
- * uses it, so that no warp waits for the list. */
-__device__ static inline int find_entry(const struct sight &s, int i, int n)
-{
-    const int k = i * KEYS + threadIdx.x % KEYS, e = k - s.n_near;
+    const int k = i * KEYS + found_key(), e = k - s.n_near;
     return s.list && e >= 0 && k < n ? s.list[e] : e;
 }
-/* Starts the copy of this warp's columns of tile i, as one group; zeros after the last key. entry: of find_entry. */
-__device__ static inline void copy_keys(uint32_t own, const struct shared_args &a, const struct sight &s, int i, int n,
-                                        int entry)
+/* Starts the copy of this warp's columns of tile i of token t, as one group; zeros after the last key. found: of
+ * find_key. */
+__device__ static inline void copy_keys(uint32_t to, const struct shared_args &a, const struct sight &s, int t, int i,
+                                        int n, int found)
 {
-    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8, k = i * KEYS + lane % KEYS;
-    const bool near = k < s.n_near;
-    const bf16 *key = near ? a.kv : a.entry;
-    key += (near ? s.first_key + k : s.first_entry + entry) * (near ? a.ld_kv : a.ld_entry);
-    if (k >= n) key = a.kv; /* not read */
-    const uint32_t to = own + i % STAGES * OWN_BYTES;
+    const int lane = threadIdx.x % 32, chunk = lane % 16, column = threadIdx.x / 32 * OWN + chunk * 8;
+    const int left = n - i * KEYS - lane / 16;
+    const bf16 *key = found < 0 ? a.kv : a.entry;
+    key += ((found < 0 ? t + 1 : s.first_entry) + found) * (found < 0 ? a.ld_kv : a.ld_entry);
+    if (i * KEYS + found_key() >= n) key = a.kv; /* not read */
+    to += tile_offset<OWN / 8>(lane / 16, chunk);
 #pragma unroll
-    for (int j = 0; j < KEYS / 4; j++) {
-        const int r = 4 * j + lane / 8;
-        const uint64_t from = __shfl_sync(~0u, (unsigned long long)key, r);
-        copy_async16(to + tile_offset<8>(r, lane % 8), (const bf16 *)from + column, i * KEYS + r < n ? 16 : 0);
+    for (int j = 0; j < KEYS / 2; j++) {
+        const uint64_t from = __shfl_sync(~0u, (unsigned long long)key, j, 16);
+        copy_async16((to ^ (j % 4 << 5)) + j * 2 * OWN * 2, (const bf16 *)from + column, 2 * j < left ? 16 : 0);
     }
     copy_commit();
 }
-/* This warp's columns of 32 heads as A operands. own: this warp's part of the tiles. */
-__device__ static inline void load_heads(uint32_t x[4][2][4], uint32_t own, const bf16 *heads)
+/* Starts the copy of this warp's columns of 32 heads, as one group. */
+__device__ static inline void copy_heads(uint32_t to, const bf16 *heads)
 {
-    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * OWN + lane % 8 * 8;
-    __syncwarp();
+    const int lane = threadIdx.x % 32, chunk = lane % 16, row = lane / 16;
+    const bf16 *from = heads + row * SHARED_DIM + threadIdx.x / 32 * OWN + chunk * 8;
+    to += tile_offset<OWN / 8>(row, chunk);
 #pragma unroll
-    for (int i = 0; i < HEADS / 4; i++) {
-        const int r = 4 * i + lane / 8;
-        copy_async16(own + tile_offset<8>(r, lane % 8), heads + r * SHARED_DIM + column, 16);
-    }
+    for (int j = 0; j < HEADS / 2; j++)
+        copy_async16((to ^ (j % 4 << 5)) + j * 2 * OWN * 2, from + 2 * j * SHARED_DIM, 16);
     copy_commit();
-    copy_wait<0>();
-    __syncwarp();
+}
+/* These heads as A operands. */
+__device__ static inline void load_heads(uint32_t x[OWN / 16][2][4], uint32_t heads)
+{
 #pragma unroll
-    for (int step = 0; step < 4; step++) load_rows<2, OWN>(x[step], lane_rows<OWN>(own), step);
-    __syncwarp();
+    for (int step = 0; step < OWN / 16; step++) load_rows<2, OWN>(x[step], lane_rows<OWN>(heads), step);
 }
 
-/* x[p] [32 heads, 16 keys]: product of operand a[p] and tile i over this warp's columns, whose copy it waits for. Each
- * fragment of the keys is read once for all N products. */
+/* x[0] [32 heads, 16 keys]: product of q and a tile over this warp's columns; of two, x[1] of dout in shared memory. */
 template <int N>
-__device__ static inline void find_terms(float x[N][2][2][4], const uint32_t a[N][4][2][4], uint32_t own, int i)
+__device__ static inline void find_terms(float x[N][2][2][4], const uint32_t q[OWN / 16][2][4], uint32_t dout,
+                                         uint32_t tile)
 {
-    const uint32_t cols = lane_cols<OWN>(own + i % STAGES * OWN_BYTES);
-    copy_wait<1>();
-    __syncwarp();
+    const uint32_t cols = lane_cols<OWN>(tile), rows = lane_rows<OWN>(dout);
 #pragma unroll
     for (int j = 0; j < N * 16; j++) x[j / 16][j / 8 % 2][j / 4 % 2][j % 4] = 0.0f;
 #pragma unroll
     for (int step = 0; step < OWN / 16; step++) {
-        uint32_t f[4];
+        uint32_t f[4], d[2][4];
         load_matrix4(f, cols ^ (step << 5));
+        if (N == 2) load_rows<2, OWN>(d, rows, step);
 #pragma unroll
-        for (int j = 0; j < N * 4; j++) mma_bf16(x[j / 4][j / 2 % 2][j % 2], a[j / 4][step][j / 2 % 2], f + j % 2 * 2);
+        for (int j = 0; j < 4; j++) mma_bf16(x[0][j / 2][j % 2], q[step][j / 2], f + j % 2 * 2);
+#pragma unroll
+        for (int j = 0; N == 2 && j < 4; j++) mma_bf16(x[N - 1][j / 2][j % 2], d[j / 2], f + j % 2 * 2);
     }
 }
 
 /* Where a term is: no bank conflicts in put_terms and add_terms. */
-__device__ static inline int sum_offset(int head, int key)
-{
-    const int row = (head & ~3) + (head & 1) * 2 + (head >> 1 & 1);
-    return row * KEYS + (key ^ (head & 1) * 8);
-}
+__device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 2) * 4); }
 /* Writes this warp's terms of [32 heads, 16 keys]. */
 __device__ static inline void put_terms(float *sums, const float x[2][2][4])
 {
-    const int lane = threadIdx.x % 32;
-    float *to = sums + threadIdx.x / 32 * HEADS * KEYS;
+    const int lane = threadIdx.x % 32, at = threadIdx.x / 32 * HEADS * KEYS + sum_offset(lane / 4, lane % 4 * 2);
 #pragma unroll
     for (int m = 0; m < 2; m++) {
 #pragma unroll
         for (int n = 0; n < 2; n++) {
-            const int head = 16 * m + lane / 4, key = 8 * n + lane % 4 * 2;
-            *(float2 *)(to + sum_offset(head, key)) = make_float2(x[m][n][0], x[m][n][1]);
-            *(float2 *)(to + sum_offset(head + 8, key)) = make_float2(x[m][n][2], x[m][n][3]);
+            float *to = sums + (at ^ 8 * n) + 16 * m * KEYS;
+            *(float2 *)to = make_float2(x[m][n][0], x[m][n][1]);
+            *(float2 *)(to + 8 * KEYS) = make_float2(x[m][n][2], x[m][n][3]);
         }
     }
 }
 
-/* The two heads, first_head() and the next, and the key of a tile whose weights this lane computes. */
-__device__ static inline int first_head(void) { return threadIdx.x / KEYS * 2; }
-__device__ static inline int lane_key(void) { return threadIdx.x % KEYS; }
+/* The head and the first of four keys of a tile whose weights this lane computes. Four lanes have the same head. */
+__device__ static inline int lane_head(void) { return threadIdx.x / 4; }
+__device__ static inline int lane_key(void) { return threadIdx.x % 4 * 4; }
 
-/* Adds the terms of all warps for this lane's heads and key. */
-__device__ static inline void add_terms(float x[2], const float *sums)
+/* Adds the terms of all warps for this lane's head and keys. */
+__device__ static inline void add_terms(float x[4], const float *sums)
 {
+    const float *from = sums + sum_offset(lane_head(), lane_key());
+    float4 y[WARPS];
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        x[h] = 0.0f;
+    for (int w = 0; w < WARPS; w++) y[w] = *(const float4 *)(from + w * HEADS * KEYS);
+    x[0] = y[0].x, x[1] = y[0].y, x[2] = y[0].z, x[3] = y[0].w;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) x[h] += sums[w * HEADS * KEYS + sum_offset(first_head() + h, lane_key())];
-    }
+    for (int w = 1; w < WARPS; w++) x[0] += y[w].x, x[1] += y[w].y, x[2] += y[w].z, x[3] += y[w].w;
 }
 
-/* Stores this lane's weights in tile i of A operands: columns 16 (i % 2) .. of [32 heads, 32]. */
-__device__ static inline void put_weights(char *to, const float x[2], int i)
+/* Byte offset of 8 keys of a head in the weights of a tile: no bank conflicts of ldmatrix. */
+__device__ static inline uint32_t weight_offset(int head, int chunk)
 {
-    const int key = lane_key();
-#pragma unroll
-    for (int h = 0; h < 2; h++)
-        *(bf16 *)(to + tile_offset<4>(first_head() + h, i % 2 * 2 + key / 8) + key % 8 * 2) = __float2bfloat16_rn(x[h]);
+    return head * KEYS * 2 + ((chunk ^ (head >> 2 & 1)) << 4);
 }
-/* acc [32 heads, this warp's columns] += weights of tile i times its keys */
-__device__ static inline void add_keys(float acc[2][8][4], uint32_t weights, uint32_t own, int i)
+/* Stores this lane's weights, an A operand. */
+__device__ static inline void put_weights(char *to, const uint2 &x)
+{
+    *(uint2 *)(to + weight_offset(lane_head(), lane_key() / 8) + lane_key() % 8 * 2) = x;
+}
+/* acc [32 heads, this warp's columns] += weights of a tile times its keys */
+__device__ static inline void add_keys(float acc[2][OWN / 8][4], uint32_t weights, uint32_t tile)
 {
     const int lane = threadIdx.x % 32;
-    const uint32_t rows = lane_rows<OWN>(own + i % STAGES * OWN_BYTES);
+    const uint32_t rows = lane_rows<OWN>(tile);
     uint32_t w[2][4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) load_matrix4(w[m], weights + tile_offset<4>(16 * m + lane % 16, i % 2 * 2 + lane / 16));
+    for (int m = 0; m < 2; m++) load_matrix4(w[m], weights + weight_offset(16 * m + lane % 16, lane / 16));
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
+    for (int c = 0; c < OWN / 16; c++) {
         uint32_t f[4];
         load_matrix4_trans(f, rows ^ (c << 5));
 #pragma unroll
@@ -174,205 +175,218 @@ __device__ static inline void add_keys(float acc[2][8][4], uint32_t weights, uin
     }
 }
 
-/* The block's token and first head, and its shared memory. */
+/* The block's token and first head. */
 struct place {
     int at, t, head0; /* at: token in the chunk */
-    char *tiles, *weights;
-    float *sums;
-    uint32_t own; /* this warp's part of the tiles */
 };
-__device__ static inline struct place place_of(const struct shared_args &a, char *smem, int first, int n)
+__device__ static inline struct place place_of(const struct shared_args &a, int first, int n)
 {
     const int per_token = a.n_head / HEADS;
     struct place p;
     p.at = n - 1 - blockIdx.x / per_token; /* tokens with the most entries first */
     p.t = first + p.at;
     p.head0 = blockIdx.x % per_token * HEADS;
-    p.tiles = smem;
-    p.sums = (float *)(smem + TILES_BYTES);
-    p.weights = smem + TILES_BYTES + 2 * SUMS * 4;
-    p.own = shared_address(smem) + threadIdx.x / 32 * STAGES * OWN_BYTES;
     return p;
 }
 
-/* Over the 16 lanes that have the same heads. */
-__device__ static inline float keys_max(float x)
-{
-#pragma unroll
-    for (int i = KEYS / 2; i; i /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
-/* The softmax of this lane's heads so far. */
+/* ---- forward */
+
+/* The softmax of this lane's head so far; sum: of this lane's keys. */
 struct softmax {
-    float max[2], sum[2];
+    float max, sum;
 };
-/* Weights of tile i from the sums of its scores; the factors by which they scale the output so far. */
-__device__ static inline void weigh(struct softmax *t, float *factors, const struct place &p, int i, int n, float c)
+/* Weights of tile i from the sums of its scores; the factors by which they scale the output so far. The maximum grows
+ * only when a score exceeds it by more than 8: weights stay below 2^8, and outputs rarely change. */
+__device__ static inline void weigh(struct softmax *t, float *factor, char *weights, const float *sums, int i, int n,
+                                    float c)
 {
-    float w[2], factor[2];
-    add_terms(w, p.sums + i % 2 * SUMS);
+    float w[4];
+    add_terms(w, sums);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float score = i * KEYS + lane_key() < n ? w[h] * c : -INFINITY, top = fmaxf(t->max[h], keys_max(score));
-        factor[h] = exp2_fast(t->max[h] - top);
-        w[h] = exp2_fast(score - top);
-        t->sum[h] = t->sum[h] * factor[h] + warp_sum(w[h], KEYS);
-        t->max[h] = top;
-    }
-    if (lane_key() == 0) *(float2 *)(factors + i % 2 * HEADS + first_head()) = make_float2(factor[0], factor[1]);
-    put_weights(p.weights, w, i);
+    for (int j = 0; j < 4; j++) w[j] = i * KEYS + lane_key() + j < n ? w[j] * c : -INFINITY;
+    float top = fmaxf(fmaxf(w[0], w[1]), fmaxf(w[2], w[3]));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+    const bool grown = top > t->max + 8.0f;
+    const float f = grown ? exp2_fast(t->max - top) : 1.0f;
+    if (grown) t->max = top;
+#pragma unroll
+    for (int j = 0; j < 4; j++) w[j] = exp2_fast(w[j] - t->max);
+    t->sum = t->sum * f + ((w[0] + w[1]) + (w[2] + w[3]));
+    if (lane_key() == 0) factor[lane_head()] = f;
+    put_weights(weights, make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3])));
 }
-/* Multiplies the rows of o by these factors. */
-__device__ static inline void scale_rows(float o[2][8][4], const float *factors)
+/* Multiplies the rows of o by these factors, most of which are 1. */
+__device__ static inline void scale_rows(float o[2][OWN / 8][4], const float *factors)
 {
+    float f[4];
+#pragma unroll
+    for (int r = 0; r < 4; r++) f[r] = factors[8 * r + threadIdx.x % 32 / 4];
+    if (!__any_sync(~0u, f[0] != 1.0f || f[1] != 1.0f || f[2] != 1.0f || f[3] != 1.0f)) return;
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        const float factor = factors[8 * r + threadIdx.x % 32 / 4];
 #pragma unroll
-        for (int j = 0; j < 16; j++) o[r / 2][j / 2][r % 2 * 2 + j % 2] *= factor;
+        for (int j = 0; j < OWN / 4; j++) o[r / 2][j / 2][r % 2 * 2 + j % 2] *= f[r];
     }
 }
 
-/* Between two barriers a warp multiplies tile i + 1 by the queries, weighs tile i and adds tile i - 1 to the output. */
-static __global__ void __launch_bounds__(THREADS, 1) shared_fwd_mma_kernel(const struct shared_args a)
+/* Between two barriers a warp adds tile i - 1 to the output, multiplies tile i + 1 by the queries and weighs tile i. */
+static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const struct shared_args a)
 {
     extern __shared__ __align__(1024) char smem[];
-    __shared__ __align__(8) float factors[2 * HEADS];
-    const struct place p = place_of(a, smem, 0, a.n_tok);
+    const struct place p = place_of(a, 0, a.n_tok);
     const int warp = threadIdx.x / 32;
+    char *tiles = smem + warp * FWD_STAGES * OWN_BYTES, *weights = smem + FWD_TILES + 2 * SUMS * 4;
+    float *sums = (float *)(smem + FWD_TILES), *factors = (float *)(weights + 2 * WEIGHTS_BYTES);
+    const uint32_t own = shared_address(tiles);
+    const auto tile = [&](int i) { return own + (i + 2) % FWD_STAGES * OWN_BYTES; };
+    uint32_t q[OWN / 16][2][4];
+    float o[2][OWN / 8][4] = {}, x[1][2][2][4];
+    copy_heads(own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM); /* in the stages of tiles 1 and 2 */
     const struct sight s = sight_of(a, p.t);
-    const int n = count_keys(a, s), n_tile = (n + KEYS - 1) / KEYS;
+    const int n = count_keys(a, s);
+    copy_keys(tile(0), a, s, p.t, 0, n, find_key(s, 0, n));
+    copy_wait<1>();
+    __syncwarp();
+    load_heads(q, own);
+    __syncwarp();
+    copy_keys(tile(1), a, s, p.t, 1, n, find_key(s, 1, n));
+    int found = find_key(s, 2, n);
     const float c = a.scale * LOG2_E;
-    const uint32_t weights = shared_address(p.weights);
-    uint32_t q[1][4][2][4];
-    float o[2][8][4] = {}, x[1][2][2][4];
     struct softmax t;
-    load_heads(q[0], p.own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM);
-    copy_keys(p.own, a, s, 0, n, find_entry(s, 0, n));
-    copy_keys(p.own, a, s, 1, n, find_entry(s, 1, n));
-    int entry = find_entry(s, 2, n);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        t.max[h] = a.sinks ? a.sinks[p.head0 + first_head() + h] * LOG2_E : -INFINITY;
-        t.sum[h] = a.sinks ? 1.0f : 0.0f;
-    }
-    find_terms<1>(x, q, p.own, 0);
-    put_terms(p.sums, x[0]);
-    const auto start = [&](int i) {
+    t.max = a.sinks ? a.sinks[p.head0 + lane_head()] * LOG2_E : -INFINITY;
+    t.sum = a.sinks && lane_key() == 0 ? 1.0f : 0.0f;
+    const auto multiply = [&](int i) {
+        copy_wait<1>();
+        __syncwarp();
+        find_terms<1>(x, q, 0, tile(i));
+    };
+    const auto add = [&](int i) {
+        scale_rows(o, factors + i % 2 * HEADS);
+        add_keys(o, shared_address(weights) + i % 2 * WEIGHTS_BYTES, tile(i));
+        __syncwarp();
+    };
+    multiply(0);
+    put_terms(sums, x[0]);
+    const int last = (n - 1) / KEYS;
+    for (int i = 0; i <= last; i++) {
         __syncthreads();
-        copy_keys(p.own, a, s, i + 2, n, entry);
-        entry = find_entry(s, i + 3, n);
-        find_terms<1>(x, q, p.own, i + 1);
-    };
-    const auto finish = [&](int i) {
-        weigh(&t, factors, p, i, n, c);
-        put_terms(p.sums + (i + 1) % 2 * SUMS, x[0]);
-    };
-    start(0);
-    finish(0);
-    for (int i = 1; i < n_tile; i++) {
-        start(i);
-        scale_rows(o, factors + (i - 1) % 2 * HEADS);
-        add_keys(o, weights, p.own, i - 1);
-        finish(i);
+        if (i) add(i - 1);
+        copy_keys(tile(i + 2), a, s, p.t, i + 2, n, found);
+        found = find_key(s, i + 3, n);
+        if (i < last) multiply(i + 1);
+        weigh(&t, factors + i % 2 * HEADS, weights + i % 2 * WEIGHTS_BYTES, sums + i % 2 * SUMS, i, n, c);
+        if (i < last) put_terms(sums + (i + 1) % 2 * SUMS, x[0]);
     }
     __syncthreads();
-    scale_rows(o, factors + (n_tile - 1) % 2 * HEADS);
-    add_keys(o, weights, p.own, n_tile - 1);
+    add(last);
     copy_wait<0>();
+    t.sum = warp_sum(t.sum, 4);
     __syncthreads();
     if (lane_key() == 0) {
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            factors[first_head() + h] = 1.0f / t.sum[h];
-            a.lse[p.t * a.ld_lse + p.head0 + first_head() + h] = t.max[h] / LOG2_E + logf(t.sum[h]);
-        }
+        factors[lane_head()] = 1.0f / t.sum;
+        a.lse[p.t * a.ld_lse + p.head0 + lane_head()] = t.max / LOG2_E + logf(t.sum);
     }
     __syncthreads();
     scale_rows(o, factors);
     store_rows<2, OWN>(a.o + p.t * a.ld_o + (int64_t)p.head0 * SHARED_DIM + warp * OWN, SHARED_DIM, HEADS, OWN, o, 1,
-                       p.tiles + warp * STAGES * OWN_BYTES);
+                       tiles);
 }
 
-/* <dout, o> of this lane's heads; o, dout: of the block's heads. */
-__device__ static inline void find_delta(float delta[2], const bf16 *o, const bf16 *dout)
+/* ---- dq */
+
+/* <dout, o> of this lane's head. o: of the block's heads; dout: the same in shared memory, a part per warp. */
+__device__ static inline float find_delta(const bf16 *o, const char *dout)
 {
+    float sum = 0.0f;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        float sum = 0.0f;
+    for (int i = 0; i < SHARED_DIM / 8 / 4; i++) {
+        const int chunk = i * 4 + threadIdx.x % 4, part = chunk / (OWN / 8);
+        float u[8], v[8];
+        unpack8(u, load16(o + lane_head() * SHARED_DIM + chunk * 8));
+        unpack8(v, load16(dout + part * HEADS_BYTES + tile_offset<OWN / 8>(lane_head(), chunk % (OWN / 8))));
 #pragma unroll
-        for (int i = 0; i < SHARED_DIM / 8 / KEYS; i++) {
-            const int64_t at = (first_head() + h) * SHARED_DIM + (i * KEYS + lane_key()) * 8;
-            float u[8], v[8];
-            unpack8(u, load16(o + at));
-            unpack8(v, load16(dout + at));
-#pragma unroll
-            for (int e = 0; e < 8; e++) sum += u[e] * v[e];
-        }
-        delta[h] = warp_sum(sum, KEYS);
+        for (int e = 0; e < 8; e++) sum += u[e] * v[e];
     }
+    return warp_sum(sum, 4);
+}
+/* Stores weights of this lane's head and keys in scratch, two heads at a time. to: of the first of two heads and the
+ * first of two keys that a lane stores, n_key: those that exist. */
+__device__ static inline void store_pairs(bf16 *to, const uint2 &x, int n_key)
+{
+    const bool odd = lane_head() % 2;
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? x.x : x.y, 4), low = odd ? other : x.x, high = odd ? x.y : other;
+    if (n_key > 0) *(uint32_t *)to = __byte_perm(low, high, 0x5410);
+    if (n_key > 1) *(uint32_t *)(to + SHARED_HEADS) = __byte_perm(low, high, 0x7632);
 }
 
-/* Before the first barrier of a tile, a warp multiplies tile i + 1 by q and dout, and weighs tile i; after it, the warp
- * adds tile i to dq. */
-static __global__ void __launch_bounds__(THREADS, 1)
+/* Between the first and the second barrier a warp weighs tile i; after it, the warp adds tile i to dq and multiplies
+ * tile i + 1 by q and dout. */
+static __global__ void __launch_bounds__(THREADS, 2)
     shared_dq_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
     extern __shared__ __align__(1024) char smem[];
-    const struct place p = place_of(a, smem, x.first, x.n);
+    const struct place p = place_of(a, x.first, x.n);
     const int warp = threadIdx.x / 32;
     const int64_t column = (int64_t)p.head0 * SHARED_DIM;
-    /* scratch of this lane's key of tile 0 and its heads */
-    const int64_t slots =
-        ((int64_t)p.at * (a.n_head / SHARED_HEADS) + p.head0 / SHARED_HEADS) * x.n_slot * SHARED_HEADS +
-        lane_key() * SHARED_HEADS + p.head0 % SHARED_HEADS + first_head();
+    char *tiles = smem + warp * DQ_STAGES * OWN_BYTES, *douts = smem + DQ_TILES;
+    float *sums = (float *)(douts + WARPS * HEADS_BYTES);
+    char *weights = (char *)(sums + 2 * SUMS);
+    const uint32_t own = shared_address(tiles), dout = shared_address(douts) + warp * HEADS_BYTES;
+    const auto tile = [&](int i) { return own + i % DQ_STAGES * OWN_BYTES; };
+    uint32_t q[OWN / 16][2][4];
+    float dq[2][OWN / 8][4] = {}, terms[2][2][2][4];
+    copy_heads(own, a.q + p.t * a.ld_q + column);
+    copy_heads(dout, a.dout + p.t * a.ld_dout + column);
     const struct sight s = sight_of(a, p.t);
     const int n = count_keys(a, s);
-    uint32_t heads[2][4][2][4]; /* q, dout */
-    float dq[2][8][4] = {}, terms[2][2][2][4], lse[2], delta[2];
-    find_delta(delta, a.o + p.t * a.ld_o + column, a.dout + p.t * a.ld_dout + column);
-#pragma unroll
-    for (int h = 0; h < 2; h++) lse[h] = a.lse[p.t * a.ld_lse + p.head0 + first_head() + h] * LOG2_E;
-    load_heads(heads[0], p.own, a.q + p.t * a.ld_q + column);
-    load_heads(heads[1], p.own, a.dout + p.t * a.ld_dout + column);
-    copy_keys(p.own, a, s, 0, n, find_entry(s, 0, n));
-    copy_keys(p.own, a, s, 1, n, find_entry(s, 1, n));
-    int entry = find_entry(s, 2, n);
-    const auto put = [&] {
-        put_terms(p.sums, terms[0]);
-        put_terms(p.sums + SUMS, terms[1]);
+    copy_wait<1>();
+    __syncwarp();
+    load_heads(q, own);
+    __syncwarp();
+    copy_keys(tile(0), a, s, p.t, 0, n, find_key(s, 0, n));
+    copy_keys(tile(1), a, s, p.t, 1, n, find_key(s, 1, n));
+    int found = find_key(s, 2, n);
+    const auto multiply = [&](int i) {
+        copy_wait<1>();
+        __syncwarp();
+        find_terms<2>(terms, q, dout, tile(i));
+        put_terms(sums, terms[0]);
+        put_terms(sums + SUMS, terms[1]);
     };
-    find_terms<2>(terms, heads, p.own, 0);
-    put();
+    multiply(0);
     __syncthreads();
-    for (int i = 0; i * KEYS < n; i++) {
-        const int key = i * KEYS + lane_key();
-        float w[2], ds[2];
-        copy_keys(p.own, a, s, i + 2, n, entry);
-        entry = find_entry(s, i + 3, n);
-        find_terms<2>(terms, heads, p.own, i + 1);
-        add_terms(w, p.sums);
-        add_terms(ds, p.sums + SUMS);
+    const float lse = a.lse[p.t * a.ld_lse + p.head0 + lane_head()] * LOG2_E;
+    const float delta = find_delta(a.o + p.t * a.ld_o + column, douts) * a.scale, c = a.scale * LOG2_E;
+    /* scratch of the token; where in it the heads and keys of tile 0 are that this lane stores */
+    const int64_t token =
+        ((int64_t)p.at * (a.n_head / SHARED_HEADS) + p.head0 / SHARED_HEADS) * x.n_slot * SHARED_HEADS +
+        p.head0 % SHARED_HEADS;
+    uint32_t slots = (lane_key() + lane_head() % 2 * 2) * SHARED_HEADS + lane_head() / 2 * 2;
+    for (int i = 0; i * KEYS < n; i++, slots += KEYS * SHARED_HEADS) {
+        const int n_key = n - i * KEYS - lane_key(); /* from this lane's first on */
+        float w[4], ds[4];
+        add_terms(w, sums);
+        add_terms(ds, sums + SUMS);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            w[h] = exp2_fast(key < n ? w[h] * a.scale * LOG2_E - lse[h] : -INFINITY);
-            ds[h] = w[h] * (ds[h] - delta[h]) * a.scale;
+        for (int j = 0; j < 4; j++) {
+            w[j] = exp2_fast(j < n_key ? w[j] * c - lse : -INFINITY);
+            ds[j] = w[j] * (ds[j] * a.scale - delta);
         }
-        put_weights(p.weights, ds, i);
-        if (key < n) {
-            const int64_t to = slots + (int64_t)i * KEYS * SHARED_HEADS;
-            *(uint32_t *)(x.p + to) = pack2(w[0], w[1]);
-            *(uint32_t *)(x.ds + to) = pack2(ds[0], ds[1]);
-        }
+        const uint2 packed = make_uint2(pack2(ds[0], ds[1]), pack2(ds[2], ds[3]));
+        put_weights(weights, packed);
+        store_pairs(x.p + token + slots, make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3])), n_key - lane_head() % 2 * 2);
+        store_pairs(x.ds + token + slots, packed, n_key - lane_head() % 2 * 2);
         __syncthreads();
-        put();
-        add_keys(dq, shared_address(p.weights), p.own, i);
+        add_keys(dq, shared_address(weights), tile(i));
+        __syncwarp();
+        copy_keys(tile(i), a, s, p.t, i + 2, n, found);
+        found = find_key(s, i + 3, n);
+        if ((i + 1) * KEYS < n) multiply(i + 1);
         __syncthreads();
     }
     copy_wait<0>();
-    __syncwarp();
-    store_rows<2, OWN>(a.dq + p.t * a.ld_dq + column + warp * OWN, SHARED_DIM, HEADS, OWN, dq, 1,
-                       p.tiles + warp * STAGES * OWN_BYTES);
+    store_rows<2, OWN>(a.dq + p.t * a.ld_dq + column + warp * OWN, SHARED_DIM, HEADS, OWN, dq, 1, tiles);
 }
 
 /* ---- dkey */
@@ -393,14 +407,15 @@ __device__ static inline void copy_unit(uint32_t stage, const struct shared_args
     }
     const uint32_t right = stage + LEFT_BYTES + lane / 8 * PANEL_BYTES;
 #pragma unroll
-    for (int j = 0; j < SHARED_HEADS / WARPS; j++)
-        copy_async16(right + tile_offset<8>(warp + WARPS * j, lane % 8), rows + (warp + WARPS * j) * SHARED_DIM, 16);
+    for (int j = 0; j < SHARED_HEADS / DKEY_WARPS; j++)
+        copy_async16(right + tile_offset<8>(warp + DKEY_WARPS * j, lane % 8),
+                     rows + (warp + DKEY_WARPS * j) * SHARED_DIM, 16);
 }
 
 /* acc [32 rows, 64 columns] += weights times rows of heads */
 __device__ static inline void add_unit(float acc[2][8][4], uint32_t weights, uint32_t panel)
 {
-    const uint32_t left = lane_rows<SHARED_HEADS>(weights), right = lane_rows<OWN>(panel);
+    const uint32_t left = lane_rows<SHARED_HEADS>(weights), right = lane_rows<PANEL>(panel);
 #pragma unroll
     for (int k = 0; k < SHARED_HEADS / 16; k++) {
         uint32_t w[2][4];
@@ -408,7 +423,7 @@ __device__ static inline void add_unit(float acc[2][8][4], uint32_t weights, uin
 #pragma unroll
         for (int c = 0; c < 4; c++) {
             uint32_t f[4];
-            load_matrix4_trans(f, (right ^ (c << 5)) + k * 16 * OWN * 2);
+            load_matrix4_trans(f, (right ^ (c << 5)) + k * 16 * PANEL * 2);
 #pragma unroll
             for (int m = 0; m < 2; m++) {
                 mma_bf16(acc[m][2 * c], w[m], f);
@@ -433,7 +448,7 @@ __device__ static inline void store_sums(float *to, const float sum[2][8][4], in
     }
 }
 
-static __global__ void __launch_bounds__(THREADS, 2)
+static __global__ void __launch_bounds__(DKEY_THREADS, 2)
     shared_dkey_mma_kernel(const struct shared_args a, const struct shared_chunk x)
 {
     extern __shared__ __align__(1024) char smem[];
@@ -447,8 +462,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     const int n_group = a.n_head / SHARED_HEADS, n_unit = live.n * n_group * 2;
     const uint32_t stages = shared_address(smem);
     const int row = low + warp / 4 * 32 + lane / 4;
-    float *to =
-        x.part + ((int64_t)(blockIdx.x / BANDS) * SHARED_BLOCK + row) * SHARED_COLUMNS + warp % 4 * OWN + lane % 4 * 2;
+    float *to = x.part + ((int64_t)(blockIdx.x / BANDS) * SHARED_BLOCK + row) * SHARED_COLUMNS + warp % 4 * PANEL +
+                lane % 4 * 2;
     int written = 0;
     float sum[2][8][4];
     const auto copy = [&](int u) {
@@ -483,15 +498,15 @@ static void allow_shared_bytes(const void *kernel, int bytes)
 
 void shared_fwd_mma(const struct shared_args *a)
 {
-    allow_shared_bytes((const void *)shared_fwd_mma_kernel, TOKEN_BYTES);
-    shared_fwd_mma_kernel<<<grid_x((int64_t)a->n_tok * (a->n_head / HEADS)), THREADS, TOKEN_BYTES, cuda.stream>>>(*a);
+    allow_shared_bytes((const void *)shared_fwd_mma_kernel, FWD_BYTES);
+    shared_fwd_mma_kernel<<<grid_x((int64_t)a->n_tok * (a->n_head / HEADS)), THREADS, FWD_BYTES, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
 }
 
 void shared_dq_mma(const struct shared_args *a, const struct shared_chunk *x)
 {
-    allow_shared_bytes((const void *)shared_dq_mma_kernel, TOKEN_BYTES);
-    shared_dq_mma_kernel<<<grid_x((int64_t)x->n * (a->n_head / HEADS)), THREADS, TOKEN_BYTES, cuda.stream>>>(*a, *x);
+    allow_shared_bytes((const void *)shared_dq_mma_kernel, DQ_BYTES);
+    shared_dq_mma_kernel<<<grid_x((int64_t)x->n * (a->n_head / HEADS)), THREADS, DQ_BYTES, cuda.stream>>>(*a, *x);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -499,6 +514,6 @@ void shared_dkey_mma(const struct shared_args *a, const struct shared_chunk *x)
 {
     allow_shared_bytes((const void *)shared_dkey_mma_kernel, DKEY_BYTES);
     const unsigned grid = grid_x(ceil_div(x->n, SHARED_TOKENS) * (x->n_window + x->n_far) * 2 * BANDS);
-    shared_dkey_mma_kernel<<<grid, THREADS, DKEY_BYTES, cuda.stream>>>(*a, *x);
+    shared_dkey_mma_kernel<<<grid, DKEY_THREADS, DKEY_BYTES, cuda.stream>>>(*a, *x);
     CUDA_CHECK_LAUNCH();
 }

@@ -35,19 +35,6 @@ __device__ static __forceinline__ void load_panels(uint32_t to, uint32_t bar, co
     for (int i = first; i < end; i++) tma_load(to + (i - first) * HEAD_PANEL, map, bar, i * 64, head0, t);
 }
 
-/* Number of keys of a token. A warp calls it; each step divides what is left of the list by 32. */
-__device__ static __forceinline__ int count_keys(const struct shared_args &a, const struct sight &s)
-{
-    if (!s.list) return s.n_near + s.n_far;
-    int low = 0, high = a.top; /* elements before low are visible, those from high on are not */
-    while (low < high) {
-        const int step = (high - low + 31) / 32, last = low + (threadIdx.x % 32 + 1) * step - 1;
-        low += step * __popc(__ballot_sync(~0u, last < high && listed(s, last)));
-        high = min(high, low + step - 1);
-    }
-    return s.n_near + low;
-}
-
 /* The row of the key that this lane finds for copy_keys; any row when there is none. */
 template <int ROWS, int WARPS>
 __device__ static __forceinline__ const bf16 *find_key(const struct shared_args &a, const struct sight &s, int k0,
