@@ -1,5 +1,5 @@
 /* test_peers.c - tests/parity/peers.py: its table, the straight line through two numbers of layers, peers that are
- * skipped or too slow. A shell script takes the place of the Python of the peers. */
+ * skipped, too slow or stopped, compile caches. A shell script takes the place of the Python of the peers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,9 +11,9 @@
 static const char *dir;
 static char said[1 << 16];
 
-/* Runs peers.py with the options; the script is run as the Python of the peers, with that of the step as $1, the peer
- * as $2. Returns the exit code. */
-static int run(const char *script, const char *options)
+/* Runs peers.py with the options, in a shell after `prefix`; the script is run as the Python of the peers, with that of
+ * the step as $1, the peer as $2. Returns the exit code. */
+static int run_after(const char *prefix, const char *script, const char *options)
 {
     char path[MT_PATH], command[3 * MT_PATH];
     struct err err;
@@ -21,10 +21,10 @@ static int run(const char *script, const char *options)
     snprintf(path, sizeof(path), "%s/python", dir);
     assert_int_equal(file_write_atomic(path, script, (int64_t)strlen(script), &err), 0);
     assert_int_equal(chmod(path, 0755), 0);
-    snprintf(
-        command, sizeof(command),
-        "python3 '%s' --moetrain '%s' --python '%s' --work '%s' --arch gpt-oss-20b --device cpu %s > '%s/said' 2>&1",
-        fixture("../parity/peers.py"), moetrain_binary(), path, dir, options, dir);
+    snprintf(command, sizeof(command),
+             "%s python3 '%s' --moetrain '%s' --python '%s' --work '%s' --arch gpt-oss-20b --device cpu %s > '%s/said' "
+             "2>&1",
+             prefix, fixture("../parity/peers.py"), moetrain_binary(), path, dir, options, dir);
     const int status = system(command);
     snprintf(path, sizeof(path), "%s/said", dir);
     char *text = file_read(path, sizeof(said) - 1, &size, &err);
@@ -33,6 +33,8 @@ static int run(const char *script, const char *options)
     mem_free(text);
     return WEXITSTATUS(status);
 }
+
+static int run(const char *script, const char *options) { return run_after("", script, options); }
 
 static void expect(const char *part)
 {
@@ -89,6 +91,43 @@ static void test_limit(void **state)
     expect("- transformers: stopped after 0.3 s");
 }
 
+/* SIGTERM while the second of three peers runs: its measurement and those of the first are in the table. */
+static void test_stopped(void **state)
+{
+    (void)state;
+    if (no_python()) skip();
+    const char *peer =
+        "#!/bin/sh\n"
+        "echo '{\"shape\": [1, 1024], \"layers\": 8, \"ms\": 50, \"allocator\": null, \"card\": null, \"note\": "
+        "\"n\"}'\n"
+        "[ \"$2\" = transformers ] || sleep 60\n";
+    assert_int_equal(
+        run_after("timeout -k 30 2", peer, "--peers transformers,axolotl,unsloth-4bit --shapes 1x1024 --limit 60"),
+        124); /* of timeout; peers.py itself ends with 0 */
+    expect("| transformers, 8 layers alone | 1 x 1024 | | 50.0 ms |");
+    expect("| axolotl, 8 layers alone | 1 x 1024 | | 50.0 ms |");
+    expect("- axolotl: stopped by a signal");
+    assert_null(strstr(said, "| unsloth-4bit"));
+}
+
+/* --compile: every peer runs once with --compile, all at the same time, then measures. */
+static void test_compile(void **state)
+{
+    (void)state;
+    if (no_python()) skip();
+    const char *peer =
+        "#!/bin/sh\n"
+        "case \"$*\" in *--compile*) touch \"$2.compiled\"; [ \"$2\" = transformers ] || sleep 60; exit 0;; esac\n"
+        "[ -f ../transformers/transformers.compiled ] && [ -f ../axolotl/axolotl.compiled ] || exit 3\n"
+        "echo '{\"shape\": [1, 1024], \"layers\": 24, \"ms\": 50, \"allocator\": null, \"card\": null, \"note\": "
+        "\"n\"}'\n";
+    assert_int_equal(run(peer, "--peers transformers,axolotl --shapes 1x1024 --compile 1"), 0);
+    expect("transformers: compiled, exit 0");
+    expect("axolotl: still compiling after 1 s");
+    expect("| transformers | 1 x 1024 | 20,480 | 50.0 ms |");
+    expect("| axolotl | 1 x 1024 | 20,480 | 50.0 ms |");
+}
+
 static void test_moetrain(void **state)
 {
     (void)state;
@@ -121,10 +160,9 @@ static void test_arguments(void **state)
 int test_peers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_table, open_dir),
-        cmocka_unit_test_setup(test_limit, open_dir),
-        cmocka_unit_test_setup(test_moetrain, open_dir),
-        cmocka_unit_test_setup(test_arguments, open_dir),
+        cmocka_unit_test_setup(test_table, open_dir),    cmocka_unit_test_setup(test_limit, open_dir),
+        cmocka_unit_test_setup(test_stopped, open_dir),  cmocka_unit_test_setup(test_compile, open_dir),
+        cmocka_unit_test_setup(test_moetrain, open_dir), cmocka_unit_test_setup(test_arguments, open_dir),
     };
     return cmocka_run_group_tests_name("peers", tests, NULL, NULL);
 }

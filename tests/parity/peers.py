@@ -3,7 +3,7 @@ attention and all experts of a model of the gpt-oss family with random weights.
 
   python peers.py --moetrain build/moetrain [--arch gpt-oss-20b] [--shapes 4x2048,1x1024,4x4096] [--layers 4,8]
                   [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-4bit,unsloth-bf16] [--limit 60,...]
-                  [--first] [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
+                  [--first] [--compile 120] [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
 
 moetrain runs all layers (`bench step`). The peers load a bf16 checkpoint of `synth` with as many layers as the larger
 of --layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. A peer has --limit
@@ -14,12 +14,18 @@ measured.
 A peer that cannot be imported or that fails is skipped, and the reason is printed below the table. Only this file's
 Python needs no packages; each peer runs in a process of --python. Exit 1 when no peer was measured.
 
+Time: importing, loading and compiling take most of a peer's seconds. --first leaves out the trial of back ends, which
+compiles three. --compile first runs all peers at once for so many seconds, one step of each shape, for the compile
+caches; measurements follow one after the other as always. Rows are printed as soon as a peer is done. SIGTERM and
+Ctrl-C end the peer that runs, print what it measured, and leave out the rest. WORK/PEER.log has a peer's output.
+
 Memory: `allocator` is the peak of the PyTorch allocator, of moetrain the plan; `card` is what the GPU has in use at the
 end of the steps by nvidia-smi, with the context and what allocators hold.
 """
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -43,6 +49,7 @@ def arguments(words=None):
     parser.add_argument("--work", default=os.path.join(tempfile.gettempdir(), "moetrain-peers"))
     parser.add_argument("--limit", type=limits, default=[60], help="seconds for each peer")
     parser.add_argument("--first", action="store_true", help="peers use the back ends that were the fastest before")
+    parser.add_argument("--compile", type=float, default=0, metavar="SECONDS", help="fill the compile caches before")
     for name, default in dict(steps=5, rank=16).items():
         parser.add_argument("--" + name, type=int, default=default)
     a = parser.parse_args(words)
@@ -82,21 +89,37 @@ def peers(text):
     return found
 
 
+class Stopped(Exception):
+    """SIGTERM or Ctrl-C: what was measured until now is printed."""
+
+
+def stop(signum, frame):
+    signal.signal(signum, signal.SIG_IGN)
+    raise Stopped
+
+
+def end(process):
+    """Ends the group that the process leads."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
 def run(command, limit, **options):
-    """(exit status or None after `limit` seconds, standard output, standard error); the process leads its own group,
-    which ends with it."""
+    """(exit status, standard output, standard error); the status is None after `limit` seconds, "stopped" after a
+    signal. The process leads its own group, which ends with it."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, **options)
         try:
             code = process.wait(timeout=max(limit, 0.1))
         except subprocess.TimeoutExpired:
             code = None
+        except Stopped:
+            code = "stopped"
         finally:
-            try:
-                os.killpg(process.pid, 9)
-            except ProcessLookupError:
-                pass
-            process.wait()
+            end(process)
         out.seek(0)
         err.seek(0)
         return code, out.read(), err.read()
@@ -106,6 +129,8 @@ def why(code, err, limit):
     """One line."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     last = lines[-1] if lines else "no message"
+    if code == "stopped":
+        return "stopped by a signal"
     return f"stopped after {limit:g} s" if code is None else f"exit {code}: {last[:300]}"
 
 
@@ -113,28 +138,39 @@ def why(code, err, limit):
 
 
 def measure_moetrain(a, name, limit):
-    done, problems, end = [], [], time.monotonic() + limit
+    """(measurements, problems, whether a signal stopped it)"""
+    done, problems, end_at = [], [], time.monotonic() + limit
     for batch, seq in a.shapes:
-        left = end - time.monotonic()
+        left = end_at - time.monotonic()
         command = [a.moetrain, "bench", "step", "--arch", a.arch, "--tokens", str(batch * seq), "--seq", str(seq),
                    "--rank", str(a.rank), "--steps", str(a.steps), "--device", a.device, "--json", *MOETRAIN[name]]
         code, out, err = run(command, left)
         if code != 0:
             problems.append(f"{batch} x {seq}: {why(code, err, limit)}")
+            if code == "stopped":
+                return done, problems, True
             continue
         b = json.loads(out)
         done.append({"layers": b["layers"], "shape": [batch, seq], "ms": b["step_ms"], "allocator": b["plan_bytes"],
                      "card": b["peak_bytes"], "note": f"experts {b['experts']}"})
-    return done, problems
+    return done, problems, False
 
 
-def measure_peer(a, name, limit):
+def peer_command(a, name, limit):
+    """(command, options of the process); Unsloth writes sources below the working directory, so each peer has one."""
     command = [a.python, os.path.join(HERE, "peers_step.py"), name, a.checkpoint, "--shapes",
                ",".join("x".join(map(str, shape)) for shape in a.shapes), "--layers", ",".join(map(str, a.layers)),
                "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device, "--limit", str(limit)]
-    command += ["--first"] if a.first else []
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    code, out, err = run(command, limit, cwd=a.work, env=environment)
+    environment = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false",
+                   "UNSLOTH_DISABLE_STATISTICS": "1"}
+    os.makedirs(f"{a.work}/{name}", exist_ok=True)
+    return command + ["--first"] * a.first, {"cwd": f"{a.work}/{name}", "env": os.environ | environment}
+
+
+def measure_peer(a, name, limit):
+    """(measurements, problems, whether a signal stopped it)"""
+    command, options = peer_command(a, name, limit)
+    code, out, err = run(command, limit, **options)
     with open(f"{a.work}/{name}.log", "w") as f:
         f.write(out + err)
     done, problems = [], []
@@ -145,7 +181,27 @@ def measure_peer(a, name, limit):
             problems.append(json.loads(line)["problem"])
     if code != 0:
         problems.append(why(code, err, limit))
-    return done, problems
+    return done, problems, code == "stopped"
+
+
+def fill_caches(a):
+    """All peers at once for a.compile seconds; what they print is in WORK/PEER.compile.log."""
+    start, processes = time.monotonic(), {}
+    try:
+        for name in (name for name in a.peers if name in PEERS):
+            command, options = peer_command(a, name, a.compile)
+            with open(f"{a.work}/{name}.compile.log", "w") as log:
+                processes[name] = subprocess.Popen(command + ["--compile"], stdout=log, stderr=log,
+                                                   start_new_session=True, **options)
+        for name, process in processes.items():
+            try:
+                code = process.wait(timeout=max(0.1, start + a.compile - time.monotonic()))
+                print(f"{name}: compiled, exit {code}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            except subprocess.TimeoutExpired:
+                print(f"{name}: still compiling after {a.compile:g} s", file=sys.stderr, flush=True)
+    finally:
+        for process in processes.values():
+            end(process)
 
 
 def make_checkpoint(a):
@@ -191,23 +247,41 @@ def gib(n):
     return "" if n is None else f"{n / 2**30:.1f} GiB"
 
 
-def table(results, wanted, n_layer):
-    yield "| trainer | tokens per step | tokens/s | step | allocator | card | measured | with |"
-    yield "|---|---|---|---|---|---|---|---|"
-    for name, (done, _) in results.items():
-        for shape in wanted:
-            note = next((m["note"] for m in done if m["shape"] == list(shape)), "")
-            whole = whole_model(done, shape, n_layer)
-            if whole:
-                ms, allocator, card, how = whole
-                rate = f"{1e3 * shape[0] * shape[1] / ms:,.0f}" if ms > 0 else ""
-                yield (f"| {name} | {shape[0]} x {shape[1]} | {rate} | {ms:.1f} ms | {gib(allocator)} | {gib(card)} | "
-                       f"{how} | {note} |")
-                continue
-            for m in done:
-                if m["shape"] == list(shape):
-                    yield (f"| {name}, {m['layers']} layers alone | {shape[0]} x {shape[1]} | | {m['ms']:.1f} ms | "
-                           f"{gib(m['allocator'])} | {gib(m['card'])} | {m['layers']} layers | {note} |")
+HEADER = """\
+| trainer | tokens per step | tokens/s | step | allocator | card | measured | with |
+|---|---|---|---|---|---|---|---|"""
+
+
+def rows(name, done, wanted, n_layer):
+    for shape in wanted:
+        note = next((m["note"] for m in done if m["shape"] == list(shape)), "")
+        whole = whole_model(done, shape, n_layer)
+        if whole:
+            ms, allocator, card, how = whole
+            rate = f"{1e3 * shape[0] * shape[1] / ms:,.0f}" if ms > 0 else ""
+            yield (f"| {name} | {shape[0]} x {shape[1]} | {rate} | {ms:.1f} ms | {gib(allocator)} | {gib(card)} | "
+                   f"{how} | {note} |")
+            continue
+        for m in done:
+            if m["shape"] == list(shape):
+                yield (f"| {name}, {m['layers']} layers alone | {shape[0]} x {shape[1]} | | {m['ms']:.1f} ms | "
+                       f"{gib(m['allocator'])} | {gib(m['card'])} | {m['layers']} layers | {note} |")
+
+
+def measure(a, n_layer):
+    """Prints the rows of each trainer as soon as it is done. [(name, problem), ...], the number of measurements"""
+    problems, n_done = [], 0
+    for name, limit in zip(a.peers, a.limit):
+        start = time.monotonic()
+        done, found, stopped = (measure_moetrain if name in MOETRAIN else measure_peer)(a, name, limit)
+        problems += [(name, problem) for problem in found]
+        n_done += len(done)
+        print("".join(row + "\n" for row in rows(name, done, a.shapes, n_layer)), end="", flush=True)
+        print(f"{name}: {len(done)} measurements in {time.monotonic() - start:.0f} s"
+              + "".join(f"; {p}" for p in found), file=sys.stderr, flush=True)
+        if stopped:
+            break
+    return problems, n_done
 
 
 def main():
@@ -216,23 +290,23 @@ def main():
     n_layer = N_LAYER[a.arch]
     if a.layers[-1] > n_layer:
         sys.exit(f"--layers {a.layers[-1]}: {a.arch} has {n_layer}")
-    if any(name in PEERS for name in a.peers):
-        make_checkpoint(a)
-    results = {}
-    for name, limit in zip(a.peers, a.limit):
-        start = time.monotonic()
-        results[name] = (measure_moetrain if name in MOETRAIN else measure_peer)(a, name, limit)
-        done, problems = results[name]
-        print(f"{name}: {len(done)} measurements in {time.monotonic() - start:.0f} s"
-              + "".join(f"; {p}" for p in problems), file=sys.stderr, flush=True)
-    print(f"{a.arch}, {n_layer} layers, LoRA r = {a.rank} on attention and all experts, random weights and tokens, "
-          f"median of {a.steps} steps. A row with two numbers of layers lies on the straight line through both.\n")
-    print("\n".join(table(results, a.shapes, n_layer)))
-    for name, (_, problems) in results.items():
-        for problem in problems:
-            print(f"\n- {name}: {problem}", end="")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        if any(name in PEERS for name in a.peers):
+            make_checkpoint(a)
+            if a.compile:
+                fill_caches(a)
+        print(f"{a.arch}, {n_layer} layers, LoRA r = {a.rank} on attention and all experts, random weights and tokens, "
+              f"median of {a.steps} steps. A row with two numbers of layers lies on the straight line through both.\n")
+        print(HEADER, flush=True)
+        problems, n_done = measure(a, n_layer)
+    except Stopped:
+        sys.exit("stopped by a signal before the next measurement")
+    for name, problem in problems:
+        print(f"\n- {name}: {problem}", end="")
     print()
-    sys.exit(0 if any(done for done, _ in results.values()) else 1)
+    sys.exit(0 if n_done else 1)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,24 @@
 experts, and times training steps.
 
   python peers_step.py PEER CHECKPOINT --shapes 4x2048,... --layers 4,8 --steps 5 --rank 16 --device cuda
-                        --limit 60 [--first]
+                        --limit 60 [--first] [--compile]
 
-Prints {"shape", "layers", "ms", "allocator", "card", "note"} for each measurement, {"problem"} for each failure. All
-peers train with gradient checkpointing, their fastest back ends, fused AdamW in PyTorch, and the same random tokens.
+Prints {"shape", "layers", "ms", "allocator", "card", "note"} for each measurement, {"problem"} for each failure, at
+once: whoever ends this process has what was measured. All peers train with gradient checkpointing, their fastest back
+ends, fused AdamW in PyTorch, and the same random tokens.
+
+The larger model is measured first: every shape until 0.6 of --limit, then the smaller model in the same shapes. The
+first shape has no such end. --compile runs one step of each shape and prints no measurements: its compiled kernels
+stay in the caches of Triton and PyTorch for a later process.
 """
 import argparse
+import contextlib
 import gc
 import importlib.util
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +43,7 @@ def arguments():
     parser.add_argument("--device")
     parser.add_argument("--limit", type=float, help="after 0.6 of it, the larger model is measured no further")
     parser.add_argument("--first", action="store_true", help="no trial of back ends: the first")
+    parser.add_argument("--compile", action="store_true", help="one step of each shape, for the compile caches alone")
     return parser.parse_args()
 
 
@@ -49,7 +57,7 @@ def transformers_model(a, experts):
 
     model = AutoModelForCausalLM.from_pretrained(
         a.checkpoint, dtype=torch.bfloat16 if a.device == "cuda" else torch.float32, experts_implementation=experts,
-        attn_implementation="eager").to(a.device)
+        attn_implementation="eager", device_map=a.device)
     model = get_peft_model(model, LoraConfig(r=a.rank, lora_alpha=2 * a.rank, target_modules=ATTENTION,
                                              target_parameters=EXPERTS))
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -169,6 +177,10 @@ class Steps:
         if self.a.device == "cuda":
             self.torch.cuda.synchronize()
 
+    def tokens(self, shape):
+        generator = self.torch.Generator().manual_seed(7)
+        return self.torch.randint(0, self.vocab, shape, generator=generator).to(self.a.device)
+
     def one(self, x):
         self.wait()
         start = time.perf_counter()
@@ -185,8 +197,7 @@ class Steps:
 
     def measure(self, shape, n):
         """(median ms of n steps, the allocator's peak, memory of the card)"""
-        generator = self.torch.Generator().manual_seed(7)
-        x = self.torch.randint(0, self.vocab, shape, generator=generator).to(self.a.device)
+        x = self.tokens(shape)
         if self.a.device == "cuda":
             self.torch.cuda.empty_cache()
             self.torch.cuda.reset_peak_memory_stats()
@@ -200,6 +211,29 @@ def expected_adapters(config, r):
     d, f, head = config.hidden_size, config.intermediate_size, config.head_dim
     q, kv = config.num_attention_heads * head, config.num_key_value_heads * head
     return r * (2 * (d + q) + 2 * (d + kv) + config.num_local_experts * ((d + 2 * f) + (f + d)))
+
+
+def frozen_bytes(model, n):
+    """Of the weights of one of n layers: shows whether the experts are in 4 bits."""
+    layers = model.get_base_model().model.layers
+    return sum(p.numel() * p.element_size() for p in layers.parameters() if not p.requires_grad) / n
+
+
+@contextlib.contextmanager
+def ends_after(seconds):
+    """TimeoutError in what still runs after so many seconds, as soon as Python runs again; None: no end."""
+    def stop(signum, frame):
+        raise TimeoutError("no time")
+    if seconds is None:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def say(**values):
@@ -218,7 +252,7 @@ def fastest(steps, ways, shape):
             choose()
             times[name] = steps.measure(shape, TRIAL)[0]
             print(f"{name}: {times[name]:.1f} ms at {shape[0]} x {shape[1]}", flush=True)
-        except (RuntimeError, ValueError, NotImplementedError, ImportError) as error:
+        except Exception as error:  # whatever a back end raises: the others are tried
             say(problem=f"{name}: {reason(error)}")
             steps.optimizer.zero_grad(set_to_none=True)
     if not times:
@@ -245,6 +279,7 @@ def check_adapters(a, model, steps, n):
 
 
 def measure_all(a, model, ways):
+    """Every shape with each number of layers, the largest first. A shape that failed is left out of the smaller."""
     best, left = None, list(a.shapes)
     for n in sorted(a.layers, reverse=True):
         if n < len(model.get_base_model().model.layers):
@@ -254,20 +289,29 @@ def measure_all(a, model, ways):
         best = best or best_way(a, steps, ways)
         if best is None:
             return
-        note = f"{versions(PACKAGES[a.peer])}: {best}; adapters of {size:.2f} M a layer"
+        note = (f"{versions(PACKAGES[a.peer])}: {best}; adapters of {size:.2f} M, weights of "
+                f"{frozen_bytes(model, n) / 2**20:,.0f} MiB a layer")
         measured = []
         for shape in left:
-            if measured and n > a.layers[0] and time.monotonic() - BEGAN > 0.6 * a.limit:
-                say(problem=f"no time for {shape[0]} x {shape[1]}")
-                continue
+            limited = measured and n > a.layers[0]
             try:
-                ms, peak, card = steps.measure(shape, a.steps)
+                with ends_after(0.6 * a.limit - (time.monotonic() - BEGAN) if limited else None):
+                    ms, peak, card = steps.measure(shape, a.steps)
                 say(shape=shape, layers=n, ms=ms, allocator=peak, card=card, note=note)
                 measured.append(shape)
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:  # the smaller model is still measured in the other shapes
                 say(problem=f"{n} layers, {shape[0]} x {shape[1]}: {reason(error)}")
                 steps.optimizer.zero_grad(set_to_none=True)
         left = measured
+
+
+def compile_all(a, model, ways):
+    """One step of each shape: the smaller model, in the first way."""
+    drop_layers(model, a.layers[0])
+    ways[0][1]()
+    steps = Steps(a, model)
+    for shape in a.shapes:
+        steps.one(steps.tokens(shape))
 
 
 def main():
@@ -277,7 +321,7 @@ def main():
     except Exception as error:  # whatever a package raises while it is imported or loads: the peer is skipped
         say(problem=f"skipped: {reason(error)}")
         return
-    measure_all(a, model, ways)
+    (compile_all if a.compile else measure_all)(a, model, ways)
 
 
 if __name__ == "__main__":
