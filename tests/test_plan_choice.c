@@ -1,5 +1,6 @@
 /* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
- * time that decoding inside the products takes; a GPU that other processes use; tensors that are missing. */
+ * time that decoding inside the products takes; logits that share the memory with activations; a GPU that other
+ * processes use; tensors that are missing. */
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -37,10 +38,10 @@ struct bed {
     struct ops table;
 };
 
-static struct bed *bed_open(void)
+static struct bed *bed_of(const char *arch, int64_t n_layer)
 {
     struct bed *b = mem_array(1, sizeof(*b));
-    const struct synth_options opt = {.arch = "gpt-oss-tiny"};
+    const struct synth_options opt = {.arch = arch, .n_layer = n_layer};
     struct err err;
     config_defaults(&b->cfg);
     b->cfg.data.seq_len = 512;
@@ -52,6 +53,8 @@ static struct bed *bed_open(void)
     b->dev.ops = &b->table;
     return b;
 }
+
+static struct bed *bed_open(void) { return bed_of("gpt-oss-tiny", 0); }
 
 static void bed_close(struct bed *b)
 {
@@ -218,6 +221,30 @@ static void decoded_layers_are_worth_memory(void **state)
 #endif
 }
 
+/* ---- logits */
+
+/* Where memory is short, the head does not take so few rows at a time that reading its matrix costs more than what the
+ * same memory saves elsewhere. */
+static void logits_are_worth_memory(void **state)
+{
+    (void)state;
+    struct bed *b = bed_of("gpt-oss-20b", 4);
+    struct plan_choice least, c;
+    struct err err;
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->cfg.data.seq_len = 2048;
+    const struct plan_request q =
+        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
+    assert_int_equal(plan_choose_least(&least, &q, 0, &err), 0);
+    assert_int_equal(least.opt.ce_chunk, 64);
+    assert_int_equal(plan_choose(&c, &q, 0, least.peak + (300 << 20), &err), 0);
+    assert_true(c.opt.ce_chunk >= 128 && c.peak <= least.peak + (300 << 20));
+    assert_int_equal(plan_choose(&c, &q, 0, (int64_t)64 << 30, &err), 0);
+    assert_int_equal(c.opt.ce_chunk, 1536);
+    bed_close(b);
+}
+
 /* ---- other processes */
 
 static int n_asked, asked_until;
@@ -297,6 +324,7 @@ int test_plan_choice(void)
         cmocka_unit_test(one_choice),
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
+        cmocka_unit_test(logits_are_worth_memory),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(every_tensor_is_looked_for),

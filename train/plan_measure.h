@@ -89,8 +89,9 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
 /* Device bytes of a run, `fixed` included. */
 int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train);
 
-/* Sizes of scratch: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes tile by tile, and
- * reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled tokens. */
+/* Sizes of scratch, the largest first: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes
+ * tile by tile, and reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled
+ * tokens. */
 enum { PLAN_LOGITS = 5, PLAN_EXPERT_GROUPS = 5 };
 int64_t plan_logits_bytes(const struct device *dev, int i);
 int64_t plan_expert_group(int i);

@@ -29,7 +29,9 @@
  *     1024    2.432   1.409   1.458
  *     4096    4.415   3.727   4.158
  *     16384  13.14   13.16   15.34
- * Tried and dropped: decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. */
+ *   Hardware counters, 1024 tokens: tensor cores busy 43 %, issue 37 %; DRAM and L2 are not the bound.
+ * Tried and dropped: decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. Three consumer warpgroups of
+ *   64 columns, tiles of 192: a step of 1024 tokens 57.9 instead of 55.5 ms, issue 45 %, tensor cores 40 %. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"

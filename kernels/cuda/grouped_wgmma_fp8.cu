@@ -21,8 +21,8 @@
  *   kernel 2.13, 0.99, 1.68, 1.74; without adding every 128 to f32 sums, which is wrong, 2.03, 0.97, 1.67, 1.71):
  *   - tiles of 128 columns: 2.51, 1.21, 1.62, 2.10
  *   - 232 and 40 registers, and loads of the GLU backward after the adapter's product: 2.15, 1.06, 1.81, 1.94
- *   - blocks that begin their tiles together (grouped_wgmma.cuh): 2.34, 1.21, 2.29, 2.46 -> 2.39, 1.25, 2.36, 2.51 inside
- *     a step of gpt-oss-20b
+ *   - blocks that begin their tiles together (grouped_wgmma.cuh), ops inside a step of gpt-oss-20b: 2.34, 1.21, 2.29,
+ *     2.46 -> 2.39, 1.25, 2.36, 2.51
  *   - sums of one half of a tile added while the other half multiplies: ptxas serialises wgmma (C7514) */
 #include <string.h>
 

@@ -14,7 +14,8 @@
  *           rounded to bf16. Bitwise repeatable. A NaN stays in its row.
  * Measured: H100 80GB HBM3, commit cfa73e2, op alone, T = N = 16384, V 201088, D 2880, forward and dX, of which the
  *   forward takes 34 ms: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of 1024 66; of 1280 68; of
- *   1536 65 (1.15 GiB). Inside a step 70 ms (b8e3659), where the GPU is at its power limit.
+ *   1536 65 (1.15 GiB). Inside a step 70 ms (b8e3659), where the GPU is at its power limit. H200, inside a step: chunks
+ *   of 512 67.3 ms (0abb89a), of 1536 64.2 (31162e7), of 3072 64.7.
  * Tried and dropped: a cluster of eight blocks per row that holds it in shared memory, to read the logits once: 65.6 ms
  *   instead of 67.1, forward alone 35.8 instead of 34.3; the same, persistent, prefetching the next row: 68. Not tried:
  *   bf16 logits, which by their bytes would save about 5 ms, with an error of 0.06 for a logit of 16. */
