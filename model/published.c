@@ -58,7 +58,11 @@ static const struct pair modules[] = {
     {"ffn.shared_experts.w3", "mlp.shared_experts.up_proj"},
     {"ffn.shared_experts.w2", "mlp.shared_experts.down_proj"},
 };
-static const struct pair leaves[] = {{"", ""}, {".weight", ".weight"}, {".scale", ".weight_scale_inv"}};
+static const struct pair leaves[] = {{"", ""},
+                                     {".weight", ".weight"},
+                                     {".scale", ".weight_scale_inv"},
+                                     {".lora_A.weight", ".lora_A.weight"},
+                                     {".lora_B.weight", ".lora_B.weight"}};
 
 /* The characters of `name` that `pattern` matches, or -1. number: where # begins in name. */
 static int64_t match(const char *name, const char *pattern, const char **number)
@@ -136,4 +140,26 @@ bool published_name(char *to, size_t size, const char *name)
     if (strncmp(name, "model.", 6)) return false;
     const int64_t n = layer_part(name + 6);
     return n && translate(to, size, name + 6, n, name + 6 + n, false);
+}
+
+/* Translates what follows PEFT's prefix. */
+static bool in_adapter(char *to, size_t size, const char *name, safetensors_rename_fn *rename)
+{
+    static const char prefix[] = "base_model.model.";
+    const size_t n = sizeof(prefix) - 1;
+    if (strncmp(name, prefix, n) || size <= n || !rename(to + n, size - n, name + n)) return false;
+    memcpy(to, prefix, n);
+    return true;
+}
+
+static bool from_adapter(char *to, size_t size, const char *name) { return in_adapter(to, size, name, from_file); }
+
+int published_rename_adapter(struct safetensors *st, struct err *err)
+{
+    return safetensors_rename(st, from_adapter, err);
+}
+
+bool published_adapter_name(char *to, size_t size, const char *name)
+{
+    return in_adapter(to, size, name, published_name);
 }

@@ -186,6 +186,7 @@ static void test_refusals(void **state)
 
 /* ---- names */
 
+#define PEFT_PREFIX "base_model.model."
 static void test_names(void **state)
 {
     static const struct {
@@ -227,6 +228,10 @@ static void test_names(void **state)
     assert_non_null(safetensors_find(&st, "model.layers.0.self_attn.kv_norm.weight"));
     assert_non_null(safetensors_find(&st, "model.layers.1.self_attn.kv_norm.weight"));
     assert_false(published_name(to, sizeof(to), "model.layers.0.mlp.experts.0.gate_proj.weight.absmax"));
+    assert_false(published_adapter_name(to, sizeof(to), "model.layers.0.self_attn.q_a_proj.lora_A.weight"));
+    assert_false(published_adapter_name(to, 40, PEFT_PREFIX "model.layers.0.self_attn.q_a_proj.lora_A.weight"));
+    assert_true(published_adapter_name(to, sizeof(to), PEFT_PREFIX "model.layers.0.self_attn.q_a_proj.lora_A.weight"));
+    assert_string_equal(to, PEFT_PREFIX "layers.0.attn.wq_a.lora_A.weight");
     safetensors_close(&st);
     st = (struct safetensors){.tensors = mem_array(2, sizeof(struct st_tensor)), .n_tensors = 2};
     st.tensors[0] = (struct st_tensor){.name = "layers.0.attn.kv_norm.weight"};

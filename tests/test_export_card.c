@@ -32,9 +32,10 @@ static void each_format_has_its_own_use(void **state)
     const char *adapter = "---\nlibrary_name: peft\n---\n\n# LoRA adapter for a/b\n\nFacts.\n\n## Use\n\n"
                           "PeftModel.from_pretrained(x)\n\n## Settings\n\nr = 9\n";
     const char *foreign = "# Mine\n\n## Uses\n\nMany.\n";
+    const struct arch a = {.names = &(struct tensor_names){.published = false}};
     for (int f = 0; f < EXPORT_FORMATS; f++) {
         char line[64];
-        char *card = export_card(adapter, (enum export_format)f, "a/b", false, 9);
+        char *card = export_card(adapter, (enum export_format)f, "a/b", &a, 9);
         assert_loads(card, f);
         snprintf(line, sizeof(line), "---\nlibrary_name: %s\n---\n\n# ", libraries[f]);
         assert_memory_equal(card, line, strlen(line));
@@ -43,17 +44,22 @@ static void each_format_has_its_own_use(void **state)
         assert_says(card, "\nFacts.\n\n## Use\n");
         assert_says(card, "\n\n## Settings\n\nr = 9\n");
         mem_free(card);
-        card = export_card(foreign, (enum export_format)f, "a/b", false, 9);
+        card = export_card(foreign, (enum export_format)f, "a/b", &a, 9);
         assert_loads(card, f);
         assert_memory_equal(card, foreign, strlen(foreign));
         mem_free(card);
-        card = export_card(NULL, (enum export_format)f, "a/b", false, 9);
+        card = export_card(NULL, (enum export_format)f, "a/b", &a, 9);
         assert_loads(card, f);
         assert_int_equal(card[0], '#');
         mem_free(card);
     }
-    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", false, 9);
+    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", &a, 9);
     assert_says(card, "vllm serve \"a\\\"\\$b\" --enable-lora --max-lora-rank 16 ");
+    assert_null(strstr(card, "merged-"));
+    mem_free(card);
+    const struct arch published = {.names = &(struct tensor_names){.published = true}};
+    card = export_card(NULL, EXPORT_VLLM, "a/b", &published, 9);
+    assert_says(card, "It refuses them on ROCm, on CPUs and with MegaMoE\nbackends: ");
     mem_free(card);
 }
 
@@ -62,7 +68,8 @@ static void a_model_with_a_vision_tower(void **state)
 {
     (void)state;
     for (int nested = 0; nested < 2; nested++) {
-        char *card = export_card(NULL, EXPORT_PEFT, "a/b", nested, 9);
+        const struct arch a = {.nested = nested};
+        char *card = export_card(NULL, EXPORT_PEFT, "a/b", &a, 9);
         assert_says(card, nested ? "import AutoModelForImageTextToText\n" : "import AutoModelForCausalLM\n");
         assert_says(card, nested ? "model = AutoModelForImageTextToText.from_pretrained(\"a/b\")\n"
                                  : "model = AutoModelForCausalLM.from_pretrained(\"a/b\")\n");

@@ -1,6 +1,6 @@
-/* test_export_mixers.c - exports of gated DeltaNet and of latent attention: names and order of rows in the files of
- * vLLM and llama.cpp; layout and copied tensors of merged checkpoints; targets that a reader does not apply are
- * refused. */
+/* test_export_mixers.c - exports of gated DeltaNet, latent attention and DeepSeek-V4: names and order of rows in the
+ * files of vLLM and llama.cpp; layout and copied tensors of merged checkpoints; targets that a reader does not apply
+ * are refused. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -441,7 +441,7 @@ static void the_usual_format_applies_all_targets(void **state)
         {"parity/deepseek_v3", "o_proj,experts", "experts", "vllm"},
         {DELTANET, "all-linear", "experts", "vllm"},
         {V4, "all-linear", "experts", "merged-mxfp4"}, /* after quantisation-aware training */
-        {V4, "all-linear", "all", "merged-bf16"},      /* the published layout has FP8 beside the experts */
+        {V4, "all-linear", "all", "vllm"},             /* the published layout has FP8 beside the experts */
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct config cfg;
@@ -504,12 +504,156 @@ static void merged_has_the_names_of_the_publisher(void **state)
         fail_msg("%s", said.err);
     assert_says(said.err, "train with lora.targets = experts, whose change this export keeps");
     assert_null(strstr(said.err, "export merged-bf16"));
-    assert_null(export(model, DELTANET, lora, "vllm"));
-    assert_says(said.err, "takes no adapters");
     assert_null(export(model, DELTANET, lora, "gguf"));
     assert_says(said.err, "use peft or merged-bf16");
     assert_null(export(model, DELTANET, lora, "merged-fp8"));
     assert_says(said.err, "use merged-mxfp4 or merged-bf16");
+}
+
+/* dW of expert e. */
+static double delta(const struct cpu_adapter *h, const struct lora_param *b, int64_t e, int64_t row, int64_t col)
+{
+    const struct lora_param *a = adapters_find(&h->ad, b->layer, b->target, false);
+    double sum = 0;
+    for (int64_t k = 0; k < b->cols; k++)
+        sum += (double)*cpu_adapter_at(h, b, e, row, k) * (double)*cpu_adapter_at(h, a, e, k, col);
+    return (double)h->ad.scale[b->target] * sum;
+}
+
+/* Fails unless both directories have the same adapters of a model. */
+static void assert_same_adapters(const char *model, const char *one, const char *other)
+{
+    struct arch arch;
+    struct cpu_adapter x, y;
+    struct err err = {.msg = ""};
+    OK(arch_load(&arch, model, &err));
+    OK(cpu_adapter_load(&x, &arch, one, &err));
+    OK(cpu_adapter_load(&y, &arch, other, &err));
+    assert_int_equal(x.ad.n_params, y.ad.n_params);
+    for (int64_t i = 0; i < x.ad.n_params; i++) {
+        const struct lora_param *p = &x.ad.params[i], *q = adapters_find(&y.ad, p->layer, p->target, p->is_b);
+        if (!p->is_b) continue;
+        assert_true(q && p->rows == q->rows && p->n_exp == q->n_exp);
+        const int64_t cols = adapters_find(&x.ad, p->layer, p->target, false)->cols;
+        for (int64_t at = 0; at < p->n_exp * p->rows * cols; at++) {
+            const int64_t e = at / (p->rows * cols), row = at / cols % p->rows, col = at % cols;
+            const double want = delta(&x, p, e, row, col);
+            if (!(fabs(delta(&y, q, e, row, col) - want) <= 1e-6 * fabs(want) + 1e-9))
+                fail_msg("layer %d, %s: another dW", (int)p->layer, lora_target_name(p->target));
+        }
+    }
+    cpu_adapter_close(&x);
+    cpu_adapter_close(&y);
+}
+
+/* A copy of an adapter without tensor `name`, or with the tensor under a second name. */
+static const char *changed(const char *dir, const struct safetensors *st, const char *name, const char *second)
+{
+    static char out[MT_PATH];
+    char from[MT_PATH + 32], to[MT_PATH + 32];
+    struct err err = {.msg = ""};
+    struct st_entry *entries = mem_array(st->n_tensors + 1, sizeof(*entries));
+    int64_t n = 0;
+    for (int64_t i = 0; i <= st->n_tensors; i++) {
+        const struct st_tensor *t = i < st->n_tensors ? &st->tensors[i] : safetensors_find(st, name);
+        if (!second && !strcmp(t->name, name)) continue;
+        entries[n++] = (struct st_entry){.name = i < st->n_tensors ? t->name : second,
+                                         .dtype = t->dtype,
+                                         .ndim = 2,
+                                         .shape = {t->shape[0], t->shape[1]},
+                                         .data = t->data};
+    }
+    assert_int_equal(n, second ? st->n_tensors + 1 : st->n_tensors - 1);
+    snprintf(out, sizeof(out), "%s", scratch_dir());
+    snprintf(to, sizeof(to), "%s/adapter_model.safetensors", out);
+    OK(safetensors_write(to, entries, n, &err));
+    snprintf(from, sizeof(from), "%s/adapter_config.json", dir);
+    snprintf(to, sizeof(to), "%s/adapter_config.json", out);
+    copy_file(from, to);
+    mem_free(entries);
+    return out;
+}
+
+/* DeepSeek-V4: the publisher's names, which the class in vLLM has too, and a pair of matrices per expert and
+ * projection. The reader of adapters takes both kinds of names, and its errors have those of the file. */
+static void vllm_has_the_names_of_the_publisher(void **state)
+{
+    enum { LAYERS = 3, EXPERTS = 6, WIDTH = 16 };
+    static const char *const linear[][2] = {{"attn.wq_a", "self_attn.q_a_proj"},
+                                            {"attn.wq_b", "self_attn.q_b_proj"},
+                                            {"attn.wkv", "self_attn.kv_proj"},
+                                            {"attn.wo_b", "self_attn.o_b_proj"},
+                                            {"ffn.shared_experts.w1", "mlp.shared_experts.gate_proj"},
+                                            {"ffn.shared_experts.w3", "mlp.shared_experts.up_proj"},
+                                            {"ffn.shared_experts.w2", "mlp.shared_experts.down_proj"}};
+    static const struct {
+        const char *name, *peft;
+        int64_t row, rows, cols;
+    } expert[] = {{"w1", "mlp.experts.base_layer", 0, WIDTH, 32},
+                  {"w3", "mlp.experts.base_layer", WIDTH, WIDTH, 32},
+                  {"w2", "mlp.experts", 0, 32, WIDTH}};
+    const char *model = fixture(V4), *lora = adapter(model, "all-linear", 0.1f);
+    const char *out = export(model, V4, lora, "vllm");
+    char got[160], want[160], config[4096];
+    struct safetensors st, peft;
+    struct cpu_adapter h;
+    struct arch a;
+    struct err err = {.msg = ""};
+    (void)state;
+    open_tensors(&st, out);
+    open_tensors(&peft, lora);
+    assert_int_equal(st.n_tensors, 2 * LAYERS * (MT_LEN(linear) + EXPERTS * MT_LEN(expert)));
+    for (int n = 0; n < 2 * LAYERS * MT_LEN(linear); n++) {
+        const int i = n / 2 % MT_LEN(linear), layer = n / 2 / MT_LEN(linear);
+        snprintf(got, sizeof(got), "base_model.model.layers.%d.%s.lora_%c.weight", layer, linear[i][0], "AB"[n % 2]);
+        snprintf(want, sizeof(want), "base_model.model.model.layers.%d.%s.lora_%c.weight", layer, linear[i][1],
+                 "AB"[n % 2]);
+        const struct st_tensor *g = safetensors_find(&st, got), *w = safetensors_find(&peft, want);
+        if (!g || !w || memcmp(g->shape, w->shape, sizeof(g->shape)) || memcmp(g->data, w->data, (size_t)w->bytes))
+            fail_msg("%s", got);
+    }
+    for (int n = 0; n < LAYERS * EXPERTS * MT_LEN(expert); n++) {
+        const int i = n % MT_LEN(expert), e = n / MT_LEN(expert) % EXPERTS, layer = n / MT_LEN(expert) / EXPERTS;
+        snprintf(got, sizeof(got), "base_model.model.layers.%d.ffn.experts.%d.%s.lora_A.weight", layer, e,
+                 expert[i].name);
+        snprintf(want, sizeof(want), "base_model.model.model.layers.%d.%s.lora_A.weight", layer, expert[i].peft);
+        const struct st_tensor *t = safetensors_find(&st, got);
+        assert_true(t && t->shape[0] == RANK && t->shape[1] == expert[i].cols);
+        for (int64_t k = 0; k < RANK * expert[i].cols; k++)
+            assert_true(value(&st, got, k / expert[i].cols, k % expert[i].cols) ==
+                        value(&peft, want, e * RANK + k / expert[i].cols, k % expert[i].cols));
+        *strstr(got, "lora_A") = *strstr(want, "lora_A") = '\0';
+        strcat(got, "lora_B.weight");
+        strcat(want, "lora_B.weight");
+        t = safetensors_find(&st, got);
+        assert_true(t && t->shape[0] == expert[i].rows && t->shape[1] == RANK);
+        for (int64_t k = 0; k < RANK * expert[i].rows; k++)
+            assert_true(value(&st, got, k / RANK, k % RANK) ==
+                        value(&peft, want, expert[i].row + k / RANK, k % RANK * EXPERTS + e));
+    }
+    safetensors_close(&peft);
+    snprintf(want, sizeof(want), "%s/adapter_config.json", out);
+    process_read(want, config, sizeof(config));
+    assert_says(config, "\"wq_a\"");
+    assert_says(config, "\"w2\"");
+    assert_null(strstr(config, "_proj"));
+    snprintf(want, sizeof(want), "%s/README.md", out);
+    process_read(want, config, sizeof(config));
+    assert_says(config, "--to merged-mxfp4");
+    assert_same_adapters(model, lora, out);
+    OK(arch_load(&a, model, &err));
+    static const char gone[] = "base_model.model.layers.2.attn.wkv.lora_B.weight";
+    assert_int_equal(cpu_adapter_load(&h, &a, changed(out, &st, gone, NULL), &err), -1);
+    assert_says(err.msg, "tensor \"base_model.model.layers.2.attn.wkv.lora_B.weight\" is missing");
+    static const char both[] = "base_model.model.model.layers.2.self_attn.kv_proj.lora_B.weight";
+    assert_int_equal(cpu_adapter_load(&h, &a, changed(out, &st, gone, both), &err), -1);
+    assert_says(err.msg, "adapter_model.safetensors: tensors `");
+    safetensors_close(&st);
+    open_tensors(&st, export(model, V4, adapter(model, "down_proj,q_a_proj", 0.1f), "vllm")); /* w1, w3: not trained */
+    assert_int_equal(st.n_tensors, 2 * LAYERS * (1 + EXPERTS * MT_LEN(expert)));
+    assert_true(value(&st, "base_model.model.layers.1.ffn.experts.5.w3.lora_B.weight", 0, 0) == 0);
+    assert_true(value(&st, "base_model.model.layers.1.ffn.experts.5.w2.lora_B.weight", 0, 0) != 0);
+    safetensors_close(&st);
 }
 
 /* The same after training with model.quantize: what it packed is in the format of the source again. Experts that it
@@ -558,6 +702,7 @@ int test_export_mixers(void)
         cmocka_unit_test(fused_rows_have_the_order_of_each_reader),
         cmocka_unit_test(fused_rows_are_merged_in_their_places),
         cmocka_unit_test(merged_has_the_names_of_the_publisher),
+        cmocka_unit_test(vllm_has_the_names_of_the_publisher),
         cmocka_unit_test(merged_undoes_the_packing_of_the_load),
         cmocka_unit_test(targets_that_are_not_applied_are_refused),
         cmocka_unit_test(the_usual_format_applies_all_targets),

@@ -14,8 +14,8 @@
  * 0.
  *
  * Classes with other parts than text (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in place of
- * model.layers. Both are read. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py
- * (_inject_parameters). */
+ * model.layers. Both are read, and so are the names of DeepSeek-V4's publisher (model/published.h), which vLLM reads.
+ * Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters). */
 #include "train/peft.h"
 
 #include <math.h>
@@ -25,6 +25,7 @@
 
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "model/published.h"
 #include "model/qat.h"
 #include "train/amax_file.h"
 #include "train/atomic_dir.h"
@@ -192,6 +193,7 @@ struct source {
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* target_parameters names them */
     bool nested;                                        /* names have language_model before layers */
+    bool published;                                     /* the file has the publisher's names */
     int64_t version;                                    /* VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
 };
@@ -408,12 +410,13 @@ static int scan_tensors(struct source *src, struct err *err)
         if (!found || layer >= MT_MAX_LAYERS)
             return err_set(err,
                            "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
-                           src->dir, WEIGHTS_NAME, key);
+                           src->dir, WEIGHTS_NAME, safetensors_stored(&src->st.tensors[i]));
         targets |= found;
         if (i && is_nested(key) != src->nested)
             return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,
                            WEIGHTS_NAME);
         src->nested = is_nested(key);
+        src->published |= src->st.tensors[i].stored != NULL;
         src->layer_on[layer] = true;
     }
     if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN))) {
@@ -442,9 +445,9 @@ static int source_open(struct source *src, const char *dir, struct err *err)
     if (read_config(src, err) || str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME) ||
         safetensors_open(&src->st, path, err))
         return -1;
-    if (!scan_tensors(src, err)) return 0;
-    source_close(src);
-    return -1;
+    const int rc = published_rename_adapter(&src->st, err) ? err_prefix(err, "%s", path) : scan_tensors(src, err);
+    if (rc) source_close(src);
+    return rc;
 }
 
 /* "q_proj,o_proj" and "0-3,7", as [lora] targets and layers are written. */
@@ -592,18 +595,20 @@ static float element(const struct st_tensor *t, int64_t i)
 static const struct st_tensor *find_tensor(const struct source *src, const struct place *at, struct err *err)
 {
     const struct st_tensor *t = safetensors_find(&src->st, at->key);
+    char other[KEY_SIZE];
+    const char *key = src->published && published_adapter_name(other, sizeof(other), at->key) ? other : at->key;
     if (!t) {
-        err_set(err, "%s/%s: tensor \"%s\" is missing", src->dir, WEIGHTS_NAME, at->key);
+        err_set(err, "%s/%s: tensor \"%s\" is missing", src->dir, WEIGHTS_NAME, key);
         return NULL;
     }
     if (!shape_fits(t, at)) {
         err_set(err, "%s/%s: tensor \"%s\" has rank %d and begins [%lld, %lld]; expected is [%lld, %lld]", src->dir,
-                WEIGHTS_NAME, at->key, t->ndim, t->ndim > 0 ? (long long)t->shape[0] : 0,
+                WEIGHTS_NAME, key, t->ndim, t->ndim > 0 ? (long long)t->shape[0] : 0,
                 t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)at->shape[0], (long long)at->shape[1]);
         return NULL;
     }
     if (t->dtype != DT_F32 && t->dtype != DT_BF16 && t->dtype != DT_F16) {
-        err_set(err, "%s/%s: tensor \"%s\" is %s; F32, BF16 and F16 are read", src->dir, WEIGHTS_NAME, at->key,
+        err_set(err, "%s/%s: tensor \"%s\" is %s; F32, BF16 and F16 are read", src->dir, WEIGHTS_NAME, key,
                 t->st_dtype);
         return NULL;
     }
@@ -622,7 +627,7 @@ static int read_tensor(const struct source *src, const struct lora_param *p, con
                 float value = element(t, file_index(at, e, k, j));
                 if (!isfinite(value))
                     return err_set(err, "%s/%s: tensor \"%s\" holds a value that is not finite", src->dir, WEIGHTS_NAME,
-                                   at->key);
+                                   safetensors_stored(t));
                 values[param_index(p, at, e, k, j)] = value;
             }
     return 0;
@@ -645,7 +650,7 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     for (int64_t i = 0; !rc && i < src->st.n_tensors; i++)
         if (!used[i])
             rc = err_set(err, "%s/%s: tensor \"%.200s\" does not match any configured target", src->dir, WEIGHTS_NAME,
-                         src->st.tensors[i].name);
+                         safetensors_stored(&src->st.tensors[i]));
     mem_free(used);
     return rc;
 }

@@ -251,7 +251,7 @@ def run_format(a, case, fmt, base, documents, settings):
     want = log_probs(adapter_model(case, adapter), documents)
     effect = kl(want, base)[0]
     print(f"  {fmt}: mean KL of the adapter from the base {effect:.3g}")
-    if fmt == "vllm" and (adapts_shared(adapter) or settings["model_type"] == "qwen3_5_moe_text"):
+    if fmt == "vllm" and (adapts_shared(adapter) or settings["model_type"] in ("qwen3_5_moe_text", "deepseek_v4")):
         print("  vllm: not loaded in PEFT, which does not read these names; vllm_keys.py reads them")
     elif fmt == "gguf":
         check_gguf(adapter, out, settings)

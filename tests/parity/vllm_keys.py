@@ -4,8 +4,9 @@
 
 --adapter: the trained adapter, default CASE/adapter_final. Runs vLLM's PEFTHelper, LoRAModel.from_local_checkpoint and
 LoRAModelManager._create_merged_loras_inplace on the CPU with the names, packed modules and layout of experts of the
-model's class, without a model or an engine; third-party modules that are not installed are replaced by mocks. Every
-adapter must belong to a module of the checkpoint. The script compares the result with scale * B A of the adapter's
+model's class, without a model or an engine; third-party modules that are not installed are replaced by mocks. The class
+must take adapters. Every adapter must belong to a module of the checkpoint; of DeepSeek-V4, to a module that the class
+constructs, which needs openai and openai_harmony. The script compares the result with scale * B A of the adapter's
 file, matrix by matrix. Exit 1 when a value differs or is not there.
 """
 import argparse
@@ -22,13 +23,18 @@ import torch
 
 import export_peers
 import peer
+import vllm_deepseek_v4
 
 CLASSES = {"gpt_oss": "gpt_oss.GptOssForCausalLM", "qwen3_moe": "qwen3_moe.Qwen3MoeForCausalLM",
            "olmoe": "olmoe.OlmoeForCausalLM", "mixtral": "mixtral.MixtralForCausalLM",
            "glm4_moe": "glm4_moe.Glm4MoeForCausalLM", "glm4_moe_lite": "glm4_moe_lite.Glm4MoeLiteForCausalLM",
            "deepseek_v3": "deepseek_v2.DeepseekV3ForCausalLM",
            "qwen3_5_moe": "qwen3_5.Qwen3_5MoeForConditionalGeneration",
-           "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM", "qwen3_next": "qwen3_next.Qwen3NextForCausalLM"}
+           "qwen3_5_moe_text": "qwen3_5.Qwen3_5MoeForCausalLM", "qwen3_next": "qwen3_next.Qwen3NextForCausalLM",
+           "deepseek_v4": "vllm.models.deepseek_v4.nvidia.model.DeepseekV4ForCausalLM"}
+# vLLM's names of DeepSeek-V4's matrices, by transformers'.
+PUBLISHED = {"q_a_proj": "wq_a", "q_b_proj": "wq_b", "kv_proj": "wkv", "o_b_proj": "wo_b", "gate_proj": "w1",
+             "up_proj": "w3"}
 
 
 class Processors(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -72,11 +78,15 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def model_names(model_type, settings):
     """Of the model's class in vLLM: the mapper of names or None, the packed modules, whether experts are fused."""
-    file, _, name = CLASSES[model_type].partition(".")
-    cls = getattr(importlib.import_module(f"vllm.model_executor.models.{file}"), name)
+    from vllm.model_executor.models.interfaces import supports_lora
+
+    file, _, name = CLASSES[model_type].rpartition(".")
+    cls = getattr(importlib.import_module(file if "." in file else f"vllm.model_executor.models.{file}"), name)
+    if not supports_lora(cls):
+        sys.exit(f"{CLASSES[model_type]} takes no adapters")
     names = getattr(cls, "hf_to_vllm_mapper", None)
     packed = {k: list(v) for k, v in cls.packed_modules_mapping.items()}
-    if settings.get("q_lora_rank"):
+    if settings.get("q_lora_rank") and settings.get("kv_lora_rank"):
         packed["fused_qkv_a_proj"] = ["q_a_proj", "kv_a_proj_with_mqa"]  # __init__ of the class
     return names and names.get_rename_mapper(), packed, cls.is_3d_moe_weight
 
@@ -185,9 +195,10 @@ def main():
     vllm.lora.lora_model.PIN_MEMORY = vllm.lora.model_manager.PIN_MEMORY = False  # no GPU
     names, packed, is_3d = model_names(family, settings)
     if not is_3d:
-        w = ("w1", "w2", "w3") if family == "mixtral" else ("gate_proj", "down_proj", "up_proj")
+        w = ("w1", "w2", "w3") if family in ("mixtral", "deepseek_v4") else ("gate_proj", "down_proj", "up_proj")
         packed["experts"] = [f"experts.{e}.{part}" for e in range(n_exp) for part in w]
-    modules = vllm_modules(a.case, names, packed)
+    v4 = family == "deepseek_v4"
+    modules = vllm_deepseek_v4.modules(a.case) if v4 else vllm_modules(a.case, names, packed)
     helper = PEFTHelper.from_local_dir(a.export, None)
     helper.validate_legal(SimpleNamespace(max_lora_rank=512))
     model = LoRAModel.from_local_checkpoint(a.export, expected_modules(modules, packed), helper, lora_model_id=1,
@@ -207,6 +218,7 @@ def main():
         else:
             shared = "shared_expert" in module
             last = "_".join(module.split("_")[-2:]) if shared else module
+            last = PUBLISHED.get(last, last) if v4 else last
             parent = next((p for p, children in packed.items() if last in children), last)
             key = next(m for m in model.loras if f"layers.{layer}." in m and m.endswith(f".{parent}")
                        and ("shared_expert" in m) == shared)

@@ -96,8 +96,7 @@ static int write_card(const struct export *x, struct err *err)
         return -1;
     char *adapter = file_exists(from) ? file_read(from, 64 << 20, &size, err) : NULL;
     if (!adapter && file_exists(from)) return -1;
-    char *card =
-        export_card(adapter, x->format, x->run.model_name, x->run.arch.nested, adapters_max_rank(&x->adapter.ad));
+    char *card = export_card(adapter, x->format, x->run.model_name, &x->run.arch, adapters_max_rank(&x->adapter.ad));
     const int rc = file_write_atomic(to, card, (int64_t)strlen(card), err);
     mem_free(card);
     mem_free(adapter);

@@ -17,7 +17,7 @@ static int64_t vllm_rank(int64_t rank)
     return rank;
 }
 
-static void put_vllm(FILE *out, const char *base_model, int64_t max_rank)
+static void put_vllm(FILE *out, const char *base_model, const struct arch *a, int64_t max_rank)
 {
     fprintf(out,
             "%s\nThe adapter has the keys of vLLM 0.33 and later; PEFT may not load them.\n\n```bash\nvllm serve \"",
@@ -26,6 +26,9 @@ static void put_vllm(FILE *out, const char *base_model, int64_t max_rank)
     fprintf(out, "\" --enable-lora --max-lora-rank %lld --lora-modules mine=path/to/this/directory\n```\n\n",
             (long long)vllm_rank(max_rank));
     fprintf(out, "Requests name the model `mine`.\n");
+    if (!a->names->published) return;
+    fprintf(out, "\nvLLM 0.33 takes adapters of this model on NVIDIA GPUs. It refuses them on ROCm, on CPUs and with "
+                 "MegaMoE\nbackends: there, serve what `moetrain export --to merged-mxfp4` writes.\n");
 }
 
 static void put_gguf(FILE *out, const char *base_model)
@@ -57,11 +60,12 @@ static void put_packed(FILE *out, enum export_format format)
                                           : "FP8 (compressed-tensors)");
 }
 
-static void put_use(FILE *out, enum export_format format, const char *base_model, bool nested, int64_t max_rank)
+static void put_use(FILE *out, enum export_format format, const char *base_model, const struct arch *a,
+                    int64_t max_rank)
 {
     switch (format) {
-    case EXPORT_PEFT: model_card_use(out, base_model, nested); break;
-    case EXPORT_VLLM: put_vllm(out, base_model, max_rank); break;
+    case EXPORT_PEFT: model_card_use(out, base_model, a->nested); break;
+    case EXPORT_VLLM: put_vllm(out, base_model, a, max_rank); break;
     case EXPORT_GGUF: put_gguf(out, base_model); break;
     case EXPORT_MERGED_BF16:
     case EXPORT_MERGED_MXFP4: put_merged(out, format); break;
@@ -96,7 +100,8 @@ static void put_front(FILE *out, const char *card, size_t size, enum export_form
     mem_free(front);
 }
 
-char *export_card(const char *adapter, enum export_format format, const char *base_model, bool nested, int64_t max_rank)
+char *export_card(const char *adapter, enum export_format format, const char *base_model, const struct arch *a,
+                  int64_t max_rank)
 {
     char *text = NULL, *copy;
     size_t size;
@@ -105,13 +110,13 @@ char *export_card(const char *adapter, enum export_format format, const char *ba
     if (adapter) {
         const char *found = strstr(adapter, use), *next = found ? strstr(found + 1, "\n## ") : NULL;
         put_front(out, adapter, found ? (size_t)(found - adapter) : strlen(adapter), format);
-        put_use(out, format, base_model, nested, max_rank);
+        put_use(out, format, base_model, a, max_rank);
         if (next) fputs(next, out);
     } else {
         put_title(out, format);
         model_card_quote(out, base_model, MODEL_CARD_SPECIAL);
         fputc('\n', out);
-        put_use(out, format, base_model, nested, max_rank);
+        put_use(out, format, base_model, a, max_rank);
     }
     MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);

@@ -2,9 +2,13 @@
  *
  * A reader that loads an adapter and does not apply it runs another model, without an error. So `export` refuses it.
  * vLLM 0.33 computes with kv_b_proj split in two when it loads the model (model_executor/layers/attention/
- * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. llama.cpp applies adapters to the
- * products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its graph of latent attention
- * (src/models/deepseek2.cpp) multiplies with q_a, q_b, q, kv_a and the two parts of kv_b without them. */
+ * mla_attention.py, split_kv_b_proj); an adapter of it is wrapped and never called. Of DeepSeek-V4 it calls all
+ * targets (models/deepseek_v4/attention.py, nvidia/ops/o_proj.py). It reads the weights of wo_a and of the compressors
+ * without calling them, but these have no adapters in moetrain.
+ *
+ * llama.cpp applies adapters to the products of build_lora_mm and build_lora_mm_id only (src/llama-graph.cpp). Its
+ * graph of latent attention (src/models/deepseek2.cpp) multiplies with q_a, q_b, q, kv_a and the two parts of kv_b
+ * without them. */
 #include "train/export/export_targets.h"
 
 #include <stdio.h>
@@ -16,9 +20,6 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
     const bool mistral = !strcmp(a->family, "mistral4"); /* transformers has no class of the text part alone */
     if (to != EXPORT_PEFT && a->mla.kv_lora && (a->nested || mistral))
         return err_set(err, "--to %s: adapters of this class of %s are exported as peft only", name, a->family);
-    if (to == EXPORT_VLLM && a->names->published)
-        return err_set(err, "--to vllm: vLLM's class of %s takes no adapters: use merged-mxfp4 or merged-bf16",
-                       a->family);
     if (to == EXPORT_MERGED_MXFP4 && !a->transposed_experts && !a->names->published)
         return err_set(err,
                        "merged-mxfp4 is for gpt-oss and DeepSeek-V4 only: no other program reads %s with experts in "

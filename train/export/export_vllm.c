@@ -2,21 +2,23 @@
  *
  * gpt-oss, and Qwen3.5 with a vision tower: fused experts as in PEFT >= 0.19.1; both projections are required. Others:
  * a pair per expert and projection, gate and up separate, all required. In moetrain gate and up share A, so A is
- * written twice and B is split in two. vLLM joins in_proj_qkv and in_proj_z, and finds the rows of z only behind those
- * of qkv, so z requires qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor,
- * because some versions ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is
- * scaled to compensate. Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras),
- * lora_weights.py (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight
- * of the model's class. */
+ * written twice and B is split in two. DeepSeek-V4 has its publisher's names (wq_a; w1, w3, w2), which its class maps
+ * to its modules. vLLM joins in_proj_qkv and in_proj_z, and finds the rows of z only behind those of qkv, so z requires
+ * qkv. Targets that are required but not trained have B = 0. alpha includes the rsLoRA factor, because some versions
+ * ignore the flag for experts. All targets have one r and alpha: r is the largest, and B is scaled to compensate.
+ * Source: vllm 0.33, vllm/lora/model_manager.py (_stack_moe_lora_weights, _create_merged_loras), lora_weights.py
+ * (pack_moe), layers/column_parallel_linear.py (expand_packed_lora), peft_helper.py; is_3d_moe_weight of the model's
+ * class; models/deepseek_v4/nvidia/model.py (hf_to_vllm_mapper, packed_modules_mapping). */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "data/safetensors.h"
+#include "model/published.h"
 #include "train/export/export_job.h"
 #include "train/peft.h"
 
-enum { KEY_SIZE = 160 };
+enum { KEY_SIZE = 160, MODULE_SIZE = 96 };
 
 struct list {
     const struct arch *arch;
@@ -54,8 +56,27 @@ static int complete(struct cpu_adapter *full, const struct export *x, struct err
     return 0;
 }
 
-static void add(struct list *list, const char *key, int64_t rows, int64_t cols, const float *data)
+/* The matrix of expert e: "mlp.experts.3.gate_proj" for "mlp.experts.#.gate_proj". */
+static void expert_module(char module[MODULE_SIZE], const char *pattern, int64_t e)
 {
+    const size_t before = strcspn(pattern, "#");
+    snprintf(module, MODULE_SIZE, "%.*s%lld%s", (int)before, pattern, (long long)e, pattern + before + 1);
+}
+
+/* The key of A or B of a module, which is named as in transformers. */
+static void key_of(char key[KEY_SIZE], const struct arch *a, int64_t layer, const char *module, char half)
+{
+    char name[KEY_SIZE];
+    char *to = a->names->published ? name : key;
+    snprintf(to, KEY_SIZE, "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)layer, module, half);
+    if (a->names->published) MT_REQUIRE(published_adapter_name(key, KEY_SIZE, name), "%s", name);
+}
+
+static void add(struct list *list, int64_t layer, const char *module, char half, int64_t rows, int64_t cols,
+                const float *data)
+{
+    char key[KEY_SIZE];
+    key_of(key, list->arch, layer, module, half);
     if (list->n == list->cap) {
         list->entries = mem_grow(list->entries, list->cap, 2 * list->cap + 256, sizeof(*list->entries));
         list->cap = 2 * list->cap + 256;
@@ -68,14 +89,10 @@ static void add(struct list *list, const char *key, int64_t rows, int64_t cols, 
 static void add_pair(struct list *list, const struct cpu_adapter *h, const struct lora_param *a,
                      const struct lora_param *b, const char *pattern, int64_t e, int64_t row, int64_t rows)
 {
-    const size_t before = strcspn(pattern, "#");
-    char key[KEY_SIZE], module[96];
-    snprintf(module, sizeof(module), "layers.%lld.%.*s%lld%s", (long long)a->layer, (int)before, pattern, (long long)e,
-             pattern + before + 1);
-    snprintf(key, sizeof(key), "base_model.model.model.%s.lora_A.weight", module);
-    add(list, key, a->rows, a->cols, cpu_adapter_at(h, a, e, 0, 0));
-    snprintf(key, sizeof(key), "base_model.model.model.%s.lora_B.weight", module);
-    add(list, key, rows, b->cols, cpu_adapter_at(h, b, e, row, 0));
+    char module[MODULE_SIZE];
+    expert_module(module, pattern, e);
+    add(list, a->layer, module, 'A', a->rows, a->cols, cpu_adapter_at(h, a, e, 0, 0));
+    add(list, a->layer, module, 'B', rows, b->cols, cpu_adapter_at(h, b, e, row, 0));
 }
 
 static void add_experts(struct list *list, const struct cpu_adapter *h, const struct lora_param *a,
@@ -96,10 +113,8 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
 /* A Linear of attention, of the shared experts, or of a dense layer. */
 static void add_linear(struct list *list, const struct cpu_adapter *h, const struct lora_param *p)
 {
-    char key[KEY_SIZE], module[LORA_MODULE_TEXT];
+    char module[LORA_MODULE_TEXT];
     lora_target_module(list->arch->names, p->target, module);
-    snprintf(key, sizeof(key), "base_model.model.model.layers.%lld.%s.lora_%c.weight", (long long)p->layer, module,
-             p->is_b ? 'B' : 'A');
     const float *data = cpu_adapter_at(h, p, 0, 0, 0);
     if (p->order.n_group) {
         float *copy = mem_array(p->rows * p->cols, sizeof(*copy));
@@ -109,7 +124,7 @@ static void add_linear(struct list *list, const struct cpu_adapter *h, const str
         list->copies[list->n_copy++] = copy;
         data = copy;
     }
-    add(list, key, p->rows, p->cols, data);
+    add(list, p->layer, module, p->is_b ? 'B' : 'A', p->rows, p->cols, data);
 }
 
 static int write_tensors(const struct cpu_adapter *full, const struct arch *arch, const char *dir, struct err *err)
@@ -132,8 +147,14 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
     return rc;
 }
 
-/* "gate_proj" of "mlp.experts.#.gate_proj" */
-static void write_module(struct json_out *o, const char *pattern) { json_out_str(o, NULL, strrchr(pattern, '.') + 1); }
+/* The last part of the name in the keys: "gate_proj" of "mlp.experts.0.gate_proj". */
+static void write_module(struct json_out *o, const struct arch *a, const char *module)
+{
+    char key[KEY_SIZE];
+    key_of(key, a, 0, module, 'A');
+    *strstr(key, ".lora_A") = '\0';
+    json_out_str(o, NULL, strrchr(key, '.') + 1);
+}
 
 /* Whether routed or shared experts are trained and have the name of target t. */
 static bool is_named(const struct adapters *ad, enum lora_target t)
@@ -149,7 +170,17 @@ static void write_linears(struct json_out *o, const struct adapters *ad, const s
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         if (!trains(ad, t) || lora_target_is_stack(t) || is_named(ad, t)) continue;
         lora_target_module(a->names, t, module);
-        write_module(o, module);
+        write_module(o, a, module);
+    }
+}
+
+static void write_experts(struct json_out *o, const struct arch *a)
+{
+    const char *const patterns[] = {a->names->gate, a->names->up, a->names->down};
+    char module[MODULE_SIZE];
+    for (int i = 0; i < MT_LEN(patterns); i++) {
+        expert_module(module, patterns[i], 0);
+        write_module(o, a, module);
     }
 }
 
@@ -167,11 +198,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const str
     json_out_i64(o, "r", ad->r);
     json_out_open(o, "target_modules", '[');
     write_linears(o, ad, a);
-    if (trains(ad, LORA_UP)) {
-        write_module(o, a->names->gate);
-        write_module(o, a->names->up);
-        write_module(o, a->names->down);
-    }
+    if (trains(ad, LORA_UP)) write_experts(o, a);
     json_out_close(o, ']');
     json_out_str(o, "task_type", "CAUSAL_LM");
     json_out_bool(o, "use_dora", false);
