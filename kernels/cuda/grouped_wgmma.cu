@@ -75,13 +75,14 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     const bool gathered = g.slot != NULL;
     const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = n_thin + (n_in + DEPTH - 1) / DEPTH;
     const uint32_t mine = sm90_swizzle(thread / 8, thread % 8);
+    bool waits = true;
     if (!gathered && thread != 0) return;
 
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
         const bf16 *row[8];
-        if (thread == 0) begin_tile(p.turn, at, n_tile);
+        if (thread == 0) begin_tile(p.turn, at, n_tile, &waits);
         if (gathered) gather_rows(row, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;

@@ -19,7 +19,7 @@ enum {
     THREADS = CONSUMERS + LOADERS,
     AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
-    PATIENCE = 2000,       /* polls of a block that waits for others to begin their tiles; 20 are usual */
+    PATIENCE = 2000,       /* polls, after which a block waits for no others; 100 were too few */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
@@ -94,20 +94,22 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
 /* ---- pace: blocks begin their tiles together ----
  * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
  * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
- * to three times (measured: grouped_wgmma.cu). The wait ends after PATIENCE polls, so that no block depends on another.
- */
+ * to three times (measured: grouped_wgmma.cu). No block depends on another: where others do not run at the same time,
+ * as when another process holds multiprocessors, a wait ends after PATIENCE polls and the block waits no more. */
 
 static __device__ __forceinline__ void begin_launch(int turn)
 {
     if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[turn ^ 1] = 0;
 }
-/* One thread of a block, before it loads tile `at` of n_tile. */
-static __device__ __forceinline__ void begin_tile(int turn, int at, int n_tile)
+/* One thread of a block, before it loads tile `at` of n_tile. *waits: true at first. */
+static __device__ __forceinline__ void begin_tile(int turn, int at, int n_tile, bool *waits)
 {
-    const uint32_t together = MT_MIN((at / gridDim.x + 1) * gridDim.x, (uint32_t)n_tile);
+    const uint32_t together = MT_MIN(at - blockIdx.x + gridDim.x, (uint32_t)n_tile);
     uint32_t begun = atomicAdd(&tiles_begun[turn], 1u) + 1;
-    for (int i = 0; i < PATIENCE && begun < together; i++)
+    for (int i = 1; *waits && begun < together; i++) {
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[turn]) : "memory");
+        *waits = i < PATIENCE;
+    }
 }
 
 /* ---- the pipeline ---- */
