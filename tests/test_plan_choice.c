@@ -1,6 +1,6 @@
 /* test_plan_choice.c - the ranks of a run make one choice of the plan, that of the rank with the least free memory; the
- * time that decoding inside the products takes; logits that share the memory with activations; a GPU that other
- * processes use; tensors that are missing. */
+ * time that decoding inside the products takes; logits that share the memory with activations; places in host
+ * memory; a GPU that other processes use; tensors that are missing. */
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -245,6 +245,30 @@ static void logits_are_worth_memory(void **state)
     bed_close(b);
 }
 
+/* ---- places */
+
+/* A place with room for all items does not end the search where another one adds less time: with 200 MiB more the
+ * moments fit in host memory beside all items, which takes longer than networks there. */
+static void places_with_all_are_compared(void **state)
+{
+    (void)state;
+    struct bed *b = bed_of("gpt-oss-20b", 24);
+    struct plan_choice all, less, more;
+    struct err err;
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->cfg.data.seq_len = 4096;
+    b->cfg.lora.r = 64;
+    b->cfg.train.decoded_layers = 0;
+    const struct plan_request q =
+        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
+    assert_int_equal(plan_choose(&all, &q, 0, (int64_t)64 << 30, &err), 0);
+    assert_int_equal(plan_choose(&less, &q, 0, all.peak - ((int64_t)8200 << 20), &err), 0);
+    assert_int_equal(plan_choose(&more, &q, 0, all.peak - ((int64_t)8000 << 20), &err), 0);
+    assert_true(more.ms <= less.ms);
+    bed_close(b);
+}
+
 /* ---- other processes */
 
 static int n_asked, asked_until;
@@ -325,6 +349,7 @@ int test_plan_choice(void)
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(logits_are_worth_memory),
+        cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(every_tensor_is_looked_for),

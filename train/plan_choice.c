@@ -44,7 +44,7 @@ struct search {
     double full_ms; /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
     int64_t ffn_bytes; /* of the largest group FFN */
-    bool listed, all;  /* all: a choice with every item fits */
+    bool listed, ends; /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
@@ -223,8 +223,8 @@ static struct model_options with_items(const struct search *s, int64_t n)
     return opt;
 }
 
-/* The longest prefix of the items that fits, then single items behind it. */
-static void pack(struct search *s, struct plan_choice *c)
+/* The longest prefix of the items that fits, then single items behind it. Returns whether all fit. */
+static bool pack(struct search *s, struct plan_choice *c)
 {
     int64_t low = 0, high = s->n_item + 1, too_large = INT64_MAX; /* low fits, high does not */
     for (int64_t n = s->n_item; high - low > 1; n = (low + high) / 2) {
@@ -234,7 +234,7 @@ static void pack(struct search *s, struct plan_choice *c)
         else
             high = n;
     }
-    s->all |= low == s->n_item && low > 0;
+    const bool all = low == s->n_item && low > 0;
     c->opt = with_items(s, low);
     measure(s, c);
     for (int64_t i = low; i < s->n_item; i++) {
@@ -246,6 +246,7 @@ static void pack(struct search *s, struct plan_choice *c)
         else
             too_large = MT_MIN(too_large, s->items[i].bytes);
     }
+    return all;
 }
 
 /* Forward takes a quarter of the time of a pass that recomputes all. As many networks go to host memory as can be
@@ -278,16 +279,18 @@ static double place_ms(const struct search *s, const struct place *p)
     return 1e3 * bytes / PCIE_BYTES;
 }
 
-/* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading. */
-static void try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
+/* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading.
+ * Returns whether all items fit. */
+static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     struct plan_choice c = {0};
     s->opt.ce_chunk = s->probe.model.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(s->q->dev, size));
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
-    pack(s, &c);
+    const bool all = pack(s, &c);
     const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
     const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
     if (better) *best = c;
+    return all;
 }
 
 static int try_place(struct search *s, const struct place *p, struct plan_choice *best, struct err *err)
@@ -317,9 +320,11 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
     const bool possible = s->enough || !automatic;
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
-    for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !s->all; i++) {
+    bool all = false; /* the next groups and sizes of this place only add time to a choice with all */
+    for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !all; i++) {
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
-        for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !s->all; j++) try_logits(s, load, j, best);
+        for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !all; j++) all = try_logits(s, load, j, best);
+        s->ends |= all && i == 0 && !(s->extra_ms > 0);
     }
     plan_probe_close(&s->probe);
     return 0;
@@ -350,7 +355,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     q.checked = true;
     s->q = &q;
     *best = (struct plan_choice){.peak = INT64_MAX};
-    for (int i = 0; i < MT_LEN(places) && !rc && !s->all; i++) /* other places only add time to a choice with all */
+    for (int i = 0; i < MT_LEN(places) && !rc && !s->ends; i++)
         if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
     mem_free(s->items);
     return rc;
