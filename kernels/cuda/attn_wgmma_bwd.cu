@@ -24,7 +24,9 @@
  *   H200, inside a step of gpt-oss-20b, one run: S 4096 4.20 ms at commit 14931fb, 4.41 ms at 34f68cb, which clears the
  *   rows beyond a sequence; window 128 0.668 and 0.695 ms. A lower clock explains 2 % of this: the cuBLAS products of
  *   the run slowed down by as much.
- * Tried and dropped: masking the products with dout too (11 % slower: the accumulators change inside a branch). */
+ * Tried and dropped: masking the products with dout too (11 % slower: the accumulators change inside a branch);
+ *   warpgroups in turns, as in the forward (H200, inside a step, S 4096: 4.27 instead of 4.25 ms; window 128: 0.72
+ *   instead of 0.68). */
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {

@@ -82,7 +82,7 @@ char *cli_synopsis(char buf[512], const struct command *c)
     return buf;
 }
 
-/* "at least 1", "0 to 1" */
+/* "at least 1", "0 to 1", "above 0, at most 1" */
 static void put_range(char *buf, size_t cap, const char *interval)
 {
     char low[16], high[16];
@@ -90,7 +90,7 @@ static void put_range(char *buf, size_t cap, const char *interval)
     if (strtod(high, NULL) >= 1e9)
         snprintf(buf, cap, "at least %s", low);
     else
-        snprintf(buf, cap, "%s to %s", low, high);
+        snprintf(buf, cap, interval[0] == '(' ? "above %s, at most %s" : "%s to %s", low, high);
 }
 
 char *cli_describe(char buf[512], const struct cli_row *row)
