@@ -295,7 +295,8 @@ static void test_frozen(void **state)
 
 /* ---- the GPU ---- */
 
-/* Formats, layouts, adapters and routings, no tokens, one token: small enough for a sanitizer. */
+/* Formats, layouts, adapters and routings, no tokens, one token, an expert with three tiles of rows: small enough for a
+ * sanitizer. */
 static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 0, 0, GPTOSS_2, true, SPREAD}, 0, true},
     {{{WF_MXFP4, 0, false}, 1, 5, 4, 96, 160, 16, 16, GPTOSS_2, true, SPREAD}, 0, false},
@@ -308,6 +309,8 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
     {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
+    {{{WF_BF16, 0, false}, 300, 4, 1, 328, 136, 8, 72, GPTOSS_2, true, CROWDED}, 0, true},
+    {{{WF_BF16, 0, false}, 300, 4, 1, 72, 384, 8, 8, SWIGLU, false, CROWDED}, 0, true},
 };
 
 static void layer_on_the_gpu(void **state)

@@ -79,7 +79,7 @@ static __device__ __forceinline__ void load_tiles(const struct dense_args &p, st
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
             mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + A_BYTES);
             tma_load(to, thin ? &p.la : &p.a, full, thin ? t.la + k : k, t.m, 0);
-            load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, thin ? t.lb : t.n, 0, 0);
+            load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, thin ? t.lb : t.n, 0);
             ring_advance<COLS>(&ring);
         }
     }
@@ -177,7 +177,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dense_wgmma_kernel(const __
         mbarrier_init_fence();
     }
     __syncthreads();
-    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    const struct ring ring = {
+        (sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0, 1};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOADER_REGISTERS>();
         if (threadIdx.x == CONSUMERS) load_tiles<COLS, KN>(p, ring);

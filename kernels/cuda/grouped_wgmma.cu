@@ -4,10 +4,16 @@
  *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
  * Shapes: grouped.h. Tiles of 128 rows x COLS columns (256, or 192 where that divides better), 64 of depth per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
- * Grid: persistent, one block per SM: a producer warpgroup and two consumer warpgroups of 64 rows each, with 4 (COLS
- *   192: 5) pipeline stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224; no spills.
- * Moves: a is read once per COLS columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Grid: persistent, one block per SM, in clusters of two: a producer warpgroup and two consumer warpgroups of 64 rows
+ *   each, with 4 (COLS 192: 5) pipeline stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224.
+ *   No spills.
+ * Moves: a is read once per COLS columns and b once per 256 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ *
+ * The blocks of a cluster have the same columns of two neighbouring row tiles of an expert. Each loads half of b into
+ * both (multicast), so that L2 delivers a third less (COLS 192: 30 %). A stage is loaded again when the consumers of
+ * both blocks have released it. With the last of an odd number of row tiles the blocks have different columns, and
+ * each loads all of its b.
  *
  * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
  * stored. Gathered rows are loaded by cp.async of all 128 producer threads, into the same swizzle. Out-of-bounds
@@ -39,13 +45,50 @@
 
 #include "kernels/cuda/grouped_wgmma.cuh"
 
+enum { CLUSTER = 2 }; /* blocks */
 struct wgmma_args {
-    CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
+    CUtensorMap a, b, la, lb; /* boxes: all rows of a tile, half of b (load_half), 64 of depth; zeroed when unused */
     struct grouped g;
     int turn;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define MT_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+
+/* ---- pairs of tiles: one for each block of a cluster ---- */
+
+struct paired_tile {
+    struct tile t; /* n_row 0: this block has none */
+    bool shared;   /* the tile of the other block has the same columns */
+};
+
+/* Tile `at` of all (*e: as in tile_at); block `at % 2` of a cluster has it. Pairs of row tiles go through the columns
+ * in the order of tile_at; an odd row tile at the end of an expert goes through pairs of columns. */
+static __device__ __forceinline__ struct paired_tile pair_at(const struct tiles *tiles, int at, int cols, int *e)
+{
+    while (at >= tiles->first[*e + 1]) (*e)++;
+    const int start = tiles->row[*e], end = tiles->row[*e + 1], n_row_tile = row_tiles(end - start);
+    const int rank = at & 1, pair = (at - tiles->first[*e]) / 2, left = pair - n_row_tile / 2 * tiles->n_col;
+    const int band = pair / (BAND / 2 * tiles->n_col), in_band = pair - band * (BAND / 2) * tiles->n_col;
+    const int height = MT_MIN(BAND / 2, n_row_tile / 2 - band * (BAND / 2));
+    struct paired_tile p;
+    p.shared = left < 0;
+    const int m = p.shared ? band * BAND + in_band % height * 2 + rank : n_row_tile - 1;
+    const int n = p.shared ? in_band / height : left * 2 + rank;
+    p.t.e = *e;
+    p.t.m = start + m * ROWS;
+    p.t.n = n * cols;
+    p.t.n_row = n < tiles->n_col ? MT_MIN(ROWS, end - p.t.m) : 0;
+    return p;
+}
+
+/* blockIdx.x. It is read where a loop begins, since a copy for producer and consumers would be in local memory. */
+static __device__ __forceinline__ int this_block(void)
+{
+    int x;
+    asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(x));
+    return x;
+}
 
 /* ---- loading ---- */
 
@@ -61,38 +104,60 @@ static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const str
     }
 }
 
+/* Half 0 or 1 of b, for these blocks: of the columns, which are `apart` from each other, or with kn of the depth. */
+template <int COLS, bool KN>
+static __device__ __forceinline__ void load_half(uint16_t blocks, int half, uint32_t to, const CUtensorMap *map,
+                                                 uint32_t full, int k, int n, int e, int apart)
+{
+#pragma unroll
+    for (int i = 0; i < (KN ? COLS / 64 : 1); i++) {
+        const uint32_t part = to + (KN ? i * CHUNK_BYTES + half * (CHUNK_BYTES / 2) : half * (COLS * DEPTH));
+        const int x = KN ? n + 64 * i : k, y = KN ? k + half * (DEPTH / 2) : n + half * apart;
+        tma_load_in(blocks, part, map, full, x, y, e);
+    }
+}
+
+/* halves: a tile has equal numbers of gates' and ups' columns. */
 template <int COLS, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
                                                   struct ring ring, bool halves)
 {
     const struct grouped &g = p.g;
-    const int half = halves ? (int)g.n_out / 2 : 0;
+    const int apart = halves ? (int)g.n_out / 2 : COLS / 2;
     const int thread = threadIdx.x % LOADERS, n_in = (int)g.n_in, chunk = thread % 8 * 8;
     const bool gathered = g.slot != NULL;
     const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = n_thin + (n_in + DEPTH - 1) / DEPTH;
     const uint32_t mine = sm90_swizzle(thread / 8, thread % 8);
     if (!gathered && thread != 0) return;
 
-    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
+    const int n_tile = tiles->first[tiles->n_exp];
+    for (int at = this_block(), e = 0; at < n_tile; at += gridDim.x) {
+        const struct paired_tile pair = pair_at(tiles, at, COLS, &e);
+        const struct tile &t = pair.t;
+        const bool some = t.n_row > 0;
+        const int rank = at & 1, blocks = pair.shared ? 3 : 1 << rank;
         const bf16 *row[8];
         if (thread == 0) begin_tile(p.turn, at, n_tile);
-        if (gathered) gather_rows(row, g, t, thread);
+        if (gathered && some) gather_rows(row, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;
             const int k = DEPTH * (thin ? block : block - n_thin);
             const uint32_t to = ring.data + ring.stage * shape<COLS>::STAGE_BYTES, full = ring.full + 8 * ring.stage;
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (thread == 0) {
+            if (thread == 0 && !some) mbarrier_arrive(full);
+            if (thread == 0 && some) {
                 mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + (a_by_tma ? A_BYTES : 0));
                 if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
-                load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
-                                 thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
+                for (int half = 0; half < 2; half++)
+                    if (!pair.shared || half == rank)
+                        load_half<COLS, KN>((uint16_t)blocks, half, to + A_BYTES, thin ? &p.lb : &p.b, full, k,
+                                            halves ? t.n / 2 : t.n, thin ? (int)grouped_expert(g, g.first + t.e) : t.e,
+                                            apart);
             }
             if (gathered) {
 #pragma unroll
-                for (int i = 0; i < 8 && !thin; i++) cp_async_16(to + mine + i * 2048, row[i] + k, k + chunk < n_in);
+                for (int i = 0; i < 8 && !thin && some; i++)
+                    cp_async_16(to + mine + i * 2048, row[i] + k, k + chunk < n_in);
                 cp_async_arrive(full);
             }
             ring_advance<COLS>(&ring);
@@ -245,14 +310,14 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
                                                       struct ring ring, float *bias)
 {
     const struct grouped &g = p.g;
-    const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp];
     const int n_block = (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
     float sums[COLS / 2] = {0.0f};
     bias += group * COLS;
-    if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
-    for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
+    if (group && this_block() < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
+    for (int at = this_block(), e = 0, odd = 0; at < n_tile; at += gridDim.x) {
+        const struct tile t = pair_at(tiles, at, COLS, &e).t;
         const bool idle = group * 64 >= t.n_row;
         if (EPILOGUE == SWIGLU_BWD ? idle : grouped_is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
         if (idle) {
@@ -298,10 +363,13 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
         }
     }
 }
+#else
+#define MT_CLUSTERS
 #endif
 
 template <int COLS, int EPILOGUE, bool KN>
-static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const __grid_constant__ struct wgmma_args p)
+static __global__ void MT_CLUSTERS __launch_bounds__(THREADS, 1)
+    grouped_wgmma_kernel(const __grid_constant__ struct wgmma_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
@@ -309,16 +377,18 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
     begin_launch(p.turn);
-    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
+    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS, true);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
             mbarrier_init(sm90_shared(&full[i]), p.g.slot ? 1 + LOADERS : 1);
-            mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
+            mbarrier_init(sm90_shared(&empty[i]), CLUSTER * (CONSUMERS / 32));
         }
         mbarrier_init_fence();
     }
     __syncthreads();
-    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    cluster_sync();
+    const struct ring ring = {
+        (sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0, CLUSTER};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOADER_REGISTERS>();
         load_tiles<COLS, KN>(p, &tiles, ring, EPILOGUE == SWIGLU);
@@ -326,6 +396,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         sm90_registers_more<CONSUMER_REGISTERS>();
         multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
     }
+    cluster_sync(); /* the other block may still arrive here */
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif
@@ -335,25 +406,25 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
 
 template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {
-    constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
     static bool configured;
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
     p.turn = next_turn();
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
-    p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
-             : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);
+    p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH / 2)
+             : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, COLS / 2);
     if (g->r > 0) {
         p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, ROWS);
-        p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
-                  : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, box);
+        p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH / 2)
+                  : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, COLS / 2);
     }
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<COLS, EPILOGUE, KN>,
                                         cudaFuncAttributeMaxDynamicSharedMemorySize, shape<COLS>::RING_BYTES));
     configured = true;
-    grouped_wgmma_kernel<COLS, EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
+    grouped_wgmma_kernel<COLS, EPILOGUE, KN>
+        <<<cuda.n_sm / CLUSTER * CLUSTER, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -364,7 +435,7 @@ bool cuda_grouped_swiglu(const struct grouped *g)
 
 void cuda_grouped_wgmma(const struct grouped *g)
 {
-    const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, 192);
+    const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * (ceil_div(g->n_out, 192) + 1);
     grouped_require(g);
     MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
                (long long)g->count, (long long)n_tile);

@@ -42,7 +42,7 @@ static __device__ uint32_t tiles_begun[2]; /* by all blocks in this launch (begi
 /* ---- tile scheduler ---- */
 
 struct tiles {
-    int32_t first[MAX_EXPERTS + 1]; /* row tiles before the i-th expert of the launch */
+    int32_t first[MAX_EXPERTS + 1]; /* row tiles before the i-th expert of the launch; tiles when in pairs */
     int32_t row[MAX_EXPERTS + 1];   /* offs of the experts of the launch */
     int32_t n_exp, n_col;           /* experts; column tiles */
 };
@@ -66,15 +66,27 @@ static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles,
     return t;
 }
 
-/* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
-static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols)
+static __device__ __forceinline__ int row_tiles(int n_row) { return (n_row + ROWS - 1) / ROWS; }
+static __device__ __forceinline__ int column_tiles(const struct grouped &g, int cols)
+{
+    return (int)((g.n_out + cols - 1) / cols);
+}
+static __device__ __forceinline__ int paired_tiles(int n_row_tile, int n_col)
+{
+    return n_row_tile * n_col + (n_row_tile & n_col & 1);
+}
+
+/* One warp fills `tiles`: a prefix sum of the row tiles of the experts, or with pairs of the tiles, where the columns
+ * of an odd row tile are rounded up to an even number. */
+static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols, bool pairs)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
     const int32_t *offs = g.offs + g.first;
     int before = 0;
     for (int base = 0; base < n_exp; base += 32) {
         const int i = MT_MIN(base + lane, n_exp - 1), start = offs[i], end = offs[i + 1];
-        int sum = base + lane < n_exp ? (end - start + ROWS - 1) / ROWS : 0;
+        int sum = base + lane < n_exp ? row_tiles(end - start) : 0;
+        if (pairs) sum = paired_tiles(sum, column_tiles(g, cols));
         for (int d = 1; d < 32; d *= 2) {
             const int other = __shfl_up_sync(~0u, sum, d);
             if (lane >= d) sum += other;
@@ -87,7 +99,7 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
         tiles->first[0] = 0;
         tiles->row[n_exp] = offs[n_exp];
         tiles->n_exp = n_exp;
-        tiles->n_col = (int)((g.n_out + cols - 1) / cols);
+        tiles->n_col = column_tiles(g, cols);
     }
 }
 
@@ -113,11 +125,12 @@ static __device__ __forceinline__ void begin_tile(int turn, int at, int n_tile)
 /* ---- the pipeline ---- */
 
 /* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all 8
- * consumer warps have released it. */
+ * consumer warps of each of the n_block blocks that are loaded together have released it. */
 struct ring {
     uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
     int stage;
     uint32_t parity;
+    int n_block; /* 1, or the blocks of a cluster */
 };
 template <int COLS> static __device__ __forceinline__ void ring_advance(struct ring *ring)
 {
@@ -127,28 +140,23 @@ template <int COLS> static __device__ __forceinline__ void ring_advance(struct r
     }
 }
 
-/* half: 0, or where the ups begin among the columns of a tile of both. */
 template <int COLS, bool KN>
-static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e,
-                                              int half)
+static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e)
 {
-    if (!KN && half) {
-        tma_load(to, map, full, k, n / 2, e);
-        tma_load(to + COLS / 2 * DEPTH * 2, map, full, k, half + n / 2, e);
-    } else if (!KN) {
-        tma_load(to, map, full, k, n, e);
-    }
+    if (!KN) tma_load(to, map, full, k, n, e);
 #pragma unroll
     for (int i = 0; KN && i < COLS / 64; i++) tma_load(to + i * CHUNK_BYTES, map, full, n + 64 * i, k, e);
 }
 
 /* ---- products ---- */
 
-/* One arrival per warp. */
+/* One arrival per warp in each block. */
 static __device__ __forceinline__ void release(const struct ring &ring, int stage)
 {
+    const int lane = threadIdx.x % 32;
     __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
+    if (ring.n_block > 1 && lane < ring.n_block) mbarrier_arrive_in(ring.empty + 8 * stage, lane);
+    if (ring.n_block == 1 && lane == 0) mbarrier_arrive(ring.empty + 8 * stage);
 }
 
 /* Descriptors of the current stage's operands for this warpgroup's 64 rows. */

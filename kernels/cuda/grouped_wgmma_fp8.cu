@@ -21,8 +21,8 @@
  *   kernel 2.13, 0.99, 1.68, 1.74; without adding every 128 to f32 sums, which is wrong, 2.03, 0.97, 1.67, 1.71):
  *   - tiles of 128 columns: 2.51, 1.21, 1.62, 2.10
  *   - 232 and 40 registers, and loads of the GLU backward after the adapter's product: 2.15, 1.06, 1.81, 1.94
- *   - blocks that begin their tiles together (grouped_wgmma.cuh): 2.34, 1.21, 2.29, 2.46 -> 2.39, 1.25, 2.36, 2.51 inside
- *     a step of gpt-oss-20b
+ *   - blocks that begin their tiles together (grouped_wgmma.cuh): 2.34, 1.21, 2.29, 2.46 -> 2.39, 1.25, 2.36, 2.51
+ *     inside a step of gpt-oss-20b
  *   - sums of one half of a tile added while the other half multiplies: ptxas serialises wgmma (C7514) */
 #include <string.h>
 
@@ -61,7 +61,7 @@ static __device__ __forceinline__ void load_steps(const struct fp8_args &p, cons
             if (thin) {
                 const int k = (block - n_main) * DEPTH;
                 tma_load(to, &p.la, full, k, t.m, 0);
-                load_b<COLS, KN>(to + A_BYTES, &p.lb, full, k, t.n, (int)g.first + t.e, 0);
+                load_b<COLS, KN>(to + A_BYTES, &p.lb, full, k, t.n, (int)g.first + t.e);
             } else {
                 tma_load(to, &p.a, full, block * STEP, t.m, 0);
                 tma_load(to + A_BYTES, &p.b, full, block * STEP, t.n, t.e);
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
-    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
+    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS, false);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
             mbarrier_init(sm90_shared(&full[i]), 1);
@@ -166,7 +166,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
         mbarrier_init_fence();
     }
     __syncthreads();
-    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    const struct ring ring = {
+        (sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0, 1};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOAD_REGISTERS>();
         load_steps<KN>(p, &tiles, ring);

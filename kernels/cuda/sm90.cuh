@@ -75,6 +75,24 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity)
     } while (!done);
 }
 
+/* ---- clusters: blocks that can write to each other's shared memory ---- */
+
+/* Arrives on the barrier at this address in the block of this rank in the cluster. Orders what this thread has read,
+ * not what it has written: a release at the scope of a cluster is a MEMBAR of the GPU. */
+__device__ __forceinline__ void mbarrier_arrive_in(uint32_t bar, uint32_t rank)
+{
+    asm volatile("{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(bar),
+                 "r"(rank)
+                 : "memory");
+}
+/* A barrier of all threads of a cluster; those that have exited count as arrived. Orders no writes to memory: inits of
+ * mbarriers are ordered by mbarrier_init_fence. */
+__device__ __forceinline__ void cluster_sync()
+{
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait.acquire;\n" ::: "memory");
+}
+
 /* ---- named barriers: 0 is __syncthreads(); `count` threads, of whole warps ---- */
 
 __device__ __forceinline__ void named_sync(int id, int count)
@@ -96,6 +114,16 @@ __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, ui
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
         "[%2];\n" ::"r"(to),
         "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+/* The same into every block of the cluster whose bit of `blocks` is 1: to and bar are addresses in each of them. */
+__device__ __forceinline__ void tma_load_in(uint16_t blocks, uint32_t to, const CUtensorMap *map, uint32_t bar, int x,
+                                            int y, int z)
+{
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;\n" ::"r"(to),
+        "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "h"(blocks)
         : "memory");
 }
 /* Copies 16 bytes; writes zeros and reads nothing when !in_bounds. */

@@ -325,6 +325,7 @@ OP2(min_bf16x2, u32, u32, u32, bf16_pair(smaller(HIGH(A), HIGH(B)), smaller(LOW(
 
 OP1(mov_32, u32, u32, A)
 OP1(mov_64, u64, u64, A)
+OP2(mapa_32, u32, u32, u32, CLUSTER_ADDRESS(A, B))
 OP3(selp_32, u32, u32, u32, u32, C ? A : B)
 OP3(selp_64, u64, u64, u64, u32, C ? A : B)
 OP1(to_shared, u64, u64, A - SHARED_WINDOW)
@@ -581,6 +582,7 @@ static const struct op table[] = {
     {"cvta.global.u64", "88", mov_64},
     {"cvta.param.u64", "88", mov_64},
     {"cvta.to.shared.u64", "88", to_shared},
+    {"mapa.shared::cluster.u32", "444", mapa_32},
     {"cvta.shared.u64", "88", of_shared},
     {"cvta.local.u64", "88", of_local},
 

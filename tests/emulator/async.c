@@ -87,10 +87,10 @@ void ptx_cp_async_arrive(struct warp *w, const struct ins *i, uint32_t m)
 
 /* ---- TMA ---- */
 
-void box_issue(struct warp *w, const struct box *x)
+void box_issue(struct block *b, const struct box *x)
 {
     if (late())
-        *grow(&w->block->boxes) = *x;
+        *grow(&b->boxes) = *x;
     else
         box_run(x);
 }

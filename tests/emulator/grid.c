@@ -3,7 +3,8 @@
  * The lanes of a warp that are at the same instruction execute it together. When they are at different ones, the lanes
  * at the lowest instruction run first, so that they meet again after a branch. A collective waits for the lanes of its
  * mask. Warps take turns: a turn ends at a barrier, at a failed wait, or after some thousand instructions. Shared
- * memory is filled with NaN before a block starts. A block in which every warp waits is a deadlock. */
+ * memory is filled with NaN before a block starts. The blocks of a cluster run together. A cluster in which every warp
+ * waits is a deadlock. */
 #include "tests/emulator/grid.h"
 
 #include <stdarg.h>
@@ -15,7 +16,7 @@
 
 enum { TURN = 20000, SHORT_TURN = 200, IDLE_ROUNDS = 100 };
 
-/* With MT_EMULATOR_SEED=N the warps of a block take turns of random length in a random order, which depends on N. */
+/* With MT_EMULATOR_SEED=N the warps of a cluster take turns of random length in a random order, which depends on N. */
 static int seed(void)
 {
     static int known = -1;
@@ -40,16 +41,25 @@ _Noreturn void fault(struct warp *w, int lane, const char *format, ...)
     fprintf(stderr, ": %.*s\n", w->at->text_len < 300 ? w->at->text_len : 300, w->at->text);
     funlockfile(stderr);
     va_end(args);
-    longjmp(w->block->stop, 1);
+    longjmp(w->block->cluster->stop, 1);
 }
 
 /* ---- barriers ---- */
 
-static void complete_if_all(struct block *b, struct barrier *x)
+static struct barrier *barrier_at(struct block *b, int id)
 {
+    return id == CLUSTER_BARRIER ? &b->cluster->barriers[id] : &b->barriers[id];
+}
+
+static void complete_if_all(struct block *b, int id)
+{
+    struct barrier *x = barrier_at(b, id);
     int expected = x->expected;
-    if (!expected) /* all threads that have not exited */
-        for (int k = 0; k < b->n_warps; k++) expected += b->warps[k].state != DONE ? LANES : 0;
+    if (!expected) { /* all threads that have not exited */
+        const struct block *first = id == CLUSTER_BARRIER ? b->cluster : b;
+        for (int k = 0; k < b->n_warps * (id == CLUSTER_BARRIER ? b->kernel->cluster : 1); k++)
+            expected += first[k / b->n_warps].warps[k % b->n_warps].state != DONE ? LANES : 0;
+    }
     if (!x->arrived || x->arrived < expected) return;
     x->last_count = x->count;
     x->last_any = x->any;
@@ -62,9 +72,14 @@ static void arrive(struct warp *w, const struct ins *i)
 {
     const int id = *(int32_t *)row(w, i, 1), threads = *(int32_t *)row(w, i, 2);
     const uint32_t *set = row(w, i, 3);
-    if (id < 0 || id >= N_BARRIERS) fault(w, 0, "barrier %d", id);
+    if (id < 0 || (id >= N_BARRIERS && i->space != CLUSTER)) fault(w, 0, "barrier %d", id);
     if (threads % LANES) fault(w, 0, "a barrier of %d threads", threads);
-    struct barrier *x = &w->block->barriers[id];
+    if (i->imm < 0) { /* barrier.cluster.wait */
+        if (w->barrier != id) fault(w, 0, "no arrival right before this wait");
+        w->state = AT_BARRIER;
+        return;
+    }
+    struct barrier *x = barrier_at(w->block, id);
     if (x->arrived && x->expected != threads)
         fault(w, 0, "barrier %d of %d threads, others wait there for %d", id, threads, x->expected);
     x->expected = threads;
@@ -75,13 +90,13 @@ static void arrive(struct warp *w, const struct ins *i)
     x->any = x->count > 0;
     if (threads && x->arrived > threads) fault(w, 0, "barrier %d of %d threads: more arrived", id, threads);
     if (i->imm != 1) w->state = AT_BARRIER;
-    complete_if_all(w->block, x);
+    complete_if_all(w->block, id);
 }
 
 /* Continues a warp whose barrier is complete. */
 static void pass_barrier(struct warp *w)
 {
-    const struct barrier *x = &w->block->barriers[w->barrier];
+    const struct barrier *x = barrier_at(w->block, w->barrier);
     const struct ins *i = w->at;
     uint32_t *d = row(w, i, 0);
     const uint32_t value = i->imm == 2 ? (uint32_t)x->last_count : x->last_any ? ~0u : 0;
@@ -215,7 +230,8 @@ static bool run_turn(struct warp *w)
         int32_t pc, other;
         if (!w->live) {
             w->state = DONE;
-            for (int k = 0; k < N_BARRIERS; k++) complete_if_all(w->block, &w->block->barriers[k]);
+            w->block->n_done++;
+            for (int k = 0; k <= CLUSTER_BARRIER; k++) complete_if_all(w->block, k);
             return true;
         }
         const uint32_t mask = choose(w, &pc, &other);
@@ -240,7 +256,7 @@ static bool run_turn(struct warp *w)
     return !again;
 }
 
-/* ---- a block ---- */
+/* ---- the blocks of a cluster, usually one ---- */
 
 static void start_block(struct block *b, const uint32_t grid[3], const uint32_t size[3])
 {
@@ -248,12 +264,14 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
     memset(b->shared, 0xff, (size_t)b->shared_bytes);
     memset(b->barriers, 0, sizeof(b->barriers));
     async_forget(b);
+    b->n_done = 0;
     b->random = (uint64_t)seed() * 1000003 + (uint64_t)b->index[0] * 7919 + (uint64_t)b->index[1];
     for (int j = 0; j < b->n_warps; j++) {
         struct warp *w = &b->warps[j];
         w->block = b;
         w->id = j;
         w->live = w->blocked = w->state = 0;
+        w->barrier = 0;
         w->at = k->code;
         w->polled = -1;
         memset(w->pc, 0, sizeof(w->pc));
@@ -280,27 +298,36 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
     }
 }
 
-/* -1 after a fault. */
-static int run_block(struct block *b)
+static struct warp *warp_of(struct block *cluster, int j)
 {
+    return &cluster[j / cluster->n_warps].warps[j % cluster->n_warps];
+}
+
+/* -1 after a fault. */
+static int run_cluster(struct block *b)
+{
+    const int n_warps = b->n_warps * b->kernel->cluster;
     if (setjmp(b->stop)) return -1;
-    for (int idle = 0, done = 0; done < b->n_warps;) {
+    for (int idle = 0, done = 0; done < n_warps;) {
         bool progress = false;
         done = 0;
-        for (int j = 0; j < b->n_warps; j++) {
-            struct warp *w = &b->warps[seed() ? draw(b, (uint32_t)b->n_warps) : (uint32_t)j];
-            if (w->state == AT_BARRIER && b->barriers[w->barrier].generation != w->generation) pass_barrier(w);
+        for (int j = 0; j < n_warps; j++) {
+            struct warp *w = warp_of(b, seed() ? (int)draw(b, (uint32_t)n_warps) : j);
+            if (w->state == AT_BARRIER && barrier_at(w->block, w->barrier)->generation != w->generation)
+                pass_barrier(w);
             if (w->state == READY) progress = run_turn(w) || progress;
         }
-        for (int j = 0; j < b->n_warps; j++) done += b->warps[j].state == DONE;
+        for (int j = 0; j < n_warps; j++) done += warp_of(b, j)->state == DONE;
         idle = progress ? 0 : idle + 1;
         if (idle < IDLE_ROUNDS) continue;
-        for (int j = 0; j < b->n_warps; j++)
-            if (b->warps[j].state != DONE)
-                fprintf(stderr, "emulator: warp %d waits at line %d: %.*s\n", j, b->warps[j].at->line,
-                        b->warps[j].at->text_len, b->warps[j].at->text);
-        for (int j = 0; j < b->n_warps; j++)
-            if (b->warps[j].state != DONE) fault(&b->warps[j], 0, "deadlock");
+        for (int j = 0; j < n_warps; j++) {
+            const struct warp *w = warp_of(b, j);
+            if (w->state != DONE)
+                fprintf(stderr, "emulator: block %d, warp %d waits at line %d: %.*s\n", w->block->index[0], w->id,
+                        w->at->line, w->at->text_len, w->at->text);
+        }
+        for (int j = 0; j < n_warps; j++)
+            if (warp_of(b, j)->state != DONE) fault(warp_of(b, j), 0, "deadlock");
     }
     return 0;
 }
@@ -312,45 +339,70 @@ static void *need(size_t bytes)
     return p;
 }
 
+/* Room for the blocks of one cluster. */
+static struct block *new_cluster(const struct kernel *k, const char *params, int n_threads, int64_t shared_bytes)
+{
+    struct block *cluster = need((size_t)k->cluster * sizeof(*cluster));
+    for (int c = 0; c < k->cluster; c++) {
+        struct block *b = &cluster[c];
+        *b = (struct block){.kernel = k,
+                            .params = params,
+                            .shared_bytes = shared_bytes,
+                            .n_threads = n_threads,
+                            .n_warps = (n_threads + LANES - 1) / LANES,
+                            .cluster = cluster};
+        b->warps = need((size_t)b->n_warps * sizeof(*b->warps));
+        memset(b->warps, 0, (size_t)b->n_warps * sizeof(*b->warps));
+        b->shared = need((size_t)b->shared_bytes);
+        for (int j = 0; j < b->n_warps; j++) {
+            b->warps[j].regs = need((size_t)k->reg_bytes);
+            b->warps[j].local = need((size_t)k->local_bytes * LANES);
+        }
+    }
+    return cluster;
+}
+
+static void free_cluster(struct block *cluster)
+{
+    const int n = cluster->kernel->cluster;
+    for (int j = 0; j < n * cluster->n_warps; j++) {
+        struct warp *w = warp_of(cluster, j);
+        free(w->products.at);
+        free(w->copies.at);
+        free(w->regs);
+        free(w->local);
+    }
+    for (int c = 0; c < n; c++) {
+        free(cluster[c].boxes.at);
+        free(cluster[c].warps);
+        free(cluster[c].shared);
+    }
+    free(cluster);
+}
+
 int grid_run(const struct kernel *k, const uint32_t grid[3], const uint32_t size[3], const char *params,
              int64_t dynamic_shared)
 {
     const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2];
-    const int n_threads = (int)(size[0] * size[1] * size[2]), n_warps = (n_threads + LANES - 1) / LANES;
+    const int n_threads = (int)(size[0] * size[1] * size[2]);
     const int64_t static_shared = dynamic_shared && k->dynamic_at > k->shared_bytes ? k->dynamic_at : k->shared_bytes;
     int failed = 0;
-#pragma omp parallel if (n_blocks > 1)
+#pragma omp parallel if (n_blocks > k->cluster)
     {
-        struct block b = {.kernel = k,
-                          .params = params,
-                          .shared_bytes = static_shared + dynamic_shared,
-                          .n_threads = n_threads,
-                          .n_warps = n_warps};
-        b.warps = need((size_t)n_warps * sizeof(*b.warps));
-        memset(b.warps, 0, (size_t)n_warps * sizeof(*b.warps));
-        b.shared = need((size_t)b.shared_bytes);
-        for (int j = 0; j < n_warps; j++) {
-            b.warps[j].regs = need((size_t)k->reg_bytes);
-            b.warps[j].local = need((size_t)k->local_bytes * LANES);
-        }
+        struct block *cluster = new_cluster(k, params, n_threads, static_shared + dynamic_shared);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t j = 0; j < n_blocks; j++) {
+        for (int64_t first = 0; first < n_blocks; first += k->cluster) {
             if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) continue;
-            b.index[0] = (int32_t)(j % grid[0]);
-            b.index[1] = (int32_t)(j / grid[0] % grid[1]);
-            b.index[2] = (int32_t)(j / grid[0] / grid[1]);
-            start_block(&b, grid, size);
-            if (run_block(&b)) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+            for (int c = 0; c < k->cluster; c++) {
+                const int64_t j = first + c;
+                cluster[c].index[0] = (int32_t)(j % grid[0]);
+                cluster[c].index[1] = (int32_t)(j / grid[0] % grid[1]);
+                cluster[c].index[2] = (int32_t)(j / grid[0] / grid[1]);
+                start_block(&cluster[c], grid, size);
+            }
+            if (run_cluster(cluster)) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
         }
-        for (int j = 0; j < n_warps; j++) {
-            free(b.warps[j].products.at);
-            free(b.warps[j].copies.at);
-            free(b.warps[j].regs);
-            free(b.warps[j].local);
-        }
-        free(b.boxes.at);
-        free(b.warps);
-        free(b.shared);
+        free_cluster(cluster);
     }
     return failed ? -1 : 0;
 }

@@ -23,7 +23,18 @@ char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t byte
     }
     if (a % (uint64_t)bytes)
         fault(w, lane, "address 0x%llx is not a multiple of %d", (unsigned long long)a, (int)bytes);
+    if (space == CLUSTER && a >> 24) {
+        const int64_t rank = (int64_t)(a >> 24) - 1;
+        if (rank >= w->block->kernel->cluster)
+            fault(w, lane, "shared address 0x%llx of a cluster of %d blocks", (unsigned long long)a,
+                  w->block->kernel->cluster);
+        const struct block *b = &w->block->cluster[rank];
+        if (b->n_done == b->n_warps) fault(w, lane, "shared memory of block %d, which has exited", b->index[0]);
+        a &= 0xffffff;
+        if ((int64_t)a + bytes <= b->shared_bytes) return b->shared + a;
+    }
     switch (space) {
+    case CLUSTER:
     case SHARED:
         if ((int64_t)a < 0 || (int64_t)a + bytes > w->block->shared_bytes)
             fault(w, lane, "shared address %lld + %d, the block has %lld bytes", (long long)a, (int)bytes,
@@ -202,7 +213,8 @@ void mbarrier_add(uint64_t *bar, int arrivals, int64_t more)
 
 static uint64_t *mbarrier(struct warp *w, const struct ins *i, int operand, int lane)
 {
-    return (uint64_t *)(void *)reach(w, lane, SHARED, ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 8);
+    return (uint64_t *)(void *)reach(w, lane, (enum space)i->space,
+                                     ((uint32_t *)row(w, i, operand))[lane] + (uint32_t)i->imm, 8);
 }
 
 void ptx_mbarrier_init(struct warp *w, const struct ins *i, uint32_t m)
@@ -246,19 +258,25 @@ void ptx_mbarrier_try_wait(struct warp *w, const struct ins *i, uint32_t m)
     }
 }
 
-/* Operands: to, map, coordinates x, y, z [, u], mbarrier. */
+/* Operands: to, map, coordinates x, y, z [, u], mbarrier, and the blocks of the cluster with multicast (imm2). */
 void ptx_tma_load(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
-        const int l = __builtin_ctz(m), axes = i->n_o - 3;
+        const int l = __builtin_ctz(m), axes = i->n_o - 3 - (int)i->imm2, bar = axes + 2;
         const uint64_t map = ((uint64_t *)row(w, i, 1))[l];
-        struct box x = {.ins = i, .warp = w, .bar = mbarrier(w, i, i->n_o - 1, l), .to = ((uint32_t *)row(w, i, 0))[l]};
+        const uint32_t to = ((uint32_t *)row(w, i, 0))[l], own = 1u << (w->block - w->block->cluster);
+        struct box x = {.ins = i, .warp = w, .to = to};
         x.map = (const struct tensor_map *)(uintptr_t)map;
         if (map % 64) fault(w, l, "a tensor map at 0x%llx", (unsigned long long)map);
         if (x.map->magic != MAP_MAGIC || x.map->axes != axes) fault(w, l, "not a tensor map of %d axes", axes);
         if (x.to % 128) fault(w, l, "TMA writes to shared address %llu", (unsigned long long)x.to);
         for (int k = 0; k < axes; k++) x.at[k] = ((int32_t *)row(w, i, 2 + k))[l];
-        box_issue(w, &x);
+        for (uint32_t left = i->imm2 ? ((uint32_t *)row(w, i, bar + 1))[l] : own; left; left &= left - 1) {
+            const uint32_t rank = (uint32_t)__builtin_ctz(left);
+            x.to = CLUSTER_ADDRESS(to, rank);
+            x.bar = (uint64_t *)(void *)reach(w, l, CLUSTER, CLUSTER_ADDRESS(((uint32_t *)row(w, i, bar))[l], rank), 8);
+            box_issue(&w->block->cluster[rank], &x);
+        }
     }
 }
 
@@ -266,7 +284,7 @@ void ptx_tma_load(struct warp *w, const struct ins *i, uint32_t m)
 static void box_part(const struct box *x, uint64_t to, uint64_t from, bool inside, int64_t b)
 {
     const struct tensor_map *t = x->map;
-    char *p = reach(x->warp, 0, SHARED, t->swizzle ? to ^ ((to >> 7 & 7) << 4) : to, 16);
+    char *p = reach(x->warp, 0, CLUSTER, t->swizzle ? to ^ ((to >> 7 & 7) << 4) : to, 16);
     const int64_t at = x->at[0] * (int64_t)t->element + b, end = t->size[0] * (int64_t)t->element;
     const int64_t n = !inside || at < 0 || at >= end ? 0 : end - at < 16 ? end - at : 16;
     memset(p, 0, 16);

@@ -224,7 +224,13 @@ static struct kernel *translate_kernel(struct module *m, const char *name, const
         add_symbol(&s, (struct symbol){.name = names[j], .kind = VARIABLE, .space = PARAM, .at = at[j]});
     }
     place_shared(&s, (struct text){p, (int)(after_body(strchr(p, '{')) - p)});
+    const char *cluster = strstr(s.p, ".reqnctapercluster");
+    int y = 1, z = 1;
+    k->cluster = 1;
     s.p = strchr(s.p, '{'); /* past .maxntid and the like */
+    if (cluster && cluster < s.p && sscanf(cluster, ".reqnctapercluster %d, %d, %d", &k->cluster, &y, &z) != 3)
+        refuse(&s, "the size of a cluster");
+    if (y * z != 1) refuse(&s, "a cluster along y or z");
     body(&s);
     append_functions(&s);
     finish(&s);

@@ -18,7 +18,7 @@ struct ins;
 /* Executes the instruction for the lanes of mask m. */
 typedef void exec_fn(struct warp *w, const struct ins *i, uint32_t m);
 
-enum space { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };
+enum space { GENERIC, GLOBAL, SHARED, LOCAL, PARAM, CLUSTER /* shared memory of any block of the cluster */ };
 
 /* How the scheduler treats an instruction. COLLECTIVE: it waits until the lanes of its mask have arrived. */
 enum kind { PLAIN, BRANCH, EXIT, RETURN, CALL, COLLECTIVE, BARRIER };
@@ -62,6 +62,7 @@ struct kernel {
     int32_t shared_bytes; /* static */
     int32_t dynamic_at;   /* start of the dynamic shared memory, 0: not used */
     int32_t local_bytes;  /* of a lane */
+    int cluster;          /* blocks, which are neighbours along x */
     int n_params;
     int32_t param_at[MAX_PARAMS], param_size[MAX_PARAMS], param_bytes;
 };

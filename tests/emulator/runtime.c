@@ -443,6 +443,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     if (!grid.x || !grid.y || !grid.z || grid.y > 65535 || grid.z > 65535 || grid.x > INT32_MAX || !threads ||
         threads > 1024)
         return fail(cudaErrorInvalidConfiguration);
+    if (grid.x % (unsigned)k->cluster) return fail(cudaErrorInvalidClusterSize);
     if ((int)shared + k->shared_bytes > (f->dynamic_limit ? shared_limit() : SHARED_DEFAULT) ||
         (f->dynamic_limit && (int)shared > f->dynamic_limit)) {
         fprintf(stderr, "emulator: %s: %d bytes of shared memory and %d dynamic ones, %d are allowed\n", k->name,

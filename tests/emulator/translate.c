@@ -205,6 +205,16 @@ static void barrier(struct parser *s, struct line *x)
         return;
     }
     /* operands: result, barrier, threads (0: all), predicate; imm: the kind */
+    if (begins(x->op, "barrier.cluster")) {
+        struct ins *i = emit(s, x, NULL, BARRIER);
+        i->space = CLUSTER;
+        i->imm = contains(x->op, ".arrive") ? 1 : -1;
+        put(s, operand(s, (struct text){"_", 1}, 4));
+        put(s, constant(s, CLUSTER_BARRIER, 4));
+        put(s, constant(s, 0, 4));
+        put(s, constant(s, 0, 4));
+        return;
+    }
     const bool reduce = begins(x->op, "bar.red");
     int k = 0;
     emit(s, x, NULL, BARRIER)->imm = begins(x->op, "bar.arrive") ? 1
@@ -285,12 +295,16 @@ static void asynchronous(struct parser *s, struct line *x)
     int64_t imm = 0, imm3 = 0;
     if (begins(x->op, "cp.async.bulk.tensor")) { /* [to], [map, {x, y, z}], [mbarrier] */
         const char *p = x->o[1].p + 1;
-        emit(s, x, ptx_tma_load, PLAIN);
+        const bool multicast = contains(x->op, ".multicast::cluster");
+        struct ins *i = emit(s, x, ptx_tma_load, PLAIN);
+        i->space = SHARED;
+        i->imm2 = multicast;
         address_operand(s, x->o[0], 4, &imm, NULL);
         put(s, operand(s, word(&p), 8));
         p = strchr(p, '{') + 1;
         for (const char *end = strchr(p, '}'); p < end; p++) put(s, operand(s, word(&p), 4));
         address_operand(s, x->o[2], 4, &imm, NULL);
+        if (multicast) put(s, operand(s, x->o[3], 4));
         if (imm) refuse(s, "an offset");
     } else if (begins(x->op, "cp.async.cg.shared") || begins(x->op, "cp.async.ca.shared")) {
         emit(s, x, ptx_cp_async, PLAIN)->imm2 = integer(s, x->o[2]);
@@ -300,7 +314,7 @@ static void asynchronous(struct parser *s, struct line *x)
         s->code.at[s->code.n - 1].imm = imm;
         s->code.at[s->code.n - 1].imm3 = imm3;
     } else if (begins(x->op, "cp.async.mbarrier.arrive.noinc")) {
-        emit(s, x, ptx_cp_async_arrive, PLAIN);
+        emit(s, x, ptx_cp_async_arrive, PLAIN)->space = SHARED;
         address_operand(s, x->o[0], 4, &imm, NULL);
         s->code.at[s->code.n - 1].imm = imm;
     } else if (begins(x->op, "cp.async.commit_group")) {
@@ -326,7 +340,7 @@ static void mbarrier_op(struct parser *s, struct line *x)
                    : begins(x->op, "mbarrier.try_wait.parity")  ? ptx_mbarrier_try_wait
                                                                 : NULL;
     if (!run) refuse(s, "unknown instruction");
-    emit(s, x, run, PLAIN);
+    emit(s, x, run, PLAIN)->space = contains(x->op, ".shared::cluster") ? CLUSTER : SHARED;
     for (; at < x->n; at++)
         if (*x->o[at].p == '[')
             address_operand(s, x->o[at], 4, &imm, NULL);
@@ -452,7 +466,7 @@ static void translate(struct parser *s, struct line *x)
         memory_access(s, x, *op.p == 'l');
     } else if (begins(op, "mov.")) {
         move(s, x);
-    } else if (begins(op, "bar.")) {
+    } else if (begins(op, "bar.") || begins(op, "barrier.cluster.")) {
         barrier(s, x);
     } else if (begins(op, "ldmatrix") || begins(op, "stmatrix") || begins(op, "mma.")) {
         matrix(s, x);

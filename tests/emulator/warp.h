@@ -11,7 +11,11 @@
 #define SHARED_WINDOW (1ull << 60)
 #define LOCAL_WINDOW  (2ull << 60)
 
-enum { N_BARRIERS = 16 };
+/* Address a of a block's shared memory, as an address of the cluster: its block of this rank. */
+#define CLUSTER_ADDRESS(a, rank) ((a) | ((uint32_t)(rank) + 1) << 24)
+
+/* Barriers of a block; after them, in the first block of a cluster, the barrier of the cluster. */
+enum { N_BARRIERS = 16, CLUSTER_BARRIER = N_BARRIERS };
 
 /* Why a warp does not run. */
 enum state { READY, AT_BARRIER, POLLING, DONE };
@@ -37,7 +41,7 @@ struct box {
     struct warp *warp;
     uint64_t *bar;
     const struct tensor_map *map;
-    uint64_t to;
+    uint64_t to; /* in the space CLUSTER */
     int32_t at[4];
 };
 
@@ -75,13 +79,14 @@ struct block {
     const char *params;
     char *shared;
     int64_t shared_bytes;
-    int n_threads, n_warps;
+    int n_threads, n_warps, n_done; /* n_done: warps */
     int32_t index[3];
     uint64_t random; /* state of draw() in grid.c */
     struct warp *warps;
-    struct barrier barriers[N_BARRIERS];
+    struct barrier barriers[N_BARRIERS + 1];
     GROW(struct box) boxes; /* not yet copied */
-    jmp_buf stop;           /* of a fault */
+    struct block *cluster;  /* its first block */
+    jmp_buf stop;           /* of a fault, in the first block of a cluster */
 };
 
 static inline void *row(struct warp *w, const struct ins *i, int operand) { return w->regs + i->o[operand]; }
@@ -118,7 +123,7 @@ static inline float bf16_value(uint32_t x)
 /* async.c: executes an asynchronous operation, at once or when something waits for it */
 void wgmma_issue(struct warp *w, const struct product *p);
 void copy_issue(struct warp *w, const struct copy *c);
-void box_issue(struct warp *w, const struct box *x);
+void box_issue(struct block *b, const struct box *x);    /* into the shared memory of b */
 void boxes_of(struct block *b, const uint64_t *bar);     /* copies what is late for this mbarrier */
 void async_forget(struct block *b);                      /* before the next block */
 void wgmma_run(struct warp *w, const struct product *p); /* matrix.c */
