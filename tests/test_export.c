@@ -713,8 +713,8 @@ static void errors_leave_no_files(void **state)
     assert_says(err.msg, "of disk space are needed");
 }
 
-/* MXFP4 rounds away most of this adapter and adds errors of its own: the merge is further from the trainer than the
- * base model is. */
+/* MXFP4 rounds away most of this adapter and adds rounding errors elsewhere. So the base model is closer to the trainer
+ * than the merge is. */
 static void a_failed_verification_leaves_no_files(void **state)
 {
     (void)state;

@@ -649,6 +649,9 @@ static void vllm_has_the_names_of_the_publisher(void **state)
     assert_int_equal(cpu_adapter_load(&h, &a, changed(out, &st, gone, both), &err), -1);
     assert_says(err.msg, "adapter_model.safetensors: tensors `");
     safetensors_close(&st);
+    OK(arch_load(&a, fixture("parity/deepseek_v3"), &err)); /* another family */
+    assert_int_equal(cpu_adapter_load(&h, &a, out, &err), -1);
+    assert_says(err.msg, "the tensors have the names of DeepSeek-V4's publisher, and model.path is another model");
     open_tensors(&st, export(model, V4, adapter(model, "down_proj,q_a_proj", 0.1f), "vllm")); /* w1, w3: not trained */
     assert_int_equal(st.n_tensors, 2 * LAYERS * (1 + EXPERTS * MT_LEN(expert)));
     assert_true(value(&st, "base_model.model.layers.1.ffn.experts.5.w3.lora_B.weight", 0, 0) == 0);

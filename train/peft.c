@@ -482,11 +482,23 @@ static void layers_text(const bool *on, int64_t n_layer, char text[LAYERS_TEXT])
     }
 }
 
+/* Other families may have matrices of the same shapes. */
+static int check_publisher(const struct source *src, const struct tensor_names *names, struct err *err)
+{
+    if (!src->published || names->published) return 0;
+    return err_set(err, "%s/%s: the tensors have the names of DeepSeek-V4's publisher, and model.path is another model",
+                   src->dir, WEIGHTS_NAME);
+}
+
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err)
 {
     struct source src;
     char targets[LORA_NAMES_TEXT], ranks[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
     if (source_open(&src, dir, err)) return -1;
+    if (check_publisher(&src, a->names, err)) {
+        source_close(&src);
+        return -1;
+    }
     targets_text(src.target, targets);
     layers_text(src.layer_on, MT_MAX_LAYERS, layers);
     ranks_text(&src, ranks);
@@ -670,8 +682,8 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
         const struct lora_param *p = &whole->params[i];
         if (p->is_b) memset(flat + p->off, 0, (size_t)lora_param_count(p) * sizeof(*flat));
     }
-    if (check_agreement(&src, whole, err) || choose_layout(&src, whole, &f, err) ||
-        read_tensors(&src, whole, f, flat, err))
+    if (check_publisher(&src, ad->names, err) || check_agreement(&src, whole, err) ||
+        choose_layout(&src, whole, &f, err) || read_tensors(&src, whole, f, flat, err))
         goto out;
     adapters_put(ad, dev, ad->opt.param, DT_F32, flat);
     adapters_refresh(ad, dev);

@@ -12,8 +12,11 @@
  * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of 8.0, 512 in the forward and 768 in dq;
  *   shared memory, at 128 bytes per clock, 550 and 930. 800 per stage of dkey. From L2 16 KiB per tile.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one (T
- * 4096, an entry per 4 tokens). */
+ * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one
+ *   (T 4096, an entry per 4 tokens). dq of 809f0f6, a window alone: 0.63 ms; a copy of its
+ *   bytes takes 0.29.
+ * Tried and dropped: a block of dkey with all 192 rows of an item and 128 columns, 3.96 instead of 3.73 ms of the
+ *   backward (T 4096, an entry per 4 tokens); that, with half of the warps copying after their products, 3.77. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/attn_shared.cuh"
 

@@ -45,13 +45,39 @@
 
 #include "kernels/cuda/grouped_wgmma.cuh"
 
+enum { MAX_POLLS = 2000 }; /* after them a block waits no more (begin_tile); 100 were too few */
+
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
     struct grouped g;
-    int turn;
+    int counter; /* index in tiles_begun */
 };
 
+/* Tiles that all blocks have begun: one counter for this launch, the other is set to 0 for the next. */
+static __device__ uint32_t tiles_begun[2];
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- blocks begin their tiles together ----
+ * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
+ * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
+ * to three times. No block depends on another: where others do not run at the same time, because another process uses
+ * multiprocessors, a wait ends after MAX_POLLS and the block waits no more in this launch. */
+
+static __device__ __forceinline__ void begin_launch(int counter)
+{
+    if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[counter ^ 1] = 0;
+}
+/* One thread of a block, before it loads tile `at` of n_tile. *waits: true at first. */
+static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, bool *waits)
+{
+    const uint32_t together = MT_MIN(at - blockIdx.x + gridDim.x, (uint32_t)n_tile);
+    uint32_t begun = atomicAdd(&tiles_begun[counter], 1u) + 1;
+    for (int i = 1; *waits && begun < together; i++) {
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[counter]) : "memory");
+        *waits = i < MAX_POLLS;
+    }
+}
 
 /* ---- loading ---- */
 
@@ -84,7 +110,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
         const bf16 *row[8];
-        if (thread == 0) begin_tile(p.turn, at, n_tile, &waits);
+        if (thread == 0) begin_tile(p.counter, at, n_tile, &waits);
         if (gathered) gather_rows(row, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;
@@ -315,7 +341,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
-    begin_launch(p.turn);
+    begin_launch(p.counter);
     if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
     if (threadIdx.x == 32) {
         for (int i = 0; i < shape<COLS>::STAGES; i++) {
@@ -340,6 +366,13 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
 
 /* ---- host ---- */
 
+/* Which of tiles_begun the next launch uses. */
+static int next_counter(void)
+{
+    static int counter;
+    return counter ^= 1;
+}
+
 template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
@@ -347,7 +380,7 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
-    p.turn = next_turn();
+    p.counter = next_counter();
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
     p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
              : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);

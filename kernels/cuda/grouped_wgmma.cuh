@@ -19,7 +19,6 @@ enum {
     THREADS = CONSUMERS + LOADERS,
     AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
-    PATIENCE = 2000,       /* polls, after which a block waits for no others; 100 were too few */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
@@ -34,8 +33,6 @@ template <int COLS> struct shape { /* of the pipeline */
         RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
     };
 };
-
-static __device__ uint32_t tiles_begun[2]; /* by all blocks in this launch (begin_tile); the other is 0 */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -88,27 +85,6 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
         tiles->row[n_exp] = offs[n_exp];
         tiles->n_exp = n_exp;
         tiles->n_col = (int)((g.n_out + cols - 1) / cols);
-    }
-}
-
-/* ---- pace: blocks begin their tiles together ----
- * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
- * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
- * to three times (measured: grouped_wgmma.cu). No block depends on another: where others do not run at the same time,
- * as when another process holds multiprocessors, a wait ends after PATIENCE polls and the block waits no more. */
-
-static __device__ __forceinline__ void begin_launch(int turn)
-{
-    if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[turn ^ 1] = 0;
-}
-/* One thread of a block, before it loads tile `at` of n_tile. *waits: true at first. */
-static __device__ __forceinline__ void begin_tile(int turn, int at, int n_tile, bool *waits)
-{
-    const uint32_t together = MT_MIN(at - blockIdx.x + gridDim.x, (uint32_t)n_tile);
-    uint32_t begun = atomicAdd(&tiles_begun[turn], 1u) + 1;
-    for (int i = 1; *waits && begun < together; i++) {
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[turn]) : "memory");
-        *waits = i < PATIENCE;
     }
 }
 
@@ -333,13 +309,6 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
 
 #endif
 /* ---- host ---- */
-
-/* The counter of tiles_begun of the next launch. */
-static inline int next_turn(void)
-{
-    static int turn;
-    return turn ^= 1;
-}
 
 /* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
 static inline bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
