@@ -2,50 +2,58 @@
  *
  * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter extends
  *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
- * Shapes: grouped.h. Tiles of 128 rows x COLS columns (256, or 192 where that divides better), 64 of depth per step.
+ * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
- * Grid: persistent, one block per SM: a producer warpgroup and two consumer warpgroups of 64 rows each, with 4 (COLS
- *   192: 5) pipeline stages between them: 197 KiB (205). 168 registers at launch, then 56 and 224; no spills.
- * Moves: a is read once per COLS columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which take the tiles of the
+ * block in turns. While one multiplies, the other is in its epilogue. Between them 5 stages of the pipeline, 206 KiB;
+ * in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40 and 232; at most 8
+ * bytes of spills. Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP:
+ * compute-bound. Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
  * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
- * stored. Gathered rows are loaded by cp.async of all 128 producer threads, into the same swizzle. Out-of-bounds
+ * stored. Gathered rows are loaded by cp.async of all 128 loading threads, into the same swizzle. Out-of-bounds
  * elements are zeros: depth that is no multiple of 64, columns, LoRA ranks.
  *
- * Measured: H100 80GB HBM3, kernels of commit cfa73e2, kernels alone, means of 20 in five runs, 32 experts,
- *   65536 rows, D = F = 2880, r 16; the power limit keeps the SM clock at 1.2 .. 1.5 of 1.98 GHz:
- *     up forward with GLU and gather   3.7 .. 3.9 ms, 560 .. 595 TFLOP/s     half the rows 1.89 .. 2.26
- *     down forward                     1.6 .. 1.7     640 .. 680                            0.77 .. 0.89
- *     down backward with GLU backward  2.4 .. 2.6     415 .. 455                            1.22 .. 1.28
- *     up backward                      3.2 .. 3.4     635 .. 675                            1.60 .. 1.79
- *   Clocks per tile: up forward 59.7 k, of which products 49.8 (45.7 with contiguous rows; the tensor cores alone need
- *   46.1), pipeline drain 0.9, GLU 7.4; down backward (192 columns) 58.6 k, products 39.6, GLU 14.9.
- * H200, commit f084213, qwen3.5-35b-a3b (256 experts of width 512), T 16384, r 8, kernels alone inside a step of 4
- *   layers, ms: up forward with SwiGLU 1.08 (product, then a kernel for SwiGLU 1.18), down backward by the distance of
- *   the prefetch, whole tile, 8, 4, 2 steps: 0.83, 0.80, 0.77, 0.76 (general epilogue, whole tile: 0.88).
- * H200, gpt-oss-20b, T 16384, r 16, commit 31162e7, hardware counters: with blocks that begin their tiles together
- *   (begin_tile) up backward takes 2.80 instead of 3.31 ms. DRAM delivers 3.9 instead of 9.8 GB, and the SM clock is
- *   1.62 instead of 1.51 GHz, as the card is at its power limit. The other products, the step, what was tried:
- *   tests/RESULTS.md, "Grouped products whose blocks begin their tiles together".
- * Tried and dropped, ms of the four ops up forward, down forward, down backward, up backward:
- *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory and overlaps with the next tile
- *     (192 columns, one stage less, tokens copied into expert order before). gpt-oss-20b 4.48 2.15 3.39 4.92 ->
- *     4.32 2.13 3.12 4.76, its step 620 -> 605; but qwen3-30b-a3b 2.18 1.01 2.02 2.51 -> 2.29 1.07 2.69 2.64.
- *     The epilogue overlaps (1.4 k clocks remain) and the SM clock falls.
- *   - that, with clusters of two blocks that share b by multicast: 3 k clocks per tile more, products no faster
- *   - such clusters in this kernel, with blocks that begin together (81e663b, H200): up forward 1 % faster, down
- *     backward 2 and up backward 4 % slower
- *   - that, with the lead of a warpgroup enforced by a barrier at each tile: up to 1.7 k clocks more
- *   - in that variant, the gather costs 5.6 k clocks: zeros instead of reads save nothing, no arrivals 0.5 k, no copies
- *     all of it. The cost is cp.async writing to shared memory. One arrival per warp: 1.3 k more.
- *   - in this kernel: epilogues without stores 0.4 .. 1.8 k less, without reading pre 2.7 k less; LEAD 0: 0.2 .. 0.5 k
- *     more. */
+ * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), when it cannot see that only wgmmas write
+ * sums between the first product of a tile and the last: so r > 0 stands before the loop over r, and clear() is not
+ * moved.
+ *
+ * Measured: H200, r 16, 16,384 tokens, balanced by random routers, hardware counters: clocks of a launch, tensor cores
+ *   busy. Before: 448bdac, where both warpgroups shared a tile and its epilogue was not hidden.
+ *     gpt-oss-20b, up forward with GLU         5.42 M, 78 %  ->  4.64 M, 89 %
+ *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
+ *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
+ *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
+ *     qwen3-30b-a3b, in the same order                           1.86 M, 86 %; 1.06 M, 79 %; 1.21 M, 66 %; 1.91 M, 87 %
+ *   The card is at its power limit: shorter products lower the clock of the whole step. Steps, ops, and the wait in
+ *   begin_tile: tests/RESULTS.md, "Grouped products".
+ * Tried and dropped:
+ *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory: 2 % of a step of gpt-oss-20b,
+ *     but qwen3-30b-a3b slower; with clusters of two blocks that share b by multicast, or these alone (81e663b): slower
+ *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills, down backward 2.77 instead of 2.49 ms
+ *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
+ *     with their numbers in registers of the loader, which then spills: 3.00
+ *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower
+ *   - the whole tile of pre prefetched into L2 during the products: no difference */
 #include <string.h>
 
 #include "kernels/cuda/grouped_wgmma.cuh"
 
-enum { MAX_POLLS = 2000 }; /* after them a block waits no more (begin_tile); 100 were too few */
+enum {
+    COLS = 192,
+    STAGE_BYTES = shape<COLS>::STAGE_BYTES,
+    HALF_ROWS = ROWS / 2,      /* of one wgmma */
+    HALF_A = A_BYTES / 2 / 16, /* distance of the halves of a stage's rows, as descriptors count */
+    PLACE_BYTES = HALF_ROWS * COLS * 4,
+    MAX_POLLS = 2000, /* after them a block waits no more (begin_tile); 100 were too few */
+    ANNOUNCED = 6,    /* steps before the end of a tile in which its block announces the next */
+    PREFETCHED = 4,   /* steps before the end of a tile in which the first columns of pre are prefetched */
+    PREFETCHED_COLUMNS = 96,
+    TURN_LOADER_REGISTERS = 40, /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
+    TURN_CONSUMER_REGISTERS = 232
+};
+/* Of the pipeline. The GLU's backward needs a place for sums. */
+static __device__ __host__ constexpr int stages(int epilogue) { return is_glu_bwd(epilogue) ? 4 : 5; }
 
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
@@ -68,96 +76,169 @@ static __device__ __forceinline__ void begin_launch(int counter)
 {
     if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[counter ^ 1] = 0;
 }
-/* One thread of a block, before it loads tile `at` of n_tile. *waits: true at first. */
+/* One thread of a block says that it is about to begin its next tile. */
+static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }
+/* The same thread, before it loads tile `at` of n_tile, which it has announced. *waits: true at first. */
 static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, bool *waits)
 {
     const uint32_t together = MT_MIN(at - blockIdx.x + gridDim.x, (uint32_t)n_tile);
-    uint32_t begun = atomicAdd(&tiles_begun[counter], 1u) + 1;
+    uint32_t begun = 0;
     for (int i = 1; *waits && begun < together; i++) {
         asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[counter]) : "memory");
         *waits = i < MAX_POLLS;
     }
 }
 
-/* ---- loading ---- */
-
-/* The rows whose chunks this thread copies: 8 threads per row, 16 rows apart. Rows beyond the expert's last repeat it
- * and are not stored. */
-static __device__ __forceinline__ void gather_rows(const bf16 *row[8], const struct grouped &g, const struct tile &t,
-                                                   int thread)
+/* Steps of depth of a tile. */
+static __device__ __forceinline__ int count_steps(const struct grouped &g)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int m = t.m + MT_MIN(thread / 8 + 16 * i, t.n_row - 1);
-        row[i] = g.a + (int64_t)quotient_of(g.token, g.slot[m]) * g.lda + thread % 8 * 8;
-    }
+    return ((int)g.r + DEPTH - 1) / DEPTH + ((int)g.n_in + DEPTH - 1) / DEPTH;
 }
 
-template <int COLS, bool KN>
+/* ---- loading ---- */
+
+/* rows [128] in shared memory: the row of a for each row of a tile. A warp copies rows 4 w .. 4 w + 3 of every 16, and
+ * finds them itself. Rows beyond the expert's last repeat it and are not stored. */
+static __device__ __forceinline__ void find_rows(int *rows, const struct grouped &g, const struct tile &t, int thread)
+{
+    const int lane = thread % 32, row = thread / 32 * 4 + lane % 4 + lane / 4 * 16;
+    __syncwarp(); /* all lanes have read those of the tile before */
+    rows[row] = quotient_of(g.token, g.slot[t.m + MT_MIN(row, t.n_row - 1)]);
+    __syncwarp();
+}
+/* Starts the copy of this thread's chunks of 64 of depth from k on: 8 threads per row, 16 rows apart. */
+static __device__ __forceinline__ void copy_rows(uint32_t to, const int *rows, const struct grouped &g, int k,
+                                                 int thread)
+{
+    const int chunk = k + thread % 8 * 8;
+    const bf16 *a = g.a + chunk;
+    to += sm90_swizzle(thread / 8, thread % 8);
+#pragma unroll
+    for (int i = 0; i < 8; i++) cp_async_16(to + i * 2048, a + rows[thread / 8 + 16 * i] * g.lda, chunk < (int)g.n_in);
+}
+
+template <int EPILOGUE, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
-                                                  struct ring ring, bool halves)
+                                                  struct ring ring, int *rows)
 {
     const struct grouped &g = p.g;
-    const int half = halves ? (int)g.n_out / 2 : 0;
-    const int thread = threadIdx.x % LOADERS, n_in = (int)g.n_in, chunk = thread % 8 * 8;
+    const int half = EPILOGUE == SWIGLU ? (int)g.n_out / 2 : 0, thread = threadIdx.x % LOADERS;
     const bool gathered = g.slot != NULL;
-    const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = n_thin + (n_in + DEPTH - 1) / DEPTH;
-    const uint32_t mine = sm90_swizzle(thread / 8, thread % 8);
+    const int n_thin = ((int)g.r + DEPTH - 1) / DEPTH, n_block = count_steps(g);
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     bool waits = true;
     if (!gathered && thread != 0) return;
 
-    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
+    if (thread == 0 && (int)blockIdx.x < n_tile) announce_tile(p.counter);
+    for (int at = blockIdx.x, e = 0, turn = 0; at < n_tile; at += gridDim.x, turn ^= 1) {
         const struct tile t = tile_at(tiles, at, COLS, &e);
-        const bf16 *row[8];
         if (thread == 0) begin_tile(p.counter, at, n_tile, &waits);
-        if (gathered) gather_rows(row, g, t, thread);
+        if (gathered) find_rows(rows, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;
             const int k = DEPTH * (thin ? block : block - n_thin);
-            const uint32_t to = ring.data + ring.stage * shape<COLS>::STAGE_BYTES, full = ring.full + 8 * ring.stage;
+            const uint32_t to = ring.data + ring.stage * STAGE_BYTES,
+                           full = ring.full + 8 * (ring.stage + turn * stages(EPILOGUE));
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
             if (thread == 0) {
-                mbarrier_arrive_expect(full, shape<COLS>::B_BYTES + (a_by_tma ? A_BYTES : 0));
+                if (block == MT_MAX(0, n_block - ANNOUNCED) && at + (int)gridDim.x < n_tile) announce_tile(p.counter);
+                mbarrier_arrive_expect(full, STAGE_BYTES - (a_by_tma ? 0 : A_BYTES));
                 if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
                 load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
                                  thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
             }
-            if (gathered) {
-#pragma unroll
-                for (int i = 0; i < 8 && !thin; i++) cp_async_16(to + mine + i * 2048, row[i] + k, k + chunk < n_in);
-                cp_async_arrive(full);
-            }
-            ring_advance<COLS>(&ring);
+            if (!thin && gathered) copy_rows(to, rows, g, k, thread);
+            if (gathered) cp_async_arrive(full);
+            if (++ring.stage == stages(EPILOGUE)) ring.stage = 0, ring.parity ^= 1;
         }
     }
 }
 
 /* ---- products ---- */
 
-/* sums (+)= a b_e over n_in of depth. A stage is released one step later, when the products of the next stage have been
- * issued and its own are complete. before: the last stage of an earlier call for this tile, or -1. Returns the last
- * stage, whose products may still run. */
-template <int COLS, bool KN>
-static __device__ __forceinline__ int multiply(float (&sums)[COLS / 2], struct ring *ring, int n_in, bool accumulate,
-                                               bool gathered, int before)
+/* Descriptors of the current stage's operands. */
+template <bool KN>
+static __device__ __forceinline__ void stage_operands(const struct ring &ring, uint64_t *a, uint64_t *b)
 {
+    const uint32_t data = ring.data + ring.stage * STAGE_BYTES;
+    *a = sm90_descriptor(data, 16, 1024);
+    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
+}
+
+/* Each warpgroup has full barriers of its own, for the stages of its tiles: a barrier tells a phase from the one before
+ * it, but not from the one two before. Bit i of parity: of the warpgroup's next use of stage i. */
+static __device__ __forceinline__ void wait_full(const struct ring &ring)
+{
+    mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);
+}
+template <int STAGES> static __device__ __forceinline__ void advance(struct ring *ring)
+{
+    ring->parity ^= 1u << ring->stage;
+    if (++ring->stage == STAGES) ring->stage = 0;
+}
+
+/* sums[h] (+)= 64 rows of a, from 64 h on, times b_e over n_in. A stage is released one step later, when the products
+ * of the next stage have been issued and its own are complete. Returns the last stage, whose products may still run. */
+template <int STAGES, bool KN, int HALVES, typename Prefetch>
+static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struct ring *ring, int n_in, bool accumulate,
+                                               bool gathered, const Prefetch &prefetch)
+{
+    const int late = MT_MAX(0, (n_in - 1) / DEPTH - PREFETCHED) * DEPTH;
+    int before = -1;
     for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
+        if (k0 == late) prefetch();
         uint64_t a, b;
-        operands<COLS, KN>(*ring, &a, &b);
-        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        stage_operands<KN>(*ring, &a, &b);
+        wait_full(*ring);
         if (gathered) fence_proxy_async();
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < DEPTH; k += 16)
-            wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), accumulate || k0 + k > 0);
+        for (int k = 0; k < DEPTH; k += 16) {
+#pragma unroll
+            for (int h = 0; h < HALVES; h++)
+                wgmma<KN>(sums[h], a + h * HALF_A + k_major(k), b + b_step<KN>(k), accumulate || k0 + k > 0);
+        }
         wgmma_commit();
         wgmma_wait<1>();
         if (before >= 0) release(*ring, before);
         before = ring->stage;
-        ring_advance<COLS>(ring);
+        advance<STAGES>(ring);
     }
     return before;
+}
+/* sums = scale * la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
+template <int STAGES, bool KN, int HALVES>
+static __device__ __forceinline__ void multiply_adapter(float (&sums)[2][COLS / 2], struct ring *ring, int r,
+                                                        float scale)
+{
+    for (int k0 = 0; k0 < r; k0 += 16) {
+        const int k = k0 % DEPTH;
+        uint64_t a, b;
+        stage_operands<KN>(*ring, &a, &b);
+        if (k == 0) wait_full(*ring);
+        wgmma_fence();
+#pragma unroll
+        for (int h = 0; h < HALVES; h++) wgmma<KN>(sums[h], a + h * HALF_A + k_major(k), b + b_step<KN>(k), k0 > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (k + 16 < DEPTH && k0 + 16 < r) continue;
+        release(*ring, ring->stage);
+        advance<STAGES>(ring);
+    }
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+        wgmma_use(sums[h]);
+#pragma unroll
+        for (int i = 0; i < COLS / 2; i++) sums[h][i] *= scale;
+    }
+}
+template <int STAGES, bool KN, int HALVES, typename Prefetch>
+static __device__ __forceinline__ int multiply_tile(float (&sums)[2][COLS / 2], struct ring *ring,
+                                                    const struct grouped &g, const Prefetch &prefetch)
+{
+    const int r = (int)g.r;
+    if (r > 0) multiply_adapter<STAGES, KN, HALVES>(sums, ring, r, g.scale);
+    return multiply<STAGES, KN, HALVES>(sums, ring, (int)g.n_in, r > 0, g.slot != NULL, prefetch);
 }
 
 /* ---- epilogues of plain SwiGLU ----
@@ -193,7 +274,7 @@ static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 
             quad_transpose(gate);
             quad_transpose(up);
             quad_transpose(h);
-            if (!live) continue;
+            if (!live || t.n / 2 + c >= half_row) continue;
             store16(pre + c, make_uint4(gate[0], gate[1], gate[2], gate[3]));
             store16(pre + half_row + c, make_uint4(up[0], up[1], up[2], up[3]));
             store16(act + c, make_uint4(h[0], h[1], h[2], h[3]));
@@ -230,6 +311,10 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
                 const bf16 *next = out[half] + from_out + c + 32;
                 if (c % GROUPED_PART == 0) sum[half] = 0.0f;
                 rows->pre[half] = {};
+                if (i + c + PREFETCHED_COLUMNS < COLS && c + PREFETCHED_COLUMNS < cols[half]) {
+                    prefetch_line(next + PREFETCHED_COLUMNS - 32);
+                    prefetch_line(next + PREFETCHED_COLUMNS - 32 + n_out);
+                }
                 if (i + c + 32 >= COLS || c + 32 >= cols[half]) continue;
                 rows->pre[half].x = __ldg((const uint4 *)next);
                 rows->pre[half].y = __ldg((const uint4 *)(next + n_out));
@@ -270,94 +355,174 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
     }
 }
 
-/* bias: [2, 2, COLS] f32 of shared memory, two buffers for each warpgroup, used alternately. A warp may write the bias
- * of the next tile while another warp still reads that of this tile; the barrier before the next read prevents a lead
- * of two tiles. */
-template <int COLS, int EPILOGUE, bool KN>
-static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
-                                                      struct ring ring, float *bias)
+/* ---- a warpgroup's tile ---- */
+
+/* Prefetches the first columns of a tile's part of pre into L2, a row per thread. */
+static __device__ __forceinline__ void prefetch_rows(const struct grouped &g, const struct tile &t)
 {
+    const bool pairs = g.glu.interleaved;
+    const int row = threadIdx.x % ROWS;
+    if (row >= t.n_row) return;
+    const uint32_t bytes = (uint32_t)MT_MIN((int64_t)PREFETCHED_COLUMNS, g.n_out - t.n) * (pairs ? 4 : 2);
+    const bf16 *pre = g.pre + pre_start(g, t.m + row, t.n);
+    prefetch_l2(pre, bytes);
+    if (!pairs) prefetch_l2(pre + g.n_out, bytes);
+}
+/* weight[h][i]: the gate of row 64 h + 8 i + row_of_thread() of t. */
+static __device__ __forceinline__ void load_gates(float weight[2][2], const struct grouped &g, const struct tile &t)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = MT_MIN(row_of_thread() + i / 2 * HALF_ROWS + i % 2 * 8, t.n_row - 1);
+        weight[i / 2][i % 2] = __ldg(g.gate + __ldg(g.row_slot + t.m + row));
+    }
+}
+
+template <int EPILOGUE>
+static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], const struct grouped &g,
+                                                   const struct tile &t, const float *bias, const float weight[2])
+{
+    if constexpr (is_glu_bwd(EPILOGUE)) {
+        struct two_rows rows = {{0, 0}, {weight[0], weight[1]}, {}};
+        load_pre(&rows, g, t, 0);
+        if constexpr (EPILOGUE == SWIGLU_BWD)
+            finish_swiglu_bwd<COLS>(sums, g, t, &rows);
+        else
+            finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT, PREFETCHED_COLUMNS>(sums, g, t, &rows);
+    } else if constexpr (EPILOGUE == SWIGLU) {
+        finish_swiglu<COLS>(sums, g, t);
+    } else {
+        finish<COLS, EPILOGUE>(sums, g, t, bias);
+    }
+}
+
+/* The sums of a tile's second half wait in shared memory while the GLU's backward of the first needs registers. A
+ * thread reads what it has written. The warpgroups use the place in turns: barrier `free` counts the tiles that have
+ * left it. */
+static __device__ __forceinline__ void put_sums(float4 *place, const float (&sums)[COLS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < COLS / 8; i++)
+        place[i * 128 + threadIdx.x % 128] =
+            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+}
+static __device__ __forceinline__ void take_sums(float (&sums)[COLS / 2], const float4 *place)
+{
+#pragma unroll
+    for (int i = 0; i < COLS / 8; i++) {
+        const float4 x = place[i * 128 + threadIdx.x % 128];
+        sums[4 * i] = x.x, sums[4 * i + 1] = x.y, sums[4 * i + 2] = x.z, sums[4 * i + 3] = x.w;
+    }
+}
+
+/* Zeros whose place the compiler does not change, so that sums are not kept in registers from put_sums on. */
+static __device__ __forceinline__ void clear(float (&sums)[COLS / 2])
+{
+#pragma unroll
+    for (int i = 0; i < COLS / 2; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
+}
+
+/* What the warpgroups have in shared memory beside the stages. */
+struct extra {
+    float *bias;   /* [2, 2, COLS]: two buffers for each warpgroup, used alternately. A warp may write the bias of the
+                    * next tile while another warp still reads that of this tile; the barrier before the next read
+                    * prevents a lead of two tiles */
+    float4 *place; /* [COLS / 8, 128]; only of a GLU's backward */
+    uint32_t free; /* its barrier */
+};
+
+template <int EPILOGUE, bool KN>
+static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
+                                                      struct ring ring, const struct extra &x)
+{
+    constexpr int STAGES = stages(EPILOGUE);
+    constexpr bool biased = !is_glu_bwd(EPILOGUE) && EPILOGUE != SWIGLU;
     const struct grouped &g = p.g;
-    const int r = (int)g.r, n_in = (int)g.n_in, n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    const int n_block = (r + DEPTH - 1) / DEPTH + (n_in + DEPTH - 1) / DEPTH;
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_block = count_steps(g);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
-    float sums[COLS / 2] = {0.0f};
-    bias += group * COLS;
-    if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
-    for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
-        const bool idle = group * 64 >= t.n_row;
-        if (EPILOGUE == SWIGLU_BWD ? idle : grouped_is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
-        if (idle) {
-            skip_tile<COLS>(&ring, n_block);
+    float sums[2][COLS / 2];
+    if (is_glu_bwd(EPILOGUE)) clear(sums[1]);
+    ring.full += group * STAGES * 8;
+    for (int at = blockIdx.x, e = 0, i = 0; at < n_tile; at += gridDim.x, i++) {
+        if (i % 2 != group) { /* the other warpgroup's */
+            ring.stage = (ring.stage + n_block) % STAGES;
             continue;
         }
-        struct two_rows rows = {};
+        const struct tile t = tile_at(tiles, at, COLS, &e);
+        struct tile half = t; /* row_of_thread counts the rows of both warpgroups */
+        half.m -= group * HALF_ROWS;
+        half.n_row += group * HALF_ROWS;
         float2 columns;
-        if (is_glu_bwd(EPILOGUE))
-            load_slots(&rows, g, t);
-        else if (EPILOGUE != SWIGLU)
-            columns = load_bias<COLS>(g, t);
-        if (r > 0) {
-            multiply_thin<COLS, KN>(sums, &ring, r);
-#pragma unroll
-            for (int i = 0; i < COLS / 2; i++) sums[i] *= g.scale;
-        }
-        const int early = EPILOGUE == SWIGLU_BWD ? MT_MAX(n_in / DEPTH - AHEAD, 0) * DEPTH : 0;
-        int last = -1;
-        if (early > 0) last = multiply<COLS, KN>(sums, &ring, early, r > 0, g.slot != NULL, -1);
-        if (EPILOGUE == SWIGLU_BWD) prefetch_pre<COLS>(g, t);
-        last = multiply<COLS, KN>(sums, &ring, n_in - early, r > 0 || early > 0, g.slot != NULL, last);
-        if (is_glu_bwd(EPILOGUE)) {
-            load_weights(&rows, g);
-            load_pre(&rows, g, t, 0);
-        }
+        float weight[2][2] = {};
+        float *bias = x.bias + (i / 2 % 2 * 2 + group) * COLS;
+        if (biased) columns = load_bias<COLS>(g, t);
+        if (is_glu_bwd(EPILOGUE)) load_gates(weight, g, half);
+        const auto prefetch = [&] {
+            if (is_glu_bwd(EPILOGUE)) prefetch_rows(g, t);
+        };
+        const int last = t.n_row > HALF_ROWS ? multiply_tile<STAGES, KN, 2>(sums, &ring, g, prefetch)
+                                             : multiply_tile<STAGES, KN, 1>(sums, &ring, g, prefetch);
         wgmma_wait<0>();
-        wgmma_use(sums);
+        wgmma_use(sums[0]);
+        wgmma_use(sums[1]);
         release(ring, last);
-        if constexpr (is_glu_bwd(EPILOGUE)) {
-            if constexpr (EPILOGUE == SWIGLU_BWD)
-                finish_swiglu_bwd<COLS>(sums, g, t, &rows);
-            else
-                finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT>(sums, g, t, &rows);
-        } else if constexpr (EPILOGUE == SWIGLU) {
-            finish_swiglu<COLS>(sums, g, t);
-        } else {
-            float *own = bias + odd * 2 * COLS;
-            if (threadIdx.x % 128 < COLS / 2) *(float2 *)(own + threadIdx.x % 128 * 2) = columns;
+        if (biased) {
+            if (threadIdx.x % 128 < COLS / 2) *(float2 *)(bias + threadIdx.x % 128 * 2) = columns;
             warpgroup_barrier(1 + group);
-            finish<COLS, EPILOGUE>(sums, g, t, own);
-            odd ^= 1;
         }
+        if (is_glu_bwd(EPILOGUE)) {
+            mbarrier_wait(x.free, i % 2 ^ 1);
+            put_sums(x.place, sums[1]);
+        }
+#pragma unroll 1
+        for (int h = 0; h < 2; h++) {
+            if (h && is_glu_bwd(EPILOGUE)) {
+                take_sums(sums[0], x.place);
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(x.free);
+            }
+            if (h * HALF_ROWS < t.n_row) finish_half<EPILOGUE>(sums[0], g, half, bias, weight[0]);
+            half.m += HALF_ROWS;
+            half.n_row -= HALF_ROWS;
+            weight[0][0] = weight[1][0], weight[0][1] = weight[1][1];
+#pragma unroll
+            for (int j = 0; !is_glu_bwd(EPILOGUE) && j < COLS / 2; j++) sums[0][j] = sums[1][j];
+        }
+        if (is_glu_bwd(EPILOGUE)) clear(sums[1]);
     }
 }
 #endif
 
-template <int COLS, int EPILOGUE, bool KN>
+template <int EPILOGUE, bool KN>
 static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const __grid_constant__ struct wgmma_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    constexpr int STAGES = stages(EPILOGUE);
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
+    __shared__ uint64_t full[2][STAGES], empty[STAGES], free_place;
     __shared__ __align__(16) float bias[2 * 2 * COLS];
+    __shared__ int rows[ROWS];
     begin_launch(p.counter);
     if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
     if (threadIdx.x == 32) {
-        for (int i = 0; i < shape<COLS>::STAGES; i++) {
-            mbarrier_init(sm90_shared(&full[i]), p.g.slot ? 1 + LOADERS : 1);
-            mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
+        for (int i = 0; i < STAGES; i++) {
+            for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&full[w][i]), p.g.slot ? 1 + LOADERS : 1);
+            mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 2 / 32);
         }
+        mbarrier_init(sm90_shared(&free_place), CONSUMERS / 2 / 32);
         mbarrier_init_fence();
     }
     __syncthreads();
-    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    const uint32_t skipped = (1024 - sm90_shared(memory) % 1024) % 1024;
+    const struct ring ring = {sm90_shared(memory) + skipped, sm90_shared(full), sm90_shared(empty), 0, 0};
     if (threadIdx.x >= CONSUMERS) {
-        sm90_registers_less<LOADER_REGISTERS>();
-        load_tiles<COLS, KN>(p, &tiles, ring, EPILOGUE == SWIGLU);
+        sm90_registers_less<TURN_LOADER_REGISTERS>();
+        load_tiles<EPILOGUE, KN>(p, &tiles, ring, rows);
     } else {
-        sm90_registers_more<CONSUMER_REGISTERS>();
-        multiply_tiles<COLS, EPILOGUE, KN>(p, &tiles, ring, bias);
+        sm90_registers_more<TURN_CONSUMER_REGISTERS>();
+        const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(&free_place)};
+        multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, x);
     }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
@@ -373,9 +538,10 @@ static int next_counter(void)
     return counter ^= 1;
 }
 
-template <int COLS, int EPILOGUE, bool KN> static void launch(const struct grouped *g)
+template <int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
+    constexpr int bytes = 1024 + stages(EPILOGUE) * STAGE_BYTES + (is_glu_bwd(EPILOGUE) ? PLACE_BYTES : 0);
     static bool configured;
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
@@ -390,10 +556,10 @@ template <int COLS, int EPILOGUE, bool KN> static void launch(const struct group
                   : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, box);
     }
     if (!configured)
-        CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<COLS, EPILOGUE, KN>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shape<COLS>::RING_BYTES));
+        CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<EPILOGUE, KN>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        bytes));
     configured = true;
-    grouped_wgmma_kernel<COLS, EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
+    grouped_wgmma_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, bytes, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -404,27 +570,27 @@ bool cuda_grouped_swiglu(const struct grouped *g)
 
 void cuda_grouped_wgmma(const struct grouped *g)
 {
-    const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, 192);
+    const int64_t n_tile = (ceil_div(g->n_row, ROWS) + g->count) * ceil_div(g->n_out, COLS);
     grouped_require(g);
     MT_REQUIRE(g->count <= MAX_EXPERTS && n_tile + cuda.n_sm <= INT32_MAX, "%lld experts, %lld tiles",
                (long long)g->count, (long long)n_tile);
     if (g->n_row == 0 || g->count == 0) return;
     MT_REQUIRE(g->kn || !grouped_is_glu_bwd(g->epilogue), "GROUPED_GLU_BWD needs kn");
     if (g->epilogue == GROUPED_GLU_BWD && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved) {
-        narrow(g->n_out) ? launch<192, SWIGLU_BWD, true>(g) : launch<256, SWIGLU_BWD, true>(g);
+        launch<SWIGLU_BWD, true>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD) {
-        narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD, true>(g) : launch<256, GROUPED_GLU_BWD, true>(g);
+        launch<GROUPED_GLU_BWD, true>(g);
     } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
-        narrow(g->n_out) ? launch<192, GROUPED_GLU_BWD_QUANT, true>(g) : launch<256, GROUPED_GLU_BWD_QUANT, true>(g);
+        launch<GROUPED_GLU_BWD_QUANT, true>(g);
     } else if (g->epilogue == GROUPED_GLU && !g->glu.interleaved) {
         MT_REQUIRE(cuda_grouped_swiglu(g), "GROUPED_GLU of separate gates and ups: %lld columns", (long long)g->n_out);
-        launch<256, SWIGLU, false>(g);
+        launch<SWIGLU, false>(g);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(!g->kn, "GROUPED_GLU with kn");
-        narrow(g->n_out) ? launch<192, GROUPED_GLU, false>(g) : launch<256, GROUPED_GLU, false>(g);
+        launch<GROUPED_GLU, false>(g);
     } else if (g->kn) {
-        narrow(g->n_out) ? launch<192, GROUPED_STORE, true>(g) : launch<256, GROUPED_STORE, true>(g);
+        launch<GROUPED_STORE, true>(g);
     } else {
-        narrow(g->n_out) ? launch<192, GROUPED_STORE, false>(g) : launch<256, GROUPED_STORE, false>(g);
+        launch<GROUPED_STORE, false>(g);
     }
 }

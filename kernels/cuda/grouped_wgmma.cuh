@@ -1,6 +1,7 @@
-/* grouped_wgmma.cuh - what the grouped GEMMs on Hopper share (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu): the
- * scheduler of tiles, the pipeline between producer and consumers, the product with an adapter's factor, the epilogues.
- * A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
+/* grouped_wgmma.cuh - what the grouped GEMMs on Hopper share (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
+ * dense_wgmma.cu: the scheduler of tiles, the pipeline between producer and consumers, the product with an adapter's
+ * factor, the epilogues. In grouped_wgmma.cu a consumer warpgroup has a tile of its own, in the others half of its
+ * rows. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
 #ifndef MT_CUDA_GROUPED_WGMMA_H
 #define MT_CUDA_GROUPED_WGMMA_H
 
@@ -17,12 +18,11 @@ enum {
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
-    AHEAD = 2,             /* depth steps between the prefetch of pre and its use */
     LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
     LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
-    SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; n_out is a multiple of COLS, no bias */
+    SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; no bias */
     SWIGLU_BWD
 };
 template <int COLS> struct shape { /* of the pipeline */
@@ -33,6 +33,11 @@ template <int COLS> struct shape { /* of the pipeline */
         RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
     };
 };
+
+static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
+{
+    return epilogue == SWIGLU_BWD || grouped_is_glu_bwd(epilogue);
+}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -172,15 +177,10 @@ template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring
 }
 
 /* ---- epilogue ----
- * The tensor cores are idle while both warpgroups are in the epilogue. So its inputs are prefetched: the bias through
- * shared memory; pre into L2 during the products, and from there into registers one step ahead. Steps of 64 columns are
- * a loop that shifts the sums down, since unrolled code would not fit the instruction cache. The two warpgroups are
- * LEAD stages apart, so that the products of one overlap with part of the epilogue of the other. */
-
-static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
-{
-    return epilogue == SWIGLU_BWD || grouped_is_glu_bwd(epilogue);
-}
+ * Its inputs are prefetched: the bias through shared memory; pre into L2 during the products, and from there into
+ * registers one step ahead. Steps of 64 columns are a loop that shifts the sums down, since unrolled code would not fit
+ * the instruction cache. Where two warpgroups share a tile, the tensor cores are idle while both are in the epilogue.
+ * So they are LEAD stages apart: the products of one overlap with part of the epilogue of the other. */
 
 /* A thread's rows of the tile are row and row + 8. */
 static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
@@ -276,7 +276,22 @@ static __device__ __forceinline__ void load_pre(struct two_rows *rows, const str
     }
 }
 
-template <int COLS, bool QUANT>
+/* Prefetches this thread's part of columns i .. i+31 of the tile into L2. */
+static __device__ __forceinline__ void prefetch_pre_columns(const struct grouped &g, const struct tile &t, int i)
+{
+    const int64_t n = t.n + i + threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = row_of_thread() + 8 * half;
+        if (row >= t.n_row || n >= g.n_out) continue;
+        const bf16 *from = g.pre + pre_start(g, t.m + row, n);
+        prefetch_line(from);
+        if (!g.glu.interleaved) prefetch_line(from + g.n_out);
+    }
+}
+
+/* AHEAD_COLS: columns by which pre is prefetched into L2 ahead; 0: the caller has prefetched the tile. */
+template <int COLS, bool QUANT, int AHEAD_COLS = 0>
 static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
                                                       const struct tile &t, struct two_rows *rows)
 {
@@ -289,6 +304,7 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
         for (int c = 0; c < GROUPED_PART; c += 32) {
             const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
             if (i + c + 32 < COLS) load_pre(rows, g, t, i + c + 32);
+            if (AHEAD_COLS && i + c + AHEAD_COLS < COLS) prefetch_pre_columns(g, t, i + c + AHEAD_COLS);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float v[4][2];

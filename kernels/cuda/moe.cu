@@ -10,8 +10,8 @@
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
  *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
  *   On Hopper with r <= 16 one pass over dy computes dy B and dB.
- *   Where the main product has many columns, the thin product before it writes the rows that it gathers, and the main
- *   product reads these by TMA (push_copy).
+ *   On Hopper the thin product before a bf16 product of tokens writes the rows that it gathers, and the main product
+ *   reads these by TMA (push_copy).
  * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
  *   combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
@@ -27,9 +27,9 @@
  *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
  *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
  *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16).
- *   Rows written by the thin product, H200, 16,384 tokens, bench ops, us per call in the same call: gpt-oss-20b r 16 up
- *   forward 4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899. qwen3.5-35b-a3b r 8,
- *   whose product has 4 tiles of columns, 1,165 -> 1,319: there it is not done.
+ *   Rows written by the thin product, H200, 16,384 tokens, us per call in the same call: gpt-oss-20b r 16 up forward
+ *   4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899; without them the products of
+ *   narrow experts are slower still (grouped_wgmma.cu).
  * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch (bench lora --split,
  *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
  *   third launch ran at the speed of a copy. */
@@ -99,18 +99,6 @@ static void thin_product(const struct thin *out, struct tensor a, bool tokens, s
         cuda_grouped_thin(&g);
     else
         cuda_grouped_mma(&g);
-}
-
-/* Room for the rows of x [T, C] in expert order, which a thin product writes for a main product of n_out columns;
- * absent where that product gathers them, or reads codes of them. It reads a row once per column tile. A copy saves
- * more than it takes from about 11 tiles on. */
-static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
-                               const struct route *r)
-{
-    enum { MIN_COLUMNS = 11 * 256 };
-    const int64_t rank = proj->lora.r;
-    if (!cuda.hopper || n_out < MIN_COLUMNS || !rank || rank > THIN_RANK || proj->fp8.step.ndim) return absent;
-    return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
 }
 
 /* A merged adapter is part of the matrix. */
@@ -308,6 +296,59 @@ static void back_through_b(struct device *dev, const struct thin *out, struct te
     if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
 }
 
+/* ---- rows in expert order ---- */
+
+/* y[i] = x[rows[i] / share], one warp per row; rows of x are `apart` words apart. */
+template <typename word>
+static __global__ void __launch_bounds__(THREADS)
+    gather_kernel(word *y, const word *x, int64_t apart, const int32_t *rows, int64_t n_row, int n_word, int share)
+{
+    enum { UNROLL = 4 };
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    if (row >= n_row) return;
+    const word *from = x + rows[row] / share * apart;
+    word *to = y + row * n_word;
+    for (int w = threadIdx.x % WARP; w < n_word; w += WARP * UNROLL) {
+        word v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) v[u] = from[w + u * WARP];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) to[w + u * WARP] = v[u];
+    }
+}
+
+template <typename word> static void gather(struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t n_word = x.shape[1] * dtype_size(x.dtype) / (int64_t)sizeof(word);
+    MT_REQUIRE(n_word <= INT32_MAX && share <= INT32_MAX, "rows of %lld words", (long long)n_word);
+    gather_kernel<<<grid_x(ceil_div(y.shape[0] * WARP, THREADS)), THREADS, 0, cuda.stream>>>(
+        (word *)y.data, (const word *)x.data, x.ld * dtype_size(x.dtype) / (int64_t)sizeof(word), i32_ptr(rows),
+        y.shape[0], (int)n_word, (int)share);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Whether a thin product with an adapter of this rank can write the rows that it reads. */
+static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
+/* Room for the rows of x [T, C] in expert order, which the main product of n_out columns then reads by TMA; absent
+ * where that product gathers them, or reads codes of them. A product that decodes on the way reads a row once per 256
+ * columns: there a copy saves more than it takes from about 11 of these on. */
+static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
+                               const struct route *r)
+{
+    const int64_t n_row = r->row_slot.shape[0];
+    const bool packed = ops_reads_packed(dev, proj, n_row);
+    if (!cuda.hopper || n_out < 64 || proj->fp8.step.ndim) return absent;
+    if (packed && (n_out < 11 * 256 || !writes_rows(proj->lora.r))) return absent;
+    return arena_tensor_2d(&dev->work, DT_BF16, n_row, x.shape[1]);
+}
+/* Writes the copy unless a thin product does. */
+static void fill_copy(struct tensor copy, struct tensor x, const struct proj *proj, const struct route *r)
+{
+    if (copy.ndim && copy.shape[0] && !writes_rows(proj->lora.r)) gather<uint4>(copy, x, r->row_slot, r->idx.shape[1]);
+}
+
 /* ---- small kernels ---- */
 
 /* The row and first column of this thread's 8 columns; false beyond the last row. */
@@ -451,6 +492,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
     const struct fp8_rows rows = push_fp8_rows(dev, up, x, true, r);
     if (!dev->dry_run) {
         if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
+        fill_copy(copy, x, up, r);
         struct grouped g = rows_of(copy.ndim ? copy : x, !copy.ndim, r);
         take_adapter(&g, lora, xa, lora->b);
         g.bias = (const float *)whole(up->bias);
@@ -486,36 +528,6 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
         if (y.ndim) product(&g, down, matrices, rows);
     }
     arena_release(&dev->work, mark);
-}
-
-/* y[i] = x[rows[i] / share], one warp per row. */
-template <typename word>
-static __global__ void __launch_bounds__(THREADS)
-    gather_kernel(word *y, const word *x, const int32_t *rows, int64_t n_row, int n_word, int share)
-{
-    enum { UNROLL = 4 };
-    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
-    if (row >= n_row) return;
-    const word *from = x + (int64_t)(rows[row] / share) * n_word;
-    word *to = y + row * n_word;
-    for (int w = threadIdx.x % WARP; w < n_word; w += WARP * UNROLL) {
-        word v[UNROLL];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (w + u * WARP < n_word) v[u] = from[w + u * WARP];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++)
-            if (w + u * WARP < n_word) to[w + u * WARP] = v[u];
-    }
-}
-
-template <typename word> static void gather(struct tensor y, struct tensor x, struct tensor rows, int64_t share)
-{
-    const int64_t n_word = x.shape[1] * dtype_size(x.dtype) / (int64_t)sizeof(word);
-    MT_REQUIRE(n_word <= INT32_MAX && share <= INT32_MAX, "rows of %lld words", (long long)n_word);
-    gather_kernel<<<grid_x(ceil_div(y.shape[0] * WARP, THREADS)), THREADS, 0, cuda.stream>>>(
-        (word *)y.data, (const word *)x.data, i32_ptr(rows), y.shape[0], (int)n_word, (int)share);
-    CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
@@ -555,6 +567,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
     const struct decoded matrices = push_decoded(dev, down, r);
     const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
     if (!dev->dry_run && n_row) {
+        fill_copy(copy, dout, down, r);
         struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;

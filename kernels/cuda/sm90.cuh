@@ -116,6 +116,11 @@ __device__ __forceinline__ void prefetch_l2(const void *p, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(p), "r"(bytes) : "memory");
 }
+/* Prefetches the sector of 32 bytes that holds p into L2. */
+__device__ __forceinline__ void prefetch_line(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];\n" ::"l"(p) : "memory");
+}
 /* A barrier of the 128 threads of a warpgroup; 0 is that of __syncthreads(). */
 __device__ __forceinline__ void warpgroup_barrier(int barrier)
 {
