@@ -6,8 +6,9 @@
 #   tests      every test group; those with more than 2^31 elements need 40 GiB of free device memory
 #   memcheck   the kernels' tests under compute-sanitizer: accesses out of bounds or misaligned
 #   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
-#   builds     builds for other GPUs only (needs nvcc). Built for sm_80, a Hopper GPU runs the portable kernels. Built
-#              without code for this GPU, `auto` trains on the CPU and says why, `cuda` is an error
+#   builds     (needs nvcc) ptxas does not make the wgmmas of a kernel wait for each other; builds for other GPUs only.
+#              Built for sm_80, a Hopper GPU runs the portable kernels. Built without code for this GPU, `auto` trains
+#              on the CPU and says why, `cuda` is an error
 #   check      `moetrain check` on the demo's model, with the Hopper kernels and the portable ones, in bf16 and FP8
 #   demo       trains the demo on the GPU: held-out loss within 1 % of the CPU's
 #   repeat     trains the demo twice: the same adapter, bit by bit
@@ -103,6 +104,16 @@ wants() { # ARCH TEXT
     cat "$work/$1.log"
     return 1
 }
+# ptxas says so where it makes wgmmas wait for each other.
+compile_hopper_kernels() {
+    local file said
+    for file in kernels/cuda/*wgmma*.cu; do
+        said=$(nvcc -O3 -D_DEFAULT_SOURCE -I. -gencode arch=compute_90a,code=sm_90a -c "$file" -o "$work/kernel.o" 2>&1)
+        [ $? -eq 0 ] && ! grep -q "Performance Loss" <<< "$said" && continue
+        printf '%s: %s\n' "$file" "$said"
+        return 1
+    done
+}
 stage_builds() {
     local capability other=86-real status=0
     capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -1)
@@ -110,6 +121,7 @@ stage_builds() {
         echo "skip: builds: nvcc was not found"
         return 77
     fi
+    compile_hopper_kernels || status=1
     case $capability in
     8.*) other=90a-real ;;
     9.*)
