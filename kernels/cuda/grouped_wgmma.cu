@@ -5,10 +5,11 @@
  * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which take the tiles of the
- * block in turns. While one multiplies, the other is in its epilogue. Between them 5 stages of the pipeline, 206 KiB;
- * in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40 and 232; at most 8
- * bytes of spills. Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP:
- * compute-bound. Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ *   block in turns. While one multiplies, the other is in its epilogue. Between them 5 stages of the pipeline, 206 KiB;
+ *   in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40 and 232; at most 8
+ *   bytes of spills.
+ * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
  * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
  * stored. Gathered rows are loaded by cp.async of all 128 loading threads, into the same swizzle. Out-of-bounds
@@ -18,23 +19,21 @@
  * sums between the first product of a tile and the last: so r > 0 stands before the loop over r, and clear() is not
  * moved.
  *
- * Measured: H200, r 16, 16,384 tokens, balanced by random routers, hardware counters: clocks of a launch, tensor cores
+ * Measured: H200, r 16, 16,384 tokens, random router, hardware counters: clocks of a launch, tensor cores
  *   busy. Before: 448bdac, where both warpgroups shared a tile and its epilogue was not hidden.
  *     gpt-oss-20b, up forward with GLU         5.42 M, 78 %  ->  4.64 M, 89 %
  *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
  *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
  *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
- *     qwen3-30b-a3b, in the same order                           1.86 M, 86 %; 1.06 M, 79 %; 1.21 M, 66 %; 1.91 M, 87 %
  *   The card is at its power limit: shorter products lower the clock of the whole step. Steps, ops, and the wait in
- *   begin_tile: tests/RESULTS.md, "Grouped products".
+ *   begin_tile: tests/RESULTS.md, "Grouped products whose ...".
  * Tried and dropped:
  *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory: 2 % of a step of gpt-oss-20b,
  *     but qwen3-30b-a3b slower; with clusters of two blocks that share b by multicast, or these alone (81e663b): slower
  *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills, down backward 2.77 instead of 2.49 ms
  *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
  *     with their numbers in registers of the loader, which then spills: 3.00
- *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower
- *   - the whole tile of pre prefetched into L2 during the products: no difference */
+ *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower */
 #include <string.h>
 
 #include "kernels/cuda/grouped_wgmma.cuh"
