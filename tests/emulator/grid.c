@@ -3,7 +3,8 @@
  * The lanes of a warp that are at the same instruction execute it together. When they are at different ones, the lanes
  * at the lowest instruction run first, so that they meet again after a branch. A collective waits for the lanes of its
  * mask. Warps take turns: a turn ends at a barrier, at a failed wait, or after some thousand instructions. Shared
- * memory is filled with NaN before a block starts. A block in which every warp waits is a deadlock. */
+ * memory is filled with NaN before a block starts. A block in which every warp waits is a deadlock. setmaxnreg moves
+ * registers between the warps of a block. */
 #include "tests/emulator/grid.h"
 
 #include <stdarg.h>
@@ -87,6 +88,42 @@ static void pass_barrier(struct warp *w)
     const uint32_t value = i->imm == 2 ? (uint32_t)x->last_count : x->last_any ? ~0u : 0;
     if (i->imm >= 2) FOR_LANES(w->live, d[l] = value);
     w->state = READY;
+}
+
+/* ---- registers ---- */
+
+static void check_registers(struct warp *w, const struct ins *i)
+{
+    if (i->imm < 24 || i->imm > 256 || i->imm % 8)
+        fault(w, 0, "setmaxnreg of %d registers, not a multiple of 8 in 24..256", (int)i->imm);
+    if (!w->block->kernel->registers)
+        fault(w, 0, "setmaxnreg without .maxntid and .minnctapersm, both values of __launch_bounds__");
+    const bool inc = i->run == ptx_setmaxnreg_inc;
+    if (inc ? i->imm < w->registers : i->imm > w->registers)
+        fault(w, 0, "setmaxnreg.%s from %d to %d registers", inc ? "inc" : "dec", w->registers, (int)i->imm);
+}
+
+/* Waits, and is executed again, until other warps of the block have released enough. PTX does not say that a warp that
+ * exits releases its registers to the block: here it keeps them. */
+void ptx_setmaxnreg_inc(struct warp *w, const struct ins *i, uint32_t m)
+{
+    (void)m;
+    check_registers(w, i);
+    const int more = (int)i->imm - w->registers;
+    if (more > w->block->registers_left) {
+        w->paused = w->polling = true;
+        return;
+    }
+    w->block->registers_left -= more;
+    w->registers += more;
+}
+
+void ptx_setmaxnreg_dec(struct warp *w, const struct ins *i, uint32_t m)
+{
+    (void)m;
+    check_registers(w, i);
+    w->block->registers_left += w->registers - (int)i->imm;
+    w->registers = (int)i->imm;
 }
 
 /* ---- a warp ---- */
@@ -191,6 +228,7 @@ static int run_lanes(struct warp *w, uint32_t mask, int32_t pc, int32_t other, i
         case COLLECTIVE:
             if (!all_here(w, i, mask, m, pc)) return n;
             i->run(w, i, m);
+            if (w->paused) break; /* setmaxnreg.inc, again at the next turn */
             pc++;
             continue;
         default:
@@ -247,6 +285,7 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
     const struct kernel *k = b->kernel;
     memset(b->shared, 0xff, (size_t)b->shared_bytes);
     memset(b->barriers, 0, sizeof(b->barriers));
+    b->registers_left = 0;
     async_forget(b);
     b->random = (uint64_t)seed() * 1000003 + (uint64_t)b->index[0] * 7919 + (uint64_t)b->index[1];
     for (int j = 0; j < b->n_warps; j++) {
@@ -256,6 +295,7 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
         w->live = w->blocked = w->state = 0;
         w->at = k->code;
         w->polled = -1;
+        w->registers = k->registers;
         memset(w->pc, 0, sizeof(w->pc));
         memset(w->depth, 0, sizeof(w->depth));
         char *regs = w->regs;
@@ -280,6 +320,23 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
     }
 }
 
+static _Noreturn void deadlock(struct block *b)
+{
+    for (int j = 0; j < b->n_warps; j++)
+        if (b->warps[j].state != DONE)
+            fprintf(stderr, "emulator: warp %d waits at line %d: %.*s\n", j, b->warps[j].at->line,
+                    b->warps[j].at->text_len, b->warps[j].at->text);
+    for (int j = 0; j < b->n_warps; j++) {
+        struct warp *w = &b->warps[j];
+        if (w->state != DONE && w->at->run == ptx_setmaxnreg_inc && w->at->imm > w->registers)
+            fault(w, 0, "deadlock: a lane has %d registers and waits for %d; the block of %d at launch has %d left",
+                  w->registers, (int)w->at->imm, b->kernel->registers * b->n_warps * LANES, b->registers_left * LANES);
+    }
+    int first = 0;
+    while (b->warps[first].state == DONE) first++;
+    fault(&b->warps[first], 0, "deadlock");
+}
+
 /* -1 after a fault. */
 static int run_block(struct block *b)
 {
@@ -294,13 +351,7 @@ static int run_block(struct block *b)
         }
         for (int j = 0; j < b->n_warps; j++) done += b->warps[j].state == DONE;
         idle = progress ? 0 : idle + 1;
-        if (idle < IDLE_ROUNDS) continue;
-        for (int j = 0; j < b->n_warps; j++)
-            if (b->warps[j].state != DONE)
-                fprintf(stderr, "emulator: warp %d waits at line %d: %.*s\n", j, b->warps[j].at->line,
-                        b->warps[j].at->text_len, b->warps[j].at->text);
-        for (int j = 0; j < b->n_warps; j++)
-            if (b->warps[j].state != DONE) fault(&b->warps[j], 0, "deadlock");
+        if (idle == IDLE_ROUNDS) deadlock(b);
     }
     return 0;
 }

@@ -206,6 +206,33 @@ static void place_shared(struct parser *s, struct text kernel)
     s->dynamic_from = s->k->shared_bytes + later;
 }
 
+/* The number after a directive of the kernel's head, the product of several; 0: it is not there. */
+static int head_number(const char *head, const char *name)
+{
+    const char *p = strstr(head, name);
+    int n = 1;
+    if (!p || p > strchr(head, '{')) return 0;
+    p += strlen(name) - 1;
+    do n *= (int)strtol(p + 1, (char **)&p, 10);
+    while (*p == ',');
+    return n;
+}
+
+/* Registers that ptxas 13 gives each thread of a kernel with setmaxnreg: what __launch_bounds__(threads, blocks)
+ * allows, at most the largest number of setmaxnreg. The four schedulers of an SM have 16 Ki registers each. Without
+ * both bounds ptxas ignores setmaxnreg. */
+static int launch_registers(const struct kernel *k, const char *head)
+{
+    const int64_t threads = align_to(head_number(head, ".maxntid"), 4 * LANES) * head_number(head, ".minnctapersm");
+    const int64_t allowed = threads ? 65536 / threads / 8 * 8 : 0;
+    int64_t largest = 0;
+    for (int32_t j = 0; j < k->n_code; j++) {
+        const struct ins *i = &k->code[j];
+        if ((i->run == ptx_setmaxnreg_inc || i->run == ptx_setmaxnreg_dec) && i->imm > largest) largest = i->imm;
+    }
+    return (int)(allowed < largest ? allowed : largest);
+}
+
 /* Translates the kernel whose parameters begin at p. */
 static struct kernel *translate_kernel(struct module *m, const char *name, const char *p)
 {
@@ -224,10 +251,12 @@ static struct kernel *translate_kernel(struct module *m, const char *name, const
         add_symbol(&s, (struct symbol){.name = names[j], .kind = VARIABLE, .space = PARAM, .at = at[j]});
     }
     place_shared(&s, (struct text){p, (int)(after_body(strchr(p, '{')) - p)});
-    s.p = strchr(s.p, '{'); /* past .maxntid and the like */
+    const char *head = s.p; /* .maxntid and the like */
+    s.p = strchr(s.p, '{');
     body(&s);
     append_functions(&s);
     finish(&s);
+    k->registers = launch_registers(k, head);
     return k;
 }
 

@@ -44,7 +44,7 @@ struct ins {
     int32_t target;    /* of a branch or call */
     bool wide_address; /* the register of a shared address has 8 bytes */
     uint32_t keep;     /* bits that a narrow destination keeps */
-    int64_t imm;       /* added to an address; columns of wgmma; where a copy of arguments goes */
+    int64_t imm;       /* added to an address; columns of wgmma; where a copy of arguments goes; of setmaxnreg */
     int64_t imm2;      /* where a copy of arguments comes from; bytes of cp.async */
     int64_t imm3;      /* added to the second address of cp.async; bytes of a copy of arguments */
     const char *text;
@@ -62,6 +62,7 @@ struct kernel {
     int32_t shared_bytes; /* static */
     int32_t dynamic_at;   /* start of the dynamic shared memory, 0: not used */
     int32_t local_bytes;  /* of a lane */
+    int32_t registers;    /* of a lane at launch, when the kernel has setmaxnreg; 0: unknown */
     int n_params;
     int32_t param_at[MAX_PARAMS], param_size[MAX_PARAMS], param_bytes;
 };
@@ -109,5 +110,6 @@ exec_fn ptx_shfl_bfly, ptx_shfl_idx, ptx_shfl_up, ptx_shfl_down, ptx_vote_ballot
     ptx_match_any;
 exec_fn ptx_ldmatrix, ptx_stmatrix, ptx_mma_16816, ptx_mma_1688, ptx_mma_1688_tf32, ptx_wgmma, ptx_wgmma_commit,
     ptx_wgmma_wait;
+exec_fn ptx_setmaxnreg_inc, ptx_setmaxnreg_dec; /* grid.c */
 
 #endif

@@ -466,8 +466,11 @@ static void translate(struct parser *s, struct line *x)
         atomic(s, x);
     } else if (begins(op, "shfl.") || begins(op, "vote.") || begins(op, "redux.") || begins(op, "match.")) {
         collective(s, x);
-    } else if (begins(op, "fence") || begins(op, "membar") || begins(op, "prefetch") || begins(op, "setmaxnreg")) {
+    } else if (begins(op, "fence") || begins(op, "membar") || begins(op, "prefetch")) {
         emit(s, x, ptx_nothing, PLAIN);
+    } else if (begins(op, "setmaxnreg.")) {
+        const int registers = integer(s, x->o[0]);
+        emit(s, x, contains(op, ".inc") ? ptx_setmaxnreg_inc : ptx_setmaxnreg_dec, COLLECTIVE)->imm = registers;
     } else if (begins(op, "nanosleep")) {
         emit(s, x, ptx_pause, PLAIN);
     } else if (same(op, "trap")) {

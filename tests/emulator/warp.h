@@ -61,6 +61,7 @@ struct warp {
     int64_t generation;   /* of that barrier at arrival */
     const struct ins *at; /* the instruction that runs */
     int32_t polled;       /* place of the last failed wait */
+    int registers;        /* of a lane, after setmaxnreg */
 };
 
 struct barrier {
@@ -80,6 +81,7 @@ struct block {
     uint64_t random; /* state of draw() in grid.c */
     struct warp *warps;
     struct barrier barriers[N_BARRIERS];
+    int registers_left;     /* that setmaxnreg.dec released: the sum over the warps, for one lane of each */
     GROW(struct box) boxes; /* not yet copied */
     jmp_buf stop;           /* of a fault */
 };

@@ -1,0 +1,57 @@
+/* self_test.c - small kernels in PTX that the emulator must run, or refuse for the reason given. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/emulator/grid.h"
+
+/* A block of 3 warpgroups: the first executes `first`, the others `second`. */
+static const struct test {
+    const char *name, *head, *first, *second;
+    const char *fault; /* words of the report, NULL: none */
+} tests[] = {
+    {"504 of 504 registers", ".minnctapersm 1", "dec 40", "inc 232", NULL},
+    {"512 of 504 registers", ".minnctapersm 1", "dec 32", "inc 240", "lane has 168 registers and waits for 240"},
+    {"two blocks of an SM", ".minnctapersm 2", "dec 40", "inc 104", "lane has 80 registers and waits for 104"},
+    {"nobody releases registers", ".minnctapersm 1", "dec 168", "inc 176", "block of 64512 at launch has 0 left"},
+    {"launch with the largest number", ".minnctapersm 1", "dec 24", "inc 160", NULL},
+    {"no bound of blocks", "", "dec 40", "inc 232", "without .maxntid and .minnctapersm"},
+    {"dec raises", ".minnctapersm 1", "dec 176", "inc 232", "setmaxnreg.dec from 168 to 176"},
+    {"inc lowers", ".minnctapersm 1", "inc 40", "inc 232", "setmaxnreg.inc from 168 to 40"},
+    {"not a multiple of 8", ".minnctapersm 1", "dec 42", "inc 224", "not a multiple of 8"},
+    {"too few registers", ".minnctapersm 1", "dec 16", "inc 232", "not a multiple of 8 in 24..256"},
+};
+
+/* 0: as expected. The report on stderr goes to a file meanwhile. */
+static int run(const struct test *t)
+{
+    const uint32_t grid[3] = {1, 1, 1}, block[3] = {384, 1, 1};
+    char text[1024], report[4096];
+    const int bytes =
+        snprintf(text, sizeof(text),
+                 "\n.visible .entry k()\n.maxntid 384, 1, 1\n%s\n{\n.reg .pred %%p<2>;\n.reg .b32 %%r<2>;\n"
+                 "mov.u32 %%r1, %%tid.x;\nsetp.gt.u32 %%p1, %%r1, 127;\n@%%p1 bra OTHERS;\n"
+                 "setmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n"
+                 "OTHERS:\nsetmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n}\n",
+                 t->head, t->first, t->first + 4, t->second, t->second + 4);
+    FILE *f = tmpfile();
+    const int screen = dup(2);
+    if (!f || screen < 0) return -1;
+    dup2(fileno(f), 2);
+    const int status = grid_run(module_kernel(module_new(text, bytes), "k"), grid, block, NULL, 0);
+    dup2(screen, 2);
+    close(screen);
+    rewind(f);
+    report[fread(report, 1, sizeof(report) - 1, f)] = 0;
+    fclose(f);
+    const bool right = t->fault ? status == -1 && strstr(report, t->fault) : status == 0 && !*report;
+    printf("%s: %s\n%s", t->name, right ? "passed" : "FAILED", right ? "" : report);
+    return right ? 0 : -1;
+}
+
+int main(void)
+{
+    int status = 0;
+    for (unsigned k = 0; k < sizeof(tests) / sizeof(*tests); k++) status |= run(&tests[k]);
+    return status ? 1 : 0;
+}
