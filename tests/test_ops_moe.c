@@ -308,6 +308,9 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
     {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
+    /* more tiles than multiprocessors, so that a block has several; adapters that copy no rows */
+    {{{WF_BF16, 0, false}, 40, 256, 8, 64, 128, 0, 72, SWIGLU, false, SPREAD}, 0, true},
+    {{{WF_BF16, 0, false}, 40, 256, 8, 64, 104, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
 };
 
 static void layer_on_the_gpu(void **state)

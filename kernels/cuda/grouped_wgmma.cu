@@ -396,8 +396,8 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
 }
 
 /* The sums of a tile's second half wait in shared memory while the GLU's backward of the first needs registers. A
- * thread reads what it has written. The warpgroups use the place in turns: barrier `free` counts the tiles that have
- * left it. */
+ * thread reads what it has written. The warpgroups use the place in turns: one waits until the tile before, which is
+ * the other's, has left it. So no thread skips a phase of a barrier. */
 static __device__ __forceinline__ void put_sums(float4 *place, const float (&sums)[COLS / 2])
 {
 #pragma unroll
@@ -427,7 +427,7 @@ struct extra {
                     * next tile while another warp still reads that of this tile; the barrier before the next read
                     * prevents a lead of two tiles */
     float4 *place; /* [COLS / 8, 128]; only of a GLU's backward */
-    uint32_t free; /* its barrier */
+    uint32_t free; /* barrier w: tiles of warpgroup w that have left the place */
 };
 
 template <int EPILOGUE, bool KN>
@@ -470,7 +470,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
             warpgroup_barrier(1 + group);
         }
         if (is_glu_bwd(EPILOGUE)) {
-            mbarrier_wait(x.free, i % 2 ^ 1);
+            mbarrier_wait(x.free + 8 * (group ^ 1), i / 2 % 2 ^ group ^ 1);
             put_sums(x.place, sums[1]);
         }
 #pragma unroll 1
@@ -478,7 +478,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
             if (h && is_glu_bwd(EPILOGUE)) {
                 take_sums(sums[0], x.place);
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) mbarrier_arrive(x.free);
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(x.free + 8 * group);
             }
             if (h * HALF_ROWS < t.n_row) finish_half<EPILOGUE>(sums[0], g, half, bias, weight[0]);
             half.m += HALF_ROWS;
@@ -499,7 +499,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     constexpr int STAGES = stages(EPILOGUE);
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ uint64_t full[2][STAGES], empty[STAGES], free_place;
+    __shared__ uint64_t full[2][STAGES], empty[STAGES], free_place[2];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
     __shared__ int rows[ROWS];
     begin_launch(p.counter);
@@ -509,7 +509,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
             for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&full[w][i]), p.g.slot ? 1 + LOADERS : 1);
             mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 2 / 32);
         }
-        mbarrier_init(sm90_shared(&free_place), CONSUMERS / 2 / 32);
+        for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&free_place[w]), CONSUMERS / 2 / 32);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -520,7 +520,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         load_tiles<EPILOGUE, KN>(p, &tiles, ring, rows);
     } else {
         sm90_registers_more<TURN_CONSUMER_REGISTERS>();
-        const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(&free_place)};
+        const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(free_place)};
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, x);
     }
 #else
