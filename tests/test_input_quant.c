@@ -520,18 +520,22 @@ static void test_divided(void **state)
     (void)state;
 }
 
-/* Experts divided between two ranks read the same inputs. */
+/* Experts divided between two ranks read the same inputs. Products of other numbers of rows may change the last bit of
+ * a value, and an input beside a tie then gets the next code: 9e-4 of a gradient, by OpenBLAS's kernels for AVX-512. A
+ * large eps makes AdamW's updates proportional to gradients. Inputs of another calibration are the control. */
 static void test_divided_training(void **state)
 {
-#define INT8 "quant.activations=int8 train.steps=2 train.grad_accum=2 "
+#define INT8 "quant.activations=int8 train.steps=2 train.grad_accum=2 optim.eps=1 "
+    const double near = 5e-3, far = 0.1;
     const char *one = process_trained(INT8);
     static const char *const modes[] = {"none", "full"};
     for (int i = 0; i < 2; i++) {
         char more[256];
         snprintf(more, sizeof(more), INT8 "parallel.cpu_ranks=2 parallel.ep=2 train.recompute=%s", modes[i]);
         const double error = adapter_error(one, process_trained(more));
-        if (error > 1e-3) fail_msg("recompute = %s: the adapters are %g apart", modes[i], error);
+        if (error > near) fail_msg("recompute = %s: the adapters are %g apart", modes[i], error);
     }
+    assert_true(adapter_error(one, process_trained(INT8 "quant.calibration=1")) > far);
     (void)state;
 }
 
