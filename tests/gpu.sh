@@ -3,7 +3,7 @@
 #   bash tests/gpu.sh [-b BIN_DIR] [STAGE ...]
 # BIN_DIR: moetrain and moetrain_test, built on another machine; without it the script builds build/ with CUDA.
 # Stages (default: all):
-#   tests      every test group; those with more than 2^31 elements need 40 GiB of free device memory
+#   tests      every test group; those with more than 2^31 elements need 41 GiB of free device memory
 #   memcheck   the kernels' tests under compute-sanitizer: accesses out of bounds or misaligned
 #   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
 #   builds     (needs nvcc) ptxas does not make the wgmmas of a kernel wait for each other; builds for other GPUs only.

@@ -521,8 +521,9 @@ static void test_divided(void **state)
 }
 
 /* Experts divided between two ranks read the same inputs. Products of other numbers of rows may change the last bit of
- * a value, and an input beside a tie then gets the next code: 9e-4 of a gradient, by OpenBLAS's kernels for AVX-512. A
- * large eps makes AdamW's updates proportional to gradients. Inputs of another calibration are the control. */
+ * a value, and the code of an input that is nearly halfway between two codes. With OpenBLAS's kernels for AVX-512 one
+ * such code changes a gradient by 9e-4. A large eps makes AdamW's updates proportional to gradients. The control are
+ * inputs of another calibration. */
 static void test_divided_training(void **state)
 {
 #define INT8 "quant.activations=int8 train.steps=2 train.grad_accum=2 optim.eps=1 "

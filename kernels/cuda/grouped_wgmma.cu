@@ -4,10 +4,10 @@
  *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
  * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
- * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which take the tiles of the
- *   block in turns. While one multiplies, the other is in its epilogue. Between them 5 stages of the pipeline, 206 KiB;
- *   in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40 and 232; at most 8
- *   bytes of spills.
+ * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which alternate between the
+ *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. Between them 5 stages of the
+ *   pipeline, 206 KiB; in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40
+ *   and 232; at most 8 bytes of spills.
  * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
@@ -20,17 +20,18 @@
  * moved.
  *
  * Measured: H200, r 16, 16,384 tokens, random router, hardware counters: clocks of a launch, tensor cores
- *   busy. Before: 448bdac, where both warpgroups shared a tile and its epilogue was not hidden.
+ *   busy. Before, in another call: 448bdac, where both warpgroups shared a tile. Now: ff7cfa7.
  *     gpt-oss-20b, up forward with GLU         5.42 M, 78 %  ->  4.64 M, 89 %
  *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
  *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
  *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
- *   The card is at its power limit: shorter products lower the clock of the whole step. Steps, ops, and the wait in
+ *   The card is at its power limit, so that other ops then run at a lower clock. Steps, ops, and the wait in
  *   begin_tile: tests/RESULTS.md, "Grouped products whose ...".
- * Tried and dropped:
+ * Tried and dropped (H200; those without a commit are not in the history):
  *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory: 2 % of a step of gpt-oss-20b,
  *     but qwen3-30b-a3b slower; with clusters of two blocks that share b by multicast, or these alone (81e663b): slower
- *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills, down backward 2.77 instead of 2.49 ms
+ *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills. With a loader that spilled too, down
+ *     backward took 2.77 instead of 2.49 ms
  *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
  *     with their numbers in registers of the loader, which then spills: 3.00
  *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower */
@@ -43,7 +44,7 @@ enum {
     STAGE_BYTES = shape<COLS>::STAGE_BYTES,
     HALF_ROWS = ROWS / 2,      /* of one wgmma */
     HALF_A = A_BYTES / 2 / 16, /* distance of the halves of a stage's rows, as descriptors count */
-    PLACE_BYTES = HALF_ROWS * COLS * 4,
+    BUFFER_BYTES = HALF_ROWS * COLS * 4,
     MAX_POLLS = 2000, /* after them a block waits no more (begin_tile); 100 were too few */
     ANNOUNCED = 6,    /* steps before the end of a tile in which its block announces the next */
     PREFETCHED = 4,   /* steps before the end of a tile in which the first columns of pre are prefetched */
@@ -51,7 +52,7 @@ enum {
     TURN_LOADER_REGISTERS = 40, /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
     TURN_CONSUMER_REGISTERS = 232
 };
-/* Of the pipeline. The GLU's backward needs a place for sums. */
+/* Of the pipeline. The GLU's backward also needs a buffer for sums. */
 static __device__ __host__ constexpr int stages(int epilogue) { return is_glu_bwd(epilogue) ? 4 : 5; }
 
 struct wgmma_args {
@@ -164,8 +165,8 @@ static __device__ __forceinline__ void stage_operands(const struct ring &ring, u
     *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
 }
 
-/* Each warpgroup has full barriers of its own, for the stages of its tiles: a barrier tells a phase from the one before
- * it, but not from the one two before. Bit i of parity: of the warpgroup's next use of stage i. */
+/* The warpgroups have separate full barriers, and each waits for every phase of its barriers: a wait knows only the
+ * parity of a phase. Bit i of parity: of the warpgroup's next use of stage i. */
 static __device__ __forceinline__ void wait_full(const struct ring &ring)
 {
     mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);
@@ -244,9 +245,8 @@ static __device__ __forceinline__ int multiply_tile(float (&sums)[2][COLS / 2], 
  *
  * GLU_SWIGLU without interleaving has two special epilogues. In the forward one a tile has equal numbers of gate and
  * up columns, and one thread computes both columns of a pair. The backward one needs half the instructions of the
- * general epilogue. It prefetches pre late, because L2 evicts lines that are prefetched earlier. */
+ * general epilogue. */
 
-template <int COLS>
 static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 2], const struct grouped &g,
                                                      const struct tile &t)
 {
@@ -281,13 +281,10 @@ static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 
     }
 }
 
-/* GROUPED_GLU_BWD for plain SwiGLU whose gates and ups are in separate halves. Steps of 128 columns where they divide a
- * tile: fewer moves of sums. */
-template <int COLS>
+/* GROUPED_GLU_BWD for plain SwiGLU whose gates and ups are in separate halves. */
 static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
                                                          const struct tile &t, struct two_rows *rows)
 {
-    constexpr int STEP = COLS % 128 ? 64 : 128;
     const int row = row_of_thread(), first = t.n + threadIdx.x % 4 * 8, n_out = (int)g.n_out;
     const int64_t from_out = g.pre - g.out;
     bf16 *out[2], *act[2];
@@ -300,15 +297,14 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
         out[half] = g.out + m * 2 * n_out + first;
     }
 #pragma unroll 1
-    for (int i = 0; i < COLS && t.n + i < n_out; i += STEP) {
-        float sum[2];
+    for (int i = 0; i < COLS && t.n + i < n_out; i += GROUPED_PART) {
+        float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int c = 0; c < STEP; c += 32) {
+        for (int c = 0; c < GROUPED_PART; c += 32) {
             const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 const bf16 *next = out[half] + from_out + c + 32;
-                if (c % GROUPED_PART == 0) sum[half] = 0.0f;
                 rows->pre[half] = {};
                 if (i + c + PREFETCHED_COLUMNS < COLS && c + PREFETCHED_COLUMNS < cols[half]) {
                     prefetch_line(next + PREFETCHED_COLUMNS - 32);
@@ -335,22 +331,17 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
                 store16(out[half] + c, bf16_pack8(gate));
                 store16(out[half] + n_out + c, bf16_pack8(up));
             }
-            if (c % GROUPED_PART == 0 || t.n + i + c - 32 >= n_out) continue;
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const float all = quad_sum(sum[half]);
-                if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
-                    g.dgate_part[(t.n + i + c) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = all;
-            }
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            act[half] += STEP;
-            out[half] += STEP;
-            cols[half] -= STEP;
+            const float all = quad_sum(sum[half]);
+            if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
+                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = all;
+            act[half] += GROUPED_PART;
+            out[half] += GROUPED_PART;
+            cols[half] -= GROUPED_PART;
         }
-#pragma unroll
-        for (int j = 0; j + STEP / 2 < COLS / 2; j++) sums[j] = sums[j + STEP / 2];
+        shift_down<COLS>(sums);
     }
 }
 
@@ -385,31 +376,31 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
         struct two_rows rows = {{0, 0}, {weight[0], weight[1]}, {}};
         load_pre(&rows, g, t, 0);
         if constexpr (EPILOGUE == SWIGLU_BWD)
-            finish_swiglu_bwd<COLS>(sums, g, t, &rows);
+            finish_swiglu_bwd(sums, g, t, &rows);
         else
             finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT, PREFETCHED_COLUMNS>(sums, g, t, &rows);
     } else if constexpr (EPILOGUE == SWIGLU) {
-        finish_swiglu<COLS>(sums, g, t);
+        finish_swiglu(sums, g, t);
     } else {
         finish<COLS, EPILOGUE>(sums, g, t, bias);
     }
 }
 
-/* The sums of a tile's second half wait in shared memory while the GLU's backward of the first needs registers. A
- * thread reads what it has written. The warpgroups use the place in turns: one waits until the tile before, which is
- * the other's, has left it. So no thread skips a phase of a barrier. */
-static __device__ __forceinline__ void put_sums(float4 *place, const float (&sums)[COLS / 2])
+/* The GLU's backward of a tile's first half needs registers. Meanwhile the sums of the second half are in a buffer in
+ * shared memory; a thread reads what it has written. A warpgroup waits until the tile before, which the other computes,
+ * no longer uses the buffer. With one barrier for both, a warp could skip a phase. */
+static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
     for (int i = 0; i < COLS / 8; i++)
-        place[i * 128 + threadIdx.x % 128] =
+        buffer[i * 128 + threadIdx.x % 128] =
             make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
 }
-static __device__ __forceinline__ void take_sums(float (&sums)[COLS / 2], const float4 *place)
+static __device__ __forceinline__ void take_sums(float (&sums)[COLS / 2], const float4 *buffer)
 {
 #pragma unroll
     for (int i = 0; i < COLS / 8; i++) {
-        const float4 x = place[i * 128 + threadIdx.x % 128];
+        const float4 x = buffer[i * 128 + threadIdx.x % 128];
         sums[4 * i] = x.x, sums[4 * i + 1] = x.y, sums[4 * i + 2] = x.z, sums[4 * i + 3] = x.w;
     }
 }
@@ -423,11 +414,11 @@ static __device__ __forceinline__ void clear(float (&sums)[COLS / 2])
 
 /* What the warpgroups have in shared memory beside the stages. */
 struct extra {
-    float *bias;   /* [2, 2, COLS]: two buffers for each warpgroup, used alternately. A warp may write the bias of the
-                    * next tile while another warp still reads that of this tile; the barrier before the next read
-                    * prevents a lead of two tiles */
-    float4 *place; /* [COLS / 8, 128]; only of a GLU's backward */
-    uint32_t free; /* barrier w: tiles of warpgroup w that have left the place */
+    float *bias;    /* [2, 2, COLS]: two buffers for each warpgroup, used alternately. A warp may write the bias of the
+                     * next tile while another warp still reads that of this tile; the barrier before the next read
+                     * prevents a lead of two tiles */
+    float4 *buffer; /* [COLS / 8, 128]; only of a GLU's backward */
+    uint32_t buffer_free; /* barrier w counts the tiles of warpgroup w that no longer use it */
 };
 
 template <int EPILOGUE, bool KN>
@@ -470,15 +461,15 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
             warpgroup_barrier(1 + group);
         }
         if (is_glu_bwd(EPILOGUE)) {
-            mbarrier_wait(x.free + 8 * (group ^ 1), i / 2 % 2 ^ group ^ 1);
-            put_sums(x.place, sums[1]);
+            mbarrier_wait(x.buffer_free + 8 * (group ^ 1), i / 2 % 2 ^ group ^ 1);
+            put_sums(x.buffer, sums[1]);
         }
 #pragma unroll 1
         for (int h = 0; h < 2; h++) {
             if (h && is_glu_bwd(EPILOGUE)) {
-                take_sums(sums[0], x.place);
+                take_sums(sums[0], x.buffer);
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) mbarrier_arrive(x.free + 8 * group);
+                if (threadIdx.x % 32 == 0) mbarrier_arrive(x.buffer_free + 8 * group);
             }
             if (h * HALF_ROWS < t.n_row) finish_half<EPILOGUE>(sums[0], g, half, bias, weight[0]);
             half.m += HALF_ROWS;
@@ -499,7 +490,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     constexpr int STAGES = stages(EPILOGUE);
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ uint64_t full[2][STAGES], empty[STAGES], free_place[2];
+    __shared__ uint64_t full[2][STAGES], empty[STAGES], buffer_free[2];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
     __shared__ int rows[ROWS];
     begin_launch(p.counter);
@@ -509,7 +500,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
             for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&full[w][i]), p.g.slot ? 1 + LOADERS : 1);
             mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 2 / 32);
         }
-        for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&free_place[w]), CONSUMERS / 2 / 32);
+        for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&buffer_free[w]), CONSUMERS / 2 / 32);
         mbarrier_init_fence();
     }
     __syncthreads();
@@ -520,7 +511,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
         load_tiles<EPILOGUE, KN>(p, &tiles, ring, rows);
     } else {
         sm90_registers_more<TURN_CONSUMER_REGISTERS>();
-        const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(free_place)};
+        const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(buffer_free)};
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, x);
     }
 #else
@@ -540,7 +531,7 @@ static int next_counter(void)
 template <int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
-    constexpr int bytes = 1024 + stages(EPILOGUE) * STAGE_BYTES + (is_glu_bwd(EPILOGUE) ? PLACE_BYTES : 0);
+    constexpr int bytes = 1024 + stages(EPILOGUE) * STAGE_BYTES + (is_glu_bwd(EPILOGUE) ? BUFFER_BYTES : 0);
     static bool configured;
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));

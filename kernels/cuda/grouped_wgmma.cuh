@@ -1,7 +1,7 @@
 /* grouped_wgmma.cuh - what the grouped GEMMs on Hopper share (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
  * dense_wgmma.cu: the scheduler of tiles, the pipeline between producer and consumers, the product with an adapter's
- * factor, the epilogues. In grouped_wgmma.cu a consumer warpgroup has a tile of its own, in the others half of its
- * rows. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
+ * factor, the epilogues. In grouped_wgmma.cu each consumer warpgroup computes a separate tile, in the others the two
+ * share one. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
 #ifndef MT_CUDA_GROUPED_WGMMA_H
 #define MT_CUDA_GROUPED_WGMMA_H
 
