@@ -4,10 +4,11 @@
 #include <math.h>
 #include <stdio.h>
 
-int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes)
+int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
 {
-    const int64_t fit = logits_bytes / (4 * a->vocab),
-                  unit = fit < 512 ? 64 : 512; /* multiple of a tile of the product's rows */
+    const int64_t size = dev->ops->logit_bytes && !teacher ? dev->ops->logit_bytes(a->vocab) : (int64_t)sizeof(float);
+    const int64_t fit = logits_bytes / (size * a->vocab),
+                  unit = fit < 512 ? 64 : 128; /* multiple of a tile of the product's rows */
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
 }
 
@@ -126,7 +127,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .aux_pooled = opt->aux_pooled,
                         .distill = opt->distill};
     *ad = (struct adapters){0};
-    m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(a, 128 << 20);
+    m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
     if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err) || check_aux(a, opt->aux_coef, err)) {
         model_close(m);

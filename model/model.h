@@ -164,7 +164,8 @@ void model_first_bad(struct model *m, char name[64]);
 /* Names the first adapter whose gradient is not finite; false when all are finite. */
 bool model_first_bad_grad(struct model *m, char name[64]);
 
-/* Labelled tokens per pass of the loss head whose f32 logits take about logits_bytes. */
-int64_t model_ce_chunk(const struct arch *a, int64_t logits_bytes);
+/* Labelled tokens per pass of the loss head whose logits take about logits_bytes. teacher: of a distillation, whose
+ * logits are f32; others as dev->ops->logit_bytes says. */
+int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes);
 
 #endif

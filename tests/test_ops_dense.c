@@ -95,18 +95,19 @@ struct linear_shape {
     int n_seg;
     int64_t seg_first[3], seg_cols[3];
     float dropout;
+    bool one_scale; /* of all segments */
 };
 static const struct linear_shape linear_shapes[] = {
-    {0, 8, 6, WF_F32, true, true, true, 2, 1, {0}, {6}, 0.5f},
-    {1, 2, 1, WF_BF16, false, false, true, 1, 1, {0}, {1}, 0},
-    {5, 8, 6, WF_F32, true, false, true, 0, 0, {0}, {0}, 0},
-    {7, 10, 9, WF_BF16, true, true, true, 3, 1, {0}, {9}, 0},
-    {7, 10, 9, WF_F16, false, true, true, 3, 1, {2}, {5}, 0.25f},
-    {9, 6, 12, WF_BF16, true, false, true, 2, 2, {0, 8}, {4, 4}, 0},
-    {9, 6, 12, WF_F32, true, true, false, 2, 3, {0, 6, 9}, {6, 3, 3}, 0.5f},
-    {130, 70, 96, WF_F16, true, false, true, 4, 3, {0, 64, 80}, {64, 16, 16}, 0.1f},
-    {700, 150, 600, WF_BF16, true, true, true, 8, 2, {0, 500}, {200, 100}, 0},
-    {513, 64, 129, WF_F32, false, true, true, 8, 1, {0}, {129}, 0.05f},
+    {0, 8, 6, WF_F32, true, true, true, 2, 1, {0}, {6}, 0.5f, false},
+    {1, 2, 1, WF_BF16, false, false, true, 1, 1, {0}, {1}, 0, false},
+    {5, 8, 6, WF_F32, true, false, true, 0, 0, {0}, {0}, 0, false},
+    {7, 10, 9, WF_BF16, true, true, true, 3, 1, {0}, {9}, 0, false},
+    {7, 10, 9, WF_F16, false, true, true, 3, 1, {2}, {5}, 0.25f, false},
+    {9, 6, 12, WF_BF16, true, false, true, 2, 2, {0, 8}, {4, 4}, 0, false},
+    {9, 6, 12, WF_F32, true, true, false, 2, 3, {0, 6, 9}, {6, 3, 3}, 0.5f, false},
+    {130, 70, 96, WF_F16, true, false, true, 4, 3, {0, 64, 80}, {64, 16, 16}, 0.1f, false},
+    {700, 150, 600, WF_BF16, true, true, true, 8, 2, {0, 500}, {200, 100}, 0, false},
+    {513, 64, 129, WF_F32, false, true, true, 8, 1, {0}, {129}, 0.05f, false},
 };
 
 struct linear {
@@ -129,6 +130,7 @@ static struct linear linear_make(struct device *dev, const struct linear_shape *
         .r = s->r, .scale = {1.5f, 0.75f, 2.25f}, .n_seg = s->n_seg, .dropout = s->dropout, .dropout_key = 99};
     int64_t rows = 0;
     for (int i = 0; i < s->n_seg; rows += s->seg_cols[i++]) {
+        if (s->one_scale) l.proj.lora.scale[i] = 1.5f;
         l.proj.lora.seg_first[i] = s->seg_first[i];
         l.proj.lora.seg_cols[i] = s->seg_cols[i];
     }
@@ -290,28 +292,28 @@ static void linear_takes_views(void **state)
 }
 
 static const struct linear_shape gpu_linear_shapes[] = {
-    {0, 64, 72, WF_NF4, true, true, true, 8, 1, {0}, {72}, 0.3f},
-    {1, 72, 200, WF_BF16, true, true, true, 16, 1, {0}, {200}, 0},
-    {1, 8, 8, WF_BF16, false, false, true, 0, 0, {0}, {0}, 0},
-    {37, 200, 72, WF_F16, false, false, false, 0, 0, {0}, {0}, 0},
-    {37, 72, 200, WF_F32, true, false, true, 0, 0, {0}, {0}, 0},
-    {37, 72, 136, WF_F16, false, true, true, 24, 1, {40}, {56}, 0.3f},
-    {37, 64, 328, WF_NF4, false, false, true, 8, 1, {0}, {328}, 0.3f},
-    {128, 64, 64, WF_BF16, true, false, true, 256, 1, {0}, {64}, 0},
-    {130, 200, 328, WF_BF16, true, false, true, 8, 3, {0, 192, 256}, {192, 64, 72}, 0},
-    {130, 200, 328, WF_BF16, true, true, true, 16, 2, {0, 256}, {192, 72}, 0.3f},
-    {130, 128, 264, WF_MXFP4, false, true, true, 40, 1, {0}, {264}, 0.1f},
-    {130, 128, 200, WF_FP4, true, false, false, 16, 2, {8, 104}, {96, 96}, 0.3f},
-    {130, 2880, 640, WF_NF4, true, false, true, 32, 3, {0, 512, 576}, {512, 64, 64}, 0},
+    {0, 64, 72, WF_NF4, true, true, true, 8, 1, {0}, {72}, 0.3f, false},
+    {1, 72, 200, WF_BF16, true, true, true, 16, 1, {0}, {200}, 0, false},
+    {1, 8, 8, WF_BF16, false, false, true, 0, 0, {0}, {0}, 0, false},
+    {37, 200, 72, WF_F16, false, false, false, 0, 0, {0}, {0}, 0, false},
+    {37, 72, 200, WF_F32, true, false, true, 0, 0, {0}, {0}, 0, false},
+    {37, 72, 136, WF_F16, false, true, true, 24, 1, {40}, {56}, 0.3f, false},
+    {37, 64, 328, WF_NF4, false, false, true, 8, 1, {0}, {328}, 0.3f, false},
+    {128, 64, 64, WF_BF16, true, false, true, 256, 1, {0}, {64}, 0, false},
+    {130, 200, 328, WF_BF16, true, false, true, 8, 3, {0, 192, 256}, {192, 64, 72}, 0, false},
+    {130, 200, 328, WF_BF16, true, true, true, 16, 2, {0, 256}, {192, 72}, 0.3f, false},
+    {130, 128, 264, WF_MXFP4, false, true, true, 40, 1, {0}, {264}, 0.1f, false},
+    {130, 128, 200, WF_FP4, true, false, false, 16, 2, {8, 104}, {96, 96}, 0.3f, false},
+    {130, 2880, 640, WF_NF4, true, false, true, 32, 3, {0, 512, 576}, {512, 64, 64}, 0, false},
     /* in_proj_b and in_proj_a of 4, 6 and 3 value heads; columns between segments; widths of no common factor */
-    {37, 256, 8, WF_BF16, false, false, true, 8, 2, {0, 4}, {4, 4}, 0},
-    {130, 72, 12, WF_BF16, false, false, true, 16, 2, {0, 6}, {6, 6}, 0.3f},
-    {5, 64, 6, WF_F32, true, true, true, 24, 2, {0, 3}, {3, 3}, 0},
-    {130, 72, 203, WF_BF16, true, true, true, 16, 3, {1, 70, 140}, {67, 70, 61}, 0},
-    {33, 64, 72, WF_NF4, true, false, true, 8, 2, {0, 12}, {12, 60}, 0},
+    {37, 256, 8, WF_BF16, false, false, true, 8, 2, {0, 4}, {4, 4}, 0, false},
+    {130, 72, 12, WF_BF16, false, false, true, 16, 2, {0, 6}, {6, 6}, 0.3f, false},
+    {5, 64, 6, WF_F32, true, true, true, 24, 2, {0, 3}, {3, 3}, 0, false},
+    {130, 72, 203, WF_BF16, true, true, true, 16, 3, {1, 70, 140}, {67, 70, 61}, 0, false},
+    {33, 64, 72, WF_NF4, true, false, true, 8, 2, {0, 12}, {12, 60}, 0, false},
     /* dy B and dB in one pass on Hopper: several slabs of columns and parts of rows, no dx; a part of one row */
-    {700, 64, 1288, WF_BF16, false, false, false, 8, 3, {0, 600, 664}, {600, 64, 616}, 0},
-    {257, 64, 808, WF_BF16, false, false, true, 16, 1, {8}, {792}, 0.3f},
+    {700, 64, 1288, WF_BF16, false, false, false, 8, 3, {0, 600, 664}, {600, 64, 616}, 0, false},
+    {257, 64, 808, WF_BF16, false, false, true, 16, 1, {8}, {792}, 0.3f, false},
 };
 
 /* x between eight columns of zeros on each side, which would reveal a write of an op outside the view. */
@@ -347,12 +349,16 @@ static void linear_on_the_gpu(void **state)
     }
 }
 
-/* Enough tiles for the kernel of dense layers on Hopper: segments of 16 columns of xa; tiles of 192 columns, segments
- * of 72, columns that no segment has, a segment that ends inside a tile; backward. */
+/* Enough tiles for the kernel of dense layers on Hopper. Segments that begin inside a tile of 192 columns, which the
+ * kernel takes when they have one scale, also three in one tile; r above the depth of a step, dropout, columns that no
+ * segment has; residuals, also without adapter; few rows in the last tile; backward. */
 static const struct linear_shape gpu_dense_shapes[] = {
-    {1111, 40, 4608, WF_BF16, true, false, false, 16, 3, {0, 4096, 4352}, {4096, 256, 256}, 0},
-    {1711, 72, 2880, WF_F16, true, false, false, 72, 2, {192, 768}, {384, 1000}, 0.3f},
-    {1111, 4352, 72, WF_NF4, false, false, true, 8, 2, {0, 40}, {40, 32}, 0},
+    {1111, 40, 4608, WF_BF16, true, false, false, 16, 3, {0, 4096, 4352}, {4096, 256, 256}, 0, false},
+    {1111, 40, 4608, WF_BF16, true, true, false, 16, 3, {0, 4096, 4352}, {4096, 256, 256}, 0, true},
+    {1711, 72, 2880, WF_F16, true, true, false, 72, 2, {192, 768}, {384, 1000}, 0.3f, false},
+    {1711, 72, 2880, WF_F16, false, false, false, 72, 3, {200, 296, 328}, {96, 32, 1000}, 0.3f, true},
+    {1711, 40, 2880, WF_BF16, false, true, false, 0, 0, {0}, {0}, 0, false},
+    {1111, 4352, 72, WF_NF4, false, false, true, 8, 2, {0, 40}, {40, 32}, 0, false},
 };
 
 static void large_linear_on_the_gpu(void **state)
@@ -622,12 +628,21 @@ static void loss_head_extremes(void **state)
     op_check_end(&dev);
 }
 
+/* Also one whose gradient has enough tiles for the emulated GPU of 7 multiprocessors. */
 static const struct ce_shape gpu_ce_shapes[] = {
     {0, 8, 5, 0, 16, WF_BF16, true},        {80, 64, 1000, 0, 16, WF_NF4, true},
     {80, 72, 1000, 1, 1, WF_BF16, true},    {80, 8, 5, 5, 1, WF_F16, true},
     {80, 72, 50257, 5, 16, WF_BF16, true},  {80, 72, 1000, 70, 64, WF_F32, true},
     {80, 64, 50257, 70, 64, WF_BF16, true}, {80, 200, 1000, 70, 16, WF_BF16, false},
     {80, 64, 1000, 70, 100, WF_NF4, true},  {80, 64, 1001, 70, 16, WF_MXFP4, true},
+    {80, 64, 8, 70, 70, WF_BF16, true},     {300, 72, 2696, 290, 290, WF_BF16, true},
+    {80, 72, 50256, 5, 16, WF_BF16, true},  {140, 1344, 584, 140, 128, WF_BF16, true},
+};
+/* Enough tiles for the gradient by the kernel of dense layers on a whole GPU; deep ones, which blocks begin in parts.
+ */
+static const struct ce_shape gpu_large_ce_shapes[] = {
+    {1040, 2880, 1000, 1030, 1024, WF_BF16, true},
+    {1040, 2880, 8712, 1030, 1024, WF_BF16, true},
 };
 
 /* Every other labelled row is parallel to the weight row of its label, so its prediction is correct. */
@@ -648,14 +663,15 @@ static void ce_run_hits(struct device *dev, const void *params, struct op_output
 }
 
 /* Large logits, and three equal ones far apart, of which the lowest id is predicted. */
+static const int64_t extreme_vocabs[] = {7001, 7008};
 static void ce_run_extremes(struct device *dev, const void *params, struct op_outputs *o)
 {
+    const int64_t n_vocab = *(const int64_t *)params;
     static const int32_t rows[] = {0, 1, 2, 3}, ids[] = {800, 4104, 7000, 3};
-    struct tensor w = make_zero(DT_F32, 7001, 8, -1), x = make_zero(dev->act_dtype, 4, 8, -1);
+    struct tensor w = make_zero(DT_F32, n_vocab, 8, -1), x = make_zero(dev->act_dtype, 4, 8, -1);
     struct tensor dx = make_empty(dev->act_dtype, 4, 8, -1);
     struct tensor nll = make_empty(dev->stat_dtype, 4, -1, -1), hit = make_empty(DT_I32, 4, -1, -1);
-    struct weight head = {.format = WF_F32, .n_exp = 1, .n_out = 7001, .n_in = 8, .data = w.data};
-    (void)params;
+    struct weight head = {.format = WF_F32, .n_exp = 1, .n_out = n_vocab, .n_in = 8, .data = w.data};
     for (int i = 0; i < 4; i++) {
         set_value(w, 8 * ids[i], i < 3 ? 8192 : -8192);
         set_value(x, 8 * i, 1);
@@ -671,7 +687,15 @@ static void loss_head_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(gpu_ce_shapes); i++) op_check_cuda(ce_run_hits, &gpu_ce_shapes[i]);
-    op_check_cuda(ce_run_extremes, NULL);
+    op_check_cuda(ce_run_extremes, &extreme_vocabs[0]);
+    op_check_cuda(ce_run_extremes, &extreme_vocabs[1]);
+}
+
+static void loss_head_large_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_large_ce_shapes); i++) op_check_cuda(ce_run_hits, &gpu_large_ce_shapes[i]);
 }
 
 /* ---- the wrappers ---- */
@@ -725,6 +749,7 @@ int test_ops_dense(void)
         cmocka_unit_test(loss_head),
         cmocka_unit_test(loss_head_extremes),
         cmocka_unit_test(loss_head_on_the_gpu),
+        cmocka_unit_test(loss_head_large_on_the_gpu),
         cmocka_unit_test(bf16_rounds_outputs_only),
         cmocka_unit_test(flops_are_counted),
     };

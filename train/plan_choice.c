@@ -284,7 +284,8 @@ static double place_ms(const struct search *s, const struct place *p)
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     struct plan_choice c = {0};
-    s->opt.ce_chunk = s->probe.model.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(s->q->dev, size));
+    s->opt.ce_chunk = s->probe.model.ce_chunk =
+        model_ce_chunk(s->q->dev, s->q->a, s->opt.distill.from, plan_logits_bytes(s->q->dev, size));
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
     const bool all = pack(s, &c);
     const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
@@ -303,7 +304,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.embed_on_host = p->embed;
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
-    s->opt.ce_chunk = model_ce_chunk(s->q->a, plan_logits_bytes(dev, 0));
+    s->opt.ce_chunk = model_ce_chunk(dev, s->q->a, s->opt.distill.from, plan_logits_bytes(dev, 0));
     if (p->networks) spread_networks(s, p);
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;

@@ -61,6 +61,10 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket);
 void cuda_host_join(int ticket);
 
+/* ---- loss.cu: whether linear_ce keeps exponentials in bf16 instead of logits in f32 */
+
+bool cuda_exponentials(int64_t n_vocab);
+
 /* ---- find.cu */
 
 /* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability and name. Error: why it cannot be used. */

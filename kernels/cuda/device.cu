@@ -110,6 +110,8 @@ static void gpu_zero(void *dst, int64_t bytes)
 
 static bool gpu_fp8_products(void) { return cuda.hopper; }
 
+static int64_t gpu_logit_bytes(int64_t n_vocab) { return cuda_exponentials(n_vocab) ? sizeof(bf16) : sizeof(float); }
+
 /* ---- table ---- */
 
 static const struct ops table = {
@@ -118,6 +120,7 @@ static const struct ops table = {
     .stat_dtype = DT_F32,
     .own_memory = true,
     .fp8_products = gpu_fp8_products,
+    .logit_bytes = gpu_logit_bytes,
     .rank_multiple = 8,
     .alloc = gpu_alloc,
     .alloc_host = gpu_alloc_host,

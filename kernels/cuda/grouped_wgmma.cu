@@ -37,20 +37,12 @@
  *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower */
 #include <string.h>
 
-#include "kernels/cuda/grouped_wgmma.cuh"
+#include "kernels/cuda/turn_wgmma.cuh"
 
 enum {
-    COLS = 192,
-    STAGE_BYTES = shape<COLS>::STAGE_BYTES,
-    HALF_ROWS = ROWS / 2,      /* of one wgmma */
-    HALF_A = A_BYTES / 2 / 16, /* distance of the halves of a stage's rows, as descriptors count */
     BUFFER_BYTES = HALF_ROWS * COLS * 4,
-    MAX_POLLS = 2000, /* after them a block waits no more (begin_tile); 100 were too few */
-    ANNOUNCED = 6,    /* steps before the end of a tile in which its block announces the next */
-    PREFETCHED = 4,   /* steps before the end of a tile in which the first columns of pre are prefetched */
-    PREFETCHED_COLUMNS = 96,
-    TURN_LOADER_REGISTERS = 40, /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
-    TURN_CONSUMER_REGISTERS = 232
+    PREFETCHED = 4, /* steps before the end of a tile in which the first columns of pre are prefetched */
+    PREFETCHED_COLUMNS = 96
 };
 /* Of the pipeline. The GLU's backward also needs a buffer for sums. */
 static __device__ __host__ constexpr int stages(int epilogue) { return is_glu_bwd(epilogue) ? 4 : 5; }
@@ -61,33 +53,7 @@ struct wgmma_args {
     int counter; /* index in tiles_begun */
 };
 
-/* Tiles that all blocks have begun: one counter for this launch, the other is set to 0 for the next. */
-static __device__ uint32_t tiles_begun[2];
-
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-/* ---- blocks begin their tiles together ----
- * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
- * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
- * to three times. No block depends on another: where others do not run at the same time, because another process uses
- * multiprocessors, a wait ends after MAX_POLLS and the block waits no more in this launch. */
-
-static __device__ __forceinline__ void begin_launch(int counter)
-{
-    if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[counter ^ 1] = 0;
-}
-/* One thread of a block says that it is about to begin its next tile. */
-static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }
-/* The same thread, before it loads tile `at` of n_tile, which it has announced. *waits: true at first. */
-static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, bool *waits)
-{
-    const uint32_t together = MT_MIN(at - blockIdx.x + gridDim.x, (uint32_t)n_tile);
-    uint32_t begun = 0;
-    for (int i = 1; *waits && begun < together; i++) {
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[counter]) : "memory");
-        *waits = i < MAX_POLLS;
-    }
-}
 
 /* Steps of depth of a tile. */
 static __device__ __forceinline__ int count_steps(const struct grouped &g)
@@ -131,8 +97,8 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
 
     if (thread == 0 && (int)blockIdx.x < n_tile) announce_tile(p.counter);
     for (int at = blockIdx.x, e = 0, turn = 0; at < n_tile; at += gridDim.x, turn ^= 1) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
-        if (thread == 0) begin_tile(p.counter, at, n_tile, &waits);
+        const struct tile t = tile_at(tiles, at, &e);
+        if (thread == 0) begin_tile(p.counter, at, n_tile, 0, 1, &waits);
         if (gathered) find_rows(rows, g, t, thread);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block < n_thin, a_by_tma = thin || !gathered;
@@ -144,8 +110,8 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
                 if (block == MT_MAX(0, n_block - ANNOUNCED) && at + (int)gridDim.x < n_tile) announce_tile(p.counter);
                 mbarrier_arrive_expect(full, STAGE_BYTES - (a_by_tma ? 0 : A_BYTES));
                 if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
-                load_b<COLS, KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
-                                 thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
+                load_b<KN>(to + A_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
+                           thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
             }
             if (!thin && gathered) copy_rows(to, rows, g, k, thread);
             if (gathered) cp_async_arrive(full);
@@ -156,89 +122,16 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
 
 /* ---- products ---- */
 
-/* Descriptors of the current stage's operands. */
-template <bool KN>
-static __device__ __forceinline__ void stage_operands(const struct ring &ring, uint64_t *a, uint64_t *b)
-{
-    const uint32_t data = ring.data + ring.stage * STAGE_BYTES;
-    *a = sm90_descriptor(data, 16, 1024);
-    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
-}
-
-/* The warpgroups have separate full barriers, and each waits for every phase of its barriers: a wait knows only the
- * parity of a phase. Bit i of parity: of the warpgroup's next use of stage i. */
-static __device__ __forceinline__ void wait_full(const struct ring &ring)
-{
-    mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);
-}
-template <int STAGES> static __device__ __forceinline__ void advance(struct ring *ring)
-{
-    ring->parity ^= 1u << ring->stage;
-    if (++ring->stage == STAGES) ring->stage = 0;
-}
-
-/* sums[h] (+)= 64 rows of a, from 64 h on, times b_e over n_in. A stage is released one step later, when the products
- * of the next stage have been issued and its own are complete. Returns the last stage, whose products may still run. */
-template <int STAGES, bool KN, int HALVES, typename Prefetch>
-static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struct ring *ring, int n_in, bool accumulate,
-                                               bool gathered, const Prefetch &prefetch)
-{
-    const int late = MT_MAX(0, (n_in - 1) / DEPTH - PREFETCHED) * DEPTH;
-    int before = -1;
-    for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
-        if (k0 == late) prefetch();
-        uint64_t a, b;
-        stage_operands<KN>(*ring, &a, &b);
-        wait_full(*ring);
-        if (gathered) fence_proxy_async();
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < DEPTH; k += 16) {
-#pragma unroll
-            for (int h = 0; h < HALVES; h++)
-                wgmma<KN>(sums[h], a + h * HALF_A + k_major(k), b + b_step<KN>(k), accumulate || k0 + k > 0);
-        }
-        wgmma_commit();
-        wgmma_wait<1>();
-        if (before >= 0) release(*ring, before);
-        before = ring->stage;
-        advance<STAGES>(ring);
-    }
-    return before;
-}
-/* sums = scale * la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
-template <int STAGES, bool KN, int HALVES>
-static __device__ __forceinline__ void multiply_adapter(float (&sums)[2][COLS / 2], struct ring *ring, int r,
-                                                        float scale)
-{
-    for (int k0 = 0; k0 < r; k0 += 16) {
-        const int k = k0 % DEPTH;
-        uint64_t a, b;
-        stage_operands<KN>(*ring, &a, &b);
-        if (k == 0) wait_full(*ring);
-        wgmma_fence();
-#pragma unroll
-        for (int h = 0; h < HALVES; h++) wgmma<KN>(sums[h], a + h * HALF_A + k_major(k), b + b_step<KN>(k), k0 > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        if (k + 16 < DEPTH && k0 + 16 < r) continue;
-        release(*ring, ring->stage);
-        advance<STAGES>(ring);
-    }
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        wgmma_use(sums[h]);
-#pragma unroll
-        for (int i = 0; i < COLS / 2; i++) sums[h][i] *= scale;
-    }
-}
 template <int STAGES, bool KN, int HALVES, typename Prefetch>
 static __device__ __forceinline__ int multiply_tile(float (&sums)[2][COLS / 2], struct ring *ring,
                                                     const struct grouped &g, const Prefetch &prefetch)
 {
     const int r = (int)g.r;
-    if (r > 0) multiply_adapter<STAGES, KN, HALVES>(sums, ring, r, g.scale);
-    return multiply<STAGES, KN, HALVES>(sums, ring, (int)g.n_in, r > 0, g.slot != NULL, prefetch);
+    if (r > 0) {
+        multiply_thin<STAGES, KN, HALVES>(sums, ring, r, 1);
+        scale_sums<HALVES>(sums, g.scale);
+    }
+    return multiply<STAGES, KN, HALVES>(sums, ring, (int)g.n_in, r > 0, g.slot != NULL, PREFETCHED, prefetch);
 }
 
 /* ---- epilogues of plain SwiGLU ----
@@ -261,8 +154,8 @@ static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 
         for (int c = 0; c < COLS / 2; c += 32) {
             float of_gate[4][2], of_up[4][2];
             uint32_t gate[4], up[4], h[4];
-            row_of_sums<COLS>(of_gate, sums, c / 2, half);
-            row_of_sums<COLS>(of_up, sums, COLS / 4 + c / 2, half);
+            row_of_sums(of_gate, sums, c / 2, half);
+            row_of_sums(of_up, sums, COLS / 4 + c / 2, half);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 gate[i] = bf16_pack(of_gate[i][0], of_gate[i][1]);
@@ -317,7 +210,7 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float v[4][2], x[8], gate[8], up[8], h[8];
-                row_of_sums<COLS>(v, sums, c / 2, half);
+                row_of_sums(v, sums, c / 2, half);
                 quad_columns(x, v);
                 bf16_unpack8(gate, pre[half].x);
                 bf16_unpack8(up, pre[half].y);
@@ -341,7 +234,7 @@ static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2]
             out[half] += GROUPED_PART;
             cols[half] -= GROUPED_PART;
         }
-        shift_down<COLS>(sums);
+        shift_down(sums);
     }
 }
 
@@ -378,11 +271,11 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
         if constexpr (EPILOGUE == SWIGLU_BWD)
             finish_swiglu_bwd(sums, g, t, &rows);
         else
-            finish_glu_bwd<COLS, EPILOGUE == GROUPED_GLU_BWD_QUANT, PREFETCHED_COLUMNS>(sums, g, t, &rows);
+            finish_glu_bwd<EPILOGUE == GROUPED_GLU_BWD_QUANT, PREFETCHED_COLUMNS>(sums, g, t, &rows);
     } else if constexpr (EPILOGUE == SWIGLU) {
         finish_swiglu(sums, g, t);
     } else {
-        finish<COLS, EPILOGUE>(sums, g, t, bias);
+        finish<EPILOGUE>(sums, g, t, bias);
     }
 }
 
@@ -438,14 +331,14 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
             ring.stage = (ring.stage + n_block) % STAGES;
             continue;
         }
-        const struct tile t = tile_at(tiles, at, COLS, &e);
+        const struct tile t = tile_at(tiles, at, &e);
         struct tile half = t; /* row_of_thread counts the rows of both warpgroups */
         half.m -= group * HALF_ROWS;
         half.n_row += group * HALF_ROWS;
         float2 columns;
         float weight[2][2] = {};
         float *bias = x.bias + (i / 2 % 2 * 2 + group) * COLS;
-        if (biased) columns = load_bias<COLS>(g, t);
+        if (biased) columns = load_bias(g, t);
         if (is_glu_bwd(EPILOGUE)) load_gates(weight, g, half);
         const auto prefetch = [&] {
             if (is_glu_bwd(EPILOGUE)) prefetch_rows(g, t);
@@ -494,7 +387,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     __shared__ __align__(16) float bias[2 * 2 * COLS];
     __shared__ int rows[ROWS];
     begin_launch(p.counter);
-    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
+    if (threadIdx.x < 32) count_tiles(&tiles, p.g);
     if (threadIdx.x == 32) {
         for (int i = 0; i < STAGES; i++) {
             for (int w = 0; w < 2; w++) mbarrier_init(sm90_shared(&full[w][i]), p.g.slot ? 1 + LOADERS : 1);
@@ -507,10 +400,10 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
     const uint32_t skipped = (1024 - sm90_shared(memory) % 1024) % 1024;
     const struct ring ring = {sm90_shared(memory) + skipped, sm90_shared(full), sm90_shared(empty), 0, 0};
     if (threadIdx.x >= CONSUMERS) {
-        sm90_registers_less<TURN_LOADER_REGISTERS>();
+        sm90_registers_less<LOADER_REGISTERS>();
         load_tiles<EPILOGUE, KN>(p, &tiles, ring, rows);
     } else {
-        sm90_registers_more<TURN_CONSUMER_REGISTERS>();
+        sm90_registers_more<CONSUMER_REGISTERS>();
         const struct extra x = {bias, (float4 *)(memory + skipped + STAGES * STAGE_BYTES), sm90_shared(buffer_free)};
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, x);
     }
@@ -520,13 +413,6 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
 }
 
 /* ---- host ---- */
-
-/* Which of tiles_begun the next launch uses. */
-static int next_counter(void)
-{
-    static int counter;
-    return counter ^= 1;
-}
 
 template <int EPILOGUE, bool KN> static void launch(const struct grouped *g)
 {

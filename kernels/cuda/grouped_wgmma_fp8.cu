@@ -21,18 +21,20 @@
  *   kernel 2.13, 0.99, 1.68, 1.74; without adding every 128 to f32 sums, which is wrong, 2.03, 0.97, 1.67, 1.71):
  *   - tiles of 128 columns: 2.51, 1.21, 1.62, 2.10
  *   - 232 and 40 registers, and loads of the GLU backward after the adapter's product: 2.15, 1.06, 1.81, 1.94
- *   - blocks that begin their tiles together (grouped_wgmma.cuh), ops inside a step of gpt-oss-20b: 2.34, 1.21, 2.29,
+ *   - blocks that begin their tiles together (product_wgmma.cuh), ops inside a step of gpt-oss-20b: 2.34, 1.21, 2.29,
  *     2.46 -> 2.39, 1.25, 2.36, 2.51
  *   - sums of one half of a tile added while the other half multiplies: ptxas serialises wgmma (C7514) */
 #include <string.h>
 
 #include "kernels/cuda/grouped_fp8.h"
-#include "kernels/cuda/grouped_wgmma.cuh"
+#include "kernels/cuda/product_wgmma.cuh"
 
 enum {
-    COLS = 192,
-    STEP = 128,          /* of depth, in bytes */
-    SUM_REGISTERS = 240, /* (24 + 2 * 240) * 128 = 63 Ki of the SM's 64 Ki */
+    STAGES = 5,
+    RING_BYTES = STAGES * STAGE_BYTES + 1024, /* 1024: alignment */
+    LEAD = 2,                                 /* stages by which the first consumer warpgroup is ahead of the second */
+    STEP = 128,                               /* of depth, in bytes */
+    SUM_REGISTERS = 240,                      /* (24 + 2 * 240) * 128 = 63 Ki of the SM's 64 Ki */
     LOAD_REGISTERS = 24
 };
 
@@ -44,6 +46,75 @@ struct fp8_args {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+static __device__ __forceinline__ void ring_advance(struct ring *ring)
+{
+    if (++ring->stage == STAGES) {
+        ring->stage = 0;
+        ring->parity ^= 1;
+    }
+}
+
+/* Descriptors of the current stage's operands for this warpgroup's 64 rows. */
+template <bool KN> static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
+{
+    const uint32_t data = ring.data + ring.stage * STAGE_BYTES;
+    *a = sm90_descriptor(data + threadIdx.x / 128 * (A_BYTES / 2), 16, 1024);
+    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
+}
+
+/* sums = la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
+template <bool KN>
+static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], struct ring *ring, int r)
+{
+    for (int k0 = 0; k0 < r; k0 += 16) {
+        const int k = k0 % DEPTH;
+        uint64_t a, b;
+        operands<KN>(*ring, &a, &b);
+        if (k == 0) mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        wgmma_fence();
+        wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), k0 > 0);
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (k + 16 < DEPTH && k0 + 16 < r) continue;
+        release(*ring, ring->stage);
+        ring_advance(ring);
+    }
+    wgmma_use(sums);
+}
+
+/* Waits for and releases all stages of a tile in which this warpgroup has no rows. */
+static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
+{
+    for (int i = 0; i < n_block; i++) {
+        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        release(*ring, ring->stage);
+        ring_advance(ring);
+    }
+}
+
+/* GROUPED_GLU_BWD: prefetches the tile's part of pre into L2; one thread per row, or two when gates and ups are in
+ * separate halves. */
+static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
+{
+    const bool pairs = g.glu.interleaved;
+    const int row = threadIdx.x % ROWS, second = threadIdx.x / ROWS;
+    if (row >= t.n_row || (pairs && second)) return;
+    const uint32_t bytes = (uint32_t)MT_MIN((int64_t)COLS, g.n_out - t.n) * (pairs ? 4 : 2);
+    prefetch_l2(g.pre + pre_start(g, t.m + row, t.n) + second * g.n_out, bytes);
+}
+
+static __device__ __forceinline__ void load_slots(struct two_rows *rows, const struct grouped &g, const struct tile &t)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        rows->slot[half] = __ldg(g.row_slot + t.m + MT_MIN(row_of_thread() + 8 * half, t.n_row - 1));
+}
+static __device__ __forceinline__ void load_weights(struct two_rows *rows, const struct grouped &g)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) rows->weight[half] = __ldg(g.gate + rows->slot[half]);
+}
+
 template <bool KN>
 static __device__ __forceinline__ void load_steps(const struct fp8_args &p, const struct tiles *tiles, struct ring ring)
 {
@@ -52,21 +123,21 @@ static __device__ __forceinline__ void load_steps(const struct fp8_args &p, cons
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     if (threadIdx.x % LOADERS) return;
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
+        const struct tile t = tile_at(tiles, at, &e);
         for (int block = 0; block < n_block; block++) {
             const bool thin = block >= n_main;
-            const uint32_t to = ring.data + ring.stage * shape<COLS>::STAGE_BYTES, full = ring.full + 8 * ring.stage;
+            const uint32_t to = ring.data + ring.stage * STAGE_BYTES, full = ring.full + 8 * ring.stage;
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_arrive_expect(full, shape<COLS>::STAGE_BYTES);
+            mbarrier_arrive_expect(full, STAGE_BYTES);
             if (thin) {
                 const int k = (block - n_main) * DEPTH;
                 tma_load(to, &p.la, full, k, t.m, 0);
-                load_b<COLS, KN>(to + A_BYTES, &p.lb, full, k, t.n, (int)g.first + t.e, 0);
+                load_b<KN>(to + A_BYTES, &p.lb, full, k, t.n, (int)g.first + t.e, 0);
             } else {
                 tma_load(to, &p.a, full, block * STEP, t.m, 0);
                 tma_load(to + A_BYTES, &p.b, full, block * STEP, t.n, t.e);
             }
-            ring_advance<COLS>(&ring);
+            ring_advance(&ring);
         }
     }
 }
@@ -79,7 +150,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&sums)[COLS / 2], fl
     for (int i = 0; i < COLS / 2; i++) sums[i] = 0.0f;
     for (int k0 = 0; k0 < n_in; k0 += STEP) {
         uint64_t a, b;
-        operands<COLS, false>(*ring, &a, &b);
+        operands<false>(*ring, &a, &b);
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
         wgmma_fence();
 #pragma unroll
@@ -88,7 +159,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&sums)[COLS / 2], fl
         wgmma_wait<0>();
         wgmma_use(part);
         release(*ring, ring->stage);
-        ring_advance<COLS>(ring);
+        ring_advance(ring);
 #pragma unroll
         for (int i = 0; i < COLS / 2; i++) sums[i] += part[i];
     }
@@ -107,10 +178,10 @@ static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, 
     bias += group * COLS;
     if (group && (int)blockIdx.x < n_tile && n_block > LEAD) mbarrier_wait(ring.full + 8 * LEAD, 0);
     for (int at = blockIdx.x, e = 0, odd = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, COLS, &e);
-        if (is_glu_bwd(EPILOGUE)) prefetch_pre<COLS>(g, t);
+        const struct tile t = tile_at(tiles, at, &e);
+        if (is_glu_bwd(EPILOGUE)) prefetch_pre(g, t);
         if (group * 64 >= t.n_row) {
-            skip_tile<COLS>(&ring, n_block);
+            skip_tile(&ring, n_block);
             continue;
         }
         struct two_rows rows = {};
@@ -130,19 +201,19 @@ static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, 
 #pragma unroll
             for (int i = 0; i < COLS / 2; i++) sums[i] *= step[i / 2 % 2];
             if (r > 0) {
-                multiply_thin<COLS, KN>(part, &ring, r);
+                multiply_thin<KN>(part, &ring, r);
 #pragma unroll
                 for (int i = 0; i < COLS / 2; i++) sums[i] += g.scale * part[i];
             }
         }
         if constexpr (is_glu_bwd(EPILOGUE)) {
-            finish_glu_bwd<COLS, false>(sums, g, t, &rows);
+            finish_glu_bwd<false>(sums, g, t, &rows);
         } else {
-            const float2 columns = load_bias<COLS>(g, t);
+            const float2 columns = load_bias(g, t);
             float *own = bias + odd * 2 * COLS;
             if (threadIdx.x % 128 < COLS / 2) *(float2 *)(own + threadIdx.x % 128 * 2) = columns;
             warpgroup_barrier(1 + group);
-            finish<COLS, EPILOGUE>(sums, g, t, own);
+            finish<EPILOGUE>(sums, g, t, own);
             odd ^= 1;
         }
     }
@@ -155,11 +226,11 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ uint64_t full[shape<COLS>::STAGES], empty[shape<COLS>::STAGES];
+    __shared__ uint64_t full[STAGES], empty[STAGES];
     __shared__ __align__(16) float bias[2 * 2 * COLS];
-    if (threadIdx.x < 32) count_tiles(&tiles, p.g, COLS);
+    if (threadIdx.x < 32) count_tiles(&tiles, p.g);
     if (threadIdx.x == 32) {
-        for (int i = 0; i < shape<COLS>::STAGES; i++) {
+        for (int i = 0; i < STAGES; i++) {
             mbarrier_init(sm90_shared(&full[i]), 1);
             mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
         }
@@ -208,9 +279,9 @@ template <int EPILOGUE, bool KN> static void launch(const struct grouped_fp8 *f)
     }
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(grouped_fp8_wgmma_kernel<EPILOGUE, KN>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, shape<COLS>::RING_BYTES));
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, RING_BYTES));
     configured = true;
-    grouped_fp8_wgmma_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, shape<COLS>::RING_BYTES, cuda.stream>>>(p);
+    grouped_fp8_wgmma_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, RING_BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 

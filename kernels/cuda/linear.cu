@@ -2,10 +2,10 @@
  *
  * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
  *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa and dA, and dxa and dB except where
- *           grouped_pass_wgmma.cu computes both in one pass over dy: on Hopper, r 8 or 16. On Hopper, where
- *           cuda_dense_takes allows it, a product with W without residual has that with B or A in its accumulators
- *           (dense_wgmma.cu). Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds
- *           it, bias and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
+ *           grouped_pass_wgmma.cu computes both in one pass over dy: on Hopper, r 8 or 16. On Hopper, where the tiles
+ *           of dense_wgmma.cu occupy the GPU, it computes a product with W, that with B or A, bias and residual in one
+ *           pass. Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds it, bias
+ *           and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
  *           with W is added. With a residual, the product with W comes first, since the residual may be thousands of
  *           times larger than the rest and is added last. A residual without bias and adapter is copied, and the
  *           product added.
@@ -337,18 +337,20 @@ static bool fused_product(struct dense *d, struct tensor out, struct tensor a, s
     d->b = bf16_ptr(dense);
     d->out = bf16_ptr(out);
     d->ld_out = out.ld;
-    if (!cuda_dense_takes(d)) return false;
+    const bool small = ceil_div(d->n_row, 128) * ceil_div(d->n_out, DENSE_COLS) <= cuda.n_sm;
+    if (small || cuda_dense_occupancy(d->n_row, d->n_out) < 0.75 || !cuda_dense_takes(d)) return false;
     cuda_dense_wgmma(d);
     return true;
 }
 
-/* y = x W^T + bias + adapter */
+/* y = x W^T + bias + adapter + res */
 static bool fused_fwd(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense, struct tensor bias,
-                      const struct lora *lora)
+                      struct tensor res, const struct lora *lora)
 {
     struct dense d = {};
     int64_t row = 0;
     d.bias = f32_ptr(bias);
+    d.res = bf16_ptr(res), d.ld_res = res.ld;
     if (lora->r) d.r = lora->r, d.la = bf16_ptr(xa), d.ld_la = xa.ld, d.lb = bf16_ptr(lora->b), d.n_part = lora->n_seg;
     for (int s = 0; s < d.n_part; row += lora->seg_cols[s++]) {
         const int64_t first = lora->seg_first[s];
@@ -397,10 +399,11 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
     const struct lora *added = added_adapter(lora);
     if (!dev->dry_run && tensor_count(y)) {
-        const bool fusable = added->r && !res.ndim;
+        const bool fusable = added->r || res.ndim;
         if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
         if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
-        if (!fusable || !fused_fwd(y, xa, x, dense, bias, added)) product_and_addend(y, xa, x, dense, bias, res, added);
+        if (!fusable || !fused_fwd(y, xa, x, dense, bias, res, added))
+            product_and_addend(y, xa, x, dense, bias, res, added);
     }
     arena_release(&dev->work, mark);
 }

@@ -1,37 +1,28 @@
-/* grouped_wgmma.cuh - what the grouped GEMMs on Hopper share (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
- * dense_wgmma.cu: the scheduler of tiles, the pipeline between producer and consumers, the product with an adapter's
- * factor, the epilogues. In grouped_wgmma.cu each consumer warpgroup computes a separate tile, in the others the two
- * share one. A row of 128 bytes of shared memory is 64 of depth in bf16, 128 in e4m3. */
-#ifndef MT_CUDA_GROUPED_WGMMA_H
-#define MT_CUDA_GROUPED_WGMMA_H
+/* product_wgmma.cuh - what the grouped GEMMs on Hopper (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
+ * dense_wgmma.cu share: tiles and their scheduler, the stages between producer and consumers, the epilogues. In e4m3
+ * two consumer warpgroups share a tile, in bf16 they take tiles in turns (turn_wgmma.cuh). A row of 128 bytes of shared
+ * memory is 64 of depth in bf16, 128 in e4m3. */
+#ifndef MT_CUDA_PRODUCT_WGMMA_H
+#define MT_CUDA_PRODUCT_WGMMA_H
 
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/sm90.cuh"
 
 enum {
     ROWS = 128,
+    COLS = 192,
     DEPTH = 64, /* 128 bytes of bf16: one row of the swizzle */
     A_BYTES = ROWS * DEPTH * 2,
-    CHUNK_BYTES = DEPTH * 128, /* b with kn: 64 columns of one depth step */
-    BAND = 16,                 /* row tiles per band (tile_at) */
+    STAGE_BYTES = A_BYTES + COLS * DEPTH * 2, /* of the pipeline */
+    CHUNK_BYTES = DEPTH * 128,                /* b with kn: 64 columns of one depth step */
+    BAND = 16,                                /* row tiles per band (tile_at) */
     MAX_EXPERTS = 512,
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
-    LEAD = 2,              /* stages by which the first consumer warpgroup is ahead of the second */
-    LOADER_REGISTERS = 56, /* (56 + 2 * 224) * 128 = 63 Ki of the SM's 64 Ki */
-    CONSUMER_REGISTERS = 224,
     /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
     SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; no bias */
     SWIGLU_BWD
-};
-template <int COLS> struct shape { /* of the pipeline */
-    enum {
-        B_BYTES = COLS * DEPTH * 2,
-        STAGE_BYTES = A_BYTES + B_BYTES,
-        STAGES = COLS == 256 ? 4 : 5,
-        RING_BYTES = STAGES * STAGE_BYTES + 1024 /* 1024: alignment */
-    };
 };
 
 static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
@@ -54,7 +45,7 @@ struct tile {
 
 /* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
  * column by column in a band. Concurrent tiles thus cover about as many rows as columns. */
-static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int cols, int *e)
+static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
 {
     while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
     const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->row[*e + 1];
@@ -63,13 +54,13 @@ static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles,
     struct tile t;
     t.e = *e;
     t.m = tiles->row[*e] + (band * BAND + in_band % height) * ROWS;
-    t.n = in_band / height * cols;
+    t.n = in_band / height * COLS;
     t.n_row = MT_MIN(ROWS, end - t.m);
     return t;
 }
 
 /* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
-static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g, int cols)
+static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
     const int32_t *offs = g.offs + g.first;
@@ -89,29 +80,22 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
         tiles->first[0] = 0;
         tiles->row[n_exp] = offs[n_exp];
         tiles->n_exp = n_exp;
-        tiles->n_col = (int)((g.n_out + cols - 1) / cols);
+        tiles->n_col = (int)((g.n_out + COLS - 1) / COLS);
     }
 }
 
 /* ---- the pipeline ---- */
 
-/* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all 8
- * consumer warps have released it. */
+/* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all
+ * consumer warps that read it have released it. */
 struct ring {
     uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
     int stage;
     uint32_t parity;
 };
-template <int COLS> static __device__ __forceinline__ void ring_advance(struct ring *ring)
-{
-    if (++ring->stage == shape<COLS>::STAGES) {
-        ring->stage = 0;
-        ring->parity ^= 1;
-    }
-}
 
 /* half: 0, or where the ups begin among the columns of a tile of both. */
-template <int COLS, bool KN>
+template <bool KN>
 static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *map, uint32_t full, int k, int n, int e,
                                               int half)
 {
@@ -134,64 +118,24 @@ static __device__ __forceinline__ void release(const struct ring &ring, int stag
     if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
 }
 
-/* Descriptors of the current stage's operands for this warpgroup's 64 rows. */
-template <int COLS, bool KN>
-static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
-{
-    const uint32_t data = ring.data + ring.stage * shape<COLS>::STAGE_BYTES;
-    *a = sm90_descriptor(data + threadIdx.x / 128 * (A_BYTES / 2), 16, 1024);
-    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
-}
 /* Descriptor offsets of depth k, in units of 16 bytes: 2 bytes per k in a row, or with kn a row of 128 bytes per k. */
 static __device__ __forceinline__ uint64_t k_major(int k) { return (uint64_t)(k * 2 / 16); }
 template <bool KN> static __device__ __forceinline__ uint64_t b_step(int k) { return KN ? k * 128 / 16 : k_major(k); }
 
-/* sums = la lb_e. Depth from r on, rounded up to 16, is zeros and is skipped. */
-template <int COLS, bool KN>
-static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], struct ring *ring, int r)
-{
-    for (int k0 = 0; k0 < r; k0 += 16) {
-        const int k = k0 % DEPTH;
-        uint64_t a, b;
-        operands<COLS, KN>(*ring, &a, &b);
-        if (k == 0) mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        wgmma_fence();
-        wgmma<KN>(sums, a + k_major(k), b + b_step<KN>(k), k0 > 0);
-        wgmma_commit();
-        wgmma_wait<0>();
-        if (k + 16 < DEPTH && k0 + 16 < r) continue;
-        release(*ring, ring->stage);
-        ring_advance<COLS>(ring);
-    }
-    wgmma_use(sums);
-}
-
-/* Waits for and releases all stages of a tile in which this warpgroup has no rows. */
-template <int COLS> static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
-{
-    for (int i = 0; i < n_block; i++) {
-        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        release(*ring, ring->stage);
-        ring_advance<COLS>(ring);
-    }
-}
-
 /* ---- epilogue ----
  * Its inputs are prefetched: the bias through shared memory; pre into L2 during the products, and from there into
  * registers one step ahead. Steps of 64 columns are a loop that shifts the sums down, since unrolled code would not fit
- * the instruction cache. Where two warpgroups share a tile, the tensor cores are idle while both are in the epilogue.
- * So they are LEAD stages apart: the products of one overlap with part of the epilogue of the other. */
+ * the instruction cache. */
 
 /* A thread's rows of the tile are row and row + 8. */
 static __device__ __forceinline__ int row_of_thread(void) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4; }
 
-template <int COLS> static __device__ __forceinline__ void shift_down(float (&sums)[COLS / 2])
+static __device__ __forceinline__ void shift_down(float (&sums)[COLS / 2])
 {
 #pragma unroll
     for (int j = 0; j + 32 < COLS / 2; j++) sums[j] = sums[j + 32];
 }
 /* v: row `half` of this thread, 32 columns of the sums from column 2 * first on. */
-template <int COLS>
 static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&sums)[COLS / 2], int first, int half)
 {
 #pragma unroll
@@ -202,14 +146,14 @@ static __device__ __forceinline__ void row_of_sums(float v[4][2], const float (&
 }
 
 /* Two columns of the tile's bias; the first COLS / 2 threads of a warpgroup cover the tile. */
-template <int COLS> static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
+static __device__ __forceinline__ float2 load_bias(const struct grouped &g, const struct tile &t)
 {
     const int64_t n = t.n + threadIdx.x % 128 * 2;
     if (!g.bias || n >= g.n_out) return make_float2(0.0f, 0.0f);
     return __ldg((const float2 *)(g.bias + grouped_expert(g, g.first + t.e) * g.n_out + n));
 }
 
-template <int COLS, int EPILOGUE>
+template <int EPILOGUE>
 static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const struct grouped &g, const struct tile &t,
                                               const float *bias)
 {
@@ -229,23 +173,12 @@ static __device__ __forceinline__ void finish(float (&sums)[COLS / 2], const str
             }
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                row_of_sums<COLS>(v, sums, (straight ? i / 2 : 0) + c / 2, half);
+                row_of_sums(v, sums, (straight ? i / 2 : 0) + c / 2, half);
                 grouped_finish<EPILOGUE>(g, t.m + row + 8 * half, t.n + i + c, row + 8 * half < t.n_row, v, b);
             }
         }
-        if (!straight) shift_down<COLS>(sums);
+        if (!straight) shift_down(sums);
     }
-}
-
-/* GROUPED_GLU_BWD: prefetches the tile's part of pre into L2; one thread per row, or two when gates and ups are in
- * separate halves. */
-template <int COLS> static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile &t)
-{
-    const bool pairs = g.glu.interleaved;
-    const int row = threadIdx.x % ROWS, second = threadIdx.x / ROWS;
-    if (row >= t.n_row || (pairs && second)) return;
-    const uint32_t bytes = (uint32_t)MT_MIN((int64_t)COLS, g.n_out - t.n) * (pairs ? 4 : 2);
-    prefetch_l2(g.pre + pre_start(g, t.m + row, t.n) + second * g.n_out, bytes);
 }
 
 /* GROUPED_GLU_BWD: prefetched values of this thread's two rows: slots, then gates and pre of 32 columns. */
@@ -254,17 +187,6 @@ struct two_rows {
     float weight[2];
     struct pre8 pre[2];
 };
-static __device__ __forceinline__ void load_slots(struct two_rows *rows, const struct grouped &g, const struct tile &t)
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-        rows->slot[half] = __ldg(g.row_slot + t.m + MT_MIN(row_of_thread() + 8 * half, t.n_row - 1));
-}
-static __device__ __forceinline__ void load_weights(struct two_rows *rows, const struct grouped &g)
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) rows->weight[half] = __ldg(g.gate + rows->slot[half]);
-}
 /* Loads pre of columns i .. i+31 of the tile. */
 static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t,
                                                 int i)
@@ -291,7 +213,7 @@ static __device__ __forceinline__ void prefetch_pre_columns(const struct grouped
 }
 
 /* AHEAD_COLS: columns by which pre is prefetched into L2 ahead; 0: the caller has prefetched the tile. */
-template <int COLS, bool QUANT, int AHEAD_COLS = 0>
+template <bool QUANT, int AHEAD_COLS = 0>
 static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
                                                       const struct tile &t, struct two_rows *rows)
 {
@@ -308,7 +230,7 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 float v[4][2];
-                row_of_sums<COLS>(v, sums, c / 2, half);
+                row_of_sums(v, sums, c / 2, half);
                 part[half] += grouped_finish_glu_bwd<QUANT>(g, t.m + row + 8 * half, t.n + i + c,
                                                             row + 8 * half < t.n_row, v, rows->weight[half], pre[half]);
             }
@@ -319,15 +241,12 @@ static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], c
             if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
                 g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = sum;
         }
-        shift_down<COLS>(sums);
+        shift_down(sums);
     }
 }
 
 #endif
 /* ---- host ---- */
-
-/* Whether tiles of 256 columns would compute over 4 % more columns, out of bounds, than tiles of 192. */
-static inline bool narrow(int64_t n_out) { return ceil_div(n_out, 256) * 256 * 25 > ceil_div(n_out, 192) * 192 * 26; }
 
 /* n_mat matrices [n_row, n_col] bf16, rows ld apart, in boxes of box_rows x 64. */
 static CUtensorMap tensor_map(const bf16 *base, int64_t n_mat, int64_t n_row, int64_t n_col, int64_t ld, int box_rows)
