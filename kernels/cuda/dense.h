@@ -11,7 +11,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { DENSE_COLS = 192 };
+enum { DENSE_ROWS = 128, DENSE_COLS = 192 }; /* of a tile */
 
 /* The adapter of columns first .. end-1: r columns of la from column `la` on; lb has row `lb` for column `first`. */
 struct dense_part {

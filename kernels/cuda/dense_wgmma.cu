@@ -18,7 +18,7 @@
 
 #include "kernels/cuda/turn_wgmma.cuh"
 
-static_assert((int)COLS == (int)DENSE_COLS, "columns of a tile");
+static_assert((int)ROWS == (int)DENSE_ROWS && (int)COLS == (int)DENSE_COLS, "tiles of dense.h");
 
 enum {
     STAGES = 5,

@@ -249,10 +249,9 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
 /* Rows of a chunk: at most `chunk`, and of these the number whose tiles need the fewest rounds for all n_label. */
 static int64_t rows_of_chunk(int64_t chunk, int64_t n_label, const struct weight *w)
 {
-    enum { TILE = 128 };
     int64_t best = MT_MIN(chunk, n_label);
     double least = INFINITY;
-    for (int64_t rows = best; cuda.hopper && rows >= TILE; rows = (rows - 1) / TILE * TILE) {
+    for (int64_t rows = best; cuda.hopper && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
         const double time = (double)ceil_div(n_label, rows) * (double)rows / cuda_dense_occupancy(rows, w->n_in);
         if (time >= least) continue;
         least = time;
