@@ -691,6 +691,36 @@ static void loss_head_on_the_gpu(void **state)
     op_check_cuda(ce_run_extremes, &extreme_vocabs[1]);
 }
 
+/* A dry run counts the labels of the largest micro-batch; fewer labels need no more scratch. */
+static void loss_head_scratch_of_the_plan(void **state)
+{
+    static const int64_t dims[] = {2048, 2880, 4096}, chunks[] = {64, 1280, 1664, 3072, 4096};
+    struct device card, plan;
+    struct err err;
+    (void)state;
+    for (int hopper = 0; hopper < 2; hopper++) {
+        if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = hopper}, "auto",
+                             &err)) {
+            print_message("skip: scratch of the loss head: %s\n", err.msg);
+            skip();
+        }
+        for (int i = 0; i < MT_LEN(dims) * MT_LEN(chunks); i++) {
+            const int64_t dim = dims[i % MT_LEN(dims)], chunk = chunks[i / MT_LEN(dims)], n_tok = 8192;
+            const struct weight w = {.format = WF_BF16, .n_exp = 1, .n_out = 151936, .n_in = dim};
+            const struct tensor x = tensor_2d(NULL, DT_BF16, n_tok, dim);
+            int64_t before = 0;
+            for (int64_t n = 1; n <= n_tok; n += n < 4 ? 1 : 61) {
+                const struct tensor i32 = tensor_1d(NULL, DT_I32, n), nll = tensor_1d(NULL, DT_F32, n);
+                device_dry_run(&plan, &card);
+                op_linear_ce(&plan, nll, i32, x, x, &w, i32, i32, 1, chunk);
+                assert_true(plan.work.peak >= before);
+                before = plan.work.peak;
+            }
+        }
+        device_close(&card);
+    }
+}
+
 static void loss_head_large_on_the_gpu(void **state)
 {
     (void)state;
@@ -750,6 +780,7 @@ int test_ops_dense(void)
         cmocka_unit_test(loss_head_extremes),
         cmocka_unit_test(loss_head_on_the_gpu),
         cmocka_unit_test(loss_head_large_on_the_gpu),
+        cmocka_unit_test(loss_head_scratch_of_the_plan),
         cmocka_unit_test(bf16_rounds_outputs_only),
         cmocka_unit_test(flops_are_counted),
     };

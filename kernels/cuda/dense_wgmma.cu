@@ -324,6 +324,7 @@ bool cuda_dense_takes(const struct dense *d)
     const void *const rows[] = {d->a, d->b, d->out, d->res, d->la, d->lb, d->bias};
     for (int i = 0; i < MT_LEN(rows); i++) fits = fits && grouped_aligned(rows[i]);
     for (int i = 0; i < MT_LEN(eights); i++) fits = fits && eights[i] % 8 == 0;
+    for (int i = 0; i < d->n_part; i++) fits = fits && d->part[i].first < d->part[i].end;
     for (int i = 1; i < d->n_part; i++)
         fits = fits && (d->part[i].scale == d->part[i - 1].scale ||
                         (d->part[i].first % COLS == 0 && d->part[i - 1].end <= d->part[i].first));

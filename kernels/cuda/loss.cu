@@ -246,15 +246,16 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
     move_rows(dx, row, c->part, NULL, n);
 }
 
-/* Rows of a chunk: at most `chunk`, and of these the number whose tiles need the fewest rounds for all n_label. */
-static int64_t rows_of_chunk(int64_t chunk, int64_t n_label, const struct weight *w)
+/* Rows of a chunk: at most `chunk`, and of these the number whose tiles occupy the GPU best. It does not depend on the
+ * number of labels, so that fewer labels than in the dry run never need more scratch. */
+static int64_t rows_of_chunk(int64_t chunk, const struct weight *w)
 {
-    int64_t best = MT_MIN(chunk, n_label);
-    double least = INFINITY;
-    for (int64_t rows = best; cuda.hopper && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
-        const double time = (double)ceil_div(n_label, rows) * (double)rows / cuda_dense_occupancy(rows, w->n_in);
-        if (time >= least) continue;
-        least = time;
+    int64_t best = chunk;
+    double most = 0;
+    for (int64_t rows = chunk; cuda.hopper && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
+        const double occupancy = cuda_dense_occupancy(rows, w->n_in);
+        if (occupancy <= most) continue;
+        most = occupancy;
         best = rows;
     }
     return best;
@@ -264,7 +265,8 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
                                struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
                                float scale, int64_t chunk)
 {
-    const int64_t n_label = rows.shape[0], most = rows_of_chunk(chunk, n_label, w), mark = arena_mark(&dev->work);
+    const int64_t n_label = rows.shape[0], most = MT_MIN(rows_of_chunk(chunk, w), n_label),
+                  mark = arena_mark(&dev->work);
     const bool exponentials = cuda_exponentials(w->n_out);
     check_head(w, x);
     if (dx.ndim) check_head(w, dx);
