@@ -31,12 +31,12 @@
  *     16384  13.14   13.16   15.34
  *   Hardware counters, 1024 tokens: tensor cores busy 43 %, issue 37 %; DRAM and L2 are not the bound.
  * Tried and dropped: decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. Three consumer warpgroups of
- *   64 columns, tiles of 192: a step of 1024 tokens 57.9 instead of 55.5 ms, issue 45 %, tensor cores 40 %. Not
- *   in the history, H200: one product of 64 columns per warpgroup and tiles of 256 rows, a step 59.8 instead of 55.0
- * ms. Tiles of 128 rows whose decoding overlaps completely with the wgmmas (branches that are never taken keep the
- * order): 57.2 instead of 55.3 ms; with words of weights fetched half a step earlier, us of the products of a layer at
- * 128 rows per expert, H200: forward 353 and 183 instead of 343 and 178, backward 403 and 315 instead of 343 and 272;
- * there the warps of the backward wait for stages in 38 % of the samples. */
+ *   64 columns, tiles of 192: a step of 1024 tokens 57.9 instead of 55.5 ms, issue 45 %, tensor cores 40 %. On an H200,
+ *   not in the history: one product of 64 columns per warpgroup and tiles of 256 rows, a step 59.8 instead of 55.0 ms.
+ *   Tiles of 128 rows whose decoding overlaps completely with the wgmmas (branches that are never taken keep the
+ *   order), 57.2 instead of 55.3 ms. The same with words of weights fetched half a step earlier, us of the products of
+ *   a layer at 128 rows per expert: forward 353 and 183 instead of 343 and 178, backward 403 and 315 instead of 343 and
+ *   272; there the warps of the backward wait for stages in 38 % of the samples. */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
