@@ -223,11 +223,11 @@ static __device__ __forceinline__ int multiply_tile(float (&sums)[2][COLS / 2], 
 {
     const int n_part = t.end_part - t.first_part;
     if (n_part > 0) {
-        multiply_thin<STAGES, KN, HALVES>(sums, ring, (int)d.r, n_part);
+        multiply_thin<struct pipeline<STAGES>, KN, HALVES>(sums, ring, (int)d.r, n_part);
         scale_sums<HALVES>(sums, d.part[t.first_part].scale);
     }
-    return multiply<STAGES, KN, HALVES>(sums, ring, (int)d.n_in, n_part > 0, false, PREFETCHED,
-                                        [&] { prefetch_res(d, t); });
+    return multiply<struct pipeline<STAGES>, KN, HALVES>(sums, ring, (int)d.n_in, n_part > 0, false, PREFETCHED,
+                                                         [&] { prefetch_res(d, t); });
 }
 
 template <bool KN, bool TALLY>

@@ -108,6 +108,8 @@ void cuda_grouped_wgmma(const struct grouped *g);
  * sizes and formats alone. */
 bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row);
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w);
+/* What cuda_grouped_packed calls for many rows per expert: grouped_decode_wgmma.cu. */
+void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
 /* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
  * bias, F a multiple of 128. */
 bool cuda_grouped_swiglu(const struct grouped *g);

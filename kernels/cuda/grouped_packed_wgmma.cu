@@ -1,5 +1,6 @@
 /* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, decoded between shared
- * memory and the tensor cores: no decoded copy of an expert exists. For few rows per expert.
+ * memory and the tensor cores: no decoded copy of an expert exists. For few rows per expert;
+ * grouped_decode_wgmma.cu: for many.
  *
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, so the products are
  *   the same, and only the order of the f32 sums differs.
@@ -30,7 +31,9 @@
  *     4096    4.415   3.727   4.158
  *     16384  13.14   13.16   15.34
  *   Hardware counters, 1024 tokens: tensor cores busy 43 %, issue 37 %; DRAM and L2 are not the bound.
- * Tried and dropped: decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. Three consumer warpgroups of
+ *   Those of more than 112 rows per expert are of the time before grouped_decode_wgmma.cu.
+ * Tried and dropped: TMA boxes of 48 rows: experts of DeepSeek-V4-Flash, 96 rows each, up backward 3.12 instead of 2.59
+ *   ms. Decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. Three consumer warpgroups of
  *   64 columns, tiles of 192: a step of 1024 tokens 57.9 instead of 55.5 ms, issue 45 %, tensor cores 40 %. On an H200,
  *   not in the history: one product of 64 columns per warpgroup and tiles of 256 rows, a step 59.8 instead of 55.0 ms.
  *   Tiles of 128 rows whose decoding overlaps completely with the wgmmas (branches that are never taken keep the
@@ -60,6 +63,7 @@ enum {
     LOADER_REGISTERS = 40, /* (40 + 2 * 232) * 128 = 63 Ki of the SM's 64 Ki */
     CONSUMER_REGISTERS = 232,
     SCALE_BLOCK = 32,
+    FEW_ROWS = 112, /* per expert; with more, grouped_decode_wgmma.cu is faster */
     MOST_ROWS = 768 /* per expert; with more, decoding to memory first is faster */
 };
 
@@ -157,50 +161,25 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* The rows whose chunks this thread copies: 8 threads per row, 16 rows apart. Rows beyond the tile's last repeat it. */
-static __device__ __forceinline__ void gather_rows(int row[TOKENS / UNIT], const struct grouped &g,
-                                                   const struct tile &t, int thread)
-{
-#pragma unroll
-    for (int i = 0; i < TOKENS / UNIT; i++)
-        row[i] = quotient_of(g.token, g.slot[t.m + MT_MIN(thread / 8 + UNIT * i, t.n_row - 1)]);
-}
-
+/* By one thread. */
 template <bool KN>
 static __device__ __forceinline__ void load_tiles(const struct packed_args &p, const struct tiles *tiles,
                                                   struct ring ring)
 {
-    const struct grouped &g = p.g;
-    const int thread = threadIdx.x % LOADERS, n_in = (int)g.n_in, chunk = thread % 8 * 8;
-    const bool gathered = g.slot != NULL;
-    const uint32_t mine = sm90_swizzle(thread / 8, thread % 8);
-    if (!gathered && thread != 0) return;
-
+    const int n_in = (int)p.g.n_in;
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, &e);
         const int n_unit = (t.n_row + UNIT - 1) / UNIT;
-        int row[TOKENS / UNIT];
-        if (gathered) gather_rows(row, g, t, thread);
         for (int k = 0; k < n_in; k += DEPTH) {
             const uint32_t to = stage_of(ring), full = ring.full + 8 * ring.stage;
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (thread == 0) {
-                mbarrier_arrive_expect(full, WEIGHT_BYTES + (gathered ? 0 : n_unit * UNIT * DEPTH * 2));
-                if (KN)
-                    tma_load_4d(to + TOKEN_BYTES, &p.w, full, t.n / 2, k, t.e, 0);
-                else
-                    tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 4, 0, t.e);
-                for (int i = 0; i < n_unit && !gathered; i++)
-                    tma_load(to + i * UNIT * 128, &p.a, full, k, t.m + i * UNIT, 0);
-            }
-            if (gathered) {
-#pragma unroll
-                for (int i = 0; i < TOKENS / UNIT; i++)
-                    if (i < n_unit)
-                        cp_async_16(to + mine + i * UNIT * 128, g.a + row[i] * g.lda + k + chunk, k + chunk < n_in);
-                cp_async_arrive(full);
-            }
+            mbarrier_arrive_expect(full, WEIGHT_BYTES + n_unit * UNIT * DEPTH * 2);
+            if (KN)
+                tma_load_4d(to + TOKEN_BYTES, &p.w, full, t.n / 2, k, t.e, 0);
+            else
+                tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 4, 0, t.e);
+            for (int i = 0; i < n_unit; i++) tma_load(to + i * UNIT * 128, &p.a, full, k, t.m + i * UNIT, 0);
             ring_advance(&ring);
         }
     }
@@ -446,7 +425,6 @@ static __device__ __forceinline__ void multiply(float (&sums)[2][N / 2], struct 
                                mine = scale_bits(s.a) | scale_bits(s.b) << 16;
                                load_scales<KN>(&s, n_block);
                                mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
-                               if (g.slot) fence_proxy_async();
     };
     enter();
     take(0);
@@ -653,7 +631,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
     if (threadIdx.x < 32) count_tiles(&tiles, p.g);
     if (threadIdx.x == 32) {
         for (int i = 0; i < STAGES; i++) {
-            mbarrier_init(sm90_shared(&full[i]), p.g.slot ? 1 + LOADERS : 1);
+            mbarrier_init(sm90_shared(&full[i]), 1);
             mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
         }
         mbarrier_init_fence();
@@ -662,7 +640,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
     const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOADER_REGISTERS>();
-        load_tiles<KN>(p, &tiles, ring);
+        if (threadIdx.x == CONSUMERS) load_tiles<KN>(p, &tiles, ring);
     } else {
         sm90_registers_more<CONSUMER_REGISTERS>();
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, scratch);
@@ -726,7 +704,7 @@ template <int EPILOGUE, bool KN> static void launch(const struct grouped *g, con
     memset(&p, 0, sizeof(p));
     p.g = *g;
     p.scale = w->scale;
-    if (!g->slot) p.a = token_map(g->a, g->n_row, g->n_in, g->lda);
+    p.a = token_map(g->a, g->n_row, g->n_in, g->lda);
     p.w = weight_map(w, KN);
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(grouped_packed_kernel<EPILOGUE, KN>,
@@ -740,18 +718,20 @@ bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row)
 {
     return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > 1 && w->n_exp <= MAX_EXPERTS &&
            n_row <= MOST_ROWS * w->n_exp && w->n_in % SCALE_BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
-           w->n_out % 8 == 0;
+           w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
 }
 
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w)
 {
     const int64_t n_tile = (ceil_div(g->n_row, UNIT) + g->n_exp) * ceil_div(g->n_out, COLS);
     grouped_require(g);
-    MT_REQUIRE(cuda_grouped_packed_fits(w, g->n_row) && !g->ids && g->first == 0 && g->count == w->n_exp &&
+    MT_REQUIRE(cuda_grouped_packed_fits(w, g->n_row) && !g->ids && !g->slot && g->first == 0 && g->count == w->n_exp &&
                    n_tile + cuda.n_sm <= INT32_MAX,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (g->n_row == 0) return;
-    if (g->epilogue == GROUPED_GLU_BWD && g->kn)
+    if (g->n_row > FEW_ROWS * w->n_exp)
+        cuda_grouped_decode(g, w);
+    else if (g->epilogue == GROUPED_GLU_BWD && g->kn)
         launch<GROUPED_GLU_BWD, true>(g, w);
     else if (g->epilogue == GROUPED_GLU && !g->kn && g->glu.interleaved)
         launch<GROUPED_GLU, false>(g, w);

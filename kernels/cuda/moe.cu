@@ -4,7 +4,7 @@
  *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer rows
  *   than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in the
  *   buffer, which has min(E, M) of them. With M >= E there is no list and no further launch. On Hopper, products of few
- *   rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu): no buffer.
+ *   rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer.
  * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
@@ -332,16 +332,12 @@ template <typename word> static void gather(struct tensor y, struct tensor x, st
 /* Whether a thin product with an adapter of this rank can write the rows that it reads. */
 static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
 /* Room for the rows of x [T, C] in expert order, which the main product of n_out columns then reads by TMA; absent
- * where that product gathers them, or reads codes of them. A product that decodes on the way reads a row once per 256
- * columns: there a copy saves more than it takes from about 11 of these on. */
+ * where that product gathers them, or reads codes of them. */
 static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
                                const struct route *r)
 {
-    const int64_t n_row = r->row_slot.shape[0];
-    const bool packed = ops_reads_packed(dev, proj, n_row);
     if (!cuda.hopper || n_out < 64 || proj->fp8.step.ndim) return absent;
-    if (packed && (n_out < 11 * 256 || !writes_rows(proj->lora.r))) return absent;
-    return arena_tensor_2d(&dev->work, DT_BF16, n_row, x.shape[1]);
+    return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
 }
 /* Writes the copy unless a thin product does. */
 static void fill_copy(struct tensor copy, struct tensor x, const struct proj *proj, const struct route *r)
@@ -619,9 +615,11 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
 
 static void base_or_hybrid(struct device *dev, const struct moe_part *p, const struct route *r)
 {
+    const struct tensor copy = p->tokens ? push_copy(dev, p->in, p->out.shape[1], p->proj, r) : absent;
     const struct decoded matrices = push_decoded(dev, p->proj, r);
     if (dev->dry_run) return;
-    struct grouped g = rows_of(p->in, p->tokens, r);
+    if (copy.ndim && copy.shape[0]) gather<uint4>(copy, p->in, r->row_slot, r->idx.shape[1]);
+    struct grouped g = rows_of(copy.ndim ? copy : p->in, p->tokens && !copy.ndim, r);
     if (p->kind == MOE_HYBRID)
         take_adapter(&g, &p->proj->lora, p->thin, p->backward ? p->proj->lora.a : p->proj->lora.b);
     g.kn = p->backward;

@@ -44,22 +44,27 @@ struct tile {
 };
 
 /* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
- * column by column in a band. Concurrent tiles thus cover about as many rows as columns. */
+ * column by column in a band. Concurrent tiles thus cover about as many rows as columns. The rows of an expert are in
+ * the fewest tiles of at most TILE_ROWS; all but the last have the same number, a multiple of 64. */
+template <int TILE_ROWS = ROWS>
 static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
 {
     while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
     const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->row[*e + 1];
     const int in_expert = at - tiles->first[*e] * tiles->n_col, band = in_expert / (BAND * tiles->n_col);
     const int in_band = in_expert - band * BAND * tiles->n_col, height = MT_MIN(BAND, n_row_tile - band * BAND);
+    const int even = ((end - tiles->row[*e] + n_row_tile - 1) / n_row_tile + 63) / 64 * 64;
+    const int each = TILE_ROWS == 128 ? 128 : even; /* of two tiles of at most 128, even the smaller has more than 64 */
     struct tile t;
     t.e = *e;
-    t.m = tiles->row[*e] + (band * BAND + in_band % height) * ROWS;
+    t.m = tiles->row[*e] + (band * BAND + in_band % height) * each;
     t.n = in_band / height * COLS;
-    t.n_row = MT_MIN(ROWS, end - t.m);
+    t.n_row = MT_MIN(each, end - t.m);
     return t;
 }
 
 /* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
+template <int TILE_ROWS = ROWS>
 static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
@@ -67,7 +72,7 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
     int before = 0;
     for (int base = 0; base < n_exp; base += 32) {
         const int i = MT_MIN(base + lane, n_exp - 1), start = offs[i], end = offs[i + 1];
-        int sum = base + lane < n_exp ? (end - start + ROWS - 1) / ROWS : 0;
+        int sum = base + lane < n_exp ? (end - start + TILE_ROWS - 1) / TILE_ROWS : 0;
         for (int d = 1; d < 32; d *= 2) {
             const int other = __shfl_up_sync(~0u, sum, d);
             if (lane >= d) sum += other;
@@ -92,6 +97,7 @@ struct ring {
     uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
     int stage;
     uint32_t parity;
+    uint32_t rows; /* of a consumer: where its rows of a begin in a stage */
 };
 
 /* half: 0, or where the ups begin among the columns of a tile of both. */

@@ -6,12 +6,17 @@
 #include "kernels/cuda/product_wgmma.cuh"
 
 enum {
-    HALF_ROWS = ROWS / 2,      /* of one wgmma */
-    HALF_A = A_BYTES / 2 / 16, /* distance of the halves of a stage's rows, as descriptors count */
-    MAX_POLLS = 2000,          /* after them a block waits no more (begin_tile); 100 were too few */
-    ANNOUNCED = 6,             /* steps before the end of a tile in which its block announces the next */
-    LOADER_REGISTERS = 40,     /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
+    HALF_ROWS = ROWS / 2,                /* of one wgmma */
+    HALF_A = HALF_ROWS * DEPTH * 2 / 16, /* distance of 64 rows of a stage, as descriptors count */
+    MAX_POLLS = 2000,                    /* after them a block waits no more (begin_tile); 100 were too few */
+    ANNOUNCED = 6,                       /* steps before the end of a tile in which its block announces the next */
+    LOADER_REGISTERS = 40,               /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
     CONSUMER_REGISTERS = 232
+};
+
+/* A pipeline of N_STAGE stages: each has N_ROW rows of a, then COLS columns of b. */
+template <int N_STAGE, int N_ROW = ROWS> struct pipeline {
+    enum { STAGES = N_STAGE, TILE_ROWS = N_ROW, ROW_BYTES = N_ROW * DEPTH * 2, BYTES = ROW_BYTES + COLS * DEPTH * 2 };
 };
 
 /* Tiles that all blocks have begun: one counter for this launch, the other is set to 0 for the next. */
@@ -48,30 +53,30 @@ static __device__ __forceinline__ void begin_tile(int counter, int at, int n_til
 /* ---- products ---- */
 
 /* Descriptors of the current stage's operands. */
-template <bool KN>
+template <typename PIPE, bool KN>
 static __device__ __forceinline__ void stage_operands(const struct ring &ring, uint64_t *a, uint64_t *b)
 {
-    const uint32_t data = ring.data + ring.stage * STAGE_BYTES;
-    *a = sm90_descriptor(data, 16, 1024);
-    *b = sm90_descriptor(data + A_BYTES, KN ? CHUNK_BYTES : 16, 1024);
+    const uint32_t data = ring.data + ring.stage * PIPE::BYTES;
+    *a = sm90_descriptor(data + ring.rows, 16, 1024);
+    *b = sm90_descriptor(data + PIPE::ROW_BYTES, KN ? CHUNK_BYTES : 16, 1024);
 }
 
-/* The warpgroups have separate full barriers, and each waits for every phase of its barriers: a wait knows only the
- * parity of a phase. Bit i of parity: of the warpgroup's next use of stage i. */
+/* A warpgroup waits for every phase of its full barriers, as a wait knows only the parity of a phase; warpgroups that
+ * take tiles in turns have separate ones. Bit i of parity: of the warpgroup's next use of stage i. */
 static __device__ __forceinline__ void wait_full(const struct ring &ring)
 {
     mbarrier_wait(ring.full + 8 * ring.stage, ring.parity >> ring.stage & 1);
 }
-template <int STAGES> static __device__ __forceinline__ void advance(struct ring *ring)
+template <typename PIPE> static __device__ __forceinline__ void advance(struct ring *ring)
 {
     ring->parity ^= 1u << ring->stage;
-    if (++ring->stage == STAGES) ring->stage = 0;
+    if (++ring->stage == PIPE::STAGES) ring->stage = 0;
 }
 
 /* sums[h] (+)= 64 rows of a, from 64 h on, times b over n_in. A stage is released one step later, when the products
  * of the next stage have been issued and its own are complete. Calls prefetch `ahead` steps before the end. gathered:
  * cp.async has written rows of a. Returns the last stage, whose products may still run. */
-template <int STAGES, bool KN, int HALVES, typename Prefetch>
+template <typename PIPE, bool KN, int HALVES, typename Prefetch>
 static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struct ring *ring, int n_in, bool accumulate,
                                                bool gathered, int ahead, const Prefetch &prefetch)
 {
@@ -80,7 +85,7 @@ static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struc
     for (int k0 = 0; k0 < n_in; k0 += DEPTH) {
         if (k0 == late) prefetch();
         uint64_t a, b;
-        stage_operands<KN>(*ring, &a, &b);
+        stage_operands<PIPE, KN>(*ring, &a, &b);
         wait_full(*ring);
         if (gathered) fence_proxy_async();
         wgmma_fence();
@@ -94,12 +99,12 @@ static __device__ __forceinline__ int multiply(float (&sums)[2][COLS / 2], struc
         wgmma_wait<1>();
         if (before >= 0) release(*ring, before);
         before = ring->stage;
-        advance<STAGES>(ring);
+        advance<PIPE>(ring);
     }
     return before;
 }
 /* sums = the sum of la lb of n_part > 0 adapters, r > 0. Depth from r on, rounded up to 16, is zeros and is skipped. */
-template <int STAGES, bool KN, int HALVES>
+template <typename PIPE, bool KN, int HALVES>
 static __device__ __forceinline__ void multiply_thin(float (&sums)[2][COLS / 2], struct ring *ring, int r, int n_part)
 {
     int k0 = 0;
@@ -107,7 +112,7 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[2][COLS / 2],
     do {
         const int k = k0 % DEPTH;
         uint64_t a, b;
-        stage_operands<KN>(*ring, &a, &b);
+        stage_operands<PIPE, KN>(*ring, &a, &b);
         if (k == 0) wait_full(*ring);
         wgmma_fence();
 #pragma unroll
@@ -118,7 +123,7 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[2][COLS / 2],
         k0 += 16;
         if (k0 % DEPTH && k0 < r) continue;
         release(*ring, ring->stage);
-        advance<STAGES>(ring);
+        advance<PIPE>(ring);
         if (k0 >= r) n_part--, k0 = 0;
     } while (n_part > 0);
 }

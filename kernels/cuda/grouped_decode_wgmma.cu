@@ -1,0 +1,250 @@
+/* grouped_decode_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for many rows per expert: no
+ * decoded copy of an expert exists in global memory. The loading warpgroup decodes a step of b into a stage; products
+ * and epilogues are those of grouped_wgmma.cuh.
+ *
+ * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, and the sums have the
+ *   same order.
+ * Tiles: up to 256 rows x 192 columns. A consumer warpgroup has 128 of the rows; of at most 128 rows, 64.
+ * Decoding: 32 weights with one scale are 16 bytes. A thread has three of these blocks in each step; it loads them by
+ *   cp.async 6 steps ahead, and decodes them. Four registers hold the bytes of the values of codes 0 .. 7 times the
+ *   scale, which are exact; prmt looks up four bytes at a time. The 16-byte stores have no bank conflicts.
+ * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
+ *   512 experts; rows in expert order.
+ * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which share every tile; 3 stages
+ *   and 6 slots of packed weights, 214 KiB. 168 registers at launch, then 56 and 224; no spills. In the GLU's backward
+ *   half of the sums are in local memory meanwhile, 384 bytes per thread.
+ * Moves: w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192 columns, from L2.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ *
+ * Scales go through shared memory: a thread waits for all of its loads into registers together, also for those of
+ *   later steps.
+ * Measured: H200: a loading warp takes about 1,380 clocks for a step, of 330 instructions; the tensor cores take 1,536
+ *   for the step of a full tile. Times: tests/RESULTS.md, "Experts decoded inside the products".
+ * Tried and dropped: H200, not in the history; ms of the experts of a layer of gpt-oss-20b with adapters by `bench
+ *   lora`, 32, 128 and 512 rows per expert. This kernel 0.977, 1.320, 3.415; grouped_packed_wgmma.cu
+ * 0.865, 1.378, 4.09.
+ *   - tiles of 128 x 192, which the warpgroups take in turns: 0.994, 1.512, 4.318
+ *   - two loading warpgroups with 32 registers, which take steps in turns: 0.933, 1.298, 3.609; each step then takes
+ *     2,070 clocks
+ *   - the same with tiles of 128 rows, 4 stages and 88 registers: 0.865, 1.425 */
+#include "kernels/cuda/grouped_wgmma.cuh"
+#include "kernels/cuda/mma.cuh"
+
+enum {
+    BLOCK = 32,                               /* weights with one scale: 16 bytes */
+    BLOCKS = COLS * DEPTH / BLOCK / LOADERS,  /* of a thread in a step */
+    SLOTS = 6,                                /* steps of packed weights that are loaded ahead */
+    SLOT_BYTES = LOADERS * BLOCKS * (16 + 4), /* of every thread, blocks and the words that hold their scales */
+    PART_BYTES = 64 * 128,
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- decoding ---- */
+
+static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y) /* two bf16 */
+{
+    uint32_t z;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+/* The bytes of the bf16 values of codes 0 .. 7, times a scale. */
+struct values {
+    uint32_t low[2], high[2];
+};
+/* scale: e8m0. */
+static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
+{
+    const uint32_t by = (scale == 0 ? 0x40 : scale == 255 ? 0x7fc0 : scale << 7) * 0x10001;
+    const uint32_t a = times(0x3f000000, by), b = times(0x3fc03f80, by), c = times(0x40404000, by),
+                   d = times(0x40c04080, by);
+    return {{__byte_perm(a, b, 0x6420), __byte_perm(c, d, 0x6420)},
+            {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
+}
+
+/* The eight weights of the bytes of c. */
+static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struct values &v, uint32_t c)
+{
+    const uint32_t low4 = c << 4, codes = c & 0x77777777; /* the signs of the low nibbles at the top of bytes */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t low = __byte_perm(v.low[0], v.low[1], codes >> 16 * i);
+        uint32_t high = __byte_perm(v.high[0], v.high[1], codes >> 16 * i), sign;
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(sign) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
+        high |= sign & 0x80808080;
+        pair[2 * i] = __byte_perm(low, high, 0x5140);
+        pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
+    }
+}
+
+/* ---- loading ---- */
+
+/* The blocks of w that a thread decodes in each step. A stage has three parts of 64 rows of 128 bytes: forward 64
+ * columns, whose row is 64 of depth; backward 64 of depth, whose row is 64 columns. Either way a thread has half of row
+ * thread / 2 in each part, which is one block. Beyond the edges of w it takes the last block before: such columns are
+ * not stored, and such depth is multiplied by zeros. */
+struct blocks {
+    const uint8_t *packed, *scale; /* of the expert */
+    uint32_t at[BLOCKS];           /* of step 0; block i has 16 bytes of packed and byte i of scale */
+    uint32_t step, most;           /* step i: at + min(i * step, most) */
+};
+
+template <bool KN>
+static __device__ __forceinline__ struct blocks find_blocks(const struct wgmma_args &p, const struct tile &t,
+                                                            int thread)
+{
+    const int n_in = (int)p.g.n_in, n_out = (int)p.g.n_out, per_row = (KN ? n_out : n_in) / BLOCK;
+    const int row = thread / 2, side = thread % 2;
+    const int64_t before = t.e * ((int64_t)per_row * (KN ? n_in : n_out));
+    struct blocks b = {p.packed + before * 16, p.scale + before, {}, 0, 0};
+    b.step = KN ? DEPTH * per_row : DEPTH / BLOCK;
+    b.most = KN ? (n_in - 1 - row) * per_row : per_row - 1 - side;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const int n = MT_MIN(t.n + 64 * j + (KN ? side * BLOCK : row), n_out - 1);
+        b.at[j] = KN ? row * per_row + n / BLOCK : n * per_row + side;
+    }
+    return b;
+}
+
+/* The first block of step `step` is behind at[] by so many. */
+static __device__ __forceinline__ uint32_t blocks_before(const struct blocks &b, uint32_t step)
+{
+    return MT_MIN(step * b.step, b.most);
+}
+
+/* Where block j of this thread is in a slot, and the word with its scale. */
+static __device__ __forceinline__ uint32_t block_place(uint32_t slot, int j, int thread)
+{
+    return slot + (j * LOADERS + thread) * 16;
+}
+static __device__ __forceinline__ uint32_t scale_place(uint32_t slot, int j, int thread)
+{
+    return slot + BLOCKS * LOADERS * 16 + (j * LOADERS + thread) * 4;
+}
+
+/* Starts the copies of this thread's blocks of a step and of their scales into a slot. */
+static __device__ __forceinline__ void fetch(uint32_t slot, const struct blocks &b, uint32_t step, int thread)
+{
+    const uint32_t before = blocks_before(b, step);
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const uint32_t at = b.at[j] + before;
+        copy_async16_of_row(block_place(slot, j, thread), b.packed + at * (int64_t)16, 16);
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(scale_place(slot, j, thread)),
+                     "l"(b.scale + (at & ~3u))
+                     : "memory");
+    }
+    copy_commit();
+}
+
+/* Decodes the blocks of a step from a slot into the stage's b at `to`. */
+static __device__ __forceinline__ void decode_step(uint32_t to, uint32_t slot, const struct blocks &b, uint32_t step,
+                                                   int thread)
+{
+    const uint32_t before = blocks_before(b, step);
+    uint32_t scale[BLOCKS], c[BLOCKS][4];
+    to += sm90_swizzle(thread / 2, thread % 2 * 4);
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        asm volatile("ld.shared.u8 %0, [%1];"
+                     : "=r"(scale[j])
+                     : "r"(scale_place(slot, j, thread) | (b.at[j] + before) & 3)
+                     : "memory");
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(c[j][0]), "=r"(c[j][1]), "=r"(c[j][2]), "=r"(c[j][3])
+                     : "r"(block_place(slot, j, thread))
+                     : "memory");
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const struct values v = scaled_values(scale[j]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t pair[4];
+            decode_word(pair, v, c[j][i]);
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"((to ^ i << 4) + j * PART_BYTES), "r"(pair[0]),
+                         "r"(pair[1]), "r"(pair[2]), "r"(pair[3])
+                         : "memory");
+        }
+    }
+}
+
+/* Loads rows and, of an adapter, lb by TMA. */
+template <typename PIPE, bool KN>
+static __device__ __forceinline__ void load_by_tma(const struct wgmma_args &p, const struct tile &t, uint32_t to,
+                                                   uint32_t full, int k, bool thin)
+{
+    const bool all = t.n_row > ROWS;
+    const CUtensorMap *rows = thin ? &p.la : &p.a;
+    mbarrier_arrive_expect(full, (all ? 2 * A_BYTES : A_BYTES) + (thin ? COLS * DEPTH * 2 : 0));
+    tma_load(to, rows, full, k, t.m, 0);
+    if (all) tma_load(to + A_BYTES, rows, full, k, t.m + ROWS, 0);
+    if (thin) load_b<KN>(to + PIPE::ROW_BYTES, &p.lb, full, k, t.n, t.e, 0);
+}
+
+template <typename PIPE, bool KN>
+static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
+                                                  struct ring ring, uint32_t slots)
+{
+    const struct grouped &g = p.g;
+    const int thread = threadIdx.x % LOADERS, n_thin = count_thin(g), n_step = count_steps(g) - n_thin;
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    asm volatile("" : "+r"(ring.data), "+r"(ring.full), "+r"(ring.empty)); /* else computed again in each step */
+    for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
+        const struct tile t = tile_at<PIPE::TILE_ROWS>(tiles, at, &e);
+        const struct blocks b = find_blocks<KN>(p, t, thread);
+        for (int i = 0; i < SLOTS; i++) fetch(slots + i * SLOT_BYTES, b, i, thread);
+        for (int i = -n_thin; i < n_step; i++) {
+            const uint32_t to = ring.data + ring.stage * PIPE::BYTES, full = ring.full + 8 * ring.stage;
+            const uint32_t slot = slots + (uint32_t)i % SLOTS * SLOT_BYTES;
+            mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            if (thread == (i + n_thin) % (LOADERS / 32) * 32) /* the warps in turns */
+                load_by_tma<PIPE, KN>(p, t, to, full, (i < 0 ? i + n_thin : i) * DEPTH, i < 0);
+            if (i >= 0) {
+                copy_wait<SLOTS - 1>();
+                decode_step(to + PIPE::ROW_BYTES, slot, b, i, thread);
+                fence_proxy_async();
+            }
+            __syncwarp();
+            if (thread % 32 == 0) mbarrier_arrive(full);
+            if (i >= 0) fetch(slot, b, i + SLOTS, thread);
+            if (++ring.stage == PIPE::STAGES) ring.stage = 0, ring.parity ^= 1;
+        }
+        copy_wait<0>(); /* the slots are free for the next tile */
+    }
+}
+#endif
+
+struct loads_packed {
+    enum { LOADER = 56, CONSUMER = 224, IN_TURNS = false, SCRATCH_BYTES = SLOTS * SLOT_BYTES };
+    template <int> using pipe = struct pipeline<3, 2 * ROWS>;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static __device__ __forceinline__ int arrivals(const struct grouped &) { return 1 + LOADERS / 32; }
+    template <int EPILOGUE, bool KN>
+    static __device__ __forceinline__ void load(const struct wgmma_args &p, const struct tiles *tiles,
+                                                const struct ring &ring, void *slots)
+    {
+        load_tiles<pipe<EPILOGUE>, KN>(p, tiles, ring, sm90_shared(slots));
+    }
+#endif
+};
+
+/* ---- host ---- */
+
+void cuda_grouped_decode(const struct grouped *g, const struct weight *w)
+{
+    MT_REQUIRE(!g->slot && !g->ids && w->n_out * w->n_in <= INT32_MAX && (uintptr_t)w->scale % 4 == 0,
+               "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
+    if (!has_tiles(g)) return;
+    if (g->epilogue == GROUPED_GLU_BWD) {
+        launch<loads_packed, GROUPED_GLU_BWD, true>(g, w);
+    } else if (g->epilogue == GROUPED_GLU) {
+        MT_REQUIRE(g->glu.interleaved, "GROUPED_GLU of separate gates and ups");
+        launch<loads_packed, GROUPED_GLU, false>(g, w);
+    } else {
+        MT_REQUIRE(g->epilogue == GROUPED_STORE, "epilogue %d", (int)g->epilogue);
+        g->kn ? launch<loads_packed, GROUPED_STORE, true>(g, w) : launch<loads_packed, GROUPED_STORE, false>(g, w);
+    }
+}
