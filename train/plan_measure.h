@@ -77,7 +77,7 @@ int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
 /* Share by which products that decode experts on the way take longer than products with decoded layers, by rows per
- * expert: 3.5 % at 128, 12 % at 512 (gpt-oss-20b on H200, commit 0b85e6c, tests/RESULTS.md); 0 where they are faster.
+ * expert: 7.7 % at 128, 22 % at 512 (gpt-oss-20b on H200, commit 9bc04a1, tests/RESULTS.md); 0 where they are faster.
  */
 double plan_inside_share(double rows);
 /* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers

@@ -18,11 +18,12 @@
  *
  * Scales go through shared memory: a thread waits for all of its loads into registers together, also for those of
  *   later steps.
- * Measured: H200: a loading warp takes about 1,380 clocks for a step, of 330 instructions; the tensor cores take 1,536
- *   for the step of a full tile. Times: tests/RESULTS.md, "Experts decoded inside the products".
+ * Measured: H200, hardware counters, before the loads of read_early: a loading warp takes about 1,380 clocks for a
+ *   step, of 330 instructions. The tensor cores take 1,536 for the step of a full tile. Times: tests/RESULTS.md,
+ *   "Experts decoded inside the products".
  * Tried and dropped: H200, not in the history; ms of the experts of a layer of gpt-oss-20b with adapters by `bench
- *   lora`, 32, 128 and 512 rows per expert. This kernel 0.977, 1.320, 3.415; grouped_packed_wgmma.cu
- * 0.865, 1.378, 4.09.
+ *   lora`, 32, 128 and 512 rows per expert. grouped_packed_wgmma.cu: 0.865, 1.378, 4.09; this kernel before read_early:
+ *   0.977, 1.320, 3.415.
  *   - tiles of 128 x 192, which the warpgroups take in turns: 0.994, 1.512, 4.318
  *   - two loading warpgroups with 32 registers, which take steps in turns: 0.933, 1.298, 3.609; each step then takes
  *     2,070 clocks
@@ -139,27 +140,43 @@ static __device__ __forceinline__ void fetch(uint32_t slot, const struct blocks 
     copy_commit();
 }
 
-/* Decodes the blocks of a step from a slot into the stage's b at `to`. */
-static __device__ __forceinline__ void decode_step(uint32_t to, uint32_t slot, const struct blocks &b, uint32_t step,
-                                                   int thread)
+static __device__ __forceinline__ void load_block(uint32_t (&c)[4], uint32_t slot, int j, int thread)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+                 : "r"(block_place(slot, j, thread))
+                 : "memory");
+}
+
+/* What a thread reads of a slot early: while it waits for the stage. */
+struct early {
+    uint32_t scale[BLOCKS], first[4]; /* e8m0; block 0 */
+};
+static __device__ __forceinline__ void read_early(struct early *x, uint32_t slot, const struct blocks &b, uint32_t step,
+                                                  int thread)
 {
     const uint32_t before = blocks_before(b, step);
-    uint32_t scale[BLOCKS], c[BLOCKS][4];
-    to += sm90_swizzle(thread / 2, thread % 2 * 4);
 #pragma unroll
-    for (int j = 0; j < BLOCKS; j++) {
+    for (int j = 0; j < BLOCKS; j++)
         asm volatile("ld.shared.u8 %0, [%1];"
-                     : "=r"(scale[j])
+                     : "=r"(x->scale[j])
                      : "r"(scale_place(slot, j, thread) | (b.at[j] + before) & 3)
                      : "memory");
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(c[j][0]), "=r"(c[j][1]), "=r"(c[j][2]), "=r"(c[j][3])
-                     : "r"(block_place(slot, j, thread))
-                     : "memory");
-    }
+    load_block(x->first, slot, 0, thread);
+}
+
+/* Decodes the blocks of a step from a slot into the stage's b at `to`. */
+static __device__ __forceinline__ void decode_step(uint32_t to, uint32_t slot, const struct early &x, int thread)
+{
+    uint32_t c[BLOCKS][4];
+    to += sm90_swizzle(thread / 2, thread % 2 * 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++) c[0][i] = x.first[i];
+#pragma unroll
+    for (int j = 1; j < BLOCKS; j++) load_block(c[j], slot, j, thread);
 #pragma unroll
     for (int j = 0; j < BLOCKS; j++) {
-        const struct values v = scaled_values(scale[j]);
+        const struct values v = scaled_values(x.scale[j]);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             uint32_t pair[4];
@@ -173,15 +190,28 @@ static __device__ __forceinline__ void decode_step(uint32_t to, uint32_t slot, c
 
 /* Loads rows and, of an adapter, lb by TMA. */
 template <typename PIPE, bool KN>
-static __device__ __forceinline__ void load_by_tma(const struct wgmma_args &p, const struct tile &t, uint32_t to,
-                                                   uint32_t full, int k, bool thin)
+static __device__ __forceinline__ void load_by_tma(const struct wgmma_args &p, const struct tile &t,
+                                                   const struct ring &ring, int k, bool thin)
 {
+    const uint32_t to = ring.data + ring.stage * PIPE::BYTES, full = ring.full + 8 * ring.stage;
     const bool all = t.n_row > ROWS;
     const CUtensorMap *rows = thin ? &p.la : &p.a;
     mbarrier_arrive_expect(full, (all ? 2 * A_BYTES : A_BYTES) + (thin ? COLS * DEPTH * 2 : 0));
     tma_load(to, rows, full, k, t.m, 0);
     if (all) tma_load(to + A_BYTES, rows, full, k, t.m + ROWS, 0);
     if (thin) load_b<KN>(to + PIPE::ROW_BYTES, &p.lb, full, k, t.n, t.e, 0);
+}
+
+/* A stage: waits until it is empty; says that it is full. */
+static __device__ __forceinline__ void wait_empty(const struct ring &ring)
+{
+    mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+}
+template <typename PIPE> static __device__ __forceinline__ void say_full(struct ring *ring)
+{
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring->full + 8 * ring->stage);
+    if (++ring->stage == PIPE::STAGES) ring->stage = 0, ring->parity ^= 1;
 }
 
 template <typename PIPE, bool KN>
@@ -195,22 +225,27 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at<PIPE::TILE_ROWS>(tiles, at, &e);
         const struct blocks b = find_blocks<KN>(p, t, thread);
+        struct early early;
         for (int i = 0; i < SLOTS; i++) fetch(slots + i * SLOT_BYTES, b, i, thread);
-        for (int i = -n_thin; i < n_step; i++) {
-            const uint32_t to = ring.data + ring.stage * PIPE::BYTES, full = ring.full + 8 * ring.stage;
-            const uint32_t slot = slots + (uint32_t)i % SLOTS * SLOT_BYTES;
-            mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            if (thread == (i + n_thin) % (LOADERS / 32) * 32) /* the warps in turns */
-                load_by_tma<PIPE, KN>(p, t, to, full, (i < 0 ? i + n_thin : i) * DEPTH, i < 0);
-            if (i >= 0) {
-                copy_wait<SLOTS - 1>();
-                decode_step(to + PIPE::ROW_BYTES, slot, b, i, thread);
-                fence_proxy_async();
-            }
-            __syncwarp();
-            if (thread % 32 == 0) mbarrier_arrive(full);
-            if (i >= 0) fetch(slot, b, i + SLOTS, thread);
-            if (++ring.stage == PIPE::STAGES) ring.stage = 0, ring.parity ^= 1;
+        for (int i = 0; i < n_thin; i++) {
+            wait_empty(ring);
+            if (thread == 0) load_by_tma<PIPE, KN>(p, t, ring, i * DEPTH, true);
+            say_full<PIPE>(&ring);
+        }
+        copy_wait<SLOTS - 1>();
+        read_early(&early, slots, b, 0, thread);
+        for (int i = 0, slot = 0; i < n_step; i++) {
+            const uint32_t from = slots + slot * SLOT_BYTES;
+            wait_empty(ring);
+            if (thread == i % (LOADERS / 32) * 32) /* the warps in turns */
+                load_by_tma<PIPE, KN>(p, t, ring, i * DEPTH, false);
+            decode_step(ring.data + ring.stage * PIPE::BYTES + PIPE::ROW_BYTES, from, early, thread);
+            fence_proxy_async();
+            say_full<PIPE>(&ring);
+            fetch(from, b, i + SLOTS, thread);
+            copy_wait<SLOTS - 1>();
+            if (++slot == SLOTS) slot = 0;
+            read_early(&early, slots + slot * SLOT_BYTES, b, i + 1, thread);
         }
         copy_wait<0>(); /* the slots are free for the next tile */
     }

@@ -5,44 +5,46 @@
 
 enum { BLOCK = 1024 };
 
-/* Sum over the block; every thread gets it. All threads must call it; repeated calls are allowed. */
-static __device__ inline double block_sum(double v)
+/* Sums over the block; the first warp gets them. All threads must call it, once. */
+template <int N> static __device__ inline void block_sums(double (&v)[N])
 {
-    __shared__ double part[BLOCK / 32];
-    v = warp_sum(v);
-    __syncthreads(); /* the partial sums of the previous call have been read */
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __shared__ double part[N][BLOCK / 32];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        v[k] = warp_sum(v[k]);
+        if (threadIdx.x % 32 == 0) part[k][threadIdx.x / 32] = v[k];
+    }
     __syncthreads();
-    return warp_sum(part[threadIdx.x % 32]);
+#pragma unroll
+    for (int k = 0; k < N && threadIdx.x < 32; k++) v[k] = warp_sum(part[k][threadIdx.x]);
 }
 
 static __global__ void __launch_bounds__(BLOCK)
     loss_sum(double *out, const float *nll, const int32_t *hit, const float *kl, int64_t n)
 {
-    double loss = 0, divergence = 0;
-    int64_t n_hit = 0;
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < n; i += BLOCK) {
-        loss += (double)nll[i];
-        n_hit += hit[i];
-        if (kl) divergence += (double)kl[i];
+    enum { AHEAD = 4 }; /* loads at a time */
+    double sums[3] = {0, 0, 0};
+    for (int64_t first = threadIdx.x; first < n; first += AHEAD * BLOCK) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int64_t i = first + k * BLOCK;
+            if (i >= n) continue;
+            sums[0] += (double)nll[i];
+            sums[1] += (double)hit[i];
+            if (kl) sums[2] += (double)kl[i];
+        }
     }
-    loss = block_sum(loss);
-    const double hits = block_sum((double)n_hit);
-    divergence = block_sum(divergence);
-    if (threadIdx.x) return;
-    out[0] += loss;
-    out[1] += hits;
-    out[2] += divergence;
+    block_sums(sums);
+    if (threadIdx.x < 3) out[threadIdx.x] += threadIdx.x == 0 ? sums[0] : threadIdx.x == 1 ? sums[1] : sums[2];
 }
 
 static __global__ void __launch_bounds__(BLOCK)
     aux_sum(double *out, const float *count, const float *prob, int64_t n_exp, double factor)
 {
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < n_exp; i += BLOCK) sum += (double)count[i] * (double)prob[i];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) out[0] += factor * sum;
+    double sum[1] = {0};
+    for (int64_t i = threadIdx.x; i < n_exp; i += BLOCK) sum[0] += (double)count[i] * (double)prob[i];
+    block_sums(sum);
+    if (threadIdx.x == 0) out[0] += factor * sum[0];
 }
 
 static __global__ void __launch_bounds__(BLOCK) row_count(double *out, const int32_t *offs, int64_t n_exp)
