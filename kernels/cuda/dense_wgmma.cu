@@ -89,7 +89,7 @@ static __device__ __forceinline__ void load_step(struct loader *l, const CUtenso
     mbarrier_arrive_expect(full, STAGE_BYTES);
     tma_load(to, a, full, a_k, m, 0);
     load_b<KN>(to + A_BYTES, b, full, b_k, n, 0, 0);
-    if (++ring->stage == STAGES) ring->stage = 0, ring->parity ^= 1;
+    ring_advance<STAGES>(ring);
 }
 
 template <bool KN> static __device__ __forceinline__ void load_tiles(const struct dense_args &p, struct ring ring)

@@ -211,7 +211,7 @@ template <typename PIPE> static __device__ __forceinline__ void say_full(struct 
 {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(ring->full + 8 * ring->stage);
-    if (++ring->stage == PIPE::STAGES) ring->stage = 0, ring->parity ^= 1;
+    ring_advance<PIPE::STAGES>(ring);
 }
 
 template <typename PIPE, bool KN>

@@ -44,6 +44,7 @@
 
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/ring_wgmma.cuh"
 #include "kernels/cuda/sm90_narrow.cuh"
 
 enum {
@@ -126,27 +127,9 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
 
 /* ---- the pipeline: as in grouped_wgmma.cu ---- */
 
-struct ring {
-    uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
-    int stage;
-    uint32_t parity;
-};
-static __device__ __forceinline__ void ring_advance(struct ring *ring)
-{
-    if (++ring->stage == STAGES) {
-        ring->stage = 0;
-        ring->parity ^= 1;
-    }
-}
 static __device__ __forceinline__ uint32_t stage_of(const struct ring &ring)
 {
     return ring.data + ring.stage * STAGE_BYTES;
-}
-/* One arrival per warp. */
-static __device__ __forceinline__ void release(const struct ring &ring, int stage)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
 }
 
 /* ---- loading ---- */
@@ -180,7 +163,7 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
             else
                 tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 4, 0, t.e);
             for (int i = 0; i < n_unit; i++) tma_load(to + i * UNIT * 128, &p.a, full, k, t.m + i * UNIT, 0);
-            ring_advance(&ring);
+            ring_advance<STAGES>(&ring);
         }
     }
 }
@@ -434,7 +417,7 @@ static __device__ __forceinline__ void multiply(float (&sums)[2][N / 2], struct 
         if (before >= 0) release(*ring, before); /* a branch; so is the wait in enter */
         start(1, false);
         before = ring->stage;
-        ring_advance(ring);
+        ring_advance<STAGES>(ring);
         if (k + DEPTH >= (int)g.n_in) break;
         enter();
         take(0);
@@ -452,7 +435,7 @@ static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
     for (int i = 0; i < n_block; i++) {
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
         release(*ring, ring->stage);
-        ring_advance(ring);
+        ring_advance<STAGES>(ring);
     }
 }
 
@@ -637,7 +620,8 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
         mbarrier_init_fence();
     }
     __syncthreads();
-    const struct ring ring = {(sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0};
+    const struct ring ring = {
+        (sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0, 0};
     if (threadIdx.x >= CONSUMERS) {
         sm90_registers_less<LOADER_REGISTERS>();
         if (threadIdx.x == CONSUMERS) load_tiles<KN>(p, &tiles, ring);
@@ -668,21 +652,8 @@ struct byte_map {
 };
 static CUtensorMap encode_bytes(const struct byte_map *m)
 {
-    static decltype(&cuTensorMapEncodeTiled) encode;
-    if (!encode) {
-        cudaDriverEntryPointQueryResult found;
-        CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
-                                                    cudaEnableDefault, &found));
-        MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
-    }
-    const cuuint32_t step[4] = {1, 1, 1, 1};
-    CUtensorMap map;
-    const CUresult rc =
-        encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, (void *)m->base, m->size, m->stride, m->box, step,
-               CU_TENSOR_MAP_INTERLEAVE_NONE, m->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of packed weights: driver error %d", (int)rc);
-    return map;
+    const struct sm90_map map = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, m->base, m->size, m->stride, m->box, m->swizzled};
+    return sm90_encode(&map);
 }
 
 /* The packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of 256 rows by 64 columns, in

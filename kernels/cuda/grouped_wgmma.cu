@@ -93,7 +93,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
             }
             if (!thin && gathered) copy_rows(to, rows, g, k, thread);
             if (gathered) cp_async_arrive(full);
-            if (++ring.stage == PIPE::STAGES) ring.stage = 0, ring.parity ^= 1;
+            ring_advance<PIPE::STAGES>(&ring);
         }
     }
 }

@@ -46,14 +46,6 @@ struct fp8_args {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-static __device__ __forceinline__ void ring_advance(struct ring *ring)
-{
-    if (++ring->stage == STAGES) {
-        ring->stage = 0;
-        ring->parity ^= 1;
-    }
-}
-
 /* Descriptors of the current stage's operands for this warpgroup's 64 rows. */
 template <bool KN> static __device__ __forceinline__ void operands(const struct ring &ring, uint64_t *a, uint64_t *b)
 {
@@ -77,7 +69,7 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[COLS / 2], st
         wgmma_wait<0>();
         if (k + 16 < DEPTH && k0 + 16 < r) continue;
         release(*ring, ring->stage);
-        ring_advance(ring);
+        ring_advance<STAGES>(ring);
     }
     wgmma_use(sums);
 }
@@ -88,7 +80,7 @@ static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
     for (int i = 0; i < n_block; i++) {
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
         release(*ring, ring->stage);
-        ring_advance(ring);
+        ring_advance<STAGES>(ring);
     }
 }
 
@@ -137,7 +129,7 @@ static __device__ __forceinline__ void load_steps(const struct fp8_args &p, cons
                 tma_load(to, &p.a, full, block * STEP, t.m, 0);
                 tma_load(to + A_BYTES, &p.b, full, block * STEP, t.n, t.e);
             }
-            ring_advance(&ring);
+            ring_advance<STAGES>(&ring);
         }
     }
 }
@@ -159,7 +151,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&sums)[COLS / 2], fl
         wgmma_wait<0>();
         wgmma_use(part);
         release(*ring, ring->stage);
-        ring_advance(ring);
+        ring_advance<STAGES>(ring);
 #pragma unroll
         for (int i = 0; i < COLS / 2; i++) sums[i] += part[i];
     }

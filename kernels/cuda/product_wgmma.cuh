@@ -6,7 +6,7 @@
 #define MT_CUDA_PRODUCT_WGMMA_H
 
 #include "kernels/cuda/grouped_epilogue.cuh"
-#include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/ring_wgmma.cuh"
 
 enum {
     ROWS = 128,
@@ -89,16 +89,7 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
     }
 }
 
-/* ---- the pipeline ---- */
-
-/* Position of a producer or consumer in the pipeline. A stage is full when its bytes have arrived, empty when all
- * consumer warps that read it have released it. */
-struct ring {
-    uint32_t data, full, empty; /* shared-memory addresses of stage 0 and its barriers */
-    int stage;
-    uint32_t parity;
-    uint32_t rows; /* of a consumer: where its rows of a begin in a stage */
-};
+/* ---- loading ---- */
 
 /* half: 0, or where the ups begin among the columns of a tile of both. */
 template <bool KN>
@@ -116,13 +107,6 @@ static __device__ __forceinline__ void load_b(uint32_t to, const CUtensorMap *ma
 }
 
 /* ---- products ---- */
-
-/* One arrival per warp. */
-static __device__ __forceinline__ void release(const struct ring &ring, int stage)
-{
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(ring.empty + 8 * stage);
-}
 
 /* Descriptor offsets of depth k, in units of 16 bytes: 2 bytes per k in a row, or with kn a row of 128 bytes per k. */
 static __device__ __forceinline__ uint64_t k_major(int k) { return (uint64_t)(k * 2 / 16); }

@@ -241,12 +241,17 @@ MT_WGMMA_REGISTERS(128, 256, 128, 129, 130, 131, 132, 133, 134)
 #endif
 /* ---- host: tensor maps ---- */
 
-/* A tensor of three axes, of bf16 or of bytes, the innermost first, for tma_load in boxes with the 128-byte swizzle,
- * zeros beyond its edges. size in elements; stride of the outer two axes in bytes, multiples of 16; box in elements,
- * the first 128 bytes. */
-static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3], const int64_t stride[2],
-                                          const int64_t box[3],
-                                          CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+/* n_axis axes, the innermost first: sizes and boxes in elements, strides of the outer axes in bytes, multiples of 16.
+ * swizzled: in 128 bytes. Zeros beyond the edges. */
+struct sm90_map {
+    CUtensorMapDataType type;
+    int n_axis;
+    const void *base;
+    const cuuint64_t *size, *stride;
+    const cuuint32_t *box;
+    bool swizzled;
+};
+static inline CUtensorMap sm90_encode(const struct sm90_map *m)
 {
     static decltype(&cuTensorMapEncodeTiled) encode;
     if (!encode) {
@@ -255,18 +260,30 @@ static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3
                                                     cudaEnableDefault, &found));
         MT_REQUIRE(found == cudaDriverEntryPointSuccess, "the driver has no cuTensorMapEncodeTiled");
     }
+    const cuuint32_t step[] = {1, 1, 1, 1};
+    CUtensorMap map;
+    const CUresult rc =
+        encode(&map, m->type, (cuuint32_t)m->n_axis, (void *)m->base, m->size, m->stride, m->box, step,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, m->swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)m->size[2],
+               (long long)m->size[1], (long long)m->size[0], (int)rc);
+    return map;
+}
+
+/* A tensor of three axes, of bf16 or of bytes, for tma_load in boxes of 128 bytes of the innermost axis, swizzled. As
+ * struct sm90_map. */
+static inline CUtensorMap sm90_tensor_map(const void *base, const int64_t size[3], const int64_t stride[2],
+                                          const int64_t box[3],
+                                          CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+{
     MT_REQUIRE((uintptr_t)base % 16 == 0 && stride[0] % 16 == 0 && stride[1] % 16 == 0,
                "a tensor map needs a base and strides that are multiples of 16 bytes");
-    CUtensorMap map;
-    const cuuint64_t sizes[3] = {(cuuint64_t)size[0], (cuuint64_t)size[1], (cuuint64_t)size[2]};
-    const cuuint64_t strides[2] = {(cuuint64_t)stride[0], (cuuint64_t)stride[1]};
-    const cuuint32_t boxes[3] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]}, step[3] = {1, 1, 1};
-    const CUresult rc =
-        encode(&map, type, 3, (void *)base, sizes, strides, boxes, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    MT_REQUIRE(rc == CUDA_SUCCESS, "a tensor map of %lld x %lld x %lld: driver error %d", (long long)size[2],
-               (long long)size[1], (long long)size[0], (int)rc);
-    return map;
+    const cuuint64_t sizes[] = {(cuuint64_t)size[0], (cuuint64_t)size[1], (cuuint64_t)size[2]};
+    const cuuint64_t strides[] = {(cuuint64_t)stride[0], (cuuint64_t)stride[1]};
+    const cuuint32_t boxes[] = {(cuuint32_t)box[0], (cuuint32_t)box[1], (cuuint32_t)box[2]};
+    const struct sm90_map map = {type, 3, base, sizes, strides, boxes, true};
+    return sm90_encode(&map);
 }
 
 #endif
