@@ -661,15 +661,6 @@ static void set_optimizer(struct training *t)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
-static int check_ranks(const struct comm *all, const struct config *cfg, struct err *err)
-{
-    if (cfg->train.grad_accum % all->world == 0) return 0;
-    return err_set(err,
-                   "train.grad_accum = %lld is not a multiple of the %d ranks: set it to a multiple of %d (grad_accum "
-                   "micro-batches per step are divided among the ranks)",
-                   (long long)cfg->train.grad_accum, all->world, all->world);
-}
-
 /* Deletes temporary files of a killed run. */
 static void remove_unfinished(const struct config *cfg)
 {
@@ -711,7 +702,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
-    if (check_ranks(all, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
+    if (run_check_ranks(all->world, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||

@@ -33,6 +33,15 @@ static int plan_world(const struct run *r)
     return (int)MT_MAX(n, r->cfg->parallel.ep);
 }
 
+int run_check_ranks(int n_rank, const struct config *cfg, struct err *err)
+{
+    if (cfg->train.grad_accum % n_rank == 0) return 0;
+    return err_set(err,
+                   "train.grad_accum = %lld is not a multiple of the %d ranks: set it to a multiple of %d (grad_accum "
+                   "micro-batches per step are divided among the ranks)",
+                   (long long)cfg->train.grad_accum, n_rank, n_rank);
+}
+
 /* Makes the plan of rank 0; all ranks need the same memory. */
 static int plan_ranks(struct run *r, struct err *err)
 {
@@ -43,6 +52,8 @@ static int plan_ranks(struct run *r, struct err *err)
             "parallel.ep = %d does not divide the number of ranks, %d: start a multiple of %d ranks (parallel.gpus, "
             "parallel.cpu_ranks)",
             ep, n, ep);
+    struct err refused;
+    if (run_check_ranks(n, r->cfg, &refused)) log_warn("training would refuse this: %s", refused.msg);
     r->planned = (struct comm){.world = n, .local_world = n};
     r->ep = (struct comm){.world = ep, .local_world = 1};
     r->dp = (struct comm){.world = n / ep, .local_world = 1};

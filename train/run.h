@@ -36,6 +36,8 @@ int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, st
 int run_open_training(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
 /* The same with plan_only, for a GPU instead of this machine's device. */
 int run_open_card(struct run *r, const struct config *cfg, const struct device_card *card, struct err *err) MT_CHECK;
+/* The micro-batches of a step are divided among the ranks. A plan only warns. */
+int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
 /* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
 /* Opens tokenizer and chat template, and fills opt from the configuration. chat.c replaces gpt-oss's own template and
