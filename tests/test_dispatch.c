@@ -222,6 +222,13 @@ static void test_refusals(void **state)
     assert_says(said.err, "parallel.ep = 2 does not divide the number of ranks, 1: start a multiple of 2 ranks");
     assert_int_equal(RUN(config_of(3, 3), JOB, "--set", "train.grad_accum=3"), 1);
     assert_says(said.err, "cannot divide the 8 experts of a layer evenly");
+    const char *two = config_of(2, 1);
+    assert_int_equal(RUN(two, JOB, "--set", "train.grad_accum=3"), 1);
+    assert_says(said.err, "train.grad_accum = 3 is not a multiple of the 2 ranks");
+    assert_int_equal(RUN("plan", two, "--set", "train.grad_accum=3"), 0);
+    assert_says(said.err, "training would refuse this: train.grad_accum = 3 is not a multiple of the 2 ranks");
+    assert_int_equal(RUN("plan", two, "--set", "train.grad_accum=4"), 0);
+    assert_null(strstr(said.err, "training would refuse"));
 }
 
 int test_dispatch(void)

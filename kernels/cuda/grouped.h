@@ -103,9 +103,9 @@ static inline void grouped_require(const struct grouped *g)
  * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
-/* The same with the packed experts of w instead of b, for all experts, without ids: grouped_packed_wgmma.cu. Epilogues:
- * GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. The choice for M = n_row rows is a function of
- * sizes and formats alone. */
+/* The same with the packed experts of w instead of b, for all experts, without ids and slot: grouped_packed_wgmma.cu.
+ * Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. The choice for M = n_row rows is a
+ * function of sizes and formats alone. */
 bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row);
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w);
 /* What cuda_grouped_packed calls for many rows per expert: grouped_decode_wgmma.cu. */

@@ -30,6 +30,7 @@
  *   - the same with tiles of 128 rows, 4 stages and 88 registers: 0.865, 1.425 */
 #include "kernels/cuda/grouped_wgmma.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/mxfp4_words.cuh"
 
 enum {
     BLOCK = 32,                               /* weights with one scale: 16 bytes */
@@ -40,44 +41,6 @@ enum {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-/* ---- decoding ---- */
-
-static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y) /* two bf16 */
-{
-    uint32_t z;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
-    return z;
-}
-
-/* The bytes of the bf16 values of codes 0 .. 7, times a scale. */
-struct values {
-    uint32_t low[2], high[2];
-};
-/* scale: e8m0. */
-static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
-{
-    const uint32_t by = (scale == 0 ? 0x40 : scale == 255 ? 0x7fc0 : scale << 7) * 0x10001;
-    const uint32_t a = times(0x3f000000, by), b = times(0x3fc03f80, by), c = times(0x40404000, by),
-                   d = times(0x40c04080, by);
-    return {{__byte_perm(a, b, 0x6420), __byte_perm(c, d, 0x6420)},
-            {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
-}
-
-/* The eight weights of the bytes of c. */
-static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struct values &v, uint32_t c)
-{
-    const uint32_t low4 = c << 4, codes = c & 0x77777777; /* the signs of the low nibbles at the top of bytes */
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t low = __byte_perm(v.low[0], v.low[1], codes >> 16 * i);
-        uint32_t high = __byte_perm(v.high[0], v.high[1], codes >> 16 * i), sign;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(sign) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
-        high |= sign & 0x80808080;
-        pair[2 * i] = __byte_perm(low, high, 0x5140);
-        pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
-    }
-}
 
 /* ---- loading ---- */
 

@@ -44,6 +44,7 @@
 
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/cuda/mxfp4_words.cuh"
 #include "kernels/cuda/ring_wgmma.cuh"
 #include "kernels/cuda/sm90_narrow.cuh"
 
@@ -170,29 +171,6 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
 
 /* ---- decoding ---- */
 
-static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y) /* two bf16 */
-{
-    uint32_t z;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
-    return z;
-}
-
-/* Four pairs of neighbours in a row of w, the bytes of c, without their scale. */
-static __device__ __forceinline__ void decode_pairs(uint32_t pair[4], uint32_t c)
-{
-    const uint32_t low4 = c << 4; /* the signs of the low nibbles at the top of bytes */
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const uint32_t codes = (c & 0x77777777) >> 16 * i;
-        const uint32_t low = __byte_perm(0xc0800000, 0xc0804000, codes);
-        uint32_t high = __byte_perm(0x3f3f3f00, 0x40404040, codes), sign;
-        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(sign) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
-        high |= sign & 0x80808080;
-        pair[2 * i] = __byte_perm(low, high, 0x5140);
-        pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
-    }
-}
-
 /* Column j of a word of two rows of w, nibble j of its halves, without their scales. */
 static __device__ __forceinline__ uint32_t decode_rows(uint32_t u, int j)
 {
@@ -200,9 +178,6 @@ static __device__ __forceinline__ uint32_t decode_rows(uint32_t u, int j)
     const uint32_t sign = (u << (12 - 4 * j)) & 0x80008000;
     return times(code | sign, 0x7e807e80); /* 0x7e80: 2^126 */
 }
-
-/* bf16 of an e8m0 byte. */
-static __device__ __forceinline__ uint32_t scale_bits(uint32_t x) { return x == 0 ? 0x40 : x == 255 ? 0x7fc0 : x << 7; }
 
 /* Two scales of this lane for each step of depth. Forward: row `lane` of the warp's 32, the two blocks of the step.
  * Backward: rows 2 lane and 2 lane + 1 of the step, the block of the warp's 32 columns. */
@@ -267,7 +242,7 @@ template <bool KN> static __device__ __forceinline__ void decode(uint32_t (&code
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t pair[4];
-        if (!KN) decode_pairs(pair, w[i]);
+        if (!KN) decode_word(pair, plain_values(), w[i]);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (KN)

@@ -1,4 +1,5 @@
-/* ring_wgmma.cuh - the pipeline of stages in shared memory between a producer and consumers, of the products on Hopper.
+/* ring_wgmma.cuh - the pipeline of stages in shared memory between a producer and consumers, of the
+ * grouped and dense products on Hopper.
  * A stage is full when its bytes have arrived, empty when all consumer warps that read it have released it. */
 #ifndef MT_CUDA_RING_WGMMA_H
 #define MT_CUDA_RING_WGMMA_H

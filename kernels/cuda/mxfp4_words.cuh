@@ -1,0 +1,52 @@
+/* mxfp4_words.cuh - decodes MXFP4 in words of eight weights to pairs of bf16, exactly: for the products that read
+ * packed experts. prmt looks up the bytes of four values at a time. */
+#ifndef MT_CUDA_MXFP4_WORDS_H
+#define MT_CUDA_MXFP4_WORDS_H
+
+#include <stdint.h>
+
+/* Two products of bf16. */
+static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y)
+{
+    uint32_t z;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+/* bf16 of an e8m0 byte. */
+static __device__ __forceinline__ uint32_t scale_bits(uint32_t x) { return x == 0 ? 0x40 : x == 255 ? 0x7fc0 : x << 7; }
+
+/* The bytes of the bf16 values of codes 0 .. 7, times a scale. */
+struct values {
+    uint32_t low[2], high[2];
+};
+static __device__ __forceinline__ struct values plain_values(void)
+{
+    return {{0xc0800000, 0xc0804000}, {0x3f3f3f00, 0x40404040}};
+}
+/* scale: e8m0. */
+static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
+{
+    const uint32_t by = scale_bits(scale) * 0x10001;
+    const uint32_t a = times(0x3f000000, by), b = times(0x3fc03f80, by), c = times(0x40404000, by),
+                   d = times(0x40c04080, by);
+    return {{__byte_perm(a, b, 0x6420), __byte_perm(c, d, 0x6420)},
+            {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
+}
+
+/* The eight weights of the bytes of c, in pairs of neighbours. */
+static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struct values &v, uint32_t c)
+{
+    const uint32_t low4 = c << 4, codes = c & 0x77777777; /* the signs of the low nibbles at the top of bytes */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint32_t low = __byte_perm(v.low[0], v.low[1], codes >> 16 * i);
+        uint32_t high = __byte_perm(v.high[0], v.high[1], codes >> 16 * i), sign;
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(sign) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
+        high |= sign & 0x80808080;
+        pair[2 * i] = __byte_perm(low, high, 0x5140);
+        pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
+    }
+}
+
+#endif
