@@ -120,6 +120,14 @@ void cuda_token_gate_fwd(struct route *r, struct tensor logits, struct tensor x,
 void cuda_token_gate_bwd(struct tensor dx, struct tensor dgate, struct tensor logits, const struct weight *w,
                          const struct router *router);
 
+/* ---- router_logits.cu: W in bf16; router_tile.cu: in other formats */
+
+/* logits = x W^T + bias; bias NULL: none */
+void cuda_router_logits(struct tensor logits, struct tensor x, const struct weight *w, const float *bias);
+void cuda_router_logits_tile(struct tensor logits, struct tensor x, const struct weight *w, const float *bias);
+/* dx += dl W */
+void cuda_router_dx_tile(struct tensor dx, struct tensor dl, const struct weight *w);
+
 /* ---- gemm.cu: cuBLASLt */
 
 /* Opens the library. Error: it is not installed. */

@@ -1,177 +1,24 @@
-/* router.cu - router: logits, top-k choice, gates, statistics of the auxiliary loss, and the gradient.
+/* router.cu - router: top-k choice, gates, statistics of the auxiliary loss, and the gradient.
  * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. Sigmoid kinds choose by sigmoid +
  *   bias or sqrt(softplus) + bias, in the best groups; or experts are given: a token's id chooses them. dx += dl W, dl
  *   by kind and auxiliary loss (ops.h has the formulas).
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
- * Grid: products in tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory; all
- *   else one warp per token. From 64 experts on, with W in bf16: cuBLASLt computes logits without bias; where dl is
- *   zero beyond the chosen experts, dx_chosen adds their rows, of 64 columns that a block keeps in 32 KiB of shared
- *   memory. Registers on sm_90a by the number of experts: logits 122 to 168, dx 161, dx_chosen 56, choose 20 to 64,
- *   gates 31 to 71, statistics 32 to 80; no spills.
- * Moves: fwd 2 T D bytes per 64 experts, bwd 4 T D: memory bound.
- * Numerics: products in TF32 on tensor cores, exact for x and bf16 weights, which have 8 significant bits (TF32: 11).
- *   Operands with more bits are split into two TF32 numbers, which is as accurate as f32. Sums in f32, in the same
- *   order for all columns, so that equal rows of W give equal logits; 64 products are summed, then added with one
- *   rounding. dx_chosen: f32, in ascending order of the experts.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, E 32: forward 83 us, 1165 GB/s, 39 % of copy; backward
- *   142 us, 1336 GB/s, 45 %. H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: forward 65 us, backward 136 us; by
- *   tiles 272 and 401 us. The backward where a team loads its experts at once: 74 us.
- *   H200, the commit that wrote this line, T 4096, D 4096, E 256, J 6 by sqrt(softplus): forward 33 us, with given
+ * Products: with W in bf16, logits by router_logits.cu, or by cuBLASLt from 64 experts on and without bias. Where dl is
+ *   zero beyond the chosen experts, at most a quarter of all, dx_chosen adds their rows. Else dl is written as three
+ *   bf16 numbers, whose sum has its 24 bits, and cuBLASLt multiplies it by three copies of W. W in other formats:
+ *   router_tile.cu.
+ * Grid: one warp per token; dx_chosen: blocks of 64 columns, which they keep in 32 KiB of shared memory. Registers on
+ *   sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80; no spills.
+ * Moves: backward 4 T D: memory bound.
+ * Numerics: f32. dx_chosen: in ascending order of the experts.
+ * Measured: H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: backward 136 us; where a team loads its experts at once,
+ *   74 us. The commit that wrote this line, T 4096, D 4096, E 256, J 6 by sqrt(softplus): forward 33 us, with given
  *   experts 27 us; backward 35 us. With loads behind the branches of a score, and dl by loops over the slots: 35, 31
- *   and 54 us. */
+ *   and 54 us. Backward by tiles and now: tests/RESULTS.md, "Router". */
 #include "kernels/cuda/rows.cuh"
 
-enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128, WARP_THREADS = 256, MAX_EXP = 512 };
-enum { MANY = 64 }; /* from here on experts are many: cuBLASLt has the logits, dx is the sum over the chosen ones */
-
-/* ---- tile products. A row of a tile has DEPTH floats of the summed index. Rows are STRIDE floats apart, so that
- * 16-byte reads of eight lanes (two rows, four pieces of each) have no bank conflicts. */
-
-/* The 11 leading bits of v; minus(v, leading(v)) is the rest. */
-static __device__ inline float4 leading(float4 v)
-{
-    return make_float4(
-        __uint_as_float(__float_as_uint(v.x) & 0xffffe000u), __uint_as_float(__float_as_uint(v.y) & 0xffffe000u),
-        __uint_as_float(__float_as_uint(v.z) & 0xffffe000u), __uint_as_float(__float_as_uint(v.w) & 0xffffe000u));
-}
-static __device__ inline float4 minus(float4 v, float4 u)
-{
-    return make_float4(v.x - u.x, v.y - u.y, v.z - u.z, v.w - u.w);
-}
-
-static __device__ inline void mma_tf32(float c[4], float a0, float a1, float a2, float a3, float b0, float b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-                 "{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
-                   "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-
-/* c += a b^T over 16 of the summed index. The four values of a lane serve as columns t, t+4 of two steps of 8; the
- * order is the same in a (rows g and g+8) and b. */
-static __device__ inline void mma_16(float c[4], const float4 a[2], float4 b)
-{
-    mma_tf32(c, a[0].x, a[1].x, a[0].y, a[1].y, b.x, b.y);
-    mma_tf32(c, a[0].z, a[1].z, a[0].w, a[1].w, b.z, b.w);
-}
-
-/* sum += a b^T over the first `depth` columns of tiles a [64] and b [COLS]; each of the four warps computes 32 rows and
- * COLS/2 columns. Lane 4g + t: sum[i][j] holds rows 16i + g and +8, columns 8j + 2t and +1. */
-template <int COLS, bool SPLIT_A, bool SPLIT_B>
-static __device__ inline void tile_product(float sum[2][COLS / 16][4], const float *a, const float *b, int depth)
-{
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    float part[2][COLS / 16][4] = {};
-    a += (warp % 2 * 32 + lane / 4) * STRIDE + lane % 4 * 4;
-    b += (warp / 2 * (COLS / 2) + lane / 4) * STRIDE + lane % 4 * 4;
-#pragma unroll 2
-    for (int k = 0; k < depth; k += 16) {
-        float4 of_a[2][2], rest_a[2][2];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float4 v = *(const float4 *)(a + 8 * i * STRIDE + k);
-            of_a[i / 2][i % 2] = SPLIT_A ? leading(v) : v;
-            if (SPLIT_A) rest_a[i / 2][i % 2] = minus(v, leading(v));
-        }
-#pragma unroll
-        for (int j = 0; j < COLS / 16; j++) {
-            const float4 v = *(const float4 *)(b + 8 * j * STRIDE + k), of_b = SPLIT_B ? leading(v) : v;
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                if (SPLIT_A) mma_16(part[i][j], rest_a[i], of_b);
-                if (SPLIT_B) mma_16(part[i][j], of_a[i], minus(v, of_b));
-                mma_16(part[i][j], of_a[i], of_b);
-            }
-        }
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < COLS / 16; j++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) sum[i][j][k] += part[i][j][k];
-        }
-    }
-}
-
-/* Row and column in the block's tile of sum[i][j][k] of this thread. */
-static __device__ inline int sum_row(int i, int k)
-{
-    return (int)threadIdx.x / 32 % 2 * 32 + 16 * i + (int)threadIdx.x % 32 / 4 + k / 2 * 8;
-}
-static __device__ inline int sum_col(int cols, int j, int k)
-{
-    return (int)threadIdx.x / 64 * (cols / 2) + 8 * j + (int)threadIdx.x % 4 * 2 + k % 2;
-}
-
-/* Threads fill tiles in pieces of eight columns: row and column of a thread's piece i. */
-static __device__ inline int piece_row(int i) { return ((int)threadIdx.x + THREADS * i) / (DEPTH / 8); }
-static __device__ inline int piece_col() { return (int)threadIdx.x % (DEPTH / 8) * 8; }
-
-/* ---- forward */
-
-/* Loads the thread's pieces of a tile: rows from `first` on, columns from `col` on; zeros outside [n_row, dim]. */
-template <int N>
-static __device__ inline void fetch(uint4 piece[N], const bf16 *p, int64_t ld, int64_t first, int64_t n_row,
-                                    int64_t col, int64_t dim)
-{
-    col += piece_col();
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const int64_t row = first + piece_row(i);
-        piece[i] = row < n_row && col < dim ? load16(p + row * ld + col) : make_uint4(0, 0, 0, 0);
-    }
-}
-
-/* logits of 64 tokens and COLS experts. BF16: the weight is bf16 and is prefetched like x. Other formats are decoded at
- * use and split into two TF32 numbers. */
-template <int COLS, bool BF16>
-static __global__ void __launch_bounds__(THREADS) logits_tile(float *logits, int64_t ld, const bf16 *x, int64_t ldx,
-                                                              const struct weight w, const float *bias, int64_t n_tok)
-{
-    __shared__ __align__(16) float a[TOKENS * STRIDE], b[COLS * STRIDE];
-    const int64_t first = (int64_t)blockIdx.x * TOKENS, first_exp = (int64_t)blockIdx.y * COLS;
-    float sum[2][COLS / 16][4] = {};
-    uint4 of_x[4], of_w[COLS / 16];
-    fetch<4>(of_x, x, ldx, first, n_tok, 0, w.n_in);
-    if (BF16) fetch<COLS / 16>(of_w, (const bf16 *)w.data, w.n_in, first_exp, w.n_out, 0, w.n_in);
-    for (int64_t col = 0; col < w.n_in; col += DEPTH) {
-#pragma unroll
-        for (int i = 0; i < COLS / 16; i++) {
-            const int64_t e = first_exp + piece_row(i), at = col + piece_col();
-            float v[8] = {};
-            if (BF16)
-                unpack8(v, of_w[i]);
-            else if (e < w.n_out && at < w.n_in)
-                weight_load8(v, &w, e * w.n_in + at);
-            store_f32x8(b + piece_row(i) * STRIDE + piece_col(), v);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float v[8];
-            unpack8(v, of_x[i]);
-            store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
-        }
-        __syncthreads(); /* the loads of the next step overlap with the product */
-        fetch<4>(of_x, x, ldx, first, n_tok, col + DEPTH, w.n_in);
-        if (BF16) fetch<COLS / 16>(of_w, (const bf16 *)w.data, w.n_in, first_exp, w.n_out, col + DEPTH, w.n_in);
-        tile_product<COLS, false, !BF16>(sum, a, b, DEPTH);
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < COLS / 16; j++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                const int64_t t = first + sum_row(i, k), e = first_exp + sum_col(COLS, j, k);
-                if (t < n_tok && e < w.n_out) logits[t * ld + e] = sum[i][j][k] + (bias ? bias[e] : 0);
-            }
-        }
-    }
-}
+enum { WARP_THREADS = 256, MAX_EXP = 512, MANY = 64 /* experts whose logits cuBLASLt computes, without bias */ };
 
 /* A key in the order of v; 0 is reserved for excluded experts. NaN is below all numbers, -0 equals 0. */
 static __device__ inline unsigned sort_key(float v)
@@ -391,12 +238,7 @@ static void product(struct tensor logits, struct tensor x, const struct weight *
         cuda_gemm(logits, x, false, matrix, true, 1, 0);
         return;
     }
-    const int cols = w->n_out <= 32 ? 32 : 64;
-    const dim3 grid(grid_x(ceil_div(x.shape[0], TOKENS)), (unsigned)ceil_div(w->n_out, cols));
-    const auto kernel = cols == 32 ? (plain ? logits_tile<32, true> : logits_tile<32, false>)
-                                   : (plain ? logits_tile<64, true> : logits_tile<64, false>);
-    kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w, bias, x.shape[0]);
-    CUDA_CHECK_LAUNCH();
+    plain ? cuda_router_logits(logits, x, w, bias) : cuda_router_logits_tile(logits, x, w, bias);
 }
 
 extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
@@ -524,7 +366,8 @@ extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tenso
 /* ---- backward */
 
 struct gates_job {
-    float *dl; /* [T, ld_dl], ld_dl the next multiple of 8 from E on, zeros beyond E; of chosen_bwd [T, J] */
+    float *dl;   /* [T, ld_dl], ld_dl the next multiple of 8 from E on, zeros beyond E; of chosen_bwd [T, J] */
+    bf16 *parts; /* instead of dl, [T, PARTS, ld_dl]: bf16 numbers whose sum it is; NULL: dl */
     const float *gate, *dgate, *logits;
     const int32_t *idx;
     int64_t ld_dl, ld_gate, ld_dgate, ld_logits, n_tok;
@@ -533,6 +376,22 @@ struct gates_job {
     const float *count; /* of the auxiliary loss; NULL: off */
     float rows, scale;  /* dl += scale p_i (F_i - sum_j F_j p_j), F = count / rows */
 };
+
+enum { PARTS = 3 }; /* 24 bits in bf16 */
+
+static __device__ inline void store_dl(const struct gates_job &job, int64_t t, int e, float v)
+{
+    if (!job.parts) {
+        job.dl[t * job.ld_dl + e] = v;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        const bf16 part = __float2bfloat16_rn(v);
+        job.parts[(t * PARTS + i) * job.ld_dl + e] = part;
+        v -= __bfloat162float(part);
+    }
+}
 
 /* dl; one warp per token. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bwd(const struct gates_job job)
@@ -564,7 +423,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
+        if (lane + 32 * i < job.ld_dl) store_dl(job, t, lane + 32 * i, d[i]);
 }
 
 /* The same for sigmoid routers, which have no auxiliary loss. */
@@ -589,71 +448,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
     }
 #pragma unroll
     for (int i = 0; i < N; i++)
-        if (lane + 32 * i < job.ld_dl) job.dl[t * job.ld_dl + lane + 32 * i] = d[i];
-}
-
-/* dx += dl W for 64 tokens and 64 columns. BF16: the weight is bf16. */
-template <bool BF16>
-static __global__ void __launch_bounds__(THREADS)
-    dx_tile(bf16 *dx, int64_t lddx, const float *dl, int64_t ld_dl, const struct weight w, int64_t n_tok)
-{
-    __shared__ __align__(16) float a[TOKENS * STRIDE], b[64 * STRIDE];
-    const int64_t first = (int64_t)blockIdx.x * TOKENS, first_col = (int64_t)blockIdx.y * 64;
-    const int n_exp = (int)w.n_out;
-    float sum[2][4][4] = {}, v[8];
-    uint4 old[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int64_t t = first + piece_row(i), col = first_col + piece_col();
-        old[i] = t < n_tok && col < w.n_in ? load16(dx + t * lddx + col) : make_uint4(0, 0, 0, 0);
-    }
-    for (int e = 0; e < n_exp; e += DEPTH) {
-        const int depth = min(DEPTH, (n_exp - e + 15) / 16 * 16);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int64_t t = first + piece_row(i);
-            const int at = e + piece_col();
-            for (int k = 0; k < 8; k++) v[k] = 0;
-            if (t < n_tok && at < ld_dl) load_f32x8(v, dl + t * ld_dl + at);
-            store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++) { /* transposed: eight columns of one expert become eight rows */
-            const int k = (int)threadIdx.x % 64, row = ((int)threadIdx.x / 64 + 2 * i) * 8;
-            const int64_t at = (e + k) * w.n_in + first_col + row;
-            const bool in = e + k < n_exp && first_col + row < w.n_in;
-            for (int n = 0; n < 8; n++) v[n] = 0;
-            if (BF16)
-                unpack8(v, in ? load16((const bf16 *)w.data + at) : make_uint4(0, 0, 0, 0));
-            else if (in)
-                weight_load8(v, &w, at);
-#pragma unroll
-            for (int n = 0; n < 8; n++) b[(row + n) * STRIDE + k] = v[n];
-        }
-        __syncthreads();
-        tile_product<64, true, !BF16>(sum, a, b, depth);
-        __syncthreads();
-    }
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-#pragma unroll
-            for (int k = 0; k < 4; k++) a[sum_row(i, k) * STRIDE + sum_col(64, j, k)] = sum[i][j][k];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int64_t t = first + piece_row(i), col = first_col + piece_col();
-        float u[8];
-        if (t >= n_tok || col >= w.n_in) continue;
-        unpack8(v, old[i]);
-        load_f32x8(u, a + piece_row(i) * STRIDE + piece_col());
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] += u[k];
-        store16(dx + t * lddx + col, pack8(v));
-    }
+        if (lane + 32 * i < job.ld_dl) store_dl(job, t, lane + 32 * i, d[i]);
 }
 
 /* dl of the chosen experts alone, [T, J]; one warp per token, a lane per slot: J <= 32. Sums in the order of the slots,
@@ -734,6 +529,15 @@ static __global__ void __launch_bounds__(WARP_THREADS, 4)
     }
 }
 
+/* to = PARTS times the same `count` elements: the first n_w of w, then zeros; a thread for eight. */
+static __global__ void __launch_bounds__(WARP_THREADS) stack_rows(bf16 *to, const bf16 *w, int64_t count, int64_t n_w)
+{
+    const int64_t at = 8 * ((int64_t)blockIdx.x * WARP_THREADS + threadIdx.x);
+    if (at >= count) return;
+    const uint4 v = at < n_w ? load16(w + at) : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < PARTS; i++) store16(to + i * count + at, v);
+}
+
 static void launch_chosen(struct tensor dx, const struct gates_job *job, const struct weight *w)
 {
     chosen_bwd<<<warp_grid(job->n_tok), WARP_THREADS, 0, cuda.stream>>>(*job);
@@ -751,7 +555,10 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
                                 const struct router *router)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
-    const struct tensor dl = arena_tensor_2d(&dev->work, DT_F32, n_tok, ceil_div(n_exp, 8) * 8);
+    const int64_t n_row = ceil_div(n_exp, 8) * 8;
+    const bool plain = w->format == WF_BF16;
+    const struct tensor dl = arena_tensor_2d(&dev->work, plain ? DT_BF16 : DT_F32, n_tok, (plain ? PARTS : 1) * n_row);
+    const struct tensor none = {}, rows = plain ? arena_tensor_2d(&dev->work, DT_BF16, PARTS * n_row, w->n_in) : none;
     arena_release(&dev->work, mark);
     if (dev->dry_run || n_tok == 0) return;
     require_router(dx, w);
@@ -760,7 +567,8 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         return;
     }
     struct gates_job job = {};
-    job.dl = f32_ptr(dl), job.ld_dl = dl.ld;
+    job.dl = f32_ptr(dl), job.ld_dl = n_row;
+    job.parts = plain ? bf16_ptr(dl) : NULL;
     job.gate = f32_ptr(r->gate), job.ld_gate = r->gate.ld;
     job.dgate = f32_ptr(dgate), job.ld_dgate = dgate.ld;
     job.logits = f32_ptr(logits), job.ld_logits = logits.ld;
@@ -775,7 +583,7 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
     const bool few = router->kind != ROUTER_PROBABILITY && !job.count && job.n_top <= 32; /* dl of the chosen alone */
-    if (few && w->format == WF_BF16 && n_exp >= MANY) {
+    if (few && plain && 4 * job.n_top <= n_exp) {
         job.ld_dl = job.n_top;
         launch_chosen(dx, &job, w);
         return;
@@ -783,8 +591,12 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
-    const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), (unsigned)ceil_div(w->n_in, 64));
-    const auto product = w->format == WF_BF16 ? dx_tile<true> : dx_tile<false>;
-    product<<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, *w, n_tok);
-    CUDA_CHECK_LAUNCH();
+    if (plain) {
+        stack_rows<<<grid_x(ceil_div(n_row * w->n_in, 8 * WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
+            bf16_ptr(rows), (const bf16 *)w->data, n_row * w->n_in, n_exp * w->n_in);
+        CUDA_CHECK_LAUNCH();
+        cuda_gemm(dx, dl, false, rows, false, 1, 1);
+        return;
+    }
+    cuda_router_dx_tile(dx, dl, w);
 }
