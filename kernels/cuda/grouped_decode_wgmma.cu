@@ -4,7 +4,9 @@
  *
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, and the sums have the
  *   same order.
- * Tiles: up to 256 rows x 192 columns. A consumer warpgroup has 128 of the rows; of at most 128 rows, 64.
+ * Tiles: up to 256 rows x 192 columns. A consumer warpgroup has 128 of the rows; of at most 128 rows, 64. Experts with
+ *   the largest tiles come first: blocks take tiles at equal distances, and one of 256 rows takes 1.4 times as long as
+ *   one of 64, which is bound by decoding.
  * Decoding: 32 weights with one scale are 16 bytes. A thread has three of these blocks in each step; it loads them by
  *   cp.async 6 steps ahead, and decodes them. Four registers hold the bytes of the values of codes 0 .. 7 times the
  *   scale, which are exact; prmt looks up four bytes at a time. The 16-byte stores have no bank conflicts.
@@ -38,6 +40,7 @@ enum {
     SLOTS = 6,                                /* steps of packed weights that are loaded ahead */
     SLOT_BYTES = LOADERS * BLOCKS * (16 + 4), /* of every thread, blocks and the words that hold their scales */
     PART_BYTES = 64 * 128,
+    TILE = 2 * ROWS, /* rows of the largest tile */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -186,7 +189,8 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
     asm volatile("" : "+r"(ring.data), "+r"(ring.full), "+r"(ring.empty)); /* else computed again in each step */
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at<PIPE::TILE_ROWS>(tiles, at, &e);
+        struct tile t = tile_at<PIPE::TILE_ROWS>(tiles, at, &e);
+        t.e = tiles->place[t.e];
         const struct blocks b = find_blocks<KN>(p, t, thread);
         struct early early;
         for (int i = 0; i < SLOTS; i++) fetch(slots + i * SLOT_BYTES, b, i, thread);
@@ -217,7 +221,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
 
 struct loads_packed {
     enum { LOADER = 56, CONSUMER = 224, IN_TURNS = false, SCRATCH_BYTES = SLOTS * SLOT_BYTES };
-    template <int> using pipe = struct pipeline<3, 2 * ROWS>;
+    template <int> using pipe = struct pipeline<3, TILE>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &) { return 1 + LOADERS / 32; }
     template <int EPILOGUE, bool KN>

@@ -315,6 +315,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
         float2 columns;
         float weight[2][2] = {};
         float *bias = x.bias + (own % 2 * 2 + group) * COLS;
+        t.e = tiles->place[t.e];
         if (biased) columns = load_bias(g, t);
         if (is_glu_bwd(EPILOGUE)) load_gates(weight, g, half);
         const auto prefetch = [&] {

@@ -34,13 +34,15 @@ static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
 
 /* ---- tile scheduler ---- */
 
-struct tiles {
-    int32_t first[MAX_EXPERTS + 1]; /* row tiles before the i-th expert of the launch */
-    int32_t row[MAX_EXPERTS + 1];   /* offs of the experts of the launch */
+struct tiles {                      /* of experts in the order of their tiles */
+    int32_t first[MAX_EXPERTS + 1]; /* row tiles before expert i */
+    int32_t row[MAX_EXPERTS];       /* its first row */
+    int32_t end[MAX_EXPERTS];       /* the row after its last one */
+    uint16_t place[MAX_EXPERTS];    /* in the launch */
     int32_t n_exp, n_col;           /* experts; column tiles */
 };
 struct tile {
-    int32_t e, m, n, n_row; /* place of the expert in the launch, first row and column, rows */
+    int32_t e, m, n, n_row; /* expert in the order of the tiles, first row and column, rows */
 };
 
 /* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
@@ -50,7 +52,7 @@ template <int TILE_ROWS = ROWS>
 static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
 {
     while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
-    const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->row[*e + 1];
+    const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->end[*e];
     const int in_expert = at - tiles->first[*e] * tiles->n_col, band = in_expert / (BAND * tiles->n_col);
     const int in_band = in_expert - band * BAND * tiles->n_col, height = MT_MIN(BAND, n_row_tile - band * BAND);
     const int even = ((end - tiles->row[*e] + n_row_tile - 1) / n_row_tile + 63) / 64 * 64;
@@ -63,27 +65,56 @@ static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles,
     return t;
 }
 
-/* One warp fills `tiles`: a prefix sum of the row tiles of the experts. */
+/* The sum over lanes 0 .. this one. (With a ballot of lanes instead, ptxas keeps sums of grouped_decode_wgmma.cu in
+ * local memory.) */
+static __device__ __forceinline__ int sum_upto_lane(int sum)
+{
+    const int lane = threadIdx.x & 31;
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += other;
+    }
+    return sum;
+}
+
+/* Puts the experts in the order of their tiles. Equal tiles have that of the launch. Of others, experts with the
+ * largest come first, so that blocks, which take tiles at equal distances, have about the same work. */
+template <int TILE_ROWS>
+static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
+{
+    const int lane = threadIdx.x & 31;
+    int n = 0;
+    for (int size = TILE_ROWS == ROWS ? 0 : TILE_ROWS / 64; size >= 0; size--) { /* of a tile or less, in 64 rows */
+        for (int base = 0; base < n_exp; base += 32) {
+            const int e = MT_MIN(base + lane, n_exp - 1), n_row = offs[e + 1] - offs[e];
+            const bool next = TILE_ROWS == ROWS || (MT_MIN(n_row, TILE_ROWS) + 63) / 64 == size;
+            const int upto = sum_upto_lane(next && base + lane < n_exp);
+            if (next && base + lane < n_exp) tiles->place[n + upto - 1] = (uint16_t)e;
+            n += __shfl_sync(~0u, upto, 31);
+        }
+    }
+    __syncwarp();
+}
+
+/* One warp fills `tiles`: the order of the experts, and a prefix sum of their row tiles. */
 template <int TILE_ROWS = ROWS>
 static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
     const int32_t *offs = g.offs + g.first;
     int before = 0;
+    order_experts<TILE_ROWS>(tiles, offs, n_exp);
     for (int base = 0; base < n_exp; base += 32) {
-        const int i = MT_MIN(base + lane, n_exp - 1), start = offs[i], end = offs[i + 1];
-        int sum = base + lane < n_exp ? (end - start + TILE_ROWS - 1) / TILE_ROWS : 0;
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(~0u, sum, d);
-            if (lane >= d) sum += other;
-        }
+        const int i = MT_MIN(base + lane, n_exp - 1), e = tiles->place[i], start = offs[e], end = offs[e + 1];
+        const int n_tile = base + lane < n_exp ? (end - start + TILE_ROWS - 1) / TILE_ROWS : 0;
+        const int sum = sum_upto_lane(n_tile);
         tiles->row[i] = start;
+        tiles->end[i] = end;
         if (base + lane < n_exp) tiles->first[i + 1] = before + sum;
         before += __shfl_sync(~0u, sum, 31);
     }
     if (lane == 0) {
         tiles->first[0] = 0;
-        tiles->row[n_exp] = offs[n_exp];
         tiles->n_exp = n_exp;
         tiles->n_col = (int)((g.n_out + COLS - 1) / COLS);
     }
