@@ -12,20 +12,27 @@ struct ops; /* kernels/ops.h */
 
 /* Minimum work of an op: FLOPs of its products; bytes of every input read once and every output written once; and bytes
  * for decoding 4-bit weights to bf16 before the product. fp8: the FLOPs of FP8 products among flops, which run at twice
- * the roof. */
+ * the roof. dense: a library computes the products, with all instructions of the device. */
 struct cost {
     double flops, bytes, decode, fp8;
+    bool dense;
 };
 /* Roofs: FLOPs and bytes per second of a large product and a large copy; on a GPU, milliseconds of the smallest op,
- * which zeroes 4 bytes (prof_measure_roofs). 0: not measured. */
+ * which zeroes 4 bytes (prof_measure_roofs). 0: not measured. portable_flops: of a large product with the instructions
+ * of the portable kernels alone, where these run on a GPU that has faster ones; 0: no such difference. */
 struct roofs {
-    double flops, bytes, launch_ms;
+    double flops, bytes, launch_ms, portable_flops;
 };
+/* The FLOPs per second of a large product with the instructions of this device's kernels. */
+static inline double roofs_kernel_flops(const struct roofs *r)
+{
+    return r->portable_flops > 0 ? r->portable_flops : r->flops;
+}
 /* The floor: the shortest time of this work with these roofs; decoding precedes the product. 0 without roofs. */
 static inline double cost_ms(const struct roofs *r, const struct cost *c)
 {
-    return r->flops > 0 ? 1e3 * (MT_MAX((c->flops - c->fp8 / 2) / r->flops, c->bytes / r->bytes) + c->decode / r->bytes)
-                        : 0;
+    const double rate = c->dense ? r->flops : roofs_kernel_flops(r);
+    return rate > 0 ? 1e3 * (MT_MAX((c->flops - c->fp8 / 2) / rate, c->bytes / r->bytes) + c->decode / r->bytes) : 0;
 }
 
 /* A call of an op, between two marks of the device. */

@@ -546,6 +546,9 @@ struct dev_calls {
     int64_t launches, waits; /* kernels; calls in which the host waits for the device */
     const char *missing;
 };
+/* y [n, n] = x [n, n] w [n, n]^T in act_dtype, as fast as the instructions of the portable kernels allow. False,
+ * without a product: no kernel is known that has no others, or the device's own kernels use them all. */
+typedef bool dev_portable_product_fn(struct tensor y, struct tensor x, struct tensor w);
 typedef void dev_mark_fn(int slot);
 typedef double dev_mark_ms_fn(int from, int to);
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
@@ -571,7 +574,8 @@ struct ops {
     dev_mark_fn *mark;
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
-    const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
+    dev_portable_product_fn *portable_product; /* for a roof (kernels/prof.c); NULL: none */
+    const struct comm_ops *comm;               /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
     embed_fwd_fn *embed_fwd;
     rmsnorm_fwd_fn *rmsnorm_fwd;
     rmsnorm_bwd_fn *rmsnorm_bwd;

@@ -66,6 +66,12 @@ static inline void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t 
 {
     dev->op.flops += 2 * (double)m * (double)n * (double)k;
 }
+/* The same of an op whose products a GPU leaves to cuBLASLt, or to kernels that are as fast. */
+static inline void count_dense(struct device *dev, int64_t m, int64_t n, int64_t k)
+{
+    count_gemm(dev, m, n, k);
+    dev->op.dense = true;
+}
 
 /* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of
  * attention. */

@@ -108,7 +108,7 @@ static void want_groups(struct device *dev, struct tensor y, struct tensor x, co
                (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in);
     WANT(y, dev->act_dtype, x.shape[0], w->n_exp * w->n_out);
     WANT(x, dev->act_dtype, x.shape[0], w->n_exp * w->n_in);
-    count_gemm(dev, x.shape[0], w->n_exp * w->n_out, w->n_in); /* x W^T or dy W of every group */
+    count_dense(dev, x.shape[0], w->n_exp * w->n_out, w->n_in); /* x W^T or dy W of every group */
     MOVES(dev, y, x);
     moves_weight(dev, w, w->n_exp);
 }

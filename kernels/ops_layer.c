@@ -241,7 +241,7 @@ void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct
     WANT_OPT(res, dev->act_dtype, n_tok, w->n_out);
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
     want_quant(dev, proj);
-    count_gemm(dev, n_tok, w->n_out, w->n_in);               /* x W^T */
+    count_dense(dev, n_tok, w->n_out, w->n_in);              /* x W^T */
     count_dense_lora(dev, n_tok, lora, true, !lora->merged); /* x A^T; (x A^T) B^T */
     MOVES(dev, y, xa, x, proj->bias, res);
     moves_matrix(dev, proj, n_tok);
@@ -264,7 +264,7 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
     want_grad(dev, proj);
     want_quant(dev, proj);
-    if (dx.ndim) count_gemm(dev, n_tok, w->n_out, w->n_in);  /* dy W */
+    if (dx.ndim) count_dense(dev, n_tok, w->n_out, w->n_in); /* dy W */
     count_dense_lora(dev, n_tok, lora, !lora->merged, true); /* dy B; (dy B) A */
     count_dense_lora(dev, n_tok, lora, true, true);          /* dy^T xa; (dy B)^T x */
     MOVES(dev, dx, dy, xa);
@@ -414,8 +414,8 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
     WANT(rows, DT_I32, n_label);
     WANT(ids, DT_I32, n_label);
     MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
-    count_gemm(dev, n_label, w->n_out, w->n_in);              /* x W^T */
-    if (dx.ndim) count_gemm(dev, n_label, w->n_out, w->n_in); /* dlogits W */
+    count_dense(dev, n_label, w->n_out, w->n_in);              /* x W^T */
+    if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* dlogits W */
     MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
     RUN(0, linear_ce, nll, hit, dx, x, w, rows, ids, scale, chunk);
@@ -450,9 +450,9 @@ void op_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struc
     WANT(ids, DT_I32, n_label);
     want_teacher(dev, teacher, n_label, w->n_in);
     MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
-    count_gemm(dev, n_label, w->n_out, w->n_in);                           /* x W^T */
-    if (teacher->hidden.ndim) count_gemm(dev, n_label, w->n_out, w->n_in); /* hidden W^T */
-    if (dx.ndim) count_gemm(dev, n_label, w->n_out, w->n_in);              /* dlogits W */
+    count_dense(dev, n_label, w->n_out, w->n_in);                           /* x W^T */
+    if (teacher->hidden.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* hidden W^T */
+    if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in);              /* dlogits W */
     MOVES(dev, nll, kl, hit, rows, ids, dx, tensor_rows(x, 0, n_label), teacher->hidden, teacher->id, teacher->logprob);
     moves_weight(dev, w, n_label);
     RUN(0, linear_kl, nll, kl, hit, dx, x, w, rows, ids, teacher, scale, chunk);
@@ -470,7 +470,7 @@ void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob,
     WANT(rows, DT_I32, n_label);
     MT_REQUIRE(chunk > 0 && temperature > 0 && n_top >= 1 && n_top <= w->n_out, "%lld of %lld logits, temperature %g",
                (long long)n_top, (long long)w->n_out, (double)temperature);
-    count_gemm(dev, n_label, w->n_out, w->n_in);
+    count_dense(dev, n_label, w->n_out, w->n_in);
     MOVES(dev, id, logprob, rows, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
     RUN(0, linear_topk, id, logprob, x, w, rows, temperature, chunk);

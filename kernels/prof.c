@@ -135,6 +135,7 @@ static void run_product(const struct roof_test *t)
     t->dev->ops->linear_fwd(t->dev, t->y, none, t->x, &square, none);
 }
 
+static void run_portable_product(const struct roof_test *t) { t->dev->ops->portable_product(t->y, t->x, t->w); }
 static void run_copy(const struct roof_test *t) { t->dev->ops->copy(t->to.data, t->from.data, tensor_bytes(t->from)); }
 static void run_copies(const struct roof_test *t)
 {
@@ -211,12 +212,17 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     fill(&own, t.x);
     fill(&own, t.w);
     const double product_ms = typical_ms(&t, run_product, run_product, gpu);
+    const double portable_ms = own.ops->portable_product && own.ops->portable_product(t.y, t.x, t.w)
+                                   ? typical_ms(&t, run_portable_product, run_portable_product, gpu)
+                                   : 0;
     push_copy(&t, &own, bytes);
     const double copy_ms = typical_ms(&t, run_copy, run_copy, gpu);
     /* Copies first, so that the GPU has work while the host issues the small ops. */
     const double launch_ms = gpu ? typical_ms(&t, run_smallest, run_copies, gpu) : 0;
     own.ops->free(own.work.base);
-    dev->roofs.flops = 2e3 * (double)n * (double)n * (double)n / product_ms;
+    const double flops = 2 * (double)n * (double)n * (double)n;
+    dev->roofs.flops = 1e3 * flops / product_ms;
+    dev->roofs.portable_flops = portable_ms > 0 ? 1e3 * flops / portable_ms : 0;
     dev->roofs.bytes = 2e3 * (double)bytes / copy_ms;
     dev->roofs.launch_ms = launch_ms;
     return 0;
@@ -227,6 +233,7 @@ double prof_share(struct device *dev, double floor_ms, double ms)
     const double share = ms > 0 ? floor_ms / ms : 0;
     if (share <= 1) return share;
     dev->roofs.flops *= share;
+    dev->roofs.portable_flops *= share;
     dev->roofs.bytes *= share;
     return 1;
 }

@@ -131,6 +131,13 @@ static void test_share(void **state)
     assert_close(prof_share(&dev, 250, 100), 1, 0);
     assert_close(dev.roofs.flops, 2.5e9, 1e-12);
     assert_close(dev.roofs.bytes, 2.5e8, 1e-12);
+    /* the portable kernels have a roof of their own; a dense layer keeps that of the library */
+    dev.roofs.portable_flops = 1e9;
+    assert_close(cost_ms(&dev.roofs, &(struct cost){.flops = 1e9}), 1e3, 1e-12);
+    assert_close(cost_ms(&dev.roofs, &(struct cost){.flops = 1e9, .dense = true}), 400, 1e-12);
+    assert_close(prof_share(&dev, 200, 100), 1, 0);
+    assert_close(dev.roofs.portable_flops, 2e9, 1e-12);
+    dev.roofs = (struct roofs){.flops = 2.5e9, .bytes = 2.5e8, .portable_flops = 1e9};
     dev.floor_ms = 0;
     run_linear(&dev, 700, 96); /* bound by FLOPs */
     const double ms = 1e3 * 2.0 * 700 * 96 * 64 / 2.5e9;
@@ -202,6 +209,8 @@ static void check_roofs(struct device *dev, double flops, double bytes)
                   dev->roofs.flops / 1e12, dev->roofs.bytes / 1e9, 1e3 * dev->roofs.launch_ms, clock_ms() - start);
     assert_true(dev->roofs.flops > flops && dev->roofs.bytes > bytes);
     assert_true(dev->ops->own_memory == (dev->roofs.launch_ms > 0) && dev->roofs.launch_ms < 1);
+    assert_true(dev->roofs.portable_flops < dev->roofs.flops);
+    assert_true(!strstr(dev->name, "portable") || !strstr(dev->name, "NVIDIA H") || dev->roofs.portable_flops > flops);
     assert_memory_equal(&before, &dev->work, sizeof(before));
     assert_close(dev->flops, 0, 0);
 }
@@ -232,6 +241,11 @@ static void test_gpu(void **state)
     op_check_need_gpu();
     if (device_open(&dev, "cuda", "auto", &err)) fail_msg("%s", err.msg);
     check_roofs(&dev, 1e13, 1e11);
+    device_close(&dev);
+    if (device_open(&dev, "cuda-portable", "auto", &err)) fail_msg("%s", err.msg);
+    check_roofs(&dev, 1e13, 1e11);
+    device_close(&dev);
+    if (device_open(&dev, "cuda", "auto", &err)) fail_msg("%s", err.msg);
     if (device_reserve(&dev, &dev.work, "work", 64 << 20, &err)) fail_msg("%s", err.msg);
     struct tensor from = arena_tensor_1d(&dev.work, DT_F32, 4 << 20), to = arena_tensor_1d(&dev.work, DT_BF16, 4 << 20);
     device_zero(&dev, from);

@@ -136,5 +136,7 @@ void cuda_gemm_open(void); /* creates the handle and workspace; the GPU must be 
 /* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes may
  * be 0. f32 accumulation; bitwise repeatable. */
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
+/* Slot of struct ops: on Hopper, for the portable kernels. All calls have the same shape. */
+bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w);
 
 #endif

@@ -139,6 +139,7 @@ static const struct ops table = {
     .mark = cuda_mark,
     .mark_ms = cuda_mark_ms,
     .count_calls = cuda_count_calls,
+    .portable_product = cuda_portable_product,
     .comm = &cuda_comm,
     .embed_fwd = cuda_embed_fwd,
     .rmsnorm_fwd = cuda_rmsnorm_fwd,

@@ -9,8 +9,13 @@
  *
  * The number of rows changes with every micro-batch and expert. A heuristic call costs the host 0.2 ms or more (H100,
  * cuBLASLt 13), twenty times the host time of the product itself. So the heuristic is called for the number of rows
- * rounded up. */
+ * rounded up.
+ *
+ * cuda_portable_product: the roof of the portable kernels on Hopper, which wgmma is not open to. cuBLASLt still has its
+ * kernels for Ampere there (H200, cuBLASLt 13, [8192, 8192] by [8192, 8192]: cutlass_80_tensorop_bf16_s16816gemm, 456
+ * to 507 TFLOP/s; with wgmma 800 to 824). They have a configured number of stages; kernels with wgmma choose theirs. */
 #include <cublasLt.h>
+#include <math.h>
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
@@ -23,7 +28,11 @@ enum { TABLE = 1024, PROBES = 8, ALIGN = 16, WORKSPACE = 32 << 20 };
     X(Create)                                                                                                          \
     X(GetStatusString)                                                                                                 \
     X(Matmul)                                                                                                          \
+    X(MatmulAlgoCheck)                                                                                                 \
+    X(MatmulAlgoConfigSetAttribute)                                                                                    \
     X(MatmulAlgoGetHeuristic)                                                                                          \
+    X(MatmulAlgoGetIds)                                                                                                \
+    X(MatmulAlgoInit)                                                                                                  \
     X(MatmulDescInit_internal)                                                                                         \
     X(MatmulDescSetAttribute)                                                                                          \
     X(MatmulPreferenceInit_internal)                                                                                   \
@@ -197,4 +206,78 @@ void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool 
         rc = lt.Matmul(lt.handle, &p.desc, &alpha, b.data, &p.a, a.data, &p.b, &beta, c.data, &p.c, c.data, &p.c,
                        algorithm_of(&choices[i]), lt.workspace, WORKSPACE, cuda.stream);
     CUBLAS_CHECK(rc);
+}
+
+/* ---- products without wgmma ---- */
+
+/* The algorithm of number id for bf16, with this tile and number of stages; false: it does not support them. */
+static bool configure(cublasLtMatmulAlgo_t *algo, struct product *p, int id, uint32_t tile, uint32_t stages)
+{
+    cublasLtMatmulHeuristicResult_t found;
+    const cudaDataType_t x = CUDA_R_16BF;
+    CUBLAS_CHECK(lt.MatmulAlgoInit(lt.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, x, x, x, x, id, algo));
+    CUBLAS_CHECK(lt.MatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile)));
+    CUBLAS_CHECK(lt.MatmulAlgoConfigSetAttribute(algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, &stages, sizeof(stages)));
+    const cublasStatus_t rc = lt.MatmulAlgoCheck(lt.handle, &p->desc, &p->a, &p->b, &p->c, &p->c, algo, &found);
+    return rc == CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE;
+}
+
+static bool multiply(struct product *p, const cublasLtMatmulAlgo_t *algo, struct tensor y, struct tensor x,
+                     struct tensor w)
+{
+    const float one = 1, zero = 0;
+    return lt.Matmul(lt.handle, &p->desc, &one, w.data, &p->a, x.data, &p->b, &zero, y.data, &p->c, y.data, &p->c, algo,
+                     lt.workspace, WORKSPACE, cuda.stream) == CUBLAS_STATUS_SUCCESS;
+}
+
+/* The time of a product, the mean of several after a first one; infinite without it. */
+static double product_ms(struct product *p, const cublasLtMatmulAlgo_t *algo, struct tensor y, struct tensor x,
+                         struct tensor w)
+{
+    enum { TIMED = 4 };
+    if (!multiply(p, algo, y, x, w)) return INFINITY;
+    cuda_mark(0);
+    for (int i = 0; i < TIMED; i++)
+        if (!multiply(p, algo, y, x, w)) return INFINITY;
+    cuda_mark(1);
+    CUDA_CHECK(cudaStreamSynchronize(cuda.stream));
+    return cuda_mark_ms(0, 1) / TIMED;
+}
+
+/* The fastest algorithm with the largest tiles and a configured number of stages; its ms, infinite without one. */
+static double fastest_without_wgmma(cublasLtMatmulAlgo_t *best, struct product *p, struct tensor y, struct tensor x,
+                                    struct tensor w)
+{
+    enum { IDS = 256, FIRST = CUBLASLT_MATMUL_STAGES_32x1, LAST = CUBLASLT_MATMUL_STAGES_64x6 };
+    static const uint32_t tiles[] = {CUBLASLT_MATMUL_TILE_128x128, CUBLASLT_MATMUL_TILE_128x256,
+                                     CUBLASLT_MATMUL_TILE_256x128};
+    const cudaDataType_t type = CUDA_R_16BF;
+    int ids[IDS], n = 0;
+    double best_ms = INFINITY;
+    CUBLAS_CHECK(lt.MatmulAlgoGetIds(lt.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, type, type, type, type, IDS, ids, &n));
+    for (int i = 0; i < n; i++) {
+        for (int64_t t = 0; t < MT_LEN(tiles); t++) {
+            for (uint32_t stages = FIRST; stages <= LAST; stages++) {
+                cublasLtMatmulAlgo_t algo;
+                if (!configure(&algo, p, ids[i], tiles[t], stages)) continue;
+                const double ms = product_ms(p, &algo, y, x, w);
+                if (ms < best_ms) *best = algo;
+                best_ms = MT_MIN(best_ms, ms);
+            }
+        }
+    }
+    return best_ms;
+}
+
+bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w)
+{
+    static cublasLtMatmulAlgo_t algo; /* of the shape of the first call; others are not asked for */
+    static bool searched, found;
+    struct product p;
+    const struct shape s = {y.shape[0], y.shape[1], x.shape[1], x.ld, w.ld, y.ld, false, true, false, ALIGN};
+    if (cuda.hopper || cuda.capability != 90) return false;
+    describe(&p, &s);
+    if (!searched) found = fastest_without_wgmma(&algo, &p, y, x, w) < INFINITY;
+    searched = true;
+    return found && multiply(&p, &algo, y, x, w);
 }

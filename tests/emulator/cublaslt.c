@@ -86,6 +86,37 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
+/* No algorithms but that of the heuristic. */
+cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute, cudaDataType_t scale,
+                                        cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t d, int n,
+                                        int ids[], int *n_found)
+{
+    (void)handle, (void)compute, (void)scale, (void)a, (void)b, (void)c, (void)d, (void)n, (void)ids;
+    *n_found = 0;
+    return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute, cudaDataType_t scale,
+                                      cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t d, int id,
+                                      cublasLtMatmulAlgo_t *algo)
+{
+    (void)handle, (void)compute, (void)scale, (void)a, (void)b, (void)c, (void)d, (void)id, (void)algo;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result)
+{
+    (void)handle, (void)op, (void)a, (void)b, (void)c, (void)d, (void)algo, (void)result;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t name, const void *value,
+                                                    size_t bytes)
+{
+    (void)algo, (void)name, (void)value, (void)bytes;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 static float of_bf16(uint16_t x)
 {
     const uint32_t bits = (uint32_t)x << 16;

@@ -374,6 +374,7 @@ static void put_setup(const struct bench *b, struct json_out *o)
     json_out_f64(o, "fullest_over_mean_max", b->rows.most);
     json_out_i64(o, "active_experts", b->rows.n_active);
     json_out_f64(o, "roof_tflops", r->dev.roofs.flops / 1e12);
+    if (r->dev.roofs.portable_flops > 0) json_out_f64(o, "portable_roof_tflops", r->dev.roofs.portable_flops / 1e12);
     json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
     json_out_f64(o, "launch_us", 1e3 * r->dev.roofs.launch_ms);
 }

@@ -73,7 +73,7 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
     if (!b->o->json) {
         printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.1f %8.1f %8.1f", h->name, (long long)h->n_head,
                (long long)h->n_kv, (long long)h->head_dim, (long long)h->value_dim, backward ? "backward" : "forward",
-               ms, rate, 1e14 * rate / b->dev.roofs.flops, 100 * floor_ms / ms);
+               ms, rate, 1e14 * rate / roofs_kernel_flops(&b->dev.roofs), 100 * floor_ms / ms);
         if (*base > 0) printf(" %8.1f", 100 * rate / *base);
         printf("\n");
         fflush(stdout);
@@ -88,7 +88,7 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
     json_out_str(&b->out, "pass", backward ? "backward" : "forward");
     json_out_f64(&b->out, "ms", ms);
     json_out_f64(&b->out, "tflops", rate);
-    json_out_f64(&b->out, "roof_pct", 1e14 * rate / b->dev.roofs.flops);
+    json_out_f64(&b->out, "roof_pct", 1e14 * rate / roofs_kernel_flops(&b->dev.roofs));
     json_out_f64(&b->out, "floor_pct", 100 * floor_ms / ms);
     json_out_close(&b->out, '}');
 }
@@ -136,7 +136,7 @@ static void print_legend(struct bench *b)
         json_out_open(&b->out, NULL, '{');
         json_out_str(&b->out, "bench", "attn");
         json_out_str(&b->out, "device", b->dev.name);
-        json_out_f64(&b->out, "roof_tflops", b->dev.roofs.flops / 1e12);
+        json_out_f64(&b->out, "roof_tflops", roofs_kernel_flops(&b->dev.roofs) / 1e12);
         json_out_i64(&b->out, "tokens", b->o->tokens);
         json_out_i64(&b->out, "seq", b->o->seq);
         json_out_i64(&b->out, "window", b->o->window);

@@ -85,7 +85,7 @@ int bench_experts_open(struct bench_experts *b, const char *name, const struct b
     json_out_open(&b->rows, NULL, '{');
     json_out_str(&b->rows, "bench", name);
     json_out_str(&b->rows, "device", b->dev.name);
-    json_out_f64(&b->rows, "roof_tflops", b->dev.roofs.flops / 1e12);
+    json_out_f64(&b->rows, "roof_tflops", roofs_kernel_flops(&b->dev.roofs) / 1e12);
     json_out_f64(&b->rows, "roof_gbs", b->dev.roofs.bytes / 1e9);
     json_out_i64(&b->rows, "repeats", b->n_run);
     json_out_open(&b->rows, "rows", '[');

@@ -75,9 +75,11 @@ void profile_table(const struct prof *p, FILE *out)
 char *profile_roofs(char text[256], const struct device *dev)
 {
     const struct roofs *r = &dev->roofs;
+    char portable[64] = "";
+    if (r->portable_flops > 0) snprintf(portable, 64, ", %.4g without wgmma", r->portable_flops / 1e12);
     if (r->flops > 0)
-        snprintf(text, 256, "roofs of %s: %.4g TFLOP/s in a large product, %.4g GB/s in a large copy", dev->name,
-                 r->flops / 1e12, r->bytes / 1e9);
+        snprintf(text, 256, "roofs of %s: %.4g TFLOP/s in a large product%s, %.4g GB/s in a large copy", dev->name,
+                 r->flops / 1e12, portable, r->bytes / 1e9);
     else
         snprintf(text, 256, "roofs of %s: not measured", dev->name);
     return text;
