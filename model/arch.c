@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/arch_compressed.h"
+#include "model/arch_range.h"
 #include "model/arch_rope.h"
 #include "model/layer.h"
 
@@ -568,7 +569,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;
-    if (!rope_in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
+    if (range_factor(root, "routed_scaling_factor", scale, err)) return -1;
     if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
         return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
                           (long long)n_group, (long long)a->n_exp);
@@ -580,6 +581,14 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
                                 .n_group = (int)n_group,
                                 .top_group = (int)top_group};
     return 0;
+}
+
+/* A limit that is never reached is none, and no mistake. */
+static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
+{
+    if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
+    if (f->glu.kind == GLU_SWIGLU || limit >= 1e-3) return 0;
+    return json_error(root, err, "swiglu_limit %g is not at least 0.001", limit);
 }
 
 /* Reads the settings that change the mathematics, and rejects unsupported values. */
@@ -597,9 +606,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
-    if (!rope_in_f32(eps)) return json_error(root, err, "rms_norm_eps %g is not positive in f32", eps);
-    if (f->glu.kind != GLU_SWIGLU && !(limit > 0))
-        return json_error(root, err, "swiglu_limit %g is not positive", limit);
+    if (range_eps(root, "rms_norm_eps", eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
     a->transposed_experts = f->transposed_experts;

@@ -147,6 +147,8 @@ static void test_refusals(void **state)
         {GLM, "\"rms_norm_eps\": 1e300", "rms_norm_eps 1e+300"},
         {GLM, "\"rms_norm_eps\": 1e-300", "rms_norm_eps 1e-300"},
         {GLM, "\"routed_scaling_factor\": 1e300", "routed_scaling_factor 1e+300"},
+        {GLM, "\"routed_scaling_factor\": 1e30", "routed_scaling_factor 1e+30 is not between 0.001 and 1000"},
+        {GLM, "\"routed_scaling_factor\": 1e-30", "routed_scaling_factor 1e-30 is not between"},
         {GLM, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"], \"sliding_window\": 8",
          "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
         {GLM, KINDS3 ", \"first_k_dense_replace\": 2",
