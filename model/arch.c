@@ -514,6 +514,31 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
+/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
+ * decoded since. A method whose tensors the loader does not know is refused here, because a missing tensor explains
+ * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
+ * and other longer names. */
+static int refuse_quantization(struct json root, struct err *err)
+{
+    static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",
+                                        "modelopt"};
+    const struct json q = json_find(root, "quantization_config");
+    const char *method = known[0];
+    char names[128] = "";
+    if (json_type(q) == JSON_ABSENT || json_type(q) == JSON_NULL) return 0;
+    if (json_type(q) != JSON_OBJECT)
+        return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
+    if (json_opt_str(q, "quant_method", &method, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(known); i++) {
+        if (!strcmp(method, known[i]) || !strncmp(method, "modelopt_", 9)) return 0;
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "", known[i]);
+    }
+    return json_error(q, err,
+                      "quant_method \"%s\" is not supported (%s): use the checkpoint without quantisation, or remove "
+                      "quantization_config if the tensors are not quantised",
+                      method, names);
+}
+
 /* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores them. */
 static int refuse_routers(struct json root, struct err *err)
 {
@@ -648,6 +673,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");
+    if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
     if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
         read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         (f->compressed ? compressed_read_router(a, root, err) : read_router(a, root, f, err)) ||
