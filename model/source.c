@@ -177,7 +177,7 @@ static int decode_int4(const struct source *s, char *out, int n_threads, struct 
     for (int64_t i = 0; i < n && !rc; i++)
         if (!isfinite(scale[i]))
             rc = err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
-                         s->scale->name, (double)scale[i]);
+                         safetensors_stored(s->scale), (double)scale[i]);
     if (!rc) quant_int4_decode(out, s->data->data, scale, n, s->group, n_threads);
     mem_free(scale);
     return rc;
@@ -192,12 +192,13 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
     const float g = scalar(s->scale2);
     *scale2 = g;
     if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
-        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged", s->scale2->name,
-                       (double)g);
+        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged",
+                       safetensors_stored(s->scale2), (double)g);
     bool bad = false;
     for (int64_t i = 0; i < s->scale->bytes; i++) bad |= s->scale->data[i] == 0x7f || s->scale->data[i] > 0x80;
     if (bad)
-        return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged", s->scale->name);
+        return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged",
+                       safetensors_stored(s->scale));
     if (s->transposed)
         transpose((char *)scale, s->scale->data, s->n_out, s->n_in / 16, 1);
     else
@@ -401,7 +402,7 @@ static int find_nvfp4(struct source *s, const struct st_tensor *data, const stru
     const int64_t out = s->n_out, in = s->n_in;
     if (data->dtype != DT_U8 || !is_e4m3(scale)) return unsupported(data, scale, err);
     if (in % 16)
-        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", data->name,
+        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", safetensors_stored(data),
                        (long long)in);
     if (!has_shape(data, out, in / 2)) return shape_error(data, "U8", 2, (int64_t[]){out, in / 2}, err);
     if (!has_shape(scale, out, in / 16)) return shape_error(scale, "F8_E4M3", 2, (int64_t[]){out, in / 16}, err);
@@ -424,7 +425,7 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
         return err_set(err,
                        "tensor %s: integer codes with reordered groups are not supported; use bf16, FP8 or INT4 "
                        "without them",
-                       order->name);
+                       safetensors_stored(order));
     if (in % 8 || !has_shape(data, out, in / 8))
         return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
     if (source_dense_format(scale->dtype) == WF_NONE) return unsupported(data, scale, err);
@@ -446,7 +447,7 @@ static int find_packed(struct source *s, struct checkpoint *ck, const char *name
     const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
     if (data->dtype == DT_I32 && scale) return find_int4(s, ck, name, data, scale, err);
     if (!scale || (is_e4m3(scale) && !scale2))
-        return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", data->name, name,
+        return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", safetensors_stored(data), name,
                        !scale    ? "_scale"
                        : divides ? "_global_scale"
                                  : "_scale_2");

@@ -433,6 +433,10 @@ static void test_packed_shared_experts(void **state)
         assert_says(said.err, i % 2 ? "packed weights read from " : " weights quantised to mxfp4 in ");
         assert_says(said.err, i < 2 ? ": shared experts (fp8)\n" : ": attention (fp8), shared experts (fp8)\n");
     }
+    assert_int_equal(RUN("eval", config, "--base", "--set", path, "--set", cache, "--set", "model.quantize=nf4",
+                         "--set", "data.train=", "--set", "data.format=text"),
+                     1);
+    assert_says(said.err, "tensor layers.0.ffn.experts.0.w1.weight is packed in the checkpoint as mxfp4, but ");
 }
 
 /* NaN in the indexer does not reach the loss: it chooses other entries. FP8 codes are those of matrices that stay FP8
