@@ -363,6 +363,15 @@ static void test_fp8(void **state)
     }
 }
 
+static void assert_refused(struct loading *l, const char *says)
+{
+    struct err err = {.msg = ""};
+    assert_int_equal(load(l, &comm_alone, &err), -1);
+    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
+    device_close(&l->dev);
+    synth_memory_close(&l->m);
+}
+
 /* Changes one value of a table of experts by token id. */
 static void refuse_table(int64_t at, int64_t value)
 {
@@ -404,15 +413,11 @@ static void test_table_of_experts(void **state)
     refuse_table(4 * 7 + 2, -1);
     refuse_table(4 * 7 + 1, first);
     refuse_table(4 * 7, (int64_t)1 << 32);
-}
-
-static void assert_refused(struct loading *l, const char *says)
-{
-    struct err err = {.msg = ""};
-    assert_int_equal(load(l, &comm_alone, &err), -1);
-    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
-    device_close(&l->dev);
-    synth_memory_close(&l->m);
+    open_memory(&l, "mxfp4");
+    struct st_tensor *real = tensor_of(&l, "model.layers.1.mlp.gate.tid2eid");
+    real->dtype = DT_F32;
+    real->st_dtype = "F32";
+    assert_refused(&l, "tensor layers.1.ffn.gate.tid2eid is F32 [2048, 4], expected I64 or I32 [2048, 4]");
 }
 
 /* model.quantize on the published layout packs what is FP8, and the log names it. */
