@@ -323,6 +323,60 @@ static void suggested_limit(void **state)
     }
 }
 
+/* Applies advice i to the configuration. Returns what the message calls it. */
+static const char *apply(struct config *cfg, int i)
+{
+    static const char *const says[] = {"set train.recompute = auto (needs ", "set train.offload = auto (needs ",
+                                       "set train.decoded_layers = 0 (needs "};
+    if (i == 0) cfg->train.recompute = CFG_RECOMPUTE_AUTO;
+    if (i == 1) cfg->train.offload = CFG_OFFLOAD_AUTO;
+    if (i == 2) cfg->train.decoded_layers = 0;
+    return says[i];
+}
+
+/* Nothing fits: the error suggests the options that need less, and no others. */
+static void suggested_options(void **state)
+{
+    (void)state;
+    static const int modes[] = {CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_FULL};
+    static const int places[] = {CFG_OFFLOAD_AUTO, CFG_OFFLOAD_NONE};
+    int n_said = 0, n_none = 0;
+    free_here = (int64_t)8 << 30;
+    fixed_here = 0;
+    for (int i = 0; i < 12; i++) {
+        struct bed *b = bed_open();
+        struct config *cfg = &b->cfg;
+        struct err err, other;
+        int n = 0;
+        cfg->train.memory_gb = 1e-9;
+        cfg->train.recompute = modes[i % 3];
+        cfg->train.offload = places[i / 3 % 2];
+        cfg->train.decoded_layers = i / 6 ? 4 : 0;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        const struct plan_memory *m = &b->plan.memory;
+        const int64_t weights = m->experts + m->dense - m->decoded, peak = plan_peak(&b->plan, true);
+        cfg->train.memory_gb = (double)(weights + (64 << 10)) / (1 << 30);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        if (!strstr(err.msg, " short: ") || !strstr(err.msg, "lower data.seq_len, train.micro_batch or lora.r"))
+            fail_msg("%s", err.msg);
+        for (int k = 0; k < 3; k++) {
+            const struct config before = *cfg;
+            const char *says = apply(cfg, k);
+            if (!bed_plan(b, &parallel_alone, &other)) fail_msg("%s fits", says);
+            const bool less = plan_peak(&b->plan, true) < peak;
+            if (less != (strstr(err.msg, says) != NULL)) fail_msg("%s%s in: %s", less ? "no " : "", says, err.msg);
+            n += less;
+            *cfg = before;
+        }
+        const char *none = "; no other value of train.recompute, train.offload or train.decoded_layers needs less";
+        assert_int_equal(strstr(err.msg, none) != NULL, n == 0);
+        n_said += n;
+        n_none += !n;
+        bed_close(b);
+    }
+    assert_true(n_said >= 6 && n_none >= 1);
+}
+
 /* Not every dry run of a plan looks for the tensors of every expert; one does. */
 static void every_tensor_is_looked_for(void **state)
 {
@@ -352,6 +406,7 @@ int test_plan_choice(void)
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
+        cmocka_unit_test(suggested_options),
         cmocka_unit_test(every_tensor_is_looked_for),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);
