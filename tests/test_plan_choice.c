@@ -4,6 +4,7 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -245,6 +246,45 @@ static void logits_are_worth_memory(void **state)
     bed_close(b);
 }
 
+/* Rows of the table that save the same differ in the loss head, whose chunks have at most the tokens of a micro-batch.
+ */
+static void rows_of_the_table_differ(void **state)
+{
+    (void)state;
+    static char text[1 << 14], *rows[16];
+    struct bed *b = bed_of("gpt-oss-20b", 4);
+    const struct roofs rates = {0};
+    struct err err;
+    FILE *f = tmpfile();
+    int n = 0, n_alike = 0;
+    assert_non_null(f);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->cfg.data.seq_len = 1024;
+    b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+    b->cfg.train.offload = CFG_OFFLOAD_NONE;
+    b->cfg.train.decoded_layers = 0;
+    if (bed_plan(b, &parallel_alone, &err) ||
+        plan_frontier(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, &rates, f, &err))
+        fail_msg("%s", err.msg);
+    rewind(f);
+    text[fread(text, 1, sizeof(text) - 1, f)] = 0;
+    fclose(f);
+    for (char *at = text; (at = strstr(at, "train.memory_gb=")); n++) {
+        rows[n] = strchr(at, ' ');
+        at = strchr(at, '\n');
+        *at++ = 0;
+        for (int i = 0; i < n; i++) {
+            if (!strcmp(rows[i], rows[n])) fail_msg("twice: %s", rows[n]);
+            n_alike += !strcmp(strstr(rows[i], " of "), strstr(rows[n], " of "));
+        }
+        const long chunk = strtol(rows[n], NULL, 10);
+        assert_true(chunk >= 64 && chunk <= 1024);
+    }
+    assert_true(n_alike > 0);
+    bed_close(b);
+}
+
 /* ---- places */
 
 /* A place with room for all items does not end the search where another one adds less time: with 200 MiB more the
@@ -403,6 +443,7 @@ int test_plan_choice(void)
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(logits_are_worth_memory),
+        cmocka_unit_test(rows_of_the_table_differ),
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
