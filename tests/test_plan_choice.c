@@ -417,6 +417,25 @@ static void suggested_options(void **state)
     assert_true(n_said >= 6 && n_none >= 1);
 }
 
+/* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
+static void decoding_without_effect(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char model[2 * MT_PATH];
+    struct draft d;
+    for (int i = 0; i < 2; i++) {
+        draft_open_case(&d, "parity/olmoe");
+        if (i) draft_dense(&d, DT_F32);
+        snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
+        assert_int_equal(
+            RUN("plan", config, "--set", model, "--set", "train.decoded_layers=1", "--set", "data.format=text"), 0);
+        const char *says = "warning: train.decoded_layers = 1 has no effect: the experts are f32 already\n";
+        assert_int_equal(strstr(said.err, says) != NULL, i);
+        draft_free(&d);
+    }
+}
+
 /* Not every dry run of a plan looks for the tensors of every expert; one does. */
 static void every_tensor_is_looked_for(void **state)
 {
@@ -448,6 +467,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
+        cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);

@@ -164,6 +164,14 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
+/* Also where the experts have the dtype that decoding would give them. */
+static void warn_decoded(const struct plan *p, const struct config *cfg)
+{
+    if (cfg->train.decoded_layers > 0 && !p->memory.n_decoded)
+        log_warn("train.decoded_layers = %lld has no effect: the experts are %s already",
+                 (long long)cfg->train.decoded_layers, p->memory.format);
+}
+
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err)
@@ -184,6 +192,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
+    warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
                  p->memory.unused);
