@@ -90,6 +90,12 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+double prof_middle(double *x, int64_t n)
+{
+    qsort(x, (size_t)n, sizeof(*x), by_value);
+    return x[(n - 1) / 2] + (x[n / 2] - x[(n - 1) / 2]) / 2;
+}
+
 void prof_median(struct prof *p)
 {
     const int64_t n = p->n_spans, calls = n ? p->n_events / n : 0;
@@ -104,8 +110,7 @@ void prof_median(struct prof *p)
             MT_REQUIRE(same->part == e->part && !strcmp(same->name, e->name), "%s instead of %s", same->name, e->name);
             ms[s] = same->ms;
         }
-        qsort(ms, (size_t)n, sizeof(*ms), by_value);
-        e->ms = ms[n / 2];
+        e->ms = prof_middle(ms, n);
         add_event(p, e);
     }
     p->span_ms /= (double)MT_MAX(n, 1);

@@ -49,6 +49,8 @@ void prof_open(struct prof *p, struct device *dev);
 void prof_begin(struct prof *p);
 void prof_end(struct prof *p);
 void prof_cancel(struct prof *p); /* instead of prof_end: discards the records since prof_begin */
+/* The median of n values, at least 1: the mean of the two in the middle if n is even. Sorts x. */
+double prof_middle(double *x, int64_t n);
 /* When all begin-end pairs ran the same ops: keeps one pair, in which each call has the median of its times. Rows and
  * events are those of the pair; span_ms is the mean. */
 void prof_median(struct prof *p);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/arch_compressed.h"
+#include "model/arch_range.h"
 #include "model/arch_rope.h"
 #include "model/layer.h"
 
@@ -513,6 +514,31 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
+/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
+ * decoded since. A method whose tensors the loader does not know is refused here, because a missing tensor explains
+ * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
+ * and other longer names. */
+static int refuse_quantization(struct json root, struct err *err)
+{
+    static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",
+                                        "modelopt"};
+    const struct json q = json_find(root, "quantization_config");
+    const char *method = known[0];
+    char names[128] = "";
+    if (json_type(q) == JSON_ABSENT || json_type(q) == JSON_NULL) return 0;
+    if (json_type(q) != JSON_OBJECT)
+        return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
+    if (json_opt_str(q, "quant_method", &method, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(known); i++) {
+        if (!strcmp(method, known[i]) || !strncmp(method, "modelopt_", 9)) return 0;
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "", known[i]);
+    }
+    return json_error(q, err,
+                      "quant_method \"%s\" is not supported (%s): use the checkpoint without quantisation, or remove "
+                      "quantization_config if the tensors are not quantised",
+                      method, names);
+}
+
 /* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores them. */
 static int refuse_routers(struct json root, struct err *err)
 {
@@ -568,7 +594,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
         return -1;
-    if (!rope_in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
+    if (range_factor(root, "routed_scaling_factor", scale, err)) return -1;
     if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
         return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
                           (long long)n_group, (long long)a->n_exp);
@@ -580,6 +606,14 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
                                 .n_group = (int)n_group,
                                 .top_group = (int)top_group};
     return 0;
+}
+
+/* A limit that is never reached is none, and no mistake. */
+static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
+{
+    if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
+    if (f->glu.kind == GLU_SWIGLU || limit >= 1e-3) return 0;
+    return json_error(root, err, "swiglu_limit %g is not at least 0.001", limit);
 }
 
 /* Reads the settings that change the mathematics, and rejects unsupported values. */
@@ -597,9 +631,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
         return -1;
     if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
-    if (!rope_in_f32(eps)) return json_error(root, err, "rms_norm_eps %g is not positive in f32", eps);
-    if (f->glu.kind != GLU_SWIGLU && !(limit > 0))
-        return json_error(root, err, "swiglu_limit %g is not positive", limit);
+    if (range_eps(root, "rms_norm_eps", eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
     a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
     a->transposed_experts = f->transposed_experts;
@@ -641,6 +673,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");
+    if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
     if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
         read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
         (f->compressed ? compressed_read_router(a, root, err) : read_router(a, root, f, err)) ||

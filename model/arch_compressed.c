@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "model/arch_range.h"
 #include "model/arch_rope.h"
 
 static bool given(struct json v) { return json_type(v) != JSON_ABSENT && json_type(v) != JSON_NULL; }
@@ -191,7 +192,8 @@ static int read_one(struct rope_arch *r, struct json root, struct json o, struct
     const char *type = "default";
     double factor = 1;
     if (json_opt_str(o, "type", &type, err) || json_opt_str(o, "rope_type", &type, err) ||
-        rope_read_type(r, root, o, type, ROPE_KEYS_COMMON, err) || json_opt_f64(o, "attention_factor", &factor, err))
+        rope_read_type(r, root, o, type, ROPE_KEYS_COMMON, err) || json_opt_f64(o, "attention_factor", &factor, err) ||
+        range_factor(o, "attention_factor", factor, err))
         return -1;
     if (!r->truncate) return json_error(o, err, "truncate = false is not supported (true)");
     r->attention_factor = factor;
@@ -244,7 +246,7 @@ static int read_hyper(struct arch *a, struct json root, struct err *err)
         json_opt_i64(root, "hc_sinkhorn_iters", 1, MT_MAX_SINKHORN, &n_iter, err) ||
         json_opt_f64(root, "hc_eps", &a->hyper.eps, err))
         return -1;
-    if (!rope_in_f32(a->hyper.eps)) return json_error(root, err, "hc_eps %g is not positive in f32", a->hyper.eps);
+    if (range_eps(root, "hc_eps", a->hyper.eps, err)) return -1;
     a->hyper.n_iter = (int)n_iter;
     return 0;
 }
@@ -302,7 +304,7 @@ int compressed_read_router(struct arch *a, struct json root, struct err *err)
         return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
     if (!renormalise) return json_error(root, err, "norm_topk_prob = false is not supported (true)");
     if (n_group != 1) return json_error(root, err, "n_group %lld is not supported (1)", (long long)n_group);
-    if (!rope_in_f32(scale)) return json_error(root, err, "routed_scaling_factor %g is not positive in f32", scale);
+    if (range_factor(root, "routed_scaling_factor", scale, err)) return -1;
     a->router = (struct router){.kind = ROUTER_SQRT_CHOSEN, .scale = (float)scale};
     return 0;
 }

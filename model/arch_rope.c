@@ -1,11 +1,10 @@
 /* arch_rope.c - RoPE and YaRN: their settings in config.json, and the table of angles. */
 #include "model/arch_rope.h"
 
-#include <float.h>
 #include <math.h>
 #include <string.h>
 
-bool rope_in_f32(double value) { return value >= (double)FLT_MIN && value <= (double)FLT_MAX; }
+#include "model/arch_range.h"
 
 bool rope_given(struct json scaling) { return json_count(scaling) > 0; }
 
@@ -58,7 +57,7 @@ static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys 
     if (!(mscale >= 0 && all >= 0)) return json_error(scaling, err, "mscale and mscale_all_dim must not be negative");
     if (mscale > 0 && all > 0) r->attention_factor = yarn_gain(r->factor, mscale) / yarn_gain(r->factor, all);
     if (all > 0) r->softmax_gain = yarn_gain(r->factor, all) * yarn_gain(r->factor, all);
-    return 0;
+    return range_factor(scaling, "the softmax factor of mscale_all_dim", r->softmax_gain, err);
 }
 
 /* The growth of queries with their position, in Mistral's YaRN. transformers ignores the key in other families. */
@@ -68,7 +67,7 @@ static int read_query_beta(struct rope_arch *r, struct json scaling, enum rope_k
     if (!(r->query_beta >= 0)) return json_error(scaling, err, "llama_4_scaling_beta %g is negative", r->query_beta);
     if (r->query_beta > 0 && keys != ROPE_KEYS_GROWTH)
         return json_error(scaling, err, "llama_4_scaling_beta %g is not supported (0)", r->query_beta);
-    return 0;
+    return r->query_beta > 0 ? range_factor(scaling, "llama_4_scaling_beta", r->query_beta, err) : 0;
 }
 
 /* The key may also stand beside rope_parameters, where transformers prefers it. */
@@ -109,9 +108,7 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, c
     if (read_mscale(r, scaling, keys, err) || read_query_beta(r, scaling, keys, err) ||
         json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
         return -1;
-    if (!rope_in_f32(r->attention_factor))
-        return json_error(scaling, err, "attention_factor %g is not positive in f32", r->attention_factor);
-    return 0;
+    return range_factor(scaling, "attention_factor", r->attention_factor, err);
 }
 
 /* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates

@@ -4,8 +4,6 @@
 
 #include "model/arch_types.h"
 
-/* Whether a value is positive, and finite and normal in f32, in which the ops receive it. */
-bool rope_in_f32(double value);
 /* The settings of RoPE: rope_parameters or rope_scaling, whichever has keys; other: the second one when both have. As
  * in transformers an empty object counts as absent. */
 int rope_find(struct json *scaling, struct json *other, struct json root, struct err *err) MT_CHECK;

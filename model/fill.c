@@ -225,7 +225,7 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
     const bool stays = attention && role >= ROLE_NETWORK && s->format >= WF_MXFP4;
     const bool meant = (role >= ROLE_NETWORK && !stays) || (role == ROLE_ATTENTION && attention);
-    return meant ? quantizer_wants(&f->quantizer, s->format, nested, s->data->name, f->err) : 0;
+    return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
 /* For the log of what was packed. */
@@ -264,7 +264,7 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
         bytes += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
         if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
             return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
-                           s[i].data->name, (long long)s[i].block);
+                           safetensors_stored(s[i].data), (long long)s[i].block);
     }
     char *data = fill_alloc(f, bytes);
     w->data = data;

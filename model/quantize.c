@@ -271,7 +271,7 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
                     double done, struct err *err)
 {
     struct packed k = {.n_exp = w->n_exp};
-    if (check_blocks(z, w, s->data->name, err)) return -1;
+    if (check_blocks(z, w, safetensors_stored(s->data), err)) return -1;
     k.n_part = list_parts(&z->q, w, k.part);
     alloc_parts(z, w, k.part, k.n_part);
     if (z->dev->dry_run) return 0;

@@ -56,8 +56,19 @@ const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *n
     const struct st_tensor *t = find(ck, name, err);
     if (!t) return NULL;
     if ((t->dtype == DT_I64 || t->dtype == DT_I32) && has_shape(t, n_row, n_col)) return t;
-    shape_error(t, "I64", 2, (int64_t[]){n_row, n_col}, err);
+    shape_error(t, "I64 or I32", 2, (int64_t[]){n_row, n_col}, err);
     return NULL;
+}
+
+int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
+                            struct err *err)
+{
+    const struct st_tensor *t = safetensors_find(ck->st, name);
+    if (!t || source_dense_format(t->dtype) != WF_NONE) return 0;
+    return shape_error(t,
+                       ndim == 2 ? "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or I8,"
+                                 : "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8,",
+                       ndim, shape, err);
 }
 
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
@@ -177,7 +188,7 @@ static int decode_int4(const struct source *s, char *out, int n_threads, struct 
     for (int64_t i = 0; i < n && !rc; i++)
         if (!isfinite(scale[i]))
             rc = err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
-                         s->scale->name, (double)scale[i]);
+                         safetensors_stored(s->scale), (double)scale[i]);
     if (!rc) quant_int4_decode(out, s->data->data, scale, n, s->group, n_threads);
     mem_free(scale);
     return rc;
@@ -192,12 +203,13 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
     const float g = scalar(s->scale2);
     *scale2 = g;
     if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
-        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged", s->scale2->name,
-                       (double)g);
+        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged",
+                       safetensors_stored(s->scale2), (double)g);
     bool bad = false;
     for (int64_t i = 0; i < s->scale->bytes; i++) bad |= s->scale->data[i] == 0x7f || s->scale->data[i] > 0x80;
     if (bad)
-        return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged", s->scale->name);
+        return err_set(err, "tensor %s has a scale that is NaN or negative: the checkpoint is damaged",
+                       safetensors_stored(s->scale));
     if (s->transposed)
         transpose((char *)scale, s->scale->data, s->n_out, s->n_in / 16, 1);
     else
@@ -331,7 +343,8 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
     const struct st_tensor *t = find(ck, full, err);
     if (!t) return NULL;
     if (t->dtype == dtype && t->bytes == n * dtype_size(dtype)) return t;
-    shape_error(t, dtype_name(dtype), 1, &n, err);
+    const bool absmax = !strcmp(suffix, ".absmax") && t->dtype != dtype;
+    shape_error(t, absmax ? "F32 or U8" : dtype_name(dtype), 1, &n, err);
     return NULL;
 }
 
@@ -390,7 +403,7 @@ static int unsupported(const struct st_tensor *data, const struct st_tensor *sca
 {
     return err_set(err,
                    "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use NVFP4, FP8, "
-                   "bitsandbytes or bf16",
+                   "INT4 (compressed-tensors), bitsandbytes or bf16",
                    safetensors_stored(data), data->st_dtype, safetensors_stored(scale), scale->st_dtype);
 }
 
@@ -401,11 +414,11 @@ static int find_nvfp4(struct source *s, const struct st_tensor *data, const stru
     const int64_t out = s->n_out, in = s->n_in;
     if (data->dtype != DT_U8 || !is_e4m3(scale)) return unsupported(data, scale, err);
     if (in % 16)
-        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", data->name,
+        return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", safetensors_stored(data),
                        (long long)in);
     if (!has_shape(data, out, in / 2)) return shape_error(data, "U8", 2, (int64_t[]){out, in / 2}, err);
     if (!has_shape(scale, out, in / 16)) return shape_error(scale, "F8_E4M3", 2, (int64_t[]){out, in / 16}, err);
-    if (!is_scalar(scale2)) return shape_error(scale2, "F32", 0, NULL, err);
+    if (!is_scalar(scale2)) return shape_error(scale2, "BF16, F16 or F32", 0, NULL, err);
     s->format = WF_NVFP4;
     s->data = data;
     s->scale = scale;
@@ -424,7 +437,7 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
         return err_set(err,
                        "tensor %s: integer codes with reordered groups are not supported; use bf16, FP8 or INT4 "
                        "without them",
-                       order->name);
+                       safetensors_stored(order));
     if (in % 8 || !has_shape(data, out, in / 8))
         return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
     if (source_dense_format(scale->dtype) == WF_NONE) return unsupported(data, scale, err);
@@ -446,7 +459,7 @@ static int find_packed(struct source *s, struct checkpoint *ck, const char *name
     const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
     if (data->dtype == DT_I32 && scale) return find_int4(s, ck, name, data, scale, err);
     if (!scale || (is_e4m3(scale) && !scale2))
-        return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", data->name, name,
+        return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", safetensors_stored(data), name,
                        !scale    ? "_scale"
                        : divides ? "_global_scale"
                                  : "_scale_2");
@@ -506,8 +519,9 @@ static int find_mxfp4(struct source *s, struct checkpoint *ck, const char *name,
     if (in % 32)
         return err_set(err, "tensor %s: MXFP4 needs an input width that 32 divides, not %lld",
                        safetensors_stored(s->data), (long long)in);
-    if (!has_shape(s->data, out, in / 2)) return shape_error(s->data, "I8", 2, (int64_t[]){out, in / 2}, err);
-    if (!has_shape(s->scale, out, in / 32)) return shape_error(s->scale, "F8_E8M0", 2, (int64_t[]){out, in / 32}, err);
+    if (!has_shape(s->data, out, in / 2)) return shape_error(s->data, "I8 or U8", 2, (int64_t[]){out, in / 2}, err);
+    if (!has_shape(s->scale, out, in / 32))
+        return shape_error(s->scale, "F8_E8M0 or U8", 2, (int64_t[]){out, in / 32}, err);
     if (!is_e8m0(s->scale) && s->scale->dtype != DT_U8) return unsupported(s->data, s->scale, err);
     s->format = WF_MXFP4;
     return 0;
@@ -577,7 +591,7 @@ int source_find_stack(struct source *s, struct checkpoint *ck, const char *name,
     if (!has_shape_3d(s->data, half)) return shape_error(s->data, "U8", 3, half, err);
     if (!has_shape_3d(s->scale, blocks)) return shape_error(s->scale, "F8_E4M3", 3, blocks, err);
     if (!is_scalar(s->scale2) && (s->scale2->dtype != DT_F32 || s->scale2->bytes != n_exp * (int64_t)sizeof(float)))
-        return shape_error(s->scale2, "F32", 1, &n_exp, err);
+        return shape_error(s->scale2, "F32, or one value for all in BF16, F16 or F32,", 1, &n_exp, err);
     s->format = WF_NVFP4;
     return 0;
 }
@@ -607,6 +621,7 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (t && t->stored && !strcmp(t->st_dtype, "I8")) return no_scales(ck, t, name, err);
     if (t && t->dtype == DT_U8 && find_beside(ck, name, "_scale")) return find_packed(s, ck, name, "", err);
     if (t && is_e4m3(t)) return find_fp8(s, ck, name, err);
+    if (checkpoint_check_matrix(ck, name, 2, (int64_t[]){n_out, n_in}, err)) return -1;
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);
     if (!s->data) return -1;
     s->format = source_dense_format(s->data->dtype);

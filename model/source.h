@@ -32,6 +32,10 @@ struct source {
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err) MT_CHECK;
+/* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format. It names
+ * all dtypes that they may have. 0 for a tensor that is missing. */
+int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
+                            struct err *err) MT_CHECK;
 /* The same of integers [n_row, n_col]. */
 const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
                                             struct err *err) MT_CHECK;

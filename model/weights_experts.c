@@ -107,6 +107,7 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
     const int64_t e = f->own.count;
     const bool transposed = f->a->transposed_experts;
     const int64_t shape[] = {f->ffn.n_exp, transposed ? n_in : n_out, transposed ? n_out : n_in};
+    if (checkpoint_check_matrix(&f->ck, name, 3, shape, f->err)) return -1;
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, shape, f->err);
     if (!t) return -1;
     const struct st_tensor own = own_part(f, t);

@@ -282,6 +282,9 @@ static void test_bad_values(void **state)
         {"\"sliding_window\": 128", "\"sliding_window\": 0", "sliding_window"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 0", "rms_norm_eps"},
         {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": \"1e-05\"", "rms_norm_eps"},
+        {"\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": 1e6", "rms_norm_eps 1e+06 is not at least 1.18e-38 and below 1"},
+        {"\"swiglu_limit\": 7.0", "\"swiglu_limit\": 1e-30", "swiglu_limit 1e-30 is not at least 0.001"},
+        {"\"swiglu_limit\": 7.0", "\"swiglu_alpha\": 1e30", "swiglu_alpha 1e+30 is not between 0.001 and 1000"},
         {"\"swiglu_limit\": 7.0", "\"swiglu_limit\": -7.0", "swiglu_limit"},
         {"\"swiglu_limit\": 7.0", "\"swiglu_alpha\": true", "swiglu_alpha"},
         {"\"attention_bias\": true", "\"attention_bias\": 1", "attention_bias"},
@@ -313,6 +316,7 @@ static void test_bad_values(void **state)
         {"\"truncate\": false", "\"llama_4_scaling_beta\": 0.1", "llama_4_scaling_beta 0.1 is not supported (0)"},
         {"\"truncate\": false", "\"attention_factor\": 0", "attention_factor"},
         {"\"truncate\": false", "\"attention_factor\": [1]", "rope_scaling.attention_factor"},
+        {"\"truncate\": false", "\"attention_factor\": 1e30", "attention_factor 1e+30 is not between 0.001 and 1000"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) assert_refused(edit(v4, rows[i].old, rows[i].new), rows[i].word);
     assert_refused("[]", "model_type");

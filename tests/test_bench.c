@@ -92,7 +92,9 @@ static void test_step(void **state)
         struct json root = json_root(doc);
         const double ms = number(root, "step_ms"), floor_ms = number(root, "floor_ms");
         assert_close(number(root, "layers"), 4, 0);
-        assert_true(ms >= number(root, "step_ms_min") && ms <= number(root, "step_ms_max") && floor_ms > 0);
+        const double fast = number(root, "step_ms_min"), slow = number(root, "step_ms_max");
+        assert_true(ms >= fast && ms <= slow && floor_ms > 0);
+        assert_close(ms, (fast + slow) / 2, 1e-9); /* of two steps */
         assert_close(number(root, "tok_s"), 64e3 / ms, 1e-9);
         assert_close(number(root, "roof_pct"), 100 * floor_ms / ms, 1e-9);
         assert_close(calls(root, "attn_fwd"), 8, 0); /* recomputed in the backward pass */

@@ -471,6 +471,18 @@ static void failing(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
+/* Rank 0 ends with an error of its own, and holds no memory of the group then. */
+static void first_failing(struct comm *c, struct device *dev)
+{
+    reduce_often(c, dev, 3);
+    if (c->rank == 0) {
+        comm_fail(c, "no adapter");
+        fprintf(stderr, "rank 0 prints: no adapter\n");
+        _exit(c->members ? 5 : 1);
+    }
+    comm_barrier(c);
+}
+
 static void astray(struct comm *c, struct device *dev)
 {
     int32_t x = 0;
@@ -498,6 +510,7 @@ static const struct fault {
     {cut_off, "rank 1 on ", "died, at step 17, its last operation all_reduce", 1000 + SIGKILL},
     {late, "for rank 1 on ", "at step 17, its last operation all_reduce", 1},
     {failing, "rank 1: ", "its disk is full", 1},
+    {first_failing, "rank 0 prints: ", "no adapter", 1},
     {stuck, "for rank 1 on ", "at step 2, its last operation all_reduce, while loading", 1},
     {first_stuck, "for rank 0 on ", "at step 2, its last operation all_reduce, while saving", 1},
     {all_stuck, "no rank has made progress for ", "while loading", 1},

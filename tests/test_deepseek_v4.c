@@ -139,6 +139,10 @@ static void test_refusals(void **state)
         {PUBLISHED, "\"hc_mult\": 2", "\"hc_mult\": 5", "hc_mult"},
         {PUBLISHED, "\"hc_sinkhorn_iters\": 5", "\"hc_sinkhorn_iters\": 99", "hc_sinkhorn_iters"},
         {PUBLISHED, "\"swiglu_limit\": 7.0", "\"swiglu_limit\": 0.0", "swiglu_limit 0"},
+        {PUBLISHED, "\"hc_mult\": 2", "\"hc_mult\": 2, \"hc_eps\": 1e30", "hc_eps 1e+30 is not at least"},
+        {PUBLISHED, "\"hc_mult\": 2", "\"hc_mult\": 2, \"rms_norm_eps\": 1e6", "rms_norm_eps 1e+06 is not at least"},
+        {PUBLISHED, "factor\": 1.5", "factor\": 1e30", "routed_scaling_factor 1e+30 is not between 0.001 and 1000"},
+        {TRANSFORMERS, "\"attention_factor\": 1.0", "\"attention_factor\": 0", "attention_factor 0 is not between"},
         {PUBLISHED, "[0, 4, 8, 4, 0]", "[0, 4, 8, 16, 0]", "compress_ratios[3]`: 16 is not supported"},
         {PUBLISHED, "[0, 4, 8, 4, 0]", "[0, 4, 8]", "compress_ratios"},
         {PUBLISHED, "\"compress_ratios\"", "\"other\"", "layer_types and compress_ratios are both missing"},
@@ -359,6 +363,15 @@ static void test_fp8(void **state)
     }
 }
 
+static void assert_refused(struct loading *l, const char *says)
+{
+    struct err err = {.msg = ""};
+    assert_int_equal(load(l, &comm_alone, &err), -1);
+    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
+    device_close(&l->dev);
+    synth_memory_close(&l->m);
+}
+
 /* Changes one value of a table of experts by token id. */
 static void refuse_table(int64_t at, int64_t value)
 {
@@ -400,15 +413,11 @@ static void test_table_of_experts(void **state)
     refuse_table(4 * 7 + 2, -1);
     refuse_table(4 * 7 + 1, first);
     refuse_table(4 * 7, (int64_t)1 << 32);
-}
-
-static void assert_refused(struct loading *l, const char *says)
-{
-    struct err err = {.msg = ""};
-    assert_int_equal(load(l, &comm_alone, &err), -1);
-    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
-    device_close(&l->dev);
-    synth_memory_close(&l->m);
+    open_memory(&l, "mxfp4");
+    struct st_tensor *real = tensor_of(&l, "model.layers.1.mlp.gate.tid2eid");
+    real->dtype = DT_F32;
+    real->st_dtype = "F32";
+    assert_refused(&l, "tensor layers.1.ffn.gate.tid2eid is F32 [2048, 4], expected I64 or I32 [2048, 4]");
 }
 
 /* model.quantize on the published layout packs what is FP8, and the log names it. */
@@ -429,6 +438,10 @@ static void test_packed_shared_experts(void **state)
         assert_says(said.err, i % 2 ? "packed weights read from " : " weights quantised to mxfp4 in ");
         assert_says(said.err, i < 2 ? ": shared experts (fp8)\n" : ": attention (fp8), shared experts (fp8)\n");
     }
+    assert_int_equal(RUN("eval", config, "--base", "--set", path, "--set", cache, "--set", "model.quantize=nf4",
+                         "--set", "data.train=", "--set", "data.format=text"),
+                     1);
+    assert_says(said.err, "tensor layers.0.ffn.experts.0.w1.weight is packed in the checkpoint as mxfp4, but ");
 }
 
 /* NaN in the indexer does not reach the loss: it chooses other entries. FP8 codes are those of matrices that stay FP8

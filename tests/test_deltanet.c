@@ -41,6 +41,14 @@ static void config_is_read(void **state)
     assert_true(a.nested && a.attn_gate && a.norm_plus_one && a.shared_gate && a.d_shared == 24 && a.rope.width == 4);
     assert_true(a.delta.n_tap == 4 && a.delta.shape.n_value == 4 && arch_q_rows(&a) == 128);
     for (int l = 0; l < 4; l++) assert_ptr_equal(a.mixer[l], l == 3 ? &mixer_attention : &mixer_deltanet);
+    for (int i = 0; i < 2; i++) { /* inside and outside text_config */
+        static const char awq[] = "\"quantization_config\": {\"quant_method\": \"awq\"}, ";
+        char quantised[2048];
+        snprintf(quantised, sizeof(quantised), "{%s\"model_type\": \"qwen3_5_moe\", \"text_config\": {%s%s}}",
+                 i ? awq : "", i ? "" : awq, TEXT);
+        assert_int_equal(parse(&a, quantised, &err), -1);
+        if (!strstr(err.msg, "quant_method \"awq\" is not supported (")) fail_msg("%s", err.msg);
+    }
     if (parse(&a, text, &err)) fail_msg("%s", err.msg);
     assert_false(a.nested);
     for (int l = 0; l < 4; l++) assert_ptr_equal(a.mixer[l], l % 2 ? &mixer_attention : &mixer_deltanet);

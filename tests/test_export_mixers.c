@@ -458,6 +458,16 @@ static void the_usual_format_applies_all_targets(void **state)
     }
 }
 
+static void verify_format(const char *out, const char *lora, bool packed)
+{
+    static const char *const format[] = {"merged-bf16", "merged-mxfp4"};
+    char ini[MT_PATH], line[64];
+    snprintf(ini, sizeof(ini), "%.*s/run.ini", (int)(strrchr(out, '/') - out), out);
+    assert_int_equal(RUN("export", ini, "--adapter", lora, "--to", format[!packed], "--verify", out), 1);
+    snprintf(line, sizeof(line), "has the format %s, not %s: ", format[packed], format[!packed]);
+    assert_says(said.err, line);
+}
+
 /* DeepSeek-V4: the publisher's names in every merged export, as transformers reads no others. In MXFP4, each tensor has
  * the layout of the source, and only adapted ones change; in bf16 nothing is packed, not even what has no adapter. */
 static void merged_has_the_names_of_the_publisher(void **state)
@@ -496,6 +506,7 @@ static void merged_has_the_names_of_the_publisher(void **state)
             assert_says(said.out, "change to attention and shared experts");
         }
         assert_int_equal(merged.n_tensors, n);
+        verify_format(out, lora, packed);
         assert_true(!packed || n_changed >= 4 * (4 + 3 + 16 * 3)); /* attention, shared and routed experts */
         safetensors_close(&merged);
     }

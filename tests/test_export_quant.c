@@ -347,6 +347,7 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         assert_int_equal(file_exists(file), i != 1);
         if (i) continue;
         if (RUN("export", ini, "--to", to, "--set", rows[i][1], "--verify", out)) fail_msg("%s", said.err);
+        assert_says(said.err, " has the format merged-nvfp4\n");
         snprintf(text, sizeof(text), "%s: verified in ", out);
         assert_says(said.err, text);
         /* a changed scale is found */

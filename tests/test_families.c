@@ -121,6 +121,22 @@ static void test_two_keys(void **state)
     assert_false(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": null")).dense[1]);
 }
 
+/* What published checkpoints have; bf16 tensors need no other configuration, because tensors decide how they are read.
+ */
+static void test_quantised(void **state)
+{
+    (void)state;
+    static const char *const methods[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8",
+                                          "modelopt",     "modelopt_fp4",       "mxfp4",      "quark"};
+    char more[128];
+    for (int i = 0; i < MT_LEN(methods); i++) {
+        snprintf(more, sizeof(more), "\"quantization_config\": {\"quant_method\": \"%s\"}", methods[i]);
+        assert_int_equal(load(with(GLM, more)).n_exp, 8);
+    }
+    assert_int_equal(load(with(GLM, "\"quantization_config\": null")).n_exp, 8);
+    assert_int_equal(load(with(GLM, "\"quantization_config\": {}")).n_exp, 8);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -147,6 +163,15 @@ static void test_refusals(void **state)
         {GLM, "\"rms_norm_eps\": 1e300", "rms_norm_eps 1e+300"},
         {GLM, "\"rms_norm_eps\": 1e-300", "rms_norm_eps 1e-300"},
         {GLM, "\"routed_scaling_factor\": 1e300", "routed_scaling_factor 1e+300"},
+        {GLM, "\"quantization_config\": \"fp8\"",
+         "key `quantization_config`: is not an object: remove the key if the tensors are not quantised"},
+        {GLM, "\"quantization_config\": []", "key `quantization_config`: is not an object"},
+        {GLM, "\"quantization_config\": {\"quant_method\": 8}", "quantization_config.quant_method"},
+        {QWEN, "\"quantization_config\": {\"quant_method\": \"awq\"}",
+         "quant_method \"awq\" is not supported (bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, mxfp4, quark, "
+         "modelopt): use the checkpoint without quantisation, or remove quantization_config if the tensors are not"},
+        {GLM, "\"routed_scaling_factor\": 1e30", "routed_scaling_factor 1e+30 is not between 0.001 and 1000"},
+        {GLM, "\"routed_scaling_factor\": 1e-30", "routed_scaling_factor 1e-30 is not between"},
         {GLM, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"], \"sliding_window\": 8",
          "layer_types[1]`: \"sliding_attention\" is not supported (full_attention)"},
         {GLM, KINDS3 ", \"first_k_dense_replace\": 2",
@@ -704,19 +729,13 @@ static void test_other_mixer(void **state)
 int test_families(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_glm),
-        cmocka_unit_test(test_two_keys),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dense_layers),
-        cmocka_unit_test(test_absent_targets),
-        cmocka_unit_test(test_missing_tensors),
-        cmocka_unit_test(test_fused_stacks),
-        cmocka_unit_test(test_nf4_experts),
-        cmocka_unit_test(test_split_adapters),
-        cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient),
-        cmocka_unit_test(test_other_mixer),
+        cmocka_unit_test(test_rows),           cmocka_unit_test(test_glm),
+        cmocka_unit_test(test_two_keys),       cmocka_unit_test(test_quantised),
+        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_dense_layers),
+        cmocka_unit_test(test_absent_targets), cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

@@ -239,16 +239,22 @@ static void bad_fp8_stacks_are_refused(void **state)
     (void)state;
 #define STACK "model.layers.0.mlp.experts.gate_up_proj"
     static const struct {
-        int64_t rows; /* 0: without scales */
+        int64_t rows; /* 0: without scales; -1: no FP8 either */
         const char *says;
-    } rows[] = {{0, STACK " is FP8, but " STACK "_scale_inv is not in the checkpoint"},
-                {5, STACK "_scale_inv is F32 [5, 1], expected one scale, one per expert, or blocks [16, 2, 2]"}};
+    } rows[] = {
+        {0, STACK " is FP8, but " STACK "_scale_inv is not in the checkpoint"},
+        {5, STACK "_scale_inv is F32 [5, 1], expected one scale, one per expert, or blocks [16, 2, 2]"},
+        {-1, " is I32 [2, 2], expected BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8, ["}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct draft d;
         open_synth(&d, "mistral-small-tiny");
         put_fp8(&d, STACK, EACH, false);
         draft_remove(&d, STACK "_scale_inv");
-        if (rows[i].rows)
+        if (rows[i].rows < 0) {
+            draft_remove(&d, STACK);
+            draft_put(&d, STACK, DT_I32, 2, (int64_t[]){2, 2}, mem_array(4, 4));
+        }
+        if (rows[i].rows > 0)
             draft_put(&d, STACK "_scale_inv", DT_F32, 2, (int64_t[]){rows[i].rows, 1}, mem_array(rows[i].rows, 4));
         assert_draft_refused(&d, rows[i].says);
         draft_free(&d);

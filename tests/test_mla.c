@@ -247,6 +247,7 @@ static void bad_sizes_are_refused(void **state)
         {{10, 8, 4, 6, 5, "\"num_key_value_heads\": 1", Q_A}, "num_key_value_heads 1 is not supported"},
         {{0, 8, 4, 6, 5, "\"attention_bias\": true", Q_A}, "attention_bias without q_lora_rank"},
         {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": -1.0"), Q_A}, "must not be negative"},
+        {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": 1e30"), Q_A}, "softmax factor of mscale_all_dim"},
         {{10, 8, 4, 6, 5, "\"scoring_func\": \"softmax\"", Q_A}, "scoring_func \"softmax\" is not supported"},
         {{10, 8, 4, 6, 5, "\"topk_method\": \"greedy\"", Q_A}, "topk_method \"greedy\" is not supported"},
         {{10, 8, 4, 6, 5, "\"moe_layer_freq\": 2", Q_A}, "moe_layer_freq 2 is not supported"},
@@ -274,6 +275,8 @@ static void mistral_is_read(void **state)
     } rows[] = {
         {"\"llama_4_scaling_beta\": 0.1, \"partial_rotary_factor\": 0.5}}", NULL},
         {"\"llama_4_scaling_beta\": -0.1}}", "llama_4_scaling_beta -0.1 is negative"},
+        {"\"llama_4_scaling_beta\": 1e30}}", "llama_4_scaling_beta 1e+30 is not between 0.001 and 1000"},
+        {"\"partial_rotary_factor\": 0.5, \"attention_factor\": -1}}", "attention_factor -1 is not between"},
         {"\"partial_rotary_factor\": 0.25}}", "partial_rotary_factor 0.25 is not supported"},
         {"\"rope_theta\": 1e4}, \"routed_scaling_factor\": 2.5}", "routed_scaling_factor 2.5 is not supported with"},
         {"\"rope_theta\": 1e4}, \"n_group\": 2}", "n_group 2 is not supported with a softmax router"},

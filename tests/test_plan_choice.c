@@ -4,6 +4,7 @@
 #include <math.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -245,6 +246,45 @@ static void logits_are_worth_memory(void **state)
     bed_close(b);
 }
 
+/* Rows of the table that save the same differ in the loss head, whose chunks have at most the tokens of a micro-batch.
+ */
+static void rows_of_the_table_differ(void **state)
+{
+    (void)state;
+    static char text[1 << 14], *rows[16];
+    struct bed *b = bed_of("gpt-oss-20b", 4);
+    const struct roofs rates = {0};
+    struct err err;
+    FILE *f = tmpfile();
+    int n = 0, n_alike = 0;
+    assert_non_null(f);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->cfg.data.seq_len = 1024;
+    b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+    b->cfg.train.offload = CFG_OFFLOAD_NONE;
+    b->cfg.train.decoded_layers = 0;
+    if (bed_plan(b, &parallel_alone, &err) ||
+        plan_frontier(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, &rates, f, &err))
+        fail_msg("%s", err.msg);
+    rewind(f);
+    text[fread(text, 1, sizeof(text) - 1, f)] = 0;
+    fclose(f);
+    for (char *at = text; (at = strstr(at, "train.memory_gb=")); n++) {
+        rows[n] = strchr(at, ' ');
+        at = strchr(at, '\n');
+        *at++ = 0;
+        for (int i = 0; i < n; i++) {
+            if (!strcmp(rows[i], rows[n])) fail_msg("twice: %s", rows[n]);
+            n_alike += !strcmp(strstr(rows[i], " of "), strstr(rows[n], " of "));
+        }
+        const long chunk = strtol(rows[n], NULL, 10);
+        assert_true(chunk >= 64 && chunk <= 1024);
+    }
+    assert_true(n_alike > 0);
+    bed_close(b);
+}
+
 /* ---- places */
 
 /* A place with room for all items does not end the search where another one adds less time: with 200 MiB more the
@@ -323,6 +363,79 @@ static void suggested_limit(void **state)
     }
 }
 
+/* Applies advice i to the configuration. Returns what the message calls it. */
+static const char *apply(struct config *cfg, int i)
+{
+    static const char *const says[] = {"set train.recompute = auto (needs ", "set train.offload = auto (needs ",
+                                       "set train.decoded_layers = 0 (needs "};
+    if (i == 0) cfg->train.recompute = CFG_RECOMPUTE_AUTO;
+    if (i == 1) cfg->train.offload = CFG_OFFLOAD_AUTO;
+    if (i == 2) cfg->train.decoded_layers = 0;
+    return says[i];
+}
+
+/* Nothing fits: the error suggests the options that need less, and no others. */
+static void suggested_options(void **state)
+{
+    (void)state;
+    static const int modes[] = {CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_FULL};
+    static const int places[] = {CFG_OFFLOAD_AUTO, CFG_OFFLOAD_NONE};
+    int n_said = 0, n_none = 0;
+    free_here = (int64_t)8 << 30;
+    fixed_here = 0;
+    for (int i = 0; i < 12; i++) {
+        struct bed *b = bed_open();
+        struct config *cfg = &b->cfg;
+        struct err err, other;
+        int n = 0;
+        cfg->train.memory_gb = 1e-9;
+        cfg->train.recompute = modes[i % 3];
+        cfg->train.offload = places[i / 3 % 2];
+        cfg->train.decoded_layers = i / 6 ? 4 : 0;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        const struct plan_memory *m = &b->plan.memory;
+        const int64_t weights = m->experts + m->dense - m->decoded, peak = plan_peak(&b->plan, true);
+        cfg->train.memory_gb = (double)(weights + (64 << 10)) / (1 << 30);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        if (!strstr(err.msg, " short: ") || !strstr(err.msg, "lower data.seq_len, train.micro_batch or lora.r"))
+            fail_msg("%s", err.msg);
+        for (int k = 0; k < 3; k++) {
+            const struct config before = *cfg;
+            const char *says = apply(cfg, k);
+            if (!bed_plan(b, &parallel_alone, &other)) fail_msg("%s fits", says);
+            const bool less = plan_peak(&b->plan, true) < peak;
+            if (less != (strstr(err.msg, says) != NULL)) fail_msg("%s%s in: %s", less ? "no " : "", says, err.msg);
+            n += less;
+            *cfg = before;
+        }
+        const char *none = "; no other value of train.recompute, train.offload or train.decoded_layers needs less";
+        assert_int_equal(strstr(err.msg, none) != NULL, n == 0);
+        n_said += n;
+        n_none += !n;
+        bed_close(b);
+    }
+    assert_true(n_said >= 6 && n_none >= 1);
+}
+
+/* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
+static void decoding_without_effect(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char model[2 * MT_PATH];
+    struct draft d;
+    for (int i = 0; i < 2; i++) {
+        draft_open_case(&d, "parity/olmoe");
+        if (i) draft_dense(&d, DT_F32);
+        snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
+        assert_int_equal(
+            RUN("plan", config, "--set", model, "--set", "train.decoded_layers=1", "--set", "data.format=text"), 0);
+        const char *says = "warning: train.decoded_layers = 1 has no effect: the experts are f32 already\n";
+        assert_int_equal(strstr(said.err, says) != NULL, i);
+        draft_free(&d);
+    }
+}
+
 /* Not every dry run of a plan looks for the tensors of every expert; one does. */
 static void every_tensor_is_looked_for(void **state)
 {
@@ -349,9 +462,12 @@ int test_plan_choice(void)
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(logits_are_worth_memory),
+        cmocka_unit_test(rows_of_the_table_differ),
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
+        cmocka_unit_test(suggested_options),
+        cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);

@@ -498,6 +498,15 @@ static void test_table(void **state)
     json_out_free(&o);
 }
 
+static void test_middle(void **state)
+{
+    (void)state;
+    double one[] = {3}, two[] = {5, 2}, three[] = {9, 1, 4}, four[] = {8, 1, 3, 2};
+    assert_true(prof_middle(one, 1) == 3 && prof_middle(two, 2) == 3.5);
+    assert_true(prof_middle(three, 3) == 4 && prof_middle(four, 4) == 2.5);
+    assert_true(four[0] == 1 && four[1] == 2 && four[2] == 3 && four[3] == 8); /* sorted */
+}
+
 int test_prof(void)
 {
     const struct CMUnitTest tests[] = {
@@ -505,6 +514,7 @@ int test_prof(void)
         cmocka_unit_test(test_overflow),
         cmocka_unit_test(test_floor),
         cmocka_unit_test(test_share),
+        cmocka_unit_test(test_middle),
         cmocka_unit_test(test_packed_cost),
         cmocka_unit_test(test_choice_cost),
         cmocka_unit_test(test_roofs),

@@ -43,14 +43,74 @@ const char *plan_others(char text[PLAN_TEXT], const struct plan *p)
     return text;
 }
 
+/* The lowest peak with another configuration, or other sequences. */
+static int least_peak(int64_t *peak, const struct plan *p, struct plan_request q, struct err *err)
+{
+    struct plan_choice c;
+    struct plan_memory m;
+    q.checked = true;
+    if (plan_choose_least(&c, &q, p->fixed, err) || plan_settle(&m, &c, &q, p->fixed, 0, err)) return -1;
+    *peak = c.peak;
+    return 0;
+}
+
+enum { ADVICE = 512 };
+
+static void advise(char text[ADVICE], const char *what)
+{
+    const size_t n = strlen(text);
+    snprintf(text + n, ADVICE - n, "%s%s", n ? ", or " : "", what);
+}
+
+/* Adds the other values of options that need less memory; says so when none does. */
+static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    const bool bf16 = q->cfg->model.expert_weight_format == CFG_EXPERTS_BF16;
+    const char *const what[] = {"train.recompute = auto", "train.offload = auto",
+                                bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
+    char b[32], with[128];
+    int n = 0;
+    for (int i = q->train ? 0 : 2; i < 3; i++) {
+        struct config cfg = *q->cfg;
+        struct plan_request other = *q;
+        int64_t peak;
+        other.cfg = &cfg;
+        if (i == 0) cfg.train.recompute = CFG_RECOMPUTE_AUTO;
+        if (i == 1) cfg.train.offload = CFG_OFFLOAD_AUTO;
+        if (i == 2) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (least_peak(&peak, p, other, err)) return -1;
+        if (peak >= plan_peak(p, q->train)) continue;
+        snprintf(with, sizeof(with), "set %s (needs %s)", what[i], str_bytes(b, peak));
+        advise(text, with);
+        n++;
+    }
+    const size_t used = strlen(text);
+    if (!n)
+        snprintf(text + used, ADVICE - used, "; no other value of %strain.decoded_layers needs less",
+                 q->train ? "train.recompute, train.offload or " : "");
+    return 0;
+}
+
+/* Adds shorter micro-batches where that of one token needs less. */
+static int advise_tokens(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct plan_request few = *q;
+    int64_t peak;
+    few.seq_len = few.n_tok = 1;
+    if (least_peak(&peak, p, few, err)) return -1;
+    advise(text, peak >= plan_peak(p, q->train) ? "use a device with more memory, or several with parallel.ep"
+                 : q->train                     ? "lower data.seq_len, train.micro_batch or lora.r"
+                                                : "lower data.seq_len or train.micro_batch");
+    return 0;
+}
+
 /* No options fit: says what takes the memory and what to change. */
 static int too_large(const struct plan *p, const struct plan_request *q, struct err *err)
 {
-    const struct config *cfg = q->cfg;
     const bool train = q->train;
     const char *what = train ? "training" : "evaluation";
     const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
-    char need[32], have[32], part[32], fixed[PLAN_TEXT], raise[64] = "";
+    char need[32], have[32], part[32], fixed[PLAN_TEXT], raise[64] = "", advice[ADVICE] = "";
     (void)str_bytes(have, p->budget);
     (void)str_bytes(part, p->fixed);
     (void)plan_others(fixed, p);
@@ -68,15 +128,10 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
                        "with more memory, or several with parallel.ep",
                        what, need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit,
                        raise);
-    return err_set(err,
-                   "%s needs %s with recompute = %s%s, the budget is %s (%s): %slower data.seq_len, train.micro_batch "
-                   "or lora.r%s%s%s",
-                   what, need, acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit, raise,
-                   p->chosen ? "" : ", or set train.recompute = auto",
-                   cfg->train.offload == CFG_OFFLOAD_AUTO || !p->fixed ? "" : ", or train.offload = auto",
-                   !p->opt.decoded_layers                                ? ""
-                   : cfg->model.expert_weight_format == CFG_EXPERTS_BF16 ? ", or model.expert_weight_format = packed"
-                                                                         : ", or train.decoded_layers");
+    if (advise_tokens(advice, p, q, err) || advise_options(advice, p, q, err)) return -1;
+    return err_set(err, "%s needs %s with recompute = %s%s, the budget is %s (%s), %s short: %s%s", what, need,
+                   acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,
+                   str_bytes(part, plan_peak(p, train) - p->budget), raise, advice);
 }
 
 /* Plans within the memory of now. */
@@ -109,6 +164,14 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
+/* Also where the experts have the dtype that decoding would give them. */
+static void warn_decoded(const struct plan *p, const struct config *cfg)
+{
+    if (cfg->train.decoded_layers > 0 && !p->memory.n_decoded)
+        log_warn("train.decoded_layers = %lld has no effect: the experts are %s already",
+                 (long long)cfg->train.decoded_layers, p->memory.format);
+}
+
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
               const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
               struct err *err)
@@ -129,6 +192,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
+    warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
                  p->memory.unused);

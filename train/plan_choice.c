@@ -279,13 +279,19 @@ static double place_ms(const struct search *s, const struct place *p)
     return 1e3 * bytes / PCIE_BYTES;
 }
 
+/* Labelled tokens per pass of the loss head, for one size of the logits. */
+static int64_t chunk_of(const struct search *s, int size)
+{
+    const struct plan_request *q = s->q;
+    return MT_MIN(model_ce_chunk(q->dev, q->a, s->opt.distill.from, plan_logits_bytes(q->dev, size)), q->n_tok);
+}
+
 /* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading.
  * Returns whether all items fit. */
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     struct plan_choice c = {0};
-    s->opt.ce_chunk = s->probe.model.ce_chunk =
-        model_ce_chunk(s->q->dev, s->q->a, s->opt.distill.from, plan_logits_bytes(s->q->dev, size));
+    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, size);
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
     const bool all = pack(s, &c);
     const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
@@ -304,7 +310,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.embed_on_host = p->embed;
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
-    s->opt.ce_chunk = model_ce_chunk(dev, s->q->a, s->opt.distill.from, plan_logits_bytes(dev, 0));
+    s->opt.ce_chunk = chunk_of(s, 0);
     if (p->networks) spread_networks(s, p);
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;

@@ -55,13 +55,15 @@ static double token_us(const struct row *r, int64_t n_tok)
 
 static void print_row(const struct row *r, const struct row *fastest, const struct plan *p, FILE *out)
 {
-    char peak[32], text[PLAN_TEXT], speed[32] = "", key[32];
+    char peak[32], text[PLAN_TEXT], speed[32] = "", key[32], group[32] = "all";
+    const struct model_options *opt = &r->choice.opt;
     const double us = token_us(r, p->n_tok);
     if (r->memory.floor_ms > 0) snprintf(speed, sizeof(speed), "%8.0f", 1e6 / us);
+    if (opt->expert_group) snprintf(group, sizeof(group), "%lld", (long long)opt->expert_group);
     snprintf(key, sizeof(key), "train.memory_gb=%.7g", r->gib);
-    fprintf(out, "  %10s  %4.0f %%  %s  %-23s  %s\n", str_bytes(peak, r->choice.peak),
+    fprintf(out, "  %10s  %4.0f %%  %s  %-23s  %9lld  %7s  %s\n", str_bytes(peak, r->choice.peak),
             100 * token_us(fastest, p->n_tok) / us, speed, r->choice.peak > p->room ? "does not fit" : key,
-            plan_text(text, &r->choice.opt, &r->memory, p->n_layer));
+            (long long)opt->ce_chunk, group, plan_text(text, opt, &r->memory, p->n_layer));
 }
 
 int plan_frontier(const struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
@@ -79,9 +81,12 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
         const double share = i ? pow(2, i - ROWS + 1) : 0;
         if (find_row(&rows[i], p, &q, low + share * (high - low), err)) return -1;
     }
-    fprintf(out, "\n  memory against speed%s; the key gives the row\n  %10s  %6s  %s\n",
-            rates->flops > 0 ? ", tokens/s estimated from published rates of the GPU" : "", "memory", "speed",
-            rates->flops > 0 ? "tokens/s" : "");
+    const bool timed = rates->flops > 0;
+    fprintf(out,
+            "\n  memory against speed%s; the key gives the row; tokens per pass of the loss head, experts decoded at a "
+            "time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
+            timed ? ", tokens/s estimated from published rates of the GPU" : "", "memory", "speed", timed ? 8 : 0,
+            timed ? "tokens/s" : "", "", "loss head", "experts");
     for (int i = 0; i < ROWS; i++)
         if (!i || rows[i].choice.peak > rows[i - 1].choice.peak) print_row(&rows[i], &rows[ROWS - 1], p, out);
     return 0;

@@ -65,8 +65,8 @@ int comm_attach(struct comm *c, struct device *dev, struct err *err) MT_CHECK;
 int comm_split(struct comm *out, struct comm *c, int color, struct err *err) MT_CHECK;
 /* For the group of all ranks: waits for the others, then ends watch and connections. Zeroed and alone are valid. */
 void comm_close(struct comm *c);
-/* Instead of comm_close after an error: reports it to the other ranks. Rank 0 returns, and its caller prints the error.
- * Another rank returns only when rank 0 cannot be reached; then its caller prints the error too. */
+/* Instead of comm_close after an error, as the last call: reports it to the other ranks. Rank 0 returns, and its caller
+ * prints the error. Another rank returns only when rank 0 cannot be reached; then its caller prints the error too. */
 void comm_fail(struct comm *c, const char *message);
 
 /* ---- collectives on tensors: contiguous views in dev's memory; nothing happens in a dry run. They are timed

@@ -344,6 +344,8 @@ void comm_fail(struct comm *c, const char *message)
 {
     struct comm_net *net = c->net;
     struct net_beat b = {.kind = NET_FAIL};
+    mem_free(c->members); /* the watch goes on until the process ends, and needs the net alone */
+    c->members = NULL;
     if (!net || !net->last) return;
     snprintf(b.text, sizeof(b.text), "%s", message);
     pthread_mutex_lock(&net->lock);

@@ -14,7 +14,6 @@
 #include "train/bench/bench.h"
 
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/moe_loop.h"
@@ -48,6 +47,7 @@ struct bench {
     int32_t *tok, *pos, *cu, *label_row, *label_id;
     struct model_batch batch;
     double *step_ms; /* [n_step] ascending */
+    double ms;       /* their median */
     double *loss;    /* [WARM_UP + n_step] of the first steps, in order */
     double floor_ms;
     struct dev_calls calls; /* of one step */
@@ -235,12 +235,6 @@ static int step(struct bench *b, double *loss, struct err *err)
     return 0;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Rows of every expert since the last call; with `keep` these are the ones to print and to count in the floor. */
 static void read_rows(struct bench *b, bool keep)
 {
@@ -275,8 +269,8 @@ static int measure_steps(struct bench *b, struct err *err)
         dev->ops->wait();
         if (i >= WARM_UP) b->step_ms[i - WARM_UP] = clock_ms() - start;
     }
+    b->ms = prof_middle(b->step_ms, b->n_step);
     b->floor_ms = dev->floor_ms / (double)b->n_step;
-    qsort(b->step_ms, (size_t)b->n_step, sizeof(double), by_value);
     return 0;
 }
 
@@ -322,7 +316,7 @@ static void print_setup(const struct bench *b)
 static void print_text(const struct bench *b)
 {
     const struct run *r = &b->run;
-    const double ms = b->step_ms[b->n_step / 2];
+    const double ms = b->ms;
     char peak[32], plan[32], calls[128];
     print_setup(b);
     if (!b->ops)
@@ -338,7 +332,7 @@ static void print_text(const struct bench *b)
 static void put_step(const struct bench *b, struct json_out *o)
 {
     const struct run *r = &b->run;
-    const double ms = b->step_ms[b->n_step / 2];
+    const double ms = b->ms;
     json_out_f64(o, "step_ms", ms);
     json_out_f64(o, "step_ms_min", b->step_ms[0]);
     json_out_f64(o, "step_ms_max", b->step_ms[b->n_step - 1]);
@@ -415,7 +409,7 @@ struct trial {
 
 static struct trial keep_trial(struct bench *b, const struct trial *first)
 {
-    struct trial t = {b->path, b->step_ms[b->n_step / 2], b->loss, WARM_UP + b->n_step, 0, 1};
+    struct trial t = {b->path, b->ms, b->loss, WARM_UP + b->n_step, 0, 1};
     b->loss = NULL;
     for (int64_t i = 0; first->loss && i < t.n_loss; i++) {
         const double apart = fabs(t.loss[i] - first->loss[i]);

@@ -1,8 +1,6 @@
 /* bench_kernel.c - what the benchmarks of kernels share: memory of the device, random tensors, times. */
 #include "train/bench/bench_kernel.h"
 
-#include <stdlib.h>
-
 int bench_reserve(struct device *dev, const struct device *plan, struct err *err)
 {
     struct arena *have[] = {&dev->weights, &dev->state, &dev->work};
@@ -34,22 +32,10 @@ void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64
     mem_free(host);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-double bench_median(double *x, int64_t n)
-{
-    qsort(x, (size_t)n, sizeof(*x), by_value);
-    return x[n / 2];
-}
-
 double bench_marked_ms(const struct device *dev, int64_t n_run)
 {
     double ms[BENCH_RUNS];
     dev->ops->wait();
     for (int i = 0; i < (int)n_run; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
-    return bench_median(ms, n_run);
+    return prof_middle(ms, n_run);
 }

@@ -2,7 +2,7 @@
 #ifndef MT_BENCH_KERNEL_H
 #define MT_BENCH_KERNEL_H
 
-#include "kernels/ops.h"
+#include "kernels/prof.h"
 
 /* Untimed and timed runs, the latter at most; bytes of a tensor that are random. */
 enum { BENCH_WARM_UP = 5, BENCH_RUNS = 1000, BENCH_RANDOM = 4 << 20 };
@@ -15,7 +15,6 @@ int bench_reserve(struct device *dev, const struct device *plan, struct err *err
 void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64_t key);
 void bench_repeat(struct device *dev, struct tensor x, int64_t n); /* fills x with copies of its first n elements */
 
-double bench_median(double *x, int64_t n); /* sorts x */
 /* Median of the times from mark 2 i to mark 2 i + 1, i = 0 .. n_run - 1. Waits for the device. */
 double bench_marked_ms(const struct device *dev, int64_t n_run);
 

@@ -117,7 +117,7 @@ static double median_between(const struct bench_experts *b, int from, int to)
 {
     double ms[BENCH_RUNS];
     for (int i = 0; i < (int)b->n_run; i++) ms[i] = b->dev.ops->mark_ms(i * N_MARK + from, i * N_MARK + to);
-    return bench_median(ms, b->n_run);
+    return prof_middle(ms, b->n_run);
 }
 
 static struct times time_steps(struct bench_experts *b, struct layer *l, bool grads)

@@ -13,6 +13,7 @@
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
 #include "train/export/export_targets.h"
+#include "train/export/found_format.h"
 #include "train/export/verify.h"
 #include "train/lock.h"
 #include "train/peft.h"
@@ -128,10 +129,11 @@ const char *export_usual(const struct config *cfg, const struct arch *a)
     return export_format_name(is_exported(EXPORT_MERGED_BF16, cfg, a) ? EXPORT_MERGED_BF16 : EXPORT_PEFT);
 }
 
-/* Opens everything that the export needs; cheap checks first. */
+/* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
     if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+        (x->tmp[0] && found_format(&x->run.arch, x->tmp, x->format, err)) ||
         export_family_check(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||
         export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || export_quant_open(x, err) ||
@@ -194,8 +196,8 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (!rc && !dir) rc = lock_take_for(&lock, cfg->output.dir, x->out, err);
     if (!rc && lock.held) rc = sweep(cfg, err);
     if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
-    if (!rc) rc = open_all(x, format, err);
     if (!rc && dir) rc = str_format(x->tmp, sizeof(x->tmp), err, "path", "%s", dir);
+    if (!rc) rc = open_all(x, format, err);
     if (!rc) rc = dir ? verify_export(x, err) : write_and_verify(x, err);
     export_quant_close(x);
     cpu_adapter_close(&x->adapter);

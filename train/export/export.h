@@ -19,7 +19,7 @@ int export_run(const struct config *cfg, const char *adapter_dir, const char *fo
 /* The format that suits a run: the one with the weights that training read, if the family has it; otherwise vllm, or
  * merged-bf16 where vLLM does not apply all targets; peft for a class without them. */
 const char *export_usual(const struct config *cfg, const struct arch *a);
-/* Verifies an existing export in dir. */
+/* Verifies an existing export in dir. Error: it has another format. */
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
                  FILE *report, struct err *err) MT_CHECK;
 

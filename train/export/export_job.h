@@ -44,6 +44,8 @@ struct export
  */
 int64_t export_vllm_bytes(const struct export *x);
 int export_vllm(struct export *x, struct err *err) MT_CHECK;
+/* Whether this format of the model is a PEFT directory: vLLM's class takes all experts in one tensor. */
+bool export_vllm_is_peft(const struct arch *a);
 #define EXPORT_GGUF_NAME "adapter.gguf" /* in the directory */
 int64_t export_gguf_bytes(const struct export *x);
 int export_gguf(struct export *x, struct err *err) MT_CHECK;

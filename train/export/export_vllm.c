@@ -29,8 +29,7 @@ struct list {
 
 static bool trains(const struct adapters *ad, enum lora_target t) { return ad->target[t]; }
 
-/* Whether vLLM's class of the model takes all experts in one tensor. */
-static bool is_fused(const struct arch *a) { return a->transposed_experts || a->nested; }
+bool export_vllm_is_peft(const struct arch *a) { return a->transposed_experts || a->nested; }
 
 /* Converts the adapter: the required targets too, a single r, no rsLoRA. */
 static int complete(struct cpu_adapter *full, const struct export *x, struct err *err)
@@ -244,8 +243,9 @@ int export_vllm(struct export *x, struct err *err)
     const char *base_model = x->run.model_name;
     int rc = complete(&full, x, err);
     if (!rc)
-        rc = is_fused(a) ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
-                         : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
+        rc = export_vllm_is_peft(a)
+                 ? peft_save(&full.ad, &full.dev, x->tmp, base_model, NULL, err)
+                 : write_tensors(&full, a, x->tmp, err) || write_config(&full.ad, a, x->tmp, base_model, err);
     cpu_adapter_close(&full);
     return rc ? -1 : 0;
 }

@@ -1,0 +1,80 @@
+/* test_found_format.c - `export --verify` finds the format of an export: every format of a family under every name. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/process.h"
+
+static char sets[2][MT_PATH + 32]; /* model.path and data.eval */
+
+static int export_to(const char *format, const char *option, const char *dir, const char *adapter)
+{
+    return RUN("export", process_config(""), "--set", sets[0], "--set", sets[1], "--set", "data.format=text", "--set",
+               "data.seq_len=24", "--adapter", adapter, "--to", format, option, dir);
+}
+
+/* Formats with one number are the same directory for this family, as vllm is one of PEFT where its experts are fused;
+ * an error names the first of them. */
+struct row {
+    const char *family;
+    const char *format[5];
+    int same[5];
+};
+
+static void verify_all(const struct row *r)
+{
+    char name[64], line[2 * MT_PATH], adapter[MT_PATH];
+    snprintf(name, sizeof(name), "parity/%s", r->family);
+    snprintf(sets[0], sizeof(sets[0]), "model.path=%s", fixture(name));
+    snprintf(sets[1], sizeof(sets[1]), "data.eval=%s/eval.jsonl", fixture(name));
+    snprintf(name, sizeof(name), "parity/%s/adapter_final", r->family);
+    snprintf(adapter, sizeof(adapter), "%s", fixture(name));
+    for (int i = 0; i < 5 && r->format[i]; i++) {
+        char out[MT_PATH];
+        snprintf(out, sizeof(out), "%s/out", scratch_dir());
+        if (export_to(r->format[i], "--out", out, adapter)) fail_msg("%s of %s: %s", r->format[i], r->family, said.err);
+        int first = 0;
+        while (r->same[first] != r->same[i]) first++;
+        for (int k = 0; k < 5 && r->format[k]; k++) {
+            const bool same = r->same[i] == r->same[k];
+            const int rc = export_to(r->format[k], "--verify", out, adapter);
+            if (rc != !same) fail_msg("%s of %s as %s: %s", r->format[i], r->family, r->format[k], said.err);
+            if (same)
+                snprintf(line, sizeof(line), "%s has the format %s\n", out, r->format[k]);
+            else
+                snprintf(line, sizeof(line),
+                         "--verify %s: this export has the format %s, not %s: write --to %s, or name another export\n",
+                         out, r->format[first], r->format[k], r->format[first]);
+            assert_says(said.err, line);
+        }
+    }
+}
+
+static void another_format_is_named(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {"case_a", {"peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"}, {0, 0, 1, 2, 3}},
+        {"glm4", {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"}, {0, 1, 2, 3, 4}},
+        {"deepseek_v4", {"peft", "vllm", "merged-bf16"}, {0, 1, 2}}};
+    for (int i = 0; i < MT_LEN(rows); i++) verify_all(&rows[i]);
+}
+
+/* Without a file of any format the error is that of the reader. */
+static void a_folder_without_an_export_is_an_error(void **state)
+{
+    (void)state;
+    snprintf(sets[0], sizeof(sets[0]), "model.path=%s", fixture("parity/case_a"));
+    snprintf(sets[1], sizeof(sets[1]), "data.eval=%s/eval.jsonl", fixture("parity/case_a"));
+    assert_int_equal(export_to("gguf", "--verify", scratch_dir(), fixture("parity/case_a/adapter_final")), 1);
+    assert_says(said.err, "adapter.gguf");
+    assert_null(strstr(said.err, "has the format"));
+}
+
+int test_found_format(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(another_format_is_named),
+        cmocka_unit_test(a_folder_without_an_export_is_an_error),
+    };
+    return cmocka_run_group_tests_name("found_format", tests, NULL, NULL);
+}

@@ -1,0 +1,77 @@
+/* found_format.c - the format of an existing export. A vLLM directory of fused experts is a PEFT directory too; other
+ * vLLM directories lack PEFT's key target_parameters. Merged checkpoints differ in the tensors of their experts. */
+#include "train/export/found_format.h"
+
+#include <string.h>
+
+#include "data/file.h"
+#include "data/json.h"
+#include "data/safetensors.h"
+
+static int path_in(char path[MT_PATH], const char *dir, const char *name, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
+}
+
+static bool ends(const char *s, const char *end)
+{
+    const size_t n = strlen(s), k = strlen(end);
+    return n >= k && !strcmp(s + n - k, end);
+}
+
+/* The narrowest format of any tensor: beside its experts a checkpoint has wider ones. */
+static enum export_format merged_format(const struct safetensors *st)
+{
+    bool nvfp4 = false, mxfp4 = false, fp8 = false;
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        const struct st_tensor *t = &st->tensors[i];
+        nvfp4 |= ends(t->name, ".weight_scale_2");
+        mxfp4 |= ends(t->name, "_blocks") || (ends(t->name, ".weight") && !strcmp(t->st_dtype, "I8"));
+        fp8 |= !strcmp(t->st_dtype, "F8_E4M3");
+    }
+    return nvfp4 ? EXPORT_MERGED_NVFP4 : mxfp4 ? EXPORT_MERGED_MXFP4 : fp8 ? EXPORT_MERGED_FP8 : EXPORT_MERGED_BF16;
+}
+
+static int find_merged(enum export_format *found, const char *dir, struct err *err)
+{
+    struct safetensors st = {0};
+    if (safetensors_open(&st, dir, err)) return -1;
+    *found = merged_format(&st);
+    safetensors_close(&st);
+    return 0;
+}
+
+static int find_adapter(enum export_format *found, const char *config, enum export_format wanted, const struct arch *a,
+                        struct err *err)
+{
+    struct json_doc *doc = json_load(config, 16 << 20, err);
+    if (!doc) return -1;
+    const bool peft = json_has(json_root(doc), "target_parameters");
+    *found = !peft ? EXPORT_VLLM : wanted == EXPORT_VLLM && export_vllm_is_peft(a) ? EXPORT_VLLM : EXPORT_PEFT;
+    json_free(doc);
+    return 0;
+}
+
+int found_format(const struct arch *a, const char *dir, enum export_format wanted, struct err *err)
+{
+    char gguf[MT_PATH], adapter[MT_PATH], config[MT_PATH];
+    enum export_format found = wanted; /* without any of these files the reader of the format names the missing one */
+    int rc = 0;
+    if (path_in(gguf, dir, EXPORT_GGUF_NAME, err) || path_in(adapter, dir, "adapter_config.json", err) ||
+        path_in(config, dir, "config.json", err))
+        return -1;
+    if (file_exists(adapter))
+        rc = find_adapter(&found, adapter, wanted, a, err);
+    else if (file_exists(gguf))
+        found = EXPORT_GGUF;
+    else if (file_exists(config))
+        rc = find_merged(&found, dir, err);
+    else
+        return 0;
+    if (rc) return err_prefix(err, "--verify %s", dir);
+    if (found != wanted)
+        return err_set(err, "--verify %s: this export has the format %s, not %s: write --to %s, or name another export",
+                       dir, export_format_name(found), export_format_name(wanted), export_format_name(found));
+    log_info("%s has the format %s", dir, export_format_name(found));
+    return 0;
+}
