@@ -32,8 +32,8 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         .part = {part[0], part[1]}, .rows = {a->d_shared, a->d_shared}, .n_in = a->d_model, .n_part = 2, .ffn = true};
     const struct stored_rows down = {
         .part = {part[2]}, .rows = {a->d_model}, .n_in = a->d_shared, .n_part = 1, .ffn = true};
-    return ffn_moe.load(f, a, layer, lw) || weights_rows(f, &lw->shared_up, &up, false, false) ||
-                   weights_rows(f, &lw->shared_down, &down, false, false) ||
+    return ffn_moe.load(f, a, layer, lw) || weights_rows(f, &lw->shared_up, &up, false) ||
+                   weights_rows(f, &lw->shared_down, &down, false) ||
                    (a->shared_gate && weights_matrix(f, &lw->shared_gate, a->names->shared_gate, 1, a->d_model))
                ? -1
                : 0;

@@ -281,21 +281,6 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
                               : 0;
 }
 
-void fill_sample(struct fill *f, const struct weight *w)
-{
-    const int64_t nibbles = w->n_out * w->n_in / 2;
-    const int64_t bytes = MT_MIN(w->format >= WF_MXFP4 ? nibbles : weight_bytes(w) / w->n_exp, 1 << 16);
-    uint64_t bits;
-    if (f->dev->dry_run) return;
-    char *host = mem_alloc(bytes + 8);
-    device_download(f->dev, host, w->data, bytes);
-    for (int64_t at = 0; at < bytes; at += 8) {
-        memcpy(&bits, host + at, sizeof(bits));
-        f->w->fingerprint = rng_u64(f->w->fingerprint, bits);
-    }
-    mem_free(host);
-}
-
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)
 {
     struct source s;
@@ -314,7 +299,7 @@ static int stack_in_order(struct fill *f, struct weight *w, const struct source 
     return rc;
 }
 
-int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled)
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased)
 {
     struct source s[STORED_PARTS];
     int64_t n_out = 0, at = 0;
@@ -326,7 +311,6 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
     const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_NETWORK : ROLE_ATTENTION;
     if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : fill_stack(f, &p->w, s, r->n_part, role))
         return -1;
-    if (sampled && f->layer == 0) fill_sample(f, &p->w);
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
     for (int i = 0; i < r->n_part; at += r->rows[i++]) {

@@ -48,8 +48,6 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
 /* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
  * memory, unless they are packed; stored: that of a source which is decoded while it is loaded, else NULL. */
 void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed);
-/* Adds the first bytes of a weight, or of its first expert, to the fingerprint; experts before they are decoded. */
-void fill_sample(struct fill *f, const struct weight *w);
 /* A matrix; the weight of a norm. name is the whole name. */
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role);
 int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n);

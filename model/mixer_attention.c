@@ -60,7 +60,7 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct stored_rows out = {
         .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = a->n_head * a->head_dim, .n_part = 1};
     (void)layer;
-    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias, true) || weights_rows(f, &lw->out, &out, a->out_bias, false) ||
+    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias) || weights_rows(f, &lw->out, &out, a->out_bias) ||
                    (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head)) || load_norms(f, a, lw)
                ? -1
                : 0;

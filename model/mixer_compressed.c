@@ -90,8 +90,7 @@ static int load_entries(struct fill *f, const struct arch *a, enum compress_kind
     const int64_t n = bias_cols(kind, width);
     const struct stored_rows pair = {
         .part = {part[0], part[1]}, .rows = {n, n}, .n_in = a->d_model, .n_part = 2, .plain = true};
-    return weights_rows(f, &e->pair, &pair, false, false) ||
-                   weights_table(f, &e->bias, part[2], a->compress.ratio[kind], n) ||
+    return weights_rows(f, &e->pair, &pair, false) || weights_table(f, &e->bias, part[2], a->compress.ratio[kind], n) ||
                    weights_vector(f, &e->norm, part[3], ".weight", width)
                ? -1
                : 0;
@@ -114,9 +113,8 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
     if (kind == COMPRESS_NONE) return 0;
     if (load_entries(f, a, kind, a->head_dim, &lw->entry, own)) return -1;
     if (kind != COMPRESS_SPARSE) return 0;
-    return load_entries(f, a, kind, c->index_dim, &lw->index, index) ||
-                   weights_rows(f, &lw->index_q, &q, false, false) ||
-                   weights_rows(f, &lw->index_scale, &scale, false, false)
+    return load_entries(f, a, kind, c->index_dim, &lw->index, index) || weights_rows(f, &lw->index_q, &q, false) ||
+                   weights_rows(f, &lw->index_scale, &scale, false)
                ? -1
                : 0;
 }
@@ -133,13 +131,13 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct stored_rows out = {
         .part = {"self_attn.o_b_proj"}, .rows = {a->d_model}, .n_in = group_cols(a), .n_part = 1};
     struct weight *group = &lw->group;
-    if (weights_rows(f, &lw->qkv, &first, false, true) ||
+    if (weights_rows(f, &lw->qkv, &first, false) ||
         weights_vector(f, &lw->q_a_norm, "self_attn.q_a_norm", ".weight", c->q_lora) ||
-        weights_rows(f, &lw->q_b, &q_b, false, false) ||
+        weights_rows(f, &lw->q_b, &q_b, false) ||
         weights_vector(f, &lw->kv_a_norm, "self_attn.kv_norm", ".weight", a->head_dim) ||
         weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head) || load_compressor(f, a, layer, lw) ||
         weights_matrix(f, group, "self_attn.o_a_proj", group_cols(a), query_cols(a) / c->n_group) ||
-        weights_rows(f, &lw->out, &out, false, false))
+        weights_rows(f, &lw->out, &out, false))
         return -1;
     group->n_exp = c->n_group; /* the rows of the groups follow each other: a stack */
     group->n_out = c->o_lora;

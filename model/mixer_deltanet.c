@@ -97,12 +97,12 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         in.order = order_in(a);
         ba.order = order_ba(a);
     }
-    return weights_rows(f, &lw->delta_in, &in, false, true) || weights_rows(f, &lw->delta_ba, &ba, false, false) ||
+    return weights_rows(f, &lw->delta_in, &in, false) || weights_rows(f, &lw->delta_ba, &ba, false) ||
                    weights_conv(f, &lw->conv, "linear_attn.conv1d", qkv_cols(a), a->delta.n_tap) ||
                    weights_vector(f, &lw->a_log, "linear_attn.A_log", "", s->n_value) ||
                    weights_vector(f, &lw->dt_bias, "linear_attn.dt_bias", "", s->n_value) ||
                    weights_vector(f, &lw->delta_norm, "linear_attn.norm", ".weight", s->value_dim) ||
-                   weights_rows(f, &lw->out, &out, false, false)
+                   weights_rows(f, &lw->out, &out, false)
                ? -1
                : 0;
 }

@@ -87,12 +87,11 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = out_cols(a), .n_part = 1};
     (void)layer;
     if (m->q_lora && (weights_vector(f, &lw->q_a_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
-                      weights_rows(f, &lw->q_b, &q_b, false, false)))
+                      weights_rows(f, &lw->q_b, &q_b, false)))
         return -1;
-    return weights_rows(f, &lw->qkv, &first, a->attn_bias, true) ||
+    return weights_rows(f, &lw->qkv, &first, a->attn_bias) ||
                    weights_vector(f, &lw->kv_a_norm, "self_attn.kv_a_layernorm", ".weight", m->kv_lora) ||
-                   weights_rows(f, &lw->kv_b, &kv_b, false, false) ||
-                   weights_rows(f, &lw->out, &out, a->out_bias, false)
+                   weights_rows(f, &lw->kv_b, &kv_b, false) || weights_rows(f, &lw->out, &out, a->out_bias)
                ? -1
                : 0;
 }

@@ -39,6 +39,14 @@ const char *quantize_name(const struct quantize *q)
     return q->format == WF_NF4 && q->nested ? "nf4-nested" : weight_format_name(q->format);
 }
 
+uint64_t quantize_key(const struct quantize *q, uint64_t seed)
+{
+    char text[128];
+    if (q->format == WF_NONE) return seed;
+    snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(q), q->attention);
+    return rng_key(seed, text);
+}
+
 static int list_parts(const struct quantize *q, const struct weight *w, struct part p[N_PART])
 {
     const int64_t n = w->n_out * w->n_in, blocks = n / BLOCK;
@@ -289,13 +297,11 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
 
 void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st)
 {
-    char text[128];
     *z = (struct quantizer){
         .dev = dev, .arena = &dev->weights, .st = st, .start_ms = clock_ms(), .logged_ms = clock_ms()};
     if (q) z->q = *q;
     if (!z->q.cache || z->q.format == WF_NONE || dev->dry_run) return;
-    snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(&z->q), z->q.attention);
-    z->key = rng_key(safetensors_fingerprint(st), text);
+    z->key = quantize_key(&z->q, safetensors_fingerprint(st));
     if (file_exists(z->q.cache)) open_cache(z);
 }
 

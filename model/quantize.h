@@ -13,6 +13,8 @@ struct quantize {
     const char *cache;         /* path of the cache file; NULL: none */
 };
 const char *quantize_name(const struct quantize *q); /* "none", "nf4", "nf4-nested", "mxfp4", "nvfp4" */
+/* A hash of `seed`, the format and the version of its encoder; `seed` without a format. */
+uint64_t quantize_key(const struct quantize *q, uint64_t seed);
 
 /* State of one load of a checkpoint. */
 struct quantizer {

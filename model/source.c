@@ -31,12 +31,27 @@ const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, 
     return renamed && published_name(to, size, name) ? to : name;
 }
 
+static uint64_t hash_of(const struct st_tensor *t)
+{
+    const int64_t bytes = MT_MIN(t->bytes, 1 << 16);
+    uint64_t hash = rng_key(rng_key(0, t->name), t->st_dtype), word;
+    for (int i = 0; i < t->ndim; i++) hash = rng_u64(hash, (uint64_t)t->shape[i]);
+    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof(word)) {
+        word = 0;
+        memcpy(&word, t->data + at, (size_t)MT_MIN((int64_t)sizeof(word), bytes - at));
+        hash = rng_u64(hash, word);
+    }
+    return hash;
+}
+
 static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)
 {
     char full[512], other[512];
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (t) {
-        ck->used[t - ck->st->tensors] = true;
+        bool *used = &ck->used[t - ck->st->tensors];
+        if (ck->hashed && !*used) ck->fingerprint += hash_of(t);
+        *used = true;
         return t;
     }
     const char *near = safetensors_nearest(ck->st, name);

@@ -8,7 +8,10 @@
 /* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
     const struct safetensors *st;
-    bool *used; /* [st->n_tensors] */
+    bool *used;           /* [st->n_tensors] */
+    bool hashed;          /* tensors found from now on enter the fingerprint, each once */
+    uint64_t fingerprint; /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
+                             first 64 KiB as stored */
 };
 
 struct source {

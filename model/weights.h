@@ -58,7 +58,9 @@ struct weights {
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
-    uint64_t fingerprint; /* hash of samples of the weights: differs between base models of the same shape */
+    uint64_t fingerprint; /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in
+                             separate tensors the first expert of every layer) and of the format that experts were
+                             packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run */
     int64_t n_unused;     /* tensors of the checkpoint that moetrain does not read */
     const char *unused;   /* name of the first of them; valid until st is closed */
 };
@@ -118,8 +120,7 @@ int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int
 /* A matrix that model.quantize does not pack. */
 int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or
- * model.quantize those of a feed-forward network. sampled: in the first layer, its first bytes enter
- * weights.fingerprint. */
+ * model.quantize those of a feed-forward network. */
 enum { STORED_PARTS = 3 };
 struct stored_rows {
     const char *part[STORED_PARTS];
@@ -129,7 +130,7 @@ struct stored_rows {
     bool plain;             /* model.quantize_attention does not pack it */
     struct row_order order; /* of the one part, which has no bias */
 };
-int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased, bool sampled) MT_CHECK;
+int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as
  * weights_options says. arch.expert_bias says whether they have biases. */
 struct stored_experts {

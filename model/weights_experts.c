@@ -142,15 +142,20 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
     return 0;
 }
 
-/* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. */
+/* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. Those of
+ * the first expert enter the fingerprint, on every rank. */
 static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part, n_find = f->checked ? n_part : n;
     struct source *s = mem_array(n, sizeof(*s));
+    const bool hashed = f->ck.hashed;
     int rc = 0;
-    for (int64_t i = 0; i < n_find && !rc; i++)
+    for (int64_t i = 0; i < n_find && !rc; i++) {
+        f->ck.hashed = hashed && i < n_part;
         rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
                          p->n_in, f->err);
+    }
+    f->ck.hashed = hashed;
     for (int64_t i = n_find; i < n; i++) s[i] = s[i - n_part];
     *w = (struct weight){.n_exp = f->own.count, .n_out = p->n_out, .n_in = p->n_in};
     if (!rc) rc = fill_stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
@@ -227,8 +232,7 @@ static void decode(struct fill *f, struct weight *w)
     *w = (struct weight){.format = format, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = y.data};
 }
 
-/* sampled: its first bytes enter the fingerprint. */
-static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p, bool sampled)
+static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p)
 {
     struct weight *w = &proj->w;
     struct tensor *bias = &proj->bias;
@@ -239,7 +243,6 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     const int rc = p->stack ? load_experts(f, w, bias, p) : load_per_expert(f, w, bias, p);
     f->arena = &f->dev->weights;
     if (rc) return -1;
-    if (sampled) fill_sample(f, w);
     const bool fp8 = f->w->fp8 && f->a->ffn[f->layer]->routed;
     if (fp8 && fp8_experts_open(f, proj)) return -1;
     if (decoded && fp8_experts_have_codes(f, proj))
@@ -254,7 +257,7 @@ int weights_experts(struct fill *f, struct proj *up, const struct stored_experts
                     const struct stored_experts *stored_down)
 {
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
-    const int rc = load_product(f, up, stored_up, f->layer == 0) || load_product(f, down, stored_down, false);
+    const int rc = load_product(f, up, stored_up) || load_product(f, down, stored_down);
     f->w->expert_bytes += f->dev->weights.used - before;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */
     return rc ? -1 : 0;

@@ -116,7 +116,6 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
 {
     f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
     if (load_embed(f, &w->embed)) return -1;
-    fill_sample(f, &w->embed);
     f->arena = &f->dev->weights;
     w->head = w->embed;
     return load_head(f, &w->head) || fill_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ||
@@ -139,6 +138,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     f.prefix = weights_prefix(st);
+    f.ck.hashed = !dev->dry_run;
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -148,6 +148,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
+    if (f.ck.hashed) w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
     if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;

@@ -30,7 +30,7 @@ static struct train_state some_state(int64_t step)
                                 .eval_step = -1,
                                 .seed = UINT64_MAX,
                                 .data_hash = 0x8000000000000001u,
-                                .model_mark = 0};
+                                .model_hash = 0};
 }
 
 static const struct config *settings(void)

@@ -187,9 +187,8 @@ static void a_step_may_be_divided(void **state)
 static void a_run_continues_with_its_teacher(void **state)
 {
     (void)state;
-    char distill[MT_PATH + 128], set[MT_PATH + 64];
-    const char *teacher = scratch_dir();
-    char copy[2 * MT_PATH + 64];
+    char distill[MT_PATH + 128], set[MT_PATH + 64], teacher[256], copy[2 * MT_PATH + 64];
+    snprintf(teacher, sizeof(teacher), "%s", scratch_dir());
     snprintf(copy, sizeof(copy), "cp -r %s %s/t", case_adapter("adapter_final"), teacher);
     assert_int_equal(system(copy), 0);
     snprintf(distill, sizeof(distill), "teacher = adapter:%s/t\nalpha = 0.5", teacher);
@@ -200,6 +199,10 @@ static void a_run_continues_with_its_teacher(void **state)
     assert_says(said.err, "continuing after step 2 of 4");
     assert_same_output(whole, halves, ADAPTER);
     assert_same_output(whole, halves, "checkpoints/step-000004/optimizer.safetensors");
+    const char *ranks = student(distill, "[data]\npacking = no\n[train]\ngrad_accum = 2\n");
+    trained(ranks, "lora.r=8", "train.steps=1");
+    if (process_run_sets(ranks, "lora.r=8 train.steps=2 parallel.cpu_ranks=2 parallel.ep=2")) fail_msg("%s", said.err);
+    assert_says(said.err, "continuing after step 1 of 2");
 
     assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", "train.steps=6", "--set", "distill.alpha=0.4"), 1);
     assert_says(said.err, "distill.alpha: 0.5 -> 0.4");

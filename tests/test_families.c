@@ -688,7 +688,7 @@ static int linear_load(struct fill *f, const struct arch *a, int64_t layer, stru
     const struct stored_rows first = {.part = {"self_attn.q_proj"}, .rows = {q}, .n_in = a->d_model, .n_part = 1};
     const struct stored_rows second = {.part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = q, .n_part = 1};
     (void)layer;
-    return weights_rows(f, &lw->qkv, &first, false, true) || weights_rows(f, &lw->out, &second, false, false) ? -1 : 0;
+    return weights_rows(f, &lw->qkv, &first, false) || weights_rows(f, &lw->out, &second, false) ? -1 : 0;
 }
 
 static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/safetensors.h"
 #include "tests/process.h"
 #include "train/resume.h"
 
@@ -58,7 +59,7 @@ static void small_open(struct small *s)
                                          .eval_step = 4,
                                          .seed = 5,
                                          .data_hash = 1,
-                                         .model_mark = 3,
+                                         .model_hash = 3,
                                          .eval_hash = 2};
 }
 
@@ -287,6 +288,87 @@ static void changed_config_json_is_refused(void **state)
     if (RUN(config, "--set", "train.steps=5", "--set", model)) fail_msg("%s", said.err);
 }
 
+/* Copies the files of a case to a new directory. The first byte of `tensor` has another last bit. */
+static const char *changed_model(const char *name, const char *tensor)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
+    static char dir[MT_PATH];
+    char from[MT_PATH], to[2 * MT_PATH];
+    struct safetensors st;
+    struct err err;
+    int64_t size;
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(from, sizeof(from), "%s/%s", fixture(name), files[i]);
+        snprintf(to, sizeof(to), "%s/%s", dir, files[i]);
+        char *bytes = file_read(from, 1 << 26, &size, &err);
+        assert_non_null(bytes);
+        if (i == 3) {
+            assert_int_equal(safetensors_open(&st, from, &err), 0);
+            const struct st_tensor *t = safetensors_find(&st, tensor);
+            if (!t) fail_msg("%s", tensor);
+            bytes[t->data - st.maps[0].data] ^= 1;
+            safetensors_close(&st);
+        }
+        assert_int_equal(file_write_atomic(to, bytes, size, &err), 0);
+        mem_free(bytes);
+    }
+    return dir;
+}
+
+/* Runs or continues a case, whose rows are those of `rows`. */
+static int run_case(const char *config, const char *model, const char *rows, int steps, const char *more)
+{
+    char sets[8 * MT_PATH];
+    snprintf(sets, sizeof(sets),
+             "model.path=%s data.train=%s/train.jsonl data.eval=%s/eval.jsonl data.packing=no train.grad_accum=2 "
+             "lora.targets=all-linear train.steps=%d %s",
+             model, rows, rows, steps, more);
+    return process_run_sets(config, sets);
+}
+
+/* A bit of one tensor, not in the first layer's attention. Ranks and decoded layers are not a change. */
+static void changed_weights_are_refused(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {
+        {"parity/case_a", "model.layers.1.mlp.experts.down_proj_scales", "2"},
+        {"parity/qwen3", "model.layers.1.mlp.gate.weight", "2"},
+        {"parity/olmoe", "model.layers.1.mlp.experts.0.down_proj.weight", "1"},
+        {"parity/deepseek_v3", "lm_head.weight", "2"},
+        {"parity/deepseek_v4", "layers.0.hc_ffn_base", "2"},
+        {"parity/deepseek_v4", "layers.1.ffn.shared_experts.w2.weight", "1"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const char *config = process_config(""), *model = fixture(rows[i][0]);
+        if (run_case(config, model, model, 1, "")) fail_msg("%s", said.err);
+        assert_int_equal(run_case(config, changed_model(rows[i][0], rows[i][1]), model, 2, ""), 1);
+        assert_says(said.err, "step-000001 was made with another base model, model.path: ");
+        char more[96];
+        snprintf(more, sizeof(more), "train.decoded_layers=1 parallel.cpu_ranks=2 parallel.ep=%s", rows[i][2]);
+        if (run_case(config, model, model, 2, more)) fail_msg("%s", said.err);
+        assert_says(said.err, "continuing after step 1 of 2");
+    }
+}
+
+/* Earlier versions wrote a hash of few tensors, under another name. */
+static void older_hashes_are_not_compared(void **state)
+{
+    (void)state;
+    const char *name = "parity/case_a", *config = process_config(""), *model = fixture(name);
+    if (run_case(config, model, model, 1, "")) fail_msg("%s", said.err);
+    forge_in(config, "step-000001", "\"model_hash\"", "\"model_mark\"");
+    const char *changed = changed_model(name, "model.norm.weight");
+    if (run_case(config, changed, model, 2, "parallel.cpu_ranks=2")) fail_msg("%s", said.err);
+    assert_says(said.err, "warning: ");
+    assert_says(said.err, "step-000001 is from an older moetrain, which hashed less of the weights: ");
+    assert_says(said.err, "continuing after step 1 of 2");
+    if (run_case(config, changed, model, 3, "")) fail_msg("%s", said.err);
+    assert_null(strstr(said.err, "older moetrain"));
+    assert_int_equal(run_case(config, model, model, 4, ""), 1);
+    assert_says(said.err, "step-000003 was made with another base model, model.path: ");
+}
+
 /* The same adapters, written differently. */
 static void lists_are_compared_by_meaning(void **state)
 {
@@ -323,7 +405,8 @@ int test_resume(void)
         cmocka_unit_test(forged_state_is_refused),        cmocka_unit_test(forged_runs_are_refused),
         cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
-        cmocka_unit_test(changed_config_json_is_refused),
+        cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
+        cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

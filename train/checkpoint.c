@@ -30,7 +30,6 @@
 #define STATE       "state.json"
 #define SETTINGS    "settings"
 #define MAX_TEXT    (1 << 20)
-#define LATER       "eval_from" /* older checkpoints do not have this field */
 
 #define AMAX "adapter/" AMAX_FILE
 
@@ -132,11 +131,14 @@ static const struct field {
     {NAMED(n_nonfinite), FIELD_I64}, {NAMED(tokens), FIELD_I64},     {NAMED(total_steps), FIELD_I64},
     {NAMED(smooth_loss), FIELD_F64}, {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
     {NAMED(best_step), FIELD_I64},   {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
-    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_mark), FIELD_U64},
+    {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_hash), FIELD_U64},
     {NAMED(eval_hash), FIELD_U64},   {NAMED(eval_from), FIELD_I64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");
+
+/* Older checkpoints lack these fields. */
+static bool is_later(const char *name) { return !strcmp(name, "eval_from") || !strcmp(name, "model_hash"); }
 
 static void settings_write(struct json_out *o, const struct config *cfg)
 {
@@ -215,8 +217,8 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
                      "anew with another output.dir or train.resume = never",
                      path);
     for (int64_t i = 0; !rc && i < MT_LEN(fields); i++)
-        if (strcmp(fields[i].name, LATER) || json_has(root, LATER)) rc = read_field(root, &fields[i], state, err);
-    if (!json_has(root, LATER)) state->eval_from = isfinite(state->best_loss) ? 0 : -1;
+        if (!is_later(fields[i].name) || json_has(root, fields[i].name)) rc = read_field(root, &fields[i], state, err);
+    if (!json_has(root, "eval_from")) state->eval_from = isfinite(state->best_loss) ? 0 : -1;
     if (!rc) rc = json_get_i64(root, "updates", INT64_MIN, INT64_MAX, n_update, err);
     if (!rc) rc = json_get_object(root, SETTINGS, &settings, err);
     if (!rc) return 0;

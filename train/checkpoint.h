@@ -24,9 +24,10 @@ struct train_state {
     int64_t eval_from; /* first step evaluated on the data of eval_hash; best_loss is the lowest loss since then; -1:
                           none */
     uint64_t seed;
-    uint64_t data_hash,
-        model_mark;     /* hashes of the training data and of samples of the model's weights; must agree to resume */
-    uint64_t eval_hash; /* hash of the held-out data and the number of micro-batches that best_loss was measured on */
+    uint64_t data_hash;  /* of the training data; must agree to resume */
+    uint64_t model_hash; /* weights.fingerprint; must agree to resume. 0: unknown, from an older version, which hashed
+                            less of the weights (as model_mark) */
+    uint64_t eval_hash;  /* hash of the held-out data and the number of micro-batches that best_loss was measured on */
 };
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),

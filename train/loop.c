@@ -510,6 +510,7 @@ static void take_state(struct training *t, const struct train_state *found)
     const struct train_state fresh = t->state;
     t->state = *found;
     t->state.total_steps = fresh.total_steps;
+    t->state.model_hash = fresh.model_hash;
     if (found->eval_hash == fresh.eval_hash) return;
     t->state.eval_hash = fresh.eval_hash;
     t->state.best_loss = INFINITY;
@@ -526,8 +527,8 @@ static int restore(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     struct adapters *ad = &t->run.model.adapters;
     struct train_state found;
-    t->state.model_mark = t->run.model.weights.fingerprint;
-    if (resume_check_model(&t->from, cfg, t->state.model_mark, err)) return -1;
+    t->state.model_hash = t->run.model.weights.fingerprint;
+    if (resume_check_model(&t->from, cfg, t->state.model_hash, err)) return -1;
     if (t->from.found) {
         if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
         take_state(t, &found);
@@ -545,7 +546,7 @@ static int restore(struct training *t, struct err *err)
 static int agree_on_start(struct training *t, struct err *err)
 {
     struct comm *ranks = t->run.par.all;
-    if (comm_agree(ranks, "base model", t->state.model_mark, err)) return -1;
+    if (comm_agree(ranks, "base model", t->state.model_hash, err)) return -1;
     if (comm_agree(ranks, "newest checkpoint in output.dir (all machines must see the same directory)",
                    (uint64_t)t->state.step, err))
         return -1;

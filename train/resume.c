@@ -329,7 +329,13 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
 
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint, struct err *err)
 {
-    if (!r->found || r->state.model_mark == fingerprint) return 0;
+    if (!r->found || r->state.model_hash == fingerprint) return 0;
+    if (!r->state.model_hash) {
+        log_warn("%s is from an older moetrain, which hashed less of the weights: whether those in model.path are the "
+                 "same is not compared",
+                 r->path);
+        return 0;
+    }
     struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
     const char *dir, *where = config_teacher(cfg, &dir) == TEACHER_ADAPTER
                                   ? " or teacher: the weights in model.path or distill.teacher are not the same"

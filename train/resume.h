@@ -28,7 +28,8 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
 /* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
  * run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
-/* Call after the model is read: an error when its weights are not the checkpoint's. */
+/* Call after the model is read: an error when its weights are not the checkpoint's. A warning when an older version
+ * wrote the checkpoint, whose hash is not comparable. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
                        struct err *err) MT_CHECK;
 /* Logs the step that the run continues from and the changed settings. */

@@ -353,16 +353,6 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* The fingerprint includes the first expert, which with expert parallelism only the first rank of a group has. */
-static void share_fingerprint(struct run *r)
-{
-    struct comm *ep = r->par.ep;
-    uint64_t *prints = mem_array(ep->world, sizeof(*prints));
-    comm_host_gather(ep, prints, &r->model.weights.fingerprint, (int64_t)sizeof(*prints));
-    r->model.weights.fingerprint = prints[0];
-    mem_free(prints);
-}
-
 /* Arenas, weights and adapters by the plan; a teacher's adapters without their values. */
 static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, bool train, struct err *err)
 {
@@ -384,8 +374,31 @@ static int fill_model(struct run *r, struct adapters *ad, struct adapters *teach
     opt.teacher = teacher;
     if (model_open(&r->model, dev, &r->arch, &r->st, ad, &opt, (uint64_t)r->cfg->train.seed, err)) return -1;
     if (packs) pass_turn(r->par.all);
-    share_fingerprint(r);
     return 0;
+}
+
+/* A hash of the adapters' values, the same for any number of expert-parallel ranks, which have zeros in the place of
+ * other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
+static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, struct comm *ep)
+{
+    const struct adapters *whole = adapters_logical(ad);
+    float *values = mem_array(whole->n_flat, sizeof(*values));
+    uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
+    adapters_get(ad, dev, ad->opt.param, DT_F32, values);
+    for (int64_t i = 0; i < whole->n_params; i++) {
+        const struct lora_param *p = &whole->params[i], *here = adapters_find(ad, p->layer, p->target, p->is_b);
+        if (ep->rank > 0 && here->n_exp == p->n_exp) continue;
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) {
+            uint32_t bits;
+            memcpy(&bits, &values[k], sizeof(bits));
+            if (bits) sum += rng_u64((uint64_t)k, bits);
+        }
+    }
+    comm_host_gather(ep, sums, &sum, (int64_t)sizeof(sum));
+    for (int i = 0; i < ep->world; i++) hash += sums[i];
+    mem_free(values);
+    mem_free(sums);
+    return hash;
 }
 
 /* The values of a teacher's adapters; their hash becomes part of the model's fingerprint, so that a run continues with
@@ -397,18 +410,8 @@ static int load_teacher(struct run *r, struct err *err)
     char dir[MT_PATH];
     if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
     if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || peft_load(ad, &r->dev, dir, err)) return -1;
-    const int64_t n = adapters_logical(ad)->n_flat;
-    float *values = mem_array(n, sizeof(*values));
-    uint64_t hash = r->model.weights.fingerprint;
-    adapters_get(ad, &r->dev, ad->opt.param, DT_F32, values);
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, &values[i], sizeof(bits));
-        hash = rng_u64(hash, bits);
-    }
-    mem_free(values);
-    r->model.weights.fingerprint = hash;
-    share_fingerprint(r);
+    uint64_t *fingerprint = &r->model.weights.fingerprint;
+    *fingerprint = rng_u64(*fingerprint, hash_adapters(ad, &r->dev, r->par.ep));
     log_info("teacher: the same weights with the adapter %s", dir);
     return 0;
 }
