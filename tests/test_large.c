@@ -335,7 +335,7 @@ static void router_large_on_the_gpu(void **state)
     enum { TOKENS = (1 << 22) + 37, N_EXP = 512, TOP = 4, WIDTH = 520 };
     _Static_assert(1LL * TOKENS * N_EXP > INT32_MAX, "more than 2^31 logits");
     static int64_t count[N_EXP];
-    gpu_begin(30, 9, false);
+    gpu_begin(27, 13, false);
     const struct weight w = gpu_weight(1, 1, N_EXP, WIDTH);
     struct tensor x = gpu_random(DT_BF16, 2, TOKENS, WIDTH, -1), bias = gpu_random(DT_F32, 3, N_EXP, -1, -1);
     struct tensor logits = gpu_empty(DT_F32, TOKENS, N_EXP, -1), few_logits = gpu_empty(DT_F32, LAST, N_EXP, -1);
@@ -357,7 +357,7 @@ static void router_large_on_the_gpu(void **state)
     struct tensor few_dx = gpu_copy(last(dx));
     op_router_bwd(&gpu, dx, dgate, &r, logits, &w, &aux, &how);
     op_router_bwd(&gpu, few_dx, last(dgate), &few, few_logits, &w, &aux, &how);
-    expect_same("dx", last(dx), few_dx);
+    expect_near("dx", last(dx), few_dx, ROUNDINGS); /* cuBLASLt may choose by the number of rows */
 }
 
 /* ---- the experts ----
