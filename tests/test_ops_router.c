@@ -540,15 +540,19 @@ static const struct weight_packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 
 static const struct gpu_router small_routers[] = {
     {0, 32, 4, 64, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 0},
     {1, 32, 4, 288, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
-    {33, 32, 4, 288, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
-    {17, 64, 8, 256, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
-    {19, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
     {9, 512, 8, 72, f32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
     {19, 60, 4, 64, f32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
-    {70, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
     {5, 1, 1, 64, f32, ROUTER_CHOSEN, 0, true, true, false, 0},
     {17, 128, 4, 96, mxfp4, ROUTER_CHOSEN, 0, true, true, false, 0},
     {130, 65, 16, 40, bf16, ROUTER_CHOSEN, 0, true, true, false, 8},
+};
+/* dl of all experts, and weights in bf16: cuBLASLt computes dx. */
+static const struct gpu_router small_routers_of_all_experts[] = {
+    {33, 32, 4, 288, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
+    {17, 64, 8, 256, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
+    {19, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {70, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {9, 12, 4, 64, bf16, ROUTER_CHOSEN, 0, true, true, false, 8}, /* more than a quarter is chosen */
 };
 static const struct gpu_router routers[] = {
     {131, 32, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
@@ -594,6 +598,11 @@ static void router_on_the_gpu(void **state)
 {
     (void)state;
     check_routers(gpu_router_run, small_routers, MT_LEN(small_routers));
+}
+static void router_of_all_experts_on_the_gpu_by_cublas(void **state)
+{
+    (void)state;
+    check_routers(gpu_router_run, small_routers_of_all_experts, MT_LEN(small_routers_of_all_experts));
 }
 static void router_large_on_the_gpu(void **state)
 {
@@ -688,6 +697,7 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_adamw, begin, end),
         cmocka_unit_test(test_optim_runs),
         cmocka_unit_test(router_on_the_gpu),
+        cmocka_unit_test(router_of_all_experts_on_the_gpu_by_cublas),
         cmocka_unit_test(router_large_on_the_gpu),
         cmocka_unit_test(router_without_bias_on_the_gpu_by_cublas),
         cmocka_unit_test(router_without_bias_large_on_the_gpu),

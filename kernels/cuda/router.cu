@@ -550,15 +550,26 @@ static void launch_chosen(struct tensor dx, const struct gates_job *job, const s
     CUDA_CHECK_LAUNCH();
 }
 
+/* dl of the chosen experts alone, or that of all: for cuBLASLt, or for tiles. */
+enum dl_kind { OF_CHOSEN, IN_PARTS, IN_F32 };
+static enum dl_kind kind_of_dl(const struct weight *w, int64_t n_top, const struct aux *aux,
+                               const struct router *router)
+{
+    if (w->format != WF_BF16) return IN_F32;
+    const bool zeros = router->kind != ROUTER_PROBABILITY && aux->coef == 0; /* beyond the chosen */
+    return zeros && n_top <= 32 && 4 * n_top <= w->n_out ? OF_CHOSEN : IN_PARTS;
+}
+
 extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
                                 struct tensor logits, const struct weight *w, const struct aux *aux,
                                 const struct router *router)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
-    const int64_t n_row = ceil_div(n_exp, 8) * 8;
-    const bool plain = w->format == WF_BF16;
-    const struct tensor dl = arena_tensor_2d(&dev->work, plain ? DT_BF16 : DT_F32, n_tok, (plain ? PARTS : 1) * n_row);
-    const struct tensor none = {}, rows = plain ? arena_tensor_2d(&dev->work, DT_BF16, PARTS * n_row, w->n_in) : none;
+    const int64_t n_row = ceil_div(n_exp, 8) * 8, n_top = dgate.shape[1];
+    const enum dl_kind kind = kind_of_dl(w, n_top, aux, router);
+    const int64_t n_col = kind == OF_CHOSEN ? n_top : kind == IN_PARTS ? PARTS * n_row : n_row;
+    const struct tensor none = {}, dl = arena_tensor_2d(&dev->work, kind == IN_PARTS ? DT_BF16 : DT_F32, n_tok, n_col);
+    const struct tensor rows = kind == IN_PARTS ? arena_tensor_2d(&dev->work, DT_BF16, PARTS * n_row, w->n_in) : none;
     arena_release(&dev->work, mark);
     if (dev->dry_run || n_tok == 0) return;
     require_router(dx, w);
@@ -567,31 +578,29 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         return;
     }
     struct gates_job job = {};
-    job.dl = f32_ptr(dl), job.ld_dl = n_row;
-    job.parts = plain ? bf16_ptr(dl) : NULL;
+    job.dl = f32_ptr(dl), job.ld_dl = kind == OF_CHOSEN ? n_top : n_row;
+    job.parts = kind == IN_PARTS ? bf16_ptr(dl) : NULL;
     job.gate = f32_ptr(r->gate), job.ld_gate = r->gate.ld;
     job.dgate = f32_ptr(dgate), job.ld_dgate = dgate.ld;
     job.logits = f32_ptr(logits), job.ld_logits = logits.ld;
     job.idx = i32_ptr(r->idx);
     job.n_tok = n_tok;
     job.n_exp = (int)n_exp;
-    job.n_top = (int)dgate.shape[1];
+    job.n_top = (int)n_top;
     job.router = *router;
     if (aux->coef != 0) {
         job.count = f32_ptr(aux->count);
         job.rows = (float)aux->rows;
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
-    const bool few = router->kind != ROUTER_PROBABILITY && !job.count && job.n_top <= 32; /* dl of the chosen alone */
-    if (few && plain && 4 * job.n_top <= n_exp) {
-        job.ld_dl = job.n_top;
+    if (kind == OF_CHOSEN) {
         launch_chosen(dx, &job, w);
         return;
     }
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
-    if (plain) {
+    if (kind == IN_PARTS) {
         stack_rows<<<grid_x(ceil_div(n_row * w->n_in, 8 * WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
             bf16_ptr(rows), (const bf16 *)w->data, n_row * w->n_in, n_exp * w->n_in);
         CUDA_CHECK_LAUNCH();
