@@ -49,8 +49,8 @@ const char *safetensors_nearest(const struct safetensors *st, const char *name);
 /* The tensor's bytes will not be read again. No effect on a struct safetensors made in memory, which has no shards. */
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t);
 int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all shards */
-/* A hash that identifies a checkpoint without reading its data: names, sizes, modification times and headers of the
- * shards. */
+/* A hash that identifies a checkpoint and reads little of its data: names, sizes, modification times and headers of the
+ * shards, and the first 4 KiB of every tensor. */
 uint64_t safetensors_fingerprint(const struct safetensors *st);
 
 /* Writing: tensors in any order, names unique; the file is laid out by dtype rank descending, then name, and written

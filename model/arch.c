@@ -661,6 +661,16 @@ static int read_kinds(struct arch *a, struct json root, const struct family *f, 
                : 0;
 }
 
+/* A class with other parts has its sizes in text_config. */
+static int want_text_config(const struct family *f, struct json root, struct err *err)
+{
+    const bool has = json_has(root, "text_config");
+    if (!f->text_type || (!has && json_has(root, "num_hidden_layers"))) return 0;
+    if (json_type(json_find(root, "text_config")) == JSON_OBJECT) return 0;
+    return err_set(err, "config.json: key `text_config` %s: the sizes of a %s model are in it",
+                   has ? "is not an object" : "is missing", f->model_type);
+}
+
 int arch_parse(struct arch *a, struct json root, struct err *err)
 {
     const struct family *f = NULL;
@@ -669,7 +679,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     const bool wrapped = is_wrapper(root);
     bool tied = false;
     if (wrapped) root = json_find(root, "text_config");
-    if (find_family(&f, root, err)) return -1;
+    if (find_family(&f, root, err) || want_text_config(f, root, err)) return -1;
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");

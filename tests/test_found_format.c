@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/file.h"
 #include "tests/process.h"
 
 static char sets[2][MT_PATH + 32]; /* model.path and data.eval */
@@ -41,9 +42,11 @@ static void verify_all(const struct row *r)
             if (same)
                 snprintf(line, sizeof(line), "%s has the format %s\n", out, r->format[k]);
             else
-                snprintf(line, sizeof(line),
-                         "--verify %s: this export has the format %s, not %s: write --to %s, or name another export\n",
-                         out, r->format[first], r->format[k], r->format[first]);
+                snprintf(
+                    line, sizeof(line),
+                    "--verify %s: this export has the format %s%s, not %s: write --to %s, or name another export\n",
+                    out, r->format[first], !first && r->same[1] == r->same[0] ? ", which vllm is too" : "",
+                    r->format[k], r->format[first]);
             assert_says(said.err, line);
         }
     }
@@ -57,6 +60,23 @@ static void another_format_is_named(void **state)
         {"glm4", {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"}, {0, 1, 2, 3, 4}},
         {"deepseek_v4", {"peft", "vllm", "merged-bf16"}, {0, 1, 2}}};
     for (int i = 0; i < MT_LEN(rows); i++) verify_all(&rows[i]);
+}
+
+/* A damaged adapter_config.json is named, not taken for another format. */
+static void a_damaged_adapter_is_an_error(void **state)
+{
+    (void)state;
+    char config[MT_PATH], dir[MT_PATH - 32];
+    struct err err;
+    snprintf(sets[0], sizeof(sets[0]), "model.path=%s", fixture("parity/case_a"));
+    snprintf(sets[1], sizeof(sets[1]), "data.eval=%s/eval.jsonl", fixture("parity/case_a"));
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    snprintf(config, sizeof(config), "%s/adapter_config.json", dir);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(file_write_atomic(config, i ? "[]" : "{}", 2, &err), 0);
+        assert_int_equal(export_to("peft", "--verify", dir, fixture("parity/case_a/adapter_final")), 1);
+        assert_says(said.err, "adapter_config.json has no key `peft_type`: the export is damaged");
+    }
 }
 
 /* Without a file of any format the error is that of the reader. */
@@ -74,6 +94,7 @@ int test_found_format(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_format_is_named),
+        cmocka_unit_test(a_damaged_adapter_is_an_error),
         cmocka_unit_test(a_folder_without_an_export_is_an_error),
     };
     return cmocka_run_group_tests_name("found_format", tests, NULL, NULL);

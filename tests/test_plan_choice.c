@@ -417,6 +417,27 @@ static void suggested_options(void **state)
     assert_true(n_said >= 6 && n_none >= 1);
 }
 
+/* train.offload = auto keeps nothing in host memory on a CPU; the error suggests what does. */
+static void suggested_offload(void **state)
+{
+    (void)state;
+    char model[MT_PATH + 16], limit[64];
+    double mib;
+    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/case_a"));
+    for (int fits = 0; fits < 2; fits++) {
+        const char *config = process_config("");
+        if (!fits) snprintf(limit, sizeof(limit), "train.memory_gb=0.03");
+        const int rc =
+            RUN("plan", config, "--set", model, "--set", "data.format=text", "--set", "data.seq_len=512", "--set",
+                "train.micro_batch=4", "--set", limit, "--set", fits ? "train.offload=all" : "train.offload=auto");
+        if (rc != !fits) fail_msg("%s", said.err);
+        if (fits) break;
+        const char *says = strstr(said.err, "set train.offload = all (needs ");
+        if (!says || sscanf(says, "set train.offload = all (needs %lf MiB)", &mib) != 1) fail_msg("%s", said.err);
+        snprintf(limit, sizeof(limit), "train.memory_gb=%.6f", (mib + 0.1) / 1024);
+    }
+}
+
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
 static void decoding_without_effect(void **state)
 {
@@ -467,6 +488,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
+        cmocka_unit_test(suggested_offload),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };

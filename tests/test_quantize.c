@@ -468,7 +468,8 @@ static void assert_same_start(const struct started *s, const char *what, int64_t
     mem_free(file);
 }
 
-/* The second start reads the bytes of the first from the cache, as the checkpoint's weights are overwritten. */
+/* The second start reads the bytes of the first from the cache, as the checkpoint's weights are overwritten, except the
+ * first 4 KiB of a tensor, with which it identifies the checkpoint. */
 static void test_cache_is_read(void **state)
 {
     (void)state;
@@ -483,9 +484,9 @@ static void test_cache_is_read(void **state)
         struct err err;
         assert_int_equal(safetensors_open(&st, s.dir, &err), 0);
         const struct st_tensor *t = safetensors_find(&st, "model.layers.0.mlp.experts.down_projs.5.weight");
-        static char zeros[4 * 128 * 96];
-        assert_int_equal(t->bytes, sizeof(zeros));
-        overwrite(s.model, t->offset, zeros, sizeof(zeros));
+        static char zeros[4 * 128 * 96 - 4096];
+        assert_int_equal(t->bytes, sizeof(zeros) + 4096);
+        overwrite(s.model, t->offset + 4096, zeros, sizeof(zeros));
         safetensors_close(&st);
         assert_same_start(&s, "second start", i);
         assert_int_equal(stat(s.cache, &after), 0);
@@ -494,10 +495,9 @@ static void test_cache_is_read(void **state)
     }
 }
 
-/* A changed checkpoint, detected by its time: the cache is rebuilt. */
-static void test_cache_is_outdated(void **state)
+/* A changed checkpoint, detected by its time, or by the first bytes of a tensor: the cache is rebuilt. */
+static void check_outdated(const struct timespec times[2])
 {
-    (void)state;
     struct started s;
     struct safetensors st;
     struct err err;
@@ -506,15 +506,25 @@ static void test_cache_is_outdated(void **state)
     assert_int_equal(safetensors_open(&st, s.dir, &err), 0);
     const struct st_tensor *t = safetensors_find(&st, "model.layers.0.mlp.experts.down_projs.5.weight");
     const float other[] = {3, -2, 1};
+    struct stat before;
+    assert_int_equal(stat(s.model, &before), 0);
     overwrite(s.model, t->offset, other, sizeof(other));
     safetensors_close(&st);
-    assert_int_equal(utimensat(AT_FDCWD, s.model, (struct timespec[]){{1000, 0}, {1000, 7}}, 0), 0);
+    const struct timespec same[2] = {before.st_atim, before.st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, s.model, times ? times : same, 0), 0);
     char *bytes = start_again(&s, &n), *file = read_all(s.cache, &n_file);
     assert_true(n == s.n_bytes && memcmp(bytes, s.bytes, (size_t)n));
     assert_true(n_file == s.n_file && memcmp(file, s.file, (size_t)n_file));
     mem_free(bytes);
     mem_free(file);
     started_free(&s);
+}
+
+static void test_cache_is_outdated(void **state)
+{
+    (void)state;
+    check_outdated((struct timespec[]){{1000, 0}, {1000, 7}});
+    check_outdated(NULL);
 }
 
 static void test_cache_is_damaged(void **state)

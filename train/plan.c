@@ -43,14 +43,15 @@ const char *plan_others(char text[PLAN_TEXT], const struct plan *p)
     return text;
 }
 
-/* The lowest peak with another configuration, or other sequences. */
-static int least_peak(int64_t *peak, const struct plan *p, struct plan_request q, struct err *err)
+/* The lowest peak with another configuration, or other sequences; *host: bytes of host memory that it takes. */
+static int least_peak(int64_t *peak, int64_t *host, const struct plan *p, struct plan_request q, struct err *err)
 {
     struct plan_choice c;
     struct plan_memory m;
     q.checked = true;
     if (plan_choose_least(&c, &q, p->fixed, err) || plan_settle(&m, &c, &q, p->fixed, 0, err)) return -1;
     *peak = c.peak;
+    *host = m.host;
     return 0;
 }
 
@@ -66,28 +67,35 @@ static void advise(char text[ADVICE], const char *what)
 static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
     const bool bf16 = q->cfg->model.expert_weight_format == CFG_EXPERTS_BF16;
-    const char *const what[] = {"train.recompute = auto", "train.offload = auto",
+    const char *const what[] = {"train.recompute = auto", "train.offload = auto", "train.offload = all",
                                 bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
-    char b[32], with[128];
+    char b[32], with[128], except[128] = "";
     int n = 0;
-    for (int i = q->train ? 0 : 2; i < 3; i++) {
+    bool offloads = false;
+    for (int i = q->train ? 0 : 3; i < 4; i++) {
         struct config cfg = *q->cfg;
         struct plan_request other = *q;
-        int64_t peak;
+        int64_t peak, host;
         other.cfg = &cfg;
         if (i == 0) cfg.train.recompute = CFG_RECOMPUTE_AUTO;
         if (i == 1) cfg.train.offload = CFG_OFFLOAD_AUTO;
-        if (i == 2) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
-        if (least_peak(&peak, p, other, err)) return -1;
-        if (peak >= plan_peak(p, q->train)) continue;
+        if (i == 2) cfg.train.offload = CFG_OFFLOAD_ALL;
+        if (i == 3) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (least_peak(&peak, &host, p, other, err)) return -1;
+        if (peak >= plan_peak(p, q->train) || (i == 2 && offloads)) continue;
+        if (i == 2 && host > q->room.host) {
+            snprintf(except, sizeof(except), ", except train.offload = all with %s of host memory", str_bytes(b, host));
+            continue;
+        }
+        offloads |= i == 1;
         snprintf(with, sizeof(with), "set %s (needs %s)", what[i], str_bytes(b, peak));
         advise(text, with);
         n++;
     }
     const size_t used = strlen(text);
     if (!n)
-        snprintf(text + used, ADVICE - used, "; no other value of %strain.decoded_layers needs less",
-                 q->train ? "train.recompute, train.offload or " : "");
+        snprintf(text + used, ADVICE - used, "; no other value of %strain.decoded_layers needs less%s",
+                 q->train ? "train.recompute, train.offload or " : "", except);
     return 0;
 }
 
@@ -95,9 +103,9 @@ static int advise_options(char text[ADVICE], const struct plan *p, const struct 
 static int advise_tokens(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
     struct plan_request few = *q;
-    int64_t peak;
+    int64_t peak, host;
     few.seq_len = few.n_tok = 1;
-    if (least_peak(&peak, p, few, err)) return -1;
+    if (least_peak(&peak, &host, p, few, err)) return -1;
     advise(text, peak >= plan_peak(p, q->train) ? "use a device with more memory, or several with parallel.ep"
                  : q->train                     ? "lower data.seq_len, train.micro_batch or lora.r"
                                                 : "lower data.seq_len or train.micro_batch");
@@ -119,8 +127,9 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
                  plan_round_gib((double)plan_peak(p, train) / (1 << 30)));
     if (p->fixed && p->fixed >= p->budget)
         return err_set(err, "%s take %s, the budget is %s (%s): %s", others, part, have, p->limit,
-                       p->capped ? "raise train.memory_gb, or end the other processes and wait some seconds"
-                                 : "use a device with more memory");
+                       p->card.bytes ? "raise train.memory_gb"
+                       : p->capped   ? "raise train.memory_gb, or end the other processes and wait some seconds"
+                                     : "use a device with more memory");
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget)
         return err_set(err,

@@ -57,7 +57,8 @@ static void print_host(const struct plan *p, FILE *out)
     if (!p->memory.host) return;
     fprintf(out, "  %s of pinned host memory", str_bytes(b, p->memory.host));
     if (p->card.host_bytes)
-        fprintf(out, "; --host-gb allows %s", str_bytes(c, p->card.host_bytes / 2));
+        fprintf(out, "; --host-gb allows %s%s", str_bytes(c, p->card.host_bytes / 2),
+                p->memory.host > p->card.host_bytes / 2 ? ": set train.offload = auto for a plan within it" : "");
     else if (p->card.bytes)
         fprintf(out, ", for which %s must be free; --host-gb plans with less", str_bytes(c, 2 * p->memory.host));
     fprintf(out, "\n");

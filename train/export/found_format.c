@@ -46,7 +46,12 @@ static int find_adapter(enum export_format *found, const char *config, enum expo
 {
     struct json_doc *doc = json_load(config, 16 << 20, err);
     if (!doc) return -1;
-    const bool peft = json_has(json_root(doc), "target_parameters");
+    const struct json root = json_root(doc);
+    const bool peft = json_has(root, "target_parameters");
+    if (!json_has(root, "peft_type")) {
+        json_free(doc);
+        return err_set(err, "%s has no key `peft_type`: the export is damaged, write it again", config);
+    }
     *found = !peft ? EXPORT_VLLM : wanted == EXPORT_VLLM && export_vllm_is_peft(a) ? EXPORT_VLLM : EXPORT_PEFT;
     json_free(doc);
     return 0;
@@ -70,8 +75,10 @@ int found_format(const struct arch *a, const char *dir, enum export_format wante
         return 0;
     if (rc) return err_prefix(err, "--verify %s", dir);
     if (found != wanted)
-        return err_set(err, "--verify %s: this export has the format %s, not %s: write --to %s, or name another export",
-                       dir, export_format_name(found), export_format_name(wanted), export_format_name(found));
+        return err_set(
+            err, "--verify %s: this export has the format %s%s, not %s: write --to %s, or name another export", dir,
+            export_format_name(found), found == EXPORT_PEFT && export_vllm_is_peft(a) ? ", which vllm is too" : "",
+            export_format_name(wanted), export_format_name(found));
     log_info("%s has the format %s", dir, export_format_name(found));
     return 0;
 }
