@@ -378,17 +378,6 @@ int64_t safetensors_bytes(const struct safetensors *st)
     return sum;
 }
 
-static uint64_t hash_bytes(uint64_t h, const void *p, int64_t n)
-{
-    uint64_t word;
-    for (int64_t at = 0; at < n; at += 8) {
-        word = 0;
-        memcpy(&word, (const char *)p + at, (size_t)MT_MIN(8, n - at));
-        h = rng_u64(h, word);
-    }
-    return h;
-}
-
 uint64_t safetensors_fingerprint(const struct safetensors *st)
 {
     enum { SAMPLE = 4096 };
@@ -398,10 +387,10 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
         h = rng_key(h, st->shard_names[i]);
         h = rng_u64(rng_u64(h, (uint64_t)map->size), (uint64_t)map->mtime_ns);
         memcpy(&word, map->data, 8); /* the header's length, checked at open */
-        h = hash_bytes(h, map->data, 8 + (int64_t)word);
+        h = rng_bytes(h, map->data, 8 + (int64_t)word);
     }
     for (int64_t i = 0; i < st->n_tensors; i++) /* where a file's time was set back after a change */
-        h = hash_bytes(h, st->tensors[i].data, MT_MIN(st->tensors[i].bytes, SAMPLE));
+        h = rng_bytes(h, st->tensors[i].data, MT_MIN(st->tensors[i].bytes, SAMPLE));
     return h;
 }
 

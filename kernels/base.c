@@ -337,3 +337,13 @@ uint64_t rng_key(uint64_t seed, const char *purpose)
     for (const char *p = purpose; *p; p++) hash = (hash ^ (uint8_t)*p) * 0x100000001b3u;
     return rng_u64(mix64(seed + 0x9e3779b97f4a7c15u), hash);
 }
+
+uint64_t rng_bytes(uint64_t key, const void *data, int64_t bytes)
+{
+    for (int64_t at = 0; at < bytes; at += 8) {
+        uint64_t word = 0;
+        memcpy(&word, (const char *)data + at, (size_t)MT_MIN(8, bytes - at));
+        key = rng_u64(key, word);
+    }
+    return key;
+}

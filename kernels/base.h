@@ -94,6 +94,8 @@ int library_find(void *library, const char *what, const struct library_call *cal
 uint64_t rng_u64(uint64_t key, uint64_t counter);
 double rng_uniform(uint64_t key, uint64_t counter);   /* [0, 1) */
 uint64_t rng_key(uint64_t seed, const char *purpose); /* a separate stream for each purpose */
+/* A hash of bytes: rng_u64 over words of eight, the last one filled up with zeros. */
+uint64_t rng_bytes(uint64_t key, const void *data, int64_t bytes);
 
 #ifdef __cplusplus
 }

@@ -58,7 +58,7 @@ void prof_close(struct prof *p); /* zeroed is valid */
 
 /* Fills dev->roofs: the rates of a large product and a large copy (GPU: median of 15, CPU: best of 5), and on a GPU the
  * time of the smallest op, which zeroes 4 bytes, in under 0.3 s. Where portable kernels run on a GPU that has faster
- * instructions, also the rate of a large product without those.
+ * instructions, also the rate of a large product without those, in under 1 s.
  * Allocates separate memory (0.4 GB on a GPU) and frees it, so call it before the arenas are reserved. Error: not
  * enough memory. */
 int prof_measure_roofs(struct device *dev, struct err *err) MT_CHECK;

@@ -664,11 +664,11 @@ static int read_kinds(struct arch *a, struct json root, const struct family *f, 
 /* A class with other parts has its sizes in text_config. */
 static int want_text_config(const struct family *f, struct json root, struct err *err)
 {
+    const struct json text = json_find(root, "text_config");
     const bool has = json_has(root, "text_config");
-    if (!f->text_type || (!has && json_has(root, "num_hidden_layers"))) return 0;
-    if (json_type(json_find(root, "text_config")) == JSON_OBJECT) return 0;
-    return err_set(err, "config.json: key `text_config` %s: the sizes of a %s model are in it",
-                   has ? "is not an object" : "is missing", f->model_type);
+    if (!f->text_type || json_type(text) == JSON_OBJECT || (!has && json_has(root, "num_hidden_layers"))) return 0;
+    return json_error(text, err, "is %s: the sizes of a %s model are in it", has ? "not an object" : "missing",
+                      f->model_type);
 }
 
 int arch_parse(struct arch *a, struct json root, struct err *err)

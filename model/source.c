@@ -33,15 +33,9 @@ const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, 
 
 static uint64_t hash_of(const struct st_tensor *t)
 {
-    const int64_t bytes = MT_MIN(t->bytes, 1 << 16);
-    uint64_t hash = rng_key(rng_key(0, t->name), t->st_dtype), word;
+    uint64_t hash = rng_key(rng_key(0, t->name), t->st_dtype);
     for (int i = 0; i < t->ndim; i++) hash = rng_u64(hash, (uint64_t)t->shape[i]);
-    for (int64_t at = 0; at < bytes; at += (int64_t)sizeof(word)) {
-        word = 0;
-        memcpy(&word, t->data + at, (size_t)MT_MIN((int64_t)sizeof(word), bytes - at));
-        hash = rng_u64(hash, word);
-    }
-    return hash;
+    return rng_bytes(hash, t->data, MT_MIN(t->bytes, 1 << 16));
 }
 
 static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)

@@ -220,8 +220,8 @@ static void what_would_be_misread(void **state)
         const char *name, *old, *new, *says;
     } rows[] = {
         {"deepseek_v3", "\"n_group\": 4", "\"n_group\": null", "`n_group`: is null: write 1"},
-        {"qwen3_5", "\"text_config\"", "\"text_config\": null, \"unread\"", "key `text_config` is not an object"},
-        {"qwen3_5", "\"text_config\"", "\"unread\"", "key `text_config` is missing: the sizes of a qwen3_5_moe"},
+        {"qwen3_5", "\"text_config\"", "\"text_config\": null, \"unread\"", "key `text_config`: is not an object"},
+        {"qwen3_5", "\"text_config\"", "\"unread\"", "key `text_config`: is missing: the sizes of a qwen3_5_moe"},
         {"deepseek_v3", "\"topk_group\": 2", "\"topk_group\": null", "`topk_group`: is null"},
         {"deepseek_v3", "\"rope_type\": \"yarn\"", "\"rope_type\": \"yarn\", \"llama_4_scaling_beta\": 0.1",
          "llama_4_scaling_beta 0.1 is not supported (0)"},

@@ -471,7 +471,7 @@ static void failing(struct comm *c, struct device *dev)
     comm_barrier(c);
 }
 
-/* Rank 0 ends with an error of its own, and holds no memory of the group then. */
+/* Rank 0 ends with an error, and has freed the memory of the group. */
 static void first_failing(struct comm *c, struct device *dev)
 {
     reduce_often(c, dev, 3);

@@ -98,7 +98,10 @@ static void host_memory_of_the_card(void **state)
     assert_says(said.out, " must be free; --host-gb plans with less");
     assert_int_equal(
         RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all", "--host-gb", "8"), 0);
-    assert_says(said.out, " of pinned host memory; --host-gb allows 4.00 GiB");
+    assert_says(said.out, " of pinned host memory; --host-gb allows 4.00 GiB\n");
+    assert_int_equal(
+        RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all", "--host-gb", "0.0001"), 0);
+    assert_says(said.out, ": set train.offload = auto for a plan within it\n");
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--host-gb", "0.0001"), 0);
     assert_null(strstr(said.out, "inputs of layers"));
     assert_null(strstr(said.out, "moments\n"));

@@ -16,9 +16,10 @@
  *   (T 4096, an entry per 4 tokens). dq of 809f0f6, a window alone: 0.63 ms; a copy of its
  *   bytes takes 0.29.
  * Tried and dropped: a block of dkey with all 192 rows of an item and 128 columns, 3.96 instead of 3.73 ms of the
- *   backward (T 4096, an entry per 4 tokens); that, with half of the warps copying after their products, 3.77. Backward
- *   of a window alone, 0.97 ms: dq with three stages, which multiplies tile i + 1 before the second barrier, 1.03; o
- *   read into L2 at the start of a block, 0.98; that, and q, dout and o of a later block, 1.10. */
+ *   backward (T 4096, an entry per 4 tokens); that, with half of the warps copying after their products, 3.77. H200,
+ *   not in the history, backward of a window alone, 0.97 ms: dq with three stages, which multiplies tile i + 1 before
+ * the second barrier, 1.03; o read into L2 at the start of a block, 0.98; that, and q, dout and o of a later
+ * block, 1.10. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/attn_shared.cuh"
 

@@ -11,9 +11,9 @@
  * cuBLASLt 13), twenty times the host time of the product itself. So the heuristic is called for the number of rows
  * rounded up.
  *
- * cuda_portable_product: the roof of the portable kernels on Hopper, which wgmma is not open to. cuBLASLt still has its
- * kernels for Ampere there (H200, cuBLASLt 13, [8192, 8192] by [8192, 8192]: cutlass_80_tensorop_bf16_s16816gemm, 456
- * to 507 TFLOP/s; with wgmma 800 to 824). They have a configured number of stages; kernels with wgmma choose theirs. */
+ * cuda_portable_product gives the roof of the portable kernels on Hopper, which do not use wgmma. cuBLASLt 13 still has
+ * its kernels for Ampere there (cutlass_80_tensorop_bf16_s16816gemm). Their number of stages is configured; kernels
+ * with wgmma choose it. Rates: tests/RESULTS.md, "A step of DeepSeek-V4-Flash". */
 #include <cublasLt.h>
 #include <math.h>
 #include <string.h>

@@ -5,8 +5,7 @@
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, and the sums have the
  *   same order.
  * Tiles: up to 256 rows x 192 columns. A consumer warpgroup has 128 of the rows; of at most 128 rows, 64. Experts with
- *   the largest tiles come first: blocks take tiles at equal distances, and one of 256 rows takes 1.4 times as long as
- *   one of 64, which is bound by decoding.
+ *   the largest tiles come first, since blocks take tiles at equal distances.
  * Decoding: 32 weights with one scale are 16 bytes. A thread has three of these blocks in each step; it loads them by
  *   cp.async 6 steps ahead, and decodes them. Four registers hold the bytes of the values of codes 0 .. 7 times the
  *   scale, which are exact; prmt looks up four bytes at a time. The 16-byte stores have no bank conflicts.

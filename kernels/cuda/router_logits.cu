@@ -2,8 +2,8 @@
  * Math: logits = x W^T + bias.
  * Shapes: x [T, D] bf16 (a view), W [E, D] bf16, logits [T, E] f32.
  * Needs: D % 8 == 0, rows of x 16-byte aligned.
- * Grid: eight warps for 32 tokens by 32 experts share the summed index: each takes every eighth part of 64 and adds to
- *   sums of its own, which are added in the order of the warps. 33 KiB of shared memory, two blocks per SM; 128
+ * Grid: eight warps for 32 tokens by 32 experts share the summed index: each takes every eighth part of 64 and has
+ *   separate sums, which are added in the order of the warps. 33 KiB of shared memory, two blocks per SM; 128
  *   registers, 4 bytes spilled outside the loop.
  * Moves: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
  *   the other.
