@@ -105,6 +105,35 @@ static void packed_products_take_no_decode_buffer_on_the_gpu(void **state)
     device_close(&card);
 }
 
+/* Multiplies the weights of every expert by 2^n, those of odd experts by 4^n. */
+static void enlarge(const struct weight *w, int n)
+{
+    const int64_t per_exp = w->n_out * w->n_in / 32;
+    uint8_t *scale = (uint8_t *)w->scale;
+    for (int64_t i = 0; i < w->n_exp * per_exp; i++) scale[i] = (uint8_t)(scale[i] + (i / per_exp % 2 + 1) * n);
+}
+
+/* Scales of MXFP4 above 2, which products of packed experts decode otherwise. */
+static void run_large_scales(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct layer l = expert_layer_make(dev, params);
+    enlarge(&l.up.w, 7);
+    enlarge(&l.down.w, 20);
+    for (int64_t i = 0; i < tensor_count(l.x); i++) set_value(l.x, i, value_at(l.x, i) / 16384);
+    expert_layer_both(&l, outputs);
+}
+
+static void scales_above_2_on_the_gpu(void **state)
+{
+    static const struct setup cases[] = {
+        {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, SWIGLU_PAIRS, false, SPREAD},
+        {{WF_MXFP4, 0, false}, 130, 4, 1, 96, 160, 16, 16, SWIGLU_PAIRS, false, SPREAD},
+    };
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_large_scales, &cases[i]);
+    (void)state;
+}
+
 /* Quantisation-aware training decodes, adapts and quantises into the same buffer. */
 static void run_quantised(struct device *dev, const void *params, struct op_outputs *outputs)
 {
@@ -359,6 +388,7 @@ int test_ops_experts(void)
         cmocka_unit_test(decode_buffer_of_the_plan),
         cmocka_unit_test(decode_buffer_with_few_active_experts_on_the_gpu),
         cmocka_unit_test(packed_products_take_no_decode_buffer_on_the_gpu),
+        cmocka_unit_test(scales_above_2_on_the_gpu),
         cmocka_unit_test(quantised_with_few_active_experts_on_the_gpu),
         cmocka_unit_test(idle_experts_have_zero_gradients),
         cmocka_unit_test(idle_experts_have_zero_gradients_on_the_gpu),

@@ -6,40 +6,32 @@
  *   the same, and only the order of the f32 sums differs.
  * Operands change places: columns of the output are the 64 rows of a wgmma, whose a is in registers; rows of the
  *   experts (tokens) are its N columns, whose b is in shared memory. The rows of an expert are cut into the fewest
- *   equal tiles of at most 144; N is 48, 96 or 144.
- * Tiles: 256 columns of the output, 128 of each consumer warpgroup, 32 of each of its warps. A thread has four
- *   adjacent ones, 4i .. 4i+3 with i = lane / 4, as rows i and i+8 of two products: it stores them without exchanges.
- * Decoding: forward, a thread needs byte q = lane % 4 of every word of eight weights in its rows. The lanes of a quad
- *   load a word each and transpose their bytes in two exchanges; prmt looks up both bytes of a bf16. Backward,
- *   neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word; shifts move
- *   the three low bits of a code to bits 6 .. 8 of a half, where they are the value times 2^-126. Either way the
- *   product in bf16 with the scale, a power of two, is exact.
- * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; grouped_require; at most 512 experts.
- * Grid: persistent, one block per SM: a producer warpgroup, two consumer warpgroups, 8 pipeline stages: 209 KiB. 168
- *   registers at launch, then 40 and 232; at most 12 bytes of spills.
- * Moves: w is read once per 144 rows of its expert, 0.53 bytes a weight; rows once per 256 columns, from L2.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ *   equal tiles of at most 128; N is 48, 96 or 128.
+ * Tiles: 256 columns of the output, 64 of each consumer warpgroup. A thread has two adjacent ones, as rows i and i + 8
+ *   of a product, i = lane / 4.
+ * Decoding: a warpgroup decodes 64 of depth, multiplies, and waits for the products; the three others decode or
+ * multiply meanwhile. Forward, a thread needs byte q = lane % 4 of every word of eight weights in its columns. The
+ * lanes of a quad load a word each and transpose their bytes in two exchanges; prmt looks up both bytes of a bf16.
+ * Backward, neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word;
+ * shifts move the three low bits of a code to bits 6 .. 8 of a half, where they are the value times 2^-126. Either way
+ * the product in bf16 with the scale, a power of two, is exact. Needs: sm_90a; n_in of w a multiple of 32, n_out of 8;
+ * grouped_require; at most 512 experts. Grid: persistent, one block per SM: a producer warpgroup, four consumer
+ * warpgroups, 8 pipeline stages: 193 KiB. 96 registers at launch, then 24 and 112; at most 20 bytes of spills. Moves: w
+ * is read once per 128 rows of its expert, 0.53 bytes a weight; rows once per 256 columns, from L2. Numerics: f32 sums
+ * in one fixed order, no atomics: bitwise repeatable.
  *
- * Order: while the wgmmas of half a step run, a warp decodes a of the next half but for the scales. The compiler makes
- *   wgmmas wait for each other when registers that they read are written during earlier ones, when sums are scaled
- *   before them, and when a kernel has loops for more than three widths N. It moves decoding behind the wait for the
- *   running wgmmas where no branch is between. So the adapter comes last, by mma.sync.
- * Measured: H200, bench lora, gpt-oss-20b, r 16, forward and backward of the experts of a layer with adapters, ms, by
- *   tokens (top 4 of 32 experts): decoded to memory in each use, commit 61c7d7f; resident in bf16, 61c7d7f; this kernel
- *     256     2.140   1.111   0.925
- *     1024    2.432   1.409   1.458
- *     4096    4.415   3.727   4.158
- *     16384  13.14   13.16   15.34
- *   Hardware counters, 1024 tokens: tensor cores busy 43 %, issue 37 %; DRAM and L2 are not the bound.
- *   Those of more than 112 rows per expert are of the time before grouped_decode_wgmma.cu.
- * Tried and dropped: TMA boxes of 48 rows: experts of DeepSeek-V4-Flash, 96 rows each, up backward 3.12 instead of 2.59
- *   ms. Decoding after the wait, N of 32, 64, 96 and 128: 1024 tokens 1.684. Three consumer warpgroups of
- *   64 columns, tiles of 192: a step of 1024 tokens 57.9 instead of 55.5 ms, issue 45 %, tensor cores 40 %. On an H200,
- *   not in the history: one product of 64 columns per warpgroup and tiles of 256 rows, a step 59.8 instead of 55.0 ms.
- *   Tiles of 128 rows whose decoding overlaps completely with the wgmmas (branches that are never taken keep the
- *   order), 57.2 instead of 55.3 ms. The same with words of weights fetched half a step earlier, us of the products of
- *   a layer at 128 rows per expert: forward 353 and 183 instead of 343 and 178, backward 403 and 315 instead of 343 and
- *   272; there the warps of the backward wait for stages in 38 % of the samples. */
+ * Bound: instructions. A microbenchmark on an H200 issues at most 0.25 PRMT, LOP3 or HMUL2 per clock and scheduler
+ * while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 155 instructions per
+ * warp forward and 190 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it issues
+ *   the next instruction when the last of them has begun. So other warps have to fill the time.
+ * Measured: tests/RESULTS.md, "Experts decoded inside the products".
+ * Tried and dropped, not in the history: two consumer warpgroups of 128 columns, which decode the next half of a step
+ *   while their wgmmas run (the kernel of 0e2ce98). H200, forward and backward of the experts of a layer with
+ *   adapters by `bench lora`, gpt-oss-20b, 16, 64 and 96 rows per expert, ms: 0.413 and 0.470, 0.477 and 0.522, 0.539
+ *   and 0.573. That with named barriers that give the tensor cores to the warpgroups in turns: 10 % slower. Three
+ *   consumer warpgroups of 64 columns and tiles of 144 rows: 0.464 and 0.605 at 64 rows on an H100, four 0.428 and
+ *   0.458; in turns by named barriers no faster. ptxas makes all wgmmas wait for each other where registers that they
+ *   read are written while others run (C7513). */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -49,7 +41,9 @@
 #include "kernels/cuda/sm90_narrow.cuh"
 
 enum {
-    COLS = 256,
+    GROUPS = 4, /* consumer warpgroups */
+    OWN = 64,   /* columns of one */
+    COLS = GROUPS * OWN,
     TOKENS = NARROW_MAX,
     UNIT = 16,  /* tokens of one TMA box */
     DEPTH = 64, /* of a stage */
@@ -60,10 +54,10 @@ enum {
     RING_BYTES = STAGES * STAGE_BYTES + 1024, /* 1024: alignment */
     MAX_EXPERTS = 512,
     LOADERS = 128,
-    CONSUMERS = 2 * 128,
+    CONSUMERS = GROUPS * 128,
     THREADS = CONSUMERS + LOADERS,
-    LOADER_REGISTERS = 40, /* (40 + 2 * 232) * 128 = 63 Ki of the SM's 64 Ki */
-    CONSUMER_REGISTERS = 232,
+    LOADER_REGISTERS = 24, /* (24 + 4 * 112) * 128 = 59 Ki; at launch 5 * 128 * 96 = 60 Ki */
+    CONSUMER_REGISTERS = 112,
     SCALE_BLOCK = 32,
     FEW_ROWS = 112, /* per expert; with more, grouped_decode_wgmma.cu is faster */
     MOST_ROWS = 768 /* per expert; with more, decoding to memory first is faster */
@@ -162,7 +156,7 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
             if (KN)
                 tma_load_4d(to + TOKEN_BYTES, &p.w, full, t.n / 2, k, t.e, 0);
             else
-                tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 4, 0, t.e);
+                tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 2, 0, t.e);
             for (int i = 0; i < n_unit; i++) tma_load(to + i * UNIT * 128, &p.a, full, k, t.m + i * UNIT, 0);
             ring_advance<STAGES>(&ring);
         }
@@ -171,16 +165,23 @@ static __device__ __forceinline__ void load_tiles(const struct packed_args &p, c
 
 /* ---- decoding ---- */
 
-/* Column j of a word of two rows of w, nibble j of its halves, without their scales. */
-static __device__ __forceinline__ uint32_t decode_rows(uint32_t u, int j)
+/* Columns of this thread: n and n + 1 as rows i and i + 8 of a product, i = lane / 4. Forward a warp has 16 adjacent
+ * columns. Backward two warps have 32, in turns two of four: the scales of a block. */
+template <bool KN> static __device__ __forceinline__ int column_of(const struct tile &t)
 {
-    const uint32_t code = (j == 0 ? u << 6 : j == 1 ? u << 2 : j == 2 ? u >> 2 : u >> 6) & 0x01c001c0;
-    const uint32_t sign = (u << (12 - 4 * j)) & 0x80008000;
-    return times(code | sign, 0x7e807e80); /* 0x7e80: 2^126 */
+    const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4;
+    return t.n + (KN ? warp / 2 * 32 + 4 * i + warp % 2 * 2 : warp * 16 + 2 * i);
 }
 
-/* Two scales of this lane for each step of depth. Forward: row `lane` of the warp's 32, the two blocks of the step.
- * Backward: rows 2 lane and 2 lane + 1 of the step, the block of the warp's 32 columns. */
+/* Both nibbles of the bytes in the halves of u, without their scales, times 2^-126. u: a byte twice in each half. */
+static __device__ __forceinline__ void decode_bytes(uint32_t *low, uint32_t *high, uint32_t u)
+{
+    *low = (u << 6 & 0x01c001c0) | (u << 12 & 0x80008000);
+    *high = (u << 2 & 0x01c001c0) | (u & 0x80008000);
+}
+
+/* Scales of this lane for each step of depth. Forward: of column lane / 2 of the warp's 16, block lane % 2 of the step.
+ * Backward: rows 2 lane and 2 lane + 1 of the step, the block of the warp's columns. */
 struct scales {
     const uint8_t *from; /* of the next step */
     int left;            /* forward blocks, backward rows, from there to the end */
@@ -190,43 +191,40 @@ template <bool KN> static __device__ __forceinline__ void load_scales(struct sca
 {
     s->a = s->b = 0;
     if (s->left > 0) s->a = __ldg(s->from);
-    if (s->left > 1) s->b = __ldg(s->from + (KN ? n_block : 1));
+    if (KN && s->left > 1) s->b = __ldg(s->from + n_block);
     s->from += KN ? DEPTH * n_block : DEPTH / SCALE_BLOCK;
     s->left -= KN ? DEPTH : DEPTH / SCALE_BLOCK;
 }
 template <bool KN>
 static __device__ __forceinline__ struct scales first_scales(const struct packed_args &p, const struct tile &t)
 {
-    const int lane = threadIdx.x % 32, col = t.n + threadIdx.x / 32 * 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int n_row = (int)(KN ? p.g.n_in : p.g.n_out), n_block = (int)(KN ? p.g.n_out : p.g.n_in) / SCALE_BLOCK;
-    const int row = KN ? 2 * lane : col + lane, block = KN ? col / SCALE_BLOCK : 0;
+    const int row = KN ? 2 * lane : t.n + warp * 16 + lane / 2;
+    const int block = KN ? t.n / SCALE_BLOCK + warp / 2 : lane % 2;
     struct scales s = {p.scale + ((int64_t)t.e * n_row + row) * n_block + block, 0, 0, 0};
-    if (row < n_row && block < n_block) s.left = KN ? n_row - row : n_block;
+    if (row < n_row && block < n_block) s.left = KN ? n_row - row : n_block - block;
     load_scales<KN>(&s, n_block);
     return s;
 }
 
-/* The words of half a step for this thread. Forward: w[j]: byte q of the four words of row j of its four. Backward:
- * w[i]: four columns of rows 8i + 2q and 8i + 2q + 1. */
-template <bool KN> static __device__ __forceinline__ void load_words(uint32_t (&w)[4], uint32_t data, int half)
+/* Forward: w[2h + r] = byte q of the four words of column r of this thread's two, half h of the step: a word of each
+ * lane of the quad, transposed in two exchanges. */
+static __device__ __forceinline__ void load_words(uint32_t (&w)[4], uint32_t data)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4;
-    if (KN) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(data + sm90_swizzle(32 * half + lane, warp))
-                     : "memory");
-        return;
-    }
-    const uint32_t from = data + (8 * warp + lane / 4) * 32 + 16 * half + 4 * q;
+    const uint32_t from = data + (8 * warp + lane / 4) * 32 + 4 * q;
     const uint32_t keep = q & 1 ? 0x7531 : 0x6420, keep2 = q == 0 ? 0x6240 : q == 1 ? 0x2604 : q == 2 ? 0x7351 : 0x3715;
     const uint32_t low = q & 2 ? 0x1054 : 0x5410, high = q & 2 ? 0x3276 : 0x7632;
     uint32_t x[4];
 #pragma unroll
     for (int j = 0; j < 4; j++)
-        asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x[j]) : "r"(from + j * (COLS / 4) * 32) : "memory");
+        asm volatile("ld.shared.b32 %0, [%1];"
+                     : "=r"(x[j])
+                     : "r"(from + j / 2 * 16 + j % 2 * (COLS / 2) * 32)
+                     : "memory");
 #pragma unroll
-    for (int j = 0; j < 4; j += 2) { /* transposes of two rows in the quad */
+    for (int j = 0; j < 4; j += 2) { /* transposes of two columns in the quad */
         const uint32_t own = __byte_perm(x[j], x[j + 1], keep);
         const uint32_t got = __shfl_xor_sync(~0u, __byte_perm(x[j], x[j + 1], keep ^ 0x1111), 1);
         const uint32_t own2 = __byte_perm(own, got, keep2);
@@ -236,92 +234,83 @@ template <bool KN> static __device__ __forceinline__ void load_words(uint32_t (&
     }
 }
 
-/* a of the wgmmas of half a step, [product][depth / 16], but for the scales. */
-template <bool KN> static __device__ __forceinline__ void decode(uint32_t (&code)[2][2][4], const uint32_t (&w)[4])
+/* a of a step, [depth / 16]. mine: bf16 of the lane's scales. */
+static __device__ __forceinline__ void decode_forward(uint32_t (&a)[4][4], uint32_t data, const struct values &v,
+                                                      uint32_t mine)
 {
+    uint32_t w[4];
+    load_words(w, data);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int j = 0; j < 4; j++) { /* half j / 2, column j % 2 */
+        const uint32_t scale = __shfl_sync(~0u, mine, threadIdx.x % 32 / 4 * 4 + j % 2 * 2 + j / 2);
         uint32_t pair[4];
-        if (!KN) decode_word(pair, plain_values(), w[i]);
+        decode_word(pair, v, w[j]);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (KN)
-                code[j / 2][i / 2][i % 2 * 2 + j % 2] = decode_rows(w[i], j);
-            else
-                code[i / 2][j / 2][j % 2 * 2 + i % 2] = pair[j];
-        }
+        for (int i = 0; i < 4; i++) a[j / 2 * 2 + i / 2][i % 2 * 2 + j % 2] = times(pair[i], scale);
     }
 }
-
-/* The scales of these, twice in a word: forward of the four rows of this thread, backward of the pairs of rows. mine:
- * bf16 of the lane's two scales. */
-template <bool KN> static __device__ __forceinline__ void share_scales(uint32_t (&scale)[4], uint32_t mine, int half)
+/* Neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word. */
+static __device__ __forceinline__ void decode_backward(uint32_t (&a)[4][4], uint32_t data, uint32_t mine, bool small)
 {
-    const int lane = threadIdx.x % 32;
-    const uint32_t given = KN ? mine : __byte_perm(mine, 0, half ? 0x3232 : 0x1010);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const uint32_t select = warp % 2 ? 0x3311 : 0x2200;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        scale[i] = __shfl_sync(~0u, given, KN ? 16 * half + 4 * i + lane % 4 : lane / 4 * 4 + i);
-}
-template <bool KN>
-static __device__ __forceinline__ void apply_scales(uint32_t (&a)[2][2][4], const uint32_t (&code)[2][2][4],
-                                                    const uint32_t (&scale)[4])
-{
+    for (int half = 0; half < 2; half++) {
+        uint32_t w[4];
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                     : "r"(data + sm90_swizzle(32 * half + lane, warp / 2))
+                     : "memory");
 #pragma unroll
-    for (int t = 0; t < 2; t++)
+        for (int i = 0; i < 4; i++) {
+            uint32_t *to = a[2 * half + i / 2] + i % 2 * 2;
+            decode_bytes(&to[0], &to[1], __byte_perm(w[i], 0, select));
+        }
+    }
+    if (!small) {
 #pragma unroll
-        for (int k = 0; k < 2; k++)
+        for (int i = 0; i < 16; i++) a[i / 4][i % 4] = times(a[i / 4][i % 4], 0x7e807e80); /* 2^126 */
+    }
 #pragma unroll
-            for (int j = 0; j < 4; j++) a[t][k][j] = times(code[t][k][j], scale[KN ? 2 * k + j / 2 : 2 * t + j % 2]);
+    for (int i = 0; i < 8; i++) {
+        const uint32_t scale = __shfl_sync(~0u, mine, 4 * i + lane % 4);
+        uint32_t *to = a[i / 2] + i % 2 * 2;
+        to[0] = times(to[0], scale);
+        to[1] = times(to[1], scale);
+    }
 }
 
 /* ---- products ---- */
 
-/* Before wgmma_fence, so that the compiler computes no part of a later: it would wait for each wgmma in turn. */
-template <int N> static __device__ __forceinline__ void computed(uint32_t (&a)[N][4])
-{
-#pragma unroll
-    for (int i = 0; i < N; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) asm volatile("" : "+r"(a[i][j])::"memory");
-}
-
-/* a of the adapter's factor lb for depth k .. k+15, both products. */
+/* a of the adapter's factor lb for depth k .. k+15. */
 template <bool KN>
-static __device__ __forceinline__ void load_factor(uint32_t (&a)[2][4], const struct grouped &g, const struct tile &t,
+static __device__ __forceinline__ void load_factor(uint32_t (&a)[4], const struct grouped &g, const struct tile &t,
                                                    int k)
 {
-    const int lane = threadIdx.x % 32, r = (int)g.r, n_out = (int)g.n_out;
-    const int n = t.n + threadIdx.x / 32 * 32 + lane / 4 * 4;
+    const int r = (int)g.r, n_out = (int)g.n_out, n = column_of<KN>(t);
     const bf16 *lb = g.lb + (int64_t)t.e * n_out * r;
 #pragma unroll
     for (int i = 0; i < 2; i++) { /* depth k + 8i + 2q, + 1 */
-        const int at = k + 8 * i + lane % 4 * 2;
+        const int at = k + 8 * i + threadIdx.x % 4 * 2;
         const bool in_bounds = n < n_out && at < r;
-        uint2 row[2] = {};
-        for (int h = 0; h < 2 && KN; h++)
-            if (in_bounds) row[h] = __ldg((const uint2 *)(lb + (int64_t)(at + h) * n_out + n));
+        uint32_t x[2] = {0, 0};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            uint32_t x = 0;
-            if (KN)
-                x = __byte_perm(j < 2 ? row[0].x : row[0].y, j < 2 ? row[1].x : row[1].y, j % 2 ? 0x7632 : 0x5410);
-            else if (in_bounds)
-                x = __ldg((const uint32_t *)(lb + (int64_t)(n + j) * r + at));
-            a[j / 2][2 * i + j % 2] = x;
-        }
+        for (int j = 0; j < 2; j++) /* forward columns, backward depth */
+            if (in_bounds)
+                x[j] = __ldg((const uint32_t *)(lb + (KN ? (int64_t)(at + j) * n_out + n : (int64_t)(n + j) * r + at)));
+        a[2 * i] = KN ? __byte_perm(x[0], x[1], 0x5410) : x[0];
+        a[2 * i + 1] = KN ? __byte_perm(x[0], x[1], 0x7632) : x[1];
     }
 }
 
-/* sums += scale * la lb_e, by mma.sync, whose sums are in the same registers as those of wgmma. It comes last: sums
- * that are scaled before the main product make the compiler serialise its wgmmas. */
+/* sums += scale * la lb_e, by mma.sync, whose sums are in the same registers as those of wgmma. */
 template <int N, bool KN>
-static __device__ __forceinline__ void multiply_thin(float (&sums)[2][N / 2], const struct grouped &g,
+static __device__ __forceinline__ void multiply_thin(float (&sums)[N / 2], const struct grouped &g,
                                                      const struct tile &t)
 {
     const int lane = threadIdx.x % 32, r = (int)g.r;
     for (int k = 0; k < r; k += 16) {
-        uint32_t a[2][4];
+        uint32_t a[4];
         load_factor<KN>(a, g, t, k);
         const bf16 *la = g.la + k + lane % 4 * 2;
         const bool deep[2] = {k + lane % 4 * 2 < r, k + lane % 4 * 2 + 8 < r};
@@ -332,75 +321,58 @@ static __device__ __forceinline__ void multiply_thin(float (&sums)[2][N / 2], co
 #pragma unroll
             for (int i = 0; i < 2; i++)
                 if (row < t.n_row && deep[i]) b[i] = __ldg((const uint32_t *)(la + (int64_t)(t.m + row) * r + 8 * i));
+            float c[4] = {};
+            mma_bf16(c, a, b);
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float c[4] = {};
-                mma_bf16(c, a[i], b);
-#pragma unroll
-                for (int l = 0; l < 4; l++) sums[i][4 * j + l] += g.scale * c[l];
-            }
+            for (int l = 0; l < 4; l++) sums[4 * j + l] += g.scale * c[l];
         }
     }
 }
 
-/* sums of a tile of up to N rows. While the wgmmas of half a step run, the warp decodes a of the next half but for the
- * scales. The compiler makes wgmmas wait for each other when their registers are written
- * during earlier ones, and moves decoding behind the wait when no branch is between. */
+/* Reads shared memory so that the compiler does not know the value: what prmt looks up then stays in registers.
+ * Constants it moves into registers for each use. */
+static __device__ __forceinline__ uint32_t load_known(const uint32_t *p)
+{
+    uint32_t x;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(sm90_shared(p)));
+    return x;
+}
+
+/* sums of a tile of up to N rows. A warpgroup decodes a step, then multiplies it: the others multiply or decode
+ * meanwhile. known: plain_values() in shared memory. */
 template <int N, bool KN>
-static __device__ __forceinline__ void multiply(float (&sums)[2][N / 2], struct ring *ring, const struct packed_args &p,
-                                                const struct tile &t)
+static __device__ __forceinline__ void multiply(float (&sums)[N / 2], struct ring *ring, const struct packed_args &p,
+                                                const struct tile &t, const struct values *known)
 {
     const struct grouped &g = p.g;
     const int n_block = (int)(KN ? g.n_out : g.n_in) / SCALE_BLOCK;
     struct scales s = first_scales<KN>(p, t);
-    uint32_t code[2][2][4], scale[4], mine = 0;
-    int before = -1;
-    const auto take = [&](int half) { /* code and scale of half a step */
-                                      uint32_t w[4];
-                                      load_words<KN>(w, stage_of(*ring) + TOKEN_BYTES, half);
-                                      share_scales<KN>(scale, mine, half);
-                                      decode<KN>(code, w);
-                                      computed(code[0]);
-                                      computed(code[1]);
-    };
-    const auto start = [&](int half,
-                           bool first) { /* its products */
-                                         const uint64_t b = sm90_descriptor(stage_of(*ring), 16, 1024) + half * 4;
-                                         uint32_t a[2][2][4];
-                                         wgmma_wait<0>();
-                                         apply_scales<KN>(a, code, scale);
-                                         computed(a[0]);
-                                         computed(a[1]);
-                                         wgmma_fence();
-#pragma unroll
-                                         for (int k = 0; k < 2; k++) {
-                                             narrow<N>::multiply(sums[0], a[0][k], b + 2 * k, !first || k > 0);
-                                             narrow<N>::multiply(sums[1], a[1][k], b + 2 * k, !first || k > 0);
-                                         }
-                                         wgmma_commit();
-    };
-    const auto enter = [&]() { /* the next stage */
-                               mine = scale_bits(s.a) | scale_bits(s.b) << 16;
-                               load_scales<KN>(&s, n_block);
-                               mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
-    };
-    enter();
-    take(0);
+    struct values v = plain_values();
+    v.low[0] = load_known(&known->low[0]);
+    v.high[0] = load_known(&known->high[0]);
+#pragma unroll 1
     for (int k = 0; k < (int)g.n_in; k += DEPTH) {
-        start(0, k == 0);
-        take(1);
-        if (before >= 0) release(*ring, before); /* a branch; so is the wait in enter */
-        start(1, false);
-        before = ring->stage;
+        const uint32_t data = stage_of(*ring) + TOKEN_BYTES;
+        const uint64_t b = sm90_descriptor(stage_of(*ring), 16, 1024);
+        const bool small = KN && !__any_sync(~0u, MT_MAX(s.a, s.b) > 128);
+        const uint32_t mine =
+            small ? (s.a + 126) << 7 | (s.b + 126) << 23 : scale_bits(s.a) | scale_bits(KN ? s.b : s.a) << 16;
+        uint32_t a[DEPTH / 16][4];
+        load_scales<KN>(&s, n_block);
+        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+        if (KN)
+            decode_backward(a, data, mine, small);
+        else
+            decode_forward(a, data, v, mine);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < DEPTH / 16; i++) narrow<N>::multiply(sums, a[i], b + 2 * i, true);
+        wgmma_commit();
+        wgmma_wait<0>();
+        release(*ring, ring->stage);
         ring_advance<STAGES>(ring);
-        if (k + DEPTH >= (int)g.n_in) break;
-        enter();
-        take(0);
     }
-    wgmma_wait<0>();
-    wgmma_use(sums[0]);
-    wgmma_use(sums[1]);
-    release(*ring, before);
+    wgmma_use(sums);
     if (g.r > 0) multiply_thin<N, KN>(sums, g, t);
 }
 
@@ -414,39 +386,37 @@ static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
     }
 }
 
-/* ---- epilogue: a thread has columns n .. n+3 of rows 8j + 2q and 8j + 2q + 1 of the tile ---- */
+/* ---- epilogue: a thread has its two columns of rows 8j + 2q and 8j + 2q + 1 of the tile ---- */
 
-template <int N>
-static __device__ __forceinline__ void columns_of(float v[4], const float (&sums)[2][N / 2], int j, int odd)
+template <int N, bool GLU, bool KN>
+static __device__ __forceinline__ void finish(const float (&sums)[N / 2], const struct grouped &g, const struct tile &t)
 {
-#pragma unroll
-    for (int c = 0; c < 4; c++) v[c] = sums[c / 2][4 * j + c % 2 * 2 + odd];
-}
-
-template <int N, bool GLU>
-static __device__ __forceinline__ void finish(const float (&sums)[2][N / 2], const struct grouped &g,
-                                              const struct tile &t)
-{
-    const int n = t.n + threadIdx.x / 32 * 32 + threadIdx.x % 32 / 4 * 4;
-    if (n >= g.n_out) return;
+    const int n = column_of<KN>(t), odd_lane = threadIdx.x / 4 & 1, pair = n - (KN ? 0 : 2 * odd_lane);
     const struct glu_form form = glu_form_of(g.glu);
-    float4 bias = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (g.bias) bias = __ldg((const float4 *)(g.bias + t.e * g.n_out + n));
+    const bool in_bounds = n < g.n_out;
+    float2 bias = make_float2(0.0f, 0.0f);
+    if (g.bias && in_bounds) bias = __ldg((const float2 *)(g.bias + t.e * g.n_out + n));
 #pragma unroll
     for (int j = 0; j < N / 8; j++) {
+        const int row = 8 * j + threadIdx.x % 4 * 2;
+        uint32_t w[2];
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int row = 8 * j + threadIdx.x % 4 * 2 + odd;
-            float v[4];
-            columns_of<N>(v, sums, j, odd);
-            const uint2 w =
-                make_uint2(bf16_pack(v[0] + bias.x, v[1] + bias.y), bf16_pack(v[2] + bias.z, v[3] + bias.w));
-            if (row >= t.n_row) continue;
-            store8(g.out + (t.m + row) * g.n_out + n, w);
-            if (GLU)
-                *(uint32_t *)(g.act + ((t.m + row) * g.n_out + n) / 2) = bf16_pack(
-                    glu_value(form, bf16_low(w.x), bf16_high(w.x)), glu_value(form, bf16_low(w.y), bf16_high(w.y)));
+        for (int odd = 0; odd < 2; odd++)
+            w[odd] = bf16_pack(sums[4 * j + odd] + bias.x, sums[4 * j + 2 + odd] + bias.y);
+        if (KN) {
+#pragma unroll
+            for (int odd = 0; odd < 2; odd++)
+                if (in_bounds && row + odd < t.n_row) *(uint32_t *)(g.out + (t.m + row + odd) * g.n_out + n) = w[odd];
+            continue;
         }
+        const uint32_t got = __shfl_xor_sync(~0u, w[odd_lane ^ 1], 4); /* four columns of one row */
+        const uint2 x = odd_lane ? make_uint2(got, w[1]) : make_uint2(w[0], got);
+        const int64_t m = t.m + row + odd_lane;
+        if (!in_bounds || row + odd_lane >= t.n_row) continue;
+        store8(g.out + m * g.n_out + pair, x);
+        if (GLU)
+            *(uint32_t *)(g.act + (m * g.n_out + pair) / 2) = bf16_pack(glu_value(form, bf16_low(x.x), bf16_high(x.x)),
+                                                                        glu_value(form, bf16_low(x.y), bf16_high(x.y)));
     }
 }
 
@@ -460,120 +430,111 @@ static __device__ __forceinline__ void load_weights(struct glu_scratch *s, const
     for (int i = threadIdx.x % 128; i < t.n_row; i += 128) s->weight[i] = __ldg(g.gate + __ldg(g.row_slot + t.m + i));
 }
 
-/* Gates and ups of four columns of a row. */
-static __device__ __forceinline__ uint4 load_pre(const struct grouped &g, int64_t m, int n)
+/* Gates and ups of two columns of a row. */
+static __device__ __forceinline__ uint2 load_pre(const struct grouped &g, int64_t m, int n)
 {
     const bf16 *from = g.pre + pre_start(g, m, n);
-    if (g.glu.interleaved) return __ldg((const uint4 *)from);
-    const uint2 gate = __ldg((const uint2 *)from), up = __ldg((const uint2 *)(from + g.n_out));
-    return make_uint4(gate.x, gate.y, up.x, up.y);
+    if (g.glu.interleaved) return __ldg((const uint2 *)from);
+    return make_uint2(__ldg((const uint32_t *)from), __ldg((const uint32_t *)(from + g.n_out)));
 }
 
-/* Returns the sum of h * v over four columns of row m. */
-static __device__ __forceinline__ float glu_bwd4(const struct grouped &g, const struct glu_form &form, int64_t m, int n,
-                                                 const float v[4], float weight, uint4 pre)
+/* Returns the sum of h * v over two columns of row m. */
+static __device__ __forceinline__ float glu_bwd2(const struct grouped &g, const struct glu_form &form, int64_t m, int n,
+                                                 const float v[2], float weight, uint2 pre)
 {
-    const uint32_t w[4] = {pre.x, pre.y, pre.z, pre.w};
     const bool pairs = g.glu.interleaved;
+    const float x[2] = {bf16_low(pre.x), pairs ? bf16_low(pre.y) : bf16_high(pre.x)};
+    const float y[2] = {pairs ? bf16_high(pre.x) : bf16_low(pre.y), bf16_high(pre.y)};
     bf16 *out = g.out + pre_start(g, m, n);
-    float gate[4], up[4], h[4], sum = 0.0f;
+    float gate[2], up[2], h[2];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float x = i % 2 ? bf16_high(w[i / 2]) : bf16_low(w[i / 2]);
-        const float y = i % 2 ? bf16_high(w[2 + i / 2]) : bf16_low(w[2 + i / 2]);
-        h[i] = glu_gradient(form, pairs ? bf16_low(w[i]) : x, pairs ? bf16_high(w[i]) : y, weight * v[i], &gate[i],
-                            &up[i]);
-        sum += h[i] * v[i];
-    }
-    store8(g.act + m * g.n_out + n, make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3])));
+    for (int i = 0; i < 2; i++) h[i] = glu_gradient(form, x[i], y[i], weight * v[i], &gate[i], &up[i]);
+    *(uint32_t *)(g.act + m * g.n_out + n) = bf16_pack(h[0], h[1]);
     if (pairs) {
-        store16(out, make_uint4(bf16_pack(gate[0], up[0]), bf16_pack(gate[1], up[1]), bf16_pack(gate[2], up[2]),
-                                bf16_pack(gate[3], up[3])));
+        store8(out, make_uint2(bf16_pack(gate[0], up[0]), bf16_pack(gate[1], up[1])));
     } else {
-        store8(out, make_uint2(bf16_pack(gate[0], gate[1]), bf16_pack(gate[2], gate[3])));
-        store8(out + g.n_out, make_uint2(bf16_pack(up[0], up[1]), bf16_pack(up[2], up[3])));
+        *(uint32_t *)out = bf16_pack(gate[0], gate[1]);
+        *(uint32_t *)(out + g.n_out) = bf16_pack(up[0], up[1]);
     }
-    return sum;
+    return h[0] * v[0] + h[1] * v[1];
 }
 
 template <int N>
-static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[2][N / 2], const struct grouped &g,
+static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[N / 2], const struct grouped &g,
                                                       const struct tile &t, struct glu_scratch *s)
 {
     enum { STEP = N % 32 ? 16 : 32 }; /* rows of a step; a loop that shifts the sums down fits the instruction cache */
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
-    const int n = t.n + warp * 32 + lane / 4 * 4;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4, n = column_of<true>(t);
     const bool in_bounds = n < g.n_out;
     const struct glu_form form = glu_form_of(g.glu);
     warpgroup_barrier(1 + group); /* the weights are there */
 #pragma unroll 1
     for (int i = 0; i < t.n_row; i += STEP) {
-        uint4 pre[STEP / 4];
+        uint2 pre[STEP / 4];
 #pragma unroll
         for (int c = 0; c < STEP / 4; c++) {
             const int row = i + c / 2 * 8 + lane % 4 * 2 + c % 2;
-            pre[c] = make_uint4(0, 0, 0, 0);
+            pre[c] = make_uint2(0, 0);
             if (in_bounds && row < t.n_row) pre[c] = load_pre(g, t.m + row, n);
         }
 #pragma unroll
         for (int c = 0; c < STEP / 4; c++) {
             const int row = i + c / 2 * 8 + lane % 4 * 2 + c % 2;
-            float v[4], sum = 0.0f;
-            columns_of<N>(v, sums, c / 2, c % 2);
-            if (in_bounds && row < t.n_row) sum = glu_bwd4(g, form, t.m + row, n, v, s->weight[row], pre[c]);
+            const float v[2] = {sums[c / 2 * 4 + c % 2], sums[c / 2 * 4 + 2 + c % 2]};
+            float sum = 0.0f;
+            if (in_bounds && row < t.n_row) sum = glu_bwd2(g, form, t.m + row, n, v, s->weight[row], pre[c]);
 #pragma unroll
             for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
             if (lane < 4) s->part[warp % 4][row] = sum;
         }
 #pragma unroll
-        for (int c = 0; c + STEP / 2 < N / 2; c++) {
-            sums[0][c] = sums[0][c + STEP / 2];
-            sums[1][c] = sums[1][c + STEP / 2];
-        }
+        for (int c = 0; c + STEP / 2 < N / 2; c++) sums[c] = sums[c + STEP / 2];
     }
     warpgroup_barrier(1 + group);
-    for (int i = threadIdx.x % 128; i < 2 * TOKENS; i += 128) {
-        const int half = i / TOKENS, row = i % TOKENS, first = t.n + group * 128 + half * GROUPED_PART;
-        if (row < t.n_row && first < g.n_out)
-            g.dgate_part[(int64_t)(first / GROUPED_PART) * g.n_row + t.m + row] =
-                s->part[2 * half][row] + s->part[2 * half + 1][row];
-    }
+    const int first = t.n + group * OWN;
+    for (int row = threadIdx.x % 128; row < t.n_row; row += 128)
+        g.dgate_part[(int64_t)(first / GROUPED_PART) * g.n_row + t.m + row] =
+            (s->part[0][row] + s->part[1][row]) + (s->part[2][row] + s->part[3][row]);
 }
+static_assert((int)OWN == (int)GROUPED_PART, "a warpgroup has the columns of a part");
 
 template <int N, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tile(const struct packed_args &p, struct ring *ring,
-                                                     const struct tile &t, struct glu_scratch *scratch)
+                                                     const struct tile &t, struct glu_scratch *scratch,
+                                                     const struct values *known)
 {
-    float sums[2][N / 2] = {};
+    float sums[N / 2] = {};
     if (EPILOGUE == GROUPED_GLU_BWD) load_weights(scratch, p.g, t);
-    multiply<N, KN>(sums, ring, p, t);
+    multiply<N, KN>(sums, ring, p, t, known);
     if constexpr (EPILOGUE == GROUPED_GLU_BWD)
         finish_glu_bwd<N>(sums, p.g, t, scratch);
     else
-        finish<N, EPILOGUE == GROUPED_GLU>(sums, p.g, t);
+        finish<N, EPILOGUE == GROUPED_GLU, KN>(sums, p.g, t);
 }
 
 template <int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct packed_args &p, const struct tiles *tiles,
-                                                      struct ring ring, struct glu_scratch *scratch)
+                                                      struct ring ring, struct glu_scratch *scratch,
+                                                      const struct values *known)
 {
     const struct grouped &g = p.g;
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_block = ((int)g.n_in + DEPTH - 1) / DEPTH;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
+    asm volatile("" : "+r"(ring.full), "+r"(ring.empty));
     scratch += EPILOGUE == GROUPED_GLU_BWD ? group : 0;
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         const struct tile t = tile_at(tiles, at, &e);
-        if (t.n + group * 128 >= g.n_out) {
+        if (t.n + group * OWN >= g.n_out) {
             skip_tile(&ring, n_block);
             continue;
         }
         /* A loop for every width, as sums are registers. Four widths or more do not fit: the compiler serialises. */
         if (t.n_row <= 48)
-            multiply_tile<48, EPILOGUE, KN>(p, &ring, t, scratch);
+            multiply_tile<48, EPILOGUE, KN>(p, &ring, t, scratch, known);
         else if (t.n_row <= 96)
-            multiply_tile<96, EPILOGUE, KN>(p, &ring, t, scratch);
+            multiply_tile<96, EPILOGUE, KN>(p, &ring, t, scratch, known);
         else
-            multiply_tile<TOKENS, EPILOGUE, KN>(p, &ring, t, scratch);
+            multiply_tile<TOKENS, EPILOGUE, KN>(p, &ring, t, scratch, known);
     }
 }
 #endif
@@ -584,10 +545,12 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ struct glu_scratch scratch[EPILOGUE == GROUPED_GLU_BWD ? 2 : 1];
+    __shared__ struct glu_scratch scratch[EPILOGUE == GROUPED_GLU_BWD ? GROUPS : 1];
     __shared__ uint64_t full[STAGES], empty[STAGES];
+    __shared__ struct values known;
     if (threadIdx.x < 32) count_tiles(&tiles, p.g);
     if (threadIdx.x == 32) {
+        known = plain_values();
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(sm90_shared(&full[i]), 1);
             mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
@@ -602,7 +565,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
         if (threadIdx.x == CONSUMERS) load_tiles<KN>(p, &tiles, ring);
     } else {
         sm90_registers_more<CONSUMER_REGISTERS>();
-        multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, scratch);
+        multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, scratch, &known);
     }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
@@ -639,7 +602,7 @@ static CUtensorMap weight_map(const struct weight *w, bool kn)
     const struct byte_map backward = {
         w->data, {row, n_row, n_exp, 1}, {row, row * n_row, row * n_row * n_exp}, {COLS / 2, DEPTH, 1, 1}, true};
     const struct byte_map forward = {
-        w->data, {row, n_row / 4, 4, n_exp}, {row * 4, row, row * n_row}, {DEPTH / 2, COLS / 4, 4, 1}, false};
+        w->data, {row, n_row / 2, 2, n_exp}, {row * 2, row, row * n_row}, {DEPTH / 2, COLS / 2, 2, 1}, false};
     return encode_bytes(kn ? &backward : &forward);
 }
 

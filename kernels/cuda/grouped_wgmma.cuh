@@ -24,8 +24,8 @@ enum {
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
     struct grouped g;
-    const uint8_t *packed, *scale; /* of experts in MXFP4, as struct weight has them, instead of b */
-    int counter;                   /* index in tiles_begun */
+    const uint8_t *scale; /* of experts in MXFP4, as struct weight has them; b: boxes of their bytes */
+    int counter;          /* index in tiles_begun */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -380,6 +380,16 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const 
 
 /* ---- host ---- */
 
+/* Boxes of the bytes of experts in MXFP4, not swizzled. */
+static CUtensorMap packed_map(const struct weight *w, int box_rows, int box_bytes)
+{
+    const cuuint64_t row = (cuuint64_t)w->n_in / 2, size[] = {row, (cuuint64_t)w->n_out, (cuuint64_t)w->n_exp};
+    const cuuint64_t stride[] = {row, row * size[1]};
+    const cuuint32_t box[] = {(cuuint32_t)box_bytes, (cuuint32_t)box_rows, 1};
+    const struct sm90_map map = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, w->data, size, stride, box, false};
+    return sm90_encode(&map);
+}
+
 template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
@@ -392,7 +402,7 @@ template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct 
     p.counter = next_counter();
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
     if (w) {
-        p.packed = (const uint8_t *)w->data;
+        p.b = packed_map(w, KN ? DEPTH : COLS, KN ? COLS / 2 : DEPTH / 2);
         p.scale = w->scale;
     } else {
         p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)

@@ -34,14 +34,22 @@ static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
             {__byte_perm(a, b, 0x7531), __byte_perm(c, d, 0x7531)}};
 }
 
+/* Bytes of low and high by four codes of 0 .. 7: __byte_perm without its mask of the selector. */
+static __device__ __forceinline__ uint32_t look_up(uint32_t low, uint32_t high, uint32_t codes)
+{
+    uint32_t x;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(low), "r"(high), "r"(codes));
+    return x;
+}
+
 /* The eight weights of the bytes of c, in pairs of neighbours. */
 static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struct values &v, uint32_t c)
 {
     const uint32_t low4 = c << 4, codes = c & 0x77777777; /* the signs of the low nibbles at the top of bytes */
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const uint32_t low = __byte_perm(v.low[0], v.low[1], codes >> 16 * i);
-        uint32_t high = __byte_perm(v.high[0], v.high[1], codes >> 16 * i), sign;
+        const uint32_t low = look_up(v.low[0], v.low[1], codes >> 16 * i);
+        uint32_t high = look_up(v.high[0], v.high[1], codes >> 16 * i), sign;
         asm("prmt.b32 %0, %1, %2, %3;" : "=r"(sign) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
         high |= sign & 0x80808080;
         pair[2 * i] = __byte_perm(low, high, 0x5140);
