@@ -417,24 +417,29 @@ static void suggested_options(void **state)
     assert_true(n_said >= 6 && n_none >= 1);
 }
 
-/* train.offload = auto keeps nothing in host memory on a CPU; the error suggests what does. */
-static void suggested_offload(void **state)
+/* On a CPU host memory is the device's memory: the plan counts it, and no error suggests train.offload. */
+static void host_memory_of_a_cpu(void **state)
 {
     (void)state;
-    char model[MT_PATH + 16], limit[64];
-    double mib;
-    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/case_a"));
-    for (int fits = 0; fits < 2; fits++) {
-        const char *config = process_config("");
-        if (!fits) snprintf(limit, sizeof(limit), "train.memory_gb=0.03");
-        const int rc =
-            RUN("plan", config, "--set", model, "--set", "data.format=text", "--set", "data.seq_len=512", "--set",
-                "train.micro_batch=4", "--set", limit, "--set", fits ? "train.offload=all" : "train.offload=auto");
-        if (rc != !fits) fail_msg("%s", said.err);
-        if (fits) break;
-        const char *says = strstr(said.err, "set train.offload = all (needs ");
-        if (!says || sscanf(says, "set train.offload = all (needs %lf MiB)", &mib) != 1) fail_msg("%s", said.err);
-        snprintf(limit, sizeof(limit), "train.memory_gb=%.6f", (mib + 0.1) / 1024);
+    int64_t none = 0;
+    for (int way = CFG_OFFLOAD_NONE; way <= CFG_OFFLOAD_ALL; way++) {
+        struct bed *b = bed_open();
+        struct err err;
+        b->table.own_memory = false;
+        free_here = (int64_t)8 << 30;
+        b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+        b->cfg.train.offload = way;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        const struct plan_memory *m = &b->plan.memory;
+        const int64_t device = m->experts + m->dense + m->state + MT_MAX(MT_MAX(m->work, m->work_eval), m->work_load);
+        assert_int_equal(m->host > 0, way != CFG_OFFLOAD_NONE);
+        assert_int_equal(plan_peak(&b->plan, true), device + m->host);
+        if (way == CFG_OFFLOAD_NONE) none = device;
+        assert_true(device + m->host >= none);
+        b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (1 << 20)) / (1 << 30);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        assert_null(strstr(err.msg, "train.offload = all"));
+        bed_close(b);
     }
 }
 
@@ -488,7 +493,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
-        cmocka_unit_test(suggested_offload),
+        cmocka_unit_test(host_memory_of_a_cpu),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };

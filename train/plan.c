@@ -67,27 +67,27 @@ static void advise(char text[ADVICE], const char *what)
 static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
     const bool bf16 = q->cfg->model.expert_weight_format == CFG_EXPERTS_BF16;
-    const char *const what[] = {"train.recompute = auto", "train.offload = auto", "train.offload = all",
+    const char *const what[] = {"train.recompute = auto", "train.offload = auto",
                                 bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
     char b[32], with[128], except[128] = "";
     int n = 0;
-    bool offloads = false;
-    for (int i = q->train ? 0 : 3; i < 4; i++) {
+    for (int i = q->train ? 0 : 2; i < (q->train ? 4 : 3); i++) {
         struct config cfg = *q->cfg;
         struct plan_request other = *q;
         int64_t peak, host;
         other.cfg = &cfg;
         if (i == 0) cfg.train.recompute = CFG_RECOMPUTE_AUTO;
         if (i == 1) cfg.train.offload = CFG_OFFLOAD_AUTO;
-        if (i == 2) cfg.train.offload = CFG_OFFLOAD_ALL;
-        if (i == 3) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (i == 2) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (i == 3) cfg.train.offload = CFG_OFFLOAD_ALL;
         if (least_peak(&peak, &host, p, other, err)) return -1;
-        if (peak >= plan_peak(p, q->train) || (i == 2 && offloads)) continue;
-        if (i == 2 && host > q->room.host) {
-            snprintf(except, sizeof(except), ", except train.offload = all with %s of host memory", str_bytes(b, host));
+        if (peak >= plan_peak(p, q->train)) continue;
+        if (i == 3) { /* with enough host memory `auto` does that */
+            if (host > q->room.host)
+                snprintf(except, sizeof(except), ", except train.offload = all with %s of host memory",
+                         str_bytes(b, host));
             continue;
         }
-        offloads |= i == 1;
         snprintf(with, sizeof(with), "set %s (needs %s)", what[i], str_bytes(b, peak));
         advise(text, with);
         n++;
@@ -173,6 +173,16 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
+/* A CPU copies the bytes to other memory of the same limit. */
+static void warn_offload(const struct plan *p, const struct config *cfg)
+{
+    char way[32];
+    config_choice(TRAIN_OFFLOADS, cfg->train.offload, way);
+    if (p->memory.host_shared)
+        log_warn("train.offload = %s spares nothing on a CPU: host memory is the same memory; set train.offload = none",
+                 way);
+}
+
 /* Also where the experts have the dtype that decoding would give them. */
 static void warn_decoded(const struct plan *p, const struct config *cfg)
 {
@@ -201,6 +211,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
+    warn_offload(p, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,

@@ -49,7 +49,7 @@ struct search {
     /* the place that is tried */
     struct plan_probe probe;
     struct model_options opt;
-    int64_t constant, other; /* bytes of weights, state and fixed; peak of passes that save nothing */
+    int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
     double inside_ms;        /* of products that decode experts on the way, beyond their floor */
     double extra_ms;         /* of the place */
     bool enough;             /* host memory of this machine */
@@ -321,7 +321,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         return -1;
     }
     s->enough = s->probe.dev.host.peak <= s->q->room.host;
-    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak;
+    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
@@ -347,7 +347,7 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool gpu = q->dev->ops->own_memory;
     const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
-    if (p->embed && !gpu) return false;
+    if ((p->embed || p->networks) && !gpu) return false;
     if (!q->train) return !p->inputs && !p->moments;
     if (p->networks && (q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;

@@ -321,6 +321,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
                               .host_inputs = (b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0) +
                                              p.model.acts.offload.n * opt->host_group_bytes,
+                              .host_shared = q->dev->ops->own_memory ? 0 : p.dev.host.peak,
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),
@@ -342,5 +343,5 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
 int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
 {
     const int64_t pass = train ? MT_MAX(m->work, m->work_eval) : m->work_eval;
-    return fixed + m->experts + m->dense + m->state + MT_MAX(pass, m->work_load);
+    return fixed + m->experts + m->dense + m->state + m->host_shared + MT_MAX(pass, m->work_load);
 }

@@ -54,7 +54,7 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
 static void print_host(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
-    if (!p->memory.host) return;
+    if (p->memory.host == p->memory.host_shared) return;
     fprintf(out, "  %s of pinned host memory", str_bytes(b, p->memory.host));
     if (p->card.host_bytes)
         fprintf(out, "; --host-gb allows %s%s", str_bytes(c, p->card.host_bytes / 2),
@@ -121,6 +121,7 @@ void plan_print(const struct plan *p, FILE *out)
     row_always(out, "gradients", m->gradients, total);
     row_always(out, "AdamW moments", m->moments, total);
     row_always(out, "context and libraries", p->fixed, total);
+    row_always(out, "inputs, moments of train.offload", m->host_shared, total);
     row(out, "activations and scratch", work);
     for (int i = 0; i < N_PHASES; i++) total[i] += work[i];
     row(out, "total", total);
