@@ -443,6 +443,39 @@ static void host_memory_of_a_cpu(void **state)
     }
 }
 
+/* On a card whose machine has less host memory than a fixed train.offload needs, nothing fits; `auto` takes half of it,
+ * and where the device is too small as well the error names what is missing. */
+static void host_memory_of_a_card(void **state)
+{
+    (void)state;
+    struct bed *b = bed_open();
+    struct err err;
+    const struct plan_memory *m = &b->plan.memory;
+    b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+    b->cfg.train.offload = CFG_OFFLOAD_ALL;
+    b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30};
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+    const int64_t need = m->host;
+    assert_true(need > 0);
+    for (int few = 0; few < 2; few++) {
+        b->dev.card.host_bytes = need - few;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -few);
+    }
+    if (!strstr(err.msg, " of host memory with train.offload = all, the budget is ") ||
+        !strstr(err.msg, " (--host-gb), ") || !strstr(err.msg, " short: set train.offload = auto, or raise --host-gb"))
+        fail_msg("%s", err.msg);
+    assert_false(b->plan.too_large);
+    b->cfg.train.offload = CFG_OFFLOAD_AUTO;
+    b->dev.card.host_bytes = 2;
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(m->host, 0);
+    b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (64 << 10)) / (1 << 30);
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    if (!strstr(err.msg, ", except train.offload = all with ")) fail_msg("%s", err.msg);
+    assert_int_equal(m->host, 0); /* nor the embedding */
+    bed_close(b);
+}
+
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
 static void decoding_without_effect(void **state)
 {
@@ -494,6 +527,7 @@ int test_plan_choice(void)
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
         cmocka_unit_test(host_memory_of_a_cpu),
+        cmocka_unit_test(host_memory_of_a_card),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };

@@ -143,6 +143,22 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
                    str_bytes(part, plan_peak(p, train) - p->budget), raise, advice);
 }
 
+/* A fixed train.offload may need more host memory than there is. */
+static int check_host(const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    const bool card = p->card.host_bytes > 0;
+    const int64_t half = q->room.host;
+    char need[32], have[32], part[32], way[32];
+    if (p->in_host_memory || p->host_free / 2 <= half) return 0;
+    config_choice(TRAIN_OFFLOADS, q->cfg->train.offload, way);
+    return err_set(err,
+                   "training needs %s of host memory with train.offload = %s, the budget is %s (%s), %s short: set "
+                   "train.offload = auto%s",
+                   str_bytes(need, p->host_free), way, str_bytes(have, 2 * half),
+                   card ? "--host-gb" : "of what is free", str_bytes(part, p->host_free - 2 * half),
+                   card ? ", or raise --host-gb" : "");
+}
+
 /* Plans within the memory of now. */
 static int choose(struct plan *p, const struct plan_request *q, struct err *err)
 {
@@ -151,6 +167,7 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
     if (plan_choose(&c, q, p->fixed, p->budget, err) || plan_settle(&p->memory, &c, q, p->fixed, p->budget, err))
         return -1;
     p->opt = c.opt;
+    p->host_free = p->memory.host * (q->cfg->train.offload == CFG_OFFLOAD_AUTO ? 2 : 1); /* `auto` takes half of it */
     return 0;
 }
 
@@ -222,7 +239,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
         opt.decoded_layers = MT_MAX(plan_decoded_layers(&q), 0);
         if (plan_measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
-    if (plan_peak(p, train) <= p->budget) return 0;
+    if (plan_peak(p, train) <= p->budget) return check_host(p, &q, err);
     p->too_large = true;
     return too_large(p, &q, err);
 }

@@ -52,7 +52,7 @@ struct search {
     int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
     double inside_ms;        /* of products that decode experts on the way, beyond their floor */
     double extra_ms;         /* of the place */
-    bool enough;             /* host memory of this machine */
+    bool enough;             /* host memory of this machine: a fixed train.offload may take all, `auto` half of it */
 };
 
 /* ---- items ---- */
@@ -320,12 +320,12 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         plan_probe_close(&s->probe);
         return -1;
     }
-    s->enough = s->probe.dev.host.peak <= s->q->room.host;
+    const bool fixed = s->q->cfg->train.offload != CFG_OFFLOAD_AUTO;
+    s->enough = s->probe.dev.host.peak / (fixed ? 2 : 1) <= s->q->room.host;
     s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
-    const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
-    const bool possible = s->enough || !automatic;
+    const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
     bool all = false; /* the next groups and sizes of this place only add time to a choice with all */
     for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !all; i++) {
