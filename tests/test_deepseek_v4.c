@@ -152,6 +152,8 @@ static void test_refusals(void **state)
         {PUBLISHED, "\"ue8m0\"", "\"e5m3\"", "scale_fmt \"e5m3\""},
         {PUBLISHED, "\"type\": \"yarn\"", "\"type\": \"linear\"", "rope_type \"linear\""},
         {PUBLISHED, "160000", "1", "config.json: compress_rope_theta 1 is not above 1"},
+        {PUBLISHED, "160000", "1e300", "config.json: compress_rope_theta 1e+300 is not above 1 and at most 1e+12"},
+        {TRANSFORMERS, "160000.0", "1e300", "compress`: rope_theta 1e+300 is not above 1 and at most 1e+12"},
         {PUBLISHED, "\"factor\": 16", "\"mscale\": 1, \"factor\": 16", "mscale"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 7", "qk_rope_head_dim 7"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 18", "index_head_dim 16"},
