@@ -222,6 +222,46 @@ static void decoded_layers_are_worth_memory(void **state)
 #endif
 }
 
+/* Fake quantisation writes the matrices of every product: of packed experts it reads fewer bytes. Where each product
+ * only decodes, decoded layers take less time. The plan decodes as many layers as its table says are worth it. */
+static void quantised_experts_stay_packed(void **state)
+{
+    (void)state;
+    static const struct {
+        int weights, inputs, start, decoded;
+    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, 4},
+                {1, CFG_QUANT_NONE, 0, 0},
+                {1, 1, 0, 0},
+                {CFG_QUANT_NONE, 1, 0, 4},
+                {1, CFG_QUANT_NONE, 50, 4}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct bed *b = bed_of("gpt-oss-20b", 4);
+        struct plan_memory m;
+        struct err err;
+        int64_t unused;
+        double ms[2];
+        free_here = (int64_t)64 << 30;
+        fixed_here = 0;
+        b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
+        b->cfg.quant.weights = rows[i].weights;
+        b->cfg.quant.activations = rows[i].inputs;
+        b->cfg.quant.start = rows[i].start;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        if (b->plan.memory.n_decoded != rows[i].decoded) fail_msg("%d: %lld", i, (long long)b->plan.memory.n_decoded);
+        struct plan_request q =
+            plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
+        q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
+        for (int decoded = 0; decoded < 2; decoded++) {
+            struct model_options opt = b->plan.opt;
+            opt.decoded_layers = decoded ? 4 : 0;
+            assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
+            ms[decoded] = m.floor_ms + m.inside_ms;
+        }
+        assert_int_equal(ms[1] < ms[0], rows[i].decoded > 0);
+        bed_close(b);
+    }
+}
+
 /* ---- logits */
 
 /* Where memory is short, the head does not take so few rows at a time that reading its matrix costs more than what the
@@ -520,6 +560,7 @@ int test_plan_choice(void)
         cmocka_unit_test(one_choice),
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
+        cmocka_unit_test(quantised_experts_stay_packed),
         cmocka_unit_test(logits_are_worth_memory),
         cmocka_unit_test(rows_of_the_table_differ),
         cmocka_unit_test(places_with_all_are_compared),

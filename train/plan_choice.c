@@ -40,7 +40,7 @@ struct search {
     struct item *items; /* in order of time per byte */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
-    double decode_ms;
+    double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms; /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
     int64_t ffn_bytes; /* of the largest group FFN */
@@ -365,6 +365,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     for (int i = 0; i < MT_LEN(places) && !rc && !s->ends; i++)
         if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
     mem_free(s->items);
+    best->packed = s->decode_ms < 0;
     return rc;
 }
 
@@ -384,7 +385,8 @@ int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_
                 int64_t budget, struct err *err)
 {
     int64_t low = MT_MAX(plan_decoded_layers(q), 0), high = q->a->n_layer + 1, unused; /* low fits, high does not */
-    const bool fills = plan_decoded_layers(q) < 0 && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
+    const bool fills = plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget &&
+                       budget < INT64_MAX;
     c->opt.decoded_layers = low;
     if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
     for (int64_t n = q->a->n_layer; fills && !m->n_packed && high - low > 1; n = (low + high) / 2) {
