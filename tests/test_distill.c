@@ -200,8 +200,8 @@ static void a_run_continues_with_its_teacher(void **state)
     assert_same_output(whole, halves, ADAPTER);
     assert_same_output(whole, halves, "checkpoints/step-000004/optimizer.safetensors");
     /* a directory that holds it, or a link to it, is the same teacher; a directory with another adapter is not */
-    snprintf(copy, sizeof(copy), "cd %s && mkdir run other && ln -s ../t run/adapter && cp -r %s other/adapter", teacher,
-             case_adapter("adapter_init"));
+    snprintf(copy, sizeof(copy), "cd %s && mkdir run other && ln -s ../t run/adapter && cp -r %s other/adapter",
+             teacher, case_adapter("adapter_init"));
     assert_int_equal(system(copy), 0);
     for (int same = 0; same < 2; same++) {
         snprintf(set, sizeof(set), "distill.teacher=adapter:%s/%s", teacher, same ? "run" : "other");

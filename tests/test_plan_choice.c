@@ -257,7 +257,7 @@ static void quantised_experts_stay_packed(void **state)
             assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
             ms[decoded] = m.floor_ms + m.inside_ms;
         }
-        assert_int_equal(ms[1] < ms[0], rows[i].decoded > 0);
+        assert_int_equal(ms[1]<ms[0], rows[i].decoded> 0);
         bed_close(b);
     }
 }

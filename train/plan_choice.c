@@ -41,7 +41,7 @@ struct search {
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
-    double full_ms; /* of a micro-batch that recomputes all */
+    double full_ms;       /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
     int64_t ffn_bytes; /* of the largest group FFN */
     bool listed, ends; /* ends: every item fits in a place that adds no time */
@@ -385,8 +385,8 @@ int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_
                 int64_t budget, struct err *err)
 {
     int64_t low = MT_MAX(plan_decoded_layers(q), 0), high = q->a->n_layer + 1, unused; /* low fits, high does not */
-    const bool fills = plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget &&
-                       budget < INT64_MAX;
+    const bool fills =
+        plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
     c->opt.decoded_layers = low;
     if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
     for (int64_t n = q->a->n_layer; fills && !m->n_packed && high - low > 1; n = (low + high) / 2) {
