@@ -229,20 +229,20 @@ static void quantised_experts_stay_packed(void **state)
     (void)state;
     static const struct {
         int weights, inputs, start, decoded;
-    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, 4},
+    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, 2},
                 {1, CFG_QUANT_NONE, 0, 0},
                 {1, 1, 0, 0},
-                {CFG_QUANT_NONE, 1, 0, 4},
-                {1, CFG_QUANT_NONE, 50, 4}};
+                {CFG_QUANT_NONE, 1, 0, 2},
+                {1, CFG_QUANT_NONE, 50, 2}};
+    struct bed *b = bed_of("gpt-oss-20b", 2);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
     for (int i = 0; i < MT_LEN(rows); i++) {
-        struct bed *b = bed_of("gpt-oss-20b", 4);
         struct plan_memory m;
         struct err err;
         int64_t unused;
         double ms[2];
-        free_here = (int64_t)64 << 30;
-        fixed_here = 0;
-        b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
         b->cfg.quant.weights = rows[i].weights;
         b->cfg.quant.activations = rows[i].inputs;
         b->cfg.quant.start = rows[i].start;
@@ -253,13 +253,13 @@ static void quantised_experts_stay_packed(void **state)
         q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
         for (int decoded = 0; decoded < 2; decoded++) {
             struct model_options opt = b->plan.opt;
-            opt.decoded_layers = decoded ? 4 : 0;
+            opt.decoded_layers = decoded ? 2 : 0;
             assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
             ms[decoded] = m.floor_ms + m.inside_ms;
         }
         assert_int_equal(ms[1]<ms[0], rows[i].decoded> 0);
-        bed_close(b);
     }
+    bed_close(b);
 }
 
 /* ---- logits */
@@ -284,6 +284,34 @@ static void logits_are_worth_memory(void **state)
     assert_int_equal(plan_choose(&c, &q, 0, (int64_t)64 << 30, &err), 0);
     assert_int_equal(c.opt.ce_chunk, 1664); /* logits in f32 */
     bed_close(b);
+}
+
+/* The largest micro-batch is planned at once, and its bytes do not overflow, with the largest receive buffers either.
+ */
+static void two_billion_tokens(void **state)
+{
+    (void)state;
+    struct comm ranks = {.world = 8, .local_world = 8}, alone = {.world = 1, .local_world = 1};
+    const struct parallel divided = {&ranks, &ranks, &alone};
+    double needs[3];
+    struct bed *b = bed_of("gpt-oss-20b", 2);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->memory.arch.max_len = b->cfg.data.seq_len = 1 << 20;
+    b->cfg.train.micro_batch = 2047;
+    b->cfg.parallel.capacity_factor = 4096;
+    b->cfg.parallel.chunks = 1;
+    for (int i = 0; i < MT_LEN(needs); i++) {
+        struct err err;
+        const double start = clock_ms();
+        b->table.own_memory = i == 0;
+        assert_int_equal(bed_plan(b, i == 2 ? &divided : &parallel_alone, &err), -1);
+        if (!strstr(err.msg, " short: lower data.seq_len, train.micro_batch or lora.r")) fail_msg("%s", err.msg);
+        needs[i] = (double)plan_peak(&b->plan, true);
+        assert_true(clock_ms() - start < 30e3);
+    }
+    bed_close(b);
+    assert_true(needs[0] > 1e14 && needs[1] > 1e14 && needs[2] > needs[1] && needs[2] < 1e17);
 }
 
 /* Rows of the table that save the same differ in the loss head, whose chunks have at most the tokens of a micro-batch.
@@ -562,6 +590,7 @@ int test_plan_choice(void)
         cmocka_unit_test(decoded_layers_are_worth_memory),
         cmocka_unit_test(quantised_experts_stay_packed),
         cmocka_unit_test(logits_are_worth_memory),
+        cmocka_unit_test(two_billion_tokens),
         cmocka_unit_test(rows_of_the_table_differ),
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
