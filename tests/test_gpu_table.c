@@ -85,7 +85,7 @@ static void plans_with_the_kernels_of_the_card(void **state)
 #endif
 }
 
-/* --host-gb limits what the plan keeps in host memory to half of it; without it the plan says what must be free. */
+/* `auto` takes at most half of --host-gb, a fixed train.offload all; without it the plan says what must be free. */
 static void host_memory_of_the_card(void **state)
 {
     (void)state;
