@@ -339,7 +339,7 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
         json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
         json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
-    if (!(r->theta > 1)) return json_error(root, err, "rope_theta %g is not above 1", r->theta);
+    if (range_theta(json_has(scaling, "rope_theta") ? scaling : root, "rope_theta", r->theta, err)) return -1;
     if (a->mla.kv_lora && (int64_t)(rotated * (double)a->head_dim) == a->mla.rope) rotated = 1; /* share of a head */
     if (rotated != 1 && !(f->rotated > 0))
         return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);

@@ -211,11 +211,10 @@ static int read_ropes_of(struct arch *a, struct json root, struct json scaling, 
     if (json_opt_f64(root, "rope_theta", &theta, err) || json_opt_f64(root, "compress_rope_theta", &entry_theta, err) ||
         (nested &&
          (json_opt_f64(main, "rope_theta", &theta, err) || json_opt_f64(entry, "rope_theta", &entry_theta, err))) ||
+        range_theta(nested ? main : root, "rope_theta", theta, err) ||
+        range_theta(nested ? entry : root, nested ? "rope_theta" : "compress_rope_theta", entry_theta, err) ||
         read_width(a, root, main, nested ? entry : scaling, err))
         return -1;
-    if (!(theta > 1 && entry_theta > 1))
-        return json_error(root, err, "%s %g is not above 1", theta > 1 ? "compress_rope_theta" : "rope_theta",
-                          theta > 1 ? entry_theta : theta);
     a->rope = plain_rope(a, theta);
     a->rope_entry = plain_rope(a, entry_theta);
     if (read_one(&a->rope, root, nested ? main : root, err) || read_one(&a->rope_entry, root,

@@ -99,12 +99,12 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, c
     r->yarn = true;
     if (json_get_f64(scaling, "factor", &r->factor, err) || read_original_len(r, root, scaling, err) ||
         json_opt_f64(scaling, "beta_fast", &r->beta_fast, err) ||
-        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) || json_opt_flag(scaling, "truncate", &r->truncate, err))
+        json_opt_f64(scaling, "beta_slow", &r->beta_slow, err) ||
+        json_opt_flag(scaling, "truncate", &r->truncate, err) || range_stretch(scaling, "factor", r->factor, err) ||
+        range_factor(scaling, "beta_fast", r->beta_fast, err) || range_factor(scaling, "beta_slow", r->beta_slow, err))
         return -1;
-    if (!(r->factor >= 1)) return json_error(scaling, err, "factor %g is below 1", r->factor);
-    if (!(r->beta_slow > 0) || !(r->beta_fast >= r->beta_slow))
-        return json_error(scaling, err, "beta_slow %g must be positive and beta_fast %g not below it", r->beta_slow,
-                          r->beta_fast);
+    if (r->beta_fast < r->beta_slow)
+        return json_error(scaling, err, "beta_fast %g is below beta_slow %g", r->beta_fast, r->beta_slow);
     if (read_mscale(r, scaling, keys, err) || read_query_beta(r, scaling, keys, err) ||
         json_opt_f64(scaling, "attention_factor", &r->attention_factor, err))
         return -1;

@@ -327,6 +327,17 @@ bool weights_has(const struct fill *f, const char *name, const char *suffix)
     return checkpoint_has(&f->ck, fill_name(f, name, suffix).s);
 }
 
+int weights_refuse(struct fill *f, const char *name, const char *what)
+{
+    const struct name of_layer = fill_name(f, name, ".weight");
+    char stored[256];
+    if (!checkpoint_has(&f->ck, of_layer.s)) return 0;
+    return err_set(f->err,
+                   "by config.json layer %lld has no %s, but the checkpoint has %s: correct layer_types or "
+                   "compress_ratios",
+                   (long long)f->layer, what, checkpoint_name(&f->ck, stored, sizeof(stored), of_layer.s));
+}
+
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
 {
     return vector(f, out, fill_name(f, name, suffix).s, n, 0);

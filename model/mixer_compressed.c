@@ -110,9 +110,9 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
         .part = {INDEXER "q_b_proj"}, .rows = {index_cols(a)}, .n_in = c->q_lora, .n_part = 1, .plain = true};
     const struct stored_rows scale = {
         .part = {INDEXER "scorer.weights_proj"}, .rows = {c->n_index}, .n_in = a->d_model, .n_part = 1, .plain = true};
-    if (kind == COMPRESS_NONE) return 0;
+    if (kind == COMPRESS_NONE) return weights_refuse(f, own[0], "compressor");
     if (load_entries(f, a, kind, a->head_dim, &lw->entry, own)) return -1;
-    if (kind != COMPRESS_SPARSE) return 0;
+    if (kind != COMPRESS_SPARSE) return weights_refuse(f, index[0], "indexer");
     return load_entries(f, a, kind, c->index_dim, &lw->index, index) || weights_rows(f, &lw->index_q, &q, false) ||
                    weights_rows(f, &lw->index_scale, &scale, false)
                ? -1

@@ -60,7 +60,8 @@ struct weights {
     enum weight_format expert_format; /* before layers are decoded */
     uint64_t fingerprint; /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in
                              separate tensors the first expert of every layer) and of the format that experts were
-                             packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run */
+                             packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
+                             unless weights_options.hashed */
     int64_t n_unused;     /* tensors of the checkpoint that moetrain does not read */
     const char *unused;   /* name of the first of them; valid until st is closed */
 };
@@ -73,6 +74,7 @@ struct weights_options {
     bool fp8_experts;       /* their products run in e4m3, train.expert_dtype */
     bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
                      counts no unused ones */
+    bool hashed;  /* sets weights.fingerprint in a dry run too */
     const struct comm *ep; /* expert-parallel group: only this rank's experts are read; NULL: one rank */
 };
 /* Allocates every tensor on dev->weights and copies it there; a dry run only counts the bytes. Each name, shape and
@@ -107,6 +109,9 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
  * shape, allocates on dev->weights and copies. A value that is not finite is an error. */
 struct fill;
 bool weights_has(const struct fill *f, const char *name, const char *suffix);
+/* An error if the checkpoint has this matrix: of `what`, which config.json does not give to the layer. The weights were
+ * trained for another kind. */
+int weights_refuse(struct fill *f, const char *name, const char *what) MT_CHECK;
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;

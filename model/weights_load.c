@@ -138,7 +138,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
     f.prefix = weights_prefix(st);
-    f.ck.hashed = !dev->dry_run;
+    f.ck.hashed = !dev->dry_run || opt->hashed;
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {

@@ -152,6 +152,8 @@ static void test_refusals(void **state)
         {PUBLISHED, "\"ue8m0\"", "\"e5m3\"", "scale_fmt \"e5m3\""},
         {PUBLISHED, "\"type\": \"yarn\"", "\"type\": \"linear\"", "rope_type \"linear\""},
         {PUBLISHED, "160000", "1", "config.json: compress_rope_theta 1 is not above 1"},
+        {PUBLISHED, "160000", "1e300", "config.json: compress_rope_theta 1e+300 is not above 1 and at most 1e+12"},
+        {TRANSFORMERS, "160000.0", "1e300", "compress`: rope_theta 1e+300 is not above 1 and at most 1e+12"},
         {PUBLISHED, "\"factor\": 16", "\"mscale\": 1, \"factor\": 16", "mscale"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 7", "qk_rope_head_dim 7"},
         {PUBLISHED, "\"qk_rope_head_dim\": 8", "\"qk_rope_head_dim\": 18", "index_head_dim 16"},
@@ -420,6 +422,34 @@ static void test_table_of_experts(void **state)
     assert_refused(&l, "tensor layers.1.ffn.gate.tid2eid is F32 [2048, 4], expected I64 or I32 [2048, 4]");
 }
 
+/* Layers without entries train alone, but not where the checkpoint has weights for entries. */
+static void test_kinds_of_the_weights(void **state)
+{
+    static const struct {
+        int64_t layer;
+        enum compress_kind kind;
+        const char *says;
+    } rows[] = {
+        {2, COMPRESS_NONE,
+         "by config.json layer 2 has no compressor, but the checkpoint has layers.2.attn.compressor.wkv.weight"},
+        {3, COMPRESS_NONE,
+         "by config.json layer 3 has no compressor, but the checkpoint has layers.3.attn.compressor.wkv.weight"},
+        {2, COMPRESS_HEAVY, "layers.2.attn.compressor."}};
+    const struct synth_options sliding = {.arch = "deepseek-v4-tiny", .n_layer = 2};
+    struct loading l = {.w = {.layers = NULL}};
+    struct err err = {.msg = ""};
+    (void)state;
+    if (synth_memory_open(&l.m, &sliding, &err) || load(&l, &comm_alone, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(l.w.n_unused, 0);
+    unload(&l);
+    synth_memory_close(&l.m);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        open_memory(&l, "mxfp4");
+        l.m.arch.compress.kind[rows[i].layer] = rows[i].kind;
+        assert_refused(&l, rows[i].says);
+    }
+}
+
 /* model.quantize on the published layout packs what is FP8, and the log names it. */
 static void test_packed_shared_experts(void **state)
 {
@@ -505,11 +535,17 @@ static void test_missing(void **state)
 int test_deepseek_v4(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_both_styles),      cmocka_unit_test(test_angles),
-        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_names),
-        cmocka_unit_test(test_packed_bytes),     cmocka_unit_test(test_fp8),
-        cmocka_unit_test(test_table_of_experts), cmocka_unit_test(test_values),
-        cmocka_unit_test(test_missing),          cmocka_unit_test(test_packed_shared_experts),
+        cmocka_unit_test(test_both_styles),
+        cmocka_unit_test(test_angles),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_packed_bytes),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_table_of_experts),
+        cmocka_unit_test(test_kinds_of_the_weights),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_packed_shared_experts),
     };
     return cmocka_run_group_tests_name("deepseek_v4", tests, NULL, NULL);
 }

@@ -199,6 +199,16 @@ static void a_run_continues_with_its_teacher(void **state)
     assert_says(said.err, "continuing after step 2 of 4");
     assert_same_output(whole, halves, ADAPTER);
     assert_same_output(whole, halves, "checkpoints/step-000004/optimizer.safetensors");
+    /* a directory that holds it, or a link to it, is the same teacher; a directory with another adapter is not */
+    snprintf(copy, sizeof(copy), "cd %s && mkdir run other && ln -s ../t run/adapter && cp -r %s other/adapter",
+             teacher, case_adapter("adapter_init"));
+    assert_int_equal(system(copy), 0);
+    for (int same = 0; same < 2; same++) {
+        snprintf(set, sizeof(set), "distill.teacher=adapter:%s/%s", teacher, same ? "run" : "other");
+        const int rc = RUN(halves, "--set", "lora.r=8", "--set", "train.steps=5", "--set", set);
+        if (rc != !same) fail_msg("%s", said.err);
+        assert_says(said.err, same ? "continuing after step 4 of 5" : "distill.teacher: adapter:");
+    }
     const char *ranks = student(distill, "[data]\npacking = no\n[train]\ngrad_accum = 2\n");
     trained(ranks, "lora.r=8", "train.steps=1");
     if (process_run_sets(ranks, "lora.r=8 train.steps=2 parallel.cpu_ranks=2 parallel.ep=2")) fail_msg("%s", said.err);

@@ -32,12 +32,20 @@ static int load(const struct opened *o, const char *device, const char *dtype, c
 {
     struct device dev, plan;
     struct weights w;
+    uint64_t dry = 0; /* of a dry run */
     *err = (struct err){.msg = ""};
     if (device_open(&dev, device, dtype, err)) fail_msg("%s", err->msg);
     device_dry_run(&plan, &dev);
     int rc = weights_load(&w, &plan, &o->arch, &o->st, opt, err);
     if (!rc) {
         assert_true(w.fingerprint == 0);
+        weights_free(&w);
+        struct weights_options hashed = *opt;
+        struct device again;
+        hashed.hashed = true;
+        device_dry_run(&again, &dev);
+        if (weights_load(&w, &again, &o->arch, &o->st, &hashed, err)) fail_msg("%s", err->msg);
+        dry = w.fingerprint;
         weights_free(&w);
         if (device_reserve(&dev, &dev.weights, "weights", plan.weights.peak, err) ||
             device_reserve(&dev, &dev.work, "work", plan.work.peak, err) ||
@@ -46,6 +54,7 @@ static int load(const struct opened *o, const char *device, const char *dtype, c
         rc = weights_load(&w, &dev, &o->arch, &o->st, opt, err);
     }
     if (!rc) {
+        assert_true(w.fingerprint == dry);
         *fingerprint = w.fingerprint;
         weights_free(&w);
     }

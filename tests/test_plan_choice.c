@@ -222,6 +222,46 @@ static void decoded_layers_are_worth_memory(void **state)
 #endif
 }
 
+/* Fake quantisation writes the matrices of every product: of packed experts it reads fewer bytes. Where each product
+ * only decodes, decoded layers take less time. The plan decodes as many layers as its table says are worth it. */
+static void quantised_experts_stay_packed(void **state)
+{
+    (void)state;
+    static const struct {
+        int weights, inputs, start, decoded;
+    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, 2},
+                {1, CFG_QUANT_NONE, 0, 0},
+                {1, 1, 0, 0},
+                {CFG_QUANT_NONE, 1, 0, 2},
+                {1, CFG_QUANT_NONE, 50, 2}};
+    struct bed *b = bed_of("gpt-oss-20b", 2);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct plan_memory m;
+        struct err err;
+        int64_t unused;
+        double ms[2];
+        b->cfg.quant.weights = rows[i].weights;
+        b->cfg.quant.activations = rows[i].inputs;
+        b->cfg.quant.start = rows[i].start;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        if (b->plan.memory.n_decoded != rows[i].decoded) fail_msg("%d: %lld", i, (long long)b->plan.memory.n_decoded);
+        struct plan_request q =
+            plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
+        q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
+        for (int decoded = 0; decoded < 2; decoded++) {
+            struct model_options opt = b->plan.opt;
+            opt.decoded_layers = decoded ? 2 : 0;
+            assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
+            ms[decoded] = m.floor_ms + m.inside_ms;
+        }
+        assert_int_equal(ms[1]<ms[0], rows[i].decoded> 0);
+    }
+    bed_close(b);
+}
+
 /* ---- logits */
 
 /* Where memory is short, the head does not take so few rows at a time that reading its matrix costs more than what the
@@ -244,6 +284,34 @@ static void logits_are_worth_memory(void **state)
     assert_int_equal(plan_choose(&c, &q, 0, (int64_t)64 << 30, &err), 0);
     assert_int_equal(c.opt.ce_chunk, 1664); /* logits in f32 */
     bed_close(b);
+}
+
+/* The largest micro-batch is planned at once, and its bytes do not overflow, with the largest receive buffers either.
+ */
+static void two_billion_tokens(void **state)
+{
+    (void)state;
+    struct comm ranks = {.world = 8, .local_world = 8}, alone = {.world = 1, .local_world = 1};
+    const struct parallel divided = {&ranks, &ranks, &alone};
+    double needs[3];
+    struct bed *b = bed_of("gpt-oss-20b", 2);
+    free_here = (int64_t)64 << 30;
+    fixed_here = 0;
+    b->memory.arch.max_len = b->cfg.data.seq_len = 1 << 20;
+    b->cfg.train.micro_batch = 2047;
+    b->cfg.parallel.capacity_factor = 4096;
+    b->cfg.parallel.chunks = 1;
+    for (int i = 0; i < MT_LEN(needs); i++) {
+        struct err err;
+        const double start = clock_ms();
+        b->table.own_memory = i == 0;
+        assert_int_equal(bed_plan(b, i == 2 ? &divided : &parallel_alone, &err), -1);
+        if (!strstr(err.msg, " short: lower data.seq_len, train.micro_batch or lora.r")) fail_msg("%s", err.msg);
+        needs[i] = (double)plan_peak(&b->plan, true);
+        assert_true(clock_ms() - start < 30e3);
+    }
+    bed_close(b);
+    assert_true(needs[0] > 1e14 && needs[1] > 1e14 && needs[2] > needs[1] && needs[2] < 1e17);
 }
 
 /* Rows of the table that save the same differ in the loss head, whose chunks have at most the tokens of a micro-batch.
@@ -417,25 +485,63 @@ static void suggested_options(void **state)
     assert_true(n_said >= 6 && n_none >= 1);
 }
 
-/* train.offload = auto keeps nothing in host memory on a CPU; the error suggests what does. */
-static void suggested_offload(void **state)
+/* On a CPU host memory is the device's memory: the plan counts it, and no error suggests train.offload. */
+static void host_memory_of_a_cpu(void **state)
 {
     (void)state;
-    char model[MT_PATH + 16], limit[64];
-    double mib;
-    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/case_a"));
-    for (int fits = 0; fits < 2; fits++) {
-        const char *config = process_config("");
-        if (!fits) snprintf(limit, sizeof(limit), "train.memory_gb=0.03");
-        const int rc =
-            RUN("plan", config, "--set", model, "--set", "data.format=text", "--set", "data.seq_len=512", "--set",
-                "train.micro_batch=4", "--set", limit, "--set", fits ? "train.offload=all" : "train.offload=auto");
-        if (rc != !fits) fail_msg("%s", said.err);
-        if (fits) break;
-        const char *says = strstr(said.err, "set train.offload = all (needs ");
-        if (!says || sscanf(says, "set train.offload = all (needs %lf MiB)", &mib) != 1) fail_msg("%s", said.err);
-        snprintf(limit, sizeof(limit), "train.memory_gb=%.6f", (mib + 0.1) / 1024);
+    int64_t none = 0;
+    for (int way = CFG_OFFLOAD_NONE; way <= CFG_OFFLOAD_ALL; way++) {
+        struct bed *b = bed_open();
+        struct err err;
+        b->table.own_memory = false;
+        free_here = (int64_t)8 << 30;
+        b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+        b->cfg.train.offload = way;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        const struct plan_memory *m = &b->plan.memory;
+        const int64_t device = m->experts + m->dense + m->state + MT_MAX(MT_MAX(m->work, m->work_eval), m->work_load);
+        assert_int_equal(m->host > 0, way != CFG_OFFLOAD_NONE);
+        assert_int_equal(plan_peak(&b->plan, true), device + m->host);
+        if (way == CFG_OFFLOAD_NONE) none = device;
+        assert_true(device + m->host >= none);
+        b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (1 << 20)) / (1 << 30);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        assert_null(strstr(err.msg, "train.offload = all"));
+        bed_close(b);
     }
+}
+
+/* On a card whose machine has less host memory than a fixed train.offload needs, nothing fits; `auto` takes half of it,
+ * and where the device is too small as well the error names what is missing. */
+static void host_memory_of_a_card(void **state)
+{
+    (void)state;
+    struct bed *b = bed_open();
+    struct err err;
+    const struct plan_memory *m = &b->plan.memory;
+    b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
+    b->cfg.train.offload = CFG_OFFLOAD_ALL;
+    b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30};
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+    const int64_t need = m->host;
+    assert_true(need > 0);
+    for (int few = 0; few < 2; few++) {
+        b->dev.card.host_bytes = need - few;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -few);
+    }
+    if (!strstr(err.msg, " of host memory with train.offload = all, the budget is ") ||
+        !strstr(err.msg, " (--host-gb), ") || !strstr(err.msg, " short: set train.offload = auto, or raise --host-gb"))
+        fail_msg("%s", err.msg);
+    assert_false(b->plan.too_large);
+    b->cfg.train.offload = CFG_OFFLOAD_AUTO;
+    b->dev.card.host_bytes = 2;
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(m->host, 0);
+    b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (64 << 10)) / (1 << 30);
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    if (!strstr(err.msg, ", except train.offload = all with ")) fail_msg("%s", err.msg);
+    assert_int_equal(m->host, 0); /* nor the embedding */
+    bed_close(b);
 }
 
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
@@ -482,13 +588,16 @@ int test_plan_choice(void)
         cmocka_unit_test(one_choice),
         cmocka_unit_test(times_are_as_measured),
         cmocka_unit_test(decoded_layers_are_worth_memory),
+        cmocka_unit_test(quantised_experts_stay_packed),
         cmocka_unit_test(logits_are_worth_memory),
+        cmocka_unit_test(two_billion_tokens),
         cmocka_unit_test(rows_of_the_table_differ),
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
-        cmocka_unit_test(suggested_offload),
+        cmocka_unit_test(host_memory_of_a_cpu),
+        cmocka_unit_test(host_memory_of_a_card),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };

@@ -351,6 +351,34 @@ static void changed_weights_are_refused(void **state)
     }
 }
 
+/* A finished run compares its weights and ends without loading them; what is left is still done. */
+static void finished_runs_load_nothing(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *more;
+        bool removed, loads;
+    } rows[] = {{"", false, false}, {"parallel.cpu_ranks=2 parallel.ep=2", false, false},
+                {"", true, true},   {"eval.max_batches=1", false, true},
+                {"", false, true}, /* other held-out data again */
+                {"", false, false}};
+    const char *name = "parity/case_a", *config = process_config(""), *model = fixture(name), *complete;
+    const char *adapter = "adapter/adapter_model.safetensors", *saved = "checkpoints/step-000001/";
+    char of_checkpoint[MT_PATH];
+    if (run_case(config, model, model, 1, "")) fail_msg("%s", said.err);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        if (rows[i].removed) assert_int_equal(unlink(process_output(config, adapter)), 0);
+        if (run_case(config, model, model, 1, rows[i].more)) fail_msg("%s", said.err);
+        if (!(complete = strstr(said.err, "this run is complete: to train longer, "))) fail_msg("%s", said.err);
+        if ((strstr(said.err, "loaded ") != NULL) != rows[i].loads) fail_msg("%d: %s", i, said.err);
+        assert_non_null(strstr(complete, "adapter:     "));
+        snprintf(of_checkpoint, sizeof(of_checkpoint), "%s%s", process_output(config, saved), adapter);
+        assert_same_file(process_output(config, adapter), of_checkpoint);
+    }
+    assert_int_equal(run_case(config, changed_model(name, "model.norm.weight"), model, 1, ""), 1);
+    assert_says(said.err, "step-000001 was made with another base model, model.path: ");
+}
+
 /* Earlier versions wrote a hash of few tensors, under another name. */
 static void older_hashes_are_not_compared(void **state)
 {
@@ -406,7 +434,7 @@ int test_resume(void)
         cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
         cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
-        cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -118,6 +118,28 @@ static int manifest_check(const char *dir, struct err *err)
     return rc;
 }
 
+static bool same_bytes(const char *a, const char *b)
+{
+    struct err unused;
+    uint32_t crc[2];
+    int64_t bytes[2];
+    if (!file_exists(a) && !file_exists(b)) return true;
+    return !file_crc32(a, &crc[0], &bytes[0], &unused) && !file_crc32(b, &crc[1], &bytes[1], &unused) &&
+           bytes[0] == bytes[1] && crc[0] == crc[1];
+}
+
+bool checkpoint_is_saved(const char *dir, const char *out_dir)
+{
+    char here[MT_PATH], there[MT_PATH];
+    struct err unused;
+    bool same = true;
+    for (int64_t i = 0; i < MT_LEN(files) && same; i++)
+        if (!strncmp(files[i], "adapter/", strlen("adapter/")))
+            same = !join(here, out_dir, files[i], &unused) && !join(there, dir, files[i], &unused) &&
+                   same_bytes(here, there);
+    return same;
+}
+
 /* ---- state.json ---- */
 
 enum field_kind { FIELD_I64, FIELD_U64, FIELD_F64 };

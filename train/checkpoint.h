@@ -48,6 +48,8 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
  * impossible value. After an error the adapters may be partly loaded. */
 int checkpoint_load(const char *dir, struct adapters *ad, struct device *dev, struct train_state *state,
                     struct err *err) MT_CHECK;
+/* Whether out_dir/adapter has the bytes of the checkpoint's adapter. */
+bool checkpoint_is_saved(const char *dir, const char *out_dir);
 /* Sets path to the newest undamaged checkpoint under out_dir. 1: found; 0: there is none; -1: all are damaged (a
  * warning names each). */
 int checkpoint_newest(const char *out_dir, char path[MT_PATH], struct err *err) MT_CHECK;

@@ -113,7 +113,7 @@ static const struct option options[] = {
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
     ROW(train, threads, FREE, "0", "[0, 4096]", "CPU threads; 0: all cores"),
     ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
-    ROW(train, offload, FREE, "auto", "auto|none|activations|moments|all", "host memory; auto: what the limit needs"),
+    ROW(train, offload, FREE, "auto", TRAIN_OFFLOADS, "host memory; auto: what the limit needs"),
     ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts as bf16; -1: all that fit (GPU)"),
     ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
     ROW(parallel, gpus, FREE, "1", "auto|number", "GPUs of this machine, one rank each; auto: all"),

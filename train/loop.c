@@ -11,7 +11,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "model/lora_table.h"
 #include "optim/schedule.h"
 #include "train/adapter_dir.h"
 #include "train/archive.h"
@@ -20,6 +19,7 @@
 #include "train/inputs.h"
 #include "train/lock.h"
 #include "train/loss_warnings.h"
+#include "train/opening.h"
 #include "train/packing_check.h"
 #include "train/peft.h"
 #include "train/report/model_card.h"
@@ -54,6 +54,7 @@ struct training {
     bool warned;      /* a warning about memory was printed */
     bool told_chunks; /* a warning about more chunks was printed */
     bool diverged;    /* a warning about divergence was printed */
+    bool complete;    /* a checkpoint has the last step, and nothing is left to do */
     bool stopping;    /* all ranks know that one of them got a signal to stop */
 };
 
@@ -347,21 +348,21 @@ static int save(struct training *t, struct err *err)
     return rc;
 }
 
-static bool evaluation_due(const struct training *t)
+static bool evaluation_due(const struct training *t, const struct train_state *state)
 {
     const struct config *cfg = t->run.cfg;
-    const int64_t s = t->state.step;
-    if (s == t->state.eval_step) return false; /* the evaluation was made before the run stopped at this step */
+    const int64_t s = state->step;
+    if (s == state->eval_step) return false; /* the evaluation was made before the run stopped at this step */
     if (s == 0) return cfg->eval.at_start;
     if (s == t->schedule.total_steps) return cfg->eval.at_end;
     return cfg->eval.every && s % cfg->eval.every == 0;
 }
 
 /* Stopped by eval.patience? The count is in the checkpoint: such a run ends again at once when restarted. */
-static bool out_of_patience(const struct training *t)
+static bool out_of_patience(const struct training *t, const struct train_state *state)
 {
     const int64_t patience = t->run.cfg->eval.patience;
-    return patience && t->state.n_worse >= patience;
+    return patience && state->n_worse >= patience;
 }
 
 static void tell_of_patience(const struct training *t)
@@ -380,7 +381,7 @@ static void tell_of_patience(const struct training *t)
 static void print_best(const struct training *t)
 {
     const struct train_state *s = &t->state;
-    if (s->step < t->schedule.total_steps && out_of_patience(t)) tell_of_patience(t);
+    if (s->step < t->schedule.total_steps && out_of_patience(t, s)) tell_of_patience(t);
     if (s->eval_step <= 0 || s->eval_from < 0) return;
     if (!isfinite(s->best_loss))
         log_info("no evaluation had a finite held-out loss: %s is not written", out_path(t->run.cfg, "best").s);
@@ -418,12 +419,12 @@ static int steps(struct training *t, struct err *err)
     for (int rc;;) {
         const int64_t s = t->state.step;
         bool last = s >= t->schedule.total_steps;
-        const bool due = evaluation_due(t);
+        const bool due = evaluation_due(t, &t->state);
         if (due) {
             if ((rc = evaluate(t, err))) return rc;
             t->state.eval_step = s;
         }
-        if (!last && out_of_patience(t)) {
+        if (!last && out_of_patience(t, &t->state)) {
             last = true;
             if (is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
         }
@@ -521,6 +522,30 @@ static void take_state(struct training *t, const struct train_state *found)
              (long long)t->state.step);
 }
 
+/* Whether the checkpoint is the end of this run: no step or evaluation is left, and adapter/ is of this checkpoint. The
+ * adapter of a teacher can be compared only when it is loaded. */
+static bool at_the_end(const struct training *t)
+{
+    const struct train_state *s = &t->from.state;
+    const struct config *cfg = t->run.cfg;
+    const char *dir;
+    return t->from.found && (s->step >= t->schedule.total_steps || out_of_patience(t, s)) &&
+           s->eval_hash == t->state.eval_hash && !evaluation_due(t, s) &&
+           config_teacher(cfg, &dir) != TEACHER_ADAPTER && checkpoint_is_saved(t->from.path, cfg->output.dir);
+}
+
+/* Sets t->complete, for which the weights are compared but not loaded. */
+static int check_complete(struct training *t, struct err *err)
+{
+    uint64_t fingerprint;
+    if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
+    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err))
+        return -1;
+    t->state = t->from.state;
+    t->complete = true;
+    return report(t, err); /* a run that was killed after its last checkpoint may have none */
+}
+
 /* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
 static int restore(struct training *t, struct err *err)
 {
@@ -573,82 +598,6 @@ static int write_config(const struct config *cfg, struct err *err)
     mem_free(settings);
     mem_free(again);
     return rc;
-}
-
-/* lora.alpha is a constant of the configuration: with another rank the scale changes unnoticed. */
-static void warn_of_scale(const struct adapters *ad)
-{
-    const double usual[] = {1. / 4, 4};
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS && !ad->rslora; t++) {
-        if (!ad->target[t] || ((double)ad->scale[t] >= usual[0] && (double)ad->scale[t] <= usual[1])) continue;
-        log_warn("lora.alpha = %g with rank %lld scales the adapter of %s by %.3g; usual is 1 or 2: set lora.alpha to "
-                 "the rank or twice the rank, as it does not follow lora.r",
-                 ad->alpha, (long long)ad->rank[t], lora_target_name(t), (double)ad->scale[t]);
-        return;
-    }
-}
-
-static void warn_of_mixers(const struct run *r)
-{
-    char text[200];
-    if (lora_table_missed(&r->model.adapters, &r->arch, text, sizeof(text))) log_warn("lora.targets: %s", text);
-}
-
-/* B of a new adapter is zero, so the student is the base model whatever A and the dropout are: no gradient. */
-static void warn_of_equal_teacher(const struct config *cfg)
-{
-    const char *dir;
-    if (config_teacher(cfg, &dir) != TEACHER_BASE || cfg->distill.alpha > 0 || cfg->lora.init_from[0] ||
-        config_quantises(cfg) || cfg->train.aux_loss_coef > 0)
-        return;
-    log_warn(
-        "distill.teacher = base with distill.alpha = 0: a new adapter is the base model, so nothing is learnt: set "
-        "distill.alpha above 0, lora.init_from, quant.weights or quant.activations");
-}
-
-/* Which matrices are quantised, and a warning when that changes nothing. */
-static void print_quant(const struct run *r)
-{
-    const struct config *cfg = r->cfg;
-    const struct model *m = &r->model;
-    const bool weights = cfg->quant.weights != CFG_QUANT_NONE,
-               adapted = qat_is_adapted(&m->qat, &m->arch, &m->adapters);
-    char text[200], format[32], from[48] = "";
-    if (!config_quantises(cfg)) return;
-    if (cfg->quant.start) snprintf(from, sizeof(from), "; training steps after step %lld", (long long)cfg->quant.start);
-    log_info("quantisation-aware training: %s%s%s", run_quant_text(text, cfg, adapted),
-             weights && !adapted ? ", which have no adapter" : "", from);
-    if (cfg->quant.activations != CFG_QUANT_NONE ||
-        !qat_is_identity(&m->qat, &m->arch, &m->adapters, m->weights.expert_format))
-        return;
-    config_choice(QUANT_FORMATS, cfg->quant.weights, format);
-    log_warn("quant.weights = %s has no effect: the experts are MXFP4 already, and %s, or set quant.weights = none",
-             format,
-             adapted ? "quant.mode = base adds their adapters afterwards: set quant.mode = merged"
-                     : "lora.targets adapts none of them: add experts to it");
-}
-
-static void print_opening(const struct training *t)
-{
-    const struct run *r = &t->run;
-    const struct arch *a = &r->arch;
-    char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], text[PLAN_TEXT];
-    log_info("%s", profile_roofs(roofs, &r->dev));
-    log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
-             (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
-             r->model.weights.experts);
-    fprintf(stderr, "%s", table);
-    print_quant(r);
-    warn_of_mixers(r);
-    warn_of_scale(&r->model.adapters);
-    warn_of_equal_teacher(r->cfg);
-    log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
-             acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
-    log_info("%s", plan_text(text, &r->plan.opt, &r->plan.memory, r->plan.n_layer));
-    log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch",
-             (long long)t->schedule.total_steps, t->schedule.total_steps == 1 ? "" : "s",
-             (long long)r->cfg->train.grad_accum, r->cfg->train.grad_accum == 1 ? "" : "es", (long long)r->plan.n_tok);
-    mem_free(table);
 }
 
 static void set_optimizer(struct training *t)
@@ -705,14 +654,17 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){0};
     if (run_check_ranks(all->world, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
-        run_open_data(&t->run, true, err) || prepare(t, err) || eval_prompts_open(&t->samples, &t->run, err) ||
+        run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, err))
+        return -1;
+    if (t->complete) return 0;
+    if (eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
     if (is_first(t) && !t->from.found && keep_earlier_run(cfg, err)) return -1;
-    if (is_first(t)) print_opening(t);
+    if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps, t->run.par.all->rank, t->run.par.all->world);
@@ -758,7 +710,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, st
     if (rc) undo_start(t, cfg);
     take_signals();
     comm_busy(all, NULL);
-    if (!rc) rc = steps(t, err);
+    if (!rc && !t->complete) rc = steps(t, err);
     if (rc == LOOP_INTERRUPTED) {
         metrics_end_line(&t->metrics);
         if (stop_signal == SIGPIPE)
@@ -772,7 +724,8 @@ int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, st
     }
     if (t->loader && profile_finish(&t->profile, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     comm_busy(all, "saving");
-    if (rc >= 0 && save_adapter(t, "adapter", err)) rc = -1; /* the last state, also after an interruption */
+    if (rc >= 0 && !t->complete && save_adapter(t, "adapter", err))
+        rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(t)) print_best(t);
     if (rc >= 0 && arch) *arch = t->run.arch;

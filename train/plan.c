@@ -67,27 +67,27 @@ static void advise(char text[ADVICE], const char *what)
 static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
     const bool bf16 = q->cfg->model.expert_weight_format == CFG_EXPERTS_BF16;
-    const char *const what[] = {"train.recompute = auto", "train.offload = auto", "train.offload = all",
+    const char *const what[] = {"train.recompute = auto", "train.offload = auto",
                                 bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
     char b[32], with[128], except[128] = "";
     int n = 0;
-    bool offloads = false;
-    for (int i = q->train ? 0 : 3; i < 4; i++) {
+    for (int i = q->train ? 0 : 2; i < (q->train ? 4 : 3); i++) {
         struct config cfg = *q->cfg;
         struct plan_request other = *q;
         int64_t peak, host;
         other.cfg = &cfg;
         if (i == 0) cfg.train.recompute = CFG_RECOMPUTE_AUTO;
         if (i == 1) cfg.train.offload = CFG_OFFLOAD_AUTO;
-        if (i == 2) cfg.train.offload = CFG_OFFLOAD_ALL;
-        if (i == 3) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (i == 2) cfg.model.expert_weight_format = CFG_EXPERTS_PACKED;
+        if (i == 3) cfg.train.offload = CFG_OFFLOAD_ALL;
         if (least_peak(&peak, &host, p, other, err)) return -1;
-        if (peak >= plan_peak(p, q->train) || (i == 2 && offloads)) continue;
-        if (i == 2 && host > q->room.host) {
-            snprintf(except, sizeof(except), ", except train.offload = all with %s of host memory", str_bytes(b, host));
+        if (peak >= plan_peak(p, q->train)) continue;
+        if (i == 3) { /* with enough host memory `auto` does that */
+            if (host > q->room.host)
+                snprintf(except, sizeof(except), ", except train.offload = all with %s of host memory",
+                         str_bytes(b, host));
             continue;
         }
-        offloads |= i == 1;
         snprintf(with, sizeof(with), "set %s (needs %s)", what[i], str_bytes(b, peak));
         advise(text, with);
         n++;
@@ -143,6 +143,22 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
                    str_bytes(part, plan_peak(p, train) - p->budget), raise, advice);
 }
 
+/* A fixed train.offload may need more host memory than there is. */
+static int check_host(const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    const bool card = p->card.host_bytes > 0;
+    const int64_t half = q->room.host;
+    char need[32], have[32], part[32], way[32];
+    if (p->in_host_memory || p->host_free / 2 <= half) return 0;
+    config_choice(TRAIN_OFFLOADS, q->cfg->train.offload, way);
+    return err_set(err,
+                   "training needs %s of host memory with train.offload = %s, the budget is %s (%s), %s short: set "
+                   "train.offload = auto%s",
+                   str_bytes(need, p->host_free), way, str_bytes(have, 2 * half),
+                   card ? "--host-gb" : "of what is free", str_bytes(part, p->host_free - 2 * half),
+                   card ? ", or raise --host-gb" : "");
+}
+
 /* Plans within the memory of now. */
 static int choose(struct plan *p, const struct plan_request *q, struct err *err)
 {
@@ -151,6 +167,7 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
     if (plan_choose(&c, q, p->fixed, p->budget, err) || plan_settle(&p->memory, &c, q, p->fixed, p->budget, err))
         return -1;
     p->opt = c.opt;
+    p->host_free = p->memory.host * (q->cfg->train.offload == CFG_OFFLOAD_AUTO ? 2 : 1); /* `auto` takes half of it */
     return 0;
 }
 
@@ -171,6 +188,16 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
     if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || (dev->ops->fp8_products && dev->ops->fp8_products())) return;
     log_warn("train.expert_dtype = fp8: only the kernels for Hopper have FP8 products; here training rounds the same "
              "rows and is not faster than with bf16");
+}
+
+/* A CPU copies the bytes to other memory of the same limit. */
+static void warn_offload(const struct plan *p, const struct config *cfg)
+{
+    char way[32];
+    config_choice(TRAIN_OFFLOADS, cfg->train.offload, way);
+    if (p->memory.host_shared)
+        log_warn("train.offload = %s spares nothing on a CPU: host memory is the same memory; set train.offload = none",
+                 way);
 }
 
 /* Also where the experts have the dtype that decoding would give them. */
@@ -201,6 +228,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
+    warn_offload(p, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
@@ -211,7 +239,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
         opt.decoded_layers = MT_MAX(plan_decoded_layers(&q), 0);
         if (plan_measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
-    if (plan_peak(p, train) <= p->budget) return 0;
+    if (plan_peak(p, train) <= p->budget) return check_host(p, &q, err);
     p->too_large = true;
     return too_large(p, &q, err);
 }

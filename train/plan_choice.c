@@ -40,8 +40,8 @@ struct search {
     struct item *items; /* in order of time per byte */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
-    double decode_ms;
-    double full_ms; /* of a micro-batch that recomputes all */
+    double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
+    double full_ms;       /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
     int64_t ffn_bytes; /* of the largest group FFN */
     bool listed, ends; /* ends: every item fits in a place that adds no time */
@@ -49,10 +49,10 @@ struct search {
     /* the place that is tried */
     struct plan_probe probe;
     struct model_options opt;
-    int64_t constant, other; /* bytes of weights, state and fixed; peak of passes that save nothing */
+    int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
     double inside_ms;        /* of products that decode experts on the way, beyond their floor */
     double extra_ms;         /* of the place */
-    bool enough;             /* host memory of this machine */
+    bool enough;             /* host memory of this machine: a fixed train.offload may take all, `auto` half of it */
 };
 
 /* ---- items ---- */
@@ -320,12 +320,12 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         plan_probe_close(&s->probe);
         return -1;
     }
-    s->enough = s->probe.dev.host.peak <= s->q->room.host;
-    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak;
+    const bool fixed = s->q->cfg->train.offload != CFG_OFFLOAD_AUTO;
+    s->enough = s->probe.dev.host.peak / (fixed ? 2 : 1) <= s->q->room.host;
+    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
-    const bool automatic = s->q->cfg->train.offload == CFG_OFFLOAD_AUTO && (p->inputs || p->moments);
-    const bool possible = s->enough || !automatic;
+    const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
     bool all = false; /* the next groups and sizes of this place only add time to a choice with all */
     for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !all; i++) {
@@ -347,7 +347,7 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool gpu = q->dev->ops->own_memory;
     const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
-    if (p->embed && !gpu) return false;
+    if ((p->embed || p->networks) && !gpu) return false;
     if (!q->train) return !p->inputs && !p->moments;
     if (p->networks && (q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
@@ -365,6 +365,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     for (int i = 0; i < MT_LEN(places) && !rc && !s->ends; i++)
         if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
     mem_free(s->items);
+    best->packed = s->decode_ms < 0;
     return rc;
 }
 
@@ -384,7 +385,8 @@ int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_
                 int64_t budget, struct err *err)
 {
     int64_t low = MT_MAX(plan_decoded_layers(q), 0), high = q->a->n_layer + 1, unused; /* low fits, high does not */
-    const bool fills = plan_decoded_layers(q) < 0 && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
+    const bool fills =
+        plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
     c->opt.decoded_layers = low;
     if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
     for (int64_t n = q->a->n_layer; fills && !m->n_packed && high - low > 1; n = (low + high) / 2) {

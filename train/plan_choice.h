@@ -9,6 +9,7 @@ struct plan_choice {
     int64_t peak;  /* device bytes, `fixed` included */
     double ms;     /* estimated time of a micro-batch on the device of plan_choice.c; compares choices */
     double ops_ms; /* of it the ops; the rest is scratch that is small, and host memory */
+    bool packed;   /* decoded layers would take longer */
 };
 /* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. */
 int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget,
@@ -17,7 +18,7 @@ int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fix
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
 
 /* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit, or
- * none where products with packed experts are faster. */
+ * none where packed experts are faster. */
 int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
                 int64_t budget, struct err *err) MT_CHECK;
 

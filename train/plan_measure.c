@@ -220,11 +220,23 @@ int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const st
 
 void plan_probe_close(struct plan_probe *p) { model_close(&p->model); }
 
+/* plan_probe_work; *fwd: its peak after forward and loss. Leaves the FLOPs of a quantised pass in dev. */
+static int64_t measure_training(struct plan_probe *p, double *ms, int64_t *fwd)
+{
+    const bool both = p->q->cfg->quant.start > 0;
+    int64_t other_fwd = 0;
+    const int64_t other = both ? measure_pass(p, true, false, &other_fwd) : 0;
+    const double other_ms = p->dev.floor_ms;
+    const int64_t work = measure_pass(p, true, true, fwd);
+    *ms = both ? (p->dev.floor_ms + other_ms) / 2 : p->dev.floor_ms;
+    *fwd = MT_MAX(*fwd, other_fwd);
+    return MT_MAX(work, other);
+}
+
 int64_t plan_probe_work(struct plan_probe *p, double *ms)
 {
-    int64_t fwd, work = measure_pass(p, true, true, &fwd);
-    *ms = p->dev.floor_ms;
-    return p->q->cfg->quant.start ? MT_MAX(work, measure_pass(p, true, false, &fwd)) : work;
+    int64_t fwd;
+    return measure_training(p, ms, &fwd);
 }
 
 int64_t plan_probe_other(struct plan_probe *p)
@@ -244,9 +256,8 @@ static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool
     measure_pass(p, false, true, &unused);
     m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
     if (frozen) return;
-    measure_pass(p, true, true, &unused);
+    plan_probe_work(p, &m->floor_ms);
     m->flops = p->dev.flops / (double)p->q->n_tok;
-    m->floor_ms = p->dev.floor_ms;
 }
 
 static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool frozen)
@@ -256,19 +267,14 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
     if (frozen) return;
     m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
-    m->work = measure_pass(p, true, true, &m->work_fwd);
+    m->work = measure_training(p, &m->floor_ms, &m->work_fwd);
     m->flops = p->dev.flops / (double)p->q->n_tok;
-    m->floor_ms = p->dev.floor_ms;
-    if (!p->q->cfg->quant.start) return;
-    m->work = MT_MAX(m->work, measure_pass(p, true, false, &fwd));
-    m->work_fwd = MT_MAX(m->work_fwd, fwd);
 }
 
 int64_t plan_packed_layers(const struct plan_probe *p)
 {
-    const struct qat_options qat = plan_qat(p->q->cfg);
     int64_t n = 0;
-    if (qat.weights.bits || qat.inputs.bits || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
+    if (config_quantises(p->q->cfg) || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
     for (int64_t l = 0; l < p->q->a->n_layer; l++)
         n += ops_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
     return n;
@@ -288,6 +294,7 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
 {
     double ms = 0;
     *gain_ms = 0;
+    if (config_quantises(p->q->cfg)) return 0; /* its products read bf16 */
     for (int64_t l = 0; l < p->q->a->n_layer; l++) {
         const struct layer_weights *lw = &p->model.weights.layers[l];
         const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
@@ -321,6 +328,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
                               .host_inputs = (b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0) +
                                              p.model.acts.offload.n * opt->host_group_bytes,
+                              .host_shared = q->dev->ops->own_memory ? 0 : p.dev.host.peak,
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),
@@ -342,5 +350,5 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
 int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
 {
     const int64_t pass = train ? MT_MAX(m->work, m->work_eval) : m->work_eval;
-    return fixed + m->experts + m->dense + m->state + MT_MAX(pass, m->work_load);
+    return fixed + m->experts + m->dense + m->state + m->host_shared + MT_MAX(pass, m->work_load);
 }

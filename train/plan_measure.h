@@ -11,6 +11,7 @@ struct plan_memory {
     int64_t experts, dense;            /* frozen weights on the device: experts with their biases; all others */
     int64_t host;                      /* pinned host memory: the embedding, and the two below */
     int64_t host_moments, host_inputs; /* optimizer moments; inputs and networks of layers */
+    int64_t host_shared;               /* host memory that is the device's: all on a CPU, none on a GPU */
     int64_t state;                     /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;                 /* part of state */
     int64_t moments;                   /* part of state */
@@ -70,7 +71,8 @@ struct plan_probe {
 int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *opt,
                     struct err *err) MT_CHECK;
 void plan_probe_close(struct plan_probe *p);
-/* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs. */
+/* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs, with quant.start the
+ * mean of those with and without quantisation. */
 int64_t plan_probe_work(struct plan_probe *p, double *ms);
 /* The same in the passes that save nothing: evaluation, calibration. */
 int64_t plan_probe_other(struct plan_probe *p);

@@ -50,18 +50,12 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
     if (bytes) row(out, name, all);
 }
 
-/* Plans of a run take at most half of the free host memory (plan_choice.c). */
 static void print_host(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
-    if (!p->memory.host) return;
-    fprintf(out, "  %s of pinned host memory", str_bytes(b, p->memory.host));
-    if (p->card.host_bytes)
-        fprintf(out, "; --host-gb allows %s%s", str_bytes(c, p->card.host_bytes / 2),
-                p->memory.host > p->card.host_bytes / 2 ? ": set train.offload = auto for a plan within it" : "");
-    else if (p->card.bytes)
-        fprintf(out, ", for which %s must be free; --host-gb plans with less", str_bytes(c, 2 * p->memory.host));
-    fprintf(out, "\n");
+    if (p->memory.host == p->memory.host_shared) return;
+    fprintf(out, "  %s of pinned host memory, for which %s must be free%s\n", str_bytes(b, p->memory.host),
+            str_bytes(c, p->host_free), p->card.bytes && !p->card.host_bytes ? "; --host-gb plans with less" : "");
 }
 
 static void print_choices(const struct plan *p, FILE *out)
@@ -121,6 +115,7 @@ void plan_print(const struct plan *p, FILE *out)
     row_always(out, "gradients", m->gradients, total);
     row_always(out, "AdamW moments", m->moments, total);
     row_always(out, "context and libraries", p->fixed, total);
+    row_always(out, "inputs, moments of train.offload", m->host_shared, total);
     row(out, "activations and scratch", work);
     for (int i = 0; i < N_PHASES; i++) total[i] += work[i];
     row(out, "total", total);

@@ -10,8 +10,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "model/arch_values.h"
+#include "train/adapter_dir.h"
 #include "train/plan.h"
 
 #define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
@@ -69,6 +71,22 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
         same = p->target == q->target && p->layer == q->layer && p->rows == q->rows && p->cols == q->cols;
     }
     return same;
+}
+
+/* The directory that a value of distill.teacher names. */
+static bool find_teacher(struct stat *dir, const char *value)
+{
+    static const char adapter[] = "adapter:";
+    const size_t n = sizeof(adapter) - 1;
+    char found[MT_PATH];
+    return !strncmp(value, adapter, n) && adapter_dir_inside(found, value + n) && !stat(found, dir);
+}
+
+/* Whether two texts name one directory, such as RUN and RUN/adapter. */
+static bool same_teacher(const char *old, const char *new)
+{
+    struct stat a, b;
+    return find_teacher(&a, old) && find_teacher(&b, new) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* Option i of the checkpoint's settings; the default if they lack it. */
@@ -129,7 +147,8 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
         if (same_lists && is_adapter_list(now->name)) continue;
         if (config_unused(cfg, now->name) && was_unused(settings, now->name)) continue;
         const char *old = saved_text(settings, defaults, i, unset);
-        if (strcmp(old, now->text)) changes_add(&c, now->name, old, now->text);
+        if (strcmp(old, now->text) && !(!strcmp(now->name, "distill.teacher") && same_teacher(old, now->text)))
+            changes_add(&c, now->name, old, now->text);
     }
     mem_free(now);
     mem_free(defaults);

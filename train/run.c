@@ -377,6 +377,19 @@ static int fill_model(struct run *r, struct adapters *ad, struct adapters *teach
     return 0;
 }
 
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
+{
+    const struct quantize q = plan_quantize(r->cfg);
+    const struct weights_options opt = {.quantize = &q, .ep = r->par.ep, .hashed = true};
+    struct device dev;
+    struct weights w;
+    device_dry_run(&dev, &r->dev);
+    if (weights_load(&w, &dev, &r->arch, &r->st, &opt, err)) return -1;
+    *fingerprint = w.fingerprint;
+    weights_free(&w);
+    return 0;
+}
+
 /* A hash of the adapters' values, the same for any number of expert-parallel ranks, which have zeros in the place of
  * other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
 static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, struct comm *ep)

@@ -56,6 +56,8 @@ int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
 void run_close(struct run *r); /* r may be zeroed */
 
+/* The fingerprint of the weights (weights.h) without loading them. Call after run_join. */
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CHECK;
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);

@@ -174,7 +174,7 @@ void CPU(linear_kl)(struct device *dev, struct tensor nll, struct tensor kl, str
     struct tensor of_teacher = arena_tensor_2d(&dev->work, DT_REAL, most, t->hidden.ndim ? w->n_out : t->id.shape[1]);
     struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in); /* rows of x, then of dx */
     if (dx.ndim) loss_zero_rows(dev, dx);
-    for (int64_t first = 0; first < n_label; first += chunk) {
+    for (int64_t first = 0; first < loss_end(dev, n_label, chunk); first += chunk) {
         const int64_t n = MT_MIN(chunk, n_label - first);
         const int32_t *row = tensor_rows(rows, first, n).data;
         loss_move_rows(dev, part, x, row, n, false);
@@ -237,7 +237,7 @@ void CPU(linear_topk)(struct device *dev, struct tensor id, struct tensor logpro
     struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
     struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in);
     const real one = 1, inv_t = one / (real)temperature;
-    for (int64_t first = 0; first < n_label; first += chunk) {
+    for (int64_t first = 0; first < loss_end(dev, n_label, chunk); first += chunk) {
         const int64_t n = MT_MIN(chunk, n_label - first);
         loss_move_rows(dev, part, x, tensor_rows(rows, first, n).data, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);

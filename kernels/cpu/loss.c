@@ -89,7 +89,7 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
     struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
     struct tensor part = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_in); /* rows of x, then of dx */
     if (dx.ndim) loss_zero_rows(dev, dx);
-    for (int64_t first = 0; first < n_label; first += chunk) {
+    for (int64_t first = 0; first < loss_end(dev, n_label, chunk); first += chunk) {
         int64_t n = MT_MIN(chunk, n_label - first);
         const int32_t *row = tensor_rows(rows, first, n).data;
         loss_move_rows(dev, part, x, row, n, false);

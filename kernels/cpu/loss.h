@@ -13,6 +13,11 @@
 void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
                     bool scatter);
 void loss_zero_rows(struct device *dev, struct tensor x);
+/* The end of the loop over chunks of labelled tokens. A dry run does the first alone: none takes more scratch. */
+static inline int64_t loss_end(const struct device *dev, int64_t n_label, int64_t chunk)
+{
+    return dev->dry_run ? MT_MIN(chunk, n_label) : n_label;
+}
 /* The largest of n logits, n > 0; a NaN is passed over. */
 real loss_max(const real *logits, int64_t n);
 int64_t loss_first(const real *logits, int64_t n, real value); /* index of the first equal to value; n: none is */
