@@ -1,6 +1,6 @@
 /* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, decoded between shared
- * memory and the tensor cores: no decoded copy of an expert exists. For few rows per expert;
- * grouped_decode_wgmma.cu: for many.
+ * memory and the tensor cores: no decoded copy of an expert exists. For few rows per expert; grouped_decode_wgmma.cu:
+ * for many.
  *
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, so the products are
  *   the same, and only the order of the f32 sums differs.
@@ -10,28 +10,29 @@
  * Tiles: 256 columns of the output, 64 of each consumer warpgroup. A thread has two adjacent ones, as rows i and i + 8
  *   of a product, i = lane / 4.
  * Decoding: a warpgroup decodes 64 of depth, multiplies, and waits for the products; the three others decode or
- * multiply meanwhile. Forward, a thread needs byte q = lane % 4 of every word of eight weights in its columns. The
- * lanes of a quad load a word each and transpose their bytes in two exchanges; prmt looks up both bytes of a bf16.
- * Backward, neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word;
- * shifts move the three low bits of a code to bits 6 .. 8 of a half, where they are the value times 2^-126. Either way
- * the product in bf16 with the scale, a power of two, is exact. Needs: sm_90a; n_in of w a multiple of 32, n_out of 8;
- * grouped_require; at most 512 experts. Grid: persistent, one block per SM: a producer warpgroup, four consumer
- * warpgroups, 8 pipeline stages: 193 KiB. 96 registers at launch, then 24 and 112; at most 20 bytes of spills. Moves: w
- * is read once per 128 rows of its expert, 0.53 bytes a weight; rows once per 256 columns, from L2. Numerics: f32 sums
- * in one fixed order, no atomics: bitwise repeatable.
+ *   multiply meanwhile. Forward, a thread needs byte q = lane % 4 of every word of eight weights in its columns. The
+ *   lanes of a quad load a word each and transpose their bytes in two exchanges; prmt looks up both bytes of a bf16.
+ *   Backward, neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word;
+ *   shifts move the three low bits of a code to bits 6 .. 8 of a half, where they are the value times 2^-126. Either
+ *   way the product in bf16 with the scale, a power of two, is exact.
+ * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; grouped_require; at most 512 experts.
+ * Grid: persistent, one block per SM: a producer warpgroup, four consumer warpgroups, 8 pipeline stages: 193 KiB. 96
+ *   registers at launch, then 24 and 112; at most 20 bytes of spills.
+ * Moves: w is read once per 128 rows of its expert, 0.53 bytes a weight; rows once per 256 columns, from L2.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
  * Bound: instructions. A microbenchmark on an H200 issues at most 0.25 PRMT, LOP3 or HMUL2 per clock and scheduler
- * while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 155 instructions per
- * warp forward and 190 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it issues
- *   the next instruction when the last of them has begun. So other warps have to fill the time.
+ *   while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 155 instructions per
+ *   warp forward and 190 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it
+ *   issues the next instruction when the last of them has begun. So other warps have to fill the time.
  * Measured: tests/RESULTS.md, "Experts decoded inside the products".
  * Tried and dropped, not in the history: two consumer warpgroups of 128 columns, which decode the next half of a step
- *   while their wgmmas run (the kernel of 0e2ce98). H200, forward and backward of the experts of a layer with
- *   adapters by `bench lora`, gpt-oss-20b, 16, 64 and 96 rows per expert, ms: 0.413 and 0.470, 0.477 and 0.522, 0.539
- *   and 0.573. That with named barriers that give the tensor cores to the warpgroups in turns: 10 % slower. Three
- *   consumer warpgroups of 64 columns and tiles of 144 rows: 0.464 and 0.605 at 64 rows on an H100, four 0.428 and
- *   0.458; in turns by named barriers no faster. ptxas makes all wgmmas wait for each other where registers that they
- *   read are written while others run (C7513). */
+ *   while their wgmmas run (the kernel of 0e2ce98). H200, forward and backward of the experts of a layer with adapters
+ *   by `bench lora`, gpt-oss-20b, 16, 64 and 96 rows per expert, ms: 0.413 and 0.470, 0.477 and 0.522, 0.539 and
+ *   0.573. That with named barriers that give the tensor cores to the warpgroups in turns: 10 % slower. Three consumer
+ *   warpgroups of 64 columns and tiles of 144 rows: 0.464 and 0.605 at 64 rows on an H100, four 0.428 and 0.458; in
+ *   turns by named barriers no faster. ptxas makes all wgmmas wait for each other where registers that they read are
+ *   written while others run (C7513). */
 #include <string.h>
 
 #include "kernels/cuda/grouped_epilogue.cuh"
