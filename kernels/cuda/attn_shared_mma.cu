@@ -5,21 +5,29 @@
  * Grid: forward and dq: a block of 4 warps per token and 32 heads, two blocks per SM where shared memory has room.
  *   A warp has 128 of the 512 columns: its part of the queries stays in registers, and no other warp reads its part
  *   of the keys. So a score is the sum over 4 warps, in shared memory, in their order; each warp then weighs 8 heads.
- *   Tiles of 16 keys: three stages in the forward, 66.3 KiB; two in dq, with dout in shared memory 81 KiB. One block
+ *   Tiles of 16 keys: three stages in the forward, 66.3 KiB; two in dq, with dout in shared memory 80 KiB. One block
  *   multiplies while the other weighs, loads or stores.
  *   dkey: 8 warps per item and 64 of its rows; two stages of 64 rows of weights and 256 columns of dout or q of 64
  *   heads, 88 KiB. Two blocks per SM where shared memory has room.
  * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of 8.0, 512 in the forward and 768 in dq;
- *   shared memory, at 128 bytes per clock, 550 and 930. 800 per stage of dkey. From L2 16 KiB per tile.
+ *   shared memory, at 128 bytes per clock, 550 and 900. 800 per stage of dkey. From L2 16 KiB per tile.
  * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
  * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one
  *   (T 4096, an entry per 4 tokens). dq of 809f0f6, a window alone: 0.63 ms; a copy of its
  *   bytes takes 0.29.
+ *   Backward, H200, T 4096, second of two runs in one call, 0e2ce98 and now: a window 0.975 and 0.843 ms, an entry
+ *   per 128 tokens 1.078 and 0.939, per 4 tokens 3.696 and 3.369, at most 512 of these 3.204 and 2.983. Of it, in dq:
+ *   fewer addresses in registers, loads a step ahead and stores of 16 bytes 0.943 and 3.520 (a window, an entry per 4
+ *   tokens); heads turned, so that a warp's own terms need no selects, 0.949 and 3.447; then q, dout, the first keys
+ *   and o are loaded together at the begin of a block.
  * Tried and dropped: a block of dkey with all 192 rows of an item and 128 columns, 3.96 instead of 3.73 ms of the
  *   backward (T 4096, an entry per 4 tokens); that, with half of the warps copying after their products, 3.77. H200,
  *   not in the history, backward of a window alone, 0.97 ms: dq with three stages, which multiplies tile i + 1 before
- * the second barrier, 1.03; o read into L2 at the start of a block, 0.98; that, and q, dout and o of a later
- * block, 1.10. */
+ *   the second barrier, 1.03; o read into L2 at the start of a block, 0.98; that, and q, dout and o of a later block,
+ *   1.10. In another call, where 0e2ce98 took 0.974 and 3.706, a window and an entry per 4 tokens: a quarter of q in
+ *   shared memory in dq, 0.966 and 3.677; one block of dq per SM, which takes 64 heads of one token after another,
+ *   with one ring of tiles for both halves, 225 KiB, 0.999 and 3.868; a forward that keeps terms in registers as dq
+ *   does, 0.386 and 1.475, not 0.373 and 1.429. */
 #include "kernels/cuda/attn.cuh"
 #include "kernels/cuda/attn_shared.cuh"
 
@@ -39,7 +47,7 @@ enum {
     FWD_BYTES = FWD_TILES + 2 * SUMS * 4 + 2 * WEIGHTS_BYTES + 2 * HEADS * 4,
     DQ_STAGES = 2,
     DQ_TILES = WARPS * DQ_STAGES * OWN_BYTES,
-    DQ_BYTES = DQ_TILES + WARPS * HEADS_BYTES + 2 * SUMS * 4 + WEIGHTS_BYTES,
+    DQ_BYTES = DQ_TILES + WARPS * HEADS_BYTES + 2 * SUMS * 4,
 
     DKEY_WARPS = 8,
     DKEY_THREADS = DKEY_WARPS * 32,
@@ -98,25 +106,46 @@ __device__ static inline void load_heads(uint32_t x[OWN / 16][2][4], uint32_t he
     for (int step = 0; step < OWN / 16; step++) load_rows<2, OWN>(x[step], lane_rows<OWN>(heads), step);
 }
 
-/* x[0] [32 heads, 16 keys]: product of q and a tile over this warp's columns; of two, x[1] of dout in shared memory. */
-template <int N>
-__device__ static inline void find_terms(float x[N][2][2][4], const uint32_t q[OWN / 16][2][4], uint32_t dout,
-                                         uint32_t tile)
+/* x [32 heads, 16 keys]: product of q and a tile over this warp's columns. */
+__device__ static inline void find_scores(float x[2][2][4], const uint32_t q[OWN / 16][2][4], uint32_t tile)
 {
-    const uint32_t cols = lane_cols<OWN>(tile), rows = lane_rows<OWN>(dout);
+    const uint32_t cols = lane_cols<OWN>(tile);
 #pragma unroll
-    for (int j = 0; j < N * 16; j++) x[j / 16][j / 8 % 2][j / 4 % 2][j % 4] = 0.0f;
+    for (int j = 0; j < 16; j++) x[j / 8][j / 4 % 2][j % 4] = 0.0f;
 #pragma unroll
-    for (int step = 0; step < OWN / 16; step++) {
-        uint32_t f[4], d[2][4];
-        load_matrix4(f, cols ^ (step << 5));
-        if (N == 2) load_rows<2, OWN>(d, rows, step);
+    for (int step = 0; step < OWN / 16; step++) dot_step<2, 2, OWN>(x, q[step], cols, step);
+}
+
+/* acc [32 heads, this warp's columns] += weights of a tile times its keys. rows: of lane_rows. */
+__device__ static inline void add_keys(float acc[2][OWN / 8][4], const uint32_t w[2][4], uint32_t rows)
+{
 #pragma unroll
-        for (int j = 0; j < 4; j++) mma_bf16(x[0][j / 2][j % 2], q[step][j / 2], f + j % 2 * 2);
+    for (int c = 0; c < OWN / 16; c++) {
+        uint32_t f[4];
+        load_matrix4_trans(f, rows ^ (c << 5));
 #pragma unroll
-        for (int j = 0; N == 2 && j < 4; j++) mma_bf16(x[N - 1][j / 2][j % 2], d[j / 2], f + j % 2 * 2);
+        for (int m = 0; m < 2; m++) {
+            mma_bf16(acc[m][2 * c], w[m], f);
+            mma_bf16(acc[m][2 * c + 1], w[m], f + 2);
+        }
     }
 }
+
+/* The block's token and first head. */
+struct place {
+    int at, t, head0; /* at: token in the chunk */
+};
+__device__ static inline struct place place_of(const struct shared_args &a, int first, int n)
+{
+    const int per_token = a.n_head / HEADS;
+    struct place p;
+    p.at = n - 1 - blockIdx.x / per_token; /* tokens with the most entries first */
+    p.t = first + p.at;
+    p.head0 = blockIdx.x % per_token * HEADS;
+    return p;
+}
+
+/* ---- forward */
 
 /* Where a term is: no bank conflicts in put_terms and add_terms. */
 __device__ static inline int sum_offset(int head, int key) { return head * KEYS + (key ^ (head & 2) * 4); }
@@ -161,41 +190,13 @@ __device__ static inline void put_weights(char *to, const uint2 &x)
 {
     *(uint2 *)(to + weight_offset(lane_head(), lane_key() / 8) + lane_key() % 8 * 2) = x;
 }
-/* acc [32 heads, this warp's columns] += weights of a tile times its keys */
-__device__ static inline void add_keys(float acc[2][OWN / 8][4], uint32_t weights, uint32_t tile)
+/* As A operands. */
+__device__ static inline void load_weights(uint32_t w[2][4], uint32_t weights)
 {
     const int lane = threadIdx.x % 32;
-    const uint32_t rows = lane_rows<OWN>(tile);
-    uint32_t w[2][4];
 #pragma unroll
     for (int m = 0; m < 2; m++) load_matrix4(w[m], weights + weight_offset(16 * m + lane % 16, lane / 16));
-#pragma unroll
-    for (int c = 0; c < OWN / 16; c++) {
-        uint32_t f[4];
-        load_matrix4_trans(f, rows ^ (c << 5));
-#pragma unroll
-        for (int m = 0; m < 2; m++) {
-            mma_bf16(acc[m][2 * c], w[m], f);
-            mma_bf16(acc[m][2 * c + 1], w[m], f + 2);
-        }
-    }
 }
-
-/* The block's token and first head. */
-struct place {
-    int at, t, head0; /* at: token in the chunk */
-};
-__device__ static inline struct place place_of(const struct shared_args &a, int first, int n)
-{
-    const int per_token = a.n_head / HEADS;
-    struct place p;
-    p.at = n - 1 - blockIdx.x / per_token; /* tokens with the most entries first */
-    p.t = first + p.at;
-    p.head0 = blockIdx.x % per_token * HEADS;
-    return p;
-}
-
-/* ---- forward */
 
 /* The softmax of this lane's head so far; sum: of this lane's keys. */
 struct softmax {
@@ -247,7 +248,7 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
     const uint32_t own = shared_address(tiles);
     const auto tile = [&](int i) { return own + (i + 2) % FWD_STAGES * OWN_BYTES; };
     uint32_t q[OWN / 16][2][4];
-    float o[2][OWN / 8][4] = {}, x[1][2][2][4];
+    float o[2][OWN / 8][4] = {}, x[2][2][4];
     copy_heads(own, a.q + p.t * a.ld_q + (int64_t)p.head0 * SHARED_DIM); /* in the stages of tiles 1 and 2 */
     const struct sight s = sight_of(a, p.t);
     const int n = count_keys(a, s);
@@ -265,15 +266,18 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
     const auto multiply = [&](int i) {
         copy_wait<1>();
         __syncwarp();
-        find_terms<1>(x, q, 0, tile(i));
+        find_scores(x, q, tile(i));
     };
     const auto add = [&](int i) {
         scale_rows(o, factors + i % 2 * HEADS);
-        add_keys(o, shared_address(weights) + i % 2 * WEIGHTS_BYTES, tile(i));
+        const uint32_t rows = lane_rows<OWN>(tile(i));
+        uint32_t w[2][4];
+        load_weights(w, shared_address(weights) + i % 2 * WEIGHTS_BYTES);
+        add_keys(o, w, rows);
         __syncwarp();
     };
     multiply(0);
-    put_terms(sums, x[0]);
+    put_terms(sums, x);
     const int last = (n - 1) / KEYS;
     for (int i = 0; i <= last; i++) {
         __syncthreads();
@@ -282,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
         found = find_key(s, i + 3, n);
         if (i < last) multiply(i + 1);
         weigh(&t, factors + i % 2 * HEADS, weights + i % 2 * WEIGHTS_BYTES, sums + i % 2 * SUMS, i, n, c);
-        if (i < last) put_terms(sums + (i + 1) % 2 * SUMS, x[0]);
+        if (i < last) put_terms(sums + (i + 1) % 2 * SUMS, x);
     }
     __syncthreads();
     add(last);
@@ -301,29 +305,134 @@ static __global__ void __launch_bounds__(THREADS, 2) shared_fwd_mma_kernel(const
 
 /* ---- dq */
 
-/* <dout, o> of this lane's head. o: of the block's heads; dout: the same in shared memory, a part per warp. */
-__device__ static inline float find_delta(const bf16 *o, const char *dout)
+/* dq turns the heads: row 8 b + i of the operands of warp w is head 8 (b + w) + i modulo 32, so that rows 0 .. 7 are
+ * the heads that the warp weighs, whose own terms stay in registers. Sums of a tile, [4, 4, 2, 32] float2: for each
+ * warp w and r = 1, 2, 3 what warp w - r has found of 8 heads and 16 keys, in the layout of an accumulator; in the
+ * place of r = 0 are the weights of its 8 heads. */
+__device__ static inline int turned(int row) { return (row + threadIdx.x / 32 * 8) % HEADS; }
+/* An address that the compiler does not see to stay the same: it computes those that follow from it anew for each tile,
+ * as there are no registers for them. */
+__device__ static inline uint32_t hidden(uint32_t x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+/* x, y [32 heads, 16 keys]: products of q and of dout with a tile over this warp's columns. rows: of dout in shared
+ * memory. Loads are a step ahead of the products. */
+__device__ static inline void find_both(float x[2][2][4], float y[2][2][4], const uint32_t q[OWN / 16][2][4],
+                                        const uint32_t rows[2], uint32_t cols)
+{
+    uint32_t key[2][4], d[2][4];
+#pragma unroll
+    for (int j = 0; j < 16; j++) x[j / 8][j / 4 % 2][j % 4] = y[j / 8][j / 4 % 2][j % 4] = 0.0f;
+    load_matrix4(key[0], cols);
+    load_matrix4(d[0], rows[0]);
+#pragma unroll
+    for (int step = 0; step < OWN / 16; step++) {
+        const uint32_t *f = key[step % 2];
+        load_matrix4(d[1], rows[1] ^ (step << 5));
+        if (step + 1 < OWN / 16) load_matrix4(key[(step + 1) % 2], cols ^ (step + 1 << 5));
+#pragma unroll
+        for (int j = 0; j < 4; j++) mma_bf16(x[j / 2][j % 2], q[step][j / 2], f + j % 2 * 2);
+#pragma unroll
+        for (int j = 0; j < 2; j++) mma_bf16(y[0][j], d[0], f + j * 2);
+        if (step + 1 < OWN / 16) load_matrix4(d[0], rows[0] ^ (step + 1 << 5));
+#pragma unroll
+        for (int j = 0; j < 2; j++) mma_bf16(y[1][j], d[1], f + j * 2);
+    }
+}
+/* Terms of rows 8 r .. 8 r + 7 and keys 8 n .. 8 n + 7 of this lane. */
+__device__ static inline float2 terms_of(const float x[2][2][4], int r, int n)
+{
+    return make_float2(x[r / 2][n][r % 2 * 2], x[r / 2][n][r % 2 * 2 + 1]);
+}
+/* Writes this warp's terms for the other warps; own: those of its heads. */
+__device__ static inline void give_terms(float2 *sums, float2 own[2], const float x[2][2][4])
+{
+#pragma unroll
+    for (int j = 0; j < 2 * WARPS; j++) {
+        const int r = j / 2, n = j % 2, to = (threadIdx.x / 32 + r) % WARPS;
+        (r ? sums + ((to * WARPS + r) * 2 + n) * 32 + threadIdx.x % 32 : own + n)[0] = terms_of(x, r, n);
+    }
+}
+/* Adds to this warp's terms those that the others have found. */
+__device__ static inline void take_terms(float x[4], const float2 own[2], const float2 *sums)
+{
+    float2 y[2 * WARPS];
+#pragma unroll
+    for (int j = 2; j < 2 * WARPS; j++) y[j] = sums[(threadIdx.x / 32 * WARPS * 2 + j) * 32 + threadIdx.x % 32];
+    x[0] = own[0].x, x[1] = own[0].y, x[2] = own[1].x, x[3] = own[1].y;
+#pragma unroll
+    for (int j = 2; j < 2 * WARPS; j++) x[j % 2 * 2] += y[j].x, x[j % 2 * 2 + 1] += y[j].y;
+}
+/* Byte offset of 8 keys of a head in a tile's sums: no bank conflicts of ldmatrix. */
+__device__ static inline uint32_t shared_weight(int head, int chunk)
+{
+    return head / 8 * WARPS * 32 * 16 + head % 8 * KEYS * 2 + ((chunk ^ (head >> 2 & 1)) << 4);
+}
+/* This lane has keys lane_pair() and the next, and those 8 further. */
+__device__ static inline int lane_pair(void) { return threadIdx.x % 4 * 2; }
+/* Stores this lane's 8 heads and one of keys 8 half .. 8 half + 7 of a tile in scratch. Of 32 heads, 8 j + 2 i + e is
+ * at place 8 i + 2 j + e there: ldmatrix gives a lane two of each 8. n_key: keys of the tile from 8 half on. */
+__device__ static inline void store_weights(bf16 *to, const float2 *sums, int half, int n_key)
+{
+    const int lane = threadIdx.x % 32;
+    uint32_t w[4];
+    load_matrix4_trans(w, shared_address(sums) + shared_weight(lane, half));
+    if (lane / 4 < n_key) store16(to, make_uint4(w[0], w[1], w[2], w[3]));
+}
+
+/* o of this lane's head, a quarter of its columns. Volatile: the loads stay where they are. */
+__device__ static inline void load_outputs(uint4 u[16], const bf16 *o)
+{
+#pragma unroll
+    for (int i = 0; i < SHARED_DIM / 8 / 4; i++) {
+        const bf16 *from = o + lane_head() * SHARED_DIM + (i * 4 + threadIdx.x % 4) * 8;
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(u[i].x), "=r"(u[i].y), "=r"(u[i].z), "=r"(u[i].w)
+                     : "l"(__cvta_generic_to_global(from)));
+    }
+}
+/* <dout, o> of this lane's head. dout: of all heads in shared memory, a part per warp. */
+__device__ static inline float find_delta(const uint4 o[16], const char *dout)
 {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < SHARED_DIM / 8 / 4; i++) {
         const int chunk = i * 4 + threadIdx.x % 4, part = chunk / (OWN / 8);
         float u[8], v[8];
-        unpack8(u, load16(o + lane_head() * SHARED_DIM + chunk * 8));
+        unpack8(u, o[i]);
         unpack8(v, load16(dout + part * HEADS_BYTES + tile_offset<OWN / 8>(lane_head(), chunk % (OWN / 8))));
 #pragma unroll
         for (int e = 0; e < 8; e++) sum += u[e] * v[e];
     }
     return warp_sum(sum, 4);
 }
-/* Stores weights of this lane's head and keys in scratch, two heads at a time. to: of the first of two heads and the
- * first of two keys that a lane stores, n_key: those that exist. */
-__device__ static inline void store_pairs(bf16 *to, const uint2 &x, int n_key)
+/* Starts the copy of this warp's columns of 16 heads. */
+__device__ static inline void copy_half(uint32_t to, const bf16 *heads)
 {
-    const bool odd = lane_head() % 2;
-    const uint32_t other = __shfl_xor_sync(~0u, odd ? x.x : x.y, 4), low = odd ? other : x.x, high = odd ? x.y : other;
-    if (n_key > 0) *(uint32_t *)to = __byte_perm(low, high, 0x5410);
-    if (n_key > 1) *(uint32_t *)(to + SHARED_HEADS) = __byte_perm(low, high, 0x7632);
+    const int lane = threadIdx.x % 32, chunk = lane % 16, row = lane / 16;
+    const bf16 *from = heads + row * SHARED_DIM + threadIdx.x / 32 * OWN + chunk * 8;
+    to += tile_offset<OWN / 8>(row, chunk);
+#pragma unroll
+    for (int j = 0; j < HEADS / 4; j++)
+        copy_async16((to ^ (j % 4 << 5)) + j * 2 * OWN * 2, from + 2 * j * SHARED_DIM, 16);
+}
+/* Stores dq of the turned heads through `tile`. */
+__device__ static inline void store_turned(bf16 *dst, const float acc[2][OWN / 8][4], char *tile)
+{
+    const int lane = threadIdx.x % 32, c = lane % (OWN / 8);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 2 * OWN / 8; j++) {
+        const int m = j / (OWN / 8), n = j % (OWN / 8);
+        char *p = tile + (16 * m + lane / 4) * OWN * 2 + ((n ^ (lane / 4)) << 4) + lane % 4 * 4;
+        *(uint32_t *)p = pack2(acc[m][n][0], acc[m][n][1]);
+        *(uint32_t *)(p + 8 * OWN * 2) = pack2(acc[m][n][2], acc[m][n][3]);
+    }
+    __syncwarp();
+    for (int r = lane / (OWN / 8); r < HEADS; r += 2)
+        *(uint4 *)(dst + turned(r) * SHARED_DIM + c * 8) = *(const uint4 *)(tile + tile_offset<OWN / 8>(r, c));
 }
 
 /* Between the first and the second barrier a warp weighs tile i; after it, the warp adds tile i to dq and multiplies
@@ -333,58 +442,80 @@ static __global__ void __launch_bounds__(THREADS, 2)
 {
     extern __shared__ __align__(1024) char smem[];
     const struct place p = place_of(a, x.first, x.n);
-    const int warp = threadIdx.x / 32;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t column = (int64_t)p.head0 * SHARED_DIM;
     char *tiles = smem + warp * DQ_STAGES * OWN_BYTES, *douts = smem + DQ_TILES;
-    float *sums = (float *)(douts + WARPS * HEADS_BYTES);
-    char *weights = (char *)(sums + 2 * SUMS);
+    float2(*sums)[SUMS / 2] = (float2(*)[SUMS / 2])(douts + WARPS * HEADS_BYTES);
     const uint32_t own = shared_address(tiles), dout = shared_address(douts) + warp * HEADS_BYTES;
     const auto tile = [&](int i) { return own + i % DQ_STAGES * OWN_BYTES; };
+    const int row = turned(lane % 16); /* of the operands; the other is at an xor of 16 */
     uint32_t q[OWN / 16][2][4];
-    float dq[2][OWN / 8][4] = {}, terms[2][2][2][4];
-    copy_heads(own, a.q + p.t * a.ld_q + column);
+    float dq[2][OWN / 8][4] = {};
+    copy_half(own + OWN_BYTES, a.q + p.t * a.ld_q + column);
+    copy_half(shared_address(sums) + warp * OWN_BYTES, a.q + p.t * a.ld_q + column + 16 * SHARED_DIM);
+    copy_commit();
     copy_heads(dout, a.dout + p.t * a.ld_dout + column);
     const struct sight s = sight_of(a, p.t);
     const int n = count_keys(a, s);
-    copy_wait<1>();
-    __syncwarp();
-    load_heads(q, own);
-    __syncwarp();
     copy_keys(tile(0), a, s, p.t, 0, n, find_key(s, 0, n));
+    uint4 o[16];
+    load_outputs(o, a.o + p.t * a.ld_o + column);
+    const float lse = a.lse[p.t * a.ld_lse + p.head0 + lane_head()] * LOG2_E;
+    copy_wait<2>();
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < 2; m++) {
+        const int head = row ^ 16 * m;
+        const uint32_t from = (head < 16 ? own + OWN_BYTES : shared_address(sums) + warp * OWN_BYTES) +
+                              tile_offset<OWN / 8>(head % 16, lane / 16);
+#pragma unroll
+        for (int step = 0; step < OWN / 16; step++) load_matrix4(q[step][m], from ^ (step << 5));
+    }
+    __syncthreads();
     copy_keys(tile(1), a, s, p.t, 1, n, find_key(s, 1, n));
     int found = find_key(s, 2, n);
+    float2 terms[2][2];
     const auto multiply = [&](int i) {
         copy_wait<1>();
         __syncwarp();
-        find_terms<2>(terms, q, dout, tile(i));
-        put_terms(sums, terms[0]);
-        put_terms(sums + SUMS, terms[1]);
+        float y[2][2][2][4];
+        const uint32_t rows[2] = {hidden(dout + tile_offset<OWN / 8>(row, lane / 16)),
+                                  hidden(dout + tile_offset<OWN / 8>(row ^ 16, lane / 16))};
+        find_both(y[0], y[1], q, rows, lane_cols<OWN>(tile(i)));
+#pragma unroll
+        for (int j = 0; j < 2; j++) give_terms(sums[j], terms[j], y[j]);
     };
     multiply(0);
     __syncthreads();
-    const float lse = a.lse[p.t * a.ld_lse + p.head0 + lane_head()] * LOG2_E;
-    const float delta = find_delta(a.o + p.t * a.ld_o + column, douts) * a.scale, c = a.scale * LOG2_E;
-    /* scratch of the token; where in it the heads and keys of tile 0 are that this lane stores */
-    const int64_t token =
-        ((int64_t)p.at * (a.n_head / SHARED_HEADS) + p.head0 / SHARED_HEADS) * x.n_slot * SHARED_HEADS +
-        p.head0 % SHARED_HEADS;
-    uint32_t slots = (lane_key() + lane_head() % 2 * 2) * SHARED_HEADS + lane_head() / 2 * 2;
-    for (int i = 0; i * KEYS < n; i++, slots += KEYS * SHARED_HEADS) {
-        const int n_key = n - i * KEYS - lane_key(); /* from this lane's first on */
-        float w[4], ds[4];
-        add_terms(w, sums);
-        add_terms(ds, sums + SUMS);
+    const float delta = find_delta(o, douts) * a.scale, c = a.scale * LOG2_E;
+    /* each warp stores half of a tile, of p or of ds */
+    const int half = warp % 2;
+    bf16 *to = (warp < 2 ? x.p : x.ds) +
+               (((int64_t)p.at * (a.n_head / SHARED_HEADS) + p.head0 / SHARED_HEADS) * x.n_slot + 8 * half + lane / 4) *
+                   SHARED_HEADS +
+               p.head0 % SHARED_HEADS + lane % 4 * 8;
+    const int at = shared_weight(lane_head(), 0) + lane % 4 * 4;
+    for (int i = 0; i * KEYS < n; i++, to += KEYS * SHARED_HEADS) {
+        const int n_key = n - i * KEYS - lane_pair(); /* from this lane's first on */
+        float w[2][4];
+        take_terms(w[0], terms[0], sums[0]);
+        take_terms(w[1], terms[1], sums[1]);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            w[j] = exp2_fast(j < n_key ? w[j] * c - lse : -INFINITY);
-            ds[j] = w[j] * (ds[j] * a.scale - delta);
+            w[0][j] = exp2_fast(j / 2 * 8 + j % 2 < n_key ? w[0][j] * c - lse : -INFINITY);
+            w[1][j] = w[0][j] * (w[1][j] * a.scale - delta);
         }
-        const uint2 packed = make_uint2(pack2(ds[0], ds[1]), pack2(ds[2], ds[3]));
-        put_weights(weights, packed);
-        store_pairs(x.p + token + slots, make_uint2(pack2(w[0], w[1]), pack2(w[2], w[3])), n_key - lane_head() % 2 * 2);
-        store_pairs(x.ds + token + slots, packed, n_key - lane_head() % 2 * 2);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            *(uint32_t *)((char *)sums[j / 2] + (at ^ j % 2 * 16)) =
+                pack2(w[j / 2][j % 2 * 2], w[j / 2][j % 2 * 2 + 1]);
         __syncthreads();
-        add_keys(dq, shared_address(weights), tile(i));
+        store_weights(to, sums[warp / 2], half, n - i * KEYS - 8 * half);
+        uint32_t ds[2][4];
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+            load_matrix4(ds[m], shared_address(sums[1]) + shared_weight(row ^ 16 * m, lane / 16));
+        add_keys(dq, ds, lane_rows<OWN>(tile(i)));
         __syncwarp();
         copy_keys(tile(i), a, s, p.t, i + 2, n, found);
         found = find_key(s, i + 3, n);
@@ -392,7 +523,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         __syncthreads();
     }
     copy_wait<0>();
-    store_rows<2, OWN>(a.dq + p.t * a.ld_dq + column + warp * OWN, SHARED_DIM, HEADS, OWN, dq, 1, tiles);
+    store_turned(a.dq + p.t * a.ld_dq + column + warp * OWN, dq, tiles);
 }
 
 /* ---- dkey */
@@ -404,7 +535,7 @@ __device__ static inline void copy_unit(uint32_t stage, const struct shared_args
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_group = a.n_head / SHARED_HEADS;
     const bf16 *weights = (kind ? x.ds : x.p) + ((int64_t)(t - x.first) * n_group + group) * x.n_slot * SHARED_HEADS;
     const bf16 *rows = (kind ? a.q + t * a.ld_q : a.dout + t * a.ld_dout) + (int64_t)group * SHARED_HEADS * SHARED_DIM +
-                       half * SHARED_COLUMNS + lane * 8;
+                       (warp / 2 * 8 + warp % 2) * SHARED_DIM + half * SHARED_COLUMNS + lane * 8;
 #pragma unroll
     for (int j = 0; j < ROWS / 32; j++) {
         const int r = threadIdx.x / 8 + 32 * j, c = threadIdx.x % 8, slot = map[r];
@@ -413,9 +544,9 @@ __device__ static inline void copy_unit(uint32_t stage, const struct shared_args
     }
     const uint32_t right = stage + LEFT_BYTES + lane / 8 * PANEL_BYTES;
 #pragma unroll
-    for (int j = 0; j < SHARED_HEADS / DKEY_WARPS; j++)
+    for (int j = 0; j < SHARED_HEADS / DKEY_WARPS; j++) /* in the order of heads in scratch */
         copy_async16(right + tile_offset<8>(warp + DKEY_WARPS * j, lane % 8),
-                     rows + (warp + DKEY_WARPS * j) * SHARED_DIM, 16);
+                     rows + (j / 4 * 32 + j % 4 * 2) * SHARED_DIM, 16);
 }
 
 /* acc [32 rows, 64 columns] += weights times rows of heads */

@@ -139,11 +139,10 @@ static __device__ __forceinline__ void load_by_tma(const struct wgmma_args &p, c
                                                    const struct ring &ring, int k, bool thin)
 {
     const uint32_t to = ring.data + ring.stage * PIPE::BYTES, full = ring.full + 8 * ring.stage;
-    const bool all = t.n_row > ROWS;
+    const int n_half = (t.n_row + HALF_ROWS - 1) / HALF_ROWS;
     const CUtensorMap *rows = thin ? &p.la : &p.a;
-    mbarrier_arrive_expect(full, (all ? 2 * A_BYTES : A_BYTES) + (thin ? COLS * DEPTH * 2 : 0));
-    tma_load(to, rows, full, k, t.m, 0);
-    if (all) tma_load(to + A_BYTES, rows, full, k, t.m + ROWS, 0);
+    mbarrier_arrive_expect(full, n_half * (A_BYTES / 2) + (thin ? COLS * DEPTH * 2 : 0));
+    for (int i = 0; i < n_half; i++) tma_load(to + i * (A_BYTES / 2), rows, full, k, t.m + i * HALF_ROWS, 0);
     if (thin) load_b<KN>(to + PIPE::ROW_BYTES, &p.lb, full, k, t.n, t.e, 0);
 }
 

@@ -22,8 +22,8 @@
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
  * Bound: instructions. A microbenchmark on an H200 issues at most 0.25 PRMT, LOP3 or HMUL2 per clock and scheduler
- *   while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 155 instructions per
- *   warp forward and 190 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it
+ *   while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 150 instructions per
+ *   warp forward and 175 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it
  *   issues the next instruction when the last of them has begun. So other warps have to fill the time.
  * Measured: tests/RESULTS.md, "Experts decoded inside the products".
  * Tried and dropped, not in the history: two consumer warpgroups of 128 columns, which decode the next half of a step
@@ -60,7 +60,7 @@ enum {
     LOADER_REGISTERS = 24, /* (24 + 4 * 112) * 128 = 59 Ki; at launch 5 * 128 * 96 = 60 Ki */
     CONSUMER_REGISTERS = 112,
     SCALE_BLOCK = 32,
-    FEW_ROWS = 112, /* per expert; with more, grouped_decode_wgmma.cu is faster */
+    FEW_ROWS = 104, /* per expert; with more, grouped_decode_wgmma.cu is faster */
     MOST_ROWS = 768 /* per expert; with more, decoding to memory first is faster */
 };
 
@@ -235,12 +235,13 @@ static __device__ __forceinline__ void load_words(uint32_t (&w)[4], uint32_t dat
     }
 }
 
-/* a of a step, [depth / 16]. mine: bf16 of the lane's scales. */
+/* a of a step, [depth / 16]. mine: the lane's scale. */
 static __device__ __forceinline__ void decode_forward(uint32_t (&a)[4][4], uint32_t data, const struct values &v,
                                                       uint32_t mine)
 {
     uint32_t w[4];
     load_words(w, data);
+    mine = scale_bits(mine) * 0x10001;
 #pragma unroll
     for (int j = 0; j < 4; j++) { /* half j / 2, column j % 2 */
         const uint32_t scale = __shfl_sync(~0u, mine, threadIdx.x % 32 / 4 * 4 + j % 2 * 2 + j / 2);
@@ -250,8 +251,9 @@ static __device__ __forceinline__ void decode_forward(uint32_t (&a)[4][4], uint3
         for (int i = 0; i < 4; i++) a[j / 2 * 2 + i / 2][i % 2 * 2 + j % 2] = times(pair[i], scale);
     }
 }
-/* Neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word. */
-static __device__ __forceinline__ void decode_backward(uint32_t (&a)[4][4], uint32_t data, uint32_t mine, bool small)
+/* Neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word. mine: the
+ * lane's two scales. */
+static __device__ __forceinline__ void decode_backward(uint32_t (&a)[4][4], uint32_t data, uint32_t mine)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t select = warp % 2 ? 0x3311 : 0x2200;
@@ -268,9 +270,12 @@ static __device__ __forceinline__ void decode_backward(uint32_t (&a)[4][4], uint
             decode_bytes(&to[0], &to[1], __byte_perm(w[i], 0, select));
         }
     }
-    if (!small) {
+    if (__any_sync(~0u, (mine + 0x007f007f) & 0x01000100)) { /* a scale above 2 */
 #pragma unroll
         for (int i = 0; i < 16; i++) a[i / 4][i % 4] = times(a[i / 4][i % 4], 0x7e807e80); /* 2^126 */
+        mine = scale_bits(mine & 0xff) | scale_bits(mine >> 16) << 16;
+    } else {
+        mine = (mine << 7) + 0x3f003f00; /* times 2^126 */
     }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -355,16 +360,14 @@ static __device__ __forceinline__ void multiply(float (&sums)[N / 2], struct rin
     for (int k = 0; k < (int)g.n_in; k += DEPTH) {
         const uint32_t data = stage_of(*ring) + TOKEN_BYTES;
         const uint64_t b = sm90_descriptor(stage_of(*ring), 16, 1024);
-        const bool small = KN && !__any_sync(~0u, MT_MAX(s.a, s.b) > 128);
-        const uint32_t mine =
-            small ? (s.a + 126) << 7 | (s.b + 126) << 23 : scale_bits(s.a) | scale_bits(KN ? s.b : s.a) << 16;
+        const uint32_t scales = s.a | s.b << 16;
         uint32_t a[DEPTH / 16][4];
         load_scales<KN>(&s, n_block);
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
         if (KN)
-            decode_backward(a, data, mine, small);
+            decode_backward(a, data, scales);
         else
-            decode_forward(a, data, v, mine);
+            decode_forward(a, data, v, scales);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < DEPTH / 16; i++) narrow<N>::multiply(sums, a[i], b + 2 * i, true);

@@ -22,7 +22,7 @@ enum {
 };
 
 struct wgmma_args {
-    CUtensorMap a, b, la, lb; /* boxes: rows or columns of one tile by 64 of depth; zeroed when unused */
+    CUtensorMap a, b, la, lb; /* boxes: rows, or all columns, of a tile by 64 of depth; zeroed when unused */
     struct grouped g;
     const uint8_t *scale; /* of experts in MXFP4, as struct weight has them; b: boxes of their bytes */
     int counter;          /* index in tiles_begun */
@@ -392,7 +392,7 @@ static CUtensorMap packed_map(const struct weight *w, int box_rows, int box_byte
 
 template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
 {
-    constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS;
+    constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS, box_rows = PLAN::IN_TURNS ? (int)ROWS : (int)HALF_ROWS;
     using PIPE = typename PLAN::template pipe<EPILOGUE>;
     constexpr int bytes = 1024 + PIPE::STAGES * PIPE::BYTES + buffer_bytes<PLAN>(EPILOGUE) + PLAN::SCRATCH_BYTES;
     static bool configured;
@@ -400,7 +400,7 @@ template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct 
     memset(&p, 0, sizeof(p));
     p.g = *g;
     p.counter = next_counter();
-    if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, ROWS);
+    if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, box_rows);
     if (w) {
         p.b = packed_map(w, KN ? DEPTH : COLS, KN ? COLS / 2 : DEPTH / 2);
         p.scale = w->scale;
@@ -409,7 +409,7 @@ template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct 
                  : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);
     }
     if (g->r > 0) {
-        p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, ROWS);
+        p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, box_rows);
         p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
                   : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, box);
     }
