@@ -280,7 +280,7 @@ int64_t plan_packed_layers(const struct plan_probe *p)
     return n;
 }
 
-double plan_inside_share(double rows) { return rows > 96 ? 0.268 * (1 - 91.5 / rows) : 0; }
+double plan_inside_share(double rows) { return rows > 192 ? 0.11 * (1 - 192 / rows) : 0; }
 
 /* Time of one product of n_row rows in bf16 that reads `bytes` of matrices. */
 static double product_ms(const struct roofs *r, const struct weight *w, int64_t n_row, int64_t bytes)

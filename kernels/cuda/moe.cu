@@ -38,7 +38,7 @@
 #include "kernels/moe_packed.h"
 #include "kernels/moe_part.h"
 
-enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 96 /* per expert */ };
+enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 192 /* per expert */ };
 
 static const struct tensor absent = {};
 static const struct fp8_rows no_fp8_rows = {};
