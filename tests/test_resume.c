@@ -351,6 +351,32 @@ static void changed_weights_are_refused(void **state)
     }
 }
 
+/* After a run to more steps was killed, or with files removed, metrics.jsonl, report.html and config.ini are again
+ * those of the finished run. */
+static void finished_files_follow_the_checkpoint(const char *config, const char *model)
+{
+    static const char *const names[] = {"metrics.jsonl", "config.ini", "report.html"};
+    static const char killed[] = "{\"event\":\"step\",\"step\":2,\"loss\":987654321}\n";
+    for (int removed = 0; removed < 2; removed++) {
+        static char text[1 << 17];
+        FILE *f = fopen(process_output(config, "metrics.jsonl"), "a");
+        assert_non_null(f);
+        fputs(killed, f);
+        assert_int_equal(fclose(f), 0);
+        assert_non_null(f = fopen(process_output(config, "config.ini"), "w"));
+        fputs("[train]\nsteps = 987654321\n", f);
+        assert_int_equal(fclose(f), 0);
+        for (int i = 0; removed && i < MT_LEN(names); i++)
+            assert_int_equal(unlink(process_output(config, names[i])), 0);
+        if (run_case(config, model, model, 1, "")) fail_msg("%s", said.err);
+        assert_null(strstr(said.err, "loaded "));
+        for (int i = 0; i < MT_LEN(names); i++) {
+            process_read(process_output(config, names[i]), text, sizeof(text));
+            if (strstr(text, "987654321")) fail_msg("%s: %s", names[i], text);
+        }
+    }
+}
+
 /* A finished run compares its weights and ends without loading them; what is left is still done. */
 static void finished_runs_load_nothing(void **state)
 {
@@ -375,6 +401,7 @@ static void finished_runs_load_nothing(void **state)
         snprintf(of_checkpoint, sizeof(of_checkpoint), "%s%s", process_output(config, saved), adapter);
         assert_same_file(process_output(config, adapter), of_checkpoint);
     }
+    finished_files_follow_the_checkpoint(config, model);
     assert_int_equal(run_case(config, changed_model(name, "model.norm.weight"), model, 1, ""), 1);
     assert_says(said.err, "step-000001 was made with another base model, model.path: ");
 }

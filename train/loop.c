@@ -534,18 +534,6 @@ static bool at_the_end(const struct training *t)
            config_teacher(cfg, &dir) != TEACHER_ADAPTER && checkpoint_is_saved(t->from.path, cfg->output.dir);
 }
 
-/* Sets t->complete, for which the weights are compared but not loaded. */
-static int check_complete(struct training *t, struct err *err)
-{
-    uint64_t fingerprint;
-    if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err))
-        return -1;
-    t->state = t->from.state;
-    t->complete = true;
-    return report(t, err); /* a run that was killed after its last checkpoint may have none */
-}
-
 /* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
 static int restore(struct training *t, struct err *err)
 {
@@ -646,6 +634,19 @@ static int open_metrics(struct training *t, struct err *err)
                                                        .device = t->run.dev.name,
                                                        .ranks = t->run.par.all->world});
     return 0;
+}
+
+/* Sets t->complete, for which the weights are compared but not loaded. A run to more steps that was killed before its
+ * next checkpoint has left its lines in metrics.jsonl and its settings in config.ini. */
+static int check_complete(struct training *t, struct err *err)
+{
+    uint64_t fingerprint;
+    if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
+    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err))
+        return -1;
+    t->state = t->from.state;
+    t->complete = true;
+    return (is_first(t) && open_metrics(t, err)) || report(t, err) ? -1 : 0;
 }
 
 static int training_open(struct training *t, const struct config *cfg, struct comm *all, struct err *err)
