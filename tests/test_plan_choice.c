@@ -513,6 +513,31 @@ static void host_memory_of_a_cpu(void **state)
     }
 }
 
+/* --host-gb is of the machine: the error has the need of all its ranks. */
+static void host_memory_of_ranks(void **state)
+{
+    (void)state;
+    struct bed *b = bed_open();
+    struct comm ranks = {.world = 8, .local_world = 8}, alone = {.world = 1, .local_world = 1};
+    const struct parallel par = {&ranks, &alone, &ranks};
+    struct err err;
+    b->cfg.train.offload = CFG_OFFLOAD_ALL;
+    b->cfg.lora.r = 64;
+    b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30, .host_bytes = (int64_t)64 << 20};
+    assert_int_equal(bed_plan(b, &par, &err), -1);
+    const int64_t need = 8 * b->plan.memory.host;
+    char bytes[32], start[160];
+    snprintf(
+        start, sizeof(start),
+        "training needs %s of host memory for 8 ranks with train.offload = all, the budget is 64.0 MiB (--host-gb)",
+        str_bytes(bytes, need));
+    if (!strstr(err.msg, start)) fail_msg("%s", err.msg);
+    b->dev.card.host_bytes = need;
+    if (bed_plan(b, &par, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(b->plan.host_free, need);
+    bed_close(b);
+}
+
 /* On a card whose machine has less host memory than a fixed train.offload needs, nothing fits; `auto` takes half of it,
  * and where the device is too small as well the error names what is missing. */
 static void host_memory_of_a_card(void **state)
@@ -599,6 +624,7 @@ int test_plan_choice(void)
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
         cmocka_unit_test(host_memory_of_a_cpu),
+        cmocka_unit_test(host_memory_of_ranks),
         cmocka_unit_test(host_memory_of_a_card),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),

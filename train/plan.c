@@ -147,15 +147,16 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
 static int check_host(const struct plan *p, const struct plan_request *q, struct err *err)
 {
     const bool card = p->card.host_bytes > 0;
-    const int64_t half = q->room.host;
-    char need[32], have[32], part[32], way[32];
-    if (p->in_host_memory || p->host_free / 2 <= half) return 0;
+    const int64_t n = q->par->all->local_world, half = q->room.host; /* half: of one rank's share */
+    char need[32], have[32], part[32], way[32], ranks[32] = "";
+    if (p->in_host_memory || p->host_free / n / 2 <= half) return 0;
     config_choice(TRAIN_OFFLOADS, q->cfg->train.offload, way);
+    if (n > 1) snprintf(ranks, sizeof(ranks), " for %lld ranks", (long long)n);
     return err_set(err,
-                   "training needs %s of host memory with train.offload = %s, the budget is %s (%s), %s short: set "
+                   "training needs %s of host memory%s with train.offload = %s, the budget is %s (%s), %s short: set "
                    "train.offload = auto%s",
-                   str_bytes(need, p->host_free), way, str_bytes(have, 2 * half),
-                   card ? "--host-gb" : "of what is free", str_bytes(part, p->host_free - 2 * half),
+                   str_bytes(need, p->host_free), ranks, way, str_bytes(have, 2 * n * half),
+                   card ? "--host-gb" : "of what is free", str_bytes(part, p->host_free - 2 * n * half),
                    card ? ", or raise --host-gb" : "");
 }
 
@@ -167,7 +168,8 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
     if (plan_choose(&c, q, p->fixed, p->budget, err) || plan_settle(&p->memory, &c, q, p->fixed, p->budget, err))
         return -1;
     p->opt = c.opt;
-    p->host_free = p->memory.host * (q->cfg->train.offload == CFG_OFFLOAD_AUTO ? 2 : 1); /* `auto` takes half of it */
+    p->host_free = p->memory.host * q->par->all->local_world;
+    if (q->cfg->train.offload == CFG_OFFLOAD_AUTO) p->host_free *= 2; /* it takes half of what is free */
     return 0;
 }
 

@@ -54,8 +54,9 @@ static void print_host(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
     if (p->memory.host == p->memory.host_shared) return;
-    fprintf(out, "  %s of pinned host memory, for which %s must be free%s\n", str_bytes(b, p->memory.host),
-            str_bytes(c, p->host_free), p->card.bytes && !p->card.host_bytes ? "; --host-gb plans with less" : "");
+    fprintf(out, "  %s of pinned host memory, for which %s must be free%s%s\n", str_bytes(b, p->memory.host),
+            str_bytes(c, p->host_free), p->n_rank > 1 ? " for all ranks" : "",
+            p->card.bytes && !p->card.host_bytes ? "; --host-gb plans with less" : "");
 }
 
 static void print_choices(const struct plan *p, FILE *out)
