@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "tests/process.h"
 #include "tests/tiny_lora.h"
 #include "train/checkpoint.h"
 #include "train/peft.h"
@@ -530,6 +531,31 @@ static void other_adapters_are_refused(void **state)
     tiny_close(&t);
 }
 
+/* Peak of the process's memory as step n of a run reports it. */
+static double peak_at(const char *text, int n)
+{
+    char event[48];
+    double bytes;
+    snprintf(event, sizeof(event), "{\"event\":\"step\",\"step\":%d,", n);
+    const char *at = strstr(text, event), *says = at ? strstr(at, "\"mem_bytes\":") : NULL;
+    assert_true(says && sscanf(says, "\"mem_bytes\":%lf", &bytes) == 1);
+    return bytes;
+}
+
+/* On a CPU parameters and moments are written from where they are: a save takes less than copies of all three. */
+static void a_save_on_a_cpu_takes_little_memory(void **state)
+{
+    (void)state;
+    enum { R = 512 };
+    const double parameters = 10496. * R; /* of all targets */
+    static char text[1 << 16];
+    const char *config = process_config("save_every = 1\n");
+    if (process_run_sets(config, "lora.r=512 lora.alpha=512 train.steps=2")) fail_msg("%s", said.err);
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    const double more = peak_at(text, 2) - peak_at(text, 1);
+    if (more > 8 * parameters) fail_msg("saving takes %.3g bytes of %.3g parameters", more, parameters);
+}
+
 int test_checkpoint(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -545,6 +571,7 @@ int test_checkpoint(void)
         cmocka_unit_test(failed_deletions_are_warnings),
         cmocka_unit_test(forged_tensors_are_refused),
         cmocka_unit_test(other_adapters_are_refused),
+        cmocka_unit_test(a_save_on_a_cpu_takes_little_memory),
     };
     return cmocka_run_group_tests_name("checkpoint", tests, NULL, NULL);
 }

@@ -268,10 +268,17 @@ static void entry_name(char name[NAME_SIZE], int flat, const struct lora_param *
     snprintf(name, NAME_SIZE, "%s.%s", flat_names[flat], param);
 }
 
+/* Whether the host can read a flat array where it is: on a CPU, with no part at other ranks and no other order in
+ * files. */
+static bool readable(const struct adapters *ad, const struct device *dev, struct tensor flat)
+{
+    return !dev->ops->own_memory && !ad->logical && flat.shape[0] == ad->n_flat;
+}
+
 static int optimizer_write(const char *dir, const struct adapters *ad, struct device *dev, struct err *err)
 {
     struct tensor flat[N_FLAT];
-    char path[MT_PATH], *host[N_FLAT];
+    char path[MT_PATH], *copy[N_FLAT] = {NULL};
     const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
     if (join(path, dir, OPTIMIZER, err)) return -1;
@@ -279,8 +286,11 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     char(*names)[NAME_SIZE] = mem_array(N_FLAT * whole->n_params, NAME_SIZE);
     flat_arrays(ad, flat);
     for (int f = 0; f < N_FLAT; f++) {
-        host[f] = mem_array(whole->n_flat, width);
-        adapters_gather(ad, dev, flat[f], flat[f].dtype, host[f]);
+        const char *host = flat[f].data;
+        if (!readable(ad, dev, flat[f])) {
+            host = copy[f] = mem_array(whole->n_flat, width);
+            adapters_gather(ad, dev, flat[f], flat[f].dtype, copy[f]);
+        }
         for (int64_t i = 0; i < whole->n_params; i++, n++) {
             const struct lora_param *p = &whole->params[i];
             entry_name(names[n], f, p);
@@ -288,11 +298,11 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
                                            .dtype = flat[f].dtype,
                                            .ndim = 3,
                                            .shape = {p->n_exp, p->rows, p->cols},
-                                           .data = host[f] + p->off * width};
+                                           .data = host + p->off * width};
         }
     }
     int rc = safetensors_write(path, entries, n, err);
-    for (int f = 0; f < N_FLAT; f++) mem_free(host[f]);
+    for (int f = 0; f < N_FLAT; f++) mem_free(copy[f]);
     mem_free(names);
     mem_free(entries);
     return rc;

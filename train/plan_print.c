@@ -80,10 +80,10 @@ static void print_choices(const struct plan *p, FILE *out)
     if (p->opt.expert_group) fprintf(out, ", experts decoded %lld at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
     if (p->in_host_memory)
-        fprintf(
-            out,
-            "  counts tensors; the program with buffers of BLAS and threads (tens of MiB) and token ids (5 bytes each) "
-            "come on top\n");
+        fprintf(out,
+                "  counts tensors; the program with buffers of BLAS and threads (tens of MiB), token ids (5 bytes "
+                "each) and a copy of the adapters while saving (%s) come on top\n",
+                str_bytes(b, 4 * p->trainable));
     if (p->n_rank > 1) fprintf(out, "  per rank, on each of %d ranks\n", p->n_rank);
     if (p->n_ep > 1)
         fprintf(out,
