@@ -250,6 +250,10 @@ static void quantised_experts_stay_packed(void **state)
         b->cfg.quant.start = rows[i].start;
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
         if (b->plan.memory.n_decoded != rows[i].decoded) fail_msg("%d: %lld", i, (long long)b->plan.memory.n_decoded);
+        struct plan eval; /* evaluations are quantised whatever quant.start is */
+        if (plan_make(&eval, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, false, &err))
+            fail_msg("%s", err.msg);
+        assert_int_equal(eval.memory.n_decoded, rows[i].weights == CFG_QUANT_NONE ? 2 : 0);
         struct plan_request q =
             plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
         q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};

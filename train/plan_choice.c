@@ -365,7 +365,8 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     for (int i = 0; i < MT_LEN(places) && !rc && !s->ends; i++)
         if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
     mem_free(s->items);
-    best->packed = s->decode_ms < 0;
+    /* An evaluation has no items. It is quantised whatever quant.start is. */
+    best->packed = q.train ? s->decode_ms < 0 : q.cfg->quant.weights != CFG_QUANT_NONE;
     return rc;
 }
 
