@@ -57,7 +57,10 @@ static int read_mscale(struct rope_arch *r, struct json scaling, enum rope_keys 
     if (!(mscale >= 0 && all >= 0)) return json_error(scaling, err, "mscale and mscale_all_dim must not be negative");
     if (mscale > 0 && all > 0) r->attention_factor = yarn_gain(r->factor, mscale) / yarn_gain(r->factor, all);
     if (all > 0) r->softmax_gain = yarn_gain(r->factor, all) * yarn_gain(r->factor, all);
-    return range_factor(scaling, "the softmax factor of mscale_all_dim", r->softmax_gain, err);
+    return range_factor(scaling, "the softmax factor of mscale_all_dim", r->softmax_gain, err) ||
+                   range_factor(scaling, "the attention factor of mscale", r->attention_factor, err)
+               ? -1
+               : 0;
 }
 
 /* The growth of queries with their position, in Mistral's YaRN. transformers ignores the key in other families. */

@@ -248,6 +248,8 @@ static void bad_sizes_are_refused(void **state)
         {{0, 8, 4, 6, 5, "\"attention_bias\": true", Q_A}, "attention_bias without q_lora_rank"},
         {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": -1.0"), Q_A}, "must not be negative"},
         {{10, 8, 4, 6, 5, YARN(", \"mscale_all_dim\": 1e30"), Q_A}, "softmax factor of mscale_all_dim"},
+        {{10, 8, 4, 6, 5, YARN(", \"mscale\": 1e30, \"mscale_all_dim\": 1.0"), Q_A},
+         "the attention factor of mscale 1.2"},
         {{10, 8, 4, 6, 5, "\"scoring_func\": \"softmax\"", Q_A}, "scoring_func \"softmax\" is not supported"},
         {{10, 8, 4, 6, 5, "\"topk_method\": \"greedy\"", Q_A}, "topk_method \"greedy\" is not supported"},
         {{10, 8, 4, 6, 5, "\"moe_layer_freq\": 2", Q_A}, "moe_layer_freq 2 is not supported"},
