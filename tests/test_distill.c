@@ -227,6 +227,18 @@ static void a_run_continues_with_its_teacher(void **state)
     if (RUN("generate", halves, "--prompt", "the", "--tokens", "2", "--set", "lora.r=8")) fail_msg("%s", said.err);
     assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
     assert_says(said.err, "distill.teacher =");
+    /* it was moved: what the other directory holds decides */
+    snprintf(copy, sizeof(copy), "cp -r %s %s/moved", case_adapter("adapter_final"), teacher);
+    assert_int_equal(system(copy), 0);
+    for (int same = 0; same < 2; same++) {
+        snprintf(set, sizeof(set), "distill.teacher=adapter:%s/%s", teacher, same ? "moved" : "other");
+        const int rc = RUN(halves, "--set", "lora.r=8", "--set", "train.steps=6", "--set", set);
+        if (rc != !same) fail_msg("%s", said.err);
+        assert_says(said.err, same ? "continuing after step 5 of 6"
+                                   : "the weights in model.path or distill.teacher are not the same");
+    }
+    assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", "distill.teacher=base"), 1);
+    assert_says(said.err, " -> base: set it back");
 }
 
 static void eval_prints_the_parts(void **state)

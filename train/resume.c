@@ -73,20 +73,28 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
     return same;
 }
 
-/* The directory that a value of distill.teacher names. */
-static bool find_teacher(struct stat *dir, const char *value)
+/* The directory in a value of distill.teacher; NULL: it names none. */
+static const char *teacher_dir(const char *value)
 {
     static const char adapter[] = "adapter:";
     const size_t n = sizeof(adapter) - 1;
-    char found[MT_PATH];
-    return !strncmp(value, adapter, n) && adapter_dir_inside(found, value + n) && !stat(found, dir);
+    return strncmp(value, adapter, n) ? NULL : value + n;
 }
 
-/* Whether two texts name one directory, such as RUN and RUN/adapter. */
+static bool find_teacher(struct stat *dir, const char *path)
+{
+    char found[MT_PATH];
+    return adapter_dir_inside(found, path) && !stat(found, dir);
+}
+
+/* Whether two texts name one directory, such as RUN and RUN/adapter. Where the old one is gone it may have been moved:
+ * the hash of its values, in the model's fingerprint, decides. */
 static bool same_teacher(const char *old, const char *new)
 {
+    const char *before = teacher_dir(old), *now = teacher_dir(new);
     struct stat a, b;
-    return find_teacher(&a, old) && find_teacher(&b, new) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+    if (!before || !now || !find_teacher(&b, now)) return false;
+    return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
 /* Option i of the checkpoint's settings; the default if they lack it. */
