@@ -308,7 +308,8 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
     {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
-    /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last */
+    /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last; the
+     * kernels for few, some and many rows per expert */
     {{{WF_MXFP4, 0, false}, 97, 5, 1, 96, 160, 16, 16, GPTOSS_2, true, CROWDED}, 0, false},
     {{{WF_MXFP4, 0, false}, 129, 5, 1, 96, 64, 0, 24, GPTOSS_2, true, CROWDED}, 1, false},
     {{{WF_MXFP4, 0, false}, 270, 5, 1, 64, 96, 8, 8, SWIGLU_CLAMPED_2, false, CROWDED}, 0, true},
@@ -316,6 +317,10 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 190, 3, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 300, 2, 1, 224, 96, 0, 24, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 520, 3, 1, 96, 224, 72, 0, GPTOSS_HALVES_2, true, CROWDED}, 1, false},
+    {{{WF_MXFP4, 0, false}, 33, 5, 4, 416, 224, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 222, 2, 1, 96, 224, 16, 8, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 270, 3, 1, 288, 64, 0, 72, GPTOSS_2, true, CROWDED}, 1, false},
+    {{{WF_MXFP4, 0, false}, 450, 5, 1, 96, 160, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
     /* more tiles than multiprocessors, so that a block has several; adapters that copy no rows */
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 128, 0, 72, SWIGLU, false, SPREAD}, 0, true},
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 104, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},

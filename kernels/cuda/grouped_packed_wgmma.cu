@@ -1,132 +1,94 @@
-/* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, decoded between shared
- * memory and the tensor cores: no decoded copy of an expert exists. For few rows per expert; grouped_decode_wgmma.cu:
- * for many.
+/* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for few rows per expert: no
+ * decoded copy of an expert exists in global memory. A warpgroup decodes its columns of a step into shared memory while
+ * its products of the step before run. grouped_decode_wgmma.cu: for many rows.
  *
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, so the products are
  *   the same, and only the order of the f32 sums differs.
- * Operands change places: columns of the output are the 64 rows of a wgmma, whose a is in registers; rows of the
- *   experts (tokens) are its N columns, whose b is in shared memory. The rows of an expert are cut into the fewest
- *   equal tiles of at most 128; N is 48, 96 or 128.
- * Tiles: 256 columns of the output, 64 of each consumer warpgroup. A thread has two adjacent ones, as rows i and i + 8
- *   of a product, i = lane / 4.
- * Decoding: a warpgroup decodes 64 of depth, multiplies, and waits for the products; the three others decode or
- *   multiply meanwhile. Forward, a thread needs byte q = lane % 4 of every word of eight weights in its columns. The
- *   lanes of a quad load a word each and transpose their bytes in two exchanges; prmt looks up both bytes of a bf16.
- *   Backward, neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word;
- *   shifts move the three low bits of a code to bits 6 .. 8 of a half, where they are the value times 2^-126. Either
- *   way the product in bf16 with the scale, a power of two, is exact.
- * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; grouped_require; at most 512 experts.
- * Grid: persistent, one block per SM: a producer warpgroup, four consumer warpgroups, 8 pipeline stages: 193 KiB. 96
- *   registers at launch, then 24 and 112; at most 20 bytes of spills.
- * Moves: w is read once per 128 rows of its expert, 0.53 bytes a weight; rows once per 256 columns, from L2.
+ * Operands change places: columns of the output are the 64 rows of a wgmma; rows of the experts (tokens) are its N
+ *   columns. So a tile has the rows of its expert rounded up to 16, not to 64.
+ * Tiles: 128 columns of the output for each consumer warpgroup. LARGE_TILES: two of them, up to 160 rows. SMALL_TILES:
+ *   three, up to 96 rows. A thread has two adjacent columns, as rows i and i + 8 of a product, i = lane / 4.
+ * Decoding: 32 weights with one scale are 16 bytes; a thread has two of these blocks in a step. The bits of a code
+ *   go to their places in a bf16, where they are its value times 2^-126: a multiplication moves the sign and the other
+ *   three bits, two masks remove the rest. The product with the scale times 2^126 is exact. Backward two weights that
+ *   are four apart are in the halves of a word; forward prmt puts neighbours there, and even rows of w are read first.
+ * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
+ *   512 experts.
+ * Grid: persistent, one block per SM: a loading thread and the consumer warpgroups. LARGE_TILES: 5 stages and two
+ *   buffers of decoded weights for each warpgroup, 218 KiB; 168 registers at launch, then 40 and 232; no spills.
+ *   SMALL_TILES: 4 stages, 222 KiB; 128, then 24 and 160; in the GLU's backward 44 bytes of spills.
+ * Moves: w is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
- * Bound: instructions. A microbenchmark on an H200 issues at most 0.25 PRMT, LOP3 or HMUL2 per clock and scheduler
- *   while the tensor cores are busy, 0.5 otherwise, and one SHFL in 16 clocks. A step takes about 150 instructions per
- *   warp forward and 175 backward, for 256 clocks of products at 128 rows. A warp does not pass its own wgmmas: it
- *   issues the next instruction when the last of them has begun. So other warps have to fill the time.
- * Measured: tests/RESULTS.md, "Experts decoded inside the products".
- * Tried and dropped, not in the history: two consumer warpgroups of 128 columns, which decode the next half of a step
- *   while their wgmmas run (the kernel of 0e2ce98). H200, forward and backward of the experts of a layer with adapters
- *   by `bench lora`, gpt-oss-20b, 16, 64 and 96 rows per expert, ms: 0.413 and 0.470, 0.477 and 0.522, 0.539 and
- *   0.573. That with named barriers that give the tensor cores to the warpgroups in turns: 10 % slower. Three consumer
- *   warpgroups of 64 columns and tiles of 144 rows: 0.464 and 0.605 at 64 rows on an H100, four 0.428 and 0.458; in
- *   turns by named barriers no faster. ptxas makes all wgmmas wait for each other where registers that they read are
- *   written while others run (C7513). */
+ * Bound: latency of a warpgroup's step, which with LARGE_TILES has about 260 instructions of each of two warps on a
+ *   scheduler, 170 of them for decoding: 1,130 clocks at 32 rows, 1,460 at 128, 1,490 at 144; the products take 1,024
+ *   at 128. The epilogue takes 15 to 20 % more, in which no products run.
+ * Measured: tests/RESULTS.md, "Experts decoded inside the products". At 64 rows per expert SMALL_TILES are 8 % faster
+ *   with uniform routing, LARGE_TILES 4 % with a random router, which gives some experts several times the mean.
+ * Tried and dropped, not in the history, on an H200 by `bench lora`: four warpgroups of 64 columns with a in registers
+ *   (the kernel of 8e07279): forward up to 6 % faster, backward 4 to 34 % slower. A loading warpgroup that decodes for
+ *   all, tiles of 192 x 192: 1,290 clocks a step at any number of rows. Three consumer warpgroups of 64 columns, up to
+ *   192 rows: 1,220 clocks for 192 columns. Tiles of up to 192 rows with 4 stages: spills; no faster. Scales by the
+ *   other warps of the loading warpgroup through shared memory: 4 to 16 % slower, as they wait for L2. Scales loaded
+ *   before the products are issued: 3 % slower. */
 #include <string.h>
 
-#include "kernels/cuda/grouped_epilogue.cuh"
-#include "kernels/cuda/mma.cuh"
 #include "kernels/cuda/mxfp4_words.cuh"
-#include "kernels/cuda/ring_wgmma.cuh"
+#include "kernels/cuda/product_wgmma.cuh"
 #include "kernels/cuda/sm90_narrow.cuh"
 
 enum {
-    GROUPS = 4, /* consumer warpgroups */
-    OWN = 64,   /* columns of one */
-    COLS = GROUPS * OWN,
-    TOKENS = NARROW_MAX,
-    UNIT = 16,  /* tokens of one TMA box */
-    DEPTH = 64, /* of a stage */
-    TOKEN_BYTES = TOKENS * DEPTH * 2,
-    WEIGHT_BYTES = COLS * DEPTH / 2,
-    STAGE_BYTES = TOKEN_BYTES + WEIGHT_BYTES,
-    STAGES = 8,
-    RING_BYTES = STAGES * STAGE_BYTES + 1024, /* 1024: alignment */
-    MAX_EXPERTS = 512,
-    LOADERS = 128,
-    CONSUMERS = GROUPS * 128,
-    THREADS = CONSUMERS + LOADERS,
-    LOADER_REGISTERS = 24, /* (24 + 4 * 112) * 128 = 59 Ki; at launch 5 * 128 * 96 = 60 Ki */
-    CONSUMER_REGISTERS = 112,
-    SCALE_BLOCK = 32,
-    FEW_ROWS = 104, /* per expert; with more, grouped_decode_wgmma.cu is faster */
-    MOST_ROWS = 768 /* per expert; with more, decoding to memory first is faster */
+    BLOCKS = 2,      /* of columns, of a consumer warpgroup */
+    BLOCK_COLS = 64, /* of one: rows of a wgmma */
+    OWN = BLOCKS * BLOCK_COLS,
+    UNIT = 16,    /* tiles have a multiple of it in rows, but for the last of an expert */
+    BOX = 32,     /* rows of a TMA box */
+    BLOCK = 32,   /* weights with one scale: 16 bytes; a thread has one of each block of columns */
+    STRIPE = 256, /* columns in a row of 128 bytes of packed weights, backward */
+    BLOCK_BYTES = BLOCK_COLS * DEPTH * 2, /* decoded */
+    OWN_BYTES = BLOCKS * BLOCK_BYTES,
+    OWN_BUFFERS = 2,
+    FEW_ROWS = 48,   /* per expert: SMALL_TILES */
+    SOME_ROWS = 112, /* per expert; with more, grouped_decode_wgmma.cu is faster */
+    MOST_ROWS = 768  /* per expert; with more, decoding to memory first is faster */
 };
+static_assert(BLOCK_COLS * DEPTH == 128 * BLOCK, "a block of a thread");
+static_assert((int)BLOCK_COLS == (int)GROUPED_PART, "a block of columns is a part");
+
+/* Tiles of up to N_ROW rows by N_GROUP warpgroups' columns. */
+template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
+    enum {
+        GROUPS = N_GROUP, /* consumer warpgroups */
+        ROWS = N_ROW,
+        STAGES = N_STAGE,
+        COLS = GROUPS * OWN,
+        MULTIPLIERS = GROUPS * 128,
+        TOKEN_BYTES = ROWS * DEPTH * 2,
+        WEIGHT_BYTES = COLS * DEPTH / 2,
+        STAGE_BYTES = TOKEN_BYTES + (COLS + STRIPE - 1) / STRIPE * STRIPE * DEPTH / 2,
+        RING_BYTES = STAGES * STAGE_BYTES + GROUPS * OWN_BUFFERS * OWN_BYTES + 1024, /* 1024: alignment */
+        /* registers of a loading and a multiplying thread: no more than at launch */
+        LOADER = GROUPS == 2 ? 40 : 24,
+        MULTIPLIER = GROUPS == 2 ? 232 : 160
+    };
+};
+using LARGE_TILES = struct shape<2, 160, 5>;
+using SMALL_TILES = struct shape<3, 96, 4>;
 
 struct packed_args {
-    CUtensorMap a, w; /* a: boxes of UNIT tokens by 64 of depth, zeroed when unused */
+    CUtensorMap a, la, w; /* a, la: boxes of BOX rows by 64 of depth; zeroed when unused */
     struct grouped g;
     const uint8_t *scale; /* [E, rows of w, columns of w / 32] e8m0 */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* ---- tiles: expert by expert, column by column; tiles of rows innermost, as they share a part of w ---- */
-
-struct tiles {
-    int32_t first[MAX_EXPERTS + 1]; /* tiles of rows before expert i */
-    int32_t row[MAX_EXPERTS + 1];   /* offs */
-    int32_t n_exp, n_col;
-};
-struct tile {
-    int32_t e, m, n, n_row; /* expert, first row and column, rows */
-};
-
-static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
+template <typename S> static __device__ __forceinline__ uint32_t stage_of(const struct ring &ring)
 {
-    while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
-    const int n_tile = tiles->first[*e + 1] - tiles->first[*e], in_expert = at - tiles->first[*e] * tiles->n_col;
-    const int start = tiles->row[*e], rows = tiles->row[*e + 1] - start;
-    const int height = ((rows + n_tile - 1) / n_tile + UNIT - 1) / UNIT * UNIT, skip = in_expert % n_tile * height;
-    struct tile t;
-    t.e = *e;
-    t.m = start + skip;
-    t.n = in_expert / n_tile * COLS;
-    t.n_row = MT_MIN(height, rows - skip);
-    return t;
+    return ring.data + ring.stage * S::STAGE_BYTES;
 }
-
-/* One warp fills `tiles`. */
-static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g)
-{
-    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;
-    int before = 0;
-    for (int base = 0; base < n_exp; base += 32) {
-        const int i = MT_MIN(base + lane, n_exp - 1), start = g.offs[i], end = g.offs[i + 1];
-        int sum = base + lane < n_exp ? (end - start + TOKENS - 1) / TOKENS : 0;
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(~0u, sum, d);
-            if (lane >= d) sum += other;
-        }
-        tiles->row[i] = start;
-        if (base + lane < n_exp) tiles->first[i + 1] = before + sum;
-        before += __shfl_sync(~0u, sum, 31);
-    }
-    if (lane == 0) {
-        tiles->first[0] = 0;
-        tiles->row[n_exp] = g.offs[n_exp];
-        tiles->n_exp = n_exp;
-        tiles->n_col = (int)((g.n_out + COLS - 1) / COLS);
-    }
-}
-
-/* ---- the pipeline: as in grouped_wgmma.cu ---- */
-
-static __device__ __forceinline__ uint32_t stage_of(const struct ring &ring)
-{
-    return ring.data + ring.stage * STAGE_BYTES;
-}
+static __device__ __forceinline__ int count_thin(const struct grouped &g) { return ((int)g.r + DEPTH - 1) / DEPTH; }
+static __device__ __forceinline__ int count_steps(const struct grouped &g) { return ((int)g.n_in + DEPTH - 1) / DEPTH; }
 
 /* ---- loading ---- */
 
@@ -140,270 +102,356 @@ static __device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMa
         : "memory");
 }
 
-/* By one thread. */
-template <bool KN>
+/* By one thread: for every step the packed weights, forward those of even columns first, and the rows; before them the
+ * rows of la. */
+template <typename S, bool KN>
 static __device__ __forceinline__ void load_tiles(const struct packed_args &p, const struct tiles *tiles,
                                                   struct ring ring)
 {
-    const int n_in = (int)p.g.n_in;
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    const int n_thin = count_thin(p.g), n_step = count_steps(p.g);
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, &e);
-        const int n_unit = (t.n_row + UNIT - 1) / UNIT;
-        for (int k = 0; k < n_in; k += DEPTH) {
-            const uint32_t to = stage_of(ring), full = ring.full + 8 * ring.stage;
+        const struct tile t = tile_at<S::ROWS, UNIT, S::COLS>(tiles, at, &e);
+        const int n_box = (t.n_row + BOX - 1) / BOX, expert = tiles->place[t.e];
+        for (int i = -n_thin; i < n_step; i++) {
+            const uint32_t to = stage_of<S>(ring), full = ring.full + 8 * ring.stage;
+            const int k = (i < 0 ? i + n_thin : i) * DEPTH;
             mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-            mbarrier_arrive_expect(full, WEIGHT_BYTES + n_unit * UNIT * DEPTH * 2);
-            if (KN)
-                tma_load_4d(to + TOKEN_BYTES, &p.w, full, t.n / 2, k, t.e, 0);
-            else
-                tma_load_4d(to + TOKEN_BYTES, &p.w, full, k / 2, t.n / 2, 0, t.e);
-            for (int i = 0; i < n_unit; i++) tma_load(to + i * UNIT * 128, &p.a, full, k, t.m + i * UNIT, 0);
-            ring_advance<STAGES>(&ring);
+            const int weights = i < 0 ? 0 : KN ? S::STAGE_BYTES - S::TOKEN_BYTES : S::WEIGHT_BYTES;
+            mbarrier_arrive_expect(full, n_box * BOX * DEPTH * 2 + weights);
+            if (!KN && i >= 0) tma_load_4d(to + S::TOKEN_BYTES, &p.w, full, k / 2, t.n / 2, 0, expert);
+            for (int n = 0; KN && i >= 0 && n < S::COLS; n += STRIPE)
+                tma_load_4d(to + S::TOKEN_BYTES + n * DEPTH / 2, &p.w, full, (t.n + n) / 2, k, expert, 0);
+            for (int j = 0; j < n_box; j++)
+                tma_load(to + j * BOX * DEPTH * 2, i < 0 ? &p.la : &p.a, full, k, t.m + j * BOX, 0);
+            ring_advance<S::STAGES>(&ring);
         }
     }
 }
 
-/* ---- decoding ---- */
+/* ---- decoding ----
+ * A block of columns has 64 rows of 128 bytes in a step: forward a row is a column with 64 of depth, backward 64
+ * columns of one depth. A thread has half of a row of each block of its warpgroup. */
 
-/* Columns of this thread: n and n + 1 as rows i and i + 8 of a product, i = lane / 4. Forward a warp has 16 adjacent
- * columns. Backward two warps have 32, in turns two of four: the scales of a block. */
-template <bool KN> static __device__ __forceinline__ int column_of(const struct tile &t)
+/* Column of row i of a product, 0 .. 7; row i + 8 has the next. Backward four bytes of packed weights are decoded in
+ * the order 0, 2, 1, 3. */
+template <bool KN> static __device__ __forceinline__ int column_of_row(int i)
 {
-    const int warp = threadIdx.x / 32, i = threadIdx.x % 32 / 4;
-    return t.n + (KN ? warp / 2 * 32 + 4 * i + warp % 2 * 2 : warp * 16 + 2 * i);
+    return 2 * (KN ? (i & 4) | (i & 1) << 1 | (i >> 1 & 1) : i);
 }
 
-/* Both nibbles of the bytes in the halves of u, without their scales, times 2^-126. u: a byte twice in each half. */
-static __device__ __forceinline__ void decode_bytes(uint32_t *low, uint32_t *high, uint32_t u)
-{
-    *low = (u << 6 & 0x01c001c0) | (u << 12 & 0x80008000);
-    *high = (u << 2 & 0x01c001c0) | (u & 0x80008000);
-}
-
-/* Scales of this lane for each step of depth. Forward: of column lane / 2 of the warp's 16, block lane % 2 of the step.
- * Backward: rows 2 lane and 2 lane + 1 of the step, the block of the warp's columns. */
-struct scales {
-    const uint8_t *from; /* of the next step */
-    int left;            /* forward blocks, backward rows, from there to the end */
-    uint32_t a, b;       /* bytes of a step; 0 out of bounds */
+struct half_row {
+    const uint8_t *scale[BLOCKS]; /* of the next step to load, e8m0 */
+    int64_t next;                 /* from step to step */
+    int left;                     /* steps in which the half is in bounds; beyond the edges of w weights are 0 */
+    int row, side;                /* the first or second half */
+    int column;                   /* of the tile: forward of the row, backward the first of the half; of block 0 */
+    uint32_t from;                /* bytes from a stage */
+    uint32_t to[4];               /* chunks, bytes from a block of decoded weights */
 };
-template <bool KN> static __device__ __forceinline__ void load_scales(struct scales *s, int n_block)
+
+template <typename S, bool KN>
+static __device__ __forceinline__ struct half_row find_half(const struct packed_args &p, const struct tile &t)
 {
-    s->a = s->b = 0;
-    if (s->left > 0) s->a = __ldg(s->from);
-    if (KN && s->left > 1) s->b = __ldg(s->from + n_block);
-    s->from += KN ? DEPTH * n_block : DEPTH / SCALE_BLOCK;
-    s->left -= KN ? DEPTH : DEPTH / SCALE_BLOCK;
+    const int n_in = (int)p.g.n_in, n_out = (int)p.g.n_out, per_row = (KN ? n_out : n_in) / BLOCK;
+    const int thread = threadIdx.x % 128, first = threadIdx.x / 128 * OWN;
+    struct half_row h;
+    h.row = KN ? thread / 16 * 8 + thread % 8 : thread / 2; /* no bank conflicts */
+    h.side = KN ? thread / 8 % 2 : thread % 2;
+    h.column = first + (KN ? h.side * BLOCK : (h.row & 48) + column_of_row<false>(h.row & 7) + (h.row >> 3 & 1));
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const int n = MT_MIN(t.n + h.column + j * BLOCK_COLS, n_out - 1);
+        h.scale[j] = p.scale + t.e * ((int64_t)per_row * (KN ? n_in : n_out)) +
+                     (KN ? h.row * per_row + n / BLOCK : n * per_row + h.side);
+    }
+    h.next = KN ? DEPTH * per_row : DEPTH / BLOCK;
+    h.left = (n_in - (KN ? h.row : h.side * BLOCK) + DEPTH - 1) / DEPTH;
+    const int place = h.column % 2 * (S::COLS / 2) + h.column / 2, stripe = h.column / STRIPE * (STRIPE * DEPTH / 2);
+    h.from = S::TOKEN_BYTES +
+             (KN ? stripe + sm90_swizzle(h.row, h.column % STRIPE / BLOCK) : place * (DEPTH / 2) + h.side * 16);
+#pragma unroll
+    for (int i = 0; i < 4; i++) h.to[i] = sm90_swizzle(h.row, h.side * 4 + i);
+    return h;
 }
+
+/* Loads the scales of the next step into x. They wait for what x had: loads that wait for each other only when they are
+ * used share a scoreboard, and the older are ready when the younger are. */
+static __device__ __forceinline__ void load_scales(uint32_t (&x)[BLOCKS], struct half_row *h)
+{
+    const bool in_bounds = h->left-- > 0;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        const uint8_t *from = h->scale[j] + (x[j] >> 8);
+        if (in_bounds) asm volatile("ld.global.nc.L2::256B.u8 %0, [%1];" : "=r"(x[j]) : "l"(from));
+        h->scale[j] += h->next;
+    }
+}
+
+static __device__ __forceinline__ void load_chunk(uint32_t (&x)[4], uint32_t from)
+{
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
+static __device__ __forceinline__ void store_chunk(uint32_t to, const uint32_t (&x)[4])
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
+/* Two weights, times 2^-126, without their scale, from the low nibbles of bytes 0 and 2 of x, or from the high ones: a
+ * sign and three bits, of which the last is that of the fraction. Their place in a bf16 is bit 15, and bits 8 .. 6. */
+static __device__ __forceinline__ uint32_t low_nibbles(uint32_t x) { return (x & 0x000f000f) * 0x1040 & 0x81c081c0; }
+static __device__ __forceinline__ uint32_t high_nibbles(uint32_t x) { return (x & 0x00f000f0) * 0x0104 & 0x81c081c0; }
+
+/* Factors of decoded weights, in pairs: the scales times 2^126. A scale above 2 is too large for it: then `large`, and
+ * the factors are the scales. */
+struct factors {
+    uint32_t by[BLOCKS];
+    bool large;
+};
+static __device__ __forceinline__ struct factors factors_of(const uint32_t (&scale)[BLOCKS])
+{
+    struct factors f;
+    f.large = __any_sync(~0u, MT_MAX(scale[0], scale[1]) > 128);
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) /* else (scale + 126) << 7 */
+        f.by[j] = f.large ? scale_bits(scale[j]) * 0x10001 : scale[j] * 0x00800080 + 0x3f003f00;
+    return f;
+}
+
+/* Decodes 32 weights with one scale into four chunks. Forward a chunk is 8 of depth. Backward it is of 16 columns the
+ * even or the odd ones. */
+template <bool KN, bool LARGE>
+static __device__ __forceinline__ void decode_block(uint32_t to, const uint32_t (&chunk)[4], const uint32_t (&c)[4],
+                                                    uint32_t by)
+{
+    const auto scaled = [&](uint32_t x) { return times(LARGE ? times(x, 0x7e807e80) : x, by); }; /* 2^126 */
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t x[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const uint32_t w = c[KN ? i / 2 * 2 + j / 2 : i], bytes = KN ? w >> j % 2 * 8 : 0;
+            if (KN)
+                x[j] = scaled(i % 2 ? high_nibbles(bytes) : low_nibbles(bytes));
+            else
+                x[j] = scaled(high_nibbles(__byte_perm(w << 4, w, j * 0x1111 + 0x4400)));
+        }
+        store_chunk(to + chunk[i], x);
+    }
+}
+
+/* The packed weights of a step, from a stage. */
 template <bool KN>
-static __device__ __forceinline__ struct scales first_scales(const struct packed_args &p, const struct tile &t)
+static __device__ __forceinline__ void load_packed(uint32_t (&c)[BLOCKS][4], uint32_t stage, const struct half_row &h)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int n_row = (int)(KN ? p.g.n_in : p.g.n_out), n_block = (int)(KN ? p.g.n_out : p.g.n_in) / SCALE_BLOCK;
-    const int row = KN ? 2 * lane : t.n + warp * 16 + lane / 2;
-    const int block = KN ? t.n / SCALE_BLOCK + warp / 2 : lane % 2;
-    struct scales s = {p.scale + ((int64_t)t.e * n_row + row) * n_block + block, 0, 0, 0};
-    if (row < n_row && block < n_block) s.left = KN ? n_row - row : n_block - block;
-    load_scales<KN>(&s, n_block);
-    return s;
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) /* backward two chunks further, swizzled: bit 1 of a chunk is 0 in block 0 */
+        load_chunk(c[j], stage + (KN ? h.from ^ j << 5 : h.from + j * (BLOCK_COLS / 2 * (DEPTH / 2))));
+}
+/* Decodes them, of a warpgroup, to `to`. */
+template <bool KN>
+static __device__ __forceinline__ void decode_step(uint32_t to, const uint32_t (&c)[BLOCKS][4],
+                                                   const struct half_row &h, const struct factors &f)
+{
+#pragma unroll
+    for (int j = 0; j < BLOCKS && !f.large; j++) decode_block<KN, false>(to + j * BLOCK_BYTES, h.to, c[j], f.by[j]);
+#pragma unroll
+    for (int j = 0; j < BLOCKS && f.large; j++) decode_block<KN, true>(to + j * BLOCK_BYTES, h.to, c[j], f.by[j]);
+    fence_proxy_async();
 }
 
-/* Forward: w[2h + r] = byte q of the four words of column r of this thread's two, half h of the step: a word of each
- * lane of the quad, transposed in two exchanges. */
-static __device__ __forceinline__ void load_words(uint32_t (&w)[4], uint32_t data)
+/* Writes 64 of depth, from k on, of the adapter's factor lb where decoded weights are. */
+template <bool KN>
+static __device__ __forceinline__ void store_factor(uint32_t to, const struct grouped &g, const struct tile &t,
+                                                    const struct half_row &h, int k)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, q = lane % 4;
-    const uint32_t from = data + (8 * warp + lane / 4) * 32 + 4 * q;
-    const uint32_t keep = q & 1 ? 0x7531 : 0x6420, keep2 = q == 0 ? 0x6240 : q == 1 ? 0x2604 : q == 2 ? 0x7351 : 0x3715;
-    const uint32_t low = q & 2 ? 0x1054 : 0x5410, high = q & 2 ? 0x3276 : 0x7632;
-    uint32_t x[4];
+    const int r = (int)g.r, n_out = (int)g.n_out;
+    const bf16 *lb = g.lb + (int64_t)t.e * n_out * r;
 #pragma unroll
-    for (int j = 0; j < 4; j++)
-        asm volatile("ld.shared.b32 %0, [%1];"
-                     : "=r"(x[j])
-                     : "r"(from + j / 2 * 16 + j % 2 * (COLS / 2) * 32)
-                     : "memory");
-#pragma unroll
-    for (int j = 0; j < 4; j += 2) { /* transposes of two columns in the quad */
-        const uint32_t own = __byte_perm(x[j], x[j + 1], keep);
-        const uint32_t got = __shfl_xor_sync(~0u, __byte_perm(x[j], x[j + 1], keep ^ 0x1111), 1);
-        const uint32_t own2 = __byte_perm(own, got, keep2);
-        const uint32_t got2 = __shfl_xor_sync(~0u, __byte_perm(own, got, keep2 ^ 0x1111), 2);
-        w[j] = __byte_perm(own2, got2, low);
-        w[j + 1] = __byte_perm(own2, got2, high);
-    }
-}
-
-/* a of a step, [depth / 16]. mine: the lane's scale. */
-static __device__ __forceinline__ void decode_forward(uint32_t (&a)[4][4], uint32_t data, const struct values &v,
-                                                      uint32_t mine)
-{
-    uint32_t w[4];
-    load_words(w, data);
-    mine = scale_bits(mine) * 0x10001;
-#pragma unroll
-    for (int j = 0; j < 4; j++) { /* half j / 2, column j % 2 */
-        const uint32_t scale = __shfl_sync(~0u, mine, threadIdx.x % 32 / 4 * 4 + j % 2 * 2 + j / 2);
-        uint32_t pair[4];
-        decode_word(pair, v, w[j]);
-#pragma unroll
-        for (int i = 0; i < 4; i++) a[j / 2 * 2 + i / 2][i % 2 * 2 + j % 2] = times(pair[i], scale);
-    }
-}
-/* Neighbours in depth are rows of w: a transposing ldmatrix puts four columns of two rows into one word. mine: the
- * lane's two scales. */
-static __device__ __forceinline__ void decode_backward(uint32_t (&a)[4][4], uint32_t data, uint32_t mine)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t select = warp % 2 ? 0x3311 : 0x2200;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        uint32_t w[4];
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(data + sm90_swizzle(32 * half + lane, warp / 2))
-                     : "memory");
+    for (int j = 0; j < BLOCKS; j++, to += BLOCK_BYTES) {
+        uint4 x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            uint32_t *to = a[2 * half + i / 2] + i % 2 * 2;
-            decode_bytes(&to[0], &to[1], __byte_perm(w[i], 0, select));
+            const int n = t.n + h.column + j * BLOCK_COLS + (KN ? 8 * i : 0);
+            const int at = k + (KN ? h.row : h.side * BLOCK + 8 * i);
+            x[i] = make_uint4(0, 0, 0, 0);
+            if (n < n_out && at < r)
+                x[i] = __ldg((const uint4 *)(lb + (KN ? (int64_t)at * n_out + n : (int64_t)n * r + at)));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 y = x[i / 2 * 2], z = x[i / 2 * 2 + 1];
+            const uint32_t select = i % 2 ? 0x7632 : 0x5410; /* backward the odd or even columns of 16 */
+            const uint32_t all[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+            const uint32_t apart[4] = {__byte_perm(y.x, y.z, select), __byte_perm(y.y, y.w, select),
+                                       __byte_perm(z.x, z.z, select), __byte_perm(z.y, z.w, select)};
+            store_chunk(to + h.to[i], KN ? apart : all);
         }
     }
-    if (__any_sync(~0u, (mine + 0x007f007f) & 0x01000100)) { /* a scale above 2 */
-#pragma unroll
-        for (int i = 0; i < 16; i++) a[i / 4][i % 4] = times(a[i / 4][i % 4], 0x7e807e80); /* 2^126 */
-        mine = scale_bits(mine & 0xff) | scale_bits(mine >> 16) << 16;
-    } else {
-        mine = (mine << 7) + 0x3f003f00; /* times 2^126 */
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const uint32_t scale = __shfl_sync(~0u, mine, 4 * i + lane % 4);
-        uint32_t *to = a[i / 2] + i % 2 * 2;
-        to[0] = times(to[0], scale);
-        to[1] = times(to[1], scale);
-    }
+    fence_proxy_async();
 }
 
 /* ---- products ---- */
 
-/* a of the adapter's factor lb for depth k .. k+15. */
-template <bool KN>
-static __device__ __forceinline__ void load_factor(uint32_t (&a)[4], const struct grouped &g, const struct tile &t,
-                                                   int k)
+/* A warpgroup's part of a tile. */
+struct part {
+    struct tile t;
+    struct half_row half;
+    uint32_t decoded; /* OWN_BUFFERS buffers of decoded weights */
+    int group;
+};
+
+/* sums[j] (+)= block j of the weights a times the rows b, for 16 of depth. */
+template <int N, bool KN, int M>
+static __device__ __forceinline__ void multiply_16(float (&sums)[BLOCKS][M], uint64_t a, uint64_t b, int k,
+                                                   bool accumulate)
 {
-    const int r = (int)g.r, n_out = (int)g.n_out, n = column_of<KN>(t);
-    const bf16 *lb = g.lb + (int64_t)t.e * n_out * r;
 #pragma unroll
-    for (int i = 0; i < 2; i++) { /* depth k + 8i + 2q, + 1 */
-        const int at = k + 8 * i + threadIdx.x % 4 * 2;
-        const bool in_bounds = n < n_out && at < r;
-        uint32_t x[2] = {0, 0};
-#pragma unroll
-        for (int j = 0; j < 2; j++) /* forward columns, backward depth */
-            if (in_bounds)
-                x[j] = __ldg((const uint32_t *)(lb + (KN ? (int64_t)(at + j) * n_out + n : (int64_t)(n + j) * r + at)));
-        a[2 * i] = KN ? __byte_perm(x[0], x[1], 0x5410) : x[0];
-        a[2 * i + 1] = KN ? __byte_perm(x[0], x[1], 0x7632) : x[1];
-    }
+    for (int j = 0; j < BLOCKS; j++)
+        narrow<N>::template multiply<KN>(sums[j], a + (j * BLOCK_BYTES / 16) + b_step<KN>(k), b + k_major(k),
+                                         accumulate);
 }
 
-/* sums += scale * la lb_e, by mma.sync, whose sums are in the same registers as those of wgmma. */
-template <int N, bool KN>
-static __device__ __forceinline__ void multiply_thin(float (&sums)[N / 2], const struct grouped &g,
-                                                     const struct tile &t)
+/* sums = scale * la lb. */
+template <typename S, int N, bool KN>
+static __device__ __forceinline__ void multiply_thin(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
+                                                     const struct grouped &g, const struct part &part)
 {
-    const int lane = threadIdx.x % 32, r = (int)g.r;
-    for (int k = 0; k < r; k += 16) {
-        uint32_t a[4];
-        load_factor<KN>(a, g, t, k);
-        const bf16 *la = g.la + k + lane % 4 * 2;
-        const bool deep[2] = {k + lane % 4 * 2 < r, k + lane % 4 * 2 + 8 < r};
-#pragma unroll
-        for (int j = 0; j < N / 8; j++) {
-            const int row = 8 * j + lane / 4;
-            uint32_t b[2] = {0, 0};
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (row < t.n_row && deep[i]) b[i] = __ldg((const uint32_t *)(la + (int64_t)(t.m + row) * r + 8 * i));
-            float c[4] = {};
-            mma_bf16(c, a, b);
-#pragma unroll
-            for (int l = 0; l < 4; l++) sums[4 * j + l] += g.scale * c[l];
+    int k0 = 0;
+    do {
+        const int k = k0 % DEPTH;
+        if (k == 0) {
+            store_factor<KN>(part.decoded, g, part.t, part.half, k0);
+            mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
+            warpgroup_barrier(1 + part.group);
         }
-    }
-}
-
-/* Reads shared memory so that the compiler does not know the value: what prmt looks up then stays in registers.
- * Constants it moves into registers for each use. */
-static __device__ __forceinline__ uint32_t load_known(const uint32_t *p)
-{
-    uint32_t x;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(sm90_shared(p)));
-    return x;
-}
-
-/* sums of a tile of up to N rows. A warpgroup decodes a step, then multiplies it: the others multiply or decode
- * meanwhile. known: plain_values() in shared memory. */
-template <int N, bool KN>
-static __device__ __forceinline__ void multiply(float (&sums)[N / 2], struct ring *ring, const struct packed_args &p,
-                                                const struct tile &t, const struct values *known)
-{
-    const struct grouped &g = p.g;
-    const int n_block = (int)(KN ? g.n_out : g.n_in) / SCALE_BLOCK;
-    struct scales s = first_scales<KN>(p, t);
-    struct values v = plain_values();
-    v.low[0] = load_known(&known->low[0]);
-    v.high[0] = load_known(&known->high[0]);
-#pragma unroll 1
-    for (int k = 0; k < (int)g.n_in; k += DEPTH) {
-        const uint32_t data = stage_of(*ring) + TOKEN_BYTES;
-        const uint64_t b = sm90_descriptor(stage_of(*ring), 16, 1024);
-        const uint32_t scales = s.a | s.b << 16;
-        uint32_t a[DEPTH / 16][4];
-        load_scales<KN>(&s, n_block);
-        mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
-        if (KN)
-            decode_backward(a, data, scales);
-        else
-            decode_forward(a, data, v, scales);
         wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < DEPTH / 16; i++) narrow<N>::multiply(sums, a[i], b + 2 * i, true);
+        multiply_16<N, KN>(sums, sm90_descriptor(part.decoded, 16, 1024), sm90_descriptor(stage_of<S>(*ring), 16, 1024),
+                           k, k0 > 0);
         wgmma_commit();
         wgmma_wait<0>();
+        k0 += 16;
+        if (k0 % DEPTH && k0 < (int)g.r) continue;
         release(*ring, ring->stage);
-        ring_advance<STAGES>(ring);
+        ring_advance<S::STAGES>(ring);
+        warpgroup_barrier(1 + part.group);
+    } while (k0 < (int)g.r);
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) {
+        wgmma_use(sums[j]);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) sums[j][i] *= g.scale;
     }
-    wgmma_use(sums);
-    if (g.r > 0) multiply_thin<N, KN>(sums, g, t);
+}
+
+/* sums = scale * la lb + a w for up to N rows. While the products of a step run, the next is decoded, whose packed
+ * weights are in registers, and those of the one after it are loaded. */
+template <typename S, int N, bool KN>
+static __device__ __forceinline__ void multiply(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
+                                                const struct grouped &g, const struct part &part)
+{
+    const int n_step = count_steps(g);
+    struct half_row half = part.half;
+    uint32_t buffer = 0, scale[BLOCKS] = {}, c[BLOCKS][4];
+    load_scales(scale, &half);
+    warpgroup_barrier(1 + part.group); /* no products of the tile before read decoded weights */
+    if (g.r > 0) multiply_thin<S, N, KN>(sums, ring, g, part);
+    struct ring ahead = *ring;
+    mbarrier_wait(ahead.full + 8 * ahead.stage, ahead.parity);
+    load_packed<KN>(c, stage_of<S>(ahead), half);
+    decode_step<KN>(part.decoded, c, half, factors_of(scale));
+    load_scales(scale, &half);
+    ring_advance<S::STAGES>(&ahead);
+    if (n_step > 1) {
+        mbarrier_wait(ahead.full + 8 * ahead.stage, ahead.parity);
+        load_packed<KN>(c, stage_of<S>(ahead), half);
+    }
+    const uint64_t a = sm90_descriptor(part.decoded, 16, 1024), b = sm90_descriptor(ring->data, 16, 1024);
+#pragma unroll 1
+    for (int i = 0; i < n_step; i++) {
+        warpgroup_barrier(1 + part.group); /* the step is decoded */
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < DEPTH; k += 16)
+            multiply_16<N, KN>(sums, a + buffer / 16, b + ring->stage * (S::STAGE_BYTES / 16), k,
+                               g.r > 0 || i > 0 || k > 0);
+        wgmma_commit();
+        buffer ^= OWN_BYTES;
+        if (i + 1 < n_step) {
+            const struct factors f = factors_of(scale);
+            load_scales(scale, &half);
+            decode_step<KN>(part.decoded + buffer, c, half, f);
+            ring_advance<S::STAGES>(&ahead);
+            if (i + 2 < n_step) {
+                mbarrier_wait(ahead.full + 8 * ahead.stage, ahead.parity);
+                load_packed<KN>(c, stage_of<S>(ahead), half);
+            }
+        }
+        wgmma_wait<0>();
+        release(*ring, ring->stage);
+        ring_advance<S::STAGES>(ring);
+    }
+#pragma unroll
+    for (int j = 0; j < BLOCKS; j++) wgmma_use(sums[j]);
 }
 
 /* Waits for and releases all stages of a tile in which this warpgroup has no columns. */
-static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_block)
+template <typename S> static __device__ __forceinline__ void skip_tile(struct ring *ring, int n_step)
 {
-    for (int i = 0; i < n_block; i++) {
+    for (int i = 0; i < n_step; i++) {
         mbarrier_wait(ring->full + 8 * ring->stage, ring->parity);
         release(*ring, ring->stage);
-        ring_advance<STAGES>(ring);
+        ring_advance<S::STAGES>(ring);
     }
+}
+
+/* A loop for every width, as sums are registers. */
+template <typename S, bool KN>
+static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::ROWS / 2], struct ring *ring,
+                                                     const struct grouped &g, const struct part &part)
+{
+    const int n_row = part.t.n_row;
+    if constexpr (S::ROWS == 160) {
+        if (n_row > 144) return multiply<S, 160, KN>(sums, ring, g, part);
+        if (n_row > 128) return multiply<S, 144, KN>(sums, ring, g, part);
+        if (n_row > 112) return multiply<S, 128, KN>(sums, ring, g, part);
+        if (n_row > 96) return multiply<S, 112, KN>(sums, ring, g, part);
+    }
+    if (n_row > 80)
+        multiply<S, 96, KN>(sums, ring, g, part);
+    else if (n_row > 64)
+        multiply<S, 80, KN>(sums, ring, g, part);
+    else if (n_row > 48)
+        multiply<S, 64, KN>(sums, ring, g, part);
+    else if (n_row > 32)
+        multiply<S, 48, KN>(sums, ring, g, part);
+    else
+        multiply<S, 32, KN>(sums, ring, g, part);
 }
 
 /* ---- epilogue: a thread has its two columns of rows 8j + 2q and 8j + 2q + 1 of the tile ---- */
 
-template <int N, bool GLU, bool KN>
-static __device__ __forceinline__ void finish(const float (&sums)[N / 2], const struct grouped &g, const struct tile &t)
+template <bool KN> static __device__ __forceinline__ int column_of(const struct tile &t)
+{
+    return t.n + threadIdx.x % 128 / 32 * 16 + column_of_row<KN>(threadIdx.x % 32 / 4);
+}
+
+template <bool GLU, bool KN, int M>
+static __device__ __forceinline__ void finish(const float (&sums)[M], const struct grouped &g, const struct tile &t,
+                                              float2 bias)
 {
     const int n = column_of<KN>(t), odd_lane = threadIdx.x / 4 & 1, pair = n - (KN ? 0 : 2 * odd_lane);
     const struct glu_form form = glu_form_of(g.glu);
     const bool in_bounds = n < g.n_out;
-    float2 bias = make_float2(0.0f, 0.0f);
-    if (g.bias && in_bounds) bias = __ldg((const float2 *)(g.bias + t.e * g.n_out + n));
 #pragma unroll
-    for (int j = 0; j < N / 8; j++) {
+    for (int j = 0; j < M / 4; j++) {
         const int row = 8 * j + threadIdx.x % 4 * 2;
         uint32_t w[2];
+        if (8 * j >= t.n_row) break;
 #pragma unroll
         for (int odd = 0; odd < 2; odd++)
             w[odd] = bf16_pack(sums[4 * j + odd] + bias.x, sums[4 * j + 2 + odd] + bias.y);
@@ -425,10 +473,11 @@ static __device__ __forceinline__ void finish(const float (&sums)[N / 2], const 
 }
 
 /* GROUPED_GLU_BWD. weight: gates of the tile's rows; part: sums of h g of each warp of this warpgroup. */
-struct glu_scratch {
-    float weight[TOKENS], part[4][TOKENS];
+template <int ROWS> struct glu_scratch {
+    float weight[ROWS], part[4][ROWS];
 };
-static __device__ __forceinline__ void load_weights(struct glu_scratch *s, const struct grouped &g,
+template <int ROWS>
+static __device__ __forceinline__ void load_weights(struct glu_scratch<ROWS> *s, const struct grouped &g,
                                                     const struct tile &t)
 {
     for (int i = threadIdx.x % 128; i < t.n_row; i += 128) s->weight[i] = __ldg(g.gate + __ldg(g.row_slot + t.m + i));
@@ -444,7 +493,7 @@ static __device__ __forceinline__ uint2 load_pre(const struct grouped &g, int64_
 
 /* Returns the sum of h * v over two columns of row m. */
 static __device__ __forceinline__ float glu_bwd2(const struct grouped &g, const struct glu_form &form, int64_t m, int n,
-                                                 const float v[2], float weight, uint2 pre)
+                                                 const float v[2], float weight, uint2 pre, bool live)
 {
     const bool pairs = g.glu.interleaved;
     const float x[2] = {bf16_low(pre.x), pairs ? bf16_low(pre.y) : bf16_high(pre.x)};
@@ -453,123 +502,160 @@ static __device__ __forceinline__ float glu_bwd2(const struct grouped &g, const 
     float gate[2], up[2], h[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) h[i] = glu_gradient(form, x[i], y[i], weight * v[i], &gate[i], &up[i]);
-    *(uint32_t *)(g.act + m * g.n_out + n) = bf16_pack(h[0], h[1]);
-    if (pairs) {
-        store8(out, make_uint2(bf16_pack(gate[0], up[0]), bf16_pack(gate[1], up[1])));
-    } else {
+    if (live) *(uint32_t *)(g.act + m * g.n_out + n) = bf16_pack(h[0], h[1]);
+    if (live && pairs) store8(out, make_uint2(bf16_pack(gate[0], up[0]), bf16_pack(gate[1], up[1])));
+    if (live && !pairs) {
         *(uint32_t *)out = bf16_pack(gate[0], gate[1]);
         *(uint32_t *)(out + g.n_out) = bf16_pack(up[0], up[1]);
     }
     return h[0] * v[0] + h[1] * v[1];
 }
 
-template <int N>
-static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[N / 2], const struct grouped &g,
-                                                      const struct tile &t, struct glu_scratch *s)
+/* Lanes i and i + 4, i + 8, .. of the warp have eight values each. Returns the sum of all theirs of value lane / 4, in
+ * a fixed order. */
+static __device__ __forceinline__ float sum_eight(float (&x)[8])
 {
-    enum { STEP = N % 32 ? 16 : 32 }; /* rows of a step; a loop that shifts the sums down fits the instruction cache */
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4, n = column_of<true>(t);
-    const bool in_bounds = n < g.n_out;
+#pragma unroll
+    for (int half = 4; half >= 1; half /= 2) {
+        const bool upper = threadIdx.x & 4 * half;
+#pragma unroll
+        for (int i = 0; i < half; i++) {
+            const float sent = upper ? x[i] : x[i + half];
+            x[i] = (upper ? x[i + half] : x[i]) + __shfl_xor_sync(~0u, sent, 4 * half);
+        }
+    }
+    return x[0];
+}
+
+/* Rows of a step of finish_glu_bwd: value c of a lane is row row_of_value(c). A loop that shifts the sums down fits the
+ * instruction cache. */
+enum { STEP = 32, VALUES = STEP / 4 };
+static __device__ __forceinline__ int row_of_value(int c) { return c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2; }
+
+static __device__ __forceinline__ void load_pre_step(uint2 (&pre)[VALUES], const struct grouped &g,
+                                                     const struct tile &t, int i, int n)
+{
+#pragma unroll
+    for (int c = 0; c < VALUES; c++) {
+        const int row = i + row_of_value(c);
+        pre[c] = make_uint2(0, 0);
+        if (n < g.n_out && row < t.n_row) pre[c] = load_pre(g, t.m + row, n);
+    }
+}
+
+template <int ROWS>
+static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[ROWS / 2], const struct grouped &g,
+                                                      const struct tile &t, struct glu_scratch<ROWS> *s)
+{
+    const int warp = threadIdx.x / 32, group = warp / 4, n = column_of<true>(t);
     const struct glu_form form = glu_form_of(g.glu);
+    uint2 pre[VALUES];
+    load_pre_step(pre, g, t, 0, n);
     warpgroup_barrier(1 + group); /* the weights are there */
 #pragma unroll 1
     for (int i = 0; i < t.n_row; i += STEP) {
-        uint2 pre[STEP / 4];
+        uint2 next[VALUES];
+        float sum[VALUES];
+        load_pre_step(next, g, t, i + STEP, n);
 #pragma unroll
-        for (int c = 0; c < STEP / 4; c++) {
-            const int row = i + c / 2 * 8 + lane % 4 * 2 + c % 2;
-            pre[c] = make_uint2(0, 0);
-            if (in_bounds && row < t.n_row) pre[c] = load_pre(g, t.m + row, n);
-        }
-#pragma unroll
-        for (int c = 0; c < STEP / 4; c++) {
-            const int row = i + c / 2 * 8 + lane % 4 * 2 + c % 2;
+        for (int c = 0; c < VALUES; c++) {
+            const int row = i + row_of_value(c);
+            const bool live = n < g.n_out && row < t.n_row;
             const float v[2] = {sums[c / 2 * 4 + c % 2], sums[c / 2 * 4 + 2 + c % 2]};
-            float sum = 0.0f;
-            if (in_bounds && row < t.n_row) sum = glu_bwd2(g, form, t.m + row, n, v, s->weight[row], pre[c]);
-#pragma unroll
-            for (int d = 4; d < 32; d *= 2) sum += __shfl_xor_sync(~0u, sum, d);
-            if (lane < 4) s->part[warp % 4][row] = sum;
+            const float x = glu_bwd2(g, form, t.m + row, n, v, s->weight[MT_MIN(row, ROWS - 1)], pre[c], live);
+            sum[c] = live ? x : 0.0f;
         }
+        s->part[warp % 4][i + row_of_value(threadIdx.x % 32 / 4)] = sum_eight(sum);
 #pragma unroll
-        for (int c = 0; c + STEP / 2 < N / 2; c++) sums[c] = sums[c + STEP / 2];
+        for (int c = 0; c + STEP / 2 < ROWS / 2; c++) sums[c] = sums[c + STEP / 2];
+#pragma unroll
+        for (int c = 0; c < VALUES; c++) pre[c] = next[c];
     }
     warpgroup_barrier(1 + group);
-    const int first = t.n + group * OWN;
     for (int row = threadIdx.x % 128; row < t.n_row; row += 128)
-        g.dgate_part[(int64_t)(first / GROUPED_PART) * g.n_row + t.m + row] =
+        g.dgate_part[(int64_t)(t.n / GROUPED_PART) * g.n_row + t.m + row] =
             (s->part[0][row] + s->part[1][row]) + (s->part[2][row] + s->part[3][row]);
 }
-static_assert((int)OWN == (int)GROUPED_PART, "a warpgroup has the columns of a part");
+static_assert(LARGE_TILES::ROWS % STEP == 0 && SMALL_TILES::ROWS % STEP == 0, "steps of rows");
 
-template <int N, int EPILOGUE, bool KN>
-static __device__ __forceinline__ void multiply_tile(const struct packed_args &p, struct ring *ring,
-                                                     const struct tile &t, struct glu_scratch *scratch,
-                                                     const struct values *known)
+/* Zeros whose place the compiler does not change. */
+template <int M> static __device__ __forceinline__ void clear(float (&sums)[M])
 {
-    float sums[N / 2] = {};
-    if (EPILOGUE == GROUPED_GLU_BWD) load_weights(scratch, p.g, t);
-    multiply<N, KN>(sums, ring, p, t, known);
-    if constexpr (EPILOGUE == GROUPED_GLU_BWD)
-        finish_glu_bwd<N>(sums, p.g, t, scratch);
-    else
-        finish<N, EPILOGUE == GROUPED_GLU, KN>(sums, p.g, t);
+#pragma unroll
+    for (int i = 0; i < M; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
 }
 
-template <int EPILOGUE, bool KN>
+template <typename S, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct packed_args &p, const struct tiles *tiles,
-                                                      struct ring ring, struct glu_scratch *scratch,
-                                                      const struct values *known)
+                                                      struct ring ring, uint32_t decoded,
+                                                      struct glu_scratch<S::ROWS> *scratch)
 {
     const struct grouped &g = p.g;
-    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_block = ((int)g.n_in + DEPTH - 1) / DEPTH;
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_step = count_thin(g) + count_steps(g);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
+    float sums[BLOCKS][S::ROWS / 2];
     asm volatile("" : "+r"(ring.full), "+r"(ring.empty));
     scratch += EPILOGUE == GROUPED_GLU_BWD ? group : 0;
+    decoded += group * (OWN_BUFFERS * OWN_BYTES);
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
-        const struct tile t = tile_at(tiles, at, &e);
+        struct tile t = tile_at<S::ROWS, UNIT, S::COLS>(tiles, at, &e);
+        t.e = tiles->place[t.e];
         if (t.n + group * OWN >= g.n_out) {
-            skip_tile(&ring, n_block);
+            skip_tile<S>(&ring, n_step);
             continue;
         }
-        /* A loop for every width, as sums are registers. Four widths or more do not fit: the compiler serialises. */
-        if (t.n_row <= 48)
-            multiply_tile<48, EPILOGUE, KN>(p, &ring, t, scratch, known);
-        else if (t.n_row <= 96)
-            multiply_tile<96, EPILOGUE, KN>(p, &ring, t, scratch, known);
-        else
-            multiply_tile<TOKENS, EPILOGUE, KN>(p, &ring, t, scratch, known);
+        float2 bias[BLOCKS] = {};
+#pragma unroll
+        for (int j = 0; j < BLOCKS && g.bias; j++) {
+            const int n = column_of<KN>(t) + group * OWN + j * BLOCK_COLS;
+            if (n < g.n_out) bias[j] = __ldg((const float2 *)(g.bias + t.e * g.n_out + n));
+        }
+        if (EPILOGUE == GROUPED_GLU_BWD) {
+            load_weights(scratch, g, t);
+            clear(sums[0]);
+            clear(sums[1]);
+        }
+        multiply_part<S, KN>(sums, &ring, g, {t, find_half<S, KN>(p, t), decoded, group});
+        t.n += group * OWN;
+#pragma unroll
+        for (int j = 0; j < BLOCKS; j++, t.n += BLOCK_COLS) {
+            if (t.n >= g.n_out) break;
+            if constexpr (EPILOGUE == GROUPED_GLU_BWD)
+                finish_glu_bwd(sums[j], g, t, scratch);
+            else
+                finish<EPILOGUE == GROUPED_GLU, KN>(sums[j], g, t, bias[j]);
+        }
     }
 }
 #endif
 
-template <int EPILOGUE, bool KN>
-static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const __grid_constant__ struct packed_args p)
+template <typename S, int EPILOGUE, bool KN>
+static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
+    grouped_packed_wgmma_kernel(const __grid_constant__ struct packed_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ struct glu_scratch scratch[EPILOGUE == GROUPED_GLU_BWD ? GROUPS : 1];
-    __shared__ uint64_t full[STAGES], empty[STAGES];
-    __shared__ struct values known;
-    if (threadIdx.x < 32) count_tiles(&tiles, p.g);
+    __shared__ struct glu_scratch<S::ROWS> scratch[EPILOGUE == GROUPED_GLU_BWD ? S::GROUPS : 1];
+    __shared__ uint64_t full[S::STAGES], empty[S::STAGES];
+    if (threadIdx.x < 32) count_tiles<S::ROWS, S::COLS>(&tiles, p.g);
     if (threadIdx.x == 32) {
-        known = plain_values();
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(sm90_shared(&full[i]), 1);
-            mbarrier_init(sm90_shared(&empty[i]), CONSUMERS / 32);
+            mbarrier_init(sm90_shared(&empty[i]), S::MULTIPLIERS / 32);
         }
         mbarrier_init_fence();
     }
     __syncthreads();
+    const uint32_t decoded = (sm90_shared(memory) + 1023) / 1024 * 1024;
     const struct ring ring = {
-        (sm90_shared(memory) + 1023) / 1024 * 1024, sm90_shared(full), sm90_shared(empty), 0, 0, 0};
-    if (threadIdx.x >= CONSUMERS) {
-        sm90_registers_less<LOADER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS) load_tiles<KN>(p, &tiles, ring);
+        decoded + S::GROUPS * OWN_BUFFERS * OWN_BYTES, sm90_shared(full), sm90_shared(empty), 0, 0, 0};
+    if (threadIdx.x >= S::MULTIPLIERS) {
+        sm90_registers_less<S::LOADER>();
+        if (threadIdx.x == S::MULTIPLIERS) load_tiles<S, KN>(p, &tiles, ring);
     } else {
-        sm90_registers_more<CONSUMER_REGISTERS>();
-        multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, scratch, &known);
+        sm90_registers_more<S::MULTIPLIER>();
+        multiply_tiles<S, EPILOGUE, KN>(p, &tiles, ring, decoded, scratch);
     }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
@@ -578,78 +664,75 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_packed_kernel(const
 
 /* ---- host ---- */
 
-/* Rows of n_col bf16, ld apart. */
-static CUtensorMap token_map(const bf16 *base, int64_t n_row, int64_t n_col, int64_t ld)
-{
-    const int64_t size[3] = {n_col, n_row, 1}, stride[2] = {ld * 2, n_row * ld * 2}, box[3] = {DEPTH, UNIT, 1};
-    return sm90_tensor_map(base, size, stride, box);
-}
-
 /* Bytes of four axes, the innermost first: sizes, strides of the outer three, boxes. */
 struct byte_map {
-    const void *base;
     cuuint64_t size[4], stride[3];
     cuuint32_t box[4];
-    bool swizzled;
 };
-static CUtensorMap encode_bytes(const struct byte_map *m)
-{
-    const struct sm90_map map = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, m->base, m->size, m->stride, m->box, m->swizzled};
-    return sm90_encode(&map);
-}
 
-/* The packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of 256 rows by 64 columns, in
- * which rows 4 apart follow each other. */
-static CUtensorMap weight_map(const struct weight *w, bool kn)
+/* The packed bytes. Backward: boxes of 64 rows by 256 columns, swizzled. Forward: boxes of n_col rows by 64 columns,
+ * the even rows first. */
+static CUtensorMap weight_map(const struct weight *w, bool kn, int n_col)
 {
     const cuuint64_t row = (cuuint64_t)w->n_in / 2, n_row = (cuuint64_t)w->n_out, n_exp = (cuuint64_t)w->n_exp;
     const struct byte_map backward = {
-        w->data, {row, n_row, n_exp, 1}, {row, row * n_row, row * n_row * n_exp}, {COLS / 2, DEPTH, 1, 1}, true};
+        {row, n_row, n_exp, 1}, {row, row * n_row, row * n_row * n_exp}, {STRIPE / 2, DEPTH, 1, 1}};
     const struct byte_map forward = {
-        w->data, {row, n_row / 2, 2, n_exp}, {row * 2, row, row * n_row}, {DEPTH / 2, COLS / 2, 2, 1}, false};
-    return encode_bytes(kn ? &backward : &forward);
+        {row, n_row / 2, 2, n_exp}, {row * 2, row, row * n_row}, {DEPTH / 2, (cuuint32_t)n_col / 2, 2, 1}};
+    const struct byte_map *m = kn ? &backward : &forward;
+    const struct sm90_map map = {CU_TENSOR_MAP_DATA_TYPE_UINT8, 4, w->data, m->size, m->stride, m->box, kn};
+    return sm90_encode(&map);
 }
 
-template <int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
+template <typename S, int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
 {
     static bool configured;
     struct packed_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
     p.scale = w->scale;
-    p.a = token_map(g->a, g->n_row, g->n_in, g->lda);
-    p.w = weight_map(w, KN);
+    p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, BOX);
+    if (g->r > 0) p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, BOX);
+    p.w = weight_map(w, KN, S::COLS);
     if (!configured)
-        CUDA_CHECK(cudaFuncSetAttribute(grouped_packed_kernel<EPILOGUE, KN>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, RING_BYTES));
+        CUDA_CHECK(cudaFuncSetAttribute(grouped_packed_wgmma_kernel<S, EPILOGUE, KN>,
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, S::RING_BYTES));
     configured = true;
-    grouped_packed_kernel<EPILOGUE, KN><<<cuda.n_sm, THREADS, RING_BYTES, cuda.stream>>>(p);
+    grouped_packed_wgmma_kernel<S, EPILOGUE, KN>
+        <<<cuda.n_sm, S::MULTIPLIERS + LOADERS, S::RING_BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
+}
+template <typename S> static void launch_tiles(const struct grouped *g, const struct weight *w)
+{
+    if (g->epilogue == GROUPED_GLU_BWD && g->kn)
+        launch<S, GROUPED_GLU_BWD, true>(g, w);
+    else if (g->epilogue == GROUPED_GLU && !g->kn && g->glu.interleaved)
+        launch<S, GROUPED_GLU, false>(g, w);
+    else if (g->epilogue == GROUPED_STORE)
+        g->kn ? launch<S, GROUPED_STORE, true>(g, w) : launch<S, GROUPED_STORE, false>(g, w);
+    else
+        MT_REQUIRE(false, "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
 }
 
 bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row)
 {
     return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > 1 && w->n_exp <= MAX_EXPERTS &&
-           n_row <= MOST_ROWS * w->n_exp && w->n_in % SCALE_BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
+           n_row <= MOST_ROWS * w->n_exp && w->n_in % BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
            w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
 }
 
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w)
 {
-    const int64_t n_tile = (ceil_div(g->n_row, UNIT) + g->n_exp) * ceil_div(g->n_out, COLS);
+    const int64_t n_tile = (ceil_div(g->n_row, UNIT) + g->n_exp) * ceil_div(g->n_out, (int64_t)OWN);
     grouped_require(g);
     MT_REQUIRE(cuda_grouped_packed_fits(w, g->n_row) && !g->ids && !g->slot && g->first == 0 && g->count == w->n_exp &&
                    n_tile + cuda.n_sm <= INT32_MAX,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (g->n_row == 0) return;
-    if (g->n_row > FEW_ROWS * w->n_exp)
+    if (g->n_row > SOME_ROWS * w->n_exp)
         cuda_grouped_decode(g, w);
-    else if (g->epilogue == GROUPED_GLU_BWD && g->kn)
-        launch<GROUPED_GLU_BWD, true>(g, w);
-    else if (g->epilogue == GROUPED_GLU && !g->kn && g->glu.interleaved)
-        launch<GROUPED_GLU, false>(g, w);
-    else if (g->epilogue == GROUPED_STORE)
-        g->kn ? launch<GROUPED_STORE, true>(g, w) : launch<GROUPED_STORE, false>(g, w);
+    else if (g->n_row > FEW_ROWS * w->n_exp)
+        launch_tiles<LARGE_TILES>(g, w);
     else
-        MT_REQUIRE(false, "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
+        launch_tiles<SMALL_TILES>(g, w);
 }

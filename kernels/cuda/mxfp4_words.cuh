@@ -20,10 +20,6 @@ static __device__ __forceinline__ uint32_t scale_bits(uint32_t x) { return x == 
 struct values {
     uint32_t low[2], high[2];
 };
-static __device__ __forceinline__ struct values plain_values(void)
-{
-    return {{0xc0800000, 0xc0804000}, {0x3f3f3f00, 0x40404040}};
-}
 /* scale: e8m0. */
 static __device__ __forceinline__ struct values scaled_values(uint32_t scale)
 {

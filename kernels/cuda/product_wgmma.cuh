@@ -47,20 +47,20 @@ struct tile {
 
 /* Tile `at` of all; *e: the expert of an earlier tile, 0 at first. Order: expert by expert, bands of BAND row tiles,
  * column by column in a band. Concurrent tiles thus cover about as many rows as columns. The rows of an expert are in
- * the fewest tiles of at most TILE_ROWS; all but the last have the same number, a multiple of 64. */
-template <int TILE_ROWS = ROWS>
+ * the fewest tiles of at most TILE_ROWS; all but the last have the same number, a multiple of UNIT. */
+template <int TILE_ROWS = ROWS, int UNIT = 64, int TILE_COLS = COLS>
 static __device__ __forceinline__ struct tile tile_at(const struct tiles *tiles, int at, int *e)
 {
     while (at >= tiles->first[*e + 1] * tiles->n_col) (*e)++;
     const int n_row_tile = tiles->first[*e + 1] - tiles->first[*e], end = tiles->end[*e];
     const int in_expert = at - tiles->first[*e] * tiles->n_col, band = in_expert / (BAND * tiles->n_col);
     const int in_band = in_expert - band * BAND * tiles->n_col, height = MT_MIN(BAND, n_row_tile - band * BAND);
-    const int even = ((end - tiles->row[*e] + n_row_tile - 1) / n_row_tile + 63) / 64 * 64;
+    const int even = ((end - tiles->row[*e] + n_row_tile - 1) / n_row_tile + UNIT - 1) / UNIT * UNIT;
     const int each = TILE_ROWS == 128 ? 128 : even; /* of two tiles of at most 128, even the smaller has more than 64 */
     struct tile t;
     t.e = *e;
     t.m = tiles->row[*e] + (band * BAND + in_band % height) * each;
-    t.n = in_band / height * COLS;
+    t.n = in_band / height * TILE_COLS;
     t.n_row = MT_MIN(each, end - t.m);
     return t;
 }
@@ -84,7 +84,8 @@ static __device__ __forceinline__ void order_experts(struct tiles *tiles, const 
 {
     const int lane = threadIdx.x & 31;
     int n = 0;
-    for (int size = TILE_ROWS == ROWS ? 0 : TILE_ROWS / 64; size >= 0; size--) { /* of a tile or less, in 64 rows */
+    for (int size = TILE_ROWS == ROWS ? 0 : (TILE_ROWS + 63) / 64; size >= 0;
+         size--) { /* of a tile or less, in 64 rows */
         for (int base = 0; base < n_exp; base += 32) {
             const int e = MT_MIN(base + lane, n_exp - 1), n_row = offs[e + 1] - offs[e];
             const bool next = TILE_ROWS == ROWS || (MT_MIN(n_row, TILE_ROWS) + 63) / 64 == size;
@@ -97,7 +98,7 @@ static __device__ __forceinline__ void order_experts(struct tiles *tiles, const 
 }
 
 /* One warp fills `tiles`: the order of the experts, and a prefix sum of their row tiles. */
-template <int TILE_ROWS = ROWS>
+template <int TILE_ROWS = ROWS, int TILE_COLS = COLS>
 static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const struct grouped &g)
 {
     const int lane = threadIdx.x & 31, n_exp = (int)g.count;
@@ -116,7 +117,7 @@ static __device__ __forceinline__ void count_tiles(struct tiles *tiles, const st
     if (lane == 0) {
         tiles->first[0] = 0;
         tiles->n_exp = n_exp;
-        tiles->n_col = (int)((g.n_out + COLS - 1) / COLS);
+        tiles->n_col = (int)((g.n_out + TILE_COLS - 1) / TILE_COLS);
     }
 }
 
