@@ -320,7 +320,7 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 33, 5, 4, 416, 224, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 222, 2, 1, 96, 224, 16, 8, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 270, 3, 1, 288, 64, 0, 72, GPTOSS_2, true, CROWDED}, 1, false},
-    {{{WF_MXFP4, 0, false}, 450, 5, 1, 96, 160, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
+    {{{WF_MXFP4, 0, false}, 310, 4, 1, 96, 160, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
     /* more tiles than multiprocessors, so that a block has several; adapters that copy no rows */
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 128, 0, 72, SWIGLU, false, SPREAD}, 0, true},
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 104, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
