@@ -20,17 +20,20 @@
  * Moves: w is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
- * Bound: latency of a warpgroup's step, which with LARGE_TILES has about 260 instructions of each of two warps on a
- *   scheduler, 170 of them for decoding: 1,130 clocks at 32 rows, 1,460 at 128, 1,490 at 144; the products take 1,024
- *   at 128. The epilogue takes 15 to 20 % more, in which no products run.
+ * Bound: latency of a warpgroup's step. With LARGE_TILES it has 250 to 290 instructions of each of two warps on a
+ *   scheduler, about 170 of them for decoding. On an H200, states of dc0e698, from samples of ncu: 1,130 clocks for
+ *   tiles of 32 rows, 1,460 for 128, 1,490 for 144, where the products take 1,024 for 128. The GLU's epilogues took 17
+ *   (forward) and 25 % (backward, when it did not yet load a step ahead) of the samples; no products run meanwhile.
  * Measured: tests/RESULTS.md, "Experts decoded inside the products". At 64 rows per expert SMALL_TILES are 8 % faster
  *   with uniform routing, LARGE_TILES 4 % with a random router, which gives some experts several times the mean.
- * Tried and dropped, not in the history, on an H200 by `bench lora`: four warpgroups of 64 columns with a in registers
- *   (the kernel of 8e07279): forward up to 6 % faster, backward 4 to 34 % slower. A loading warpgroup that decodes for
- *   all, tiles of 192 x 192: 1,290 clocks a step at any number of rows. Three consumer warpgroups of 64 columns, up to
- *   192 rows: 1,220 clocks for 192 columns. Tiles of up to 192 rows with 4 stages: spills; no faster. Scales by the
- *   other warps of the loading warpgroup through shared memory: 4 to 16 % slower, as they wait for L2. Scales loaded
- *   before the products are issued: 3 % slower. */
+ * Tried and dropped, on an H200 by `bench lora`, against states of dc0e698:
+ *   - four warpgroups of 64 columns with a in registers (8e07279): forward from 3 % slower to 9 % faster, backward from
+ *     2 % faster to 34 % slower. What follows is not in the history:
+ *   - a loading warpgroup that decodes for all, tiles of 192 x 192: 1,290 clocks a step at 16 rows per expert
+ *   - three consumer warpgroups of 64 columns, up to 192 rows: 1,220 clocks there, for 192 columns
+ *   - tiles of up to 192 rows with 4 stages: spills, and no faster
+ *   - scales by the other warps of the loading warpgroup, through shared memory: 5 to 16 % slower
+ *   - scales loaded before the products are issued: up to 4 % slower */
 #include <string.h>
 
 #include "kernels/cuda/mxfp4_words.cuh"

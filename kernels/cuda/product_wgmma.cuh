@@ -1,6 +1,7 @@
 /* product_wgmma.cuh - what the grouped GEMMs on Hopper (grouped_wgmma.cu in bf16, grouped_wgmma_fp8.cu) and
  * dense_wgmma.cu share: tiles and their scheduler, the stages between producer and consumers, the epilogues. In e4m3
- * two consumer warpgroups share a tile, in bf16 they take tiles in turns (turn_wgmma.cuh). A row of 128 bytes of shared
+ * two consumer warpgroups share a tile, in bf16 they take tiles in turns (turn_wgmma.cuh). grouped_packed_wgmma.cu has
+ * the tiles from here. A row of 128 bytes of shared
  * memory is 64 of depth in bf16, 128 in e4m3. */
 #ifndef MT_CUDA_PRODUCT_WGMMA_H
 #define MT_CUDA_PRODUCT_WGMMA_H
@@ -83,9 +84,9 @@ template <int TILE_ROWS>
 static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
 {
     const int lane = threadIdx.x & 31;
+    const int largest = TILE_ROWS == ROWS ? 0 : (TILE_ROWS + 63) / 64; /* sizes: of a tile or less, in 64 rows */
     int n = 0;
-    for (int size = TILE_ROWS == ROWS ? 0 : (TILE_ROWS + 63) / 64; size >= 0;
-         size--) { /* of a tile or less, in 64 rows */
+    for (int size = largest; size >= 0; size--) {
         for (int base = 0; base < n_exp; base += 32) {
             const int e = MT_MIN(base + lane, n_exp - 1), n_row = offs[e + 1] - offs[e];
             const bool next = TILE_ROWS == ROWS || (MT_MIN(n_row, TILE_ROWS) + 63) / 64 == size;
