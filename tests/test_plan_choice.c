@@ -39,14 +39,28 @@ struct bed {
     struct ops table;
 };
 
+/* The model of the last call stays: gpt-oss-20b has 3 GiB in memory. Plans change no tensors. */
+static struct synth_memory memory_of(const char *arch, int64_t n_layer)
+{
+    static struct synth_memory last;
+    static struct synth_options opt;
+    struct err err;
+    if (!opt.arch || strcmp(opt.arch, arch) != 0 || opt.n_layer != n_layer) {
+        synth_memory_close(&last);
+        opt = (struct synth_options){.arch = arch, .n_layer = n_layer};
+        if (synth_memory_open(&last, &opt, &err)) fail_msg("%s", err.msg);
+    }
+    return last;
+}
+
 static struct bed *bed_of(const char *arch, int64_t n_layer)
 {
     struct bed *b = mem_array(1, sizeof(*b));
-    const struct synth_options opt = {.arch = arch, .n_layer = n_layer};
     struct err err;
     config_defaults(&b->cfg);
     b->cfg.data.seq_len = 512;
-    if (synth_memory_open(&b->memory, &opt, &err) || device_open(&b->dev, "cpu", "auto", &err)) fail_msg("%s", err.msg);
+    b->memory = memory_of(arch, n_layer);
+    if (device_open(&b->dev, "cpu", "auto", &err)) fail_msg("%s", err.msg);
     b->table = *b->dev.ops;
     b->table.own_memory = true;
     b->table.free_bytes = read_free;
@@ -56,12 +70,6 @@ static struct bed *bed_of(const char *arch, int64_t n_layer)
 }
 
 static struct bed *bed_open(void) { return bed_of("gpt-oss-tiny", 0); }
-
-static void bed_close(struct bed *b)
-{
-    synth_memory_close(&b->memory);
-    mem_free(b);
-}
 
 static int bed_plan(struct bed *b, const struct parallel *par, struct err *err)
 {
@@ -84,7 +92,7 @@ static struct chosen plan_on(const struct parallel *par)
                              .embed_on_host = p->opt.embed_on_host,
                              .host_moments = p->opt.host_moments,
                              .done = true};
-    bed_close(b);
+    mem_free(b);
     return c;
 }
 
@@ -220,7 +228,7 @@ static void decoded_layers_are_worth_memory(void **state)
         us[i] = m.floor_ms + m.inside_ms;
     }
     assert_true(us[1] < us[0]);
-    bed_close(b);
+    mem_free(b);
 #endif
 }
 
@@ -229,14 +237,15 @@ static void decoded_layers_are_worth_memory(void **state)
 static void quantised_experts_stay_packed(void **state)
 {
     (void)state;
+    enum { ALL = 4 };
     static const struct {
         int weights, inputs, start, decoded;
-    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, 2},
+    } rows[] = {{CFG_QUANT_NONE, CFG_QUANT_NONE, 0, ALL},
                 {1, CFG_QUANT_NONE, 0, 0},
                 {1, 1, 0, 0},
-                {CFG_QUANT_NONE, 1, 0, 2},
-                {1, CFG_QUANT_NONE, 50, 2}};
-    struct bed *b = bed_of("gpt-oss-20b", 2);
+                {CFG_QUANT_NONE, 1, 0, ALL},
+                {1, CFG_QUANT_NONE, 50, ALL}};
+    struct bed *b = bed_of("gpt-oss-20b", ALL);
     free_here = (int64_t)64 << 30;
     fixed_here = 0;
     b->dev.act_dtype = DT_BF16; /* and decoded layers in bf16 */
@@ -253,19 +262,19 @@ static void quantised_experts_stay_packed(void **state)
         struct plan eval; /* evaluations are quantised whatever quant.start is */
         if (plan_make(&eval, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, false, &err))
             fail_msg("%s", err.msg);
-        assert_int_equal(eval.memory.n_decoded, rows[i].weights == CFG_QUANT_NONE ? 2 : 0);
+        assert_int_equal(eval.memory.n_decoded, rows[i].weights == CFG_QUANT_NONE ? ALL : 0);
         struct plan_request q =
             plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true);
         q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
         for (int decoded = 0; decoded < 2; decoded++) {
             struct model_options opt = b->plan.opt;
-            opt.decoded_layers = decoded ? 2 : 0;
+            opt.decoded_layers = decoded ? ALL : 0;
             assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
             ms[decoded] = m.floor_ms + m.inside_ms;
         }
         assert_int_equal(ms[1]<ms[0], rows[i].decoded> 0);
     }
-    bed_close(b);
+    mem_free(b);
 }
 
 /* ---- logits */
@@ -289,7 +298,7 @@ static void logits_are_worth_memory(void **state)
     assert_true(c.opt.ce_chunk >= 128 && c.peak <= least.peak + (300 << 20));
     assert_int_equal(plan_choose(&c, &q, 0, (int64_t)64 << 30, &err), 0);
     assert_int_equal(c.opt.ce_chunk, 1664); /* logits in f32 */
-    bed_close(b);
+    mem_free(b);
 }
 
 /* The largest micro-batch is planned at once, and its bytes do not overflow, with the largest receive buffers either.
@@ -300,7 +309,7 @@ static void two_billion_tokens(void **state)
     struct comm ranks = {.world = 8, .local_world = 8}, alone = {.world = 1, .local_world = 1};
     const struct parallel divided = {&ranks, &ranks, &alone};
     double needs[3];
-    struct bed *b = bed_of("gpt-oss-20b", 2);
+    struct bed *b = bed_of("gpt-oss-20b", 4);
     free_here = (int64_t)64 << 30;
     fixed_here = 0;
     b->memory.arch.max_len = b->cfg.data.seq_len = 1 << 20;
@@ -316,7 +325,7 @@ static void two_billion_tokens(void **state)
         needs[i] = (double)plan_peak(&b->plan, true);
         assert_true(clock_ms() - start < 30e3);
     }
-    bed_close(b);
+    mem_free(b);
     assert_true(needs[0] > 1e14 && needs[1] > 1e14 && needs[2] > needs[1] && needs[2] < 1e17);
 }
 
@@ -356,7 +365,7 @@ static void rows_of_the_table_differ(void **state)
         assert_true(chunk >= 64 && chunk <= 1024);
     }
     assert_true(n_alike > 0);
-    bed_close(b);
+    mem_free(b);
 }
 
 /* ---- places */
@@ -380,7 +389,7 @@ static void places_with_all_are_compared(void **state)
     assert_int_equal(plan_choose(&less, &q, 0, all.peak - ((int64_t)8200 << 20), &err), 0);
     assert_int_equal(plan_choose(&more, &q, 0, all.peak - ((int64_t)8000 << 20), &err), 0);
     assert_true(more.ms <= less.ms);
-    bed_close(b);
+    mem_free(b);
 }
 
 /* ---- other processes */
@@ -408,7 +417,7 @@ static void others_end(void **state)
     char text[PLAN_TEXT];
     assert_non_null(strstr(plan_others(text, &b->plan), "8.00 GiB of it for context, libraries and other processes"));
     assert_non_null(strstr(text, "some seconds after its end"));
-    bed_close(b);
+    mem_free(b);
 }
 
 /* Nothing fits train.memory_gb: the value that the error suggests fits. */
@@ -433,7 +442,7 @@ static void suggested_limit(void **state)
         b->cfg.train.memory_gb = 0.02;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
         assert_null(strstr(err.msg, "raise train.memory_gb"));
-        bed_close(b);
+        mem_free(b);
     }
 }
 
@@ -486,7 +495,7 @@ static void suggested_options(void **state)
         assert_int_equal(strstr(err.msg, none) != NULL, n == 0);
         n_said += n;
         n_none += !n;
-        bed_close(b);
+        mem_free(b);
     }
     assert_true(n_said >= 6 && n_none >= 1);
 }
@@ -513,7 +522,7 @@ static void host_memory_of_a_cpu(void **state)
         b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (1 << 20)) / (1 << 30);
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
         assert_null(strstr(err.msg, "train.offload = all"));
-        bed_close(b);
+        mem_free(b);
     }
 }
 
@@ -539,7 +548,7 @@ static void host_memory_of_ranks(void **state)
     b->dev.card.host_bytes = need;
     if (bed_plan(b, &par, &err)) fail_msg("%s", err.msg);
     assert_int_equal(b->plan.host_free, need);
-    bed_close(b);
+    mem_free(b);
 }
 
 /* On a card whose machine has less host memory than a fixed train.offload needs, nothing fits; `auto` takes half of it,
@@ -572,7 +581,7 @@ static void host_memory_of_a_card(void **state)
     assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
     if (!strstr(err.msg, ", except train.offload = all with ")) fail_msg("%s", err.msg);
     assert_int_equal(m->host, 0); /* nor the embedding */
-    bed_close(b);
+    mem_free(b);
 }
 
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
