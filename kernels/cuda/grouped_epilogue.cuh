@@ -268,6 +268,21 @@ __device__ __forceinline__ void grouped_finish_add(const struct grouped &g, int6
     store16(out, bf16_pack8(y));
 }
 
+/* Columns n .. n+7 of row m, rounded; GROUPED_GLU: also their activations, of four pairs. */
+template <int EPILOGUE>
+__device__ __forceinline__ void grouped_store8(const struct grouped &g, int64_t m, int64_t n, uint4 v)
+{
+    store16(g.out + m * g.n_out + n, v);
+    if (EPILOGUE == GROUPED_GLU) {
+        const struct glu_form form = glu_form_of(g.glu);
+        const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+        float h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
+        store8(g.act + m * (g.n_out / 2) + n / 2, make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3])));
+    }
+}
+
 /* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
@@ -279,20 +294,13 @@ __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t 
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i] = bf16_pack(v[i][0] + bias[i][0], v[i][1] + bias[i][1]);
     quad_transpose(w);
-    if (stored) store16(g.out + m * g.n_out + mine, make_uint4(w[0], w[1], w[2], w[3]));
+    if (stored) grouped_store8<EPILOGUE>(g, m, mine, make_uint4(w[0], w[1], w[2], w[3]));
     if (EPILOGUE == GROUPED_GATED) {
         const float weight = live ? g.gate[g.row_slot[m]] : 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = bf16_pack(weight * v[i][0], weight * v[i][1]);
         quad_transpose(w);
         if (stored) store16(g.act + m * g.n_out + mine, make_uint4(w[0], w[1], w[2], w[3]));
-    }
-    if (EPILOGUE == GROUPED_GLU && stored) {
-        const struct glu_form form = glu_form_of(g.glu);
-        float h[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
-        store8(g.act + m * (g.n_out / 2) + mine / 2, make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3])));
     }
 }
 

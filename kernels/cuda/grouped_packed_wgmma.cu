@@ -15,15 +15,15 @@
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts.
  * Grid: persistent, one block per SM: a loading thread and the consumer warpgroups. LARGE_TILES: 5 stages and two
- *   buffers of decoded weights for each warpgroup, 218 KiB; 168 registers at launch, then 40 and 232; no spills.
- *   SMALL_TILES: 4 stages, 222 KiB; 128, then 24 and 160; in the GLU's backward 44 bytes of spills.
+ *   buffers of decoded weights for each warpgroup, 218 KiB; 168 registers at launch, then 40 and 232. SMALL_TILES:
+ *   4 stages, 222 KiB; 128, then 24 and 160. 4 bytes of spills in the GLU's backward, none elsewhere.
  * Moves: w is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
- * Bound: latency of a warpgroup's step. With LARGE_TILES it has 250 to 290 instructions of each of two warps on a
- *   scheduler, about 170 of them for decoding. On an H200, states of dc0e698, from samples of ncu: 1,130 clocks for
- *   tiles of 32 rows, 1,460 for 128, 1,490 for 144, where the products take 1,024 for 128. The GLU's epilogues took 17
- *   (forward) and 25 % (backward, when it did not yet load a step ahead) of the samples; no products run meanwhile.
+ * Bound: shared memory. In a step of 96 rows by 256 columns 141 KB go through it, which take 1,100 clocks: packed
+ *   weights 16 KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768
+ *   clocks, the step about 1,300 (H200, samples of ncu). Waits that were removed came back elsewhere. The epilogue of
+ *   the GLU's backward takes a fifth of the samples; no products run meanwhile.
  * Measured: tests/RESULTS.md, "Experts decoded inside the products". At 64 rows per expert SMALL_TILES are 8 % faster
  *   with uniform routing, LARGE_TILES 4 % with a random router, which gives some experts several times the mean.
  * Tried and dropped, on an H200 by `bench lora`, against states of dc0e698:
@@ -33,7 +33,11 @@
  *   - three consumer warpgroups of 64 columns, up to 192 rows: 1,220 clocks there, for 192 columns
  *   - tiles of up to 192 rows with 4 stages: spills, and no faster
  *   - scales by the other warps of the loading warpgroup, through shared memory: 5 to 16 % slower
- *   - scales loaded before the products are issued: up to 4 % slower */
+ *   - scales loaded before the products are issued: up to 4 % slower; two steps ahead, their factors ahead too, the
+ * next packed weights before the fence: within 1 %
+ *   - sums stored from registers: forward 5 % slower, the GLU's backward 12 %; one register set for pre: 3 %
+ *   - pre moved into the L2 cache by the loading thread: within 1 %; two rows at once in the epilogue: spills, 17 %
+ *     slower */
 #include <string.h>
 
 #include "kernels/cuda/mxfp4_words.cuh"
@@ -63,6 +67,7 @@ template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
     enum {
         GROUPS = N_GROUP, /* consumer warpgroups */
         ROWS = N_ROW,
+        PASS = N_ROW > 112 ? 112 : N_ROW, /* rows whose sums are in shared memory at a time */
         STAGES = N_STAGE,
         COLS = GROUPS * OWN,
         MULTIPLIERS = GROUPS * 128,
@@ -74,6 +79,7 @@ template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
         LOADER = GROUPS == 2 ? 40 : 24,
         MULTIPLIER = GROUPS == 2 ? 232 : 160
     };
+    static_assert(PASS % 16 == 0 && PASS * (BLOCK_COLS + 4) * 4 <= OWN_BUFFERS * OWN_BYTES, "sums of a pass");
 };
 using LARGE_TILES = struct shape<2, 160, 5>;
 using SMALL_TILES = struct shape<3, 96, 4>;
@@ -359,7 +365,8 @@ static __device__ __forceinline__ void multiply(float (&sums)[BLOCKS][S::ROWS / 
 {
     const int n_step = count_steps(g);
     struct half_row half = part.half;
-    uint32_t buffer = 0, scale[BLOCKS] = {}, c[BLOCKS][4];
+    uint32_t buffer = 0, c[BLOCKS][4];
+    uint32_t scale[BLOCKS] = {};
     load_scales(scale, &half);
     warpgroup_barrier(1 + part.group); /* no products of the tile before read decoded weights */
     if (g.r > 0) multiply_thin<S, N, KN>(sums, ring, g, part);
@@ -436,169 +443,102 @@ static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::RO
         multiply<S, 32, KN>(sums, ring, g, part);
 }
 
-/* ---- epilogue: a thread has its two columns of rows 8j + 2q and 8j + 2q + 1 of the tile ---- */
+/* ---- epilogue ----
+ * A thread's sums are two columns of rows 8j + 2q and 8j + 2q + 1, q = lane % 4. They go through shared memory, where
+ * the decoded weights were, so that a thread has eight columns of a row. */
 
-template <bool KN> static __device__ __forceinline__ int column_of(const struct tile &t)
+enum { SUM_STRIDE = BLOCK_COLS + 4 }; /* floats from row to row in shared memory: few bank conflicts */
+
+/* Column of this thread's sums in a block; the next one too. */
+template <bool KN> static __device__ __forceinline__ int column_of_thread(void)
 {
-    return t.n + threadIdx.x % 128 / 32 * 16 + column_of_row<KN>(threadIdx.x % 32 / 4);
+    return threadIdx.x % 128 / 32 * 16 + column_of_row<KN>(threadIdx.x % 32 / 4);
 }
 
-template <bool GLU, bool KN, int M>
-static __device__ __forceinline__ void finish(const float (&sums)[M], const struct grouped &g, const struct tile &t,
-                                              float2 bias)
+/* Writes the sums of N rows of a block of columns, from row `first` of the tile on. */
+template <int N, bool KN, int M>
+static __device__ __forceinline__ void store_sums(float *to, const float (&sums)[M], int first, int n_row, float2 bias)
 {
-    const int n = column_of<KN>(t), odd_lane = threadIdx.x / 4 & 1, pair = n - (KN ? 0 : 2 * odd_lane);
-    const struct glu_form form = glu_form_of(g.glu);
-    const bool in_bounds = n < g.n_out;
+    to += threadIdx.x % 4 * 2 * SUM_STRIDE + column_of_thread<KN>();
 #pragma unroll
-    for (int j = 0; j < M / 4; j++) {
-        const int row = 8 * j + threadIdx.x % 4 * 2;
-        uint32_t w[2];
-        if (8 * j >= t.n_row) break;
-#pragma unroll
-        for (int odd = 0; odd < 2; odd++)
-            w[odd] = bf16_pack(sums[4 * j + odd] + bias.x, sums[4 * j + 2 + odd] + bias.y);
-        if (KN) {
-#pragma unroll
-            for (int odd = 0; odd < 2; odd++)
-                if (in_bounds && row + odd < t.n_row) *(uint32_t *)(g.out + (t.m + row + odd) * g.n_out + n) = w[odd];
-            continue;
-        }
-        const uint32_t got = __shfl_xor_sync(~0u, w[odd_lane ^ 1], 4); /* four columns of one row */
-        const uint2 x = odd_lane ? make_uint2(got, w[1]) : make_uint2(w[0], got);
-        const int64_t m = t.m + row + odd_lane;
-        if (!in_bounds || row + odd_lane >= t.n_row) continue;
-        store8(g.out + m * g.n_out + pair, x);
-        if (GLU)
-            *(uint32_t *)(g.act + (m * g.n_out + pair) / 2) = bf16_pack(glu_value(form, bf16_low(x.x), bf16_high(x.x)),
-                                                                        glu_value(form, bf16_low(x.y), bf16_high(x.y)));
+    for (int j = 0; j < N / 8; j++) {
+        const float *x = sums + first / 2 + 4 * j;
+        if (first + 8 * j >= 2 * M /* rows of sums */ || first + 8 * j >= n_row) break;
+        *(float2 *)(to + 8 * j * SUM_STRIDE) = make_float2(x[0] + bias.x, x[2] + bias.y);
+        *(float2 *)(to + (8 * j + 1) * SUM_STRIDE) = make_float2(x[1] + bias.x, x[3] + bias.y);
     }
 }
 
-/* GROUPED_GLU_BWD. weight: gates of the tile's rows; part: sums of h g of each warp of this warpgroup. */
-template <int ROWS> struct glu_scratch {
-    float weight[ROWS], part[4][ROWS];
-};
-template <int ROWS>
-static __device__ __forceinline__ void load_weights(struct glu_scratch<ROWS> *s, const struct grouped &g,
-                                                    const struct tile &t)
+/* Gates of the tile's rows. */
+static __device__ __forceinline__ void load_weights(float *weight, const struct grouped &g, const struct tile &t)
 {
-    for (int i = threadIdx.x % 128; i < t.n_row; i += 128) s->weight[i] = __ldg(g.gate + __ldg(g.row_slot + t.m + i));
+    for (int i = threadIdx.x % 128; i < t.n_row; i += 128) weight[i] = __ldg(g.gate + __ldg(g.row_slot + t.m + i));
 }
 
-/* Gates and ups of two columns of a row. */
-static __device__ __forceinline__ uint2 load_pre(const struct grouped &g, int64_t m, int n)
+/* Eight columns of a row; of GROUPED_GLU_BWD also the sum of h g over the block. All lanes of a warp call it. */
+template <int EPILOGUE>
+static __device__ __forceinline__ void finish_row(const float *sums, const struct grouped &g, int64_t m, bool in_rows,
+                                                  int n, float weight, const struct pre8 &pre)
 {
-    const bf16 *from = g.pre + pre_start(g, m, n);
-    if (g.glu.interleaved) return __ldg((const uint2 *)from);
-    return make_uint2(__ldg((const uint32_t *)from), __ldg((const uint32_t *)(from + g.n_out)));
-}
-
-/* Returns the sum of h * v over two columns of row m. */
-static __device__ __forceinline__ float glu_bwd2(const struct grouped &g, const struct glu_form &form, int64_t m, int n,
-                                                 const float v[2], float weight, uint2 pre, bool live)
-{
-    const bool pairs = g.glu.interleaved;
-    const float x[2] = {bf16_low(pre.x), pairs ? bf16_low(pre.y) : bf16_high(pre.x)};
-    const float y[2] = {pairs ? bf16_high(pre.x) : bf16_low(pre.y), bf16_high(pre.y)};
-    bf16 *out = g.out + pre_start(g, m, n);
-    float gate[2], up[2], h[2];
-#pragma unroll
-    for (int i = 0; i < 2; i++) h[i] = glu_gradient(form, x[i], y[i], weight * v[i], &gate[i], &up[i]);
-    if (live) *(uint32_t *)(g.act + m * g.n_out + n) = bf16_pack(h[0], h[1]);
-    if (live && pairs) store8(out, make_uint2(bf16_pack(gate[0], up[0]), bf16_pack(gate[1], up[1])));
-    if (live && !pairs) {
-        *(uint32_t *)out = bf16_pack(gate[0], gate[1]);
-        *(uint32_t *)(out + g.n_out) = bf16_pack(up[0], up[1]);
-    }
-    return h[0] * v[0] + h[1] * v[1];
-}
-
-/* Lanes i and i + 4, i + 8, .. of the warp have eight values each. Returns the sum of all theirs of value lane / 4, in
- * a fixed order. */
-static __device__ __forceinline__ float sum_eight(float (&x)[8])
-{
-#pragma unroll
-    for (int half = 4; half >= 1; half /= 2) {
-        const bool upper = threadIdx.x & 4 * half;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            const float sent = upper ? x[i] : x[i + half];
-            x[i] = (upper ? x[i + half] : x[i]) + __shfl_xor_sync(~0u, sent, 4 * half);
-        }
-    }
-    return x[0];
-}
-
-/* Rows of a step of finish_glu_bwd: value c of a lane is row row_of_value(c). A loop that shifts the sums down fits the
- * instruction cache. */
-enum { STEP = 32, VALUES = STEP / 4 };
-static __device__ __forceinline__ int row_of_value(int c) { return c / 2 * 8 + threadIdx.x % 4 * 2 + c % 2; }
-
-static __device__ __forceinline__ void load_pre_step(uint2 (&pre)[VALUES], const struct grouped &g,
-                                                     const struct tile &t, int i, int n)
-{
-#pragma unroll
-    for (int c = 0; c < VALUES; c++) {
-        const int row = i + row_of_value(c);
-        pre[c] = make_uint2(0, 0);
-        if (n < g.n_out && row < t.n_row) pre[c] = load_pre(g, t.m + row, n);
+    const float4 x = *(const float4 *)sums, y = *(const float4 *)(sums + 4);
+    const float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
+    const bool live = in_rows && n < g.n_out;
+    if (EPILOGUE == GROUPED_GLU_BWD) {
+        float sum = quad_sum(live ? grouped_glu_bwd8<false>(g, m, n, v, weight, pre) : 0.0f);
+        sum += __shfl_xor_sync(~0u, sum, 4);
+        if (in_rows && threadIdx.x % 8 == 0) g.dgate_part[(int64_t)(n / GROUPED_PART) * g.n_row + m] = sum;
+    } else if (live) {
+        grouped_store8<EPILOGUE>(g, m, n, bf16_pack8(v));
     }
 }
 
-template <int ROWS>
-static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[ROWS / 2], const struct grouped &g,
-                                                      const struct tile &t, struct glu_scratch<ROWS> *s)
+/* The rows of a pass, from row m of the experts on: eight lanes have a row of the block. pre of two times 16 rows is
+ * loaded ahead. */
+template <int EPILOGUE>
+static __device__ __forceinline__ void finish_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
+                                                   int n, const float *weight)
 {
-    const int warp = threadIdx.x / 32, group = warp / 4, n = column_of<true>(t);
-    const struct glu_form form = glu_form_of(g.glu);
-    uint2 pre[VALUES];
-    load_pre_step(pre, g, t, 0, n);
-    warpgroup_barrier(1 + group); /* the weights are there */
+    const int first = threadIdx.x % 128 / 8, column = threadIdx.x % 8 * 8;
+    const auto load = [&](int row) { return grouped_pre(g, m + row, n + column, row < n_row); };
+    struct pre8 pre[2] = {};
+    if (EPILOGUE == GROUPED_GLU_BWD) pre[0] = load(first), pre[1] = load(first + 16);
+    warpgroup_barrier(1 + threadIdx.x / 128); /* the sums are there */
 #pragma unroll 1
-    for (int i = 0; i < t.n_row; i += STEP) {
-        uint2 next[VALUES];
-        float sum[VALUES];
-        load_pre_step(next, g, t, i + STEP, n);
+    for (int i = 0; i < n_row; i += 32)
 #pragma unroll
-        for (int c = 0; c < VALUES; c++) {
-            const int row = i + row_of_value(c);
-            const bool live = n < g.n_out && row < t.n_row;
-            const float v[2] = {sums[c / 2 * 4 + c % 2], sums[c / 2 * 4 + 2 + c % 2]};
-            const float x = glu_bwd2(g, form, t.m + row, n, v, s->weight[MT_MIN(row, ROWS - 1)], pre[c], live);
-            sum[c] = live ? x : 0.0f;
+        for (int j = 0; j < 2; j++) {
+            if (i + 16 * j >= n_row) break;
+            const int row = i + 16 * j + first, at = MT_MIN(row, n_row - 1);
+            finish_row<EPILOGUE>(sums + at * SUM_STRIDE + column, g, m + row, row < n_row, n + column, weight[at],
+                                 pre[j]);
+            if (EPILOGUE == GROUPED_GLU_BWD) pre[j] = load(row + 32);
         }
-        s->part[warp % 4][i + row_of_value(threadIdx.x % 32 / 4)] = sum_eight(sum);
-#pragma unroll
-        for (int c = 0; c + STEP / 2 < ROWS / 2; c++) sums[c] = sums[c + STEP / 2];
-#pragma unroll
-        for (int c = 0; c < VALUES; c++) pre[c] = next[c];
-    }
-    warpgroup_barrier(1 + group);
-    for (int row = threadIdx.x % 128; row < t.n_row; row += 128)
-        g.dgate_part[(int64_t)(t.n / GROUPED_PART) * g.n_row + t.m + row] =
-            (s->part[0][row] + s->part[1][row]) + (s->part[2][row] + s->part[3][row]);
+    warpgroup_barrier(1 + threadIdx.x / 128); /* before other sums come here */
 }
-static_assert(LARGE_TILES::ROWS % STEP == 0 && SMALL_TILES::ROWS % STEP == 0, "steps of rows");
 
-/* Zeros whose place the compiler does not change. */
-template <int M> static __device__ __forceinline__ void clear(float (&sums)[M])
+template <typename S, int EPILOGUE, bool KN>
+static __device__ __forceinline__ void finish_block(float *shared, const float (&sums)[S::ROWS / 2],
+                                                    const struct grouped &g, const struct tile &t, float2 bias,
+                                                    const float *weight)
 {
 #pragma unroll
-    for (int i = 0; i < M; i++) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sums[i]));
+    for (int first = 0; first < S::ROWS; first += S::PASS) {
+        if (first >= t.n_row) break;
+        store_sums<S::PASS, KN>(shared, sums, first, t.n_row, bias);
+        finish_rows<EPILOGUE>(shared, g, t.m + first, MT_MIN(t.n_row - first, (int)S::PASS), t.n, weight + first);
+    }
 }
 
 template <typename S, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct packed_args &p, const struct tiles *tiles,
-                                                      struct ring ring, uint32_t decoded,
-                                                      struct glu_scratch<S::ROWS> *scratch)
+                                                      struct ring ring, unsigned char *decoded, float *weight)
 {
     const struct grouped &g = p.g;
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_step = count_thin(g) + count_steps(g);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
     float sums[BLOCKS][S::ROWS / 2];
     asm volatile("" : "+r"(ring.full), "+r"(ring.empty));
-    scratch += EPILOGUE == GROUPED_GLU_BWD ? group : 0;
+    weight += EPILOGUE == GROUPED_GLU_BWD ? group * S::ROWS : 0;
     decoded += group * (OWN_BUFFERS * OWN_BYTES);
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         struct tile t = tile_at<S::ROWS, UNIT, S::COLS>(tiles, at, &e);
@@ -610,24 +550,16 @@ static __device__ __forceinline__ void multiply_tiles(const struct packed_args &
         float2 bias[BLOCKS] = {};
 #pragma unroll
         for (int j = 0; j < BLOCKS && g.bias; j++) {
-            const int n = column_of<KN>(t) + group * OWN + j * BLOCK_COLS;
+            const int n = t.n + group * OWN + j * BLOCK_COLS + column_of_thread<KN>();
             if (n < g.n_out) bias[j] = __ldg((const float2 *)(g.bias + t.e * g.n_out + n));
         }
-        if (EPILOGUE == GROUPED_GLU_BWD) {
-            load_weights(scratch, g, t);
-            clear(sums[0]);
-            clear(sums[1]);
-        }
-        multiply_part<S, KN>(sums, &ring, g, {t, find_half<S, KN>(p, t), decoded, group});
+        if (EPILOGUE == GROUPED_GLU_BWD) load_weights(weight, g, t);
+        multiply_part<S, KN>(sums, &ring, g, {t, find_half<S, KN>(p, t), sm90_shared(decoded), group});
         t.n += group * OWN;
+        warpgroup_barrier(1 + group); /* no products read decoded weights */
 #pragma unroll
-        for (int j = 0; j < BLOCKS; j++, t.n += BLOCK_COLS) {
-            if (t.n >= g.n_out) break;
-            if constexpr (EPILOGUE == GROUPED_GLU_BWD)
-                finish_glu_bwd(sums[j], g, t, scratch);
-            else
-                finish<EPILOGUE == GROUPED_GLU, KN>(sums[j], g, t, bias[j]);
-        }
+        for (int j = 0; j < BLOCKS; j++, t.n += BLOCK_COLS)
+            if (t.n < g.n_out) finish_block<S, EPILOGUE, KN>((float *)decoded, sums[j], g, t, bias[j], weight);
     }
 }
 #endif
@@ -639,7 +571,7 @@ static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ struct glu_scratch<S::ROWS> scratch[EPILOGUE == GROUPED_GLU_BWD ? S::GROUPS : 1];
+    __shared__ float weight[EPILOGUE == GROUPED_GLU_BWD ? S::GROUPS * S::ROWS : 1]; /* gates of rows */
     __shared__ uint64_t full[S::STAGES], empty[S::STAGES];
     if (threadIdx.x < 32) count_tiles<S::ROWS, S::COLS>(&tiles, p.g);
     if (threadIdx.x == 32) {
@@ -650,15 +582,15 @@ static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    const uint32_t decoded = (sm90_shared(memory) + 1023) / 1024 * 1024;
+    unsigned char *decoded = memory + (-sm90_shared(memory) & 1023);
     const struct ring ring = {
-        decoded + S::GROUPS * OWN_BUFFERS * OWN_BYTES, sm90_shared(full), sm90_shared(empty), 0, 0, 0};
+        sm90_shared(decoded) + S::GROUPS * OWN_BUFFERS * OWN_BYTES, sm90_shared(full), sm90_shared(empty), 0, 0, 0};
     if (threadIdx.x >= S::MULTIPLIERS) {
         sm90_registers_less<S::LOADER>();
         if (threadIdx.x == S::MULTIPLIERS) load_tiles<S, KN>(p, &tiles, ring);
     } else {
         sm90_registers_more<S::MULTIPLIER>();
-        multiply_tiles<S, EPILOGUE, KN>(p, &tiles, ring, decoded, scratch);
+        multiply_tiles<S, EPILOGUE, KN>(p, &tiles, ring, decoded, weight);
     }
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */

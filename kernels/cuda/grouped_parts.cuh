@@ -26,37 +26,38 @@ static __device__ __forceinline__ int row_of_expert(const struct grouped_wgrad &
 }
 
 /* Unit u in the order (expert, part); parts have at most `share` rows, a multiple of `step` except for the last. All
- * lanes of the warp call it; n_exp + n_row / share < 2^16. A lane counts the units of adjacent experts; the experts of
- * the lane that has u are searched one by one. */
+ * lanes of the warp call it; n_exp + n_row / share < 2^16. A lane has an expert of 32 at a time, and loads the next
+ * before it counts. */
 static __device__ __forceinline__ struct unit find_unit(const struct grouped_wgrad &g, int u, int share, int step)
 {
-    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp, per_lane = (n_exp + 31) / 32;
-    const int from = min(lane * per_lane, n_exp), past = min(from + per_lane, n_exp);
-    uint32_t sum = 0; /* units; << 16: those of experts with more than one part */
-    for (int e = from, row = row_of_expert(g, from); e < past; e++) {
-        const int next = row_of_expert(g, e + 1), parts = parts_of(next - row, share);
-        sum += (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
-        row = next;
-    }
-    uint32_t at = sum;
-    for (int i = 1; i < 32; i *= 2) {
-        const uint32_t left = __shfl_up_sync(~0u, sum, i);
-        if (lane >= i) sum += left;
-    }
-    const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
-    if (!has) return {};
-    const int lane_of = __ffs(has) - 1;
-    int e = lane_of * per_lane, row = row_of_expert(g, e);
-    at = __shfl_sync(~0u, sum - at, lane_of); /* units of earlier experts */
-    for (;; e++) {
-        const int end = row_of_expert(g, e + 1), n = parts_of(end - row, share), part = u - (int)(at & 0xffff);
-        if (part < n) {
-            const int rows = ((end - row + n - 1) / n + step - 1) / step * step;
-            return {e, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
+    const int lane = threadIdx.x & 31, n_exp = (int)g.n_exp;
+    int row = row_of_expert(g, min(lane, n_exp)), end = row_of_expert(g, min(lane + 1, n_exp));
+    uint32_t before = 0; /* units; << 16: those of experts with more than one part */
+    for (int first = 0; first < n_exp; first += 32) {
+        const int ahead = first + 32 + lane, parts = parts_of(end - row, share);
+        const int next_row = row_of_expert(g, min(ahead, n_exp)), next_end = row_of_expert(g, min(ahead + 1, n_exp));
+        const uint32_t own = (uint32_t)parts + (parts > 1 ? (uint32_t)parts << 16 : 0);
+        uint32_t sum = own;
+        for (int i = 1; i < 32; i *= 2) {
+            const uint32_t left = __shfl_up_sync(~0u, sum, i);
+            if (lane >= i) sum += left;
         }
-        at += (uint32_t)n + (n > 1 ? (uint32_t)n << 16 : 0);
-        row = end;
+        sum += before;
+        const uint32_t has = __ballot_sync(~0u, (int)(sum & 0xffff) > u);
+        if (has) {
+            const int of = __ffs(has) - 1, n = __shfl_sync(~0u, parts, of);
+            const uint32_t at = __shfl_sync(~0u, sum - own, of); /* units of earlier experts */
+            row = __shfl_sync(~0u, row, of);
+            end = __shfl_sync(~0u, end, of);
+            const int part = u - (int)(at & 0xffff), rows = ((end - row + n - 1) / n + step - 1) / step * step;
+            return {
+                first + of, part, n, (int)(at >> 16), min(row + part * rows, end), min(row + (part + 1) * rows, end)};
+        }
+        before = __shfl_sync(~0u, sum, 31);
+        row = next_row;
+        end = next_end;
     }
+    return {};
 }
 
 /* Number of parts of a tile that are in g.partial; the last block resets it to 0. */

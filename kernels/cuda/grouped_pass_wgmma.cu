@@ -9,7 +9,7 @@
  * Needs: sm_90a; n_wide and ld_wide multiples of 8, 16-byte aligned rows.
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
  *   Slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages of 32 KiB,
- *   two of them loading, by cp.async. At most 128 registers, no spills. finish_kernel: 32 registers.
+ *   all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32 registers.
  * Moves: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
  *   then over the parts in order. They depend only on the shapes and offs.
@@ -228,23 +228,25 @@ static __device__ __forceinline__ void store_sums(const struct pass_args &p, con
     }
 }
 
-/* out += scale * c; the thread has columns `wide` and wide + 8 of a tile. */
-template <int RT>
-static __device__ __forceinline__ void add_tile(const struct grouped_wgrad &g, const float (*c)[4], int expert,
+/* out += scale * c for a slab; the thread has rows `wide` and wide + 8 of a tile of out. All loads come first: a load
+ * does not pass a store. */
+template <int RT, int COLS>
+static __device__ __forceinline__ void add_slab(const struct grouped_wgrad &g, const float (*c)[4], int expert,
                                                 int first)
 {
-    const int lane = threadIdx.x & 31, n_wide = (int)g.n_wide;
-    float *out = g.out + (int64_t)expert * n_wide * RT;
+    const int lane = threadIdx.x & 31, own = first + (int)threadIdx.x / 32 * 16 + lane / 4, n_wide = (int)g.n_wide;
+    float2 *out = (float2 *)(g.out + ((int64_t)expert * n_wide + own) * RT + lane % 4 * 2), old[COLS][2][RT / 8];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int wide = first + threadIdx.x / 32 * 16 + lane / 4 + half * 8;
-        if (wide >= n_wide) break;
+    for (int i = 0; i < COLS * 2 * (RT / 8); i++) {
+        const int col = i / (RT / 8) / 2, half = i / (RT / 8) % 2, j = i % (RT / 8), row = col * WIDE + half * 8;
+        if (own + row < n_wide) old[col][half][j] = out[row * (RT / 2) + j * 4];
+    }
 #pragma unroll
-        for (int j = 0; j < RT / 8; j++) {
-            float2 *to = (float2 *)(out + wide * RT + j * 8 + lane % 4 * 2);
-            const float2 old = *to;
-            *to = make_float2(old.x + g.scale * c[j][2 * half], old.y + g.scale * c[j][2 * half + 1]);
-        }
+    for (int i = 0; i < COLS * 2 * (RT / 8); i++) {
+        const int col = i / (RT / 8) / 2, half = i / (RT / 8) % 2, j = i % (RT / 8), row = col * WIDE + half * 8;
+        const float2 x = old[col][half][j];
+        const float *y = c[col * (RT / 8) + j] + 2 * half;
+        if (own + row < n_wide) out[row * (RT / 2) + j * 4] = make_float2(x.x + g.scale * y[0], x.y + g.scale * y[1]);
     }
 }
 
@@ -268,7 +270,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     find_slots(&l, g, u.first, u.end);
     uint4 thin = load_thin<RT>(g, u.first, u.end);
     next_rows(&l, g, u.end);
-    for (int i = 0; i < STAGES - 1; i++) load_tile(&l, g, first, n_col, u.end, shared);
+    for (int i = 0; i < STAGES; i++) load_tile(&l, g, first, n_col, u.end, shared);
     load_factor<RT, COLS>(g, u.expert, first, memory + S::FACTOR);
     float c[COLS * RT / 8][4] = {};
     int stage = 0;
@@ -278,14 +280,15 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
 #pragma unroll
         for (int i = 0; i < COLS; i++) {
             if (i >= n_col) break;
-            copy_wait<STAGES - 2>();
+            const bool begun = i > 0 || row > u.first; /* else all stages are loading */
+            begun ? copy_wait<STAGES - 2>() : copy_wait<STAGES - 1>();
             if (i == 0) {
                 store_thin<RT>(memory + S::THIN, thin);
                 thin = load_thin<RT>(g, row + ROWS, u.end);
             }
             fence_proxy_async();
             __syncthreads(); /* this tile is loaded for all threads, and the stage loaded next is free */
-            load_tile(&l, g, first, n_col, u.end, shared);
+            if (begun) load_tile(&l, g, first, n_col, u.end, shared);
             const uint32_t tile = shared + stage * STAGE_BYTES;
             wgmma_fence();
             add_rows<RT>(c + i * (RT / 8), tile, shared + S::THIN);
@@ -302,8 +305,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     }
     if (!g.offs) return store_part(g, c, u, blockIdx.y, gridDim.y); /* finish_kernel adds them */
     if (u.parts > 1 && !sum_parts(g, c, u, blockIdx.y, gridDim.y)) return;
-#pragma unroll
-    for (int i = 0; i < COLS; i++) add_tile<RT>(g, c + i * (RT / 8), u.expert, first + i * WIDE);
+    add_slab<RT, COLS>(g, c, u.expert, first);
 #else
     __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
 #endif

@@ -113,19 +113,29 @@ template <int RT> static __device__ void store_tile(float *tile, float c[][4], b
     }
 }
 
-/* out += scale * tile */
+/* out += scale * tile. A thread has AT_ONCE elements in flight: a load does not pass a store. */
 template <int RT>
 static __device__ void add_tile(const struct grouped_wgrad &g, const float *tile, const struct columns &first,
                                 int expert)
 {
+    enum { AT_ONCE = 8 };
     const uint32_t n_wide = (uint32_t)g.n_wide, r = (uint32_t)g.r;
     float *out = g.out + (int64_t)expert * g.n_wide * g.r;
-    for (uint32_t i = threadIdx.x; i < WIDE * RT; i += THREADS) {
-        const uint32_t wide = first.wide + (g.thin_first ? i % WIDE : i / RT);
-        const uint32_t thin = first.thin + (g.thin_first ? i / WIDE : i % RT);
-        if (wide >= n_wide || thin >= r) continue;
-        out[g.thin_first ? thin * n_wide + wide : wide * r + thin] += g.scale * tile[i];
+    for (uint32_t from = threadIdx.x; from < WIDE * RT; from += AT_ONCE * THREADS) {
+        float *to[AT_ONCE], old[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const uint32_t i = from + k * THREADS;
+            const uint32_t wide = first.wide + (g.thin_first ? i % WIDE : i / RT);
+            const uint32_t thin = first.thin + (g.thin_first ? i / WIDE : i % RT);
+            to[k] = wide < n_wide && thin < r ? out + (g.thin_first ? thin * n_wide + wide : wide * r + thin) : NULL;
+            old[k] = to[k] ? *to[k] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (to[k]) *to[k] = old[k] + g.scale * tile[from + k * THREADS];
     }
+    static_assert(WIDE * RT % (AT_ONCE * THREADS) == 0, "whole rounds");
 }
 
 template <int RT>
