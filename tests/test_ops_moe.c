@@ -314,7 +314,7 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_MXFP4, 0, false}, 129, 5, 1, 96, 64, 0, 24, GPTOSS_2, true, CROWDED}, 1, false},
     {{{WF_MXFP4, 0, false}, 270, 5, 1, 64, 96, 8, 8, SWIGLU_CLAMPED_2, false, CROWDED}, 0, true},
     {{{WF_MXFP4, 0, false}, 597, 5, 1, 64, 160, 8, 0, GPTOSS_2, false, CROWDED}, 0, false},
-    {{{WF_MXFP4, 0, false}, 190, 3, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 220, 3, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 300, 2, 1, 224, 96, 0, 24, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 520, 3, 1, 96, 224, 72, 0, GPTOSS_HALVES_2, true, CROWDED}, 1, false},
     {{{WF_MXFP4, 0, false}, 33, 5, 4, 416, 224, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},

@@ -56,7 +56,7 @@ enum {
     OWN_BYTES = BLOCKS * BLOCK_BYTES,
     OWN_BUFFERS = 2,
     FEW_ROWS = 48,   /* per expert: SMALL_TILES */
-    SOME_ROWS = 112, /* per expert; with more, grouped_decode_wgmma.cu is faster */
+    SOME_ROWS = 144, /* per expert; with more, grouped_decode_wgmma.cu is faster */
     MOST_ROWS = 768  /* per expert; with more, decoding to memory first is faster */
 };
 static_assert(BLOCK_COLS * DEPTH == 128 * BLOCK, "a block of a thread");
