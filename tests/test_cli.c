@@ -30,7 +30,7 @@ static void test_help(void **state)
     static const char *const parts[] = {build_commit, "CUDA ",     "zlib ",     "jansson ",
                                         "PCRE2 ",     "utf8proc ", "OpenBLAS ", "libcurl"};
     for (int i = 0; i < MT_LEN(parts); i++) assert_says(said.out, parts[i]);
-#ifdef __x86_64__ /* OpenBLAS's kernels for SSE3, also for processors that it does not know */
+#ifdef __x86_64__ /* Prescott: kernels for SSE3, which OpenBLAS has for processors that it does not know */
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) assert_null(strstr(said.out, "Prescott"));
 #endif
 }

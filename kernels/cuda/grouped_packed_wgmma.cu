@@ -33,11 +33,13 @@
  *   - three consumer warpgroups of 64 columns, up to 192 rows: 1,220 clocks there, for 192 columns
  *   - tiles of up to 192 rows with 4 stages: spills, and no faster
  *   - scales by the other warps of the loading warpgroup, through shared memory: 5 to 16 % slower
- *   - scales loaded before the products are issued: up to 4 % slower; two steps ahead, their factors ahead too, the
- * next packed weights before the fence: within 1 %
- *   - sums stored from registers: forward 5 % slower, the GLU's backward 12 %; one register set for pre: 3 %
- *   - pre moved into the L2 cache by the loading thread: within 1 %; two rows at once in the epilogue: spills, 17 %
- *     slower */
+ *   - scales loaded before the products are issued: up to 4 % slower
+ *   On an H200 by `bench step`, against states of d3c2c10:
+ *   - scales two steps ahead, their factors ahead too, the next packed weights before the fence: within 2 %
+ *   - sums stored from registers (529c078): forward 4 to 6 % slower, this product of moe_down_bwd 10 % by samples
+ *   - pre loaded for 16 rows, not 32: moe_down_bwd 2 to 3 % slower; moved into the L2 cache by the loading thread:
+ *     within 1 %
+ *   - two rows of a thread at once in the epilogue: spills, moe_down_bwd 11 to 18 % slower */
 #include <string.h>
 
 #include "kernels/cuda/mxfp4_words.cuh"
@@ -55,9 +57,10 @@ enum {
     BLOCK_BYTES = BLOCK_COLS * DEPTH * 2, /* decoded */
     OWN_BYTES = BLOCKS * BLOCK_BYTES,
     OWN_BUFFERS = 2,
-    FEW_ROWS = 48,   /* per expert: SMALL_TILES */
-    SOME_ROWS = 144, /* per expert; with more, grouped_decode_wgmma.cu is faster */
-    MOST_ROWS = 768  /* per expert; with more, decoding to memory first is faster */
+    SUM_STRIDE = BLOCK_COLS + 4, /* floats from row to row of sums in shared memory: few bank conflicts */
+    FEW_ROWS = 48,               /* per expert: SMALL_TILES */
+    SOME_ROWS = 144,             /* per expert; with more, grouped_decode_wgmma.cu, which a random router favours */
+    MOST_ROWS = 768              /* per expert; with more, decoding to memory first is faster */
 };
 static_assert(BLOCK_COLS * DEPTH == 128 * BLOCK, "a block of a thread");
 static_assert((int)BLOCK_COLS == (int)GROUPED_PART, "a block of columns is a part");
@@ -79,7 +82,7 @@ template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
         LOADER = GROUPS == 2 ? 40 : 24,
         MULTIPLIER = GROUPS == 2 ? 232 : 160
     };
-    static_assert(PASS % 16 == 0 && PASS * (BLOCK_COLS + 4) * 4 <= OWN_BUFFERS * OWN_BYTES, "sums of a pass");
+    static_assert(PASS % 16 == 0 && PASS * SUM_STRIDE * 4 <= OWN_BUFFERS * OWN_BYTES, "sums of a pass");
 };
 using LARGE_TILES = struct shape<2, 160, 5>;
 using SMALL_TILES = struct shape<3, 96, 4>;
@@ -446,8 +449,6 @@ static __device__ __forceinline__ void multiply_part(float (&sums)[BLOCKS][S::RO
 /* ---- epilogue ----
  * A thread's sums are two columns of rows 8j + 2q and 8j + 2q + 1, q = lane % 4. They go through shared memory, where
  * the decoded weights were, so that a thread has eight columns of a row. */
-
-enum { SUM_STRIDE = BLOCK_COLS + 4 }; /* floats from row to row in shared memory: few bank conflicts */
 
 /* Column of this thread's sums in a block; the next one too. */
 template <bool KN> static __device__ __forceinline__ int column_of_thread(void)
