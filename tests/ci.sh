@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci.sh - checks the end of .ci/run on a scratch tree whose stages are stubs: exit code and last line of a run that
-# passes and of runs in which a build, a group of tests or the demo fails.
+# passes and of runs in which a build, a group of tests or the demo fails, or that is ended.
 #   bash tests/ci.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -26,7 +26,7 @@ healthy() {
 failed=0
 expect() { # EXIT_CODE LAST_LINE
     local out status=0
-    out=$(PATH="$tree/bin:$PATH" bash "$tree/.ci/run" 2>&1) || status=$?
+    out=$(PATH="$tree/bin:$PATH" bash -c 'echo $$ > "$1/ci.pid"; exec bash "$1/.ci/run" 2>&1' run "$tree") || status=$?
     if [ "$status" -ne "$1" ] || [ "${out##*$'\n'}" != "$2" ] ||
         ! grep -q '^build with sanitizers  .*[0-9]' <<< "$out"; then
         printf '.ci/run: exit code %s, must be %s; a line with the time of the first stage; the last line "%s":\n%s\n' \
@@ -51,4 +51,6 @@ stub configs/demo.sh 'exit 5'
 expect 5 "FAILED: demo, exit code 5"
 stub bin/python3 'exit 4'
 expect 4 "FAILED: lines that ran, exit code 4"
+stub tests/tsan.sh 'kill "$(cat ci.pid)"'
+expect 143 "FAILED: tests with ThreadSanitizer, exit code 143"
 [ "$failed" -eq 0 ] && echo "ci.sh: each end of .ci/run is as expected"

@@ -2,8 +2,10 @@
 #include "tests/process.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,6 +32,15 @@ static void make_empty(const char *path)
     assert_int_equal(fclose(f), 0);
 }
 
+pid_t process_fork(void)
+{
+    const pid_t parent = getpid(), pid = fork();
+    if (pid) return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(97);
+    return 0;
+}
+
 /* first: words before the arguments, NULL at the end. The parent creates the output files, as the child may be killed
  * before it could. */
 static pid_t start(const char *dir, const char *const *first, const char *const *words)
@@ -46,7 +57,7 @@ static pid_t start(const char *dir, const char *const *first, const char *const 
     make_empty(out);
     make_empty(err);
     fflush(NULL);
-    const pid_t pid = fork();
+    const pid_t pid = process_fork();
     if (pid) return pid;
     if (!freopen("/dev/null", "r", stdin) || !freopen(out, "w", stdout) || !freopen(err, "w", stderr)) _exit(99);
     execv(argv[0], argv);

@@ -12,6 +12,10 @@ struct said {
 };
 extern struct said said;
 
+/* fork() whose child is killed when the test process ends. A child that lives on would hold the pipe to which the tests
+ * print, and whoever reads it to the end would wait forever. */
+pid_t process_fork(void);
+
 /* Starts moetrain with these arguments (NULL at the end); its output goes to DIR/stdout and DIR/stderr. */
 pid_t process_start(const char *dir, const char *const *words);
 /* The same through a shell, whose script runs the command as "$@". */

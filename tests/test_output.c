@@ -25,7 +25,7 @@ static pid_t holder(const char *dir)
     struct lock l;
     struct err err;
     assert_int_equal(pipe(ready), 0);
-    const pid_t pid = fork();
+    const pid_t pid = process_fork();
     if (pid == 0) {
         byte = (char)(lock_take(&l, dir, &err) == 0);
         if (write(ready[1], &byte, 1) == 1) pause();

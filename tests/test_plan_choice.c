@@ -132,7 +132,7 @@ static void plan_ranks(struct chosen out[N_RANK], const int64_t available[N_RANK
                                    .key = "the key of this test"};
         free_here = available[r];
         fixed_here = fixed[r];
-        pids[r] = fork();
+        pids[r] = process_fork();
         assert_true(pids[r] >= 0);
         if (!pids[r]) be_rank(&place, &shared[r]);
     }

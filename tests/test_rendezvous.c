@@ -90,7 +90,7 @@ static void start_rank(const struct comm_place *place)
     struct comm c;
     struct err err;
     fflush(NULL);
-    pids[place->rank] = fork();
+    pids[place->rank] = process_fork();
     assert_true(pids[place->rank] >= 0);
     if (pids[place->rank]) return;
     snprintf(path, sizeof(path), "%s/%d", dir, place->rank);

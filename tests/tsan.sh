@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tsan.sh - runs groups with threads under ThreadSanitizer: loaders, data sets, the hang detector, ranks. OpenMP loops
-# run in one thread in this build (CMakeLists.txt). Two runs at a time; each prints its output when it ends.
+# run in one thread in this build (CMakeLists.txt). Two runs at a time; each prints its output when it ends, after 300 s
+# at the latest.
 #   bash tests/tsan.sh [BUILD_DIR]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -9,7 +10,7 @@ bash configs/setup.sh "$build" -DMOETRAIN_CUDA=off -DMOETRAIN_SANITIZE=thread
 export TSAN_OPTIONS=exitcode=66
 run() { # BUILD_DIR ARGUMENT ...: one run of the tests, its output in one piece
     local out status=0
-    out=$("$1/moetrain_test" "${@:2}" 2>&1) || status=$?
+    out=$(timeout --verbose 300 "$1/moetrain_test" "${@:2}" 2>&1) || status=$?
     printf '== %s\n%s\n' "${*:2}" "$out"
     [ $status -eq 0 ] || printf 'FAILED: %s, exit code %s\n' "${*:2}" "$status"
     return $status
