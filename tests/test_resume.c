@@ -377,6 +377,26 @@ static void finished_files_follow_the_checkpoint(const char *config, const char 
     }
 }
 
+/* A run that continues from an earlier checkpoint of the same output.dir moves the later ones away, so that
+ * train.resume = auto then continues this run. */
+static void later_checkpoints_are_left(void **state)
+{
+    (void)state;
+    const char *config = process_config(""), *from = process_output(config, "checkpoints/step-000001");
+    char resume[MT_PATH];
+    snprintf(resume, sizeof(resume), "train.resume=%s optim.lr=1e-3 train.steps=2", from);
+    assert_int_equal(process_run_sets(config, "output.save_every=1 train.steps=3"), 0);
+    assert_int_equal(process_run_sets(config, resume), 0);
+    assert_says(said.err, "this run continues from step 1: moved the 2 checkpoints of later steps to ");
+    assert_true(file_is_dir(process_output(config, "archive-1/checkpoints/step-000002")));
+    assert_true(file_is_dir(process_output(config, "archive-1/checkpoints/step-000003")));
+    assert_false(file_is_dir(process_output(config, "checkpoints/step-000003")));
+    assert_true(file_is_dir(process_output(config, "checkpoints/step-000002")));
+    assert_int_equal(process_run_sets(config, "optim.lr=1e-3 train.steps=3"), 0);
+    assert_says(said.err, "continuing after step 2 of ");
+    assert_null(strstr(said.err, "moved the "));
+}
+
 /* A finished run compares its weights and ends without loading them; what is left is still done. */
 static void finished_runs_load_nothing(void **state)
 {
@@ -461,7 +481,8 @@ int test_resume(void)
         cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
         cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
-        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(finished_runs_load_nothing),
+        cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -1,4 +1,5 @@
-/* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir.
+/* archive.c - keeps the outputs of an earlier run when a new run starts in the same output.dir, and its later
+ * checkpoints when a run goes on from an earlier one.
  *
  * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
  * to archive-N. After a kill before this rename, the next start moves the contents back. When
@@ -7,11 +8,13 @@
 #include "train/archive.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "data/file.h"
+#include "train/checkpoint.h"
 
 #define HALF ".archiving"
 
@@ -97,10 +100,18 @@ int archive_recover(const char *dir, struct err *err)
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
         return err_prefix(err, "restoring the outputs of an earlier run");
     if (!kept) return file_remove_tree(half, err);
-    log_warn("a start with train.resume = never was killed while it archived the earlier run, and %s has newer outputs "
-             "of the same names: the older ones are in %s",
+    log_warn("a start was killed while it archived the earlier run, and %s has newer outputs of the same names: the "
+             "older ones are in %s",
              dir, to);
     return 0;
+}
+
+/* After an error, rc != 0, the entries go back. */
+static int undo(const char *dir, int rc, struct err *err)
+{
+    struct err back = {.msg = ""};
+    if (archive_recover(dir, &back)) log_warn("%s", back.msg);
+    return rc ? err_prefix(err, "archiving the earlier run in %s", dir) : 0;
 }
 
 int archive_run(const char *dir, struct err *err)
@@ -110,11 +121,23 @@ int archive_run(const char *dir, struct err *err)
     if (join(half, dir, HALF, err) || file_make_dirs(half, err)) return -1;
     int rc = move_all(dir, half, true, &moved, &kept, err);
     if (!rc && moved) rc = finish(dir, to, err);
-    if (rc || !moved) {
-        struct err back = {.msg = ""};
-        if (archive_recover(dir, &back)) log_warn("%s", back.msg);
-        return rc ? err_prefix(err, "archiving the earlier run in %s", dir) : 0;
-    }
+    if (rc || !moved) return undo(dir, rc, err);
     log_info("moved the earlier run in %s to %s", dir, to);
+    return 0;
+}
+
+int archive_later(const char *dir, int64_t step, struct err *err)
+{
+    char half[MT_PATH], to[MT_PATH], *from = to, **names = NULL;
+    int64_t n = 0;
+    if (checkpoint_after(dir, step, from, &names, &n, err)) return -1;
+    int rc = n ? join(half, dir, HALF "/checkpoints", err) || file_make_dirs(half, err) ? -1 : 0 : 0;
+    for (int64_t i = 0; i < n && !rc; i++) rc = move(from, half, names[i], err);
+    file_list_free(names, n);
+    if (!rc && n) rc = finish(dir, to, err);
+    if (rc) return undo(dir, rc, err);
+    if (n)
+        log_info("this run continues from step %" PRId64 ": moved the %" PRId64 " checkpoint%s of later steps to %s",
+                 step, n, n > 1 ? "s" : "", to);
     return 0;
 }

@@ -528,3 +528,18 @@ int checkpoint_newest(const char *out_dir, char path[MT_PATH], struct err *err)
     file_list_free(names, n);
     return rc;
 }
+
+int checkpoint_after(const char *out_dir, int64_t step, char folder[MT_PATH], char ***names, int64_t *n,
+                     struct err *err)
+{
+    int64_t later = 0;
+    *names = NULL;
+    *n = 0;
+    if (join(folder, out_dir, FOLDER, err)) return -1;
+    if (!file_is_dir(folder)) return 0;
+    if (list_folder(folder, names, n, err)) return -1;
+    while (later < *n && step_of((*names)[later]) > step) later++;
+    for (int64_t i = later; i < *n; i++) mem_free((*names)[i]);
+    *n = later;
+    return 0;
+}

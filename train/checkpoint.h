@@ -53,5 +53,9 @@ bool checkpoint_is_saved(const char *dir, const char *out_dir);
 /* Sets path to the newest undamaged checkpoint under out_dir. 1: found; 0: there is none; -1: all are damaged (a
  * warning names each). */
 int checkpoint_newest(const char *out_dir, char path[MT_PATH], struct err *err) MT_CHECK;
+/* Sets folder to the folder of checkpoints under out_dir, and names [n] to those of steps after `step`, newest first;
+ * free with file_list_free. */
+int checkpoint_after(const char *out_dir, int64_t step, char folder[MT_PATH], char ***names, int64_t *n,
+                     struct err *err) MT_CHECK;
 
 #endif

@@ -28,11 +28,16 @@
 #include "train/run.h"
 #include "train/eval_prompts.h"
 
-static volatile sig_atomic_t stop_signal;
+static volatile sig_atomic_t stop_signal, tells; /* tells: this rank says what it does */
 
 static void on_signal(int number)
 {
-    stop_signal = number == SIGUSR1 ? SIGTERM : number; /* SIGUSR1: from the process that started the ranks */
+    static const char text[] =
+        "\nmoetrain: this step ends, then the state is saved; a second signal ends the run without\n";
+    if (tells && !stop_signal && (number == SIGINT || number == SIGTERM) &&
+        write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
+        tells = 0;
+    if (number != SIGUSR1 || !stop_signal) stop_signal = number; /* SIGUSR1: from the process that started the ranks */
     /* A second SIGINT or SIGTERM ends the process; files on disk stay valid. A closing terminal sends SIGHUP more than
      * once, and a closed pipe SIGPIPE per line: these do not end the save. */
     if (number == SIGHUP || number == SIGPIPE) signal(number, SIG_IGN);
@@ -468,6 +473,15 @@ static int keep_earlier_run(const struct config *cfg, struct err *err)
     return archive_run(cfg->output.dir, err);
 }
 
+/* A run that continues from a checkpoint that train.resume names leaves the later ones in output.dir behind: with
+ * train.resume = auto they would be the newest. */
+static int leave_later(const struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (!is_first(t) || !strcmp(cfg->train.resume, "auto")) return 0;
+    return archive_later(cfg->output.dir, t->from.state.step, err);
+}
+
 /* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
 static uint64_t eval_hash(const struct training *t)
 {
@@ -642,7 +656,8 @@ static int check_complete(struct training *t, struct err *err)
 {
     uint64_t fingerprint;
     if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err))
+    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err) ||
+        leave_later(t, err))
         return -1;
     t->state = t->from.state;
     t->complete = true;
@@ -664,7 +679,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
         return -1;
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
-    if (is_first(t) && !t->from.found && keep_earlier_run(cfg, err)) return -1;
+    if (t->from.found ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
@@ -709,6 +724,7 @@ int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, st
     int rc = training_open(t, cfg, all,
                            err); /* until it returns there is nothing to save, so a signal ends the process at once */
     if (rc) undo_start(t, cfg);
+    tells = !rc && is_first(t);
     take_signals();
     comm_busy(all, NULL);
     if (!rc && !t->complete) rc = steps(t, err);
@@ -716,6 +732,8 @@ int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, st
         metrics_end_line(&t->metrics);
         if (stop_signal == SIGPIPE)
             log_info("standard output or error was closed after step %lld: saving", (long long)t->state.step);
+        else if (stop_signal == SIGUSR1)
+            log_info("interrupted after step %lld: saving", (long long)t->state.step);
         else if (stop_signal)
             log_info("interrupted by signal %d after step %lld: saving", (int)stop_signal, (long long)t->state.step);
         else
