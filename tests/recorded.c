@@ -145,7 +145,7 @@ void recorded_gradients(const struct config *cfg, const char *path, int64_t stri
     struct run r;
     struct err err;
     char ours[MT_PATH + 64], dir[MT_PATH];
-    OK(run_open_headers(&r, cfg, false, &err));
+    OK(run_open_headers(&r, cfg, &err));
     OK(run_open_data(&r, true, &err));
     OK(run_open_model(&r, NULL, true, &err));
     OK(peft_load(&r.model.adapters, &r.dev, cfg->lora.init_from, &err));

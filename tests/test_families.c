@@ -581,7 +581,7 @@ static void check_slope(const char *dir_of_model, enum cfg_aux convention, const
     cfg.train.aux_loss_coef = 3;
     cfg.train.aux_convention = (int)convention;
     if (mixer) cfg.train.recompute = CFG_RECOMPUTE_FULL;
-    if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
     if (mixer) r.arch.mixer[0] = mixer;
     device_open_oracle(&r.dev);
     if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);

@@ -406,7 +406,7 @@ static void open_run(struct run *r, struct config *cfg, const char *name)
     recorded_set(cfg, "quant.activations", "int8");
     recorded_set(cfg, "quant.targets", "all");
     recorded_set(cfg, "quant.calibration", "3");
-    OK(run_open_headers(r, cfg, false, &err));
+    OK(run_open_headers(r, cfg, &err));
     OK(run_open_data(r, true, &err));
     OK(run_open_model(r, NULL, true, &err));
 }

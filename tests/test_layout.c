@@ -286,7 +286,7 @@ static struct loader *run_begin(int64_t multiple)
     cfg.data.seq_len = 64;
     cfg.train.device = CFG_DEVICE_CPU;
     cfg.train.threads = 2;
-    OK(run_open_headers(&run, &cfg, false, &err));
+    OK(run_open_headers(&run, &cfg, &err));
     table = *run.dev.ops;
     table.rank_multiple = multiple;
     run.dev.ops = &table;

@@ -26,8 +26,7 @@ static void prove(const char *model, const char *device, const char *dtype, bool
     assert_int_equal(config_set(&cfg, set, &err), 0);
     snprintf(set, sizeof(set), "train.dtype=%s", dtype);
     assert_int_equal(config_set(&cfg, set, &err), 0);
-    if (run_open_headers(&r, &cfg, false, &err) || run_open_data(&r, true, &err) ||
-        run_open_model(&r, NULL, true, &err))
+    if (run_open_headers(&r, &cfg, &err) || run_open_data(&r, true, &err) || run_open_model(&r, NULL, true, &err))
         fail_msg("%s", err.msg);
 
     const struct loader_options lo = run_loader_options(&cfg, true);

@@ -238,7 +238,7 @@ static void test_forward(void **state)
     char path[MT_PATH];
     int64_t n_tok, n;
     case_config(&cfg, scratch_dir());
-    OK(run_open_headers(&r, &cfg, false, &err));
+    OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_model(&r, path_in(path, fixture(parity_case), "adapter_init"), true, &err));
     OK(safetensors_open(&st, path_in(path, fixture(parity_case), "forward.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
@@ -269,7 +269,7 @@ static void test_tiny_logits(void **state)
     snprintf(cfg.model.path, sizeof(cfg.model.path), "%s", fixture(TINY));
     snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "experts");
     cfg.data.seq_len = 128;
-    OK(run_open_headers(&r, &cfg, false, &err));
+    OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_model(&r, NULL, true, &err));
     OK(safetensors_open(&st, path_in(path, fixture(TINY), "reference_logits.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
@@ -311,7 +311,7 @@ static void check_gradients(enum cfg_recompute recompute)
     char adapter[MT_PATH], ours[MT_PATH], theirs[MT_PATH];
     case_config(&cfg, scratch_dir());
     cfg.train.recompute = (int)recompute;
-    OK(run_open_headers(&r, &cfg, false, &err));
+    OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, true, &err));
     OK(run_open_model(&r, path_in(adapter, fixture(parity_case), "adapter_init"), true, &err));
     const struct loader_options opt = run_loader_options(&cfg, true);
@@ -375,7 +375,7 @@ static void test_base_eval(void **state)
     struct err err;
     struct eval_metrics e = {0};
     case_config(&cfg, scratch_dir());
-    OK(run_open_headers(&r, &cfg, false, &err));
+    OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, false, &err));
     OK(run_open_model(&r, NULL, false, &err));
     assert_true(run_evaluate(&r, &e, NULL));

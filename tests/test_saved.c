@@ -54,7 +54,7 @@ static void open_model(struct run *r, struct config *cfg, int offload)
     cfg->train.device = on_gpu ? CFG_DEVICE_CUDA : CFG_DEVICE_CPU;
     cfg->train.offload = offload;
     cfg->train.recompute = CFG_RECOMPUTE_FULL;
-    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     late_ops = *r->dev.ops;
     late_ops.host_copy = late_copy;
     late_ops.host_join = late_join;
@@ -125,7 +125,7 @@ static void open_with_networks(struct run *r, struct config *cfg, const bool *in
     opt.host_group_bytes = 1 << 20;
     for (int64_t l = 0; l < r->arch.n_layer; l++) opt.save.groups[l] |= in_host[l] ? SAVE_HOST : 0;
     run_close(r);
-    if (run_open_headers(r, cfg, false, &err) || plan_adapters(&ad, &r->arch, cfg, NULL, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(r, cfg, &err) || plan_adapters(&ad, &r->arch, cfg, NULL, &err)) fail_msg("%s", err.msg);
     if (!on_gpu) r->dev.ops = &late_ops;
     if (device_reserve(&r->dev, &r->dev.weights, "weights", 64 << 20, &err) ||
         device_reserve(&r->dev, &r->dev.state, "state", 64 << 20, &err) ||

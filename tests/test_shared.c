@@ -82,7 +82,7 @@ static double check_slope(struct config *cfg, bool gated)
     struct tensor_names names;
     struct run r;
     struct err err = {.msg = ""};
-    if (run_open_headers(&r, cfg, false, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, cfg, &err)) fail_msg("%s", err.msg);
     names = *r.arch.names;
     names.shared_gate = "mlp.shared_gate";
     if (gated) r.arch.names = &names, r.arch.shared_gate = true;
@@ -140,7 +140,7 @@ static void test_aux_is_refused(void **state)
     struct run r;
     struct err err = {.msg = ""};
     cfg.train.aux_loss_coef = 0.01;
-    if (run_open_headers(&r, &cfg, false, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
     assert_int_equal(run_open_model(&r, NULL, true, &err), -1);
     assert_non_null(strstr(err.msg, "train.aux_loss_coef = 0.01: a correction bias balances the router of glm4_moe"));
     run_close(&r);
@@ -155,7 +155,7 @@ static void test_prediction_is_ignored(void **state)
         struct config cfg = case_config(gated_model(says, false), "q_proj");
         struct run r;
         struct err err = {.msg = ""};
-        if (run_open_headers(&r, &cfg, false, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+        if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
         assert_int_equal(r.model.weights.n_unused, says ? 2 : 3); /* the two gates, which this family does not have */
         assert_int_equal(arch_is_prediction(&r.arch, "model.layers.3.eh_proj.weight"), says);
         assert_false(arch_is_prediction(&r.arch, "model.layers.2.mlp.gate.weight"));
@@ -172,7 +172,7 @@ static void test_packing(void **state)
     struct run r;
     struct err err = {.msg = ""};
     cfg.model.quantize = CFG_QUANTIZE_NF4;
-    if (run_open_headers(&r, &cfg, false, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
     const struct layer_weights *dense = &r.model.weights.layers[0], *shared = &r.model.weights.layers[1];
     assert_true(dense->up.w.format == WF_NF4 && dense->down.w.format == WF_NF4 && !dense->shared_up.w.n_out);
     assert_true(shared->up.w.format == WF_NF4 && shared->shared_up.w.format == WF_NF4);

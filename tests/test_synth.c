@@ -400,6 +400,27 @@ static void assert_refused(struct synth_options opt, const char *says)
     assert_says(err.msg, says);
 }
 
+/* A plan of an architecture by its name is that of its checkpoint. */
+static void test_plan(void **state)
+{
+    (void)state;
+    static const char *const archs[] = {"gpt-oss-tiny", "deepseek-v4-tiny", "qwen3-tiny"};
+    const char *config = process_config("[train]\nmemory_gb = 1\n"); /* else of what is free */
+    for (int i = 0; i < MT_LEN(archs); i++) {
+        char path[MT_PATH + 16], by_name[sizeof(said.out)];
+        const char *dir = place("planned");
+        snprintf(path, sizeof(path), "model.path=%s", dir);
+        assert_int_equal(RUN("plan", config, "--arch", archs[i], "--set", "model.path=/nowhere"), 0);
+        memcpy(by_name, said.out, sizeof(by_name));
+        assert_says(by_name, " as published, not model.path\n");
+        assert_int_equal(RUN("synth", archs[i], dir), 0);
+        assert_int_equal(RUN("plan", config, "--set", path), 0);
+        assert_string_equal(strchr(by_name, '\n') + 1, said.out);
+    }
+    assert_int_equal(RUN("plan", config, "--arch", "gpt-oss-2"), 1);
+    assert_says(said.err, "unknown architecture \"gpt-oss-2\"");
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -478,7 +499,8 @@ int test_synth(void)
         cmocka_unit_test(test_pieces),         cmocka_unit_test(test_moments),    cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_special_tokens), cmocka_unit_test(test_tokenizer),  cmocka_unit_test(test_models),
         cmocka_unit_test(test_commands),       cmocka_unit_test(test_same_bytes), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_no_space),   cmocka_unit_test(test_failed_write),
+        cmocka_unit_test(test_plan),           cmocka_unit_test(test_refusals),   cmocka_unit_test(test_no_space),
+        cmocka_unit_test(test_failed_write),
     };
     return cmocka_run_group_tests_name("synth", tests, NULL, NULL);
 }

@@ -40,7 +40,7 @@ void whole_model_open(struct run *r, struct config *cfg, const char *dir, const 
     cfg->data.seq_len = 16;
     cfg->train.device = CFG_DEVICE_CPU;
     cfg->train.recompute = (int)mode;
-    if (run_open_headers(r, cfg, false, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     if (edit_arch) edit_arch(&r->arch);
     device_open_oracle(&r->dev);
     if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);

@@ -37,7 +37,7 @@ struct eval_args {
 };
 struct plan_args {
     struct cli_common common;
-    const char *gpu;
+    const char *arch, *gpu;
     double host_gb;
 };
 struct export_args {
@@ -128,7 +128,13 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
 static int do_plan(const void *args, struct config *cfg, struct err *err)
 {
     const struct plan_args *a = args;
-    return commands_plan(cfg, a->gpu, a->host_gb, err);
+    static struct synth_memory named; /* large for a stack */
+    const struct synth_options opt = {.arch = a->arch, .no_bytes = true};
+    if (a->arch && synth_memory_open(&named, &opt, err)) return -1;
+    if (a->arch) printf("  %s as published, not model.path\n", a->arch);
+    const int rc = commands_plan(cfg, a->arch ? &named.arch : NULL, &named.st, a->gpu, a->host_gb, err);
+    synth_memory_close(&named);
+    return rc;
 }
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
@@ -274,6 +280,8 @@ static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--bas
 
 static const struct cli_row plan_rows[] = {
     CONFIG(plan_args),
+    USUALLY(plan_args, arch, "--arch", "NAME", NULL, "model.path",
+            "an architecture of `moetrain synth`, in its published format: needs no checkpoint"),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
     USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
             "with --gpu: free host memory of its machine"),

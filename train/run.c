@@ -130,37 +130,54 @@ static int open_device(struct run *r, bool plan_only, const struct device_card *
     return plan_only ? device_open_plan(&r->dev, device, dtype, err) : device_open(&r->dev, device, dtype, err);
 }
 
-/* Opens configuration and checkpoint headers. card: the GPU to plan for; NULL: train.device. */
-static int open_headers(struct run *r, const struct config *cfg, bool plan_only, bool train,
-                        const struct device_card *card, struct err *err)
+static int open_config(struct run *r, const struct config *cfg, bool plan_only, const struct device_card *card,
+                       struct err *err)
 {
-    bool headers = false;
-    struct opening opening = {.r = r, .train = train, .data = !plan_only};
     *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
-    if (config_validate(cfg, err) || open_device(r, plan_only, card, err) ||
-        open_arch(&opening, plan_only, &headers, err))
-        return -1;
+    if (config_validate(cfg, err) || open_device(r, plan_only, card, err)) return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
-    if (plan_only && plan_ranks(r, err)) return -1;
+    return 0;
+}
+
+static int open_tensors(struct run *r, bool headers, struct err *err)
+{
     if (headers ? safetensors_open_headers(&r->st, r->model_dir, err) : safetensors_open(&r->st, r->model_dir, err))
         return -1;
     return published_rename(&r->st, &r->arch, err);
 }
 
-int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err)
+static int open_headers(struct run *r, const struct config *cfg, bool train, struct err *err)
 {
-    return open_headers(r, cfg, plan_only, false, NULL, err);
+    bool headers = false;
+    return open_config(r, cfg, false, NULL, err) ||
+                   open_arch(&(struct opening){.r = r, .train = train, .data = true}, false, &headers, err)
+               ? -1
+               : open_tensors(r, headers, err);
+}
+
+int run_open_headers(struct run *r, const struct config *cfg, struct err *err)
+{
+    return open_headers(r, cfg, false, err);
 }
 
 int run_open_training(struct run *r, const struct config *cfg, struct err *err)
 {
-    return open_headers(r, cfg, false, true, NULL, err);
+    return open_headers(r, cfg, true, err);
 }
 
-int run_open_card(struct run *r, const struct config *cfg, const struct device_card *card, struct err *err)
+int run_open_plan(struct run *r, const struct config *cfg, const struct device_card *card, const struct arch *arch,
+                  struct safetensors *st, struct err *err)
 {
-    return open_headers(r, cfg, true, false, card, err);
+    bool headers = false;
+    if (open_config(r, cfg, true, card, err)) return -1;
+    if (!arch && open_arch(&(struct opening){.r = r}, true, &headers, err)) return -1;
+    if (arch) {
+        r->arch = *arch;
+        r->st = *st;
+        *st = (struct safetensors){0};
+    }
+    return plan_ranks(r, err) || (!arch && open_tensors(r, headers, err)) ? -1 : 0;
 }
 
 /* Expert-parallel groups are consecutive ranks, which have the fastest links. */

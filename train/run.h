@@ -28,14 +28,15 @@ struct run {
     struct model model;
 };
 
-/* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers: enough for
- * a plan. plan_only: the caller only plans; needs neither device nor data, and downloads only configuration and headers
- * of a model. */
-int run_open_headers(struct run *r, const struct config *cfg, bool plan_only, struct err *err) MT_CHECK;
+/* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers. */
+int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
 /* The same for training, which downloads all: targets that the model lacks are an error before data and weights are. */
 int run_open_training(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
-/* The same with plan_only, for a GPU instead of this machine's device. */
-int run_open_card(struct run *r, const struct config *cfg, const struct device_card *card, struct err *err) MT_CHECK;
+/* The same for a caller that only plans: needs neither device nor data, and downloads only configuration and headers of
+ * a model. card: the GPU to plan for; NULL: train.device. arch: instead of model.path, with the tensors st, which move
+ * to r; or NULL. */
+int run_open_plan(struct run *r, const struct config *cfg, const struct device_card *card, const struct arch *arch,
+                  struct safetensors *st, struct err *err) MT_CHECK;
 /* The micro-batches of a step are divided among the ranks. A plan only warns. */
 int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
 /* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */

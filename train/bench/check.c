@@ -401,7 +401,7 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
     cfg->train.dtype = k->bf16 ? CFG_DTYPE_BF16 : CFG_DTYPE_FP32;
     cfg->train.memory_gb = 0;
     cfg->train.decoded_layers = 0;
-    if (run_open_headers(r, cfg, false, err)) return -1;
+    if (run_open_headers(r, cfg, err)) return -1;
     if (oracle) device_open_oracle(&r->dev);
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     r->arch.n_layer = k->arch.n_layer;
@@ -427,7 +427,7 @@ static int device_side(struct check *k, struct err *err)
 {
     const struct loader_options lo = run_loader_options(&k->cfg, false);
     struct run *r = &k->device;
-    if (run_open_headers(r, &k->cfg, false, err)) return -1;
+    if (run_open_headers(r, &k->cfg, err)) return -1;
     device_log_choice();
     if (k->ops) r->dev.ops = k->ops;
     if (k->n_layer > r->arch.n_layer)

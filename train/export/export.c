@@ -132,7 +132,7 @@ const char *export_usual(const struct config *cfg, const struct arch *a)
 /* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
-    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, false, err) ||
+    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, err) ||
         (x->tmp[0] && found_format(&x->run.arch, x->tmp, x->format, err)) ||
         export_family_check(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||

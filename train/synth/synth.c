@@ -744,7 +744,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         t->st_dtype = e->st_dtype ? e->st_dtype : dtype_name(e->dtype);
         memcpy(t->shape, e->shape, sizeof(t->shape));
         t->bytes = safetensors_entry_bytes(e);
-        t->data = memory_bytes(m, &s, i, &n_drawn);
+        t->data = opt->no_bytes ? NULL : memory_bytes(m, &s, i, &n_drawn);
     }
     qsort(m->st.tensors, (size_t)s.n, sizeof(*m->st.tensors), by_name);
     synth_close(&s);

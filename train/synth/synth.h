@@ -16,6 +16,7 @@ struct synth_options {
     int64_t n_layer;     /* only the first n_layer layers; 0: all */
     bool each_kind;      /* with n_layer 0: the fewest first layers, at least 2, that have every kind of layer */
     int n_threads;       /* 0: all cores; does not change the bytes */
+    bool no_bytes;       /* synth_memory_open: the tensors have no data; for plans */
     int64_t shard_bytes; /* most bytes of a file, unless one tensor has more; 0: 4.5e9 */
 };
 

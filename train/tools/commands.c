@@ -39,7 +39,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
     char text[200];
     int rc = -1;
     comm_busy(all, "loading");
-    if (run_open_headers(&r, cfg, false, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
+    if (run_open_headers(&r, cfg, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
     if (!r.eval.n_docs) {
         err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
         goto out;
@@ -74,7 +74,8 @@ static void print_card(const struct gpu_model *c, bool hopper)
     printf(", %s kernels\n", hopper ? "Hopper" : "portable");
 }
 
-int commands_plan(const struct config *of, const char *gpu, double host_gb, struct err *err)
+int commands_plan(const struct config *of, const struct arch *arch, struct safetensors *st, const char *gpu,
+                  double host_gb, struct err *err)
 {
     static struct config own;
     const struct config *cfg = of;
@@ -92,10 +93,10 @@ int commands_plan(const struct config *of, const char *gpu, double host_gb, stru
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;
-        if (run_open_card(&r, cfg, &plan_for, err)) goto out;
+        if (run_open_plan(&r, cfg, &plan_for, arch, st, err)) goto out;
         print_card(&card, plan_for.hopper);
         rates = card.rates;
-    } else if (run_open_headers(&r, cfg, true, err)) {
+    } else if (run_open_plan(&r, cfg, NULL, arch, st, err)) {
         goto out;
     } else if (device_why_cpu()) {
         printf("  for the CPU: %s\n", device_why_cpu());

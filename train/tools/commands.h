@@ -2,14 +2,17 @@
 #ifndef MT_COMMANDS_H
 #define MT_COMMANDS_H
 
+#include "data/safetensors.h"
 #include "kernels/comm/comm.h"
+#include "model/arch.h"
 #include "train/config.h"
 
 /* Prints held-out loss, perplexity and accuracy with the adapter of a PEFT directory (NULL: of the base model): one
  * JSON object on standard output, a text line on standard error. Only the first rank prints. */
 int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm *all, struct err *err) MT_CHECK;
-/* Prints the memory plan on standard output; reads headers only. gpu: the name or size of the GPU to plan for
- * (gpu_table.h); NULL: train.device. */
-int commands_plan(const struct config *cfg, const char *gpu, double host_gb, struct err *err) MT_CHECK;
+/* Prints the memory plan on standard output; reads headers only. arch: instead of model.path, with its tensors st,
+ * which this call takes; or NULL. gpu: the name or size of the GPU to plan for (gpu_table.h); NULL: train.device. */
+int commands_plan(const struct config *cfg, const struct arch *arch, struct safetensors *st, const char *gpu,
+                  double host_gb, struct err *err) MT_CHECK;
 
 #endif

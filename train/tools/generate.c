@@ -113,7 +113,7 @@ static int generate(struct generate *g, struct err *err)
     char adapter[MT_PATH];
     if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
     const char *dir = g->o->base ? NULL : adapter;
-    if (run_open_headers(r, g->cfg, false, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
+    if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
         check_length(g, err))
         return -1;
     if (run_open_model(r, dir, false, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;

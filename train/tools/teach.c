@@ -183,7 +183,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
                    o->eval ? "teacher-eval" : "teacher"))
         return -1;
     if (o->out ? file_check_new(out, err) : check_usual(out, err)) return -1;
-    if (run_open_headers(r, cfg, false, err) || run_open_data(r, !o->eval, err)) return -1;
+    if (run_open_headers(r, cfg, err) || run_open_data(r, !o->eval, err)) return -1;
     const struct dataset *ds = o->eval ? &r->eval : &r->train;
     if (!ds->n_docs) return err_set(err, "--eval: nothing is held out: set data.eval, or data.eval_split");
     t->n_top = MT_MIN(topk, r->arch.vocab);
