@@ -366,11 +366,12 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     if (ds->n_docs) return 0;
     if (!ds->n_rows)
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
-    return err_set(err,
-                   "%s: nothing to train on: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
-                   "a token with loss: raise data.seq_len, or check data.loss_on",
-                   files, (long long)ds->n_rows, (long long)ds->n_overlong, (long long)b->opt->seq_len,
-                   b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unlabelled);
+    return err_set(
+        err,
+        "%s: no document has a token with loss: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
+        "one: raise data.seq_len, or check data.loss_on",
+        files, (long long)ds->n_rows, (long long)ds->n_overlong, (long long)b->opt->seq_len,
+        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unlabelled);
 }
 
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
@@ -531,8 +532,8 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     if (ds->n_empty) {
         log_info(
             "%s: %lld answer%s without reasoning: the empty reasoning block before the text has loss, so the model "
-            "learns to answer without reasoning; data.chat_kwargs = {\"enable_thinking\": false} moves the block "
-            "into the prompt, where the template has this option",
+            "learns to answer without reasoning; where the template has the option, {\"enable_thinking\": false} moves "
+            "the block into the prompt, for all rows in data.chat_kwargs or for one in its chat_template_kwargs",
             files, (long long)ds->n_empty, ds->n_empty == 1 ? "" : "s");
     }
 }

@@ -113,7 +113,7 @@ static void results_and_settings(void **state)
     const char *first = strstr(text, runs[0]), *second = strstr(text, runs[1]);
     assert_non_null(first);
     assert_non_null(second);
-    assert_non_null(strstr(first, "2 / 5  2.00 k      2.5000          4.0000  2.5000 (2)         2.5000  2,000"));
+    assert_non_null(strstr(first, "2 / 5  2.00 k         2.5000          4.0000  2.5000 (2)         2.5000  2,000"));
     assert_non_null(strstr(second, "2.2500 (2)"));
     assert_non_null(strstr(second, "optim.lr              0.0001 | 0.0002\n"));
     assert_non_null(strstr(second, "data.train            (empty) | <a>.jsonl\n"));

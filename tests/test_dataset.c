@@ -345,7 +345,7 @@ static void rows_without_target(void **state)
     assert_int_equal(ds.n_unlabelled, 3);
     assert_int_equal(ds.n_bad, 0);
     dataset_free(&ds);
-    rows_refused(rows_write("{\"text\": \"\"}\n"), &opt, "nothing to train on");
+    rows_refused(rows_write("{\"text\": \"\"}\n"), &opt, "no document has a token with loss: 1 rows");
 }
 
 static void ids_must_fit_the_model(void **state)

@@ -234,6 +234,9 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
     else if (str_format(r->path, sizeof(r->path), err, "train.resume", "%s", cfg->train.resume))
         have = -1;
     if (have <= 0) return have;
+    if (!file_is_dir(r->path))
+        return err_set(err, "train.resume = %s is no directory: name a checkpoint, as in RUN/checkpoints/step-000100",
+                       r->path);
     if (checkpoint_peek(r->path, &r->state, &r->n_update, &r->doc, err) || check_known(r, cfg, err)) return -1;
     r->found = true;
     struct changes c = compare(r, cfg, CONFIG_MATH, "", false);

@@ -19,7 +19,7 @@ struct compared {
 
 enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, N_COLUMNS };
 static const char *const column_names[N_COLUMNS] = {
-    "steps", "tokens", "train loss", "held-out first", "best (at)", "held-out last", "tok/s", "time", "memory"};
+    "steps", "tokens", "smoothed loss", "held-out first", "best (at)", "held-out last", "tok/s", "time", "memory"};
 
 static void loss_text(char text[32], double loss)
 {
