@@ -32,6 +32,13 @@ static int64_t entry_count(const struct st_entry *e)
 
 /* ---- the tensors of a draft */
 
+static int64_t place(const struct draft *d, const char *name)
+{
+    int64_t i = 0;
+    while (i < d->n && strcmp(d->entries[i].name, name)) i++;
+    return i;
+}
+
 void draft_open(struct draft *d) { draft_open_case(d, CASE); }
 
 void draft_open_case(struct draft *d, const char *name) { draft_open_dir(d, fixture(name)); }
@@ -47,6 +54,7 @@ void draft_open_dir(struct draft *d, const char *dir)
     for (int64_t i = 0; i < st.n_tensors; i++) {
         const struct st_tensor *t = &st.tensors[i];
         draft_put(d, t->name, t->dtype, t->ndim, t->shape, copy(t->data, t->bytes));
+        if (t->dtype == DT_NONE) d->entries[place(d, t->name)].st_dtype = t->st_dtype;
     }
     safetensors_close(&st);
     OK(str_format(path, sizeof(path), &err, "path", "%s/config.json", dir));
@@ -66,13 +74,6 @@ void draft_free(struct draft *d)
     mem_free(d->entries);
     mem_free(d->config);
     *d = (struct draft){0};
-}
-
-static int64_t place(const struct draft *d, const char *name)
-{
-    int64_t i = 0;
-    while (i < d->n && strcmp(d->entries[i].name, name)) i++;
-    return i;
 }
 
 const struct st_entry *draft_find(const struct draft *d, const char *name)

@@ -716,6 +716,51 @@ static void merged_undoes_the_packing_of_the_load(void **state)
     }
 }
 
+/* A checkpoint with a quantised tensor of multi-token prediction. */
+static const char *with_predictions(struct draft *d, const char *tensor)
+{
+    draft_put_as(d, tensor, "F8_E4M3", 2, (int64_t[]){4, 4}, mem_alloc(16));
+    const char *dir = draft_save(d, 1);
+    draft_free(d);
+    copy_tokenizer(dir);
+    return dir;
+}
+
+/* Where an export leaves out multi-token prediction, config.json has none. */
+static void config_has_no_prediction_that_is_left_out(void **state)
+{
+    char model[MT_PATH], file[MT_PATH + 16];
+    static char text[1 << 14];
+    struct draft d;
+    struct err err = {.msg = ""};
+    (void)state;
+    snprintf(model, sizeof(model), "%s/model", scratch_dir());
+    OK(synth_run(&(struct synth_options){.arch = "deepseek-v4-tiny", .dir = model, .n_layer = 2}, &err));
+    draft_open_dir(&d, model);
+    draft_config(&d, "\"num_nextn_predict_layers\": 0",
+                 "\"num_nextn_predict_layers\": 1, \"compress_ratios\": [0, 0, 4]");
+    snprintf(model, sizeof(model), "%s", with_predictions(&d, "mtp.0.e_proj.weight"));
+    const char *lora = adapter(model, "o_b_proj", 0.1f);
+    for (int packed = 0; packed < 2; packed++) {
+        const char *out = export(model, DELTANET, lora, packed ? "merged-mxfp4" : "merged-bf16");
+        if (!out) fail_msg("%s", said.err);
+        snprintf(file, sizeof(file), "%s/config.json", out);
+        process_read(file, text, sizeof(text));
+        assert_says(text, packed ? "\"num_nextn_predict_layers\": 1" : "\"num_nextn_predict_layers\": 0");
+        const char *list = strstr(text, "\"compress_ratios\""), *end = strchr(list, ']');
+        assert_true(end && !memchr(list, '4', (size_t)(end - list)) == !packed);
+    }
+    draft_open_case(&d, DELTANET);
+    draft_config(&d, "\"text_config\": {", "\"text_config\": {\"mtp_num_hidden_layers\": 1,");
+    const char *out = export(with_predictions(&d, "mtp.fc.weight"), DELTANET,
+                             adapter(fixture(DELTANET), "o_proj", 0.1f), "merged-bf16");
+    if (!out) fail_msg("%s", said.err);
+    snprintf(file, sizeof(file), "%s/config.json", out);
+    process_read(file, text, sizeof(text));
+    assert_says(text, "\"mtp_num_hidden_layers\": 0");
+    assert_says(text, "\"layer_types\"");
+}
+
 int test_export_mixers(void)
 {
     const struct CMUnitTest tests[] = {
@@ -730,6 +775,7 @@ int test_export_mixers(void)
         cmocka_unit_test(vllm_has_the_names_of_the_publisher),
         cmocka_unit_test(other_families_refuse_the_names_of_the_publisher),
         cmocka_unit_test(merged_undoes_the_packing_of_the_load),
+        cmocka_unit_test(config_has_no_prediction_that_is_left_out),
         cmocka_unit_test(targets_that_are_not_applied_are_refused),
         cmocka_unit_test(the_usual_format_applies_all_targets),
     };

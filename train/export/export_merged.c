@@ -751,7 +751,7 @@ static int write_files(const struct merge *m, struct err *err)
 {
     int64_t n;
     char **dense = dense_modules(m, &n);
-    const int rc = merged_files_write(m->x, (const char *const *)dense, n, err);
+    const int rc = merged_files_write(m->x, (const char *const *)dense, n, !predictions_left_out(m), err);
     for (int64_t i = 0; i < n; i++) mem_free(dense[i]);
     mem_free(dense);
     return rc;

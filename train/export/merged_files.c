@@ -79,8 +79,37 @@ static bool is_quantisation(const char *key)
     return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config") || !strcmp(key, "expert_dtype");
 }
 
+static bool is_one_of(const char *key, const char *const *keys, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(key, keys[i])) return true;
+    return false;
+}
+
+/* A member of config.json without the layers of multi-token prediction, with which some lists go on. */
+static void copy_without_predictions(struct json_out *o, const char *key, struct json j, int64_t n_layer)
+{
+    static const char *const counts[] = {"num_nextn_predict_layers", "mtp_num_hidden_layers"};
+    static const char *const lists[] = {"compress_ratios", "layer_types", "mlp_layer_types"};
+    const char *name;
+    struct json child;
+    if (json_type(j) == JSON_INT && is_one_of(key, counts, MT_LEN(counts))) {
+        json_out_i64(o, key, 0);
+    } else if (json_type(j) == JSON_ARRAY && is_one_of(key, lists, MT_LEN(lists))) {
+        json_out_open(o, key, '[');
+        for (int64_t i = 0; i < MT_MIN(json_count(j), n_layer); i++) copy_json(o, NULL, json_at(j, i));
+        json_out_close(o, ']');
+    } else if (json_type(j) == JSON_OBJECT && !strcmp(key, "text_config")) {
+        json_out_open(o, key, '{');
+        for (int64_t i = 0; json_member(j, i, &name, &child); i++) copy_without_predictions(o, name, child, n_layer);
+        json_out_close(o, '}');
+    } else {
+        copy_json(o, key, j);
+    }
+}
+
 /* The source's config.json with another quantisation entry. */
-static int write_config(const struct export *x, const char *const *dense, int64_t n, struct err *err)
+static int write_config(const struct export *x, const char *const *dense, int64_t n, bool predicts, struct err *err)
 {
     char path[MT_PATH];
     const char *key;
@@ -92,8 +121,13 @@ static int write_config(const struct export *x, const char *const *dense, int64_
     if (!doc) return -1;
     const bool same = x->format == EXPORT_MERGED_MXFP4 && x->run.arch.names->published; /* as the source is */
     json_out_open(&o, NULL, '{');
-    for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++)
-        if (same || !is_quantisation(key)) copy_json(&o, key, value);
+    for (int64_t i = 0; json_member(json_root(doc), i, &key, &value); i++) {
+        if (!same && is_quantisation(key)) continue;
+        if (predicts)
+            copy_json(&o, key, value);
+        else
+            copy_without_predictions(&o, key, value, x->run.arch.n_layer);
+    }
     if (x->format == EXPORT_MERGED_MXFP4 && !same) write_mxfp4_config(&o);
     if (x->format > EXPORT_MERGED_MXFP4) rc = write_packed_config(x, &o, dense, n, err);
     json_out_close(&o, '}');
@@ -169,7 +203,7 @@ int merged_files_bytes(const struct export *x, int64_t *bytes, struct err *err)
     return each_beside(x, count_file, bytes, err);
 }
 
-int merged_files_write(const struct export *x, const char *const *dense, int64_t n, struct err *err)
+int merged_files_write(const struct export *x, const char *const *dense, int64_t n, bool predicts, struct err *err)
 {
-    return each_beside(x, copy_file, NULL, err) || write_config(x, dense, n, err) ? -1 : 0;
+    return each_beside(x, copy_file, NULL, err) || write_config(x, dense, n, predicts, err) ? -1 : 0;
 }
