@@ -446,6 +446,58 @@ static void a_run_for_another_format_is_a_warning(void **state)
     assert_null(strstr(said.err, "held out"));
 }
 
+/* One step of training of DeepSeek-V4 with experts in this format; returns the INI file that the run wrote. */
+static const char *train_v4(const char *experts, const char *weights, const char *targets)
+{
+    static char ini[MT_PATH];
+    char model[MT_PATH], path[MT_PATH + 16], train[MT_PATH], eval[MT_PATH];
+    const char *config = process_config("");
+    snprintf(model, sizeof(model), "%s/model", scratch_dir());
+    snprintf(path, sizeof(path), "model.path=%s", model);
+    snprintf(train, sizeof(train), "data.train=%s", case_path("deepseek_v4", "train.jsonl"));
+    snprintf(eval, sizeof(eval), "data.eval=%s", case_path("deepseek_v4", "eval.jsonl"));
+    if (RUN("synth", "deepseek-v4-tiny", model, "--layers", "1", "--quant", experts)) fail_msg("%s", said.err);
+    if (RUN(config, "--set", path, "--set", train, "--set", eval, "--set", "data.format=text", "--set", "train.steps=1",
+            "--set", "lora.targets=experts", "--set", weights, "--set", targets))
+        fail_msg("%s", said.err);
+    snprintf(ini, sizeof(ini), "%s", process_output(config, "config.ini"));
+    return ini;
+}
+
+/* Of every format that a warning or the end of a run recommends, the export succeeds. Where none has the weights of
+ * training, the start of the run and the warning say so. */
+static void only_exports_that_succeed_are_recommended(void **state)
+{
+    static const struct {
+        const char *experts, *weights, *targets, *start, *usual, *advice;
+    } rows[] = {
+        {"mxfp4", "quant.weights=mxfp4", "quant.targets=experts", NULL, "merged-mxfp4", "one. Export merged-mxfp4"},
+        {"mxfp4", "quant.weights=mxfp4", "quant.targets=all", "merged-mxfp4 does with quant.targets = experts", "vllm",
+         NULL},
+        {"fp8", "quant.weights=mxfp4", "quant.targets=experts", "an export will differ", "vllm", NULL},
+        {"mxfp4", "quant.weights=int4", "quant.targets=experts", "an export will differ", "vllm", NULL},
+    };
+    static const char *const formats[] = {"merged-bf16", "peft", "vllm", "merged-mxfp4"};
+    static const char none[] = "o export of this checkpoint holds exactly what ";
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char usual[64];
+        const char *ini = train_v4(rows[i].experts, rows[i].weights, rows[i].targets);
+        assert_int_equal(rows[i].start != NULL, strstr(said.err, none) != NULL);
+        if (rows[i].start) assert_says(said.err, rows[i].start);
+        snprintf(usual, sizeof(usual), " --to %s", rows[i].usual);
+        assert_says(said.err, usual);
+        for (int f = 0; f < MT_LEN(formats); f++) {
+            const int rc = RUN("export", ini, "--to", formats[f]);
+            const bool codes = f == 3, refused = codes && i > 0 && i < 3;
+            if (rc != refused) fail_msg("row %d, %s: %s", i, formats[f], said.err);
+            if (refused || (codes && i == 0)) continue;
+            assert_says(said.err, rows[i].advice ? rows[i].advice : none);
+            assert_int_equal(rows[i].advice != NULL, strstr(said.err, ". Export ") != NULL);
+        }
+    }
+}
+
 int test_export_quant(void)
 {
     const struct CMUnitTest tests[] = {
@@ -456,6 +508,7 @@ int test_export_quant(void)
         cmocka_unit_test(stacks_and_other_widths_are_refused),
         cmocka_unit_test(static_magnitudes_are_those_of_the_adapter),
         cmocka_unit_test(a_run_for_another_format_is_a_warning),
+        cmocka_unit_test(only_exports_that_succeed_are_recommended),
     };
     return cmocka_run_group_tests_name("export_quant", tests, NULL, NULL);
 }

@@ -79,6 +79,19 @@ static int rank_error(struct comm *all, const struct comm_place *place, struct e
     return EXIT_USER;
 }
 
+/* The export that suits a training run. */
+struct suited {
+    const struct config *cfg;
+    const char *export_to;
+};
+
+static void find_export(void *user, const struct arch *a, const struct safetensors *st, bool complete)
+{
+    struct suited *s = user;
+    s->export_to = export_usual(s->cfg, a, st);
+    if (!complete) export_warn(s->cfg, a, st);
+}
+
 /* Runs training, or with `eval` an evaluation of its adapter, on all ranks. */
 static int run_ranks(const struct config *cfg, const struct eval_args *eval, struct err *err)
 {
@@ -86,7 +99,8 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     struct comm all = COMM_ALONE;
     const bool adapted = eval && !eval->base;
     char adapter[MT_PATH];
-    struct arch arch = {0};
+    struct suited suited = {.cfg = cfg};
+    const struct loop_hook hook = {find_export, &suited};
     int code = EXIT_DONE;
     if (config_validate(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err))) return -1;
     int rc = launch(&place, cfg, &code, err);
@@ -94,9 +108,9 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     rc = launch_meet(&all, &place, cfg, err);
     if (!rc && all.rank == 0) config_warn_unused(cfg);
     if (!rc && eval) rc = commands_eval(cfg, adapted ? adapter : NULL, &all, err);
-    if (!rc && !eval) rc = loop_train(cfg, &all, &arch, err);
+    if (!rc && !eval) rc = loop_train(cfg, &all, &hook, err);
     if (rc < 0) return rank_error(&all, &place, err);
-    if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, export_usual(cfg, &arch), stderr);
+    if (!eval && all.rank == 0) run_summary_print(cfg, cli_program, suited.export_to, stderr);
     comm_close(&all);
     return rc == LOOP_INTERRUPTED ? EXIT_SIGNAL : EXIT_DONE;
 }

@@ -664,7 +664,8 @@ static int check_complete(struct training *t, struct err *err)
     return (is_first(t) && open_metrics(t, err)) || report(t, err) ? -1 : 0;
 }
 
-static int training_open(struct training *t, const struct config *cfg, struct comm *all, struct err *err)
+static int training_open(struct training *t, const struct config *cfg, struct comm *all, const struct loop_hook *hook,
+                         struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
     *t = (struct training){0};
@@ -672,6 +673,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, err))
         return -1;
+    if (is_first(t) && hook) hook->opened(hook->user, &t->run.arch, &t->run.st, t->complete);
     if (t->complete) return 0;
     if (eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
@@ -715,13 +717,13 @@ static void undo_start(struct training *t, const struct config *cfg)
     lock_undo(&t->lock, dir);
 }
 
-int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, struct err *err)
+int loop_train(const struct config *cfg, struct comm *all, const struct loop_hook *hook, struct err *err)
 {
     struct training *t = mem_alloc(sizeof(*t)); /* 70 KiB: too much for a small stack */
     struct err close_err;
     stop_signal = 0;
     comm_busy(all, "loading");
-    int rc = training_open(t, cfg, all,
+    int rc = training_open(t, cfg, all, hook,
                            err); /* until it returns there is nothing to save, so a signal ends the process at once */
     if (rc) undo_start(t, cfg);
     tells = !rc && is_first(t);
@@ -747,7 +749,6 @@ int loop_train(const struct config *cfg, struct comm *all, struct arch *arch, st
         rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
     if (rc >= 0 && is_first(t)) print_best(t);
-    if (rc >= 0 && arch) *arch = t->run.arch;
     if (rc >= 0) comm_unshare_work(t->run.par.ep);
     training_close(t);
     mem_free(t);

@@ -105,28 +105,41 @@ static int write_card(const struct export *x, struct err *err)
 }
 
 /* Whether export succeeds in this format after a run, as far as family, targets and quantisation are concerned. */
-static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a)
+static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a,
+                        const struct safetensors *st)
 {
     struct adapters ad = {0};
     struct err why;
     const struct lora_options opt = config_lora(cfg);
     const bool planned = !adapters_plan(&ad, a, &opt, &why);
     const struct qat_options qat = plan_qat(cfg);
-    const bool ok = !export_family_check(to, a, &why) && !export_quant_check(to, a, &qat, &why) &&
-                    (!planned || !export_targets_check(to, a, &ad, &why));
+    const bool ok = export_quant_writes(to, a, st, &qat) && (!planned || !export_targets_check(to, a, &ad, &why));
     adapters_free(&ad);
     return ok;
 }
 
-const char *export_usual(const struct config *cfg, const struct arch *a)
+const char *export_usual(const struct config *cfg, const struct arch *a, const struct safetensors *st)
 {
     const struct qat_options run = plan_qat(cfg);
     for (int i = EXPORT_MERGED_BF16; run.merged && i < EXPORT_FORMATS; i++) {
         const enum export_format f = (enum export_format)i;
-        if (export_quant_has(f, &run.weights) && is_exported(f, cfg, a)) return export_format_name(f);
+        if (export_quant_has(f, &run.weights) && is_exported(f, cfg, a, st)) return export_format_name(f);
     }
-    if (is_exported(EXPORT_VLLM, cfg, a)) return export_format_name(EXPORT_VLLM);
-    return export_format_name(is_exported(EXPORT_MERGED_BF16, cfg, a) ? EXPORT_MERGED_BF16 : EXPORT_PEFT);
+    if (is_exported(EXPORT_VLLM, cfg, a, st)) return export_format_name(EXPORT_VLLM);
+    return export_format_name(is_exported(EXPORT_MERGED_BF16, cfg, a, st) ? EXPORT_MERGED_BF16 : EXPORT_PEFT);
+}
+
+void export_warn(const struct config *cfg, const struct arch *a, const struct safetensors *st)
+{
+    const struct qat_options run = plan_qat(cfg);
+    struct qat_options experts = run;
+    char text[200], with[120] = "an export will differ from the trained model";
+    if (!run.weights.bits || !run.merged || export_quant_exact(a, st, &run)) return;
+    experts.all = false;
+    const char *other = export_quant_exact(a, st, &experts);
+    if (other) snprintf(with, sizeof(with), "%s does with quant.targets = experts", other);
+    log_warn("no export of this checkpoint holds exactly what this run trains (%s): %s",
+             run_quant_text(text, cfg, true), with);
 }
 
 /* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */

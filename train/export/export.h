@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 
+#include "data/safetensors.h"
 #include "model/arch.h"
 #include "train/config.h"
 
@@ -17,8 +18,10 @@
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
                FILE *report, struct err *err) MT_CHECK;
 /* The format that suits a run: the one with the weights that training read, if the family has it; otherwise vllm, or
- * merged-bf16 where vLLM does not apply all targets; peft for a class without them. */
-const char *export_usual(const struct config *cfg, const struct arch *a);
+ * merged-bf16 where vLLM does not apply all targets; peft for a class without them. st: the model's tensors. */
+const char *export_usual(const struct config *cfg, const struct arch *a, const struct safetensors *st);
+/* Warns at the start of a run that trains for merged, quantised weights which no export of this model holds. */
+void export_warn(const struct config *cfg, const struct arch *a, const struct safetensors *st);
 /* Verifies an existing export in dir. Error: it has another format. */
 int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
                  FILE *report, struct err *err) MT_CHECK;

@@ -476,10 +476,8 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
 
 static int check_published(const struct merge *m, const struct layer_weights *lw, int64_t l, struct err *err)
 {
-    char name[256];
-    layer_name(name, m, l, "mlp.experts.0.gate_proj", ".weight");
     const bool mxfp4 = lw->up.w.format == WF_MXFP4;
-    if (mxfp4 && published_scales(m, name) && !is_fp8(safetensors_find(&m->x->run.st, name)->st_dtype)) return 0;
+    if (mxfp4 && export_quant_published(&m->x->run.st, l)) return 0;
     return err_set(err, "merged-mxfp4: training read the experts %s%s, not in MXFP4 as published: use merged-bf16",
                    mxfp4 ? "packed by model.quantize" : "in ", mxfp4 ? "" : weight_format_name(lw->up.w.format));
 }

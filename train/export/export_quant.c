@@ -4,6 +4,9 @@
  * code. merged-mxfp4 of any other run looks for the nearest codes instead (kernels/quant.h, quant_mxfp4_merge). */
 #include "train/export/export_quant.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "model/layer.h"
 #include "train/amax_file.h"
 #include "train/export/export_targets.h"
@@ -35,21 +38,47 @@ int export_quant_check(enum export_format to, const struct arch *a, const struct
                    a->family);
 }
 
-/* The export of this family with the weights of this format, or NULL. */
-static const char *export_of(const struct arch *a, const struct fakequant *f)
+bool export_quant_published(const struct safetensors *st, int64_t layer)
+{
+    char name[96], scale[112];
+    snprintf(name, sizeof(name), "%slayers.%lld.mlp.experts.0.gate_proj.weight", weights_prefix(st), (long long)layer);
+    snprintf(scale, sizeof(scale), "%s_scale_inv", name);
+    const struct st_tensor *t = safetensors_find(st, name), *s = safetensors_find(st, scale);
+    return t && s && strcmp(t->st_dtype, "F8_E4M3") && !strcmp(s->st_dtype, "F8_E8M0");
+}
+
+bool export_quant_writes(enum export_format to, const struct arch *a, const struct safetensors *st,
+                         const struct qat_options *run)
 {
     struct err why;
+    const bool layout = to != EXPORT_MERGED_MXFP4 || !a->names->published || export_quant_published(st, 0);
+    return layout && !export_family_check(to, a, &why) && !export_quant_check(to, a, run, &why);
+}
+
+const char *export_quant_exact(const struct arch *a, const struct safetensors *st, const struct qat_options *run)
+{
     for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++) {
         const enum export_format to = (enum export_format)i;
-        if (export_quant_has(to, f) && !export_family_check(to, a, &why)) return export_format_name(to);
+        const bool weights = !run->weights.bits || (run->merged && export_quant_has(to, &run->weights));
+        const bool inputs = !run->inputs.bits || export_quant_has(to, &run->inputs);
+        if (weights && inputs && export_quant_writes(to, a, st, run)) return export_format_name(to);
     }
     return NULL;
 }
 
+/* Ends a warning about this export. */
+static const char *advice(char text[80], const struct export *x, const struct qat_options *run)
+{
+    const char *exact = export_quant_exact(&x->run.arch, &x->run.st, run);
+    if (!exact) return "No export of this checkpoint holds exactly what was trained";
+    snprintf(text, 80, "Export %s", exact);
+    return text;
+}
+
 static void warn_of_training(const struct export *x, const struct qat_options *run)
 {
-    char format[32];
-    const char *to = export_format_name(x->format), *other = export_of(&x->run.arch, &run->weights);
+    char format[32], text[80];
+    const char *to = export_format_name(x->format);
     config_choice(QUANT_FORMATS, x->cfg->quant.weights, format);
     if (!run->merged && x->format > EXPORT_MERGED_BF16)
         log_warn("quant.mode = base trained the adapter beside the weights quantised to %s: %s rounds their sum, which "
@@ -58,20 +87,19 @@ static void warn_of_training(const struct export *x, const struct qat_options *r
     else if (run->merged)
         log_warn(
             "training read the merged weights quantised to %s, and %s does not contain them: the model will differ "
-            "from the trained one%s%s",
-            format, to, other ? ". Export " : "", other ? other : "");
+            "from the trained one. %s",
+            format, to, advice(text, x, run));
 }
 
 /* Warns when training read quantised inputs whose scales the export does not have. */
 static void warn_of_inputs(const struct export *x, const struct qat_options *run)
 {
-    char format[32];
-    const char *other = export_of(&x->run.arch, &run->inputs);
+    char format[32], text[80];
     config_choice(QUANT_INPUTS, x->cfg->quant.activations, format);
     if (!run->inputs.bits || x->format < EXPORT_MERGED_BF16 || export_quant_has(x->format, &run->inputs)) return;
     log_warn("training read inputs quantised to %s, and %s has no scales for them: a reader will compute with other "
-             "inputs%s%s",
-             format, export_format_name(x->format), other ? ". Export " : "", other ? other : "");
+             "inputs. %s",
+             format, export_format_name(x->format), advice(text, x, run));
 }
 
 /* quant.amax = static and quant.activations: the magnitudes are those beside the adapter. Inputs are not quantised

@@ -13,6 +13,13 @@ int export_quant_check(enum export_format to, const struct arch *a, const struct
                        struct err *err) MT_CHECK;
 /* Whether a merged export in this format has the values of f. */
 bool export_quant_has(enum export_format to, const struct fakequant *f);
+/* Whether the experts of this layer are in MXFP4 as DeepSeek-V4's publisher has them: merged-mxfp4 writes no others. */
+bool export_quant_published(const struct safetensors *st, int64_t layer);
+/* Whether the checkpoint can be exported in this format after such a run. */
+bool export_quant_writes(enum export_format to, const struct arch *a, const struct safetensors *st,
+                         const struct qat_options *run);
+/* The merged export with exactly the weights and the input scales that such a run reads; NULL: there is none. */
+const char *export_quant_exact(const struct arch *a, const struct safetensors *st, const struct qat_options *run);
 void export_quant_close(struct export *x); /* zeroed is valid */
 /* The scale of an input that a file has: a reader multiplies FP8 codes with it, or the scales of NVFP4's blocks. */
 float export_quant_input_scale(const struct fakequant *f, float amax);
