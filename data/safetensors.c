@@ -394,6 +394,13 @@ uint64_t safetensors_fingerprint(const struct safetensors *st)
     return h;
 }
 
+const char *safetensors_metadata(const struct safetensors *st, const char *key)
+{
+    const char *text;
+    const struct json metadata = json_find(json_root(st->docs[0]), "__metadata__");
+    return json_get_str(metadata, key, &text, NULL) ? NULL : text;
+}
+
 /* ---- writing ---- */
 
 static int64_t rank_of(const struct st_entry *e)
@@ -452,13 +459,9 @@ static void put_metadata(struct json_out *o, const struct safetensors *like)
     json_out_close(o, '}');
 }
 
-int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err)
-{
-    return safetensors_head_like(NULL, entries, n, head, size, err);
-}
-
-int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
-                          int64_t *size, struct err *err)
+/* key, value: one more entry of the metadata, or NULL. */
+static int make_head(const struct safetensors *like, const char *key, const char *value, struct st_entry *entries,
+                     int64_t n, char **head, int64_t *size, struct err *err)
 {
     int rc = 0;
     struct json_out o = {0};
@@ -470,6 +473,7 @@ int safetensors_head_like(const struct safetensors *like, struct st_entry *entri
     } else {
         json_out_open(&o, "__metadata__", '{');
         json_out_str(&o, "format", "pt");
+        if (key) json_out_str(&o, key, value);
         json_out_close(&o, '}');
     }
     for (int64_t i = 0, at = 0; i < n && !rc; i++) rc = put_entry(&o, &entries[i], &at, err);
@@ -486,14 +490,31 @@ int safetensors_head_like(const struct safetensors *like, struct st_entry *entri
     return rc;
 }
 
+int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err)
+{
+    return make_head(NULL, NULL, NULL, entries, n, head, size, err);
+}
+
+int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
+                          int64_t *size, struct err *err)
+{
+    return make_head(like, NULL, NULL, entries, n, head, size, err);
+}
+
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err)
+{
+    return safetensors_write_with(path, entries, n, NULL, NULL, err);
+}
+
+int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const char *key,
+                           const char *value, struct err *err)
 {
     struct st_entry *sorted = mem_array(n, sizeof(*sorted));
     struct file_part *parts = mem_array(n + 1, sizeof(*parts));
     char *head = NULL;
     int64_t size = 0;
     if (n) memcpy(sorted, entries, (size_t)n * sizeof(*sorted));
-    int rc = safetensors_head(sorted, n, &head, &size, err);
+    int rc = make_head(NULL, key, value, sorted, n, &head, &size, err);
     parts[0] = (struct file_part){head, size};
     for (int64_t i = 0; i < n; i++)
         parts[i + 1] = (struct file_part){sorted[i].data, safetensors_entry_bytes(&sorted[i])};

@@ -46,6 +46,8 @@ int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, st
 static inline const char *safetensors_stored(const struct st_tensor *t) { return t->stored ? t->stored : t->name; }
 /* The most similar existing name, for "did you mean"; NULL when none is similar. */
 const char *safetensors_nearest(const struct safetensors *st, const char *name);
+/* The value of a key in the metadata of the first shard; NULL: none. Valid until st is closed. */
+const char *safetensors_metadata(const struct safetensors *st, const char *key);
 /* The tensor's bytes will not be read again. No effect on a struct safetensors made in memory, which has no shards. */
 void safetensors_drop(const struct safetensors *st, const struct st_tensor *t);
 int64_t safetensors_bytes(const struct safetensors *st); /* file bytes of all shards */
@@ -64,6 +66,9 @@ struct st_entry {
     const char *st_dtype; /* instead of dtype: any of the format, as in struct st_tensor */
 };
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err) MT_CHECK;
+/* The same with one more entry of the metadata; key NULL: none. */
+int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const char *key,
+                           const char *value, struct err *err) MT_CHECK;
 /* For callers that write the tensors themselves: sorts the entries into the file's order, in which their bytes follow
  * *head without gaps. *head has *size bytes; free it with mem_free. `data` is not used. */
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err) MT_CHECK;

@@ -62,6 +62,7 @@ struct weights {
                              separate tensors the first expert of every layer) and of the format that experts were
                              packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
                              unless weights_options.hashed */
+    uint64_t base;        /* the same without that format */
     int64_t n_unused;     /* tensors of the checkpoint that moetrain does not read */
     const char *unused;   /* name of the first of them; valid until st is closed */
 };

@@ -148,7 +148,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->dense_bytes = dev->weights.used - before - w->expert_bytes;
     describe_decoded(&f);
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
-    if (f.ck.hashed) w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
+    if (f.ck.hashed) w->base = f.ck.fingerprint, w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
     if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;

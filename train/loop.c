@@ -563,7 +563,7 @@ static int restore(struct training *t, struct err *err)
     }
     if (!cfg->lora.init_from[0]) return 0;
     char dir[MT_PATH];
-    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || peft_load(ad, &t->run.dev, dir, err))
+    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || run_load_adapter(&t->run, ad, dir, err))
         return -1;
     ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
     return 0;
@@ -654,10 +654,10 @@ static int open_metrics(struct training *t, struct err *err)
  * next checkpoint has left its lines in metrics.jsonl and its settings in config.ini. */
 static int check_complete(struct training *t, struct err *err)
 {
-    uint64_t fingerprint;
+    uint64_t fingerprint, base;
     if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (run_fingerprint(&t->run, &fingerprint, err) || resume_check_model(&t->from, t->run.cfg, fingerprint, err) ||
-        leave_later(t, err))
+    if (run_fingerprint(&t->run, &fingerprint, &base, err) ||
+        resume_check_model(&t->from, t->run.cfg, fingerprint, err) || leave_later(t, err))
         return -1;
     t->state = t->from.state;
     t->complete = true;
@@ -681,6 +681,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
         return -1;
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
+    t->run.model.adapters.base = t->run.model.weights.base;
     if (t->from.found ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;

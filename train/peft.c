@@ -32,6 +32,7 @@
 #include "train/peft_config.h"
 
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
+#define BASE_KEY                     "moetrain_base" /* in the metadata: adapters.base in hexadecimal digits */
 #define KEY_PREFIX                   "base_model.model.model.layers."
 #define NESTED_PREFIX                "base_model.model.model.language_model.layers."
 #define KEY_SIZE                     160
@@ -140,10 +141,10 @@ static void to_file_order(const struct place *at, const struct lora_param *p, fl
             for (int64_t j = 0; j < at->n; j++) values[file_index(at, e, k, j)] = scratch[param_index(p, at, e, k, j)];
 }
 
-/* flat [ad->n_flat]: the parameters of the whole table ad. */
-static int write_weights(const struct adapters *ad, float *flat, const char *dir, struct err *err)
+/* flat [ad->n_flat]: the parameters of the whole table ad. PEFT and vLLM read no metadata. */
+static int write_weights(const struct adapters *ad, uint64_t base, float *flat, const char *dir, struct err *err)
 {
-    char path[MT_PATH];
+    char path[MT_PATH], digits[20];
     int64_t largest = 0;
     if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) largest = MT_MAX(largest, lora_param_count(&ad->params[i]));
@@ -157,7 +158,8 @@ static int write_weights(const struct adapters *ad, float *flat, const char *dir
         entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = 2, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
-    int rc = safetensors_write(path, entries, ad->n_params, err);
+    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)base);
+    int rc = safetensors_write_with(path, entries, ad->n_params, base ? BASE_KEY : NULL, digits, err);
     mem_free(entries);
     mem_free(places);
     mem_free(scratch);
@@ -173,7 +175,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     if (ad->par.all->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
-    const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, flat, tmp, err) ||
+    const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, ad->base, flat, tmp, err) ||
                    amax_write(ad, amax, tmp, err) || peft_write_config(whole, tmp, base_model, err) ||
                    write_card(tmp, card, err) || atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
@@ -674,6 +676,8 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     struct layout f;
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
+    const char *base = safetensors_metadata(&src.st, BASE_KEY);
+    ad->base = base ? strtoull(base, NULL, 16) : 0;
     ad->nested = src.nested; /* peft_save keeps the names of this file */
     if (ad->logical) ad->logical->nested = src.nested;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));

@@ -394,7 +394,7 @@ static int fill_model(struct run *r, struct adapters *ad, struct adapters *teach
     return 0;
 }
 
-int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
+int run_fingerprint(struct run *r, uint64_t *fingerprint, uint64_t *base, struct err *err)
 {
     const struct quantize q = plan_quantize(r->cfg);
     const struct weights_options opt = {.quantize = &q, .ep = r->par.ep, .hashed = true};
@@ -403,7 +403,25 @@ int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
     device_dry_run(&dev, &r->dev);
     if (weights_load(&w, &dev, &r->arch, &r->st, &opt, err)) return -1;
     *fingerprint = w.fingerprint;
+    *base = w.base;
     weights_free(&w);
+    return 0;
+}
+
+int run_check_base(const struct run *r, const struct adapters *ad, uint64_t base, const char *dir, struct err *err)
+{
+    if (!ad->base || ad->base == base) return 0;
+    return err_set(err,
+                   "%s was trained with another base model: the weights in model.path = %s are not the same: set "
+                   "model.path to that model",
+                   dir, r->cfg->model.path);
+}
+
+int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err)
+{
+    struct err why;
+    if (peft_load(ad, &r->dev, dir, err)) return -1;
+    if (run_check_base(r, ad, r->model.weights.base, dir, &why)) log_warn("%s", why.msg);
     return 0;
 }
 
@@ -439,7 +457,7 @@ static int load_teacher(struct run *r, struct err *err)
     const char *given;
     char dir[MT_PATH];
     if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
-    if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || peft_load(ad, &r->dev, dir, err)) return -1;
+    if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || run_load_adapter(r, ad, dir, err)) return -1;
     uint64_t *fingerprint = &r->model.weights.fingerprint;
     *fingerprint = rng_u64(*fingerprint, hash_adapters(ad, &r->dev, r->par.ep));
     log_info("teacher: the same weights with the adapter %s", dir);
@@ -457,7 +475,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, train, err);
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&teacher);
-    if (rc || load_teacher(r, err) || (adapter_dir && peft_load(&r->model.adapters, &r->dev, adapter_dir, err)))
+    r->model.adapters.base = r->model.weights.base;
+    if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;

@@ -57,8 +57,13 @@ int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
 void run_close(struct run *r); /* r may be zeroed */
 
-/* The fingerprint of the weights (weights.h) without loading them. Call after run_join. */
-int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CHECK;
+/* Both hashes of the weights (weights.h) without loading them. Call after run_join. */
+int run_fingerprint(struct run *r, uint64_t *fingerprint, uint64_t *base, struct err *err) MT_CHECK;
+/* Error: the adapters, read from dir, were trained on other weights than these, whose weights.base is `base`. */
+int run_check_base(const struct run *r, const struct adapters *ad, uint64_t base, const char *dir,
+                   struct err *err) MT_CHECK;
+/* peft_load for the open model; other weights than those that the adapter was trained on are a warning. */
+int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);

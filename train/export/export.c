@@ -142,6 +142,19 @@ void export_warn(const struct config *cfg, const struct arch *a, const struct sa
              run_quant_text(text, cfg, true), with);
 }
 
+/* A merge with other weights than those that the adapter was trained on is an error, without --force. */
+static int check_base(struct export *x, struct err *err)
+{
+    uint64_t fingerprint, base;
+    struct err why;
+    if (!x->adapter.ad.base) return 0;
+    if (run_fingerprint(&x->run, &fingerprint, &base, err)) return -1;
+    if (!run_check_base(&x->run, &x->adapter.ad, base, x->adapter_dir, &why)) return 0;
+    if (x->format >= EXPORT_MERGED_BF16 && !x->force) return err_set(err, "%s; --force merges nevertheless", why.msg);
+    log_warn("%s", why.msg);
+    return 0;
+}
+
 /* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
 static int open_all(struct export *x, const char *format, struct err *err)
 {
@@ -149,8 +162,8 @@ static int open_all(struct export *x, const char *format, struct err *err)
         (x->tmp[0] && found_format(&x->run.arch, x->tmp, x->format, err)) ||
         export_family_check(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||
-        export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || export_quant_open(x, err) ||
-        run_open_data(&x->run, false, err))
+        export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || check_base(x, err) ||
+        export_quant_open(x, err) || run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);
     if (x->run.eval.n_docs) return 0;
