@@ -101,9 +101,10 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
     } else if (device_why_cpu()) {
         printf("  for the CPU: %s\n", device_why_cpu());
         if (config_gpus(cfg) > 1)
-            printf("  parallel.gpus = %lld: these are the figures of as many ranks on the CPU; a GPU needs other memory "
-                   "(plan --gpu NAME)\n",
-                   (long long)config_gpus(cfg));
+            printf(
+                "  parallel.gpus = %lld: these are the figures of as many ranks on the CPU; a GPU needs other memory "
+                "(plan --gpu NAME)\n",
+                (long long)config_gpus(cfg));
     }
     if (!gpu) rates = gpu_table_rates(r.dev.name);
     if (plan_adapters(&ad, &r.arch, cfg, NULL, err)) goto out;
