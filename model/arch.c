@@ -320,12 +320,11 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* RoPE as one of both keys has it, or neither. An older name of rope_type is type. */
+/* RoPE as one of both keys has it, or neither. */
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
 {
     const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->head_dim;
-    const char *type = "default";
     double rotated = f->rotated > 0 ? f->rotated : 1;
     *r = (struct rope_arch){.theta = f->theta,
                             .factor = 1,
@@ -334,12 +333,10 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
                             .attention_factor = 1,
                             .softmax_gain = 1,
                             .truncate = true};
-    if (json_opt_f64(root, "rope_theta", &r->theta, err) ||
+    if (rope_read_theta(&r->theta, root, "rope_theta", scaling, err) ||
         (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)) ||
-        json_opt_f64(scaling, "rope_theta", &r->theta, err) || json_opt_str(scaling, "type", &type, err) ||
-        json_opt_str(scaling, "rope_type", &type, err) || json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
+        json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
-    if (range_theta(json_has(scaling, "rope_theta") ? scaling : root, "rope_theta", r->theta, err)) return -1;
     if (a->mla.kv_lora && (int64_t)(rotated * (double)a->head_dim) == a->mla.rope) rotated = 1; /* share of a head */
     if (rotated != 1 && !(f->rotated > 0))
         return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
@@ -349,7 +346,7 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
     if (r->width < 2 || r->width % 2)
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
-    return rope_read_type(r, root, scaling, type, f->rope_keys, err);
+    return rope_read_type(r, root, scaling, f->rope_keys, err);
 }
 
 /* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. Where a file has both they must agree.
@@ -539,15 +536,16 @@ static int refuse_quantization(struct json root, struct err *err)
                       method, names);
 }
 
-/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores them. */
-static int refuse_routers(struct json root, struct err *err)
+/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores most. */
+static int refuse_routers(struct json root, const char *supported, struct err *err)
 {
-    const char *score = "sigmoid", *method = "noaux_tc";
+    const char *score = supported, *method = "noaux_tc";
     int64_t every = 1;
     if (json_opt_str(root, "scoring_func", &score, err) || json_opt_str(root, "topk_method", &method, err) ||
         json_opt_i64(root, "moe_layer_freq", 1, MT_MAX_LAYERS, &every, err))
         return -1;
-    if (strcmp(score, "sigmoid")) return json_error(root, err, "scoring_func \"%s\" is not supported (sigmoid)", score);
+    if (strcmp(score, supported))
+        return json_error(root, err, "scoring_func \"%s\" is not supported (%s)", score, supported);
     if (strcmp(method, "noaux_tc"))
         return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
     if (every != 1) return json_error(root, err, "moe_layer_freq %lld is not supported (1)", (long long)every);
@@ -586,10 +584,12 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
     bool renormalise = f->renormalises || !f->norm_topk;
     double scale = f->routed_scale > 0 ? f->routed_scale : 1;
     int64_t n_group = MT_MAX(1, f->n_group), top_group = MT_MAX(1, f->top_group);
+    if (f->compressed)
+        return refuse_routers(root, "sqrtsoftplus", err) || compressed_read_router(a, root, err) ? -1 : 0;
     if ((f->renormalises || f->norm_topk) && json_opt_flag(root, "norm_topk_prob", &renormalise, err)) return -1;
     a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
     if (!f->sigmoid) return f->dense_first ? refuse_softmax_variants(root, err) : 0;
-    if (refuse_null_groups(root, err) || refuse_routers(root, err) ||
+    if (refuse_null_groups(root, err) || refuse_routers(root, "sigmoid", err) ||
         json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
         json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
@@ -686,8 +686,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
     if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
         read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-        (f->compressed ? compressed_read_router(a, root, err) : read_router(a, root, f, err)) ||
-        read_switches(a, root, f, err))
+        read_router(a, root, f, err) || read_switches(a, root, f, err))
         return -1;
     a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
     for (int64_t l = 0; l < a->n_layer; l++) {

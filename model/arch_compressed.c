@@ -40,6 +40,18 @@ static int read_attention(struct arch *a, struct json root, struct err *err)
 
 /* ---- kinds of layers */
 
+/* Tokens per entry of a kind: a member of compress_rates, of which `older` is another name. */
+static int read_ratio(int64_t *ratio, struct json root, const char *name, const char *older, struct err *err)
+{
+    const struct json rates = json_find(root, "compress_rates");
+    if (json_opt_i64(rates, name, 1, 1 << 20, ratio, err)) return -1;
+    const int64_t rate = *ratio;
+    if (json_opt_i64(root, older, 1, 1 << 20, ratio, err)) return -1;
+    if (!given(json_find(rates, name)) || *ratio == rate) return 0;
+    return json_error(json_find(root, older), err, "is %lld, but compress_rates.%s is %lld: correct one, or remove %s",
+                      (long long)*ratio, name, (long long)rate, older);
+}
+
 /* Tokens per entry of both kinds. In compress_ratios, 4 means the sparse kind and every other value the heavy one. */
 static int read_ratios(struct arch *a, struct json root, struct err *err)
 {
@@ -53,12 +65,10 @@ static int read_ratios(struct arch *a, struct json root, struct err *err)
         if (json_i64(json_at(list, l), 0, 1 << 20, &ratio, err)) return -1;
         if (ratio != 0 && ratio != 4) *heavy = ratio;
     }
-    if (json_opt_i64(rates, sparse_name, 1, 1 << 20, sparse, err) ||
-        json_opt_i64(rates, heavy_name, 1, 1 << 20, heavy, err) ||
-        json_opt_i64(root, "compress_rate_csa", 1, 1 << 20, sparse, err) ||
-        json_opt_i64(root, "compress_rate_hca", 1, 1 << 20, heavy, err))
-        return -1;
-    return 0;
+    return read_ratio(sparse, root, sparse_name, "compress_rate_csa", err) ||
+                   read_ratio(heavy, root, heavy_name, "compress_rate_hca", err)
+               ? -1
+               : 0;
 }
 
 static const char *const names_of[] = {
@@ -189,15 +199,32 @@ static struct rope_arch plain_rope(const struct arch *a, double theta)
  * read the key, and the published code has none. */
 static int read_one(struct rope_arch *r, struct json root, struct json o, struct err *err)
 {
-    const char *type = "default";
     double factor = 1;
-    if (json_opt_str(o, "type", &type, err) || json_opt_str(o, "rope_type", &type, err) ||
-        rope_read_type(r, root, o, type, ROPE_KEYS_COMMON, err) || json_opt_f64(o, "attention_factor", &factor, err) ||
+    if (rope_read_type(r, root, o, ROPE_KEYS_COMMON, err) || json_opt_f64(o, "attention_factor", &factor, err) ||
         range_factor(o, "attention_factor", factor, err))
         return -1;
     if (!r->truncate) return json_error(o, err, "truncate = false is not supported (true)");
     r->attention_factor = factor;
     return 0;
+}
+
+/* transformers ignores these keys outside rope_parameters and rope_scaling. */
+static int refuse_outside(struct json root, struct err *err)
+{
+    const char *type = "default";
+    double factor = 1;
+    if (json_opt_str(root, "rope_type", &type, err) || json_opt_f64(root, "attention_factor", &factor, err)) return -1;
+    if (strcmp(type, "default"))
+        return json_error(root, err, "rope_type \"%s\" is outside rope_scaling: move it there, or remove it", type);
+    if (factor != 1)
+        return json_error(root, err, "attention_factor %g is outside rope_scaling: move it there, or remove it",
+                          factor);
+    return 0;
+}
+
+static int refuse_no_object(struct json o, struct err *err)
+{
+    return given(o) && json_type(o) != JSON_OBJECT ? json_error(o, err, "is not an object") : 0;
 }
 
 /* Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
@@ -206,23 +233,16 @@ static int read_ropes_of(struct arch *a, struct json root, struct json scaling, 
     double theta = 10000, entry_theta = 160000;
     const struct json main = json_find(scaling, "main"), entry = json_find(scaling, "compress");
     const bool nested = json_type(main) == JSON_OBJECT && json_type(entry) == JSON_OBJECT;
+    if (refuse_no_object(main, err) || refuse_no_object(entry, err)) return -1;
     if (!nested && (json_type(main) == JSON_OBJECT || json_type(entry) == JSON_OBJECT))
         return json_error(scaling, err, "has one of main and compress: give both, or neither");
-    if (json_opt_f64(root, "rope_theta", &theta, err) || json_opt_f64(root, "compress_rope_theta", &entry_theta, err) ||
-        (nested &&
-         (json_opt_f64(main, "rope_theta", &theta, err) || json_opt_f64(entry, "rope_theta", &entry_theta, err))) ||
-        range_theta(nested ? main : root, "rope_theta", theta, err) ||
-        range_theta(nested ? entry : root, nested ? "rope_theta" : "compress_rope_theta", entry_theta, err) ||
+    if (rope_read_theta(&theta, root, "rope_theta", main, err) ||
+        rope_read_theta(&entry_theta, root, "compress_rope_theta", entry, err) ||
         read_width(a, root, main, nested ? entry : scaling, err))
         return -1;
     a->rope = plain_rope(a, theta);
     a->rope_entry = plain_rope(a, entry_theta);
-    if (read_one(&a->rope, root, nested ? main : root, err) || read_one(&a->rope_entry, root,
-                                                                        nested                ? entry
-                                                                        : rope_given(scaling) ? scaling
-                                                                                              : root,
-                                                                        err))
-        return -1;
+    if (read_one(&a->rope, root, main, err) || read_one(&a->rope_entry, root, nested ? entry : scaling, err)) return -1;
     if (a->rope.yarn) return json_error(main, err, "rope_type \"yarn\" is not supported (default)");
     return 0;
 }
@@ -230,7 +250,8 @@ static int read_ropes_of(struct arch *a, struct json root, struct json scaling, 
 static int read_ropes(struct arch *a, struct json root, struct err *err)
 {
     struct json scaling, other;
-    if (rope_find(&scaling, &other, root, err) || read_ropes_of(a, root, scaling, err)) return -1;
+    if (refuse_outside(root, err) || rope_find(&scaling, &other, root, err) || read_ropes_of(a, root, scaling, err))
+        return -1;
     if (!rope_given(other)) return 0;
     const struct rope_arch rope = a->rope, entry = a->rope_entry;
     if (read_ropes_of(a, root, other, err)) return -1;
@@ -288,21 +309,17 @@ int compressed_read(struct arch *a, struct json root, struct err *err)
 
 int compressed_read_router(struct arch *a, struct json root, struct err *err)
 {
-    const char *score = "sqrtsoftplus", *method = "noaux_tc";
     double scale = 1.5;
     bool renormalise = true;
-    int64_t n_group = 1;
-    if (json_opt_str(root, "scoring_func", &score, err) || json_opt_str(root, "topk_method", &method, err) ||
-        json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+    int64_t n_group = 1, n_dense = 0;
+    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+        json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &n_dense, err) ||
         json_opt_bool(root, "norm_topk_prob", &renormalise, err) ||
         json_opt_i64(root, "n_group", 1, 65536, &n_group, err))
         return -1;
-    if (strcmp(score, "sqrtsoftplus"))
-        return json_error(root, err, "scoring_func \"%s\" is not supported (sqrtsoftplus)", score);
-    if (strcmp(method, "noaux_tc"))
-        return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
     if (!renormalise) return json_error(root, err, "norm_topk_prob = false is not supported (true)");
     if (n_group != 1) return json_error(root, err, "n_group %lld is not supported (1)", (long long)n_group);
+    if (n_dense) return json_error(root, err, "first_k_dense_replace %lld is not supported (0)", (long long)n_dense);
     if (range_factor(root, "routed_scaling_factor", scale, err)) return -1;
     a->router = (struct router){.kind = ROUTER_SQRT_CHOSEN, .scale = (float)scale};
     return 0;

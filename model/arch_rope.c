@@ -8,6 +8,8 @@
 
 bool rope_given(struct json scaling) { return json_count(scaling) > 0; }
 
+static bool has_value(struct json o, const char *key) { return json_type(json_find(o, key)) > JSON_NULL; }
+
 int rope_find(struct json *scaling, struct json *other, struct json root, struct err *err)
 {
     *scaling = json_find(root, "rope_parameters");
@@ -37,6 +39,19 @@ bool rope_same(const struct rope_arch *a, const struct rope_arch *b)
 int rope_differs(struct json other, struct err *err)
 {
     return json_error(other, err, "contradicts rope_parameters: remove the wrong one");
+}
+
+int rope_read_theta(double *theta, struct json root, const char *key, struct json scaling, struct err *err)
+{
+    static const char inner[] = "rope_theta";
+    if (json_opt_f64(root, key, theta, err)) return -1;
+    const double beside = *theta;
+    if (json_opt_f64(scaling, inner, theta, err)) return -1;
+    if (has_value(root, key) && beside != *theta)
+        return json_error(json_find(scaling, inner), err, "is %.10g, but %s outside it is %.10g: correct one", *theta,
+                          key, beside);
+    const bool inside = has_value(scaling, inner);
+    return range_theta(inside ? scaling : root, inside ? inner : key, *theta, err);
 }
 
 /* YaRN's factor for cos and sin, or for the square root of the softmax scale. */
@@ -89,10 +104,30 @@ static int read_original_len(struct rope_arch *r, struct json root, struct json 
     return 0;
 }
 
-int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, const char *type, enum rope_keys keys,
-                   struct err *err)
+/* An older name of rope_type is type. Where both are missing transformers ignores the keys of YaRN: no file means that.
+ */
+static int read_type(const char **type, struct json scaling, struct err *err)
 {
+    static const char *const keys[] = {"factor", "beta_fast", "beta_slow", "original_max_position_embeddings"};
+    const char *older = NULL;
+    *type = NULL;
+    if (json_opt_str(scaling, "type", &older, err) || json_opt_str(scaling, "rope_type", type, err)) return -1;
+    if (older && *type && strcmp(older, *type))
+        return json_error(scaling, err, "type is \"%s\", but rope_type is \"%s\": correct one", older, *type);
+    if (!*type) *type = older;
+    for (int i = 0; i < MT_LEN(keys) && !*type; i++)
+        if (has_value(scaling, keys[i]))
+            return json_error(scaling, err, "has %s, but no rope_type: add \"rope_type\": \"yarn\", or remove %s",
+                              keys[i], keys[i]);
+    if (!*type) *type = "default";
+    return 0;
+}
+
+int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, enum rope_keys keys, struct err *err)
+{
+    const char *type;
     double beta = 0;
+    if (read_type(&type, scaling, err)) return -1;
     if (!strcmp(type, "default")) {
         if (keys == ROPE_KEYS_GROWTH && json_opt_f64(scaling, "llama_4_scaling_beta", &beta, err)) return -1;
         return beta > 0 ? json_error(scaling, err, "llama_4_scaling_beta %g needs rope_type \"yarn\"", beta) : 0;

@@ -37,8 +37,12 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
     const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
     const bool hashed = layer < a->n_hash;
+    static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
+    if (hashed ? weights_refuse(f, router, bias, "router bias", keys)
+               : weights_refuse(f, table, "", "table of experts by token id", keys))
+        return -1;
     return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
-                   (hashed && weights_hash_table(f, &lw->hash, "mlp.gate.tid2eid", z.top_k, z.n_exp)) ||
+                   (hashed && weights_hash_table(f, &lw->hash, table, z.top_k, z.n_exp)) ||
                    (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
                    weights_experts(f, &lw->up, &up, &lw->down, &down)
                ? -1

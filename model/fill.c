@@ -78,8 +78,28 @@ int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
     return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
 }
 
+/* For the log of what was packed, and for errors. */
+static const char *what_of(const struct fill *f, enum role role)
+{
+    if (role == ROLE_EXPERTS) return "routed experts";
+    if (role == ROLE_NETWORK) return f->a->ffn[f->layer]->routed ? "shared experts" : "dense layers";
+    return "attention";
+}
+
+static int formats_differ(struct fill *f, const struct source *s, const struct source *other, enum role role)
+{
+    const char *a = safetensors_stored(s->data), *b = safetensors_stored(other->data);
+    const bool experts = role == ROLE_EXPERTS;
+    if (experts && f->a->ffn[f->layer]->routed)
+        return err_set(
+            f->err, "tensors %s and %s are quantised in different ways: all experts of a layer need one format", a, b);
+    return err_set(f->err,
+                   "tensors %s and %s have different formats: matrices of %s that are joined in memory need one format",
+                   a, b, experts ? "dense layers" : what_of(f, role));
+}
+
 /* Checks that all sources of a stack have the same format and equal code tables. */
-static int same_tables(struct fill *f, const struct source *s, int64_t n)
+static int same_tables(struct fill *f, const struct source *s, int64_t n, enum role role)
 {
     for (int64_t i = 1; i < n; i++) {
         bool same = s[i].format == s[0].format && s[i].block == s[0].block && s[i].group == s[0].group &&
@@ -87,10 +107,7 @@ static int same_tables(struct fill *f, const struct source *s, int64_t n)
         const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
         if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
         if (same && tables && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
-        if (!same)
-            return err_set(f->err,
-                           "tensors %s and %s are quantised in different ways: all experts of a layer need one format",
-                           safetensors_stored(s[0].data), safetensors_stored(s[i].data));
+        if (!same) return formats_differ(f, &s[0], &s[i], role);
     }
     return 0;
 }
@@ -228,14 +245,6 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* For the log of what was packed. */
-static const char *what_of(const struct fill *f, enum role role)
-{
-    if (role == ROLE_EXPERTS) return "routed experts";
-    if (role == ROLE_NETWORK) return f->a->ffn[f->layer]->routed ? "shared experts" : "dense layers";
-    return "attention";
-}
-
 /* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head and router,
  * are decoded to bf16. */
 static bool stays_fp8(const struct source *s, int64_t n, enum role role)
@@ -248,7 +257,7 @@ static bool stays_fp8(const struct source *s, int64_t n, enum role role)
 int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
     int64_t bytes = 0;
-    if (same_tables(f, s, n)) return -1;
+    if (same_tables(f, s, n, role)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
     const bool fp8 = !packing && stays_fp8(s, n, role);
@@ -327,15 +336,13 @@ bool weights_has(const struct fill *f, const char *name, const char *suffix)
     return checkpoint_has(&f->ck, fill_name(f, name, suffix).s);
 }
 
-int weights_refuse(struct fill *f, const char *name, const char *what)
+int weights_refuse(struct fill *f, const char *name, const char *suffix, const char *what, const char *keys)
 {
-    const struct name of_layer = fill_name(f, name, ".weight");
+    const struct name of_layer = fill_name(f, name, suffix);
     char stored[256];
     if (!checkpoint_has(&f->ck, of_layer.s)) return 0;
-    return err_set(f->err,
-                   "by config.json layer %lld has no %s, but the checkpoint has %s: correct layer_types or "
-                   "compress_ratios",
-                   (long long)f->layer, what, checkpoint_name(&f->ck, stored, sizeof(stored), of_layer.s));
+    return err_set(f->err, "by config.json layer %lld has no %s, but the checkpoint has %s: correct %s",
+                   (long long)f->layer, what, checkpoint_name(&f->ck, stored, sizeof(stored), of_layer.s), keys);
 }
 
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
@@ -399,6 +406,12 @@ int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int
 {
     const int64_t vocab = f->a->vocab, n = vocab * n_top;
     const struct name full = fill_name(f, name, "");
+    char stored[256];
+    if (!checkpoint_has(&f->ck, full.s))
+        return err_set(f->err,
+                       "by config.json layer %lld chooses experts by token id, but the checkpoint has no %s: correct "
+                       "num_hash_layers or mlp_layer_types",
+                       (long long)f->layer, checkpoint_name(&f->ck, stored, sizeof(stored), full.s));
     const struct st_tensor *t = checkpoint_take_ids(&f->ck, full.s, vocab, n_top, f->err);
     if (!t) return -1;
     *out = arena_tensor_2d(&f->dev->weights, DT_I32, vocab, n_top);

@@ -83,6 +83,15 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
     p[2] = product_of(offsetof(struct layer_weights, q_b), LORA_Q_B, query_cols(a), a->compress.q_lora);
 }
 
+#define COMPRESSOR "self_attn.compressor."
+#define INDEXER    "self_attn.compressor.indexer."
+static const char *const own_part[] = {COMPRESSOR "kv_proj", COMPRESSOR "gate_proj", COMPRESSOR "position_bias",
+                                       COMPRESSOR "kv_norm"};
+static const char *const index_part[] = {INDEXER "kv_proj", INDEXER "gate_proj", INDEXER "position_bias",
+                                         INDEXER "kv_norm"};
+static const char index_query[] = INDEXER "q_b_proj", index_scale[] = INDEXER "scorer.weights_proj";
+static const char kind_keys[] = "layer_types or compress_ratios"; /* of config.json */
+
 /* The matrices, the position bias and the norm of a compressor; part names its tensors. */
 static int load_entries(struct fill *f, const struct arch *a, enum compress_kind kind, int64_t width,
                         struct entry_weights *e, const char *const part[4])
@@ -96,24 +105,38 @@ static int load_entries(struct fill *f, const struct arch *a, enum compress_kind
                : 0;
 }
 
+/* An error if the checkpoint has a tensor of a compressor that the layer does not have. */
+static int refuse_entries(struct fill *f, const char *const part[4], const char *what)
+{
+    static const char *const suffix[] = {".weight", ".weight", "", ".weight"};
+    for (int i = 0; i < 4; i++)
+        if (weights_refuse(f, part[i], suffix[i], what, kind_keys)) return -1;
+    return 0;
+}
+
+static int refuse_indexer(struct fill *f)
+{
+    return refuse_entries(f, index_part, "indexer") ||
+                   weights_refuse(f, index_query, ".weight", "indexer", kind_keys) ||
+                   weights_refuse(f, index_scale, ".weight", "indexer", kind_keys)
+               ? -1
+               : 0;
+}
+
 static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-#define COMPRESSOR "self_attn.compressor."
-#define INDEXER    "self_attn.compressor.indexer."
-    static const char *const own[] = {COMPRESSOR "kv_proj", COMPRESSOR "gate_proj", COMPRESSOR "position_bias",
-                                      COMPRESSOR "kv_norm"};
-    static const char *const index[] = {INDEXER "kv_proj", INDEXER "gate_proj", INDEXER "position_bias",
-                                        INDEXER "kv_norm"};
     const struct compress_arch *c = &a->compress;
     const enum compress_kind kind = c->kind[layer];
     const struct stored_rows q = {
-        .part = {INDEXER "q_b_proj"}, .rows = {index_cols(a)}, .n_in = c->q_lora, .n_part = 1, .plain = true};
+        .part = {index_query}, .rows = {index_cols(a)}, .n_in = c->q_lora, .n_part = 1, .plain = true};
     const struct stored_rows scale = {
-        .part = {INDEXER "scorer.weights_proj"}, .rows = {c->n_index}, .n_in = a->d_model, .n_part = 1, .plain = true};
-    if (kind == COMPRESS_NONE) return weights_refuse(f, own[0], "compressor");
-    if (load_entries(f, a, kind, a->head_dim, &lw->entry, own)) return -1;
-    if (kind != COMPRESS_SPARSE) return weights_refuse(f, index[0], "indexer");
-    return load_entries(f, a, kind, c->index_dim, &lw->index, index) || weights_rows(f, &lw->index_q, &q, false) ||
+        .part = {index_scale}, .rows = {c->n_index}, .n_in = a->d_model, .n_part = 1, .plain = true};
+    if (kind == COMPRESS_NONE && refuse_entries(f, own_part, "compressor")) return -1;
+    if (kind != COMPRESS_SPARSE && refuse_indexer(f)) return -1;
+    if (kind == COMPRESS_NONE) return 0;
+    if (load_entries(f, a, kind, a->head_dim, &lw->entry, own_part)) return -1;
+    if (kind != COMPRESS_SPARSE) return 0;
+    return load_entries(f, a, kind, c->index_dim, &lw->index, index_part) || weights_rows(f, &lw->index_q, &q, false) ||
                    weights_rows(f, &lw->index_scale, &scale, false)
                ? -1
                : 0;

@@ -490,6 +490,13 @@ static int no_scales(const struct checkpoint *ck, const struct st_tensor *data, 
     return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s is in the checkpoint", name, name, inverse);
 }
 
+/* The shapes of scales, before that of blocks. */
+static const char *fp8_scales_wanted(bool e8m0, bool inverse)
+{
+    if (e8m0) return inverse ? "an exponent per 128 x 128 block," : "an exponent per row, or per 128 x 128 block,";
+    return inverse ? "one scale, or one per 128 x 128 block," : "one scale, one per row, or blocks";
+}
+
 static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const int64_t out = s->n_out, in = s->n_in;
@@ -513,8 +520,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     else if (!inverse && per_row)
         s->scale_rows = 1, s->scale_cols = in;
     else
-        return shape_error(t, inverse ? "one scale, or one per 128 x 128 block," : "one scale, one per row, or blocks",
-                           2, (int64_t[]){rows, cols}, err);
+        return shape_error(t, fp8_scales_wanted(is_e8m0(t), inverse), 2, (int64_t[]){rows, cols}, err);
     return 0;
 }
 

@@ -110,9 +110,9 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
  * shape, allocates on dev->weights and copies. A value that is not finite is an error. */
 struct fill;
 bool weights_has(const struct fill *f, const char *name, const char *suffix);
-/* An error if the checkpoint has this matrix: of `what`, which config.json does not give to the layer. The weights were
- * trained for another kind. */
-int weights_refuse(struct fill *f, const char *name, const char *what) MT_CHECK;
+/* An error if the checkpoint has this tensor: of `what`, which config.json does not give to the layer. The weights were
+ * trained for another kind. keys: those of config.json to correct, "a or b". */
+int weights_refuse(struct fill *f, const char *name, const char *suffix, const char *what, const char *keys) MT_CHECK;
 int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;

@@ -108,6 +108,10 @@ static void test_spellings(void **state)
         {v5, "", ""},
         {v4, "\"rope_type\": \"yarn\"", "\"type\": \"yarn\""},
         {v4, "\"rope_type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": \"yarn\""},
+        {v4, "\"rope_type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": null"},
+        {v4, "\"rope_type\": \"yarn\"", "\"rope_type\": \"yarn\", \"rope_theta\": 150000.0"},
+        {v5, "\"rope_parameters\"", "\"rope_theta\": 150000, \"rope_parameters\""},
+        {v5, "\"rope_parameters\"", "\"attention_factor\": 2, \"rope_type\": \"default\", \"rope_parameters\""},
         {v4, "\"num_experts_per_tok\": 4, ", ""},
         {v4, "\"experts_per_token\": 4, ", ""},
         {v4, "num_local_experts", "num_experts"},
@@ -322,6 +326,27 @@ static void test_bad_values(void **state)
     }
 }
 
+/* Keys that contradict each other, and YaRN that would have no effect. */
+static void test_bad_rope_type(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *old, *new, *says;
+    } rows[] = {
+        {"\"rope_type\": \"yarn\"", "\"type\": \"default\", \"rope_type\": \"yarn\"",
+         "`rope_scaling`: type is \"default\", but rope_type is \"yarn\": correct one"},
+        {"\"rope_type\": \"yarn\", ", "", "`rope_scaling`: has factor, but no rope_type: add \"rope_type\": \"yarn\""},
+        {"\"rope_type\": \"yarn\"", "\"rope_type\": null", "`rope_scaling`: has factor, but no rope_type"},
+        {"\"rope_type\": \"yarn\", \"factor\": 32.0, ", "", "has beta_fast, but no rope_type"},
+        {"\"rope_type\": \"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, ", "", "has beta_slow, but no rope_type"},
+        {"\"rope_type\": \"yarn\", \"factor\": 32.0, \"beta_fast\": 32.0, \"beta_slow\": 1.0, ", "",
+         "has original_max_position_embeddings, but no rope_type"},
+        {"\"rope_type\": \"yarn\"", "\"rope_type\": \"yarn\", \"rope_theta\": 150001",
+         "`rope_scaling.rope_theta`: is 150001, but rope_theta outside it is 150000: correct one"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) assert_refused(edit(v4, rows[i].old, rows[i].new), rows[i].says);
+}
+
 static void test_no_file(void **state)
 {
     (void)state;
@@ -354,11 +379,12 @@ static void real_values_have_ranges(void **state)
 int test_arch(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published),      cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_variants),       cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_yarn_truncated), cmocka_unit_test(test_plain_rope),
-        cmocka_unit_test(test_far_position),   cmocka_unit_test(test_bad_values),
-        cmocka_unit_test(test_no_file),        cmocka_unit_test(real_values_have_ranges),
+        cmocka_unit_test(test_published),          cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_variants),           cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_yarn_truncated),     cmocka_unit_test(test_plain_rope),
+        cmocka_unit_test(test_far_position),       cmocka_unit_test(test_bad_values),
+        cmocka_unit_test(test_bad_rope_type),      cmocka_unit_test(test_no_file),
+        cmocka_unit_test(real_values_have_ranges),
     };
     return cmocka_run_group_tests_name("arch", tests, NULL, NULL);
 }

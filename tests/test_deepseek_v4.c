@@ -62,6 +62,10 @@ static const char *edit(const char *text, const char *from, const char *to)
     return buf;
 }
 
+/* Names of one thing each that TRANSFORMERS has under another name. */
+#define AGREEING                                                                                                       \
+    "\"compress_rate_csa\": 4, \"compress_rate_hca\": 8, \"rope_theta\": 10000, \"compress_rope_theta\": 160000, "     \
+    "\"moe_layer_freq\": 1, \"first_k_dense_replace\": 0, \"attention_factor\": 1, "
 #define RATIOS "\"compress_ratios\": [0, 4, 8, 4, 0], \"num_hash_layers\": 1, "
 static void test_both_styles(void **state)
 {
@@ -92,6 +96,14 @@ static void test_both_styles(void **state)
     /* Both styles at once agree. */
     const struct arch both = parsed(edit(TRANSFORMERS, "\"layer_types\"", RATIOS "\"layer_types\""));
     assert_true(both.compress.kind[2] == COMPRESS_HEAVY && both.n_hash == 1);
+    assert_true(parsed(edit(TRANSFORMERS, "\"layer_types\"", AGREEING "\"layer_types\"")).rope_entry.yarn);
+    /* main and compress may be null. */
+    assert_true(parsed(edit(PUBLISHED, "\"type\": \"yarn\"", "\"main\": null, \"compress\": null, \"type\": \"yarn\""))
+                    .rope_entry.yarn);
+    const struct arch scaled =
+        parsed(edit(PUBLISHED, "\"type\": \"yarn\"", "\"attention_factor\": 1.5, \"type\": \"yarn\""));
+    assert_true(scaled.rope_entry.attention_factor == 1.5 && scaled.rope.attention_factor == 1);
+    assert_false(parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"other\"")).rope_entry.yarn);
     assert_true(
         parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"rope_parameters\": {}, \"rope_scaling\"")).rope_entry.yarn);
     assert_true(parsed(edit(PUBLISHED, "4, 8, 4, 0]", "128, 4, 128, 0, 0, 0]")).compress.ratio[COMPRESS_HEAVY] == 128);
@@ -124,6 +136,14 @@ static void test_angles(void **state)
     arch_rope_table(&r, 2, table);
     for (int i = 0; i < MT_LEN(rows); i++)
         assert_close(atan2((double)table[96 + rows[i].i], (double)table[64 + rows[i].i]), rows[i].value, 1e-6);
+}
+
+static void assert_unparsed(const char *text, const char *says)
+{
+    struct err err = {.msg = ""};
+    struct arch a;
+    if (!parse(&a, text, &err)) fail_msg("accepted: %s", says);
+    if (!strstr(err.msg, says)) fail_msg("%s: %s", says, err.msg);
 }
 
 static void test_refusals(void **state)
@@ -182,12 +202,44 @@ static void test_refusals(void **state)
          "rope_parameters.main"},
     };
     (void)state;
-    for (int i = 0; i < MT_LEN(rows); i++) {
-        struct err err = {.msg = ""};
-        struct arch a;
-        if (!parse(&a, edit(rows[i].text, rows[i].from, rows[i].to), &err)) fail_msg("accepted: %s", rows[i].to);
-        if (!strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].says, err.msg);
-    }
+    for (int i = 0; i < MT_LEN(rows); i++) assert_unparsed(edit(rows[i].text, rows[i].from, rows[i].to), rows[i].says);
+}
+
+/* Two names for one thing with different values, and keys that would have no effect. */
+static void test_contradictions(void **state)
+{
+    static const struct {
+        const char *text, *from, *to, *says;
+    } rows[] = {
+        {PUBLISHED, "\"type\": \"yarn\", ", "", "rope_scaling`: has factor, but no rope_type"},
+        {PUBLISHED, "\"type\": \"yarn\"", "\"type\": \"yarn\", \"rope_type\": \"default\"",
+         "rope_scaling`: type is \"yarn\", but rope_type is \"default\""},
+        {TRANSFORMERS, "\"rope_type\": \"yarn\", ", "", "rope_parameters.compress`: has factor, but no rope_type"},
+        {TRANSFORMERS, "\"layer_types\"", "\"compress_rate_csa\": 8, \"layer_types\"",
+         "`compress_rate_csa`: is 8, but compress_rates.compressed_sparse_attention is 4: correct one, or remove "
+         "compr"},
+        {TRANSFORMERS, "\"layer_types\"", "\"compress_rate_hca\": 4, \"layer_types\"",
+         "`compress_rate_hca`: is 4, but compress_rates.heavily_compressed_attention is 8"},
+        {PUBLISHED, "\"rope_scaling\"", "\"compress_rate_hca\": 16, \"rope_scaling\"",
+         "compress_ratios[2]`: 8 is not supported (0, 4, 16"},
+        {TRANSFORMERS, "\"rope_parameters\"", "\"rope_theta\": 50000, \"rope_parameters\"",
+         "`rope_parameters.main.rope_theta`: is 10000, but rope_theta outside it is 50000: correct one"},
+        {TRANSFORMERS, "\"rope_parameters\"", "\"compress_rope_theta\": 10000, \"rope_parameters\"",
+         "`rope_parameters.compress.rope_theta`: is 160000, but compress_rope_theta outside it is 10000: correct one"},
+        {PUBLISHED, "\"rope_scaling\": {", "\"rope_scaling\": {\"main\": 1, ", "rope_scaling.main`: is not an object"},
+        {PUBLISHED, "\"rope_scaling\": {", "\"rope_scaling\": {\"compress\": [], ",
+         "rope_scaling.compress`: is not an object"},
+        {PUBLISHED, "\"rope_scaling\"", "\"attention_factor\": 1.3, \"rope_scaling\"",
+         "config.json: attention_factor 1.3 is outside rope_scaling: move it there, or remove it"},
+        {PUBLISHED, "\"rope_scaling\"", "\"rope_type\": \"yarn\", \"other\"",
+         "config.json: rope_type \"yarn\" is outside rope_scaling: move it there, or remove it"},
+        {PUBLISHED, "\"rope_scaling\"", "\"moe_layer_freq\": 2, \"rope_scaling\"",
+         "moe_layer_freq 2 is not supported (1)"},
+        {PUBLISHED, "\"rope_scaling\"", "\"first_k_dense_replace\": 3, \"rope_scaling\"",
+         "first_k_dense_replace 3 is not supported (0)"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) assert_unparsed(edit(rows[i].text, rows[i].from, rows[i].to), rows[i].says);
 }
 
 /* ---- names */
@@ -434,7 +486,8 @@ static void test_kinds_of_the_weights(void **state)
          "by config.json layer 2 has no compressor, but the checkpoint has layers.2.attn.compressor.wkv.weight"},
         {3, COMPRESS_NONE,
          "by config.json layer 3 has no compressor, but the checkpoint has layers.3.attn.compressor.wkv.weight"},
-        {2, COMPRESS_HEAVY, "layers.2.attn.compressor."}};
+        {2, COMPRESS_HEAVY,
+         "by config.json layer 2 has no indexer, but the checkpoint has layers.2.attn.indexer.compressor.wkv.weight"}};
     const struct synth_options sliding = {.arch = "deepseek-v4-tiny", .n_layer = 2};
     struct loading l = {.w = {.layers = NULL}};
     struct err err = {.msg = ""};
@@ -447,6 +500,118 @@ static void test_kinds_of_the_weights(void **state)
         open_memory(&l, "mxfp4");
         l.m.arch.compress.kind[rows[i].layer] = rows[i].kind;
         assert_refused(&l, rows[i].says);
+    }
+}
+
+/* Removes the tensors of which `part` is in the name, but not `kept`. */
+static void drop_named(struct loading *l, const char *part, const char *kept)
+{
+    struct safetensors *st = &l->m.st;
+    for (int64_t i = st->n_tensors - 1; i >= 0; i--) {
+        struct st_tensor *t = &st->tensors[i];
+        if (!strstr(t->name, part) || !strcmp(t->name, kept)) continue;
+        mem_free((void *)(uintptr_t)t->name);
+        memmove(t, t + 1, (size_t)(--st->n_tensors - i) * sizeof(*t));
+    }
+}
+
+/* One tensor of an indexer or of a compressor is enough to contradict config.json. */
+static void test_left_over_entries(void **state)
+{
+#define ENTRIES "model.layers.2.self_attn.compressor."
+    static const struct {
+        const char *kept, *says;
+    } rows[] = {
+        {ENTRIES "gate_proj.weight", "no compressor, but the checkpoint has layers.2.attn.compressor.wgate.weight"},
+        {ENTRIES "position_bias", "no compressor, but the checkpoint has layers.2.attn.compressor.ape: "},
+        {ENTRIES "kv_norm.weight", "no compressor, but the checkpoint has layers.2.attn.compressor.norm.weight"},
+        {ENTRIES "indexer.position_bias",
+         "no indexer, but the checkpoint has layers.2.attn.indexer.compressor.ape: correct layer_types or compress_"},
+        {ENTRIES "indexer.q_b_proj.weight", "no indexer, but the checkpoint has layers.2.attn.indexer.wq_b.weight"},
+        {ENTRIES "indexer.scorer.weights_proj.weight",
+         "no indexer, but the checkpoint has layers.2.attn.indexer.weights_proj.weight"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct loading l;
+        open_memory(&l, "mxfp4");
+        drop_named(&l, ENTRIES, rows[i].kept);
+        l.m.arch.compress.kind[2] = COMPRESS_NONE;
+        assert_refused(&l, rows[i].says);
+    }
+}
+
+/* num_hash_layers against the tables and biases of the checkpoint, whose first three layers have tables. */
+static void test_hash_layers_of_the_weights(void **state)
+{
+    static const struct {
+        int64_t n_hash;
+        const char *dropped, *says;
+    } rows[] = {
+        {2, "none",
+         "by config.json layer 2 has no table of experts by token id, but the checkpoint has "
+         "layers.2.ffn.gate.tid2eid: "
+         "correct num_hash_layers or mlp_layer_types"},
+        {4, "none",
+         "by config.json layer 3 has no router bias, but the checkpoint has layers.3.ffn.gate.bias: correct "
+         "num_hash_layers or mlp_layer_types"},
+        {3, "layers.1.mlp.gate.tid2eid",
+         "by config.json layer 1 chooses experts by token id, but the checkpoint has no layers.1.ffn.gate.tid2eid: "
+         "correct num_hash_layers or mlp_layer_types"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct loading l;
+        open_memory(&l, "mxfp4");
+        drop_named(&l, rows[i].dropped, "");
+        l.m.arch.n_hash = rows[i].n_hash;
+        assert_refused(&l, rows[i].says);
+    }
+}
+
+/* Matrices that are joined in memory have one format; errors name what they are. */
+static void test_formats_of_pairs(void **state)
+{
+    static const char *const rows[][2] = {
+        {"self_attn.compressor.gate_proj.weight", "tensors layers.2.attn.compressor.wkv.weight and "
+                                                  "layers.2.attn.compressor.wgate.weight have different formats: "
+                                                  "matrices of attention that are joined in memory need one format"},
+        {"self_attn.kv_proj.weight", "tensors layers.2.attn.wq_a.weight and layers.2.attn.wkv.weight have different "
+                                     "formats: matrices of attention"},
+        {"mlp.shared_experts.up_proj.weight",
+         "layers.2.ffn.shared_experts.w3.weight have different formats: matrices of shared experts that are joined"},
+        {"mlp.experts.3.up_proj.weight",
+         "layers.2.ffn.experts.3.w3.weight are quantised in different ways: all experts of a layer need one format"},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct loading l;
+        char name[96];
+        open_memory(&l, "mxfp4");
+        snprintf(name, sizeof(name), "model.layers.2.%s", rows[i][0]);
+        struct st_tensor *t = tensor_of(&l, name);
+        if (!strcmp(t->st_dtype, "I8")) t->shape[1] *= 2; /* nibbles */
+        t->dtype = DT_F32;
+        t->st_dtype = "F32";
+        assert_refused(&l, rows[i][1]);
+    }
+}
+
+/* Exponents have the shape of blocks, also those of a matrix with one block. */
+static void test_shapes_of_exponents(void **state)
+{
+    static const char *const says[] = {
+        "layers.2.attn.wkv.scale is F8_E8M0 [], expected an exponent per 128 x 128 block, [1, ",
+        "layers.2.attn.wkv.scale is F8_E8M0 [1], expected an exponent per 128 x 128 block, [1, "};
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct loading l;
+        open_memory(&l, "mxfp4");
+        struct st_tensor *t = tensor_of(&l, "model.layers.2.self_attn.kv_proj.weight_scale_inv");
+        assert_string_equal(t->st_dtype, "F8_E8M0");
+        t->ndim = i;
+        t->shape[0] = 1;
+        assert_refused(&l, says[i]);
     }
 }
 
@@ -524,10 +689,7 @@ static void test_missing(void **state)
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct loading l;
         open_memory(&l, "mxfp4");
-        struct st_tensor *t = tensor_of(&l, rows[i][0]);
-        const int64_t at = t - l.m.st.tensors;
-        mem_free((void *)(uintptr_t)t->name);
-        memmove(t, t + 1, (size_t)(--l.m.st.n_tensors - at) * sizeof(*t));
+        drop_named(&l, rows[i][0], "");
         assert_refused(&l, rows[i][1]);
     }
 }
@@ -538,11 +700,16 @@ int test_deepseek_v4(void)
         cmocka_unit_test(test_both_styles),
         cmocka_unit_test(test_angles),
         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_packed_bytes),
         cmocka_unit_test(test_fp8),
         cmocka_unit_test(test_table_of_experts),
         cmocka_unit_test(test_kinds_of_the_weights),
+        cmocka_unit_test(test_left_over_entries),
+        cmocka_unit_test(test_hash_layers_of_the_weights),
+        cmocka_unit_test(test_formats_of_pairs),
+        cmocka_unit_test(test_shapes_of_exponents),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_packed_shared_experts),

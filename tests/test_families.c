@@ -152,6 +152,11 @@ static void test_refusals(void **state)
         {MIXTRAL, "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"full_attention\"]", "layer_types[1]"},
         {MIXTRAL, "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "linear"},
         {MIXTRAL, "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor"},
+        {GLM, "\"rope_theta\": 10000, \"rope_parameters\": {\"rope_theta\": 1e6}",
+         "`rope_parameters.rope_theta`: is 1000000, but rope_theta outside it is 10000"},
+        {MIXTRAL, "\"rope_parameters\": {\"type\": \"yarn\", \"rope_type\": \"default\"}",
+         "`rope_parameters`: type is \"yarn\", but rope_type is \"default\""},
+        {MIXTRAL, "\"rope_scaling\": {\"factor\": 2}", "`rope_scaling`: has factor, but no rope_type"},
         {MIXTRAL, "\"num_experts\": 4", "num_experts"},
         {GLM, "\"n_group\": 3", "n_group 3"},
         {GLM, "\"n_group\": 8", "n_group 8"},
@@ -372,6 +377,26 @@ static void test_missing_tensors(void **state)
         unload(&l);
         close_copy(&c);
     }
+}
+
+/* gate and up of a dense layer are joined in memory. */
+static void test_formats_of_dense_layers(void **state)
+{
+    (void)state;
+    static struct copy c;
+    struct loaded l;
+    struct arch a;
+    struct err err = {.msg = ""};
+    open_copy(&c, "parity/glm4");
+    if (arch_load(&a, fixture("parity/glm4"), &err)) fail_msg("%s", err.msg);
+    drop_named(&c, "layers.0.mlp.up_proj.weight");
+    add_made(&c, "model.layers.0.mlp.up_proj.weight", DT_F32, 2, (int64_t[]){a.d_dense, a.d_model});
+    assert_int_equal(load_copy(&l, &c, "parity/glm4", &err), -1);
+    if (!strstr(err.msg,
+                "layers.0.mlp.up_proj.weight have different formats: matrices of dense layers that are joined"))
+        fail_msg("%s", err.msg);
+    unload(&l);
+    close_copy(&c);
 }
 
 /* experts.gate_up_proj [E, 2F, D] and down_proj [E, D, F], as in transformers 5, load to the same bytes. */
@@ -729,13 +754,21 @@ static void test_other_mixer(void **state)
 int test_families(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_glm),
-        cmocka_unit_test(test_two_keys),       cmocka_unit_test(test_quantised),
-        cmocka_unit_test(test_refusals),       cmocka_unit_test(test_dense_layers),
-        cmocka_unit_test(test_absent_targets), cmocka_unit_test(test_missing_tensors),
-        cmocka_unit_test(test_fused_stacks),   cmocka_unit_test(test_nf4_experts),
-        cmocka_unit_test(test_split_adapters), cmocka_unit_test(test_aux),
-        cmocka_unit_test(test_dense_gradient), cmocka_unit_test(test_other_mixer),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_glm),
+        cmocka_unit_test(test_two_keys),
+        cmocka_unit_test(test_quantised),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_dense_layers),
+        cmocka_unit_test(test_absent_targets),
+        cmocka_unit_test(test_missing_tensors),
+        cmocka_unit_test(test_formats_of_dense_layers),
+        cmocka_unit_test(test_fused_stacks),
+        cmocka_unit_test(test_nf4_experts),
+        cmocka_unit_test(test_split_adapters),
+        cmocka_unit_test(test_aux),
+        cmocka_unit_test(test_dense_gradient),
+        cmocka_unit_test(test_other_mixer),
     };
     return cmocka_run_group_tests_name("families", tests, NULL, NULL);
 }

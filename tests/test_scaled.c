@@ -223,6 +223,8 @@ static void test_errors(void **state)
         {true, "_scale_inv", "_scale_inv", "F32", 3, 1,
          "_scale_inv is F32 [3, 1], expected one scale, or one per 128 x"},
         {true, "_scale_inv", "_scale", "F32", 192, 4, "_scale is F32 [192, 4], expected one scale, one per row, or"},
+        {true, "_scale_inv", "_scale", "F8_E8M0", 192, 4,
+         "_scale is F8_E8M0 [192, 4], expected an exponent per row, or per 128 x 128 block, [2, 1]"},
         {true, "_scale_inv", "_scale", "U8", 192, 4, UP0 "_scale (U8), which is no supported quantisation"},
     };
     for (int k = 0; k < MT_LEN(rows); k++) {

@@ -148,6 +148,7 @@ def deepseek_v4_config(a, common):
     main = {"rope_type": "default", "rope_theta": a.theta or 10000.0, "partial_rotary_factor": rotated}
     entries = rope(a, 160000.0) | {"partial_rotary_factor": rotated} | ({"attention_factor": 1.0} if a.yarn else {})
     return DeepseekV4Config(
+        rope_theta=main["rope_theta"], compress_rope_theta=entries["rope_theta"],
         moe_intermediate_size=a.inter, n_routed_experts=a.experts, n_shared_experts=1, head_dim=a.head_dim,
         q_lora_rank=a.q_lora, o_groups=a.o_groups, o_lora_rank=a.o_lora, partial_rotary_factor=rotated,
         layer_types=[V4_KINDS[kind] for kind in a.kinds],
