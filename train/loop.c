@@ -32,8 +32,7 @@ static volatile sig_atomic_t stop_signal, tells; /* tells: this rank says what i
 
 static void on_signal(int number)
 {
-    static const char text[] =
-        "\nmoetrain: this step ends, then the state is saved; a second signal ends the run without\n";
+    static const char text[] = "\nmoetrain: the state is saved after this step; a second signal ends the run at once\n";
     if (tells && !stop_signal && (number == SIGINT || number == SIGTERM) &&
         write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         tells = 0;
