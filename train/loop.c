@@ -5,6 +5,7 @@
  * the same bytes as one that never stopped. */
 #include "train/loop.h"
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -33,6 +34,7 @@ static volatile sig_atomic_t stop_signal, tells; /* tells: this rank says what i
 static void on_signal(int number)
 {
     static const char text[] = "\nmoetrain: the state is saved after this step; a second signal ends the run at once\n";
+    const int error = errno; /* of the code that is interrupted */
     if (tells && !stop_signal && (number == SIGINT || number == SIGTERM) &&
         write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
         tells = 0;
@@ -41,6 +43,7 @@ static void on_signal(int number)
      * once, and a closed pipe SIGPIPE per line: these do not end the save. */
     if (number == SIGHUP || number == SIGPIPE) signal(number, SIG_IGN);
     if (number == SIGINT || number == SIGTERM) signal(number, SIG_DFL);
+    errno = error;
 }
 
 static bool stop_asked(void) { return stop_signal != 0; }
