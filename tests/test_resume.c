@@ -392,7 +392,11 @@ static void later_checkpoints_are_left(void **state)
     assert_true(file_is_dir(process_output(config, "archive-1/checkpoints/step-000003")));
     assert_false(file_is_dir(process_output(config, "checkpoints/step-000003")));
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000002")));
+    /* as after a kill before the last rename */
+    assert_int_equal(rename(process_output(config, "archive-1"), process_output(config, ".archiving")), 0);
     assert_int_equal(process_run_sets(config, "optim.lr=1e-3 train.steps=3"), 0);
+    assert_says(said.err, "a start was killed while it archived");
+    assert_true(file_is_dir(process_output(config, "archive-1/checkpoints/step-000002")));
     assert_says(said.err, "continuing after step 2 of ");
     assert_null(strstr(said.err, "moved the "));
 }

@@ -2,9 +2,9 @@
  * checkpoints when a run goes on from an earlier one.
  *
  * One rename cannot move several names. The outputs are moved one by one to a hidden directory, which is then renamed
- * to archive-N. After a kill before this rename, the next start moves the contents back. When
- * output.dir has a newer entry of the same name (an export that ran in between), both are kept: the older one goes to
- * an archive. The caller holds the lock of output.dir. */
+ * to archive-N. After a kill before this rename, the next start moves the contents back. When output.dir has a newer
+ * entry of the same name (an export that ran in between, or the directory of the other checkpoints), both are kept: the
+ * older one goes to an archive. The caller holds the lock of output.dir. */
 #include "train/archive.h"
 
 #include <errno.h>
@@ -106,7 +106,7 @@ int archive_recover(const char *dir, struct err *err)
     return 0;
 }
 
-/* After an error, rc != 0, the entries go back. */
+/* The entries go back, where their names are free. rc: 0, or -1 for an error that err has. */
 static int undo(const char *dir, int rc, struct err *err)
 {
     struct err back = {.msg = ""};
@@ -128,16 +128,15 @@ int archive_run(const char *dir, struct err *err)
 
 int archive_later(const char *dir, int64_t step, struct err *err)
 {
-    char half[MT_PATH], to[MT_PATH], *from = to, **names = NULL;
-    int64_t n = 0;
+    char from[MT_PATH], half[MT_PATH], to[MT_PATH], **names;
+    int64_t n;
     if (checkpoint_after(dir, step, from, &names, &n, err)) return -1;
-    int rc = n ? join(half, dir, HALF "/checkpoints", err) || file_make_dirs(half, err) ? -1 : 0 : 0;
+    int rc = n && (join(half, dir, HALF "/checkpoints", err) || file_make_dirs(half, err)) ? -1 : 0;
     for (int64_t i = 0; i < n && !rc; i++) rc = move(from, half, names[i], err);
     file_list_free(names, n);
     if (!rc && n) rc = finish(dir, to, err);
-    if (rc) return undo(dir, rc, err);
-    if (n)
-        log_info("this run continues from step %" PRId64 ": moved the %" PRId64 " checkpoint%s of later steps to %s",
-                 step, n, n > 1 ? "s" : "", to);
+    if (rc || !n) return rc ? undo(dir, rc, err) : 0;
+    log_info("this run continues from step %" PRId64 ": moved the %" PRId64 " checkpoint%s of later steps to %s", step,
+             n, n > 1 ? "s" : "", to);
     return 0;
 }
