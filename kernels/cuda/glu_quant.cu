@@ -20,12 +20,10 @@ static __device__ __forceinline__ void load_pairs(float gate[VECTOR], float up[V
                                                   int64_t width, bool interleaved)
 {
     struct pre8 p;
-    struct grouped g = {};
-    g.glu.interleaved = interleaved;
     const bf16 *from = row + (interleaved ? 2 * col : col);
     p.x = *(const uint4 *)from;
     p.y = *(const uint4 *)(from + (interleaved ? VECTOR : width));
-    pre_unpack(gate, up, g, p);
+    pre_unpack(gate, up, interleaved, p);
 }
 
 template <enum fakequant_kind KIND>

@@ -12,6 +12,8 @@
 #ifndef MT_CUDA_GROUPED_H
 #define MT_CUDA_GROUPED_H
 
+#include <math.h>
+
 #include "kernels/cuda/cuda.h"
 
 /* n / divisor for 0 <= n < 2^31, by a multiplication. factor * divisor is above 2^shift by at most divisor, which is at
@@ -49,6 +51,18 @@ enum grouped_epilogue {
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
+/* All activations are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha
+ * 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
+struct glu_form {
+    float alpha, offset, limit, exponent;
+};
+static inline __host__ __device__ struct glu_form glu_form_of(const struct glu &glu)
+{
+    const bool plain = glu.kind == GLU_SWIGLU, clamped = glu.kind == GLU_CLAMPED;
+    const float alpha = clamped ? glu.alpha : 1.0f;
+    return {alpha, clamped ? 1.0f : 0.0f, plain ? HUGE_VALF : glu.limit, alpha * -1.44269504f};
+}
+
 struct grouped {
     int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
     int64_t n_exp, first, count; /* b holds places first .. first+count-1; all other per-expert arrays hold n_exp */
@@ -70,6 +84,7 @@ struct grouped {
     bf16 *out;         /* [M, n_out]; GROUPED_GLU_BWD: [M, 2 n_out] */
     bf16 *act;         /* [M, F]; GROUPED_GATED: [M, n_out] */
     struct glu glu;
+    struct glu_form form;    /* of glu */
     const bf16 *pre;         /* [M, 2F] */
     const int32_t *row_slot; /* [M]: index in gate of row m */
     const float *gate;       /* [T*J] */

@@ -204,7 +204,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
 
 struct loads_packed {
     enum { LOADER = 56, CONSUMER = 224, IN_TURNS = false, SCRATCH_BYTES = BARRIER_BYTES + SLOTS * SLOT_BYTES };
-    template <int> using pipe = struct pipeline<DEEP, TILE>;
+    using pipe = struct pipeline<DEEP, TILE>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &) { return 1 + LOADERS / 32; }
     template <int EPILOGUE, bool KN>
@@ -217,7 +217,7 @@ struct loads_packed {
             mbarrier_init_fence();
         }
         warpgroup_barrier(3);
-        load_tiles<pipe<EPILOGUE>, KN>(p, tiles, ring, slots);
+        load_tiles<pipe, KN>(p, tiles, ring, slots);
     }
 #endif
 };
@@ -230,7 +230,8 @@ void cuda_grouped_decode(const struct grouped *g, const struct weight *w)
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (!has_tiles(g)) return;
     if (g->epilogue == GROUPED_GLU_BWD) {
-        launch<loads_packed, GROUPED_GLU_BWD, true>(g, w);
+        g->glu.interleaved ? launch<loads_packed, GROUPED_GLU_BWD, true>(g, w)
+                           : launch<loads_packed, HALVES_BWD, true>(g, w);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(g->glu.interleaved, "GROUPED_GLU of separate gates and ups");
         launch<loads_packed, GROUPED_GLU, false>(g, w);

@@ -42,18 +42,8 @@ __device__ __forceinline__ void store8(bf16 *to, uint2 v)
     asm volatile("st.global.v2.b32 [%0], {%1, %2};\n" ::"l"(to), "r"(v.x), "r"(v.y));
 }
 
-/* ---- the activation, the same function as kernels/cpu/glu.c ----
- * All kinds are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha 1,
- * offset 0 and no limit. A NaN passes through the clamps. */
-
-struct glu_form {
-    float alpha, offset, limit;
-};
-__device__ __forceinline__ struct glu_form glu_form_of(const struct glu &glu)
-{
-    if (glu.kind == GLU_CLAMPED) return {glu.alpha, 1.0f, glu.limit};
-    return {1.0f, 0.0f, glu.kind == GLU_SWIGLU_CLAMPED ? glu.limit : __int_as_float(0x7f800000)};
-}
+/* ---- the activation, the same function as kernels/cpu/glu.c; struct glu_form. A NaN passes through the clamps. ----
+ */
 
 __device__ __forceinline__ float min_nan(float a, float b)
 {
@@ -67,28 +57,32 @@ __device__ __forceinline__ float max_nan(float a, float b)
     asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
     return y;
 }
-/* 1 / (1 + 2^(-x / ln 2)) by the special function units for 2^x and 1/x; each has an error of at most 2 ulp. */
-__device__ __forceinline__ float fast_sigmoid(float x)
+/* 1 / (1 + 2^x) by the special function units for 2^x and 1/x; each has an error of at most 2 ulp. */
+__device__ __forceinline__ float fast_sigmoid_exp2(float x)
 {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * -1.44269504f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.0f + y));
     return y;
 }
+__device__ __forceinline__ float fast_sigmoid(float x) { return fast_sigmoid_exp2(x * -1.44269504f); }
 
-/* Returns h of one pair; glu_gradient also sets its gradients, given dh. */
+/* Returns h of one pair; glu_gradient also sets its gradients, given dh. The derivative of g s, s = sigmoid(alpha g),
+ * is s + alpha g s (1 - s). dh is selected before it is multiplied: the compiler makes branches of selected products.
+ */
 __device__ __forceinline__ float glu_value(const struct glu_form &f, float gate, float up)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
-    return (u + f.offset) * (g * fast_sigmoid(f.alpha * g));
+    return (u + f.offset) * (g * fast_sigmoid_exp2(f.exponent * g));
 }
 __device__ __forceinline__ float glu_gradient(const struct glu_form &f, float gate, float up, float dh, float *dgate,
                                               float *dup)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
-    const float s = fast_sigmoid(f.alpha * g), gs = g * s, uo = u + f.offset;
-    *dgate = gate > f.limit ? 0.0f : dh * uo * s * (1.0f + f.alpha * g * (1.0f - s));
-    *dup = fabsf(up) > f.limit ? 0.0f : dh * gs;
+    const float s = fast_sigmoid_exp2(f.exponent * g), gs = g * s, uo = u + f.offset;
+    const float of_gate = gate > f.limit ? 0.0f : dh, of_up = fabsf(up) > f.limit ? 0.0f : dh;
+    *dgate = of_gate * uo * fmaf(gs, fmaf(-f.alpha, s, f.alpha), s);
+    *dup = of_up * gs;
     return uo * gs;
 }
 
@@ -97,7 +91,7 @@ __device__ __forceinline__ float swiglu_value(float gate, float up) { return up 
 __device__ __forceinline__ float swiglu_gradient(float gate, float up, float dh, float *dgate, float *dup)
 {
     const float s = fast_sigmoid(gate), gs = gate * s;
-    *dgate = dh * up * (s + gs * (1.0f - s));
+    *dgate = dh * up * fmaf(gs, 1.0f - s, s);
     *dup = dh * gs;
     return up * gs;
 }
@@ -163,9 +157,16 @@ __device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int6
     return p;
 }
 
-__device__ __forceinline__ void pre_unpack(float gate[8], float up[8], const struct grouped &g, const struct pre8 &pre)
+/* How pre has gates and ups, and of which activation, where the compiler must know it. */
+enum glu_layout {
+    GLU_PAIRS,       /* interleaved */
+    GLU_HALVES,      /* in separate halves */
+    GLU_PLAIN_HALVES /* the same, of plain SwiGLU */
+};
+
+__device__ __forceinline__ void pre_unpack(float gate[8], float up[8], bool interleaved, const struct pre8 &pre)
 {
-    if (g.glu.interleaved) {
+    if (interleaved) {
         const uint32_t w[8] = {pre.x.x, pre.x.y, pre.x.z, pre.x.w, pre.y.x, pre.y.y, pre.y.z, pre.y.w};
 #pragma unroll
         for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
@@ -180,52 +181,78 @@ __host__ __device__ constexpr bool grouped_is_glu_bwd(int epilogue)
     return epilogue == GROUPED_GLU_BWD || epilogue == GROUPED_GLU_BWD_QUANT;
 }
 
-/* GROUPED_GLU_BWD_QUANT for eight columns of row m: h becomes Q(h), and gradients of values that Q clips become 0. */
-__device__ __forceinline__ void grouped_read_quant8(const struct grouped &g, const bf16 *act, float h[8], float gate[8],
+/* GROUPED_GLU_BWD_QUANT for eight columns of a row: h becomes q, which is Q(h), and gradients of values that Q clips
+ * become 0. */
+__device__ __forceinline__ void grouped_read_quant8(const struct grouped &g, uint4 q, float h[8], float gate[8],
                                                     float up[8])
 {
     const float most = __ldg(g.in_amax);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (!(fabsf(__bfloat162float(__float2bfloat16_rn(h[i]))) <= most)) gate[i] = up[i] = 0.0f;
-    bf16_unpack8(h, *(const uint4 *)act);
+    bf16_unpack8(h, q);
 }
 
-/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for columns n .. n+7 of row m, v = g. Returns the sum of h * g
- * over them. */
-template <bool QUANT>
-__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
-                                                  float weight, const struct pre8 &pre)
+/* Columns 0..3 and SECOND..SECOND+3 from act on; `both`: the latter are in bounds. */
+template <int SECOND> __device__ __forceinline__ uint4 load_two4(const bf16 *act, bool both)
 {
-    const struct glu_form form = glu_form_of(g.glu);
-    const bool pairs = g.glu.interleaved;
-    bf16 *out = g.out + pre_start(g, m, n);
+    if (SECOND == 4) return *(const uint4 *)act;
+    const uint2 x = *(const uint2 *)act, y = both ? *(const uint2 *)(act + SECOND) : make_uint2(0, 0);
+    return make_uint4(x.x, x.y, y.x, y.y);
+}
+template <int SECOND> __device__ __forceinline__ void store_two4(bf16 *act, uint4 v, bool both)
+{
+    if (SECOND == 4) {
+        store16(act, v);
+    } else {
+        store8(act, make_uint2(v.x, v.y));
+        if (both) store8(act + SECOND, make_uint2(v.z, v.w));
+    }
+}
+
+/* GROUPED_GLU_BWD, or with QUANT GROUPED_GLU_BWD_QUANT, for eight columns of a row, v = g: 0..3 and SECOND..SECOND+3
+ * from out and act on. Returns the sum of h * g over them. */
+template <bool QUANT, int LAYOUT, int SECOND = 4>
+__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, bf16 *out, bf16 *act, const float v[8],
+                                                  float weight, const struct pre8 &pre, bool both = true)
+{
+    static_assert(SECOND == 4 || LAYOUT == GLU_PAIRS, "gates of eight columns are next to each other");
     float gate[8], up[8], h[8], sum = 0.0f;
-    pre_unpack(gate, up, g, pre);
+    pre_unpack(gate, up, LAYOUT == GLU_PAIRS, pre);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        h[i] = glu_gradient(form, gate[i], up[i], weight * v[i], &gate[i],
-                            &up[i]); /* gate and up become their gradients */
+    for (int i = 0; i < 8; i++) { /* gate and up become their gradients */
+        const float dh = weight * v[i];
+        h[i] = LAYOUT == GLU_PLAIN_HALVES ? swiglu_gradient(gate[i], up[i], dh, &gate[i], &up[i])
+                                          : glu_gradient(g.form, gate[i], up[i], dh, &gate[i], &up[i]);
         if (!QUANT) sum += h[i] * v[i];
     }
     if (QUANT) {
-        grouped_read_quant8(g, g.act + m * g.n_out + n, h, gate, up);
+        grouped_read_quant8(g, load_two4<SECOND>(act, both), h, gate, up);
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += h[i] * v[i];
     } else {
-        store16(g.act + m * g.n_out + n, bf16_pack8(h));
+        store_two4<SECOND>(act, bf16_pack8(h), both);
     }
-    if (pairs) {
+    if (LAYOUT == GLU_PAIRS) {
         uint32_t w[8];
 #pragma unroll
         for (int i = 0; i < 8; i++) w[i] = bf16_pack(gate[i], up[i]);
         store16(out, make_uint4(w[0], w[1], w[2], w[3]));
-        store16(out + 8, make_uint4(w[4], w[5], w[6], w[7]));
+        if (both) store16(out + 2 * SECOND, make_uint4(w[4], w[5], w[6], w[7]));
     } else {
         store16(out, bf16_pack8(gate));
         store16(out + g.n_out, bf16_pack8(up));
     }
     return sum;
+}
+/* The same for columns n .. n+7 of row m, of any layout. */
+template <bool QUANT>
+__device__ __forceinline__ float grouped_glu_bwd8(const struct grouped &g, int64_t m, int64_t n, const float v[8],
+                                                  float weight, const struct pre8 &pre)
+{
+    bf16 *out = g.out + pre_start(g, m, n), *act = g.act + m * g.n_out + n;
+    return g.glu.interleaved ? grouped_glu_bwd8<QUANT, GLU_PAIRS>(g, out, act, v, weight, pre)
+                             : grouped_glu_bwd8<QUANT, GLU_HALVES>(g, out, act, v, weight, pre);
 }
 
 /* x = columns 8q .. 8q + 7 in lane q. v[i]: this lane's pair of columns 8i + 2q. All lanes of the warp call it. */
@@ -240,32 +267,52 @@ __device__ __forceinline__ void quad_columns(float x[8], const float v[4][2])
     for (int i = 0; i < 4; i++) x[2 * i] = __uint_as_float(even[i]), x[2 * i + 1] = __uint_as_float(odd[i]);
 }
 
-/* GROUPED_GLU_BWD for 32 columns of row m. v[i]: this lane's pair of columns n + 8i + 2q; weight: the gate of the row;
- * pre: of columns n + 8q .. n + 8q + 7. All lanes of the warp call it; live: the row is in bounds. Returns this lane's
- * part of the sum of h * g, which quad_sum completes. */
-template <bool QUANT>
-__device__ __forceinline__ float grouped_finish_glu_bwd(const struct grouped &g, int64_t m, int64_t n, bool live,
-                                                        const float v[4][2], float weight, const struct pre8 &pre)
+/* x = columns c .. c + 3 and c + 16 .. c + 19, c = 8 (q % 2) + 4 (q / 2), in lane q: half the shuffles. Interleaved
+ * gates and ups of them are whole sectors of 32 bytes in each load and store. */
+__device__ __forceinline__ void quad_fours(float x[8], const float v[4][2])
 {
-    const int64_t mine = n + 8 * (threadIdx.x & 3);
-    float x[8];
-    quad_columns(x, v);
-    return live && mine < g.n_out ? grouped_glu_bwd8<QUANT>(g, m, mine, x, weight, pre) : 0.0f;
+    const bool odd = threadIdx.x & 1;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t low = __float_as_uint(v[i / 2 * 2][i % 2]), high = __float_as_uint(v[i / 2 * 2 + 1][i % 2]);
+        quad_swap(&low, &high, odd, 1);
+        x[i / 2 * 4 + i % 2] = __uint_as_float(low);
+        x[i / 2 * 4 + i % 2 + 2] = __uint_as_float(high);
+    }
 }
 
-/* GROUPED_ADD for 32 columns of row m. */
+/* The columns of 32 that a lane has in the GLU's backward, eight of v: with interleaved gates and ups quad_fours, else
+ * quad_columns. glu_column: the first; load_columns: pre of them, n_col columns from the first on. */
+template <int LAYOUT> __device__ __forceinline__ void glu_columns(float x[8], const float v[4][2])
+{
+    LAYOUT == GLU_PAIRS ? quad_fours(x, v) : quad_columns(x, v);
+}
+template <int LAYOUT> __device__ __forceinline__ int glu_column()
+{
+    const int q = threadIdx.x % 4;
+    return LAYOUT == GLU_PAIRS ? q % 2 * 8 + q / 2 * 4 : q * 8;
+}
+template <int LAYOUT> __device__ __forceinline__ struct pre8 load_columns(const bf16 *from, int n_out, int n_col)
+{
+    struct pre8 p = {};
+    if (n_col > 0) p.x = __ldg((const uint4 *)from);
+    if (LAYOUT == GLU_PAIRS ? n_col > 16 : n_col > 0)
+        p.y = __ldg((const uint4 *)(from + (LAYOUT == GLU_PAIRS ? 32 : n_out)));
+    return p;
+}
+
+/* GROUPED_ADD for 32 columns of row m. old: out of this lane's eight columns. */
 __device__ __forceinline__ void grouped_finish_add(const struct grouped &g, int64_t m, int64_t n, bool live,
-                                                   const float v[4][2])
+                                                   const float v[4][2], uint4 old)
 {
     const int64_t mine = n + 8 * (threadIdx.x & 3);
     float x[8], y[8];
     quad_columns(x, v);
     if (!live || mine >= g.n_out) return;
-    bf16 *out = g.out + m * g.n_out + mine;
-    bf16_unpack8(y, *(const uint4 *)out);
+    bf16_unpack8(y, old);
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] += g.scale * x[i];
-    store16(out, bf16_pack8(y));
+    store16(g.out + m * g.n_out + mine, bf16_pack8(y));
 }
 
 /* Columns n .. n+7 of row m, rounded; GROUPED_GLU: also their activations, of four pairs. */
@@ -274,19 +321,19 @@ __device__ __forceinline__ void grouped_store8(const struct grouped &g, int64_t 
 {
     store16(g.out + m * g.n_out + n, v);
     if (EPILOGUE == GROUPED_GLU) {
-        const struct glu_form form = glu_form_of(g.glu);
         const uint32_t w[4] = {v.x, v.y, v.z, v.w};
         float h[4];
 #pragma unroll
-        for (int i = 0; i < 4; i++) h[i] = glu_value(form, bf16_low(w[i]), bf16_high(w[i]));
+        for (int i = 0; i < 4; i++) h[i] = glu_value(g.form, bf16_low(w[i]), bf16_high(w[i]));
         store8(g.act + m * (g.n_out / 2) + n / 2, make_uint2(bf16_pack(h[0], h[1]), bf16_pack(h[2], h[3])));
     }
 }
 
-/* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none. */
+/* The same for the other epilogues. bias: of this lane's pairs of columns; GROUPED_GATED has none, but weight, the gate
+ * of the row. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t m, int64_t n, bool live,
-                                               const float v[4][2], const float bias[4][2])
+                                               const float v[4][2], const float bias[4][2], float weight = 1.0f)
 {
     const int64_t mine = n + 8 * (threadIdx.x & 3); /* columns of this lane after the transpose */
     const bool stored = live && mine < g.n_out;
@@ -296,7 +343,6 @@ __device__ __forceinline__ void grouped_finish(const struct grouped &g, int64_t 
     quad_transpose(w);
     if (stored) grouped_store8<EPILOGUE>(g, m, mine, make_uint4(w[0], w[1], w[2], w[3]));
     if (EPILOGUE == GROUPED_GATED) {
-        const float weight = live ? g.gate[g.row_slot[m]] : 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = bf16_pack(weight * v[i][0], weight * v[i][1]);
         quad_transpose(w);

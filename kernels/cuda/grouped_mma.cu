@@ -11,7 +11,7 @@
  *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
  *   with little waste.
  * Grid: persistent, as many blocks as the GPU holds. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but
- *   8 bytes of stack in the GLU's backward of quantised inputs. Block i processes tiles i, i + grid, ... in the order
+ *   40 bytes in the GLU's backward. Block i processes tiles i, i + grid, ... in the order
  *   of find_tile. The number of tiles is only known after reading all of offs.
  * Pipeline: the copies of a block run STAGES - 1 steps ahead of its products, over the ends of products and of tiles.
  *   A warp has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too,
@@ -23,7 +23,9 @@
  *   2048 on 8.6, 8.9 and 12.0. A thin product is memory bound: 2 * M * n_in bytes.
  * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
  * Measured: tests/RESULTS.md, "Portable grouped products".
- * Tried and dropped: fetches of a step after its barrier, and one block of 8 warps per SM with tiles of 256 columns. */
+ * Tried and dropped: fetches of a step after its barrier, and one block of 8 warps per SM with tiles of 256 columns.
+ *   The epilogue of the GLU's backward as a loop over 16 rows, with pre of two chunks ahead: moe_down_bwd of
+ * gpt-oss-20b 4 % slower than at f69be96, of four chunks, which spills: 30 % (H200). */
 #include "kernels/cuda/grouped_epilogue.cuh"
 #include "kernels/cuda/mma.cuh"
 
@@ -197,46 +199,86 @@ static __device__ __forceinline__ void slice(float acc[][T::WN / 8][4], const st
     static_assert(!LOAD || PARTS + COPIES <= ROWS * COLS, "fewer products than loads");
 }
 
-/* Stores the warp's part of the tile. Its 64 columns give one partial sum of dgate per row. */
-template <class T, int EPILOGUE>
-static __device__ void store_tile(const struct grouped &g, const struct tile_at &p, float c[][T::WN / 8][4], int warp_m,
-                                  int warp_n)
+/* Stores the warp's part of the tile, chunks of 8 rows and 32 columns. Loads are ahead of the stores, which they do not
+ * pass: gates of all rows, values to add, pre of two chunks, and of more when registers of sums are free. The 64
+ * columns of a warp give one partial sum of dgate per row. */
+template <class T, int EPILOGUE, int LAYOUT>
+static __device__ __forceinline__ void store_tile(const struct grouped &g, const struct tile_at &p,
+                                                  float c[][T::WN / 8][4], int warp_m, int warp_n)
 {
-    constexpr int HALVES = T::WM / 8; /* groups of 8 rows; a lane has one row of each */
-    const int lane = threadIdx.x & 31, first = warp_m * T::WM + lane / 4;
-    const int col = p.col + warp_n * T::WN;
-    float sum[HALVES] = {};
+    constexpr bool glu_bwd = grouped_is_glu_bwd(EPILOGUE), quant = EPILOGUE == GROUPED_GLU_BWD_QUANT;
+    constexpr bool gated = glu_bwd || EPILOGUE == GROUPED_GATED, adds = EPILOGUE == GROUPED_ADD;
+    constexpr int COLS = T::WN / 32, CHUNKS = T::WM / 8 * COLS;
+    constexpr int WIDE = LAYOUT == GLU_PAIRS ? 2 : 1;    /* elements of pre for a column, next to each other */
+    constexpr int SECOND = LAYOUT == GLU_PAIRS ? 16 : 4; /* where a lane's second four columns begin */
+    const int lane = threadIdx.x & 31, first = warp_m * T::WM, n_out = (int)g.n_out;
+    const int col = p.col + warp_n * T::WN, mine = col + (glu_bwd ? glu_column<LAYOUT>() : lane % 4 * 8);
+    const auto row_of = [&](int i) { return first + i / COLS * 8 + lane / 4; }; /* of chunk i, in the tile */
+    const auto column_of = [&](int i) { return mine + i % COLS * 32; };
+    const auto load_pre = [&](int i) {
+        const bf16 *from = g.pre + (2 * n_out * (int64_t)(p.row + row_of(i)) + WIDE * column_of(i));
+        return load_columns<LAYOUT>(from, n_out, row_of(i) < p.n_row ? n_out - column_of(i) : 0);
+    };
+    float gate[2] = {}, bias[COLS][4][2] = {}, sum = 0.0f; /* gate: of rows lane and lane + 32 */
+    uint4 old[adds ? CHUNKS : 1] = {};
+    struct pre8 pre[8] = {};
+    /* Chunks whose pre is loaded before chunk i. */
+    const auto n_ahead = [](int i) { return glu_bwd ? MT_MIN(CHUNKS, i + MT_MIN(2 + i / 2, 5)) : 0; };
 #pragma unroll
-    for (int j = 0; j < T::WN / 8; j += 4) {
-        const int64_t n = col + j * 8;
-        float bias[4][2] = {};
-        if (EPILOGUE == GROUPED_STORE || EPILOGUE == GROUPED_GLU) grouped_bias(bias, g, grouped_expert(g, p.place), n);
+    for (int i = 0; i < T::WM; i += 32)
+        if (gated && first + i + lane < p.n_row)
+            gate[i / 32] = __ldg(g.gate + __ldg(g.row_slot + p.row + first + i + lane));
 #pragma unroll
-        for (int i = 0; i < HALVES; i++) {
-            const bool live = first + i * 8 < p.n_row;
-            const int64_t m = p.row + first + i * 8;
-            float v[4][2];
+    for (int i = 0; i < COLS && !gated && !adds; i++)
+        grouped_bias(bias[i], g, grouped_expert(g, p.place), col + i * 32);
 #pragma unroll
-            for (int k = 0; k < 4; k++) v[k][0] = c[i / 2][j + k][i % 2 * 2], v[k][1] = c[i / 2][j + k][i % 2 * 2 + 1];
-            if constexpr (grouped_is_glu_bwd(EPILOGUE)) {
-                constexpr bool quant = EPILOGUE == GROUPED_GLU_BWD_QUANT;
-                const struct pre8 pre = grouped_pre(g, m, n + lane % 4 * 8, live);
-                sum[i] += grouped_finish_glu_bwd<quant>(g, m, n, live, v, live ? g.gate[g.row_slot[m]] : 0.0f, pre);
-            } else if constexpr (EPILOGUE == GROUPED_ADD) {
-                grouped_finish_add(g, m, n, live, v);
-            } else {
-                grouped_finish<EPILOGUE>(g, m, n, live, v, bias);
-            }
+    for (int i = 0; i < CHUNKS && adds; i++)
+        if (row_of(i) < p.n_row && column_of(i) < n_out)
+            old[i] = *(const uint4 *)(g.out + (int64_t)(p.row + row_of(i)) * n_out + column_of(i));
+#pragma unroll
+    for (int i = 0; i < n_ahead(0); i++) pre[i] = load_pre(i);
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const int h = i / COLS, j = i % COLS * 4, n = column_of(i);
+        const int64_t m = p.row + row_of(i);
+        const bool live = row_of(i) < p.n_row;
+        const float weight = gated ? __shfl_sync(~0u, gate[h / 4], h % 4 * 8 + lane / 4) : 1.0f;
+        float v[4][2], x[8];
+#pragma unroll
+        for (int k = 0; k < 4; k++) v[k][0] = c[h / 2][j + k][h % 2 * 2], v[k][1] = c[h / 2][j + k][h % 2 * 2 + 1];
+        if constexpr (glu_bwd) {
+            glu_columns<LAYOUT>(x, v);
+            if (live && n < n_out)
+                sum += grouped_glu_bwd8<quant, LAYOUT, SECOND>(g, g.out + (2 * n_out * m + WIDE * n),
+                                                               g.act + (n_out * m + n), x, weight, pre[i % 8],
+                                                               n + SECOND < n_out);
+#pragma unroll
+            for (int k = n_ahead(i); k < n_ahead(i + 1); k++) pre[k % 8] = load_pre(k);
+            static_assert(T::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
+            if (i % COLS < COLS - 1) continue;
+            sum = quad_sum(sum);
+            if (lane % 4 == 0 && live && col < n_out) g.dgate_part[(int64_t)(col / GROUPED_PART) * g.n_row + m] = sum;
+            sum = 0.0f;
+        } else if constexpr (adds) {
+            grouped_finish_add(g, m, col + j * 8, live, v, old[i]);
+        } else {
+            grouped_finish<EPILOGUE>(g, m, col + j * 8, live, v, bias[j / 4], weight);
         }
     }
-    if (grouped_is_glu_bwd(EPILOGUE)) {
-        static_assert(T::WN == GROUPED_PART, "the columns of a warp are one partial sum of dgate");
+}
+
+/* Prefetches a tile's part of pre into L2, a row per thread: once all its copies are started. */
+static __device__ __forceinline__ void prefetch_pre(const struct grouped &g, const struct tile_at &p)
+{
+    const bool pairs = g.glu.interleaved;
+    const int row = threadIdx.x % BM;
+    if (row >= p.n_row) return;
+    const bf16 *pre = g.pre + pre_start(g, p.row + row, p.col);
 #pragma unroll
-        for (int i = 0; i < HALVES; i++) {
-            sum[i] = quad_sum(sum[i]);
-            if (lane % 4 == 0 && first + i * 8 < p.n_row && col < g.n_out)
-                g.dgate_part[(int64_t)(col / GROUPED_PART) * g.n_row + p.row + first + i * 8] = sum[i];
-        }
+    for (int i = 0; i < 4; i++) { /* of 128 columns, 64 or, interleaved, 32 at a time */
+        const int n = pairs ? i * 32 : i % 2 * 64;
+        if (p.col + n >= g.n_out) continue;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(pre + (pairs ? 2 * n : i / 2 * g.n_out + n)) : "memory");
     }
 }
 
@@ -251,12 +293,14 @@ struct course {
 
 /* All copies of a product are started: sets the cursor to the next product, of this tile or the next. Without a next
  * tile c->left stays 0 or less, and the remaining copies write zeros. */
-template <class T, bool KN>
+template <class T, bool KN, int EPILOGUE>
 static __device__ void next_product(struct cursor<T> *c, struct course *k, const struct grouped &g)
 {
     if (k->thin) {
         k->thin = false;
     } else {
+        if (grouped_is_glu_bwd(EPILOGUE)) prefetch_pre(g, k->tile);
+        k->tile.n_row = 0; /* prefetched once, also where no tile follows */
         if (!find_tile<T>(g, &k->scan, k->t, &k->tile)) return;
         k->t += gridDim.x;
         k->thin = g.r > 0;
@@ -275,7 +319,9 @@ template <class T, bool KN, int EPILOGUE>
 static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __grid_constant__ struct grouped g)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    const uint32_t shared = shared_address(memory), end = shared + T::BYTES;
+    uint32_t shared = shared_address(memory);
+    asm volatile("" : "+r"(shared)); /* in a register: the compiler would compute it in every step */
+    const uint32_t end = shared + T::BYTES;
     const int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
     const int warp_n = warp / T::WARPS_M, warp_m = warp % T::WARPS_M;
     const struct places at = {warp_m * T::WM * BK * 2 + tile_offset<4>(lane & 15, lane >> 4),
@@ -292,7 +338,7 @@ static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __g
     cursor.left = 0;
 #pragma unroll 1
     for (int i = 0; i < T::STAGES - 1; i++) {
-        if (cursor.left <= 0) next_product<T, KN>(&cursor, &course, g);
+        if (cursor.left <= 0) next_product<T, KN, EPILOGUE>(&cursor, &course, g);
         load_step<T, KN>(cursor, shared + i * T::STAGE_BYTES);
         copy_commit();
         advance<T, KN>(&cursor);
@@ -304,30 +350,34 @@ static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __g
     for (bool more = true; more;) {
         float c[T::WM / 16][T::WN / 8][4] = {};
         struct fragments<T> f[2];
-        const bool busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
+        int busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
+        asm volatile("" : "+r"(busy)); /* in a register, too */
         fetch<T, KN>(&f[0], stage, at, 0);
-        for (int step = 0; step < n_step; step++) {
-            const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;
-            if (cursor.left <= 0) next_product<T, KN>(&cursor, &course, g);
-            if (busy)
-                slice<T, KN, true>(c, f[0], &f[1], stage, at, 1, cursor, before);
-            else
-                load_step<T, KN>(cursor, before);
-            copy_commit();
-            advance<T, KN>(&cursor);
-            copy_wait<T::STAGES - 2>();
-            __syncthreads(); /* the next step is loaded for all threads, and all have fetched the last of this one */
-            if (busy) slice<T, KN, false>(c, f[1], &f[0], after, at, 0, cursor, 0);
-            if (step + 1 == n_thin) {
-#pragma unroll
-                for (int i = 0; i < T::WM / 16 * T::WN / 2; i++) ((float *)c)[i] *= g.scale;
+        for (int step = 0, end_of_part = n_thin ? n_thin : n_step; step < n_step; end_of_part = n_step) {
+            for (; step < end_of_part; step++) {
+                const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;
+                if (cursor.left <= 0) next_product<T, KN, EPILOGUE>(&cursor, &course, g);
+                if (busy)
+                    slice<T, KN, true>(c, f[0], &f[1], stage, at, 1, cursor, before);
+                else
+                    load_step<T, KN>(cursor, before);
+                copy_commit();
+                advance<T, KN>(&cursor);
+                copy_wait<T::STAGES - 2>();
+                __syncthreads(); /* the next step is loaded for all, and all have fetched the last of this one */
+                if (busy) slice<T, KN, false>(c, f[1], &f[0], after, at, 0, cursor, 0);
+                before = stage;
+                stage = after;
             }
-            before = stage;
-            stage = after;
+#pragma unroll
+            for (int i = 0; i < T::WM / 16 * T::WN / 2; i++) ((float *)c)[i] *= step < n_step ? g.scale : 1.0f;
         }
         const struct tile_at done = p;
         more = find_tile<T>(g, &scan, t += gridDim.x, &p);
-        store_tile<T, EPILOGUE>(g, done, c, warp_m, warp_n);
+        if (grouped_is_glu_bwd(EPILOGUE) && !g.glu.interleaved)
+            store_tile<T, EPILOGUE, GLU_HALVES>(g, done, c, warp_m, warp_n);
+        else
+            store_tile<T, EPILOGUE, GLU_PAIRS>(g, done, c, warp_m, warp_n);
     }
     copy_wait<0>();
 }

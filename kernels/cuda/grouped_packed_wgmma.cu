@@ -79,6 +79,7 @@ template <int N_GROUP, int N_ROW, int N_STAGE> struct shape {
         STAGE_BYTES = TOKEN_BYTES + (COLS + STRIPE - 1) / STRIPE * STRIPE * DEPTH / 2,
         RING_BYTES = STAGES * STAGE_BYTES + GROUPS * OWN_BUFFERS * OWN_BYTES + 1024, /* 1024: alignment */
         /* registers of a loading and a multiplying thread: no more than at launch */
+        AHEAD = GROUPS == 2 ? 2 : 1, /* pre that a thread loads ahead: of so many times 16 rows */
         LOADER = GROUPS == 2 ? 40 : 24,
         MULTIPLIER = GROUPS == 2 ? 232 : 160
     };
@@ -476,45 +477,67 @@ static __device__ __forceinline__ void load_weights(float *weight, const struct 
     for (int i = threadIdx.x % 128; i < t.n_row; i += 128) weight[i] = __ldg(g.gate + __ldg(g.row_slot + t.m + i));
 }
 
-/* Eight columns of a row; of GROUPED_GLU_BWD also the sum of h g over the block. All lanes of a warp call it. */
-template <int EPILOGUE>
-static __device__ __forceinline__ void finish_row(const float *sums, const struct grouped &g, int64_t m, bool in_rows,
-                                                  int n, float weight, const struct pre8 &pre)
+static __device__ __forceinline__ void load_row(float v[8], const float *sums)
 {
     const float4 x = *(const float4 *)sums, y = *(const float4 *)(sums + 4);
-    const float v[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
-    const bool live = in_rows && n < g.n_out;
-    if (EPILOGUE == GROUPED_GLU_BWD) {
-        float sum = quad_sum(live ? grouped_glu_bwd8<false>(g, m, n, v, weight, pre) : 0.0f);
-        sum += __shfl_xor_sync(~0u, sum, 4);
-        if (in_rows && threadIdx.x % 8 == 0) g.dgate_part[(int64_t)(n / GROUPED_PART) * g.n_row + m] = sum;
-    } else if (live) {
-        grouped_store8<EPILOGUE>(g, m, n, bf16_pack8(v));
+    v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w, v[4] = y.x, v[5] = y.y, v[6] = y.z, v[7] = y.w;
+}
+
+/* The rows of a pass, from row m of the experts on: eight lanes have a row of the block. */
+template <int EPILOGUE>
+static __device__ __forceinline__ void finish_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
+                                                   int n)
+{
+    const int first = threadIdx.x % 128 / 8, column = threadIdx.x % 8 * 8;
+    const int n_live = n + column < g.n_out ? n_row : 0;
+    sums += first * SUM_STRIDE + column;
+#pragma unroll 1
+    for (int row = first; row < n_live; row += 16, sums += 16 * SUM_STRIDE) {
+        float v[8];
+        load_row(v, sums);
+        grouped_store8<EPILOGUE>(g, m + row, n + column, bf16_pack8(v));
     }
 }
 
-/* The rows of a pass, from row m of the experts on: eight lanes have a row of the block. pre of two times 16 rows is
- * loaded ahead. */
-template <int EPILOGUE>
-static __device__ __forceinline__ void finish_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
-                                                   int n, const float *weight)
+/* The same of a GLU's backward. weight: gates of the rows. pre of AHEAD times 16 rows is loaded ahead. */
+template <int LAYOUT, int AHEAD>
+static __device__ __forceinline__ void finish_glu_rows(const float *sums, const struct grouped &g, int64_t m, int n_row,
+                                                       int n, const float *weight)
 {
-    const int first = threadIdx.x % 128 / 8, column = threadIdx.x % 8 * 8;
-    const auto load = [&](int row) { return grouped_pre(g, m + row, n + column, row < n_row); };
-    struct pre8 pre[2] = {};
-    if (EPILOGUE == GROUPED_GLU_BWD) pre[0] = load(first), pre[1] = load(first + 16);
-    warpgroup_barrier(1 + threadIdx.x / 128); /* the sums are there */
-#pragma unroll 1
-    for (int i = 0; i < n_row; i += 32)
+    constexpr bool pairs = LAYOUT == GLU_PAIRS;
+    const int first = threadIdx.x % 128 / 8, column = n + threadIdx.x % 8 * 8, n_out = (int)g.n_out;
+    const int n_live = column < n_out ? n_row : 0, skipped = pairs ? 0 : column;
+    int64_t at = (m + first) * n_out + column; /* in act; 2 at - skipped in pre and out */
+    struct pre8 pre[AHEAD] = {};
+    const auto load = [&](struct pre8 *p, int row, int64_t at) {
+        const bf16 *from = g.pre + (2 * at - skipped);
+        if (row < n_live) *p = {__ldg((const uint4 *)from), __ldg((const uint4 *)(from + (pairs ? 8 : n_out)))};
+    };
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            if (i + 16 * j >= n_row) break;
-            const int row = i + 16 * j + first, at = MT_MIN(row, n_row - 1);
-            finish_row<EPILOGUE>(sums + at * SUM_STRIDE + column, g, m + row, row < n_row, n + column, weight[at],
-                                 pre[j]);
-            if (EPILOGUE == GROUPED_GLU_BWD) pre[j] = load(row + 32);
+    for (int j = 0; j < AHEAD; j++) load(&pre[j], first + 16 * j, at + 16 * j * n_out);
+    sums += first * SUM_STRIDE + threadIdx.x % 8 * 8;
+#pragma unroll 1
+    for (int i = first; i - first < n_row; i += 16 * AHEAD, sums += 16 * AHEAD * SUM_STRIDE) {
+        float sum[AHEAD] = {};
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++, at += 16 * n_out) {
+            const int row = i + 16 * j;
+            float v[8];
+            load_row(v, sums + 16 * j * SUM_STRIDE);
+            if (row < n_live)
+                sum[j] =
+                    grouped_glu_bwd8<false, LAYOUT>(g, g.out + (2 * at - skipped), g.act + at, v, weight[row], pre[j]);
+            load(&pre[j], row + 16 * AHEAD, at + 16 * AHEAD * n_out);
         }
-    warpgroup_barrier(1 + threadIdx.x / 128); /* before other sums come here */
+#pragma unroll
+        for (int lanes = 1; lanes < 8; lanes *= 2)
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++) sum[j] += __shfl_xor_sync(~0u, sum[j], lanes);
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++)
+            if (threadIdx.x % 8 == 0 && i + 16 * j < n_row)
+                g.dgate_part[n / GROUPED_PART * g.n_row + m + i + 16 * j] = sum[j];
+    }
 }
 
 template <typename S, int EPILOGUE, bool KN>
@@ -525,8 +548,14 @@ static __device__ __forceinline__ void finish_block(float *shared, const float (
 #pragma unroll
     for (int first = 0; first < S::ROWS; first += S::PASS) {
         if (first >= t.n_row) break;
+        const int n_row = MT_MIN(t.n_row - first, (int)S::PASS);
         store_sums<S::PASS, KN>(shared, sums, first, t.n_row, bias);
-        finish_rows<EPILOGUE>(shared, g, t.m + first, MT_MIN(t.n_row - first, (int)S::PASS), t.n, weight + first);
+        warpgroup_barrier(1 + threadIdx.x / 128); /* the sums are there */
+        if constexpr (is_glu_bwd(EPILOGUE))
+            finish_glu_rows<layout_of(EPILOGUE), S::AHEAD>(shared, g, t.m + first, n_row, t.n, weight + first);
+        else
+            finish_rows<EPILOGUE>(shared, g, t.m + first, n_row, t.n);
+        warpgroup_barrier(1 + threadIdx.x / 128); /* before other sums come here */
     }
 }
 
@@ -539,7 +568,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct packed_args &
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0); /* the shuffle tells the compiler that it is uniform */
     float sums[BLOCKS][S::ROWS / 2];
     asm volatile("" : "+r"(ring.full), "+r"(ring.empty));
-    weight += EPILOGUE == GROUPED_GLU_BWD ? group * S::ROWS : 0;
+    weight += is_glu_bwd(EPILOGUE) ? group * S::ROWS : 0;
     decoded += group * (OWN_BUFFERS * OWN_BYTES);
     for (int at = blockIdx.x, e = 0; at < n_tile; at += gridDim.x) {
         struct tile t = tile_at<S::ROWS, UNIT, S::COLS>(tiles, at, &e);
@@ -554,7 +583,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct packed_args &
             const int n = t.n + group * OWN + j * BLOCK_COLS + column_of_thread<KN>();
             if (n < g.n_out) bias[j] = __ldg((const float2 *)(g.bias + t.e * g.n_out + n));
         }
-        if (EPILOGUE == GROUPED_GLU_BWD) load_weights(weight, g, t);
+        if (is_glu_bwd(EPILOGUE)) load_weights(weight, g, t);
         multiply_part<S, KN>(sums, &ring, g, {t, find_half<S, KN>(p, t), sm90_shared(decoded), group});
         t.n += group * OWN;
         warpgroup_barrier(1 + group); /* no products read decoded weights */
@@ -572,7 +601,7 @@ static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
-    __shared__ float weight[EPILOGUE == GROUPED_GLU_BWD ? S::GROUPS * S::ROWS : 1]; /* gates of rows */
+    __shared__ float weight[is_glu_bwd(EPILOGUE) ? S::GROUPS * S::ROWS : 1]; /* gates of rows */
     __shared__ uint64_t full[S::STAGES], empty[S::STAGES];
     if (threadIdx.x < 32) count_tiles<S::ROWS, S::COLS>(&tiles, p.g);
     if (threadIdx.x == 32) {
@@ -641,7 +670,7 @@ template <typename S, int EPILOGUE, bool KN> static void launch(const struct gro
 template <typename S> static void launch_tiles(const struct grouped *g, const struct weight *w)
 {
     if (g->epilogue == GROUPED_GLU_BWD && g->kn)
-        launch<S, GROUPED_GLU_BWD, true>(g, w);
+        g->glu.interleaved ? launch<S, GROUPED_GLU_BWD, true>(g, w) : launch<S, HALVES_BWD, true>(g, w);
     else if (g->epilogue == GROUPED_GLU && !g->kn && g->glu.interleaved)
         launch<S, GROUPED_GLU, false>(g, w);
     else if (g->epilogue == GROUPED_STORE)

@@ -191,6 +191,10 @@ static __global__ void __launch_bounds__(THREADS, 3) thin_kernel(const __grid_co
     }
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     const float bias[4][2] = {};
+    float weight[2] = {};
+#pragma unroll
+    for (int half = 0; half < 2 && EPILOGUE == GROUPED_GATED; half++)
+        if (row + 8 * half < p.n_row) weight[half] = __ldg(g.gate + __ldg(g.row_slot + p.row + row + 8 * half));
 #pragma unroll
     for (int n = 0; n < BN; n += 32)
 #pragma unroll
@@ -199,7 +203,7 @@ static __global__ void __launch_bounds__(THREADS, 3) thin_kernel(const __grid_co
 #pragma unroll
             for (int j = 0; j < 4 && n / 8 + j < BN / 8; j++)
                 v[j][0] = c[n / 8 + j][2 * half], v[j][1] = c[n / 8 + j][2 * half + 1];
-            grouped_finish<EPILOGUE>(g, p.row + row + 8 * half, n, row + 8 * half < p.n_row, v, bias);
+            grouped_finish<EPILOGUE>(g, p.row + row + 8 * half, n, row + 8 * half < p.n_row, v, bias, weight[half]);
         }
 }
 

@@ -6,8 +6,8 @@
  * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which alternate between the
  *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. Between them 5 stages of the
- *   pipeline, 206 KiB; in the GLU's backward 4 stages and 48 KiB for sums, 214 KiB. 168 registers at launch, then 40
- *   and 232; at most 8 bytes of spills.
+ *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB. 168 registers at launch, then 40 and 232;
+ *   at most 8 bytes of spills.
  * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
@@ -101,14 +101,14 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
 
 struct loads_bf16 {
     enum { LOADER = LOADER_REGISTERS, CONSUMER = CONSUMER_REGISTERS, IN_TURNS = true, SCRATCH_BYTES = ROWS * 4 };
-    template <int EPILOGUE> using pipe = struct pipeline<is_glu_bwd(EPILOGUE) ? 4 : 5>;
+    using pipe = struct pipeline<5>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &g) { return g.slot ? 1 + LOADERS : 1; }
     template <int EPILOGUE, bool KN>
     static __device__ __forceinline__ void load(const struct wgmma_args &p, const struct tiles *tiles,
                                                 const struct ring &ring, void *rows)
     {
-        load_tiles<pipe<EPILOGUE>, EPILOGUE, KN>(p, tiles, ring, (int *)rows);
+        load_tiles<pipe, EPILOGUE, KN>(p, tiles, ring, (int *)rows);
     }
 #endif
 };
@@ -123,12 +123,14 @@ bool cuda_grouped_swiglu(const struct grouped *g)
 void cuda_grouped_wgmma(const struct grouped *g)
 {
     if (!has_tiles(g)) return;
-    if (g->epilogue == GROUPED_GLU_BWD && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved) {
-        launch<loads_bf16, SWIGLU_BWD, true>(g, NULL);
-    } else if (g->epilogue == GROUPED_GLU_BWD) {
+    if (g->epilogue == GROUPED_GLU_BWD && g->glu.interleaved) {
         launch<loads_bf16, GROUPED_GLU_BWD, true>(g, NULL);
+    } else if (g->epilogue == GROUPED_GLU_BWD) {
+        g->glu.kind == GLU_SWIGLU ? launch<loads_bf16, SWIGLU_BWD, true>(g, NULL)
+                                  : launch<loads_bf16, HALVES_BWD, true>(g, NULL);
     } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
-        launch<loads_bf16, GROUPED_GLU_BWD_QUANT, true>(g, NULL);
+        g->glu.interleaved ? launch<loads_bf16, GROUPED_GLU_BWD_QUANT, true>(g, NULL)
+                           : launch<loads_bf16, HALVES_BWD_QUANT, true>(g, NULL);
     } else if (g->epilogue == GROUPED_GLU && !g->glu.interleaved) {
         MT_REQUIRE(cuda_grouped_swiglu(g), "GROUPED_GLU of separate gates and ups: %lld columns", (long long)g->n_out);
         launch<loads_bf16, SWIGLU, false>(g, NULL);

@@ -4,7 +4,7 @@
  *
  *   LOADER, CONSUMER       registers of a thread, for setmaxnreg
  *   IN_TURNS               the warpgroups take tiles in turns; else each has half of the rows of every tile
- *   pipe<EPILOGUE>         the pipeline
+ *   pipe                   the pipeline
  *   SCRATCH_BYTES          of shared memory for the loading warpgroup
  *   arrivals(g)            at the full barrier of a stage
  *   load<EPILOGUE, KN>(p, tiles, ring, scratch)    called by the 128 threads of the loading warpgroup
@@ -18,7 +18,8 @@
 
 enum {
     PREFETCHED = 4, /* steps before the end of a tile in which the first columns of pre are prefetched */
-    PREFETCHED_COLUMNS = 96
+    PREFETCHED_COLUMNS = 96,
+    PUT_SUMS = 36 /* of a thread: for fewer, registers do not suffice; more would cost a stage of the pipeline */
 };
 
 struct wgmma_args {
@@ -51,11 +52,8 @@ static __device__ __forceinline__ int multiply_tile(float (&sums)[2][COLS / 2], 
     return multiply<PIPE, KN, HALVES>(sums, ring, (int)g.n_in, r > 0, g.slot != NULL, PREFETCHED, prefetch);
 }
 
-/* ---- epilogues of plain SwiGLU ----
- *
- * GLU_SWIGLU without interleaving has two special epilogues. In the forward one a tile has equal numbers of gate and
- * up columns, and one thread computes both columns of a pair. The backward one needs half the instructions of the
- * general epilogue. */
+/* ---- epilogue of plain SwiGLU, forward, with gates and ups in separate halves: a tile has equal numbers of gate and
+ * up columns, and one thread computes both columns of a pair. ---- */
 
 static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 2], const struct grouped &g,
                                                      const struct tile &t)
@@ -91,70 +89,6 @@ static __device__ __forceinline__ void finish_swiglu(const float (&sums)[COLS / 
     }
 }
 
-/* GROUPED_GLU_BWD for plain SwiGLU whose gates and ups are in separate halves. */
-static __device__ __forceinline__ void finish_swiglu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
-                                                         const struct tile &t, struct two_rows *rows)
-{
-    const int row = row_of_thread(), first = t.n + threadIdx.x % 4 * 8, n_out = (int)g.n_out;
-    const int64_t from_out = g.pre - g.out;
-    bf16 *out[2], *act[2];
-    int cols[2]; /* of the thread in its rows: those below */
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t m = t.m + row + 8 * half;
-        cols[half] = row + 8 * half < t.n_row ? n_out - first : 0;
-        act[half] = g.act + m * n_out + first;
-        out[half] = g.out + m * 2 * n_out + first;
-    }
-#pragma unroll 1
-    for (int i = 0; i < COLS && t.n + i < n_out; i += GROUPED_PART) {
-        float sum[2] = {0.0f, 0.0f};
-#pragma unroll
-        for (int c = 0; c < GROUPED_PART; c += 32) {
-            const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const bf16 *next = out[half] + from_out + c + 32;
-                rows->pre[half] = {};
-                if (i + c + PREFETCHED_COLUMNS < COLS && c + PREFETCHED_COLUMNS < cols[half]) {
-                    prefetch_line(next + PREFETCHED_COLUMNS - 32);
-                    prefetch_line(next + PREFETCHED_COLUMNS - 32 + n_out);
-                }
-                if (i + c + 32 >= COLS || c + 32 >= cols[half]) continue;
-                rows->pre[half].x = __ldg((const uint4 *)next);
-                rows->pre[half].y = __ldg((const uint4 *)(next + n_out));
-            }
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float v[4][2], x[8], gate[8], up[8], h[8];
-                row_of_sums(v, sums, c / 2, half);
-                quad_columns(x, v);
-                bf16_unpack8(gate, pre[half].x);
-                bf16_unpack8(up, pre[half].y);
-#pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    h[j] = swiglu_gradient(gate[j], up[j], rows->weight[half] * x[j], &gate[j], &up[j]);
-                    sum[half] += h[j] * x[j];
-                }
-                if (c >= cols[half]) continue;
-                store16(act[half] + c, bf16_pack8(h));
-                store16(out[half] + c, bf16_pack8(gate));
-                store16(out[half] + n_out + c, bf16_pack8(up));
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float all = quad_sum(sum[half]);
-            if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
-                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = all;
-            act[half] += GROUPED_PART;
-            out[half] += GROUPED_PART;
-            cols[half] -= GROUPED_PART;
-        }
-        shift_down(sums);
-    }
-}
-
 /* ---- a warpgroup's tile ---- */
 
 /* Prefetches the first columns of a tile's part of pre into L2, a row per thread. */
@@ -184,11 +118,8 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
 {
     if constexpr (is_glu_bwd(EPILOGUE)) {
         struct two_rows rows = {{0, 0}, {weight[0], weight[1]}, {}};
-        load_pre(&rows, g, t, 0);
-        if constexpr (EPILOGUE == SWIGLU_BWD)
-            finish_swiglu_bwd(sums, g, t, &rows);
-        else
-            finish_glu_bwd<EPILOGUE == GROUPED_GLU_BWD_QUANT, PREFETCHED_COLUMNS>(sums, g, t, &rows);
+        load_pre<layout_of(EPILOGUE)>(&rows, g, t);
+        finish_glu_bwd<is_quant_bwd(EPILOGUE), layout_of(EPILOGUE), PREFETCHED_COLUMNS>(sums, g, t, &rows);
     } else if constexpr (EPILOGUE == SWIGLU) {
         finish_swiglu(sums, g, t);
     } else {
@@ -196,23 +127,28 @@ static __device__ __forceinline__ void finish_half(float (&sums)[COLS / 2], cons
     }
 }
 
-/* The GLU's backward of a tile's first half needs registers. Meanwhile the sums of the second half are in memory; a
- * thread reads what it has written. Warpgroups that take tiles in turns have one buffer in shared memory: a warpgroup
- * waits until the tile before, which the other computes, no longer uses it. With one barrier for both, a warp could
- * skip a phase. Others, which finish at the same time, have it in local memory; volatile, so that it is there. */
+/* The GLU's backward of a tile's first half needs registers. Meanwhile the last PUT_SUMS sums of the second half are in
+ * memory; a thread reads what it has written. Warpgroups that take tiles in turns have one buffer in shared memory: a
+ * warpgroup waits until the tile before, which the other computes, no longer uses it. With one barrier for both, a warp
+ * could skip a phase. Others, which finish at the same time, have all sums of the second half in local memory;
+ * volatile, so that they are there. */
 static __device__ __forceinline__ void put_sums(float4 *buffer, const float (&sums)[COLS / 2])
 {
 #pragma unroll
-    for (int i = 0; i < COLS / 8; i++)
-        buffer[i * 128 + threadIdx.x % 128] =
-            make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    for (int i = 0; i < PUT_SUMS / 4; i++) {
+        const float *x = sums + COLS / 2 - PUT_SUMS + 4 * i;
+        buffer[i * 128 + threadIdx.x % 128] = make_float4(x[0], x[1], x[2], x[3]);
+    }
 }
-static __device__ __forceinline__ void take_sums(float (&sums)[COLS / 2], const float4 *buffer)
+static __device__ __forceinline__ void take_sums(float (&sums)[2][COLS / 2], const float4 *buffer)
 {
 #pragma unroll
-    for (int i = 0; i < COLS / 8; i++) {
+    for (int i = 0; i < COLS / 2 - PUT_SUMS; i++) sums[0][i] = sums[1][i];
+#pragma unroll
+    for (int i = 0; i < PUT_SUMS / 4; i++) {
         const float4 x = buffer[i * 128 + threadIdx.x % 128];
-        sums[4 * i] = x.x, sums[4 * i + 1] = x.y, sums[4 * i + 2] = x.z, sums[4 * i + 3] = x.w;
+        float *to = sums[0] + COLS / 2 - PUT_SUMS + 4 * i;
+        to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
     }
 }
 
@@ -228,7 +164,7 @@ struct extra {
     float *bias;    /* [2, 2, COLS]: two buffers for each warpgroup, used alternately. A warp may write the bias of the
                      * next tile while another warp still reads that of this tile; the barrier before the next read
                      * prevents a lead of two tiles */
-    float4 *buffer; /* [COLS / 8, 128]; only of a GLU's backward, in turns */
+    float4 *buffer; /* [PUT_SUMS / 4, 128]; only of a GLU's backward, in turns */
     uint32_t buffer_free; /* barrier w counts the tiles of warpgroup w that no longer use it */
 };
 
@@ -270,7 +206,7 @@ static __device__ __forceinline__ void finish_tile(float (&sums)[2][COLS / 2], c
 #pragma unroll 1
     for (int h = 0; h < 2; h++) {
         if (h && stored && !local) {
-            take_sums(sums[0], x.buffer);
+            take_sums(sums, x.buffer);
             __syncwarp();
             if (threadIdx.x % 32 == 0) mbarrier_arrive(x.buffer_free + 8 * group);
         }
@@ -290,7 +226,7 @@ template <typename PLAN, int EPILOGUE, bool KN>
 static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p, const struct tiles *tiles,
                                                       struct ring ring, const struct extra &x)
 {
-    using PIPE = typename PLAN::template pipe<EPILOGUE>;
+    using PIPE = typename PLAN::pipe;
     constexpr bool biased = !is_glu_bwd(EPILOGUE) && EPILOGUE != SWIGLU;
     const struct grouped &g = p.g;
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col, n_step = count_steps(g);
@@ -340,19 +276,19 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
 /* Of shared memory for sums, in the GLU's backward. */
 template <typename PLAN> static __device__ __host__ constexpr int buffer_bytes(int epilogue)
 {
-    return is_glu_bwd(epilogue) && PLAN::IN_TURNS ? HALF_ROWS * COLS * 4 : 0;
+    return is_glu_bwd(epilogue) && PLAN::IN_TURNS ? PUT_SUMS * 128 * 4 : 0;
 }
 
 template <typename PLAN, int EPILOGUE, bool KN>
 static __global__ void __launch_bounds__(THREADS, 1) grouped_wgmma_kernel(const __grid_constant__ struct wgmma_args p)
 {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using PIPE = typename PLAN::template pipe<EPILOGUE>;
+    using PIPE = typename PLAN::pipe;
     enum { STAGES = PIPE::STAGES, RINGS = PLAN::IN_TURNS ? 2 : 1 };
     extern __shared__ unsigned char memory[];
     __shared__ struct tiles tiles;
     __shared__ uint64_t full[RINGS * STAGES], empty[STAGES], buffer_free[2];
-    __shared__ __align__(16) float bias[2 * 2 * COLS];
+    __shared__ __align__(16) float bias[is_glu_bwd(EPILOGUE) ? 1 : 2 * 2 * COLS];
     if (PLAN::IN_TURNS) begin_launch(p.counter);
     if (threadIdx.x < 32) count_tiles<PIPE::TILE_ROWS>(&tiles, p.g);
     if (threadIdx.x == 32) {
@@ -393,7 +329,7 @@ static CUtensorMap packed_map(const struct weight *w, int box_rows, int box_byte
 template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS, box_rows = PLAN::IN_TURNS ? (int)ROWS : (int)HALF_ROWS;
-    using PIPE = typename PLAN::template pipe<EPILOGUE>;
+    using PIPE = typename PLAN::pipe;
     constexpr int bytes = 1024 + PIPE::STAGES * PIPE::BYTES + buffer_bytes<PLAN>(EPILOGUE) + PLAN::SCRATCH_BYTES;
     static bool configured;
     struct wgmma_args p;

@@ -183,7 +183,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, 
             multiply_e4m3(sums, part, &ring, n_in);
             if (is_glu_bwd(EPILOGUE)) {
                 load_weights(&rows, g);
-                load_pre(&rows, g, t, 0);
+                load_pre<layout_of(EPILOGUE)>(&rows, g, t);
             }
             float step[2];
 #pragma unroll
@@ -199,7 +199,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct fp8_args &p, 
             }
         }
         if constexpr (is_glu_bwd(EPILOGUE)) {
-            finish_glu_bwd<false>(sums, g, t, &rows);
+            finish_glu_bwd<false, layout_of(EPILOGUE)>(sums, g, t, &rows);
         } else {
             const float2 columns = load_bias(g, t);
             float *own = bias + odd * 2 * COLS;
@@ -289,7 +289,7 @@ void cuda_grouped_fp8(const struct grouped_fp8 *f)
     if (g->n_row == 0 || g->count == 0) return;
     if (g->epilogue == GROUPED_GLU_BWD) {
         MT_REQUIRE(g->kn, "GROUPED_GLU_BWD needs kn");
-        launch<GROUPED_GLU_BWD, true>(f);
+        g->glu.interleaved ? launch<GROUPED_GLU_BWD, true>(f) : launch<HALVES_BWD, true>(f);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(!g->kn && g->glu.interleaved, "GROUPED_GLU in e4m3 needs interleaved columns");
         launch<GROUPED_GLU, false>(f);

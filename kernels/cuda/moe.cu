@@ -495,6 +495,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.out = (bf16 *)whole(pre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
+        g.form = glu_form_of(*glu);
         g.n_out = up->w.n_out;
         const bool fused = glu->interleaved || (!rows.codes && !matrices.packed && cuda_grouped_swiglu(&g));
         g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
@@ -572,6 +573,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.out = (bf16 *)whole(dpre);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
+        g.form = glu_form_of(*glu);
         g.pre = (const bf16 *)whole(pre);
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);

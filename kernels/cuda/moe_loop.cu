@@ -83,13 +83,12 @@ static __global__ void __launch_bounds__(THREADS)
 /* act = glu(pre) */
 static __global__ void __launch_bounds__(THREADS) glu_kernel(const __grid_constant__ struct grouped p)
 {
-    const struct glu_form form = glu_form_of(p.glu);
     const int64_t m = warp_row();
     for (int64_t n = lane_col(); m < p.n_row && n < p.n_out; n += WIDE) {
         float gate[8], up[8];
-        pre_unpack(gate, up, p, grouped_pre(p, m, n, true));
+        pre_unpack(gate, up, p.glu.interleaved, grouped_pre(p, m, n, true));
 #pragma unroll
-        for (int k = 0; k < 8; k++) gate[k] = glu_value(form, gate[k], up[k]);
+        for (int k = 0; k < 8; k++) gate[k] = glu_value(p.form, gate[k], up[k]);
         store16(p.act + m * p.n_out + n, bf16_pack8(gate));
     }
 }
@@ -299,6 +298,7 @@ static struct grouped glu_rows(const struct expert_iter *t, struct tensor act, s
     p.n_row = t->n;
     p.n_out = act.shape[1];
     p.glu = *glu;
+    p.form = glu_form_of(*glu);
     p.act = bf16_ptr(part(act, t));
     p.pre = bf16_ptr(part(pre, t));
     p.out = bf16_ptr(part(dpre, t));

@@ -20,14 +20,25 @@ enum {
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,
-    /* GROUPED_GLU and GROUPED_GLU_BWD of plain SwiGLU with gates and ups in separate halves */
-    SWIGLU = GROUPED_EPILOGUES, /* a tile has COLS / 2 columns of each; no bias */
-    SWIGLU_BWD
+    /* GLUs with gates and ups in separate halves; GROUPED_GLU and GROUPED_GLU_BWD themselves are interleaved */
+    SWIGLU = GROUPED_EPILOGUES, /* plain SwiGLU: a tile has COLS / 2 columns of each; no bias */
+    SWIGLU_BWD,                 /* of plain SwiGLU */
+    HALVES_BWD,                 /* of another */
+    HALVES_BWD_QUANT
 };
-
+static __device__ __host__ constexpr bool is_quant_bwd(int epilogue)
+{
+    return epilogue == GROUPED_GLU_BWD_QUANT || epilogue == HALVES_BWD_QUANT;
+}
 static __device__ __host__ constexpr bool is_glu_bwd(int epilogue)
 {
-    return epilogue == SWIGLU_BWD || grouped_is_glu_bwd(epilogue);
+    return epilogue == GROUPED_GLU_BWD || epilogue == SWIGLU_BWD || epilogue == HALVES_BWD || is_quant_bwd(epilogue);
+}
+static __device__ __host__ constexpr int layout_of(int epilogue)
+{
+    return epilogue == SWIGLU_BWD                                   ? GLU_PLAIN_HALVES
+           : epilogue == HALVES_BWD || epilogue == HALVES_BWD_QUANT ? GLU_HALVES
+                                                                    : GLU_PAIRS;
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -209,59 +220,72 @@ struct two_rows {
     float weight[2];
     struct pre8 pre[2];
 };
-/* Loads pre of columns i .. i+31 of the tile. */
-static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t,
-                                                int i)
+/* Loads pre of the first 32 columns of the tile. */
+template <int LAYOUT>
+static __device__ __forceinline__ void load_pre(struct two_rows *rows, const struct grouped &g, const struct tile &t)
 {
+    constexpr int wide = LAYOUT == GLU_PAIRS ? 2 : 1; /* elements of pre for a column, next to each other */
+    const int n_out = (int)g.n_out, first = t.n + glu_column<LAYOUT>();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = row_of_thread() + 8 * half;
-        rows->pre[half] = grouped_pre(g, t.m + row, t.n + i + threadIdx.x % 4 * 8, row < t.n_row);
-    }
-}
-
-/* Prefetches this thread's part of columns i .. i+31 of the tile into L2. */
-static __device__ __forceinline__ void prefetch_pre_columns(const struct grouped &g, const struct tile &t, int i)
-{
-    const int64_t n = t.n + i + threadIdx.x % 4 * 8;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = row_of_thread() + 8 * half;
-        if (row >= t.n_row || n >= g.n_out) continue;
-        const bf16 *from = g.pre + pre_start(g, t.m + row, n);
-        prefetch_line(from);
-        if (!g.glu.interleaved) prefetch_line(from + g.n_out);
+        rows->pre[half] = load_columns<LAYOUT>(g.pre + (int64_t)(t.m + row) * 2 * n_out + wide * first, n_out,
+                                               row < t.n_row ? n_out - first : 0);
     }
 }
 
 /* AHEAD_COLS: columns by which pre is prefetched into L2 ahead; 0: the caller has prefetched the tile. */
-template <bool QUANT, int AHEAD_COLS = 0>
+template <bool QUANT, int LAYOUT, int AHEAD_COLS = 0>
 static __device__ __forceinline__ void finish_glu_bwd(float (&sums)[COLS / 2], const struct grouped &g,
                                                       const struct tile &t, struct two_rows *rows)
 {
-    const int row = row_of_thread();
+    constexpr bool pairs = LAYOUT == GLU_PAIRS;
+    constexpr int wide = pairs ? 2 : 1, SECOND = pairs ? 16 : 4; /* where a lane's second four columns begin */
+    const int row = row_of_thread(), first = t.n + glu_column<LAYOUT>(), n_out = (int)g.n_out;
+    const int64_t from_out = g.pre - g.out;
+    bf16 *out[2], *act[2];
+    int cols[2]; /* of the thread in its rows: those below */
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t m = t.m + row + 8 * half;
+        cols[half] = row + 8 * half < t.n_row ? n_out - first : 0;
+        act[half] = g.act + m * n_out + first;
+        out[half] = g.out + m * 2 * n_out + wide * first;
+    }
 #pragma unroll 1
-    for (int i = 0; i < COLS; i += GROUPED_PART) {
-        if (t.n + i >= g.n_out) break;
-        float part[2] = {0.0f, 0.0f};
+    for (int i = 0; i < COLS && t.n + i < n_out; i += GROUPED_PART) {
+        float sum[2] = {0.0f, 0.0f};
 #pragma unroll
         for (int c = 0; c < GROUPED_PART; c += 32) {
             const struct pre8 pre[2] = {rows->pre[0], rows->pre[1]};
-            if (i + c + 32 < COLS) load_pre(rows, g, t, i + c + 32);
-            if (AHEAD_COLS && i + c + AHEAD_COLS < COLS) prefetch_pre_columns(g, t, i + c + AHEAD_COLS);
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                float v[4][2];
+                const bf16 *next = out[half] + from_out + wide * (c + 32);
+                if (AHEAD_COLS && i + c + AHEAD_COLS < COLS && c + AHEAD_COLS < cols[half]) {
+                    prefetch_line(next + wide * (AHEAD_COLS - 32));
+                    if (!pairs) prefetch_line(next + AHEAD_COLS - 32 + n_out);
+                }
+                rows->pre[half] = load_columns<LAYOUT>(next, n_out, i + c + 32 < COLS ? cols[half] - c - 32 : 0);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float v[4][2], x[8];
                 row_of_sums(v, sums, c / 2, half);
-                part[half] += grouped_finish_glu_bwd<QUANT>(g, t.m + row + 8 * half, t.n + i + c,
-                                                            row + 8 * half < t.n_row, v, rows->weight[half], pre[half]);
+                glu_columns<LAYOUT>(x, v);
+                if (c < cols[half])
+                    sum[half] += grouped_glu_bwd8<QUANT, LAYOUT, SECOND>(g, out[half] + wide * c, act[half] + c, x,
+                                                                         rows->weight[half], pre[half],
+                                                                         !pairs || c + SECOND < cols[half]);
             }
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float sum = quad_sum(part[half]);
+            const float all = quad_sum(sum[half]);
             if (threadIdx.x % 4 == 0 && row + 8 * half < t.n_row)
-                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = sum;
+                g.dgate_part[(t.n + i) / GROUPED_PART * g.n_row + t.m + row + 8 * half] = all;
+            act[half] += GROUPED_PART;
+            out[half] += wide * GROUPED_PART;
+            cols[half] -= GROUPED_PART;
         }
         shift_down(sums);
     }
