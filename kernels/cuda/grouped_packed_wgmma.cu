@@ -23,9 +23,11 @@
  * Bound: shared memory. In a step of 96 rows by 256 columns 141 KB go through it, which take 1,100 clocks: packed
  *   weights 16 KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768
  *   clocks, the step about 1,300 (H200, samples of ncu). Waits that were removed came back elsewhere. The epilogue of
- *   the GLU's backward takes a fifth of the samples; no products run meanwhile.
- * Measured: tests/RESULTS.md, "Experts decoded inside the products". At 64 rows per expert SMALL_TILES are 8 % faster
- *   with uniform routing, LARGE_TILES 4 % with a random router, which gives some experts several times the mean.
+ *   the GLU's backward took a fifth of the samples before 0331e54, where it got a third shorter; no products run
+ *   meanwhile.
+ * Measured: tests/RESULTS.md, "Experts decoded inside the products", "The GLU's backward in fewer clocks". At 64 rows
+ *   per expert SMALL_TILES are 8 % faster with uniform routing, LARGE_TILES 4 % with a random router, which gives some
+ *   experts several times the mean.
  * Tried and dropped, on an H200 by `bench lora`, against states of dc0e698:
  *   - four warpgroups of 64 columns with a in registers (8e07279): forward from 3 % slower to 9 % faster, backward from
  *     2 % faster to 34 % slower. What follows is not in the history:

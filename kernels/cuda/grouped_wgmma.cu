@@ -25,6 +25,7 @@
  *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
  *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
  *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
+ *   Down backward at 0331e54, with 5 stages and a shorter epilogue: 2.77 M, 75 %.
  *   The card is at its power limit, so that other ops then run at a lower clock. Steps, ops, and the wait in
  *   begin_tile: tests/RESULTS.md, "Grouped products whose ...".
  * Tried and dropped (H200; those without a commit are not in the history):
@@ -34,7 +35,9 @@
  *     backward took 2.77 instead of 2.49 ms
  *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
  *     with their numbers in registers of the loader, which then spills: 3.00
- *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower */
+ *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower
+ *   - GLU's backward whose blocks do not begin tiles together, or that pauses between parts of its epilogue:
+ *     tests/RESULTS.md, "The GLU's backward in fewer clocks" */
 #include "kernels/cuda/grouped_wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
