@@ -459,8 +459,8 @@ static void put_metadata(struct json_out *o, const struct safetensors *like)
     json_out_close(o, '}');
 }
 
-/* key, value: one more entry of the metadata, or NULL. */
-static int make_head(const struct safetensors *like, const char *key, const char *value, struct st_entry *entries,
+/* notes: more entries of the metadata. */
+static int make_head(const struct safetensors *like, const struct st_note *notes, int n_note, struct st_entry *entries,
                      int64_t n, char **head, int64_t *size, struct err *err)
 {
     int rc = 0;
@@ -473,7 +473,7 @@ static int make_head(const struct safetensors *like, const char *key, const char
     } else {
         json_out_open(&o, "__metadata__", '{');
         json_out_str(&o, "format", "pt");
-        if (key) json_out_str(&o, key, value);
+        for (int i = 0; i < n_note; i++) json_out_str(&o, notes[i].key, notes[i].value);
         json_out_close(&o, '}');
     }
     for (int64_t i = 0, at = 0; i < n && !rc; i++) rc = put_entry(&o, &entries[i], &at, err);
@@ -492,29 +492,29 @@ static int make_head(const struct safetensors *like, const char *key, const char
 
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err)
 {
-    return make_head(NULL, NULL, NULL, entries, n, head, size, err);
+    return make_head(NULL, NULL, 0, entries, n, head, size, err);
 }
 
 int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
                           int64_t *size, struct err *err)
 {
-    return make_head(like, NULL, NULL, entries, n, head, size, err);
+    return make_head(like, NULL, 0, entries, n, head, size, err);
 }
 
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err)
 {
-    return safetensors_write_with(path, entries, n, NULL, NULL, err);
+    return safetensors_write_with(path, entries, n, NULL, 0, err);
 }
 
-int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const char *key,
-                           const char *value, struct err *err)
+int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const struct st_note *notes,
+                           int n_note, struct err *err)
 {
     struct st_entry *sorted = mem_array(n, sizeof(*sorted));
     struct file_part *parts = mem_array(n + 1, sizeof(*parts));
     char *head = NULL;
     int64_t size = 0;
     if (n) memcpy(sorted, entries, (size_t)n * sizeof(*sorted));
-    int rc = make_head(NULL, key, value, sorted, n, &head, &size, err);
+    int rc = make_head(NULL, notes, n_note, sorted, n, &head, &size, err);
     parts[0] = (struct file_part){head, size};
     for (int64_t i = 0; i < n; i++)
         parts[i + 1] = (struct file_part){sorted[i].data, safetensors_entry_bytes(&sorted[i])};

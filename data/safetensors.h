@@ -66,9 +66,12 @@ struct st_entry {
     const char *st_dtype; /* instead of dtype: any of the format, as in struct st_tensor */
 };
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err) MT_CHECK;
-/* The same with one more entry of the metadata; key NULL: none. */
-int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const char *key,
-                           const char *value, struct err *err) MT_CHECK;
+/* The same with more entries of the metadata. */
+struct st_note {
+    const char *key, *value;
+};
+int safetensors_write_with(const char *path, const struct st_entry *entries, int64_t n, const struct st_note *notes,
+                           int n_note, struct err *err) MT_CHECK;
 /* For callers that write the tensors themselves: sorts the entries into the file's order, in which their bytes follow
  * *head without gaps. *head has *size bytes; free it with mem_free. `data` is not used. */
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err) MT_CHECK;

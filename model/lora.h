@@ -127,6 +127,7 @@ struct adapters {
     const struct tensor_names *names; /* the architecture's */
     bool nested;                      /* names of files have language_model before layers: arch.nested */
     uint64_t base; /* weights.base of the model that they were trained on, also in their file; 0: unknown */
+    int64_t step;  /* of the run that trained them, also in their file; 0: none, or unknown */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */

@@ -8,6 +8,7 @@
 #include "data/file.h"
 #include "data/safetensors.h"
 #include "tests/process.h"
+#include "train/peft.h"
 #include "train/resume.h"
 
 /* ---- the state of a checkpoint of a run with 7 documents, one per sequence, 2 micro-batches a step, 10 steps */
@@ -401,6 +402,31 @@ static void later_checkpoints_are_left(void **state)
     assert_null(strstr(said.err, "moved the "));
 }
 
+/* best/ of a step after the one from which a run continues goes with the later checkpoints: its loss is of another run.
+ * best/ of an earlier step stays. */
+static void best_of_later_steps_is_left(void **state)
+{
+    (void)state;
+    const char *config = process_config("[eval]\nevery = 3\nat_start = false\nat_end = false\n"
+                                        "[output]\nsave_every = 1\n");
+    char two[MT_PATH], three[MT_PATH];
+    snprintf(two, sizeof(two), "train.steps=4 train.resume=%s", process_output(config, "checkpoints/step-000002"));
+    snprintf(three, sizeof(three), "train.steps=4 train.resume=%s", process_output(config, "checkpoints/step-000003"));
+    if (process_run_sets(config, "train.steps=4")) fail_msg("%s", said.err);
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+    if (process_run_sets(config, two)) fail_msg("%s", said.err);
+    assert_says(said.err, "moved the 2 checkpoints of later steps and best/, of a later step, to ");
+    assert_int_equal(peft_step(process_output(config, "archive-1/best")), 3);
+    assert_int_equal(peft_step(process_output(config, "archive-1/checkpoints/step-000004/adapter")), 4);
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+    if (process_run_sets(config, three)) fail_msg("%s", said.err);
+    assert_says(said.err, "moved the 1 checkpoint of later steps to ");
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+    assert_false(file_is_dir(process_output(config, "archive-2/best")));
+    if (process_run_sets(config, strcat(two, " eval.every=0"))) fail_msg("%s", said.err);
+    assert_false(file_is_dir(process_output(config, "best")));
+}
+
 /* A finished run compares its weights and ends without loading them; what is left is still done. */
 static void finished_runs_load_nothing(void **state)
 {
@@ -485,8 +511,8 @@ int test_resume(void)
         cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
         cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
-        cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(finished_runs_load_nothing),
-        cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(best_of_later_steps_is_left),
+        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

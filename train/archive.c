@@ -126,17 +126,23 @@ int archive_run(const char *dir, struct err *err)
     return 0;
 }
 
-int archive_later(const char *dir, int64_t step, struct err *err)
+int archive_later(const char *dir, int64_t step, bool best, struct err *err)
 {
-    char from[MT_PATH], half[MT_PATH], to[MT_PATH], **names;
+    char from[MT_PATH], half[MT_PATH], later[MT_PATH], to[MT_PATH], what[64] = "", **names;
     int64_t n;
     if (checkpoint_after(dir, step, from, &names, &n, err)) return -1;
-    int rc = n && (join(half, dir, HALF "/checkpoints", err) || file_make_dirs(half, err)) ? -1 : 0;
-    for (int64_t i = 0; i < n && !rc; i++) rc = move(from, half, names[i], err);
+    const bool any = n || best;
+    int rc = any && (join(half, dir, HALF, err) || join(later, half, "checkpoints", err) ||
+                     file_make_dirs(n ? later : half, err))
+                 ? -1
+                 : 0;
+    for (int64_t i = 0; i < n && !rc; i++) rc = move(from, later, names[i], err);
+    if (!rc && best) rc = move(dir, half, "best", err);
     file_list_free(names, n);
-    if (!rc && n) rc = finish(dir, to, err);
-    if (rc || !n) return rc ? undo(dir, rc, err) : 0;
-    log_info("this run continues from step %" PRId64 ": moved the %" PRId64 " checkpoint%s of later steps to %s", step,
-             n, n > 1 ? "s" : "", to);
+    if (!rc && any) rc = finish(dir, to, err);
+    if (rc || !any) return rc ? undo(dir, rc, err) : 0;
+    if (n) snprintf(what, sizeof(what), "the %" PRId64 " checkpoint%s of later steps", n, n > 1 ? "s" : "");
+    log_info("this run continues from step %" PRId64 ": moved %s%s%s to %s", step, what, n && best ? " and " : "",
+             best ? "best/, of a later step," : "", to);
     return 0;
 }

@@ -257,7 +257,7 @@ static int step(struct training *t, struct err *err)
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
     if (!done) return profile_step_cancel(&t->profile), LOOP_INTERRUPTED;
-    s->step++;
+    t->run.model.adapters.step = ++s->step;
     s->pos = pos;
     s->tokens += m.tokens;
     if (m.skipped)
@@ -475,13 +475,24 @@ static int keep_earlier_run(const struct config *cfg, struct err *err)
     return archive_run(cfg->output.dir, err);
 }
 
-/* A run that continues from a checkpoint that train.resume names leaves the later ones in output.dir behind: with
- * train.resume = auto they would be the newest. */
-static int leave_later(const struct training *t, struct err *err)
+/* The next evaluation writes best/ whatever its loss. */
+static void forget_best(struct train_state *s)
+{
+    s->best_loss = INFINITY;
+    s->best_step = s->n_worse = 0;
+    s->eval_step = s->eval_from = -1;
+}
+
+/* A run that continues from a checkpoint that train.resume names leaves later ones in output.dir behind, and a best/ of
+ * a later step: with train.resume = auto they would be the newest. */
+static int leave_later(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    if (!is_first(t) || !strcmp(cfg->train.resume, "auto")) return 0;
-    return archive_later(cfg->output.dir, t->from.state.step, err);
+    if (!strcmp(cfg->train.resume, "auto")) return 0;
+    const int64_t step = t->from.state.step;
+    const bool best = is_first(t) && peft_step(out_path(cfg, "best").s) > step;
+    if (comm_host_min(t->run.par.all, is_first(t) ? !best : 1) == 0) forget_best(&t->state);
+    return is_first(t) ? archive_later(cfg->output.dir, step, best, err) : 0;
 }
 
 /* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
@@ -530,9 +541,7 @@ static void take_state(struct training *t, const struct train_state *found)
     t->state.model_hash = fresh.model_hash;
     if (found->eval_hash == fresh.eval_hash) return;
     t->state.eval_hash = fresh.eval_hash;
-    t->state.best_loss = INFINITY;
-    t->state.best_step = t->state.n_worse = 0;
-    t->state.eval_step = t->state.eval_from = -1;
+    forget_best(&t->state);
     log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
              "step %lld, and the next evaluation writes best/ again",
              (long long)t->state.step);
@@ -561,6 +570,7 @@ static int restore(struct training *t, struct err *err)
     if (t->from.found) {
         if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
         take_state(t, &found);
+        ad->step = found.step;
         return 0;
     }
     if (!cfg->lora.init_from[0]) return 0;
@@ -568,6 +578,7 @@ static int restore(struct training *t, struct err *err)
     if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || run_load_adapter(&t->run, ad, dir, err))
         return -1;
     ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
+    ad->step = 0;
     return 0;
 }
 
@@ -659,9 +670,10 @@ static int check_complete(struct training *t, struct err *err)
     uint64_t fingerprint, base;
     if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
     if (run_fingerprint(&t->run, &fingerprint, &base, err) ||
-        resume_check_model(&t->from, t->run.cfg, fingerprint, err) || leave_later(t, err))
+        resume_check_model(&t->from, t->run.cfg, fingerprint, err))
         return -1;
     t->state = t->from.state;
+    if (leave_later(t, err)) return -1;
     t->complete = true;
     return (is_first(t) && open_metrics(t, err)) || report(t, err) ? -1 : 0;
 }

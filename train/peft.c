@@ -33,6 +33,7 @@
 
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
 #define BASE_KEY                     "moetrain_base" /* in the metadata: adapters.base in hexadecimal digits */
+#define STEP_KEY                     "moetrain_step" /* adapters.step */
 #define KEY_PREFIX                   "base_model.model.model.layers."
 #define NESTED_PREFIX                "base_model.model.model.language_model.layers."
 #define KEY_SIZE                     160
@@ -141,10 +142,11 @@ static void to_file_order(const struct place *at, const struct lora_param *p, fl
             for (int64_t j = 0; j < at->n; j++) values[file_index(at, e, k, j)] = scratch[param_index(p, at, e, k, j)];
 }
 
-/* flat [ad->n_flat]: the parameters of the whole table ad. PEFT and vLLM read no metadata. */
-static int write_weights(const struct adapters *ad, uint64_t base, float *flat, const char *dir, struct err *err)
+/* flat [ad->n_flat]: the parameters of the whole table ad; own: of this rank. PEFT and vLLM read no metadata. */
+static int write_weights(const struct adapters *ad, const struct adapters *own, float *flat, const char *dir,
+                         struct err *err)
 {
-    char path[MT_PATH], digits[20];
+    char path[MT_PATH], base[20], step[24];
     int64_t largest = 0;
     if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) largest = MT_MAX(largest, lora_param_count(&ad->params[i]));
@@ -158,8 +160,13 @@ static int write_weights(const struct adapters *ad, uint64_t base, float *flat, 
         entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = 2, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
-    snprintf(digits, sizeof(digits), "%016llx", (unsigned long long)base);
-    int rc = safetensors_write_with(path, entries, ad->n_params, base ? BASE_KEY : NULL, digits, err);
+    snprintf(base, sizeof(base), "%016llx", (unsigned long long)own->base);
+    snprintf(step, sizeof(step), "%lld", (long long)own->step);
+    struct st_note notes[2];
+    int n_note = 0;
+    if (own->base) notes[n_note++] = (struct st_note){BASE_KEY, base};
+    if (own->step) notes[n_note++] = (struct st_note){STEP_KEY, step};
+    int rc = safetensors_write_with(path, entries, ad->n_params, notes, n_note, err);
     mem_free(entries);
     mem_free(places);
     mem_free(scratch);
@@ -175,7 +182,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     if (ad->par.all->rank != 0) return adapters_gather(ad, dev, ad->opt.param, DT_F32, NULL), 0;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
-    const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, ad->base, flat, tmp, err) ||
+    const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, ad, flat, tmp, err) ||
                    amax_write(ad, amax, tmp, err) || peft_write_config(whole, tmp, base_model, err) ||
                    write_card(tmp, card, err) || atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
@@ -669,6 +676,23 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
     return rc;
 }
 
+static int64_t step_of(const struct safetensors *st)
+{
+    const char *step = safetensors_metadata(st, STEP_KEY);
+    return step ? MT_MAX(0, strtoll(step, NULL, 10)) : 0;
+}
+
+int64_t peft_step(const char *dir)
+{
+    char path[MT_PATH];
+    struct safetensors st;
+    if (str_format(path, sizeof(path), NULL, "path", "%s/%s", dir, WEIGHTS_NAME) || safetensors_open(&st, path, NULL))
+        return 0;
+    const int64_t step = step_of(&st);
+    safetensors_close(&st);
+    return step;
+}
+
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
     const struct adapters *whole = adapters_logical(ad);
@@ -678,6 +702,7 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     if (source_open(&src, dir, err)) return -1;
     const char *base = safetensors_metadata(&src.st, BASE_KEY);
     ad->base = base ? strtoull(base, NULL, 16) : 0;
+    ad->step = step_of(&src.st);
     ad->nested = src.nested; /* peft_save keeps the names of this file */
     if (ad->logical) ad->logical->nested = src.nested;
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
