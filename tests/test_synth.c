@@ -417,6 +417,7 @@ static void test_plan(void **state)
         assert_int_equal(RUN("plan", config, "--set", path), 0);
         assert_string_equal(strchr(by_name, '\n') + 1, said.out);
     }
+    assert_int_equal(RUN("plan", config, "--arch", "gpt-oss-tiny", "--set", "model.path="), 0);
     assert_int_equal(RUN("plan", config, "--arch", "gpt-oss-2"), 1);
     assert_says(said.err, "unknown architecture \"gpt-oss-2\"");
 }

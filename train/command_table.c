@@ -146,6 +146,7 @@ static int do_plan(const void *args, struct config *cfg, struct err *err)
     const struct synth_options opt = {.arch = a->arch, .no_bytes = true};
     if (a->arch && synth_memory_open(&named, &opt, err)) return -1;
     if (a->arch) printf("  %s as published, not model.path\n", a->arch);
+    if (a->arch && !cfg->model.path[0]) snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", a->arch);
     const int rc = commands_plan(cfg, a->arch ? &named.arch : NULL, &named.st, a->gpu, a->host_gb, err);
     synth_memory_close(&named);
     return rc;
