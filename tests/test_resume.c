@@ -425,6 +425,13 @@ static void best_of_later_steps_is_left(void **state)
     assert_false(file_is_dir(process_output(config, "archive-2/best")));
     if (process_run_sets(config, strcat(two, " eval.every=0"))) fail_msg("%s", said.err);
     assert_false(file_is_dir(process_output(config, "best")));
+    if (process_run_sets(config, "train.steps=6 eval.every=5")) fail_msg("%s", said.err);
+    assert_int_equal(peft_step(process_output(config, "best")), 5);
+    struct err err;
+    if (file_remove_tree(process_output(config, "best"), &err)) fail_msg("%s", err.msg);
+    if (process_run_sets(config, "train.steps=7 eval.every=0")) fail_msg("%s", said.err);
+    assert_says(said.err, "/best: the lowest held-out loss, ");
+    assert_null(strstr(said.err, "to use the best one"));
 }
 
 /* A finished run compares its weights and ends without loading them; what is left is still done. */

@@ -390,8 +390,14 @@ static void print_best(const struct training *t)
     const struct train_state *s = &t->state;
     if (s->step < t->schedule.total_steps && out_of_patience(t, s)) tell_of_patience(t);
     if (s->eval_step <= 0 || s->eval_from < 0) return;
+    const bool there = file_is_dir(out_path(t->run.cfg, "best").s);
     if (!isfinite(s->best_loss))
         log_info("no evaluation had a finite held-out loss: %s is not written", out_path(t->run.cfg, "best").s);
+    else if (s->best_step && !there)
+        log_info(
+            "no %s: the lowest held-out loss, %.4f, was at step %lld, and that adapter was moved or deleted, or is "
+            "in another output.dir",
+            out_path(t->run.cfg, "best").s, s->best_loss, (long long)s->best_step);
     else if (s->eval_from > 0)
         log_info("%-12s %s (held-out loss %.4f at step %lld, the lowest of the evaluations from step %lld on; step 0 "
                  "was not evaluated on this held-out data)",
@@ -405,7 +411,7 @@ static void print_best(const struct training *t)
             "no %s: no evaluation had a lower held-out loss than step 0 (%.4f), so adapter/ is no better than at the "
             "start",
             out_path(t->run.cfg, "best").s, s->best_loss);
-    if (s->best_step && s->best_step < s->step)
+    if (there && s->best_step && s->best_step < s->step)
         log_info("             adapter/ is of step %lld; to use the best one, add --adapter %s to the commands below",
                  (long long)s->step, out_path(t->run.cfg, "best").s);
 }

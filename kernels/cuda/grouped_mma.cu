@@ -25,7 +25,7 @@
  * Measured: tests/RESULTS.md, "Portable grouped products".
  * Tried and dropped: fetches of a step after its barrier, and one block of 8 warps per SM with tiles of 256 columns.
  *   Segments of steps, without a test in every step whether the copies' product ends: beside cuBLASLt in the same call
- *   3 to 6 % slower forward, 2 % backward than 0331e54 in another (H200).
+ *   4 to 6 % slower forward, 2 % backward than 0331e54 in another (H200).
  *   The epilogue of the GLU's backward as a loop over 16 rows, with pre of two chunks ahead: moe_down_bwd of
  * gpt-oss-20b 4 % slower than at f69be96, of four chunks, which spills: 30 % (H200). */
 #include "kernels/cuda/grouped_epilogue.cuh"
@@ -355,6 +355,7 @@ static __global__ void __launch_bounds__(T::THREADS, 2) grouped_kernel(const __g
         int busy = warp_m * T::WM < p.n_row && p.col + warp_n * T::WN < g.n_out;
         asm volatile("" : "+r"(busy)); /* in a register, too */
         fetch<T, KN>(&f[0], stage, at, 0);
+        /* The adapter's steps, then the others: no test in every step for the multiplication between them. */
         for (int step = 0, end_of_part = n_thin ? n_thin : n_step; step < n_step; end_of_part = n_step) {
             for (; step < end_of_part; step++) {
                 const uint32_t after = stage + T::STAGE_BYTES == end ? shared : stage + T::STAGE_BYTES;

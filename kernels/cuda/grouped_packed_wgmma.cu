@@ -23,8 +23,8 @@
  * Bound: shared memory. In a step of 96 rows by 256 columns 141 KB go through it, which take 1,100 clocks: packed
  *   weights 16 KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768
  *   clocks, the step about 1,300 (H200, samples of ncu). Waits that were removed came back elsewhere. The epilogue of
- *   the GLU's backward took a fifth of the samples before 0331e54, where it got a third shorter; no products run
- *   meanwhile.
+ *   the GLU's backward took a fifth of the samples before 0331e54, where it got a third shorter by a count of its
+ *   instructions and their stalls; no products run meanwhile.
  * Measured: tests/RESULTS.md, "Experts decoded inside the products", "The GLU's backward in fewer clocks". At 64 rows
  *   per expert SMALL_TILES are 8 % faster with uniform routing, LARGE_TILES 4 % with a random router, which gives some
  *   experts several times the mean.
