@@ -36,8 +36,11 @@ struct attn_args {
     int64_t ld_dout;
     bf16 *dqkv;
     int64_t ld_dqkv;
-    float2 *stat;   /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
-    int stat_group; /* number of adjacent heads in stat */
+    float2 *stat;     /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
+    int stat_group;   /* number of adjacent heads in stat */
+    float *dq_sum;    /* this and the fields below: Hopper kernels whose blocks of keys add to dq; as many as dq has */
+    uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
+    uint32_t *ticket; /* a zero */
 };
 
 /* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
@@ -246,9 +249,10 @@ __host__ __device__ static inline int64_t value_col(const struct attn_args &a, i
  * there are none for this shape, or not on this GPU. */
 struct attn_wgmma {
     int dim, dim_v;
+    bool adds_dq; /* bwd needs dq_sum, turn and ticket */
     void (*fwd)(const struct attn_args *a), (*bwd)(const struct attn_args *a);
 };
-const struct attn_wgmma *attn_wgmma_of(const struct attn_args *a);
+const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s);
 
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)

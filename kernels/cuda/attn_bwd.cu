@@ -269,7 +269,11 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
+    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
+    const int64_t n_add = hopper && hopper->adds_dq ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
     const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
+    const struct tensor sum = arena_tensor_1d(&dev->work, DT_F32, n_add);
+    const struct tensor turn = arena_tensor_1d(&dev->work, DT_I32, n_add ? n_tok * shape->n_kv + 1 : 0);
     if (!dev->dry_run && n_tok) {
         struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
         MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
@@ -278,7 +282,10 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.dqkv = bf16_ptr(dqkv);
         a.ld_dqkv = dqkv.ld;
         a.stat = (float2 *)stat.data;
-        const struct attn_wgmma *hopper = attn_wgmma_of(&a);
+        a.dq_sum = (float *)sum.data;
+        a.turn = (uint32_t *)turn.data;
+        a.ticket = a.turn + n_tok * shape->n_kv;
+        if (n_add) CUDA_CHECK(cudaMemsetAsync(turn.data, 0, (size_t)tensor_bytes(turn), cuda.stream));
         a.stat_group = hopper ? a.n_head / a.n_kv : 1;
         int lanes = 1;
         while (lanes * 8 < a.dim_v) lanes *= 2;

@@ -162,7 +162,7 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     if (dev->dry_run || qkv.shape[0] == 0) return;
     struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
-    const struct attn_wgmma *hopper = attn_wgmma_of(&a);
+    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
     if (hopper)
         hopper->fwd(&a);
     else if (MT_MAX(a.dim, a.dim_v) <= 64)

@@ -150,9 +150,7 @@ static __device__ __forceinline__ void put_transposed(uint32_t to, const uint32_
 #pragma unroll
     for (int n = 0; n < 4; n += 2) {
         const uint32_t at = to + sm90_swizzle(8 * (n + matrix / 2) + lane % 8, warp * 2 + matrix % 2);
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(w[2 * n]),
-                     "r"(w[2 * n + 1]), "r"(w[2 * n + 2]), "r"(w[2 * n + 3])
-                     : "memory");
+        store_matrix4<true>(at, w + 2 * n);
     }
 }
 /* Loads weights that put_transposed has stored. */

@@ -223,21 +223,26 @@ __device__ static __forceinline__ void stage_rows(char *tile, const float (&acc)
     }
     __syncwarp();
 }
-/* Stores those 16 rows, from row `row` of the item's tile on. dst: the item's first query and first head. */
-template <int WIDTH, int ROWS>
-__device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
-                                                     const struct attn_wgmma_args &p, int n_live)
+/* Stores 16 rows of a panel, from row `row` of a tile of queries on. dst: the tile's first query and first head. */
+template <int WIDTH>
+__device__ static __forceinline__ void store_panel(bf16 *dst, int64_t ld, const char *rows, int row,
+                                                   const struct attn_wgmma_args &p, int n_live)
 {
     const int lane = threadIdx.x % 32, chunk = lane % 8;
 #pragma unroll
     for (int r = lane / 8; r < 16; r += 4) {
         const int query = query_of(row + r, p.inverse), g = row + r - query * p.group;
-        if (query >= n_live) continue;
-#pragma unroll
-        for (int c = 0; c < WIDTH / PANEL; c++)
-            store16(dst + query * ld + g * WIDTH + c * PANEL + chunk * 8,
-                    load16(tile + c * ROWS * ROW_BYTES + sm90_swizzle(r, chunk)));
+        if (query < n_live) store16(dst + query * ld + g * WIDTH + chunk * 8, load16(rows + sm90_swizzle(r, chunk)));
     }
+}
+/* The same for all panels of a tile of ROWS rows. */
+template <int WIDTH, int ROWS>
+__device__ static __forceinline__ void store_queries(bf16 *dst, int64_t ld, const char *tile, int row,
+                                                     const struct attn_wgmma_args &p, int n_live)
+{
+#pragma unroll
+    for (int c = 0; c < WIDTH / PANEL; c++)
+        store_panel<WIDTH>(dst + c * PANEL, ld, tile + c * ROWS * ROW_BYTES, row, p, n_live);
 }
 /* Stores the first n of a warp's 16 rows of a tile. dst: the first row. */
 template <int WIDTH, int ROWS>

@@ -10,16 +10,16 @@ void attn_bwd_wgmma_192(const struct attn_args *a);
 void attn_fwd_wgmma_256(const struct attn_args *a);
 void attn_bwd_wgmma_256(const struct attn_args *a);
 
-const struct attn_wgmma *attn_wgmma_of(const struct attn_args *a)
+const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s)
 {
     static const struct attn_wgmma widths[] = {
-        {64, 64, attn_fwd_wgmma_64, attn_bwd_wgmma_64},
-        {128, 128, attn_fwd_wgmma_128, attn_bwd_wgmma_128},
-        {192, 128, attn_fwd_wgmma_192, attn_bwd_wgmma_192}, /* latent attention of DeepSeek-V3 */
-        {256, 256, attn_fwd_wgmma_256, attn_bwd_wgmma_256},
+        {64, 64, true, attn_fwd_wgmma_64, attn_bwd_wgmma_64},
+        {128, 128, false, attn_fwd_wgmma_128, attn_bwd_wgmma_128},
+        {192, 128, false, attn_fwd_wgmma_192, attn_bwd_wgmma_192}, /* latent attention of DeepSeek-V3 */
+        {256, 256, false, attn_fwd_wgmma_256, attn_bwd_wgmma_256},
     };
-    if (!cuda.hopper || a->n_head / a->n_kv > 64) return NULL; /* a group of heads shares a tile of 64 rows */
+    if (!cuda.hopper || s->n_head / s->n_kv > 64) return NULL; /* a group of heads shares a tile of 64 rows */
     for (int i = 0; i < MT_LEN(widths); i++)
-        if (widths[i].dim == a->dim && widths[i].dim_v == a->dim_v) return &widths[i];
+        if (widths[i].dim == s->head_dim && widths[i].dim_v == attn_value_dim(s)) return &widths[i];
     return NULL;
 }

@@ -125,7 +125,7 @@ static __device__ __forceinline__ float delta_exp2(float x)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-/* Four 8x8 matrices from and to shared memory, transposed or not; lanes 8i .. 8i+7 have the rows of matrix i. */
+/* Loads four 8x8 matrices, transposed or not; lanes 8i .. 8i+7 have the addresses of the rows of matrix i. */
 template <bool TRANS> __device__ static __forceinline__ void load_tiles(uint32_t (&x)[4], uint32_t shared)
 {
     if (TRANS)
@@ -139,26 +139,15 @@ template <bool TRANS> __device__ static __forceinline__ void load_tiles(uint32_t
                      : "r"(shared)
                      : "memory");
 }
-template <bool TRANS> __device__ static __forceinline__ void store_tiles(uint32_t shared, const uint32_t (&x)[4])
-{
-    if (TRANS)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x[0]),
-                     "r"(x[1]), "r"(x[2]), "r"(x[3])
-                     : "memory");
-    else
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x[0]),
-                     "r"(x[1]), "r"(x[2]), "r"(x[3])
-                     : "memory");
-}
 
-/* Address for this lane in a tile [token][64 columns], for load_tiles<true> and store_tiles<true>: 16 tokens from
+/* Address for this lane in a tile [token][64 columns], for load_tiles<true> and store_matrix4<true>: 16 tokens from
  * 16 step on by the 16 columns of warp `warp` become rows = columns of the tile, columns = tokens. */
 __device__ static __forceinline__ uint32_t columns_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;
     return tile + sm90_swizzle(16 * step + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2);
 }
-/* The same for load_tiles<false> and store_tiles<false>: the warp's 16 rows by 16 columns from 16 step on. */
+/* The same for load_tiles<false> and store_matrix4<false>: the warp's 16 rows by 16 columns from 16 step on. */
 __device__ static __forceinline__ uint32_t rows_at(uint32_t tile, int warp, int step)
 {
     const int lane = threadIdx.x % 32;

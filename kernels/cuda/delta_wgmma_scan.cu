@@ -136,7 +136,7 @@ static __device__ __forceinline__ void write_columns(bf16 *to, int64_t ld, const
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll
-    for (int k = 0; k < 4; k++) store_tiles<true>(columns_at(tile, warp, k), a[k]);
+    for (int k = 0; k < 4; k++) store_matrix4<true>(columns_at(tile, warp, k), a[k]);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -153,7 +153,7 @@ static __device__ __forceinline__ void write_state(bf16 *to, const uint32_t (&a)
     for (int half = 0; half < 2; half++) {
         __syncwarp();
 #pragma unroll
-        for (int k = 0; k < 4; k++) store_tiles<false>(rows_at(tile, warp, k), a[4 * half + k]);
+        for (int k = 0; k < 4; k++) store_matrix4<false>(rows_at(tile, warp, k), a[4 * half + k]);
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 4; i++) {

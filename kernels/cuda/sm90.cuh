@@ -111,6 +111,37 @@ __device__ __forceinline__ void cp_async_arrive(uint32_t bar)
 }
 /* Orders writes of threads to shared memory (cp.async included) before later accesses by wgmma and TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+/* Stores four 8x8 matrices of 16 bits; lanes 8i .. 8i+7 have the addresses of the rows of matrix i, and of its columns
+ * when TRANS. */
+template <bool TRANS = false> __device__ __forceinline__ void store_matrix4(uint32_t shared, const uint32_t x[4])
+{
+    if (TRANS)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared),
+                     "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(shared), "r"(x[0]),
+                     "r"(x[1]), "r"(x[2]), "r"(x[3])
+                     : "memory");
+}
+/* Copies shared memory to global memory, or adds it there as f32; `bytes` and addresses are multiples of 16. One
+ * thread. */
+__device__ __forceinline__ void bulk_store(float *to, uint32_t from, uint32_t bytes, bool add)
+{
+    if (add)
+        asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to),
+                     "r"(from), "r"(bytes)
+                     : "memory");
+    else
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
+                     : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+/* Waits until this thread's groups have been written, or only read from shared memory. */
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
+/* Orders accesses to global and shared memory before later ones by bulk copies, and the other way around. */
+__device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 /* Prefetches into L2; address and size are multiples of 16. */
 __device__ __forceinline__ void prefetch_l2(const void *p, uint32_t bytes)
 {
@@ -127,7 +158,7 @@ __device__ __forceinline__ void warpgroup_barrier(int barrier)
     asm volatile("bar.sync %0, 128;\n" ::"r"(barrier) : "memory");
 }
 
-/* ---- wgmma: d [64, N] f32 += a [64, 16] b [16, N], a K-major; b K-major, or MN-major when TRANS_B ----
+/* ---- wgmma: d [64, N] f32 += a [64, 16] b [16, N]; b K-major, or MN-major when TRANS_B ----
  *
  * Thread t of the warpgroup holds, for each 8 columns j, d[4j], d[4j+1] of row 16 (t / 32) + t % 32 / 4 and columns 8j
  * + 2 (t % 4), +1; d[4j+2], d[4j+3] are 8 rows below. */
@@ -173,23 +204,23 @@ template <int N> __device__ __forceinline__ void wgmma_use(float (&d)[N])
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "                   \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-/* a and b in shared memory. E: elements of d, N / 2; the operands after d are E, E + 1, E + 2, E + 3. accumulate false:
- * d = a b. */
-#define MT_WGMMA_SHARED(E, N, A, B, P, T)                                                                              \
-    template <bool TRANS_B>                                                                                            \
+/* a and b in shared memory, a MN-major when TRANS_A. E: elements of d, N / 2; the operands after d are E .. E + 4.
+ * accumulate false: d = a b. */
+#define MT_WGMMA_SHARED(E, N, A, B, P, TA, T)                                                                          \
+    template <bool TRANS_B, bool TRANS_A = false>                                                                      \
     __device__ __forceinline__ void wgmma(float(&d)[E], uint64_t a, uint64_t b, bool accumulate)                       \
     {                                                                                                                  \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N              \
-                     "k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_##E "}, %" #A ", %" #B ", p, 1, 1, 0, %" #T ";\n}\n"         \
+                     "k16.f32.bf16.bf16 {" MT_WGMMA_NAMES_##E "}, %" #A ", %" #B ", p, 1, 1, %" #TA ", %" #T ";\n}\n"  \
                      : MT_WGMMA_OUT_##E                                                                                \
-                     : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_B));                                       \
+                     : "l"(a), "l"(b), "r"((int)accumulate), "n"((int)TRANS_A), "n"((int)TRANS_B));                    \
     }
-MT_WGMMA_SHARED(32, 64, 32, 33, 34, 35)
-MT_WGMMA_SHARED(40, 80, 40, 41, 42, 43)
-MT_WGMMA_SHARED(48, 96, 48, 49, 50, 51)
-MT_WGMMA_SHARED(64, 128, 64, 65, 66, 67)
-MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99)
-MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131)
+MT_WGMMA_SHARED(32, 64, 32, 33, 34, 35, 36)
+MT_WGMMA_SHARED(40, 80, 40, 41, 42, 43, 44)
+MT_WGMMA_SHARED(48, 96, 48, 49, 50, 51, 52)
+MT_WGMMA_SHARED(64, 128, 64, 65, 66, 67, 68)
+MT_WGMMA_SHARED(96, 192, 96, 97, 98, 99, 100)
+MT_WGMMA_SHARED(128, 256, 128, 129, 130, 131, 132)
 
 /* The same for a [64, 32] and b [32, N] in e4m3, both K-major: 128 of k in a row of 128 bytes. The sums inside one
  * instruction keep about 14 bits, so that a caller adds them to f32 sums after at most 128 of k. */

@@ -85,6 +85,47 @@ void ptx_cp_async_arrive(struct warp *w, const struct ins *i, uint32_t m)
     ptx_mbarrier_arrive(w, i, m);
 }
 
+/* ---- bulk copies to global memory ---- */
+
+static void bulk_run(const struct bulk *x)
+{
+    if (x->add)
+        for (int64_t k = 0; k < x->bytes / 4; k++)
+            ((float *)(void *)x->to)[k] += ((const float *)(const void *)x->from)[k];
+    else
+        memcpy(x->to, x->from, (size_t)x->bytes);
+}
+
+void bulk_issue(struct warp *w, const struct bulk *x)
+{
+    if (!late()) {
+        bulk_run(x);
+        return;
+    }
+    struct bulk *y = grow(&w->bulks);
+    *y = *x;
+    y->group = w->bulk_group[x->lane];
+}
+
+void ptx_bulk_commit(struct warp *w, const struct ins *i, uint32_t m)
+{
+    (void)i;
+    for (; m; m &= m - 1) w->bulk_group[__builtin_ctz(m)]++;
+}
+/* All groups of the lanes of m but the last imm: written, and with .read only read, which is the same here. */
+void ptx_bulk_wait(struct warp *w, const struct ins *i, uint32_t m)
+{
+    int64_t kept = 0;
+    for (int64_t k = 0; k < w->bulks.n; k++) {
+        const struct bulk x = w->bulks.at[k];
+        if (m >> x.lane & 1 && x.group + i->imm < w->bulk_group[x.lane])
+            bulk_run(&x);
+        else
+            w->bulks.at[kept++] = x;
+    }
+    w->bulks.n = kept;
+}
+
 /* ---- TMA ---- */
 
 void box_issue(struct warp *w, const struct box *x)
@@ -113,7 +154,8 @@ void async_forget(struct block *b)
     b->boxes.n = 0;
     for (int j = 0; j < b->n_warps; j++) {
         struct warp *w = &b->warps[j];
-        w->products.n = w->copies.n = w->product_group = 0;
+        w->products.n = w->copies.n = w->bulks.n = w->product_group = 0;
+        memset(w->bulk_group, 0, sizeof(w->bulk_group));
         memset(w->copy_group, 0, sizeof(w->copy_group));
     }
 }

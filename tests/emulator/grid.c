@@ -396,6 +396,7 @@ int grid_run(const struct kernel *k, const uint32_t grid[3], const uint32_t size
         for (int j = 0; j < n_warps; j++) {
             free(b.warps[j].products.at);
             free(b.warps[j].copies.at);
+            free(b.warps[j].bulks.at);
             free(b.warps[j].regs);
             free(b.warps[j].local);
         }

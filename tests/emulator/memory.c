@@ -174,6 +174,22 @@ void ptx_cp_async(struct warp *w, const struct ins *i, uint32_t m)
     }
 }
 
+/* cp.async.bulk and cp.reduce.async.bulk to global memory: to, from, bytes. imm2: adds f32. */
+void ptx_bulk_store(struct warp *w, const struct ins *i, uint32_t m)
+{
+    for (; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        const int64_t bytes = ((uint32_t *)row(w, i, 2))[l];
+        if (bytes % 16) fault(w, l, "a bulk copy of %lld bytes", (long long)bytes);
+        char *to = reach(w, l, GLOBAL, ((uint64_t *)row(w, i, 0))[l], 16);
+        if (bytes) reach(w, l, GLOBAL, ((uint64_t *)row(w, i, 0))[l] + (uint64_t)bytes - 16, 16);
+        const uint32_t from = ((uint32_t *)row(w, i, 1))[l];
+        const char *source = reach(w, l, SHARED, from, 16);
+        if (bytes) reach(w, l, SHARED, from + (uint64_t)bytes - 16, 16);
+        bulk_issue(w, &(struct bulk){to, source, bytes, i->imm2 != 0, l, 0});
+    }
+}
+
 static void get_bar(uint64_t bar, int *phase, int *expected, int *pending, int64_t *bytes)
 {
     *phase = (int)(bar & 1);

@@ -292,6 +292,17 @@ static void asynchronous(struct parser *s, struct line *x)
         for (const char *end = strchr(p, '}'); p < end; p++) put(s, operand(s, word(&p), 4));
         address_operand(s, x->o[2], 4, &imm, NULL);
         if (imm) refuse(s, "an offset");
+    } else if (same(x->op, "cp.async.bulk.global.shared::cta.bulk_group") ||
+               same(x->op, "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32")) { /* [to], [from], bytes */
+        emit(s, x, ptx_bulk_store, PLAIN)->imm2 = begins(x->op, "cp.reduce");
+        address_operand(s, x->o[0], 8, &imm, NULL);
+        address_operand(s, x->o[1], 4, &imm3, NULL);
+        put(s, operand(s, x->o[2], 4));
+        if (imm || imm3) refuse(s, "an offset");
+    } else if (same(x->op, "cp.async.bulk.commit_group")) {
+        emit(s, x, ptx_bulk_commit, PLAIN);
+    } else if (begins(x->op, "cp.async.bulk.wait_group")) {
+        emit(s, x, ptx_bulk_wait, PLAIN)->imm = integer(s, x->o[0]);
     } else if (begins(x->op, "cp.async.cg.shared") || begins(x->op, "cp.async.ca.shared")) {
         emit(s, x, ptx_cp_async, PLAIN)->imm2 = integer(s, x->o[2]);
         address_operand(s, x->o[0], 4, &imm, NULL);
@@ -458,7 +469,7 @@ static void translate(struct parser *s, struct line *x)
         matrix(s, x);
     } else if (begins(op, "wgmma.")) {
         wgmma(s, x);
-    } else if (begins(op, "cp.async")) {
+    } else if (begins(op, "cp.async") || begins(op, "cp.reduce.async")) {
         asynchronous(s, x);
     } else if (begins(op, "mbarrier.")) {
         mbarrier_op(s, x);

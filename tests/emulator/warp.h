@@ -31,6 +31,15 @@ struct copy {
     int bytes, read, lane, group;
 };
 
+/* A bulk copy of one lane to global memory, which adds f32 or stores. */
+struct bulk {
+    char *to;
+    const char *from;
+    int64_t bytes;
+    bool add;
+    int lane, group;
+};
+
 /* One box of TMA. */
 struct box {
     const struct ins *ins;
@@ -44,7 +53,8 @@ struct box {
 struct warp {
     GROW(struct product) products; /* not yet executed, when asynchronous operations are late */
     GROW(struct copy) copies;
-    int product_group, copy_group[LANES]; /* groups committed so far */
+    GROW(struct bulk) bulks;
+    int product_group, copy_group[LANES], bulk_group[LANES]; /* groups committed so far */
     char *regs;
     char *local; /* [32, local_bytes] */
     struct block *block;
@@ -120,6 +130,7 @@ static inline float bf16_value(uint32_t x)
 /* async.c: executes an asynchronous operation, at once or when something waits for it */
 void wgmma_issue(struct warp *w, const struct product *p);
 void copy_issue(struct warp *w, const struct copy *c);
+void bulk_issue(struct warp *w, const struct bulk *x);
 void box_issue(struct warp *w, const struct box *x);
 void boxes_of(struct block *b, const uint64_t *bar);     /* copies what is late for this mbarrier */
 void async_forget(struct block *b);                      /* before the next block */
