@@ -331,17 +331,16 @@ static const struct gpu_case {
     {{8, 1, 128, 0, 0, false, LENGTHS}, 0},
     {{4, 1, 128, 0, 5, true, LENGTHS}, 16},
     {{2, 2, 128, 0, 1, false, LENGTHS}, 0},
-    {{8, 1, 64, 0, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused */
+    {{8, 1, 64, 0, 0, true, 1, {1100}}, 0}, /* many blocks: every stage of the pipeline is reused; nine add to dq */
     {{8, 1, 64, 0, 128, true, 2, {1, 1100}}, 0},
     {{4, 1, 128, 0, 0, false, 1, {700}}, 0},
     {{3, 1, 64, 0, 33, false, 2, {257, 513}}, 0}, /* a group size that is not a power of two; a window across blocks */
     {{6, 2, 64, 0, 0, true, LENGTHS}, 16},        /* groups that leave rows of a tile empty */
     {{5, 1, 64, 0, 128, false, LENGTHS}, 0},
     {{16, 1, 64, 0, 33, true, 3, {200, 95, 97}}, 0},
-    {{7, 1, 64, 0, 200, false, 2, {300, 513}}, 0},   /* tiles of queries across the edges of blocks of keys */
-    {{16, 2, 64, 0, 0, true, 3, {1300, 5, 600}}, 0}, /* many blocks of keys add to one tile of queries */
-    {{70, 1, 64, 0, 0, false, 2, {9, 40}}, 0},       /* a group larger than a tile of the Hopper kernel */
-    {{6, 3, 16, 0, 21, true, LENGTHS}, 16},          /* narrower than a tile */
+    {{7, 1, 64, 0, 200, false, 2, {300, 513}}, 0}, /* tiles of queries across the edges of blocks of keys */
+    {{70, 1, 64, 0, 0, false, 2, {9, 40}}, 0},     /* a group larger than a tile of the Hopper kernel */
+    {{6, 3, 16, 0, 21, true, LENGTHS}, 16},        /* narrower than a tile */
     {{8, 2, 32, 0, 64, true, LENGTHS}, 0},
     {{4, 1, 8, 0, 0, false, LENGTHS}, 16},
     {{4, 2, 24, 0, 0, true, LENGTHS}, 16}, /* widths that are not powers of two */

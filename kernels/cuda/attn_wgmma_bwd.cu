@@ -15,11 +15,12 @@
  *   stay in their sequence: rows beyond the end of a sequence are cleared before the products read them.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
  *
- * In both loops every product is complete where its accumulator is read or its A operand changes, and no product is in
- * flight there that is issued later in the same group: otherwise ptxas waits for every single product.
- * Measured: H200, T 16384, H 64, K 8, beside two kernels of seven products (ec611c4) in the same calls: S 4096 2.87 to
- *   2.97 ms, 463 to 478 TFLOP/s (3.42 to 3.55 ms), inside a step of gpt-oss-20b 3.62 to 3.67 ms (4.39 to 4.42); S 512
- *   0.66 ms (0.82 to 0.85); window 128 0.64 to 0.66 ms (0.58 to 0.62). T = S = 131072 inside a step: 466 TFLOP/s.
+ * From the first product of a group to the wait for it, nothing but these products may touch any of their accumulators
+ * or A operands; otherwise ptxas waits for each product (C7514, C7515).
+ * Measured: H200, commit ecb1f07, T 16384, H 64, K 8, beside two kernels of seven products (ec611c4) in the same calls:
+ *   S 4096 2.87 to 2.97 ms, 463 to 478 TFLOP/s (3.42 to 3.55 ms), inside a step of gpt-oss-20b 3.62 to 3.67 ms (4.39
+ *   to 4.42); S 512 0.66 ms (0.82 to 0.85); window 128 0.64 to 0.66 ms (0.58 to 0.62). T = S = 131072 inside a step:
+ *   466 TFLOP/s.
  * Tried and dropped: dq added by red.global from registers (its fence takes as long as the tile); scores and dp in one
  *   group, without work behind them; loads of stat before the products; 2^x of a quarter on the FMA pipe. Without the
  *   order of the sums it is at most 2 % faster. */
