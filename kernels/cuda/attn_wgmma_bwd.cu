@@ -19,8 +19,9 @@
  * or A operands; otherwise ptxas waits for each product (C7514, C7515).
  * Measured: H200, commit ecb1f07, T 16384, H 64, K 8, beside two kernels of seven products (ec611c4) in the same calls:
  *   S 4096 2.87 to 2.97 ms, 463 to 478 TFLOP/s (3.42 to 3.55 ms), inside a step of gpt-oss-20b 3.62 to 3.67 ms (4.39
- *   to 4.42); S 512 0.66 ms (0.82 to 0.85); window 128 0.64 to 0.66 ms (0.58 to 0.62). T = S = 131072 inside a step:
- *   466 TFLOP/s.
+ *   to 4.42). T = S = 131072 inside a step: 466 TFLOP/s. H100 80GB HBM3, before, at ecb1f07, and since the sums for the
+ *   last turn are loaded ahead, in one call: S 4096 3.43, 3.51 -> 3.05, 3.16 -> 2.97, 3.00 ms; window 128 0.62, 0.63 ->
+ *   0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms.
  * Tried and dropped: dq added by red.global from registers (its fence takes as long as the tile); scores and dp in one
  *   group, without work behind them; loads of stat before the products; 2^x of a quarter on the FMA pipe. Without the
  *   order of the sums it is at most 2 % faster. */
@@ -30,14 +31,13 @@ enum {
     HEAD = 64,
     STAGES = 4,
     DS_SLOTS = 2,
-    SUM_SLOTS = ADDERS,
     CONSUMERS = 2 * 128, /* threads; the warpgroup after them computes dq, the last loads and adds */
     THREADS = CONSUMERS + 2 * 128,
     REGISTERS = 208, /* 2 * 208 + 72 + 24 = 4 * 128 */
     DQ_REGISTERS = 72,
     LOADER_REGISTERS = 24,
     PART_BYTES = ROWS * HEAD * 2, /* of q or dout of a stage */
-    BYTES = 2 * KEYS * HEAD * 2 + DS_SLOTS * DS_BYTES + SUM_SLOTS * SUM_BYTES + STAGES * (2 * PART_BYTES + STAT_BYTES) +
+    BYTES = 2 * KEYS * HEAD * 2 + DS_SLOTS * DS_BYTES + ADDERS * SUM_BYTES + STAGES * (2 * PART_BYTES + STAT_BYTES) +
             BARRIER_BYTES + 1024 /* alignment */
 };
 
@@ -206,13 +206,13 @@ static __device__ __forceinline__ void multiply_queries(const struct attn_wgmma_
         float sum[32];
         mbarrier_wait(m.ds_full + 8 * ds.stage, ds.parity);
         multiply_ds(sum, m, ds.stage);
-        mbarrier_wait(m.sum_empty + 8 * at.stage, at.parity ^ 1);
+        mbarrier_wait(m.sum_empty + 8 * at.stage, at.parity);
         wgmma_wait<0>();
         wgmma_use(sum);
         release_stage(m.ds_empty + 8 * ds.stage);
         finish_tile<HEAD>(sum, p, b, t, 0, slot);
         release_stage(m.sum_full + 8 * at.stage);
-        at = next_stage<SUM_SLOTS>(at);
+        at = next_stage<ADDERS>(at);
     }
 }
 
@@ -225,7 +225,7 @@ static __device__ __forceinline__ void load_and_add(const struct attn_wgmma_args
         load_keys<HEAD>(p, m, b);
         for (int t = 0; t < b.n_tile; t++) load_queries<HEAD>(p, m, b, t, place<STAGES>(t));
     } else if (threadIdx.x % 32 == 0) {
-        add_tiles<HEAD, SUM_SLOTS>(p, m, b, warp - 1);
+        add_tiles<HEAD>(p, m, b, warp - 1);
     }
 }
 #endif
@@ -241,8 +241,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (!key_block_at(&b, p, ticket)) return;
     const uint32_t start = (sm90_shared(bytes) + 1023) / 1024 * 1024;
-    const struct key_memory m =
-        key_memory_at<HEAD, STAGES, DS_SLOTS, SUM_SLOTS>(start, bytes + (start - sm90_shared(bytes)));
+    const struct key_memory m = key_memory_at<HEAD, STAGES, DS_SLOTS>(start, bytes + (start - sm90_shared(bytes)));
     if (threadIdx.x == 0) {
         mbarrier_init(m.kv_full, 1);
         for (int i = 0; i < STAGES; i++) {
@@ -253,8 +252,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(m.ds_full + 8 * i, 8);
             mbarrier_init(m.ds_empty + 8 * i, 4);
         }
-        for (int i = 0; i < ADDERS; i++) mbarrier_init(m.sum_full + 8 * i, 4);
-        for (int i = 0; i < SUM_SLOTS; i++) mbarrier_init(m.sum_empty + 8 * i, 1);
+        for (int i = 0; i < ADDERS; i++) {
+            mbarrier_init(m.sum_full + 8 * i, 4);
+            mbarrier_init(m.sum_empty + 8 * i, 1);
+        }
         mbarrier_init_fence();
     }
     clear_stages<HEAD, STAGES>(p, m);

@@ -1,5 +1,5 @@
-/* attn_wgmma_keys.cuh - shared by the Hopper attention backward kernels of five products: a block has 128 keys, and
- * adds its part of dq to sums in global memory.
+/* attn_wgmma_keys.cuh - parts of a Hopper attention backward of five products (attn_wgmma_bwd.cu): blocks of 128 keys,
+ * their loads, weights, and the order in which they add to dq in global memory.
  *
  * A tile of queries is 64 rows: n_query queries of the heads of a group. Tile j begins at query j n_query of its
  * sequence. A block loads the tiles that attend to its keys, the last queries first.
@@ -8,8 +8,9 @@
  * first; a counter for each tile says how many have added. A block takes its keys from a ticket counter, in the order
  * of the keys of a sequence, and waits only for blocks with earlier tickets, so that there is no deadlock. As blocks
  * begin with the last queries, those of a sequence follow each other at a distance of a few tiles, and find queries and
- * sums in L2. The first block of a tile stores its sums, those after it add to them (bulk copies), the last adds what
- * is there to its own and writes dq. The sums of a tile are those of its panels of 64 elements, one after the other. */
+ * sums in L2. The first block of a tile stores its sums, those after it add to them, the last loads what is there,
+ * adds its own and writes dq; all with bulk copies. The sums of a tile are those of its panels of 64 elements, one
+ * after the other. */
 #ifndef MT_CUDA_ATTN_WGMMA_KEYS_H
 #define MT_CUDA_ATTN_WGMMA_KEYS_H
 
@@ -50,14 +51,15 @@ __device__ static __forceinline__ int first_query(const struct attn_wgmma_args &
     return (b.last - t) * p.n_query;
 }
 
-/* Shared-memory addresses. Every adder has its sum_full. A stage has STAT_BYTES of stat: ROWS times lse / ln 2, then
+/* Shared-memory addresses. A stage has STAT_BYTES of stat: ROWS times lse / ln 2, then
  * <dout, o>. */
 struct key_memory {
     uint32_t k, v, ds, sum, q, dout, stat, kv_full, full, empty, ds_full, ds_empty, sum_full, sum_empty;
     char *bytes; /* generic address of k */
 };
-/* `start` is aligned to 1024. N: number of stages, of slots for ds and for sums. */
-template <int HEAD, int STAGES, int DS_SLOTS, int SUM_SLOTS>
+/* `start` is aligned to 1024. STAGES, DS_SLOTS: number of stages and of slots for ds;
+ * every adder has a slot for sums. */
+template <int HEAD, int STAGES, int DS_SLOTS>
 __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start, char *bytes)
 {
     asm volatile("" : "+r"(start)); /* otherwise it is computed again in every step */
@@ -67,7 +69,7 @@ __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start
     m.v = m.k + KEYS * HEAD * 2;
     m.ds = m.v + KEYS * HEAD * 2;
     m.sum = m.ds + DS_SLOTS * DS_BYTES;
-    m.q = m.sum + SUM_SLOTS * (HEAD / PANEL) * SUM_BYTES;
+    m.q = m.sum + ADDERS * (HEAD / PANEL) * SUM_BYTES;
     m.dout = m.q + STAGES * ROWS * HEAD * 2;
     m.stat = m.dout + STAGES * ROWS * HEAD * 2;
     m.kv_full = m.stat + STAGES * STAT_BYTES;
@@ -77,7 +79,7 @@ __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start
     m.ds_empty = m.ds_full + 8 * DS_SLOTS;
     m.sum_full = m.ds_empty + 8 * DS_SLOTS;
     m.sum_empty = m.sum_full + 8 * ADDERS;
-    static_assert(8 * (1 + 2 * STAGES + 2 * DS_SLOTS + ADDERS + SUM_SLOTS) <= BARRIER_BYTES, "room for all mbarriers");
+    static_assert(8 * (1 + 2 * STAGES + 2 * DS_SLOTS + 2 * ADDERS) <= BARRIER_BYTES, "room for all mbarriers");
     return m;
 }
 
@@ -240,23 +242,22 @@ static __device__ __forceinline__ void put_sums(float *to, const float (&sum)[32
         }
     }
 }
-/* Adds the sums of the first n_row rows. */
-static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from, int n_row)
+/* Adds those in `from`. */
+static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
 {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (row + 8 * h >= n_row) continue;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             float *x = sum + 8 * i + 2 * h;
-            const float4 y = __ldcg(sum_at(from, row + 8 * h, i));
+            const float4 y = *sum_at(from, row + 8 * h, i);
             x[0] += y.x, x[1] += y.y, x[4] += y.z, x[5] += y.w;
         }
     }
 }
-/* A warpgroup: sum is dq of the rows of tile t and of a panel. Writes dq in the last turn, else leaves the sums in
- * `slot`, which add_tiles passes on. */
+/* A warpgroup, when add_tiles has passed on the slot: sum is dq of the rows of tile t and of a panel. Writes dq in the
+ * last turn, in which the slot has the sums of the other blocks; else leaves the sums there. */
 template <int HEAD>
 static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struct attn_wgmma_args &p,
                                                    const struct key_block &b, int t, int panel, char *slot)
@@ -265,40 +266,46 @@ static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struc
     const int warp_row = threadIdx.x % 128 / 32 * 16;
     if (turn.last) {
         const float factor[2] = {p.a.scale, p.a.scale};
-        char *rows = slot + warp_row * ROW_BYTES;
-        wait_turn(turn);
-        if (turn.before > 0) get_sums(sum, turn.sums + panel * turn.n_row * PANEL, turn.n_row);
+        char *rows = slot + warp_row * PANEL * 4; /* this warp's sums, which it no longer needs */
+        if (turn.before > 0) get_sums(sum, (float *)slot);
         stage_rows<ROWS>(rows, sum, factor);
         store_panel<HEAD>(p.a.dqkv + (b.first + first_query(p, b, t)) * p.a.ld_dqkv + b.kv * p.group * HEAD +
                               panel * PANEL,
                           p.a.ld_dqkv, rows, warp_row, p, turn.n_live);
     } else {
         put_sums((float *)slot, sum);
-        fence_proxy_async();
     }
+    fence_proxy_async();
 }
-/* Adder i: when it is this block's turn, adds the sums of the tiles i, i + ADDERS, ... to those of the other blocks.
- * One thread. */
-template <int HEAD, int SUM_SLOTS>
+/* Adder i, one thread: passes on its slot for the tiles i, i + ADDERS, ...; in the last turn it loads the sums of the
+ * other blocks first. In other turns it then adds those of this block to them. */
+template <int HEAD>
 static __device__ __forceinline__ void add_tiles(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                  const struct key_block &b, int i)
 {
+    const uint32_t slot = m.sum + i * (HEAD / PANEL) * SUM_BYTES, full = m.sum_full + 8 * i,
+                   empty = m.sum_empty + 8 * i;
+    uint32_t parity = 0;
 #pragma unroll 1
-    for (int t = i; t < b.n_tile; t += ADDERS) {
+    for (int t = i; t < b.n_tile; t += ADDERS, parity ^= 1) {
         const struct turn turn = turn_of<HEAD>(p, b, t);
-        const int slot = t % SUM_SLOTS;
-        if (!turn.last) wait_turn(turn);
-        mbarrier_wait(m.sum_full + 8 * i, t / ADDERS % 2);
-        if (!turn.last) {
+        const int bytes = turn.n_row * PANEL * 4;
+        if (turn.last && turn.before > 0) {
+            wait_turn(turn);
             fence_proxy_async_all();
+            mbarrier_arrive_expect(empty, bytes * (HEAD / PANEL));
             for (int c = 0; c < HEAD / PANEL; c++)
-                bulk_store(turn.sums + c * turn.n_row * PANEL, m.sum + (slot * (HEAD / PANEL) + c) * SUM_BYTES,
-                           turn.n_row * PANEL * 4, turn.before > 0);
-            bulk_commit();
-            bulk_wait_read();
+                bulk_load(slot + c * SUM_BYTES, turn.sums + c * turn.n_row * PANEL, bytes, empty);
+        } else {
+            mbarrier_arrive(empty);
         }
-        mbarrier_arrive(m.sum_empty + 8 * slot);
+        if (!turn.last) wait_turn(turn);
+        mbarrier_wait(full, parity);
         if (turn.last) continue;
+        fence_proxy_async_all();
+        for (int c = 0; c < HEAD / PANEL; c++)
+            bulk_store(turn.sums + c * turn.n_row * PANEL, slot + c * SUM_BYTES, bytes, turn.before > 0);
+        bulk_commit();
         bulk_wait();
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn.counter), "r"(turn.before + 1) : "memory");
     }

@@ -136,10 +136,16 @@ __device__ __forceinline__ void bulk_store(float *to, uint32_t from, uint32_t by
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
                      : "memory");
 }
+/* The other way; signals its bytes on bar. */
+__device__ __forceinline__ void bulk_load(uint32_t to, const float *from, uint32_t bytes, uint32_t bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(bar)
+                 : "memory");
+}
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
-/* Waits until this thread's groups have been written, or only read from shared memory. */
+/* Waits until this thread's groups have been written. */
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
-__device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
 /* Orders accesses to global and shared memory before later ones by bulk copies, and the other way around. */
 __device__ __forceinline__ void fence_proxy_async_all() { asm volatile("fence.proxy.async;\n" ::: "memory"); }
 /* Prefetches into L2; address and size are multiples of 16. */

@@ -190,6 +190,24 @@ void ptx_bulk_store(struct warp *w, const struct ins *i, uint32_t m)
     }
 }
 
+/* cp.async.bulk from global memory: to, from, bytes, mbarrier. */
+void ptx_bulk_load(struct warp *w, const struct ins *i, uint32_t m)
+{
+    for (; m; m &= m - 1) {
+        const int l = __builtin_ctz(m);
+        const int64_t bytes = ((uint32_t *)row(w, i, 2))[l];
+        const uint64_t to = ((uint32_t *)row(w, i, 0))[l], from = ((uint64_t *)row(w, i, 1))[l];
+        if (bytes % 16 || bytes <= 0) fault(w, l, "a bulk copy of %lld bytes", (long long)bytes);
+        reach(w, l, SHARED, to, 16);
+        reach(w, l, SHARED, to + (uint64_t)bytes - 16, 16);
+        reach(w, l, GLOBAL, from + (uint64_t)bytes - 16, 16);
+        uint64_t *bar = (void *)reach(w, l, SHARED, ((uint32_t *)row(w, i, 3))[l], 8);
+        box_issue(
+            w, &(struct box){
+                   .ins = i, .warp = w, .bar = bar, .to = to, .from = reach(w, l, GLOBAL, from, 16), .bytes = bytes});
+    }
+}
+
 static void get_bar(uint64_t bar, int *phase, int *expected, int *pending, int64_t *bytes)
 {
     *phase = (int)(bar & 1);
@@ -294,6 +312,11 @@ static void box_part(const struct box *x, uint64_t to, uint64_t from, bool insid
 void box_run(const struct box *x)
 {
     const struct tensor_map *t = x->map;
+    if (!t) {
+        memcpy(x->warp->block->shared + x->to, x->from, (size_t)x->bytes);
+        mbarrier_add(x->bar, 0, -x->bytes);
+        return;
+    }
     const int64_t inner = t->box[0] * (int64_t)t->element;
     int64_t rows = 1;
     for (int k = 1; k < t->axes; k++) rows *= t->box[k];

@@ -299,6 +299,14 @@ static void asynchronous(struct parser *s, struct line *x)
         address_operand(s, x->o[1], 4, &imm3, NULL);
         put(s, operand(s, x->o[2], 4));
         if (imm || imm3) refuse(s, "an offset");
+    } else if (same(x->op, "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes")) {
+        emit(s, x, ptx_bulk_load, PLAIN); /* [to], [from], bytes, [mbarrier] */
+        address_operand(s, x->o[0], 4, &imm, NULL);
+        address_operand(s, x->o[1], 8, &imm3, NULL);
+        put(s, operand(s, x->o[2], 4));
+        if (imm || imm3) refuse(s, "an offset");
+        address_operand(s, x->o[3], 4, &imm, NULL);
+        if (imm) refuse(s, "an offset");
     } else if (same(x->op, "cp.async.bulk.commit_group")) {
         emit(s, x, ptx_bulk_commit, PLAIN);
     } else if (begins(x->op, "cp.async.bulk.wait_group")) {

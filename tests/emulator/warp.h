@@ -40,7 +40,7 @@ struct bulk {
     int lane, group;
 };
 
-/* One box of TMA. */
+/* One box of TMA, or, without a map, a bulk copy of bytes from global memory. */
 struct box {
     const struct ins *ins;
     struct warp *warp;
@@ -48,6 +48,8 @@ struct box {
     const struct tensor_map *map;
     uint64_t to;
     int32_t at[4];
+    const char *from;
+    int64_t bytes;
 };
 
 struct warp {
