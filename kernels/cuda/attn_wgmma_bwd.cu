@@ -1,43 +1,39 @@
 /* attn_wgmma_bwd.cu - attention backward on Hopper, heads of 64: the function of attn_bwd.cu with wgmma and TMA.
  *
  * Math: as attn_bwd.cu, with five products: scores, dp, dv, dk and dq of a tile of queries and a block of keys.
- * Shapes: as attn_bwd.cu; stat [K, T, H/K] and one entry more; dq_sum [K, T H/K, 64] f32 in an order of its own.
+ * Shapes: as attn_bwd.cu; stat [K, T, H/K] and one entry more; dq_sum [K, T H/K, 64] f32, the elements of a
+ *   row permuted (sum_at).
  * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: one block per 128 keys of a sequence and kv head (attn_wgmma_keys.cuh: order of blocks, of the sums of dq). Two
  *   warpgroups compute weights, dk and dv of 64 keys each; k is an A operand in registers. They pass ds through shared
  *   memory to a third, which computes dq. The last one has a warp that loads and three threads that add to dq_sum.
- *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few in each tile. Shared memory: 180 KiB.
- * Moves: as attn_bwd.cu; 16 KiB of q and dout from L2 and 16 KiB of sums to L2 for 64 rows by 128 keys; dq_sum once
- *   more to and from DRAM.
- * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2400: a warpgroup
- *   of ds takes as long for its 500 instructions, of which a scheduler has those of two warps at a time.
+ *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few registers. Shared memory: 180 KiB.
+ * Moves: as attn_bwd.cu, and for 64 rows by 128 keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
+ * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2400 (H200, ncu, a
+ *   state before ecb1f07): a warp of dk and dv needs so long for its 500 instructions, and a scheduler has two of them.
  * Numerics: as attn_bwd.cu; ds from weights rounded to bf16; sums of dq in f32, subnormal ones are 0. NaN and infinity
  *   stay in their sequence: rows beyond the end of a sequence are cleared before the products read them.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
  *
- * From the first product of a group to the wait for it, nothing but these products may touch any of their accumulators
- * or A operands; otherwise ptxas waits for each product (C7514, C7515).
- * Measured: H200, commit ecb1f07, T 16384, H 64, K 8, beside two kernels of seven products (ec611c4) in the same calls:
- *   S 4096 2.87 to 2.97 ms, 463 to 478 TFLOP/s (3.42 to 3.55 ms), inside a step of gpt-oss-20b 3.62 to 3.67 ms (4.39
- *   to 4.42). T = S = 131072 inside a step: 466 TFLOP/s. H100 80GB HBM3, before, at ecb1f07, and since the sums for the
- *   last turn are loaded ahead, in one call: S 4096 3.43, 3.51 -> 3.05, 3.16 -> 2.97, 3.00 ms; window 128 0.62, 0.63 ->
- *   0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms.
+ * From the first product of a group to the wait for it, nothing else may read or change an accumulator of these
+ * products, or change an A operand; otherwise ptxas waits for each product (C7514, C7515).
+ * Measured: T 16384, H 64, K 8. H200, commit ecb1f07, beside two kernels of seven products (ec611c4) in one call:
+ *   S 4096 2.90, 2.97 ms, 474, 463 TFLOP/s (3.55, 3.52 ms), inside a step of gpt-oss-20b 3.63, 3.67 ms (4.39, 4.42);
+ *   T 131072 in one sequence inside a step, another H200: 466 TFLOP/s. H100 80GB HBM3, ec611c4, ecb1f07 and 82a7404,
+ *   which loads the sums for the last turn ahead, in one call: S 4096 3.43, 3.51 -> 3.05, 3.16 -> 2.97, 3.00 ms;
+ *   window 128 0.62, 0.63 -> 0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms.
  * Tried and dropped: dq added by red.global from registers (its fence takes as long as the tile); scores and dp in one
  *   group, without work behind them; loads of stat before the products; 2^x of a quarter on the FMA pipe. Without the
  *   order of the sums it is at most 2 % faster. */
 #include "kernels/cuda/attn_wgmma_keys.cuh"
 
 enum {
-    HEAD = 64,
-    STAGES = 4,
-    DS_SLOTS = 2,
     CONSUMERS = 2 * 128, /* threads; the warpgroup after them computes dq, the last loads and adds */
     THREADS = CONSUMERS + 2 * 128,
     REGISTERS = 208, /* 2 * 208 + 72 + 24 = 4 * 128 */
     DQ_REGISTERS = 72,
     LOADER_REGISTERS = 24,
-    PART_BYTES = ROWS * HEAD * 2, /* of q or dout of a stage */
-    BYTES = 2 * KEYS * HEAD * 2 + DS_SLOTS * DS_BYTES + ADDERS * SUM_BYTES + STAGES * (2 * PART_BYTES + STAT_BYTES) +
+    BYTES = 2 * KEY_BYTES + DS_SLOTS * DS_BYTES + ADDERS * SUM_BYTES + STAGES * (2 * PART_BYTES + STAT_BYTES) +
             BARRIER_BYTES + 1024 /* alignment */
 };
 
@@ -130,11 +126,11 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
     uint32_t k[HEAD / 16][4], pw[ROWS / 16][4], dw[ROWS / 16][4] = {};
     float s[32], dp[32], dk[32] = {}, dv[32] = {};
 
-    wait_keys<HEAD>(m, b, wg);
+    wait_keys(m, b, wg);
     load_operand(k, m.k + warp_row * ROW_BYTES);
     skip_tiles(m, 0, tiles.from);
     if (tiles.from < tiles.to) {
-        wait_queries<HEAD>(p, m, b, tiles.from, place<STAGES>(tiles.from), wg);
+        wait_queries(p, m, b, tiles.from, place<STAGES>(tiles.from), wg);
         wgmma_fence();
         dot_register_heads(s, k, m.q + place<STAGES>(tiles.from).stage * PART_BYTES);
         wgmma_commit();
@@ -151,7 +147,7 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
             if (t > tiles.from) put_ds(m, ds, dw, t - 1);
             weigh_scores(pw, s, p, w0, first_query(p, b, t), stat);
             if (t > tiles.from) send_ds(m, t - 1);
-            wait_queries<HEAD>(p, m, b, next, place<STAGES>(next), wg);
+            wait_queries(p, m, b, next, place<STAGES>(next), wg);
             wgmma_wait<0>();
             wgmma_use(dp);
             wgmma_use(dk);
@@ -199,7 +195,7 @@ static __device__ __forceinline__ void multiply_queries(const struct attn_wgmma_
                                                         const struct key_block &b)
 {
     struct stage_at at = {0, 0};
-    wait_keys<HEAD>(m, b, warpgroup_index());
+    wait_keys(m, b, warpgroup_index());
     for (int t = 0; t < b.n_tile; t++) {
         const struct stage_at ds = place<DS_SLOTS>(t);
         char *slot = m.bytes + (m.sum - m.k) + at.stage * SUM_BYTES;
@@ -210,7 +206,7 @@ static __device__ __forceinline__ void multiply_queries(const struct attn_wgmma_
         wgmma_wait<0>();
         wgmma_use(sum);
         release_stage(m.ds_empty + 8 * ds.stage);
-        finish_tile<HEAD>(sum, p, b, t, 0, slot);
+        finish_tile(sum, p, b, t, slot);
         release_stage(m.sum_full + 8 * at.stage);
         at = next_stage<ADDERS>(at);
     }
@@ -222,10 +218,10 @@ static __device__ __forceinline__ void load_and_add(const struct attn_wgmma_args
 {
     const int warp = threadIdx.x % 128 / 32;
     if (warp == 0) {
-        load_keys<HEAD>(p, m, b);
-        for (int t = 0; t < b.n_tile; t++) load_queries<HEAD>(p, m, b, t, place<STAGES>(t));
+        load_keys(p, m, b);
+        for (int t = 0; t < b.n_tile; t++) load_queries(p, m, b, t, place<STAGES>(t));
     } else if (threadIdx.x % 32 == 0) {
-        add_tiles<HEAD>(p, m, b, warp - 1);
+        add_tiles(p, m, b, warp - 1);
     }
 }
 #endif
@@ -241,7 +237,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (!key_block_at(&b, p, ticket)) return;
     const uint32_t start = (sm90_shared(bytes) + 1023) / 1024 * 1024;
-    const struct key_memory m = key_memory_at<HEAD, STAGES, DS_SLOTS>(start, bytes + (start - sm90_shared(bytes)));
+    const struct key_memory m = key_memory_at(start, bytes + (start - sm90_shared(bytes)));
     if (threadIdx.x == 0) {
         mbarrier_init(m.kv_full, 1);
         for (int i = 0; i < STAGES; i++) {
@@ -258,7 +254,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         }
         mbarrier_init_fence();
     }
-    clear_stages<HEAD, STAGES>(p, m);
+    clear_stages(p, m);
     __syncthreads();
     const int wg = warpgroup_index();
     if (wg < 2) {

@@ -1,4 +1,4 @@
-/* attn_wgmma_keys.cuh - parts of a Hopper attention backward of five products (attn_wgmma_bwd.cu): blocks of 128 keys,
+/* attn_wgmma_keys.cuh - parts of the Hopper attention backward for heads of 64 (attn_wgmma_bwd.cu): blocks of 128 keys,
  * their loads, weights, and the order in which they add to dq in global memory.
  *
  * A tile of queries is 64 rows: n_query queries of the heads of a group. Tile j begins at query j n_query of its
@@ -9,20 +9,24 @@
  * of the keys of a sequence, and waits only for blocks with earlier tickets, so that there is no deadlock. As blocks
  * begin with the last queries, those of a sequence follow each other at a distance of a few tiles, and find queries and
  * sums in L2. The first block of a tile stores its sums, those after it add to them, the last loads what is there,
- * adds its own and writes dq; all with bulk copies. The sums of a tile are those of its panels of 64 elements, one
- * after the other. */
+ * adds its own and writes dq; all with bulk copies. */
 #ifndef MT_CUDA_ATTN_WGMMA_KEYS_H
 #define MT_CUDA_ATTN_WGMMA_KEYS_H
 
 #include "kernels/cuda/attn_wgmma.cuh"
 
 enum {
+    HEAD = 64,
     KEYS = 128, /* of a block */
     ROWS = 64,  /* of a tile: q, dout, stat */
     ADDERS = 3, /* threads that add to the sums of dq, in turns */
+    STAGES = 4, /* of queries */
+    DS_SLOTS = 2,
     STAT_BYTES = ROWS * (int)sizeof(float2),
+    KEY_BYTES = KEYS * HEAD * 2,  /* of keys or values */
+    PART_BYTES = ROWS * HEAD * 2, /* of q or dout of a stage */
     DS_BYTES = KEYS * ROWS * 2,   /* ds of a tile, [keys, rows] */
-    SUM_BYTES = ROWS * PANEL * 4, /* sums of a tile and panel */
+    SUM_BYTES = ROWS * HEAD * 4,  /* sums of a tile; every adder has a slot for them */
     BARRIER_BYTES = 256           /* all mbarriers of a block */
 };
 
@@ -51,27 +55,24 @@ __device__ static __forceinline__ int first_query(const struct attn_wgmma_args &
     return (b.last - t) * p.n_query;
 }
 
-/* Shared-memory addresses. A stage has STAT_BYTES of stat: ROWS times lse / ln 2, then
- * <dout, o>. */
+/* Shared-memory addresses. A stage has STAT_BYTES of stat: ROWS times lse / ln 2, then <dout, o>. */
 struct key_memory {
     uint32_t k, v, ds, sum, q, dout, stat, kv_full, full, empty, ds_full, ds_empty, sum_full, sum_empty;
     char *bytes; /* generic address of k */
 };
-/* `start` is aligned to 1024. STAGES, DS_SLOTS: number of stages and of slots for ds;
- * every adder has a slot for sums. */
-template <int HEAD, int STAGES, int DS_SLOTS>
+/* `start` is aligned to 1024. */
 __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start, char *bytes)
 {
     asm volatile("" : "+r"(start)); /* otherwise it is computed again in every step */
     struct key_memory m;
     m.bytes = bytes;
     m.k = start;
-    m.v = m.k + KEYS * HEAD * 2;
-    m.ds = m.v + KEYS * HEAD * 2;
+    m.v = m.k + KEY_BYTES;
+    m.ds = m.v + KEY_BYTES;
     m.sum = m.ds + DS_SLOTS * DS_BYTES;
-    m.q = m.sum + ADDERS * (HEAD / PANEL) * SUM_BYTES;
-    m.dout = m.q + STAGES * ROWS * HEAD * 2;
-    m.stat = m.dout + STAGES * ROWS * HEAD * 2;
+    m.q = m.sum + ADDERS * SUM_BYTES;
+    m.dout = m.q + STAGES * PART_BYTES;
+    m.stat = m.dout + STAGES * PART_BYTES;
     m.kv_full = m.stat + STAGES * STAT_BYTES;
     m.full = m.kv_full + 8;
     m.empty = m.full + 8 * STAGES;
@@ -85,26 +86,24 @@ __device__ static __forceinline__ struct key_memory key_memory_at(uint32_t start
 
 /* ---- loads, by one warp ---- */
 
-template <int HEAD>
 static __device__ __forceinline__ void load_keys(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                  const struct key_block &b)
 {
     const int row = (int)b.first + b.k0;
     if (threadIdx.x % 32) return;
-    mbarrier_arrive_expect(m.kv_full, 2 * KEYS * HEAD * 2);
+    mbarrier_arrive_expect(m.kv_full, 2 * KEY_BYTES);
     load_panels<HEAD, KEYS>(m.k, &p.k, m.kv_full, b.kv, row);
     load_panels<HEAD, KEYS>(m.v, &p.v, m.kv_full, b.kv, row);
 }
 /* Tile t, when its stage is empty: TMA loads q and dout, the lanes load stat. Queries beyond the end of the sequence
  * get the last entry of stat, which makes all their weights 0. */
-template <int HEAD>
 static __device__ __forceinline__ void load_queries(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                     const struct key_block &b, int t, struct stage_at at)
 {
     const int lane = threadIdx.x % 32, q0 = first_query(p, b, t), n_row = p.n_query * p.group;
     const float2 *stat = p.a.stat + (b.kv * (int64_t)p.a.n_tok + b.first) * p.group;
     const float2 *masked_stat = p.a.stat + (int64_t)p.a.n_head * p.a.n_tok;
-    const uint32_t full = m.full + 8 * at.stage, tile = at.stage * ROWS * HEAD * 2;
+    const uint32_t full = m.full + 8 * at.stage, tile = at.stage * PART_BYTES;
     mbarrier_wait(m.empty + 8 * at.stage, at.parity ^ 1);
     if (lane == 0) {
         mbarrier_arrive_expect(full, 2 * n_row * HEAD * 2);
@@ -121,11 +120,10 @@ static __device__ __forceinline__ void load_queries(const struct attn_wgmma_args
     cp_async_arrive(full);
 }
 /* All threads: the rows of a stage that TMA does not fill are zeros, with a stat that makes their weights 0. */
-template <int HEAD, int STAGES>
 static __device__ __forceinline__ void clear_stages(const struct attn_wgmma_args &p, const struct key_memory &m)
 {
     if (p.n_query * p.group == ROWS) return;
-    for (int i = threadIdx.x; i < STAGES * 2 * ROWS * HEAD * 2 / 16; i += blockDim.x)
+    for (int i = threadIdx.x; i < STAGES * 2 * PART_BYTES / 16; i += blockDim.x)
         ((uint4 *)(m.bytes + (m.q - m.k)))[i] = make_uint4(0, 0, 0, 0);
     for (int i = threadIdx.x; i < STAGES * 2 * ROWS; i += blockDim.x)
         ((float *)(m.bytes + (m.stat - m.k)))[i] = i / ROWS % 2 ? 0.0f : INFINITY;
@@ -133,7 +131,6 @@ static __device__ __forceinline__ void clear_stages(const struct attn_wgmma_args
 }
 
 /* Waits for the keys and values, and clears those beyond the end of the sequence. */
-template <int HEAD>
 static __device__ __forceinline__ void wait_keys(const struct key_memory &m, const struct key_block &b, int wg)
 {
     mbarrier_wait(m.kv_full, 0);
@@ -143,11 +140,10 @@ static __device__ __forceinline__ void wait_keys(const struct key_memory &m, con
     rows_cleared(WHOLE + wg);
 }
 /* Waits for tile t, and clears the queries beyond the end of the sequence, and their dout. */
-template <int HEAD>
 static __device__ __forceinline__ void wait_queries(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                     const struct key_block &b, int t, struct stage_at at, int wg)
 {
-    const int live = b.len - first_query(p, b, t), tile = at.stage * ROWS * HEAD * 2;
+    const int live = b.len - first_query(p, b, t), tile = at.stage * PART_BYTES;
     mbarrier_wait(m.full + 8 * at.stage, at.parity);
     if (live >= p.n_query) return;
     clear_rows<HEAD, ROWS>(m.bytes + (m.q - m.k) + tile, live * p.group);
@@ -201,7 +197,6 @@ struct turn {
     int n_live, n_row, before;
     bool last; /* no block adds after this one */
 };
-template <int HEAD>
 static __device__ __forceinline__ struct turn turn_of(const struct attn_wgmma_args &p, const struct key_block &b, int t)
 {
     const int q0 = first_query(p, b, t), block = b.k0 / KEYS;
@@ -228,7 +223,7 @@ static __device__ __forceinline__ void wait_turn(const struct turn &turn)
  * to each other, and even and odd rows in other banks. */
 static __device__ __forceinline__ float4 *sum_at(float *tile, int row, int i)
 {
-    return (float4 *)(tile + row * PANEL) + (i ^ row % 2) * 4 + threadIdx.x % 4;
+    return (float4 *)(tile + row * HEAD) + (i ^ row % 2) * 4 + threadIdx.x % 4;
 }
 static __device__ __forceinline__ void put_sums(float *to, const float (&sum)[32])
 {
@@ -256,21 +251,19 @@ static __device__ __forceinline__ void get_sums(float (&sum)[32], float *from)
         }
     }
 }
-/* A warpgroup, when add_tiles has passed on the slot: sum is dq of the rows of tile t and of a panel. Writes dq in the
+/* A warpgroup, when add_tiles has passed on the slot: sum is dq of the rows of tile t. Writes dq in the
  * last turn, in which the slot has the sums of the other blocks; else leaves the sums there. */
-template <int HEAD>
 static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struct attn_wgmma_args &p,
-                                                   const struct key_block &b, int t, int panel, char *slot)
+                                                   const struct key_block &b, int t, char *slot)
 {
-    const struct turn turn = turn_of<HEAD>(p, b, t);
+    const struct turn turn = turn_of(p, b, t);
     const int warp_row = threadIdx.x % 128 / 32 * 16;
     if (turn.last) {
         const float factor[2] = {p.a.scale, p.a.scale};
-        char *rows = slot + warp_row * PANEL * 4; /* this warp's sums, which it no longer needs */
+        char *rows = slot + warp_row * HEAD * 4; /* this warp's sums, which it no longer needs */
         if (turn.before > 0) get_sums(sum, (float *)slot);
         stage_rows<ROWS>(rows, sum, factor);
-        store_panel<HEAD>(p.a.dqkv + (b.first + first_query(p, b, t)) * p.a.ld_dqkv + b.kv * p.group * HEAD +
-                              panel * PANEL,
+        store_panel<HEAD>(p.a.dqkv + (b.first + first_query(p, b, t)) * p.a.ld_dqkv + b.kv * p.group * HEAD,
                           p.a.ld_dqkv, rows, warp_row, p, turn.n_live);
     } else {
         put_sums((float *)slot, sum);
@@ -279,23 +272,20 @@ static __device__ __forceinline__ void finish_tile(float (&sum)[32], const struc
 }
 /* Adder i, one thread: passes on its slot for the tiles i, i + ADDERS, ...; in the last turn it loads the sums of the
  * other blocks first. In other turns it then adds those of this block to them. */
-template <int HEAD>
 static __device__ __forceinline__ void add_tiles(const struct attn_wgmma_args &p, const struct key_memory &m,
                                                  const struct key_block &b, int i)
 {
-    const uint32_t slot = m.sum + i * (HEAD / PANEL) * SUM_BYTES, full = m.sum_full + 8 * i,
-                   empty = m.sum_empty + 8 * i;
+    const uint32_t slot = m.sum + i * SUM_BYTES, full = m.sum_full + 8 * i, empty = m.sum_empty + 8 * i;
     uint32_t parity = 0;
 #pragma unroll 1
     for (int t = i; t < b.n_tile; t += ADDERS, parity ^= 1) {
-        const struct turn turn = turn_of<HEAD>(p, b, t);
-        const int bytes = turn.n_row * PANEL * 4;
+        const struct turn turn = turn_of(p, b, t);
+        const int bytes = turn.n_row * HEAD * 4;
         if (turn.last && turn.before > 0) {
             wait_turn(turn);
             fence_proxy_async_all();
-            mbarrier_arrive_expect(empty, bytes * (HEAD / PANEL));
-            for (int c = 0; c < HEAD / PANEL; c++)
-                bulk_load(slot + c * SUM_BYTES, turn.sums + c * turn.n_row * PANEL, bytes, empty);
+            mbarrier_arrive_expect(empty, bytes);
+            bulk_load(slot, turn.sums, bytes, empty);
         } else {
             mbarrier_arrive(empty);
         }
@@ -303,8 +293,7 @@ static __device__ __forceinline__ void add_tiles(const struct attn_wgmma_args &p
         mbarrier_wait(full, parity);
         if (turn.last) continue;
         fence_proxy_async_all();
-        for (int c = 0; c < HEAD / PANEL; c++)
-            bulk_store(turn.sums + c * turn.n_row * PANEL, slot + c * SUM_BYTES, bytes, turn.before > 0);
+        bulk_store(turn.sums, slot, bytes, turn.before > 0);
         bulk_commit();
         bulk_wait();
         asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn.counter), "r"(turn.before + 1) : "memory");
