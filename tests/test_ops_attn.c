@@ -7,13 +7,13 @@
 
 #include "tests/op_check.h"
 
-enum { MAX_SEQ = 16 };
+enum { MAX_LEN = 16, MAX_SEQ = 300 };
 
 struct shape {
     int64_t n_head, n_kv, head_dim, value_dim, window; /* value_dim 0: head_dim */
     bool sink;
     int n_seq;
-    int64_t len[MAX_SEQ];
+    int64_t len[MAX_LEN]; /* more sequences repeat these */
 };
 
 /* Windows 0 (none), 1, 5 and longer than the sequence; 1, 2 or 4 query heads per kv head; lengths around block sizes;
@@ -43,9 +43,10 @@ static struct attn attn_make(struct device *dev, const struct shape *s)
     int64_t max_len = 0;
     double pairs = 0;
     for (int i = 0; i < s->n_seq; i++) {
-        cu[i + 1] = cu[i] + (int32_t)s->len[i];
-        max_len = MT_MAX(max_len, s->len[i]);
-        pairs += (double)s->len[i] * (double)(s->len[i] + 1) / 2;
+        const int64_t len = s->len[i % MAX_LEN];
+        cu[i + 1] = cu[i] + (int32_t)len;
+        max_len = MT_MAX(max_len, len);
+        pairs += (double)len * (double)(len + 1) / 2;
     }
     int64_t n_tok = cu[s->n_seq], value_dim = s->value_dim ? s->value_dim : s->head_dim,
             width = (s->n_head + s->n_kv) * s->head_dim + s->n_kv * value_dim;
@@ -379,6 +380,11 @@ static const struct gpu_case {
     {{64, 1, 256, 0, 0, false, 3, {1, 30, 95}}, 0},
     {{70, 1, 256, 0, 0, true, 2, {9, 40}}, 0},
     {{2, 1, 256, 0, 0, true, 16, {3, 0, 1, 1, 0, 0, 7, 130, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    /* Blocks in order of their work: more sequences than a warp has lanes, and than are counted. */
+    {{1, 1, 64, 0, 0, false, 70, {3, 0, 1, 1, 0, 0, 7, 140, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{2, 1, 128, 0, 0, false, 40, {3, 0, 129, 1, 0, 0, 7, 66, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{1, 1, 256, 0, 0, false, 33, {3, 0, 1, 65, 0, 0, 7, 129, 1, 2, 0, 64, 1, 1, 5, 0}}, 0},
+    {{1, 1, 128, 0, 0, false, 300, {3, 0, 1, 1, 0, 0, 7, 9, 1, 2, 0, 1, 1, 1, 5, 0}}, 0},
     {{1, 1, 64, 0, 0, false, 1, {1}}, 0},
     {{4, 2, 64, 0, 0, true, 0, {0}}, 0}, /* no rows */
 };

@@ -77,6 +77,41 @@ __device__ static inline struct seq_block find_block(const struct attn_args &a, 
     b.n_block = (len + size - 1) / size;
     return b;
 }
+__device__ static inline int blocks_of(const struct attn_args &a, int s, int size)
+{
+    return s < a.n_seq ? (a.cu[s + 1] - a.cu[s] + size - 1) / size : 0;
+}
+/* Number of blocks that are at least the n-th from the end of their sequence. All lanes of a warp call it. */
+__device__ static inline int blocks_behind(const struct attn_args &a, int n, int size)
+{
+    int sum = 0;
+    for (int s = threadIdx.x % 32; s < a.n_seq; s += 32) sum += max(blocks_of(a, s, size) + 1 - n, 0);
+    return __reduce_add_sync(~0u, sum);
+}
+/* The same slots in another order: blocks with the most blocks of their sequence behind them first, so that short ones
+ * end last. For kernels whose work is that, as queries attend to all keys before them. All lanes of a warp call it. */
+__device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
+{
+    enum { MOST = 256 }; /* more sequences are short, and would take long to count */
+    if (a.n_seq > MOST || a.window != NO_WINDOW) return find_block(a, slot, size);
+    int low = 0, high = a.n_tok / size + 2; /* blocks_behind(high) <= slot; blocks_behind(low) > slot where low > 0 */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (blocks_behind(a, middle, size) > slot ? low : high) = middle;
+    }
+    int rest = slot - blocks_behind(a, high, size); /* of the sequences with at least `low` blocks, count from 0 */
+    for (int first = 0; low && first < a.n_seq; first += 32) {
+        uint32_t having = __ballot_sync(~0u, blocks_of(a, first + threadIdx.x % 32, size) >= low);
+        if (rest >= __popc(having)) {
+            rest -= __popc(having);
+            continue;
+        }
+        for (; rest > 0; rest--) having &= having - 1;
+        const int s = first + __ffs((int)having) - 1, n = blocks_of(a, s, size);
+        return {a.cu[s], a.cu[s + 1] - a.cu[s], n - low, n};
+    }
+    return {0, 0, 0, 0}; /* an unused slot */
+}
 static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head)
 {
     return grid_x(((int64_t)a->n_tok / size + a->n_seq) * n_head);
@@ -180,8 +215,7 @@ template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float 
     }
 }
 
-/* The same with a in registers: an operand that is the same for all tiles is read once (DIM 64 only: enough registers).
- */
+/* The same with a in registers: an operand that is the same for all tiles is read once. */
 template <int MT, int NT, int DIM>
 __device__ static inline void dot_registers(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
 {

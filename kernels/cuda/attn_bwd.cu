@@ -11,10 +11,11 @@
  *   row. dkv: 4 warps per 128 (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the
  *   group and the queries that attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp
  *   hold only one of them. dq: 4 warps per 128 (width 256: 64) queries of a sequence and head, which loop over their
- *   keys. Two cp.async stages of 64 (width 128: 32, 256: 16) rows; tiles that are masked for the whole block are not
- *   loaded. sm_90a: width 64, dkv 255 registers, 65 KiB, dq 243, 64 KiB; 128, dkv 244, 64.5 KiB, dq 255, 96 KiB; 256,
- *   dk 230, dv 231, 96.3 KiB, dq 228, 96 KiB, available on every GPU since sm_80. Two blocks per SM; spills: 8 bytes of
- *   dkv, width 64.
+ *   keys. Two cp.async stages of 64 (width 128, 256: 32) rows; tiles that are masked for the whole block are not
+ *   loaded. Width 256 holds keys (dq: queries) in registers as operands: a warp has only 16 rows, and would read them
+ *   again for every two products. sm_90a: width 64, dkv 255 registers, 65 KiB, dq 241, 64 KiB; 128, dkv 243, 64.5 KiB,
+ *   dq 255, 96 KiB; 256, 255 registers, dk 96.5 KiB, dv 64.5 KiB, dq 96 KiB, available on every GPU since sm_80. Two
+ *   blocks per SM; spills: 20 bytes of dkv, width 64, 4 bytes of dv, width 256.
  * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2. 14*A*H*pairs FLOP, 4 of the 14 to
  *   recompute p and ds (width 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
@@ -30,17 +31,18 @@ enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one wh
 
 /* Rows of a stage; rows of it that a warp processes at a time; keys of a block of dkv, 32 or 16 for each of 4 warps;
  * queries of a block of dq. */
-template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : DIM == 128 ? 32 : 16; }
+template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
 template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
 template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
 template <int DIM> __host__ __device__ constexpr int dq_rows(void) { return 64 * query_tiles<DIM>(); }
-template <int DIM> __host__ __device__ constexpr int dkv_bytes(void)
+template <int DIM, int GRADS> __host__ __device__ constexpr int dkv_bytes(void)
 {
-    return (2 * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
+    const int tiles = DIM < 256 ? 2 : GRADS & DK ? 1 : 0;
+    return (tiles * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
 }
 template <int DIM> __host__ __device__ constexpr int dq_bytes(void)
 {
-    return (2 * dq_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2;
+    return ((DIM < 256 ? 2 : 1) * dq_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2;
 }
 
 __device__ static inline void copy_async8(uint32_t shared, const void *global, int bytes)
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
     const int k_bytes = K_ROWS * DIM * 2, q_bytes = Q_ROWS * DIM * 2, warp_bytes = MT * 16 * DIM * 2;
     const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
-    const struct seq_block seq = find_block(a, blockIdx.x / a.n_kv, K_ROWS);
+    const struct seq_block seq = find_longest(a, blockIdx.x / a.n_kv, K_ROWS);
     if (seq.block >= seq.n_block) return;
     const int k0 = seq.block * K_ROWS, end = min(seq.len, k0 + K_ROWS - 1 + a.window); /* queries k0 .. end-1 */
 
@@ -89,7 +91,11 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, kv);
     const bf16 *dout = a.dout + seq.first * a.ld_dout + kv * group * a.dim_v;
     const float2 *stat = a.stat + (int64_t)kv * group * a.n_tok + seq.first;
-    const uint32_t k_tile = shared_address(smem), stages = k_tile + 2 * k_bytes, stats = stages + 4 * q_bytes;
+    /* Tiles: keys, values, two stages. HELD: keys go to registers, and lie where the second stage will be. */
+    constexpr bool HELD = DIM == 256;
+    const uint32_t start = shared_address(smem), v_tile = HELD ? start : start + k_bytes;
+    const uint32_t stages = HELD && !(GRADS & DK) ? start : v_tile + k_bytes, stats = stages + 4 * q_bytes;
+    const uint32_t k_tile = HELD ? stages + 2 * q_bytes : start;
     const auto fetch = [&](int g, int row, int stage) {
         const uint32_t tile = stages + stage * 2 * q_bytes;
         load_tile<Q_ROWS, DIM>(tile, q + g * a.dim, a.ld_qkv, row, seq.len, a.dim);
@@ -102,12 +108,20 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
         copy_commit();
     };
     load_tile<K_ROWS, DIM>(k_tile, k, a.ld_qkv, k0, seq.len, a.dim);
-    if (GRADS & DK) load_tile<K_ROWS, DIM>(k_tile + k_bytes, v, a.ld_qkv, k0, seq.len, a.dim_v);
+    if (GRADS & DK) load_tile<K_ROWS, DIM>(v_tile, v, a.ld_qkv, k0, seq.len, a.dim_v);
     fetch(0, k0, 0);
 
     const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* first key of this warp */
-    const uint32_t k_rows = lane_rows<DIM>(k_tile + warp * warp_bytes), v_rows = k_rows + k_bytes;
+    const uint32_t k_rows = lane_rows<DIM>(k_tile + warp * warp_bytes);
+    const uint32_t v_rows = lane_rows<DIM>(v_tile + warp * warp_bytes);
     float dk[MT][DIM / 8][4] = {}, dv[MT][DIM / 8][4] = {};
+    uint32_t k_regs[DIM / 16][MT][4]; /* keys as A operands */
+    if (HELD) {
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(k_regs[step], k_rows, step);
+    }
     for (int g = 0, row = k0, stage = 0; g < group; stage ^= 1) {
         const bool last = row + Q_ROWS >= end;
         const int next_g = g + last, next_row = last ? k0 : row + Q_ROWS;
@@ -119,9 +133,12 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
             const int q0 = row + sub;
             if (all_masked(q0, SUB, w0, MT * 16, a.window)) continue;
             const uint32_t q_tile = stages + stage * 2 * q_bytes + sub * DIM * 2;
-            const char *sub_stat = smem + (stats - k_tile) + (stage * Q_ROWS + sub) * sizeof(float2);
+            const char *sub_stat = smem + (stats - start) + (stage * Q_ROWS + sub) * sizeof(float2);
             float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
-            dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
+            if (HELD)
+                dot_registers<MT, SUB / 8, DIM>(p, k_regs, lane_cols<DIM>(q_tile));
+            else
+                dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
             if (GRADS & DK) dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
             if (!none_masked(q0, SUB, w0, MT * 16, a.window)) apply_mask<MT, SUB / 8>(p, q0 - w0, -1, a.window);
 #pragma unroll
@@ -144,12 +161,13 @@ __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct 
     }
 
     bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv;
+    if (HELD) __syncthreads(); /* rows are arranged in a stage */
     if (GRADS & DK)
         store_rows<MT, DIM>(out + (a.n_head + kv) * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale,
                             smem + warp * warp_bytes);
     if (GRADS & DV)
         store_rows<MT, DIM>(out + value_col(a, kv), a.ld_dqkv, seq.len - w0, a.dim_v, dv, 1,
-                            smem + k_bytes + warp * warp_bytes);
+                            smem + (HELD ? 0 : k_bytes) + warp * warp_bytes);
 }
 
 /* dq of a block of queries of one head. As in the forward, keys and values are loaded in stages. */
@@ -166,7 +184,9 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
 
     const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
     const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
-    const uint32_t q_tile = shared_address(smem), stages = q_tile + 2 * q_bytes;
+    constexpr bool HELD = DIM == 256; /* queries, as keys in dkv */
+    const uint32_t start = shared_address(smem), d_tile = HELD ? start : start + q_bytes, stages = d_tile + q_bytes;
+    const uint32_t q_tile = HELD ? stages + 2 * k_bytes : start;
     const int end = min(q0 + DQ_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
     const auto fetch = [&](int row, int stage) {
         const uint32_t tile = stages + stage * 2 * k_bytes;
@@ -175,12 +195,12 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
         copy_commit();
     };
     load_tile<DQ_ROWS, DIM>(q_tile, a.qkv + seq.first * a.ld_qkv + head * a.dim, a.ld_qkv, q0, seq.len, a.dim);
-    load_tile<DQ_ROWS, DIM>(q_tile + q_bytes, a.dout + seq.first * a.ld_dout + head * a.dim_v, a.ld_dout, q0, seq.len,
-                            a.dim_v);
+    load_tile<DQ_ROWS, DIM>(d_tile, a.dout + seq.first * a.ld_dout + head * a.dim_v, a.ld_dout, q0, seq.len, a.dim_v);
     fetch(begin, 0);
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
-    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2), d_rows = q_rows + q_bytes;
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
+    const uint32_t d_rows = lane_rows<DIM>(d_tile + warp * ROWS * DIM * 2);
     float dq[MT][DIM / 8][4] = {};
     float2 stat[2 * MT]; /* of this thread's rows */
 #pragma unroll
@@ -188,8 +208,8 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
         const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
         stat[r] = row < seq.len ? a.stat[(int64_t)head * a.n_tok + seq.first + row] : make_float2(0, 0);
     }
-    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
-    if (DIM == 64) {
+    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands */
+    if (DIM != 128) {
         copy_wait<0>();
         __syncthreads();
 #pragma unroll
@@ -204,7 +224,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
             if (all_masked(w0, ROWS, k0 + sub, SUB, a.window)) continue;
             const uint32_t k_tile = stages + stage * 2 * k_bytes + sub * DIM * 2;
             float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
-            if (DIM == 64)
+            if (DIM != 128)
                 dot_registers<MT, SUB / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
             else
                 dot_rows<MT, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
@@ -231,7 +251,7 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_ke
 
 template <int DIM, int GRADS> static void attn_dkv(const struct attn_args *a)
 {
-    const int bytes = dkv_bytes<DIM>();
+    const int bytes = dkv_bytes<DIM, GRADS>();
     allow_shared<attn_dkv_kernel<DIM, GRADS>>(bytes);
     attn_dkv_kernel<DIM, GRADS><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();

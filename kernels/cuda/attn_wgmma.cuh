@@ -29,7 +29,7 @@ enum {
 
     PAIR_CONSUMERS = 2 * 128, /* a block of two consumer warpgroups */
     PAIR_THREADS = PAIR_CONSUMERS + LOADER,
-    PAIR_LOADER_REGISTERS = 24, /* 24 + 2 * 240 <= 512, the SM's registers per 128 threads */
+    PAIR_LOADER_REGISTERS = 24, /* 24 + 2 * 240 = 3 * 168, the registers of the block at launch */
     PAIR_REGISTERS = 240,
     WHOLE = 4 /* named barrier WHOLE + g: the threads of warpgroup g */
 };
@@ -47,6 +47,12 @@ struct attn_wgmma_args {
 /* Index in the tile of the query of a row: row / group. n_query or more for unused rows. Exact for row * group < 2^16.
  */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
+
+/* The queue of a kernel's items (take_item). Zeros before and after every kernel. */
+struct item_queue {
+    uint32_t taken, finished; /* items that blocks have taken, blocks that found no more */
+};
+static __device__ struct item_queue queue;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -116,31 +122,38 @@ __device__ static __forceinline__ struct slot slot_at(const struct attn_wgmma_ar
     return {rest / n_head, first + rest % n_head};
 }
 
-/* A tile of n_query queries of all heads of a group, and the keys they attend to: n_tile tiles from key `begin` on. */
+/* A tile of n_query queries of all heads of a group, and the keys they attend to: n_tile tiles from key `begin` on. The
+ * producer takes items and passes them in shared memory; n_tile 0: there are no more. */
 struct item {
     int64_t first; /* row of the batch where the sequence begins */
     int len, q0, kv, begin, n_tile;
 };
-/* Block b of n takes items b, 2n-1-b, 2n+b, ...: items are sorted by decreasing length, and the alternating order
- * balances the blocks. False: no item. */
+/* Item i; false: an unused slot. */
 template <int KEYS>
-__device__ static __forceinline__ bool item_at(struct item *item, const struct attn_wgmma_args &p, int round)
+__device__ static __forceinline__ bool item_at(struct item *item, const struct attn_wgmma_args &p, int i)
 {
-    const int b = blockIdx.x, i = round * gridDim.x + (round % 2 ? gridDim.x - 1 - b : b);
-    if (i >= p.n_item) return false;
     const struct slot at = slot_at(p, i, p.n_item);
     const struct seq_block seq = find_block(p.a, at.slot, p.n_query);
     item->first = seq.first;
     item->len = seq.len;
-    item->q0 = (seq.n_block - 1 - seq.block) * p.n_query;
+    item->q0 = (seq.n_block - 1 - seq.block) * p.n_query; /* queries with the most keys first */
     item->kv = at.kv;
     item->begin = max(0, item->q0 - p.a.window + 1);
     item->n_tile = (min(item->q0 + p.n_query, seq.len) - item->begin + KEYS - 1) / KEYS;
     return item->q0 >= 0;
 }
-__device__ static __forceinline__ int n_round(const struct attn_wgmma_args &p)
+
+/* One thread of a block takes the next item in order, so that no block waits for another with longer items. False when
+ * there are no more; not called again then. */
+template <int KEYS> __device__ static __forceinline__ bool take_item(struct item *item, const struct attn_wgmma_args &p)
 {
-    return (p.n_item + gridDim.x - 1) / gridDim.x;
+    for (;;) {
+        const uint32_t i = atomicAdd(&queue.taken, 1);
+        if (i >= (uint32_t)p.n_item) break;
+        if (item_at<KEYS>(item, p, (int)i)) return true;
+    }
+    if (atomicAdd(&queue.finished, 1) == gridDim.x - 1) queue = {0, 0};
+    return false;
 }
 
 /* Whether the query attends to the key of element i of the scores. d[h]: query of this thread's row 8 h - its first

@@ -3,7 +3,8 @@
  * Math, shapes, needs: as attn_wgmma_dq.cuh.
  * Grid: one block per 64 KEY_BLOCKS keys of a sequence and kv head; they stay in shared memory. The queries of all
  *   heads of the group are loaded in stages of 64 rows. Two consumer warpgroups and a producer warpgroup; 168 registers
- *   at launch, then 240 and 24; no spills. Shared memory: 195, 219 and 210 KiB.
+ *   at launch, then 240 and 24; no spills. Shared memory: 195, 219 and 210 KiB. The first keys of a sequence, which
+ *   have the most queries, come first; heads of 128 in groups of 4 and more: the longest blocks of all sequences.
  * Heads of 128: 128 keys, 64 per warpgroup, which keeps their dk and dv (128 registers). Wider heads: 64 keys, whose dk
  *   and dv fill the registers of both warpgroups. The first computes scores, weights and dv; the second dp, ds and dk.
  *   Weights pass from the first to the second in shared memory, as bf16, in the registers' layout.
@@ -15,7 +16,9 @@
  * Tried and dropped, heads of 128: dk, dv and dq in one kernel of five products, as for heads of 64, where both
  *   warpgroups also compute dq (H200, T 16384, S 4096, backward: 32/4 heads 3.05 to 3.09 instead of 2.83 to 2.89 ms,
  *   96/8 heads 9.56 instead of 9.8 to 10.0: shared memory has room for one tile of sums of dq); scores of the next tile
- *   behind ds, and ds from rounded weights (H100: 6 % slower, spills).
+ *   behind ds, and ds from rounded weights (H100: 6 % slower, spills). The longest blocks of all sequences first also
+ *   for wider heads (H100, 16/2 and 20/20 heads of 256, S 4096: 3.8 -> 4.2, 4.4 -> 5.3 ms; 128/128 of 192, S 512: 4.4
+ *   -> 5.3): more queries in flight than L2 holds, and one head is not long enough for the search.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */
 #ifndef MT_CUDA_ATTN_WGMMA_DKV_H
 #define MT_CUDA_ATTN_WGMMA_DKV_H
@@ -66,11 +69,19 @@ struct dkv_memory {
     uint32_t k, v, stages, stat, weights, kv_full, full, q_empty, dout_empty, weights_full, weights_empty;
     char *bytes; /* generic address of k */
 };
-/* Keys from k0 on, and the queries that attend to them: n_tile tiles from query k0 on. */
+/* Keys from k0 on, and the queries that attend to them: n_tile tiles from query k0 on; 0: an unused slot. */
 struct key_block {
     int64_t first;
     int len, kv, k0, n_tile;
 };
+
+template <int KEYS>
+static __device__ __forceinline__ struct key_block key_block_of(const struct attn_wgmma_args &p, int kv,
+                                                                const struct seq_block &seq)
+{
+    const int k0 = seq.block * KEYS, end = min(seq.len, k0 + KEYS - 1 + p.a.window);
+    return {seq.first, seq.len, kv, k0, seq.block < seq.n_block ? (end - k0 + p.n_query - 1) / p.n_query : 0};
+}
 
 /* One warp: TMA loads q and dout, the lanes load stat. Queries beyond the end of the sequence get the last entry of
  * stat, which makes all their weights 0. */
@@ -385,16 +396,13 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
     using S = dkv_sizes<A, B>;
     extern __shared__ char bytes[];
     __shared__ struct dkv_barriers<A, B> bar;
+    __shared__ struct seq_block found;
     const struct slot slot = slot_at(p, blockIdx.x, gridDim.x);
-    const struct seq_block seq = find_block(p.a, slot.slot, S::KEYS);
-    if (seq.block >= seq.n_block) return;
-    struct key_block b; /* the first keys have the most queries, and come first */
-    b.first = seq.first;
-    b.len = seq.len;
-    b.kv = slot.kv;
-    b.k0 = seq.block * S::KEYS;
-    b.n_tile = (min(seq.len, b.k0 + S::KEYS - 1 + p.a.window) - b.k0 + p.n_query - 1) / p.n_query;
-
+    const bool sorts = !S::BY_ROLE && p.group >= 4; /* worth it where blocks are long, and few bytes come from L2 */
+    if (sorts && threadIdx.x < 32) {
+        const struct seq_block longest = find_longest(p.a, slot.slot, S::KEYS);
+        if (threadIdx.x == 0) found = longest;
+    }
     const uint32_t start = (sm90_shared(bytes) + 1023) / 1024 * 1024, stages = start + S::K_BYTES + S::V_BYTES;
     const uint32_t weights = stages + S::STAGES * S::STAGE_BYTES;
     const struct dkv_memory m = {start,
@@ -431,6 +439,8 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
         fence_proxy_async();
     }
     __syncthreads();
+    const struct key_block b = key_block_of<S::KEYS>(p, slot.kv, sorts ? found : find_block(p.a, slot.slot, S::KEYS));
+    if (!b.n_tile) return;
     if (threadIdx.x >= PAIR_CONSUMERS) {
         sm90_registers_less<PAIR_LOADER_REGISTERS>();
         if (threadIdx.x < PAIR_CONSUMERS + 32) load_dkv<A, B>(p, m, b);

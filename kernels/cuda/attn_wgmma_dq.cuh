@@ -3,9 +3,9 @@
  * Math, shapes: as attn_bwd.cu; p and ds are computed again, as in the dkv kernel (attn_wgmma_dkv.cuh), so that every
  *   sum has a fixed order.
  * Needs: as attn_wgmma_bwd.cu, for the widths of dq_tiles.
- * Grid: persistent, one block per SM, which processes tiles of 128 rows (16 queries of a group of 8). Two consumer
- *   warpgroups of 64 rows and a producer warpgroup; 168 registers at launch, then 240 (A 256: 238 used) and 24; no
- *   spills. Queries and dout are loaded once per tile; keys and values have separate stages, as a tile of values is
+ * Grid: persistent, one block per SM, which takes tiles of 128 rows (16 queries of a group of 8) from a queue. Two
+ *   consumer warpgroups of 64 rows and a producer warpgroup; 168 registers at launch, then 240 (A 256: 238 used) and
+ *   24; no spills. Queries and dout are loaded once per tile; keys and values have separate stages: a tile of values is
  *   free after one product and a tile of keys after two. Shared memory: 225, 201 and 225 KiB.
  * Schedule: the scores of a tile run behind the previous tile's product of ds and keys, and dp behind the scores; 2^x
  *   of the scores overlaps with dp. Registers hold dq, s and dp, or dq, ds and the next s, but not all four: the other
@@ -48,11 +48,13 @@ template <int A, int B> struct dq_sizes : dq_tiles<A, B> {
 template <int A, int B> struct dq_barriers {
     using S = dq_sizes<A, B>;
     uint64_t q_full, q_empty, k_full[S::K_STAGES], k_empty[S::K_STAGES], v_full[S::V_STAGES], v_empty[S::V_STAGES];
+    struct item item;
 };
 /* Shared-memory addresses. */
 struct dq_memory {
     uint32_t q, dout, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty;
     char *bytes; /* generic address of q */
+    struct item *item;
 };
 
 template <int A, int B>
@@ -60,12 +62,11 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
 {
     using S = dq_sizes<A, B>;
     struct stage_at q = {0, 0}, k = {0, 0}, v = {0, 0};
-    const int rounds = n_round(p);
-    for (int round = 0; round < rounds; round++) {
-        struct item item;
-        if (!item_at<S::KEYS>(&item, p, round)) continue;
+    struct item item;
+    while (take_item<S::KEYS>(&item, p)) {
         const int row = (int)item.first + item.q0, head = item.kv * p.group;
         mbarrier_wait(m.q_empty, q.parity ^ 1);
+        *m.item = item;
         mbarrier_arrive_expect(m.q_full, p.n_query * p.group * (A + B) * 2);
         load_panels<A, DQ_ROWS>(m.q, &p.q, m.q_full, head, row);
         load_panels<B, DQ_ROWS>(m.dout, &p.dout, m.q_full, head, row);
@@ -82,6 +83,9 @@ static __device__ __forceinline__ void load_dq(const struct attn_wgmma_args &p, 
             v = next_stage<S::V_STAGES>(v);
         }
     }
+    mbarrier_wait(m.q_empty, q.parity ^ 1);
+    m.item->n_tile = 0;
+    mbarrier_arrive(m.q_full);
 }
 
 /* Queries relative to the first of the tile: those of this thread's two rows, with their stat; and the range of queries
@@ -143,7 +147,6 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
     using S = dq_sizes<A, B>;
     constexpr int KEYS = S::KEYS;
     const int wg = warpgroup_index(), warp_row = threadIdx.x / 32 * 16, row = warp_row + threadIdx.x % 32 / 4;
-    const int rounds = n_round(p);
     const uint32_t q_rows = m.q + wg * 64 * ROW_BYTES, d_rows = m.dout + wg * 64 * ROW_BYTES;
     char *const k_bytes = m.bytes + (m.k - m.q), *const v_bytes = m.bytes + (m.v - m.q);
     struct dq_rows x;
@@ -152,18 +155,18 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
     x.query[0] = query_of(row, p.inverse);
     x.query[1] = query_of(row + 8, p.inverse);
     struct stage_at q = {0, 0}, k = {0, 0}, v = {0, 0};
-    for (int round = 0; round < rounds; round++) {
-        struct item item;
-        if (!item_at<KEYS>(&item, p, round)) continue;
-        const int n_live = min(p.n_query, item.len - item.q0), n_key = item.len - item.begin;
-        const int64_t t0 = item.first + item.q0;
-        const float2 *item_stat = p.a.stat + (item.kv * (int64_t)p.a.n_tok + t0) * p.group;
+    for (;;) {
+        mbarrier_wait(m.q_full, q.parity);
+        const struct item item = *m.item;
+        if (!item.n_tile) break;
+        const int n_key = item.len - item.begin;
+        const float2 *item_stat = p.a.stat + (item.kv * (int64_t)p.a.n_tok + item.first + item.q0) * p.group;
         float s[KEYS / 2], dp[KEYS / 2], dq[A / 2] = {};
         uint32_t w[KEYS / 16][4];
 #pragma unroll
         for (int h = 0; h < 2; h++)
-            x.stat[h] = x.query[h] < n_live ? item_stat[row + 8 * h] : make_float2(INFINITY, 0.0f);
-        mbarrier_wait(m.q_full, q.parity);
+            x.stat[h] =
+                x.query[h] < min(p.n_query, item.len - item.q0) ? item_stat[row + 8 * h] : make_float2(INFINITY, 0.0f);
         wait_tile<A, KEYS>(m.k_full, k, k_bytes + k.stage * S::K_BYTES, n_key, wg);
         wgmma_fence();
         dot_heads<A, DQ_ROWS>(s, q_rows, m.k + k.stage * S::K_BYTES);
@@ -206,8 +209,9 @@ static __device__ __forceinline__ void multiply_dq(const struct attn_wgmma_args 
         char *rows = m.bytes + warp_row * ROW_BYTES;
         named_sync(WHOLE + wg, 128); /* the products that read these queries are complete */
         stage_rows<DQ_ROWS>(rows, dq, factor);
-        store_queries<A, DQ_ROWS>(p.a.dqkv + t0 * p.a.ld_dqkv + item.kv * p.group * A, p.a.ld_dqkv, rows, warp_row, p,
-                                  n_live);
+        const struct item done = *m.item; /* again, for fields that no register keeps */
+        store_queries<A, DQ_ROWS>(p.a.dqkv + (done.first + done.q0) * p.a.ld_dqkv + done.kv * p.group * A, p.a.ld_dqkv,
+                                  rows, warp_row, p, min(p.n_query, done.len - done.q0));
         fence_proxy_async(); /* before TMA writes there again */
         release_stage(m.q_empty);
         q = next_stage<1>(q);
@@ -235,7 +239,8 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
                                 sm90_shared(b.k_empty),
                                 sm90_shared(b.v_full),
                                 sm90_shared(b.v_empty),
-                                bytes + (start - sm90_shared(bytes))};
+                                bytes + (start - sm90_shared(bytes)),
+                                &b.item};
     if (threadIdx.x == 0) {
         mbarrier_init(m.q_full, 1);
         mbarrier_init(m.q_empty, 8);

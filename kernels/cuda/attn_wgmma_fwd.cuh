@@ -5,9 +5,9 @@
  * Shapes: as attn_fwd.cu.
  * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
  *   16 bytes.
- * Grid: persistent, one block per SM, which processes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries
- *   of a group of 8), with one producer warpgroup. TMA loads keys and values in stages; with two tiles of queries,
- *   the next one during the current one. No spills.
+ * Grid: persistent, one block per SM, which takes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries of a
+ *   group of 8) from a queue, with one producer warpgroup. TMA loads keys and values in stages; with two tiles of
+ *   queries, the next one during the current one. No spills.
  *   A, B      warpgroups  keys, stages  tiles of queries  registers (used)  KiB  clocks: wgmma, 2^x  L2 bytes per clock
  *   64, 64    3           96, 4         2                 160 (133)         146  1152, 1152          21
  *   128, 128  2           128, 2        2                 240 (190)         193  2048, 1024          32
@@ -26,6 +26,10 @@
  * Measured, wider heads: tests/RESULTS.md, "Attention by width of heads".
  * Tried and dropped, TFLOP/s at S 4096 and 8192: warpgroups without the order of TURN 466, 426; arithmetic after the
  *   wait, where the compiler puts it without before_wait, 463, 423; tiles of 128 keys 485, 460, and window 128 0.24 ms.
+ *   Heads of 64, H100 80GB HBM3, S 4096 and 16384, before the queue (446 to 463, 478 to 499): the maximum found in
+ *   scores less the earlier one, as integers, three at a time, without shuffles 426, 455 to 461; with that, waits
+ *   tested ahead 420 to 438, 464 to 477, every fourth 2^x on the FMA pipe 403 to 424, 455 to 457, one warpgroup at a
+ *   time in its 2^x 423 to 431, 457 to 475. A warp's own instructions take 1,500 of the 2,185 clocks of a tile.
  *   kv heads in flight (NEAR_HEADS), 128 kv heads of 192/128: all 503, 32 575, 8 620, 4 663; but heads of 64, 8 kv
  *   heads: 8 462, 4 436.
  * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns; softmax of a tile overlaps with the next scores). */
@@ -54,7 +58,8 @@ template <int A, int B> struct fwd_sizes : fwd_tiles<A, B> {
     static constexpr int ROWS = T::GROUPS * 64, THREADS = T::GROUPS * 128 + LOADER;
     static constexpr int Q_BYTES = ROWS * A * 2, K_BYTES = T::KEYS * A * 2, STAGE_BYTES = T::KEYS * (A + B) * 2;
     static constexpr int BYTES = T::Q_STAGES * Q_BYTES + T::STAGES * STAGE_BYTES + 1024; /* 1024: alignment */
-    static_assert(T::GROUPS * T::REGISTERS + T::LOADER_REGISTERS <= 512, "registers of an SM per 128 threads");
+    static_assert(T::GROUPS * T::REGISTERS + T::LOADER_REGISTERS <= (T::GROUPS + 1) * (512 / (T::GROUPS + 1) / 8 * 8),
+                  "the registers of the block at launch");
     static_assert(BYTES <= SHARED_LIMIT && B <= A, "shared memory of an SM; outputs are staged over queries");
 };
 enum { TURN = 1 }; /* named barriers TURN + g: warpgroup g may issue its products */
@@ -65,11 +70,13 @@ template <int A, int B> struct fwd_barriers {
     using S = fwd_sizes<A, B>;
     uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES];
     uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
+    struct item items[S::Q_STAGES];
 };
 /* Shared-memory addresses. A stage of kv holds keys, then values. */
 struct fwd_memory {
     uint32_t q, kv, q_full, q_empty, k_full, k_empty, v_full, v_empty;
     char *q_bytes; /* generic address of q */
+    struct item *items;
 };
 
 template <int A, int B>
@@ -77,17 +84,17 @@ static __device__ __forceinline__ void load_fwd(const struct attn_wgmma_args &p,
 {
     using S = fwd_sizes<A, B>;
     struct stage_at q = {0, 0}, kv = {0, 0};
-    const int rounds = n_round(p);
-    for (int round = 0; round < rounds; round++) {
-        struct item item;
-        if (!item_at<S::KEYS>(&item, p, round)) continue;
+    struct item item;
+    while (take_item<S::KEYS>(&item, p)) {
         mbarrier_wait(m.q_empty + 8 * q.stage, q.parity ^ 1);
+        m.items[q.stage] = item;
         mbarrier_arrive_expect(m.q_full + 8 * q.stage, p.n_query * p.group * A * 2);
         load_panels<A, S::ROWS>(m.q + q.stage * S::Q_BYTES, &p.q, m.q_full + 8 * q.stage, item.kv * p.group,
                                 (int)item.first + item.q0);
         q = next_stage<S::Q_STAGES>(q);
-        for (int t = 0; t < item.n_tile; t++) {
-            const int row = (int)item.first + item.begin + t * S::KEYS, bar = 8 * kv.stage;
+        int row = (int)item.first + item.begin;
+        for (int t = item.n_tile; t > 0; t--, row += S::KEYS) {
+            const int bar = 8 * kv.stage;
             const uint32_t to = m.kv + kv.stage * S::STAGE_BYTES;
             mbarrier_wait(m.k_empty + bar, kv.parity ^ 1);
             mbarrier_arrive_expect(m.k_full + bar, S::K_BYTES);
@@ -98,6 +105,9 @@ static __device__ __forceinline__ void load_fwd(const struct attn_wgmma_args &p,
             kv = next_stage<S::STAGES>(kv);
         }
     }
+    mbarrier_wait(m.q_empty + 8 * q.stage, q.parity ^ 1);
+    m.items[q.stage].n_tile = 0;
+    mbarrier_arrive(m.q_full + 8 * q.stage);
 }
 
 /* Online softmax of this thread's two rows: maximum, sum over this thread's columns, factor of the last rescaling. */
@@ -142,12 +152,11 @@ struct rows {
 
 template <int N>
 static __device__ __forceinline__ void mask_tile(float (&s)[N], const struct attn_wgmma_args &p,
-                                                 const struct item &item, const struct rows &rows, int t, int wg)
+                                                 const struct rows &rows, int q0, int k0, int wg)
 {
     const int first = query_of(wg * 64, p.inverse), n = query_of(wg * 64 + 63, p.inverse) - first + 1;
-    const int k0 = item.begin + t * 2 * N;
-    if (none_masked(item.q0 + first, n, k0, 2 * N, p.a.window)) return;
-    const int corner = item.q0 - k0 - threadIdx.x % 4 * 2;
+    if (none_masked(q0 + first, n, k0, 2 * N, p.a.window)) return;
+    const int corner = q0 - k0 - threadIdx.x % 4 * 2;
     const int d[2] = {corner + rows.query[0], corner + rows.query[1]};
 #pragma unroll
     for (int i = 0; i < N; i++)
@@ -188,7 +197,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
 {
     using S = fwd_sizes<A, B>;
     constexpr int KEYS = S::KEYS, STAGES = S::STAGES;
-    const int wg = warpgroup_index(), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, rounds = n_round(p);
+    const int wg = warpgroup_index(), row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
     const float c = p.a.scale_log2, slack = 8.0f / c;
     struct rows rows;
 #pragma unroll
@@ -198,20 +207,22 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
     }
     struct stage_at q = {0, 0}, kv = {0, 0};
     if (wg == 0) named_arrive(TURN, 256);
-    for (int round = 0; round < rounds; round++) {
-        struct item item;
-        if (!item_at<S::KEYS>(&item, p, round)) continue;
+    for (;;) {
+        mbarrier_wait(m.q_full + 8 * q.stage, q.parity);
+        const struct item *item = m.items + q.stage;
+        if (!item->n_tile) break;
+        const int q0 = item->q0, last = item->begin + (item->n_tile - 1) * KEYS; /* last: first key of the last tile */
+        int k0 = item->begin;
         float s[KEYS / 2], o[B / 2] = {}, sink[2];
         uint32_t w[KEYS / 16][4];
         struct softmax x;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            sink[h] = p.a.sinks ? p.a.sinks[item.kv * p.group + rows.head[h]] / p.a.scale : -INFINITY;
+            sink[h] = p.a.sinks ? p.a.sinks[item->kv * p.group + rows.head[h]] / p.a.scale : -INFINITY;
             x.max[h] = sink[h];
             x.sum[h] = 0.0f;
         }
         const uint32_t q_rows = m.q + q.stage * S::Q_BYTES + wg * 64 * ROW_BYTES;
-        mbarrier_wait(m.q_full + 8 * q.stage, q.parity);
         mbarrier_wait(m.k_full + 8 * kv.stage, kv.parity);
         wgmma_fence();
         dot_heads<A, S::ROWS>(s, q_rows, m.kv + kv.stage * S::STAGE_BYTES);
@@ -219,10 +230,11 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         wgmma_wait<0>();
         wgmma_use(s);
         release_stage(m.k_empty + 8 * kv.stage);
-        mask_tile(s, p, item, rows, 0, wg);
+        mask_tile(s, p, rows, q0, k0, wg);
         online_softmax(s, &x, c, slack);
         pack_rows(w, s);
-        for (int t = 1; t < item.n_tile; t++) {
+        while (k0 < last) {
+            k0 += KEYS;
             const struct stage_at now = next_stage<STAGES>(kv);
             mbarrier_wait(m.k_full + 8 * now.stage, now.parity);
             mbarrier_wait(m.v_full + 8 * kv.stage, kv.parity);
@@ -236,7 +248,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             wgmma_wait<1>();
             wgmma_use(s);
             release_stage(m.k_empty + 8 * now.stage);
-            mask_tile(s, p, item, rows, t, wg);
+            mask_tile(s, p, rows, q0, k0, wg);
             online_softmax(s, &x, c, slack);
             before_wait(x.sum[0] + x.sum[1] < 0.0f);
             wgmma_wait<0>();
@@ -251,7 +263,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             kv = now;
         }
         mbarrier_wait(m.v_full + 8 * kv.stage, kv.parity);
-        const int live = item.len - item.begin - (item.n_tile - 1) * KEYS; /* keys of the last tile */
+        const int live = item->len - last; /* keys of the last tile */
         if (live < KEYS) {
             clear_rows<B, KEYS>(m.q_bytes + (m.kv - m.q) + kv.stage * S::STAGE_BYTES + S::K_BYTES, live);
             rows_cleared(WHOLE + wg);
@@ -263,7 +275,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         wgmma_use(o);
         release_stage(m.v_empty + 8 * kv.stage);
         kv = next_stage<STAGES>(kv);
-        finish<S::ROWS>(p, item, rows, &x, sink, o, m.q_bytes + q.stage * S::Q_BYTES, wg);
+        finish<S::ROWS>(p, *item, rows, &x, sink, o, m.q_bytes + q.stage * S::Q_BYTES, wg);
         release_stage(m.q_empty + 8 * q.stage);
         q = next_stage<S::Q_STAGES>(q);
     }
@@ -287,7 +299,8 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B>::THREADS, 1)
                                  sm90_shared(b.k_empty),
                                  sm90_shared(b.v_full),
                                  sm90_shared(b.v_empty),
-                                 bytes + (start - sm90_shared(bytes))};
+                                 bytes + (start - sm90_shared(bytes)),
+                                 b.items};
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::Q_STAGES; i++) {
             mbarrier_init(m.q_full + 8 * i, 1);
