@@ -8,7 +8,6 @@
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
-#include <string.h>
 
 #ifdef __CUDACC__
 #define MT_BOTH static __host__ __device__ __forceinline__
@@ -16,18 +15,23 @@
 #define MT_BOTH static inline
 #endif
 
+union float_word {
+    float value;
+    uint32_t bits;
+};
+
 MT_BOTH uint32_t float_bits(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof(bits));
-    return bits;
+    union float_word w;
+    w.value = x;
+    return w.bits;
 }
 
 MT_BOTH float bits_float(uint32_t bits)
 {
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return x;
+    union float_word w;
+    w.bits = bits;
+    return w.value;
 }
 
 MT_BOTH float fl_mul(float a, float b)

@@ -3,7 +3,8 @@
 #include "kernels/tensor.h"
 
 #include <math.h>
-#include <string.h>
+
+#include "kernels/minifloat.h"
 
 static const struct {
     const char *name;
@@ -16,18 +17,11 @@ static const struct {
 int64_t dtype_size(enum dtype t) { return dtypes[t].size; }
 const char *dtype_name(enum dtype t) { return dtypes[t].name; }
 
-float bf16_to_f32(uint16_t h)
-{
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, sizeof(f));
-    return f;
-}
+float bf16_to_f32(uint16_t h) { return bits_float((uint32_t)h << 16); }
 
 uint16_t f32_to_bf16(float f)
 {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof(bits));
+    const uint32_t bits = float_bits(f);
     if (f != f)
         return (uint16_t)(bits >> 16 | 0x40); /* quiet NaN: a payload only in the low half must not become infinity */
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
@@ -44,8 +38,7 @@ float f16_to_f32(uint16_t h)
 
 uint16_t f32_to_f16(float f)
 {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof(bits));
+    uint32_t bits = float_bits(f);
     const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
     const float a = fabsf(f);
     if (f != f) return sign | 0x7e00;

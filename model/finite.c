@@ -69,12 +69,11 @@ static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c
 /* A value by its bits. */
 static float value_of(const struct st_tensor *t, uint32_t bits)
 {
-    float x;
     if (!strcmp(t->st_dtype, "F8_E4M3")) return e4m3_value(bits);
     if (!strcmp(t->st_dtype, "F8_E8M0")) return quant_e8m0((uint8_t)bits);
     if (t->dtype == DT_BF16) return bf16_to_f32((uint16_t)bits);
     if (t->dtype == DT_F16) return f16_to_f32((uint16_t)bits);
-    return memcpy(&x, &bits, 4), x;
+    return bits_float(bits);
 }
 
 /* "model.safetensors: tensor NAME", and the place of a byte of a tensor or a part of one: " at [3, 17]" in its shape,

@@ -3,8 +3,6 @@
  * defines, in both precisions. */
 #include "kernels/cpu/gemm.h"
 
-#include <string.h>
-
 #include "kernels/minifloat.h"
 #include "kernels/quant.h"
 
@@ -71,12 +69,7 @@ static void decode_fp8(real *out, const struct weight *w, const float value[256]
 
 static void decode_bf16(real *out, const uint16_t *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits = (uint32_t)x[i] << 16;
-        float f;
-        memcpy(&f, &bits, sizeof(f));
-        out[i] = f;
-    }
+    for (int64_t i = 0; i < n; i++) out[i] = bits_float((uint32_t)x[i] << 16);
 }
 
 static void decode_f16(real *out, const uint16_t *x, int64_t n)

@@ -11,7 +11,8 @@
 #define FP8_STD    104   /* of RANDOM_FP8: the largest of 65536 quantiles, 4.3, becomes 448 */
 #define N_QUANTILE 65536 /* a normal value takes 16 random bits */
 
-static float quantile[N_QUANTILE]; /* of the standard normal distribution, in the middle of each of the intervals */
+static float quantile[N_QUANTILE];    /* of the standard normal distribution, in the middle of each of the intervals */
+static uint8_t fp8_codes[N_QUANTILE]; /* of the quantiles times FP8_STD */
 
 /* Newton's method on the upper tail, starting at the previous root, so that it converges from below. */
 static void fill_quantiles(void)
@@ -26,9 +27,27 @@ static void fill_quantiles(void)
     }
 }
 
+static void fill_tables(void)
+{
+    fill_quantiles();
+    for (int i = 0; i < N_QUANTILE; i++) {
+        const float x = (float)(FP8_STD * (double)quantile[i]);
+        fp8_codes[i] = (uint8_t)(e4m3_code(e4m3_round(fabsf(x))) | (x < 0 ? 128 : 0));
+    }
+}
+
 static float normal(const struct random_weights *d, uint64_t bits)
 {
     return (float)(d->mean + d->std * (double)quantile[bits & (N_QUANTILE - 1)]);
+}
+
+/* Copies `size` bytes, or those that are left at the end. A size that the compiler knows is not a call. */
+static inline void put(uint8_t *dst, const void *bytes, int64_t size, int64_t n_left)
+{
+    if (n_left >= size)
+        memcpy(dst, bytes, (size_t)size);
+    else
+        memcpy(dst, bytes, (size_t)n_left);
 }
 
 /* A table of all possible values, each rounded once, where a part has more values. */
@@ -42,7 +61,7 @@ static void draw_normal(const struct random_weights *d, uint8_t *dst, int64_t at
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
         for (int k = 0; k < 4; k++)
             four[k] = many ? table[bits >> 16 * k & (N_QUANTILE - 1)] : f32_to_bf16(normal(d, bits >> 16 * k));
-        memcpy(dst + i, four, (size_t)MT_MIN(8, n - i));
+        put(dst + i, four, 8, n - i);
     }
     mem_free(table);
 }
@@ -62,7 +81,7 @@ static void draw_nibbles(const struct random_weights *d, uint8_t *dst, int64_t a
 {
     for (int64_t i = 0; i < n; i += 8) {
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 8);
-        memcpy(dst + i, &bits, (size_t)MT_MIN(8, n - i));
+        put(dst + i, &bits, 8, n - i);
     }
 }
 
@@ -107,26 +126,14 @@ static void draw_e4m3(const struct random_weights *d, uint8_t *dst, int64_t at, 
     for (int64_t i = 0; i < n; i++) dst[i] = (uint8_t)(0x38 + (dst[i] & 15));
 }
 
-static uint8_t fp8_code(uint64_t bits)
-{
-    const struct random_weights codes = {.std = FP8_STD};
-    const float x = normal(&codes, bits);
-    return (uint8_t)(e4m3_code(e4m3_round(fabsf(x))) | (x < 0 ? 128 : 0));
-}
-
-/* As draw_normal, with four values of a number. */
 static void draw_fp8(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
-    const bool many = n > N_QUANTILE;
-    uint8_t *table = many ? mem_alloc(N_QUANTILE) : NULL, four[4];
-    for (uint64_t i = 0; many && i < N_QUANTILE; i++) table[i] = fp8_code(i);
+    uint8_t four[4];
     for (int64_t i = 0; i < n; i += 4) {
         const uint64_t bits = rng_u64(d->key, (uint64_t)(at + i) / 4);
-        for (int k = 0; k < 4; k++)
-            four[k] = many ? table[bits >> 16 * k & (N_QUANTILE - 1)] : fp8_code(bits >> 16 * k);
-        memcpy(dst + i, four, (size_t)MT_MIN(4, n - i));
+        for (int k = 0; k < 4; k++) four[k] = fp8_codes[bits >> 16 * k & (N_QUANTILE - 1)];
+        put(dst + i, four, 4, n - i);
     }
-    mem_free(table);
 }
 
 float random_weights_scale(enum weight_format format, double std)
@@ -169,7 +176,7 @@ static void draw_absmax(const struct random_weights *d, uint8_t *dst, int64_t at
 void random_weights_bytes(const struct random_weights *d, uint8_t *dst, int64_t at, int64_t n)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, fill_quantiles);
+    pthread_once(&once, fill_tables);
     switch (d->kind) {
     case RANDOM_NORMAL: draw_normal(d, dst, at, n); break;
     case RANDOM_ROWS: draw_rows(d, dst, at, n); break;
