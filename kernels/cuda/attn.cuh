@@ -77,6 +77,7 @@ __device__ static inline struct seq_block find_block(const struct attn_args &a, 
     b.n_block = (len + size - 1) / size;
     return b;
 }
+/* Blocks of sequence s; 0 beyond the last sequence. */
 __device__ static inline int blocks_of(const struct attn_args &a, int s, int size)
 {
     return s < a.n_seq ? (a.cu[s + 1] - a.cu[s] + size - 1) / size : 0;
@@ -92,14 +93,14 @@ __device__ static inline int blocks_behind(const struct attn_args &a, int n, int
  * end last. For kernels whose work is that, as queries attend to all keys before them. All lanes of a warp call it. */
 __device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
 {
-    enum { MOST = 256 }; /* more sequences are short, and would take long to count */
+    enum { MOST = 256 }; /* counting the blocks of more sequences takes too long */
     if (a.n_seq > MOST || a.window != NO_WINDOW) return find_block(a, slot, size);
     int low = 0, high = a.n_tok / size + 2; /* blocks_behind(high) <= slot; blocks_behind(low) > slot where low > 0 */
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         (blocks_behind(a, middle, size) > slot ? low : high) = middle;
     }
-    int rest = slot - blocks_behind(a, high, size); /* of the sequences with at least `low` blocks, count from 0 */
+    int rest = slot - blocks_behind(a, high, size); /* place among the sequences with at least `low` blocks */
     for (int first = 0; low && first < a.n_seq; first += 32) {
         uint32_t having = __ballot_sync(~0u, blocks_of(a, first + threadIdx.x % 32, size) >= low);
         if (rest >= __popc(having)) {

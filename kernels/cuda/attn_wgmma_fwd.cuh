@@ -26,7 +26,7 @@
  * Measured, wider heads: tests/RESULTS.md, "Attention by width of heads".
  * Tried and dropped, TFLOP/s at S 4096 and 8192: warpgroups without the order of TURN 466, 426; arithmetic after the
  *   wait, where the compiler puts it without before_wait, 463, 423; tiles of 128 keys 485, 460, and window 128 0.24 ms.
- *   Heads of 64, H100 80GB HBM3, S 4096 and 16384, before the queue (446 to 463, 478 to 499): the maximum found in
+ *   Heads of 64, H100 80GB HBM3, S 4096 and 16384, against 2465f77 (446 to 463, 478 to 499): the maximum found in
  *   scores less the earlier one, as integers, three at a time, without shuffles 426, 455 to 461; with that, waits
  *   tested ahead 420 to 438, 464 to 477, every fourth 2^x on the FMA pipe 403 to 424, 455 to 457, one warpgroup at a
  *   time in its 2^x 423 to 431, 457 to 475. A warp's own instructions take 1,500 of the 2,185 clocks of a tile.
