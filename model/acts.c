@@ -29,6 +29,15 @@ const char *acts_save_name(const struct acts_save *s, int64_t n_layer)
     return "per layer";
 }
 
+static const enum acts_group group_of[OFFLOAD_KINDS] = {[OFFLOAD_MIXER] = ACTS_MIXER, [OFFLOAD_FFN] = ACTS_FFN};
+
+/* All but the norm, the last tensor of the group. */
+int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind)
+{
+    const struct layer_acts *l = &s->layers[layer];
+    return s->bytes[layer][group_of[kind]] - tensor_bytes(kind == OFFLOAD_MIXER ? l->attn_norm : l->ffn_norm);
+}
+
 struct tensor acts_2d(const struct acts_plan *p, int64_t rows, int64_t cols)
 {
     return arena_tensor_2d(&p->dev->work, p->dev->act_dtype, rows, cols);
@@ -72,21 +81,21 @@ static void push_streams(const struct acts_plan *p, struct stream_acts *s, enum 
     push_site(p, &s->ffn);
 }
 
-/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
+/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network, norms last. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
-    if (group == ACTS_MIXER) {
-        s->attn_norm = acts_2d(p, p->n_tok, p->a->d_model);
-        s->attn_rstd = rstd(p);
-        s->h = acts_2d(p, p->n_tok, p->a->d_model);
-    }
-    if (group == ACTS_FFN) {
-        s->ffn_norm = acts_2d(p, p->n_tok, p->a->d_model);
-        s->ffn_rstd = rstd(p);
-    }
+    if (group == ACTS_MIXER) s->h = acts_2d(p, p->n_tok, p->a->d_model);
     if (p->a->hyper.n_stream) push_streams(p, &s->streams, group);
     p->a->mixer[p->layer]->plan(p, s, group);
     p->a->ffn[p->layer]->plan(p, s, group);
+    if (group == ACTS_MIXER) {
+        s->attn_rstd = rstd(p);
+        s->attn_norm = acts_2d(p, p->n_tok, p->a->d_model);
+    }
+    if (group == ACTS_FFN) {
+        s->ffn_rstd = rstd(p);
+        s->ffn_norm = acts_2d(p, p->n_tok, p->a->d_model);
+    }
 }
 
 static void set_layer(struct acts_plan *p, const struct acts *s, const struct adapters *ad, int64_t layer)
@@ -107,31 +116,35 @@ static void push_counted(const struct acts_plan *p, struct acts *s, enum acts_gr
     s->bytes[p->layer][g] = arena_mark(&p->dev->work) - mark;
 }
 
-/* The groups of a layer that are saved, or those that are not. */
+/* The groups of a layer that are saved on the device, or those that are not saved. */
 static void push_groups(struct acts_plan *p, struct acts *s, const struct adapters *ad, int64_t layer, bool saved)
 {
-    const bool host = p->backward && s->save.groups[layer] & SAVE_HOST;
+    bool host[ACTS_GROUPS] = {false};
     set_layer(p, s, ad, layer);
+    for (int k = 0; k < OFFLOAD_KINDS; k++)
+        host[group_of[k]] = p->backward && acts_in_host(s->save.groups[layer], (enum offload_kind)k);
     for (enum acts_group g = ACTS_KEPT; g < ACTS_GROUPS; g++)
-        if (p->saved[g] == saved && !(g == ACTS_FFN && host)) push_counted(p, s, g);
+        if (p->saved[g] == saved && !host[g]) push_counted(p, s, g);
 }
 
-/* The groups FFN in host memory take turns in two regions. */
-static void push_regions(struct acts *s, struct acts_plan *p, const struct adapters *ad)
+/* The groups of one kind in host memory take turns in two regions. A dry run may save fewer of them than were opened.
+ */
+static void push_regions(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
 {
-    struct offload *o = &s->offload;
+    struct offload *o = &s->offload[kind];
     struct arena *work = &p->dev->work;
     const int64_t mark = arena_mark(work);
     o->on = p->backward && o->n;
     o->region_bytes = 0;
     for (int64_t pass = 0; o->on && pass < OFFLOAD_REGIONS; pass++) /* the first finds the size of a region */
         for (int64_t i = 0; i < o->n; i++) {
-            if (pass && i % OFFLOAD_REGIONS != pass) continue;
+            if ((pass && i % OFFLOAD_REGIONS != pass) || !acts_in_host(s->save.groups[o->layer[i]], kind)) continue;
             arena_release(work, mark);
             arena_push(work, pass * o->region_bytes);
             set_layer(p, s, ad, o->layer[i]);
-            push_counted(p, s, ACTS_FFN);
-            if (!pass) o->region_bytes = MT_MAX(o->region_bytes, s->bytes[p->layer][ACTS_FFN]);
+            push_counted(p, s, group_of[kind]);
+            o->bytes[i] = acts_host_bytes(s, p->layer, kind);
+            if (!pass) o->region_bytes = MT_MAX(o->region_bytes, s->bytes[p->layer][group_of[kind]]);
         }
     arena_release(work, mark);
     for (int i = 0; o->on && i < OFFLOAD_REGIONS; i++) o->region[i] = arena_push(work, o->region_bytes);
@@ -170,7 +183,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
                           .keep_logits = backward && keep_logits};
     for (int64_t l = 0; l <= a->n_layer; l++) s->layers[l] = (struct layer_acts){0};
     push_slot(s, &p, ad);
-    push_regions(s, &p, ad);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) push_regions(s, (enum offload_kind)k, &p, ad);
     s->boundary.on = false;
     if (backward && s->boundary.n_host) boundary_push(&s->boundary, dev, n_tok, arch_stream_cols(a));
     for (int64_t l = 0; l <= a->n_layer; l++) {
@@ -188,6 +201,6 @@ void acts_free(struct acts *s)
     mem_free(s->layers);
     mem_free(s->bytes);
     boundary_close(&s->boundary);
-    offload_close(&s->offload);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) offload_close(&s->offload[k]);
     *s = (struct acts){0};
 }

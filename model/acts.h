@@ -9,7 +9,8 @@
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
  * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
- * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the group FFN (offload.h).
+ * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and FFN
+ * (offload.h), whose norms are then recomputed.
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -34,12 +35,17 @@ struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. SAVE_HOST: the group
- * FFN, which is saved, is in host memory (offload.h). */
-enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_HOST = 8 };
+/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. SAVE_*_HOST: the group, where
+ * it is saved, is in host memory (offload.h). */
+enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_MIXER_HOST = 8, SAVE_FFN_HOST = 16 };
 struct acts_save {
     uint8_t groups[MT_MAX_LAYERS];
 };
+static inline bool acts_in_host(int groups, enum offload_kind kind) /* groups: of a layer */
+{
+    const int bits = kind == OFFLOAD_MIXER ? SAVE_MIXER | SAVE_MIXER_HOST : SAVE_FFN | SAVE_FFN_HOST;
+    return (groups & bits) == bits;
+}
 struct acts_save acts_save_mode(enum recompute r); /* of every layer */
 /* "none", "selective" or "full"; "per layer" when no mode saves these groups. */
 const char *acts_save_name(const struct acts_save *s, int64_t n_layer);
@@ -187,10 +193,12 @@ struct acts {
     struct recv_buf recv_buf;
     struct acts_save save;
     struct boundary boundary;
-    struct offload offload;
+    struct offload offload[OFFLOAD_KINDS];
     int64_t (*bytes)[ACTS_GROUPS]; /* [n_layer] host: size of every group in the last acts_push */
 };
 
+/* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
+int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);
 /* Allocates the receive buffers: first of a micro-batch, so that they have the same offset on all ranks. */

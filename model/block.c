@@ -60,10 +60,26 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct stream_acts *t = &s->streams;
     const struct hyper *hyper = &b->w->hyper_ffn;
+    const struct offload *mixer = &b->offload[OFFLOAD_MIXER], *ffn = &b->offload[OFFLOAD_FFN];
+    offload_reuse(mixer, b->dev, b->layer);
     norm_mix(b, s);
+    offload_store(mixer, b->dev, b->layer);
+    offload_reuse(ffn, b->dev, b->layer);
     norm_ffn(b, s);
     /* 4 ffn   */ b->a->ffn[b->layer]->fwd(b, s, hyper->n_stream ? t->out : y);
     if (hyper->n_stream) op_hyper_post_fwd(b->dev, y, t->h, t->out, t->ffn.m, hyper);
+    offload_store(ffn, b->dev, b->layer);
+}
+
+/* The norms that groups from host memory come without. */
+static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
+{
+    const bool streams = b->w->hyper_attn.n_stream > 0;
+    const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : s->h;
+    if (acts_in_host(saved, OFFLOAD_MIXER))
+        /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, b->w->attn_norm, &b->a->norm);
+    if (acts_in_host(saved, OFFLOAD_FFN))
+        /* 3 norm  */ op_rmsnorm_fwd(b->dev, s->ffn_norm, s->ffn_rstd, h, b->w->ffn_norm, &b->a->norm);
 }
 
 void block_recompute(const struct block *b, struct layer_acts *s, int saved)
@@ -71,6 +87,7 @@ void block_recompute(const struct block *b, struct layer_acts *s, int saved)
     struct block again = *b;
     again.core_saved = saved & SAVE_CORE;
     if (!(saved & SAVE_MIXER)) norm_mix(&again, s);
+    norms_again(b, s, saved);
     if (saved & SAVE_FFN) return;
     norm_ffn(b, s);
     /* 4 ffn   */ b->a->ffn[b->layer]->recompute(b, s);
@@ -82,6 +99,7 @@ static void residual_bwd(const struct block *b, const struct layer_acts *s, stru
     struct device *dev = b->dev;
     /* 4 ffn   */ b->a->ffn[b->layer]->bwd(b, s, dnorm, dres);
     /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->h, s->ffn_rstd, b->w->ffn_norm);
+    offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
     /* 2 mixer */ b->a->mixer[b->layer]->bwd(b, s, dnorm, dres);
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, b->w->attn_norm);
 }
@@ -102,6 +120,7 @@ static void streams_bwd(const struct block *b, const struct layer_acts *s, struc
     device_zero(dev, dsum); /* the norm adds to it */
     /* 3 norm  */ op_rmsnorm_bwd(dev, dsum, dnorm, site->sum, s->ffn_rstd, w->ffn_norm);
     op_hyper_pre_bwd(dev, dres, dm, dsum, t->h, site->m, site->rstd, &w->hyper_ffn);
+    offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
     site = &t->mixer;
     op_hyper_post_bwd(dev, df, dres, dm, dres, s->x, s->h, site->m, &w->hyper_attn);
     /* 2 mixer */ b->a->mixer[b->layer]->bwd(b, s, dnorm, df);
@@ -116,5 +135,6 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dnorm = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], b->a->d_model);
     (b->w->hyper_attn.n_stream ? streams_bwd : residual_bwd)(b, s, dnorm, dres);
+    offload_load(&b->offload[OFFLOAD_MIXER], dev, b->layer);
     arena_release(&dev->work, mark);
 }

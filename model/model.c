@@ -112,8 +112,11 @@ static void open_teacher(struct model *m, struct adapters *planned)
 static void open_offload(struct model *m, const struct model_options *opt)
 {
     bool in_host[MT_MAX_LAYERS];
-    for (int64_t l = 0; l < m->arch.n_layer; l++) in_host[l] = !opt->frozen && opt->save.groups[l] & SAVE_HOST;
-    offload_open(&m->acts.offload, m->dev, m->arch.n_layer, in_host, opt->host_group_bytes);
+    for (enum offload_kind k = 0; k < OFFLOAD_KINDS; k++) {
+        for (int64_t l = 0; l < m->arch.n_layer; l++) in_host[l] = !opt->frozen && acts_in_host(opt->save.groups[l], k);
+        offload_open(&m->acts.offload[k], m->dev, k, m->arch.n_layer, in_host, opt->host_bytes[k],
+                     m->adapters.lowest_layer);
+    }
 }
 
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -278,6 +281,7 @@ static struct block layer(struct model *m, int64_t l)
         .rope_entry = m->rope_entry,
         .aux = &m->aux[l],
         .experts = m->acts.experts,
+        .offload = m->acts.offload,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
@@ -296,9 +300,7 @@ void model_fwd(struct model *m)
         struct block b = layer(m, l);
         boundary_store(&m->acts.boundary, m->dev, l);
         boundary_reuse(&m->acts.boundary, m->dev, l + 1);
-        offload_reuse(&m->acts.offload, m->dev, l);
         block_fwd(&b, &acts[l], acts[l + 1].x);
-        offload_store(&m->acts.offload, m->dev, l);
     }
 }
 
@@ -502,10 +504,9 @@ void model_bwd(struct model *m)
         struct block b = layer(m, l);
         if (l - 2 >= m->adapters.lowest_layer) boundary_load(&m->acts.boundary, dev, l - 2);
         boundary_need(&m->acts.boundary, dev, l);
-        offload_need(&m->acts.offload, dev, l);
+        for (int k = 0; k < OFFLOAD_KINDS; k++) offload_need(&m->acts.offload[k], dev, l);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
-        offload_load(&m->acts.offload, dev, l, m->adapters.lowest_layer);
         if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
     }
     if (m->pass.reduce) overlap(m, false);
@@ -516,7 +517,7 @@ void model_bwd(struct model *m)
 void model_end(struct model *m)
 {
     boundary_join(&m->acts.boundary, m->dev); /* a pass without backward has copies that nothing waited for */
-    offload_join(&m->acts.offload, m->dev);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) offload_join(&m->acts.offload[k], m->dev);
     arena_release(&m->dev->work, 0);
 }
 

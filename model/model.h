@@ -38,11 +38,11 @@ struct distill {
 struct model_options {
     int64_t max_len; /* longest document: rows of the RoPE table */
     struct acts_save save;
-    int64_t host_tok;           /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
-                                 * the device */
-    int64_t host_group_bytes;   /* of a layer's group FFN in the largest micro-batch, for layers with SAVE_HOST */
-    bool host_moments;          /* the optimizer moments are kept in dev->host */
-    double aux_coef;            /* 0: no auxiliary loss */
+    int64_t host_tok; /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
+                       * the device */
+    int64_t host_bytes[OFFLOAD_KINDS]; /* copied of a layer's group in the largest micro-batch, for SAVE_*_HOST */
+    bool host_moments;                 /* the optimizer moments are kept in dev->host */
+    double aux_coef;                   /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
     int64_t ce_chunk;           /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */

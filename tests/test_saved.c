@@ -114,16 +114,16 @@ static void host_memory_gives_the_same_bytes(void **state)
     mem_free(first);
 }
 
-/* The same model with the groups FFN of these layers in host memory. */
-static void open_with_networks(struct run *r, struct config *cfg, const bool *in_host)
+/* The same model with groups in host memory: SAVE_*_HOST of every layer. */
+static void open_with_groups(struct run *r, struct config *cfg, const uint8_t *in_host)
 {
     struct err err = {.msg = ""};
     struct adapters ad;
     open_model(r, cfg, CFG_OFFLOAD_ALL);
     struct model_options opt = r->plan.opt;
     opt.save = acts_save_mode(RECOMPUTE_NONE);
-    opt.host_group_bytes = 1 << 20;
-    for (int64_t l = 0; l < r->arch.n_layer; l++) opt.save.groups[l] |= in_host[l] ? SAVE_HOST : 0;
+    for (int k = 0; k < OFFLOAD_KINDS; k++) opt.host_bytes[k] = 1 << 20;
+    for (int64_t l = 0; l < r->arch.n_layer; l++) opt.save.groups[l] |= in_host[l];
     run_close(r);
     if (run_open_headers(r, cfg, &err) || plan_adapters(&ad, &r->arch, cfg, NULL, &err)) fail_msg("%s", err.msg);
     if (!on_gpu) r->dev.ops = &late_ops;
@@ -135,11 +135,13 @@ static void open_with_networks(struct run *r, struct config *cfg, const bool *in
         fail_msg("%s", err.msg);
 }
 
-static void networks_in_host_memory_give_the_same_bytes(void **state)
+static void groups_in_host_memory_give_the_same_bytes(void **state)
 {
     (void)state;
-    static const bool ways[][4] = {{true, true, true, true}, {true, false, true, true}, {false, true, false, true}};
-    static const int moved[] = {2, 1, 0}; /* the last two stay on the device */
+    enum { M = SAVE_MIXER_HOST, F = SAVE_FFN_HOST };
+    static const uint8_t ways[][4] = {{F, F, F, F}, {F, 0, F, F},         {0, F, 0, F},
+                                      {M, M, M, M}, {M, M | F, 0, M | F}, {M | F, M | F, M | F, M | F}};
+    static const int moved[] = {2, 1, 0, 2, 1, 4}; /* the last two of a kind stay on the device */
     struct config cfg;
     struct run r;
     double first_loss[3], loss[3];
@@ -148,7 +150,7 @@ static void networks_in_host_memory_give_the_same_bytes(void **state)
     double *first = trained(&r, first_loss, &n);
     run_close(&r);
     for (int i = 0; i < MT_LEN(ways); i++) {
-        open_with_networks(&r, &cfg, ways[i]);
+        open_with_groups(&r, &cfg, ways[i]);
         late.n_total = 0;
         double *x = trained(&r, loss, &n);
         if (!on_gpu) assert_int_equal(late.n_total, 3 * 2 * (2 + moved[i])); /* and 2 inputs of layers */
@@ -170,7 +172,7 @@ static void the_same_on_the_gpu(void **state)
     }
     on_gpu = true;
     host_memory_gives_the_same_bytes(state);
-    networks_in_host_memory_give_the_same_bytes(state);
+    groups_in_host_memory_give_the_same_bytes(state);
     on_gpu = false;
 }
 
@@ -274,7 +276,7 @@ int test_saved(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_memory_gives_the_same_bytes),
-        cmocka_unit_test(networks_in_host_memory_give_the_same_bytes),
+        cmocka_unit_test(groups_in_host_memory_give_the_same_bytes),
         cmocka_unit_test(the_same_on_the_gpu),
         cmocka_unit_test(bad_values_in_host_memory_are_named),
         cmocka_unit_test(rows_are_plans),

@@ -117,20 +117,42 @@ void whole_model_check_slopes(struct run *r)
 
 double whole_model_loss_of_12(struct model *m, double *grad) { return whole_model_part_loss(m, 0, WHOLE_TOKENS, grad); }
 
+static void check_groups(struct run *r, const uint8_t *groups, int n_groups, double loss, const double *g)
+{
+    const int64_t n = r->model.adapters.n_flat;
+    double *x = mem_array(n, sizeof(*x));
+    for (int first = 0; first < n_groups; first++) {
+        for (int64_t l = 0; l < r->arch.n_layer; l++) r->model.acts.save.groups[l] = groups[(first + l) % n_groups];
+        assert_true(whole_model_loss_of_12(&r->model, x) == loss);
+        assert_memory_equal(x, g, (size_t)n * sizeof(*g));
+    }
+    mem_free(x);
+}
+
 /* Other groups are saved in every layer; the memory is that of a model that saves all. */
 static void check_mixtures(struct run *r, double loss, const double *g)
 {
     static const uint8_t groups[] = {
         0, SAVE_CORE, SAVE_CORE | SAVE_MIXER, SAVE_FFN, SAVE_CORE | SAVE_FFN, SAVE_CORE | SAVE_MIXER | SAVE_FFN};
-    const int64_t n = r->model.adapters.n_flat;
-    double *x = mem_array(n, sizeof(*x));
-    for (int first = 0; first < MT_LEN(groups); first++) {
-        for (int64_t l = 0; l < r->arch.n_layer; l++)
-            r->model.acts.save.groups[l] = groups[(first + l) % MT_LEN(groups)];
-        assert_true(whole_model_loss_of_12(&r->model, x) == loss);
-        assert_memory_equal(x, g, (size_t)n * sizeof(*g));
+    check_groups(r, groups, MT_LEN(groups), loss, g);
+}
+
+/* The same with groups in host memory. */
+static void check_host(struct run *r, double loss, const double *g)
+{
+    enum { MIXER = SAVE_CORE | SAVE_MIXER | SAVE_MIXER_HOST, FFN = SAVE_FFN | SAVE_FFN_HOST };
+    static const uint8_t groups[] = {MIXER, MIXER | FFN, FFN, SAVE_CORE | FFN, MIXER | SAVE_FFN};
+    const int64_t n = r->arch.n_layer, bytes = 1 << 20;
+    struct err err;
+    bool in_host[MT_MAX_LAYERS];
+    for (int64_t l = 0; l < n; l++) in_host[l] = true;
+    if (device_reserve_host(&r->dev, OFFLOAD_KINDS * n * bytes, &err)) fail_msg("%s", err.msg);
+    for (enum offload_kind k = 0; k < OFFLOAD_KINDS; k++) {
+        struct offload *o = &r->model.acts.offload[k];
+        offload_close(o);
+        offload_open(o, &r->dev, k, n, in_host, bytes, r->model.adapters.lowest_layer);
     }
-    mem_free(x);
+    check_groups(r, groups, MT_LEN(groups), loss, g);
 }
 
 void whole_model_check_recomputation(const char *dir, const char *targets)
@@ -146,6 +168,7 @@ void whole_model_check_recomputation(const char *dir, const char *targets)
         g[i] = mem_array(n, sizeof(double));
         loss[i] = whole_model_loss_of_12(&r.model, g[i]);
         if (modes[i] == CFG_RECOMPUTE_NONE) check_mixtures(&r, loss[i], g[i]);
+        if (modes[i] == CFG_RECOMPUTE_NONE) check_host(&r, loss[i], g[i]);
         run_close(&r);
     }
     for (int i = 1; i < 3; i++) {

@@ -21,16 +21,21 @@ static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15}
 
 /* What is kept in host memory, and how many experts are decoded at a time. */
 struct place {
-    bool embed, inputs, moments, networks; /* networks: of some layers */
+    bool embed, inputs, moments;
+    int kinds; /* bits 1 << enum offload_kind: groups of some layers */
 };
-static const struct place places[] = {{0, 0, 0, 0}, {1, 0, 0, 0}, {0, 1, 0, 0}, {1, 1, 0, 0},
-                                      {0, 0, 1, 0}, {1, 0, 1, 0}, {0, 1, 1, 0}, {1, 1, 1, 0},
-                                      {0, 1, 0, 1}, {1, 1, 0, 1}, {0, 1, 1, 1}, {1, 1, 1, 1}};
+enum { PLACES = 8 << OFFLOAD_KINDS };
+static struct place place_of(int i) { return (struct place){i & 1, i & 2, i & 4, i >> 3}; }
 
 struct item {
     int64_t layer, bytes;
     int save; /* SAVE_*; 0: the experts of one more layer are decoded */
     double ms;
+};
+
+struct gain {
+    double ms;
+    int64_t bytes;
 };
 
 struct search {
@@ -43,8 +48,8 @@ struct search {
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
-    int64_t ffn_bytes; /* of the largest group FFN */
-    bool listed, ends; /* ends: every item fits in a place that adds no time */
+    struct gain host[OFFLOAD_KINDS]; /* of the largest group of a kind when it is saved in host memory */
+    bool listed, ends;               /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
@@ -84,11 +89,6 @@ static bool same_kind(const struct search *s, int64_t x, int64_t y)
            ad->layer_on[x] == ad->layer_on[y] && (x < ad->lowest_layer) == (y < ad->lowest_layer);
 }
 
-struct gain {
-    double ms;
-    int64_t bytes;
-};
-
 /* What layer l gains and takes when it saves the groups `save` alone. */
 static struct gain gain_of(struct search *s, int64_t l, int save, double all_ms)
 {
@@ -103,6 +103,12 @@ static struct gain gain_of(struct search *s, int64_t l, int save, double all_ms)
     for (int k = 0; k < ACTS_GROUPS; k++)
         if (save & bit[k]) g.bytes += acts->bytes[l][k];
     return g;
+}
+
+static void note_host(struct search *s, int64_t l, enum offload_kind kind, double ms)
+{
+    const int64_t bytes = acts_host_bytes(&s->probe.model.acts, l, kind);
+    if (bytes > s->host[kind].bytes) s->host[kind] = (struct gain){ms, bytes};
 }
 
 /* The groups of every layer. The core comes before the rest of the mixer, or with it where that is as good. */
@@ -123,9 +129,10 @@ static void list_groups(struct search *s)
             of[l][1] = gain_of(s, l, SAVE_CORE | SAVE_MIXER, s->full_ms);
             of[l][2] = gain_of(s, l, SAVE_FFN, s->full_ms);
         }
-        s->ffn_bytes = MT_MAX(s->ffn_bytes, of[l][2].bytes);
         const struct gain *core = &of[l][0], *mixer = &of[l][1], *ffn = &of[l][2];
         const struct gain rest = {mixer->ms - core->ms, mixer->bytes - core->bytes};
+        note_host(s, l, OFFLOAD_MIXER, rest.ms);
+        note_host(s, l, OFFLOAD_FFN, ffn->ms);
         const bool apart = core->ms * (double)rest.bytes > rest.ms * (double)core->bytes;
         if (apart) add_item(s, l, SAVE_CORE, core->ms, core->bytes);
         add_item(s, l, SAVE_CORE | SAVE_MIXER, apart ? rest.ms : mixer->ms, apart ? rest.bytes : mixer->bytes);
@@ -186,9 +193,9 @@ static struct acts_save first_save(const struct search *s)
 
 static void take(struct model_options *opt, const struct item *i)
 {
-    if (i->save == SAVE_FFN && opt->save.groups[i->layer] & SAVE_HOST) return; /* it is saved there */
+    uint8_t *groups = &opt->save.groups[i->layer];
     if (i->save)
-        opt->save.groups[i->layer] |= (uint8_t)i->save;
+        *groups |= (uint8_t)(i->save | (*groups & SAVE_MIXER_HOST && i->save & SAVE_CORE ? SAVE_MIXER : 0));
     else
         opt->decoded_layers++;
 }
@@ -223,8 +230,9 @@ static struct model_options with_items(const struct search *s, int64_t n)
     return opt;
 }
 
-/* The longest prefix of the items that fits, then single items behind it. Returns whether all fit. */
-static bool pack(struct search *s, struct plan_choice *c)
+/* The longest prefix of the items that fits, then single items behind it. It ends at once where all items together
+ * would not be faster than the best choice so far. Returns whether all fit. */
+static bool pack(struct search *s, struct plan_choice *c, const struct plan_choice *best)
 {
     int64_t low = 0, high = s->n_item + 1, too_large = INT64_MAX; /* low fits, high does not */
     for (int64_t n = s->n_item; high - low > 1; n = (low + high) / 2) {
@@ -233,6 +241,7 @@ static bool pack(struct search *s, struct plan_choice *c)
             low = n;
         else
             high = n;
+        if (n == s->n_item && n > low && best->peak <= s->budget && c->ms >= best->ms) return false;
     }
     const bool all = low == s->n_item && low > 0;
     c->opt = with_items(s, low);
@@ -249,18 +258,37 @@ static bool pack(struct search *s, struct plan_choice *c)
     return all;
 }
 
-/* Forward takes a quarter of the time of a pass that recomputes all. As many networks go to host memory as can be
- * copied beside it, evenly spaced. */
-static void spread_networks(struct search *s, const struct place *p)
+static bool fixed_offload(const struct search *s) { return s->q->cfg->train.offload != CFG_OFFLOAD_AUTO; }
+
+/* Forward takes a quarter of the time of a pass that recomputes all. As many mixers and networks go to host memory as
+ * can be copied beside it, first the kind that spares more time per byte, evenly spaced. */
+static void spread(struct search *s, const struct place *p)
 {
+    static const uint8_t bits[OFFLOAD_KINDS] = {
+        [OFFLOAD_MIXER] = SAVE_CORE | SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
     const int64_t n = s->q->a->n_layer;
     const double inputs =
         (double)n * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) * (double)dtype_size(s->q->dev->act_dtype);
     const double others = inputs + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
-    const double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, (double)s->q->room.host - others);
-    const int64_t fit = s->ffn_bytes ? MT_MIN((int64_t)MT_MAX(room / (double)s->ffn_bytes, 0), n) : 0;
-    for (int64_t i = 0; i < fit; i++) s->opt.save.groups[(2 * i + 1) * n / (2 * fit)] |= SAVE_FFN | SAVE_HOST;
-    s->opt.host_group_bytes = s->ffn_bytes;
+    const double host = (double)s->q->room.host * (fixed_offload(s) ? 2 : 1);
+    double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, host - others);
+    const struct gain *mixer = &s->host[OFFLOAD_MIXER], *ffn = &s->host[OFFLOAD_FFN];
+    const int first = mixer->ms * (double)ffn->bytes > ffn->ms * (double)mixer->bytes ? OFFLOAD_MIXER : OFFLOAD_FFN;
+    for (int i = 0; i < OFFLOAD_KINDS; i++) {
+        const int k = i ? OFFLOAD_KINDS - 1 - first : first;
+        const int64_t bytes = s->opt.host_bytes[k] = s->host[k].bytes;
+        const bool wanted = p->kinds & 1 << k && bytes && s->host[k].ms > 0;
+        const int64_t fit = wanted ? MT_MIN((int64_t)MT_MAX(room / (double)bytes, 0), n) : 0;
+        for (int64_t j = 0; j < fit; j++) s->opt.save.groups[(2 * j + 1) * n / (2 * fit)] |= bits[k];
+        room -= (double)(fit * bytes);
+    }
+}
+
+/* A mixer in host memory is saved where the device has room for its core (take). */
+static void unsave_mixers(struct model_options *opt, int64_t n_layer)
+{
+    for (int64_t l = 0; l < n_layer; l++)
+        if (opt->save.groups[l] & SAVE_MIXER_HOST) opt->save.groups[l] &= (uint8_t) ~(SAVE_CORE | SAVE_MIXER);
 }
 
 /* Time that a place adds to a micro-batch. Inputs are copied while layers compute; moments are not. */
@@ -275,7 +303,8 @@ static double place_ms(const struct search *s, const struct place *p)
     if (p->moments)
         bytes += 1.2 * 2 * (double)tensor_bytes(probe->model.adapters.opt.m) / (double)cfg->train.grad_accum;
     if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
-    if (p->networks) bytes += 0.05 * 2 * (double)(probe->model.acts.offload.n * s->ffn_bytes);
+    for (int k = 0; k < OFFLOAD_KINDS; k++)
+        bytes += 0.05 * 2 * (double)(probe->model.acts.offload[k].n * s->opt.host_bytes[k]);
     return 1e3 * bytes / PCIE_BYTES;
 }
 
@@ -293,7 +322,7 @@ static bool try_logits(struct search *s, int64_t load, int size, struct plan_cho
     struct plan_choice c = {0};
     s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, size);
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
-    const bool all = pack(s, &c);
+    const bool all = pack(s, &c, best);
     const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
     const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
     if (better) *best = c;
@@ -311,16 +340,17 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
     s->opt.ce_chunk = chunk_of(s, 0);
-    if (p->networks) spread_networks(s, p);
+    if (p->kinds) spread(s, p);
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
+    unsave_mixers(&s->opt, s->q->a->n_layer);
     s->probe.dev.roofs = nominal;
     const int64_t load = s->probe.dev.work.peak;
     if (list_items(s, err)) {
         plan_probe_close(&s->probe);
         return -1;
     }
-    const bool fixed = s->q->cfg->train.offload != CFG_OFFLOAD_AUTO;
+    const bool fixed = fixed_offload(s);
     s->enough = s->probe.dev.host.peak / (fixed ? 2 : 1) <= s->q->room.host;
     s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
@@ -347,9 +377,9 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool gpu = q->dev->ops->own_memory;
     const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
-    if ((p->embed || p->networks) && !gpu) return false;
+    if ((p->embed || p->kinds) && !gpu) return false;
     if (!q->train) return !p->inputs && !p->moments;
-    if (p->networks && (q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
+    if (p->kinds && (!p->inputs || q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
     return gpu || (!p->inputs && !p->moments);
 }
@@ -362,9 +392,13 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     q.checked = true;
     s->q = &q;
     *best = (struct plan_choice){.peak = INT64_MAX};
-    for (int i = 0; i < MT_LEN(places) && !rc && !s->ends; i++)
-        if (allowed(s, &places[i])) rc = try_place(s, &places[i], best, err);
+    for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
+        const struct place p = place_of(i);
+        if (allowed(s, &p)) rc = try_place(s, &p, best, err);
+    }
     mem_free(s->items);
+    for (int64_t l = 0; l < q.a->n_layer; l++)
+        if (!(best->opt.save.groups[l] & SAVE_MIXER)) best->opt.save.groups[l] &= (uint8_t)~SAVE_MIXER_HOST;
     /* An evaluation has no items. It is quantised whatever quant.start is. */
     best->packed = q.train ? s->decode_ms < 0 : q.cfg->quant.weights != CFG_QUANT_NONE;
     return rc;

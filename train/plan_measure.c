@@ -326,8 +326,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .dense = p.dev.weights.peak - w->expert_bytes,
                               .host = p.dev.host.peak,
                               .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
-                              .host_inputs = (b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0) +
-                                             p.model.acts.offload.n * opt->host_group_bytes,
+                              .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
                               .host_shared = q->dev->ops->own_memory ? 0 : p.dev.host.peak,
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
@@ -339,6 +338,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .n_unused = w->n_unused,
                               .unused = w->unused};
     memcpy(m->format, w->experts, sizeof(m->format));
+    for (int k = 0; k < OFFLOAD_KINDS; k++) m->host_inputs += p.model.acts.offload[k].n * opt->host_bytes[k];
     m->inside_ms = plan_inside_ms(&p, &q->rates, &unused);
     measure_passes(&p, m, opt->frozen);
     count_average_rows(&p, m, opt->frozen);

@@ -10,7 +10,7 @@
 struct plan_memory {
     int64_t experts, dense;            /* frozen weights on the device: experts with their biases; all others */
     int64_t host;                      /* pinned host memory: the embedding, and the two below */
-    int64_t host_moments, host_inputs; /* optimizer moments; inputs and networks of layers */
+    int64_t host_moments, host_inputs; /* optimizer moments; inputs, mixers and networks of layers */
     int64_t host_shared;               /* host memory that is the device's: all on a CPU, none on a GPU */
     int64_t state;                     /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;                 /* part of state */

@@ -170,6 +170,7 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .layer = l,
         .w = w,
         .experts = s->acts.experts,
+        .offload = s->acts.offload,
         .seqs = &seqs,
         .tok = s->tok,
         .pos = s->pos,
