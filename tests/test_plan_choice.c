@@ -457,6 +457,19 @@ static const char *apply(struct config *cfg, int i)
     return says[i];
 }
 
+/* Of the shortest sequence with adapters of rank 1. */
+static int64_t peak_of_few_tokens(struct bed *b)
+{
+    const struct config before = b->cfg;
+    struct err err;
+    b->cfg.data.seq_len = 2;
+    b->cfg.train.micro_batch = 1;
+    b->cfg.lora.r = 1;
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    b->cfg = before;
+    return plan_peak(&b->plan, true);
+}
+
 /* Nothing fits: the error suggests the options that need less, and no others. */
 static void suggested_options(void **state)
 {
@@ -476,11 +489,19 @@ static void suggested_options(void **state)
         cfg->train.offload = places[i / 3 % 2];
         cfg->train.decoded_layers = i / 6 ? 4 : 0;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        const int64_t peak = plan_peak(&b->plan, true), few = peak_of_few_tokens(b);
         const struct plan_memory *m = &b->plan.memory;
-        const int64_t weights = m->experts + m->dense - m->decoded, peak = plan_peak(&b->plan, true);
-        cfg->train.memory_gb = (double)(weights + (64 << 10)) / (1 << 30);
+        const int64_t weights = m->experts + m->dense - m->decoded;
+        cfg->train.memory_gb = (double)(weights + (few - weights) / 2) / (1 << 30);
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
-        if (!strstr(err.msg, " short: ") || !strstr(err.msg, "lower data.seq_len, train.micro_batch or lora.r"))
+        if (!strstr(err.msg, " short: ") || !strstr(err.msg, "use a device with more memory") ||
+            strstr(err.msg, "lower data.seq_len"))
+            fail_msg("%s", err.msg);
+        cfg->train.memory_gb = (double)(i / 6 ? weights + (64 << 10) : few + 1024) / (1 << 30);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        if (!strstr(err.msg, " short: ") ||
+            (i < 6 && !strstr(err.msg, "lower data.seq_len, train.micro_batch or lora.r")) ||
+            !strstr(err.msg, ", or set model.quantize = nf4 with model.quantize_attention = true (needs "))
             fail_msg("%s", err.msg);
         for (int k = 0; k < 3; k++) {
             const struct config before = *cfg;

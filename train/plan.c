@@ -99,16 +99,40 @@ static int advise_options(char text[ADVICE], const struct plan *p, const struct 
     return 0;
 }
 
-/* Adds shorter micro-batches where that of one token needs less. */
+static const char larger[] = "use a device with more memory, or several with parallel.ep";
+
+/* Adds packing of matrices that are not packed where that needs less. */
+static int advise_packing(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct config cfg = *q->cfg;
+    struct plan_request packed = *q;
+    int64_t peak, host;
+    char b[32], with[128];
+    if (cfg.model.quantize != CFG_QUANTIZE_NONE) return 0;
+    packed.cfg = &cfg;
+    cfg.model.quantize = CFG_QUANTIZE_NF4;
+    cfg.model.quantize_attention = true;
+    if (least_peak(&peak, &host, p, packed, err)) return -1;
+    if (peak >= plan_peak(p, q->train)) return 0;
+    snprintf(with, sizeof(with), "set model.quantize = nf4 with model.quantize_attention = true (needs %s)",
+             str_bytes(b, peak));
+    advise(text, with);
+    return 0;
+}
+
+/* Adds shorter micro-batches and fewer adapters where one token with r = 1 fits. */
 static int advise_tokens(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
+    struct config cfg = *q->cfg;
     struct plan_request few = *q;
     int64_t peak, host;
+    few.cfg = &cfg;
     few.seq_len = few.n_tok = 1;
+    if (!q->adapter_dir) cfg.lora.r = 1;
     if (least_peak(&peak, &host, p, few, err)) return -1;
-    advise(text, peak >= plan_peak(p, q->train) ? "use a device with more memory, or several with parallel.ep"
-                 : q->train                     ? "lower data.seq_len, train.micro_batch or lora.r"
-                                                : "lower data.seq_len or train.micro_batch");
+    advise(text, peak > p->budget ? larger
+                 : q->train       ? "lower data.seq_len, train.micro_batch or lora.r"
+                                  : "lower data.seq_len or train.micro_batch");
     return 0;
 }
 
@@ -131,13 +155,15 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
                        : p->capped   ? "raise train.memory_gb, or end the other processes and wait some seconds"
                                      : "use a device with more memory");
     (void)str_bytes(need, plan_peak(p, train));
-    if (weights > p->budget)
-        return err_set(err,
-                       "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %suse a device "
-                       "with more memory, or several with parallel.ep",
-                       what, need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit,
-                       raise);
-    if (advise_tokens(advice, p, q, err) || advise_options(advice, p, q, err)) return -1;
+    if (weights > p->budget) {
+        advise(advice, larger);
+        if (advise_packing(advice, p, q, err)) return -1;
+        return err_set(err, "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %s%s", what,
+                       need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit, raise,
+                       advice);
+    }
+    if (advise_tokens(advice, p, q, err) || advise_packing(advice, p, q, err) || advise_options(advice, p, q, err))
+        return -1;
     return err_set(err, "%s needs %s with recompute = %s%s, the budget is %s (%s), %s short: %s%s", what, need,
                    acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,
                    str_bytes(part, plan_peak(p, train) - p->budget), raise, advice);
