@@ -1,6 +1,7 @@
 /* test_saved.c - what a layer saves for the backward and where: any choice gives the same bytes, fits the limit, and is
  * the same in a plan and in a run. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/process.h"
@@ -213,13 +214,15 @@ static void rows_are_plans(void **state)
     (void)state;
     const char *config = process_config("");
     char table[16384], peak[32], unit[8], key[64], line[512];
-    int n = 0, speed, before = 0;
+    int n = 0, n_own = 0, speed, before = 0;
     assert_int_equal(RUN("plan", config, "--set", four_layers()), 0);
     const char *at = strstr(said.out, "memory against speed");
     assert_non_null(at);
     snprintf(table, sizeof(table), "%s", at);
     for (char *save, *row = strtok_r(table, "\n", &save); row; row = strtok_r(NULL, "\n", &save)) {
-        if (sscanf(row, " %31s %7s %d %% %63s", peak, unit, &speed, key) != 4) continue;
+        if (sscanf(row + 1, " %31s %7s %d %% %63s", peak, unit, &speed, key) != 4) continue;
+        n_own += row[0] == '>';
+        assert_true(strtod(strchr(key, '=') + 1, NULL) * 1024 <= 1.01 * strtod(peak, NULL)); /* GiB, MiB */
         assert_true(speed >= before && speed <= 100);
         before = speed;
         assert_int_equal(RUN("plan", config, "--set", four_layers(), "--set", key), 0);
@@ -232,6 +235,7 @@ static void rows_are_plans(void **state)
         assert_says(said.err, line);
     }
     assert_true(n >= 4);
+    assert_int_equal(n_own, 1);
     assert_int_equal(before, 100);
 }
 
