@@ -113,7 +113,8 @@ void plan_print(const struct plan *p, FILE *out)
     for (int i = 0; i < N_PHASES; i++) fprintf(out, " %11s", phases[i]);
     fprintf(out, "\n");
     row_always(out, "experts", m->experts, total);
-    row_always(out, "attention, embedding, head, norms", m->dense, total);
+    row_always(out, p->opt.embed_on_host ? "attention, head, norms" : "attention, embedding, head, norms", m->dense,
+               total);
     row_always(out, "adapters and working copies", m->state - m->gradients - m->moments, total);
     row_always(out, "gradients", m->gradients, total);
     row_always(out, "AdamW moments", m->moments, total);

@@ -300,11 +300,12 @@ static void print_setup(const struct bench *b)
 {
     const struct run *r = &b->run;
     const struct routing_rows *rows = &b->rows;
-    char roofs[256], quant[200];
-    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n", b->arch,
+    char roofs[256], quant[200], text[PLAN_TEXT];
+    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
            (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
            (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
-           acts_save_name(&r->plan.opt.save, r->arch.n_layer));
+           acts_save_name(&r->plan.opt.save, r->arch.n_layer),
+           plan_text(text, &r->plan.opt, &r->plan.memory, r->arch.n_layer));
     if (config_quantises(&b->cfg)) printf("quantisation-aware training: %s\n", run_quant_text(quant, &b->cfg, true));
     if (rows->fullest > 0)
         printf("routing %s: fullest expert %.2f times the mean rows (layers: %.2f to %.2f), %lld of %lld experts with "
@@ -322,10 +323,12 @@ static void print_text(const struct bench *b)
     if (!b->ops)
         printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the floor's speed\n"
                "floor %.1f ms, of it %.1f ms decoding 4-bit weights; %s\n"
-               "peak memory %s (plan %s)\n",
+               "peak memory %s%s (plan %s)\n",
                ms, (long long)b->n_step, b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / ms,
                100 * b->floor_ms / ms, b->floor_ms, decode_ms(b), profile_calls(calls, &b->calls, 1),
-               str_bytes(peak, r->dev.ops->used_bytes()), str_bytes(plan, plan_peak(&r->plan, true)));
+               str_bytes(peak, r->dev.ops->used_bytes()),
+               r->dev.ops->own_memory ? "" : " of the process, with the weights as they were generated",
+               str_bytes(plan, plan_peak(&r->plan, true)));
     profile_table(&b->prof, stdout);
 }
 
