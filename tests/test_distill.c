@@ -228,10 +228,15 @@ static void a_run_continues_with_its_teacher(void **state)
     assert_int_equal(RUN(halves, "--set", "lora.r=8", "--set", set), 1);
     assert_says(said.err, "distill.teacher =");
     /* it was moved: what the other directory holds decides */
-    snprintf(copy, sizeof(copy), "cp -r %s %s/moved", case_adapter("adapter_final"), teacher);
+    snprintf(
+        copy, sizeof(copy),
+        "cd %s && cp -r %s moved && cp -r moved scaled && sed -i 's/\"lora_alpha\": /&1/' scaled/adapter_config.json",
+        teacher, case_adapter("adapter_final"));
     assert_int_equal(system(copy), 0);
-    for (int same = 0; same < 2; same++) {
-        snprintf(set, sizeof(set), "distill.teacher=adapter:%s/%s", teacher, same ? "moved" : "other");
+    static const char *const moves[] = {"other", "scaled", "moved"};
+    for (int i = 0; i < MT_LEN(moves); i++) {
+        const bool same = i == 2;
+        snprintf(set, sizeof(set), "distill.teacher=adapter:%s/%s", teacher, moves[i]);
         const int rc = RUN(halves, "--set", "lora.r=8", "--set", "train.steps=6", "--set", set);
         if (rc != !same) fail_msg("%s", said.err);
         assert_says(said.err, same ? "continuing after step 5 of 6"

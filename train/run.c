@@ -425,8 +425,15 @@ int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct
     return 0;
 }
 
-/* A hash of the adapters' values, the same for any number of expert-parallel ranks, which have zeros in the place of
- * other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
+static uint64_t hash_value(int64_t at, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits ? rng_u64((uint64_t)at, bits) : 0;
+}
+
+/* A hash of the adapters' values and scales, the same for any number of expert-parallel ranks, which have zeros in the
+ * place of other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
 static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, struct comm *ep)
 {
     const struct adapters *whole = adapters_logical(ad);
@@ -436,12 +443,9 @@ static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, str
     for (int64_t i = 0; i < whole->n_params; i++) {
         const struct lora_param *p = &whole->params[i], *here = adapters_find(ad, p->layer, p->target, p->is_b);
         if (ep->rank > 0 && here->n_exp == p->n_exp) continue;
-        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) {
-            uint32_t bits;
-            memcpy(&bits, &values[k], sizeof(bits));
-            if (bits) sum += rng_u64((uint64_t)k, bits);
-        }
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) sum += hash_value(k, values[k]);
     }
+    for (int t = 0; t < LORA_TARGETS && !ep->rank; t++) sum += hash_value(-1 - t, ad->scale[t]);
     comm_host_gather(ep, sums, &sum, (int64_t)sizeof(sum));
     for (int i = 0; i < ep->world; i++) hash += sums[i];
     mem_free(values);
