@@ -9,6 +9,7 @@
 #include "tests/process.h"
 #include "train/export/export.h"
 #include "train/export/export_job.h"
+#include "train/export/export_targets.h"
 
 #define OK(rc)                                                                                                         \
     do {                                                                                                               \
@@ -371,9 +372,40 @@ static void stacks_and_other_widths_are_refused(void **state)
     assert_says(report,
                 "has biases of experts, which the programs that read merged-nvfp4 do not support: use merged-mxfp4");
     assert_int_equal(run(&cfg, "qwen3", "", "merged-nvfp4", NULL, out), -1);
-    assert_says(report, "which blocks of 16 do not divide");
+    assert_says(report, "merged-nvfp4: experts have rows of 40 elements (hidden_size), which blocks of 16 do not "
+                        "divide: use merged-bf16");
     assert_int_equal(run(&cfg, "mixtral", "quant.weights=fp8 quant.amax=static", "merged-fp8", NULL, out), -1);
     assert_says(report, "adapter_final has no quant_amax.safetensors");
+}
+
+/* Blocks of MXFP4 run along the rows of gate and up, and of down: both widths count. */
+static void blocks_divide_both_widths_of_experts(void **state)
+{
+    static const struct {
+        const char *name;
+        enum export_format to;
+        int64_t d_model, d_ff;
+        const char *says; /* NULL: accepted */
+    } rows[] = {
+        {"case_a", EXPORT_MERGED_MXFP4, 33, 96, "merged-mxfp4: experts have rows of 33 elements (hidden_size)"},
+        {"case_a", EXPORT_MERGED_MXFP4, 128, 80, "rows of 80 elements (intermediate_size), which blocks of 32 do not"},
+        {"case_a", EXPORT_MERGED_MXFP4, 128, 96, NULL},
+        {"case_a", EXPORT_MERGED_BF16, 33, 2, NULL},
+        {"mixtral", EXPORT_MERGED_NVFP4, 40, 48, "merged-nvfp4: experts have rows of 40 elements (hidden_size)"},
+        {"mixtral", EXPORT_MERGED_NVFP4, 48, 80, NULL},
+        {"mixtral", EXPORT_MERGED_FP8, 33, 2, NULL},
+    };
+    (void)state;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct arch a;
+        struct err err = {.msg = ""};
+        OK(arch_load(&a, case_path(rows[i].name, ""), &err));
+        a.d_model = rows[i].d_model;
+        a.d_ff = rows[i].d_ff;
+        const int rc = export_family_check(rows[i].to, &a, &err);
+        if (rc != (rows[i].says ? -1 : 0)) fail_msg("row %d: %s", i, err.msg);
+        if (rows[i].says) assert_says(err.msg, rows[i].says);
+    }
 }
 
 /* Magnitudes of the start, which here are those of W + s B A of another adapter: beside the adapter of the run. */
@@ -506,6 +538,7 @@ int test_export_quant(void)
         cmocka_unit_test(nvfp4_and_fp8_have_the_codes_of_the_training),
         cmocka_unit_test(shared_experts_are_rounded_to_bf16),
         cmocka_unit_test(stacks_and_other_widths_are_refused),
+        cmocka_unit_test(blocks_divide_both_widths_of_experts),
         cmocka_unit_test(static_magnitudes_are_those_of_the_adapter),
         cmocka_unit_test(a_run_for_another_format_is_a_warning),
         cmocka_unit_test(only_exports_that_succeed_are_recommended),

@@ -14,6 +14,18 @@
 #include <stdio.h>
 #include <string.h>
 
+/* gate and up have rows of hidden_size, down of the experts' width. DeepSeek-V4 keeps the blocks of its source. */
+static int check_blocks(enum export_format to, const struct arch *a, struct err *err)
+{
+    const int block = to == EXPORT_MERGED_MXFP4 ? 32 : 16;
+    const bool down = a->d_model % block == 0;
+    if ((to != EXPORT_MERGED_MXFP4 && to != EXPORT_MERGED_NVFP4) || a->names->published) return 0;
+    if (down && a->d_ff % block == 0) return 0;
+    return err_set(
+        err, "%s: experts have rows of %lld elements (%s), which blocks of %d do not divide: use merged-bf16",
+        export_format_name(to), (long long)(down ? a->d_ff : a->d_model), down ? a->d_ff_key : "hidden_size", block);
+}
+
 int export_family_check(enum export_format to, const struct arch *a, struct err *err)
 {
     const char *name = export_format_name(to);
@@ -37,7 +49,7 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
     if (to == EXPORT_GGUF && !export_gguf_arch(a))
         return err_set(err, "--to gguf: llama.cpp's name for the architecture %s is not known: use peft or merged-bf16",
                        a->family);
-    return 0;
+    return check_blocks(to, a, err);
 }
 
 const char *export_gguf_arch(const struct arch *a)

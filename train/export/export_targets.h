@@ -4,7 +4,8 @@
 
 #include "train/export/export_job.h"
 
-/* Error: no program reads a model of this family in this format. */
+/* Error: no program reads a model of this family in this format, or the format's blocks do not divide the rows of its
+ * experts. */
 int export_family_check(enum export_format to, const struct arch *a, struct err *err) MT_CHECK;
 /* Error: the reader of the format does not apply some of the trained targets. It names them and another format. */
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad,
