@@ -160,16 +160,21 @@ static int put_message(struct row_reader *r, const char *role, struct json conte
     return 0;
 }
 
-/* Ends the row and reads it as messages. */
-static int read_rewritten(struct row_reader *r, struct json row, struct err *err)
+/* `, "key": value`. */
+static int put_key(struct text_buf *t, const char *key, struct json value, struct err *err)
+{
+    text_put(t, ", ");
+    put_text(t, key);
+    text_put(t, ": ");
+    return text_put_json(t, value, err);
+}
+
+/* Ends the row, with `keys` beside the messages, and reads it as messages. */
+static int read_with_keys(struct row_reader *r, struct json row, const struct text_buf *keys, struct err *err)
 {
     struct text_buf *t = &r->joined;
-    const struct json tools = json_find(row, "tools");
     text_put(t, "]");
-    if (json_type(tools) != JSON_ABSENT) {
-        text_put(t, ", \"tools\": ");
-        if (text_put_json(t, tools, err)) return -1;
-    }
+    if (keys->size) text_put_bytes(t, keys->text, keys->size);
     text_put(t, "}");
     json_free(r->rewritten);
     r->rewritten = json_parse(t->text, t->size, "as messages", err);
@@ -177,6 +182,17 @@ static int read_rewritten(struct row_reader *r, struct json row, struct err *err
     if (!r->rewritten) return -1;
     if (!read_messages(r, json_root(r->rewritten), &why)) return 0;
     return json_error(row, err, "%s", why.msg);
+}
+
+/* Ends the row, with the tools of `row`, and reads it as messages. */
+static int read_rewritten(struct row_reader *r, struct json row, struct err *err)
+{
+    const struct json tools = json_find(row, "tools");
+    struct text_buf keys = {0};
+    int rc = json_type(tools) == JSON_ABSENT ? 0 : put_key(&keys, "tools", tools, err);
+    if (!rc) rc = read_with_keys(r, row, &keys, err);
+    text_free(&keys);
+    return rc;
 }
 
 static bool has_text(struct json j)
@@ -327,47 +343,83 @@ static int next_column(const char **list, char to[64], char column[128], struct 
     return 1;
 }
 
+static bool is_in(const char *name, const char *const *names, int64_t n)
+{
+    int64_t i = 0;
+    while (i < n && strcmp(names[i], name)) i++;
+    return i < n;
+}
+
+static const char *const column_roles[] = {"system", "user", "assistant"};
+
+/* Whether the columns make messages: roles, and keys that rows of messages have beside them. Error: roles and a key of
+ * another form, of which only sharegpt and alpaca have a system prompt. */
+static int columns_make_messages(const char *columns, bool *yes, struct err *err)
+{
+    static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
+    static const char *const with_system[] = {"conversations", "instruction"};
+    char to[64], column[128], role[64] = "", other[64] = "";
+    bool system = false;
+    int status;
+    while ((status = next_column(&columns, to, column, err)) == 1) {
+        if (is_in(to, column_roles, MT_LEN(column_roles))) {
+            if (!role[0] || !strcmp(role, "system")) memcpy(role, to, sizeof(role));
+        } else if (!is_in(to, beside, MT_LEN(beside))) {
+            if (!other[0]) memcpy(other, to, sizeof(other));
+            system = system || is_in(to, with_system, MT_LEN(with_system));
+        }
+    }
+    *yes = role[0] && !other[0];
+    if (status || !role[0] || !other[0] || (system && !strcmp(role, "system"))) return status;
+    return err_set(
+        err,
+        "`%s` makes a message, and `%s` is a key of another form of rows: map system, user and assistant, or only "
+        "keys of that form",
+        role, other);
+}
+
 int row_columns_check(const char *columns, struct err *err)
 {
-    char to[64], column[128];
-    int status = 1;
-    while (status == 1) status = next_column(&columns, to, column, err);
-    return status;
+    bool messages;
+    return columns_make_messages(columns, &messages, err);
 }
 
 static int read_row(struct row_reader *r, struct json row, struct err *err);
 
+/* Reads the object of `keys`, which begin with a comma. */
+static int read_keys(struct row_reader *r, struct text_buf *keys, struct err *err)
+{
+    text_put(keys, "}");
+    keys->text[0] = '{';
+    json_free(r->rewritten);
+    r->rewritten = json_parse(keys->text, keys->size, "data.columns", err);
+    return r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
+}
+
 /* Rewrites the row: as messages when the columns are roles, else with the given keys. */
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
-    static const char *const roles[] = {"system", "user", "assistant"};
     struct text_buf keys = {0};
     const char *list = r->opt->columns;
     char to[64], column[128];
-    int status, rc = 0;
+    bool messages, tools = false;
+    if (columns_make_messages(list, &messages, err)) return err_prefix(err, "data.columns");
+    int rc = 0;
     open_row(r);
-    while (!rc && (status = next_column(&list, to, column, err)) == 1) {
+    while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
-        int64_t role = 0;
-        while (role < MT_LEN(roles) && strcmp(roles[role], to)) role++;
-        if (role == 0 && !has_text(value)) continue;
-        if (json_type(value) == JSON_ABSENT) rc = json_error(row, err, "has no column `%s` (data.columns)", column);
-        if (!rc && role < MT_LEN(roles)) rc = put_message(r, to, value, true, err);
-        if (rc || role < MT_LEN(roles)) continue;
-        text_put(&keys, keys.size ? ", " : "{");
-        put_text(&keys, to);
-        text_put(&keys, ": ");
-        rc = text_put_json(&keys, value, err);
+        tools = tools || !strcmp(to, "tools");
+        if (!strcmp(to, "system") && !has_text(value)) continue;
+        if (json_type(value) == JSON_ABSENT)
+            rc = json_error(row, err, "has no column `%s` (data.columns)", column);
+        else if (messages && is_in(to, column_roles, MT_LEN(column_roles)))
+            rc = put_message(r, to, value, true, err);
+        else
+            rc = put_key(&keys, to, value, err);
     }
-    if (!rc && status < 0) rc = err_prefix(err, "data.columns");
-    if (!rc && !keys.size) {
-        rc = read_rewritten(r, row, err);
-    } else if (!rc) {
-        text_put(&keys, "}");
-        json_free(r->rewritten);
-        r->rewritten = json_parse(keys.text, keys.size, "data.columns", err);
-        rc = r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
-    }
+    const struct json own = json_find(row, "tools");
+    if (!rc && messages && !tools && json_type(own) != JSON_ABSENT) rc = put_key(&keys, "tools", own, err);
+    if (!rc) rc = messages ? read_with_keys(r, row, &keys, err) : read_keys(r, &keys, err);
     text_free(&keys);
     return rc;
 }

@@ -16,7 +16,8 @@
  * sharegpt, alpaca and lists of messages are rewritten as messages.
  *
  * Rows with other keys: columns "user=question, assistant=answer" make messages of these roles (also system, which may
- * be empty), in that order; otherwise TO is one of the keys above. */
+ * be empty), in that order, and take tools, chat_template_kwargs and documents beside them; otherwise TO is one of the
+ * keys above. */
 enum data_format {
     DATA_AUTO,
     DATA_TEXT,
@@ -66,7 +67,7 @@ void row_reader_free(struct row_reader *r);
 /* One row as text: an object, or a list of messages, which becomes an object. Other JSON is unchanged. Messages begin
  * with `name`. */
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
-/* Checks the spelling of row_options.columns. */
+/* Checks the spelling of row_options.columns, and that they are of one form. */
 int row_columns_check(const char *columns, struct err *err) MT_CHECK;
 /* The tokenizer has harmony's marks; chat.c then renders messages as gpt-oss's template does. */
 bool row_is_harmony(const struct tokenizer *tok);

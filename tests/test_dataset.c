@@ -584,6 +584,8 @@ static void untrained_answers(void **state)
     dataset_free(&ds);
 }
 
+#define TOOL "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\"}}"
+
 /* Rows with renamed columns give the same documents as rows with the default keys. */
 static void columns(void **state)
 {
@@ -599,6 +601,15 @@ static void columns(void **state)
          "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"prompt=q,completion=a", "{\"q\": \"a\", \"a\": \"b\"}", "{\"prompt\": \"a\", \"completion\": \"b\"}"},
         {"text=story", "{\"story\": \"abc\"}", "{\"text\": \"abc\"}"},
+        {"user=q,tools=f,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"f\": [" TOOL "]}",
+         "{\"tools\": [" TOOL "], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+         "\"content\": \"b\"}]}"},
+        {"user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"tools\": [" TOOL "]}",
+         "{\"tools\": [" TOOL "], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+         "\"content\": \"b\"}]}"},
+        {"system=s,instruction=q,output=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"c\"}",
+         "{\"messages\": [{\"role\": \"system\", \"content\": \"c\"}, {\"role\": \"user\", \"content\": \"a\"}, "
+         "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"messages=chat",
          "{\"chat\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
          "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"}};
@@ -606,6 +617,8 @@ static void columns(void **state)
                                          {"user", "\"user\" is not TO=COLUMN"},
                                          {"=a", "is not TO=COLUMN"},
                                          {"user=", "is not TO=COLUMN"},
+                                         {"system=n,prompt=n,completion=n", "`system` makes a message, and `prompt`"},
+                                         {"conversations=n,system=n,user=n", "`user` makes a message, and `conversa"},
                                          {"text=n", "text"}};
     for (int i = 0; i < MT_LEN(same); i++) {
         struct dataset a, b;
