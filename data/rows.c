@@ -145,20 +145,9 @@ static void open_row(struct row_reader *r)
     text_put(&r->joined, "{\"messages\": [");
 }
 
-static void put_text(struct text_buf *t, const char *s) { text_put_quoted(t, s, (int64_t)strlen(s)); }
+static const struct json no_turn; /* of a message that another form makes */
 
-/* One message; content is JSON. */
-static int put_message(struct row_reader *r, const char *role, struct json content, bool train, struct err *err)
-{
-    struct text_buf *t = &r->joined;
-    if (t->text[t->size - 1] != '[') text_put(t, ", ");
-    text_put(t, "{\"role\": ");
-    put_text(t, role);
-    text_put(t, train ? ", \"content\": " : ", \"train\": false, \"content\": ");
-    if (text_put_json(t, content, err)) return -1;
-    text_put(t, "}");
-    return 0;
-}
+static void put_text(struct text_buf *t, const char *s) { text_put_quoted(t, s, (int64_t)strlen(s)); }
 
 /* `, "key": value`. */
 static int put_key(struct text_buf *t, const char *key, struct json value, struct err *err)
@@ -167,6 +156,26 @@ static int put_key(struct text_buf *t, const char *key, struct json value, struc
     put_text(t, key);
     text_put(t, ": ");
     return text_put_json(t, value, err);
+}
+
+/* Ends a message, with the keys of its turn that say whether it carries loss. */
+static int end_message(struct text_buf *t, struct json turn, struct err *err)
+{
+    static const char *const keys[] = {"train", "weight", "loss_weight"};
+    for (int64_t i = 0; i < MT_LEN(keys); i++)
+        if (json_has(turn, keys[i]) && put_key(t, keys[i], json_find(turn, keys[i]), err)) return -1;
+    text_put(t, "}");
+    return 0;
+}
+
+/* One message; content is JSON. */
+static int put_message(struct row_reader *r, const char *role, struct json content, struct json turn, struct err *err)
+{
+    struct text_buf *t = &r->joined;
+    if (t->text[t->size - 1] != '[') text_put(t, ", ");
+    text_put(t, "{\"role\": ");
+    put_text(t, role);
+    return put_key(t, "content", content, err) ? -1 : end_message(t, turn, err);
 }
 
 /* Ends the row, with `keys` beside the messages, and reads it as messages. */
@@ -203,7 +212,7 @@ static bool has_text(struct json j)
 }
 
 /* `value` is JSON in a string: {name, arguments}, or a list of them. */
-static int put_calls(struct row_reader *r, struct json value, struct err *err)
+static int put_calls(struct row_reader *r, struct json value, struct json turn, struct err *err)
 {
     struct text_buf *t = &r->joined;
     const char *s;
@@ -221,7 +230,8 @@ static int put_calls(struct row_reader *r, struct json value, struct err *err)
         rc = text_put_json(t, list ? json_at(root, i) : root, err);
         text_put(t, "}");
     }
-    text_put(t, "]}");
+    text_put(t, "]");
+    if (!rc) rc = end_message(t, turn, err);
     json_free(doc);
     return rc;
 }
@@ -235,16 +245,17 @@ static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
     struct json turns;
     if (json_get_array(row, "conversations", &turns, err)) return -1;
     open_row(r);
-    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), true, err)) return -1;
+    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), no_turn, err))
+        return -1;
     for (int64_t i = 0; i < json_count(turns); i++) {
         struct json turn = json_at(turns, i), value = json_find(turn, "value");
         const char *from;
-        bool train = true;
         int64_t role = 0;
-        if (json_get_str(turn, "from", &from, err) || json_opt_bool(turn, "train", &train, err)) return -1;
+        if (json_get_str(turn, "from", &from, err)) return -1;
         while (role < MT_LEN(roles) && strcmp(roles[role][0], from)) role++;
         if (role == MT_LEN(roles)) return json_error(turn, err, "`from` \"%s\" is unknown", from);
-        if (roles[role][1] ? put_message(r, roles[role][1], value, train, err) : put_calls(r, value, err)) return -1;
+        if (roles[role][1] ? put_message(r, roles[role][1], value, turn, err) : put_calls(r, value, turn, err))
+            return -1;
     }
     return read_rewritten(r, row, err);
 }
@@ -255,12 +266,13 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     struct json history = json_find(row, "history");
     if (json_get_str(row, "instruction", &instruction, err) || json_opt_str(row, "input", &input, err)) return -1;
     open_row(r);
-    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), true, err)) return -1;
+    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), no_turn, err))
+        return -1;
     for (int64_t i = 0; i < json_count(history); i++) {
         struct json pair = json_at(history, i);
         if (json_count(pair) != 2) return json_error(pair, err, "must be [question, answer]");
-        if (put_message(r, "user", json_at(pair, 0), true, err) ||
-            put_message(r, "assistant", json_at(pair, 1), true, err))
+        if (put_message(r, "user", json_at(pair, 0), no_turn, err) ||
+            put_message(r, "assistant", json_at(pair, 1), no_turn, err))
             return -1;
     }
     struct text_buf question = {0};
@@ -277,7 +289,7 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     text_free(&question);
     struct json output = json_find(row, "output");
     if (json_type(output) != JSON_STRING) return json_error(row, err, "`output` must be a string");
-    return put_message(r, "assistant", output, true, err) ? -1 : read_rewritten(r, row, err);
+    return put_message(r, "assistant", output, no_turn, err) ? -1 : read_rewritten(r, row, err);
 }
 
 /* Lists of messages; those of the prompt carry no loss. */
@@ -413,7 +425,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);
         else if (messages && is_in(to, column_roles, MT_LEN(column_roles)))
-            rc = put_message(r, to, value, true, err);
+            rc = put_message(r, to, value, no_turn, err);
         else
             rc = put_key(&keys, to, value, err);
     }

@@ -584,6 +584,34 @@ static void untrained_answers(void **state)
     dataset_free(&ds);
 }
 
+/* A turn of sharegpt, a call too, says in the three ways of a message that it carries no loss. */
+static void untrained_turns(void **state)
+{
+    (void)state;
+    static const char *const marks[] = {"", "\"train\": false, ", "\"weight\": 0, ", "\"loss_weight\": 0.0, "};
+    static const char *const turns[] = {
+        "\"from\": \"gpt\", \"value\": \"b\"",
+        "\"from\": \"function_call\", \"value\": \"{\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {}}\""};
+    const struct dataset_options opt = rows_options();
+    char row[512];
+    for (int i = 0; i < MT_LEN(marks) * MT_LEN(turns); i++) {
+        struct dataset ds;
+        snprintf(
+            row, sizeof(row),
+            "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {%s%s}, {\"from\": \"human\", \"value\": "
+            "\"c\"}, {\"from\": \"gpt\", \"value\": \"d\"}]}\n",
+            marks[i / 2], turns[i % 2]);
+        rows_load(&ds, rows_write(row), &opt);
+        const int64_t last = 9; /* CHANNEL final MESSAGE d RETURN */
+        if ((dataset_targets(&ds) == last) != (i >= 2)) fail_msg("%s: %d", row, (int)dataset_targets(&ds));
+        dataset_free(&ds);
+    }
+    rows_refused(
+        rows_write("{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", \"value\": "
+                   "\"b\", \"weight\": 2}]}\n"),
+        &opt, "`weight` must be 0 or 1");
+}
+
 #define TOOL "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\"}}"
 
 /* Rows with renamed columns give the same documents as rows with the default keys. */
@@ -717,6 +745,7 @@ int test_dataset(void)
         cmocka_unit_test(unwritable_cache_is_a_warning),
         cmocka_unit_test(forms_of_conversations),
         cmocka_unit_test(untrained_answers),
+        cmocka_unit_test(untrained_turns),
         cmocka_unit_test(columns),
         cmocka_unit_test(weighted_files),
         cmocka_unit_test(messages_need_the_marks),
