@@ -245,8 +245,8 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head and router,
- * are decoded to bf16. */
+/* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head, router and the
+ * compressors of DeepSeek-V4, are decoded to bf16. */
 static bool stays_fp8(const struct source *s, int64_t n, enum role role)
 {
     bool same = role != ROLE_OTHER;
@@ -317,7 +317,7 @@ int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bo
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
-    const enum role role = r->plain ? ROLE_OTHER : r->ffn ? ROLE_NETWORK : ROLE_ATTENTION;
+    const enum role role = r->plain ? ROLE_OTHER : r->unpacked ? ROLE_UNPACKED : r->ffn ? ROLE_NETWORK : ROLE_ATTENTION;
     if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : fill_stack(f, &p->w, s, r->n_part, role))
         return -1;
     if (!biased) return 0;

@@ -33,8 +33,8 @@ struct name {
 struct name fill_name(const struct fill *f, const char *rest, const char *suffix);
 
 /* What a matrix is for: model.quantize packs experts and networks (shared experts, dense layers),
- * model.quantize_attention attention. */
-enum role { ROLE_OTHER, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
+ * model.quantize_attention attention. OTHER is decoded where the checkpoint has FP8, all others keep its bytes. */
+enum role { ROLE_OTHER, ROLE_UNPACKED, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */
 char *fill_alloc(struct fill *f, int64_t bytes);

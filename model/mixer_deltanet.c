@@ -85,13 +85,13 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
                              .rows = {s->n_value, s->n_value},
                              .n_in = a->d_model,
                              .n_part = 2,
-                             .plain = true};
+                             .unpacked = true};
     const struct stored_rows out = {
         .part = {"linear_attn.out_proj"}, .rows = {a->d_model}, .n_in = value_cols(a), .n_part = 1};
     (void)layer;
     if (a->delta.fused) {
         in = (struct stored_rows){.part = {"linear_attn.in_proj_qkvz"}, .rows = {qkv_cols(a) + value_cols(a)}};
-        ba = (struct stored_rows){.part = {"linear_attn.in_proj_ba"}, .rows = {2 * s->n_value}, .plain = true};
+        ba = (struct stored_rows){.part = {"linear_attn.in_proj_ba"}, .rows = {2 * s->n_value}, .unpacked = true};
         in.n_part = ba.n_part = 1;
         in.n_in = ba.n_in = a->d_model;
         in.order = order_in(a);

@@ -133,7 +133,8 @@ struct stored_rows {
     int64_t rows[STORED_PARTS], n_in;
     int n_part;
     bool ffn;               /* of a feed-forward network */
-    bool plain;             /* model.quantize_attention does not pack it */
+    bool plain;             /* model.quantize_attention does not pack it, and FP8 is decoded to bf16 */
+    bool unpacked;          /* model.quantize_attention does not pack it; FP8 keeps its bytes */
     struct row_order order; /* of the one part, which has no bias */
 };
 int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;

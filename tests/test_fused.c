@@ -148,7 +148,6 @@ static const char *saved_as(struct linear_form form, bool decoded)
     draft_open_case(&d, CASE);
     for (int i = 0; i < 1 + (form.fp8 != FP8_NONE); i++) {
         float *x = draft_values(&d, names[i]);
-        if (i) form.format = WF_BF16; /* not packed and not kept in FP8 */
         draft_linear(&d, names[i], x, i ? 2 * VALUES : ROWS, HIDDEN, &form);
         mem_free(x);
     }
