@@ -6,9 +6,11 @@
 
 #include "data/safetensors.h"
 #include "kernels/quant.h"
+#include "tests/checkpoints.h"
 #include "tests/process.h"
 #include "train/export/export.h"
 #include "train/export/export_job.h"
+#include "train/export/export_packed.h"
 #include "train/export/export_targets.h"
 
 #define OK(rc)                                                                                                         \
@@ -205,6 +207,8 @@ static void other_runs_get_the_nearest_codes(void **state)
 
 /* ---- NVFP4 and FP8 ---- */
 
+#define EXPERT "model.layers.0.mlp.experts.0.down_proj."
+
 /* The value of an e4m3 code: a sign, 4 bits of exponent, 3 of mantissa. */
 static float e4m3(uint8_t code)
 {
@@ -361,6 +365,35 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         assert_int_equal(RUN("export", ini, "--to", to, "--set", rows[i][1], "--verify", out), 1);
         assert_says(said.err, "layers.0.gate_up_proj of expert 3: ");
     }
+}
+
+/* One scale for a matrix of any size: blocks of NVFP4 alone are of 16 values. */
+static void fp8_of_any_size_is_read_back(void **state)
+{
+    (void)state;
+    static const char name[] = EXPERT "weight", scale[] = EXPERT "weight_scale";
+    static const int64_t shape[] = {3, 5};
+    struct draft d;
+    struct safetensors st;
+    struct packed_view v;
+    struct err err = {.msg = ""};
+    uint8_t *codes = mem_array(15, 1);
+    float *step = mem_array(1, sizeof(*step));
+    for (int i = 0; i < 15; i++) codes[i] = (uint8_t)(40 + i);
+    *step = 0.5F;
+    draft_open_case(&d, "parity/qwen3");
+    draft_put_as(&d, name, "F8_E4M3", 2, shape, codes);
+    draft_put(&d, scale, DT_F32, 1, (int64_t[]){1}, step);
+    OK(safetensors_open(&st, draft_save(&d, 1), &err));
+    OK(packed_view_open(&v, &st, 0, true, &err));
+    const struct st_tensor *t = find(&v.st, name);
+    for (int i = 0; i < 15; i++) {
+        const float want = e4m3((uint8_t)(40 + i)) * 0.5F;
+        same_bits(name, (const float *)(const void *)t->data + i, &want, 1);
+    }
+    packed_view_close(&v);
+    safetensors_close(&st);
+    draft_free(&d);
 }
 
 static void stacks_and_other_widths_are_refused(void **state)
@@ -537,6 +570,7 @@ int test_export_quant(void)
         cmocka_unit_test(other_runs_get_the_nearest_codes),
         cmocka_unit_test(nvfp4_and_fp8_have_the_codes_of_the_training),
         cmocka_unit_test(shared_experts_are_rounded_to_bf16),
+        cmocka_unit_test(fp8_of_any_size_is_read_back),
         cmocka_unit_test(stacks_and_other_widths_are_refused),
         cmocka_unit_test(blocks_divide_both_widths_of_experts),
         cmocka_unit_test(static_magnitudes_are_those_of_the_adapter),

@@ -122,10 +122,10 @@ static int decode_tensor(struct packed_view *v, const struct safetensors *st, st
     if (!scale) return 0;
     const bool nvfp4 = codes.dtype == DT_U8, fp8 = !strcmp(codes.st_dtype, "F8_E4M3");
     const int64_t n = nvfp4 ? 2 * codes.bytes : codes.bytes;
-    const bool fits = nvfp4 ? !strcmp(scale->st_dtype, "F8_E4M3") && scale->bytes == n / 16 && global &&
+    const bool fits = nvfp4 ? !strcmp(scale->st_dtype, "F8_E4M3") && scale->bytes == n / 16 && n % 16 == 0 && global &&
                                   global->dtype == DT_F32 && global->bytes == 4
                             : fp8 && scale->dtype == DT_F32 && scale->bytes == 4;
-    if (codes.ndim != 2 || !fits || n % 16 > 0) return err_set(err, "%s: its scales do not fit", t->name);
+    if (codes.ndim != 2 || !fits) return err_set(err, "%s: its scales do not fit", t->name);
     float *out = mem_array(n, sizeof(*out));
     v->decoded[v->n_decoded++] = out;
     t->st_dtype = "F32";
