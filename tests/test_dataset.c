@@ -690,6 +690,8 @@ static void weighted_files(void **state)
     dataset_free(&again);
     dataset_free(&ds);
     rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");
+    snprintf(files, sizeof(files), "%s*0.4", b);
+    rows_refused(files, &opt, "rows.jsonl*0.4: the weight after * selects none of 1 documents: raise it");
     snprintf(files, sizeof(files), "%s*0", a);
     rows_refused(files, &opt, "* must be followed by a weight");
     snprintf(files, sizeof(files), "%s*x", a);
