@@ -248,6 +248,15 @@ static void wrong_arguments(void **state)
     assert_says(said.err, "--prompt is empty");
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--tokens", "100000000"), 1);
     assert_says(said.err, "lower --tokens");
+    static const char *const empty[] = {"[]", "{\"messages\": []}"};
+    for (int i = 0; i < MT_LEN(empty); i++) {
+        struct err err;
+        char path[MT_PATH];
+        snprintf(path, sizeof(path), "%s/m.json", scratch_dir());
+        assert_int_equal(file_write_atomic(path, empty[i], (int64_t)strlen(empty[i]), &err), 0);
+        assert_int_equal(RUN("generate", config, "--messages", path, "--base"), 1);
+        assert_says(said.err, "m.json: the list of messages is empty");
+    }
     /* --tokens exceeds the memory, though not the model's context: the error gives the largest value that fits. */
     long long fits = 0;
 #define TIGHT "generate", config, "--prompt", "a", "--base", "--set", "train.memory_gb=0.01", "--tokens"

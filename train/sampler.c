@@ -167,7 +167,9 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
 {
     struct chat_options opt = {.date = s->run->cfg->data.chat_date, .generation_prompt = true};
     struct text_buf text = {0};
-    struct json messages;
+    struct json messages = json_type(row) == JSON_ARRAY ? row : json_find(row, "messages");
+    if (json_type(messages) == JSON_ARRAY && !json_count(messages))
+        return err_set(err, "%s: the list of messages is empty", name);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     if (!s->run->chat && !row_is_harmony(s->run->tok))
         return err_set(err, "%s: %s has no chat template: set data.chat_template, or give a prompt", name,
