@@ -204,11 +204,22 @@ static int read_rewritten(struct row_reader *r, struct json row, struct err *err
     return rc;
 }
 
-static bool has_text(struct json j)
+/* Absent, null or "", which a table has for no value. */
+static bool is_empty(struct json j)
 {
     const char *s;
     int64_t size;
-    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && size > 0;
+    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
+    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
+}
+
+/* The system prompt of a row of sharegpt or alpaca. */
+static int put_system(struct row_reader *r, struct json row, struct err *err)
+{
+    const struct json system = json_find(row, "system");
+    if (is_empty(system)) return 0;
+    if (json_type(system) != JSON_STRING) return json_error(row, err, "`system` must be a string");
+    return put_message(r, "system", system, no_turn, err);
 }
 
 /* `value` is JSON in a string: {name, arguments}, or a list of them. */
@@ -245,8 +256,7 @@ static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
     struct json turns;
     if (json_get_array(row, "conversations", &turns, err)) return -1;
     open_row(r);
-    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), no_turn, err))
-        return -1;
+    if (put_system(r, row, err)) return -1;
     for (int64_t i = 0; i < json_count(turns); i++) {
         struct json turn = json_at(turns, i), value = json_find(turn, "value");
         const char *from;
@@ -266,11 +276,13 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     struct json history = json_find(row, "history");
     if (json_get_str(row, "instruction", &instruction, err) || json_opt_str(row, "input", &input, err)) return -1;
     open_row(r);
-    if (has_text(json_find(row, "system")) && put_message(r, "system", json_find(row, "system"), no_turn, err))
-        return -1;
+    if (put_system(r, row, err)) return -1;
+    if (!is_empty(history) && json_type(history) != JSON_ARRAY)
+        return json_error(row, err, "`history` must be a list of [question, answer]");
     for (int64_t i = 0; i < json_count(history); i++) {
         struct json pair = json_at(history, i);
-        if (json_count(pair) != 2) return json_error(pair, err, "must be [question, answer]");
+        if (json_type(pair) != JSON_ARRAY || json_count(pair) != 2)
+            return json_error(pair, err, "must be [question, answer]");
         if (put_message(r, "user", json_at(pair, 0), no_turn, err) ||
             put_message(r, "assistant", json_at(pair, 1), no_turn, err))
             return -1;
@@ -421,7 +433,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
         tools = tools || !strcmp(to, "tools");
-        if (!strcmp(to, "system") && !has_text(value)) continue;
+        if (!strcmp(to, "system") && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);
         else if (messages && is_in(to, column_roles, MT_LEN(column_roles)))

@@ -539,7 +539,7 @@ static void forms_of_conversations(void **state)
         "{\"from\": \"gpt\", \"value\": \"c\"}]}",
         "{\"system\": \"s\", \"conversations\": [{\"from\": \"user\", \"value\": \"a\\nb\"}, {\"from\": \"assistant\", "
         "\"value\": \"c\"}]}",
-        "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\", \"system\": \"s\"}",
+        "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\", \"system\": \"s\", \"history\": \"\"}",
         "{\"instruction\": \"a\\nb\", \"input\": \"\", \"output\": \"c\", \"system\": \"s\", \"history\": []}",
         "{\"prompt\": [{\"role\": \"system\", \"content\": \"s\"}, {\"role\": \"user\", \"content\": \"a\\nb\"}], "
         "\"completion\": [{\"role\": \"assistant\", \"content\": \"c\"}]}",
@@ -559,6 +559,14 @@ static void forms_of_conversations(void **state)
     dataset_free(&ds);
     rows_refused(rows_write("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
     rows_refused(rows_write("{\"instruction\": \"a\", \"output\": 7}\n"), &opt, "`output`");
+    rows_refused(rows_write("{\"instruction\": \"a\", \"output\": \"b\", \"history\": \"x\"}\n"), &opt,
+                 "`history` must be");
+    rows_refused(
+        rows_write("{\"instruction\": \"a\", \"output\": \"b\", \"history\": [{\"q\": \"x\", \"a\": \"y\"}]}\n"), &opt,
+        "must be [question, answer]");
+    rows_refused(rows_write("{\"instruction\": \"a\", \"output\": \"b\", \"system\": 7}\n"), &opt,
+                 "`system` must be a string");
+    rows_refused(rows_write("{\"conversations\": [], \"system\": [\"s\"]}\n"), &opt, "`system` must be a string");
     rows_refused(rows_write("[{\"text\": \"ab\"}, {\"text\": 7}]"), &opt, "rows.jsonl[1]: key `text`");
     rows_refused(rows_write("[{\"text\": \"ab\"}"), &opt, "rows.jsonl");
 }
