@@ -355,6 +355,7 @@ static void comments_never_join_a_value(void **state)
     (void)state;
     const char *text = ": comments after a value are not supported: put the comment on a separate line";
     char message[256];
+    struct err err;
     snprintf(message, sizeof(message), "run.ini:2: output.dir = \"out ; mine\"%s", text);
     refuse("[output]\ndir = out ; mine\n", message);
     snprintf(message, sizeof(message), "run.ini:2: output.dir = \"out\t# mine\"%s", text);
@@ -369,7 +370,16 @@ static void comments_never_join_a_value(void **state)
     refuse("[data]\npacking = true # yes\n", message);
     snprintf(message, sizeof(message), "run.ini:2: optim.schedule = \"linear ; not cosine\"%s", text);
     refuse("[optim]\nschedule = linear ; not cosine\n", message);
+    text =
+        ": a ; or # at the start or after a blank begins a comment in the run's config.ini: leave out the blank, or in "
+        "JSON write \\u003b or \\u0023";
+    snprintf(message, sizeof(message), "--set output.dir=a ; b%s", text);
+    refuse_set("output.dir=a ; b", message);
+    snprintf(message, sizeof(message), "--set data.chat_kwargs={\"a\": \"x # z\"}%s", text);
+    refuse_set("data.chat_kwargs={\"a\": \"x # z\"}", message);
     struct config c = fresh();
+    assert_int_equal(config_set(&c, "data.chat_kwargs={\"a\": \"x \\u0023 z\"}", &err), 0);
+    check_round_trip(&c);
     accept(&c, "[output]\ndir = /data/run#3;b\n");
     assert_string_equal(c.output.dir, "/data/run#3;b");
 }

@@ -337,15 +337,17 @@ static int set_text(struct config *c, const struct option *o, const char *value,
     return 0;
 }
 
+/* Whether a value has what looks like a comment: the parser of config.ini would not read it back. */
+static bool has_comment(const char *value)
+{
+    for (const char *s = value; *s; s++)
+        if ((*s == ';' || *s == '#') && (s == value || isspace((unsigned char)s[-1]))) return true;
+    return false;
+}
+
 /* where: "FILE:LINE" or "--set ...", for messages. */
 static int assign(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
 {
-    for (const char *s = value; *s; s++)
-        if ((*s == ';' || *s == '#') && (s == value || isspace((unsigned char)s[-1])))
-            return err_set(
-                err,
-                "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
-                where, o->section, o->key, value);
     switch (o->kind) {
     case INT:
     case REAL: return set_number(c, o, value, where, err);
@@ -420,6 +422,11 @@ static int set_once(struct parse *p, const char *section, const char *key, const
     int *line = &p->key_line[o - options];
     if (*line) return err_set(p->err, "%s: %s.%s is set twice, first on line %d", p->where, section, key, *line);
     *line = p->line;
+    if (has_comment(value))
+        return err_set(
+            p->err,
+            "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
+            p->where, section, key, value);
     return assign(p->config, o, value, p->where, p->err);
 }
 
@@ -504,7 +511,13 @@ static int set_trimmed(struct config *c, char *assignment, const char *where, st
     if (!value || !key || key > value) return not_an_assignment(assignment, where, err);
     *value = *key = 0;
     const struct option *o = find(trim(assignment), trim(key + 1), where, err);
-    return o ? assign(c, o, trim(value + 1), where, err) : -1;
+    value = trim(value + 1);
+    if (o && has_comment(value))
+        return err_set(err,
+                       "%s: a ; or # at the start or after a blank begins a comment in the run's config.ini: leave out "
+                       "the blank, or in JSON write \\u003b or \\u0023",
+                       where);
+    return o ? assign(c, o, value, where, err) : -1;
 }
 
 int config_set(struct config *c, const char *assignment, struct err *err)
