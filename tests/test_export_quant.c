@@ -263,6 +263,24 @@ static void compare_experts(const struct safetensors *st, struct trained *t, con
     }
 }
 
+/* The report's noise over both targets is between those of its lines: norm * sqrt(1 - cosine^2). */
+static void check_noise(const char *text)
+{
+    static const char key[] = " of the adapter's change to the experts and adds noise of ",
+                      line[] = "remaining delta: ";
+    double cosine, norm, noise, least = INFINITY, most = 0;
+    const char *at = strstr(text, key);
+    if (!at || sscanf(at + strlen(key), "%lf times its norm", &noise) != 1) fail_msg("%s", text);
+    for (int i = 0; i < 2; i++) {
+        at = strstr(text, i ? "  down_proj " : "  gate_up_proj ");
+        if (!at || !(at = strstr(at, line))) fail_msg("%s", text);
+        assert_int_equal(sscanf(at + strlen(line), "cosine %lf, norm %lf", &cosine, &norm), 2);
+        least = fmin(least, norm * sqrt(1 - cosine * cosine));
+        most = fmax(most, norm * sqrt(1 - cosine * cosine));
+    }
+    if (!(noise >= 0.98 * least && noise <= 1.02 * most)) fail_msg("%s", text);
+}
+
 /* A small model with widths that blocks of 16 divide, and an adapter that was trained in NVFP4. */
 static const char *train_small(char model[MT_PATH], const char *arch, const char *layers, const char *targets)
 {
@@ -335,6 +353,7 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         snprintf(report, sizeof(report), "%s", said.out);
         assert_says(report, i < 2 ? "are bit for bit those that training read" : "rounding to NVFP4 removes ");
         assert_true(i == 2 || kl_of("experts only") <= 1e-5);
+        if (i == 2) check_noise(report);
         assert_true(i != 1 || kl_of("whole adapter") <= 1e-5);
         OK(safetensors_open(&st, out, &err));
         struct trained t;

@@ -6,10 +6,10 @@
 
 #include "kernels/base.h"
 
-/* Sums over the matrices that an export rounds to fewer bits: squares of the trained change, and their part that the
- * export keeps. */
+/* Sums over the matrices that an export rounds to fewer bits: squares of the trained change, their part that the export
+ * keeps, and squares of the change in the export. */
 struct rounded {
-    double delta2, arrived;
+    double delta2, arrived, step2;
 };
 
 /* Parts of the adapter that differ in the export. */

@@ -469,16 +469,25 @@ static int verify_adapter(struct export *x, struct losses *losses, struct err *e
     return rc;
 }
 
+/* What rounding adds in other directions than the trained change, as a factor of its norm. */
+static double noise_of(const struct rounded *r)
+{
+    const double kept = r->arrived / r->delta2;
+    return sqrt(fmax(0, r->step2 / r->delta2 - kept * kept));
+}
+
 /* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change *
  * trained change) / |trained change|^2. After training in the format of the experts, no other export has those: the
  * advice is to adapt them alone. Also prints to the report, because users may keep it without the log. */
 static void warn_of_rounding(const struct export *x, const struct losses *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {
-    const double lost = r->delta2 > 0 ? fmax(0, 1 - r->arrived / r->delta2) : 0;
-    if (r->delta2 > 0)
-        fprintf(l->report, "rounding to %s removes %.0f %% of the adapter's change to %s%s\n", format, 100 * lost,
-                matrices, lost > MOST_LOST && !x->trained ? "; merged-bf16 and peft keep it" : "");
+    if (!(r->delta2 > 0)) return;
+    const double lost = fmax(0, 1 - r->arrived / r->delta2);
+    fprintf(l->report,
+            "rounding to %s removes %.0f %% of the adapter's change to %s and adds noise of %.3g times its norm%s\n",
+            format, 100 * lost, matrices, noise_of(r),
+            lost > MOST_LOST && !x->trained ? "; merged-bf16 and peft keep the change" : "");
     if (lost <= MOST_LOST) return;
     log_warn("the rounding of %s to %s loses %.0f %% of the adapter's change to %s (limit of this warning: %.0f %%): "
              "%s",

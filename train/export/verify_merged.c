@@ -178,7 +178,7 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
                         : m->exported->format == WF_MXFP4 ? &l->experts
                         : m->exported->format == WF_FP8   ? &l->others
                                                           : NULL;
-    if (r) r->delta2 += all.delta2, r->arrived += all.dot;
+    if (r) r->delta2 += all.delta2, r->arrived += all.dot, r->step2 += all.step2;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,
             "  layer %3lld  %-13s %6.2f %% of the weights changed; remaining delta: cosine %.4f, norm %.4f\n",
