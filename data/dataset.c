@@ -202,7 +202,7 @@ static int add_line(struct builder *b, const char *line, int64_t size, const cha
     struct err why;
     int64_t before = b->ds->n_tokens;
     b->ds->n_rows++;
-    struct json_doc *doc = json_parse_within(line, size, row_values(b), where, &why);
+    struct json_doc *doc = json_parse_row(line, size, row_values(b), where, &why);
     bool good = doc && !row_add(b, json_root(doc), where, &why);
     json_free(doc);
     return row_done(b, where, good, &why, before, err);
@@ -236,7 +236,7 @@ static int read_array(struct builder *b, struct line_reader *reader, struct err 
         struct err why;
         int64_t before = b->ds->n_tokens;
         snprintf(where, sizeof(where), "%s[%lld]", line_reader_path(reader), (long long)array.index - 1);
-        struct json_doc *doc = json_parse_within(text, size, row_values(b), where, err);
+        struct json_doc *doc = json_parse_row(text, size, row_values(b), where, err);
         status = doc ? 0 : -1;
         b->ds->n_rows++;
         bool good = doc && !row_add(b, json_root(doc), where, &why);

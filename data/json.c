@@ -1,6 +1,7 @@
 /* json.c - a thin layer over jansson: parse, typed getters whose errors name file and key, and a small writer. */
 #include "data/json.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -76,13 +77,7 @@ static int check_size(const char *text, int64_t size, int64_t max_values, const 
 static void *never_null(size_t n) { return mem_alloc((int64_t)MT_MIN(n, (size_t)INT64_MAX)); }
 static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
-struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err)
-{
-    return json_parse_within(text, size, JSON_VALUES, name, err);
-}
-
-struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_values, const char *name,
-                                   struct err *err)
+static struct json_doc *parse(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     if (size > INT32_MAX) { /* jansson counts bytes in an int */
         err_set(err, "%s: larger than 2 GiB", name);
@@ -102,6 +97,53 @@ struct json_doc *json_parse_within(const char *text, int64_t size, int64_t max_v
     struct json_doc *doc = mem_alloc(sizeof(*doc));
     doc->name = mem_strdup(name);
     doc->root = root;
+    return doc;
+}
+
+struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err)
+{
+    return parse(text, size, JSON_VALUES, name, err);
+}
+
+/* Whether neither int64 nor double holds a number of n characters. */
+static bool is_out_of_range(const char *number, size_t n)
+{
+    if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n)) return isinf(strtod(number, NULL));
+    errno = 0;
+    (void)strtoll(number, NULL, 10);
+    return errno == ERANGE;
+}
+
+/* Replaces such members of the outermost object by false, which is shorter. False: there are none. */
+static bool replace_out_of_range(char *text)
+{
+    int depth = 0;
+    bool any = false;
+    for (char *c = text; *c; c++) {
+        if (*c == '"')
+            for (c++; *c && *c != '"'; c++) c += *c == '\\' && c[1];
+        if (!*c) break;
+        depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
+        const size_t n = depth == 1 ? strspn(c, "+-.0123456789eE") : 0;
+        if (n && is_out_of_range(c, n)) {
+            memset(c, ' ', n);
+            memcpy(c, "false", 5);
+            any = true;
+        }
+        if (n) c += n - 1;
+    }
+    return any;
+}
+
+struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
+{
+    struct json_doc *doc = parse(text, size, max_values, name, err);
+    if (doc) return doc;
+    char *copy = mem_alloc(size + 1);
+    memcpy(copy, text, (size_t)size);
+    copy[size] = 0;
+    if (replace_out_of_range(copy)) doc = parse(copy, size, max_values, name, err);
+    mem_free(copy);
     return doc;
 }
 

@@ -51,7 +51,7 @@ static bool has_marks(const struct tokenizer *tok, const char *const *marks, int
 
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
-    struct json_doc *doc = json_parse_within(text, size, JSON_ROW_VALUES, name, err);
+    struct json_doc *doc = json_parse_row(text, size, JSON_ROW_VALUES, name, err);
     if (!doc || json_type(json_root(doc)) != JSON_ARRAY || !json_has(json_at(json_root(doc), 0), "role")) return doc;
     struct text_buf row = {0};
     json_free(doc);
@@ -172,6 +172,8 @@ static int end_message(struct text_buf *t, struct json turn, struct err *err)
 static int put_message(struct row_reader *r, const char *role, struct json content, struct json turn, struct err *err)
 {
     struct text_buf *t = &r->joined;
+    if (json_type(content) == JSON_BOOL) /* which templates may print; json_parse_row makes it of large numbers */
+        return json_error(content, err, "must be text, not a boolean or a number beyond 64 bits");
     if (t->text[t->size - 1] != '[') text_put(t, ", ");
     text_put(t, "{\"role\": ");
     put_text(t, role);

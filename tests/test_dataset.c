@@ -268,6 +268,8 @@ static void bad_rows(void **state)
         {"{\"prompt\": \"a\"}", "none of `messages`"},
         {"{\"text\": 7}", "`text`"},
         {"{\"text\": null}", "`text`"},
+        {"{\"text\": 18446744073709551615}", "`text`"},
+        {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[true, \"c\"]]}", "must be text, not a boolean"},
         {"{\"prompt\": \"a\", \"completion\": [\"b\"]}", "`completion`"},
         {"{\"prompt\": {}, \"completion\": \"b\"}", "`prompt`"},
         {"{\"messages\": \"hello\"}", "messages"},
@@ -636,6 +638,8 @@ static void columns(void **state)
          "{\"messages\": [{\"role\": \"system\", \"content\": \"c\"}, {\"role\": \"user\", \"content\": \"a\"}, "
          "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"prompt=q,completion=a", "{\"q\": \"a\", \"a\": \"b\"}", "{\"prompt\": \"a\", \"completion\": \"b\"}"},
+        {"user=q,assistant=a", "{\"q\": \"a\", \"id\": 18446744073709551615, \"a\": \"b\"}",
+         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"text=story", "{\"story\": \"abc\"}", "{\"text\": \"abc\"}"},
         {"user=q,tools=f,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"f\": [" TOOL "]}",
          "{\"tools\": [" TOOL "], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "

@@ -65,10 +65,45 @@ static void values(void **state)
     mem_free(text);
     static const char row[] =
         "{\"a\": [1, {\"b\": \"[,:,]\"}]}"; /* seven values; the punctuation in the string does not count */
-    struct json_doc *doc = json_parse_within(row, sizeof(row) - 1, 7, "row", &err);
+    struct json_doc *doc = json_parse_row(row, sizeof(row) - 1, 7, "row", &err);
     assert_non_null(doc);
     json_free(doc);
-    assert_null(json_parse_within(row, sizeof(row) - 1, 6, "row", &err));
+    assert_null(json_parse_row(row, sizeof(row) - 1, 6, "row", &err));
+}
+
+/* Members of a row alone, and what is valid JSON otherwise. */
+static void numbers_of_rows(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"18446744073709551615", "-9223372036854775809", "1e999", " -1.5E+400 ",
+                                       "123456789012345678901234567890"};
+    static const char *const bad[] = {"[1e999]", "{\"b\": 9223372036854775808}", "1e999 x", "1e999, \"a\": 1"};
+    struct err err;
+    char text[128];
+    for (int i = 0; i < MT_LEN(good); i++) {
+        const char *s;
+        int64_t size;
+        const int n = snprintf(text, sizeof(text), "{\"s\": \"\\\": 1e999\", \"a\":%s, \"n\": 7, \"l\": [2]}", good[i]);
+        struct json_doc *doc = json_parse_row(text, n, 100, "row", &err);
+        if (!doc) fail_msg("%s", err.msg);
+        const struct json root = json_root(doc);
+        assert_int_equal(json_type(json_find(root, "a")), JSON_BOOL);
+        assert_int_equal(json_type(json_find(root, "n")), JSON_INT);
+        assert_int_equal(json_str(json_find(root, "s"), &s, &size, &err), 0);
+        assert_string_equal(s, "\": 1e999");
+        json_free(doc);
+        assert_null(json_parse(text, n, "row", &err));
+    }
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        const int n = snprintf(text, sizeof(text), "{\"a\": %s}", bad[i]);
+        assert_null(json_parse_row(text, n, 100, "row", &err));
+        if (!strstr(err.msg, "row: not valid JSON: line 1, byte ")) fail_msg("%s", err.msg);
+    }
+    static const char largest[] = "{\"a\": 9223372036854775807}";
+    struct json_doc *doc = json_parse_row(largest, sizeof(largest) - 1, 100, "row", &err);
+    assert_non_null(doc);
+    assert_int_equal(json_type(json_find(json_root(doc), "a")), JSON_INT);
+    json_free(doc);
 }
 
 static void depth(void **state)
@@ -379,9 +414,10 @@ static void no_memory(void **state)
 int test_json(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused),  cmocka_unit_test(depth),   cmocka_unit_test(values),    cmocka_unit_test(getters),
-        cmocka_unit_test(messages), cmocka_unit_test(members), cmocka_unit_test(writing),   cmocka_unit_test(doubles),
-        cmocka_unit_test(cut),      cmocka_unit_test(files),   cmocka_unit_test(no_memory),
+        cmocka_unit_test(refused), cmocka_unit_test(numbers_of_rows), cmocka_unit_test(depth),
+        cmocka_unit_test(values),  cmocka_unit_test(getters),         cmocka_unit_test(messages),
+        cmocka_unit_test(members), cmocka_unit_test(writing),         cmocka_unit_test(doubles),
+        cmocka_unit_test(cut),     cmocka_unit_test(files),           cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests_name("json", tests, NULL, NULL);
 }
