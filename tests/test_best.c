@@ -4,6 +4,7 @@
 
 #include "data/file.h"
 #include "tests/process.h"
+#include "train/peft.h"
 #include "train/report/history.h"
 
 /* With a learning rate of 0, no evaluation has a lower loss than that of step 0. */
@@ -135,12 +136,84 @@ static void a_loss_that_is_not_finite(void **state)
     assert_says(said.out, "null");
 }
 
+/* Every evaluation has a lower loss than the one before; checkpoints of steps 2 and 4. */
+#define BETTER                                                                                                         \
+    "lora.alpha=4 optim.schedule=constant train.grad_accum=2 output.save_every=2 eval.every=1 eval.at_start=no "       \
+    "train.steps=4 "
+
+static void delete (const char *config, const char *name)
+{
+    struct err err;
+    if (file_remove_tree(process_output(config, name), &err)) fail_msg("%s", err.msg);
+}
+
+/* As after a kill between the evaluation of step 4 and its checkpoint. */
+static const char *killed_after_evaluation(void)
+{
+    const char *config = process_trained(BETTER "optim.lr=1e-1");
+    assert_int_equal(peft_step(process_output(config, "best")), 4);
+    delete (config, "checkpoints/step-000004");
+    return config;
+}
+
+/* A run that continues has the best/ of its checkpoint. The settings of a killed run determine whether it gets the
+ * later one again. */
+static void a_continued_run_has_its_own_best(void **state)
+{
+    (void)state;
+    static const char *const same[] = {ADAPTER, "best/adapter_model.safetensors",
+                                       "checkpoints/step-000002/best/adapter_model.safetensors",
+                                       "checkpoints/step-000004/state.json"};
+    const char *whole = process_trained(BETTER "optim.lr=1e-1"), *config = killed_after_evaluation();
+    if (process_run_sets(config, BETTER "optim.lr=1e-1")) fail_msg("%s", said.err);
+    assert_says(said.err, "this run continues from step 2: moved best/, of a later step, to ");
+    for (int i = 0; i < MT_LEN(same); i++) assert_same_output(config, whole, same[i]);
+
+    config = killed_after_evaluation();
+    if (process_run_sets(config, BETTER "optim.lr=0")) fail_msg("%s", said.err);
+    const char *line = strstr(said.err, "best:        "), *loss = line ? strstr(line, "held-out loss ") : NULL;
+    char text[32];
+    if (!loss || !strstr(line, " at step 2,")) fail_msg("%s", said.err);
+    snprintf(text, sizeof(text), "loss %.7s,", loss + strlen("held-out loss "));
+    assert_int_equal(peft_step(process_output(config, "best")), 2);
+    assert_same_file(process_output(config, "best/adapter_model.safetensors"),
+                     process_output(whole, "checkpoints/step-000002/best/adapter_model.safetensors"));
+    assert_int_equal(peft_step(process_output(config, "archive-1/best")), 4);
+    assert_int_equal(RUN("eval", config, "--adapter", process_output(config, "best")), 0);
+    assert_says(said.err, text);
+}
+
+/* Checkpoints 3, 4 and 5 name the best/ of step 3; it is in the newest of them. */
+static void the_best_is_in_the_newest_checkpoint(void **state)
+{
+    (void)state;
+    char from[MT_PATH];
+    const char *config = process_trained(BETTER "optim.lr=1e-1 train.steps=6 eval.every=3 output.save_every=1 "
+                                                "output.keep=0");
+    assert_int_equal(peft_step(process_output(config, "best")), 6);
+    assert_int_equal(peft_step(process_output(config, "checkpoints/step-000005/best")), 3);
+    snprintf(from, sizeof(from), BETTER "optim.lr=0 train.steps=5 eval.every=0 eval.at_end=no train.resume=%s",
+             process_output(config, "checkpoints/step-000004"));
+    if (process_run_sets(config, from)) fail_msg("%s", said.err);
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+    assert_int_equal(peft_step(process_output(config, "archive-1/best")), 6);
+    assert_false(file_exists(process_output(config, "archive-1/checkpoints/step-000005/best")));
+    /* the earlier one is gone: the search starts again, with an evaluation of the checkpoint */
+    config = killed_after_evaluation();
+    delete (config, "checkpoints/step-000002/best");
+    if (process_run_sets(config, BETTER "optim.lr=0")) fail_msg("%s", said.err);
+    assert_says(said.out, "eval at step 2: ");
+    assert_says(said.err, "the lowest of the evaluations from step 2 on");
+    assert_int_equal(peft_step(process_output(config, "best")), 2);
+}
+
 int test_best(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(best_is_never_worse_than_the_start), cmocka_unit_test(patience_ends_a_run),
-        cmocka_unit_test(best_ignores_losses_of_other_data),  cmocka_unit_test(a_loss_that_is_not_finite),
-        cmocka_unit_test(held_out_rows_of_another_form),
+        cmocka_unit_test(best_is_never_worse_than_the_start),   cmocka_unit_test(patience_ends_a_run),
+        cmocka_unit_test(best_ignores_losses_of_other_data),    cmocka_unit_test(a_loss_that_is_not_finite),
+        cmocka_unit_test(held_out_rows_of_another_form),        cmocka_unit_test(a_continued_run_has_its_own_best),
+        cmocka_unit_test(the_best_is_in_the_newest_checkpoint),
     };
     return cmocka_run_group_tests_name("best", tests, NULL, NULL);
 }

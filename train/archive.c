@@ -126,11 +126,11 @@ int archive_run(const char *dir, struct err *err)
     return 0;
 }
 
-int archive_later(const char *dir, int64_t step, bool best, struct err *err)
+int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, struct err *err)
 {
-    char from[MT_PATH], half[MT_PATH], later[MT_PATH], to[MT_PATH], what[64] = "", **names;
-    int64_t n;
-    if (checkpoint_after(dir, step, from, &names, &n, err)) return -1;
+    char from[MT_PATH], half[MT_PATH], later[MT_PATH], to[MT_PATH], what[64] = "", **names = NULL;
+    int64_t n = 0;
+    if (checkpoints && checkpoint_after(dir, step, from, &names, &n, err)) return -1;
     const bool any = n || best;
     int rc = any && (join(half, dir, HALF, err) || join(later, half, "checkpoints", err) ||
                      file_make_dirs(n ? later : half, err))

@@ -7,10 +7,10 @@
 /* Moves all outputs of a run (adapters, checkpoints, metrics, report, configuration, profile, exports) from dir to
  * dir/archive-N and logs it. Other files stay. After an error all files are back in dir. */
 int archive_run(const char *dir, struct err *err) MT_CHECK;
-/* Moves the checkpoints of steps after `step` from dir/checkpoints to dir/archive-N/checkpoints, with `best` also
+/* With `checkpoints` moves those of steps after `step` from dir/checkpoints to dir/archive-N/checkpoints, with `best`
  * dir/best to dir/archive-N, and logs it. After an error those that were moved before it are in dir/archive-N, and a
  * warning names it. */
-int archive_later(const char *dir, int64_t step, bool best, struct err *err) MT_CHECK;
+int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, struct err *err) MT_CHECK;
 /* Undoes either that was killed. When dir has a newer output of the same name, the newer one stays, the older
  * one goes to archive-N, and a warning names it. */
 int archive_recover(const char *dir, struct err *err) MT_CHECK;

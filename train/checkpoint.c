@@ -1,5 +1,6 @@
 /* checkpoint.c - saves and restores a run: OUT/checkpoints/step-NNNNNN/
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
+ *     best/   the run's best/ at this step, where a later one replaced it (train/best.c); not in the manifest
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/amax_file.h)
  *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
  * (model/lora.h), without padding, in the precision of training state.json: counters, position, hashes, and the
@@ -470,18 +471,22 @@ static int send_parts(const struct adapters *ad, struct device *dev, struct err 
     return 0;
 }
 
+int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path", "%s/" FOLDER "/" STEP_PREFIX "%06" PRId64, out_dir, step);
+}
+
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
                     int64_t keep, struct err *err)
 {
-    char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH], name[32];
+    char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH];
     if (ad->par.all->rank != 0) return send_parts(ad, dev, err);
-    snprintf(name, sizeof(name), STEP_PREFIX "%06" PRId64, state->step);
-    if (join(folder, out_dir, FOLDER, err) || join(dir, folder, name, err) || atomic_dir_begin(dir, tmp, err) ||
-        join(adapter, tmp, "adapter", err) || peft_save(ad, dev, adapter, base_model, card, err) ||
-        optimizer_write(tmp, ad, dev, err) || state_write(tmp, state, ad->opt.step, cfg, arch, err) ||
-        manifest_write(tmp, err) || atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
-        prune(folder, state->step, keep, err))
+    if (join(folder, out_dir, FOLDER, err) || checkpoint_path(dir, out_dir, state->step, err) ||
+        atomic_dir_begin(dir, tmp, err) || join(adapter, tmp, "adapter", err) ||
+        peft_save(ad, dev, adapter, base_model, card, err) || optimizer_write(tmp, ad, dev, err) ||
+        state_write(tmp, state, ad->opt.step, cfg, arch, err) || manifest_write(tmp, err) ||
+        atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) || prune(folder, state->step, keep, err))
         return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);
     return 0;
 }

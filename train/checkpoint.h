@@ -38,6 +38,8 @@ struct train_state {
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
                     int64_t keep, struct err *err) MT_CHECK;
+/* The path of a step's checkpoint, whether or not there is one. */
+int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struct err *err) MT_CHECK;
 /* Call before a run starts: completes the deletions of killed processes and deletes their incomplete checkpoints. */
 int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
 /* Reads state.json of a step-NNNNNN directory: state, number of updates, and in *doc, which the caller frees, the

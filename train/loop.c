@@ -16,6 +16,7 @@
 #include "train/adapter_dir.h"
 #include "train/archive.h"
 #include "train/atomic_dir.h"
+#include "train/best.h"
 #include "train/calibrate.h"
 #include "train/inputs.h"
 #include "train/lock.h"
@@ -57,12 +58,13 @@ struct training {
     struct profile profile;
     struct eval_prompts samples;
     struct resume from;
-    struct lock lock; /* of output.dir, held by rank 0 */
-    bool warned;      /* a warning about memory was printed */
-    bool told_chunks; /* a warning about more chunks was printed */
-    bool diverged;    /* a warning about divergence was printed */
-    bool complete;    /* a checkpoint has the last step, and nothing is left to do */
-    bool stopping;    /* all ranks know that one of them got a signal to stop */
+    int64_t saved_step, saved_best; /* step and best_step of the newest checkpoint; saved_step -1: none */
+    struct lock lock;               /* of output.dir, held by rank 0 */
+    bool warned;                    /* a warning about memory was printed */
+    bool told_chunks;               /* a warning about more chunks was printed */
+    bool diverged;                  /* a warning about divergence was printed */
+    bool complete;                  /* a checkpoint has the last step, and nothing is left to do */
+    bool stopping;                  /* all ranks know that one of them got a signal to stop */
 };
 
 /* The rank that prints and writes. */
@@ -321,7 +323,8 @@ static int evaluate(struct training *t, struct err *err)
     s->best_step = s->step;
     if (!e.best) return 0;
     comm_busy(t->run.par.all, "saving");
-    const int rc = save_adapter(t, "best", err);
+    int rc = save_adapter(t, BEST_NEW, err);
+    if (!rc && is_first(t)) rc = best_replace(t->run.cfg->output.dir, t->saved_step, t->saved_best, err);
     comm_busy(t->run.par.all, NULL);
     return rc;
 }
@@ -350,6 +353,7 @@ static int save(struct training *t, struct err *err)
     int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
                              card, cfg->output.keep, err);
     mem_free(card);
+    if (!rc) t->saved_step = t->state.step, t->saved_best = t->state.best_step;
     if (!rc) rc = report(t, err);
     comm_busy(t->run.par.all, NULL);
     return rc;
@@ -384,36 +388,10 @@ static void tell_of_patience(const struct training *t)
              (long long)t->schedule.total_steps);
 }
 
-/* At the end of a run: prints the path of the best adapter. */
-static void print_best(const struct training *t)
+static void tell_of_end(const struct training *t)
 {
-    const struct train_state *s = &t->state;
-    if (s->step < t->schedule.total_steps && out_of_patience(t, s)) tell_of_patience(t);
-    if (s->eval_step <= 0 || s->eval_from < 0) return;
-    const bool there = file_is_dir(out_path(t->run.cfg, "best").s);
-    if (!isfinite(s->best_loss))
-        log_info("no evaluation had a finite held-out loss: %s is not written", out_path(t->run.cfg, "best").s);
-    else if (s->best_step && !there)
-        log_info(
-            "no %s: the lowest held-out loss, %.4f, was at step %lld, and that adapter was moved or deleted, or is "
-            "in another output.dir",
-            out_path(t->run.cfg, "best").s, s->best_loss, (long long)s->best_step);
-    else if (s->eval_from > 0)
-        log_info("%-12s %s (held-out loss %.4f at step %lld, the lowest of the evaluations from step %lld on; step 0 "
-                 "was not evaluated on this held-out data)",
-                 "best:", out_path(t->run.cfg, "best").s, s->best_loss, (long long)s->best_step,
-                 (long long)s->eval_from);
-    else if (s->best_step)
-        log_info("%-12s %s (held-out loss %.4f at step %lld)", "best:", out_path(t->run.cfg, "best").s, s->best_loss,
-                 (long long)s->best_step);
-    else
-        log_info(
-            "no %s: no evaluation had a lower held-out loss than step 0 (%.4f), so adapter/ is no better than at the "
-            "start",
-            out_path(t->run.cfg, "best").s, s->best_loss);
-    if (there && s->best_step && s->best_step < s->step)
-        log_info("             adapter/ is of step %lld; to use the best one, add --adapter %s to the commands below",
-                 (long long)s->step, out_path(t->run.cfg, "best").s);
+    if (t->state.step < t->schedule.total_steps && out_of_patience(t, &t->state)) tell_of_patience(t);
+    best_print(t->run.cfg->output.dir, &t->state);
 }
 
 /* The same command, unless train.resume is never or a directory. */
@@ -489,16 +467,18 @@ static void forget_best(struct train_state *s)
     s->eval_step = s->eval_from = -1;
 }
 
-/* A run that continues from a checkpoint that train.resume names leaves later ones in output.dir behind, and a best/ of
- * a later step: with train.resume = auto they would be the newest. */
+/* A run that continues from an earlier step leaves a best/ of a later one behind. Later checkpoints too, where
+ * train.resume names the one to continue from: with auto they would be the newest. */
 static int leave_later(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    if (!strcmp(cfg->train.resume, "auto")) return 0;
-    const int64_t step = t->from.state.step;
-    const bool best = is_first(t) && peft_step(out_path(cfg, "best").s) > step;
-    if (comm_host_min(t->run.par.all, is_first(t) ? !best : 1) == 0) forget_best(&t->state);
-    return is_first(t) ? archive_later(cfg->output.dir, step, best, err) : 0;
+    struct best_found best = {.later = false};
+    if (is_first(t)) best_find(&best, cfg->output.dir, &t->from.state);
+    if (comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) forget_best(&t->state);
+    t->saved_step = t->from.state.step;
+    t->saved_best = t->from.state.best_step;
+    const bool named = strcmp(cfg->train.resume, "auto") != 0;
+    return is_first(t) ? best_restore(&best, cfg->output.dir, &t->from.state, named, err) : 0;
 }
 
 /* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
@@ -642,7 +622,7 @@ static void remove_unfinished(const struct config *cfg)
 /* Rank 0 locks output.dir and cleans it up; then the others read it. */
 static int take_output(struct training *t, struct err *err)
 {
-    static const char *const adapters[] = {"adapter", "best"};
+    static const char *const adapters[] = {"adapter", "best", BEST_NEW};
     const char *dir = t->run.cfg->output.dir;
     if (is_first(t) && (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
                         atomic_dir_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
@@ -688,7 +668,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
                          struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
-    *t = (struct training){0};
+    *t = (struct training){.saved_step = -1};
     if (run_check_ranks(all->world, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, err))
@@ -769,7 +749,7 @@ int loop_train(const struct config *cfg, struct comm *all, const struct loop_hoo
     if (rc >= 0 && !t->complete && save_adapter(t, "adapter", err))
         rc = -1; /* the last state, also after an interruption */
     if (t->metrics.jsonl && metrics_close(&t->metrics, &close_err) && rc >= 0) rc = err_set(err, "%s", close_err.msg);
-    if (rc >= 0 && is_first(t)) print_best(t);
+    if (rc >= 0 && is_first(t)) tell_of_end(t);
     if (rc >= 0) comm_unshare_work(t->run.par.ep);
     training_close(t);
     mem_free(t);
