@@ -434,6 +434,37 @@ static void best_of_later_steps_is_left(void **state)
     assert_null(strstr(said.err, "to use the best one"));
 }
 
+/* A run that continues a checkpoint of another output.dir archives the run that its own has. */
+static void another_run_is_archived(void **state)
+{
+    (void)state;
+    static const char *const old[] = {"best", "adapter", "checkpoints/step-000004", "report.html"};
+    char more[MT_PATH + 128], name[64];
+    static char text[1 << 16];
+    const char *from = process_trained("optim.lr=0"), *config = process_trained("train.steps=4 train.seed=7 lora.r=4 "
+                                                                                "eval.at_start=no eval.every=1");
+    /* named by way of a link, with a slash at the end */
+    assert_int_equal(symlink(process_output(from, ""), process_output(config, "link")), 0);
+    snprintf(more, sizeof(more), "train.steps=6 optim.lr=0 train.resume=%s/",
+             process_output(config, "link/checkpoints/step-000002"));
+    if (process_run_sets(config, more)) fail_msg("%s", said.err);
+    assert_says(said.err, "moved the earlier run in ");
+    assert_null(strstr(said.err, "of a later step"));
+    for (int i = 0; i < MT_LEN(old); i++) {
+        snprintf(name, sizeof(name), "archive-1/%s", old[i]);
+        assert_true(file_exists(process_output(config, name)));
+    }
+    assert_false(file_exists(process_output(config, "best")));
+    assert_false(file_exists(process_output(config, "checkpoints/step-000004")));
+    assert_true(file_exists(process_output(config, "checkpoints/step-000006")));
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    assert_null(strstr(text, "\"step\":1,"));
+    assert_says(text, "{\"event\":\"start\",\"step\":2,");
+    if (process_run_sets(config, "train.steps=7 optim.lr=0")) fail_msg("%s", said.err);
+    assert_says(said.err, "continuing after step 6 of 7");
+    assert_false(file_exists(process_output(config, "archive-2")));
+}
+
 /* A finished run compares its weights and ends without loading them; what is left is still done. */
 static void finished_runs_load_nothing(void **state)
 {
@@ -519,7 +550,8 @@ int test_resume(void)
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
         cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
         cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(best_of_later_steps_is_left),
-        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(another_run_is_archived),        cmocka_unit_test(finished_runs_load_nothing),
+        cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

@@ -450,12 +450,12 @@ static struct schedule make_schedule(const struct config *cfg, const struct load
     return resume_schedule(cfg, total);
 }
 
-/* Archives outputs of another run, so that they are not mixed with this run's. Without train.resume = never this
- * happens when there is no checkpoint, for example after a run that ended before its first one. */
+/* Archives outputs of another run, so that they are not mixed with this run's: with train.resume = never, or that of a
+ * checkpoint elsewhere, all; with auto those of a run that ended before its first checkpoint. */
 static int keep_earlier_run(const struct config *cfg, struct err *err)
 {
-    const bool never = !strcmp(cfg->train.resume, "never");
-    if (!never && !file_is_dir(out_path(cfg, "adapter").s) && !file_is_dir(out_path(cfg, "best").s)) return 0;
+    const bool another = strcmp(cfg->train.resume, "auto") != 0;
+    if (!another && !file_is_dir(out_path(cfg, "adapter").s) && !file_is_dir(out_path(cfg, "best").s)) return 0;
     return archive_run(cfg->output.dir, err);
 }
 
@@ -659,7 +659,7 @@ static int check_complete(struct training *t, struct err *err)
         resume_check_model(&t->from, t->run.cfg, fingerprint, err))
         return -1;
     t->state = t->from.state;
-    if (leave_later(t, err)) return -1;
+    if (!t->from.elsewhere && leave_later(t, err)) return -1;
     t->complete = true;
     return (is_first(t) && open_metrics(t, err)) || report(t, err) ? -1 : 0;
 }
@@ -682,7 +682,8 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err)) return -1;
     t->run.model.adapters.base = t->run.model.weights.base;
-    if (t->from.found ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
+    const bool same_run = t->from.found && !t->from.elsewhere;
+    if (same_run ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);

@@ -224,6 +224,15 @@ static int check_arch(const struct resume *r, const struct config *cfg, const st
 
 /* ---- finding ---- */
 
+static bool is_elsewhere(const char *checkpoint, const char *out_dir)
+{
+    char above[MT_PATH], folder[MT_PATH];
+    struct stat a, b;
+    return str_format(above, sizeof(above), NULL, "path", "%s/..", checkpoint) ||
+           str_format(folder, sizeof(folder), NULL, "path", "%s/checkpoints", out_dir) || stat(above, &a) ||
+           stat(folder, &b) || a.st_dev != b.st_dev || a.st_ino != b.st_ino;
+}
+
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err)
 {
     int have = 1;
@@ -239,6 +248,7 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
                        r->path);
     if (checkpoint_peek(r->path, &r->state, &r->n_update, &r->doc, err) || check_known(r, cfg, err)) return -1;
     r->found = true;
+    r->elsewhere = is_elsewhere(r->path, cfg->output.dir);
     struct changes c = compare(r, cfg, CONFIG_MATH, "", false);
     if (c.n && same_adapters(r, cfg, a)) c = compare(r, cfg, CONFIG_MATH, "", true);
     if (!c.n) return check_arch(r, cfg, a, err);

@@ -15,6 +15,7 @@ struct resume_run {
 /* The checkpoint that a run continues. Zeroed: none. */
 struct resume {
     bool found;
+    bool elsewhere; /* path is not in output.dir/checkpoints: output.dir has no run, or another one */
     char path[MT_PATH];
     struct train_state state;
     int64_t n_update;
