@@ -75,7 +75,8 @@ static struct metrics opened(const char *dir, int64_t resume_step)
 {
     struct metrics m;
     struct err err;
-    if (metrics_open(&m, dir, resume_step, &err)) fail_msg("%s", err.msg);
+    const struct metrics_end end = {.step = resume_step, .evaluated = true};
+    if (metrics_open(&m, dir, resume_step ? &end : NULL, &err)) fail_msg("%s", err.msg);
     return m;
 }
 
@@ -296,6 +297,49 @@ static void truncated_metrics_are_resumed(void **state)
     }
 }
 
+/* Which events of a step stay follows from what the run makes again: a line of the table is an event and, per way to
+ * continue, whether it stays. */
+static void events_made_again_are_removed(void **state)
+{
+    (void)state;
+    enum { EVALUATED, NOT, COMPLETE, START, WAYS };
+    static const struct metrics_end ways[WAYS] = {{.step = 2, .evaluated = true, .held_out = 0xa},
+                                                  {.step = 2, .held_out = 0xa},
+                                                  {.step = 2, .evaluated = true, .held_out = 0xa, .complete = true},
+                                                  {.step = 0}};
+    static const struct {
+        const char *line;
+        bool stays[WAYS];
+    } rows[] = {
+        {"{\"event\":\"start\",\"step\":0}\n", {true, true, true, false}},
+        {"{\"event\":\"eval\",\"step\":0,\"held_out\":\"000000000000000b\"}\n", {true, true, true, false}},
+        {"{\"event\":\"sample\",\"step\":0}\n", {true, true, true, false}},
+        {"{\"event\":\"step\",\"step\":2}\n", {true, true, true, false}},
+        {"{\"event\":\"eval\",\"step\":2,\"held_out\":\"000000000000000a\"}\n", {true, false, true, false}},
+        {"{\"event\":\"sample\",\"step\":2}\n", {true, false, true, false}},
+        {"{\"event\":\"stop\",\"step\":2}\n", {false, false, true, false}},
+        {"{\"event\":\"experts\",\"step\":2}\n", {true, true, true, false}},
+        {"{\"event\":\"start\",\"step\":2}\n", {false, false, false, false}},
+        {"{\"event\":\"eval\",\"step\":2,\"held_out\":\"000000000000000c\"}\n", {false, false, false, false}},
+        {"{\"event\":\"sample\",\"step\":2}\n", {false, false, false, false}},
+        {"{\"event\":\"step\",\"step\":3}\n", {false, false, false, false}},
+    };
+    const char *dir = scratch_dir(), *path = in(dir, "metrics.jsonl");
+    for (int w = 0; w < WAYS; w++) {
+        char text[2048] = "", stays[2048] = "";
+        struct err err;
+        for (int i = 0; i < MT_LEN(rows); i++) {
+            strcat(text, rows[i].line);
+            if (rows[i].stays[w]) strcat(stays, rows[i].line);
+        }
+        if (file_write_atomic(path, text, (int64_t)strlen(text), &err) || metrics_cut(dir, &ways[w], &err))
+            fail_msg("%s", err.msg);
+        char *kept = read_text(path);
+        assert_string_equal(kept, stays);
+        mem_free(kept);
+    }
+}
+
 /* ---- TensorBoard */
 
 /* CRC-32C by its definition, bit by bit. */
@@ -357,7 +401,7 @@ static void tensorboard_records(void **state)
     (void)state;
     screen_open(dir);
     struct metrics m = opened(dir, 0);
-    assert_int_equal(metrics_tensorboard(&m, 299, &err), 0);
+    assert_int_equal(metrics_tensorboard(&m, 300, &err), 0);
     assert_int_equal(read_events(dir, last, &n), 2); /* file version; start of a session at step 300 */
     assert_memory_equal(last + 9, step_300, 3);
     assert_memory_equal(last + 12, "\x3a\x02\x08\x01", 4);
@@ -393,7 +437,7 @@ static void a_full_disk_is_an_error(void **state)
     metrics_eval(&m, &(struct eval_metrics){.step = 1, .tokens = 1});
     assert_int_equal(metrics_close(&m, &err), -1);
     assert_non_null(strstr(err.msg, "/tensorboard: not everything could be written"));
-    assert_int_equal(metrics_open(&m, "/proc/no/such", 0, &err), -1);
+    assert_int_equal(metrics_open(&m, "/proc/no/such", NULL, &err), -1);
 }
 
 /* ---- report.html */
@@ -602,7 +646,7 @@ static void a_fifo_does_not_hang(void **state)
     snprintf(path, sizeof(path), "%s/metrics.jsonl", dir);
     assert_int_equal(mkfifo(path, 0600), 0);
     alarm(20);
-    assert_int_equal(metrics_open(&m, dir, 0, &err), -1);
+    assert_int_equal(metrics_open(&m, dir, NULL, &err), -1);
     alarm(0);
     assert_non_null(strstr(err.msg, "/metrics.jsonl: not a regular file"));
 }
@@ -615,6 +659,7 @@ int test_metrics(void)
         cmocka_unit_test_teardown(the_schema_is_documented, screen_close),
         cmocka_unit_test_teardown(resume_truncates_later_lines, screen_close),
         cmocka_unit_test_teardown(truncated_metrics_are_resumed, screen_close),
+        cmocka_unit_test(events_made_again_are_removed),
         cmocka_unit_test_teardown(tensorboard_records, screen_close),
         cmocka_unit_test_teardown(report_names_the_run, screen_close),
         cmocka_unit_test_teardown(a_full_disk_is_an_error, screen_close),

@@ -64,16 +64,16 @@ int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err)
     return path[0] && open_all(s, r, path, err) ? err_prefix(err, "eval.prompts") : 0;
 }
 
-void eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void))
+bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void))
 {
     struct err err;
     for (int64_t i = 0; i < s->n; i++) {
         struct sampler *one = &s->of[i];
-        if (comm_host_max(one->run->par.all, stop()) > 0) return;
+        if (comm_host_max(one->run->par.all, stop()) > 0) return false;
         sampler_rewind(one);
         if (sampler_run(one, one->run->cfg->eval.prompt_tokens, &err)) {
             log_warn("no samples: %s", err.msg);
-            return;
+            return true;
         }
         const struct sample_metrics sample = {.step = step,
                                               .tokens = one->ids.count - one->n_prompt,
@@ -81,6 +81,7 @@ void eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step,
                                               .text = one->text.text ? one->text.text : ""};
         if (m) metrics_sample(m, &sample);
     }
+    return true;
 }
 
 void eval_prompts_close(struct eval_prompts *s)

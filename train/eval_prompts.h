@@ -16,8 +16,8 @@ struct eval_prompts {
  * run_open_data. It is an error when a prompt and eval.prompt_tokens exceed data.seq_len. */
 int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err) MT_CHECK;
 /* Generates greedy answers; all ranks call it. The first rank writes them to m (NULL on others). Logits that are not
- * finite give a warning. When stop() is true on any rank, the remaining prompts are skipped. */
-void eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void));
+ * finite give a warning. False: stop() was true on any rank, and the remaining prompts are skipped. */
+bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void));
 void eval_prompts_close(struct eval_prompts *s);
 
 #endif

@@ -298,25 +298,22 @@ static int save_adapter(struct training *t, const char *name, struct err *err)
     return rc;
 }
 
-/* An interruption skips the remaining prompts; the next step handles it. */
-static void samples(struct training *t)
-{
-    eval_prompts_write(&t->samples, is_first(t) ? &t->metrics : NULL, t->state.step, stop_asked);
-}
-
+/* Changes the state when all is done: an interrupted evaluation is made again when the run continues. */
 static int evaluate(struct training *t, struct err *err)
 {
     struct train_state *s = &t->state;
     struct eval_metrics e = {.step = s->step, .held_out = s->eval_hash};
-    if (!t->run.eval.n_docs) return samples(t), 0;
-    if (!run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
+    struct metrics *metrics = is_first(t) ? &t->metrics : NULL;
+    if (t->run.eval.n_docs && !run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
     const bool lowest = e.loss < s->best_loss;
-    if (s->eval_from < 0) s->eval_from = s->step;
-    e.from = s->eval_from;
+    e.from = s->eval_from < 0 ? s->step : s->eval_from;
     e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
-    if (is_first(t)) metrics_eval(&t->metrics, &e);
-    if (is_first(t) && !isfinite(e.loss)) loss_warn_evaluation(t->run.cfg, s);
-    samples(t);
+    if (t->run.eval.n_docs && metrics) metrics_eval(metrics, &e);
+    if (!eval_prompts_write(&t->samples, metrics, s->step, stop_asked)) return LOOP_INTERRUPTED;
+    s->eval_step = s->step;
+    if (!t->run.eval.n_docs) return 0;
+    s->eval_from = e.from;
+    if (metrics && !isfinite(e.loss)) loss_warn_evaluation(t->run.cfg, s);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
     s->best_loss = e.loss;
@@ -411,10 +408,7 @@ static int steps(struct training *t, struct err *err)
         const int64_t s = t->state.step;
         bool last = s >= t->schedule.total_steps;
         const bool due = evaluation_due(t, &t->state);
-        if (due) {
-            if ((rc = evaluate(t, err))) return rc;
-            t->state.eval_step = s;
-        }
+        if (due && (rc = evaluate(t, err))) return rc;
         if (!last && out_of_patience(t, &t->state)) {
             last = true;
             if (is_first(t)) metrics_stop(&t->metrics, s, t->state.n_worse);
@@ -632,11 +626,25 @@ static int take_output(struct training *t, struct err *err)
     return 0;
 }
 
+/* The end of metrics.jsonl at the checkpoint. An evaluation on other held-out data than this run's stays. */
+static struct metrics_end metrics_end_of(const struct training *t)
+{
+    const struct train_state *found = &t->from.state, *now = &t->state;
+    const bool other_data = found->eval_hash != now->eval_hash;
+    return (struct metrics_end){.step = found->step,
+                                .evaluated =
+                                    found->eval_step == found->step && (other_data || now->eval_step == found->step),
+                                .held_out = found->eval_hash,
+                                .complete = t->complete};
+}
+
 static int open_metrics(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    if (write_config(cfg, err) || metrics_open(&t->metrics, cfg->output.dir, t->state.step, err) ||
-        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, t->state.step, err)))
+    const struct metrics_end end = metrics_end_of(t), *from = t->from.found ? &end : NULL;
+    const int64_t first_step = from && (end.step || end.evaluated) ? end.step + 1 : 0;
+    if (write_config(cfg, err) || metrics_open(&t->metrics, cfg->output.dir, from, err) ||
+        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
         return -1;
     metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
                                                        .total_steps = t->schedule.total_steps,

@@ -20,44 +20,6 @@
 
 /* ---- the file */
 
-/* Whether the line [line, line + n) is an event of a step <= last. */
-static bool keep_line(const char *line, int64_t n, const char *name, int64_t last)
-{
-    struct err err;
-    int64_t step = -1;
-    struct json_doc *doc = json_parse(line, n, name, &err);
-    if (!doc || json_get_i64(json_root(doc), "step", 0, INT64_MAX, &step, &err)) {
-        log_warn("%s; the line is dropped", err.msg);
-        step = INT64_MAX;
-    }
-    json_free(doc);
-    return step <= last;
-}
-
-/* Rewrites the file without events after step `last` and without an incomplete line. */
-static int cut_after(const char *path, int64_t last, struct err *err)
-{
-    struct file_map map;
-    if (file_map_open(&map, path, err)) return -1;
-    char *kept = mem_alloc(map.size), name[MT_PATH + 32];
-    int64_t n_kept = 0, number = 0;
-    for (int64_t at = 0; at < map.size;) {
-        const uint8_t *line = map.data + at, *end = memchr(line, '\n', (size_t)(map.size - at));
-        if (!end) break;
-        int64_t n = end - line + 1;
-        snprintf(name, sizeof(name), "%s:%lld", path, (long long)++number);
-        if (keep_line((const char *)line, n, name, last)) {
-            memcpy(kept + n_kept, line, (size_t)n);
-            n_kept += n;
-        }
-        at += n;
-    }
-    int rc = n_kept == map.size ? 0 : file_write_atomic(path, kept, n_kept, err);
-    mem_free(kept);
-    file_map_close(&map);
-    return rc;
-}
-
 /* A FIFO is refused: without a reader, opening it would block the run. */
 static FILE *open_lines(const char *path, bool append, struct err *err)
 {
@@ -75,23 +37,23 @@ static FILE *open_lines(const char *path, bool append, struct err *err)
     return NULL;
 }
 
-int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err)
+int metrics_open(struct metrics *m, const char *dir, const struct metrics_end *end, struct err *err)
 {
     char path[MT_PATH];
     *m = (struct metrics){.tty = isatty(STDOUT_FILENO)};
     if (str_format(m->dir, sizeof(m->dir), err, "output.dir", "%s", dir) ||
         str_format(path, sizeof(path), err, "output.dir", "%s/metrics.jsonl", dir) || file_make_dirs(dir, err))
         return -1;
-    if (resume_step > 0 && file_exists(path) && cut_after(path, resume_step, err)) return -1;
-    m->jsonl = open_lines(path, resume_step > 0, err);
+    if (end && metrics_cut(dir, end, err)) return -1;
+    m->jsonl = open_lines(path, end != NULL, err);
     return m->jsonl ? 0 : -1;
 }
 
-int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err)
+int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err)
 {
     char dir[MT_PATH];
     if (str_format(dir, sizeof(dir), err, "output.dir", "%s/tensorboard", m->dir)) return -1;
-    m->events = tensorboard_open(dir, resume_step ? resume_step + 1 : 0, err);
+    m->events = tensorboard_open(dir, first_step, err);
     return m->events ? 0 : -1;
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "kernels/base.h"
+#include "train/report/metrics_cut.h"
 
 struct step_metrics {
     int64_t step, total_steps; /* optimizer steps */
@@ -55,11 +56,10 @@ struct metrics {
     double line_tok, line_ms; /* of the steps since the last line, for its tok/s */
     double run_steps, run_ms; /* since metrics_open, evaluations after the first step included; for the time left */
 };
-/* Opens dir/metrics.jsonl; creates dir. resume_step 0: a new file. Otherwise first removes lines of later steps, which
- * a killed run may have written, and an incomplete line. */
-int metrics_open(struct metrics *m, const char *dir, int64_t resume_step, struct err *err) MT_CHECK;
-/* Also writes TensorBoard events to dir/tensorboard. */
-int metrics_tensorboard(struct metrics *m, int64_t resume_step, struct err *err) MT_CHECK;
+/* Opens dir/metrics.jsonl; creates dir. end NULL: a new file. Otherwise first metrics_cut. */
+int metrics_open(struct metrics *m, const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
+/* Also writes TensorBoard events to dir/tensorboard. TensorBoard drops those of earlier files from first_step on. */
+int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err) MT_CHECK;
 /* Appends the `start` event, with the time in UTC and this version. */
 void metrics_start(struct metrics *m, const struct start_metrics *s);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
