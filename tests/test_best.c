@@ -44,6 +44,8 @@ static void patience_ends_a_run(void **state)
     assert_says(said.out, ": stopped early: no lower held-out loss for 2 evaluations\n");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6", "--set", "eval.patience=2"), 0);
     assert_says(said.err, "stopped after step 2 of 6");
+    assert_int_equal(RUN("compare", out, out), 0);
+    assert_says(said.out, ": stopped early: no lower held-out loss for 2 evaluations\n");
     assert_int_equal(RUN(config, NOTHING, "--set", "train.steps=6", "--set", "eval.patience=4"), 0);
     assert_says(said.err, "stopped after step 4 of 6");
     process_read(process_output(config, "report.html"), page, sizeof(page));

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/file.h"
@@ -494,6 +495,50 @@ static void finished_runs_load_nothing(void **state)
     assert_says(said.err, "step-000001 was made with another base model, model.path: ");
 }
 
+static void stat_output(struct stat *st, const char *config, const char *name)
+{
+    if (stat(process_output(config, name), st)) fail_msg("%s: no %s", config, name);
+}
+
+/* Another learning rate on a finished run: nothing is trained with it, so no file changes. */
+static void finished_runs_keep_their_record(void **state)
+{
+    (void)state;
+    static const char *const names[] = {
+        "config.ini", "metrics.jsonl",           "report.html", "adapter", "adapter/README.md",
+        "best",       "checkpoints/step-000003", "tensorboard"};
+    const char *base = process_trained("train.steps=1");
+    char sets[MT_PATH + 128], text[1 << 14];
+    for (int teacher = 0; teacher < 2; teacher++) {
+        struct stat before[MT_LEN(names)], after;
+        snprintf(sets, sizeof(sets),
+                 "train.steps=3 log.tensorboard=yes eval.every=1 eval.at_start=no "
+                 "distill.teacher=%s%s optim.lr=",
+                 teacher ? "adapter:" : "none", teacher ? process_output(base, "adapter") : "");
+        const size_t n = strlen(sets);
+        const char *config = process_trained(strcat(sets, "2e-3"));
+        for (int i = 0; i < MT_LEN(names); i++) stat_output(&before[i], config, names[i]);
+        snprintf(sets + n, sizeof(sets) - n, "1e-3 log.every=2");
+        if (process_run_sets(config, sets)) fail_msg("%s", said.err);
+        assert_says(said.err, "other settings are not used, as no step is left: optim.lr: 0.002 -> 0.001\n");
+        for (int i = 0; i < MT_LEN(names); i++) {
+            stat_output(&after, config, names[i]);
+            if (after.st_ino != before[i].st_ino || memcmp(&after.st_mtim, &before[i].st_mtim, sizeof(after.st_mtim)))
+                fail_msg("%s changed", names[i]);
+        }
+        /* an evaluation alone does not change it either */
+        strcat(sets, " eval.max_batches=1");
+        if (process_run_sets(config, sets)) fail_msg("%s", said.err);
+        for (int i = 0; i < 5; i += 4) {
+            process_read(process_output(config, names[i]), text, sizeof(text));
+            assert_says(text, "\nlr = 0.002\n");
+            assert_says(text, "\nmax_batches = 1\n");
+        }
+        if (process_run_sets(config, strcat(sets, " train.steps=4"))) fail_msg("%s", said.err);
+        assert_says(said.err, "other settings from step 4 on: optim.lr: 0.002 -> 0.001, train.steps: 3 -> 4\n");
+    }
+}
+
 /* Earlier versions wrote a hash of few tensors, under another name. */
 static void older_hashes_are_not_compared(void **state)
 {
@@ -550,8 +595,8 @@ int test_resume(void)
         cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
         cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
         cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(best_of_later_steps_is_left),
-        cmocka_unit_test(another_run_is_archived),        cmocka_unit_test(finished_runs_load_nothing),
-        cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(another_run_is_archived),        cmocka_unit_test(finished_runs_keep_their_record),
+        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

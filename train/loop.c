@@ -24,6 +24,7 @@
 #include "train/opening.h"
 #include "train/packing_check.h"
 #include "train/peft.h"
+#include "train/record.h"
 #include "train/report/model_card.h"
 #include "train/report/profile.h"
 #include "train/resume.h"
@@ -59,6 +60,7 @@ struct training {
     struct eval_prompts samples;
     struct resume from;
     int64_t saved_step, saved_best; /* step and best_step of the newest checkpoint; saved_step -1: none */
+    struct config *settings;        /* run.cfg of a run without a step to make; otherwise NULL */
     struct lock lock;               /* of output.dir, held by rank 0 */
     bool warned;                    /* a warning about memory was printed */
     bool told_chunks;               /* a warning about more chunks was printed */
@@ -527,16 +529,24 @@ static void take_state(struct training *t, const struct train_state *found)
              (long long)t->state.step);
 }
 
-/* Whether the checkpoint is the end of this run: no step or evaluation is left, and adapter/ is of this checkpoint. The
- * adapter of a teacher can be compared only when it is loaded. */
+/* Whether the checkpoint is the end of this run: no step or evaluation is left, and adapter/ is of this checkpoint. */
 static bool at_the_end(const struct training *t)
 {
     const struct train_state *s = &t->from.state;
-    const struct config *cfg = t->run.cfg;
-    const char *dir;
     return t->from.found && (s->step >= t->schedule.total_steps || out_of_patience(t, s)) &&
            s->eval_hash == t->state.eval_hash && !evaluation_due(t, s) &&
-           config_teacher(cfg, &dir) != TEACHER_ADAPTER && checkpoint_is_saved(t->from.path, cfg->output.dir);
+           checkpoint_is_saved(t->from.path, t->run.cfg->output.dir);
+}
+
+/* A run without a step to make has the learning rate and steps of its checkpoint, whatever the command says: with them
+ * it trained. */
+static int take_settings(struct training *t, struct err *err)
+{
+    if (t->settings) return 0;
+    t->settings = mem_alloc(sizeof(*t->settings));
+    *t->settings = *t->run.cfg;
+    t->run.cfg = t->settings;
+    return resume_take_settings(&t->from, t->settings, err);
 }
 
 /* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
@@ -574,27 +584,6 @@ static int agree_on_start(struct training *t, struct err *err)
     return model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err) ? -1 : 0;
 }
 
-/* Writes config.ini, always with train.resume = auto: a run with this file then continues. With `never` it would
- * archive the run; with a path it would return to that checkpoint. */
-static int write_config(const struct config *cfg, struct err *err)
-{
-    struct config *again = mem_alloc(sizeof(*again));
-    *again = *cfg;
-    snprintf(again->train.resume, sizeof(again->train.resume), "auto");
-    char *settings = config_dump(again);
-    const int64_t cap = (int64_t)strlen(settings) + MT_PATH + 128;
-    char *text = mem_alloc(cap);
-    if (strcmp(cfg->train.resume, "auto"))
-        snprintf(text, (size_t)cap, "# this run had train.resume = %s; with auto, this file continues the run\n",
-                 cfg->train.resume);
-    strcat(text, settings);
-    const int rc = file_write_atomic(out_path(cfg, "config.ini").s, text, (int64_t)strlen(text), err);
-    mem_free(text);
-    mem_free(settings);
-    mem_free(again);
-    return rc;
-}
-
 static void set_optimizer(struct training *t)
 {
     const struct config *cfg = t->run.cfg;
@@ -630,10 +619,9 @@ static int take_output(struct training *t, struct err *err)
 static struct metrics_end metrics_end_of(const struct training *t)
 {
     const struct train_state *found = &t->from.state, *now = &t->state;
-    const bool other_data = found->eval_hash != now->eval_hash;
+    const bool again = !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step;
     return (struct metrics_end){.step = found->step,
-                                .evaluated =
-                                    found->eval_step == found->step && (other_data || now->eval_step == found->step),
+                                .evaluated = found->eval_step == found->step && !again,
                                 .held_out = found->eval_hash,
                                 .complete = t->complete};
 }
@@ -643,7 +631,7 @@ static int open_metrics(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     const struct metrics_end end = metrics_end_of(t), *from = t->from.found ? &end : NULL;
     const int64_t first_step = from && (end.step || end.evaluated) ? end.step + 1 : 0;
-    if (write_config(cfg, err) || metrics_open(&t->metrics, cfg->output.dir, from, err) ||
+    if (metrics_open(&t->metrics, cfg->output.dir, from, err) ||
         (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
         return -1;
     metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
@@ -657,19 +645,33 @@ static int open_metrics(struct training *t, struct err *err)
     return 0;
 }
 
-/* Sets t->complete, for which the weights are compared but not loaded. A run to more steps that was killed before its
- * next checkpoint has left its lines in metrics.jsonl and its settings in config.ini. */
-static int check_complete(struct training *t, struct err *err)
+/* Opens the files that say what this run does. Where nothing is left to do they are complete, unless a run to more
+ * steps was killed before its first checkpoint. */
+static int open_record(struct training *t, struct err *err)
 {
+    const struct config *cfg = t->run.cfg;
+    if (!(t->complete && record_config_is_of(cfg, &t->from)) && record_config(cfg, err)) return -1;
+    if (!t->complete || !file_exists(out_path(cfg, "metrics.jsonl").s)) return open_metrics(t, err);
+    const struct metrics_end end = metrics_end_of(t);
+    return metrics_cut(cfg->output.dir, &end, err);
+}
+
+/* Sets t->complete when nothing is left to do; the files of the run then stay as they are. Before the model is loaded
+ * the fingerprint of its weights is compared; that of a teacher's adapter needs the model. */
+static int check_complete(struct training *t, bool loaded, struct err *err)
+{
+    const char *dir;
     uint64_t fingerprint, base;
+    if (!loaded && config_teacher(t->run.cfg, &dir) == TEACHER_ADAPTER) return 0;
     if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (run_fingerprint(&t->run, &fingerprint, &base, err) ||
-        resume_check_model(&t->from, t->run.cfg, fingerprint, err))
+    if (!loaded && (run_fingerprint(&t->run, &fingerprint, &base, err) ||
+                    resume_check_model(&t->from, t->run.cfg, fingerprint, err)))
         return -1;
     t->state = t->from.state;
-    if (!t->from.elsewhere && leave_later(t, err)) return -1;
     t->complete = true;
-    return (is_first(t) && open_metrics(t, err)) || report(t, err) ? -1 : 0;
+    if (take_settings(t, err) || (!t->from.elsewhere && leave_later(t, err))) return -1;
+    if (is_first(t) && open_record(t, err)) return -1;
+    return is_first(t) && record_report_is_old(t->run.cfg) ? report(t, err) : 0;
 }
 
 static int training_open(struct training *t, const struct config *cfg, struct comm *all, const struct loop_hook *hook,
@@ -679,16 +681,18 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     *t = (struct training){.saved_step = -1};
     if (run_check_ranks(all->world, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
-        run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, err))
+        run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, false, err))
         return -1;
     if (is_first(t) && hook) hook->opened(hook->user, &t->run.arch, &t->run.st, t->complete);
     if (t->complete) return 0;
+    if (t->from.found && t->from.state.step >= t->schedule.total_steps && take_settings(t, err)) return -1;
     if (eval_prompts_open(&t->samples, &t->run, err) ||
         profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
     set_optimizer(t);
-    if (restore(t, err) || agree_on_start(t, err)) return -1;
+    if (restore(t, err) || agree_on_start(t, err) || check_complete(t, true, err)) return -1;
+    if (t->complete) return 0;
     t->run.model.adapters.base = t->run.model.weights.base;
     const bool same_run = t->from.found && !t->from.elsewhere;
     if (same_run ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
@@ -696,7 +700,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps, t->run.par.all->rank, t->run.par.all->world);
-    return is_first(t) ? open_metrics(t, err) : 0;
+    return is_first(t) ? open_record(t, err) : 0;
 }
 
 static void training_close(struct training *t)
@@ -706,6 +710,7 @@ static void training_close(struct training *t)
     eval_prompts_close(&t->samples);
     run_close(&t->run);
     resume_free(&t->from);
+    mem_free(t->settings);
     lock_release(&t->lock);
 }
 

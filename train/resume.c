@@ -183,21 +183,32 @@ static int check_known(const struct resume *r, const struct config *cfg, struct 
     return 0;
 }
 
-/* The settings of the checkpoint that determine the learning rate. */
-static int saved_schedule(const struct resume *r, const struct config *cfg, struct schedule *out, struct err *err)
+bool resume_has_settings(const struct resume *r, const struct config *cfg)
 {
-    struct config *saved = mem_alloc(sizeof(*saved));
+    return !compare(r, cfg, CONFIG_NEXT, "", false).n;
+}
+
+int resume_take_settings(const struct resume *r, struct config *cfg, struct err *err)
+{
     struct config_value *v = mem_alloc(sizeof(*v));
     const char *text;
     const struct json settings = json_find(json_root(r->doc), "settings");
     int rc = 0;
-    config_defaults(saved);
     for (int64_t i = 0; !rc && config_value(cfg, i, v); i++)
         if (v->effect == CONFIG_NEXT && json_has(settings, v->name))
-            rc = json_get_str(settings, v->name, &text, err) || config_set_key(saved, v->name, text, r->path, err) ? -1
-                                                                                                                   : 0;
-    if (!rc) *out = resume_schedule(saved, r->state.total_steps);
+            rc = json_get_str(settings, v->name, &text, err) || config_set_key(cfg, v->name, text, r->path, err) ? -1
+                                                                                                                 : 0;
     mem_free(v);
+    return rc;
+}
+
+/* The learning rate of the checkpoint's run. */
+static int saved_schedule(const struct resume *r, struct schedule *out, struct err *err)
+{
+    struct config *saved = mem_alloc(sizeof(*saved));
+    config_defaults(saved);
+    const int rc = resume_take_settings(r, saved, err);
+    if (!rc) *out = resume_schedule(saved, r->state.total_steps);
     mem_free(saved);
     return rc;
 }
@@ -364,7 +375,7 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
                        "train.resume = never",
                        r->path);
     }
-    return check_state(r, run, err) || saved_schedule(r, run->cfg, &unused, err) ? -1 : 0;
+    return check_state(r, run, err) || saved_schedule(r, &unused, err) ? -1 : 0;
 }
 
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint, struct err *err)
@@ -393,12 +404,13 @@ void resume_tell(const struct resume *r, const struct resume_run *run)
     struct schedule before;
     struct err err;
     const int64_t next = r->state.step + 1;
+    const bool complete = next > run->schedule.total_steps;
     log_info("continuing after step %" PRId64 " of %" PRId64 " from %s", r->state.step, run->schedule.total_steps,
              r->path);
-    if (next > run->schedule.total_steps)
-        log_info("this run is complete: to train longer, raise train.steps or train.epochs");
-    if (c.n) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
-    if (next > run->schedule.total_steps || saved_schedule(r, run->cfg, &before, &err)) return;
+    if (complete) log_info("this run is complete: to train longer, raise train.steps or train.epochs");
+    if (c.n && complete) log_info("other settings are not used, as no step is left: %s", changes_text(&c));
+    if (c.n && !complete) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
+    if (complete || saved_schedule(r, &before, &err)) return;
     const double old = schedule_lr(&before, next), new = schedule_lr(&run->schedule, next);
     char was[32] = ", as before";
     if (old < new || old > new) snprintf(was, sizeof(was), " instead of %.3g", old);

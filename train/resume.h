@@ -33,6 +33,10 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
  * wrote the checkpoint, whose hash is not comparable. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
                        struct err *err) MT_CHECK;
+/* CONFIG_NEXT options, which determine the steps of a run that may continue with others: whether cfg has those of the
+ * checkpoint; sets them. */
+bool resume_has_settings(const struct resume *r, const struct config *cfg);
+int resume_take_settings(const struct resume *r, struct config *cfg, struct err *err) MT_CHECK;
 /* Logs the step that the run continues from and the changed settings. */
 void resume_tell(const struct resume *r, const struct resume_run *run);
 void resume_free(struct resume *r);
