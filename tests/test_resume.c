@@ -214,7 +214,12 @@ static void steps_and_rates_may_change(void **state)
                      0);
     assert_says(said.err, ", as before\n");
     assert_int_equal(RUN(config, "--set", "train.steps=3"), 1);
-    assert_says(said.err, "is past the end of this run, which has 3 steps");
+    assert_says(said.err, "is past the end of this run, which has 3 steps: raise train.steps, or start anew");
+    const char *by_epochs = process_trained("train.steps=0 train.epochs=0.5");
+    assert_int_equal(process_run_sets(by_epochs, "train.steps=0 train.epochs=0.5"), 0);
+    assert_says(said.err, "this run is complete: to train longer, raise train.epochs\n");
+    assert_int_equal(process_run_sets(by_epochs, "train.steps=0 train.epochs=0.1"), 1);
+    assert_says(said.err, " steps: raise train.epochs, or start anew");
 }
 
 static void changed_mathematics_is_refused(void **state)

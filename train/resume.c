@@ -273,6 +273,9 @@ struct bound {
     int64_t value, low, high;
 };
 
+/* The option that gives a run more steps. */
+static const char *more_steps(const struct config *cfg) { return cfg->train.steps ? "train.steps" : "train.epochs"; }
+
 static int bad_state(const struct resume *r, struct err *err, const char *name, const char *value, const char *why)
 {
     return err_set(err,
@@ -341,9 +344,8 @@ static int check_state(const struct resume *r, const struct resume_run *run, str
     if (s->step > run->schedule.total_steps)
         return err_set(err,
                        "%s: step = %" PRId64 " is past the end of this run, which has %" PRId64
-                       " steps: raise train.steps or train.epochs, or start anew with another output.dir or "
-                       "train.resume = never",
-                       r->path, s->step, run->schedule.total_steps);
+                       " steps: raise %s, or start anew with another output.dir or train.resume = never",
+                       r->path, s->step, run->schedule.total_steps, more_steps(cfg));
     const int64_t n_batch = s->step * cfg->train.grad_accum;
     const struct bound bounds[] = {
         {"n_nonfinite", s->n_nonfinite, 0, s->step},
@@ -407,7 +409,7 @@ void resume_tell(const struct resume *r, const struct resume_run *run)
     const bool complete = next > run->schedule.total_steps;
     log_info("continuing after step %" PRId64 " of %" PRId64 " from %s", r->state.step, run->schedule.total_steps,
              r->path);
-    if (complete) log_info("this run is complete: to train longer, raise train.steps or train.epochs");
+    if (complete) log_info("this run is complete: to train longer, raise %s", more_steps(run->cfg));
     if (c.n && complete) log_info("other settings are not used, as no step is left: %s", changes_text(&c));
     if (c.n && !complete) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
     if (complete || saved_schedule(r, &before, &err)) return;
