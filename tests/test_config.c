@@ -492,6 +492,10 @@ static void set_overrides_in_order(void **state)
     set(&c, "output.dir=b.c=d");
     assert_true(c.optim.lr == 5e-5);
     assert_string_equal(c.output.dir, "b.c=d");
+    set(&c, "output.dir=/tmp/x//");
+    assert_string_equal(c.output.dir, "/tmp/x");
+    set(&c, "output.dir=//");
+    assert_string_equal(c.output.dir, "/");
     refuse_set("optim.lr", "--set optim.lr: expected --set section.key=value");
     refuse_set("lr=3", "--set lr=3: expected --set section.key=value; did you mean optim.lr?");
     refuse_set(" lr = 3.5", "--set  lr = 3.5: expected --set section.key=value; did you mean optim.lr?");
