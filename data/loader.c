@@ -119,14 +119,23 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
 
 /* ---- the plan of an epoch */
 
+/* The documents of an epoch in their order, and the pack of each; returns the number of packs. The caller frees both.
+ */
+static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs, int64_t **pack_of)
+{
+    const struct dataset *ds = l->ds;
+    const uint64_t key = rng_u64(rng_key(l->opt.seed, "order of documents"), (uint64_t)epoch);
+    *docs = order_make(ds->n_docs, l->opt.shuffle, key);
+    *pack_of = order_make(ds->n_docs, false, 0);
+    return l->opt.packing ? pack_documents(*pack_of, ds, *docs, l->opt.seq_len) : ds->n_docs;
+}
+
 static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
 {
     const struct dataset *ds = l->ds;
     bool shuffle = l->opt.shuffle;
     uint64_t e = (uint64_t)epoch;
-    int64_t *docs = order_make(ds->n_docs, shuffle, rng_u64(rng_key(l->opt.seed, "order of documents"), e));
-    int64_t *pack_of = order_make(ds->n_docs, false, 0);
-    int64_t n = l->opt.packing ? pack_documents(pack_of, ds, docs, l->opt.seq_len) : ds->n_docs;
+    int64_t *docs, *pack_of, n = epoch_packs(l, epoch, &docs, &pack_of);
     /* Without packing, the order of documents is the order of packs. */
     int64_t *place = order_make(n, shuffle && l->opt.packing, rng_u64(rng_key(l->opt.seed, "order of packs"), e));
 
@@ -155,9 +164,9 @@ static void plan_free(struct plan *plan)
     *plan = (struct plan){0};
 }
 
-static int64_t plan_batches(const struct plan *plan, int64_t micro_batch)
+static int64_t batches_of(int64_t n_packs, int64_t micro_batch)
 {
-    return plan->n_packs / micro_batch + (plan->n_packs % micro_batch != 0);
+    return n_packs / micro_batch + (n_packs % micro_batch != 0);
 }
 
 /* ---- batches */
@@ -221,7 +230,7 @@ static void *produce(void *arg)
     struct plan plan;
     plan_make(&plan, l, pos.epoch);
     for (bool stop = false; !stop;) {
-        if (pos.index >= plan_batches(&plan, l->opt.micro_batch)) {
+        if (pos.index >= batches_of(plan.n_packs, l->opt.micro_batch)) {
             pos = (struct loader_pos){.epoch = plan.epoch + 1};
             plan_free(&plan);
             plan_make(&plan, l, pos.epoch);
@@ -230,7 +239,7 @@ static void *produce(void *arg)
         batch_make(&batch, l, &plan, pos.index);
         pos.index++;
         struct loader_pos after = pos;
-        if (after.index == plan_batches(&plan, l->opt.micro_batch))
+        if (after.index == batches_of(plan.n_packs, l->opt.micro_batch))
             after = (struct loader_pos){.epoch = plan.epoch + 1};
 
         pthread_mutex_lock(&l->lock);
@@ -267,11 +276,25 @@ struct loader *loader_open(const struct dataset *ds, const struct loader_options
 
 int64_t loader_epoch_batches(const struct loader *l, int64_t epoch)
 {
-    struct plan plan;
-    plan_make(&plan, l, epoch);
-    int64_t n = plan_batches(&plan, l->opt.micro_batch);
-    plan_free(&plan);
-    return n;
+    int64_t *docs, *pack_of;
+    const int64_t n = epoch_packs(l, epoch, &docs, &pack_of);
+    mem_free(docs);
+    mem_free(pack_of);
+    return batches_of(n, l->opt.micro_batch);
+}
+
+bool loader_epochs_are_equal(const struct loader *l)
+{
+    int64_t least = INT64_MAX, second = INT64_MAX, most = 0, total = 0;
+    for (int64_t d = 0; d < l->ds->n_docs; d++) {
+        const int64_t n = doc_size(l->ds, d);
+        second = MT_MIN(second, MT_MAX(least, n));
+        least = MT_MIN(least, n);
+        most = MT_MAX(most, n);
+        total += n;
+    }
+    const bool one_size = least == most, one_pack = total <= l->opt.seq_len, no_pair = second > l->opt.seq_len - least;
+    return !l->opt.packing || !l->opt.shuffle || one_size || one_pack || no_pair;
 }
 
 void loader_next(struct loader *l, struct batch *b, struct loader_pos *pos)

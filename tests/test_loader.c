@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/loader.h"
+#include "train/epochs.h"
 
 #define DOCS    101
 #define SEQ_LEN 64
@@ -295,6 +296,56 @@ static void packs_stay_shuffled(void **state)
     dataset_free(&ds);
 }
 
+/* Documents of these sizes, repeated. */
+static void sized_dataset(struct dataset *ds, int64_t n_docs, const int64_t *sizes, int64_t n)
+{
+    *ds = (struct dataset){.n_docs = n_docs, .doc_off = mem_array(n_docs + 1, sizeof(*ds->doc_off))};
+    for (int64_t d = 0; d < n_docs; d++) ds->doc_off[d + 1] = ds->doc_off[d] + sizes[d % n];
+    ds->n_tokens = ds->doc_off[n_docs];
+    ds->ids = mem_array(ds->n_tokens, sizeof(*ds->ids));
+    ds->mask = mem_array(ds->n_tokens, 1);
+}
+
+/* A million epochs are counted from one where all are equal; others are packed one by one. */
+static void steps_of_epochs(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t n_docs, sizes[3], n;
+        bool packing, shuffle, equal;
+    } rows[] = {
+        {101, {20, 30, 40}, 3, true, true, false}, /* packs depend on the order */
+        {101, {20, 30, 40}, 3, true, false, true}, {101, {20, 30, 40}, 3, false, true, true},
+        {101, {7, 7, 7}, 3, true, true, true},     {101, {33, 32, 64}, 3, true, true, false},
+        {101, {33, 40, 64}, 3, true, true, true},  {3, {20, 30, 14}, 3, true, true, true},
+        {4, {20, 30, 14}, 3, true, true, false},   {2, {1, 63, 0}, 2, true, true, true},
+        {2, {2, 63, 0}, 2, true, true, true},      {1, {64, 0, 0}, 1, true, true, true},
+    };
+    struct config cfg;
+    config_defaults(&cfg);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const struct loader_options opt = options(rows[i].packing, rows[i].shuffle, 2);
+        struct dataset ds;
+        sized_dataset(&ds, rows[i].n_docs, rows[i].sizes, rows[i].n);
+        struct loader *l = loader_open(&ds, &opt, (struct loader_pos){0});
+        const int64_t first = loader_epoch_batches(l, 0), whole = rows[i].equal ? 1000000 : 20;
+        int64_t sum = rows[i].equal ? first * (whole - 20) : 0;
+        assert_int_equal(loader_epochs_are_equal(l), rows[i].equal);
+        for (int64_t e = 0; e < 20; e++) {
+            sum += loader_epoch_batches(l, e);
+            if (rows[i].equal) assert_int_equal(loader_epoch_batches(l, e), first);
+        }
+        cfg.train.epochs = (double)whole;
+        cfg.train.grad_accum = 3;
+        assert_int_equal(epochs_steps(&cfg, l, false), (sum + 2) / 3);
+        cfg.train.epochs += 0.5;
+        sum += (loader_epoch_batches(l, whole) + 1) / 2;
+        assert_int_equal(epochs_steps(&cfg, l, false), (sum + 2) / 3);
+        loader_close(l);
+        dataset_free(&ds);
+    }
+}
+
 /* Closes the loader at once, after some batches, with a full ring buffer and a partly filled one. */
 static void close_at_any_time(void **state)
 {
@@ -326,6 +377,7 @@ int test_loader(void)
         cmocka_unit_test(order_follows_seed_and_epoch),
         cmocka_unit_test(packs_are_full),
         cmocka_unit_test(packs_stay_shuffled),
+        cmocka_unit_test(steps_of_epochs),
         cmocka_unit_test(close_at_any_time),
     };
     return cmocka_run_group_tests_name("loader", tests, NULL, NULL);

@@ -18,6 +18,7 @@
 #include "train/atomic_dir.h"
 #include "train/best.h"
 #include "train/calibrate.h"
+#include "train/epochs.h"
 #include "train/inputs.h"
 #include "train/lock.h"
 #include "train/loss_warnings.h"
@@ -428,24 +429,6 @@ static int steps(struct training *t, struct err *err)
 
 /* ---- opening */
 
-static struct schedule make_schedule(const struct config *cfg, const struct loader *l, bool warn)
-{
-    const int64_t accum = cfg->train.grad_accum;
-    int64_t total = cfg->train.steps, batches = 0;
-    if (!total) {
-        const double whole = floor(cfg->train.epochs);
-        for (int64_t e = 0; e < (int64_t)whole; e++) batches += loader_epoch_batches(l, e);
-        batches += (int64_t)ceil((cfg->train.epochs - whole) * (double)loader_epoch_batches(l, (int64_t)whole));
-        total = MT_MAX((batches + accum - 1) / accum, 1);
-        if (warn && 4 * total * accum > 5 * batches)
-            log_warn("train.epochs = %g is %lld micro-batch%s, and a step takes train.grad_accum = %lld: the last step "
-                     "repeats data (%lld micro-batches in all); lower train.grad_accum",
-                     cfg->train.epochs, (long long)batches, batches == 1 ? "" : "es", (long long)accum,
-                     (long long)(total * accum));
-    }
-    return resume_schedule(cfg, total);
-}
-
 /* Archives outputs of another run, so that they are not mixed with this run's: with train.resume = never, or that of a
  * checkpoint elsewhere, all; with auto those of a run that ended before its first checkpoint. */
 static int keep_earlier_run(const struct config *cfg, struct err *err)
@@ -489,7 +472,7 @@ static int prepare(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
-    t->schedule = make_schedule(cfg, counting, is_first(t));
+    t->schedule = resume_schedule(cfg, epochs_steps(cfg, counting, is_first(t)));
     if (config_quantises(cfg) && cfg->quant.start >= t->schedule.total_steps) {
         loader_close(counting);
         return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
