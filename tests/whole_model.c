@@ -146,7 +146,10 @@ static void check_host(struct run *r, double loss, const double *g)
     struct err err;
     bool in_host[MT_MAX_LAYERS];
     for (int64_t l = 0; l < n; l++) in_host[l] = true;
-    if (device_reserve_host(&r->dev, OFFLOAD_KINDS * n * bytes, &err)) fail_msg("%s", err.msg);
+    r->dev.ops->free(r->dev.work.base); /* it has no room for the regions */
+    if (device_reserve(&r->dev, &r->dev.work, "work", 64 << 20, &err) ||
+        device_reserve_host(&r->dev, OFFLOAD_KINDS * n * bytes, &err))
+        fail_msg("%s", err.msg);
     for (enum offload_kind k = 0; k < OFFLOAD_KINDS; k++) {
         struct offload *o = &r->model.acts.offload[k];
         offload_close(o);
