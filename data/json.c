@@ -105,9 +105,31 @@ struct json_doc *json_parse(const char *text, int64_t size, const char *name, st
     return parse(text, size, JSON_VALUES, name, err);
 }
 
-/* Whether neither int64 nor double holds a number of n characters. */
+/* -0.5e+3 */
+static bool is_number(const char *s, size_t n)
+{
+    static const char digits[] = "0123456789";
+    const char *end = s + n;
+    s += *s == '-';
+    size_t run = strspn(s, digits);
+    if (!run || (*s == '0' && run > 1)) return false;
+    s += run;
+    if (*s == '.') {
+        if (!(run = strspn(s + 1, digits))) return false;
+        s += 1 + run;
+    }
+    if (*s == 'e' || *s == 'E') {
+        s += 1 + (s[1] == '-' || s[1] == '+');
+        if (!(run = strspn(s, digits))) return false;
+        s += run;
+    }
+    return s == end;
+}
+
+/* Whether n characters are a number that neither int64 nor double holds. */
 static bool is_out_of_range(const char *number, size_t n)
 {
+    if (!is_number(number, n)) return false;
     if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n)) return isinf(strtod(number, NULL));
     errno = 0;
     (void)strtoll(number, NULL, 10);

@@ -180,19 +180,21 @@ static int put_message(struct row_reader *r, const char *role, struct json conte
     return put_key(t, "content", content, err) ? -1 : end_message(t, turn, err);
 }
 
-/* Ends the row, with `keys` beside the messages, and reads it as messages. */
+/* Ends the row, with `keys` beside the messages, and reads it as messages. row may be of the document that this
+ * replaces (read_keys). */
 static int read_with_keys(struct row_reader *r, struct json row, const struct text_buf *keys, struct err *err)
 {
     struct text_buf *t = &r->joined;
+    struct json_doc *before = r->rewritten;
+    struct err why;
     text_put(t, "]");
     if (keys->size) text_put_bytes(t, keys->text, keys->size);
     text_put(t, "}");
-    json_free(r->rewritten);
     r->rewritten = json_parse(t->text, t->size, "as messages", err);
-    struct err why;
-    if (!r->rewritten) return -1;
-    if (!read_messages(r, json_root(r->rewritten), &why)) return 0;
-    return json_error(row, err, "%s", why.msg);
+    int rc = r->rewritten ? 0 : -1;
+    if (!rc && read_messages(r, json_root(r->rewritten), &why)) rc = json_error(row, err, "%s", why.msg);
+    json_free(before);
+    return rc;
 }
 
 /* Ends the row, with the tools of `row`, and reads it as messages. */
@@ -412,14 +414,16 @@ int row_columns_check(const char *columns, struct err *err)
 
 static int read_row(struct row_reader *r, struct json row, struct err *err);
 
-/* Reads the object of `keys`, which begin with a comma. */
-static int read_keys(struct row_reader *r, struct text_buf *keys, struct err *err)
+/* Reads the object of `keys`, which begin with a comma, in the place of `row`. */
+static int read_keys(struct row_reader *r, struct json row, struct text_buf *keys, struct err *err)
 {
+    struct err why;
     text_put(keys, "}");
     keys->text[0] = '{';
     json_free(r->rewritten);
     r->rewritten = json_parse(keys->text, keys->size, "data.columns", err);
-    return r->rewritten ? read_row(r, json_root(r->rewritten), err) : -1;
+    if (!r->rewritten) return -1;
+    return read_row(r, json_root(r->rewritten), &why) ? json_error(row, err, "%s", why.msg) : 0;
 }
 
 /* Rewrites the row: as messages when the columns are roles, else with the given keys. */
@@ -445,7 +449,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     }
     const struct json own = json_find(row, "tools");
     if (!rc && messages && !tools && json_type(own) != JSON_ABSENT) rc = put_key(&keys, "tools", own, err);
-    if (!rc) rc = messages ? read_with_keys(r, row, &keys, err) : read_keys(r, &keys, err);
+    if (!rc) rc = messages ? read_with_keys(r, row, &keys, err) : read_keys(r, row, &keys, err);
     text_free(&keys);
     return rc;
 }

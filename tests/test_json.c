@@ -77,7 +77,10 @@ static void numbers_of_rows(void **state)
     (void)state;
     static const char *const good[] = {"18446744073709551615", "-9223372036854775809", "1e999", " -1.5E+400 ",
                                        "123456789012345678901234567890"};
-    static const char *const bad[] = {"[1e999]", "{\"b\": 9223372036854775808}", "1e999 x", "1e999, \"a\": 1"};
+    static const char *const bad[] = {
+        "[1e999]",  "{\"b\": 9223372036854775808}", "1e999 x", "1e999, \"a\": 1",         "+99999999999999999999",
+        "1e400e5",  "99999999999999999999-1",       "1.e400",  "00099999999999999999999", "-",
+        ".1e999999"};
     struct err err;
     char text[128];
     for (int i = 0; i < MT_LEN(good); i++) {
