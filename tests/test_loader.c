@@ -341,6 +341,9 @@ static void steps_of_epochs(void **state)
         cfg.train.epochs += 0.5;
         sum += (loader_epoch_batches(l, whole) + 1) / 2;
         assert_int_equal(epochs_steps(&cfg, l, false), (sum + 2) / 3);
+        cfg.train.grad_accum = 1;
+        cfg.train.epochs = 1.1; /* binary: a little more */
+        assert_int_equal(epochs_steps(&cfg, l, false), first + (loader_epoch_batches(l, 1) + 9) / 10);
         loader_close(l);
         dataset_free(&ds);
     }

@@ -33,7 +33,8 @@ int64_t epochs_steps(const struct config *cfg, const struct loader *l, bool tell
     if (cfg->train.steps) return cfg->train.steps;
     const double whole = floor(cfg->train.epochs), part = cfg->train.epochs - whole;
     int64_t batches = count_batches(cfg, l, (int64_t)whole, tell);
-    if (part > 0) batches += (int64_t)ceil(part * (double)loader_epoch_batches(l, (int64_t)whole));
+    if (part > 0) /* 1.1 - 1 is a little more than 0.1 */
+        batches += (int64_t)ceil(part * (double)loader_epoch_batches(l, (int64_t)whole) - 1e-6);
     const int64_t total = MT_MAX((batches + accum - 1) / accum, 1);
     if (tell && 4 * total * accum > 5 * batches)
         log_warn("train.epochs = %g is %lld micro-batch%s, and a step takes train.grad_accum = %lld: the last step "
