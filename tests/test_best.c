@@ -185,6 +185,19 @@ static void a_continued_run_has_its_own_best(void **state)
     assert_says(said.err, text);
 }
 
+/* A finished run keeps its best/ when it is started once without held-out data. */
+static void nothing_to_evaluate(void **state)
+{
+    (void)state;
+    const char *config = process_trained(BETTER "optim.lr=1e-1 train.steps=3");
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+    if (process_run_sets(config, BETTER "optim.lr=1e-1 train.steps=3 eval.every=0 eval.at_end=no data.eval="))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "this run is complete");
+    if (process_run_sets(config, BETTER "optim.lr=0 train.steps=4")) fail_msg("%s", said.err);
+    assert_int_equal(peft_step(process_output(config, "best")), 3);
+}
+
 /* Checkpoints 3, 4 and 5 name the best/ of step 3; it is in the newest of them. */
 static void the_best_is_in_the_newest_checkpoint(void **state)
 {
@@ -212,9 +225,13 @@ static void the_best_is_in_the_newest_checkpoint(void **state)
 int test_best(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(best_is_never_worse_than_the_start),   cmocka_unit_test(patience_ends_a_run),
-        cmocka_unit_test(best_ignores_losses_of_other_data),    cmocka_unit_test(a_loss_that_is_not_finite),
-        cmocka_unit_test(held_out_rows_of_another_form),        cmocka_unit_test(a_continued_run_has_its_own_best),
+        cmocka_unit_test(best_is_never_worse_than_the_start),
+        cmocka_unit_test(patience_ends_a_run),
+        cmocka_unit_test(best_ignores_losses_of_other_data),
+        cmocka_unit_test(a_loss_that_is_not_finite),
+        cmocka_unit_test(held_out_rows_of_another_form),
+        cmocka_unit_test(a_continued_run_has_its_own_best),
+        cmocka_unit_test(nothing_to_evaluate),
         cmocka_unit_test(the_best_is_in_the_newest_checkpoint),
     };
     return cmocka_run_group_tests_name("best", tests, NULL, NULL);

@@ -436,8 +436,10 @@ static void best_of_later_steps_is_left(void **state)
     struct err err;
     if (file_remove_tree(process_output(config, "best"), &err)) fail_msg("%s", err.msg);
     if (process_run_sets(config, "train.steps=7 eval.every=0")) fail_msg("%s", said.err);
-    assert_says(said.err, "/best: the lowest held-out loss, ");
+    assert_says(said.err, "the best adapter, of step 5, is gone: the next evaluation writes best/ again");
     assert_null(strstr(said.err, "to use the best one"));
+    if (process_run_sets(config, "train.steps=8 eval.at_end=yes")) fail_msg("%s", said.err);
+    assert_int_equal(peft_step(process_output(config, "best")), 8);
 }
 
 /* A run that continues a checkpoint of another output.dir archives the run that its own has. */

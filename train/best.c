@@ -1,14 +1,15 @@
 /* best.c - best/ and the checkpoints: a run that continues from a checkpoint has the best/ of that checkpoint.
  *
- * best/ changes at evaluations, checkpoints are written at other steps. When a new best/ replaces the one that the
- * newest checkpoint names, the old one moves into the checkpoint, by one rename. A run that continues from there moves
- * it back, and the best/ of later steps to an archive. The steps of the adapters (moetrain_step) tell them apart. */
+ * best/ changes at evaluations, checkpoints are written at other steps. Before a new best/ replaces the one that the
+ * newest checkpoint names, the checkpoint gets hard links to its files. A run that continues from there moves them
+ * back, and the best/ of later steps to an archive. The steps of the adapters (moetrain_step) tell them apart. */
 #include "train/best.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/file.h"
 #include "train/archive.h"
@@ -27,15 +28,41 @@ static int move(const char *from, const char *to, struct err *err)
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
+/* Hard links in the directory `to`, new or not at all, to the files of `from`. */
+static int link_files(const char *from, const char *to, struct err *err)
+{
+    char tmp[MT_PATH], a[MT_PATH], b[MT_PATH], **names;
+    int64_t n;
+    if (file_list(from, &names, &n, err)) return -1;
+    int rc = atomic_dir_begin(to, tmp, err);
+    for (int64_t i = 0; i < n && !rc; i++) {
+        rc = join(a, from, names[i], err) || join(b, tmp, names[i], err) ? -1 : link(a, b);
+        if (rc && a[0]) rc = err_set(err, "cannot link %s to %s: %s", b, a, strerror(errno));
+    }
+    if (!rc) rc = atomic_dir_commit(tmp, to, err);
+    file_list_free(names, n);
+    return rc;
+}
+
+/* Into the checkpoint of saved_step. A file system without hard links, another one, or a protected checkpoint is only
+ * a warning: the run that continues from there searches for its best adapter again. */
+static void keep(const char *best, const char *dir, int64_t saved_step)
+{
+    char checkpoint[MT_PATH], kept[MT_PATH];
+    struct err err;
+    if (checkpoint_path(checkpoint, dir, saved_step, &err) || join(kept, checkpoint, BEST, &err) ||
+        !file_is_dir(checkpoint) || file_exists(kept))
+        return;
+    if (link_files(best, kept, &err))
+        log_warn("%s: a run that continues from step %lld will search for the best adapter again", err.msg,
+                 (long long)saved_step);
+}
+
 int best_replace(const char *dir, int64_t saved_step, int64_t saved_best, struct err *err)
 {
-    char new[MT_PATH], best[MT_PATH], checkpoint[MT_PATH], kept[MT_PATH];
+    char new[MT_PATH], best[MT_PATH];
     if (join(new, dir, BEST_NEW, err) || join(best, dir, BEST, err)) return -1;
-    if (saved_step >= 0 && saved_best > 0 && peft_step(best) == saved_best) {
-        if (checkpoint_path(checkpoint, dir, saved_step, err) || join(kept, checkpoint, BEST, err)) return -1;
-        if (file_is_dir(checkpoint) && !file_exists(kept) && (move(best, kept, err) || file_sync_dir(checkpoint, err)))
-            return -1;
-    }
+    if (saved_step >= 0 && saved_best > 0 && peft_step(best) == saved_best) keep(best, dir, saved_step);
     return atomic_dir_commit(new, best, err);
 }
 
@@ -66,12 +93,13 @@ void best_find(struct best_found *b, const char *dir, const struct train_state *
     *b = (struct best_found){.later = false};
     if (join(best, dir, BEST, NULL)) return;
     b->later = is_later(peft_step(best), s);
-    if (b->later || !file_is_dir(best)) find_kept(b->kept, dir, s);
+    b->missing = !file_is_dir(best);
+    if (b->later || b->missing) find_kept(b->kept, dir, s);
 }
 
 bool best_is_lost(const struct best_found *b, const struct train_state *s)
 {
-    return b->later && s->best_step > 0 && !b->kept[0];
+    return (b->later || b->missing) && s->best_step > 0 && !b->kept[0];
 }
 
 int best_restore(const struct best_found *b, const char *dir, const struct train_state *s, bool checkpoints,

@@ -453,7 +453,12 @@ static int leave_later(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     struct best_found best = {.later = false};
     if (is_first(t)) best_find(&best, cfg->output.dir, &t->from.state);
-    if (comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) forget_best(&t->state);
+    if (comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) {
+        forget_best(&t->state);
+        if (is_first(t))
+            log_info("the best adapter, of step %lld, is gone: the next evaluation writes best/ again",
+                     (long long)t->from.state.best_step);
+    }
     t->saved_step = t->from.state.step;
     t->saved_best = t->from.state.best_step;
     const bool named = strcmp(cfg->train.resume, "auto") != 0;
@@ -504,7 +509,7 @@ static void take_state(struct training *t, const struct train_state *found)
     t->state = *found;
     t->state.total_steps = fresh.total_steps;
     t->state.model_hash = fresh.model_hash;
-    if (found->eval_hash == fresh.eval_hash) return;
+    if (found->eval_hash == fresh.eval_hash || !t->run.eval.n_docs) return;
     t->state.eval_hash = fresh.eval_hash;
     forget_best(&t->state);
     log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
@@ -517,7 +522,7 @@ static bool at_the_end(const struct training *t)
 {
     const struct train_state *s = &t->from.state;
     return t->from.found && (s->step >= t->schedule.total_steps || out_of_patience(t, s)) &&
-           s->eval_hash == t->state.eval_hash && !evaluation_due(t, s) &&
+           (s->eval_hash == t->state.eval_hash || !t->run.eval.n_docs) && !evaluation_due(t, s) &&
            checkpoint_is_saved(t->from.path, t->run.cfg->output.dir);
 }
 
@@ -602,7 +607,8 @@ static int take_output(struct training *t, struct err *err)
 static struct metrics_end metrics_end_of(const struct training *t)
 {
     const struct train_state *found = &t->from.state, *now = &t->state;
-    const bool again = !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step;
+    const bool again =
+        !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step && evaluation_due(t, now);
     return (struct metrics_end){.step = found->step,
                                 .evaluated = found->eval_step == found->step && !again,
                                 .held_out = found->eval_hash,
