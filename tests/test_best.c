@@ -196,6 +196,10 @@ static void nothing_to_evaluate(void **state)
     assert_says(said.err, "this run is complete");
     if (process_run_sets(config, BETTER "optim.lr=0 train.steps=4")) fail_msg("%s", said.err);
     assert_int_equal(peft_step(process_output(config, "best")), 3);
+    delete (config, "best"); /* no step is left, so no evaluation writes it again */
+    if (process_run_sets(config, BETTER "optim.lr=0 train.steps=4")) fail_msg("%s", said.err);
+    assert_says(said.err, " was at step 3, and that adapter was moved or deleted");
+    assert_null(strstr(said.err, "writes best/ again"));
 }
 
 /* Checkpoints 3, 4 and 5 name the best/ of step 3; it is in the newest of them. */

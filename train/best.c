@@ -35,11 +35,13 @@ static int link_files(const char *from, const char *to, struct err *err)
     int64_t n;
     if (file_list(from, &names, &n, err)) return -1;
     int rc = atomic_dir_begin(to, tmp, err);
+    const bool begun = !rc;
     for (int64_t i = 0; i < n && !rc; i++) {
-        rc = join(a, from, names[i], err) || join(b, tmp, names[i], err) ? -1 : link(a, b);
-        if (rc && a[0]) rc = err_set(err, "cannot link %s to %s: %s", b, a, strerror(errno));
+        rc = join(a, from, names[i], err) || join(b, tmp, names[i], err) ? -1 : 0;
+        if (!rc && link(a, b)) rc = err_set(err, "cannot link %s to %s: %s", b, a, strerror(errno));
     }
     if (!rc) rc = atomic_dir_commit(tmp, to, err);
+    if (rc && begun) atomic_dir_remove(tmp);
     file_list_free(names, n);
     return rc;
 }

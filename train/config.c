@@ -332,8 +332,8 @@ static int set_text(struct config *c, const struct option *o, const char *value,
     char *field = (char *)c + o->offset;
     if (n >= o->size)
         return err_set(err, "%s: %s.%s is %zu bytes long; the limit is %zu", where, o->section, o->key, n, o->size - 1);
-    if (o->offset ==
-        offsetof(struct config, output.dir)) /* a slash at its end would be doubled in paths of its files */
+    /* a slash at its end would be doubled in the paths of its files */
+    if (o->offset == offsetof(struct config, output.dir))
         while (n > 1 && value[n - 1] == '/') n--;
     memset(field, 0, o->size);
     memcpy(field, value, n);

@@ -453,7 +453,7 @@ static int leave_later(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     struct best_found best = {.later = false};
     if (is_first(t)) best_find(&best, cfg->output.dir, &t->from.state);
-    if (comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) {
+    if (!t->complete && comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) {
         forget_best(&t->state);
         if (is_first(t))
             log_info("the best adapter, of step %lld, is gone: the next evaluation writes best/ again",
