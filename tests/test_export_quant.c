@@ -542,7 +542,8 @@ static const char *train_v4(const char *experts, const char *weights, const char
     snprintf(eval, sizeof(eval), "data.eval=%s", case_path("deepseek_v4", "eval.jsonl"));
     if (RUN("synth", "deepseek-v4-tiny", model, "--layers", "1", "--quant", experts)) fail_msg("%s", said.err);
     if (RUN(config, "--set", path, "--set", train, "--set", eval, "--set", "data.format=text", "--set", "train.steps=1",
-            "--set", "lora.targets=experts", "--set", weights, "--set", targets))
+            "--set", "lora.targets=experts", "--set", "eval.at_start=no", "--set", "eval.at_end=no", "--set", weights,
+            "--set", targets))
         fail_msg("%s", said.err);
     snprintf(ini, sizeof(ini), "%s", process_output(config, "config.ini"));
     return ini;

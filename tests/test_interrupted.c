@@ -74,9 +74,9 @@ static void answers_are_complete(void **state)
     snprintf(path, sizeof(path), "%s/prompts.jsonl", scratch_dir());
     FILE *f = fopen(path, "w");
     assert_non_null(f);
-    for (int i = 0; i < 30; i++) fprintf(f, "{\"prompt\": \"the king %d\"}\n", i);
+    for (int i = 0; i < 10; i++) fprintf(f, "{\"prompt\": \"the king %d\"}\n", i);
     assert_int_equal(fclose(f), 0);
-    snprintf(more, sizeof(more), "[eval]\nevery = 1\nprompts = %s\nprompt_tokens = 40\n", path);
+    snprintf(more, sizeof(more), "[eval]\nevery = 1\nprompts = %s\nprompt_tokens = 16\n", path);
     for (int i = 0; i < MT_LEN(data); i++) {
         const char *whole = process_config(more), *config = process_config(more);
         const char *const words[] = {config, "--set", data[i], NULL};
