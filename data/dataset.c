@@ -21,7 +21,7 @@
 #define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA08" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC "MTDATA09" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -30,7 +30,6 @@ struct builder {
     struct err first_bad;
     int64_t bytes, bytes_done; /* size of all files; of those already read */
     int64_t judged;            /* bad rows at the last check */
-    int64_t n_read;            /* documents, before weights select and repeat them */
     /* reused from row to row */
     struct row_reader rows;
     struct token_list list;
@@ -367,9 +366,6 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     if (ds->n_docs) return 0;
     if (!ds->n_rows)
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
-    if (b->n_read)
-        return err_set(err, "%s: the weight after * selects none of %lld documents: raise it", files,
-                       (long long)b->n_read);
     return err_set(
         err,
         "%s: no document has a token with loss: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
@@ -397,8 +393,12 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     for (rest = files; !status && (status = dataset_next_path(&rest, path, &weight, err)) == 1;) {
         int64_t first = ds->n_docs;
         if ((status = read_file(&b, path, err))) break;
-        b.n_read += ds->n_docs - first;
+        const int64_t n = ds->n_docs - first;
         weigh(ds, first, weight);
+        if (n && ds->n_docs == first)
+            status =
+                err_set(err, "%s: the weight after * selects none of %lld documents: raise it, or leave the file out",
+                        path, (long long)n);
     }
     if (!status) status = check_rows(&b, files, err);
     token_list_free(&b.list);

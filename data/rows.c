@@ -197,12 +197,24 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
     return rc;
 }
 
-/* Ends the row, with the tools of `row`, and reads it as messages. */
+/* Keys that rows of messages have beside them. */
+static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
+
+/* Puts those that `row` has, but not those in except (NULL: none). */
+static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)
+{
+    for (int64_t i = 0; i < MT_LEN(beside); i++)
+        if (json_has(row, beside[i]) && !(except && except[i]) &&
+            put_key(keys, beside[i], json_find(row, beside[i]), err))
+            return -1;
+    return 0;
+}
+
+/* Ends the row, with the keys that `row` has beside its turns, and reads it as messages. */
 static int read_rewritten(struct row_reader *r, struct json row, struct err *err)
 {
-    const struct json tools = json_find(row, "tools");
     struct text_buf keys = {0};
-    int rc = json_type(tools) == JSON_ABSENT ? 0 : put_key(&keys, "tools", tools, err);
+    int rc = put_beside(&keys, row, NULL, err);
     if (!rc) rc = read_with_keys(r, row, &keys, err);
     text_free(&keys);
     return rc;
@@ -371,12 +383,14 @@ static int next_column(const char **list, char to[64], char column[128], struct 
     return 1;
 }
 
-static bool is_in(const char *name, const char *const *names, int64_t n)
+/* Index of name, n if it is none of them. */
+static int64_t index_in(const char *name, const char *const *names, int64_t n)
 {
     int64_t i = 0;
     while (i < n && strcmp(names[i], name)) i++;
-    return i < n;
+    return i;
 }
+static bool is_in(const char *name, const char *const *names, int64_t n) { return index_in(name, names, n) < n; }
 
 static const char *const column_roles[] = {"system", "user", "assistant"};
 
@@ -384,7 +398,6 @@ static const char *const column_roles[] = {"system", "user", "assistant"};
  * another form, of which only sharegpt and alpaca have a system prompt. */
 static int columns_make_messages(const char *columns, bool *yes, struct err *err)
 {
-    static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
     static const char *const with_system[] = {"conversations", "instruction"};
     char to[64], column[128], role[64] = "", other[64] = "";
     bool system = false;
@@ -432,13 +445,13 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     struct text_buf keys = {0};
     const char *list = r->opt->columns;
     char to[64], column[128];
-    bool messages, tools = false;
+    bool messages, mapped[MT_LEN(beside) + 1] = {false};
     if (columns_make_messages(list, &messages, err)) return err_prefix(err, "data.columns");
     int rc = 0;
     open_row(r);
     while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
-        tools = tools || !strcmp(to, "tools");
+        mapped[index_in(to, beside, MT_LEN(beside))] = true;
         if (!strcmp(to, "system") && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);
@@ -447,8 +460,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         else
             rc = put_key(&keys, to, value, err);
     }
-    const struct json own = json_find(row, "tools");
-    if (!rc && messages && !tools && json_type(own) != JSON_ABSENT) rc = put_key(&keys, "tools", own, err);
+    if (!rc) rc = put_beside(&keys, row, mapped, err);
     if (!rc) rc = messages ? read_with_keys(r, row, &keys, err) : read_keys(r, row, &keys, err);
     text_free(&keys);
     return rc;

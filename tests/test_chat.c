@@ -152,6 +152,9 @@ static const struct {
     {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":1}]},"
      "{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\",\"content\":1}]}",
      "key `messages[3]`: is a tool's"},
+    {"{\"messages\":[" USER "],\"chat_template_kwargs\":[1]}", "key `chat_template_kwargs`: must be an object"},
+    {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"reasoning_effort\":1}}", "reasoning_effort`: must be a"},
+    {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"builtin_tools\":[\"python\"]}}", "set data.chat_template"},
     {TOOLS("5"), "key `tools`: must be an array"},
     {TOOLS("{\"a\":1}"), "key `tools`: must be an array"},
     {TOOLS("\"[\""), "key `tools`: is a string that is not valid JSON"},
@@ -188,6 +191,28 @@ static void refused(void **state)
         json_free(doc);
     }
     text_free(&t);
+}
+
+/* A row's chat_template_kwargs replace the options. */
+static void own_variables(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {
+        {"null", "You are M.\n", "\n\nReasoning: low\n"},
+        {"{\"reasoning_effort\":\"high\",\"builtin_tools\":null}", "You are M.\n", "\n\nReasoning: high\n"},
+        {"{\"model_identity\":\"You are N.\",\"other\":1}", "You are N.\n", "\n\nReasoning: low\n"}};
+    const struct chat_options options = {.reasoning_effort = "low", .model_identity = "You are M."};
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        char row[256];
+        struct err err;
+        struct text_buf t = {0};
+        snprintf(row, sizeof(row), "{\"messages\":[" USER "],\"chat_template_kwargs\":%s}", rows[i][0]);
+        struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+        if (!doc || chat_render_harmony(&t, json_root(doc), &options, &err)) fail_msg("%s", err.msg);
+        if (!strstr(t.text, rows[i][1]) || !strstr(t.text, rows[i][2])) fail_msg("%s", t.text);
+        json_free(doc);
+        text_free(&t);
+    }
 }
 
 /* Loss spans begin and end at token boundaries: each special token is one token, and no token crosses the end of a
@@ -454,6 +479,7 @@ int test_chat(void)
         cmocka_unit_test(vectors),
         cmocka_unit_test(appends),
         cmocka_unit_test(refused),
+        cmocka_unit_test(own_variables),
         cmocka_unit_test(edges_are_token_edges),
     };
     return cmocka_run_group_tests_name("chat", tests, NULL, NULL);

@@ -622,7 +622,9 @@ static void untrained_turns(void **state)
         &opt, "`weight` must be 0 or 1");
 }
 
-#define TOOL "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\"}}"
+#define AB     "\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]"
+#define EFFORT "\"chat_template_kwargs\": {\"reasoning_effort\": \"high\"}"
+#define TOOL   "{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"d\"}}"
 
 /* Rows with renamed columns give the same documents as rows with the default keys. */
 static void columns(void **state)
@@ -632,27 +634,29 @@ static void columns(void **state)
         {"user=question, assistant=answer", "{\"question\": \"a\\n\", \"answer\": \"b\", \"id\": 7}",
          "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\n\"}, {\"role\": \"assistant\", \"content\": "
          "\"b\"}]}"},
-        {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"\"}",
-         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"\"}", "{" AB "}"},
         {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"c\"}",
          "{\"messages\": [{\"role\": \"system\", \"content\": \"c\"}, {\"role\": \"user\", \"content\": \"a\"}, "
          "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"prompt=q,completion=a", "{\"q\": \"a\", \"a\": \"b\"}", "{\"prompt\": \"a\", \"completion\": \"b\"}"},
-        {"user=q,assistant=a", "{\"q\": \"a\", \"id\": 18446744073709551615, \"a\": \"b\"}",
-         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"},
+        {"user=q,assistant=a", "{\"q\": \"a\", \"id\": 18446744073709551615, \"a\": \"b\"}", "{" AB "}"},
         {"text=story", "{\"story\": \"abc\"}", "{\"text\": \"abc\"}"},
         {"user=q,tools=f,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"f\": [" TOOL "]}",
-         "{\"tools\": [" TOOL "], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-         "\"content\": \"b\"}]}"},
+         "{\"tools\": [" TOOL "], " AB "}"},
         {"user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"tools\": [" TOOL "]}",
-         "{\"tools\": [" TOOL "], \"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-         "\"content\": \"b\"}]}"},
+         "{\"tools\": [" TOOL "], " AB "}"},
+        {"user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", " EFFORT "}", "{" EFFORT ", " AB "}"},
+        {"instruction=q,output=a", "{\"q\": \"a\", \"a\": \"b\", " EFFORT "}", "{" EFFORT ", " AB "}"},
+        {"",
+         "{\"conversations\": [{\"from\": \"human\", \"value\": \"a\"}, {\"from\": \"gpt\", \"value\": \"b\"}], " EFFORT
+         "}",
+         "{" EFFORT ", " AB "}"},
         {"system=s,instruction=q,output=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"c\"}",
          "{\"messages\": [{\"role\": \"system\", \"content\": \"c\"}, {\"role\": \"user\", \"content\": \"a\"}, "
          "{\"role\": \"assistant\", \"content\": \"b\"}]}"},
         {"messages=chat",
          "{\"chat\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
-         "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}"}};
+         "{" AB "}"}};
     static const char *const bad[][2] = {{"user=question", "has no column `question`"},
                                          {"user", "\"user\" is not TO=COLUMN"},
                                          {"=a", "is not TO=COLUMN"},
@@ -724,7 +728,10 @@ static void weighted_files(void **state)
     dataset_free(&ds);
     rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");
     snprintf(files, sizeof(files), "%s*0.4", b);
-    rows_refused(files, &opt, "rows.jsonl*0.4: the weight after * selects none of 1 documents: raise it");
+    rows_refused(files, &opt,
+                 "rows.jsonl: the weight after * selects none of 1 documents: raise it, or leave the file out");
+    snprintf(files, sizeof(files), "%s, %s*0.4", a, b);
+    rows_refused(files, &opt, "the weight after * selects none of 1 documents");
     snprintf(files, sizeof(files), "%s*0", a);
     rows_refused(files, &opt, "* must be followed by a weight");
     snprintf(files, sizeof(files), "%s*x", a);

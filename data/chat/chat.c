@@ -241,14 +241,29 @@ static int render(struct chat *c, struct json tools, struct err *err)
     return 0;
 }
 
+/* The variables of the published template that a row sets for itself. */
+static int get_own(struct chat_options *o, struct json row, struct err *err)
+{
+    const struct json own = json_find(row, "chat_template_kwargs");
+    if (json_type(own) == JSON_ABSENT || json_type(own) == JSON_NULL) return 0;
+    if (json_type(own) != JSON_OBJECT) return json_error(own, err, "must be an object");
+    if (json_truthy(json_find(own, "builtin_tools")))
+        return json_error(own, err, "builtin_tools: set data.chat_template to the checkpoint's chat_template.jinja");
+    return json_opt_str(own, "reasoning_effort", &o->reasoning_effort, err) ||
+                   json_opt_str(own, "model_identity", &o->model_identity, err)
+               ? -1
+               : 0;
+}
+
 int chat_render_harmony(struct text_buf *out, struct json row, const struct chat_options *opt, struct err *err)
 {
-    struct chat c = {.out = out, .opt = opt};
+    struct chat_options own = *opt;
+    struct chat c = {.out = out, .opt = &own};
     struct json tools = json_find(row, "tools");
     struct json_doc *doc = NULL;
     const char *text;
     int64_t before = out->size, spans_before = out->n_spans, size;
-    if (json_get_array(row, "messages", &c.messages, err)) return -1;
+    if (json_get_array(row, "messages", &c.messages, err) || get_own(&own, row, err)) return -1;
     c.n = json_count(c.messages);
     if (c.n == 0) return json_error(c.messages, err, "is empty");
     c.n = MT_MAX(0, c.n - opt->leave_out);

@@ -16,8 +16,8 @@ struct chat_options {
 };
 #define CHAT_DATE "2025-06-28" /* used when the options have no date */
 
-/* row: an object with "messages" and optionally "tools" (an array, or its JSON as a string). Keys of a message, by
- * "role":
+/* row: an object with "messages" and optionally "tools" (an array, or its JSON as a string) and "chat_template_kwargs",
+ * whose reasoning_effort and model_identity replace the options. Keys of a message, by "role":
  * - system, developer: content; only as the first message
  * - user: content
  * - assistant: content, thinking (or reasoning_content), tool_calls: [{function: {name, arguments}}], one call
