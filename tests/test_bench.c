@@ -143,6 +143,8 @@ static void test_errors(void **state)
     assert_int_equal(RUN("bench", "ops", "--tokens", "0"), 2);
     assert_int_equal(RUN("bench", "ops", "--device", "cpu", "--tokens", "65", "--seq", "32"), 1);
     assert_says(said.err, "multiple");
+    assert_int_equal(RUN("bench", "ops", "--device", "cpu", "--tokens", "16", "--seq", "32"), 1);
+    assert_says(said.err, "--tokens 16 is not a multiple of --seq 32");
     assert_int_equal(RUN("bench", "ops", "--device", "gpu"), 2);
     assert_says(said.err, "cuda");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--arch", "gpt-oss-2b"), 1);

@@ -75,8 +75,7 @@ static void choose_sizes(struct bench *b)
     if (!b->arch) b->arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
     if (!b->n_tok) b->n_tok = gpu ? 16384 : 1024;
     if (!b->n_step) b->n_step = b->n_paths ? COMPARED - WARM_UP : gpu ? 10 : 5;
-    if (!cfg->data.seq_len) cfg->data.seq_len = gpu ? 4096 : 512;
-    cfg->data.seq_len = MT_MIN(cfg->data.seq_len, b->n_tok);
+    if (!cfg->data.seq_len) cfg->data.seq_len = MT_MIN(gpu ? 4096 : 512, b->n_tok);
     cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
 }
 
