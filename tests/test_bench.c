@@ -151,6 +151,11 @@ static void test_errors(void **state)
     assert_says(said.err, "gpt-oss-20b");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--path", "loop,grouped"), 1);
     assert_says(said.err, "on a GPU; this device is cpu");
+    static const char *const quantised[] = {"--qat", "--qat-inputs"};
+    for (int i = 0; i < MT_LEN(quantised); i++) {
+        assert_int_equal(RUN("bench", "step", "--expert-dtype", "fp8", quantised[i], "nvfp4", SMALL), 1);
+        assert_says(said.err, "--expert-dtype fp8 excludes --qat and --qat-inputs");
+    }
     assert_int_equal(RUN("bench", "ops", "--path", "loop"), 2);
     assert_says(said.err, "bench step");
     static const char *const paths[] = {"loop,", "loop,grouped,pre", "loop,loop,loop,loop,loop,loop,loop,loop,loop"};

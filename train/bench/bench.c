@@ -168,6 +168,8 @@ static int bench_open(struct bench *b, struct err *err)
         return err_set(err, "--path compares ways to run the experts on a GPU; this device is %s", r->dev.name);
     if (b->n_paths && b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8)
         return err_set(err, "--path compares products in bf16: leave out --expert-dtype fp8");
+    if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
+        return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: leave it out, or both of them");
     b->loop = *r->dev.ops;
     if (b->path != PATH_GROUPED && ops_loop_experts(&b->loop, b->path == PATH_PRESORT)) r->dev.ops = &b->loop;
     choose_sizes(b);
