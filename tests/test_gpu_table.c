@@ -119,6 +119,25 @@ static void host_memory_of_the_card(void **state)
 #endif
 }
 
+/* A plan also counts the memory of micro-batches that are too large for the kernels. */
+static void plans_the_largest_micro_batch(void **state)
+{
+    (void)state;
+#ifdef MT_CUDA
+    static const char *const archs[] = {"gpt-oss-20b", "deepseek-v4-flash"};
+    const char *config = process_config("");
+    for (int i = 0; i < MT_LEN(archs); i++) {
+        assert_int_equal(RUN("plan", config, "--arch", archs[i], "--gpu", "h200", "--set", "data.seq_len=131072",
+                             "--set", "train.micro_batch=16383"),
+                         1);
+        assert_says(said.err, "training needs ");
+    }
+#else
+    print_message("skip: the largest micro-batch on a card: built without CUDA\n");
+    skip();
+#endif
+}
+
 int test_gpu_table(void)
 {
     const struct CMUnitTest tests[] = {
@@ -126,6 +145,7 @@ int test_gpu_table(void)
         cmocka_unit_test(plans_for_a_card),
         cmocka_unit_test(plans_with_the_kernels_of_the_card),
         cmocka_unit_test(host_memory_of_the_card),
+        cmocka_unit_test(plans_the_largest_micro_batch),
     };
     return cmocka_run_group_tests_name("gpu_table", tests, NULL, NULL);
 }

@@ -249,8 +249,6 @@ static struct shared_args args_of(struct tensor o, struct tensor lse, struct ten
     struct shared_args a = {};
     MT_REQUIRE(s->head_dim <= WORDS * 32, "head_dim %lld: the CUDA kernels take up to %d", (long long)s->head_dim,
                WORDS * 32);
-    MT_REQUIRE(n_tok * s->n_head < INT32_MAX && seqs->n_seq < INT32_MAX, "%lld rows of %lld heads", (long long)n_tok,
-               (long long)s->n_head);
     a.cu = i32_ptr(seqs->cu);
     a.n_seq = (int)seqs->n_seq;
     a.n_tok = (int)n_tok;
@@ -271,6 +269,13 @@ static struct shared_args args_of(struct tensor o, struct tensor lse, struct ten
     return a;
 }
 
+/* Kernels number the heads of tokens in 32 bits. */
+static void want_countable(int64_t n_tok, const struct seqs *seqs, const struct shared_attn_shape *s)
+{
+    MT_REQUIRE(n_tok * s->n_head < INT32_MAX && seqs->n_seq < INT32_MAX, "%lld rows of %lld heads", (long long)n_tok,
+               (long long)s->n_head);
+}
+
 static unsigned token_grid(const struct shared_args *a)
 {
     return grid_x((int64_t)a->n_tok * ceil_div(a->n_head, WARPS));
@@ -289,6 +294,7 @@ extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct
                                      const struct seqs *seqs, const struct shared_attn_shape *shape)
 {
     if (dev->dry_run || q.shape[0] == 0) return;
+    want_countable(q.shape[0], seqs, shape);
     struct shared_args a = args_of(o, lse, q, kv, entry, idx, seqs, shape);
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
     if (by_tiles(&a)) {
@@ -360,6 +366,7 @@ extern "C" void cuda_shared_attn_bwd(struct device *dev, struct tensor dq, struc
     a.dkv = bf16_ptr(dkv), a.ld_dkv = dkv.ld;
     a.dentry = dentry.ndim ? bf16_ptr(dentry) : NULL, a.ld_dentry = dentry.ld;
     const bool live = !dev->dry_run && a.n_tok > 0;
+    if (live) want_countable(q.shape[0], seqs, shape);
     if (by_tiles(&a)) {
         const struct shared_chunk x = take_scratch(dev, &a);
         const struct tensor rows[] = {q, kv, entry, o, dout, dq, dkv, dentry};

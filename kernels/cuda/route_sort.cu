@@ -123,12 +123,12 @@ extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_e
     const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(r->idx);
     const int64_t n_part =
         MT_MAX(ceil_div(n_slot, SLOTS), 1); /* at least one: part 0 writes offs, also without slots */
-    MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
-               (long long)n_slot, (long long)n_exp);
     int *count = (int *)arena_push(&dev->work, n_exp * n_part * (int64_t)sizeof(*count));
     int *total = (int *)arena_push(&dev->work, n_exp * (int64_t)sizeof(*total));
     arena_release(&dev->work, mark);
     if (dev->dry_run) return;
+    MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
+               (long long)n_slot, (long long)n_exp);
     const unsigned grid = grid_x(ceil_div(n_part, WARPS));
     count_slots<<<grid, 32 * WARPS, 0, cuda.stream>>>(count, i32_ptr(r->idx), n_slot, (int)n_exp, (int)n_part);
     CUDA_CHECK_LAUNCH();
