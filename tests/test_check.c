@@ -294,6 +294,8 @@ static void test_command(void **state)
     assert_says(said.out, ": 1 layer, ");
     assert_int_equal(RUN("check", config, "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
+    assert_int_equal(RUN("check", config, "--set", "train.memory_gb=0.001"), 1); /* it saves all and packs two */
+    assert_says(said.err, " (train.memory_gb): use fewer layers (--layers N), or raise train.memory_gb\n");
     assert_int_equal(RUN("check", config, "--layers", "x"), 2);
     assert_int_equal(RUN(config, "--layers", "1"), 2);
     assert_int_equal(RUN("check"), 2);

@@ -423,6 +423,17 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
     return 0;
 }
 
+/* The plan advises options that check sets itself. */
+static int in_check(const struct run *r, struct err *err)
+{
+    const struct plan *p = &r->plan;
+    char need[32], have[32], others[PLAN_TEXT];
+    if (!p->too_large) return -1;
+    return err_set(err, "check needs %s%s, the budget is %s (%s): use fewer layers (--layers N)%s",
+                   str_bytes(need, plan_peak(p, true)), plan_others(others, p), str_bytes(have, p->budget), p->limit,
+                   p->capped ? ", or raise train.memory_gb" : "");
+}
+
 static int device_side(struct check *k, struct err *err)
 {
     const struct loader_options lo = run_loader_options(&k->cfg, false);
@@ -435,7 +446,8 @@ static int device_side(struct check *k, struct err *err)
     if (k->n_layer) r->arch.n_layer = k->n_layer;
     log_info("the batch: %d sequences; check truncates documents to %lld tokens and puts loss on every token", N_SEQ,
              (long long)k->cfg.data.seq_len);
-    if (run_open_data(r, true, err) || run_open_model(r, NULL, true, err)) return -1;
+    if (run_open_data(r, true, err)) return -1;
+    if (run_open_model(r, NULL, true, err)) return in_check(r, err);
     struct loader *l = loader_open(&r->train, &lo, (struct loader_pos){0, 0});
     loader_next(l, &k->batch, NULL);
     loader_close(l);
