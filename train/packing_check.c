@@ -3,9 +3,9 @@
 
 #include <math.h>
 
-/* Limits: tokens before the first document boundary, tokens in total, documents; micro-batches searched for a boundary.
- */
-enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8 };
+/* Limits: tokens before the first document boundary, tokens in total, documents; micro-batches searched for a boundary;
+ * those that are compared. */
+enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8, COMPARED = 3 };
 
 /* Adds the loss of n tokens of b from `from` on to the tally, except the first of a document. cu [n_seq+1] separates
  * the sequences for attention. */
@@ -72,9 +72,9 @@ void packing_check_measure(struct run *r, const struct batch *b, struct packing_
     out->packed = packed_loss(r, b, from, out->n_tok);
 }
 
-/* F32: only the order of sums may differ. BF16: a product of another size may use another kernel, which can change the
- * result of a near tie in the router; on an H100 both are equal bit by bit. With train.expert_dtype = fp8 an ulp of an
- * activation can also change its code. */
+/* F32: only the order of sums may differ. BF16: a product of another size may use another kernel, which more often
+ * changes the result of a near tie in the router; on an H100 both are equal bit by bit. With train.expert_dtype = fp8
+ * an ulp of an activation can also change its code. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err)
 {
     const bool fp8 = r->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8;
@@ -88,20 +88,26 @@ int packing_check_judge(const struct run *r, const struct packing_check *p, stru
         (long long)p->n_seq, p->packed, p->alone);
 }
 
+/* Rounding can change the choice of the router where two experts are nearly equal, so a difference counts when the next
+ * micro-batches have it too. All ranks run as many: experts on several ranks need all of them. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err)
 {
     const struct loader_options lo = run_loader_options(r->cfg, true);
     struct loader *l = loader_open(&r->train, &lo, start);
-    struct packing_check p = {.n_seq = 1};
-    for (int i = 0; i < BATCHES && p.n_seq < 2; i++) {
+    int rc = 0, compared = 0;
+    for (int i = 0; i < BATCHES && compared < COMPARED; i++) {
+        struct packing_check p;
         struct batch b;
         loader_next(l, &b, NULL);
         packing_check_measure(r, &b, &p);
         batch_free(&b);
+        if (p.n_seq < 2) continue;
+        compared++;
+        log_info("packing: %lld documents, %lld tokens: loss %.6f packed, %.6f unpacked", (long long)p.n_seq,
+                 (long long)p.n_tok, p.packed, p.alone);
+        rc = packing_check_judge(r, &p, err);
+        if (!(comm_host_min(r->par.all, rc) < 0)) break;
     }
     loader_close(l);
-    if (p.n_seq < 2) return 0;
-    log_info("packing: %lld documents, %lld tokens: loss %.6f packed, %.6f unpacked", (long long)p.n_seq,
-             (long long)p.n_tok, p.packed, p.alone);
-    return packing_check_judge(r, &p, err);
+    return rc;
 }
