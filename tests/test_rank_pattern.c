@@ -112,13 +112,55 @@ static void files_are_restored(void **state)
     }
 }
 
+static float *read_values(const struct arch *a, const char *dir)
+{
+    struct cpu_adapter h;
+    struct err err = {.msg = ""};
+    if (cpu_adapter_load(&h, a, dir, &err)) fail_msg("%s", err.msg);
+    float *values = mem_array(h.ad.n_flat, sizeof(*values));
+    adapters_get(&h.ad, &h.dev, h.ad.opt.param, DT_F32, values);
+    cpu_adapter_close(&h);
+    return values;
+}
+
+/* PEFT's conversion of gate_proj and up_proj, with rank r each, writes rank 2 r and 2 alpha for gate_up_proj. */
+static void alpha_pattern_scales_b(void **state)
+{
+    (void)state;
+    const struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options("q_proj,experts");
+    struct err err = {.msg = ""};
+    struct tiny t;
+    const char *dir = scratch_dir();
+    opt.ranks = "gate_up_proj=4";
+    tiny_open(&t, &a, &opt, "fp32");
+    tiny_fill(&t, t.ad.opt.param, 5);
+    if (peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err)) fail_msg("%s", err.msg);
+    float *before = read_values(&a, dir);
+    replace_in_config(dir, "\"gate_up_proj\": 4", "\".*\\\\.gate_up_proj\": 4");
+    replace_in_config(dir, "\"alpha_pattern\": {}", "\"alpha_pattern\": {\".*\\\\.gate_up_proj\": 12}");
+    float *after = read_values(&a, dir);
+    const struct adapters *ad = adapters_logical(&t.ad);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        const float factor = p->is_b && p->target == LORA_UP ? 2 : 1; /* 12 to lora_alpha = 6 */
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) assert_true(after[k] == factor * before[k]);
+    }
+    mem_free(before);
+    mem_free(after);
+    tiny_close(&t);
+}
+
 static void unsupported_patterns_are_errors(void **state)
 {
     (void)state;
-    static const char *const rows[][2] = {{"\"rank_pattern\": {\"layers.1.self_attn.q_proj\": 2}", "is not a target"},
-                                          {"\"rank_pattern\": {\"q_proj\": 0}", "rank_pattern.q_proj"},
-                                          {"\"rank_pattern\": {\"q_proj\": 4}", "expected is [4, 8]"},
-                                          {"\"rank_pattern\": [4]", "rank_pattern"}};
+    static const char *const rows[][3] = {{"rank_pattern", "{\"layers.1.self_attn.q_proj\": 2}", "is not a target"},
+                                          {"rank_pattern", "{\"q_proj\": 0}", "rank_pattern.q_proj"},
+                                          {"rank_pattern", "{\"q_proj\": 4}", "expected is [4, 8]"},
+                                          {"rank_pattern", "[4]", "rank_pattern"},
+                                          {"alpha_pattern", "{\".*.q_proj\": 2}", "is not a target"},
+                                          {"alpha_pattern", "{\"q_proj\": 0}", "alpha_pattern.q_proj"},
+                                          {"alpha_pattern", "[4]", "alpha_pattern"}};
     struct arch a = tiny_arch();
     const struct lora_options opt = tiny_options("q_proj");
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
@@ -126,18 +168,22 @@ static void unsupported_patterns_are_errors(void **state)
         struct cpu_adapter h;
         struct err err = {.msg = ""};
         const char *dir = scratch_dir();
+        char old[64], new[128];
         tiny_open(&t, &a, &opt, "fp32");
         assert_int_equal(peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err), 0);
         tiny_close(&t);
-        replace_in_config(dir, "\"rank_pattern\": {}", rows[i][0]);
+        snprintf(old, sizeof(old), "\"%s\": {}", rows[i][0]);
+        snprintf(new, sizeof(new), "\"%s\": %s", rows[i][0], rows[i][1]);
+        replace_in_config(dir, old, new);
         assert_int_equal(cpu_adapter_load(&h, &a, dir, &err), -1);
-        if (!strstr(err.msg, rows[i][1])) fail_msg("%s: %s", rows[i][0], err.msg);
+        if (!strstr(err.msg, rows[i][2])) fail_msg("%s: %s", new, err.msg);
     }
 }
 
 int test_rank_pattern(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(targets_and_views), cmocka_unit_test(files_are_restored),
+                                       cmocka_unit_test(alpha_pattern_scales_b),
                                        cmocka_unit_test(unsupported_patterns_are_errors)};
     return cmocka_run_group_tests_name("rank_pattern", tests, NULL, NULL);
 }

@@ -197,6 +197,7 @@ struct source {
     struct safetensors st;
     int64_t r;                  /* required r of the adapters: twice the file's when gate and up are separate */
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
+    double gain[LORA_TARGETS];  /* of alpha_pattern, relative to lora_alpha: a factor of B; 0: 1 */
     double alpha;               /* alpha that gives the file's scale with r and rsLoRA */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
@@ -238,7 +239,6 @@ static bool is_set(struct json root, const char *key)
 static int refuse_variants(struct json root, struct err *err)
 {
     static const char *const keys[] = {"alora_invocation_tokens",
-                                       "alpha_pattern",
                                        "arrow_config",
                                        "fan_in_fan_out",
                                        "kasa_config",
@@ -255,8 +255,7 @@ static int refuse_variants(struct json root, struct err *err)
     if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
     if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
     for (int64_t i = 0; i < MT_LEN(keys); i++)
-        if (is_set(root, keys[i]))
-            return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA with one alpha is read");
+        if (is_set(root, keys[i])) return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA is read");
     if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
     if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
     if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))
@@ -296,27 +295,43 @@ static bool names_linear(const char *key, enum lora_target t)
     return same;
 }
 
-/* Reads rank_pattern: names of targets, or ends of module names. Patterns for single layers and regular expressions are
- * refused. */
-static int read_ranks(struct source *src, struct json root, struct err *err)
+/* Finds the target that a key of rank_pattern or alpha_pattern names: the name of a target, or the end of a module's
+ * name, also after the ".*\\." that PEFT's conversion of gate_proj and up_proj writes. Patterns for single layers and
+ * other regular expressions are refused. */
+static int target_of(const char *key, struct json value, enum lora_target *t, struct err *err)
 {
-    struct json list = json_find(root, "rank_pattern"), value;
-    const char *key;
-    if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) return 0;
-    if (json_get_object(root, "rank_pattern", &list, err)) return -1;
-    for (int64_t i = 0; json_member(list, i, &key, &value); i++) {
-        enum lora_target t = LORA_Q;
-        for (; t < LORA_TARGETS; t++) {
-            char full[64];
-            snprintf(full, sizeof(full), "mlp.experts.%s", lora_target_name(t));
-            if ((lora_target_is_stack(t) && !strcmp(key, full)) || names_linear(key, t)) break;
-            if (!lora_target_is_shared(t) && !lora_target_is_dense(t) && !strcmp(key, lora_target_name(t))) break;
+    if (!strncmp(key, ".*\\.", 4)) key += 4;
+    for (*t = LORA_Q; *t < LORA_TARGETS; ++*t) {
+        char full[64];
+        snprintf(full, sizeof(full), "mlp.experts.%s", lora_target_name(*t));
+        if ((lora_target_is_stack(*t) && !strcmp(key, full)) || names_linear(key, *t)) return 0;
+        if (!lora_target_is_shared(*t) && !lora_target_is_dense(*t) && !strcmp(key, lora_target_name(*t))) return 0;
+    }
+    return json_error(value, err,
+                      "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj or a module "
+                      "like mlp.shared_experts.up_proj");
+}
+
+static int read_patterns(struct source *src, struct json root, struct err *err)
+{
+    static const char *const keys[] = {"rank_pattern", "alpha_pattern"};
+    for (int k = 0; k < MT_LEN(keys); k++) {
+        struct json list = json_find(root, keys[k]), value;
+        const char *key;
+        enum lora_target t;
+        double alpha;
+        if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) continue;
+        if (json_get_object(root, keys[k], &list, err)) return -1;
+        for (int64_t i = 0; json_member(list, i, &key, &value); i++) {
+            if (target_of(key, value, &t, err)) return -1;
+            if (k == 0) {
+                if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
+                continue;
+            }
+            if (json_f64(value, &alpha, err)) return -1;
+            if (!(alpha > 0 && src->alpha > 0)) return json_error(value, err, "and lora_alpha must be above 0");
+            src->gain[t] = alpha / src->alpha;
         }
-        if (t == LORA_TARGETS)
-            return json_error(value, err,
-                              "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj or a "
-                              "module like mlp.shared_experts.up_proj");
-        if (json_i64(value, 1, INT32_MAX, &src->rank[t], err)) return -1;
     }
     return 0;
 }
@@ -330,9 +345,10 @@ static int read_config(struct source *src, struct err *err)
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = -1;
-    if (refuse_variants(root, err) || read_target_parameters(src, root, err) || read_ranks(src, root, err) ||
+    if (refuse_variants(root, err) || read_target_parameters(src, root, err) ||
         json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
-        json_opt_bool(root, "use_rslora", &src->rslora, err) || json_opt_str(root, "peft_version", &version, err))
+        read_patterns(src, root, err) || json_opt_bool(root, "use_rslora", &src->rslora, err) ||
+        json_opt_str(root, "peft_version", &version, err))
         goto out;
     src->version = parse_version(version);
     rc = 0;
@@ -636,16 +652,17 @@ static const struct st_tensor *find_tensor(const struct source *src, const struc
     return t;
 }
 
-/* Copies one tensor into its part of the parameter that begins at values. */
+/* Copies one tensor into its part of the parameter that begins at values; B by the factor of alpha_pattern. */
 static int read_tensor(const struct source *src, const struct lora_param *p, const struct place *at, float *values,
                        struct err *err)
 {
     const struct st_tensor *t = find_tensor(src, at, err);
+    const double gain = p->is_b && src->gain[p->target] ? src->gain[p->target] : 1;
     if (!t) return -1;
     for (int64_t e = 0; e < at->n_exp; e++)
         for (int64_t k = 0; k < at->r; k++)
             for (int64_t j = 0; j < at->n; j++) {
-                float value = element(t, file_index(at, e, k, j));
+                const float value = (float)(gain * element(t, file_index(at, e, k, j)));
                 if (!isfinite(value))
                     return err_set(err, "%s/%s: tensor \"%s\" holds a value that is not finite", src->dir, WEIGHTS_NAME,
                                    safetensors_stored(t));
