@@ -560,6 +560,8 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         ranks_text(src, file);
         adapters_ranks_text(ad, want);
         if (strcmp(file, want)) what = "rank_pattern";
+        if (!*file) snprintf(file, sizeof(file), "none");
+        if (!*want) snprintf(want, sizeof(want), "none");
     }
     if (!what) {
         layers_text(src->layer_on, MT_MAX_LAYERS, file);
