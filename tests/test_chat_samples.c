@@ -109,6 +109,13 @@ static void parted_headers(void **state)
          "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n[[r\n</think>\nb<|im_end|>]]\n/"
          "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think></think>b<|im_end|>\n<|im_start|>user\nc"
          "<|im_end|>\n<|im_start|>assistant\n<think>\n[[r\n</think>\nd<|im_end|>]]\n"},
+        {EMPTY_BLOCK,
+         {"b", "d"},
+         ", \"reasoning_content\": null, \"reasoning\": \"r\"",
+         false,
+         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n[[r\n</think>\nb<|im_end|>]]\n/"
+         "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think></think>b<|im_end|>\n<|im_start|>user\nc"
+         "<|im_end|>\n<|im_start|>assistant\n<think>\n[[r\n</think>\nd<|im_end|>]]\n"},
         {NO_BLOCK, {"b", "d"}, "", false, "<|user|>a<|assistant|>[[b<|im_end|>]]<|user|>c<|assistant|>[[d<|im_end|>]]"},
         {NO_BLOCK, {"b", "d"}, "", true, "<|user|>a<|assistant|>[[b<|im_end|>]]<|user|>c<|assistant|>[[d<|im_end|>]]"},
         {NO_BLOCK, /* the answers begin with characters of the prompt's <think> */

@@ -135,11 +135,22 @@ static int put_tool_call(struct chat *c, struct json message, int64_t index, str
     return 0;
 }
 
+const char *chat_reasoning_key(struct json message, const char *own)
+{
+    const char *const keys[] = {own, "thinking", "reasoning_content", "reasoning"};
+    for (int64_t i = 0; i < MT_LEN(keys); i++) {
+        const enum json_type type = json_type(json_find(message, keys[i]));
+        if (type != JSON_ABSENT && type != JSON_NULL) return keys[i];
+    }
+    return own;
+}
+
 static int put_assistant(struct chat *c, struct json message, int64_t index, struct err *err)
 {
     struct text content, thinking;
-    if (get_text(message, "content", &content, err) || get_text(message, "thinking", &thinking, err)) return -1;
-    if (!thinking.s && get_text(message, "reasoning_content", &thinking, err)) return -1;
+    if (get_text(message, "content", &content, err) ||
+        get_text(message, chat_reasoning_key(message, "thinking"), &thinking, err))
+        return -1;
     if (refuse_marks(message, content, err) || refuse_marks(message, thinking, err)) return -1;
     if (has_tool_calls(message)) return put_tool_call(c, message, index, content, thinking, err);
     if (!content.s) return json_error(message, err, "has neither content nor tool_calls");

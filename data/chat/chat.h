@@ -16,11 +16,15 @@ struct chat_options {
 };
 #define CHAT_DATE "2025-06-28" /* used when the options have no date */
 
+/* The key of an answer that has its reasoning: own, that of the format, or the name of another program. */
+const char *chat_reasoning_key(struct json message, const char *own);
+
 /* row: an object with "messages" and optionally "tools" (an array, or its JSON as a string) and "chat_template_kwargs",
  * whose reasoning_effort and model_identity replace the options. Keys of a message, by "role":
  * - system, developer: content; only as the first message
  * - user: content
- * - assistant: content, thinking (or reasoning_content), tool_calls: [{function: {name, arguments}}], one call
+ * - assistant: content, thinking (or reasoning_content, reasoning), tool_calls: [{function: {name, arguments}}], one
+ *   call
  * - tool: content, any JSON; the result of the preceding call
  *
  * null counts as absent. Arguments may be an object or its JSON as a string. What the template would drop silently

@@ -7,11 +7,13 @@
 
 #include <string.h>
 
+#include "data/chat/chat.h"
 #include "data/chat/chat_tools.h"
 
-#define THINK   "<think>"
-#define UNTHINK "</think>"
-#define DSML    "｜DSML｜"
+#define THINK     "<think>"
+#define UNTHINK   "</think>"
+#define REASONING "reasoning_content"
+#define DSML      "｜DSML｜"
 
 enum role { SYSTEM, USER, DEVELOPER, REMINDER, ASSISTANT };
 
@@ -226,7 +228,7 @@ bool chat_inline_reasoning(struct json message, struct inline_reasoning *in)
     const char *s, *end, *mark;
     int64_t size;
     *in = (struct inline_reasoning){.answer = NULL};
-    if (!is_absent(json_find(message, "reasoning_content")) || !is_absent(json_find(message, "thinking"))) return false;
+    if (!is_absent(json_find(message, chat_reasoning_key(message, REASONING)))) return false;
     if (json_str(json_find(message, "content"), &s, &size, NULL)) return false;
     for (end = s + size; s < end && text_is_space(*s); s++) {
     }
@@ -252,9 +254,8 @@ static int put_answer(struct chat *c, int64_t k, struct err *err)
     bool open = false;
     chat_inline_reasoning(t->first, &in);
     if (c->thinking && !for_task && (!c->drop || k > c->last_user)) {
-        const bool theirs = !is_absent(json_find(t->first, "reasoning_content"));
         text_put_bytes(c->out, in.answer ? in.text : "", in.size);
-        if (put_text(c, t->first, theirs ? "reasoning_content" : "thinking", err)) return -1;
+        if (put_text(c, t->first, chat_reasoning_key(t->first, REASONING), err)) return -1;
         text_put(c->out, UNTHINK);
     }
     if (in.answer) text_put_bytes(c->out, in.answer, in.answer_size);

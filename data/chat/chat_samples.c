@@ -103,14 +103,13 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
 /* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. */
 static void note_reasoning(struct eval_prompts *s, int64_t message, const char *answer, int64_t size)
 {
-    static const char *const keys[] = {"thinking", "reasoning_content"};
     const char *text = "", *at = answer;
     struct inline_reasoning in;
     int64_t n = 0;
     skip_mark(&at, answer + size, "<think>");
     s->out->n_empty += skip_mark(&at, answer + size, "</think>");
-    for (int64_t i = 0; i < MT_LEN(keys) && !n; i++)
-        if (json_str(json_find(json_at(s->messages, message), keys[i]), &text, &n, NULL)) n = 0;
+    const struct json answer_of = json_at(s->messages, message);
+    if (json_str(json_find(answer_of, chat_reasoning_key(answer_of, "thinking")), &text, &n, NULL)) n = 0;
     if (chat_template_is_deepseek(s->template) && chat_inline_reasoning(json_at(s->messages, message), &in))
         text = in.text, n = in.size;
     while (n && text_is_space(text[0])) text++, n--;

@@ -342,6 +342,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     var->leave_out = opt->leave_out;
     var->twins[0] = "thinking";
     var->twins[1] = "reasoning_content";
+    var->twins[2] = "reasoning";
     add_json(&v, "tools", tools);
     add_json(&v, "documents", json_find(row, "documents"));
     add(&v, "add_generation_prompt", JINJA_TRUTH)->truth = opt->generation_prompt;

@@ -449,15 +449,19 @@ int64_t jinja_inputs(const struct jinja *t, const char **names, int64_t max)
     return kept;
 }
 
+static bool is_set(const struct value *v) { return v && v->kind != VALUE_NONE; }
+
 static void add_twins(struct jinja_state *st, const struct jinja_var *var, const struct list *l)
 {
     for (int64_t i = 0; i < l->count && !st->failed; i++) {
         struct dict *d = l->items[i].kind == VALUE_DICT ? l->items[i].dict : NULL;
-        for (int k = 0; k < 2 && d && var->twins[k]; k++) {
-            const struct value *v = dict_get(st, d, key_of(var->twins[k]));
-            const struct value other = key_of(var->twins[1 - k]);
-            if (v && !dict_get(st, d, other)) dict_set(st, d, other, *v);
-        }
+        const struct value *v = NULL;
+        for (int k = 0; k < MT_LEN(var->twins) && d && var->twins[k]; k++)
+            if (!is_set(v)) v = dict_get(st, d, key_of(var->twins[k]));
+        if (!is_set(v)) continue;
+        const struct value set = *v;
+        for (int k = 0; k < MT_LEN(var->twins); k++)
+            if (!is_set(dict_get(st, d, key_of(var->twins[k])))) dict_set(st, d, key_of(var->twins[k]), set);
     }
 }
 

@@ -29,7 +29,7 @@ struct jinja_var {
     const char *text;
     struct json json;
     int64_t leave_out;    /* number of elements to omit at the end of the array json */
-    const char *twins[2]; /* aliases: in its objects, a key of one of these names is also found under the other */
+    const char *twins[3]; /* aliases: in its objects, a key of one of these names is also found under the others */
 };
 
 /* Appends the text to out and the span of every {% generation %} block (which may be empty). date ("YYYY-MM-DD") is the
