@@ -485,9 +485,23 @@ static enum data_format format_of(struct json row)
     return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
 }
 
+/* The key that marks answers as bad in data for DPO and KTO, as TRL and LLaMA-Factory name it; NULL: none. */
+static const char *preference_key(struct json row, enum data_format format)
+{
+    if (json_has(row, "rejected")) return "rejected";
+    if (json_has(row, "kto_tag")) return "kto_tag";
+    return format == DATA_PROMPT_COMPLETION && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
+}
+
 static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
+    const char *preference = preference_key(row, format);
+    if (preference)
+        return json_error(row, err,
+                          "has `%s`, a key of preference data, which is not supported: remove the bad answers and this "
+                          "key, or name the columns to train on, as in data.columns = prompt=prompt,completion=chosen",
+                          preference);
     if (r->opt->tokens.n_top && format != DATA_TOKENS) {
         r->fatal = true;
         return json_error(row, err,
