@@ -119,9 +119,18 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     return rc;
 }
 
+/* The turns of one form under the key of the other are an error that names the columns to set. */
+static int check_turns(struct json list, const char *turn, const char *other, const char *columns, struct err *err)
+{
+    const struct json first = json_at(list, 0);
+    if (json_has(first, turn) || !json_has(first, other)) return 0;
+    return json_error(first, err, "has `%s` in place of `%s`: set data.columns = %s", other, turn, columns);
+}
+
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
+    if (check_turns(json_find(row, "messages"), "role", "from", "conversations=messages", err)) return -1;
     if (!r->opt->chat && !row_is_harmony(r->tok)) /* harmony's marks would be tokenised as ordinary text */
         return json_error(
             row, err,
@@ -270,7 +279,9 @@ static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
         {"model", "assistant"}, {"chatgpt", "assistant"}, {"system", "system"}, {"observation", "tool"},
         {"tool", "tool"},       {"function_call", NULL}};
     struct json turns;
-    if (json_get_array(row, "conversations", &turns, err)) return -1;
+    if (json_get_array(row, "conversations", &turns, err) ||
+        check_turns(turns, "from", "role", "messages=conversations", err))
+        return -1;
     open_row(r);
     if (put_system(r, row, err)) return -1;
     for (int64_t i = 0; i < json_count(turns); i++) {

@@ -277,6 +277,9 @@ static void bad_rows(void **state)
         {"{\"prompt\": \"a\", \"completion\": \"b\", \"label\": false}", "`label`, a key of preference data"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"kto_tag\": false}", "`kto_tag`, a key of preference data"},
         {"{\"messages\": \"hello\"}", "messages"},
+        {"{\"messages\": [{\"from\": \"human\", \"value\": \"a\"}]}", "set data.columns = conversations=messages"},
+        {"{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}]}",
+         "set data.columns = messages=conversations"},
         {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
         {"{\"messages\": [{\"role\": \"user\"}]}", "messages"},
     };
