@@ -263,10 +263,11 @@ static int read_lines(struct builder *b, struct line_reader *reader, struct err 
     return status;
 }
 
-/* Tables that other tools write: a file with such a name has no JSON. */
+/* Tables and compressed files that other tools write: a file with such a name has no JSON. */
 static int check_format(const char *path, struct err *err)
 {
-    static const char *const endings[] = {".csv", ".tsv", ".parquet", ".arrow", ".csv.gz", ".tsv.gz"};
+    static const char *const endings[] = {".csv",    ".tsv", ".parquet", ".arrow", ".csv.gz",
+                                          ".tsv.gz", ".zst", ".xz",      ".bz2",   ".zip"};
     const char *end = path + strlen(path);
     for (int64_t i = 0; i < MT_LEN(endings); i++)
         if (end - path > (ptrdiff_t)strlen(endings[i]) && !strcmp(end - strlen(endings[i]), endings[i]))

@@ -9,13 +9,13 @@
 #include "tests/process.h"
 
 /* Creates one path of each kind in a new directory. */
-static char dir[MT_PATH], path_of[8][MT_PATH];
-enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT, TABLE, PARQUET };
+static char dir[MT_PATH], path_of[9][MT_PATH];
+enum { MISSING, BROKEN, FOLDER, EMPTY, SECRET, TEXT, TABLE, PARQUET, ZSTD };
 
 static void make_paths(void)
 {
-    static const char *const names[] = {"missing", "broken", "folder",    "empty",
-                                        "secret",  "text",   "table.csv", "table.parquet"};
+    static const char *const names[] = {"missing", "broken",    "folder",        "empty",         "secret",
+                                        "text",    "table.csv", "table.parquet", "rows.jsonl.zst"};
     struct err err;
     snprintf(dir, sizeof(dir), "%s", scratch_dir());
     for (int i = 0; i < MT_LEN(names); i++)
@@ -28,6 +28,7 @@ static void make_paths(void)
     assert_int_equal(file_write_atomic(path_of[TEXT], "{% oops", 7, &err), 0);
     assert_int_equal(file_write_atomic(path_of[TABLE], "a,b\n1,2\n", 8, &err), 0);
     assert_int_equal(file_write_atomic(path_of[PARQUET], "PAR1", 4, &err), 0);
+    assert_int_equal(file_write_atomic(path_of[ZSTD], "\x28\xb5\x2f\xfd", 4, &err), 0);
 }
 
 /* Trains with key = path. Expects exit code 1, one line with key, path and `part`, and no output.dir. */
@@ -127,6 +128,7 @@ static void of_the_configuration(void **state)
     assert_refused("data.train", path_of[EMPTY], "empty: no rows: expected JSONL or JSON");
     assert_refused("data.train", path_of[TABLE], ".csv files are not read: convert it to JSONL or JSON, plain or .gz");
     assert_refused("data.eval", path_of[PARQUET], ".parquet files are not read: convert it to JSONL or JSON");
+    assert_refused("data.train", path_of[ZSTD], ".zst files are not read: convert it to JSONL or JSON, plain or .gz");
     assert_refused("data.train", path_of[TEXT], "");
     assert_refused("data.chat_template", path_of[TEXT], "");
     assert_refused("eval.prompts", path_of[EMPTY], "has no rows");
