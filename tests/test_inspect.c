@@ -116,7 +116,7 @@ static void adapters(void **state)
         {"{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"target_modules\":\"a.*\\u001b\"}",
          "  modules       a.*? (a regular expression)", NULL},
         {"{\"peft_type\":\"LORA\",\"r\":1,\"lora_alpha\":1,\"rank_pattern\":{\"q\":2}}",
-         "  patterns      1 modules have a different r or alpha", NULL},
+         "  patterns      1 in rank_pattern and alpha_pattern", NULL},
         {"{\"peft_type\":\"LORA\",\"r\":0,\"lora_alpha\":1}", NULL, "key `r`: 0 is not between 1"},
         {"{\"r\":1,\"lora_alpha\":1}", NULL, "key `peft_type`: is missing"},
         {"[]", NULL, "key `peft_type`: is missing"},

@@ -356,7 +356,7 @@ static int print_adapter(struct json config, FILE *out, struct err *err)
     print_names("modules", json_find(config, "target_modules"), out);
     print_names("parameters", json_find(config, "target_parameters"), out);
     int64_t patterns = json_count(json_find(config, "rank_pattern")) + json_count(json_find(config, "alpha_pattern"));
-    if (patterns) fprintf(out, "  %-14s%" PRId64 " modules have a different r or alpha\n", "patterns", patterns);
+    if (patterns) fprintf(out, "  %-14s%" PRId64 " in rank_pattern and alpha_pattern\n", "patterns", patterns);
     return 0;
 }
 
