@@ -196,12 +196,23 @@ static int64_t row_values(const struct builder *b)
     return b->opt->tokens.n_top ? 64 * JSON_ROW_VALUES : JSON_ROW_VALUES;
 }
 
+/* Whether the line of a file begins what later lines end. */
+static bool goes_on(const char *line, int64_t size)
+{
+    while (size && text_is_space(line[size - 1])) size--;
+    return size && strchr("{[,", line[size - 1]);
+}
+
 static int add_line(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)
 {
     struct err why;
     int64_t before = b->ds->n_tokens;
     b->ds->n_rows++;
     struct json_doc *doc = json_parse_row(line, size, row_values(b), where, &why);
+    if (!doc && goes_on(line, size)) {
+        const struct err json = why;
+        (void)err_set(&why, "%s; a row must be one line, or the file one array of rows", json.msg);
+    }
     bool good = doc && !row_add(b, json_root(doc), where, &why);
     json_free(doc);
     return row_done(b, where, good, &why, before, err);

@@ -499,8 +499,8 @@ static enum data_format format_of(struct json row)
 /* The key that marks answers as bad in data for DPO and KTO, as TRL and LLaMA-Factory name it; NULL: none. */
 static const char *preference_key(struct json row, enum data_format format)
 {
-    if (json_has(row, "rejected")) return "rejected";
-    if (json_has(row, "kto_tag")) return "kto_tag";
+    if (!is_empty(json_find(row, "rejected"))) return "rejected";
+    if (!is_empty(json_find(row, "kto_tag"))) return "kto_tag";
     return format == DATA_PROMPT_COMPLETION && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
 }
 

@@ -109,7 +109,7 @@ static int run_alone(int (*run)(void))
 
 int main(int argc, char **argv)
 {
-    static char whole[PATH_MAX];
+    static char whole[2][PATH_MAX];
     int failed = 0, ran = 0, first = 1;
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read the output of a kernel as soon as the op has returned */
     for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
@@ -118,7 +118,9 @@ int main(int argc, char **argv)
         if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
         if (!strcmp(argv[first], "--skip")) cmocka_set_skip_filter(argv[first + 1]);
     }
-    if (realpath(fixtures, whole)) fixtures = whole; /* tests create symbolic links to fixtures */
+    /* Tests create symbolic links to fixtures, and run the binary in other folders. */
+    if (realpath(fixtures, whole[0])) fixtures = whole[0];
+    if (binary && realpath(binary, whole[1])) binary = whole[1];
     for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
         bool wanted = first >= argc;
         for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);

@@ -71,8 +71,40 @@ static void arrays(void **state)
     mem_free(text);
 }
 
+/* An error in a row that columns turned into another form names its line. */
+static void bad_rows_of_columns(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"conversations=c", "{\"c\": []}"},
+        {"conversations=c", "{\"c\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\", "
+                            "\"weight\": 0.5}]}"},
+        {"instruction=i,output=o,history=h", "{\"i\": \"a\", \"o\": \"b\", \"h\": [[1, 2]]}"},
+        {"instruction=i,output=o,tools=t", "{\"i\": \"a\", \"o\": \"b\", \"t\": \"x\"}"},
+        {"text=s", "{\"s\": 5}"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct dataset_options opt = rows_options();
+        char line[MT_PATH + 8];
+        opt.columns = rows[i][0];
+        const char *path = rows_write(rows[i][1]);
+        snprintf(line, sizeof(line), "%s:1", path);
+        rows_refused(path, &opt, line);
+    }
+}
+
+/* A file of rows over several lines, and one object around them. */
+static void rows_over_lines(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"{\n  \"text\": \"a\"\n}\n", "{\"train\": [\n{\"text\": \"a\"}\n]}\n"};
+    const struct dataset_options opt = rows_options();
+    for (int i = 0; i < MT_LEN(files); i++)
+        rows_refused(rows_write(files[i]), &opt, "; a row must be one line, or the file one array of rows");
+}
+
 int test_bad_rows(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays),
+                                       cmocka_unit_test(bad_rows_of_columns), cmocka_unit_test(rows_over_lines)};
     return cmocka_run_group_tests_name("bad_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

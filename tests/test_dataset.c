@@ -688,27 +688,6 @@ static void columns(void **state)
     }
 }
 
-/* An error in a row that columns turned into another form names its line. */
-static void bad_rows_of_columns(void **state)
-{
-    (void)state;
-    static const char *const rows[][2] = {
-        {"conversations=c", "{\"c\": []}"},
-        {"conversations=c", "{\"c\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\", "
-                            "\"weight\": 0.5}]}"},
-        {"instruction=i,output=o,history=h", "{\"i\": \"a\", \"o\": \"b\", \"h\": [[1, 2]]}"},
-        {"instruction=i,output=o,tools=t", "{\"i\": \"a\", \"o\": \"b\", \"t\": \"x\"}"},
-        {"text=s", "{\"s\": 5}"}};
-    for (int i = 0; i < MT_LEN(rows); i++) {
-        struct dataset_options opt = rows_options();
-        char line[MT_PATH + 8];
-        opt.columns = rows[i][0];
-        const char *path = rows_write(rows[i][1]);
-        snprintf(line, sizeof(line), "%s:1", path);
-        rows_refused(path, &opt, line);
-    }
-}
-
 static void weighted_files(void **state)
 {
     (void)state;
@@ -796,7 +775,6 @@ int test_dataset(void)
         cmocka_unit_test(untrained_answers),
         cmocka_unit_test(untrained_turns),
         cmocka_unit_test(columns),
-        cmocka_unit_test(bad_rows_of_columns),
         cmocka_unit_test(weighted_files),
         cmocka_unit_test(messages_need_the_marks),
     };
