@@ -308,6 +308,8 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
     {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
+};
+static const struct gpu_setup grouped_cases[] = {
     /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last; the
      * kernels for few, some and many rows per expert */
     {{{WF_MXFP4, 0, false}, 97, 5, 1, 96, 160, 16, 16, GPTOSS_2, true, CROWDED}, 0, false},
@@ -330,17 +332,27 @@ static void layer_on_the_gpu(void **state)
 {
     (void)state;
     expert_layer_on_gpu(small_cases, MT_LEN(small_cases));
+    expert_layer_on_gpu(grouped_cases, MT_LEN(grouped_cases));
 }
 
 /* The loops of `bench step --path`. The last case has more slots than one block selects from. */
+static void loops_on_the_gpu(const struct gpu_setup *cases, int64_t n)
+{
+    op_check_need_gpu();
+    for (int64_t i = 0; i < n; i++) op_check_loops(expert_layer_run_gpu, &cases[i]);
+}
 static void loops_on_the_gpu_by_cublas(void **state)
 {
     static const struct gpu_setup many = {
         {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, true};
     (void)state;
-    op_check_need_gpu();
-    for (int64_t i = 0; i < MT_LEN(small_cases); i++) op_check_loops(expert_layer_run_gpu, &small_cases[i]);
-    op_check_loops(expert_layer_run_gpu, &many);
+    loops_on_the_gpu(small_cases, MT_LEN(small_cases));
+    loops_on_the_gpu(&many, 1);
+}
+static void loops_large_on_the_gpu(void **state)
+{
+    (void)state;
+    loops_on_the_gpu(grouped_cases, MT_LEN(grouped_cases));
 }
 
 /* Tiles with one row, with one row too many; more row tiles than a band has (2048 rows); columns that end inside every
@@ -406,6 +418,7 @@ int test_ops_moe(void)
         cmocka_unit_test(layer_on_the_gpu),
         cmocka_unit_test(frozen_on_the_gpu),
         cmocka_unit_test(loops_on_the_gpu_by_cublas),
+        cmocka_unit_test(loops_large_on_the_gpu),
         cmocka_unit_test(layer_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);
