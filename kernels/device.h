@@ -91,8 +91,8 @@ const struct ops *ops_cuda(bool portable, struct err *err);
 /* For --version: ops_cpu_library "OpenBLAS 0.3.21 ...", ops_cuda_built the GPU architectures in this program,
  * ops_cuda_found the CUDA and NCCL versions of this machine. */
 const char *ops_cpu_library(void);
-/* *n = the number of threads that OpenMP starts by default, limited by the CPU quota of the control group. An error
- * when the system refuses that many; OpenMP would end the process without a message. */
+/* *n = the number of threads that OpenMP starts by default, limited by the CPU quota of the control group and to 512.
+ * An error when the system refuses that many; OpenMP would end the process without a message. */
 int ops_cpu_threads(int *n, struct err *err) MT_CHECK;
 const char *ops_cuda_built(void);
 const char *ops_cuda_found(char text[160]);

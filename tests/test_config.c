@@ -332,6 +332,7 @@ static void bad_values_are_errors(void **state)
     refuse("[optim]\neps = 0\n", "run.ini:2: optim.eps = \"0\": expected a number in [1e-30, 1]");
     refuse("[lora]\nr = 0\n", "run.ini:2: lora.r = \"0\": expected an integer in [1, 4096]");
     refuse("[lora]\nr = 1e2\n", "run.ini:2: lora.r = \"1e2\": expected an integer in [1, 4096]");
+    refuse("[train]\nthreads = 513\n", "run.ini:2: train.threads = \"513\": expected an integer in [0, 512]");
     refuse("[train]\nseed = 99999999999999999999\n",
            "run.ini:2: train.seed = \"99999999999999999999\": expected an integer in [0, 9e15]");
     refuse("[data]\npacking = maybe\n", "run.ini:2: data.packing = \"maybe\": expected one of true|false");

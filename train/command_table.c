@@ -464,7 +464,7 @@ static const struct cli_row bench_step_rows[] = {
     OPTION(bench_experts_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"), \
     OPTION(bench_experts_options, device, "--device", "NAME", "auto|cpu|cuda|cuda-portable", "auto", "device"), \
     OPTION(bench_experts_options, dtype, "--dtype", "NAME", "auto|fp32|bf16", "auto", "type of activations"), \
-    USUALLY(bench_experts_options, threads, "--threads", "N", "[1, 4096]", "all cores", "CPU threads"), \
+    USUALLY(bench_experts_options, threads, "--threads", "N", "[1, 512]", "all cores", "CPU threads"), \
     JSON(bench_experts_options)
 
 static const struct cli_row bench_lora_rows[] = {

@@ -30,6 +30,8 @@ static bool has_room(void)
     return p != MAP_FAILED && !munmap(p, BUFFER_BYTES);
 }
 
+enum { MAX_THREADS = 512 }; /* OpenBLAS 0.3 has no memory for more than some 600 callers at a time */
+
 static void *wait_here(void *lock)
 {
     pthread_mutex_lock(lock);
@@ -42,7 +44,8 @@ int ops_cpu_threads(int *n, struct err *err)
     static int started; /* OpenMP keeps its team of threads */
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const int max = omp_get_max_threads();
-    const int want = max == omp_get_num_procs() ? MT_MIN(max, cgroup_cpus("")) : max; /* else OMP_NUM_THREADS applies */
+    const int most = max == omp_get_num_procs() ? MT_MIN(max, cgroup_cpus("")) : max; /* else OMP_NUM_THREADS applies */
+    const int want = MT_MIN(most, MAX_THREADS);
     int had = 0, team = 0, rc = 0;
     if (started) return *n = started, 0;
     pthread_t *threads = mem_array(want, sizeof(*threads));
