@@ -200,7 +200,7 @@ static int64_t row_values(const struct builder *b)
 static bool goes_on(const char *line, int64_t size)
 {
     while (size && text_is_space(line[size - 1])) size--;
-    return size && strchr("{[,", line[size - 1]);
+    return size && memchr("{[,", line[size - 1], 3);
 }
 
 static int add_line(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)

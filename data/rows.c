@@ -120,17 +120,20 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
 }
 
 /* The turns of one form under the key of the other are an error that names the columns to set. */
-static int check_turns(struct json list, const char *turn, const char *other, const char *columns, struct err *err)
+static int check_turns(const struct row_reader *r, struct json list, const char *turn, const char *other,
+                       const char *columns, struct err *err)
 {
     const struct json first = json_at(list, 0);
+    const bool plain = r->opt->format == DATA_AUTO && !(r->opt->columns && r->opt->columns[0]);
     if (json_has(first, turn) || !json_has(first, other)) return 0;
-    return json_error(first, err, "has `%s` in place of `%s`: set data.columns = %s", other, turn, columns);
+    return json_error(first, err, "has `%s` in place of `%s`%s%s", other, turn, plain ? ": set data.columns = " : "",
+                      plain ? columns : "");
 }
 
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
-    if (check_turns(json_find(row, "messages"), "role", "from", "conversations=messages", err)) return -1;
+    if (check_turns(r, json_find(row, "messages"), "role", "from", "conversations=messages", err)) return -1;
     if (!r->opt->chat && !row_is_harmony(r->tok)) /* harmony's marks would be tokenised as ordinary text */
         return json_error(
             row, err,
@@ -206,6 +209,15 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
     return rc;
 }
 
+/* Absent, null or "", which a table has for no value. */
+static bool is_empty(struct json j)
+{
+    const char *s;
+    int64_t size;
+    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
+    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
+}
+
 /* Keys that rows of messages have beside them. */
 static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
 
@@ -213,7 +225,7 @@ static const char *const beside[] = {"tools", "chat_template_kwargs", "documents
 static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)
 {
     for (int64_t i = 0; i < MT_LEN(beside); i++)
-        if (json_has(row, beside[i]) && !(except && except[i]) &&
+        if (!is_empty(json_find(row, beside[i])) && !(except && except[i]) &&
             put_key(keys, beside[i], json_find(row, beside[i]), err))
             return -1;
     return 0;
@@ -227,15 +239,6 @@ static int read_rewritten(struct row_reader *r, struct json row, struct err *err
     if (!rc) rc = read_with_keys(r, row, &keys, err);
     text_free(&keys);
     return rc;
-}
-
-/* Absent, null or "", which a table has for no value. */
-static bool is_empty(struct json j)
-{
-    const char *s;
-    int64_t size;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
-    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
 }
 
 /* The system prompt of a row of sharegpt or alpaca. */
@@ -280,7 +283,7 @@ static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
         {"tool", "tool"},       {"function_call", NULL}};
     struct json turns;
     if (json_get_array(row, "conversations", &turns, err) ||
-        check_turns(turns, "from", "role", "messages=conversations", err))
+        check_turns(r, turns, "from", "role", "messages=conversations", err))
         return -1;
     open_row(r);
     if (put_system(r, row, err)) return -1;
@@ -499,7 +502,9 @@ static enum data_format format_of(struct json row)
 /* The key that marks answers as bad in data for DPO and KTO, as TRL and LLaMA-Factory name it; NULL: none. */
 static const char *preference_key(struct json row, enum data_format format)
 {
-    if (!is_empty(json_find(row, "rejected"))) return "rejected";
+    const struct json rejected = json_find(row, "rejected");
+    const enum json_type type = json_type(rejected);
+    if (json_truthy(rejected) && (type == JSON_STRING || type == JSON_ARRAY || type == JSON_OBJECT)) return "rejected";
     if (!is_empty(json_find(row, "kto_tag"))) return "kto_tag";
     return format == DATA_PROMPT_COMPLETION && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
 }
@@ -509,10 +514,10 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
     const char *preference = preference_key(row, format);
     if (preference)
-        return json_error(row, err,
-                          "has `%s`, a key of preference data, which is not supported: remove the bad answers and this "
-                          "key, or name the columns to train on, as in data.columns = prompt=prompt,completion=chosen",
-                          preference);
+        return json_error(row, err, "has `%s`, a key of preference data, which is not supported: %s", preference,
+                          strcmp(preference, "rejected")
+                              ? "keep the rows in which it is true, and remove the key"
+                              : "name the columns to train on, as in data.columns = prompt=prompt,completion=chosen");
     if (r->opt->tokens.n_top && format != DATA_TOKENS) {
         r->fatal = true;
         return json_error(row, err,

@@ -92,6 +92,18 @@ static void bad_rows_of_columns(void **state)
     }
 }
 
+/* A column `rejected` of flags is no answer. */
+static void flags_are_no_preferences(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    const struct dataset_options opt = rows_options();
+    rows_load(&ds, rows_write("{\"text\": \"ab\", \"rejected\": false}\n{\"text\": \"cd\", \"rejected\": null}\n"),
+              &opt);
+    assert_int_equal(ds.n_docs, 2);
+    dataset_free(&ds);
+}
+
 /* A file of rows over several lines, and one object around them. */
 static void rows_over_lines(void **state)
 {
@@ -105,6 +117,7 @@ static void rows_over_lines(void **state)
 int test_bad_rows(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays),
-                                       cmocka_unit_test(bad_rows_of_columns), cmocka_unit_test(rows_over_lines)};
+                                       cmocka_unit_test(bad_rows_of_columns),
+                                       cmocka_unit_test(flags_are_no_preferences), cmocka_unit_test(rows_over_lines)};
     return cmocka_run_group_tests_name("bad_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

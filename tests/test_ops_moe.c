@@ -335,7 +335,7 @@ static void layer_on_the_gpu(void **state)
     expert_layer_on_gpu(grouped_cases, MT_LEN(grouped_cases));
 }
 
-/* The loops of `bench step --path`. The last case has more slots than one block selects from. */
+/* The loops of `bench step --path`. */
 static void loops_on_the_gpu(const struct gpu_setup *cases, int64_t n)
 {
     op_check_need_gpu();
@@ -343,8 +343,10 @@ static void loops_on_the_gpu(const struct gpu_setup *cases, int64_t n)
 }
 static void loops_on_the_gpu_by_cublas(void **state)
 {
-    static const struct gpu_setup many = {
-        {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, true};
+    static const struct gpu_setup many = {/* more slots than one block selects from */
+                                          {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, GPTOSS_2, true, SPREAD},
+                                          0,
+                                          true};
     (void)state;
     loops_on_the_gpu(small_cases, MT_LEN(small_cases));
     loops_on_the_gpu(&many, 1);

@@ -111,7 +111,7 @@ static const struct option options[] = {
     ROW(train, aux_convention, MATH, "transformers", "transformers|megatron", "loss pooled over layers, or per layer"),
     ROW(train, resume, FREE, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
-    ROW(train, threads, FREE, "0", "[0, 512]", "CPU threads; 0: all cores"),
+    ROW(train, threads, FREE, "0", "[0, 512]", "CPU threads; 0: all cores, at most 512"),
     ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
     ROW(train, offload, FREE, "auto", TRAIN_OFFLOADS, "host memory; auto: what the limit needs"),
     ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts as bf16; -1: all that fit (GPU)"),

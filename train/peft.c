@@ -312,6 +312,15 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
                       "like mlp.shared_experts.up_proj");
 }
 
+/* The first key that matches a module counts, as in PEFT, where `down_proj` matches those of every network. */
+static void set_gain(struct source *src, const char *key, enum lora_target t, double gain)
+{
+    const enum lora_target also[] = {t, LORA_SHARED_DOWN, LORA_DENSE_DOWN};
+    const int n = t == LORA_DOWN && !strstr(key, "experts") ? MT_LEN(also) : 1;
+    for (int i = 0; i < n; i++)
+        if (!src->gain[also[i]]) src->gain[also[i]] = gain;
+}
+
 static int read_patterns(struct source *src, struct json root, struct err *err)
 {
     static const char *const keys[] = {"rank_pattern", "alpha_pattern"};
@@ -330,7 +339,7 @@ static int read_patterns(struct source *src, struct json root, struct err *err)
             }
             if (json_f64(value, &alpha, err)) return -1;
             if (!(alpha > 0 && src->alpha > 0)) return json_error(value, err, "and lora_alpha must be above 0");
-            src->gain[t] = alpha / src->alpha;
+            set_gain(src, key, t, alpha / src->alpha);
         }
     }
     return 0;

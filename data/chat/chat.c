@@ -138,10 +138,8 @@ static int put_tool_call(struct chat *c, struct json message, int64_t index, str
 const char *chat_reasoning_key(struct json message, const char *own)
 {
     const char *const keys[] = {own, "thinking", "reasoning_content", "reasoning"};
-    for (int64_t i = 0; i < MT_LEN(keys); i++) {
-        const enum json_type type = json_type(json_find(message, keys[i]));
-        if (type != JSON_ABSENT && type != JSON_NULL) return keys[i];
-    }
+    for (int64_t i = 0; i < MT_LEN(keys); i++)
+        if (json_truthy(json_find(message, keys[i]))) return keys[i];
     return own;
 }
 
@@ -256,7 +254,7 @@ static int render(struct chat *c, struct json tools, struct err *err)
 static int get_own(struct chat_options *o, struct json row, struct err *err)
 {
     const struct json own = json_find(row, "chat_template_kwargs");
-    if (json_type(own) == JSON_ABSENT || json_type(own) == JSON_NULL) return 0;
+    if (!json_truthy(own)) return 0;
     if (json_type(own) != JSON_OBJECT) return json_error(own, err, "must be an object");
     if (json_truthy(json_find(own, "builtin_tools")))
         return json_error(own, err, "builtin_tools: set data.chat_template to the checkpoint's chat_template.jinja");

@@ -366,7 +366,7 @@ extern "C" void cuda_shared_attn_bwd(struct device *dev, struct tensor dq, struc
     a.dkv = bf16_ptr(dkv), a.ld_dkv = dkv.ld;
     a.dentry = dentry.ndim ? bf16_ptr(dentry) : NULL, a.ld_dentry = dentry.ld;
     const bool live = !dev->dry_run && a.n_tok > 0;
-    if (live) want_countable(q.shape[0], seqs, shape);
+    if (!dev->dry_run) want_countable(q.shape[0], seqs, shape);
     if (by_tiles(&a)) {
         const struct shared_chunk x = take_scratch(dev, &a);
         const struct tensor rows[] = {q, kv, entry, o, dout, dq, dkv, dentry};

@@ -449,7 +449,7 @@ int64_t jinja_inputs(const struct jinja *t, const char **names, int64_t max)
     return kept;
 }
 
-static bool is_set(const struct value *v) { return v && v->kind != VALUE_NONE; }
+static bool is_set(const struct value *v) { return v && v->kind != VALUE_NONE && (v->kind != VALUE_STRING || v->size); }
 
 static void add_twins(struct jinja_state *st, const struct jinja_var *var, const struct list *l)
 {
@@ -460,7 +460,7 @@ static void add_twins(struct jinja_state *st, const struct jinja_var *var, const
             if (!is_set(v)) v = dict_get(st, d, key_of(var->twins[k]));
         if (!is_set(v)) continue;
         const struct value set = *v;
-        for (int k = 0; k < MT_LEN(var->twins); k++)
+        for (int k = 0; k < MT_LEN(var->twins) && var->twins[k]; k++)
             if (!is_set(dict_get(st, d, key_of(var->twins[k])))) dict_set(st, d, key_of(var->twins[k]), set);
     }
 }
