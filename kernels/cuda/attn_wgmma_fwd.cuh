@@ -30,7 +30,7 @@
  *   scores less the earlier one, as integers, three at a time, without shuffles 426, 455 to 461; with that, waits
  *   tested ahead 420 to 438, 464 to 477, every fourth 2^x on the FMA pipe 403 to 424, 455 to 457, one warpgroup at a
  *   time in its 2^x 423 to 431, 457 to 475. A warp's own instructions take 1,500 of the 2,185 clocks of a tile.
- *   Queries as an operand in registers, heads of 64 and 128, H200: the same within the spread, S 4096 and 32768.
+ *   Queries as an operand in registers, heads of 64 and 128, H200, against fcac2c2: no difference, S 4096, 32768.
  *   kv heads in flight (NEAR_HEADS), 128 kv heads of 192/128: all 503, 32 575, 8 620, 4 663; but heads of 64, 8 kv
  *   heads: 8 462, 4 436.
  * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns; softmax of a tile overlaps with the next scores). */
