@@ -151,6 +151,40 @@ static void alpha_pattern_scales_b(void **state)
     tiny_close(&t);
 }
 
+/* `down_proj` names the projections of all networks: routed experts and the shared ones. */
+static void alpha_pattern_of_every_network(void **state)
+{
+    (void)state;
+    static const struct tensor_names names = {.shared = "mlp.shared_experts"};
+    struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options("experts,shared_experts");
+    struct err err = {.msg = ""};
+    struct tiny t;
+    int64_t n_scaled[LORA_TARGETS] = {0};
+    const char *dir = scratch_dir();
+    a.names = &names;
+    a.d_shared = 7;
+    for (int64_t l = 0; l < a.n_layer; l++) a.ffn[l] = &ffn_shared;
+    tiny_open(&t, &a, &opt, "fp32");
+    tiny_fill(&t, t.ad.opt.param, 5);
+    if (peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err)) fail_msg("%s", err.msg);
+    float *before = read_values(&a, dir);
+    replace_in_config(dir, "\"alpha_pattern\": {}", "\"alpha_pattern\": {\"down_proj\": 12}");
+    float *after = read_values(&a, dir);
+    const struct adapters *ad = adapters_logical(&t.ad);
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        const bool down = p->target == LORA_DOWN || p->target == LORA_SHARED_DOWN;
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++)
+            assert_true(after[k] == (p->is_b && down ? 2 : 1) * before[k]);
+        n_scaled[p->target] += p->is_b && down;
+    }
+    assert_true(n_scaled[LORA_DOWN] && n_scaled[LORA_SHARED_DOWN]);
+    mem_free(before);
+    mem_free(after);
+    tiny_close(&t);
+}
+
 static void unsupported_patterns_are_errors(void **state)
 {
     (void)state;
@@ -184,6 +218,7 @@ int test_rank_pattern(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(targets_and_views), cmocka_unit_test(files_are_restored),
                                        cmocka_unit_test(alpha_pattern_scales_b),
+                                       cmocka_unit_test(alpha_pattern_of_every_network),
                                        cmocka_unit_test(unsupported_patterns_are_errors)};
     return cmocka_run_group_tests_name("rank_pattern", tests, NULL, NULL);
 }
