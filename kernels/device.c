@@ -142,7 +142,7 @@ void device_close(struct device *dev)
     struct arena *arenas[] = {&dev->weights, &dev->state, &dev->work};
     for (int i = 0; i < 3; i++)
         if (arenas[i]->base) dev->ops->free(arenas[i]->base);
-    if (dev->host.base) dev->ops->free_host(dev->host.base);
+    if (dev->host.base) dev->ops->free_host(dev->host.base, dev->host.cap);
     memset(dev, 0, sizeof(*dev));
 }
 

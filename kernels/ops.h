@@ -517,12 +517,14 @@ typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux 
 /* out [E] += rows of each expert.  offs [E+1] i32 */
 typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
 
-/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same).
+/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same);
+ * free_host takes the bytes of alloc_host.
  * free_bytes: what alloc can still provide, -1 without a device (device_open_plan). used_bytes: used on the device, on
  * a CPU the peak of this process. fixed_bytes: used outside the arenas, by the backend and others; plans leave it free.
  * upload has read src on return and is ordered before later ops; download waits for earlier ops; wait: for all ops. */
 typedef void *dev_alloc_fn(int64_t bytes);
 typedef void dev_free_fn(void *p);
+typedef void dev_free_host_fn(void *p, int64_t bytes);
 typedef int64_t dev_bytes_fn(void);
 typedef void dev_upload_fn(void *dst, const void *src, int64_t bytes);
 typedef void dev_download_fn(void *dst, const void *src, int64_t bytes);
@@ -562,7 +564,8 @@ struct ops {
     int64_t (*logit_bytes)(int64_t n_vocab); /* of a logit in the scratch of linear_ce; NULL: of an f32 */
     int64_t rank_multiple;                   /* LoRA ranks are padded to a multiple of this */
     dev_alloc_fn *alloc, *alloc_host;
-    dev_free_fn *free, *free_host;
+    dev_free_fn *free;
+    dev_free_host_fn *free_host;
     dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;
     dev_upload_fn *upload;
     dev_download_fn *download;

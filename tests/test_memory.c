@@ -1,7 +1,8 @@
-/* test_memory.c - limits of host memory and CPU time: control groups v1 and v2, RLIMIT_AS. */
+/* test_memory.c - limits of host memory and CPU time: control groups v1 and v2, RLIMIT_AS; blocks of memory. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -163,11 +164,31 @@ static void test_plan(void **state)
 #endif
 }
 
+/* All of a block is in RAM and zero, also after one with other bytes was returned. */
+static void test_map(void **state)
+{
+    (void)state;
+    const int64_t bytes = 5 * MIB + 3, page = sysconf(_SC_PAGESIZE), n_pages = (bytes + page - 1) / page;
+    unsigned char present[(6 << 20) / 4096];
+    for (int k = 0; k < 2; k++) {
+        char *p = memory_map(bytes);
+        assert_non_null(p);
+        assert_int_equal(mincore(p, (size_t)bytes, present), 0);
+        for (int64_t i = 0; i < n_pages; i++) assert_true(present[i] & 1);
+        for (int64_t i = 0; i < bytes; i++) assert_int_equal(p[i], 0);
+        memset(p, 7, (size_t)bytes);
+        memory_unmap(p, bytes);
+    }
+    assert_null(memory_map(memory_room("") + (1ll << 40)));
+    assert_null(memory_map(0));
+}
+
 int test_memory(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_version_2),   cmocka_unit_test(test_version_1),     cmocka_unit_test(test_cpu_quota_2),
         cmocka_unit_test(test_cpu_quota_1), cmocka_unit_test(test_address_space), cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_map),
     };
     return cmocka_run_group_tests_name("memory", tests, NULL, NULL);
 }

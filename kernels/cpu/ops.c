@@ -16,6 +16,8 @@ static void *host_alloc(int64_t bytes)
 
 static void host_free(void *p) { free(p); }
 
+static void host_free_host(void *p, int64_t bytes) { (void)bytes, free(p); }
+
 static int64_t host_free_bytes(void) { return memory_room(""); }
 
 static int64_t host_used_bytes(void)
@@ -79,7 +81,7 @@ static const struct ops table = {
     .alloc = host_alloc,
     .alloc_host = host_alloc,
     .free = host_free,
-    .free_host = host_free,
+    .free_host = host_free_host,
     .free_bytes = host_free_bytes,
     .used_bytes = host_used_bytes,
     .fixed_bytes = host_fixed_bytes,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/cuda/cuda.h"
+#include "kernels/memory.h"
 
 enum { STAGING_HALF = 32 << 20 };
 
@@ -37,15 +38,22 @@ static void *gpu_alloc(int64_t bytes)
 
 static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 
+/* Pinning mapped pages is faster than cudaHostAlloc: 60 GiB took 3 s instead of 30 to 39, and 1.6 instead of 11 to free
+ * (H200, 16 cores). */
 static void *gpu_alloc_host(int64_t bytes)
 {
-    void *p = NULL;
-    if (cudaHostAlloc(&p, (size_t)MT_MAX(bytes, 1), cudaHostAllocMapped) == cudaSuccess) return p;
+    void *p = memory_map(bytes);
+    if (!p || cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped) == cudaSuccess) return p;
     cudaGetLastError();
+    memory_unmap(p, bytes);
     return NULL;
 }
 
-static void gpu_free_host(void *p) { CUDA_CHECK(cudaFreeHost(p)); }
+static void gpu_free_host(void *p, int64_t bytes)
+{
+    CUDA_CHECK(cudaHostUnregister(p));
+    memory_unmap(p, bytes);
+}
 
 static int64_t gpu_free_bytes(void)
 {

@@ -49,31 +49,48 @@ bool device_has(uint64_t a, int64_t bytes)
     return false;
 }
 
-static void *take(int64_t bytes, bool device)
+static bool add(void *p, int64_t bytes, bool device)
 {
-    if (bytes < 1) bytes = 1;
-    if (n_blocks == sizeof(blocks) / sizeof(*blocks) || (device && used + bytes > MEMORY)) return NULL;
-    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) return NULL;
+    if (n_blocks == sizeof(blocks) / sizeof(*blocks)) return false;
     blocks[n_blocks].at = (uint64_t)(uintptr_t)p;
     blocks[n_blocks].bytes = bytes;
     blocks[n_blocks++].device = device;
     if (device) used += bytes;
-    return p;
+    return true;
+}
+
+static void *take(int64_t bytes, bool device)
+{
+    if (bytes < 1) bytes = 1;
+    if (device && used + bytes > MEMORY) return NULL;
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return NULL;
+    if (add(p, bytes, device)) return p;
+    munmap(p, (size_t)bytes);
+    return NULL;
 }
 
 void *device_alloc(int64_t bytes) { return take(bytes, true); }
 
-static cudaError_t give(void *p)
+/* Removes the block at p; bytes: its size, unless NULL. */
+static cudaError_t drop(void *p, int64_t *bytes)
 {
-    for (int k = 0; p && k < n_blocks; k++) {
+    for (int k = 0; k < n_blocks; k++) {
         if (blocks[k].at != (uint64_t)(uintptr_t)p) continue;
-        munmap(p, (size_t)blocks[k].bytes);
         if (blocks[k].device) used -= blocks[k].bytes;
+        if (bytes) *bytes = blocks[k].bytes;
         blocks[k] = blocks[--n_blocks];
         return cudaSuccess;
     }
-    return p ? fail(cudaErrorInvalidValue) : cudaSuccess;
+    return fail(cudaErrorInvalidValue);
+}
+
+static cudaError_t give(void *p)
+{
+    int64_t bytes = 0;
+    const cudaError_t rc = p ? drop(p, &bytes) : cudaSuccess;
+    if (bytes) munmap(p, (size_t)bytes);
+    return rc;
 }
 
 static cudaError_t take_into(void **p, size_t bytes, bool device)
@@ -85,6 +102,11 @@ cudaError_t cudaMallocManaged(void **p, size_t bytes, unsigned flags) { return (
 cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) { return (void)flags, take_into(p, bytes, false); }
 cudaError_t cudaFree(void *p) { return give(p); }
 cudaError_t cudaFreeHost(void *p) { return give(p); }
+cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
+{
+    return (void)flags, add(p, (int64_t)bytes, false) ? cudaSuccess : fail(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaHostUnregister(void *p) { return drop(p, NULL); }
 cudaError_t cudaHostGetDevicePointer(void **d, void *p, unsigned flags) { return (void)flags, *d = p, cudaSuccess; }
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total)
 {
