@@ -17,7 +17,6 @@ healthy() {
     printf '1:old\n' | tee "$tree/build/$list" > "$tree/build-asan/$list" # of an earlier run
     stub bin/ctest
     stub bin/nvcc
-    stub bin/python3
     stub configs/setup.sh
     stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 3.0 > build/demo/metrics.jsonl"
     stub tests/tsan.sh
@@ -49,8 +48,6 @@ stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 4.0 > buil
 expect 1 "FAILED: demo, exit code 1"
 stub configs/demo.sh 'exit 5'
 expect 5 "FAILED: demo, exit code 5"
-stub bin/python3 'exit 4'
-expect 4 "FAILED: lines that ran, exit code 4"
 stub tests/tsan.sh 'kill "$(cat ci.pid)"'
 expect 143 "FAILED: tests with ThreadSanitizer, exit code 143"
 [ "$failed" -eq 0 ] && echo "ci.sh: each end of .ci/run is as expected"
