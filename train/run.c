@@ -370,20 +370,31 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* Arenas, weights and adapters by the plan; a teacher's adapters without their values. */
-static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, bool train, struct err *err)
+/* Arenas by the plan. */
+static int reserve_memory(struct run *r, bool train, struct err *err)
 {
     struct device *dev = &r->dev;
     const struct plan_memory *memory = &r->plan.memory;
+    const double start = clock_ms();
+    char a[32];
+    if (memory->host && device_reserve_host(dev, memory->host, err)) return -1;
+    if (memory->host)
+        log_info("pinned %s of host memory in %.1f s", str_bytes(a, memory->host), (clock_ms() - start) / 1e3);
+    return device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
+                   device_reserve(dev, &dev->state, "state", memory->state, err) ||
+                   device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err)
+               ? -1
+               : 0;
+}
+
+/* Weights and adapters; a teacher's adapters without their values. */
+static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, struct err *err)
+{
+    struct device *dev = &r->dev;
     const bool packs = r->cfg->model.quantize != CFG_QUANTIZE_NONE;
     struct model_options opt;
     r->plan.opt.quantize.cache = r->packed;
-    if (find_packed(r, &r->plan.opt.quantize, err) ||
-        device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
-        (memory->host && device_reserve_host(dev, memory->host, err)) ||
-        device_reserve(dev, &dev->state, "state", memory->state, err) ||
-        device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err))
-        return -1;
+    if (find_packed(r, &r->plan.opt.quantize, err)) return -1;
     const char *way = comm_share_work(r->par.ep, dev);
     if (r->par.ep->world > 1) log_info("all-to-all of the experts' rows: %s", way);
     if (packs) wait_for_turn(r->par.all);
@@ -472,11 +483,11 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
 {
     struct adapters ad = {0}, teacher = {0}, *planned = NULL;
     char a[32];
-    const double start = clock_ms();
     if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
-        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+        reserve_memory(r, train, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
-    const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, train, err);
+    const double start = clock_ms();
+    const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&teacher);
     r->model.adapters.base = r->model.weights.base;
