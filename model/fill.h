@@ -9,7 +9,8 @@
 
 struct fill {
     struct device *dev;
-    struct arena *arena; /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
+    struct arena *arena;   /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
+    struct arena *experts; /* destination of packed experts: dev->weights, or a slot of host_experts.h */
     const struct arch *a;
     const struct comm *ep;
     struct checkpoint ck;

@@ -22,8 +22,9 @@ struct block {
     struct aux *aux;          /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
     const struct offload *offload; /* [OFFLOAD_KINDS] */
-    bool save_ffn;                 /* forward saves the group FFN (acts.h) for the backward */
-    bool core_saved;               /* recomputation: the group CORE is there, and the mixer does not compute it */
+    struct host_experts *host_experts;
+    bool save_ffn;   /* forward saves the group FFN (acts.h) for the backward */
+    bool core_saved; /* recomputation: the group CORE is there, and the mixer does not compute it */
 
     /* used with expert parallelism only */
     struct comm *ep;

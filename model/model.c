@@ -149,6 +149,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
                                          .decoded_layers = opt->decoded_layers,
+                                         .host_layers = opt->expert_layers,
+                                         .host_bytes = opt->expert_bytes,
                                          .fp8_experts = opt->fp8_experts,
                                          .checked = opt->checked,
                                          .ep = m->par.ep};
@@ -282,6 +284,7 @@ static struct block layer(struct model *m, int64_t l)
         .aux = &m->aux[l],
         .experts = m->acts.experts,
         .offload = m->acts.offload,
+        .host_experts = &m->weights.host,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
@@ -294,6 +297,7 @@ void model_fwd(struct model *m)
 {
     struct layer_acts *acts = m->acts.layers;
     const int64_t dim = m->arch.d_model;
+    m->weights.host.returns = m->pass.backward;
     for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) /* every stream begins as the embedding */
         op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {

@@ -40,9 +40,10 @@ struct model_options {
     struct acts_save save;
     int64_t host_tok; /* tokens of the largest micro-batch, to keep the inputs of layers in dev->host; 0: on
                        * the device */
-    int64_t host_bytes[OFFLOAD_KINDS]; /* copied of a layer's group in the largest micro-batch, for SAVE_*_HOST */
-    bool host_moments;                 /* the optimizer moments are kept in dev->host */
-    double aux_coef;                   /* 0: no auxiliary loss */
+    int64_t host_bytes[OFFLOAD_KINDS];   /* copied of a layer's group in the largest micro-batch, for SAVE_*_HOST */
+    int64_t expert_layers, expert_bytes; /* host_layers, host_bytes of struct weights_options */
+    bool host_moments;                   /* the optimizer moments are kept in dev->host */
+    double aux_coef;                     /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
     int64_t ce_chunk;           /* labelled tokens per pass of the loss head; 0: model_ce_chunk of 128 MiB */

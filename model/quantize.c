@@ -66,7 +66,7 @@ static int list_parts(const struct quantize *q, const struct weight *w, struct p
     return n_part;
 }
 
-static bool is_permanent(const struct quantizer *z) { return z->arena == &z->dev->weights; }
+static bool is_permanent(const struct quantizer *z) { return z->arena != &z->dev->work; }
 
 /* Allocates the parts and, with NF4, its tables; sets the weight's pointers. */
 static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, int n_part)
@@ -380,6 +380,16 @@ static int write_cache(struct quantizer *z, struct err *err)
     for (int64_t i = 0; i < n; i++) mem_free((void *)(uintptr_t)entries[i].name);
     mem_free(entries);
     return rc;
+}
+
+void quantizer_moved(struct quantizer *z, const char *from, int64_t bytes, const char *to)
+{
+    for (int64_t i = 0; i < z->n_packed; i++)
+        for (int p = 0; p < z->packed[i].n_part; p++) {
+            struct part *part = &z->packed[i].part[p];
+            const uintptr_t at = (uintptr_t)part->src - (uintptr_t)from;
+            if (at < (uintptr_t)bytes) part->src = to + at;
+        }
 }
 
 void quantizer_finish(struct quantizer *z)

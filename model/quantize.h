@@ -20,7 +20,7 @@ uint64_t quantize_key(const struct quantize *q, uint64_t seed);
 struct quantizer {
     struct quantize q;
     struct device *dev;
-    struct arena *arena; /* destination of packed bytes. Outside dev->weights they are temporary */
+    struct arena *arena; /* destination of packed bytes. In dev->work they are temporary */
     const struct safetensors *st;
     struct safetensors cache;    /* the cache file of an earlier start; no shards when it cannot be used */
     uint64_t key;                /* hash of checkpoint, format and version; the cache must have the same */
@@ -43,6 +43,8 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
  * packed bytes are temporary on the device, the host also keeps them until the cache is written. */
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
                     double done, struct err *err) MT_CHECK;
+/* Packed bytes at `from` are now in host memory at `to`: write_cache finds them there. */
+void quantizer_moved(struct quantizer *z, const char *from, int64_t bytes, const char *to);
 /* Logs a summary. Writes the cache if any matrix was encoded; a failure to write is only a warning. */
 void quantizer_finish(struct quantizer *z);
 void quantizer_close(struct quantizer *z);

@@ -6,6 +6,7 @@
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
 #include "model/arch.h"
+#include "model/host_experts.h"
 #include "model/quantize.h"
 
 /* A compressor of mixer_compressed.c: values, then gates [2W or 4W, D]; its position bias; its norm. */
@@ -55,6 +56,8 @@ struct weights {
     struct fp8_layer *fp8;             /* [L] host; NULL without FP8 products */
     int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
+    struct host_experts host;          /* of the layers in weights_options.host_layers */
+    int64_t packed_bytes;              /* the most that one layer's experts take on the device, if they are packed */
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
@@ -72,7 +75,10 @@ struct weights_options {
     bool embed_on_host;              /* keep the embedding in dev->host, unless it is also the head */
     int64_t decoded_layers; /* number of last layers whose experts are decoded once by op_decode; their packed bytes
                                are temporary, in dev->work */
-    bool fp8_experts;       /* their products run in e4m3, train.expert_dtype */
+    int64_t host_layers; /* number of routed layers, evenly spaced among those that are not decoded, whose experts are
+                            kept in dev->host; host_bytes: weights.packed_bytes of them */
+    int64_t host_bytes;
+    bool fp8_experts; /* their products run in e4m3, train.expert_dtype */
     bool checked; /* an earlier dry run found all tensors: this one looks for those of a layer's first expert alone, and
                      counts no unused ones */
     bool hashed;  /* sets weights.fingerprint in a dry run too */

@@ -239,7 +239,7 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     struct arena *work = &f->dev->work;
     const int64_t mark = arena_mark(work);
     const bool decoded = f->layer >= f->first_decoded;
-    if (decoded) f->arena = work;
+    f->arena = decoded ? work : f->experts;
     const int rc = p->stack ? load_experts(f, w, bias, p) : load_per_expert(f, w, bias, p);
     f->arena = &f->dev->weights;
     if (rc) return -1;
@@ -257,8 +257,15 @@ int weights_experts(struct fill *f, struct proj *up, const struct stored_experts
                     const struct stored_experts *stored_down)
 {
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
+    struct arena *slot = host_experts_place(&f->w->host, f->dev, f->layer);
+    f->experts = slot ? slot : &f->dev->weights;
     const int rc = load_product(f, up, stored_up) || load_product(f, down, stored_down);
-    f->w->expert_bytes += f->dev->weights.used - before;
+    const int64_t bytes = f->dev->weights.used - before;
+    const char *kept = host_experts_keep(&f->w->host, f->dev, f->layer);
+    if (kept) quantizer_moved(&f->quantizer, slot->base, slot->used, kept);
+    if (f->a->ffn[f->layer]->routed && f->layer < f->first_decoded && !slot)
+        f->w->packed_bytes = MT_MAX(f->w->packed_bytes, bytes);
+    f->w->expert_bytes += bytes;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */
     return rc ? -1 : 0;
 }

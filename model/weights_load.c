@@ -124,6 +124,21 @@ static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
                : 0;
 }
 
+/* Spreads opt->host_layers evenly over the routed layers that are not decoded. */
+static void open_host_experts(struct fill *f, const struct weights_options *opt)
+{
+    bool in_host[MT_MAX_LAYERS] = {false};
+    int64_t n = 0, seen = 0;
+    for (int64_t l = 0; l < f->first_decoded; l++) n += f->a->ffn[l]->routed;
+    const int64_t wanted = MT_MIN(opt->host_layers, n);
+    for (int64_t l = 0; l < f->first_decoded; l++) {
+        if (!f->a->ffn[l]->routed) continue;
+        in_host[l] = (seen + 1) * wanted / n > seen * wanted / n;
+        seen++;
+    }
+    if (wanted) host_experts_open(&f->w->host, f->dev, f->a->n_layer, in_host, opt->host_bytes);
+}
+
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err)
 {
@@ -134,6 +149,8 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     *w = (struct weights){.layers = mem_array(a->n_layer, sizeof(*w->layers))};
     f.first_decoded = a->n_layer - opt->decoded_layers;
     f.checked = opt->checked;
+    open_host_experts(&f, opt);
+    w->expert_bytes = dev->weights.used - before;
     if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
     w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
@@ -149,6 +166,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     describe_decoded(&f);
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
     if (f.ck.hashed) w->base = f.ck.fingerprint, w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
+    host_experts_settle(&w->host, dev);
     if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;
@@ -163,6 +181,7 @@ void weights_free(struct weights *w)
 {
     for (int64_t l = 0; l < w->n_layer && w->fp8; l++)
         for (int i = 0; i < w->fp8[l].n_step; i++) mem_free(w->fp8[l].steps[i]);
+    host_experts_close(&w->host);
     mem_free(w->fp8);
     mem_free(w->layers);
     *w = (struct weights){0};

@@ -424,7 +424,7 @@ static void others_end(void **state)
 static void suggested_limit(void **state)
 {
     (void)state;
-    static const double limits[] = {1e-9, 0.02, 0.04};
+    static const double limits[] = {1e-9, 0.02, 0.03};
     static const int modes[] = {CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE};
     for (int i = 0; i < MT_LEN(limits) * MT_LEN(modes); i++) {
         struct bed *b = bed_open();

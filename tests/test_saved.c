@@ -83,7 +83,8 @@ static double *trained(struct run *r, double loss[3], int64_t *n)
 static void host_memory_gives_the_same_bytes(void **state)
 {
     (void)state;
-    static const int ways[] = {CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS, CFG_OFFLOAD_MOMENTS, CFG_OFFLOAD_ALL};
+    static const int ways[] = {CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS, CFG_OFFLOAD_MOMENTS, CFG_OFFLOAD_EXPERTS,
+                               CFG_OFFLOAD_ALL};
     double *first = NULL, first_loss[3];
     for (int i = 0; i < MT_LEN(ways); i++) {
         struct config cfg;
@@ -94,11 +95,16 @@ static void host_memory_gives_the_same_bytes(void **state)
         open_model(&r, &cfg, ways[i]);
         const struct plan_memory *m = &r.plan.memory;
         double *x = trained(&r, loss, &n);
-        const bool inputs = ways[i] == CFG_OFFLOAD_ACTIVATIONS || ways[i] == CFG_OFFLOAD_ALL;
+        const bool all = ways[i] == CFG_OFFLOAD_ALL, inputs = ways[i] == CFG_OFFLOAD_ACTIVATIONS || all;
+        const bool experts = ways[i] == CFG_OFFLOAD_EXPERTS || all;
+        /* 3 passes; 2 of the 5 inputs; out and in */
+        const int n_input = inputs ? 3 * 2 * 2 : 0;
+        /* 4 layers while loading; in each pass 2 forward, 2 backward; the first finds layers 2 and 3 in the slots */
+        const int n_expert = experts ? 4 + 2 + 3 * (2 + 2) : 0;
         assert_int_equal(m->host_inputs > 0, inputs);
-        assert_int_equal(m->host_moments > 0, ways[i] >= CFG_OFFLOAD_MOMENTS);
-        if (!on_gpu)
-            assert_int_equal(late.n_total, inputs ? 3 * 2 * 2 : 0); /* 3 passes; 2 of the 5 inputs; out and in */
+        assert_int_equal(m->host_moments > 0, ways[i] == CFG_OFFLOAD_MOMENTS || all);
+        assert_int_equal(m->host_experts > 0, experts);
+        if (!on_gpu) assert_int_equal(late.n_total, n_input + n_expert);
         assert_int_equal(late.n, 0);
         assert_int_equal(r.dev.host.peak, m->host);
         run_close(&r);
@@ -113,6 +119,46 @@ static void host_memory_gives_the_same_bytes(void **state)
         mem_free(x);
     }
     mem_free(first);
+}
+
+static const int32_t two_tok[2] = {1, 2}, two_pos[2] = {0, 1}, two_cu[2] = {0, 2}, two_row[1] = {0}, two_id[1] = {2};
+static const struct model_batch two = {2, 1, 1, 2, two_tok, two_pos, two_cu, two_row, two_id, NULL, NULL};
+
+static double loss_of_two(struct model *m, bool backward)
+{
+    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
+    struct model_tally loss;
+    model_clear(m);
+    model_begin(m, &two, &pass);
+    model_fwd(m);
+    model_loss(m);
+    if (backward) model_bwd(m);
+    model_end(m);
+    model_read(m, &loss);
+    return loss.nll;
+}
+
+/* A pass without a backward leaves the experts of the first layers in the slots, for the next one. */
+static void experts_of_every_order_of_passes(void **state)
+{
+    (void)state;
+    static const bool backward[] = {false, false, true, true, false, true};
+    double first = 0;
+    for (int away = 0; away < 2; away++) {
+        struct config cfg;
+        struct run r;
+        open_model(&r, &cfg, away ? CFG_OFFLOAD_EXPERTS : CFG_OFFLOAD_NONE);
+        for (int i = 0; i < MT_LEN(backward); i++) {
+            late.n_total = 0;
+            const double loss = loss_of_two(&r.model, backward[i]);
+            if (!first) first = loss;
+            assert_true(loss == first);
+            if (away && !on_gpu)
+                assert_int_equal(late.n_total, i ? 4 : 6); /* loading leaves those of the last layers */
+        }
+        assert_int_equal(late.n, 0);
+        run_close(&r);
+    }
 }
 
 /* The same model with groups in host memory: SAVE_*_HOST of every layer. */
@@ -154,7 +200,8 @@ static void groups_in_host_memory_give_the_same_bytes(void **state)
         open_with_groups(&r, &cfg, ways[i]);
         late.n_total = 0;
         double *x = trained(&r, loss, &n);
-        if (!on_gpu) assert_int_equal(late.n_total, 3 * 2 * (2 + moved[i])); /* and 2 inputs of layers */
+        if (!on_gpu) /* and 2 inputs of layers; the experts of 2 layers in each direction, of 2 more at first */
+            assert_int_equal(late.n_total, 3 * 2 * (2 + moved[i]) + 2 + 3 * (2 + 2));
         assert_int_equal(late.n, 0);
         assert_memory_equal(loss, first_loss, sizeof(loss));
         assert_memory_equal(x, first, (size_t)(2 * n) * sizeof(*x));
@@ -173,6 +220,7 @@ static void the_same_on_the_gpu(void **state)
     }
     on_gpu = true;
     host_memory_gives_the_same_bytes(state);
+    experts_of_every_order_of_passes(state);
     groups_in_host_memory_give_the_same_bytes(state);
     on_gpu = false;
 }
@@ -184,13 +232,11 @@ static void bad_values_in_host_memory_are_named(void **state)
     struct config cfg;
     struct run r;
     char name[64];
-    const int32_t tok[2] = {1, 2}, pos[2] = {0, 1}, cu[2] = {0, 2}, row[1] = {0}, id[1] = {2};
-    const struct model_batch b = {2, 1, 1, 2, tok, pos, cu, row, id, NULL, NULL};
     const struct model_pass pass = {.backward = true, .loss_scale = 1, .aux_share = 1};
     open_model(&r, &cfg, CFG_OFFLOAD_ACTIVATIONS);
     float *norm = (float *)r.model.weights.layers[0].ffn_norm.data;
     norm[0] = NAN;
-    model_begin(&r.model, &b, &pass);
+    model_begin(&r.model, &two, &pass);
     model_fwd(&r.model);
     model_loss(&r.model);
     model_first_bad(&r.model, name);
@@ -279,13 +325,10 @@ static void limits_give_the_same_bytes(void **state)
 int test_saved(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(host_memory_gives_the_same_bytes),
-        cmocka_unit_test(groups_in_host_memory_give_the_same_bytes),
-        cmocka_unit_test(the_same_on_the_gpu),
-        cmocka_unit_test(bad_values_in_host_memory_are_named),
-        cmocka_unit_test(rows_are_plans),
-        cmocka_unit_test(attention_first_at_long_context),
-        cmocka_unit_test(limits_give_the_same_bytes),
+        cmocka_unit_test(host_memory_gives_the_same_bytes),          cmocka_unit_test(experts_of_every_order_of_passes),
+        cmocka_unit_test(groups_in_host_memory_give_the_same_bytes), cmocka_unit_test(the_same_on_the_gpu),
+        cmocka_unit_test(bad_values_in_host_memory_are_named),       cmocka_unit_test(rows_are_plans),
+        cmocka_unit_test(attention_first_at_long_context),           cmocka_unit_test(limits_give_the_same_bytes),
     };
     return cmocka_run_group_tests_name("saved", tests, NULL, NULL);
 }

@@ -439,7 +439,7 @@ static const struct cli_rule synth_rules[] = {
            "rows of the experts: router (random weights), balanced, zipf, one (the same for all tokens), or as in a " \
            "run, given its output.dir"), \
     KEY(bench_options, "--recompute", "MODE", "train.recompute", "auto, none, selective or full"), \
-    KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments or all"), \
+    KEY(bench_options, "--offload", "WHAT", "train.offload", "auto, none, activations, moments, experts or all"), \
     KEY(bench_options, "--device", "NAME", "train.device", "auto, cpu, cuda or cuda-portable"), \
     KEY(bench_options, "--dtype", "NAME", "train.dtype", "auto, fp32 or bf16"), \
     KEY(bench_options, "--expert-dtype", "NAME", "train.expert_dtype", "products of MXFP4 experts: bf16 or fp8"), \

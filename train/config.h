@@ -20,13 +20,20 @@ enum { CFG_EVAL_FORMAT_SAME };
 enum cfg_device { CFG_DEVICE_AUTO, CFG_DEVICE_CPU, CFG_DEVICE_CUDA, CFG_DEVICE_CUDA_PORTABLE };
 enum cfg_dtype { CFG_DTYPE_AUTO, CFG_DTYPE_FP32, CFG_DTYPE_BF16 };
 enum cfg_expert_weights { CFG_EXPERTS_AUTO, CFG_EXPERTS_PACKED, CFG_EXPERTS_BF16 };
-enum cfg_offload { CFG_OFFLOAD_AUTO, CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS, CFG_OFFLOAD_MOMENTS, CFG_OFFLOAD_ALL };
+enum cfg_offload {
+    CFG_OFFLOAD_AUTO,
+    CFG_OFFLOAD_NONE,
+    CFG_OFFLOAD_ACTIVATIONS,
+    CFG_OFFLOAD_MOMENTS,
+    CFG_OFFLOAD_EXPERTS,
+    CFG_OFFLOAD_ALL
+};
 enum cfg_expert_dtype { CFG_EXPERTS_IN_BF16, CFG_EXPERTS_IN_FP8 };
 enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELECTIVE, CFG_RECOMPUTE_FULL };
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
-#define TRAIN_OFFLOADS "auto|none|activations|moments|all" /* by enum cfg_offload */
+#define TRAIN_OFFLOADS "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/fakequant.h. */
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
 #define QUANT_INPUTS  "none|fp8|int8|nvfp4" /* quant.activations */

@@ -181,6 +181,11 @@ static int validate_quant(const struct config *c, struct err *err)
             "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = %s, quant.activations "
             "= %s) exclude each other: set train.expert_dtype = bf16, or both to none",
             weights, inputs);
+    if (c->train.offload == CFG_OFFLOAD_EXPERTS && (config_quantises(c) || c->train.expert_dtype == CFG_EXPERTS_IN_FP8))
+        return err_set(err,
+                       "train.offload = experts moves packed experts, and %s reads them otherwise: set train.offload "
+                       "= auto",
+                       config_quantises(c) ? "quantisation-aware training" : "train.expert_dtype = fp8");
     if (!c->quant.narrow || !config_quantises(c) || !strncmp(weights, "int", 3) || !strcmp(inputs, "int8")) return 0;
     const bool of_inputs = c->quant.weights == CFG_QUANT_NONE;
     return err_set(err, "quant.narrow = true with quant.%s = %s: only int8 and int4 have narrow codes",

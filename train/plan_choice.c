@@ -3,8 +3,8 @@
  * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
  * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
  * items are taken in order of time per byte while they fit; later smaller ones fill the rest. Each place is tried in
- * turn: scratch for all or some experts of a layer; logits of many or few tokens at a time; embedding, inputs of layers
- * and moments on the device or in host memory. The choice with the shortest estimated time wins.
+ * turn: scratch for all or some experts of a layer; logits of many or few tokens at a time; embedding, inputs of
+ * layers, moments and packed experts on the device or in host memory. The choice with the shortest estimated time wins.
  *
  * The times are computed for one nominal device. So `plan` on any machine makes the same choice as the run. */
 #include "train/plan_choice.h"
@@ -12,20 +12,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What kernels reach on an H100: products, memory, pinned copies over PCIe in each direction. */
+/* The nominal device. Its times are 1.35 times those of an H200, which copies pinned memory at 50e9 bytes/s. */
 static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
-#define PCIE_BYTES 50e9
-
+#define PCIE_BYTES (50e9 / 1.35)
 /* Share of the step that launches per 8 experts, or per expert, cost. */
 static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
-/* What is kept in host memory, and how many experts are decoded at a time. */
+/* What is kept in host memory. */
+enum { ALL_EXPERTS = 4 };
 struct place {
     bool embed, inputs, moments;
-    int kinds; /* bits 1 << enum offload_kind: groups of some layers */
+    int kinds;   /* bits 1 << enum offload_kind: groups of some layers */
+    int experts; /* packed experts of this share of the layers, in parts of ALL_EXPERTS */
 };
-enum { PLACES = 8 << OFFLOAD_KINDS };
-static struct place place_of(int i) { return (struct place){i & 1, i & 2, i & 4, i >> 3}; }
+enum { PLACES = (ALL_EXPERTS + 1) * 8 << OFFLOAD_KINDS };
+static struct place place_of(int i)
+{
+    return (struct place){i & 1, i & 2, i & 4, i >> 3 & ((1 << OFFLOAD_KINDS) - 1), i >> (3 + OFFLOAD_KINDS)};
+}
 
 struct item {
     int64_t layer, bytes;
@@ -48,16 +52,19 @@ struct search {
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
     double embed_bytes, moment_bytes;
+    int64_t expert_bytes;            /* the most of a layer's packed experts; 0: not known yet */
     struct gain host[OFFLOAD_KINDS]; /* of the largest group of a kind when it is saved in host memory */
     bool listed, ends;               /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
     struct model_options opt;
-    int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
-    double inside_ms;        /* of products that decode experts on the way, beyond their floor */
-    double extra_ms;         /* of the place */
-    bool enough;             /* host memory of this machine: a fixed train.offload may take all, `auto` half of it */
+    int64_t constant, other;        /* bytes in every pass; peak of the work arena in passes that save nothing */
+    double inside_ms;               /* of products that decode experts on the way, beyond their floor */
+    double extra_ms;                /* of the place */
+    double in_fwd, out_fwd, in_bwd; /* bytes that are copied to and from the device in each pass, beside the ops */
+    bool slower;                    /* than the best choice so far, even if all items fitted */
+    bool enough; /* host memory of this machine: a fixed train.offload may take all, `auto` half of it */
 };
 
 /* ---- items ---- */
@@ -191,13 +198,28 @@ static struct acts_save first_save(const struct search *s)
     return acts_save_mode(mode == CFG_RECOMPUTE_AUTO ? RECOMPUTE_FULL : (enum recompute)(mode - CFG_RECOMPUTE_NONE));
 }
 
-static void take(struct model_options *opt, const struct item *i)
+/* Layers are not decoded beside some whose experts are in host memory. */
+static void take(const struct search *s, struct model_options *opt, const struct item *i)
 {
     uint8_t *groups = &opt->save.groups[i->layer];
     if (i->save)
         *groups |= (uint8_t)(i->save | (*groups & SAVE_MIXER_HOST && i->save & SAVE_CORE ? SAVE_MIXER : 0));
-    else
+    else if (!s->opt.expert_layers)
         opt->decoded_layers++;
+}
+
+/* Forward takes a quarter of a pass that recomputes all. */
+static double forward_ms(const struct search *s, double ops_ms) { return s->full_ms > 0 ? s->full_ms / 4 : ops_ms / 4; }
+
+static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
+
+/* Time in which ops wait for packed experts. What forward copies out meanwhile slows the link: on an H200 from 50 to 41
+ * GB/s. A forward pass takes 1.2 times that of an H200. */
+static double waits_ms(const struct search *s, double ops_ms)
+{
+    const double fwd = forward_ms(s, ops_ms), in_fwd = 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd);
+    if (!s->opt.expert_layers) return 0;
+    return MT_MAX(in_fwd - fwd, 0) + MT_MAX(copy_ms(s->in_bwd) - MT_MAX(ops_ms - fwd, 0), 0);
 }
 
 /* Sets peak and times of the options at the place of the probe; returns the peak. */
@@ -218,7 +240,7 @@ static int64_t measure(struct search *s, struct plan_choice *c)
     c->ms = c->ops_ms + 1e3 * MT_MAX(head_bytes / nominal.bytes - head_flops / nominal.flops, 0);
     for (int i = 0; i < PLAN_EXPERT_GROUPS; i++)
         if (opt->expert_group == plan_expert_group(i)) c->ms *= 1 + group_cost[i];
-    c->ms += s->extra_ms;
+    c->ms += s->extra_ms + waits_ms(s, c->ops_ms);
     c->peak = s->constant + n_decoded * s->decode_bytes + MT_MAX(work, s->other);
     return c->peak;
 }
@@ -226,7 +248,7 @@ static int64_t measure(struct search *s, struct plan_choice *c)
 static struct model_options with_items(const struct search *s, int64_t n)
 {
     struct model_options opt = s->opt;
-    for (int64_t i = 0; i < n; i++) take(&opt, &s->items[i]);
+    for (int64_t i = 0; i < n; i++) take(s, &opt, &s->items[i]);
     return opt;
 }
 
@@ -241,7 +263,8 @@ static bool pack(struct search *s, struct plan_choice *c, const struct plan_choi
             low = n;
         else
             high = n;
-        if (n == s->n_item && n > low && best->peak <= s->budget && c->ms >= best->ms) return false;
+        s->slower = n == s->n_item && n > low && best->peak <= s->budget && c->ms >= best->ms;
+        if (s->slower) return false;
     }
     const bool all = low == s->n_item && low > 0;
     c->opt = with_items(s, low);
@@ -249,7 +272,7 @@ static bool pack(struct search *s, struct plan_choice *c, const struct plan_choi
     for (int64_t i = low; i < s->n_item; i++) {
         struct plan_choice more = *c;
         if (s->items[i].bytes >= too_large) continue;
-        take(&more.opt, &s->items[i]);
+        take(s, &more.opt, &s->items[i]);
         if (measure(s, &more) <= s->budget)
             *c = more;
         else
@@ -260,18 +283,30 @@ static bool pack(struct search *s, struct plan_choice *c, const struct plan_choi
 
 static bool fixed_offload(const struct search *s) { return s->q->cfg->train.offload != CFG_OFFLOAD_AUTO; }
 
-/* Forward takes a quarter of the time of a pass that recomputes all. As many mixers and networks go to host memory as
- * can be copied beside it, first the kind that spares more time per byte, evenly spaced. */
-static void spread(struct search *s, const struct place *p)
+/* Bytes of the inputs of all layers. */
+static double input_bytes(const struct search *s)
+{
+    return (double)s->q->a->n_layer * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) *
+           (double)dtype_size(s->q->dev->act_dtype);
+}
+
+/* Host memory that the place leaves. */
+static double host_room(const struct search *s, const struct place *p)
+{
+    const double others =
+        (p->inputs ? input_bytes(s) : 0) + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
+    return (double)s->q->room.host * (fixed_offload(s) ? 2 : 1) - others;
+}
+
+/* As many mixers and networks go to host memory as can be copied beside the forward pass, first the kind that spares
+ * more time per byte, evenly spaced. Returns their bytes. */
+static double spread(struct search *s, const struct place *p)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
         [OFFLOAD_MIXER] = SAVE_CORE | SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
     const int64_t n = s->q->a->n_layer;
-    const double inputs =
-        (double)n * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) * (double)dtype_size(s->q->dev->act_dtype);
-    const double others = inputs + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
-    const double host = (double)s->q->room.host * (fixed_offload(s) ? 2 : 1);
-    double room = MT_MIN(0.25e-3 * s->full_ms * PCIE_BYTES - inputs, host - others);
+    const double before = MT_MIN(1e-3 * forward_ms(s, 0) * 50e9 - input_bytes(s), host_room(s, p));
+    double room = before;
     const struct gain *mixer = &s->host[OFFLOAD_MIXER], *ffn = &s->host[OFFLOAD_FFN];
     const int first = mixer->ms * (double)ffn->bytes > ffn->ms * (double)mixer->bytes ? OFFLOAD_MIXER : OFFLOAD_FFN;
     for (int i = 0; i < OFFLOAD_KINDS; i++) {
@@ -282,6 +317,21 @@ static void spread(struct search *s, const struct place *p)
         for (int64_t j = 0; j < fit; j++) s->opt.save.groups[(2 * j + 1) * n / (2 * fit)] |= bits[k];
         room -= (double)(fit * bytes);
     }
+    return before - room;
+}
+
+/* The packed experts of some layers or all. groups: bytes of the mixers and networks there. What is in the slots is not
+ * copied. */
+static void spread_experts(struct search *s, const struct place *p, double groups)
+{
+    int64_t n = 0;
+    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += s->q->a->ffn[l]->routed;
+    n = n * p->experts / ALL_EXPERTS;
+    s->opt.expert_layers = n > HOST_EXPERT_SLOTS ? n : 0;
+    s->opt.expert_bytes = s->expert_bytes;
+    s->in_fwd = (double)(n - HOST_EXPERT_SLOTS) * (double)s->expert_bytes;
+    s->out_fwd = groups + (p->inputs ? input_bytes(s) : 0);
+    s->in_bwd = s->in_fwd + s->out_fwd;
 }
 
 /* A mixer in host memory is saved where the device has room for its core (take). */
@@ -329,6 +379,20 @@ static bool try_logits(struct search *s, int64_t load, int size, struct plan_cho
     return all;
 }
 
+/* The most that a layer's packed experts take, from a dry run without any in host memory; and full_ms. */
+static int find_expert_bytes(struct search *s, struct err *err)
+{
+    struct plan_probe probe = {0};
+    if (s->expert_bytes) return 0;
+    if (plan_probe_open(&probe, s->q, &s->opt, err)) return -1;
+    s->expert_bytes = probe.model.weights.packed_bytes;
+    probe.dev.roofs = nominal;
+    probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
+    if (s->q->train) plan_probe_work(&probe, &s->full_ms);
+    plan_probe_close(&probe);
+    return 0;
+}
+
 static int try_place(struct search *s, const struct place *p, struct plan_choice *best, struct err *err)
 {
     const struct device *dev = s->q->dev;
@@ -340,7 +404,10 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
     s->opt.ce_chunk = chunk_of(s, 0);
-    if (p->kinds) spread(s, p);
+    const double groups = p->kinds ? spread(s, p) : 0;
+    if (p->experts && find_expert_bytes(s, err)) return -1;
+    if (p->experts && s->expert_bytes) spread_experts(s, p, groups);
+    if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
     unsave_mixers(&s->opt, s->q->a->n_layer);
@@ -355,12 +422,16 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
-    const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments)));
+    const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
-    bool all = false; /* the next groups and sizes of this place only add time to a choice with all */
-    for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !all; i++) {
+    bool ends = false; /* the next groups and sizes of this place only add time */
+    for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !ends; i++) {
+        bool all = false;
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
-        for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !all; j++) all = try_logits(s, load, j, best);
+        for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
+            all = try_logits(s, load, j, best);
+            ends = all || (s->slower && j == size);
+        }
         s->ends |= all && i == 0 && !(s->extra_ms > 0);
     }
     plan_probe_close(&s->probe);
@@ -377,7 +448,12 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool gpu = q->dev->ops->own_memory;
     const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
+    const bool away = offload == CFG_OFFLOAD_EXPERTS || offload == CFG_OFFLOAD_ALL;
+    const bool packed = !config_quantises(q->cfg) && q->cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8;
     if ((p->embed || p->kinds) && !gpu) return false;
+    if (p->experts && (!packed || (s->least && p->experts < ALL_EXPERTS))) return false;
+    if (offload == CFG_OFFLOAD_AUTO && p->experts && (!gpu || !p->embed || (q->train && !p->inputs))) return false;
+    if (offload != CFG_OFFLOAD_AUTO && packed && p->experts != (away ? ALL_EXPERTS : 0)) return false;
     if (!q->train) return !p->inputs && !p->moments;
     if (p->kinds && (!p->inputs || q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
@@ -420,8 +496,8 @@ int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_
                 int64_t budget, struct err *err)
 {
     int64_t low = MT_MAX(plan_decoded_layers(q), 0), high = q->a->n_layer + 1, unused; /* low fits, high does not */
-    const bool fills =
-        plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget && budget < INT64_MAX;
+    const bool fills = plan_decoded_layers(q) < 0 && !c->packed && q->dev->ops->own_memory && c->peak <= budget &&
+                       budget < INT64_MAX && !c->opt.expert_layers;
     c->opt.decoded_layers = low;
     if (plan_measure(m, &unused, q, &c->opt, err)) return -1;
     for (int64_t n = q->a->n_layer; fills && !m->n_packed && high - low > 1; n = (low + high) / 2) {

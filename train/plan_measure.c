@@ -337,6 +337,8 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .n_packed = plan_packed_layers(&p),
                               .n_unused = w->n_unused,
                               .unused = w->unused};
+    m->host_experts = w->host.n * w->host.slot_bytes;
+    m->expert_slots = MT_MIN(w->host.n, HOST_EXPERT_SLOTS) * w->host.slot_bytes;
     memcpy(m->format, w->experts, sizeof(m->format));
     for (int k = 0; k < OFFLOAD_KINDS; k++) m->host_inputs += p.model.acts.offload[k].n * opt->host_bytes[k];
     m->inside_ms = plan_inside_ms(&p, &q->rates, &unused);

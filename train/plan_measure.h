@@ -9,8 +9,10 @@
 /* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
 struct plan_memory {
     int64_t experts, dense;            /* frozen weights on the device: experts with their biases; all others */
-    int64_t host;                      /* pinned host memory: the embedding, and the two below */
+    int64_t host;                      /* pinned host memory: the embedding, and the three below */
     int64_t host_moments, host_inputs; /* optimizer moments; inputs, mixers and networks of layers */
+    int64_t host_experts;              /* packed experts of some layers */
+    int64_t expert_slots;              /* part of experts: where those are copied to */
     int64_t host_shared;               /* host memory that is the device's: all on a CPU, none on a GPU */
     int64_t state;                     /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;                 /* part of state */

@@ -24,13 +24,15 @@ const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, con
     char text_of[32], b[32];
     if (m->host && n < PLAN_TEXT)
         n += snprintf(text + n, (size_t)(PLAN_TEXT - n), "; host memory %s:", str_bytes(b, m->host));
-    add_host(text, &n, "embedding", m->host > m->host_moments + m->host_inputs);
+    add_host(text, &n, "embedding", m->host > m->host_moments + m->host_inputs + m->host_experts);
     add_host(text, &n, "inputs of layers", m->host_inputs > 0);
     add_host(text, &n, "moments", m->host_moments > 0);
     for (int k = 0; k < OFFLOAD_KINDS; k++) {
         snprintf(text_of, sizeof(text_of), "%d %s", host[k], k == OFFLOAD_MIXER ? "mixers" : "networks");
         add_host(text, &n, text_of, host[k] > 0);
     }
+    snprintf(text_of, sizeof(text_of), "experts of %lld layers", (long long)opt->expert_layers);
+    add_host(text, &n, text_of, m->host_experts > 0);
     return text;
 }
 
@@ -119,7 +121,7 @@ void plan_print(const struct plan *p, FILE *out)
     row_always(out, "gradients", m->gradients, total);
     row_always(out, "AdamW moments", m->moments, total);
     row_always(out, "context and libraries", p->fixed, total);
-    row_always(out, "inputs, moments of train.offload", m->host_shared, total);
+    row_always(out, "what train.offload moves", m->host_shared, total);
     row(out, "activations and scratch", work);
     for (int i = 0; i < N_PHASES; i++) total[i] += work[i];
     row(out, "total", total);

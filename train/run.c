@@ -378,7 +378,7 @@ static int reserve_memory(struct run *r, bool train, struct err *err)
     const double start = clock_ms();
     char a[32];
     if (memory->host && device_reserve_host(dev, memory->host, err)) return -1;
-    if (memory->host)
+    if (memory->host && dev->ops->own_memory)
         log_info("pinned %s of host memory in %.1f s", str_bytes(a, memory->host), (clock_ms() - start) / 1e3);
     return device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
                    device_reserve(dev, &dev->state, "state", memory->state, err) ||
@@ -501,8 +501,8 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
                        "had it, or set quant.activations = none");
     if (model_check_quant(&r->model, err)) return -1;
     const struct plan_memory *memory = &r->plan.memory;
-    const int64_t embed = memory->host - memory->host_moments - memory->host_inputs;
-    const int64_t bytes = plan_weights(&r->plan) + embed - memory->decoded;
+    const int64_t host = memory->host - memory->host_moments - memory->host_inputs; /* embedding, experts */
+    const int64_t bytes = plan_weights(&r->plan) - memory->expert_slots + host - memory->decoded;
     r->dev.ops->wait();
     const double s = (clock_ms() - start) / 1e3;
     log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,
