@@ -125,6 +125,23 @@ static void test_closed_pipe(void **state)
     assert_string_equal(said.err, "");
 }
 
+/* A command whose output is lost fails; a run, whose output is a log, does not. */
+static void test_full_output(void **state)
+{
+    (void)state;
+    const char *config = config_of(1);
+    if (access("/dev/full", W_OK)) {
+        print_message("skip: no /dev/full\n");
+        skip();
+    }
+    assert_int_equal(SHELL("\"$@\" > /dev/full", config), 0);
+    const char *const words[][4] = {{config, "--dump-config"}, {"config"}, {"eval", config}, {"help", "eval"}};
+    for (int i = 0; i < MT_LEN(words); i++) {
+        assert_int_equal(run_shell("\"$@\" > /dev/full", words[i]), 1);
+        assert_says(said.err, "moetrain: error: standard output cannot be written: is the disk full?\n");
+    }
+}
+
 /* ---- descriptors */
 
 static void test_closed_descriptors(void **state)
@@ -313,11 +330,17 @@ static void test_stack(void **state)
 int test_system(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hangup),        cmocka_unit_test(test_nohup),
-        cmocka_unit_test(test_closed_pipe),   cmocka_unit_test(test_closed_descriptors),
-        cmocka_unit_test(test_cut_file),      cmocka_unit_test(test_other_bus_error),
-        cmocka_unit_test(test_no_file),       cmocka_unit_test(test_file_size),
-        cmocka_unit_test(test_address_space), cmocka_unit_test(test_stack),
+        cmocka_unit_test(test_hangup),
+        cmocka_unit_test(test_nohup),
+        cmocka_unit_test(test_closed_pipe),
+        cmocka_unit_test(test_full_output),
+        cmocka_unit_test(test_closed_descriptors),
+        cmocka_unit_test(test_cut_file),
+        cmocka_unit_test(test_other_bus_error),
+        cmocka_unit_test(test_no_file),
+        cmocka_unit_test(test_file_size),
+        cmocka_unit_test(test_address_space),
+        cmocka_unit_test(test_stack),
     };
     return cmocka_run_group_tests_name("system", tests, NULL, NULL);
 }

@@ -19,12 +19,21 @@ static int user_error(const struct err *err)
     return EXIT_USER;
 }
 
+/* What a command prints is its result, and a part of it must not pass for the whole. */
+static int printed(int code)
+{
+    struct err err;
+    if (code || (!fflush(stdout) && !ferror(stdout))) return code;
+    err_set(&err, "standard output cannot be written: is the disk full?");
+    return user_error(&err);
+}
+
 static int dump(const struct config *c)
 {
     char *text = config_dump(c);
     fputs(text, stdout);
     mem_free(text);
-    return EXIT_DONE;
+    return printed(EXIT_DONE);
 }
 
 /* The defaults, then the file, then its overrides. */
@@ -49,7 +58,8 @@ static int run(const struct command *c, const void *args)
     if (common && common->dump) return dump(&cfg);
     const int code = c->run(args, &cfg, &err);
     if (code == EXIT_USAGE) return usage_error(c, &err);
-    return code < 0 ? user_error(&err) : code;
+    if (code < 0) return user_error(&err);
+    return strcmp(c->name, "train") ? printed(code) : code; /* the result of a run is in output.dir */
 }
 
 int main(int argc, char **argv)
@@ -60,12 +70,12 @@ int main(int argc, char **argv)
     if (process_check_stack(&err)) return user_error(&err);
     if (argc > 0) cli_program = argv[0];
     if (cli_find(&line, argc - 1, argv + 1, &err)) return usage_error(line.command, &err);
-    if (!line.command || !line.command->run) return cli_help(line.command, stdout), EXIT_DONE;
+    if (!line.command || !line.command->run) return cli_help(line.command, stdout), printed(EXIT_DONE);
     void *args = mem_alloc((int64_t)line.command->size + 1);
     const int rc = cli_parse(args, line.command, argc - 1 - line.first, argv + 1 + line.first, &err);
     int code;
     if (rc > 0)
-        cli_help(line.command, stdout), code = EXIT_DONE;
+        cli_help(line.command, stdout), code = printed(EXIT_DONE);
     else
         code = rc ? usage_error(line.command, &err) : run(line.command, args);
     mem_free(args);
