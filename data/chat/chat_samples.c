@@ -15,7 +15,7 @@
 
 #define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
 
-struct eval_prompts {
+struct conversation {
     struct chat_samples *out;
     const struct chat_template *template;
     struct json row, messages;
@@ -69,7 +69,7 @@ static int is_trained(struct json message, bool *yes, struct err *err)
     return 0;
 }
 
-static int find_answers(struct eval_prompts *s, enum loss_on loss, struct err *err)
+static int find_answers(struct conversation *s, enum loss_on loss, struct err *err)
 {
     int64_t last = -1;
     for (int64_t i = 0; i < s->n; i++) {
@@ -101,7 +101,7 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
 }
 
 /* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. */
-static void note_reasoning(struct eval_prompts *s, int64_t message, const char *answer, int64_t size)
+static void note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
     const char *text = "", *at = answer;
     struct inline_reasoning in;
@@ -121,7 +121,7 @@ static void note_reasoning(struct eval_prompts *s, int64_t message, const char *
 }
 
 /* Renders the first n messages. */
-static int render(struct eval_prompts *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
+static int render(struct conversation *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
 {
     struct chat_options opt = s->opt;
     opt.leave_out = s->n - n;
@@ -137,7 +137,7 @@ static bool begins_with(const struct text_buf *t, const struct text_buf *with)
 }
 
 /* End of the answer at the end of t: white space after its last token belongs to the template, not to the model. */
-static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t)
+static int64_t answer_end(const struct conversation *s, const struct text_buf *t)
 {
     const char *eos = chat_template_eos(s->template);
     int64_t end = t->size, n = eos ? (int64_t)strlen(eos) : 0;
@@ -146,7 +146,7 @@ static int64_t answer_end(const struct eval_prompts *s, const struct text_buf *t
 }
 
 /* The model ends the answer of this message with a call: a tool result follows. */
-static bool ends_with_call(const struct eval_prompts *s, int64_t message)
+static bool ends_with_call(const struct conversation *s, int64_t message)
 {
     const struct json calls = json_find(json_at(s->messages, message), "tool_calls");
     return (json_type(calls) == JSON_ARRAY && json_count(calls) > 0) ||
@@ -155,7 +155,7 @@ static bool ends_with_call(const struct eval_prompts *s, int64_t message)
 
 /* The end `end` of the message's answer, whose turn ends at `turn` in t, moved after the next role's token when only
  * that token ends generation (GLM-4.5: "<|user|>"). At the end of the text the token is appended. */
-static int64_t with_role_token(const struct eval_prompts *s, struct text_buf *t, int64_t end, int64_t turn,
+static int64_t with_role_token(const struct conversation *s, struct text_buf *t, int64_t end, int64_t turn,
                                int64_t message)
 {
     const char *eos = chat_template_eos(s->template), *next;
@@ -174,7 +174,7 @@ static int64_t with_role_token(const struct eval_prompts *s, struct text_buf *t,
 
 /* In a text that continues after the answer of message i, which begins at `begin`: up to the next end of turn, or -1.
  */
-static int64_t next_end(const struct eval_prompts *s, const struct text_buf *t, int64_t begin, int64_t message)
+static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message)
 {
     const char *eos = chat_template_eos(s->template);
     const struct json next = json_at(s->messages, message + 1);
@@ -201,7 +201,7 @@ static void reverse_spans(struct text_buf *t)
 /* ---- three ways to find the spans ---- */
 
 /* The spans come from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
-static int by_generation(struct eval_prompts *s, struct err *err)
+static int by_generation(struct conversation *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
@@ -283,7 +283,7 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
  * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls). Then it begins after
  * the common prefix and the end of the prompt, if that contains the whole header; else see begin_in_header, and prompt
  * is cut to that length. -1: unknown. */
-static int64_t begin_of(struct eval_prompts *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
+static int64_t begin_of(struct conversation *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
 {
     struct text_buf history = {0};
     int64_t same = common(prompt, full), header = -1;
@@ -297,7 +297,7 @@ static int64_t begin_of(struct eval_prompts *s, int64_t i, struct text_buf *prom
 }
 
 /* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. */
-static int render_answer(struct eval_prompts *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
+static int render_answer(struct conversation *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
                          int64_t *begin, struct err *err)
 {
     if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
@@ -310,7 +310,7 @@ static int render_answer(struct eval_prompts *s, int64_t i, struct text_buf *pro
 }
 
 /* One sample for each run of answers of which each text is a prefix of the next. */
-static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *sample = NULL;
     int64_t begin;
@@ -339,7 +339,7 @@ static int by_prefixes(struct eval_prompts *s, struct text_buf *prompt, struct t
 
 /* Where the answer of message i begins in the whole conversation t, when t lacks the end of its prompt: an earlier
  * answer may have no reasoning block, which the prompt opens ("<think>\n"). -1: unknown. */
-static int64_t begin_in_whole(struct eval_prompts *s, int64_t i, const struct text_buf *prompt,
+static int64_t begin_in_whole(struct conversation *s, int64_t i, const struct text_buf *prompt,
                               const struct text_buf *t)
 {
     struct text_buf history = {0};
@@ -351,7 +351,7 @@ static int64_t begin_in_whole(struct eval_prompts *s, int64_t i, const struct te
 }
 
 /* One text, with spans over all answers in it. */
-static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
+static int in_whole(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
@@ -375,7 +375,7 @@ static int in_whole(struct eval_prompts *s, struct text_buf *prompt, struct text
     return 0;
 }
 
-static int make(struct eval_prompts *s, enum loss_on loss, bool whole, struct err *err)
+static int make(struct conversation *s, enum loss_on loss, bool whole, struct err *err)
 {
     struct text_buf prompt = {0}, full = {0};
     if (find_answers(s, loss, err)) return -1;
@@ -390,7 +390,7 @@ static int make(struct eval_prompts *s, enum loss_on loss, bool whole, struct er
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err)
 {
-    struct eval_prompts s = {.out = out, .template = t, .row = row, .opt = *opt};
+    struct conversation s = {.out = out, .template = t, .row = row, .opt = *opt};
     out->count = out->n_unshown = out->n_empty = out->n_appended = out->n_unended = 0;
     if (json_get_array(row, "messages", &s.messages, err)) return -1;
     s.n = json_count(s.messages);
