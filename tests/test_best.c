@@ -61,6 +61,10 @@ static void patience_ends_a_run(void **state)
     assert_true(file_is_dir(process_output(config, "checkpoints/step-000007")));
     assert_int_equal(RUN(config, "--set", "eval.patience=1"), 1);
     assert_says(said.err, "eval.patience = 1 needs evaluations: set eval.every");
+    assert_int_equal(RUN(config, "--set", "eval.patience=1", "--set", "eval.every=1", "--set", "data.eval=", "--set",
+                         "eval.prompts=prompts.jsonl"),
+                     1);
+    assert_says(said.err, "eval.patience = 1 needs a held-out loss: set data.eval or data.eval_split");
 }
 
 static void held_out_rows_of_another_form(void **state)

@@ -217,6 +217,9 @@ int config_validate(const struct config *c, struct err *err)
                        (long long)c->eval.every);
     if (c->eval.patience > 0 && c->eval.every == 0)
         return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);
+    if (c->eval.patience > 0 && !held_out)
+        return err_set(err, "eval.patience = %lld needs a held-out loss: set data.eval or data.eval_split",
+                       (long long)c->eval.patience);
     if (!c->data.eval[0] && (c->data.eval_format != CFG_EVAL_FORMAT_SAME || strcmp(c->data.eval_columns, "same")))
         return err_set(err, "data.eval_format and data.eval_columns need data.eval: set it, or leave them out");
     if (c->train.steps == 0 && c->train.epochs == 0)
