@@ -30,6 +30,34 @@ static void names_and_sizes(void **state)
     }
 }
 
+/* A card that is not in the table has no rates: L40 is not an L4, and an RTX A4000 no A40. */
+static void rates_by_device(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *device, *name; /* NULL: not in the table */
+    } rows[] = {{"NVIDIA L4", "l4"},
+                {"NVIDIA L40", NULL},
+                {"NVIDIA L40S", "l40s"},
+                {"NVIDIA RTX A4000", NULL},
+                {"NVIDIA RTX A3000 Laptop GPU", NULL},
+                {"NVIDIA A10G", NULL},
+                {"NVIDIA A100-SXM4-40GB", "a100-40gb"},
+                {"NVIDIA A100-SXM4-80GB", "a100"},
+                {"NVIDIA H100 80GB HBM3", "h100"},
+                {"NVIDIA H100 NVL", "h100-nvl"},
+                {"NVIDIA GH200 480GB", "gh200"},
+                {"NVIDIA GeForce RTX 4090", "rtx4090"},
+                {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct gpu_model card = {.bytes = 0};
+        struct err err;
+        if (rows[i].name) assert_int_equal(gpu_table_find(&card, rows[i].name, &err), 0);
+        const struct roofs found = gpu_table_rates(rows[i].device);
+        if (memcmp(&found, &card.rates, sizeof(found))) fail_msg("%s has the rates of another card", rows[i].device);
+    }
+}
+
 /* No GPU is opened, and train.device is ignored; the budget is the smaller of the card and train.memory_gb. */
 static void plans_for_a_card(void **state)
 {
@@ -141,11 +169,9 @@ static void plans_the_largest_micro_batch(void **state)
 int test_gpu_table(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_sizes),
-        cmocka_unit_test(plans_for_a_card),
-        cmocka_unit_test(plans_with_the_kernels_of_the_card),
-        cmocka_unit_test(host_memory_of_the_card),
-        cmocka_unit_test(plans_the_largest_micro_batch),
+        cmocka_unit_test(names_and_sizes),         cmocka_unit_test(rates_by_device),
+        cmocka_unit_test(plans_for_a_card),        cmocka_unit_test(plans_with_the_kernels_of_the_card),
+        cmocka_unit_test(host_memory_of_the_card), cmocka_unit_test(plans_the_largest_micro_batch),
     };
     return cmocka_run_group_tests_name("gpu_table", tests, NULL, NULL);
 }

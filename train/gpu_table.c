@@ -76,23 +76,31 @@ static struct roofs rates_of(int i)
     return (struct roofs){.flops = 0.5e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};
 }
 
-/* Whether `text` has `part` somewhere, by the letters and digits of both. */
-static bool contains(const char *text, const char *part)
+/* Whether `text` has the n letters and digits of `word` somewhere, and none right after them: "L40" has no "l4". */
+static bool has_word(const char *text, const char *word, size_t n)
 {
     for (; *text; text++) {
-        const char *t = text, *p = part;
-        int want = next(&p);
-        while (want && next(&t) == want) want = next(&p);
-        if (!want) return true;
+        const char *t = text;
+        size_t i = 0;
+        while (i < n && next(&t) == word[i]) i++;
+        if (i == n && !isalnum((unsigned char)*t)) return true;
     }
     return false;
+}
+
+/* Whether `device` has every word of a card's name: "A100-SXM4-40GB" those of "a100-40gb". */
+static bool is_named(const char *device, const char *name)
+{
+    bool all = true;
+    for (size_t n; *name && all; name += n + (name[n] == '-')) all = has_word(device, name, n = strcspn(name, "-"));
+    return all;
 }
 
 struct roofs gpu_table_rates(const char *device)
 {
     int best = -1;
     for (int i = 0; i < MT_LEN(cards); i++)
-        if (contains(device, cards[i].name) && (best < 0 || strlen(cards[i].name) > strlen(cards[best].name))) best = i;
+        if (is_named(device, cards[i].name) && (best < 0 || strlen(cards[i].name) > strlen(cards[best].name))) best = i;
     return best < 0 ? (struct roofs){0} : rates_of(best);
 }
 
