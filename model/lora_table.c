@@ -123,12 +123,16 @@ bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *te
     return true;
 }
 
-/* Whether shared experts or dense layers are trained. */
-static bool any_network(const struct adapters *ad)
+/* The adapters that have dropout, which PEFT has none of for routed experts. */
+static const char *dropout_text(const struct adapters *ad)
 {
-    bool any = false;
-    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_DENSE_DOWN; t++) any |= ad->target[t];
-    return any;
+    bool mixer = false, network = false; /* of shared experts or dense layers */
+    for (enum lora_target t = LORA_Q; t < LORA_UP; t++) mixer |= ad->target[t];
+    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_DENSE_DOWN; t++) network |= ad->target[t];
+    return !(ad->dropout > 0) ? ""
+           : network          ? " on all but routed experts (PEFT has none for those)"
+           : mixer            ? " on attention (PEFT has none for experts)"
+                              : " on nothing (PEFT has none for experts)";
 }
 
 char *lora_table(const struct adapters *ad, const struct arch *a)
@@ -144,10 +148,7 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
         snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
     s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
                   ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
-                  ad->dropout,
-                  !(ad->dropout > 0) ? ""
-                  : any_network(ad)  ? " on all but routed experts (PEFT has none for those)"
-                                     : " on attention (PEFT has none for experts)");
+                  ad->dropout, dropout_text(ad));
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         struct product q = {.n_exp = 0}, other;

@@ -116,6 +116,18 @@ static void test_input_errors(void **state)
     assert_false(exists(process_output(config, "adapter")));
 }
 
+/* PEFT has no dropout on routed experts. */
+static void test_unused_dropout(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(process_run_sets(config, "train.steps=1 lora.dropout=0.1 lora.targets=experts"), 0);
+    assert_says(said.err, "warning: lora.dropout = 0.1 has no effect: lora.targets has routed experts alone");
+    config = process_config("");
+    assert_int_equal(process_run_sets(config, "train.steps=1 lora.dropout=0.1 lora.targets=experts,q_proj"), 0);
+    assert_null(strstr(said.err, "has no effect"));
+}
+
 /* lora.alpha is a constant: with a small or large rank the scale is not what people expect. */
 static void test_unusual_scale(void **state)
 {
@@ -311,13 +323,13 @@ int test_cli(void)
 #ifdef __x86_64__
         cmocka_unit_test(test_blas_kernels),
 #endif
-        cmocka_unit_test(test_help),          cmocka_unit_test(test_usage_errors),
-        cmocka_unit_test(test_config_errors), cmocka_unit_test(test_input_errors),
-        cmocka_unit_test(test_unusual_scale), cmocka_unit_test(test_config_keys),
-        cmocka_unit_test(test_dump_config),   cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_budget),        cmocka_unit_test(test_eval_alone),
-        cmocka_unit_test(test_inspect),       cmocka_unit_test(test_train_and_eval),
-        cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_help),           cmocka_unit_test(test_usage_errors),
+        cmocka_unit_test(test_config_errors),  cmocka_unit_test(test_input_errors),
+        cmocka_unit_test(test_unused_dropout), cmocka_unit_test(test_unusual_scale),
+        cmocka_unit_test(test_config_keys),    cmocka_unit_test(test_dump_config),
+        cmocka_unit_test(test_plan),           cmocka_unit_test(test_budget),
+        cmocka_unit_test(test_eval_alone),     cmocka_unit_test(test_inspect),
+        cmocka_unit_test(test_train_and_eval), cmocka_unit_test(test_interrupt),
     };
     return cmocka_run_group_tests_name("cli", tests, NULL, NULL);
 }

@@ -20,6 +20,16 @@ static void warn_of_scale(const struct adapters *ad)
     }
 }
 
+/* Routed experts have no dropout, as in PEFT. */
+static void warn_of_dropout(const struct adapters *ad)
+{
+    bool any = false;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) any |= ad->target[t] && !lora_target_is_stack(t);
+    if (ad->dropout > 0 && !any)
+        log_warn("lora.dropout = %g has no effect: lora.targets has routed experts alone, which have none in PEFT",
+                 ad->dropout);
+}
+
 static void warn_of_mixers(const struct run *r)
 {
     char text[200];
@@ -72,6 +82,7 @@ void opening_print(const struct run *r, int64_t n_step)
     print_quant(r);
     warn_of_mixers(r);
     warn_of_scale(&r->model.adapters);
+    warn_of_dropout(&r->model.adapters);
     warn_of_equal_teacher(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
