@@ -220,6 +220,8 @@ static void steps_and_rates_may_change(void **state)
     assert_says(said.err, "this run is complete: to train longer, raise train.epochs\n");
     assert_int_equal(process_run_sets(by_epochs, "train.steps=0 train.epochs=0.1"), 1);
     assert_says(said.err, " steps: raise train.epochs, or start anew");
+    assert_int_equal(process_run_sets(by_epochs, "train.steps=0 train.epochs=1 optim.warmup_steps=1000"), 1);
+    assert_says(said.err, "optim.warmup_steps = 1000 is more than the run's ");
 }
 
 static void changed_mathematics_is_refused(void **state)

@@ -471,6 +471,18 @@ static uint64_t eval_hash(const struct training *t)
     return rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
 }
 
+/* Settings in steps, against those of the run, which train.epochs gives only now. */
+static int check_steps(const struct config *cfg, int64_t total, struct err *err)
+{
+    if (config_quantises(cfg) && cfg->quant.start >= total)
+        return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
+                       (long long)cfg->quant.start, (long long)total);
+    if (cfg->optim.warmup_steps > total)
+        return err_set(err, "optim.warmup_steps = %lld is more than the run's %lld steps: lower it",
+                       (long long)cfg->optim.warmup_steps, (long long)total);
+    return 0;
+}
+
 /* Before the model is loaded: sets the schedule and a new state, and checks that the checkpoint fits this run. */
 static int prepare(struct training *t, struct err *err)
 {
@@ -478,10 +490,9 @@ static int prepare(struct training *t, struct err *err)
     const struct loader_options lo = run_loader_options(cfg, true);
     struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
     t->schedule = resume_schedule(cfg, epochs_steps(cfg, counting, is_first(t)));
-    if (config_quantises(cfg) && cfg->quant.start >= t->schedule.total_steps) {
+    if (check_steps(cfg, t->schedule.total_steps, err)) {
         loader_close(counting);
-        return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
-                       (long long)cfg->quant.start, (long long)t->schedule.total_steps);
+        return -1;
     }
     t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
