@@ -472,10 +472,13 @@ static void long_lines_are_not_truncated(void **state)
             refuse(text, cases[i].message);
             continue;
         }
-        struct config c = fresh();
+        struct config c = fresh(), keyed = fresh();
+        struct err err;
         accept(&c, text);
         assert_string_equal(c.model.path, path);
         check_round_trip(&c);
+        assert_int_equal(config_set_key(&keyed, "model.path", path, "state.json", &err), 0);
+        assert_string_equal(keyed.model.path, path);
     }
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",

@@ -535,12 +535,13 @@ int config_set(struct config *c, const char *assignment, struct err *err)
 
 int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err)
 {
-    char text[512];
-    if (str_format(text, sizeof(text), err, where, "%s=%s", key, value)) return -1;
-    char *copy = mem_strdup(text);
-    snprintf(text, sizeof(text), "%s %.100s", where, value);
-    const int rc = set_trimmed(c, copy, text, err);
-    mem_free(copy);
+    char place[512];
+    const int64_t n = (int64_t)(strlen(key) + strlen(value)) + 2;
+    char *text = mem_alloc(n);
+    snprintf(text, (size_t)n, "%s=%s", key, value);
+    snprintf(place, sizeof(place), "%s %.100s", where, value);
+    const int rc = set_trimmed(c, text, place, err);
+    mem_free(text);
     return rc;
 }
 
