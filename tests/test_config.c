@@ -524,6 +524,8 @@ static void validation_names_the_key(void **state)
         {"train.resume=", "train.resume is empty: expected auto, never or a checkpoint directory"},
         {"data.chat_date=28.6.2025", "data.chat_date = \"28.6.2025\": expected a date, YYYY-MM-DD"},
         {"data.chat_date=2025-13-01", "data.chat_date = \"2025-13-01\": expected a date, YYYY-MM-DD"},
+        {"data.chat_date=2025-02-29", "data.chat_date = \"2025-02-29\": expected a date, YYYY-MM-DD"},
+        {"data.chat_date=-123-01-01", "data.chat_date = \"-123-01-01\": expected a date, YYYY-MM-DD"},
         {"data.eval_split=0.1", "data.eval and data.eval_split exclude each other: leave one of them out"},
         {"data.eval=", "eval.every = 5, but nothing is held out: set data.eval, data.eval_split or eval.prompts"},
         {"data.train=,,", "data.train = \",,\": expected files separated by commas"},

@@ -1,18 +1,24 @@
 /* config_validate.c - checks of a configuration that involve several keys, or the text of one; no file is read. */
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "data/chat/chat_template.h"
 #include "model/lora.h"
 #include "train/config.h"
 #include "train/report/profile.h"
 
+/* timegm moves a day that the month does not have to the next month. */
 static bool is_date(const char *s)
 {
-    int month, day, n = 0;
-    if (strlen(s) != 10 || strspn(s, "0123456789-") != 10) return false;
-    return sscanf(s, "%*4d-%2d-%2d%n", &month, &day, &n) == 2 && n == 10 && month >= 1 && month <= 12 && day >= 1 &&
-           day <= 31;
+    struct tm day = {0};
+    char same[40];
+    if (*s == '-' || sscanf(s, "%4d-%2d-%2d", &day.tm_year, &day.tm_mon, &day.tm_mday) != 3) return false;
+    day.tm_year -= 1900;
+    day.tm_mon -= 1;
+    timegm(&day);
+    snprintf(same, sizeof(same), "%04d-%02d-%02d", day.tm_year + 1900, day.tm_mon + 1, day.tm_mday);
+    return !strcmp(s, same);
 }
 
 /* "auto": 0; a number above 0: that number; otherwise -1. */
