@@ -610,7 +610,7 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
         }
         ds->hash = dataset_hash(ds);
         if (cached && cache_write(ds, opt->cache_dir, path, key, &why)) {
-            log_warn("%s; each run tokenises the data again", why.msg);
+            log_warn("%s; without this cache each run tokenises the data again", why.msg);
         }
     }
     warn_left_out(ds, files, opt);

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -384,6 +385,16 @@ static int check_replaceable(const char *path, struct err *err)
                    S_ISDIR(st.st_mode) ? "a directory, not a file" : "not a regular file");
 }
 
+/* Empties a file that this process alone writes. Another one may have given it its name since the open. */
+static int begin_alone(int fd, const char *tmp, struct err *err)
+{
+    struct stat own, named;
+    const bool busy = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK; /* some file systems have no locks */
+    if (busy || fstat(fd, &own) || stat(tmp, &named) || own.st_ino != named.st_ino || own.st_dev != named.st_dev)
+        return err_set(err, "%s: another process is writing this file", tmp);
+    return ftruncate(fd, 0) ? io_error(err, tmp, "truncate") : 0;
+}
+
 int file_writer_open(struct file_writer *w, const char *path, struct err *err)
 {
     *w = (struct file_writer){.fd = -1};
@@ -391,8 +402,11 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     if (str_format(w->path, sizeof(w->path), err, "path of the file to write", "%s", path) ||
         str_format(w->tmp, sizeof(w->tmp), err, "path of the file to write", "%s.tmp", path))
         return -1;
-    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    return w->fd < 0 ? io_error(err, w->tmp, "create") : 0;
+    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (w->fd < 0) return io_error(err, w->tmp, "create");
+    if (!begin_alone(w->fd, w->tmp, err)) return 0;
+    close(w->fd);
+    return -1;
 }
 
 /* Writes a full part to disk while the next one fills. This keeps the fsync at the end short and shows progress on a

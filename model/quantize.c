@@ -408,7 +408,7 @@ void quantizer_finish(struct quantizer *z)
              quantize_name(&z->q), (clock_ms() - z->start_ms) / 1e3, z->kinds);
     if (!z->q.cache) return;
     if (write_cache(z, &why))
-        log_warn("%s; every start will quantise the weights again", why.msg);
+        log_warn("%s; without this cache every start quantises the weights again", why.msg);
     else
         log_info("packed weights saved to %s", z->q.cache);
 }

@@ -331,7 +331,26 @@ static void atomic_write(void **state)
     assert_non_null(strstr(err.msg, "/taken: a directory, not a file: choose the name of a new file"));
 }
 
-/* A child with a limit on the file size simulates a full disk. */
+/* As when two runs write one cache. A file that a killed process left is written anew. */
+static void one_process_writes(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    struct file_writer w;
+    struct err err;
+    char path[256];
+    snprintf(path, sizeof(path), "%s/out", dir);
+    write_file(in(dir, "out.tmp"), "left behind", 11);
+    assert_int_equal(file_writer_open(&w, path, &err), 0);
+    assert_int_equal(file_writer_put(&w, "one", 3, &err), 0);
+    assert_int_equal(file_write_atomic(path, "other", 5, &err), -1);
+    assert_non_null(strstr(err.msg, "/out.tmp: another process is writing this file"));
+    assert_int_equal(file_writer_close(&w, true, &err), 0);
+    assert_content(path, "one");
+    assert_int_equal(file_write_atomic(path, "other", 5, &err), 0);
+    assert_content(path, "other");
+}
+
 /* The calls of a test, in order: "fsync NAME;", "rename NAME;". The functions take the place of those of libc. */
 static char calls[512];
 static bool noting;
@@ -375,6 +394,7 @@ static void bytes_are_on_the_disk_before_their_name(void **state)
     assert_string_equal(calls, want);
 }
 
+/* A child with a limit on the file size simulates a full disk. */
 static void write_full_disk(void **state)
 {
     (void)state;
@@ -474,6 +494,7 @@ int test_file(void)
         cmocka_unit_test(gzip_cut),
         cmocka_unit_test(bombs),
         cmocka_unit_test(atomic_write),
+        cmocka_unit_test(one_process_writes),
         cmocka_unit_test(write_full_disk),
         cmocka_unit_test(write_refused),
         cmocka_unit_test(directories),
