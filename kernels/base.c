@@ -256,7 +256,7 @@ static char *scaled(char buf[32], int64_t value, double step, const char *const 
 {
     double v = (double)value;
     int k = 0;
-    while (k + 1 < n_suffix && (v < 0 ? -v : v) >= step) {
+    while (k + 1 < n_suffix && (v < 0 ? -v : v) >= step - 0.5) { /* what rounds to step has the next suffix */
         v /= step;
         k++;
     }
