@@ -104,7 +104,9 @@ static void results_and_settings(void **state)
     (void)state;
     const char *dir = scratch_dir();
     const char *runs[] = {make_run(dir, "one", 2.5, "[optim]\nlr = 1e-4\n[output]\ndir = x\n"),
-                          make_run(dir, "two", 2.25, "[optim]\nlr = 2e-4\n[data]\ntrain = <a>.jsonl\n")};
+                          make_run(dir, "two", 2.25,
+                                   "[optim]\nlr = 2e-4\n[data]\ntrain = <a>.jsonl\n"
+                                   "[model]\nexpert_weight_format = bf16\n")};
     char html_path[MT_PATH];
     struct err err;
     int64_t size;
@@ -115,8 +117,9 @@ static void results_and_settings(void **state)
     assert_non_null(second);
     assert_non_null(strstr(first, "2 / 5  2.00 k         2.5000          4.0000  2.5000 (2)         2.5000  2,000"));
     assert_non_null(strstr(second, "2.2500 (2)"));
-    assert_non_null(strstr(second, "optim.lr              0.0001 | 0.0002\n"));
-    assert_non_null(strstr(second, "data.train            (empty) | <a>.jsonl\n"));
+    assert_non_null(strstr(second, "optim.lr                    0.0001 | 0.0002\n"));
+    assert_non_null(strstr(second, "data.train                  (empty) | <a>.jsonl\n"));
+    assert_non_null(strstr(second, "model.expert_weight_format  auto | bf16\n")); /* the longest key */
     assert_null(strstr(second, "output.dir"));
     assert_null(strstr(second, "lora.r"));
     assert_non_null(strstr(text, html_path)); /* the output names the page */
