@@ -77,6 +77,10 @@ d|tojson(separators=none) ;; d|tojson(separators=(",",)) ;; d|tojson(separators=
 no|selectattr("a")|list ;; no|map("upper")|list ;; 0|select|list ;; no|reject|list ;; 5|select|list ;; no|join
 n if n is defined and n is not none else 0 ;; s|length - 1 ;; (s|length) * 2 ;; m|length - 1 - 1
 true and false or true ;; 1 + 2 * 3 - 4 ;; "a" ~ 1 + 2 ;; 1, 2 ;; (1, 2,)
+"it's a-b tool_call (x) 3ab"|title ;; "it's tool_call".title() ;; names|unique|list ;; "aAbB"|unique|join
+"aAbB"|unique(true)|join ;; m|unique(attribute="role")|list|length ;; ""|indent(2, true)
+"a\\n"|indent(2, false, true)
+"a\\n\\nb\\n"|indent(2, true, true) ;; "\\na"|indent(1, true) ;; [1, 2]|safe|first ;; 0|safe is string
 """
 
 STATEMENTS = [

@@ -181,13 +181,6 @@ FILTER(filter_reverse)
     return jinja_slice(st, filter_list(st, self, a), back);
 }
 
-FILTER(filter_same)
-{
-    (void)st;
-    (void)a;
-    return self;
-}
-
 FILTER(filter_string)
 {
     (void)a;
@@ -215,7 +208,7 @@ FILTER(filter_trim) { return jinja_strip(st, value_str(st, self), a[0], true, tr
 FILTER(filter_lower) { return (void)a, jinja_case(st, value_str(st, self), 'l'); }
 FILTER(filter_upper) { return (void)a, jinja_case(st, value_str(st, self), 'u'); }
 FILTER(filter_capitalize) { return (void)a, jinja_case(st, value_str(st, self), 'c'); }
-FILTER(filter_title) { return (void)a, jinja_case(st, value_str(st, self), 't'); }
+FILTER(filter_title) { return (void)a, jinja_case(st, value_str(st, self), 'w'); }
 
 FILTER(filter_replace)
 {
@@ -229,35 +222,41 @@ FILTER(filter_indent)
     int64_t width = number(st, a[0], 4);
     bool first = value_truth(a[1]), blank = value_truth(a[2]);
     if (s.kind != VALUE_STRING || !jinja_charge(st, s.size)) return s;
-    for (int64_t i = 0, end; i < s.size && !st->failed; i = end) {
+    for (int64_t i = 0, end; i <= s.size && !st->failed; i = end + 1) {
         for (end = i; end < s.size && s.s[end] != '\n';) end++;
-        bool indent = (i > 0 || first) && (end > i || blank || (i == 0 && first));
+        const bool indent = i == 0 ? first : end > i || blank;
         for (int64_t k = 0; indent && k < width && jinja_charge(st, 1); k++) text_put(&t, " ");
-        end += end < s.size;
-        text_put_bytes(&t, s.s + i, end - i);
+        text_put_bytes(&t, s.s + i, MT_MIN(end + 1, s.size) - i);
     }
     return value_take(st, &t);
 }
 
+/* What sort and unique compare: the item or its attribute, a string in lower case unless case_sensitive. */
+static struct value key_of(struct jinja_state *st, struct value item, struct value attribute, bool sensitive)
+{
+    const struct value key = value_absent(attribute) ? item : attribute_path(st, item, attribute, absent);
+    return key.kind == VALUE_STRING && !sensitive ? jinja_case(st, key, 'l') : key;
+}
+
 FILTER(filter_unique)
 {
-    (void)a;
-    struct value v = value_list(st, false);
+    struct value v = value_list(st, false), keys = value_list(st, false);
     const struct list *l = value_items(st, self);
-    for (int64_t i = 0; i < l->count && !st->failed; i++)
-        if (!value_contains(st, v, l->items[i])) list_add(st, v.list, l->items[i]);
+    for (int64_t i = 0; i < l->count && !st->failed; i++) {
+        const struct value key = key_of(st, l->items[i], a[1], value_truth(a[0]));
+        if (value_contains(st, keys, key)) continue;
+        list_add(st, keys.list, key);
+        list_add(st, v.list, l->items[i]);
+    }
     return v;
 }
 
-/* Stable; by value or by attribute. Strings compare in lower case unless case_sensitive. */
+/* Stable; by value or by attribute. */
 static struct value sorted(struct jinja_state *st, struct value l, struct value attribute, bool reverse, bool sensitive)
 {
     struct value v = filter_list(st, l, NULL), keys = value_list(st, false);
     for (int64_t i = 0; i < v.list->count && !st->failed; i++) {
-        struct value item = v.list->items[i],
-                     key = value_absent(attribute) ? item : attribute_path(st, item, attribute, absent);
-        if (key.kind == VALUE_STRING && !sensitive) key = jinja_case(st, key, 'l');
-        list_add(st, keys.list, key);
+        list_add(st, keys.list, key_of(st, v.list->items[i], attribute, sensitive));
         for (int64_t k = i; k > 0 && jinja_charge(st, 1); k--) {
             struct value *a = &keys.list->items[k - 1], *b = &keys.list->items[k];
             int order = value_order(st, *a, *b);
@@ -341,7 +340,7 @@ struct value jinja_filter(struct jinja_state *st, const char *name, struct value
         {"rejectattr", filter_rejectattr, "attribute test argument", NULL},
         {"replace", filter_replace, "old new count", NULL},
         {"reverse", filter_reverse, "", NULL},
-        {"safe", filter_same, "", NULL},
+        {"safe", filter_string, "", NULL},
         {"select", filter_select, "test argument", NULL},
         {"selectattr", filter_selectattr, "attribute test argument", NULL},
         {"sort", filter_sort, "reverse case_sensitive attribute", NULL},
@@ -349,7 +348,7 @@ struct value jinja_filter(struct jinja_state *st, const char *name, struct value
         {"title", filter_title, "", NULL},
         {"tojson", filter_tojson, "ensure_ascii indent separators", NULL},
         {"trim", filter_trim, "chars", NULL},
-        {"unique", filter_unique, "", NULL},
+        {"unique", filter_unique, "case_sensitive attribute", NULL},
         {"upper", filter_upper, "", NULL},
     };
     return jinja_call(st, rows, MT_LEN(rows), "the filter", name, self, args);

@@ -39,7 +39,8 @@ struct value jinja_strip(struct jinja_state *st, struct value self, struct value
 /* Replaces every `from` by `to`; with count >= 0 only the first `count`. */
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
                            int64_t count);
-/* 'l' lower, 'u' upper, 'c' capitalize, 't' title; letters beyond ASCII are refused. */
+/* 'l' lower, 'u' upper, 'c' capitalize; 't' title as the method, whose words are letters, 'w' as the filter, whose
+ * words begin after blanks and - ( { [ <. Letters beyond ASCII are refused. */
 struct value jinja_case(struct jinja_state *st, struct value self, char how);
 struct value jinja_pair(struct jinja_state *st, struct value a, struct value b); /* a tuple */
 struct value jinja_dict_items(struct jinja_state *st, struct value self);

@@ -52,6 +52,7 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
 
 struct value jinja_case(struct jinja_state *st, struct value self, char how)
 {
+    static const char before_word[] = "-({[< \t\n\v\f\r\x1c\x1d\x1e\x1f";
     if (self.kind != VALUE_STRING) return jinja_fail(st, "a string is needed");
     struct value v = value_string(st, self.s, self.size);
     char *s = (char *)v.s;
@@ -59,9 +60,9 @@ struct value jinja_case(struct jinja_state *st, struct value self, char how)
     for (int64_t i = 0; i < v.size; i++) {
         const unsigned char c = (unsigned char)s[i];
         if (c >= 0x80) return jinja_fail(st, "upper and lower case of letters beyond ASCII are not supported");
-        bool upper = how == 'u' || ((how == 'c' || how == 't') && !inside);
+        bool upper = how == 'u' || (how != 'l' && !inside);
         s[i] = (char)(upper ? toupper(c) : tolower(c));
-        inside = how == 'c' || isalpha(c);
+        inside = how == 'w' ? !memchr(before_word, c, sizeof(before_word) - 1) : how == 'c' || isalpha(c);
     }
     return v;
 }
