@@ -97,6 +97,9 @@ STATEMENTS = [
     "{% for i in l %}{% for j in l %}{{ loop.index }}{% endfor %}{{ loop.index }} {% endfor %}",
     "{% for i in l %}{% if i == 1 %}{% continue %}{% endif %}{{ i }}{% endfor %}",
     "{% for i in l %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+    "{% for i in l %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
+    "{% for i in l %}{{ i }}{% continue %}{% else %}none{% endfor %}",
+    "{% for i in l %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
     "{% set a = 1 %}{% for i in l %}{% set a = a + i %}{{ a }} {% endfor %}{{ a }}",
     "{% set ns = namespace(a=0, b='x') %}{% for i in l %}{% set ns.a = ns.a + i %}{% endfor %}"
     "{{ ns.a }}{{ ns.b }}{{ ns.c }}",

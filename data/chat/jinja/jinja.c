@@ -339,6 +339,7 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
     const struct list *all = value_items(st, eval(st, scope, n->b));
     struct value kept = value_list(st, false);
     struct loop *loop = jinja_new(st, sizeof(*loop));
+    bool ended = false; /* a round; for `else`, Jinja counts none that ends in break or continue */
     for (int64_t i = 0; n->c && i < all->count && !st->failed; i++) {
         struct scope *one = scope_new(st, scope);
         assign_to(st, one, n->a, all->items[i]);
@@ -349,9 +350,11 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
         struct scope *round = scope_new(st, scope);
         assign(st, round, "loop", (struct value){.kind = VALUE_LOOP, .loop = loop});
         assign_to(st, round, n->a, loop->items->items[loop->index]);
-        if (run(st, round, n->body) == FLOW_BREAK) break;
+        const enum flow flow = run(st, round, n->body);
+        if (flow == FLOW_BREAK) break;
+        ended |= flow == FLOW_NEXT;
     }
-    return loop->items->count ? FLOW_NEXT : run(st, scope, n->other);
+    return ended ? FLOW_NEXT : run(st, scope, n->other);
 }
 
 static void run_set(struct jinja_state *st, struct scope *scope, const struct node *n)
