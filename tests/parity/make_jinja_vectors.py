@@ -100,6 +100,7 @@ STATEMENTS = [
     "{% for i in l %}{% if i > 2 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
     "{% for i in l %}{{ i }}{% continue %}{% else %}none{% endfor %}",
     "{% for i in l %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% else %}none{% endfor %}",
+    "{% for i in [] %}{% else %}{% set a = 1 %}{{ a }}{% endfor %}{{ a is defined }}",
     "{% set a = 1 %}{% for i in l %}{% set a = a + i %}{{ a }} {% endfor %}{{ a }}",
     "{% set ns = namespace(a=0, b='x') %}{% for i in l %}{% set ns.a = ns.a + i %}{% endfor %}"
     "{{ ns.a }}{{ ns.b }}{{ ns.c }}",

@@ -354,7 +354,7 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
         if (flow == FLOW_BREAK) break;
         ended |= flow == FLOW_NEXT;
     }
-    return ended ? FLOW_NEXT : run(st, scope, n->other);
+    return ended ? FLOW_NEXT : run(st, scope_new(st, scope), n->other);
 }
 
 static void run_set(struct jinja_state *st, struct scope *scope, const struct node *n)
