@@ -80,6 +80,8 @@ true and false or true ;; 1 + 2 * 3 - 4 ;; "a" ~ 1 + 2 ;; 1, 2 ;; (1, 2,)
 "it's a-b tool_call (x) 3ab"|title ;; "it's tool_call".title() ;; names|unique|list ;; "aAbB"|unique|join
 "aAbB"|unique(true)|join ;; m|unique(attribute="role")|list|length ;; ""|indent(2, true)
 "a\\n"|indent(2, false, true)
+["\\xa0\\u200d\\ufeff\\u00e9"] ;; ["\\U0001f469\\u200d\\U000e0001\\x80"] ;; {"\\u2028": "\\ue000"}
+["\\u00e9\\'\\x7f"]
 "a\\n\\nb\\n"|indent(2, true, true) ;; "\\na"|indent(1, true) ;; [1, 2]|safe|first ;; 0|safe is string
 """
 

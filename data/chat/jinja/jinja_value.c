@@ -390,21 +390,40 @@ static void put_int(struct text_buf *t, int64_t i)
     text_put(t, text);
 }
 
-/* Chooses quotes as Python does. Characters beyond ASCII count as printable. */
+/* Characters beyond ASCII that repr() escapes: controls, formats, private ones, blanks. Python escapes unassigned ones
+ * too; these depend on its version of Unicode and count as printable. */
+static bool is_hidden(int32_t c)
+{
+    static const int32_t ranges[][2] = {{0x80, 0xa0},       {0xad, 0xad},        {0x600, 0x605},     {0x61c, 0x61c},
+                                        {0x6dd, 0x6dd},     {0x70f, 0x70f},      {0x890, 0x891},     {0x8e2, 0x8e2},
+                                        {0x1680, 0x1680},   {0x180e, 0x180e},    {0x2000, 0x200f},   {0x2028, 0x202f},
+                                        {0x205f, 0x206f},   {0x3000, 0x3000},    {0xe000, 0xf8ff},   {0xfeff, 0xfeff},
+                                        {0xfff9, 0xfffb},   {0x110bd, 0x110bd},  {0x110cd, 0x110cd}, {0x13430, 0x1343f},
+                                        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a},  {0xe0001, 0xe0001}, {0xe0020, 0xe007f},
+                                        {0xf0000, 0xffffd}, {0x100000, 0x10fffd}};
+    for (int64_t i = 0; i < MT_LEN(ranges); i++)
+        if (c >= ranges[i][0] && c <= ranges[i][1]) return true;
+    return false;
+}
+
+/* Chooses quotes as Python does. */
 static void put_repr(struct text_buf *t, struct value v)
 {
     bool single = v.size && memchr(v.s, '\'', (size_t)v.size), two = v.size && memchr(v.s, '"', (size_t)v.size);
     const char quote = single && !two ? '"' : '\'';
     text_put_bytes(t, &quote, 1);
-    for (int64_t i = 0; i < v.size; i++) {
-        const unsigned char c = (unsigned char)v.s[i];
+    for (int64_t i = 0, n; i < v.size; i += n) {
+        n = utf8_size(v.s + i, v.size - i);
+        const int32_t c = utf8_code(v.s + i, v.size - i);
         const char *at =
             c && (c < 32 || c == '\\') ? strchr("\tt\nn\rr\\\\", c) : NULL; /* pairs: the character, then its letter */
-        char escape[8] = {(char)c};
-        if (at || c == (unsigned char)quote)
+        char escape[16];
+        if (at || c == quote)
             snprintf(escape, sizeof(escape), "\\%c", at ? at[1] : quote);
-        else if (c < 32 || c == 127)
-            snprintf(escape, sizeof(escape), "\\x%02x", c);
+        else if (c < 32 || c == 127 || is_hidden(c))
+            snprintf(escape, sizeof(escape), c < 0x100 ? "\\x%02x" : c < 0x10000 ? "\\u%04x" : "\\U%08x", (unsigned)c);
+        else
+            snprintf(escape, sizeof(escape), "%.*s", (int)n, v.s + i);
         text_put(t, escape);
     }
     text_put_bytes(t, &quote, 1);
