@@ -27,7 +27,8 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     return false;
 }
 
-int export_quant_check(enum export_format to, const struct arch *a, const struct qat_options *run, struct err *err)
+/* Error: training read other matrices quantised than those that the export has in this format. */
+static int check_training(enum export_format to, const struct arch *a, const struct qat_options *run, struct err *err)
 {
     if (to != EXPORT_MERGED_MXFP4 || !a->names->published || !run->merged || !run->all ||
         !export_quant_has(to, &run->weights))
@@ -52,7 +53,7 @@ bool export_quant_writes(enum export_format to, const struct arch *a, const stru
 {
     struct err why;
     const bool layout = to != EXPORT_MERGED_MXFP4 || !a->names->published || export_quant_published(st, 0);
-    return layout && !export_family_check(to, a, &why) && !export_quant_check(to, a, run, &why);
+    return layout && !export_family_check(to, a, &why) && !check_training(to, a, run, &why);
 }
 
 const char *export_quant_exact(const struct arch *a, const struct safetensors *st, const struct qat_options *run)
@@ -120,7 +121,7 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
 int export_quant_open(struct export *x, struct err *err)
 {
     struct qat_options run = plan_qat(x->cfg);
-    if (export_quant_check(x->format, &x->run.arch, &run, err)) return -1;
+    if (check_training(x->format, &x->run.arch, &run, err)) return -1;
     warn_of_inputs(x, &run);
     if (!export_quant_has(x->format, &run.inputs)) run.inputs.bits = 0;
     struct qat_options plain = {.merged = true, .inputs = run.inputs};

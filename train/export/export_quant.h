@@ -8,9 +8,6 @@
  * run was trained for another format than that of the export. Error: a matrix that the format's blocks do not divide,
  * or an adapter of quant.amax = static or quant.activations without its magnitudes. */
 int export_quant_open(struct export *x, struct err *err) MT_CHECK;
-/* Error: training read other matrices quantised than those that the export has in this format. */
-int export_quant_check(enum export_format to, const struct arch *a, const struct qat_options *run,
-                       struct err *err) MT_CHECK;
 /* Whether a merged export in this format has the values of f. */
 bool export_quant_has(enum export_format to, const struct fakequant *f);
 /* Whether the experts of this layer are in MXFP4 as DeepSeek-V4's publisher has them: merged-mxfp4 writes no others. */

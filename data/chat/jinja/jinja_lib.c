@@ -26,8 +26,9 @@ static int64_t parameter(const char *parameters, const char *name)
     return name ? -1 : index;
 }
 
-struct value jinja_call(struct jinja_state *st, const struct jinja_fn *rows, int64_t n_rows, const char *what,
-                        const char *name, struct value self, const struct jinja_args *args)
+/* Calls the row of that name, or fails with "`WHAT` `name` is not supported". */
+static struct value call_row(struct jinja_state *st, const struct jinja_fn *rows, int64_t n_rows, const char *what,
+                             const char *name, struct value self, const struct jinja_args *args)
 {
     struct value a[MAX_PARAMETERS] = {0};
     int64_t row = 0;
@@ -351,7 +352,7 @@ struct value jinja_filter(struct jinja_state *st, const char *name, struct value
         {"unique", filter_unique, "case_sensitive attribute", NULL},
         {"upper", filter_upper, "", NULL},
     };
-    return jinja_call(st, rows, MT_LEN(rows), "the filter", name, self, args);
+    return call_row(st, rows, MT_LEN(rows), "the filter", name, self, args);
 }
 
 /* ---- tests ---- */
@@ -497,12 +498,12 @@ bool jinja_is_function(const char *name)
 
 struct value jinja_function(struct jinja_state *st, const char *name, const struct jinja_args *args)
 {
-    return jinja_call(st, functions, MT_LEN(functions), "the function", name, value_none(), args);
+    return call_row(st, functions, MT_LEN(functions), "the function", name, value_none(), args);
 }
 
 struct value jinja_method(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args)
 {
     int64_t n;
     const struct jinja_fn *rows = jinja_methods(self, &n);
-    return jinja_call(st, rows, n, "the method", name, self, args);
+    return call_row(st, rows, n, "the method", name, self, args);
 }

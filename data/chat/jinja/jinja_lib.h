@@ -21,9 +21,6 @@ struct jinja_fn {
     struct value (*call_all)(struct jinja_state *st, const struct jinja_args *args);
 };
 
-/* Calls the row of that name, or fails with "`WHAT` `name` is not supported". */
-struct value jinja_call(struct jinja_state *st, const struct jinja_fn *rows, int64_t n_rows, const char *what,
-                        const char *name, struct value self, const struct jinja_args *args);
 struct value jinja_filter(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
 bool jinja_test(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
 bool jinja_is_function(const char *name); /* of the global names */
@@ -34,7 +31,6 @@ struct value jinja_method(struct jinja_state *st, const char *name, struct value
 /* jinja_text.c */
 const struct jinja_fn *jinja_methods(struct value self,
                                      int64_t *n); /* of a string or a dict; others have none: n = 0 */
-bool jinja_is_method(struct value self, const char *name);
 struct value jinja_strip(struct jinja_state *st, struct value self, struct value chars, bool left, bool right);
 /* Replaces every `from` by `to`; with count >= 0 only the first `count`. */
 struct value jinja_replace(struct jinja_state *st, struct value self, struct value from, struct value to,
@@ -42,7 +38,6 @@ struct value jinja_replace(struct jinja_state *st, struct value self, struct val
 /* 'l' lower, 'u' upper, 'c' capitalize; 't' title as the method, whose words are letters, 'w' as the filter, whose
  * words begin after blanks and - ( { [ <. Letters beyond ASCII are refused. */
 struct value jinja_case(struct jinja_state *st, struct value self, char how);
-struct value jinja_pair(struct jinja_state *st, struct value a, struct value b); /* a tuple */
 struct value jinja_dict_items(struct jinja_state *st, struct value self);
 /* self.name or self[name]; undefined when it has none. */
 struct value jinja_attribute(struct jinja_state *st, struct value self, const char *name, bool dot);

@@ -67,7 +67,8 @@ struct value jinja_case(struct jinja_state *st, struct value self, char how)
     return v;
 }
 
-struct value jinja_pair(struct jinja_state *st, struct value a, struct value b)
+/* A tuple. */
+static struct value pair(struct jinja_state *st, struct value a, struct value b)
 {
     struct value v = value_list(st, true);
     list_add(st, v.list, a);
@@ -80,7 +81,7 @@ struct value jinja_dict_items(struct jinja_state *st, struct value self)
     if (self.kind != VALUE_DICT) return jinja_fail(st, "items: a dict is needed, not %s", value_kind_name(self));
     struct value v = value_list(st, false);
     for (int64_t i = 0; i < self.dict->count && !st->failed; i++)
-        list_add(st, v.list, jinja_pair(st, self.dict->keys[i], self.dict->values[i]));
+        list_add(st, v.list, pair(st, self.dict->keys[i], self.dict->values[i]));
     return v;
 }
 
@@ -281,7 +282,7 @@ const struct jinja_fn *jinja_methods(struct value self, int64_t *n)
     return self.kind == VALUE_STRING ? of_strings : of_dicts;
 }
 
-bool jinja_is_method(struct value self, const char *name)
+static bool is_method(struct value self, const char *name)
 {
     int64_t n;
     const struct jinja_fn *rows = jinja_methods(self, &n);
@@ -313,7 +314,7 @@ struct value jinja_attribute(struct jinja_state *st, struct value self, const ch
     const struct value *found = NULL;
     if (self.kind == VALUE_UNDEFINED) return jinja_fail(st, "'%.*s' is undefined", (int)self.size, self.s);
     if (self.kind == VALUE_LOOP) return loop_attribute(st, self.loop, name);
-    bool method = jinja_is_method(self, name);
+    bool method = is_method(self, name);
     if (self.kind == VALUE_DICT && !(dot && method)) found = dict_get(st, self.dict, key); /* x.items is the method */
     if (found) return *found;
     if (!method) return value_undefined(key.s, key.size);
