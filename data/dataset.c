@@ -294,6 +294,8 @@ static int read_file(struct builder *b, const char *path, struct err *err)
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     int status = line_reader_peek(reader, &first, err);
+    if (!status && (first == '\xff' || first == '\xfe')) /* a byte order mark; never in UTF-8 */
+        status = err_set(err, "%s: UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8", path);
     if (!status)
         status = first == '[' ? read_array(b, reader, err) : read_lines(b, reader, err); /* JSONL begins with { */
     b->bytes_done += line_reader_position(reader, 0);
@@ -316,6 +318,7 @@ int dataset_next_path(const char **list, char path[MT_PATH], double *weight, str
     *weight = strtod(star + 1, &end);
     if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
         return err_set(err, "%s: * must be followed by a weight, a number above 0 and at most %d", path, MAX_WEIGHT);
+    while (star > path && isspace((unsigned char)star[-1])) star--;
     if (star == path) return err_set(err, "%s: * must follow the path of a file", path);
     *star = 0;
     return 1;

@@ -71,6 +71,15 @@ static void arrays(void **state)
     mem_free(text);
 }
 
+static void other_encodings(void **state)
+{
+    (void)state;
+    static const char little[] = "\xff\xfe{\0}\0\n", big[] = "\xfe\xff\0{\0}\0\n";
+    const struct dataset_options opt = rows_options();
+    rows_refused(rows_write_text(little, sizeof(little)), &opt, "rows.jsonl: UTF-16, not UTF-8: convert it");
+    rows_refused(rows_write_text(big, sizeof(big) - 1), &opt, "rows.jsonl: UTF-16, not UTF-8: convert it");
+}
+
 /* An error in a row that columns turned into another form names its line. */
 static void bad_rows_of_columns(void **state)
 {
@@ -116,8 +125,9 @@ static void rows_over_lines(void **state)
 
 int test_bad_rows(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays),
-                                       cmocka_unit_test(bad_rows_of_columns),
-                                       cmocka_unit_test(flags_are_no_preferences), cmocka_unit_test(rows_over_lines)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays),
+        cmocka_unit_test(other_encodings),          cmocka_unit_test(bad_rows_of_columns),
+        cmocka_unit_test(flags_are_no_preferences), cmocka_unit_test(rows_over_lines)};
     return cmocka_run_group_tests_name("bad_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

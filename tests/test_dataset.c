@@ -706,7 +706,7 @@ static void weighted_files(void **state)
     assert_int_equal(ds.ids[ds.doc_off[10]], 'x');
     assert_int_equal(dataset_duplicates(&ds), 0); /* copies made by a weight do not count */
     dataset_free(&again);
-    snprintf(files, sizeof(files), "%s*0.5", a);
+    snprintf(files, sizeof(files), "%s * 0.5", a);
     rows_load(&again, files, &opt);
     assert_int_equal(again.n_docs, 2);
     assert_int_equal(dataset_shared(&again, &ds), 2);
@@ -714,6 +714,7 @@ static void weighted_files(void **state)
     dataset_free(&again);
     dataset_free(&ds);
     rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");
+    rows_refused(" * 0.5", &opt, "* 0.5: * must follow the path of a file");
     snprintf(files, sizeof(files), "%s*0.4", b);
     rows_refused(files, &opt,
                  "rows.jsonl: the weight after * selects none of 1 documents: raise it, or leave the file out");
