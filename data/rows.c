@@ -109,7 +109,9 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     if (chat_template_load(out, dir, file, err)) return -1;
     if (*out) rc = add_stops(*out, tok, dir, err);
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
-    if (!rc && *kwargs && !*out) return err_set(err, "data.chat_kwargs = %s, but there is no chat template", kwargs);
+    if (!rc && *kwargs && !*out)
+        return err_set(err, "data.chat_kwargs = %.100s, but %s has no chat template: set data.chat_template%s", kwargs,
+                       dir, row_is_harmony(tok) ? ", or chat_template_kwargs in the rows" : "");
     if (!rc && *kwargs && chat_template_set_kwargs(*out, kwargs, err))
         rc = err_prefix(err, "data.chat_kwargs = %.100s", kwargs);
     if (!rc) chat_template_probe(*out);

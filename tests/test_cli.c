@@ -107,6 +107,8 @@ static void test_input_errors(void **state)
     assert_says(said.err, "/nowhere.jsonl");
     assert_int_equal(RUN(config, "--set", "lora.init_from=/nowhere"), 1);
     assert_says(said.err, "/nowhere");
+    assert_int_equal(RUN(config, "--set", "data.chat_kwargs={\"x\": 1}"), 1);
+    assert_says(said.err, CASE " has no chat template: set data.chat_template");
     assert_int_equal(RUN("eval", config, "--adapter", "/nowhere"), 1);
     assert_says(said.err, "/nowhere");
     assert_int_equal(RUN("inspect", config), 1);
