@@ -587,7 +587,7 @@ static void other_settings_are_refused(void **state)
     struct lora_options opt = tiny_options("q_proj,down_proj"), other;
     const char *dir = save_tiny(&a, &opt);
     other = opt, other.r = 4;
-    assert_refused(&a, &other, dir, "lora.r = 2, but 4 is configured");
+    assert_refused(&a, &other, dir, "lora.r = 2, but 4 is configured: set lora.r to the adapter's value");
     other = opt, other.alpha = 6.5;
     assert_refused(&a, &other, dir, "lora.alpha = 6, but 6.5 is configured");
     other = opt, other.rslora = true;

@@ -578,10 +578,11 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
         if (strcmp(file, want)) what = "layers";
     }
     if (!what) return 0;
-    return err_set(err, "adapter %s has lora.%s = %.300s, but %.300s is configured%s", src->dir, what, file, want,
-                   src->layout.r && src->layout.r != src->r
-                       ? " (gate and up are separate in it, so moetrain needs twice its rank)"
-                       : "");
+    return err_set(
+        err, "adapter %s has lora.%s = %.300s, but %.300s is configured: set lora.%s to the adapter's value%s",
+        src->dir, what, file, want, what,
+        src->layout.r && src->layout.r != src->r ? " (gate and up are separate in it, so moetrain needs twice its rank)"
+                                                 : "");
 }
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
