@@ -485,10 +485,11 @@ static const struct cli_row bench_quant_rows[] = {
 };
 
 static const struct cli_row bench_attn_rows[] = {
-    OPTION(bench_attn_options, tokens, "--tokens", "N", "[1, 1048576]", "16384", "tokens"),
-    OPTION(bench_attn_options, seq, "--seq", "N", "[1, 1048576]", "4096", "tokens of a sequence"),
+    USUALLY(bench_attn_options, tokens, "--tokens", "N", "[1, 1048576]", "16384; on a CPU 1024", "tokens"),
+    USUALLY(bench_attn_options, seq, "--seq", "N", "[1, 1048576]", "4096; on a CPU 512", "tokens of a sequence"),
     OPTION(bench_attn_options, window, "--window", "N", "[0, 1048576]", "0", "keys that a query attends to; 0: all"),
-    OPTION(bench_attn_options, repeats, "--repeats", "N", "[1, 1000]", "20", "timed runs; the median is shown"),
+    USUALLY(bench_attn_options, repeats, "--repeats", "N", "[1, 1000]", "20; on a CPU 3",
+            "timed runs; the median is shown"),
     OPTION(bench_attn_options, device, "--device", "NAME", "auto|cpu|cuda|cuda-portable", "auto", "device"),
     JSON(bench_attn_options),
 };

@@ -20,7 +20,7 @@ static const struct heads {
 enum { AT_128 = 1 }; /* the row that the others are compared with */
 
 struct bench {
-    const struct bench_attn_options *o;
+    struct bench_attn_options o;
     struct device dev;
     double rate_128[2]; /* TFLOP/s, forward and backward */
     struct json_out out;
@@ -70,8 +70,8 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
 {
     const double rate = flops / ms / 1e9, *base = &b->rate_128[backward];
     if (h == &models[AT_128]) b->rate_128[backward] = rate;
-    if (!b->o->json) {
-        printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.1f %8.1f %8.1f", h->name, (long long)h->n_head,
+    if (!b->o.json) {
+        printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.4g %8.1f %8.1f", h->name, (long long)h->n_head,
                (long long)h->n_kv, (long long)h->head_dim, (long long)h->value_dim, backward ? "backward" : "forward",
                ms, rate, 1e14 * rate / roofs_kernel_flops(&b->dev.roofs), 100 * floor_ms / ms);
         if (*base > 0) printf(" %8.1f", 100 * rate / *base);
@@ -97,13 +97,13 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
 {
     struct device plan, *dev = &b->dev;
     device_dry_run(&plan, dev);
-    const struct layer planned = push_layer(&plan, b->o, h);
+    const struct layer planned = push_layer(&plan, &b->o, h);
     run_op(&plan, &planned, true);
     if (bench_reserve(dev, &plan, err)) return err_prefix(err, "heads of %s", h->name);
-    const struct layer l = push_layer(dev, b->o, h);
+    const struct layer l = push_layer(dev, &b->o, h);
     for (int backward = 0; backward < 2; backward++) {
         double before = 0, floor_before = 0;
-        for (int64_t i = -BENCH_WARM_UP; i < b->o->repeats; i++) {
+        for (int64_t i = -BENCH_WARM_UP; i < b->o.repeats; i++) {
             const int slot = (int)(2 * MT_MAX(i, 0));
             before = dev->flops;
             floor_before = dev->floor_ms;
@@ -111,7 +111,7 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
             run_op(dev, &l, backward);
             dev->ops->mark(slot + 1);
         }
-        put_row(b, h, backward, bench_marked_ms(dev, b->o->repeats), dev->flops - before, dev->floor_ms - floor_before);
+        put_row(b, h, backward, bench_marked_ms(dev, b->o.repeats), dev->flops - before, dev->floor_ms - floor_before);
     }
     return 0;
 }
@@ -119,7 +119,7 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
 static int run_shared(struct bench *b, struct err *err)
 {
     struct bench_shared_row rows[BENCH_SHARED_ROWS];
-    if (bench_attn_shared(&b->dev, b->o->tokens, b->o->seq, b->o->repeats, rows, err)) return -1;
+    if (bench_attn_shared(&b->dev, b->o.tokens, b->o.seq, b->o.repeats, rows, err)) return -1;
     for (int i = 0; i < BENCH_SHARED_ROWS; i++) {
         const struct bench_shared_row *r = &rows[i];
         const struct heads h = {r->name, r->n_head, 1, r->head_dim, r->head_dim};
@@ -132,35 +132,44 @@ static int run_shared(struct bench *b, struct err *err)
 static void print_legend(struct bench *b)
 {
     char roofs[256];
-    if (b->o->json) {
+    if (b->o.json) {
         json_out_open(&b->out, NULL, '{');
         json_out_str(&b->out, "bench", "attn");
         json_out_str(&b->out, "device", b->dev.name);
         json_out_f64(&b->out, "roof_tflops", roofs_kernel_flops(&b->dev.roofs) / 1e12);
-        json_out_i64(&b->out, "tokens", b->o->tokens);
-        json_out_i64(&b->out, "seq", b->o->seq);
-        json_out_i64(&b->out, "window", b->o->window);
+        json_out_i64(&b->out, "tokens", b->o.tokens);
+        json_out_i64(&b->out, "seq", b->o.seq);
+        json_out_i64(&b->out, "window", b->o.window);
         json_out_open(&b->out, "rows", '[');
         return;
     }
     printf("%s\n%lld tokens in sequences of %lld, window %lld (0: none), median of %lld after %d; FLOPs of 2 products "
            "forward, 5 backward\n%-16s %4s %4s %6s %6s  %-8s %9s %9s %8s %8s %8s\n",
-           profile_roofs(roofs, &b->dev), (long long)b->o->tokens, (long long)b->o->seq, (long long)b->o->window,
-           (long long)b->o->repeats, BENCH_WARM_UP, "heads of", "H", "K", "keys", "values", "pass", "ms", "TFLOP/s",
+           profile_roofs(roofs, &b->dev), (long long)b->o.tokens, (long long)b->o.seq, (long long)b->o.window,
+           (long long)b->o.repeats, BENCH_WARM_UP, "heads of", "H", "K", "keys", "values", "pass", "ms", "TFLOP/s",
            "% roof", "% floor", "% of 128");
+}
+
+/* Smaller defaults on a CPU. */
+static void choose_sizes(struct bench_attn_options *o, bool gpu)
+{
+    if (!o->tokens) o->tokens = gpu ? 16384 : 1024;
+    if (!o->seq) o->seq = gpu ? 4096 : 512;
+    if (!o->repeats) o->repeats = gpu ? 20 : 3;
 }
 
 int bench_attn_run(const struct bench_attn_options *o, struct err *err)
 {
     static struct bench b;
-    b = (struct bench){.o = o, .out = {.indent = true}};
+    b = (struct bench){.o = *o, .out = {.indent = true}};
     int rc = device_open(&b.dev, o->device, "auto", err) || prof_measure_roofs(&b.dev, err) ? -1 : 0;
     if (!rc) {
+        choose_sizes(&b.o, b.dev.ops->own_memory);
         print_legend(&b);
         for (int i = 0; i < MT_LEN(models) && !rc; i++) rc = run_heads(&b, &models[i], err);
         if (!rc) rc = run_shared(&b, err);
     }
-    if (!rc && o->json) {
+    if (!rc && b.o.json) {
         json_out_close(&b.out, ']');
         json_out_close(&b.out, '}');
         printf("%.*s\n", (int)b.out.size, b.out.text);
