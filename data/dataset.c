@@ -21,7 +21,7 @@
 #define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA10" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC "MTDATA11" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -94,15 +94,15 @@ static int64_t add_text(struct builder *b, const struct row_sample *s, struct er
     if (s->eos && b->opt->eos < 0) return err_set(err, "eos must follow, but the tokenizer names no such token");
     list->count = 0;
     if (tokenizer_encode(b->tok, s->text, s->size, true, list, err)) return -1;
-    const int64_t n = list->count + s->eos;
-    dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + n + 1);
+    int64_t n = list->count;
+    dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + n + 2);
     int32_t *ids = ds->ids + ds->n_tokens;
     uint8_t *mask = ds->mask + ds->n_tokens;
-    if (list->count) memcpy(ids, list->ids, (size_t)list->count * sizeof(*ids));
+    if (n) memcpy(ids, list->ids, (size_t)n * sizeof(*ids));
     mark_targets(mask, list, s);
-    if (s->eos) {
-        ids[n - 1] = b->opt->eos;
-        mask[n - 1] = 1;
+    if (s->eos && !(n && ids[n - 1] == b->opt->eos && mask[n - 1])) { /* many rows end with it already */
+        ids[n] = b->opt->eos;
+        mask[n++] = 1;
     }
     mask[0] = 0; /* no token precedes the first one to predict it */
     return n;

@@ -12,7 +12,7 @@ struct dataset_options {
     enum loss_on loss_on;    /* of conversations and completions; in a `text` row every token carries loss */
     enum overlong overlong;  /* for a document longer than seq_len: truncate it, or drop and count it */
     int64_t seq_len;
-    int32_t eos;   /* token appended to `text` and to `completion` */
+    int32_t eos;   /* token appended to `text` and to `completion` that do not end with it */
     int64_t vocab; /* ids at or above it are an error (rows of the model's embedding) */
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: harmony */

@@ -64,15 +64,19 @@ static void prompt_completion_rows(void **state)
         "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
         "{\"prompt\": \"x1\", \"completion\": \"0y\"}\n" /* a token across the boundary carries loss */
         "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
-        "{\"prompt\": \"ok\", \"completion\": \"\"}\n";
+        "{\"prompt\": \"ok\", \"completion\": \"\"}\n"
+        "{\"prompt\": \"a\", \"completion\": \"b<|return|>\"}\n" /* not a second end token */
+        "{\"prompt\": \"a<|return|>\", \"completion\": \"\"}\n";
     struct dataset ds;
     struct dataset_options opt = rows_options();
     rows_load(&ds, rows_write(rows), &opt);
-    assert_int_equal(ds.n_docs, 4);
+    assert_int_equal(ds.n_docs, 6);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST('x', TEN, 'y', RETURN), LIST(0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 2, LIST(OK, RETURN), LIST(0, 1));
     ASSERT_DOCUMENT(&ds, 3, LIST(OK, RETURN), LIST(0, 1));
+    ASSERT_DOCUMENT(&ds, 4, LIST('a', 'b', RETURN), LIST(0, 1, 1));
+    ASSERT_DOCUMENT(&ds, 5, LIST('a', RETURN, RETURN), LIST(0, 0, 1));
     dataset_free(&ds);
     opt.loss_on = LOSS_ALL;
     rows_load(&ds, rows_write(rows), &opt);
