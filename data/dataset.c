@@ -378,6 +378,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
         return err_set(err, "%lld of %lld rows are bad, above the limit of %d %%; the first is %s",
                        (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
     }
+    if (ds->n_rows && row_columns_found(&b->rows, err)) return err_prefix(err, "%s", files);
     if (ds->n_docs) return 0;
     if (!ds->n_rows)
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);

@@ -391,11 +391,13 @@ static int next_column(const char **list, char to[64], char column[128], struct 
     *list = p + n;
     if (!*p) return 0;
     while (n && p[n - 1] == ' ') n--;
-    const size_t left = equals ? (size_t)(equals - p) : n;
-    if (left == 0 || left + 1 >= n || left >= 64 || n - left > 128)
+    size_t left = equals ? (size_t)(equals - p) : n, right = left + 1;
+    while (left && p[left - 1] == ' ') left--;
+    while (right < n && p[right] == ' ') right++;
+    if (left == 0 || right >= n || left >= 64 || n - right >= 128)
         return err_set(err, "\"%.*s\" is not TO=COLUMN, as in user=question", (int)MT_MIN(n, 100), p);
     snprintf(to, 64, "%.*s", (int)left, p);
-    snprintf(column, 128, "%.*s", (int)(n - left - 1), equals + 1);
+    snprintf(column, 128, "%.*s", (int)(n - right), p + right);
     return 1;
 }
 
@@ -455,6 +457,17 @@ static int read_keys(struct row_reader *r, struct json row, struct text_buf *key
     return read_row(r, json_root(r->rewritten), &why) ? json_error(row, err, "%s", why.msg) : 0;
 }
 
+int row_columns_found(const struct row_reader *r, struct err *err)
+{
+    const char *list = r->opt->columns ? r->opt->columns : "";
+    char to[64], column[128];
+    while (!r->has_system && next_column(&list, to, column, err) == 1) {
+        if (!strcmp(to, "system"))
+            return err_set(err, "no row has the column `%s` (data.columns): correct it, or leave system out", column);
+    }
+    return 0;
+}
+
 /* Rewrites the row: as messages when the columns are roles, else with the given keys. */
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
@@ -468,6 +481,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
         mapped[index_in(to, beside, MT_LEN(beside))] = true;
+        if (!strcmp(to, "system")) r->has_system = r->has_system || json_type(value) != JSON_ABSENT;
         if (!strcmp(to, "system") && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);

@@ -59,10 +59,13 @@ struct row_reader {
     struct json_doc *rewritten;
     int64_t span[2];
     struct token_row tokens;
-    bool fatal; /* the error of the last row ends the reading: a row of tokens is what a program wrote */
+    bool has_system; /* a row had the column of system */
+    bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };
 /* Fills samples; none when a conversation has no answer that carries loss. */
 int row_read(struct row_reader *r, struct json row, struct err *err) MT_CHECK;
+/* After the last row: system may be empty or missing in a row, but a column that no row has is misspelt. */
+int row_columns_found(const struct row_reader *r, struct err *err) MT_CHECK;
 void row_reader_free(struct row_reader *r);
 /* One row as text: an object, or a list of messages, which becomes an object. Other JSON is unchanged. Messages begin
  * with `name`. */

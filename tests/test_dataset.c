@@ -643,7 +643,7 @@ static void columns(void **state)
 {
     (void)state;
     static const char *const same[][3] = {
-        {"user=question, assistant=answer", "{\"question\": \"a\\n\", \"answer\": \"b\", \"id\": 7}",
+        {"user = question, assistant =answer", "{\"question\": \"a\\n\", \"answer\": \"b\", \"id\": 7}",
          "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\n\"}, {\"role\": \"assistant\", \"content\": "
          "\"b\"}]}"},
         {"system=s,user=q,assistant=a", "{\"q\": \"a\", \"a\": \"b\", \"s\": \"\"}", "{" AB "}"},
@@ -669,7 +669,9 @@ static void columns(void **state)
         {"messages=chat",
          "{\"chat\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}",
          "{" AB "}"}};
-    static const char *const bad[][2] = {{"user=question", "has no column `question`"},
+    static const char *const bad[][2] = {{"system=s,user=n,assistant=n", "no row has the column `s`"},
+                                         {"user=question", "has no column `question`"},
+                                         {"user= ", "is not TO=COLUMN"},
                                          {"user", "\"user\" is not TO=COLUMN"},
                                          {"=a", "is not TO=COLUMN"},
                                          {"user=", "is not TO=COLUMN"},
@@ -689,7 +691,8 @@ static void columns(void **state)
     for (int i = 0; i < MT_LEN(bad); i++) {
         struct dataset_options opt = rows_options();
         opt.columns = bad[i][0];
-        rows_refused(rows_write("{\"n\": 1}"), &opt, bad[i][1]);
+        /* only the first row would be good */
+        rows_refused(rows_write(i ? "{\"n\": 1}" : "{\"n\": \"a\"}"), &opt, bad[i][1]);
     }
 }
 
