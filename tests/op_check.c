@@ -339,15 +339,35 @@ static void compare_gpu(const struct op_outputs *want, const struct op_outputs *
     }
 }
 
-/* Checks that the peak of the work arena equals that of a dry run; with experts in a loop it may be lower. */
-static void check_measured(op_case_fn *run, const void *params, const struct device *dev, bool loop)
+/* The peak of the work arena in a dry run. The arena becomes NaN up to there, since scratch is written before it is
+ * read, and beyond it by SCRATCH_GUARD. */
+enum { SCRATCH_GUARD = 1 << 17 };
+static int64_t prepare_scratch(op_case_fn *run, const void *params, struct device *dev)
 {
     struct device measure;
     struct op_outputs none = {.n = 0};
     device_dry_run(&measure, dev);
     run(&measure, params, &none);
-    if (loop) assert_in_range(dev->work.peak, 0, measure.work.peak);
-    if (!loop) assert_int_equal(measure.work.peak, dev->work.peak);
+    const int64_t bytes = measure.work.peak + SCRATCH_GUARD;
+    assert_in_range(bytes, 0, dev->work.cap);
+    unsigned char *ones = mem_alloc(bytes);
+    memset(ones, 0xff, (size_t)bytes);
+    device_upload(dev, dev->work.base, ones, bytes);
+    mem_free(ones);
+    return measure.work.peak;
+}
+
+/* Checks that the peak of the work arena equals `peak`, with experts in a loop may be lower, and that nothing was
+ * written beyond it. */
+static void check_scratch(struct device *dev, int64_t peak, bool loop)
+{
+    static unsigned char guard[SCRATCH_GUARD];
+    int64_t broken = 0;
+    if (loop) assert_in_range(dev->work.peak, 0, peak);
+    if (!loop) assert_int_equal(peak, dev->work.peak);
+    device_download(dev, guard, dev->work.base + peak, SCRATCH_GUARD);
+    for (int i = 0; i < SCRATCH_GUARD; i++) broken += guard[i] != 0xff;
+    if (broken) fail_msg("%lld bytes beyond the scratch of the dry run were written", (long long)broken);
 }
 
 static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first, enum gpu_kind last)
@@ -368,6 +388,7 @@ static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first
     for (enum gpu_kind kind = first; kind <= last; kind++) {
         struct op_outputs got = {.n = 0}, again = {.n = 0};
         open_cuda(&dev, kind, &table);
+        const int64_t peak = prepare_scratch(run, params, &dev);
         run(&dev, params, &got);
         dev.ops->wait();
         run(&dev, params, &again);
@@ -378,7 +399,7 @@ static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first
             assert_same_bits(got.out[i], again.out[i]);
             if (kind == GPU_PRESORT) assert_same_bits(got.out[i], loop.out[i]);
         }
-        check_measured(run, params, &dev, kind >= GPU_LOOP);
+        check_scratch(&dev, peak, kind >= GPU_LOOP);
         assert_int_equal(dev.work.used, 0);
         device_close(&dev);
     }

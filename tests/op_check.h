@@ -62,7 +62,7 @@ void op_check_need_gpu(void);
 /* Checks that every test of an op makes on the GPU, with the portable kernels and, on Hopper, with its own kernels.
  * Inputs are exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus
  * one rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the
- * work arena's peak equals that of a dry run. */
+ * work arena's peak equals that of a dry run, and nothing is written beyond it. Scratch starts as NaN. */
 enum { OP_GPU_WORK = 1 << 30 };
 void op_check_cuda(op_case_fn *run, const void *params);
 /* The same checks for the experts computed in a loop on the host (kernels/moe_loop.h). Its scratch depends on the
