@@ -73,6 +73,20 @@ static inline void count_dense(struct device *dev, int64_t m, int64_t n, int64_t
     dev->op.dense = true;
 }
 
+/* The length of sequences of one length with these totals: what counts of pairs assume. n_seq would not do: a plan has
+ * as many sequences as tokens, for the memory. */
+static inline double mean_len(const struct seqs *seqs, int64_t n_tok)
+{
+    return MT_MAX(1, 2 * seqs->pairs / (double)MT_MAX(1, n_tok) - 1);
+}
+
+/* Sum over n = 1 .. len of min(n, window): keys of the tokens of a sequence. */
+static inline double window_pairs(double len, double window)
+{
+    const double rising = MT_MIN(len, window);
+    return rising * (rising + 1) / 2 + (len - rising) * window;
+}
+
 /* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of
  * attention. */
 #define RUN(part, fn, ...)                                                                                             \

@@ -47,10 +47,11 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(k, dev->act_dtype, entry_rows(n_tok, ratio), dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
     WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
-    /* q K^T of the visible entries, for tokens that see more than K of them: the first `few` of a sequence do not. The
-     * lowest possible count where a sequence is shorter than that. */
-    const double few = (double)((idx.shape[1] + 1) * ratio - 1), n_seq = (double)seqs->n_seq;
-    const int64_t n_choice = (int64_t)MT_MAX(0, (double)n_tok - n_seq * few);
+    /* q K^T of the visible entries, for tokens that see more than K of them: the first `few` of a sequence do not.
+     * Exact for sequences of one length. */
+    const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
+    const double few = MT_MIN(len, (double)((idx.shape[1] + 1) * ratio - 1));
+    const int64_t n_choice = (int64_t)((double)n_tok - n_seq * few);
     const double pairs = MT_MAX(0, seqs->pairs - n_seq * few * (few + 1) / 2);
     dev->op.flops += 2 * pairs / (double)ratio * (double)(n_head * dim);
     MOVES(dev, idx, tensor_rows(q, 0, n_choice), k, tensor_rows(w, 0, n_choice));

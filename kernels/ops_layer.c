@@ -130,11 +130,12 @@ static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l
 }
 
 /* FLOPs of attention products over the (query, key) pairs of the mask: n_key of the width of keys, n_value of that of
- * values. A window limits the keys per query. */
+ * values. Where a window limits the keys per query: exact for sequences of one length. */
 static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok, const struct seqs *seqs,
                        const struct attn_shape *s)
 {
-    double pairs = s->window ? MT_MIN(seqs->pairs, (double)n_tok * (double)s->window) : seqs->pairs;
+    const double len = mean_len(seqs, n_tok), near = (double)n_tok / len * window_pairs(len, (double)s->window);
+    const double pairs = s->window && s->window < seqs->max_len ? near : seqs->pairs;
     dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
 }
 

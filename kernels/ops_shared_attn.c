@@ -3,12 +3,6 @@
 
 #include "kernels/ops_check.h"
 
-/* Sum over n = 1 .. len of min(n, limit): keys of the tokens of a sequence. */
-static double near_pairs(double len, double limit)
-{
-    const double rising = MT_MIN(len, limit);
-    return rising * (rising + 1) / 2 + (len - rising) * limit;
-}
 /* Sum over n = 1 .. len of min(n / ratio, limit), n / ratio rounded down: their entries. */
 static double far_pairs(double len, double ratio, double limit)
 {
@@ -16,13 +10,12 @@ static double far_pairs(double len, double ratio, double limit)
     return ratio * whole * (whole - 1) / 2 + whole * (rising - whole * ratio + 1) + (len - rising) * limit;
 }
 
-/* (query, key) pairs of window and entries. seqs has totals alone: exact for sequences of one length. */
+/* (query, key) pairs of window and entries: exact for sequences of one length. */
 static double count_pairs(int64_t n_tok, struct tensor entry, struct tensor idx, const struct seqs *seqs,
                           const struct shared_attn_shape *s)
 {
-    if (n_tok == 0) return 0;
-    const double len = 2 * seqs->pairs / (double)n_tok - 1, n_seq = (double)n_tok / MT_MAX(1, len);
-    double pairs = n_seq * near_pairs(len, (double)s->window);
+    const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
+    double pairs = n_seq * window_pairs(len, (double)s->window);
     if (entry.ndim) pairs += n_seq * far_pairs(len, (double)s->ratio, idx.ndim ? (double)idx.shape[1] : len);
     return pairs;
 }

@@ -291,8 +291,8 @@ static void nan_stays_visible(void **state)
 static void flops_are_counted(void **state)
 {
     (void)state;
-    static const struct shape full = {4, 2, 8, 0, 0, false, 2, {10, 20}}, window = {4, 2, 8, 0, 5, false, 2, {10, 20}},
-                              narrow = {4, 2, 8, 6, 0, false, 2, {10, 20}};
+    static const struct shape full = {4, 2, 8, 0, 0, false, 2, {10, 20}}, window = {4, 2, 8, 0, 5, false, 2, {20, 20}},
+                              wide = {4, 2, 8, 0, 20, false, 2, {10, 20}}, narrow = {4, 2, 8, 6, 0, false, 2, {10, 20}};
     struct device dev;
     op_check_begin(&dev, false);
     struct attn a = attn_make(&dev, &full);
@@ -304,7 +304,11 @@ static void flops_are_counted(void **state)
     dev.flops = 0;
     a = attn_make(&dev, &window);
     fwd(&a);
-    assert_close(dev.flops, 4.0 * 32 * (30 * 5), 1e-15);
+    assert_close(dev.flops, 4.0 * 32 * 2 * (20 * 5 - (4 + 3 + 2 + 1)), 1e-15);
+    dev.flops = 0;
+    a = attn_make(&dev, &wide);
+    fwd(&a);
+    assert_close(dev.flops, 4.0 * 32 * (55 + 210), 1e-15);
     dev.flops = 0;
     a = attn_make(&dev, &narrow);
     fwd(&a);

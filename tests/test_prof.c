@@ -175,20 +175,21 @@ static void test_packed_cost(void **state)
     op_check_end(&dev);
 }
 
-/* The indexer chooses for tokens that see more than K entries: here, from position 11 of a sequence on. */
+/* The indexer chooses for tokens that see more than K entries: here, from position 11 of a sequence on. A plan has as
+ * many sequences as tokens. */
 static void test_choice_cost(void **state)
 {
     (void)state;
     enum { T = 40, K = 2, RATIO = 4, H = 2, A = 8, FEW = (K + 1) * RATIO - 1 };
-    static const double pairs[] = {T * (T + 1) / 2, 30 * 31 / 2 + 10 * 11 / 2, 4 * 10 * 11 / 2};
-    static const int64_t n_seq[] = {1, 2, 4};
+    static const double pairs[] = {T * (T + 1) / 2, T * (T + 1) / 2, 2 * 20 * 21 / 2, 4 * 10 * 11 / 2};
+    static const int64_t n_seq[] = {1, 1, 2, 4}, most[] = {1, T, 2, 4};
     struct device dev, measuring;
     op_check_begin(&dev, false);
     device_dry_run(&measuring, &dev);
     for (int i = 0; i < MT_LEN(pairs); i++) {
-        const struct seqs seqs = {make_empty(DT_I32, n_seq[i] + 1, -1, -1), .n_seq = n_seq[i], .max_len = T,
+        const struct seqs seqs = {make_empty(DT_I32, most[i] + 1, -1, -1), .n_seq = most[i], .max_len = T,
                                   .pairs = pairs[i]};
-        const double few = (double)n_seq[i] * FEW, rows = MT_MAX(0, T - few);
+        const double few = (double)MT_MIN(T, n_seq[i] * FEW), rows = T - few;
         measuring.flops = measuring.floor_ms = 0;
         measuring.roofs = (struct roofs){.flops = 1e30, .bytes = 1e3};
         op_index_topk(&measuring, make_empty(DT_I32, T, K, -1), make_empty(dev.act_dtype, T, H * A, -1),
