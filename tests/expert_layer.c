@@ -3,10 +3,10 @@
 
 #include <math.h>
 
-/* J different experts for token t, ascending, never the last one. */
+/* J different experts for token t, ascending; of ALL every one, else never the last. */
 static void choose(int32_t *idx, int64_t t, const struct setup *s)
 {
-    int64_t n = s->n_exp - 1;
+    int64_t n = s->n_exp - (s->routing != ALL);
     bool taken[256] = {false};
     MT_REQUIRE(s->top_k + (s->routing == CROWDED) <= n, "%lld of %lld experts", (long long)s->top_k, (long long)n);
     for (int64_t j = 0; j < s->top_k; j++) {

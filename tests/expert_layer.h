@@ -6,8 +6,8 @@
 #include "tests/packed.h"
 
 /* SPREAD: all experts but the last. CROWDED: every token goes to experts 1 .. J. MIXED: three of four tokens choose the
- * middle expert first. APART: the experts of a token are not neighbours, and never the last. */
-enum layout { SPREAD, CROWDED, MIXED, APART };
+ * middle expert first. APART: the experts of a token are not neighbours, and never the last. ALL: J = E. */
+enum layout { SPREAD, CROWDED, MIXED, APART, ALL };
 
 struct setup {
     struct weight_packing packing;

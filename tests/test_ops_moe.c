@@ -26,6 +26,7 @@ static const struct setup setups[] = {
     {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 3, 3, SWIGLU_CLAMPED, false, SPREAD},
     {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, GPTOSS, true, CROWDED},
     {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
+    {{WF_NF4, 64, false}, 6, 3, 3, 32, 32, 3, 3, SWIGLU, false, ALL},
 };
 
 static double layer_loss(void *arg)
@@ -308,6 +309,8 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_BF16, 0, false}, 70, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, CROWDED}, 1, true},
     {{{WF_BF16, 0, false}, 1, 5, 1, 72, 328, 32, 48, SWIGLU_PAIRS, true, SPREAD}, 0, false},
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
+    {{{WF_MXFP4, 0, false}, 33, 3, 3, 96, 64, 16, 8, GPTOSS_2, true, ALL}, 0, true},
+    {{{WF_NF4, 64, false}, 9, 1, 1, 64, 48, 256, 136, SWIGLU, false, ALL}, 0, false},
 };
 static const struct gpu_setup grouped_cases[] = {
     /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last; the
