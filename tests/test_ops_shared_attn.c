@@ -424,6 +424,48 @@ static void counts_pairs(void **state)
     }
 }
 
+/* Scratch of the backward for 64 heads of 512 with entries of four tokens, of which a token sees at most 512. */
+static int64_t scratch_of(struct device *card, int64_t n_tok, int64_t max_len)
+{
+    const struct shared_attn_shape s = {64, 512, 128, 4, 1};
+    const int64_t n_col = s.n_head * s.head_dim;
+    const struct tensor wide = tensor_2d(NULL, DT_BF16, n_tok, n_col), kv = tensor_2d(NULL, DT_BF16, n_tok, s.head_dim),
+                        entry = tensor_2d(NULL, DT_BF16, MT_MAX(1, n_tok / s.ratio), s.head_dim),
+                        lse = tensor_2d(NULL, DT_F32, n_tok, s.n_head);
+    const struct seqs seqs = {
+        .cu = tensor_1d(NULL, DT_I32, n_tok + 1), .n_seq = n_tok, .max_len = max_len, .pairs = (double)n_tok};
+    struct device plan;
+    struct tensor idx = {0};
+    if (max_len / s.ratio > 512) idx = tensor_2d(NULL, DT_I32, n_tok, 512);
+    device_dry_run(&plan, card);
+    op_shared_attn_bwd(&plan, wide, kv, entry, wide, wide, lse, wide, kv, entry, idx, &seqs, &s);
+    return plan.work.peak;
+}
+
+/* A micro-batch of fewer tokens or shorter sequences than the plan's needs no more scratch. */
+static void scratch_of_the_plan(void **state)
+{
+    static const int64_t most[][2] = {{1024, 1024}, {4096, 2048}, {4096, 4096}, {16384, 4096}};
+    static const int64_t lens[] = {1, 300, 2048, 4096};
+    struct device card;
+    struct err err;
+    (void)state;
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
+        print_message("skip: scratch of the plan: %s\n", err.msg);
+        skip();
+    }
+    for (int i = 0; i < MT_LEN(most); i++) {
+        const int64_t plan = scratch_of(&card, most[i][0], most[i][1]);
+        for (int64_t n = 1; n <= most[i][0]; n += 61)
+            for (int k = 0; k < MT_LEN(lens) && lens[k] <= MT_MIN(n, most[i][1]); k++)
+                if (scratch_of(&card, n, lens[k]) > plan)
+                    fail_msg("%lld tokens in sequences of %lld: %lld bytes, %lld tokens of %lld: %lld", (long long)n,
+                             (long long)lens[k], (long long)scratch_of(&card, n, lens[k]), (long long)most[i][0],
+                             (long long)most[i][1], (long long)plan);
+    }
+    device_close(&card);
+}
+
 int test_ops_shared_attn(void)
 {
     const struct CMUnitTest tests[] = {
@@ -433,6 +475,7 @@ int test_ops_shared_attn(void)
         cmocka_unit_test(precision_threads_measure),
         cmocka_unit_test(packed_equals_separate),
         cmocka_unit_test(counts_pairs),
+        cmocka_unit_test(scratch_of_the_plan),
         cmocka_unit_test(poison_stays_in_its_sequence),
         cmocka_unit_test(on_the_gpu),
         cmocka_unit_test(sizes_large_on_the_gpu),

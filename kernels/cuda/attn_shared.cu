@@ -307,24 +307,25 @@ extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct
     CUDA_CHECK_LAUNCH();
 }
 
-/* Scratch of a chunk. Its size follows from the shapes alone. */
-static struct shared_chunk take_scratch(struct device *dev, const struct shared_args *a)
+/* Scratch of a chunk. Its size follows from the shapes and max_len alone, and fewer tokens or shorter sequences never
+ * take more: all items, or a budget, within which the chunks are equal. */
+static struct shared_chunk take_scratch(struct device *dev, const struct shared_args *a, int64_t max_len)
 {
-    const int64_t weights = 1 << 30; /* bytes of p and ds together, at most */
-    const int64_t n_tok = MT_MAX(1, a->n_tok), n_far = !a->ratio ? 0 : a->top >= 0 ? a->top : a->n_entry;
-    const int64_t n_slot = MT_MAX(1, a->window) + n_far;
-    const int64_t fits = MT_MIN(weights / (n_slot * a->n_head * 4) / SHARED_TOKENS, (int)SHARED_ITEMS);
-    const int64_t n_all = ceil_div(n_tok, SHARED_TOKENS), n_chunk = ceil_div(n_all, MT_MAX(fits, 1));
-    const int64_t n_item = ceil_div(n_all, n_chunk), n = n_item * SHARED_TOKENS;
+    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together, but for one item at least */
+    const int64_t n_tok = MT_MAX(1, a->n_tok), n_all = ceil_div(n_tok, SHARED_TOKENS);
+    const int64_t seen = a->ratio ? MT_MIN(a->n_entry, max_len / a->ratio) : 0; /* entries of a token, without idx */
     struct shared_chunk x = {};
-    x.n = (int)n;
-    x.n_slot = (int)n_slot;
+    x.n_slot = (int)MT_MAX(1, a->window) + (int)(a->top >= 0 ? a->top : seen);
     x.n_window = (int)ceil_div(MT_MAX(1, a->window) + SHARED_TOKENS - 1, SHARED_BLOCK);
     x.n_far = a->ratio ? (int)ceil_div(a->n_entry, SHARED_BLOCK) : 0;
-    const int64_t n_row = n_item * (x.n_window + x.n_far) * SHARED_BLOCK;
-    x.p = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n * a->n_head, n_slot));
-    x.ds = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n * a->n_head, n_slot));
-    x.part = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_row, SHARED_DIM));
+    const int64_t weights = (int64_t)SHARED_TOKENS * a->n_head * x.n_slot; /* p of an item */
+    const int64_t item = 4 * weights + (int64_t)(x.n_window + x.n_far) * SHARED_BLOCK * SHARED_DIM * 4;
+    const int64_t bytes = MT_MAX(item, MT_MIN(budget, MT_MIN(n_all, (int64_t)SHARED_ITEMS) * item));
+    const int64_t n_item = ceil_div(n_all, ceil_div(n_all, bytes / item));
+    x.n = (int)n_item * SHARED_TOKENS;
+    x.p = (bf16 *)arena_push(&dev->work, bytes);
+    x.ds = x.p + n_item * weights;
+    x.part = (float *)(x.ds + n_item * weights);
     x.dkv = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, SHARED_DIM));
     x.dentry = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, MT_MAX(1, a->n_entry), SHARED_DIM));
     return x;
@@ -368,7 +369,7 @@ extern "C" void cuda_shared_attn_bwd(struct device *dev, struct tensor dq, struc
     const bool live = !dev->dry_run && a.n_tok > 0;
     if (!dev->dry_run) want_countable(q.shape[0], seqs, shape);
     if (by_tiles(&a)) {
-        const struct shared_chunk x = take_scratch(dev, &a);
+        const struct shared_chunk x = take_scratch(dev, &a, seqs->max_len);
         const struct tensor rows[] = {q, kv, entry, o, dout, dq, dkv, dentry};
         if (live) want_aligned(rows, MT_LEN(rows));
         if (live) bwd_in_chunks(&a, x);

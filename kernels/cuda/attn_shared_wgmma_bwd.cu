@@ -4,7 +4,7 @@
  *   dq: a block per token and 64 heads computes p, ds and dq, and stores p and ds, transposed: 64 heads per key.
  *   dkey: a block per item: 192 rows of kv or of the entries, 32 tokens and 256 columns: p^T dout + ds^T q, in f32.
  *   sum: adds the items of a row in the order of the tokens; the sums become bf16 when no later token sees the row.
- * Scratch: struct shared_chunk: p and ds of up to 1 GiB, and the items, about a fifth of it.
+ * Scratch: struct shared_chunk: p, ds and the items of a chunk, up to 1.25 GiB.
  * Grid, dq: a block per SM, which takes a token and 64 heads at a time. A warpgroup with 24 registers per thread loads:
  *   two of its warps copy heads and tiles of 32 keys into four slots, up to the next token's; two store p and ds, which
  *   have two stages. 225 KiB. Of the others, the first computes the scores and p, the second dp and ds, then each 256
