@@ -141,11 +141,13 @@ static void set_pc(struct warp *w, uint32_t mask, int32_t pc)
     for (; mask; mask &= mask - 1) w->pc[__builtin_ctz(mask)] = pc;
 }
 
-/* The lanes at the lowest instruction, and the next one where others are; 0: no lane can run. */
+/* The lanes at the lowest instruction, and the next one where others are; 0: no lane can run. Lanes whose wait failed
+ * run again after the others, which it may wait for. */
 static uint32_t choose(struct warp *w, int32_t *pc, int32_t *other)
 {
-    const uint32_t can = w->live & ~w->blocked;
-    uint32_t mask = 0;
+    uint32_t can = w->live & ~w->blocked, mask = 0;
+    if (!(can & ~w->failed)) w->failed = 0;
+    can &= ~w->failed;
     *pc = *other = INT32_MAX;
     for (uint32_t m = can; m; m &= m - 1) {
         const int32_t x = w->pc[__builtin_ctz(m)];
@@ -266,6 +268,7 @@ static bool run_turn(struct warp *w)
             fault(w, __builtin_ctz(w->live), "lanes wait for each other");
         }
         w->blocked &= ~mask;
+        w->failed &= ~mask;
         left -= run_lanes(w, mask, pc, other, left);
     }
     if (!w->polling) {
@@ -292,7 +295,7 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
         struct warp *w = &b->warps[j];
         w->block = b;
         w->id = j;
-        w->live = w->blocked = w->state = 0;
+        w->live = w->blocked = w->failed = w->state = 0;
         w->at = k->code;
         w->polled = -1;
         w->registers = k->registers;

@@ -276,7 +276,9 @@ void ptx_mbarrier_try_wait(struct warp *w, const struct ins *i, uint32_t m)
         uint64_t *bar = mbarrier(w, i, 1, l);
         boxes_of(w->block, bar);
         done[l] = (*bar & 1) != parity ? ~0u : 0;
-        if (!done[l]) w->paused = w->polling = true;
+        if (done[l]) continue;
+        w->paused = w->polling = true;
+        w->failed |= 1u << l;
     }
 }
 

@@ -63,6 +63,7 @@ struct warp {
     int id;
     uint32_t live;    /* lanes that have not exited */
     uint32_t blocked; /* lanes that wait for others at a collective */
+    uint32_t failed;  /* lanes whose last wait at an mbarrier failed */
     int32_t pc[LANES];
     int32_t returns[CALL_DEPTH][LANES];
     uint8_t depth[LANES];
