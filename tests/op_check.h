@@ -63,7 +63,7 @@ void op_check_need_gpu(void);
  * Inputs are exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus
  * one rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the
  * work arena's peak equals that of a dry run, and nothing is written beyond it. Scratch starts as NaN. */
-enum { OP_GPU_WORK = 1 << 30 };
+enum { OP_GPU_WORK = 3 << 29 };
 void op_check_cuda(op_case_fn *run, const void *params);
 /* The same checks for the experts computed in a loop on the host (kernels/moe_loop.h). Its scratch depends on the
  * routing and is at most that of a dry run. Both kinds of loop give the same bits. */
