@@ -587,18 +587,22 @@ static bool is_finite(struct device *dev, struct tensor x)
     return sum2[1] == 0;
 }
 
+struct tensor model_forward_x(const struct model *m, int64_t l)
+{
+    const struct boundary *b = &m->acts.boundary;
+    const struct tensor x = m->acts.layers[l].x;
+    return b->on && l < b->n_host ? tensor_rows(b->host[l], 0, x.shape[0]) : x;
+}
+
 void model_first_bad(struct model *m, char name[64])
 {
-    struct boundary *b = &m->acts.boundary;
     if (m->kl.hidden.ndim && !is_finite(m->dev, m->kl.hidden)) {
         snprintf(name, 64, "output of the teacher");
         return;
     }
-    boundary_join(b, m->dev);
+    boundary_join(&m->acts.boundary, m->dev);
     for (int64_t l = 0; l <= m->arch.n_layer; l++) {
-        const bool moved = b->on && l < b->n_host;
-        const struct tensor x = m->acts.layers[l].x;
-        if (is_finite(m->dev, moved ? tensor_rows(b->host[l], 0, x.shape[0]) : x)) continue;
+        if (is_finite(m->dev, model_forward_x(m, l))) continue;
         if (l == 0)
             snprintf(name, 64, "embedding");
         else

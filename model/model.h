@@ -159,6 +159,9 @@ double model_objective(const struct model *m, const struct model_tally *t);
  * counts. Waits for the device. */
 void model_read_expert_rows(struct model *m, int64_t *rows);
 
+/* The input of layer l, or at n_layer the last output, as the forward left it: on the device or in host memory. After
+ * the backward those on the device may be of other layers (boundary.h). */
+struct tensor model_forward_x(const struct model *m, int64_t l);
 /* Names the first tensor of the forward that is not finite, e.g. "output of layer 3". Call it after model_loss. Waits
  * for the device. */
 void model_first_bad(struct model *m, char name[64]);

@@ -285,6 +285,25 @@ static void test_head_widths_on_the_gpu(void **state)
     }
 }
 
+/* What is in host memory is compared too. */
+static void test_offload(void **state)
+{
+    (void)state;
+    static const char *const ways[] = {"none", "activations", "experts", "all"};
+    const char *config = process_config("");
+    char *first = NULL;
+    for (int i = 0; i < MT_LEN(ways); i++) {
+        char model[MT_PATH], set[64];
+        snprintf(model, sizeof(model), "model.path=%s", fixture("../../configs/tiny-gptoss"));
+        snprintf(set, sizeof(set), "train.offload=%s", ways[i]);
+        assert_int_equal(RUN("check", config, "--set", model, "--set", set), 0);
+        assert_says(said.out, ": 4 layers, ");
+        if (!first) first = mem_strdup(said.out);
+        if (strcmp(said.out, first)) fail_msg("%s:\n%s", set, said.out);
+    }
+    mem_free(first);
+}
+
 static void test_command(void **state)
 {
     (void)state;
@@ -308,7 +327,8 @@ int test_check(void)
         cmocka_unit_test(test_padded_ranks), cmocka_unit_test(test_wrong_ops),
         cmocka_unit_test(test_wrong_delta),  cmocka_unit_test(test_wrong_entries),
         cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_widths_on_the_gpu),
-        cmocka_unit_test(test_scratch),      cmocka_unit_test(test_command),
+        cmocka_unit_test(test_scratch),      cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_command),
     };
     return cmocka_run_group_tests_name("check", tests, NULL, NULL);
 }

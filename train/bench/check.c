@@ -330,17 +330,13 @@ static void take_entries(struct model *m, struct capture *c, int64_t n_tok)
 static void take(struct model *m, struct capture *c)
 {
     struct device *dev = m->dev;
-    const int64_t n_layer = m->arch.n_layer, n_tok = m->acts.layers[0].x.shape[0], n = n_tok * m->arch.d_model,
-                  n_x = n_tok * arch_stream_cols(&m->arch);
+    const int64_t n_layer = m->arch.n_layer, n_tok = m->acts.layers[0].x.shape[0], n = n_tok * m->arch.d_model;
     const int64_t n_top = MT_MAX(m->arch.top_k, 1);
     int32_t *idx = c->idx = mem_array(n_layer * n_tok * n_top, sizeof(int32_t));
-    c->x = mem_array((n_layer + 1) * n_x, sizeof(float));
     c->h = mem_array(n_layer * n, sizeof(float));
     c->grad = mem_array(adapters_logical(&m->adapters)->n_flat, sizeof(float));
-    for (int64_t l = 0; l <= n_layer; l++) {
+    for (int64_t l = 0; l < n_layer; l++) {
         const struct layer_acts *a = &m->acts.layers[l];
-        device_get_f32(dev, c->x + l * n_x, a->x);
-        if (l == n_layer) break;
         device_get_f32(dev, c->h + l * n, a->h);
         if (arch_ffn(&m->arch, l).n_exp == 1) continue;
         device_download(dev, idx, a->moe.route.idx.data, tensor_bytes(a->moe.route.idx));
@@ -356,14 +352,20 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     struct model *m = &r->model;
     const struct model_pass p = {
         .backward = true, .loss_scale = 1 / (double)MT_MAX(k->batch.n_label, 1), .aux_share = 1, .dropout_key = 1};
+    const int64_t n_layer = m->arch.n_layer;
     struct model_tally sum;
     adapters_put(&m->adapters, &r->dev, m->adapters.opt.param, DT_F32, k->params);
     adapters_refresh(&m->adapters, &r->dev);
     device_zero(&r->dev, m->adapters.opt.grad);
     model_clear(m);
     run_forward(r, &k->batch, &p);
+    /* what the backward of the layers writes over */
+    const int64_t n_x = tensor_count(m->acts.layers[0].x);
     c->norm = mem_array(tensor_count(m->final_norm), sizeof(float));
-    device_get_f32(&r->dev, c->norm, m->final_norm); /* the backward of the layers writes over it */
+    device_get_f32(&r->dev, c->norm, m->final_norm);
+    c->x = mem_array((n_layer + 1) * n_x, sizeof(float));
+    boundary_join(&m->acts.boundary, &r->dev);
+    for (int64_t l = 0; l <= n_layer; l++) device_get_f32(&r->dev, c->x + l * n_x, model_forward_x(m, l));
     model_bwd(m);
     take(m, c);
     model_end(m);
