@@ -76,6 +76,12 @@ static int bed_plan(struct bed *b, const struct parallel *par, struct err *err)
     return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true, err);
 }
 
+static int plan_of(struct bed *b, bool train, struct err *err)
+{
+    const struct parallel *par = &parallel_alone;
+    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, train, err);
+}
+
 /* ---- ranks */
 
 static struct chosen plan_on(const struct parallel *par)
@@ -521,6 +527,41 @@ static void suggested_options(void **state)
     assert_true(n_said >= 6 && n_none >= 1);
 }
 
+/* Where the weights alone are too large, and of an evaluation too, the error says that experts may be in host memory.
+ */
+static void experts_of_a_fixed_offload(void **state)
+{
+    (void)state;
+    static const int ways[] = {CFG_OFFLOAD_NONE, CFG_OFFLOAD_ACTIVATIONS};
+    struct err err;
+    for (int i = 0; i < 2 * MT_LEN(ways); i++) {
+        struct bed *b = bed_of("gpt-oss-tiny", 0);
+        struct config *cfg = &b->cfg;
+        const bool train = i % 2;
+        const struct plan_memory *m = &b->plan.memory;
+        b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30, .host_bytes = (int64_t)8 << 30};
+        cfg->data.seq_len = 16;
+        cfg->train.offload = ways[i / 2];
+        cfg->train.decoded_layers = 0;
+        if (plan_of(b, train, &err)) fail_msg("%s", err.msg);
+        const int64_t limit[] = {m->experts + m->dense, m->experts};
+        for (int few = 0; few < 2; few++) {
+            cfg->train.memory_gb = (double)limit[few] / (1 << 30);
+            assert_int_equal(plan_of(b, train, &err), -1);
+            assert_says(err.msg, train ? "training needs " : "evaluation needs ");
+            assert_int_equal(strstr(err.msg, "the weights alone ") != NULL, few);
+            assert_says(err.msg, "set train.offload = auto (needs ");
+        }
+        cfg->train.memory_gb = 0;
+        cfg->train.offload = CFG_OFFLOAD_EXPERTS;
+        b->dev.card.host_bytes = 1 << 20;
+        assert_int_equal(plan_of(b, train, &err), -1);
+        assert_says(err.msg, train ? "training needs " : "evaluation needs ");
+        assert_says(err.msg, " of host memory with train.offload = experts");
+        mem_free(b);
+    }
+}
+
 /* On a CPU host memory is the device's memory: the plan counts it, and no error suggests train.offload. */
 static void host_memory_of_a_cpu(void **state)
 {
@@ -657,6 +698,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
+        cmocka_unit_test(experts_of_a_fixed_offload),
         cmocka_unit_test(host_memory_of_a_cpu),
         cmocka_unit_test(host_memory_of_ranks),
         cmocka_unit_test(host_memory_of_a_card),

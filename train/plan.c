@@ -71,7 +71,7 @@ static int advise_options(char text[ADVICE], const struct plan *p, const struct 
                                 bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
     char b[32], with[128], except[128] = "";
     int n = 0;
-    for (int i = q->train ? 0 : 2; i < (q->train ? 4 : 3); i++) {
+    for (int i = q->train ? 0 : 1; i < 4; i++) {
         struct config cfg = *q->cfg;
         struct plan_request other = *q;
         int64_t peak, host;
@@ -95,11 +95,26 @@ static int advise_options(char text[ADVICE], const struct plan *p, const struct 
     const size_t used = strlen(text);
     if (!n)
         snprintf(text + used, ADVICE - used, "; no other value of %strain.decoded_layers needs less%s",
-                 q->train ? "train.recompute, train.offload or " : "", except);
+                 q->train ? "train.recompute, train.offload or " : "train.offload or ", except);
     return 0;
 }
 
 static const char larger[] = "use a device with more memory, or several with parallel.ep";
+
+/* Adds packed experts in host memory where a fixed train.offload keeps them on the device. */
+static int advise_offload(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct config cfg = *q->cfg;
+    struct plan_request other = *q;
+    int64_t peak, host;
+    char b[32], with[128];
+    other.cfg = &cfg;
+    cfg.train.offload = CFG_OFFLOAD_AUTO;
+    if (least_peak(&peak, &host, p, other, err)) return -1;
+    snprintf(with, sizeof(with), "set train.offload = auto (needs %s)", str_bytes(b, peak));
+    if (peak < plan_peak(p, q->train)) advise(text, with);
+    return 0;
+}
 
 /* Adds packing of matrices that are not packed where that needs less. */
 static int advise_packing(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
@@ -157,7 +172,7 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget) {
         advise(advice, larger);
-        if (advise_packing(advice, p, q, err)) return -1;
+        if (advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err)) return -1;
         return err_set(err, "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %s%s", what,
                        need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit, raise,
                        advice);
@@ -179,11 +194,11 @@ static int check_host(const struct plan *p, const struct plan_request *q, struct
     config_choice(TRAIN_OFFLOADS, q->cfg->train.offload, way);
     if (n > 1) snprintf(ranks, sizeof(ranks), " for %lld ranks", (long long)n);
     return err_set(err,
-                   "training needs %s of host memory%s with train.offload = %s, the budget is %s (%s), %s short: set "
+                   "%s needs %s of host memory%s with train.offload = %s, the budget is %s (%s), %s short: set "
                    "train.offload = auto%s",
-                   str_bytes(need, p->host_free), ranks, way, str_bytes(have, 2 * n * half),
-                   card ? "--host-gb" : "of what is free", str_bytes(part, p->host_free - 2 * n * half),
-                   card ? ", or raise --host-gb" : "");
+                   q->train ? "training" : "evaluation", str_bytes(need, p->host_free), ranks, way,
+                   str_bytes(have, 2 * n * half), card ? "--host-gb" : "of what is free",
+                   str_bytes(part, p->host_free - 2 * n * half), card ? ", or raise --host-gb" : "");
 }
 
 /* Plans within the memory of now. */
