@@ -83,12 +83,18 @@ void host_experts_need(struct host_experts *h, struct device *dev, int64_t layer
     device_host_join(dev, ticket(i));
 }
 
+void host_experts_end(struct host_experts *h, int64_t lowest)
+{
+    h->first = 0;
+    for (int64_t l = 0; l < lowest && h->n; l++) h->first += h->order[l] >= 0;
+}
+
 void host_experts_done(struct host_experts *h, struct device *dev, int64_t layer, enum pass_step step)
 {
     const int64_t i = index_of(h, layer), next = i + step * HOST_EXPERT_SLOTS;
     if (i < 0) return;
-    if (next >= 0 && next < h->n)
+    if (step == PASS_FORWARD ? next < h->n : next >= h->first)
         fetch(h, dev, next);
-    else if (step == PASS_FORWARD && !h->returns) /* another forward pass follows */
+    else if (step == PASS_BACKWARD || !h->returns) /* a forward pass follows */
         fetch(h, dev, slot_of(i));
 }

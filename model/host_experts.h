@@ -14,10 +14,10 @@ enum { HOST_EXPERT_SLOTS = 2 };
 struct host_experts {
     struct arena slot[HOST_EXPERT_SLOTS]; /* each inside dev->weights */
     int64_t slot_bytes;
-    char **host;    /* [n] on dev->host, slot_bytes each */
-    int64_t *bytes; /* [n] used of them */
-    int64_t *order; /* [n_layer] index of a layer, -1: its experts stay on the device */
-    int64_t n;
+    char **host;                     /* [n] on dev->host, slot_bytes each */
+    int64_t *bytes;                  /* [n] used of them */
+    int64_t *order;                  /* [n_layer] index of a layer, -1: its experts stay on the device */
+    int64_t n, first;                /* first: the backward pass ends with this index */
     int64_t held[HOST_EXPERT_SLOTS]; /* index of the layer whose experts are in the slot, or are being copied to it */
     bool returns;                    /* the current pass has a backward */
 };
@@ -32,6 +32,8 @@ struct arena *host_experts_place(struct host_experts *h, struct device *dev, int
 /* Returns the bytes in host memory, which are there after host_experts_settle; NULL in a dry run. */
 char *host_experts_keep(struct host_experts *h, struct device *dev, int64_t layer);
 void host_experts_settle(const struct host_experts *h, struct device *dev); /* waits for all copies */
+/* The backward pass ends with layer `lowest`. */
+void host_experts_end(struct host_experts *h, int64_t lowest);
 void host_experts_need(struct host_experts *h, struct device *dev, int64_t layer);
 enum pass_step { PASS_FORWARD = 1, PASS_BACKWARD = -1 };
 void host_experts_done(struct host_experts *h, struct device *dev, int64_t layer, enum pass_step step);

@@ -158,6 +158,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
+    host_experts_end(&m->weights.host, m->adapters.lowest_layer);
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
     open_offload(m, opt);

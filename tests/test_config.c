@@ -125,6 +125,7 @@ static void choices_match_their_enum(void **state)
     CHOICE(train, offload, "none", CFG_OFFLOAD_NONE);
     CHOICE(train, offload, "activations", CFG_OFFLOAD_ACTIVATIONS);
     CHOICE(train, offload, "moments", CFG_OFFLOAD_MOMENTS);
+    CHOICE(train, offload, "experts", CFG_OFFLOAD_EXPERTS);
     CHOICE(train, offload, "all", CFG_OFFLOAD_ALL);
     CHOICE(train, aux_convention, "transformers", CFG_AUX_TRANSFORMERS);
     CHOICE(train, aux_convention, "megatron", CFG_AUX_MEGATRON);

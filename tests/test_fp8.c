@@ -347,6 +347,9 @@ static void test_refused(void **state)
     assert_int_equal(process_run_sets(config, "quant.weights=mxfp4"), 1);
     assert_says(said.err, "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = mxfp4, "
                           "quant.activations = none) exclude each other");
+    assert_int_equal(process_run_sets(config, "train.offload=experts"), 1);
+    assert_says(said.err, "train.offload = experts moves packed experts, and train.expert_dtype = fp8 reads them "
+                          "otherwise: set train.offload = auto");
     char path[MT_PATH + 16];
     snprintf(path, sizeof(path), "model.path=%s/qwen3", fixture("parity"));
     assert_int_equal(process_run_sets(config, path), 1);
