@@ -518,10 +518,10 @@ typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux 
 typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
 
 /* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same);
- * free_host takes the bytes of alloc_host.
- * free_bytes: what alloc can still provide, -1 without a device (device_open_plan). used_bytes: used on the device, on
- * a CPU the peak of this process. fixed_bytes: used outside the arenas, by the backend and others; plans leave it free.
- * upload has read src on return and is ordered before later ops; download waits for earlier ops; wait: for all ops. */
+ * free_host takes the bytes of alloc_host. free_bytes: what alloc can still provide, -1 without a device
+ * (device_open_plan). used_bytes: used on the device, on a CPU the peak of this process. fixed_bytes: used outside the
+ * arenas, by the backend and others; plans leave it free. upload has read src on return and is ordered before later
+ * ops; download waits for earlier ops; wait: for all ops. */
 typedef void *dev_alloc_fn(int64_t bytes);
 typedef void dev_free_fn(void *p);
 typedef void dev_free_host_fn(void *p, int64_t bytes);

@@ -1,5 +1,5 @@
-/* host_experts.h - packed experts of some layers in pinned host memory. They are copied to the device, on a second
- * stream, while other layers compute. The device holds HOST_EXPERT_SLOTS layers of them; the layers take turns, and a
+/* host_experts.h - packed experts of some layers in pinned host memory. They are copied to the device, beside
+ * the ops, while other layers compute. The device holds HOST_EXPERT_SLOTS layers of them; the layers take turns, and a
  * layer's tensors are always at the same place of its slot. Nothing is copied back: experts are frozen.
  *
  *   load:  place(l) is where the loader puts the tensors of layer l; keep(l) copies them to host memory
@@ -27,7 +27,8 @@ struct host_experts {
 void host_experts_open(struct host_experts *h, struct device *dev, int64_t n_layer, const bool *in_host,
                        int64_t slot_bytes);
 void host_experts_close(struct host_experts *h);
-/* h may be NULL below. NULL for a layer whose experts stay on the device; then the others do nothing. */
+/* Returns NULL for a layer whose experts stay on the device; for it, and with h NULL, the functions below do nothing.
+ */
 struct arena *host_experts_place(struct host_experts *h, struct device *dev, int64_t layer);
 /* Returns the bytes in host memory, which are there after host_experts_settle; NULL in a dry run. */
 char *host_experts_keep(struct host_experts *h, struct device *dev, int64_t layer);

@@ -665,6 +665,24 @@ static void decoding_without_effect(void **state)
     }
 }
 
+/* The device holds two layers of packed experts; train.offload = experts moves none where there are no more. */
+static void experts_without_effect(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    static const char *const says[] = {"train.offload = experts has no effect",
+                                       "train.offload = experts spares nothing"};
+    char set[2][2 * MT_PATH];
+    snprintf(set[0], sizeof(set[0]), "model.path=%s", fixture("parity/olmoe"));
+    snprintf(set[1], sizeof(set[1]), "model.path=%s", fixture("../../configs/tiny-gptoss"));
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(
+            RUN("plan", config, "--set", set[i], "--set", "train.offload=experts", "--set", "data.format=text"), 0);
+        assert_says(said.err, says[i]);
+        assert_null(strstr(said.err, says[1 - i]));
+    }
+}
+
 /* Not every dry run of a plan looks for the tensors of every expert; one does. */
 static void every_tensor_is_looked_for(void **state)
 {
@@ -703,6 +721,7 @@ int test_plan_choice(void)
         cmocka_unit_test(host_memory_of_ranks),
         cmocka_unit_test(host_memory_of_a_card),
         cmocka_unit_test(decoding_without_effect),
+        cmocka_unit_test(experts_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),
     };
     return cmocka_run_group_tests_name("plan_choice", tests, NULL, NULL);

@@ -238,6 +238,11 @@ static void warn_offload(const struct plan *p, const struct config *cfg)
 {
     char way[32];
     config_choice(TRAIN_OFFLOADS, cfg->train.offload, way);
+    if (cfg->train.offload == CFG_OFFLOAD_EXPERTS && !p->memory.host_experts)
+        log_warn(
+            "train.offload = experts has no effect: the device holds the packed experts of %d layers, and there are "
+            "no more",
+            HOST_EXPERT_SLOTS);
     if (p->memory.host_shared)
         log_warn("train.offload = %s spares nothing on a CPU: host memory is the same memory; set train.offload = none",
                  way);

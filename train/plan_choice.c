@@ -214,7 +214,7 @@ static double forward_ms(const struct search *s, double ops_ms) { return s->full
 static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
 
 /* Time in which ops wait for packed experts. What forward copies out meanwhile slows the link: on an H200 from 50 to 41
- * GB/s. A forward pass takes 1.2 times that of an H200. */
+ * GB/s. A nominal forward pass takes 1.2 times that of an H200 (tests/RESULTS.md, "Memory against speed"). */
 static double waits_ms(const struct search *s, double ops_ms)
 {
     const double fwd = forward_ms(s, ops_ms), in_fwd = 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd);
@@ -298,8 +298,8 @@ static double host_room(const struct search *s, const struct place *p)
     return (double)s->q->room.host * (fixed_offload(s) ? 2 : 1) - others;
 }
 
-/* As many mixers and networks go to host memory as can be copied beside the forward pass, first the kind that spares
- * more time per byte, evenly spaced. Returns their bytes. */
+/* As many mixers and networks go to host memory as can be copied beside the forward pass, 50e9 bytes in a nominal
+ * second of it, first the kind that spares more time per byte, evenly spaced. Returns their bytes. */
 static double spread(struct search *s, const struct place *p)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
