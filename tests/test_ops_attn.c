@@ -412,6 +412,40 @@ static void run_on_gpu(struct device *dev, const void *params, struct op_outputs
     for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
 }
 
+/* Keys whose length doubles eight times, up to `growth` times that of others; every 97th is along the query of head 0.
+ * So the first keys say nothing of the largest score of a query. Long enough for the Hopper kernel to bound scores by
+ * lengths: with growth 8 weights exceed those of the first keys by up to 2^40, with 64 the bound is too large. */
+static const struct growth_case {
+    struct shape shape;
+    double growth; /* a power of 2, so that bf16 rounds nothing */
+} growth_cases[] = {
+    {{8, 1, 64, 0, 0, true, 1, {2050}}, 8},
+    {{8, 1, 64, 0, 0, false, 1, {2050}}, 64},
+    {{8, 1, 128, 0, 0, false, 2, {2100, 3}}, 4},
+};
+static void run_growing(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct growth_case *c = params;
+    struct attn a = attn_make(dev, &c->shape);
+    const int64_t n_tok = a.qkv.shape[0], dim = c->shape.head_dim, width = a.qkv.shape[1];
+    for (int64_t t = 0; t < n_tok; t++) {
+        const double factor = ldexp(c->growth, (int)(8 * t / n_tok) - 7);
+        for (int64_t i = 0; i < dim; i++) {
+            const int64_t query = t * width + i, key = query + c->shape.n_head * dim;
+            set_value(a.qkv, key, factor * value_at(a.qkv, t % 97 == 96 ? query : key));
+        }
+    }
+    fwd(&a);
+    outputs->out[outputs->n++] = a.o;
+    outputs->out[outputs->n++] = a.lse;
+}
+static void growing_scores_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(growth_cases); i++) op_check_cuda(run_growing, &growth_cases[i]);
+}
+
 static void gpu(void **state)
 {
     (void)state;
@@ -438,6 +472,7 @@ int test_ops_attn(void)
         cmocka_unit_test(flops_are_counted),
         cmocka_unit_test(poison_stays_in_its_sequence),
         cmocka_unit_test(gpu),
+        cmocka_unit_test(growing_scores_on_the_gpu),
         cmocka_unit_test(poison_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_attn", tests, NULL, NULL);

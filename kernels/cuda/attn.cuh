@@ -21,9 +21,10 @@ enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
 struct attn_args {
     const int32_t *cu;
     int n_seq, n_tok, n_head, n_kv;
-    int dim;    /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
-    int dim_v;  /* the same of values and outputs */
-    int window; /* keys that a query attends to, itself included; NO_WINDOW: all before it */
+    int dim;     /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
+    int dim_v;   /* the same of values and outputs */
+    int window;  /* keys that a query attends to, itself included; NO_WINDOW: all before it */
+    double keys; /* that a query attends to, the mean */
     float scale, scale_log2;
     const bf16 *qkv;
     int64_t ld_qkv;
@@ -309,6 +310,7 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
     a.dim = (int)s->head_dim;
     a.dim_v = (int)dim_v;
     a.window = s->window && s->window < NO_WINDOW ? (int)s->window : (int)NO_WINDOW;
+    a.keys = MT_MIN(seqs->pairs / n_tok, a.window);
     a.scale = s->scale;
     a.scale_log2 = s->scale * LOG2_E;
     a.qkv = bf16_ptr(qkv);

@@ -48,9 +48,12 @@ struct attn_wgmma_args {
  */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
 
-/* The queue of a kernel's items (take_item). Zeros before and after every kernel. */
+/* The queue of a kernel's items (take_item). Zeros after every kernel. */
+enum { NORM_SLOTS = 128 };
 struct item_queue {
     uint32_t taken, finished; /* items that blocks have taken, blocks that found no more */
+    /* Bits of the largest |k|^2 of the kv heads i, i + NORM_SLOTS, ... (attn_wgmma_fwd.cuh); 0: not known. */
+    uint32_t key_norm[NORM_SLOTS];
 };
 static __device__ struct item_queue queue;
 
@@ -152,7 +155,7 @@ template <int KEYS> __device__ static __forceinline__ bool take_item(struct item
         if (i >= (uint32_t)p.n_item) break;
         if (item_at<KEYS>(item, p, (int)i)) return true;
     }
-    if (atomicAdd(&queue.finished, 1) == gridDim.x - 1) queue = {0, 0};
+    if (atomicAdd(&queue.finished, 1) == gridDim.x - 1) queue = {};
     return false;
 }
 
