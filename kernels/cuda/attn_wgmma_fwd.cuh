@@ -2,8 +2,8 @@
  *
  * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds
  *   it by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Where the lengths of
- *   queries and keys show that no later weight can exceed 2^64 (may_grow), the maximum of the first tile is kept, and
- *   later tiles do not look for theirs. A kernel before this one finds the longest key of every kv head.
+ *   queries and keys bound the scores well enough (bound_max), the maximum is set once, after the first tile, and later
+ *   tiles do not look for theirs. A kernel before this one finds the longest key of every kv head.
  * Shapes: as attn_fwd.cu.
  * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
  *   16 bytes.
@@ -28,7 +28,7 @@
  *   - H200, heads of 64, T 65536 in one sequence, against 563 with 96 keys and 571 with 128: 112 keys 571 to 577;
  *     without the order of TURN 571 to 576, but sequences of 512 and windows up to 8 % slower
  *   - the maxima of both rows before their weights: tiles that need their maximum 6 to 8 % slower
- *   - before may_grow, S 4096 and 8192 (485, 505): arithmetic after the wait, where the compiler puts it without
+ *   - before bound_max, S 4096 and 8192 (485, 505): arithmetic after the wait, where the compiler puts it without
  *     before_wait, 463, 423. H100 80GB HBM3, S 4096 and 16384 (446 to 463, 478 to 499): the maximum found in scores
  *     less the earlier one, as integers, three at a time, without shuffles 426, 455 to 461; with that, waits tested
  *     ahead 420 to 438, 464 to 477, every fourth 2^x on the FMA pipe 403 to 424, 455 to 457, one warpgroup at a time in
@@ -69,7 +69,7 @@ template <int A, int B, int N_KEY> struct fwd_sizes : fwd_tiles<A, B> {
 enum {
     TURN = 1,            /* named barriers TURN + g: warpgroup g may issue its products */
     BOUNDED_WIDTH = 128, /* wider heads wait for their products, not for the maxima */
-    MANY_TILES = 8       /* of keys: with fewer, may_grow takes longer than it saves */
+    MANY_TILES = 8       /* of keys: with fewer, bound_max takes longer than it saves */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -160,15 +160,17 @@ static __device__ __forceinline__ void online_softmax(float (&s)[N], struct soft
     }
 }
 
-/* Whether a later weight of this warp's rows may exceed 2^GROWTH: |q| |k| bounds the scores. Weights below that are as
- * exact as others, and their sums are far from infinity, so that no later tile needs its maximum. q: the queries; row:
- * this thread's first. True for NaN and for an unknown |k|. */
-template <int A, int ROWS>
-static __device__ __forceinline__ bool may_grow(const struct softmax &x, const char *q, int row, float key_norm,
-                                                float c)
+/* Raises the maxima of this warp's rows so far that no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores.
+ * Then no later tile needs its maximum: weights and sums far from infinity and from 0 are as exact as those near 1.
+ * False, and no change, where this would make all weights so far smaller than 2^-SHRINK, and for NaN and an unknown
+ * |k|. s: weights of the first tile; q: the queries; row: this thread's first. */
+template <int A, int ROWS, int N>
+static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *x, const char *q, int row,
+                                                 float key_norm, float c)
 {
-    enum { GROWTH = 64 };
-    bool grows = key_norm == 0.0f;
+    enum { GROWTH = 64, SHRINK = 60 };
+    float top[2];
+    bool bounded = key_norm > 0.0f;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float sum = 0.0f;
@@ -182,9 +184,20 @@ static __device__ __forceinline__ bool may_grow(const struct softmax &x, const c
         }
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
-        grows = grows || !(sqrtf(sum) * sqrtf(key_norm) * c - x.max[h] * c <= GROWTH);
+        const float need = sqrtf(sum) * sqrtf(key_norm) - GROWTH / c;
+        bounded = bounded && need - x->max[h] <= SHRINK / c;
+        top[h] = fmaxf(x->max[h], need);
     }
-    return __any_sync(~0u, grows);
+    if (!__all_sync(~0u, bounded)) return false;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float factor = exp2_fast((x->max[h] - top[h]) * c);
+        x->max[h] = top[h];
+        x->sum[h] *= factor;
+#pragma unroll
+        for (int i = 2 * h; i < N; i += 4) s[i] *= factor, s[i + 1] *= factor;
+    }
+    return true;
 }
 
 /* Query and head of this thread's two rows. */
@@ -275,10 +288,10 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         kv = next_stage<STAGES>(kv);
         mask_tile(s, p, rows, q0, k0, wg);
         online_softmax(s, &x, c, slack);
-        pack_rows(w, s);
-        bool grows = true;
+        bool bounded = false;
         if (A <= BOUNDED_WIDTH && item->n_tile >= MANY_TILES)
-            grows = may_grow<A, S::ROWS>(x, m.q_bytes + q.stage * S::Q_BYTES, row, m.items[q.stage].key_norm, c);
+            bounded = bound_max<A, S::ROWS>(s, &x, m.q_bytes + q.stage * S::Q_BYTES, row, m.items[q.stage].key_norm, c);
+        pack_rows(w, s);
         while (k0 < last) {
             const uint32_t stage = m.kv + kv.stage * S::STAGE_BYTES;
             k0 += KEYS;
@@ -293,11 +306,11 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             wgmma_wait<1>();
             wgmma_use(s);
             mask_tile(s, p, rows, q0, k0, wg);
-            if (grows) {
-                online_softmax(s, &x, c, slack);
-            } else {
+            if (bounded) {
                 weigh_row(s, &x, 0, c);
                 weigh_row(s, &x, 1, c);
+            } else {
+                online_softmax(s, &x, c, slack);
             }
             before_wait(x.sum[0] + x.sum[1] < 0.0f);
             wgmma_wait<0>();
@@ -305,7 +318,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
             wgmma_use(s);
             release_stage(m.kv_empty + 8 * kv.stage);
             kv = next_stage<STAGES>(kv);
-            if (grows && __any_sync(~0u, x.factor[0] != 1.0f || x.factor[1] != 1.0f)) {
+            if (!bounded && __any_sync(~0u, x.factor[0] != 1.0f || x.factor[1] != 1.0f)) {
 #pragma unroll
                 for (int i = 0; i < B / 2; i++) o[i] *= x.factor[i / 2 % 2];
             }
