@@ -516,9 +516,11 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    const struct cache_header h = {
-        CACHE_MAGIC,    key_with_counts(key, ds), ds->hash,      ds->n_docs,  ds->n_tokens,   ds->n_rows,   ds->n_bad,
-        ds->n_overlong, ds->n_unlabelled,         ds->n_unshown, ds->n_empty, ds->n_appended, ds->n_unended};
+    struct cache_header h = {
+        "",           key_with_counts(key, ds), ds->hash,         ds->n_docs,    ds->n_tokens, ds->n_rows,
+        ds->n_bad,    ds->n_overlong,           ds->n_unlabelled, ds->n_unshown, ds->n_empty,  ds->n_appended,
+        ds->n_unended};
+    memcpy(h.magic, CACHE_MAGIC, sizeof(h.magic));
     const struct file_part parts[] = {
         {&h, sizeof(h)},
         {ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off)},

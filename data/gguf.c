@@ -193,7 +193,7 @@ static int take_tensor(struct cursor *c, struct gguf_tensor *t, int64_t *offset)
 static int read_head(struct cursor *c)
 {
     struct gguf *g = c->g;
-    char magic[4];
+    char magic[4] = "";
     uint32_t version = 0;
     int64_t end = 0, n_tensors = 0, n_values = 0;
     if (take(c, magic, 4) || take(c, &version, sizeof(version))) return -1;

@@ -146,7 +146,8 @@ static void test_garbage(void **state)
         char magic[8], version[16];
         int32_t rank, world, port, pid;
         char host[64];
-    } old = {"moetrain", MT_VERSION, 1, 3, 1, 1, "\x1b[2Jhost"};
+    } old = {"", MT_VERSION, 1, 3, 1, 1, "\x1b[2Jhost"};
+    memcpy(old.magic, "moetrain", sizeof(old.magic));
     for (int64_t i = 0; i < (int64_t)sizeof(noise); i++) noise[i] = (char)rng_u64(1, (uint64_t)i);
     start_first();
     int fds[5];

@@ -27,7 +27,7 @@
 #define HANDSHAKE_MS 5000 /* time limit from connecting to the hello */
 #define SHOWN        3    /* rejected connections that are logged; further ones are counted */
 
-static const char magic[8] = "moetrain";
+#define MAGIC "moetrain" /* without a NUL at its end */
 
 /* The first message of either side. */
 struct greeting {
@@ -105,11 +105,11 @@ enum auth_result auth_connect(int fd, const uint8_t key[COMM_KEY], const struct 
     struct proof p = {.hello = *hello};
     uint8_t mac[HASH_MAC];
     enum auth_result rc;
-    memcpy(own.magic, magic, sizeof(magic));
+    memcpy(own.magic, MAGIC, sizeof(own.magic));
     if (new_nonce(own.nonce) || net_write(fd, &own, sizeof(own), deadline_ms)) return AUTH_CLOSED;
     if ((rc = wait_for_answer(fd, line, deadline_ms))) return rc;
     if (net_read(fd, &other, sizeof(other), MT_MIN(deadline_ms, clock_ms() + HANDSHAKE_MS))) return AUTH_CLOSED;
-    if (memcmp(other.magic, magic, sizeof(magic))) return AUTH_WRONG;
+    if (memcmp(other.magic, MAGIC, sizeof(other.magic))) return AUTH_WRONG;
     memcpy(s->client, own.nonce, NET_NONCE);
     memcpy(s->server, other.nonce, NET_NONCE);
     mac_of(p.mac, key, "hello", s, &p.hello, sizeof(p.hello));
@@ -198,8 +198,8 @@ static void accept_connection(struct auth_server *a, int listener)
 static const char *greet(struct guest *g)
 {
     struct greeting own;
-    if (memcmp(g->in.greeting.magic, magic, sizeof(magic))) return "it is not a rank of a run";
-    memcpy(own.magic, magic, sizeof(magic));
+    if (memcmp(g->in.greeting.magic, MAGIC, sizeof(g->in.greeting.magic))) return "it is not a rank of a run";
+    memcpy(own.magic, MAGIC, sizeof(own.magic));
     memcpy(g->session.client, g->in.greeting.nonce, NET_NONCE);
     if (new_nonce(own.nonce)) return "the system returns no random bytes";
     memcpy(g->session.server, own.nonce, NET_NONCE);
