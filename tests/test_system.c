@@ -278,7 +278,8 @@ static void test_file_size(void **state)
 }
 
 /* Address space limits from too small for a run up to sufficient: each run succeeds or ends with an error. A limit that
- * does not hold the executable itself, with code for many GPUs, is the system's to report. */
+ * does not hold the executable itself, with code for many GPUs, is the system's to report. OpenBLAS 0.3.28 and later
+ * needs a buffer even for --version. */
 static void test_address_space(void **state)
 {
     (void)state;
@@ -290,6 +291,9 @@ static void test_address_space(void **state)
         print_message("skip: a sanitizer needs more address space\n");
         skip();
     }
+    assert_int_equal(RUN("--version"), 0);
+    const char *blas = strstr(said.out, "OpenBLAS 0.3.");
+    const bool early = !blas || atoi(blas + strlen("OpenBLAS 0.3.")) >= 28;
     for (int i = 0; i < MT_LEN(mib); i++) {
         char script[128];
         if (atoll(mib[i]) < own + LIBRARIES) {
@@ -301,7 +305,10 @@ static void test_address_space(void **state)
         if (code != 0 && code != 1) fail_msg("%s MiB: %d, %s", mib[i], code, said.err);
         if (code) assert_says(said.err, "error: ");
         done += code == 0;
-        assert_int_equal(SHELL(script, "--version"), 0);
+        if (SHELL(script, "--version")) {
+            assert_true(early);
+            assert_says(said.err, "moetrain: error: out of memory: OpenBLAS needs ");
+        }
     }
     assert_true(done < MT_LEN(mib));
 }

@@ -3,6 +3,7 @@
  * limited address space (ulimit -v) would hang. So the buffers of all threads of a team are allocated before its first
  * product, each after a test for room. */
 #ifndef MT_F64 /* compiled once for both precisions */
+#include <cblas.h>
 #include <omp.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,13 +22,24 @@
 void *blas_memory_alloc(int position) __attribute__((weak));
 void blas_memory_free(void *buffer) __attribute__((weak));
 
-/* Runs before OpenBLAS's constructor, which otherwise starts threads that are not used here, each with a buffer. */
-__attribute__((constructor(101))) static void one_thread(void) { setenv("OPENBLAS_NUM_THREADS", "1", 1); }
-
 static bool has_room(void)
 {
     void *p = mmap(NULL, BUFFER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return p != MAP_FAILED && !munmap(p, BUFFER_BYTES);
+}
+
+/* Runs before OpenBLAS's constructor, which otherwise starts threads that are not used here, each with a buffer. Since
+ * 0.3.28 the constructor also allocates a buffer for this thread. */
+__attribute__((constructor(101))) static void before_openblas(void)
+{
+    int minor, patch;
+    setenv("OPENBLAS_NUM_THREADS", "1", 1);
+    if (sscanf(OPENBLAS_VERSION, " OpenBLAS 0.%d.%d", &minor, &patch) == 2 && minor == 3 && patch < 28) return;
+    if (has_room()) return;
+    fprintf(stderr,
+            "moetrain: error: out of memory: OpenBLAS needs %zu MiB of address space: raise the limit (ulimit -v)\n",
+            BUFFER_BYTES >> 20);
+    _exit(1);
 }
 
 enum { MAX_THREADS = 512 }; /* OpenBLAS 0.3 has no memory for more than some 600 callers at a time */
