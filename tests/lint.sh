@@ -38,7 +38,7 @@ check_sources() {
         if (lines > 800) bad(file, lines, "file longer than 800 lines")
         if (header && !(guard && define == guard && last ~ /^#endif/)) bad(file, 1, "no include guard MT_..._H")
     }
-    BEGIN { theirs = "HF_[A-Z_]+|HUGGINGFACE_HUB_CACHE|XDG_CACHE_HOME|HOME|NCCL_[A-Z_]+|RANK|(LOCAL_)?WORLD_SIZE"
+    BEGIN { theirs = "HF_[A-Z_]+|HUGGINGFACE_HUB_CACHE|XDG_CACHE_HOME|HOME|TMPDIR|NCCL_[A-Z_]+|RANK|(LOCAL_)?WORLD_SIZE"
         theirs = theirs "|MASTER_[A-Z]+|SLURM_[A-Z_]+|OMPI_COMM_WORLD_[A-Z_]+|TORCHELASTIC_RUN_ID"
         theirs = theirs "|MT_EMULATOR_[A-Z]+" } # tests/emulator/, which has no configuration
     FNR == 1 {

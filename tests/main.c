@@ -29,7 +29,7 @@ static const struct {
 
 static const char *fixtures = MT_FIXTURES;
 static const char *binary = MT_BINARY;
-static char scratch[64];
+static char scratch[96];
 static pid_t scratch_owner;
 
 /* Runs before libgomp's constructor: its threads, and those of the executables that tests start, sleep at barriers.
@@ -58,8 +58,10 @@ const char *scratch_dir(void)
     static char path[8][128];
     static int next;
     if (!scratch[0]) {
-        strcpy(scratch, "/tmp/moetrain-test-XXXXXX");
-        if (!mkdtemp(scratch)) MT_REQUIRE(false, "mkdtemp failed");
+        const char *parent = getenv("TMPDIR");
+        if (!parent || !*parent) parent = "/tmp";
+        const int n = snprintf(scratch, sizeof(scratch), "%s/moetrain-test-XXXXXX", parent);
+        if (n >= (int)sizeof(scratch) || !mkdtemp(scratch)) MT_REQUIRE(false, "no scratch folder can be in %s", parent);
         scratch_owner = getpid();
         atexit(remove_scratch);
     }
