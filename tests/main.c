@@ -36,35 +36,57 @@ static pid_t scratch_owner;
  * With the small shapes of the tests and other processes running, spinning took five times the CPU time. */
 __attribute__((constructor(101))) static void sleep_at_barriers(void) { setenv("OMP_WAIT_POLICY", "passive", 0); }
 
-const char *fixture(const char *name)
-{
-    static char path[8][MT_PATH];
-    static int next;
-    char *p = path[next++ % 8];
-    snprintf(p, MT_PATH, "%s/%s", fixtures, name);
-    return p;
-}
-
-const char *moetrain_binary(void) { return binary; }
-
 static void remove_scratch(void)
 {
     struct err err;
     if (scratch[0] && getpid() == scratch_owner && file_remove_tree(scratch, &err)) fprintf(stderr, "%s\n", err.msg);
 }
 
+static void make_scratch(void)
+{
+    const char *parent = getenv("TMPDIR");
+    if (scratch[0]) return;
+    if (!parent || !*parent) parent = "/tmp";
+    const int n = snprintf(scratch, sizeof(scratch), "%s/moetrain-test-XXXXXX", parent);
+    if (n >= (int)sizeof(scratch) || !mkdtemp(scratch)) MT_REQUIRE(false, "no scratch folder can be in %s", parent);
+    scratch_owner = getpid();
+    atexit(remove_scratch);
+}
+
+/* Tests write paths without quotes into commands and lists of settings: a link replaces a folder with a blank. */
+static const char *without_blank(const char **path, char out[256], const char *name)
+{
+    static char folder[PATH_MAX];
+    const char *base = strrchr(*path, '/');
+    if (!base || !strchr(*path, ' ')) return *path;
+    make_scratch();
+    snprintf(folder, sizeof(folder), "%.*s", (int)(base - *path), *path);
+    snprintf(out, 256, "%s/%s", scratch, name);
+    MT_REQUIRE(!symlink(folder, out), "no link to %s can be in %s", folder, scratch);
+    snprintf(out, 256, "%s/%s%s", scratch, name, base);
+    return *path = out;
+}
+
+const char *fixture(const char *name)
+{
+    static char path[8][MT_PATH], plain[256];
+    static int next;
+    char *p = path[next++ % 8];
+    snprintf(p, MT_PATH, "%s/%s", without_blank(&fixtures, plain, "tests"), name);
+    return p;
+}
+
+const char *moetrain_binary(void)
+{
+    static char plain[256];
+    return without_blank(&binary, plain, "build");
+}
+
 const char *scratch_dir(void)
 {
     static char path[8][128];
     static int next;
-    if (!scratch[0]) {
-        const char *parent = getenv("TMPDIR");
-        if (!parent || !*parent) parent = "/tmp";
-        const int n = snprintf(scratch, sizeof(scratch), "%s/moetrain-test-XXXXXX", parent);
-        if (n >= (int)sizeof(scratch) || !mkdtemp(scratch)) MT_REQUIRE(false, "no scratch folder can be in %s", parent);
-        scratch_owner = getpid();
-        atexit(remove_scratch);
-    }
+    make_scratch();
     char *p = path[next % 8];
     snprintf(p, sizeof(path[0]), "%s/%d", scratch, next++);
     struct err err;
