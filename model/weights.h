@@ -95,8 +95,8 @@ void weights_free(struct weights *w); /* frees the host table only */
 const char *weights_prefix(const struct safetensors *st);
 
 /* Load one part of a model that does not fit memory as a whole: one layer (packed by q as in weights_load, but without
- * the cache), the embedding, or the head with the final norm and the weights of the streams before it. Each allocates
- * on dev->weights; the caller releases it.
+ * the cache), the embedding, or the head with the final norm and the weights of the streams before it (without
+ * streams: zero). Each allocates on dev->weights; the caller releases it.
  */
 int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
                        const struct quantize *q, int64_t layer, struct err *err) MT_CHECK;

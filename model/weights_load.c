@@ -107,6 +107,7 @@ static int load_hyper_head(struct fill *f, struct hyper *h)
 {
     const struct name name[] = {end_name(f, "hc_head.hc_fn"), end_name(f, "hc_head.hc_base"),
                                 end_name(f, "hc_head.hc_scale")};
+    *h = (struct hyper){0};
     return f->a->hyper.n_stream ? fill_hyper(f, h, name, true) : 0;
 }
 

@@ -160,6 +160,29 @@ static void test_tied(void **state)
     draft_free(&d);
 }
 
+/* Without streams, `export` reads from n_stream that there are none. */
+static void test_head_alone(void **state)
+{
+    (void)state;
+    struct arch arch;
+    struct safetensors st;
+    struct device cpu, dev;
+    struct weight head;
+    struct tensor norm;
+    struct hyper hyper;
+    struct err err = {.msg = ""};
+    const char *dir = fixture("parity/case_a");
+    memset(&hyper, 0xff, sizeof(hyper));
+    assert_int_equal(arch_load(&arch, dir, &err) || safetensors_open(&st, dir, &err), 0);
+    assert_int_equal(device_open(&cpu, "cpu", "fp32", &err), 0);
+    device_dry_run(&dev, &cpu);
+    if (weights_load_head(&head, &norm, &hyper, &dev, &arch, &st, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(hyper.n_stream, 0);
+    device_close(&dev);
+    device_close(&cpu);
+    safetensors_close(&st);
+}
+
 /* The loader copies large tensors in parts; this one has two. */
 static void test_large_tensor(void **state)
 {
@@ -637,6 +660,7 @@ int test_weights(void)
         cmocka_unit_test(test_dense_dtypes),
         cmocka_unit_test(test_square_experts),
         cmocka_unit_test(test_tied),
+        cmocka_unit_test(test_head_alone),
         cmocka_unit_test(test_large_tensor),
         cmocka_unit_test(test_missing),
         cmocka_unit_test(test_wrong_size),
