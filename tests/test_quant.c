@@ -652,7 +652,7 @@ static void test_nested_round_trip(void **state)
     quant_nested_encode(q8, outer, &offset, absmax, N, map);
     for (int i = 0; i < N; i++) {
         double t = ((double)absmax[i] - (double)offset) / (double)outer[i / 256], best = 2;
-        for (int k = 0; k < 256; k++) best = fmin(best, fabs(t - (double)map[k]));
+        for (int k = 0; k < 256; k++) best = MT_MIN(best, fabs(t - (double)map[k]));
         double error = fabs((double)quant_absmax(&w, 0, i) - (double)absmax[i]);
         assert_true(error <= (best + 1e-6) * (double)outer[i / 256]);
     }
