@@ -254,9 +254,9 @@ static const struct shape poisoned_shapes[] = {
     {5, 1, 64, 0, 0, false, NEIGHBOURS},       {2, 2, 64, 0, 1, true, NEIGHBOURS},
     {4, 1, 16, 0, 0, true, NEIGHBOURS},        {4, 2, 96, 0, 0, false, NEIGHBOURS},
     {4, 1, 128, 0, 20, true, NEIGHBOURS},      {2, 1, 256, 0, 0, true, NEIGHBOURS},
-    {16, 1, 64, 0, 0, true, 3, {301, 1, 500}}, {2, 2, 192, 128, 0, false, NEIGHBOURS},
-    {5, 1, 192, 128, 20, true, NEIGHBOURS},    {8, 1, 128, 0, 0, false, NEIGHBOURS},
-    {3, 1, 256, 0, 33, false, NEIGHBOURS},
+    {16, 1, 64, 0, 0, true, 3, {301, 1, 500}}, {20, 1, 64, 0, 0, false, 2, {820, 20}},
+    {2, 2, 192, 128, 0, false, NEIGHBOURS},    {5, 1, 192, 128, 20, true, NEIGHBOURS},
+    {8, 1, 128, 0, 0, false, NEIGHBOURS},      {3, 1, 256, 0, 33, false, NEIGHBOURS},
 };
 
 static void poison_stays_in_its_sequence(void **state)
@@ -412,10 +412,10 @@ static void run_on_gpu(struct device *dev, const void *params, struct op_outputs
     for (int i = 0; i < 3; i++) outputs->out[outputs->n++] = all[i];
 }
 
-/* Keys whose length doubles eight times, up to `growth` times that of others; every 97th is along the query of head 0.
+/* Keys whose length doubles seven times, up to `growth` times that of others; every 97th is along the query of head 0.
  * So the first keys say nothing of the largest score of a query. Long enough for the Hopper kernel to bound scores by
- * lengths: with growth 4 and 8 weights exceed those of the first keys by up to 2^20 and 2^40, and with 8 the first
- * maxima of some rows are raised; with 64 the bound is too large. */
+ * lengths: with growth 8 weights exceed those of the first keys by up to 2^40, and the first maxima of some rows are
+ * raised; with 64 the bound is too large. */
 static const struct growth_case {
     struct shape shape;
     double growth; /* a power of 2, so that bf16 rounds nothing */

@@ -54,6 +54,20 @@ __device__ static inline float exp2_fast(float x)
 
 /* ---- which rows ---- */
 
+/* The last sequence that begins at a row before `row` or at it; an empty one that begins there too comes before it. */
+__device__ static inline int sequence_of(const struct attn_args &a, int row)
+{
+    int low = 0, high = a.n_seq - 1;
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (a.cu[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
 /* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
  * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
 struct seq_block {

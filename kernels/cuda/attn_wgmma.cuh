@@ -48,12 +48,11 @@ struct attn_wgmma_args {
  */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
 
+enum { NORM_SLOTS = 256 };
 /* The queue of a kernel's items (take_item). Zeros after every kernel. */
-enum { NORM_SLOTS = 128 };
 struct item_queue {
-    uint32_t taken, finished; /* items that blocks have taken, blocks that found no more */
-    /* Bits of the largest |k|^2 of the kv heads i, i + NORM_SLOTS, ... (attn_wgmma_fwd.cuh); 0: not known. */
-    uint32_t key_norm[NORM_SLOTS];
+    uint32_t taken, finished;      /* items that blocks have taken, blocks that found no more */
+    uint32_t key_norm[NORM_SLOTS]; /* bits of the largest |k|^2 of [sequence, kv head], for attn_wgmma_fwd.cuh */
 };
 static __device__ struct item_queue queue;
 

@@ -3,7 +3,7 @@
  * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds
  *   it by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Where the lengths of
  *   queries and keys bound the scores well enough (bound_max), the maximum is set once, after the first tile, and later
- *   tiles do not look for theirs. A kernel before this one finds the longest key of every kv head.
+ *   tiles do not look for theirs. A kernel before this one finds the longest key of every sequence and kv head.
  * Shapes: as attn_fwd.cu.
  * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
  *   16 bytes.
@@ -72,11 +72,17 @@ enum {
     MANY_TILES = 8       /* of keys: with fewer, bound_max takes longer than it saves */
 };
 
+/* Whether item_queue has room for the longest keys of all sequences and kv heads. */
+__host__ __device__ static inline bool norms_fit(const struct attn_args &a)
+{
+    return (int64_t)a.n_seq * a.n_kv <= NORM_SLOTS;
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 struct fwd_item {
     struct item at;
-    float key_norm; /* no |k|^2 of the kv head is larger; 0: not known */
+    float key_norm; /* no |k|^2 of the sequence and kv head is larger; 0: not known */
 };
 template <class S> struct fwd_barriers {
     uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES];
@@ -98,7 +104,10 @@ static __device__ __forceinline__ void load_fwd(const struct attn_wgmma_args &p,
     struct item item;
     while (take_item<S::KEYS>(&item, p)) {
         mbarrier_wait(m.q_empty + 8 * q.stage, q.parity ^ 1);
-        m.items[q.stage] = {item, __uint_as_float(queue.key_norm[item.kv % NORM_SLOTS])};
+        m.items[q.stage] = {item, 0.0f};
+        if (item.n_tile >= MANY_TILES && norms_fit(p.a))
+            m.items[q.stage].key_norm =
+                __uint_as_float(queue.key_norm[sequence_of(p.a, (int)item.first) * p.a.n_kv + item.kv]);
         mbarrier_arrive_expect(m.q_full + 8 * q.stage, p.n_query * p.group * A * 2);
         load_panels<A, S::ROWS>(m.q + q.stage * S::Q_BYTES, &p.q, m.q_full + 8 * q.stage, item.kv * p.group,
                                 (int)item.first + item.q0);
@@ -163,10 +172,10 @@ static __device__ __forceinline__ void online_softmax(float (&s)[N], struct soft
 /* Raises the maxima of this warp's rows so far that no later weight can exceed 2^GROWTH, as |q| |k| bounds the scores.
  * Then no later tile needs its maximum: weights and sums far from infinity and from 0 are as exact as those near 1.
  * False, and no change, where this would make all weights so far smaller than 2^-SHRINK, and for NaN and an unknown
- * |k|. s: weights of the first tile; q: the queries; row: this thread's first. */
+ * |k|. s: weights of the first tile; q: the queries; row: this thread's first; used: whether its rows have queries. */
 template <int A, int ROWS, int N>
 static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *x, const char *q, int row,
-                                                 float key_norm, float c)
+                                                 const bool used[2], float key_norm, float c)
 {
     enum { GROWTH = 64, SHRINK = 60 };
     float top[2];
@@ -185,7 +194,7 @@ static __device__ __forceinline__ bool bound_max(float (&s)[N], struct softmax *
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float need = sqrtf(sum) * sqrtf(key_norm) - GROWTH / c;
-        bounded = bounded && need - x->max[h] <= SHRINK / c;
+        if (used[h]) bounded = bounded && need - x->max[h] <= SHRINK / c;
         top[h] = fmaxf(x->max[h], need);
     }
     if (!__all_sync(~0u, bounded)) return false;
@@ -260,6 +269,7 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         rows.query[h] = query_of(row + 8 * h, p.inverse);
         rows.head[h] = row + 8 * h - rows.query[h] * p.group;
     }
+    const bool used[2] = {rows.query[0] < p.n_query, rows.query[1] < p.n_query};
     struct stage_at q = {0, 0}, kv = {0, 0};
     if (wg == 0) named_arrive(TURN, 256);
     for (;;) {
@@ -289,8 +299,9 @@ static __device__ __forceinline__ void attend(const struct attn_wgmma_args &p, c
         mask_tile(s, p, rows, q0, k0, wg);
         online_softmax(s, &x, c, slack);
         bool bounded = false;
-        if (A <= BOUNDED_WIDTH && item->n_tile >= MANY_TILES)
-            bounded = bound_max<A, S::ROWS>(s, &x, m.q_bytes + q.stage * S::Q_BYTES, row, m.items[q.stage].key_norm, c);
+        if (A <= BOUNDED_WIDTH && m.items[q.stage].key_norm != 0.0f)
+            bounded =
+                bound_max<A, S::ROWS>(s, &x, m.q_bytes + q.stage * S::Q_BYTES, row, used, m.items[q.stage].key_norm, c);
         pack_rows(w, s);
         while (k0 < last) {
             const uint32_t stage = m.kv + kv.stage * S::STAGE_BYTES;
@@ -390,7 +401,7 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
 #endif
 }
 
-/* queue.key_norm of all kv heads. One thread per key. */
+/* queue.key_norm. One thread per key. */
 template <int A> static __global__ void __launch_bounds__(256) key_norms_kernel(const struct attn_args a)
 {
     __shared__ uint32_t most[NORM_SLOTS];
@@ -407,7 +418,8 @@ template <int A> static __global__ void __launch_bounds__(256) key_norms_kernel(
 #pragma unroll
             for (int k = 0; k < 8; k++) sum += v[k] * v[k];
         }
-        atomicMax(&most[kv % NORM_SLOTS], __float_as_uint(sum)); /* NaN is above all numbers */
+        /* NaN is above all numbers */
+        atomicMax(&most[sequence_of(a, (int)(i / a.n_kv)) * a.n_kv + kv], __float_as_uint(sum));
     }
     __syncthreads();
     for (int i = threadIdx.x; i < NORM_SLOTS; i += blockDim.x)
@@ -418,7 +430,7 @@ template <int A, int B, int KEYS> static void attn_fwd_wgmma(const struct attn_a
 {
     using S = fwd_sizes<A, B, KEYS>;
     const struct attn_wgmma_args p = wgmma_args_of(a, S::ROWS, S::KEYS);
-    if (A <= BOUNDED_WIDTH && a->keys * p.group >= 8000) { /* else it takes longer than it saves */
+    if (A <= BOUNDED_WIDTH && norms_fit(*a) && a->keys * p.group >= 8000) { /* else it takes longer than it saves */
         key_norms_kernel<A>
             <<<(unsigned)MT_MIN(ceil_div((int64_t)a->n_tok * a->n_kv, 256), 4 * cuda.n_sm), 256, 0, cuda.stream>>>(*a);
         CUDA_CHECK_LAUNCH();
