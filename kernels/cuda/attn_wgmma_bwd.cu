@@ -9,11 +9,12 @@
  *   memory to a third, which computes dq. The last one has a warp that loads and three threads that add to dq_sum.
  *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few registers. Shared memory: 180 KiB.
  * Moves: as attn_bwd.cu, and for 64 rows by 128 keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
- * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2400 (H200, ncu, a
- *   state before ecb1f07): a warp of dk and dv needs so long for its 500 instructions, and a scheduler has two of them.
+ * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2092 (H200, ncu, a
+ *   state with the fence before pass_ds): a warp of dk and dv needs so long for its 450 instructions, and a scheduler
+ *   has two of them.
  * Numerics: as attn_bwd.cu; ds from weights rounded to bf16; sums of dq in f32, subnormal ones are 0. NaN and infinity
  *   stay in their sequence: rows beyond the end of a sequence are cleared before the products read them.
- * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608.
+ * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. Place of the fence for ds: PTX ISA, causality order.
  *
  * From the first product of a group to the wait for it, nothing else may read or change an accumulator of these
  * products, or change an A operand; otherwise ptxas waits for each product (C7514, C7515).
@@ -21,10 +22,13 @@
  *   S 4096 2.90, 2.97 ms, 474, 463 TFLOP/s (3.55, 3.52 ms), inside a step of gpt-oss-20b 3.63, 3.67 ms (4.39, 4.42);
  *   T 131072 in one sequence inside a step, another H200: 466 TFLOP/s. H100 80GB HBM3, ec611c4, ecb1f07 and 82a7404,
  *   which loads the sums for the last turn ahead, in one call: S 4096 3.43, 3.51 -> 3.05, 3.16 -> 2.97, 3.00 ms;
- *   window 128 0.62, 0.63 -> 0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms.
+ *   window 128 0.62, 0.63 -> 0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms. S 65536: RESULTS.md,
+ *   "Attention backward without waits for ds".
  * Tried and dropped: dq added by red.global from registers (its fence takes as long as the tile); scores and dp in one
- *   group, without work behind them; loads of stat before the products; 2^x of a quarter on the FMA pipe. Without the
- *   order of the sums it is at most 2 % faster. */
+ *   group, without work behind them; all of stat loaded before the products; -<dout, o> as the initial dp; k or v from
+ *   shared memory; warpgroups that take turns with the weights; 2^x of a quarter on the FMA pipe. Without the order of
+ *   the sums it is at most 2 % faster. ds as a product of pairs of bf16 takes 2.6 % less time; its error is 1.2 times
+ *   as large. */
 #include "kernels/cuda/attn_wgmma_keys.cuh"
 
 enum {
@@ -66,21 +70,17 @@ static __device__ __forceinline__ void load_operand(uint32_t (&a)[HEAD / 16][4],
     for (int k = 0; k < HEAD / 16; k++) load_matrix4(a[k], tile + sm90_swizzle(lane % 16, 2 * k + lane / 16));
 }
 
-/* Passes ds of tile t, this warp's 16 keys by 64 rows, to the warpgroup of dq: key i is row i of the slot. The second
- * function follows some time later, so that it does not wait for the stores. */
-static __device__ __forceinline__ void put_ds(const struct key_memory &m, uint32_t to,
-                                              const uint32_t (&w)[ROWS / 16][4], int t)
+/* Passes ds of tile t, this warp's 16 keys by 64 rows, to the warpgroup of dq: key i is row i of the slot. That
+ * warpgroup executes the proxy fence between these stores and its products; here it would wait for the stores. */
+static __device__ __forceinline__ void pass_ds(const struct key_memory &m, uint32_t to,
+                                               const uint32_t (&w)[ROWS / 16][4], int t)
 {
     const struct stage_at at = place<DS_SLOTS>(t);
     mbarrier_wait(m.ds_empty + 8 * at.stage, at.parity ^ 1);
     to += at.stage * DS_BYTES;
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++) store_matrix4(to ^ k << 5, w[k]); /* chunks 2 k and 2 k + 1 */
-}
-static __device__ __forceinline__ void send_ds(const struct key_memory &m, int t)
-{
-    fence_proxy_async();
-    release_stage(m.ds_full + 8 * place<DS_SLOTS>(t).stage);
+    release_stage(m.ds_full + 8 * at.stage);
 }
 /* Waits for and releases tiles that this warpgroup does not need: their ds is 0. */
 static __device__ __forceinline__ void skip_tiles(const struct key_memory &m, int from, int to)
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void skip_tiles(const struct key_memory &m, in
         uint4 *to = (uint4 *)(m.bytes + (m.ds - m.k) + at.stage * DS_BYTES + warp_row * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < 16 * ROW_BYTES / 16; i += 32) to[i + threadIdx.x % 32] = make_uint4(0, 0, 0, 0);
-        send_ds(m, t);
+        release_stage(m.ds_full + 8 * at.stage);
     }
 }
 
@@ -125,6 +125,7 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
     const char *stats = m.bytes + (m.stat - m.k) + threadIdx.x % 4 * 8; /* of this thread's columns */
     uint32_t k[HEAD / 16][4], pw[ROWS / 16][4], dw[ROWS / 16][4] = {};
     float s[32], dp[32], dk[32] = {}, dv[32] = {};
+    float2 ahead[AHEAD];
 
     wait_keys(m, b, wg);
     load_operand(k, m.k + warp_row * ROW_BYTES);
@@ -136,6 +137,7 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_use(s);
+        load_ahead(ahead, stats + place<STAGES>(tiles.from).stage * STAT_BYTES);
         for (int t = tiles.from; t <= last; t++) {
             const int at = place<STAGES>(t).stage, before = place<STAGES>(max(t - 1, tiles.from)).stage;
             const int next = min(t + 1, last);
@@ -144,9 +146,7 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
             dot_heads<HEAD, KEYS>(dp, v, m.dout + at * PART_BYTES);
             add_rows(dk, dw, m.q + before * PART_BYTES); /* at first 0 */
             wgmma_commit();
-            if (t > tiles.from) put_ds(m, ds, dw, t - 1);
-            weigh_scores(pw, s, p, w0, first_query(p, b, t), stat);
-            if (t > tiles.from) send_ds(m, t - 1);
+            weigh_scores(pw, s, p, w0, first_query(p, b, t), stat, ahead);
             wait_queries(p, m, b, next, place<STAGES>(next), wg);
             wgmma_wait<0>();
             wgmma_use(dp);
@@ -158,6 +158,8 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
             wgmma_commit();
             weigh_dp(dp, pw, stat);
             pack_rows(dw, dp);
+            load_ahead(ahead, stats + place<STAGES>(next).stage * STAT_BYTES);
+            pass_ds(m, ds, dw, t);
             wgmma_wait<0>();
             wgmma_use(s);
             wgmma_use(dv);
@@ -165,8 +167,6 @@ static __device__ __forceinline__ void multiply_keys(const struct attn_wgmma_arg
         wgmma_fence();
         add_rows(dk, dw, m.q + place<STAGES>(last).stage * PART_BYTES);
         wgmma_commit();
-        put_ds(m, ds, dw, last);
-        send_ds(m, last);
         wgmma_wait<0>();
         wgmma_use(dk);
         release_stage(m.empty + 8 * place<STAGES>(last).stage);
@@ -201,6 +201,7 @@ static __device__ __forceinline__ void multiply_queries(const struct attn_wgmma_
         char *slot = m.bytes + (m.sum - m.k) + at.stage * SUM_BYTES;
         float sum[32];
         mbarrier_wait(m.ds_full + 8 * ds.stage, ds.parity);
+        fence_proxy_async(); /* pass_ds */
         multiply_ds(sum, m, ds.stage);
         mbarrier_wait(m.sum_empty + 8 * at.stage, at.parity);
         wgmma_wait<0>();

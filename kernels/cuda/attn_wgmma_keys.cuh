@@ -22,6 +22,7 @@ enum {
     ADDERS = 3, /* threads that add to the sums of dq, in turns */
     STAGES = 4, /* of queries */
     DS_SLOTS = 2,
+    AHEAD = 4, /* pairs of columns whose statistics a thread loads before the products */
     STAT_BYTES = ROWS * (int)sizeof(float2),
     KEY_BYTES = KEYS * HEAD * 2,  /* of keys or values */
     PART_BYTES = ROWS * HEAD * 2, /* of q or dout of a stage */
@@ -153,10 +154,17 @@ static __device__ __forceinline__ void wait_queries(const struct attn_wgmma_args
 
 /* ---- weights ---- */
 
+/* Loads the first statistics of weigh_scores: after the products have begun, shared memory takes longer to answer. */
+static __device__ __forceinline__ void load_ahead(float2 (&ahead)[AHEAD], const char *stat)
+{
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) ahead[i] = ((const float2 *)stat)[4 * i];
+}
 /* pw = weights, bf16, of s [keys, queries], scores of the keys from w0 on and the queries from q0 on. Overwrites s.
- * stat: of the tile, and this thread's columns. */
+ * stat: of the tile, and this thread's columns; ahead: the first of them. */
 static __device__ __forceinline__ void weigh_scores(uint32_t (&pw)[ROWS / 16][4], float (&s)[32],
-                                                    const struct attn_wgmma_args &p, int w0, int q0, const char *stat)
+                                                    const struct attn_wgmma_args &p, int w0, int q0, const char *stat,
+                                                    const float2 (&ahead)[AHEAD])
 {
     if (!none_masked(q0, p.n_query, w0, 64, p.a.window)) {
         const int key = w0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -164,7 +172,7 @@ static __device__ __forceinline__ void weigh_scores(uint32_t (&pw)[ROWS / 16][4]
     }
 #pragma unroll
     for (int i = 0; i < 32; i += 4) {
-        const float2 y = ((const float2 *)stat)[i]; /* of two neighbouring columns */
+        const float2 y = i / 4 < AHEAD ? ahead[i / 4] : ((const float2 *)stat)[i]; /* of two neighbouring columns */
         s[i] = exp2_fast(s[i] * p.a.scale_log2 - y.x);
         s[i + 1] = exp2_fast(s[i + 1] * p.a.scale_log2 - y.y);
         s[i + 2] = exp2_fast(s[i + 2] * p.a.scale_log2 - y.x);
