@@ -395,6 +395,19 @@ static void layer_large_on_the_gpu(void **state)
     expert_layer_on_gpu(cases, MT_LEN(cases));
 }
 
+/* Experts that are decoded while the products with those before run, more than the ring has places; some without rows.
+ */
+static void decoded_ahead_on_the_gpu(void **state)
+{
+    static const struct gpu_setup cases[] = {
+        {{{WF_MXFP4, 0, false}, 1930, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
+        {{{WF_MXFP4, 0, false}, 1850, 6, 3, 192, 128, 16, 0, SWIGLU, false, CROWDED}, 0, true},
+        {{{WF_MXFP4, 0, false}, 3480, 9, 2, 64, 96, 0, 24, GPTOSS_HALVES_2, true, MIXED}, 0, false},
+    };
+    (void)state;
+    expert_layer_on_gpu(cases, MT_LEN(cases));
+}
+
 static void frozen_on_the_gpu(void **state)
 {
     static const struct setup cases[] = {
@@ -421,6 +434,7 @@ int test_ops_moe(void)
         cmocka_unit_test(test_packed_equals_decoded),
         cmocka_unit_test_setup_teardown(test_frozen, begin, end),
         cmocka_unit_test(layer_on_the_gpu),
+        cmocka_unit_test(decoded_ahead_on_the_gpu),
         cmocka_unit_test(frozen_on_the_gpu),
         cmocka_unit_test(loops_on_the_gpu_by_cublas),
         cmocka_unit_test(loops_large_on_the_gpu),

@@ -207,6 +207,7 @@ struct loads_packed {
     using pipe = struct pipeline<DEEP, TILE>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &) { return 1 + LOADERS / 32; }
+    static __device__ __forceinline__ void tile_loaded(const struct wgmma_args &, int) {}
     template <int EPILOGUE, bool KN>
     static __device__ __forceinline__ void load(const struct wgmma_args &p, const struct tiles *tiles,
                                                 const struct ring &ring, void *scratch)
@@ -230,13 +231,14 @@ void cuda_grouped_decode(const struct grouped *g, const struct weight *w)
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (!has_tiles(g)) return;
     if (g->epilogue == GROUPED_GLU_BWD) {
-        g->glu.interleaved ? launch<loads_packed, GROUPED_GLU_BWD, true>(g, w)
-                           : launch<loads_packed, HALVES_BWD, true>(g, w);
+        g->glu.interleaved ? launch<loads_packed, GROUPED_GLU_BWD, true>(g, w, NULL)
+                           : launch<loads_packed, HALVES_BWD, true>(g, w, NULL);
     } else if (g->epilogue == GROUPED_GLU) {
         MT_REQUIRE(g->glu.interleaved, "GROUPED_GLU of separate gates and ups");
-        launch<loads_packed, GROUPED_GLU, false>(g, w);
+        launch<loads_packed, GROUPED_GLU, false>(g, w, NULL);
     } else {
         MT_REQUIRE(g->epilogue == GROUPED_STORE, "epilogue %d", (int)g->epilogue);
-        g->kn ? launch<loads_packed, GROUPED_STORE, true>(g, w) : launch<loads_packed, GROUPED_STORE, false>(g, w);
+        g->kn ? launch<loads_packed, GROUPED_STORE, true>(g, w, NULL)
+              : launch<loads_packed, GROUPED_STORE, false>(g, w, NULL);
     }
 }

@@ -107,6 +107,7 @@ struct loads_bf16 {
     using pipe = struct pipeline<5>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     static __device__ __forceinline__ int arrivals(const struct grouped &g) { return g.slot ? 1 + LOADERS : 1; }
+    static __device__ __forceinline__ void tile_loaded(const struct wgmma_args &, int) {}
     template <int EPILOGUE, bool KN>
     static __device__ __forceinline__ void load(const struct wgmma_args &p, const struct tiles *tiles,
                                                 const struct ring &ring, void *rows)
@@ -125,22 +126,5 @@ bool cuda_grouped_swiglu(const struct grouped *g)
 
 void cuda_grouped_wgmma(const struct grouped *g)
 {
-    if (!has_tiles(g)) return;
-    if (g->epilogue == GROUPED_GLU_BWD && g->glu.interleaved) {
-        launch<loads_bf16, GROUPED_GLU_BWD, true>(g, NULL);
-    } else if (g->epilogue == GROUPED_GLU_BWD) {
-        g->glu.kind == GLU_SWIGLU ? launch<loads_bf16, SWIGLU_BWD, true>(g, NULL)
-                                  : launch<loads_bf16, HALVES_BWD, true>(g, NULL);
-    } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
-        g->glu.interleaved ? launch<loads_bf16, GROUPED_GLU_BWD_QUANT, true>(g, NULL)
-                           : launch<loads_bf16, HALVES_BWD_QUANT, true>(g, NULL);
-    } else if (g->epilogue == GROUPED_GLU && !g->glu.interleaved) {
-        MT_REQUIRE(cuda_grouped_swiglu(g), "GROUPED_GLU of separate gates and ups: %lld columns", (long long)g->n_out);
-        launch<loads_bf16, SWIGLU, false>(g, NULL);
-    } else if (g->epilogue == GROUPED_GLU) {
-        launch<loads_bf16, GROUPED_GLU, false>(g, NULL);
-    } else {
-        MT_REQUIRE(g->epilogue == GROUPED_STORE, "epilogue %d", (int)g->epilogue);
-        g->kn ? launch<loads_bf16, GROUPED_STORE, true>(g, NULL) : launch<loads_bf16, GROUPED_STORE, false>(g, NULL);
-    }
+    if (has_tiles(g)) launch_epilogue<loads_bf16>(g, NULL, NULL);
 }

@@ -1,12 +1,13 @@
-/* grouped_wgmma.cuh - what grouped_wgmma.cu and grouped_decode_wgmma.cu share: products, epilogues and kernel of the
- * grouped GEMM in bf16. They differ in who writes the stages of the pipeline, and in how the two consumer warpgroups
- * share tiles. A struct says that, PLAN:
+/* grouped_wgmma.cuh - what grouped_wgmma.cu, grouped_ahead_wgmma.cu and grouped_decode_wgmma.cu share: products,
+ * epilogues and kernel of the grouped GEMM in bf16. They differ in who writes the stages of the pipeline, and in how
+ * the two consumer warpgroups share tiles. A struct says that, PLAN:
  *
  *   LOADER, CONSUMER       registers of a thread, for setmaxnreg
  *   IN_TURNS               the warpgroups take tiles in turns; else each has half of the rows of every tile
  *   pipe                   the pipeline
  *   SCRATCH_BYTES          of shared memory for the loading warpgroup
  *   arrivals(g)            at the full barrier of a stage
+ *   tile_loaded(p, e)      called by a thread when all loads of a tile of expert e are complete
  *   load<EPILOGUE, KN>(p, tiles, ring, scratch)    called by the 128 threads of the loading warpgroup
  */
 #ifndef MT_CUDA_GROUPED_WGMMA_H
@@ -25,8 +26,9 @@ enum {
 struct wgmma_args {
     CUtensorMap a, b, la, lb; /* boxes: rows, or all columns, of a tile by 64 of depth; zeroed when unused */
     struct grouped g;
-    const uint8_t *scale; /* of experts in MXFP4, as struct weight has them; b: boxes of their bytes */
-    int counter;          /* index in tiles_begun */
+    const uint8_t *data, *scale; /* of experts in MXFP4, as struct weight has them; else NULL */
+    bf16 *ring;                  /* of grouped_ahead_wgmma.cu, or NULL. Experts in MXFP4: b has its boxes, or of data */
+    int counter;                 /* index in tiles_begun */
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -259,6 +261,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct wgmma_args &p
         };
         const int last = t.n_row > HALF_ROWS ? multiply_tile<PIPE, KN, 2>(sums, &ring, g, prefetch)
                                              : multiply_tile<PIPE, KN, 1>(sums, &ring, g, prefetch);
+        if (threadIdx.x % 128 == 0) PLAN::tile_loaded(p, t.e);
         wgmma_wait<0>();
         wgmma_use(sums[0]);
         wgmma_use(sums[1]);
@@ -326,34 +329,43 @@ static CUtensorMap packed_map(const struct weight *w, int box_rows, int box_byte
     return sm90_encode(&map);
 }
 
-template <typename PLAN, int EPILOGUE, bool KN> static void launch(const struct grouped *g, const struct weight *w)
+template <int EPILOGUE, bool KN> static CUtensorMap bf16_map(const struct grouped *g, const bf16 *b, int64_t n_mat)
+{
+    return KN ? tensor_map(b, n_mat, g->n_in, g->n_out, g->n_out, DEPTH)
+              : tensor_map(b, n_mat, g->n_out, g->n_in, g->n_in, EPILOGUE == SWIGLU ? COLS / 2 : COLS);
+}
+
+/* w: packed experts; NULL: g->b has them in bf16. ring: of grouped_ahead_wgmma.cu, whose blocks wait for each other. */
+template <typename PLAN, int EPILOGUE, bool KN>
+static void launch(const struct grouped *g, const struct weight *w, bf16 *ring)
 {
     constexpr int box = EPILOGUE == SWIGLU ? COLS / 2 : COLS, box_rows = PLAN::IN_TURNS ? (int)ROWS : (int)HALF_ROWS;
     using PIPE = typename PLAN::pipe;
     constexpr int bytes = 1024 + PIPE::STAGES * PIPE::BYTES + buffer_bytes<PLAN>(EPILOGUE) + PLAN::SCRATCH_BYTES;
+    const auto kernel = grouped_wgmma_kernel<PLAN, EPILOGUE, KN>;
     static bool configured;
     struct wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.g = *g;
     p.counter = next_counter();
     if (!g->slot) p.a = tensor_map(g->a, 1, g->n_row, g->n_in, g->lda, box_rows);
-    if (w) {
-        p.b = packed_map(w, KN ? DEPTH : COLS, KN ? COLS / 2 : DEPTH / 2);
-        p.scale = w->scale;
-    } else {
-        p.b = KN ? tensor_map(g->b, g->count, g->n_in, g->n_out, g->n_out, DEPTH)
-                 : tensor_map(g->b, g->count, g->n_out, g->n_in, g->n_in, box);
-    }
+    if (w) p.data = (const uint8_t *)w->data, p.scale = w->scale;
+    p.ring = ring;
+    p.b = ring ? bf16_map<EPILOGUE, KN>(g, ring, AHEAD_SLOTS)
+          : w  ? packed_map(w, KN ? DEPTH : COLS, KN ? COLS / 2 : DEPTH / 2)
+               : bf16_map<EPILOGUE, KN>(g, g->b, g->count);
     if (g->r > 0) {
         p.la = tensor_map(g->la, 1, g->n_row, g->r, g->r, box_rows);
         p.lb = KN ? tensor_map(g->lb, g->n_exp, g->r, g->n_out, g->n_out, DEPTH)
                   : tensor_map(g->lb, g->n_exp, g->n_out, g->r, g->r, box);
     }
-    if (!configured)
-        CUDA_CHECK(cudaFuncSetAttribute(grouped_wgmma_kernel<PLAN, EPILOGUE, KN>,
-                                        cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if (!configured) CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
     configured = true;
-    grouped_wgmma_kernel<PLAN, EPILOGUE, KN><<<cuda.n_sm, THREADS, bytes, cuda.stream>>>(p);
+    void *args[] = {&p};
+    if (ring)
+        CUDA_CHECK(cudaLaunchCooperativeKernel(kernel, dim3(cuda.n_sm), dim3(THREADS), args, bytes, cuda.stream));
+    else
+        kernel<<<cuda.n_sm, THREADS, bytes, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -367,6 +379,28 @@ static bool has_tiles(const struct grouped *g)
     MT_REQUIRE(g->epilogue == GROUPED_STORE || g->kn == grouped_is_glu_bwd(g->epilogue), "epilogue %d with%s kn",
                (int)g->epilogue, g->kn ? "" : "out");
     return g->n_row > 0 && g->count > 0;
+}
+
+/* The kernel of a plan that has every epilogue. */
+template <typename PLAN> static void launch_epilogue(const struct grouped *g, const struct weight *w, bf16 *ring)
+{
+    if (g->epilogue == GROUPED_GLU_BWD && g->glu.interleaved) {
+        launch<PLAN, GROUPED_GLU_BWD, true>(g, w, ring);
+    } else if (g->epilogue == GROUPED_GLU_BWD) {
+        g->glu.kind == GLU_SWIGLU ? launch<PLAN, SWIGLU_BWD, true>(g, w, ring)
+                                  : launch<PLAN, HALVES_BWD, true>(g, w, ring);
+    } else if (g->epilogue == GROUPED_GLU_BWD_QUANT) {
+        g->glu.interleaved ? launch<PLAN, GROUPED_GLU_BWD_QUANT, true>(g, w, ring)
+                           : launch<PLAN, HALVES_BWD_QUANT, true>(g, w, ring);
+    } else if (g->epilogue == GROUPED_GLU && !g->glu.interleaved) {
+        MT_REQUIRE(cuda_grouped_swiglu(g), "GROUPED_GLU of separate gates and ups: %lld columns", (long long)g->n_out);
+        launch<PLAN, SWIGLU, false>(g, w, ring);
+    } else if (g->epilogue == GROUPED_GLU) {
+        launch<PLAN, GROUPED_GLU, false>(g, w, ring);
+    } else {
+        MT_REQUIRE(g->epilogue == GROUPED_STORE, "epilogue %d", (int)g->epilogue);
+        g->kn ? launch<PLAN, GROUPED_STORE, true>(g, w, ring) : launch<PLAN, GROUPED_STORE, false>(g, w, ring);
+    }
 }
 
 #endif

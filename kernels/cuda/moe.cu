@@ -4,7 +4,8 @@
  *   are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer rows
  *   than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in the
  *   buffer, which has min(E, M) of them. With M >= E there is no list and no further launch. On Hopper, products of few
- *   rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer.
+ *   rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of
+ *   very many rows decode it into a ring, beside the products with the experts before (grouped_ahead_wgmma.cu).
  * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
  * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
  *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
@@ -111,10 +112,12 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->lb = (const bf16 *)whole(lb);
 }
 
+/* No fake quantisation, no FP8 products. */
+static bool is_plain(const struct proj *p) { return !p->quant.format.bits && !p->in.format.bits && !p->fp8.step.ndim; }
+
 extern "C" bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
 {
-    return dev->ops->name == cuda.name && !experts->quant.format.bits && !experts->in.format.bits &&
-           !experts->fp8.step.ndim && cuda_grouped_packed_fits(&experts->w, n_row);
+    return dev->ops->name == cuda.name && is_plain(experts) && cuda_grouped_packed_fits(&experts->w, n_row);
 }
 extern "C" bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
 {
@@ -124,6 +127,7 @@ extern "C" bool ops_prefers_packed(const struct device *dev, const struct proj *
 /* The experts that a product reads, and scratch for decoded matrices. */
 struct decoded {
     bool packed;     /* the products read the packed w itself */
+    bool ahead;      /* the products decode w into `data`, AHEAD_SLOTS matrices */
     bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 or packed */
     int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
     int64_t count;   /* places of one launch */
@@ -134,10 +138,13 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
 {
     const struct weight *w = &proj->w;
     const int64_t n_row = r->row_slot.shape[0];
-    struct decoded d = {false, NULL, w->n_exp, w->n_exp, NULL, NULL};
+    struct decoded d = {false, false, NULL, w->n_exp, w->n_exp, NULL, NULL};
     if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
     d.packed = ops_reads_packed(dev, proj, n_row);
     if (d.packed) return d;
+    d.ahead = is_plain(proj) && cuda_grouped_ahead_fits(w, n_row); /* with fewer rows packed: no larger scratch */
+    if (d.ahead) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
+    if (d.ahead) return d;
     d.n_place = MT_MIN(w->n_exp, n_row);
     d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
     d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
@@ -230,6 +237,7 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
     if (rows.codes) return;
     if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
     if (d.packed) return cuda_grouped_packed(g, w);
+    if (d.ahead) return cuda_grouped_ahead(g, w, d.data);
     if (d.ids && g->n_row) {
         MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
         list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);

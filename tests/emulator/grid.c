@@ -340,21 +340,48 @@ static _Noreturn void deadlock(struct block *b)
     fault(&b->warps[first], 0, "deadlock");
 }
 
-/* -1 after a fault. */
-static int run_block(struct block *b)
+/* One turn of every warp; *progress: some warp did more than fail the same wait again. Returns whether all are done. */
+static bool run_round(struct block *b, bool *progress)
+{
+    int done = 0;
+    for (int j = 0; j < b->n_warps; j++) {
+        struct warp *w = &b->warps[seed() ? draw(b, (uint32_t)b->n_warps) : (uint32_t)j];
+        if (w->state == AT_BARRIER && b->barriers[w->barrier].generation != w->generation) pass_barrier(w);
+        if (w->state == READY) *progress = run_turn(w) || *progress;
+    }
+    for (int j = 0; j < b->n_warps; j++) done += b->warps[j].state == DONE;
+    return done == b->n_warps;
+}
+
+/* A turn of a block; -1 after a fault. */
+static int run_guarded(struct block *b, bool *progress, bool *all)
 {
     if (setjmp(b->stop)) return -1;
-    for (int idle = 0, done = 0; done < b->n_warps;) {
+    *all = run_round(b, progress);
+    return 0;
+}
+static int report_deadlock(struct block *b)
+{
+    if (!setjmp(b->stop)) deadlock(b);
+    return -1;
+}
+
+/* Runs n blocks in turns. Returns -1 after a fault. */
+static int run_blocks(struct block *blocks, int64_t n)
+{
+    int idle = 0;
+    for (int64_t done = 0; done < n;) {
         bool progress = false;
+        int64_t waits = 0;
         done = 0;
-        for (int j = 0; j < b->n_warps; j++) {
-            struct warp *w = &b->warps[seed() ? draw(b, (uint32_t)b->n_warps) : (uint32_t)j];
-            if (w->state == AT_BARRIER && b->barriers[w->barrier].generation != w->generation) pass_barrier(w);
-            if (w->state == READY) progress = run_turn(w) || progress;
+        for (int64_t k = 0; k < n; k++) {
+            bool all;
+            if (run_guarded(&blocks[k], &progress, &all)) return -1;
+            done += all;
+            if (!all) waits = k;
         }
-        for (int j = 0; j < b->n_warps; j++) done += b->warps[j].state == DONE;
         idle = progress ? 0 : idle + 1;
-        if (idle == IDLE_ROUNDS) deadlock(b);
+        if (idle == IDLE_ROUNDS) return report_deadlock(&blocks[waits]);
     }
     return 0;
 }
@@ -366,46 +393,62 @@ static void *need(size_t bytes)
     return p;
 }
 
+static void make_block(struct block *b)
+{
+    b->warps = need((size_t)b->n_warps * sizeof(*b->warps));
+    memset(b->warps, 0, (size_t)b->n_warps * sizeof(*b->warps));
+    b->shared = need((size_t)b->shared_bytes);
+    for (int j = 0; j < b->n_warps; j++) {
+        b->warps[j].regs = need((size_t)b->kernel->reg_bytes);
+        b->warps[j].local = need((size_t)b->kernel->local_bytes * LANES);
+    }
+}
+static void free_block(struct block *b)
+{
+    for (int j = 0; j < b->n_warps; j++) {
+        free(b->warps[j].products.at);
+        free(b->warps[j].copies.at);
+        free(b->warps[j].bulks.at);
+        free(b->warps[j].regs);
+        free(b->warps[j].local);
+    }
+    free(b->boxes.at);
+    free(b->warps);
+    free(b->shared);
+}
+static void place_block(struct block *b, int64_t j, const uint32_t grid[3], const uint32_t size[3])
+{
+    b->index[0] = (int32_t)(j % grid[0]);
+    b->index[1] = (int32_t)(j / grid[0] % grid[1]);
+    b->index[2] = (int32_t)(j / grid[0] / grid[1]);
+    start_block(b, grid, size);
+}
+
 int grid_run(const struct kernel *k, const uint32_t grid[3], const uint32_t size[3], const char *params,
-             int64_t dynamic_shared)
+             int64_t dynamic_shared, bool together)
 {
     const int64_t n_blocks = (int64_t)grid[0] * grid[1] * grid[2];
-    const int n_threads = (int)(size[0] * size[1] * size[2]), n_warps = (n_threads + LANES - 1) / LANES;
+    const int n_threads = (int)(size[0] * size[1] * size[2]);
     const int64_t static_shared = dynamic_shared && k->dynamic_at > k->shared_bytes ? k->dynamic_at : k->shared_bytes;
+    const struct block empty = {.kernel = k,
+                                .params = params,
+                                .shared_bytes = static_shared + dynamic_shared,
+                                .n_threads = n_threads,
+                                .n_warps = (n_threads + LANES - 1) / LANES};
+    const int64_t at_once = together ? n_blocks : 1; /* blocks of a thread */
     int failed = 0;
-#pragma omp parallel if (n_blocks > 1)
+#pragma omp parallel if (n_blocks > at_once)
     {
-        struct block b = {.kernel = k,
-                          .params = params,
-                          .shared_bytes = static_shared + dynamic_shared,
-                          .n_threads = n_threads,
-                          .n_warps = n_warps};
-        b.warps = need((size_t)n_warps * sizeof(*b.warps));
-        memset(b.warps, 0, (size_t)n_warps * sizeof(*b.warps));
-        b.shared = need((size_t)b.shared_bytes);
-        for (int j = 0; j < n_warps; j++) {
-            b.warps[j].regs = need((size_t)k->reg_bytes);
-            b.warps[j].local = need((size_t)k->local_bytes * LANES);
-        }
+        struct block *blocks = need((size_t)at_once * sizeof(*blocks));
+        for (int64_t i = 0; i < at_once; i++) make_block(memcpy(&blocks[i], &empty, sizeof(empty)));
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t j = 0; j < n_blocks; j++) {
+        for (int64_t j = 0; j < n_blocks; j += at_once) {
             if (__atomic_load_n(&failed, __ATOMIC_RELAXED)) continue;
-            b.index[0] = (int32_t)(j % grid[0]);
-            b.index[1] = (int32_t)(j / grid[0] % grid[1]);
-            b.index[2] = (int32_t)(j / grid[0] / grid[1]);
-            start_block(&b, grid, size);
-            if (run_block(&b)) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
+            for (int64_t i = 0; i < at_once; i++) place_block(&blocks[i], j + i, grid, size);
+            if (run_blocks(blocks, at_once)) __atomic_store_n(&failed, 1, __ATOMIC_RELAXED);
         }
-        for (int j = 0; j < n_warps; j++) {
-            free(b.warps[j].products.at);
-            free(b.warps[j].copies.at);
-            free(b.warps[j].bulks.at);
-            free(b.warps[j].regs);
-            free(b.warps[j].local);
-        }
-        free(b.boxes.at);
-        free(b.warps);
-        free(b.shared);
+        for (int64_t i = 0; i < at_once; i++) free_block(&blocks[i]);
+        free(blocks);
     }
     return failed ? -1 : 0;
 }

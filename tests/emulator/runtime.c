@@ -452,12 +452,9 @@ cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *shared, 
     return cudaSuccess;
 }
 
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
-                               cudaStream_t stream)
+static cudaError_t launch(struct function *f, dim3 grid, dim3 block, void **args, size_t shared, bool together)
 {
-    struct function *f = (struct function *)kernel;
     const cudaError_t rc = prepare(f);
-    (void)stream;
     if (rc) return rc;
     if (last_error == cudaErrorIllegalAddress) return last_error;
     const struct kernel *k = f->kernel;
@@ -475,7 +472,19 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void 
     if (!params) return fail(cudaErrorMemoryAllocation);
     for (int j = 0; j < k->n_params; j++) memcpy(params + k->param_at[j], args[j], (size_t)k->param_size[j]);
     const uint32_t g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
-    if (grid_run(k, g, b, params, (int64_t)shared)) fail(cudaErrorIllegalAddress);
+    if (grid_run(k, g, b, params, (int64_t)shared, together)) fail(cudaErrorIllegalAddress);
     free(params);
     return last_error;
+}
+
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                               cudaStream_t stream)
+{
+    return (void)stream, launch((struct function *)kernel, grid, block, args, shared, false);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
+                                        cudaStream_t stream)
+{
+    (void)stream;
+    return launch(find(host), grid, block, args, shared, true);
 }

@@ -38,7 +38,7 @@ static int run(const struct test *t)
     const int screen = dup(2);
     if (!f || screen < 0) return -1;
     dup2(fileno(f), 2);
-    const int status = grid_run(module_kernel(module_new(text, bytes), "k"), grid, block, NULL, 0);
+    const int status = grid_run(module_kernel(module_new(text, bytes), "k"), grid, block, NULL, 0, false);
     dup2(screen, 2);
     close(screen);
     rewind(f);
