@@ -13,6 +13,7 @@ static void choose(int32_t *idx, int64_t t, const struct setup *s)
         int64_t e = s->routing == CROWDED ? 1 + j : (3 * t + j * (t + 1)) % n;
         if (s->routing == MIXED && t % 4 && j == 0) e = n / 2;
         if (s->routing == APART) e = (97 * t + 37 * j + 5) % n;
+        if (s->routing == ENDS) e = t % 4 == 3 ? 8 : 0;
         while (taken[e]) e = (e + 1) % n;
         taken[e] = true;
     }

@@ -6,8 +6,9 @@
 #include "tests/packed.h"
 
 /* SPREAD: all experts but the last. CROWDED: every token goes to experts 1 .. J. MIXED: three of four tokens choose the
- * middle expert first. APART: the experts of a token are not neighbours, and never the last. ALL: J = E. */
-enum layout { SPREAD, CROWDED, MIXED, APART, ALL };
+ * middle expert first. APART: the experts of a token are not neighbours, and never the last. ENDS: the first and the
+ * ninth expert; three of four tokens choose the first. Needs J = 1. ALL: J = E. */
+enum layout { SPREAD, CROWDED, MIXED, APART, ENDS, ALL };
 
 struct setup {
     struct weight_packing packing;

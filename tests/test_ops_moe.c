@@ -403,6 +403,7 @@ static void decoded_ahead_on_the_gpu(void **state)
         {{{WF_MXFP4, 0, false}, 1930, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
         {{{WF_MXFP4, 0, false}, 1850, 6, 3, 192, 128, 16, 0, SWIGLU, false, CROWDED}, 0, true},
         {{{WF_MXFP4, 0, false}, 3480, 9, 2, 64, 96, 0, 24, GPTOSS_HALVES_2, true, MIXED}, 0, false},
+        {{{WF_MXFP4, 0, false}, 7690, 10, 1, 64, 64, 0, 0, GPTOSS_2, false, ENDS}, 0, false},
     };
     (void)state;
     expert_layer_on_gpu(cases, MT_LEN(cases));

@@ -7,14 +7,14 @@
  * Shapes: grouped.h; ring [AHEAD_SLOTS, n_out, n_in] bf16 as w has them; expert e is in slot e % AHEAD_SLOTS.
  * Needs: grouped_require; sm_90a; rows in expert order, no list of experts; cuda_grouped_ahead_fits.
  * Grid: as grouped_wgmma.cu, a cooperative launch. Of the loading warpgroup one thread loads; warps 1 .. 3 decode
- *   PIECE words at a time, which the warps of all blocks take at equal distances. At most 24 bytes of spills.
+ *   PIECE words at a time, which the warps of all blocks take at equal distances. At most 32 bytes of spills.
  * Moves: as grouped_wgmma.cu, and w once, packed, and decoded into the ring: 0.53 bytes in, 2 out for a weight.
  * Numerics: as in grouped_wgmma.cu.
  *
  * Order: experts_decoded counts the warps that have decoded an expert, tiles_done its tiles whose loads are complete. A
- * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the one before in its
- * slot are done. All blocks run at the same time, so that there is no deadlock. What the warps have written is ready
- * for TMA after the proxy fence of the thread that loads (PTX ISA, causality order).
+ * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the last one with rows
+ * in its slot are done. All blocks run at the same time, so that there is no deadlock. What the warps have written is
+ * ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order).
  *
  * Measured: tests/RESULTS.md, "Experts decoded ahead of the products". With 512 rows per expert and a random router,
  *   decoding is the limit, 0.4 T weights/s, and grouped_decode_wgmma.cu is faster.
@@ -96,8 +96,9 @@ static __device__ __forceinline__ void decode_experts(const struct wgmma_args &p
 {
     const int64_t n_word = p.g.n_out * p.g.n_in / 8; /* of eight weights */
     for (int e = 0; e < tiles->n_exp; e++) {
-        const int before = e - AHEAD_SLOTS;
+        int before = e - AHEAD_SLOTS; /* less: the last expert with rows in this slot */
         if (tiles->first[e] == tiles->first[e + 1]) continue;
+        while (before >= 0 && tiles->first[before] == tiles->first[before + 1]) before -= AHEAD_SLOTS;
         if (before >= 0 && threadIdx.x % 32 == 0)
             wait_count(&tiles_done[p.counter][before],
                        (uint32_t)((tiles->first[before + 1] - tiles->first[before]) * tiles->n_col));
