@@ -71,6 +71,7 @@ struct device {
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
     int64_t expert_group;      /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
+    bool collectives;          /* of other ranks run beside kernels, whose blocks then must not wait for each other */
     double flops;              /* FLOPs of all ops so far, counted by the wrappers */
     double floor_ms;           /* cost_ms of all ops so far */
     struct cost op;            /* of the op in the wrapper */

@@ -132,6 +132,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
+    dev->collectives = m->par.all->world > 1;
     if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err) || check_aux(a, opt->aux_coef, err)) {
         model_close(m);
         return -1;

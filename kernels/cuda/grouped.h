@@ -125,9 +125,13 @@ bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row);
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w);
 /* What cuda_grouped_packed calls for many rows per expert: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
-/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products, for very
- * many rows per expert, without ids and slot; all epilogues of cuda_grouped_wgmma: grouped_ahead_wgmma.cu. */
-enum { AHEAD_SLOTS = 4, AHEAD_ROWS = 768 /* per expert, at least: with fewer, decoding would be the limit */ };
+/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products, for more
+ * rows than cuda_grouped_packed_fits allows, without ids and slot; all epilogues of cuda_grouped_wgmma. Blocks wait for
+ * each other: no other kernel may hold multiprocessors until a later one ends. grouped_ahead_wgmma.cu. */
+enum {
+    PACKED_ROWS = 768, /* per expert, at most, of cuda_grouped_packed_fits; with more this is faster */
+    AHEAD_SLOTS = 4
+};
 bool cuda_grouped_ahead_fits(const struct weight *w, int64_t n_row);
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring);
 /* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without

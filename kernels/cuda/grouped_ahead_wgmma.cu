@@ -179,7 +179,7 @@ struct loads_ahead {
 bool cuda_grouped_ahead_fits(const struct weight *w, int64_t n_row)
 {
     return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > AHEAD_SLOTS && w->n_exp <= MAX_EXPERTS &&
-           n_row >= AHEAD_ROWS * w->n_exp && w->n_in % 32 == 0 && w->n_in >= 64 && w->n_out >= 64 &&
+           n_row > PACKED_ROWS * w->n_exp && w->n_in % 32 == 0 && w->n_in >= 64 && w->n_out >= 64 &&
            w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
 }
 

@@ -61,8 +61,7 @@ enum {
     OWN_BUFFERS = 2,
     SUM_STRIDE = BLOCK_COLS + 4, /* floats from row to row of sums in shared memory: few bank conflicts */
     FEW_ROWS = 48,               /* per expert: SMALL_TILES */
-    SOME_ROWS = 144,             /* per expert; with more, grouped_decode_wgmma.cu, which a random router favours */
-    MOST_ROWS = 768              /* per expert; with more, decoding to memory first is faster */
+    SOME_ROWS = 144              /* per expert; with more, grouped_decode_wgmma.cu, which a random router favours */
 };
 static_assert(BLOCK_COLS * DEPTH == 128 * BLOCK, "a block of a thread");
 static_assert((int)BLOCK_COLS == (int)GROUPED_PART, "a block of columns is a part");
@@ -684,7 +683,7 @@ template <typename S> static void launch_tiles(const struct grouped *g, const st
 bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row)
 {
     return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > 1 && w->n_exp <= MAX_EXPERTS &&
-           n_row <= MOST_ROWS * w->n_exp && w->n_in % BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
+           n_row <= PACKED_ROWS * w->n_exp && w->n_in % BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
            w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
 }
 

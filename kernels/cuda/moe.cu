@@ -142,7 +142,7 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
     if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
     d.packed = ops_reads_packed(dev, proj, n_row);
     if (d.packed) return d;
-    d.ahead = is_plain(proj) && cuda_grouped_ahead_fits(w, n_row); /* with fewer rows packed: no larger scratch */
+    d.ahead = is_plain(proj) && !dev->expert_group && !dev->collectives && cuda_grouped_ahead_fits(w, n_row);
     if (d.ahead) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
     if (d.ahead) return d;
     d.n_place = MT_MIN(w->n_exp, n_row);
