@@ -43,6 +43,8 @@ static int put_text(struct chat *c, struct json message, const char *key, struct
     const char *s;
     int64_t size;
     if (is_absent(j)) return 0;
+    if (json_type(j) == JSON_ARRAY)
+        return json_error(j, err, "must be a string, not an array: write the texts of its parts as one string");
     if (json_str(j, &s, &size, err)) return -1;
     text_put_bytes(c->out, s, size);
     return 0;
