@@ -120,7 +120,7 @@ static const struct {
     {ONE("{\"content\":\"x\"}"), "key `messages[1].role`: is missing"},
     {ONE("{\"role\":\"robot\",\"content\":\"x\"}"), "key `messages[1]`: role \"robot\" is unknown"},
     {ONE("{\"role\":\"system\",\"content\":\"x\"}"), "key `messages[1]`: role \"system\" is allowed only in the first"},
-    {ONE("{\"role\":\"developer\",\"content\":\"x\"}"), "key `messages[1]`: role \"developer\" is allowed only"},
+    {ONE("{\"role\":\"developer\",\"content\":\"x\"}"), "only in the first message: move its text there, or"},
     {ONE("{\"role\":\"user\"}"), "key `messages[1]`: has no content"},
     {ONE("{\"role\":\"user\",\"content\":null}"), "key `messages[1]`: has no content"},
     {ONE("{\"role\":\"user\",\"content\":[\"x\"]}"), "key `messages[1].content`: must be a string, not an array"},

@@ -200,7 +200,10 @@ static int put_message(struct chat *c, struct json message, int64_t index, struc
     for (int64_t i = 0; i < MT_LEN(rows); i++)
         if (!strcmp(role, rows[i].role)) return rows[i].put(c, message, index, err);
     if (!strcmp(role, "system") || !strcmp(role, "developer"))
-        return json_error(message, err, "role \"%s\" is allowed only in the first message", role);
+        return json_error(message, err,
+                          "role \"%s\" is allowed only in the first message: move its text there, or write it as a "
+                          "message of the user (the published template leaves it out)",
+                          role);
     return json_error(message, err, "role \"%s\" is unknown (use system, developer, user, assistant or tool)", role);
 }
 
