@@ -83,6 +83,8 @@ static int open_file(const char *path, bool pipe, struct stat *st, struct err *e
         err_set(err, "%s: a directory, not a regular file", path);
     else if (S_ISREG(st->st_mode) || (pipe && descriptor && S_ISFIFO(st->st_mode)))
         return fd;
+    else if (S_ISFIFO(st->st_mode))
+        err_set(err, "%s: a pipe, not a regular file: write its content to a file, and name that", path);
     else
         err_set(err, "%s: not a regular file", path);
     close(fd);
@@ -175,13 +177,13 @@ struct line_reader {
     int64_t packed, plain; /* bytes read from the file; bytes decompressed, for gzip */
 };
 
-struct line_reader *line_reader_open(const char *path, struct err *err)
+static struct line_reader *open_lines(const char *path, bool pipe, struct err *err)
 {
     struct line_reader *r = mem_alloc(sizeof(*r));
     r->path = mem_strdup(path);
     r->chunk = mem_alloc(CHUNK_BYTES);
     struct stat st;
-    r->fd = open_file(path, false, &st, err);
+    r->fd = open_file(path, pipe, &st, err);
     if (r->fd < 0) goto fail;
     r->end = read_full(r->fd, r->chunk, CHUNK_BYTES);
     if (r->end < 0) {
@@ -206,6 +208,9 @@ fail:
     line_reader_close(r);
     return NULL;
 }
+
+struct line_reader *line_reader_open(const char *path, struct err *err) { return open_lines(path, false, err); }
+struct line_reader *line_reader_open_once(const char *path, struct err *err) { return open_lines(path, true, err); }
 
 void line_reader_close(struct line_reader *r)
 {

@@ -26,6 +26,9 @@ char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *
 #define FILE_GZIP_RATIO 300
 struct line_reader;
 struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK;
+/* The same for a caller that opens the path only once: it may also be a pipe named by its descriptor, such as a shell's
+ * <(...) or /dev/stdin. */
+struct line_reader *line_reader_open_once(const char *path, struct err *err) MT_CHECK;
 /* 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call, *size bytes.
  * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
 int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct err *err) MT_CHECK;

@@ -61,6 +61,34 @@ static void messages(void **state)
     assert_says(said.out, "\"loss_spans\": [[4, 6], [15, 16]]");
 }
 
+/* JSONL that can be read only once, plain or gzip, gives what its file gives; training data must be a file. */
+static void messages_from_a_pipe(void **state)
+{
+    (void)state;
+    static const char *const scripts[] = {"cat %s | \"$@\"", "gzip < %s | \"$@\""};
+    const char *dir = scratch_dir(), *model = fixture(TOKENIZER);
+    const char *rows = write_text(dir, "m.jsonl",
+                                  "\xef\xbb\xbf{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\r\n \r\n"
+                                  "[{\"role\": \"user\", \"content\": \"r\"}]");
+    const char *const words[] = {"tokens", "--checkpoint", model, "--messages", "/dev/stdin", NULL};
+    assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", rows), 0);
+    char *expected = mem_strdup(said.out), script[MT_PATH + 32];
+    assert_says(expected, "<|message|>r<|end|>");
+    for (int i = 0; i < MT_LEN(scripts); i++) {
+        snprintf(script, sizeof(script), scripts[i], rows);
+        if (process_finish(dir, process_start_shell(dir, script, words))) fail_msg("%s: %s", script, said.err);
+        assert_string_equal(said.out, expected);
+    }
+    mem_free(expected);
+    write_text(dir, "m.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n\n{");
+    snprintf(script, sizeof(script), scripts[0], rows);
+    assert_int_equal(process_finish(dir, process_start_shell(dir, script, words)), 1);
+    assert_says(said.err, "/dev/stdin:3: not valid JSON");
+    const char *const training[] = {"tokens", process_config(""), "--set", "data.train=/dev/stdin", NULL};
+    assert_int_equal(process_finish(dir, process_start_shell(dir, script, training)), 1);
+    assert_says(said.err, "/dev/stdin: a pipe, not a regular file: write its content to a file, and name that");
+}
+
 static void batches(void **state)
 {
     (void)state;
@@ -244,7 +272,7 @@ int test_tokens(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages), cmocka_unit_test(batches),         cmocka_unit_test(text_is_escaped),
         cmocka_unit_test(raw_text), cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
-        cmocka_unit_test(held_out), cmocka_unit_test(appended_ends),
+        cmocka_unit_test(held_out), cmocka_unit_test(appended_ends),   cmocka_unit_test(messages_from_a_pipe),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
 }

@@ -300,15 +300,36 @@ static int put_json(struct tokens *t, const struct tokenizer *tok, const struct 
     return rc;
 }
 
-static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct err *err)
+/* A row per line of the text. */
+static int put_lines(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat,
+                     const struct text_buf *text, struct err *err)
 {
-    char *line, where[MT_PATH + 32];
-    int64_t size;
-    struct line_reader *reader = line_reader_open(t->o->messages, err);
-    int status = reader ? 1 : -1;
-    while (status == 1 && (status = line_reader_next(reader, &line, &size, err)) == 1) {
-        snprintf(where, sizeof(where), "%s:%lld", t->o->messages, (long long)line_reader_line(reader));
-        if (line[strspn(line, " \t")] && put_json(t, tok, chat, line, size, where, err)) status = -1;
+    char where[MT_PATH + 32];
+    int64_t number = 0, size;
+    for (const char *line = text->text, *end = line + text->size; line < end; line += size + 1) {
+        const char *lf = memchr(line, '\n', (size_t)(end - line));
+        size = (lf ? lf : end) - line;
+        snprintf(where, sizeof(where), "%s:%lld", t->o->messages, (long long)++number);
+        if ((int64_t)strspn(line, " \t\r") < size && put_json(t, tok, chat, line, size, where, err)) return -1;
+    }
+    return 0;
+}
+
+/* The whole file, unpacked: a pipe can be read only once. */
+static int read_all(const char *path, struct text_buf *text, struct err *err)
+{
+    char first, limit[32];
+    const char *bytes;
+    int64_t n;
+    struct line_reader *reader = line_reader_open_once(path, err);
+    if (!reader) return -1;
+    int status = line_reader_peek(reader, &first, err); /* drops a byte order mark */
+    text_put(text, "");
+    while (!status && (status = line_reader_chunk(reader, &bytes, &n, err)) == 1) {
+        text_put_bytes(text, bytes, n);
+        status = text->size > MAX_INPUT ? err_set(err, "%s: larger than the limit of %s for such a file", path,
+                                                  str_bytes(limit, MAX_INPUT))
+                                        : 0;
     }
     line_reader_close(reader);
     return status;
@@ -320,21 +341,21 @@ static int show_messages(struct tokens *t, struct err *err)
     struct tokenizer *tok = NULL;
     struct chat_template *chat = NULL;
     struct json_doc *doc = NULL;
-    char path[MT_PATH], *text = NULL;
-    int64_t size;
+    struct text_buf text = {0};
+    char path[MT_PATH];
     int rc = -1;
     struct err why;
     if (file_check_kind(t->o->checkpoint, true, &why)) return err_set(err, "--checkpoint %s", why.msg);
     if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->o->checkpoint) ||
         !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->o->checkpoint, t->o->template, err) ||
-        !(text = file_read(t->o->messages, MAX_INPUT, &size, err)))
+        read_all(t->o->messages, &text, err))
         goto out;
-    doc = json_parse(text, size, t->o->messages, err);
-    rc = doc ? put_json(t, tok, chat, text, size, t->o->messages, err) : put_lines(t, tok, chat, err);
+    doc = json_parse(text.text, text.size, t->o->messages, err);
+    rc = doc ? put_json(t, tok, chat, text.text, text.size, t->o->messages, err) : put_lines(t, tok, chat, &text, err);
     if (!rc && !t->out.size) rc = err_set(err, "%s: holds no conversation", t->o->messages);
 out:
     json_free(doc);
-    mem_free(text);
+    text_free(&text);
     chat_template_free(chat);
     tokenizer_free(tok);
     return rc;
