@@ -348,6 +348,10 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
             struct json message = json_at(list, i);
             if (json_type(message) != JSON_OBJECT)
                 return json_error(message, err, "must be a message, {role, content}");
+            if (!json_has(message, "role") && json_has(message, "from")) /* no data.columns makes messages of these */
+                return json_error(message, err,
+                                  "has `from` and `value`, the keys of sharegpt: in `prompt` and `completion` write "
+                                  "messages, {\"role\": \"user\" or \"assistant\", \"content\": ...}");
             if (t->text[t->size - 1] != '[') text_put(t, ", ");
             if (text_put_json(t, message, err)) return -1;
             if (part || json_has(message, "train")) continue;
@@ -364,7 +368,10 @@ static int read_prompt_completion(struct row_reader *r, struct json row, struct 
 {
     const char *prompt, *completion;
     int64_t n_prompt, n_completion;
-    if (json_type(json_find(row, "prompt")) == JSON_ARRAY) return read_message_lists(r, row, err);
+    const enum json_type of[] = {json_type(json_find(row, "prompt")), json_type(json_find(row, "completion"))};
+    if (of[0] != of[1] && (of[0] == JSON_ARRAY || of[1] == JSON_ARRAY))
+        return json_error(row, err, "`prompt` and `completion` must be two texts, or two lists of messages");
+    if (of[0] == JSON_ARRAY) return read_message_lists(r, row, err);
     if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
     if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
     r->joined.size = 0;
