@@ -41,6 +41,7 @@ struct cursor {
 struct json_doc {
     char *name;
     json_t *root;
+    bool replaced;                    /* json_parse_row made false of members */
     struct cursor cursors[N_CURSORS]; /* latest first, one for each object of a nested iteration */
 };
 
@@ -77,6 +78,13 @@ static int check_size(const char *text, int64_t size, int64_t max_values, const 
 static void *never_null(size_t n) { return mem_alloc((int64_t)MT_MIN(n, (size_t)INT64_MAX)); }
 static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
+/* Whether jansson's error is one of Python's words for no number; of -Infinity it names the sign alone. */
+static bool is_about_no_number(const json_error_t *e, const char *text, int64_t size)
+{
+    if (strstr(e->text, " near 'NaN'") || strstr(e->text, " near 'Infinity'")) return true;
+    return strstr(e->text, " near '-'") && size - e->position >= 8 && !memcmp(text + e->position, "Infinity", 8);
+}
+
 static struct json_doc *parse(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     if (size > INT32_MAX) { /* jansson counts bytes in an int */
@@ -91,7 +99,8 @@ static struct json_doc *parse(const char *text, int64_t size, int64_t max_values
     if (!root) {
         for (char *p = e.text; *p; p++) /* jansson quotes the file; a message is one line */
             if ((unsigned char)*p < 32) *p = ' ';
-        err_set(err, "%s: not valid JSON: line %d, byte %d: %s", name, e.line, e.position, e.text);
+        err_set(err, "%s: not valid JSON: line %d, byte %d: %s%s", name, e.line, e.position, e.text,
+                is_about_no_number(&e, text, size) ? ": JSON has no NaN and no Infinity, write null" : "");
         return NULL;
     }
     struct json_doc *doc = mem_alloc(sizeof(*doc));
@@ -136,36 +145,52 @@ static bool is_out_of_range(const char *number, size_t n)
     return errno == ERANGE;
 }
 
-/* Replaces such members of the outermost object by false, which is shorter. False: there are none. */
-static bool replace_out_of_range(char *text)
+/* Bytes of NaN, Infinity or -Infinity, which Python writes; 0: another text. */
+static size_t no_number(const char *s)
+{
+    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
+    for (int64_t i = 0; i < MT_LEN(words); i++)
+        if (!strncmp(s, words[i], strlen(words[i]))) return strlen(words[i]);
+    return 0;
+}
+
+static const char *end_of_string(const char *quote)
+{
+    const char *c = quote + 1;
+    for (; *c && *c != '"'; c++) c += *c == '\\' && c[1];
+    return c + (*c == '"');
+}
+
+/* Copies the text with false in place of such members of the outermost object, and of numbers that are out of range.
+ * Returns its size; 0: there are none. */
+static int64_t replace_members(const char *from, char *to)
 {
     int depth = 0;
     bool any = false;
-    for (char *c = text; *c; c++) {
-        if (*c == '"')
-            for (c++; *c && *c != '"'; c++) c += *c == '\\' && c[1];
-        if (!*c) break;
-        depth += (*c == '{' || *c == '[') - (*c == '}' || *c == ']');
-        const size_t n = depth == 1 ? strspn(c, "+-.0123456789eE") : 0;
-        if (n && is_out_of_range(c, n)) {
-            memset(c, ' ', n);
-            memcpy(c, "false", 5);
-            any = true;
-        }
-        if (n) c += n - 1;
+    int64_t at = 0;
+    for (const char *end; *from; from = end) {
+        const size_t word = depth == 1 ? no_number(from) : 0, n = depth == 1 ? strspn(from, "+-.0123456789eE") : 0;
+        const bool replaced = word || (n && is_out_of_range(from, n));
+        depth += (*from == '{' || *from == '[') - (*from == '}' || *from == ']');
+        end = *from == '"' ? end_of_string(from) : from + MT_MAX(1, MT_MAX(word, n));
+        memcpy(to + at, replaced ? "false" : from, replaced ? 5 : (size_t)(end - from));
+        at += replaced ? 5 : end - from;
+        any = any || replaced;
     }
-    return any;
+    return any ? at : 0;
 }
 
 struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
     struct json_doc *doc = parse(text, size, max_values, name, err);
     if (doc) return doc;
-    char *copy = mem_alloc(size + 1);
+    char *copy = mem_alloc(size + 1), *other = mem_alloc(2 * size + 1); /* false is longer than NaN */
     memcpy(copy, text, (size_t)size);
-    copy[size] = 0;
-    if (replace_out_of_range(copy)) doc = parse(copy, size, max_values, name, err);
+    const int64_t n = memchr(text, 0, (size_t)size) ? 0 : replace_members(copy, other); /* which would end there */
+    if (n) doc = parse(other, n, max_values, name, NULL); /* the first error has the positions of the text */
+    if (doc) doc->replaced = true;
     mem_free(copy);
+    mem_free(other);
     return doc;
 }
 
@@ -283,7 +308,9 @@ static int wrong_type(struct json j, const char *wanted, struct err *err)
         [JSON_NULL] = "null",       [JSON_BOOL] = "a boolean", [JSON_INT] = "an integer",  [JSON_REAL] = "a number",
         [JSON_STRING] = "a string", [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object"};
     if (!j.node) return json_error(j, err, "is missing; it must be %s", wanted);
-    return json_error(j, err, "must be %s, not %s", wanted, names[json_type(j)]);
+    const bool replaced = json_type(j) == JSON_BOOL && j.doc->replaced;
+    return json_error(j, err, "must be %s, not %s", wanted,
+                      replaced ? "a boolean, NaN or a number beyond 64 bits" : names[json_type(j)]);
 }
 
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err)

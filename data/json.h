@@ -22,8 +22,8 @@ enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_ST
  * over 256, more than JSON_VALUES, invalid UTF-8 and NUL in keys are errors with line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* The same for a row of data, with another limit than JSON_VALUES. A number beside other columns that neither int64 nor
- * double holds, such as an unsigned hash, becomes false, so that it matters only where the row is read. Inside of lists
- * and objects it is an error. */
+ * double holds, such as an unsigned hash, becomes false, so that it matters only where the row is read; likewise NaN
+ * and Infinity, which Python's json writes. Inside of lists and objects they are errors. */
 struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name,
                                 struct err *err) MT_CHECK;
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;

@@ -39,7 +39,8 @@ static void refused(void **state)
         {"[\"a\002b\"]", "control character 0x2"},
         {"[9223372036854775808]", "too big integer"},
         {"[1e400]", "real number overflow"},
-        {"[NaN]", "invalid token near 'NaN'"},
+        {"[NaN]", "invalid token near 'NaN': JSON has no NaN and no Infinity, write null"},
+        {"{\"a\": -Infinity}", "invalid token near '-': JSON has no NaN"},
         {"[01]", "byte 2: invalid token near '0'"},
         {"[\001]", "invalid token near ' '"}, /* no control character reaches the terminal */
     };
@@ -75,12 +76,31 @@ static void values(void **state)
 static void numbers_of_rows(void **state)
 {
     (void)state;
-    static const char *const good[] = {"18446744073709551615", "-9223372036854775809", "1e999", " -1.5E+400 ",
-                                       "123456789012345678901234567890"};
-    static const char *const bad[] = {
-        "[1e999]",  "{\"b\": 9223372036854775808}", "1e999 x", "1e999, \"a\": 1",         "+99999999999999999999",
-        "1e400e5",  "99999999999999999999-1",       "1.e400",  "00099999999999999999999", "-",
-        ".1e999999"};
+    static const char *const good[] = {"18446744073709551615",
+                                       "-9223372036854775809",
+                                       "1e999",
+                                       " -1.5E+400 ",
+                                       "123456789012345678901234567890",
+                                       "NaN",
+                                       " Infinity",
+                                       "-Infinity ",
+                                       "NaN, \"b\": NaN,\"c\":NaN"};
+    static const char *const bad[] = {"[1e999]",
+                                      "{\"b\": 9223372036854775808}",
+                                      "1e999 x",
+                                      "1e999, \"a\": 1",
+                                      "+99999999999999999999",
+                                      "1e400e5",
+                                      "99999999999999999999-1",
+                                      "1.e400",
+                                      "00099999999999999999999",
+                                      "-",
+                                      ".1e999999",
+                                      "[NaN]",
+                                      "nan",
+                                      "NaN2",
+                                      "1NaN",
+                                      "{\"b\": -Infinity}"};
     struct err err;
     char text[128];
     for (int i = 0; i < MT_LEN(good); i++) {
@@ -91,6 +111,8 @@ static void numbers_of_rows(void **state)
         if (!doc) fail_msg("%s", err.msg);
         const struct json root = json_root(doc);
         assert_int_equal(json_type(json_find(root, "a")), JSON_BOOL);
+        assert_int_equal(json_str(json_find(root, "a"), &s, &size, &err), -1);
+        assert_string_equal(err.msg, "row: key `a`: must be a string, not a boolean, NaN or a number beyond 64 bits");
         assert_int_equal(json_type(json_find(root, "n")), JSON_INT);
         assert_int_equal(json_str(json_find(root, "s"), &s, &size, &err), 0);
         assert_string_equal(s, "\": 1e999");
@@ -102,6 +124,8 @@ static void numbers_of_rows(void **state)
         assert_null(json_parse_row(text, n, 100, "row", &err));
         if (!strstr(err.msg, "row: not valid JSON: line 1, byte ")) fail_msg("%s", err.msg);
     }
+    static const char cut[] = "{\"a\": NaN}\0}"; /* text after a NUL is not dropped */
+    assert_null(json_parse_row(cut, sizeof(cut) - 1, 100, "row", &err));
     static const char largest[] = "{\"a\": 9223372036854775807}";
     struct json_doc *doc = json_parse_row(largest, sizeof(largest) - 1, 100, "row", &err);
     assert_non_null(doc);
