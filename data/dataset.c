@@ -384,9 +384,9 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
     return err_set(
         err,
-        "%s: no document has a token with loss: %lld rows, %lld of them longer than seq_len = %lld (%s), %lld without "
+        "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "
         "one: raise data.seq_len, or check data.loss_on",
-        files, (long long)ds->n_rows, (long long)ds->n_overlong, (long long)b->opt->seq_len,
+        files, (long long)ds->n_rows, str_plural(ds->n_rows), (long long)ds->n_overlong, (long long)b->opt->seq_len,
         b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unlabelled);
 }
 
@@ -413,8 +413,8 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
         weigh(ds, first, weight);
         if (n && ds->n_docs == first)
             status =
-                err_set(err, "%s: the weight after * selects none of %lld documents: raise it, or leave the file out",
-                        path, (long long)n);
+                err_set(err, "%s: the weight after * selects none of %lld document%s: raise it, or leave the file out",
+                        path, (long long)n, str_plural(n));
     }
     if (!status) status = check_rows(&b, files, err);
     token_list_free(&b.list);
@@ -539,25 +539,27 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     long long rows = ds->n_rows, seq_len = opt->seq_len;
     if (ds->n_bad) log_warn("%s: %lld of %lld rows are bad and were skipped", files, (long long)ds->n_bad, rows);
     if (ds->n_overlong) {
-        log_warn("%s: %lld documents of %lld rows are longer than seq_len = %lld and were %s", files,
-                 (long long)ds->n_overlong, rows, seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
+        log_warn("%s: %lld document%s of %lld row%s %s longer than seq_len = %lld: %s", files,
+                 (long long)ds->n_overlong, str_plural(ds->n_overlong), rows, str_plural(rows),
+                 ds->n_overlong == 1 ? "is" : "are", seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
     }
     if (ds->n_unlabelled) {
-        log_warn("%s: %lld documents of %lld rows have no token with loss in seq_len = %lld and were dropped", files,
-                 (long long)ds->n_unlabelled, rows, seq_len);
+        log_warn("%s: %lld document%s of %lld row%s %s no token with loss in seq_len = %lld: dropped", files,
+                 (long long)ds->n_unlabelled, str_plural(ds->n_unlabelled), rows, str_plural(rows),
+                 ds->n_unlabelled == 1 ? "has" : "have", seq_len);
     }
     if (ds->n_unshown) {
-        log_warn("%s: the chat template omits the reasoning of %lld answers, which is then not trained; if "
+        log_warn("%s: the chat template omits the reasoning of %lld answer%s, which is then not trained; if "
                  "the template has an option for it, set it in data.chat_kwargs, as in {\"thinking\": true} or "
                  "{\"clear_thinking\": false}",
-                 files, (long long)ds->n_unshown);
+                 files, (long long)ds->n_unshown, str_plural(ds->n_unshown));
     }
     if (ds->n_empty) {
         log_info(
             "%s: %lld answer%s without reasoning: the empty reasoning block before the text has loss, so the model "
             "learns to answer without reasoning; where the template has the option, {\"enable_thinking\": false} moves "
             "the block into the prompt, for all rows in data.chat_kwargs or for one in its chat_template_kwargs",
-            files, (long long)ds->n_empty, ds->n_empty == 1 ? "" : "s");
+            files, (long long)ds->n_empty, str_plural(ds->n_empty));
     }
 }
 
@@ -570,14 +572,14 @@ static void tell_turn_ends(const struct dataset *ds, const char *files, const st
     if (ds->n_appended) {
         log_info("%s: the next role's token ends an answer, so moetrain appends it, with loss, to the last answer of "
                  "%lld text%s: %.*s%s%.*s",
-                 files, (long long)ds->n_appended, ds->n_appended == 1 ? "" : "s", (int)user_size, user ? user : "",
+                 files, (long long)ds->n_appended, str_plural(ds->n_appended), (int)user_size, user ? user : "",
                  user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
     }
     if (ds->n_unended) {
         log_warn("%s: the chat template writes no token after the last answer of %lld text%s, so the model does not "
                  "learn where to stop; list the next role's token in eos_token_id of generation_config.json, or write "
                  "eos_token after answers in data.chat_template",
-                 files, (long long)ds->n_unended, ds->n_unended == 1 ? "" : "s");
+                 files, (long long)ds->n_unended, str_plural(ds->n_unended));
     }
 }
 

@@ -278,6 +278,8 @@ char *str_count(char buf[32], int64_t count)
     return scaled(buf, count, 1000, suffix, 5);
 }
 
+const char *str_plural(int64_t count) { return count == 1 ? "" : "s"; }
+
 char *str_seconds(char buf[32], double seconds)
 {
     if (!(seconds >= 0 && seconds < 1e12)) {

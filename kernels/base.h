@@ -79,6 +79,7 @@ const char *str_nearest(const char *word, const char *const *names, int64_t n);
 char *str_bytes(char buf[32], int64_t bytes);
 char *str_count(char buf[32], int64_t count);
 char *str_seconds(char buf[32], double seconds);
+const char *str_plural(int64_t count); /* "" for 1, else "s" */
 
 /* Shared libraries, opened at first use, so that the program also runs without them. library_open: the first of
  * names[n] that opens, or NULL. library_find sets all calls; its error names `what`, the library, and the first missing

@@ -167,8 +167,8 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
                       n_dense == 1 ? "is" : "are");
     s += snprintf(s, LINE, "%-18s %6s\n", "kind of layer", "layers");
     s += kinds_text(ad, a, s, LINE);
-    snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layers, %lld parameters = %.3g %% of the model's %s (%s)\n",
-             "trained", (long long)n_on, (long long)ad->n_layer, (long long)ad->n_values,
+    snprintf(s, (size_t)(end - s), "%-18s %6lld of %lld layer%s, %lld parameters = %.3g %% of the model's %s (%s)\n",
+             "trained", (long long)n_on, (long long)ad->n_layer, str_plural(ad->n_layer), (long long)ad->n_values,
              100.0 * (double)ad->n_values / base_params(a), str_count(base, (int64_t)base_params(a)),
              str_count(buf, ad->n_values));
     return text;

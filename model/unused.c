@@ -21,15 +21,16 @@ int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool qui
     }
     if (quiet) return n;
     if (n_scale)
-        log_info("%lld scales of activations in the checkpoint are not used: only its weights are quantised",
-                 (long long)n_scale);
+        log_info("%lld scale%s of activations in the checkpoint %s not used: only its weights are quantised",
+                 (long long)n_scale, str_plural(n_scale), n_scale == 1 ? "is" : "are");
     if (n_mtp)
         log_info(
-            "%lld tensors of multi-token prediction (model.layers.%lld.*) are not read: the adapter does not train it",
-            (long long)n_mtp, (long long)a->n_layer);
+            "%lld tensor%s of multi-token prediction (model.layers.%lld.*) %s not read: the adapter does not train it",
+            (long long)n_mtp, str_plural(n_mtp), (long long)a->n_layer, n_mtp == 1 ? "is" : "are");
     if (n_other)
-        log_info("%lld tensors of %s are not used: %s", (long long)n_other,
+        log_info("%lld tensor%s of %s %s not used: %s", (long long)n_other, str_plural(n_other),
                  vision ? "the vision tower and of multi-token prediction" : "multi-token prediction (mtp.*)",
+                 n_other == 1 ? "is" : "are",
                  vision ? "only the text part is trained" : "the adapter does not train it");
     return n;
 }

@@ -45,8 +45,8 @@ static void describe_decoded(struct fill *f)
 {
     const size_t n = strlen(f->w->experts);
     if (f->w->n_decoded)
-        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layers decoded to %s",
-                 (long long)f->w->n_decoded, (long long)f->a->n_layer,
+        snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layer%s decoded to %s",
+                 (long long)f->w->n_decoded, (long long)f->a->n_layer, str_plural(f->a->n_layer),
                  f->w->fp8 && f->dev->ops->fp8_products && f->dev->ops->fp8_products()
                      ? "e4m3"
                      : weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));

@@ -92,6 +92,7 @@ static void formats(void **state)
     } times[] = {{0, "0:00"},       {0.6, "0:01"},         {59.4, "0:59"}, {60, "1:00"}, {3599.4, "59:59"},
                  {3723, "1:02:03"}, {360000, "100:00:00"}, {-1, "?"},      {1e300, "?"}, {NAN, "?"}};
     for (int64_t i = 0; i < MT_LEN(times); i++) assert_string_equal(str_seconds(buf, times[i].s), times[i].text);
+    for (int64_t n = 0; n < 3; n++) assert_string_equal(str_plural(n), n == 1 ? "" : "s");
 }
 
 static void nearest(void **state)

@@ -113,7 +113,7 @@ static void test_text(void **state)
     (void)state;
     assert_int_equal(
         RUN("bench", "step", "--arch", "gpt-oss-tiny", "--quant", "nf4", "--layers", "1", "--dtype", "bf16", SMALL), 0);
-    assert_says(said.out, "gpt-oss-tiny, 1 layers, experts nf4, LoRA r 4");
+    assert_says(said.out, "gpt-oss-tiny, 1 layer, experts nf4, LoRA r 4");
     assert_says(said.out, "64 tokens (2 x 32)");
     assert_says(said.out, "roofs of cpu: ");
     assert_says(said.out, " tok/s, ");

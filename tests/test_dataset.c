@@ -361,7 +361,7 @@ static void rows_without_target(void **state)
     assert_int_equal(ds.n_unlabelled, 3);
     assert_int_equal(ds.n_bad, 0);
     dataset_free(&ds);
-    rows_refused(rows_write("{\"text\": \"\"}\n"), &opt, "no document has a token with loss: 1 rows");
+    rows_refused(rows_write("{\"text\": \"\"}\n"), &opt, "no document has a token with loss: 1 row,");
 }
 
 static void ids_must_fit_the_model(void **state)
@@ -726,9 +726,9 @@ static void weighted_files(void **state)
     rows_refused(" * 0.5", &opt, "* 0.5: * must follow the path of a file");
     snprintf(files, sizeof(files), "%s*0.4", b);
     rows_refused(files, &opt,
-                 "rows.jsonl: the weight after * selects none of 1 documents: raise it, or leave the file out");
+                 "rows.jsonl: the weight after * selects none of 1 document: raise it, or leave the file out");
     snprintf(files, sizeof(files), "%s, %s*0.4", a, b);
-    rows_refused(files, &opt, "the weight after * selects none of 1 documents");
+    rows_refused(files, &opt, "the weight after * selects none of 1 document:");
     snprintf(files, sizeof(files), "%s*0", a);
     rows_refused(files, &opt, "* must be followed by a weight");
     snprintf(files, sizeof(files), "%s*x", a);

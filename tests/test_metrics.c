@@ -629,9 +629,10 @@ static void report_skips_invalid_lines(void **state)
     }
     assert_int_equal(file_write_atomic(in(dir, "metrics.jsonl"), text, (int64_t)strlen(text), &err), 0);
     char *html = report_of(dir, "t", "c"), *warnings = screen_read();
+    assert_non_null(strstr(html, "<title>layer 0, expert 0: 1 token</title>"));
     assert_non_null(strstr(html, "<title>layer 0, expert 1: 2 tokens</title>"));
     assert_non_null(strstr(warnings, "metrics.jsonl:10: key `counts[0][1]`"));
-    assert_non_null(strstr(warnings, "metrics.jsonl:12: key `counts`: 1 layers of 3 experts"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:12: key `counts`: 1 layer of 3 experts"));
     mem_free(html);
     mem_free(warnings);
 }

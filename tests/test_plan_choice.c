@@ -694,7 +694,7 @@ static void every_tensor_is_looked_for(void **state)
     draft_put(&d, "model.extra", DT_F32, 1, (int64_t[]){1}, mem_alloc(4));
     snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
     assert_int_equal(RUN("plan", config, "--set", model), 0);
-    assert_says(said.err, "1 tensors of the checkpoint are not used, the first is model.extra");
+    assert_says(said.err, "1 tensor of the checkpoint is not used, the first is model.extra");
     draft_remove(&d, "model.layers.1.mlp.experts.3.up_proj.weight");
     snprintf(model, sizeof(model), "model.path=%s", draft_save(&d, 1));
     assert_int_equal(RUN("plan", config, "--set", model), 1);

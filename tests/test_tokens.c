@@ -235,6 +235,9 @@ static void text_is_escaped(void **state)
     assert_null(strchr(said.out, 27));
     assert_says(said.out, "<0x1B>");
     assert_says(said.out, "<0x00>");
+    assert_says(said.out, "micro-batch 0 of 1: 1 document, ");
+    assert_int_equal(RUN("tokens", config, "--set", set, "--row", "1"), 1);
+    assert_says(said.err, "the first epoch has 1 micro-batch, counted from 0");
 }
 
 static void raw_text(void **state)

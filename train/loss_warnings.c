@@ -53,5 +53,5 @@ int loss_check_skipped(const struct config *cfg, const struct train_state *s, in
         err,
         "stopped after %lld skipped step%s (train.max_nonfinite); not finite in the last one: %s. Lower optim.lr or "
         "check the data",
-        (long long)s->n_nonfinite, s->n_nonfinite == 1 ? "" : "s", bad);
+        (long long)s->n_nonfinite, str_plural(s->n_nonfinite), bad);
 }

@@ -75,9 +75,9 @@ void opening_print(const struct run *r, int64_t n_step)
     const struct arch *a = &r->arch;
     char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], text[PLAN_TEXT];
     log_info("%s", profile_roofs(roofs, &r->dev));
-    log_info("%s: %lld layers, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
-             (long long)a->n_layer, (long long)a->d_model, (long long)a->n_exp, (long long)a->d_ff, (long long)a->top_k,
-             r->model.weights.experts);
+    log_info("%s: %lld layer%s, hidden %lld, %lld experts of width %lld, %lld per token; experts %s", r->model_name,
+             (long long)a->n_layer, str_plural(a->n_layer), (long long)a->d_model, (long long)a->n_exp,
+             (long long)a->d_ff, (long long)a->top_k, r->model.weights.experts);
     fprintf(stderr, "%s", table);
     print_quant(r);
     warn_of_mixers(r);
@@ -88,7 +88,7 @@ void opening_print(const struct run *r, int64_t n_step)
              acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
     log_info("%s", plan_text(text, &r->plan.opt, &r->plan.memory, r->plan.n_layer));
     log_info("%lld step%s, %lld micro-batch%s each, at most %lld tokens per micro-batch", (long long)n_step,
-             n_step == 1 ? "" : "s", (long long)r->cfg->train.grad_accum, r->cfg->train.grad_accum == 1 ? "" : "es",
+             str_plural(n_step), (long long)r->cfg->train.grad_accum, r->cfg->train.grad_accum == 1 ? "" : "es",
              (long long)r->plan.n_tok);
     mem_free(table);
 }

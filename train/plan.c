@@ -279,8 +279,8 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     warn_offload(p, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
-        log_warn("%lld tensors of the checkpoint are not used, the first is %s", (long long)p->memory.n_unused,
-                 p->memory.unused);
+        log_warn("%lld tensor%s of the checkpoint %s not used, the first is %s", (long long)p->memory.n_unused,
+                 str_plural(p->memory.n_unused), p->memory.n_unused == 1 ? "is" : "are", p->memory.unused);
     for (int r = 0; r < PLAN_MODES; r++) {
         struct model_options opt = p->opt;
         opt.save = acts_save_mode((enum recompute)r);

@@ -19,8 +19,8 @@ const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, con
         ffn += (opt->save.groups[l] & SAVE_FFN) != 0;
         for (int k = 0; k < OFFLOAD_KINDS; k++) host[k] += acts_in_host(opt->save.groups[l], (enum offload_kind)k);
     }
-    n = snprintf(text, PLAN_TEXT, "of %lld layers saved: attention output %d, mixer %d, network %d; decoded: %lld",
-                 (long long)n_layer, core, mixer, ffn, (long long)m->n_decoded);
+    n = snprintf(text, PLAN_TEXT, "of %lld layer%s saved: attention output %d, mixer %d, network %d; decoded: %lld",
+                 (long long)n_layer, str_plural(n_layer), core, mixer, ffn, (long long)m->n_decoded);
     char text_of[32], b[32];
     if (m->host && n < PLAN_TEXT)
         n += snprintf(text + n, (size_t)(PLAN_TEXT - n), "; host memory %s:", str_bytes(b, m->host));
@@ -28,10 +28,12 @@ const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, con
     add_host(text, &n, "inputs of layers", m->host_inputs > 0);
     add_host(text, &n, "moments", m->host_moments > 0);
     for (int k = 0; k < OFFLOAD_KINDS; k++) {
-        snprintf(text_of, sizeof(text_of), "%d %s", host[k], k == OFFLOAD_MIXER ? "mixers" : "networks");
+        snprintf(text_of, sizeof(text_of), "%d %s%s", host[k], k == OFFLOAD_MIXER ? "mixer" : "network",
+                 str_plural(host[k]));
         add_host(text, &n, text_of, host[k] > 0);
     }
-    snprintf(text_of, sizeof(text_of), "experts of %lld layers", (long long)opt->expert_layers);
+    snprintf(text_of, sizeof(text_of), "experts of %lld layer%s", (long long)opt->expert_layers,
+             str_plural(opt->expert_layers));
     add_host(text, &n, text_of, m->host_experts > 0);
     return text;
 }

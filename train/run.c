@@ -274,13 +274,14 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
     char a[32], b[32];
     int64_t longest = 0;
     for (int64_t d = 0; d < ds->n_docs; d++) longest = MT_MAX(longest, ds->doc_off[d + 1] - ds->doc_off[d]);
-    log_info("%s: %s document%s, %s tokens (longest document %lld), %.1f%% of tokens with loss; duplicates: %lld", what,
-             str_count(a, ds->n_docs), ds->n_docs == 1 ? "" : "s", str_count(b, ds->n_tokens), (long long)longest,
+    log_info("%s: %s document%s, %s token%s (longest document %lld), %.1f%% of tokens with loss; duplicates: %lld",
+             what, str_count(a, ds->n_docs), str_plural(ds->n_docs), str_count(b, ds->n_tokens),
+             str_plural(ds->n_tokens), (long long)longest,
              100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)dataset_duplicates(ds));
     if (rows)
         log_info(
             "%s: %s row%s, %lld bad; documents longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)",
-            what, str_count(a, ds->n_rows), ds->n_rows == 1 ? "" : "s", (long long)ds->n_bad, (long long)ds->n_overlong,
+            what, str_count(a, ds->n_rows), str_plural(ds->n_rows), (long long)ds->n_bad, (long long)ds->n_overlong,
             cut ? "truncated" : "dropped", (long long)ds->n_unlabelled);
 }
 

@@ -69,7 +69,7 @@ static int write_headers(const struct hub_repo *repo, struct hub_file const *con
     }
     if (!rc && n_missing)
         log_info("%s: read the headers of %lld file%s, %s; no weights are downloaded", repo->id, (long long)n_missing,
-                 n_missing == 1 ? "" : "s", str_bytes(bytes, sum));
+                 str_plural(n_missing), str_bytes(bytes, sum));
     for (int64_t i = 0; i < n_missing; i++) mem_free(text[i]);
     mem_free(text);
     mem_free(size);

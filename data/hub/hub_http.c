@@ -711,7 +711,7 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
     }
     p.last_ms = p.start_ms;
     if (missing)
-        log_info("%s: downloading %lld file%s, %s, to %s", repo->id, (long long)missing, missing == 1 ? "" : "s",
+        log_info("%s: downloading %lld file%s, %s, to %s", repo->id, (long long)missing, str_plural(missing),
                  str_bytes(a, p.total), repo->env->cache);
     const int rc = missing ? run_transfers(t, missing, &p) : 0;
     if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);

@@ -292,7 +292,7 @@ static int download(struct download *d, struct err *err)
         show(d);
     }
     if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
-    log_info("%s: %lld rows of %s/%s", d->repo->id, (long long)d->have, d->config, d->split);
+    log_info("%s: %lld row%s of %s/%s", d->repo->id, (long long)d->have, str_plural(d->have), d->config, d->split);
     return d->have ? 0 : err_set(err, "%s: %s/%s has no rows", d->repo->id, d->config, d->split);
 }
 
@@ -320,7 +320,8 @@ static int fetch(struct download *d, struct err *err)
     if (hub_part_path(d->part, d->repo, d->file.etag, err) || hub_cache_reserve(d->repo, &none, 0, err)) return -1;
     int rc = open_part(d, err);
     if (!rc && d->have)
-        log_info("%s: %lld rows of %s/%s are already downloaded", d->repo->id, (long long)d->have, d->config, d->split);
+        log_info("%s: %lld row%s of %s/%s already downloaded", d->repo->id, (long long)d->have, str_plural(d->have),
+                 d->config, d->split);
     if (!rc) rc = download(d, err);
     if (!rc) rc = put_in_place(d, err);
     if (d->fd >= 0) close(d->fd);

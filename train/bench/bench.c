@@ -302,9 +302,9 @@ static void print_setup(const struct bench *b)
     const struct run *r = &b->run;
     const struct routing_rows *rows = &b->rows;
     char roofs[256], quant[200], text[PLAN_TEXT];
-    printf("%s, %lld layers, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
-           (long long)r->arch.n_layer, r->model.weights.experts, (long long)b->cfg.lora.r, b->cfg.lora.targets,
-           (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
+    printf("%s, %lld layer%s, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
+           (long long)r->arch.n_layer, str_plural(r->arch.n_layer), r->model.weights.experts, (long long)b->cfg.lora.r,
+           b->cfg.lora.targets, (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
            acts_save_name(&r->plan.opt.save, r->arch.n_layer),
            plan_text(text, &r->plan.opt, &r->plan.memory, r->arch.n_layer));
     if (config_quantises(&b->cfg)) printf("quantisation-aware training: %s\n", run_quant_text(quant, &b->cfg, true));

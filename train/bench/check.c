@@ -458,7 +458,7 @@ static int device_side(struct check *k, struct err *err)
     k->params = draw_params(&r->model.adapters, &r->dev);
     pass(r, k, &k->got);
     fprintf(k->out, "%s against the CPU in F64: %lld layer%s, %lld tokens in %lld documents, %lld with loss\n",
-            r->dev.name, (long long)k->arch.n_layer, k->arch.n_layer == 1 ? "" : "s", (long long)k->batch.n_tok,
+            r->dev.name, (long long)k->arch.n_layer, str_plural(k->arch.n_layer), (long long)k->batch.n_tok,
             (long long)k->batch.n_seq, (long long)k->batch.n_label);
     return 0;
 }

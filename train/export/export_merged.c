@@ -763,11 +763,11 @@ static void tell_others(const struct merge *m)
     for (int64_t i = 0; i < m->n; i++)
         copied += arch_is_other_part(m->entries[i].name) || is_prediction(m, m->entries[i].name);
     if (left_out)
-        log_info("the layer of multi-token prediction is quantised: the export leaves out its %lld tensors",
-                 (long long)left_out);
+        log_info("the layer of multi-token prediction is quantised: the export leaves out its %lld tensor%s",
+                 (long long)left_out, str_plural(left_out));
     if (copied)
-        log_info("%lld tensors of the vision tower and of multi-token prediction are copied unchanged",
-                 (long long)copied);
+        log_info("%lld tensor%s of the vision tower and of multi-token prediction %s copied unchanged",
+                 (long long)copied, str_plural(copied), copied == 1 ? "is" : "are");
 }
 
 int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err)

@@ -67,7 +67,8 @@ static int add_experts(struct history *h, struct json event, struct err *err)
     int64_t n_layer = json_count(counts), n_exp = json_count(json_at(counts, 0)), cells;
     if (!i64_mul(n_layer, n_exp, &cells) || cells < 1 || cells > MAX_EXPERT_CELLS ||
         (h->experts && (n_layer != h->n_layer || n_exp != h->n_exp)))
-        return json_error(counts, err, "%lld layers of %lld experts", (long long)n_layer, (long long)n_exp);
+        return json_error(counts, err, "%lld layer%s of %lld experts", (long long)n_layer, str_plural(n_layer),
+                          (long long)n_exp);
     double *add = mem_array(cells, (int64_t)sizeof(double));
     int rc = read_counts(add, n_layer, n_exp, counts, err);
     if (rc == 0 && !h->experts) {
@@ -196,6 +197,6 @@ const char *history_stop(const struct history *h, char text[80])
     text[0] = 0;
     if (h->n_worse)
         snprintf(text, 80, "stopped early: no lower held-out loss for %lld evaluation%s", (long long)h->n_worse,
-                 h->n_worse == 1 ? "" : "s");
+                 str_plural(h->n_worse));
     return text;
 }

@@ -233,8 +233,9 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     if (e->distill) snprintf(parts, sizeof(parts), "  ce %.4f  kl %.4g", e->ce, e->kl);
     if (m->run_steps > 0) m->run_ms += e->ms;
     metrics_end_line(m);
-    printf("eval at step %lld: loss %.4f%s  perplexity %.4g  accuracy %.1f%%  (%s tokens%s)\n", (long long)e->step,
-           e->loss, parts, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens), best_text(e, text));
+    printf("eval at step %lld: loss %.4f%s  perplexity %.4g  accuracy %.1f%%  (%s token%s%s)\n", (long long)e->step,
+           e->loss, parts, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens),
+           str_plural(e->tokens), best_text(e, text));
     fflush(stdout);
 
     struct json_out o = {0};

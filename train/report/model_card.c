@@ -40,8 +40,8 @@ static void put_data(FILE *out, const char *what, const char *files, const struc
     if (!d->n_docs) return;
     fprintf(out, "| %s | ", what);
     put_text(out, files);
-    fprintf(out, ": %lld documents, %lld tokens, content hash %016llx |\n", (long long)d->n_docs,
-            (long long)d->n_tokens, (unsigned long long)d->hash);
+    fprintf(out, ": %lld document%s, %lld token%s, content hash %016llx |\n", (long long)d->n_docs,
+            str_plural(d->n_docs), (long long)d->n_tokens, str_plural(d->n_tokens), (unsigned long long)d->hash);
 }
 
 /* What the losses are of, where they are not those of base + adapter. */

@@ -132,8 +132,7 @@ static void write_experts(FILE *out, const struct history *h)
     } sizes[] = {{"wide", 1120}, {"narrow", 360}};
     for (int i = 0; i < MT_LEN(sizes); i++) {
         fprintf(out, "<div class=\"%s\">\n", sizes[i].css);
-        svg_heat(out,
-                 &(struct svg_heat){"layer", "expert", "tokens", sizes[i].width, h->experts, h->n_layer, h->n_exp});
+        svg_heat(out, &(struct svg_heat){"layer", "expert", "token", sizes[i].width, h->experts, h->n_layer, h->n_exp});
         fputs("</div>\n", out);
     }
 }

@@ -225,8 +225,8 @@ static void draw_row(FILE *out, const struct grid *g, int64_t row)
         if (h->rows * h->cols > MAX_TITLED)
             fputs("/>\n", out);
         else
-            fprintf(out, "><title>%s %lld, %s %lld: %.0f %s</title></rect>\n", h->row_label, (long long)row,
-                    h->col_label, (long long)c, v[c], h->value_label);
+            fprintf(out, "><title>%s %lld, %s %lld: %.0f %s%s</title></rect>\n", h->row_label, (long long)row,
+                    h->col_label, (long long)c, v[c], h->value_label, str_plural((int64_t)v[c]));
     }
     if (sum > 0)
         fprintf(out, "<text x=\"%.1f\" y=\"%.1f\">%.2f</text>\n", g->left + (double)h->cols * g->width + 8,
@@ -241,8 +241,8 @@ static void draw_legend(FILE *out, const struct grid *g, double left, double top
         fprintf(out, "<rect class=\"cell\" x=\"%.1f\" y=\"%.1f\" width=\"8\" height=\"10\" fill-opacity=\"%.2f\"/>\n",
                 left + 8 * i, top, i / 20.0);
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"end\">0</text>\n", left - 6, top + 9);
-    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\">%s %s</text>\n", left + 174, top + 9, svg_number(text, g->largest),
-            g->heat->value_label);
+    fprintf(out, "<text x=\"%.1f\" y=\"%.1f\">%s %s%s</text>\n", left + 174, top + 9, svg_number(text, g->largest),
+            g->heat->value_label, str_plural((int64_t)g->largest));
 }
 
 void svg_heat(FILE *out, const struct svg_heat *h)

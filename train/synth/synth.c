@@ -673,8 +673,8 @@ int synth_run(const struct synth_options *opt, struct err *err)
     const double start = clock_ms();
     int rc = synth_open(&s, opt, false, err) || atomic_dir_check_new(opt->dir, "name a new directory", err) ? -1 : 0;
     if (!rc) {
-        log_info("%s: %lld of %lld layers, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
-                 (long long)s.n_layer, (long long)s.p->n_layer, str_count(params, s.n_params),
+        log_info("%s: %lld of %lld layer%s, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
+                 (long long)s.n_layer, (long long)s.p->n_layer, str_plural(s.p->n_layer), str_count(params, s.n_params),
                  weight_format_name(s.experts), str_bytes(bytes, s.bytes), (long long)s.n, (unsigned long long)s.seed);
         rc = write_all(&s, opt, err);
     }

@@ -52,8 +52,8 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
                    : "");
     run_evaluate(&r, &e, NULL);
     if (e.distill) snprintf(text, sizeof(text), ", ce %.4f, kl %.4g", e.ce, e.kl);
-    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld tokens in %.1f s", e.loss, e.distill ? text : "",
-             e.perplexity, 100 * e.accuracy, (long long)e.tokens, e.ms / 1e3);
+    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld token%s in %.1f s", e.loss, e.distill ? text : "",
+             e.perplexity, 100 * e.accuracy, (long long)e.tokens, str_plural(e.tokens), e.ms / 1e3);
     if (!isfinite(e.loss))
         log_warn("the loss is not finite: %s",
                  adapter_dir ? "the adapter has diverged, unless the loss with --base is not finite either"

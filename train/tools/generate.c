@@ -61,7 +61,8 @@ static int write_text(struct generate *g, struct err *err)
     if (!g->o->json) fputs("\n", stdout);
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = err_set(err, "standard output cannot be written");
     if (!rc)
-        log_info("%lld tokens in %.1f s, %s", (long long)(s->ids.count - s->n_prompt), (clock_ms() - start) / 1e3,
+        log_info("%lld token%s in %.1f s, %s", (long long)(s->ids.count - s->n_prompt),
+                 str_plural(s->ids.count - s->n_prompt), (clock_ms() - start) / 1e3,
                  s->stopped < 0 ? "as many as --tokens allows" : "then the end of the turn");
     return rc;
 }

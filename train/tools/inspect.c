@@ -423,8 +423,9 @@ static int inspect_tensors(const char *path, const char *tensors, const struct j
     int rc = make_rows(&st, &rows, &n, err);
     if (!rc) {
         char size[32];
-        fprintf(out, "%s: %s, %" PRId64 " tensors in %d file%s, %s\n", path, config ? "adapter" : "checkpoint",
-                st.n_tensors, st.n_shards, st.n_shards == 1 ? "" : "s", str_bytes(size, safetensors_bytes(&st)));
+        fprintf(out, "%s: %s, %" PRId64 " tensor%s in %d file%s, %s\n", path, config ? "adapter" : "checkpoint",
+                st.n_tensors, str_plural(st.n_tensors), st.n_shards, str_plural(st.n_shards),
+                str_bytes(size, safetensors_bytes(&st)));
         if (config) rc = print_adapter(*config, out, err);
     }
     if (!rc) {

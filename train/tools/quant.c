@@ -516,8 +516,9 @@ int quant_run(const struct quant_options *o, FILE *log, struct err *err)
         snprintf(before, sizeof(before), " (%" PRId64 " of them quantised already, the first is %.150s)", q.n_before,
                  q.before);
     if (!rc)
-        fprintf(log, "%s: %" PRId64 " tensors in %s%s, %" PRId64 " copied%s, %s\n", o->out, q.n_quantised, o->format,
-                o->pack ? ", packed" : "", q.st.n_tensors - q.n_quantised, before, str_bytes(bytes, file_size(o->out)));
+        fprintf(log, "%s: %" PRId64 " tensor%s in %s%s, %" PRId64 " copied%s, %s\n", o->out, q.n_quantised,
+                str_plural(q.n_quantised), o->format, o->pack ? ", packed" : "", q.st.n_tensors - q.n_quantised, before,
+                str_bytes(bytes, file_size(o->out)));
     quant_close(&q);
     return rc;
 }

@@ -87,8 +87,8 @@ static void put_document(struct tokens *t, const struct run *r, const struct bat
     int64_t targets = 0;
     char title[128];
     for (int64_t i = begin; i < end; i++) targets += mask[i];
-    snprintf(title, sizeof(title), "document %lld: %lld tokens, %lld with loss", (long long)seq,
-             (long long)(end - begin), (long long)targets);
+    snprintf(title, sizeof(title), "document %lld: %lld token%s, %lld with loss", (long long)seq,
+             (long long)(end - begin), str_plural(end - begin), (long long)targets);
     if (t->form == FORM_JSON) {
         text_put(&t->out, seq ? ", {\"ids\": " : "{\"ids\": ");
         tokens_put_ids(&t->out, b->tok + begin, end - begin);
@@ -116,9 +116,9 @@ static void put_batch(struct tokens *t, const struct run *r, const struct batch 
     char title[160];
     uint8_t *mask = mem_alloc(b->n_tok + 1);
     for (int64_t i = 0; i < b->n_label; i++) mask[b->label_row[i] + 1] = 1;
-    snprintf(title, sizeof(title), "micro-batch %lld of %lld: %lld documents, %lld tokens, %lld with loss",
-             (long long)t->o->row, (long long)n_batches, (long long)b->n_seq, (long long)b->n_tok,
-             (long long)b->n_label);
+    snprintf(title, sizeof(title), "micro-batch %lld of %lld: %lld document%s, %lld token%s, %lld with loss",
+             (long long)t->o->row, (long long)n_batches, (long long)b->n_seq, str_plural(b->n_seq), (long long)b->n_tok,
+             str_plural(b->n_tok), (long long)b->n_label);
     if (t->form == FORM_JSON) {
         snprintf(title, sizeof(title), "{\"row\": %lld, \"rows\": %lld, \"documents\": [", (long long)t->o->row,
                  (long long)n_batches);
@@ -174,8 +174,8 @@ static int show_config(struct tokens *t, struct err *err)
         batch_free(&b);
         rc = 0;
     } else {
-        err_set(err, "--row %lld: the first epoch has %lld micro-batches, counted from 0", (long long)t->o->row,
-                (long long)n);
+        err_set(err, "--row %lld: the first epoch has %lld micro-batch%s, counted from 0", (long long)t->o->row,
+                (long long)n, n == 1 ? "" : "es");
     }
     loader_close(loader);
 out:
