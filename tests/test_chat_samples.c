@@ -181,7 +181,7 @@ static struct chat_template *load_glm(const char *template, const char *file, co
     const char *dir = scratch_dir();
     char path[MT_PATH], config[256];
     struct err err;
-    struct chat_template *t;
+    struct chat_template *t = NULL;
     write_in(dir, "tokenizer_config.json", "{\"eos_token\": \"<|endoftext|>\"}");
     write_in(dir, "chat_template.jinja", template);
     write_in(dir, "tokenizer.json",

@@ -535,7 +535,7 @@ static void other_adapters_are_refused(void **state)
 static double peak_at(const char *text, int n)
 {
     char event[48];
-    double bytes;
+    double bytes = 0;
     snprintf(event, sizeof(event), "{\"event\":\"step\",\"step\":%d,", n);
     const char *at = strstr(text, event), *says = at ? strstr(at, "\"mem_bytes\":") : NULL;
     assert_true(says && sscanf(says, "\"mem_bytes\":%lf", &bytes) == 1);

@@ -533,60 +533,78 @@ static void gpu_router_run_without_bias(struct device *dev, const void *params, 
     gpu_router(dev, params, false, o);
 }
 
-static const struct weight_packing bf16 = {WF_BF16, 0, false}, f32 = {WF_F32, 0, false}, f16 = {WF_F16, 0, false};
-static const struct weight_packing mxfp4 = {WF_MXFP4, 0, false}, nf4 = {WF_NF4, 64, true};
+#define BF16                                                                                                           \
+    {                                                                                                                  \
+        WF_BF16, 0, false                                                                                              \
+    }
+#define F32                                                                                                            \
+    {                                                                                                                  \
+        WF_F32, 0, false                                                                                               \
+    }
+#define F16                                                                                                            \
+    {                                                                                                                  \
+        WF_F16, 0, false                                                                                               \
+    }
+#define MXFP4                                                                                                          \
+    {                                                                                                                  \
+        WF_MXFP4, 0, false                                                                                             \
+    }
+#define NF4                                                                                                            \
+    {                                                                                                                  \
+        WF_NF4, 64, true                                                                                               \
+    }
 
 /* Few tokens and columns, but every kernel. */
 static const struct gpu_router small_routers[] = {
-    {0, 32, 4, 64, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 0},
-    {1, 32, 4, 288, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
-    {9, 512, 8, 72, f32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
-    {19, 60, 4, 64, f32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
-    {5, 1, 1, 64, f32, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {17, 128, 4, 96, mxfp4, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {130, 65, 16, 40, bf16, ROUTER_CHOSEN, 0, true, true, false, 8},
+    {0, 32, 4, 64, BF16, ROUTER_CHOSEN, 0.5f, true, true, false, 0},
+    {1, 32, 4, 288, BF16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {9, 512, 8, 72, F32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
+    {19, 60, 4, 64, F32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
+    {5, 1, 1, 64, F32, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {17, 128, 4, 96, MXFP4, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {130, 65, 16, 40, BF16, ROUTER_CHOSEN, 0, true, true, false, 8},
 };
 /* dl of all experts, and weights in bf16: cuBLASLt computes dx. */
 static const struct gpu_router small_routers_of_all_experts[] = {
-    {33, 32, 4, 288, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
-    {17, 64, 8, 256, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
-    {19, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
-    {70, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
-    {9, 12, 4, 64, bf16, ROUTER_CHOSEN, 0, true, true, false, 8}, /* more than a quarter is chosen */
+    {33, 32, 4, 288, BF16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
+    {17, 64, 8, 256, BF16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
+    {19, 256, 8, 64, BF16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {70, 33, 3, 24, BF16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {9, 12, 4, 64, BF16, ROUTER_CHOSEN, 0, true, true, false, 8}, /* more than a quarter is chosen */
 };
 static const struct gpu_router routers[] = {
-    {131, 32, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
-    {131, 32, 4, 2880, bf16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
-    {65, 32, 1, 2880, bf16, ROUTER_CHOSEN, 0, true, false, false, 0},
-    {65, 128, 8, 2048, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
-    {65, 128, 8, 2048, f32, ROUTER_CHOSEN, 0, true, false, false, 0},
-    {130, 64, 8, 2048, bf16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
-    {63, 60, 4, 2048, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
-    {63, 60, 4, 64, f32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
-    {200, 8, 2, 4096, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {77, 256, 8, 64, bf16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
-    {33, 512, 8, 72, f32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
-    {77, 256, 8, 64, f16, ROUTER_CHOSEN, 0, true, false, false, 0},
-    {300, 33, 3, 24, bf16, ROUTER_PROBABILITY, 0, true, true, true, 0},
-    {70, 9, 9, 8, bf16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
-    {70, 128, 4, 96, mxfp4, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {70, 40, 4, 192, nf4, ROUTER_PROBABILITY, 0.5f, true, false, false, 0},
-    {70, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
-    {70, 64, 4, 2880, f32, ROUTER_CHOSEN, 0, true, false, true, 0},
-    {600, 65, 16, 136, bf16, ROUTER_CHOSEN, 0, true, true, false, 8},
+    {131, 32, 4, 2880, BF16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {131, 32, 4, 2880, BF16, ROUTER_CHOSEN, 0.5f, true, true, false, 16},
+    {65, 32, 1, 2880, BF16, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {65, 128, 8, 2048, BF16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {65, 128, 8, 2048, F32, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {130, 64, 8, 2048, BF16, ROUTER_PROBABILITY, 0.5f, false, true, false, 16},
+    {63, 60, 4, 2048, BF16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {63, 60, 4, 64, F32, ROUTER_PROBABILITY, 0.5f, true, true, true, 8},
+    {200, 8, 2, 4096, BF16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {77, 256, 8, 64, BF16, ROUTER_CHOSEN, 0.5f, false, true, true, 0},
+    {33, 512, 8, 72, F32, ROUTER_PROBABILITY, 0.5f, true, true, false, 8},
+    {77, 256, 8, 64, F16, ROUTER_CHOSEN, 0, true, false, false, 0},
+    {300, 33, 3, 24, BF16, ROUTER_PROBABILITY, 0, true, true, true, 0},
+    {70, 9, 9, 8, BF16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
+    {70, 128, 4, 96, MXFP4, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {70, 40, 4, 192, NF4, ROUTER_PROBABILITY, 0.5f, true, false, false, 0},
+    {70, 64, 4, 2880, BF16, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {70, 64, 4, 2880, F32, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {600, 65, 16, 136, BF16, ROUTER_CHOSEN, 0, true, true, false, 8},
 };
 static const struct gpu_router small_routers_without_bias[] = {
-    {33, 256, 8, 256, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {9, 512, 10, 72, bf16, ROUTER_CHOSEN, 0, true, true, true, 8},
-    {5, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {33, 256, 8, 256, BF16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {9, 512, 10, 72, BF16, ROUTER_CHOSEN, 0, true, true, true, 8},
+    {5, 64, 4, 2880, BF16, ROUTER_CHOSEN, 0, true, false, true, 0},
 };
 static const struct gpu_router routers_without_bias[] = {
-    {131, 256, 8, 2048, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {1, 256, 8, 2048, bf16, ROUTER_CHOSEN, 0, true, true, true, 0},
-    {77, 512, 10, 72, bf16, ROUTER_CHOSEN, 0, true, true, true, 8},
-    {300, 64, 6, 2880, bf16, ROUTER_CHOSEN, 0, true, true, false, 0},
-    {70, 128, 8, 96, bf16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
-    {70, 64, 4, 2880, bf16, ROUTER_CHOSEN, 0, true, false, true, 0},
+    {131, 256, 8, 2048, BF16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {1, 256, 8, 2048, BF16, ROUTER_CHOSEN, 0, true, true, true, 0},
+    {77, 512, 10, 72, BF16, ROUTER_CHOSEN, 0, true, true, true, 8},
+    {300, 64, 6, 2880, BF16, ROUTER_CHOSEN, 0, true, true, false, 0},
+    {70, 128, 8, 96, BF16, ROUTER_PROBABILITY, 0.5f, true, true, false, 0},
+    {70, 64, 4, 2880, BF16, ROUTER_CHOSEN, 0, true, false, true, 0},
 };
 
 static void check_routers(op_case_fn *run, const struct gpu_router *cases, int n)

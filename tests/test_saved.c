@@ -151,7 +151,7 @@ static void experts_of_every_order_of_passes(void **state)
         for (int i = 0; i < MT_LEN(backward); i++) {
             late.n_total = 0;
             const double loss = loss_of_two(&r.model, backward[i]);
-            if (!first) first = loss;
+            if (fabs(first) <= 0) first = loss;
             assert_true(loss == first);
             if (away && !on_gpu)
                 assert_int_equal(late.n_total, i ? 4 : 6); /* loading leaves those of the last layers */

@@ -318,7 +318,7 @@ static void set_gain(struct source *src, const char *key, enum lora_target t, do
     const enum lora_target also[] = {t, LORA_SHARED_DOWN, LORA_DENSE_DOWN};
     const int n = t == LORA_DOWN && !strstr(key, "experts") ? MT_LEN(also) : 1;
     for (int i = 0; i < n; i++)
-        if (!src->gain[also[i]]) src->gain[also[i]] = gain;
+        if (fabs(src->gain[also[i]]) <= 0) src->gain[also[i]] = gain;
 }
 
 static int read_patterns(struct source *src, struct json root, struct err *err)
@@ -669,7 +669,7 @@ static int read_tensor(const struct source *src, const struct lora_param *p, con
                        struct err *err)
 {
     const struct st_tensor *t = find_tensor(src, at, err);
-    const double gain = p->is_b && src->gain[p->target] ? src->gain[p->target] : 1;
+    const double gain = p->is_b && fabs(src->gain[p->target]) > 0 ? src->gain[p->target] : 1;
     if (!t) return -1;
     for (int64_t e = 0; e < at->n_exp; e++)
         for (int64_t k = 0; k < at->r; k++)
