@@ -43,8 +43,9 @@ void ptx_wgmma_wait(struct warp *w, const struct ins *i, uint32_t m)
 
 /* ---- cp.async ---- */
 
-static void copy_run(const struct copy *c)
+static void copy_run(struct warp *w, const struct copy *c)
 {
+    proxy_write(w, c->to, c->bytes);
     memset(c->to, 0, (size_t)c->bytes);
     memcpy(c->to, c->from, (size_t)c->read);
 }
@@ -52,7 +53,7 @@ static void copy_run(const struct copy *c)
 void copy_issue(struct warp *w, const struct copy *c)
 {
     if (!late()) {
-        copy_run(c);
+        copy_run(w, c);
         return;
     }
     struct copy *x = grow(&w->copies);
@@ -67,7 +68,7 @@ static void copies_until(struct warp *w, uint32_t m, int64_t pending)
     for (int64_t k = 0; k < w->copies.n; k++) {
         const struct copy c = w->copies.at[k];
         if (m >> c.lane & 1 && (pending < 0 || c.group + pending < w->copy_group[c.lane]))
-            copy_run(&c);
+            copy_run(w, &c);
         else
             w->copies.at[kept++] = c;
     }

@@ -71,6 +71,7 @@ static void arrive(struct warp *w, const struct ins *i)
     x->expected = threads;
     w->barrier = id;
     w->generation = x->generation;
+    proxy_arrive(w, &x->passed);
     x->arrived += LANES;
     for (int l = 0; l < LANES; l++) x->count += (int)(w->live >> l & set[l] & 1);
     x->any = x->count > 0;
@@ -85,6 +86,7 @@ static void pass_barrier(struct warp *w)
     const struct barrier *x = &w->block->barriers[w->barrier];
     const struct ins *i = w->at;
     uint32_t *d = row(w, i, 0);
+    proxy_wait(w, x->passed);
     const uint32_t value = i->imm == 2 ? (uint32_t)x->last_count : x->last_any ? ~0u : 0;
     if (i->imm >= 2) FOR_LANES(w->live, d[l] = value);
     w->state = READY;
@@ -288,6 +290,9 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
     const struct kernel *k = b->kernel;
     memset(b->shared, 0xff, (size_t)b->shared_bytes);
     memset(b->barriers, 0, sizeof(b->barriers));
+    memset(b->written, 0, (size_t)(b->shared_bytes / 16 + 1) * sizeof(*b->written));
+    memset(b->passed, 0, (size_t)(b->shared_bytes / 8 + 1) * sizeof(*b->passed));
+    b->clock = 0;
     b->registers_left = 0;
     async_forget(b);
     b->random = (uint64_t)seed() * 1000003 + (uint64_t)b->index[0] * 7919 + (uint64_t)b->index[1];
@@ -299,6 +304,7 @@ static void start_block(struct block *b, const uint32_t grid[3], const uint32_t 
         w->at = k->code;
         w->polled = -1;
         w->registers = k->registers;
+        w->fenced = 0;
         memset(w->pc, 0, sizeof(w->pc));
         memset(w->depth, 0, sizeof(w->depth));
         char *regs = w->regs;
@@ -398,6 +404,8 @@ static void make_block(struct block *b)
     b->warps = need((size_t)b->n_warps * sizeof(*b->warps));
     memset(b->warps, 0, (size_t)b->n_warps * sizeof(*b->warps));
     b->shared = need((size_t)b->shared_bytes);
+    b->written = need((size_t)(b->shared_bytes / 16 + 1) * sizeof(*b->written));
+    b->passed = need((size_t)(b->shared_bytes / 8 + 1) * sizeof(*b->passed));
     for (int j = 0; j < b->n_warps; j++) {
         b->warps[j].regs = need((size_t)b->kernel->reg_bytes);
         b->warps[j].local = need((size_t)b->kernel->local_bytes * LANES);
@@ -414,6 +422,8 @@ static void free_block(struct block *b)
     }
     free(b->boxes.at);
     free(b->warps);
+    free(b->written);
+    free(b->passed);
     free(b->shared);
 }
 static void place_block(struct block *b, int64_t j, const uint32_t grid[3], const uint32_t size[3])

@@ -120,7 +120,11 @@ void ptx_stmatrix(struct warp *w, const struct ins *i, uint32_t m)
                 else
                     x[l / 4][l % 4 * 2 + h] = v;
             }
-        for (int r = 0; r < 8; r++) memcpy(matrix_row(w, i, 0, 8 * j + r), x[r], 16);
+        for (int r = 0; r < 8; r++) {
+            char *to = matrix_row(w, i, 0, 8 * j + r);
+            if (memcmp(to, x[r], 16)) proxy_write(w, to, 16);
+            memcpy(to, x[r], 16);
+        }
     }
 }
 
@@ -209,7 +213,9 @@ static struct tile describe(struct warp *w, uint64_t d)
 }
 static const void *element(struct warp *w, uint64_t a, int64_t bytes)
 {
-    return reach(w, 0, SHARED, a ^ ((a >> 7 & 7) << 4), bytes);
+    const char *p = reach(w, 0, SHARED, a ^ ((a >> 7 & 7) << 4), bytes);
+    proxy_read(w, 0, p, bytes);
+    return p;
 }
 /* 16 bytes at byte b of row r of a K-major tile: rows of 128 bytes in groups of 8 */
 static const void *of_row(struct warp *w, struct tile t, int r, int b)

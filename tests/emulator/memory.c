@@ -74,6 +74,7 @@ void ptx_store(struct warp *w, const struct ins *i, uint32_t m)
         char *to = reach(w, l, (enum space)i->space, address(w, i, 0, l), i->size * i->vec);
         for (int k = 1; k <= i->vec; k++, to += i->size) {
             const uint64_t x = i->wide ? ((uint64_t *)row(w, i, k))[l] : ((uint32_t *)row(w, i, k))[l];
+            if (memcmp(to, &x, i->size)) proxy_write(w, to, i->size);
             memcpy(to, &x, i->size);
         }
     }
@@ -186,6 +187,7 @@ void ptx_bulk_store(struct warp *w, const struct ins *i, uint32_t m)
         const uint32_t from = ((uint32_t *)row(w, i, 1))[l];
         const char *source = reach(w, l, SHARED, from, 16);
         if (bytes) reach(w, l, SHARED, from + (uint64_t)bytes - 16, 16);
+        proxy_read(w, l, source, bytes);
         bulk_issue(w, &(struct bulk){to, source, bytes, i->imm2 != 0, l, 0});
     }
 }
@@ -254,6 +256,7 @@ void ptx_mbarrier_arrive(struct warp *w, const struct ins *i, uint32_t m)
         const int l = __builtin_ctz(m);
         uint64_t *bar = mbarrier(w, i, i->n_o - 1, l);
         if ((*bar >> 21 & 0xfffff) == 0) fault(w, l, "one arrival too many at an mbarrier");
+        proxy_arrive(w, proxy_of(w, bar));
         mbarrier_add(bar, 1, 0);
     }
 }
@@ -262,7 +265,9 @@ void ptx_mbarrier_expect(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        mbarrier_add(mbarrier(w, i, 1, l), 1, ((int32_t *)row(w, i, 2))[l]);
+        uint64_t *bar = mbarrier(w, i, 1, l);
+        proxy_arrive(w, proxy_of(w, bar));
+        mbarrier_add(bar, 1, ((int32_t *)row(w, i, 2))[l]);
     }
 }
 
@@ -276,6 +281,7 @@ void ptx_mbarrier_try_wait(struct warp *w, const struct ins *i, uint32_t m)
         uint64_t *bar = mbarrier(w, i, 1, l);
         boxes_of(w->block, bar);
         done[l] = (*bar & 1) != parity ? ~0u : 0;
+        if (done[l]) proxy_wait(w, *proxy_of(w, bar));
         if (done[l]) continue;
         w->paused = w->polling = true;
         w->failed |= 1u << l;
@@ -305,6 +311,7 @@ static void box_part(const struct box *x, uint64_t to, uint64_t from, bool insid
     char *p = reach(x->warp, 0, SHARED, t->swizzle ? to ^ ((to >> 7 & 7) << 4) : to, 16);
     const int64_t at = x->at[0] * (int64_t)t->element + b, end = t->size[0] * (int64_t)t->element;
     const int64_t n = !inside || at < 0 || at >= end ? 0 : end - at < 16 ? end - at : 16;
+    proxy_replace(x->warp, p, 16);
     memset(p, 0, 16);
     if (!n) return;
     if (!device_has(from + (uint64_t)at, n)) fault(x->warp, 0, "TMA reads outside an allocation");
@@ -315,6 +322,7 @@ void box_run(const struct box *x)
 {
     const struct tensor_map *t = x->map;
     if (!t) {
+        proxy_replace(x->warp, x->warp->block->shared + x->to, x->bytes);
         memcpy(x->warp->block->shared + x->to, x->from, (size_t)x->bytes);
         mbarrier_add(x->bar, 0, -x->bytes);
         return;

@@ -22,18 +22,18 @@ static const struct test {
     {"too few registers", ".minnctapersm 1", "dec 16", "inc 232", "not a multiple of 8 in 24..256"},
 };
 
+/* A warp stores to shared memory, executes `between`, and copies that to global memory in bulk. */
+static const struct test copies[] = {
+    {"a proxy fence before a bulk copy", "", "fence.proxy.async.shared::cta;", "", NULL},
+    {"no proxy fence before a bulk copy", "", "", "", "written without fence.proxy.async"},
+    {"a proxy fence before the store", "fence.proxy.async.shared::cta;", "", "", "written without fence.proxy.async"},
+};
+
 /* 0: as expected. The report on stderr goes to a file meanwhile. */
-static int run(const struct test *t)
+static int run(const struct test *t, const char *text, int bytes, uint32_t threads)
 {
-    const uint32_t grid[3] = {1, 1, 1}, block[3] = {384, 1, 1};
-    char text[1024], report[4096];
-    const int bytes =
-        snprintf(text, sizeof(text),
-                 "\n.visible .entry k()\n.maxntid 384, 1, 1\n%s\n{\n.reg .pred %%p<2>;\n.reg .b32 %%r<2>;\n"
-                 "mov.u32 %%r1, %%tid.x;\nsetp.gt.u32 %%p1, %%r1, 127;\n@%%p1 bra OTHERS;\n"
-                 "setmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n"
-                 "OTHERS:\nsetmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n}\n",
-                 t->head, t->first, t->first + 4, t->second, t->second + 4);
+    const uint32_t grid[3] = {1, 1, 1}, block[3] = {threads, 1, 1};
+    char report[4096];
     FILE *f = tmpfile();
     const int screen = dup(2);
     if (!f || screen < 0) return -1;
@@ -49,9 +49,36 @@ static int run(const struct test *t)
     return right ? 0 : -1;
 }
 
+static int run_registers(const struct test *t)
+{
+    char text[1024];
+    const int bytes =
+        snprintf(text, sizeof(text),
+                 "\n.visible .entry k()\n.maxntid 384, 1, 1\n%s\n{\n.reg .pred %%p<2>;\n.reg .b32 %%r<2>;\n"
+                 "mov.u32 %%r1, %%tid.x;\nsetp.gt.u32 %%p1, %%r1, 127;\n@%%p1 bra OTHERS;\n"
+                 "setmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n"
+                 "OTHERS:\nsetmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n}\n",
+                 t->head, t->first, t->first + 4, t->second, t->second + 4);
+    return run(t, text, bytes, 384);
+}
+
+static int run_copy(const struct test *t)
+{
+    char text[1024];
+    const int bytes = snprintf(text, sizeof(text),
+                               "\n.visible .global .align 16 .b8 to[16];\n.visible .entry k()\n{\n"
+                               ".reg .b32 %%r<3>;\n.reg .b64 %%rd<2>;\n.shared .align 16 .b8 from[16];\n"
+                               "mov.u32 %%r1, from;\nmov.u32 %%r2, 16;\n%s\nst.shared.u32 [%%r1], %%r2;\n%s\n"
+                               "mov.u64 %%rd1, to;\n"
+                               "cp.async.bulk.global.shared::cta.bulk_group [%%rd1], [%%r1], %%r2;\nret;\n}\n",
+                               t->head, t->first);
+    return run(t, text, bytes, 32);
+}
+
 int main(void)
 {
     int status = 0;
-    for (unsigned k = 0; k < sizeof(tests) / sizeof(*tests); k++) status |= run(&tests[k]);
+    for (unsigned k = 0; k < sizeof(tests) / sizeof(*tests); k++) status |= run_registers(&tests[k]);
+    for (unsigned k = 0; k < sizeof(copies) / sizeof(*copies); k++) status |= run_copy(&copies[k]);
     return status ? 1 : 0;
 }

@@ -485,6 +485,8 @@ static void translate(struct parser *s, struct line *x)
         atomic(s, x);
     } else if (begins(op, "shfl.") || begins(op, "vote.") || begins(op, "redux.") || begins(op, "match.")) {
         collective(s, x);
+    } else if (begins(op, "fence.proxy.async")) {
+        emit(s, x, ptx_proxy_fence, PLAIN);
     } else if (begins(op, "fence") || begins(op, "membar") || begins(op, "prefetch")) {
         emit(s, x, ptx_nothing, PLAIN);
     } else if (begins(op, "setmaxnreg.")) {

@@ -75,6 +75,7 @@ struct warp {
     const struct ins *at; /* the instruction that runs */
     int32_t polled;       /* place of the last failed wait */
     int registers;        /* of a lane, after setmaxnreg */
+    uint64_t fenced;      /* proxy.c: writes until then are visible to its wgmma, TMA and bulk copies */
 };
 
 struct barrier {
@@ -82,6 +83,7 @@ struct barrier {
     int arrived, expected;    /* threads */
     int count, any;           /* of bar.red, so far */
     int last_count, last_any; /* of the last generation */
+    uint64_t passed;          /* proxy.c */
 };
 
 struct block {
@@ -96,7 +98,9 @@ struct block {
     struct barrier barriers[N_BARRIERS];
     int registers_left;     /* that setmaxnreg.dec released: the sum over the warps, for one lane of each */
     GROW(struct box) boxes; /* not yet copied */
-    jmp_buf stop;           /* of a fault */
+    /* proxy.c: the last write to every 16 bytes, or 0; what arrivals at an mbarrier there pass on; stores so far */
+    uint64_t *written, *passed, clock;
+    jmp_buf stop; /* of a fault */
 };
 
 static inline void *row(struct warp *w, const struct ins *i, int operand) { return w->regs + i->o[operand]; }
@@ -117,6 +121,13 @@ static inline void *row(struct warp *w, const struct ins *i, int operand) { retu
 _Noreturn void fault(struct warp *w, int lane, const char *format, ...) __attribute__((format(printf, 3, 4)));
 /* Host address of `bytes` bytes at address a of a lane; a fault when they are not all in one allocation. */
 char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t bytes);
+/* proxy.c. p in shared memory; proxy_write: anywhere. proxy_replace: TMA or a bulk copy writes. */
+void proxy_write(struct warp *w, const char *p, int64_t bytes);
+void proxy_replace(struct warp *w, const char *p, int64_t bytes);
+void proxy_read(struct warp *w, int lane, const char *p, int64_t bytes);
+void proxy_arrive(struct warp *w, uint64_t *passed);
+void proxy_wait(struct warp *w, uint64_t passed);
+uint64_t *proxy_of(struct warp *w, const uint64_t *bar); /* of an mbarrier */
 /* Whether the host memory belongs to one allocation of the device (runtime.c). */
 bool device_has(uint64_t a, int64_t bytes);
 void *device_alloc(int64_t bytes); /* zeros; NULL: no room */
