@@ -70,12 +70,12 @@ struct device {
     bool round_bf16; /* CPU with train.dtype = bf16: every activation an op writes is rounded to bf16, held in F32 */
     bool dry_run;    /* made by device_dry_run */
     int n_threads;
-    int64_t expert_group;      /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
-    bool collectives;          /* of other ranks run beside kernels, whose blocks then must not wait for each other */
-    double flops;              /* FLOPs of all ops so far, counted by the wrappers */
-    double floor_ms;           /* cost_ms of all ops so far */
-    struct cost op;            /* of the op in the wrapper */
-    struct roofs roofs;        /* zero until prof_measure_roofs */
+    int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
+    bool collectives;     /* with other ranks run beside kernels: blocks of a launch must not wait for each other */
+    double flops;         /* FLOPs of all ops so far, counted by the wrappers */
+    double floor_ms;      /* cost_ms of all ops so far */
+    struct cost op;       /* of the op in the wrapper */
+    struct roofs roofs;   /* zero until prof_measure_roofs */
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
     struct device_card card;   /* of device_open_card; zero: use the free memory */
     struct arena weights, state, work;

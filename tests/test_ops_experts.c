@@ -13,7 +13,8 @@ static struct device card; /* plans a GPU; none is needed */
 
 /* Bytes of the work arena that `op` takes for n_tok tokens at 256 experts of [1024, 2048] and [2048, 512], top 8. */
 enum planned_op { UP_FWD, DOWN_FWD, DOWN_BWD, UP_BWD };
-static int64_t planned(enum planned_op op, int64_t n_tok, enum weight_format format, int64_t expert_group)
+static int64_t planned_with(enum planned_op op, int64_t n_tok, enum weight_format format, int64_t expert_group,
+                            bool collectives)
 {
     const int64_t n_exp = 256, top_k = 8, dim = 2048, width = 512, n_row = n_tok * top_k;
     struct device plan;
@@ -22,6 +23,7 @@ static int64_t planned(enum planned_op op, int64_t n_tok, enum weight_format for
     const struct glu glu = SWIGLU;
     device_dry_run(&plan, &card);
     plan.expert_group = expert_group;
+    plan.collectives = collectives;
     const struct route r = {.idx = tensor_2d(NULL, DT_I32, n_tok, top_k),
                             .gate = tensor_2d(NULL, DT_F32, n_tok, top_k),
                             .offs = tensor_1d(NULL, DT_I32, n_exp + 1),
@@ -35,6 +37,11 @@ static int64_t planned(enum planned_op op, int64_t n_tok, enum weight_format for
     if (op == DOWN_BWD) op_moe_down_bwd(&plan, pre, r.gate, act, x, pre, absent, &r, &down, &glu);
     if (op == UP_BWD) op_moe_up_bwd(&plan, x, pre, x, absent, &r, &up);
     return plan.work.peak;
+}
+
+static int64_t planned(enum planned_op op, int64_t n_tok, enum weight_format format, int64_t expert_group)
+{
+    return planned_with(op, n_tok, format, expert_group, false);
 }
 
 /* The decode buffer has min(E, T J) experts: for one token 33.5 MB, not 1,074. */
@@ -81,6 +88,39 @@ static void decode_buffer_with_few_active_experts_on_the_gpu(void **state)
     };
     (void)state;
     expert_layer_on_gpu(cases, MT_LEN(cases));
+}
+
+/* MXFP4 on Hopper: no buffer up to 768 rows per expert, then a ring of four matrices. Not where the ring could wait for
+ * a collective, and not in groups, which may be smaller. */
+static void ring_of_the_plan(void **state)
+{
+    enum { MATRIX = 1024 * 2048 * 2, LIST = 4096, MOST = 768 * 256 / 8 /* tokens */ };
+    static const struct {
+        int64_t n_tok, expert_group, experts;
+        bool collectives;
+    } cases[] = {{MOST, 0, 0, false},     {MOST, 0, 0, true},      {MOST + 1, 0, 4, false},  {MOST + 1, 0, 256, true},
+                 {MOST + 1, 2, 2, false}, {2 * MOST, 0, 4, false}, {2 * MOST, 16, 16, false}};
+    struct err err;
+    (void)state;
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
+        print_message("skip: plan of the ring: %s\n", err.msg);
+        skip();
+    }
+    if (!ops_reads_packed(&card, &(struct proj){.w = {.format = WF_MXFP4, .n_exp = 2, .n_out = 64, .n_in = 64}}, 8)) {
+        print_message("skip: plan of the ring: the GPU of this machine has no Hopper kernels\n");
+        skip();
+    }
+    for (int i = 0; i < MT_LEN(cases); i++)
+        for (enum planned_op op = UP_FWD; op <= UP_BWD; op++) {
+            const int64_t matrix = op == UP_FWD || op == UP_BWD ? MATRIX : MATRIX / 2;
+            const int64_t buffer =
+                planned_with(op, cases[i].n_tok, WF_MXFP4, cases[i].expert_group, cases[i].collectives) -
+                planned(op, cases[i].n_tok, WF_BF16, 0);
+            if (buffer < cases[i].experts * matrix || buffer > cases[i].experts * matrix + LIST)
+                fail_msg("case %d, op %d: a buffer of %lld bytes, not %lld", i, (int)op, (long long)buffer,
+                         (long long)(cases[i].experts * matrix));
+        }
+    device_close(&card);
 }
 
 /* Products that decode packed experts on the way take no buffer for decoded ones, from one row per expert on. */
@@ -386,6 +426,7 @@ int test_ops_experts(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(decode_buffer_of_the_plan),
+        cmocka_unit_test(ring_of_the_plan),
         cmocka_unit_test(decode_buffer_with_few_active_experts_on_the_gpu),
         cmocka_unit_test(packed_products_take_no_decode_buffer_on_the_gpu),
         cmocka_unit_test(scales_above_2_on_the_gpu),

@@ -10,7 +10,7 @@
  *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few registers. Shared memory: 180 KiB.
  * Moves: as attn_bwd.cu, and for 64 rows by 128 keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
  * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2092 (H200, ncu, a
- *   state with the fence before pass_ds): a warp of dk and dv needs so long for its 450 instructions, and a scheduler
+ *   state with the fence before pass_ds): a warp of dk and dv needs so long for its 360 instructions, and a scheduler
  *   has two of them.
  * Numerics: as attn_bwd.cu; ds from weights rounded to bf16; sums of dq in f32, subnormal ones are 0. NaN and infinity
  *   stay in their sequence: rows beyond the end of a sequence are cleared before the products read them.
