@@ -395,8 +395,8 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
  * act [T,F] act =, pre [T,2F] act, gate [T,1] stat or absent: 1 */
 typedef void glu_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
                         const struct glu *glu);
-/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,2F] act =, dgate [T,1] stat = or
- * absent as gate, dact [T,F] act */
+/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,2F] act =, may be pre;
+ * dgate [T,1] stat = or absent as gate, dact [T,F] act */
 typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact,
                         struct tensor pre, struct tensor gate, const struct glu *glu);
 /* y += x.  y, x [T,D] act */
@@ -423,7 +423,7 @@ typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct te
 /* Backward of combine, down product and activation in one op. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
  * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
  * With down->in, act is an input, Q(h) of glu_quant_fwd, and takes the place of h; g is 0 in dpre where |h| > amax.
- * dpre [M,2F] act =, dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
+ * dpre [M,2F] act =, may be pre; dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
  * pre [M,2F], ha [M,R] as saved */
 typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
                              struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,

@@ -31,11 +31,9 @@ const char *acts_save_name(const struct acts_save *s, int64_t n_layer)
 
 static const enum acts_group group_of[OFFLOAD_KINDS] = {[OFFLOAD_MIXER] = ACTS_MIXER, [OFFLOAD_FFN] = ACTS_FFN};
 
-/* All but the norm, the last tensor of the group. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind)
 {
-    const struct layer_acts *l = &s->layers[layer];
-    return s->bytes[layer][group_of[kind]] - tensor_bytes(kind == OFFLOAD_MIXER ? l->attn_norm : l->ffn_norm);
+    return s->bytes[layer][group_of[kind]];
 }
 
 struct tensor acts_2d(const struct acts_plan *p, int64_t rows, int64_t cols)
@@ -81,20 +79,22 @@ static void push_streams(const struct acts_plan *p, struct stream_acts *s, enum 
     push_site(p, &s->ffn);
 }
 
-/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network, norms last. */
+static void push_norm(const struct acts_plan *p, struct tensor *norm, struct tensor *norm_rstd)
+{
+    *norm_rstd = rstd(p);
+    *norm = acts_2d(p, p->n_tok, p->a->d_model);
+}
+
+/* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     if (group == ACTS_MIXER) s->h = acts_2d(p, p->n_tok, p->a->d_model);
     if (p->a->hyper.n_stream) push_streams(p, &s->streams, group);
     p->a->mixer[p->layer]->plan(p, s, group);
     p->a->ffn[p->layer]->plan(p, s, group);
-    if (group == ACTS_MIXER) {
-        s->attn_rstd = rstd(p);
-        s->attn_norm = acts_2d(p, p->n_tok, p->a->d_model);
-    }
-    if (group == ACTS_FFN) {
-        s->ffn_rstd = rstd(p);
-        s->ffn_norm = acts_2d(p, p->n_tok, p->a->d_model);
+    if (group == ACTS_NORMS) {
+        push_norm(p, &s->attn_norm, &s->attn_rstd);
+        push_norm(p, &s->ffn_norm, &s->ffn_rstd);
     }
 }
 
@@ -106,6 +106,7 @@ static void set_layer(struct acts_plan *p, const struct acts *s, const struct ad
     p->saved[ACTS_CORE] = groups & SAVE_CORE;
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
+    p->saved[ACTS_NORMS] = acts_saves_norms(groups);
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }
 

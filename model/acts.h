@@ -4,13 +4,14 @@
  *   group     tensors                                            none     selective  full        forward only
  *   KEPT      x; tensors that are always saved, as the routing   saved    saved      saved       one slot, two for x
  *   CORE      output of attention or of the delta rule           saved    saved      recomputed  one slot
- *   MIXER     attn_norm .. h, the mixer's other activations      saved    saved      recomputed  one slot
- *   FFN       ffn_norm, the feed-forward network's activations   saved    recomputed recomputed  one slot
+ *   MIXER     the mixer's other activations .. h                 saved    saved      recomputed  one slot
+ *   FFN       the feed-forward network's activations             saved    recomputed recomputed  one slot
+ *   NORMS     attn_norm, ffn_norm: inputs of mixer, network      saved    recomputed recomputed  one slot
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
  * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
  * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and FFN
- * (offload.h), whose norms are then recomputed.
+ * (offload.h). The norms are saved where both groups are, on the device (acts_saves_norms).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -45,6 +46,10 @@ static inline bool acts_in_host(int groups, enum offload_kind kind) /* groups: o
 {
     const int bits = kind == OFFLOAD_MIXER ? SAVE_MIXER | SAVE_MIXER_HOST : SAVE_FFN | SAVE_FFN_HOST;
     return (groups & bits) == bits;
+}
+static inline bool acts_saves_norms(int groups)
+{
+    return (groups & (SAVE_MIXER | SAVE_FFN | SAVE_MIXER_HOST | SAVE_FFN_HOST)) == (SAVE_MIXER | SAVE_FFN);
 }
 struct acts_save acts_save_mode(enum recompute r); /* of every layer */
 /* "none", "selective" or "full"; "per layer" when no mode saves these groups. */
@@ -167,7 +172,7 @@ struct layer_acts {
 };
 
 /* The arguments of a kind's plan function. */
-enum acts_group { ACTS_KEPT, ACTS_CORE, ACTS_MIXER, ACTS_FFN, ACTS_SCRATCH, ACTS_GROUPS };
+enum acts_group { ACTS_KEPT, ACTS_CORE, ACTS_MIXER, ACTS_FFN, ACTS_NORMS, ACTS_SCRATCH, ACTS_GROUPS };
 struct acts_plan {
     struct device *dev;
     const struct arch *a;

@@ -71,14 +71,15 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     offload_store(ffn, b->dev, b->layer);
 }
 
-/* The norms that groups from host memory come without. */
+/* The norms of saved groups, where they are not saved themselves. */
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;
     const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : s->h;
-    if (acts_in_host(saved, OFFLOAD_MIXER))
+    if (acts_saves_norms(saved)) return;
+    if (saved & SAVE_MIXER)
         /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, b->w->attn_norm, &b->a->norm);
-    if (acts_in_host(saved, OFFLOAD_FFN))
+    if (saved & SAVE_FFN)
         /* 3 norm  */ op_rmsnorm_fwd(b->dev, s->ffn_norm, s->ffn_rstd, h, b->w->ffn_norm, &b->a->norm);
 }
 

@@ -401,7 +401,7 @@ static void compute_bwd(struct pipeline *t, int64_t index)
     const int64_t i = index % 2;
     const int64_t mark = arena_mark(&dev->work), n = p.n_recv;
     struct route recv = route_recv(t, &p);
-    struct tensor act = push(b, dev->act_dtype, n, b->a->d_ff), dpre = push(b, dev->act_dtype, n, 2 * b->a->d_ff);
+    struct tensor act = push(b, dev->act_dtype, n, b->a->d_ff), dpre = k.pre;
     struct tensor rows = cut(l->rows[i], n), dout = cut(l->back[i], n), dgate = cut(l->dgate[i], n);
     recv.gate = cut(l->gate[i], n);
     comm_wait(b->ep, dev, t->sent[i], "wait for rows");

@@ -33,9 +33,10 @@ void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts
     s->shared.up_xa = acts_xa(p, p->n_tok, &n->up->lora);
 }
 
-static struct tensor push(const struct block *b, const struct tensor pre, int64_t parts)
+/* Room for the activation of pre. */
+static struct tensor push(const struct block *b, const struct tensor pre)
 {
-    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, pre.shape[0], pre.shape[1] / 2 * parts);
+    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, pre.shape[0], pre.shape[1] / 2);
 }
 
 void glu_network_recompute(const struct block *b, struct layer_acts *s, const struct glu_network *n)
@@ -49,7 +50,7 @@ void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct g
     struct device *dev = b->dev;
     struct shared_acts *h = &s->shared;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor act = push(b, h->pre, 1);
+    struct tensor act = push(b, h->pre);
     /* 1 up   */ glu_network_recompute(b, s, n);
     /* 2 act  */ op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
     /* 3 down */ input_quant_linear_fwd(dev, y, h->down_xa, act, n->down, res);
@@ -62,7 +63,7 @@ void glu_network_bwd(const struct block *b, const struct layer_acts *s, const st
     struct device *dev = b->dev;
     const struct shared_acts *h = &s->shared;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor dpre = push(b, h->pre, 2), dact = push(b, h->pre, 1), act = push(b, h->pre, 1);
+    struct tensor dpre = h->pre, dact = push(b, h->pre), act = push(b, h->pre);
     op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
     /* 3 down */ input_quant_linear_bwd(dev, dact, dres, act, h->down_xa, n->down);
     /* 2 act  */ op_glu_bwd(dev, dpre, dgate, dact, h->pre, h->gate.gate, &b->a->glu);

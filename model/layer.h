@@ -67,7 +67,8 @@ struct ffn_kind {
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* Computes its activations of the group FFN from s->ffn_norm and the group KEPT. */
     void (*recompute)(const struct block *b, struct layer_acts *s);
-    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. */
+    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. May
+     * overwrite its activations. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 };
 

@@ -1,11 +1,11 @@
 /* offload.h - activations in pinned host memory: the group MIXER or FFN (acts.h) of some layers. The forward pass
  * copies a group out when it is complete, the backward pass copies it back, both on a second stream while other groups
- * are computed (block.c). Of each kind the device holds OFFLOAD_REGIONS groups; the layers take turns. The norm that
- * ends a group is not copied: it is computed again.
+ * are computed (block.c). Of each kind the device holds OFFLOAD_REGIONS groups; the layers take turns.
  *
  *   forward:  reuse(l) before the first op that writes the group, store(l) after the last; the groups of the last
- * layers stay on the device backward: need(l) before the first op that reads the group, load(l) after the last: of the
- * layer that takes the region next */
+ *             layers stay on the device
+ *   backward: need(l) before the first op that reads the group, load(l) after the last: of the layer that takes the
+ *             region next */
 #ifndef MT_OFFLOAD_H
 #define MT_OFFLOAD_H
 

@@ -83,7 +83,8 @@ void expert_layer_fwd(struct layer *l)
 
 void expert_layer_bwd(struct layer *l)
 {
-    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->pre, l->ha, &l->route, &l->down, &l->glu);
+    copy_on(l->dev, l->dpre, l->pre); /* it becomes the gradient, as in a model */
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->dpre, l->ha, &l->route, &l->down, &l->glu);
     op_moe_up_bwd(l->dev, l->dx, l->dpre, l->x, l->xa, &l->route, &l->up);
 }
 

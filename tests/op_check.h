@@ -19,7 +19,8 @@ struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2);
 /* amplitude * test_value(stream, i); the same numbers, rounded, for every float dtype. */
 struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2);
 struct tensor make_i32(const int32_t *values, int64_t n);
-struct tensor make_copy(struct tensor x); /* contiguous */
+struct tensor make_copy(struct tensor x);                           /* contiguous */
+void copy_on(struct device *dev, struct tensor y, struct tensor x); /* y = x, contiguous, after the ops before */
 /* A dense weight (F32, BF16 or F16) of n_exp matrices; values of BF16 and F16 are exact in every format. */
 struct weight make_weight(enum weight_format f, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in);

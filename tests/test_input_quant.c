@@ -117,7 +117,8 @@ static void backward(struct layer *l)
 {
     const int64_t mark = arena_mark(&l->dev->work);
     input_quant_act(l->dev, &l->down, l->act, l->pre, &l->glu);
-    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->pre, l->ha, &l->route, &l->down, &l->glu);
+    copy_on(l->dev, l->dpre, l->pre);
+    op_moe_down_bwd(l->dev, l->dpre, l->dgate, l->act, l->dout, l->dpre, l->ha, &l->route, &l->down, &l->glu);
     const struct tensor x = input_quant_fwd(l->dev, &l->up, l->x);
     op_moe_up_bwd(l->dev, l->dx, l->dpre, x, l->xa, &l->route, &l->up);
     input_quant_bwd(l->dev, &l->up, l->dx, l->x);

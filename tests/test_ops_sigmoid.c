@@ -346,9 +346,9 @@ static double activation_loss(void *arg)
 
 static void backward(const struct activation *s, struct tensor dact, struct tensor *dpre, struct tensor *dgate)
 {
-    *dpre = make_empty(s->dev->act_dtype, s->c->n_tok, 2 * s->c->width, -1);
+    *dpre = s->c->pad ? make_empty(s->dev->act_dtype, s->c->n_tok, 2 * s->c->width, -1) : make_copy(s->pre);
     *dgate = s->c->gate ? make_empty(s->dev->stat_dtype, s->c->n_tok, 1, -1) : (struct tensor){0};
-    op_glu_bwd(s->dev, *dpre, *dgate, dact, s->pre, s->gate, &s->c->glu);
+    op_glu_bwd(s->dev, *dpre, *dgate, dact, s->c->pad ? s->pre : *dpre, s->gate, &s->c->glu);
 }
 
 static double glu_of(const struct glu *glu, double gate, double up)

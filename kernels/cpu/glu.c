@@ -117,7 +117,6 @@ void CPU(glu_fwd)(struct device *dev, struct tensor act, struct tensor pre, stru
 static real row_bwd(real *dpre, const real *dact, const real *pre, real gate, int64_t n, const struct glu *glu)
 {
     real h[CHUNK], sum = 0;
-    glu_row_bwd(dpre, pre, dact, gate, n, glu);
     for (int64_t first = 0; first < n; first += CHUNK) {
         const int64_t count = MT_MIN(CHUNK, n - first);
         struct pair p;
@@ -125,6 +124,7 @@ static real row_bwd(real *dpre, const real *dact, const real *pre, real gate, in
         glu_pairs(h, &p, count, glu);
         for (int64_t i = 0; i < count; i++) sum += h[i] * dact[first + i];
     }
+    glu_row_bwd(dpre, pre, dact, gate, n, glu);
     return sum;
 }
 

@@ -9,7 +9,7 @@
 
 /* h[i] = glu(gate_i, up_i); pre [2n] has gates and ups in the order that glu specifies. */
 void glu_row_fwd(real *h, const real *pre, int64_t n, const struct glu *glu);
-/* dpre = glu'(pre) * scale * g, g [n] = dLoss/dh before scaling; h may not overlap them. */
+/* dpre = glu'(pre) * scale * g, g [n] = dLoss/dh before scaling; dpre may be pre. */
 void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t n, const struct glu *glu);
 
 #endif

@@ -242,6 +242,7 @@ static real dot(const real *a, const real *b, int64_t n)
  * the rows of the adapter's thin operands by the gate, since dout does not contain it. */
 struct down_rows {
     struct tensor dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, bias;
+    struct tensor exact; /* [threads, F]: h before it is quantised, where it is */
     const struct input_quant *in;
 };
 static void down_row_bwd(const struct device *dev, const struct down_rows *a, const struct route *r,
@@ -250,8 +251,7 @@ static void down_row_bwd(const struct device *dev, const struct down_rows *a, co
     const bool quantised = a->in->format.bits;
     int64_t slot = I32(r->row_slot)[m], top_k = r->idx.shape[1], width = a->act.shape[1];
     real gate = real_row(r->gate, slot / top_k)[slot % top_k];
-    real *h = real_row(a->act, m), *dpre = real_row(a->dpre, m);
-    real *g = real_row(a->g, m);
+    real *h = real_row(a->act, m), *g = real_row(a->g, m);
     const real *pre = real_row(a->pre, m), *dy = real_row(a->dy, m);
 
     if (!quantised) glu_row_fwd(h, pre, width, glu);
@@ -266,11 +266,12 @@ static void down_row_bwd(const struct device *dev, const struct down_rows *a, co
 
     if (quantised) {
         const float most = *(const float *)a->in->amax.data;
-        act_row(dev, dpre, pre, width, glu); /* scratch: h */
+        real *exact = real_row(a->exact, omp_get_thread_num());
+        act_row(dev, exact, pre, width, glu);
         for (int64_t i = 0; i < width; i++)
-            if (!fakequant_passes((float)dpre[i], most)) g[i] = 0;
+            if (!fakequant_passes((float)exact[i], most)) g[i] = 0;
     }
-    glu_row_bwd(dpre, pre, g, gate, width, glu);
+    glu_row_bwd(real_row(a->dpre, m), pre, g, gate, width, glu);
     for (int64_t i = 0; i < a->dyb.shape[1]; i++) {
         real_row(a->dyb, m)[i] *= gate;
         real_row(a->ha_gated, m)[i] = gate * real_row(a->ha, m)[i];
@@ -288,11 +289,12 @@ void CPU(moe_down_bwd)(struct device *dev, struct tensor dpre, struct tensor dga
     struct tensor g = arena_tensor_2d(&dev->work, DT_REAL, n_row, w.n_in);
     struct tensor dyb = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
     struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_REAL, n_row, lora->r);
+    struct tensor exact = arena_tensor_2d(&dev->work, DT_REAL, down->in.format.bits ? dev->n_threads : 0, w.n_in);
     struct tensor buffers = tile_buffers(dev, w.n_out);
     if (!dev->dry_run) gather(dev, dy, dout, r);
     const struct tensor read = fp8_rows(dev, dy, down, r);
     if (!dev->dry_run) {
-        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias, &down->in};
+        struct down_rows rows = {dpre, dgate, act, pre, g, dy, dyb, ha_gated, ha, down->bias, exact, &down->in};
         if (lora->r > 0) lora_thin(dev, dyb, dy, lora->b, true, r);
         experts_bwd(dev, g, buffers, read, dyb, r, &w, lora);
 #pragma omp parallel for schedule(static) num_threads(dev->n_threads)

@@ -137,7 +137,8 @@ __device__ __forceinline__ void grouped_bias(float b[4][2], const struct grouped
 }
 
 /* pre for columns n .. n+7 of row m of act: gate, up, gate, up, ... or eight gates and eight ups; zeros out of bounds.
- * A caller may load it ahead of use: pre must not overlap out or act. */
+ * A caller may load it ahead of use. out may be pre: the same thread then writes these columns, after it has used them.
+ */
 struct pre8 {
     uint4 x, y;
 };
@@ -151,8 +152,8 @@ __device__ __forceinline__ struct pre8 grouped_pre(const struct grouped &g, int6
     struct pre8 p = {};
     if (live && n < g.n_out) {
         const bf16 *from = g.pre + pre_start(g, m, n);
-        p.x = __ldg((const uint4 *)from);
-        p.y = __ldg((const uint4 *)(from + pre_apart(g)));
+        p.x = *(const uint4 *)from;
+        p.y = *(const uint4 *)(from + pre_apart(g));
     }
     return p;
 }
@@ -295,9 +296,8 @@ template <int LAYOUT> __device__ __forceinline__ int glu_column()
 template <int LAYOUT> __device__ __forceinline__ struct pre8 load_columns(const bf16 *from, int n_out, int n_col)
 {
     struct pre8 p = {};
-    if (n_col > 0) p.x = __ldg((const uint4 *)from);
-    if (LAYOUT == GLU_PAIRS ? n_col > 16 : n_col > 0)
-        p.y = __ldg((const uint4 *)(from + (LAYOUT == GLU_PAIRS ? 32 : n_out)));
+    if (n_col > 0) p.x = *(const uint4 *)from;
+    if (LAYOUT == GLU_PAIRS ? n_col > 16 : n_col > 0) p.y = *(const uint4 *)(from + (LAYOUT == GLU_PAIRS ? 32 : n_out));
     return p;
 }
 

@@ -512,7 +512,7 @@ static __device__ __forceinline__ void finish_glu_rows(const float *sums, const 
     struct pre8 pre[AHEAD] = {};
     const auto load = [&](struct pre8 *p, int row, int64_t at) {
         const bf16 *from = g.pre + (2 * at - skipped);
-        if (row < n_live) *p = {__ldg((const uint4 *)from), __ldg((const uint4 *)(from + (pairs ? 8 : n_out)))};
+        if (row < n_live) *p = {*(const uint4 *)from, *(const uint4 *)(from + (pairs ? 8 : n_out))};
     };
 #pragma unroll
     for (int j = 0; j < AHEAD; j++) load(&pre[j], first + 16 * j, at + 16 * j * n_out);
