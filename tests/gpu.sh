@@ -16,7 +16,7 @@
 #              GPU. The losses of 50 steps are within 3e-3 of one GPU's. On two GPUs the adapter has the same bytes,
 #              except with expert parallelism
 #   skew       time of adapter gradients and of a whole layer when all tokens go to the same experts: at most 1.5 times
-#              that of uniform routing
+#              that of uniform routing; the least of three measurements, since adapter gradients are a difference
 #   bench      speed of this GPU
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -220,14 +220,15 @@ stage_ranks() {
 stage_skew() {
     local arch status=0
     for arch in gpt-oss-20b qwen3-30b-a3b; do
-        "$bin/moetrain" bench lora --device cuda --arch $arch --rank 16 --tokens 16384 --routing uniform,one --json |
-            awk -v arch=$arch '
-                /"dab_ms"/ { dab[++n] = $2 + 0 }
-                /"ms"/ { ms[n] = $2 + 0 }
-                END {
-                    printf "%s: uniform %.3f ms of %.2f, skewed %.3f of %.2f\n", arch, dab[3], ms[3], dab[6], ms[6]
-                    exit !(n == 6 && dab[6] <= 1.5 * dab[3] && ms[6] <= 1.5 * ms[3])
-                }' || status=1
+        for _ in 1 2 3; do
+            "$bin/moetrain" bench lora --device cuda --arch $arch --rank 16 --tokens 16384 --routing uniform,one --json
+        done | awk -v arch=$arch '
+            /"dab_ms"/ { i = n++ % 6 + 1; if (n <= 6 || $2 + 0 < dab[i]) dab[i] = $2 + 0 }
+            /"ms"/ { if (n <= 6 || $2 + 0 < ms[i]) ms[i] = $2 + 0 }
+            END {
+                printf "%s: uniform %.3f ms of %.2f, skewed %.3f of %.2f\n", arch, dab[3], ms[3], dab[6], ms[6]
+                exit !(n == 18 && dab[6] <= 1.5 * dab[3] && ms[6] <= 1.5 * ms[3])
+            }' || status=1
     done
     return $status
 }
