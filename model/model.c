@@ -163,7 +163,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
     open_offload(m, opt);
-    boundary_open(&m->acts.boundary, dev, a->n_layer, opt->frozen ? 0 : opt->host_tok, arch_stream_cols(a));
+    boundary_open(&m->acts.boundary, dev, a->n_layer, opt->frozen ? 0 : opt->host_tok, arch_stream_cols(a),
+                  m->adapters.lowest_layer);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -508,7 +509,7 @@ void model_bwd(struct model *m)
     if (m->pass.reduce) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
-        if (l - 2 >= m->adapters.lowest_layer) boundary_load(&m->acts.boundary, dev, l - 2);
+        boundary_load_for(&m->acts.boundary, dev, l);
         boundary_need(&m->acts.boundary, dev, l);
         for (int k = 0; k < OFFLOAD_KINDS; k++) offload_need(&m->acts.offload[k], dev, l);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);

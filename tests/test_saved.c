@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/op_check.h"
 #include "tests/process.h"
 #include "tests/whole_model.h"
 
@@ -45,8 +46,8 @@ static void late_join(int ticket)
 static struct ops late_ops;
 static bool on_gpu; /* the GPU with its own copies, instead of the CPU with late ones */
 
-/* Opens a model of 4 layers with the settings of `offload`. */
-static void open_model(struct run *r, struct config *cfg, int offload)
+/* Opens the device for a model of 4 layers with the settings of `offload`. */
+static void open_device(struct run *r, struct config *cfg, int offload)
 {
     struct err err = {.msg = ""};
     config_defaults(cfg);
@@ -60,6 +61,12 @@ static void open_model(struct run *r, struct config *cfg, int offload)
     late_ops.host_copy = late_copy;
     late_ops.host_join = late_join;
     if (offload != CFG_OFFLOAD_NONE && !on_gpu) r->dev.ops = &late_ops;
+}
+
+static void open_model(struct run *r, struct config *cfg, int offload)
+{
+    struct err err = {.msg = ""};
+    open_device(r, cfg, offload);
     if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
 }
 
@@ -119,6 +126,53 @@ static void host_memory_gives_the_same_bytes(void **state)
         mem_free(x);
     }
     mem_free(first);
+}
+
+/* As model.c calls it: every layer writes its output and reads its input, in both passes that of its number. */
+static void inputs_pass(struct boundary *b, struct device *dev, int64_t n_layer, int64_t lowest)
+{
+    set_value(boundary_x(b, 0), 0, 1000);
+    for (int64_t l = 0; l < n_layer; l++) {
+        boundary_store(b, dev, l);
+        boundary_reuse(b, dev, l + 1);
+        assert_true(value_at(boundary_x(b, l), 0) == (double)(1000 + l));
+        set_value(boundary_x(b, l + 1), 0, (double)(1001 + l));
+    }
+    for (int64_t l = n_layer - 1; l >= lowest; l--) {
+        boundary_load_for(b, dev, l);
+        boundary_need(b, dev, l);
+        if (!(value_at(boundary_x(b, l), 0) == (double)(1000 + l)))
+            fail_msg("input of layer %d of %d: %g", (int)l, (int)n_layer, value_at(boundary_x(b, l), 0));
+        set_value(boundary_x(b, l + 1), 0, NAN); /* its place may be taken */
+    }
+    boundary_join(b, dev);
+    assert_int_equal(late.n, 0);
+}
+
+/* Rings of every size: half of the inputs, 3 to BOUNDARY_RING. */
+static void inputs_come_back(void **state)
+{
+    static const int64_t ring[] = {3, 3, 3, 3, 3, 4, 4, 5, 5, 5, 5, 5};
+    struct config cfg;
+    struct run r;
+    struct err err = {.msg = ""};
+    (void)state;
+    open_device(&r, &cfg, CFG_OFFLOAD_ACTIVATIONS);
+    if (device_reserve(&r.dev, &r.dev.work, "work", 1 << 20, &err) || device_reserve_host(&r.dev, 1 << 20, &err))
+        fail_msg("%s", err.msg);
+    for (int64_t n_layer = 1; n_layer <= MT_LEN(ring); n_layer++)
+        for (int64_t lowest = 0; lowest < n_layer; lowest++) {
+            struct boundary b;
+            boundary_open(&b, &r.dev, n_layer, 1, 8, lowest);
+            boundary_push(&b, &r.dev, 1, 8);
+            assert_int_equal(b.n_ring, ring[n_layer - 1]);
+            assert_int_equal(b.n_host, MT_MAX(n_layer + 1 - b.n_ring, 0));
+            inputs_pass(&b, &r.dev, n_layer, lowest);
+            boundary_close(&b);
+            arena_release(&r.dev.work, 0);
+            arena_release(&r.dev.host, 0);
+        }
+    run_close(&r);
 }
 
 static const int32_t two_tok[2] = {1, 2}, two_pos[2] = {0, 1}, two_cu[2] = {0, 2}, two_row[1] = {0}, two_id[1] = {2};
@@ -325,10 +379,15 @@ static void limits_give_the_same_bytes(void **state)
 int test_saved(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(host_memory_gives_the_same_bytes),          cmocka_unit_test(experts_of_every_order_of_passes),
-        cmocka_unit_test(groups_in_host_memory_give_the_same_bytes), cmocka_unit_test(the_same_on_the_gpu),
-        cmocka_unit_test(bad_values_in_host_memory_are_named),       cmocka_unit_test(rows_are_plans),
-        cmocka_unit_test(attention_first_at_long_context),           cmocka_unit_test(limits_give_the_same_bytes),
+        cmocka_unit_test(inputs_come_back),
+        cmocka_unit_test(host_memory_gives_the_same_bytes),
+        cmocka_unit_test(experts_of_every_order_of_passes),
+        cmocka_unit_test(groups_in_host_memory_give_the_same_bytes),
+        cmocka_unit_test(the_same_on_the_gpu),
+        cmocka_unit_test(bad_values_in_host_memory_are_named),
+        cmocka_unit_test(rows_are_plans),
+        cmocka_unit_test(attention_first_at_long_context),
+        cmocka_unit_test(limits_give_the_same_bytes),
     };
     return cmocka_run_group_tests_name("saved", tests, NULL, NULL);
 }
