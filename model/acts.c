@@ -128,8 +128,8 @@ static void push_groups(struct acts_plan *p, struct acts *s, const struct adapte
         if (p->saved[g] == saved && !host[g]) push_counted(p, s, g);
 }
 
-/* The groups of one kind in host memory take turns in two regions. A dry run may save fewer of them than were opened.
- */
+/* The groups of one kind in host memory take turns in two regions. A dry run may save fewer of them than were opened:
+ * the others copy nothing. */
 static void push_regions(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
 {
     struct offload *o = &s->offload[kind];
@@ -137,6 +137,7 @@ static void push_regions(struct acts *s, enum offload_kind kind, struct acts_pla
     const int64_t mark = arena_mark(work);
     o->on = p->backward && o->n;
     o->region_bytes = 0;
+    for (int64_t i = 0; i < o->n; i++) o->bytes[i] = 0;
     for (int64_t pass = 0; o->on && pass < OFFLOAD_REGIONS; pass++) /* the first finds the size of a region */
         for (int64_t i = 0; i < o->n; i++) {
             if ((pass && i % OFFLOAD_REGIONS != pass) || !acts_in_host(s->save.groups[o->layer[i]], kind)) continue;

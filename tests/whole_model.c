@@ -154,6 +154,7 @@ static void check_host(struct run *r, double loss, const double *g)
         struct offload *o = &r->model.acts.offload[k];
         offload_close(o);
         offload_open(o, &r->dev, k, n, in_host, bytes, r->model.adapters.lowest_layer);
+        for (int64_t l = 0; l < n; l++) o->bytes[l] = bytes; /* of an earlier micro-batch, more than a region has */
     }
     check_groups(r, groups, MT_LEN(groups), loss, g);
 }
