@@ -646,6 +646,33 @@ static void host_memory_of_a_card(void **state)
     mem_free(b);
 }
 
+/* Where host memory takes the experts of some layers only, the longest sequence fits and the next one does not. */
+static void longest_sequence_of_a_card(void **state)
+{
+    (void)state;
+    static const int64_t gib[][2] = {{9, 12}, {10, 9}, {11, 9}}; /* of the card, of the host */
+    for (int i = 0; i < MT_LEN(gib); i++) {
+        struct bed *b = bed_of("gpt-oss-20b", 16);
+        struct config *cfg = &b->cfg;
+        struct err err;
+        b->dev.card = (struct device_card){.bytes = gib[i][0] << 30, .host_bytes = gib[i][1] << 30};
+        b->memory.arch.max_len = 1 << 17;
+        fixed_here = 0;
+        cfg->data.seq_len = 64;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        if (plan_longest(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, cfg, NULL, true, &err))
+            fail_msg("%s", err.msg);
+        const int64_t longest = b->plan.longest;
+        assert_true(longest > 0);
+        cfg->data.seq_len = longest;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        assert_in_range(b->plan.opt.expert_layers, 1, 15);
+        cfg->data.seq_len = longest + 64;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        mem_free(b);
+    }
+}
+
 /* Experts that have the dtype of decoded layers: bf16 on a GPU, f32 on a CPU. */
 static void decoding_without_effect(void **state)
 {
@@ -716,6 +743,7 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
         cmocka_unit_test(suggested_options),
+        cmocka_unit_test(longest_sequence_of_a_card),
         cmocka_unit_test(experts_of_a_fixed_offload),
         cmocka_unit_test(host_memory_of_a_cpu),
         cmocka_unit_test(host_memory_of_ranks),

@@ -262,6 +262,7 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
 {
     struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
     *p = (struct plan){.n_tok = q.n_tok,
+                       .grad_accum = cfg->train.grad_accum,
                        .n_layer = a->n_layer,
                        .n_rank = par->all->world,
                        .n_ep = par->ep->world,

@@ -22,6 +22,7 @@ struct plan {
     bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
     bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */
     int64_t n_tok;                          /* largest micro-batch */
+    int64_t grad_accum;                     /* micro-batches of a step */
     int64_t n_layer;
     int64_t trainable;      /* trainable parameters */
     int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */

@@ -320,13 +320,24 @@ static double spread(struct search *s, const struct place *p)
     return before - room;
 }
 
+static int64_t packed_layers(const struct search *s)
+{
+    int64_t n = 0;
+    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += s->q->a->ffn[l]->routed;
+    return n;
+}
+
+/* Whether the packed experts of all layers fit in host memory: some of them there then do not give the least memory. */
+static bool all_experts_fit(const struct search *s, const struct place *p)
+{
+    return (double)(packed_layers(s) * s->expert_bytes) <= host_room(s, p);
+}
+
 /* The packed experts of some layers or all. groups: bytes of the mixers and networks there. What is in the slots is not
  * copied. */
 static void spread_experts(struct search *s, const struct place *p, double groups)
 {
-    int64_t n = 0;
-    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += s->q->a->ffn[l]->routed;
-    n = n * p->experts / ALL_EXPERTS;
+    const int64_t n = packed_layers(s) * p->experts / ALL_EXPERTS;
     s->opt.expert_layers = n > HOST_EXPERT_SLOTS ? n : 0;
     s->opt.expert_bytes = s->expert_bytes;
     s->in_fwd = (double)(n - HOST_EXPERT_SLOTS) * (double)s->expert_bytes;
@@ -406,6 +417,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.ce_chunk = chunk_of(s, 0);
     const double groups = p->kinds ? spread(s, p) : 0;
     if (p->experts && find_expert_bytes(s, err)) return -1;
+    if (s->least && p->experts && p->experts < ALL_EXPERTS && all_experts_fit(s, p)) return 0;
     if (p->experts && s->expert_bytes) spread_experts(s, p, groups);
     if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
     s->probe = (struct plan_probe){0};
@@ -451,7 +463,7 @@ static bool allowed(const struct search *s, const struct place *p)
     const bool away = offload == CFG_OFFLOAD_EXPERTS || offload == CFG_OFFLOAD_ALL;
     const bool packed = !config_quantises(q->cfg) && q->cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8;
     if ((p->embed || p->kinds) && !gpu) return false;
-    if (p->experts && (!packed || (s->least && p->experts < ALL_EXPERTS))) return false;
+    if (p->experts && !packed) return false;
     if (offload == CFG_OFFLOAD_AUTO && p->experts && (!gpu || !p->embed || (q->train && !p->inputs))) return false;
     if (offload != CFG_OFFLOAD_AUTO && packed && p->experts != (away ? ALL_EXPERTS : 0)) return false;
     if (!q->train) return !p->inputs && !p->moments;

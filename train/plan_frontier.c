@@ -109,6 +109,20 @@ static int find_rows(struct row rows[ROWS], const struct plan *p, const struct p
     return n;
 }
 
+/* The plan's own row, and those that are faster than all with less memory. */
+static void print_rows(const struct row *rows, int n, const struct plan *p, FILE *out)
+{
+    const struct row *fastest = rows, *best = NULL;
+    for (int i = 1; i < n; i++)
+        if (token_us(&rows[i], p->n_tok) < token_us(fastest, p->n_tok)) fastest = &rows[i];
+    for (int i = 0; i < n; i++) {
+        const bool faster = !best || token_us(&rows[i], p->n_tok) < token_us(best, p->n_tok);
+        const bool again = i && rows[i].choice.peak == rows[i - 1].choice.peak;
+        if (!again && (faster || rows[i].choice.peak == peak_of(p))) print_row(&rows[i], fastest, p, out);
+        if (faster) best = &rows[i];
+    }
+}
+
 int plan_frontier(const struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
                   const struct safetensors *st, const struct config *cfg, const struct roofs *rates, FILE *out,
                   struct err *err)
@@ -126,7 +140,6 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
         "decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
         timed ? ", tokens/s estimated from published rates of the GPU" : "", "memory", "speed", timed ? 8 : 0,
         timed ? "tokens/s" : "", "", "loss head", "experts");
-    for (int i = 0; i < n; i++)
-        if (!i || rows[i].choice.peak > rows[i - 1].choice.peak) print_row(&rows[i], &rows[n - 1], p, out);
+    print_rows(rows, n, p, out);
     return 0;
 }

@@ -81,8 +81,8 @@ static void print_choices(const struct plan *p, FILE *out)
         fprintf(out, "; this machine does not have the device: set train.memory_gb to its memory\n");
     else
         fprintf(out, "; budget %s (%s)\n", str_bytes(b, p->budget), p->limit);
-    fprintf(out, "  micro-batch of at most %lld tokens, loss head in chunks of %lld labelled tokens",
-            (long long)p->n_tok, (long long)p->opt.ce_chunk);
+    fprintf(out, "  micro-batch of at most %lld tokens, %lld per step, loss head in chunks of %lld labelled tokens",
+            (long long)p->n_tok, (long long)p->grad_accum, (long long)p->opt.ce_chunk);
     if (p->opt.expert_group) fprintf(out, ", experts decoded %lld at a time", (long long)p->opt.expert_group);
     fprintf(out, "\n");
     if (p->in_host_memory)
