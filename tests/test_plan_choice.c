@@ -621,6 +621,7 @@ static void host_memory_of_a_card(void **state)
     struct bed *b = bed_open();
     struct err err;
     const struct plan_memory *m = &b->plan.memory;
+    double gib = 0;
     b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
     b->cfg.train.offload = CFG_OFFLOAD_ALL;
     b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30};
@@ -642,7 +643,17 @@ static void host_memory_of_a_card(void **state)
     b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (64 << 10)) / (1 << 30);
     assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
     if (!strstr(err.msg, ", except train.offload = all with ")) fail_msg("%s", err.msg);
-    assert_int_equal(m->host, 0); /* nor the embedding */
+    assert_int_equal(m->host, 0);                    /* nor the embedding */
+    assert_null(strstr(err.msg, "raise --host-gb")); /* it would not fit */
+    b->dev.card.host_bytes = 0;
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    b->cfg.train.memory_gb = 1.01 * (double)plan_peak(&b->plan, true) / (1 << 30);
+    b->dev.card.host_bytes = 2;
+    assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+    const char *raise = strstr(err.msg, "or raise --host-gb to ");
+    if (!raise || sscanf(raise, "or raise --host-gb to %lf", &gib) != 1) fail_msg("%s", err.msg);
+    b->dev.card.host_bytes = (int64_t)(gib * (1 << 30));
+    if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
     mem_free(b);
 }
 

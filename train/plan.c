@@ -116,6 +116,25 @@ static int advise_offload(char text[ADVICE], const struct plan *p, const struct 
     return 0;
 }
 
+/* Adds more host memory where it is all that is missing. */
+static int advise_host(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct plan_request more = *q;
+    int64_t peak, host;
+    char b[32], with[128];
+    if (q->cfg->train.offload != CFG_OFFLOAD_AUTO || q->room.host == INT64_MAX) return 0;
+    more.room.host = INT64_MAX;
+    if (least_peak(&peak, &host, p, more, err)) return -1;
+    host *= 2 * q->par->all->local_world; /* it takes half of what is free */
+    if (peak > p->budget || host / 2 / q->par->all->local_world <= q->room.host) return 0;
+    if (p->card.host_bytes > 0)
+        snprintf(with, sizeof(with), "raise --host-gb to %.7g", plan_round_gib((double)host / (1 << 30)));
+    else
+        snprintf(with, sizeof(with), "free host memory (with %s it fits)", str_bytes(b, host));
+    advise(text, with);
+    return 0;
+}
+
 /* Adds packing of matrices that are not packed where that needs less. */
 static int advise_packing(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
 {
@@ -172,12 +191,14 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget) {
         advise(advice, larger);
-        if (advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err)) return -1;
+        if (advise_host(advice, p, q, err) || advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err))
+            return -1;
         return err_set(err, "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %s%s", what,
                        need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit, raise,
                        advice);
     }
-    if (advise_tokens(advice, p, q, err) || advise_packing(advice, p, q, err) || advise_options(advice, p, q, err))
+    if (advise_host(advice, p, q, err) || advise_tokens(advice, p, q, err) || advise_packing(advice, p, q, err) ||
+        advise_options(advice, p, q, err))
         return -1;
     return err_set(err, "%s needs %s with recompute = %s%s, the budget is %s (%s), %s short: %s%s", what, need,
                    acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,
