@@ -657,6 +657,13 @@ static void host_memory_of_a_card(void **state)
     mem_free(b);
 }
 
+static void find_longest(struct bed *b)
+{
+    struct err err;
+    if (plan_longest(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true, &err))
+        fail_msg("%s", err.msg);
+}
+
 /* Where host memory takes the experts of some layers only, the longest sequence fits and the next one does not. */
 static void longest_sequence_of_a_card(void **state)
 {
@@ -671,15 +678,17 @@ static void longest_sequence_of_a_card(void **state)
         fixed_here = 0;
         cfg->data.seq_len = 64;
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
-        if (plan_longest(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, cfg, NULL, true, &err))
-            fail_msg("%s", err.msg);
+        find_longest(b);
         const int64_t longest = b->plan.longest;
-        assert_true(longest > 0);
+        assert_true(longest > 0 && !b->plan.longest_fits);
         cfg->data.seq_len = longest;
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
         assert_in_range(b->plan.opt.expert_layers, 1, 15);
         cfg->data.seq_len = longest + 64;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        b->memory.arch.max_len = longest; /* now the model is the limit */
+        find_longest(b);
+        assert_true(b->plan.longest == longest && b->plan.longest_fits);
         mem_free(b);
     }
 }

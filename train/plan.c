@@ -339,6 +339,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
             high = middle;
     }
     p->longest = low * unit;
+    p->longest_fits = low == a->max_len / unit;
     return 0;
 }
 

@@ -28,6 +28,7 @@ struct plan {
     int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
     int64_t host_free;      /* bytes of host memory that must be free on this machine, for all its ranks */
     int64_t longest;        /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
+    bool longest_fits;      /* longer ones would fit, but the model has no more positions */
     int64_t eval_alone;     /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
     bool too_large;         /* plan_make failed because no options fit the budget */
 };

@@ -138,8 +138,8 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
         out,
         "\n  memory against speed%s; > is this plan, a key gives its row; tokens per pass of the loss head, experts "
         "decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
-        timed ? ", tokens/s estimated from published rates of the GPU" : "", "memory", "speed", timed ? 8 : 0,
-        timed ? "tokens/s" : "", "", "loss head", "experts");
+        timed ? ", tokens/s estimated from half of the GPU's published FLOP/s and 85 % of its bandwidth" : "", "memory",
+        "speed", timed ? 8 : 0, timed ? "tokens/s" : "", "", "loss head", "experts");
     print_rows(rows, n, p, out);
     return 0;
 }

@@ -101,7 +101,8 @@ static void print_choices(const struct plan *p, FILE *out)
         fprintf(out, "  evaluation alone (`moetrain eval`) holds no gradients and moments: %s\n",
                 str_bytes(b, p->eval_alone));
     if (p->longest)
-        fprintf(out, "  longest data.seq_len that fits the budget with micro_batch = 1: %lld\n", (long long)p->longest);
+        fprintf(out, "  longest data.seq_len that fits the budget with micro_batch = 1: %lld%s\n",
+                (long long)p->longest, p->longest_fits ? " (the model's limit)" : "");
     fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
             str_count(b, p->trainable), str_count(c, (int64_t)p->memory.flops_fwd),
             str_count((char[32]){0}, (int64_t)p->memory.flops));
