@@ -11,7 +11,7 @@
  *
  * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
  * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and FFN
- * (offload.h). The norms are saved where both groups are, on the device (acts_saves_norms).
+ * (offload.h). A layer saves its norms if it saves MIXER and FFN, both on the device (acts_saves_norms).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.

@@ -71,7 +71,7 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     offload_store(ffn, b->dev, b->layer);
 }
 
-/* The norms of saved groups, where they are not saved themselves. */
+/* The norms of a layer that saves MIXER or FFN without them. The other norms are computed with their group. */
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;

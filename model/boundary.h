@@ -1,8 +1,7 @@
 /* boundary.h - the inputs of the layers in pinned host memory. The forward pass copies each out, the backward pass
- * copies it back, both on streams of their own while other layers compute. The device holds n_ring inputs: half of
- * them, 3 to BOUNDARY_RING. A copy of an input may have to wait for those of a mixer, a network and experts, which are
- * longer: with 5 places instead of 3 a step of gpt-oss-20b with a limit of 20 GiB takes 3 % less time
- * (tests/RESULTS.md, "Memory against speed").
+ * copies it back, both on separate streams while other layers compute. The device holds n_ring inputs: half of them, 3
+ * to BOUNDARY_RING. A ring of 5 gives a copy more time than one of 3: it may have to wait for the longer copies of a
+ * network and of experts (tests/RESULTS.md, "Memory against speed").
  *
  *   x of layer l is ring[l % n_ring]. The last n_ring of a forward pass stay there; the others, l < n_host, are in
  *   host[l].

@@ -1,5 +1,5 @@
 /* offload.h - activations in pinned host memory: the group MIXER or FFN (acts.h) of some layers. The forward pass
- * copies a group out when it is complete, the backward pass copies it back, both on a second stream while other groups
+ * copies a group out when it is complete, the backward pass copies it back, both on separate streams while other groups
  * are computed (block.c). Of each kind the device holds OFFLOAD_REGIONS groups; the layers take turns.
  *
  *   forward:  reuse(l) before the first op that writes the group, store(l) after the last; the groups of the last

@@ -130,7 +130,7 @@ static int advise_host(char text[ADVICE], const struct plan *p, const struct pla
     if (p->card.host_bytes > 0)
         snprintf(with, sizeof(with), "raise --host-gb to %.7g", plan_round_gib((double)host / (1 << 30)));
     else
-        snprintf(with, sizeof(with), "free host memory (with %s it fits)", str_bytes(b, host));
+        snprintf(with, sizeof(with), "have %s of host memory free", str_bytes(b, host));
     advise(text, with);
     return 0;
 }

@@ -327,7 +327,8 @@ static int64_t packed_layers(const struct search *s)
     return n;
 }
 
-/* Whether the packed experts of all layers fit in host memory: some of them there then do not give the least memory. */
+/* Whether the packed experts of all layers fit in host memory. Then those of some layers there do not give the least
+ * memory. */
 static bool all_experts_fit(const struct search *s, const struct place *p)
 {
     return (double)(packed_layers(s) * s->expert_bytes) <= host_room(s, p);

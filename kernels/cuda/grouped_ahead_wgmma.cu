@@ -18,7 +18,8 @@
  *
  * Measured: tests/RESULTS.md, "Experts decoded ahead of the products". With 512 rows per expert and a random router,
  *   decoding is the limit, 0.4 T weights/s, and grouped_decode_wgmma.cu is faster.
- * Tried and dropped: the places of words loaded anew as soon as they are decoded, 8 of a lane; 8 slots: equal. */
+ * Tried and dropped: the places of words loaded anew as soon as they are decoded, 8 of a lane; 8 slots; stores of whole
+ *   lines: equal. 2 slots, and a block of 32 weights per lane: slower. */
 #include "kernels/cuda/grouped_wgmma.cuh"
 #include "kernels/cuda/mxfp4_words.cuh"
 
