@@ -264,7 +264,7 @@ static void warn_offload(const struct plan *p, const struct config *cfg)
             "train.offload = experts has no effect: the device holds the packed experts of %d layers, and there are "
             "no more",
             HOST_EXPERT_SLOTS);
-    if (p->memory.host_shared)
+    if (p->in_host_memory && p->memory.host_shared)
         log_warn("train.offload = %s spares nothing on a CPU: host memory is the same memory; set train.offload = none",
                  way);
 }

@@ -432,7 +432,8 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     }
     const bool fixed = fixed_offload(s);
     s->enough = s->probe.dev.host.peak / (fixed ? 2 : 1) <= s->q->room.host;
-    s->constant = s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + (gpu ? 0 : s->probe.dev.host.peak);
+    s->constant =
+        s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));

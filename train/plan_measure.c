@@ -312,6 +312,12 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
     return ms;
 }
 
+/* A page table has 8 bytes for 4 KiB: cudaMemGetInfo on an H100, 8 to 32 GiB with pages of any size. */
+int64_t plan_host_shared(const struct device *dev, int64_t bytes)
+{
+    return dev->ops->own_memory ? bytes / 4096 * 8 : bytes;
+}
+
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err)
 {
@@ -327,7 +333,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .host = p.dev.host.peak,
                               .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
                               .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
-                              .host_shared = q->dev->ops->own_memory ? 0 : p.dev.host.peak,
+                              .host_shared = plan_host_shared(q->dev, p.dev.host.peak),
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),

@@ -124,7 +124,8 @@ void plan_print(const struct plan *p, FILE *out)
     row_always(out, "gradients", m->gradients, total);
     row_always(out, "AdamW moments", m->moments, total);
     row_always(out, "context and libraries", p->fixed, total);
-    row_always(out, "what train.offload moves", m->host_shared, total);
+    row_always(out, p->in_host_memory ? "what train.offload moves" : "page tables of pinned memory", m->host_shared,
+               total);
     row(out, "activations and scratch", work);
     for (int i = 0; i < N_PHASES; i++) total[i] += work[i];
     row(out, "total", total);
