@@ -14,7 +14,7 @@ const char *recompute_name(enum recompute r)
 
 struct acts_save acts_save_mode(enum recompute r)
 {
-    static const uint8_t groups[] = {SAVE_CORE | SAVE_MIXER | SAVE_FFN, SAVE_CORE | SAVE_MIXER, 0};
+    static const uint8_t groups[] = {SAVE_CORE | SAVE_MIXER | SAVE_FFN | SAVE_NORMS, SAVE_CORE | SAVE_MIXER, 0};
     struct acts_save s;
     memset(s.groups, groups[r], sizeof(s.groups));
     return s;
@@ -106,7 +106,7 @@ static void set_layer(struct acts_plan *p, const struct acts *s, const struct ad
     p->saved[ACTS_CORE] = groups & SAVE_CORE;
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
-    p->saved[ACTS_NORMS] = acts_saves_norms(groups);
+    p->saved[ACTS_NORMS] = groups & SAVE_NORMS;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }
 

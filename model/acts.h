@@ -11,7 +11,7 @@
  *
  * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
  * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and FFN
- * (offload.h). A layer saves its norms if it saves MIXER and FFN, both on the device (acts_saves_norms).
+ * (offload.h).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -36,9 +36,9 @@ struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* The groups that a layer saves besides KEPT, as bits. SAVE_MIXER comes with SAVE_CORE. SAVE_*_HOST: the group, where
- * it is saved, is in host memory (offload.h). */
-enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_MIXER_HOST = 8, SAVE_FFN_HOST = 16 };
+/* The groups that a layer saves besides KEPT, as bits. SAVE_*_HOST: the group, where it is saved, is in host memory
+ * (offload.h). */
+enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_NORMS = 8, SAVE_MIXER_HOST = 16, SAVE_FFN_HOST = 32 };
 struct acts_save {
     uint8_t groups[MT_MAX_LAYERS];
 };
@@ -46,10 +46,6 @@ static inline bool acts_in_host(int groups, enum offload_kind kind) /* groups: o
 {
     const int bits = kind == OFFLOAD_MIXER ? SAVE_MIXER | SAVE_MIXER_HOST : SAVE_FFN | SAVE_FFN_HOST;
     return (groups & bits) == bits;
-}
-static inline bool acts_saves_norms(int groups)
-{
-    return (groups & (SAVE_MIXER | SAVE_FFN | SAVE_MIXER_HOST | SAVE_FFN_HOST)) == (SAVE_MIXER | SAVE_FFN);
 }
 struct acts_save acts_save_mode(enum recompute r); /* of every layer */
 /* "none", "selective" or "full"; "per layer" when no mode saves these groups. */

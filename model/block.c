@@ -71,12 +71,12 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     offload_store(ffn, b->dev, b->layer);
 }
 
-/* The norms of a layer that saves MIXER or FFN without them. The other norms are computed with their group. */
+/* The norms of groups that are saved without them. The other norms are computed with their group. */
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;
     const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : s->h;
-    if (acts_saves_norms(saved)) return;
+    if (saved & SAVE_NORMS) return;
     if (saved & SAVE_MIXER)
         /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, b->w->attn_norm, &b->a->norm);
     if (saved & SAVE_FFN)
@@ -89,6 +89,7 @@ void block_recompute(const struct block *b, struct layer_acts *s, int saved)
     again.core_saved = saved & SAVE_CORE;
     if (!(saved & SAVE_MIXER)) norm_mix(&again, s);
     norms_again(b, s, saved);
+    if ((saved & (SAVE_CORE | SAVE_MIXER)) == SAVE_MIXER) b->a->mixer[b->layer]->core(b, s);
     if (saved & SAVE_FFN) return;
     norm_ffn(b, s);
     /* 4 ffn   */ b->a->ffn[b->layer]->recompute(b, s);

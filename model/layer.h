@@ -49,6 +49,8 @@ struct mixer_kind {
     int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     /* Allocates its activations of one group (acts.h) on dev->work. */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
+    /* Computes the group CORE from s->attn_norm and the groups KEPT and MIXER. */
+    void (*core)(const struct block *b, struct layer_acts *s);
     /* s->h = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again, perhaps with core_saved:
      * both calls must give the same bits. */
     void (*fwd)(const struct block *b, struct layer_acts *s);

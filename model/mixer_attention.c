@@ -90,6 +90,13 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct attn_shape shape = shape_of(b);
+    struct attention_acts *t = &s->attention;
+    /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->sinks, b->seqs, &shape);
+}
+
 static void fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
@@ -107,8 +114,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
             /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
         /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     }
-    /* 4 attn */ if (!b->core_saved)
-        op_attn_fwd(dev, t->o, t->lse, t->qkv, w->sinks, b->seqs, &shape);
+    if (!b->core_saved) core(b, s);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
     /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
 }
@@ -140,4 +146,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(&dev->work, mark);
 }
 
-const struct mixer_kind mixer_attention = {products, load, plan, fwd, bwd};
+const struct mixer_kind mixer_attention = {products, load, plan, core, fwd, bwd};

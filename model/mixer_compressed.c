@@ -256,17 +256,27 @@ static struct tensor chosen(const struct block *b, const struct compressed_acts 
     return is_chosen(b->a, b->layer, b->seqs->max_len) ? t->idx : absent;
 }
 
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct shared_attn_shape attention = attention_of(b);
+    struct compressed_acts *t = &s->compressed;
+    const struct tensor idx = chosen(b, t);
+    /* 5 choice  */ if (idx.ndim)
+        choose_entries(b, idx, s->attn_norm, t->q_norm);
+    /* 6 attn    */ op_shared_attn_fwd(b->dev, t->o, t->lse, t->q, t->kv, t->entry, idx, b->w->sinks, b->seqs,
+                                       &attention);
+}
+
 static void fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
-    const struct shared_attn_shape attention = attention_of(b);
     const struct tail_rope heads = rope_heads(a, a->n_head, a->head_dim, false),
                            key = rope_heads(a, 1, a->head_dim, false);
     const struct tail_rope back = rope_heads(a, a->n_head, a->head_dim, true);
     struct compressed_acts *t = &s->compressed;
-    const struct tensor x = s->attn_norm, rope = rope_of(b), idx = chosen(b, t);
+    const struct tensor x = s->attn_norm, rope = rope_of(b);
     const struct tensor q_a = tensor_cols(t->a, 0, a->compress.q_lora);
     const struct tensor kv = tensor_cols(t->a, a->compress.q_lora, a->head_dim);
     const int64_t mark = arena_mark(&dev->work);
@@ -280,10 +290,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, rope, &key);
     /* 4 entries */ if (t->entry.ndim)
         entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->entry);
-    /* 5 choice  */ if (idx.ndim && !b->core_saved)
-        choose_entries(b, idx, x, t->q_norm);
-    /* 6 attn    */ if (!b->core_saved)
-        op_shared_attn_fwd(dev, t->o, t->lse, t->q, t->kv, t->entry, idx, w->sinks, b->seqs, &attention);
+    if (!b->core_saved) core(b, s);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
     /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->mixer_res);
@@ -353,4 +360,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_compressed = {products, load, plan, fwd, bwd};
+const struct mixer_kind mixer_compressed = {products, load, plan, core, fwd, bwd};

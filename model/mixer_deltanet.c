@@ -124,6 +124,13 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct layer_weights *w = b->w;
+    struct deltanet_acts *t = &s->deltanet;
+    /* 4 delta */ op_delta_fwd(b->dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &b->a->delta.shape);
+}
+
 static void fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
@@ -136,8 +143,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->delta_in, absent);
     /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->delta_ba, absent);
     /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->conv, b->seqs);
-    /* 4 delta */ if (!b->core_saved)
-        op_delta_fwd(dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &a->delta.shape);
+    if (!b->core_saved) core(b, s);
     /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
     /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->mixer_res);
 }
@@ -166,4 +172,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_deltanet = {products, load, plan, fwd, bwd};
+const struct mixer_kind mixer_deltanet = {products, load, plan, core, fwd, bwd};

@@ -136,12 +136,18 @@ static struct parts parts_of(const struct arch *a, struct tensor x)
                           tensor_cols(x, q_cols(a) + a->mla.kv_lora, a->mla.rope)};
 }
 
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct attn_shape attention = attention_of(b);
+    struct mla_acts *t = &s->mla;
+    /* 5 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
+}
+
 static void fwd(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
-    const struct attn_shape attention = attention_of(b);
     const struct mla_shape shape = shape_of(a);
     const struct norm norm = norm_of(a);
     struct mla_acts *t = &s->mla;
@@ -158,8 +164,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
     input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
-    /* 5 attn */ if (!b->core_saved)
-        op_attn_fwd(dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
+    if (!b->core_saved) core(b, s);
     /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
@@ -198,4 +203,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_mla = {products, load, plan, fwd, bwd};
+const struct mixer_kind mixer_mla = {products, load, plan, core, fwd, bwd};

@@ -724,6 +724,8 @@ static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum ac
     s->attention.out_xa = acts_xa(p, p->n_tok, &p->w.out.lora);
 }
 
+static void no_core(const struct block *b, struct layer_acts *s) { (void)b, (void)s; }
+
 static void linear_mixer_fwd(const struct block *b, struct layer_acts *s)
 {
     op_linear_fwd(b->dev, s->attention.qkv, s->attention.qkv_xa, s->attn_norm, &b->w->qkv, (struct tensor){0});
@@ -742,8 +744,8 @@ static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, 
 /* Loading, plan, adapters, dropout, recomputation and backward of a model with two kinds of mixers. */
 static void test_other_mixer(void **state)
 {
-    static const struct mixer_kind mixer = {linear_products, linear_load, linear_plan, linear_mixer_fwd,
-                                            linear_mixer_bwd};
+    static const struct mixer_kind mixer = {linear_products, linear_load,      linear_plan,
+                                            no_core,         linear_mixer_fwd, linear_mixer_bwd};
     double value, attention;
     (void)state;
     check_slope(fixture("parity/qwen3"), CFG_AUX_MEGATRON, &mixer, &value);

@@ -132,16 +132,24 @@ static void check_groups(struct run *r, const uint8_t *groups, int n_groups, dou
 /* Other groups are saved in every layer; the memory is that of a model that saves all. */
 static void check_mixtures(struct run *r, double loss, const double *g)
 {
-    static const uint8_t groups[] = {
-        0, SAVE_CORE, SAVE_CORE | SAVE_MIXER, SAVE_FFN, SAVE_CORE | SAVE_FFN, SAVE_CORE | SAVE_MIXER | SAVE_FFN};
+    static const uint8_t groups[] = {0,
+                                     SAVE_CORE,
+                                     SAVE_MIXER,
+                                     SAVE_CORE | SAVE_MIXER,
+                                     SAVE_FFN,
+                                     SAVE_CORE | SAVE_FFN,
+                                     SAVE_MIXER | SAVE_FFN | SAVE_NORMS,
+                                     SAVE_NORMS,
+                                     SAVE_CORE | SAVE_MIXER | SAVE_FFN};
     check_groups(r, groups, MT_LEN(groups), loss, g);
 }
 
 /* The same with groups in host memory. */
 static void check_host(struct run *r, double loss, const double *g)
 {
-    enum { MIXER = SAVE_CORE | SAVE_MIXER | SAVE_MIXER_HOST, FFN = SAVE_FFN | SAVE_FFN_HOST };
-    static const uint8_t groups[] = {MIXER, MIXER | FFN, FFN, SAVE_CORE | FFN, MIXER | SAVE_FFN};
+    enum { MIXER = SAVE_MIXER | SAVE_MIXER_HOST, FFN = SAVE_FFN | SAVE_FFN_HOST };
+    static const uint8_t groups[] = {SAVE_CORE | MIXER, MIXER | FFN, SAVE_CORE | MIXER | FFN,      FFN,
+                                     SAVE_CORE | FFN,   MIXER,       MIXER | SAVE_FFN | SAVE_NORMS};
     const int64_t n = r->arch.n_layer, bytes = 1 << 20;
     struct err err;
     bool in_host[MT_MAX_LAYERS];

@@ -2,9 +2,10 @@
  *
  * Items: of every layer the groups that it can save (acts.h) instead of recomputing them, and its experts decoded once
  * instead of at every use. An item's time is the difference of two dry runs, its memory the size of its tensors. The
- * items are taken in order of time per byte while they fit; later smaller ones fill the rest. Each place is tried in
- * turn: scratch for all or some experts of a layer; logits of many or few tokens at a time; embedding, inputs of
- * layers, moments and packed experts on the device or in host memory. The choice with the shortest estimated time wins.
+ * items are taken in order of time per byte while they fit, and once more with the networks first; later smaller ones
+ * fill the rest. Each place is tried in turn: scratch for all or some experts of a layer; logits of many or few tokens
+ * at a time; embedding, inputs of layers, moments and packed experts on the device or in host memory. The choice with
+ * the shortest estimated time wins.
  *
  * The times are computed for one nominal device. So `plan` on any machine makes the same choice as the run. */
 #include "train/plan_choice.h"
@@ -19,7 +20,7 @@ static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
 static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
 /* What is kept in host memory. */
-enum { ALL_EXPERTS = 4 };
+enum { ALL_EXPERTS = 6 };
 struct place {
     bool embed, inputs, moments;
     int kinds;   /* bits 1 << enum offload_kind: groups of some layers */
@@ -42,11 +43,12 @@ struct gain {
     int64_t bytes;
 };
 
+enum { BY_RATIO, NETWORKS_FIRST, ORDERS };
 struct search {
     const struct plan_request *q;
     int64_t fixed, budget;
-    bool least;         /* looks for the lowest peak alone */
-    struct item *items; /* in order of time per byte */
+    bool least;                 /* looks for the lowest peak alone */
+    struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
@@ -81,9 +83,17 @@ static int by_ratio(const void *a, const void *b)
     return x->save - y->save;
 }
 
+/* Networks first: where the networks of all layers are saved, none needs scratch. */
+static int by_network(const void *a, const void *b)
+{
+    const struct item *x = a, *y = b;
+    const int first = (y->save == SAVE_FFN) - (x->save == SAVE_FFN);
+    return first ? first : by_ratio(a, b);
+}
+
 static void add_item(struct search *s, int64_t layer, int save, double ms, int64_t bytes)
 {
-    if (ms > 0) s->items[s->n_item++] = (struct item){layer, bytes, save, ms};
+    if (ms > 0) s->items[BY_RATIO][s->n_item++] = (struct item){layer, bytes, save, ms};
 }
 
 /* Layers whose items are equal. */
@@ -96,17 +106,20 @@ static bool same_kind(const struct search *s, int64_t x, int64_t y)
            ad->layer_on[x] == ad->layer_on[y] && (x < ad->lowest_layer) == (y < ad->lowest_layer);
 }
 
-/* What layer l gains and takes when it saves the groups `save` alone. */
-static struct gain gain_of(struct search *s, int64_t l, int save, double all_ms)
+/* What layer l gains and takes when it saves the groups `save` beside `others`. */
+static struct gain gain_of(struct search *s, int64_t l, int save, int others)
 {
-    static const int bit[ACTS_GROUPS] = {[ACTS_CORE] = SAVE_CORE, [ACTS_MIXER] = SAVE_MIXER, [ACTS_FFN] = SAVE_FFN};
+    static const int bit[ACTS_GROUPS] = {
+        [ACTS_CORE] = SAVE_CORE, [ACTS_MIXER] = SAVE_MIXER, [ACTS_FFN] = SAVE_FFN, [ACTS_NORMS] = SAVE_NORMS};
     struct acts *acts = &s->probe.model.acts;
     struct gain g = {0};
-    double ms;
-    acts->save.groups[l] = (uint8_t)save;
-    plan_probe_work(&s->probe, &ms);
+    double with, without = s->full_ms;
+    acts->save.groups[l] = (uint8_t)others;
+    if (others) plan_probe_work(&s->probe, &without);
+    acts->save.groups[l] = (uint8_t)(others | save);
+    plan_probe_work(&s->probe, &with);
     acts->save.groups[l] = 0;
-    g.ms = all_ms - ms;
+    g.ms = without - with;
     for (int k = 0; k < ACTS_GROUPS; k++)
         if (save & bit[k]) g.bytes += acts->bytes[l][k];
     return g;
@@ -118,32 +131,28 @@ static void note_host(struct search *s, int64_t l, enum offload_kind kind, doubl
     if (bytes > s->host[kind].bytes) s->host[kind] = (struct gain){ms, bytes};
 }
 
-/* The groups of every layer. The core comes before the rest of the mixer, or with it where that is as good. */
+/* The groups of every layer. What each of the first three spares does not depend on the others; norms spare time only
+ * beside mixer and network, which come first by time per byte. */
 static void list_groups(struct search *s)
 {
+    enum { KINDS = 4 };
+    static const struct {
+        int save, others;
+    } kinds[KINDS] = {{SAVE_CORE, 0}, {SAVE_MIXER, 0}, {SAVE_FFN, 0}, {SAVE_NORMS, SAVE_MIXER | SAVE_FFN}};
     const int64_t n = s->q->a->n_layer;
     struct acts *acts = &s->probe.model.acts;
-    struct gain(*of)[3] = mem_array(n, sizeof(*of));
+    struct gain(*of)[KINDS] = mem_array(n, sizeof(*of));
     acts->save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&s->probe, &s->full_ms);
     for (int64_t l = 0; l < n; l++) {
         int64_t like = 0;
         while (!same_kind(s, l, like)) like++;
-        if (like < l) {
-            memcpy(of[l], of[like], sizeof(of[l]));
-        } else {
-            of[l][0] = gain_of(s, l, SAVE_CORE, s->full_ms);
-            of[l][1] = gain_of(s, l, SAVE_CORE | SAVE_MIXER, s->full_ms);
-            of[l][2] = gain_of(s, l, SAVE_FFN, s->full_ms);
+        for (int i = 0; i < KINDS; i++) {
+            of[l][i] = like < l ? of[like][i] : gain_of(s, l, kinds[i].save, kinds[i].others);
+            add_item(s, l, kinds[i].save, of[l][i].ms, of[l][i].bytes);
         }
-        const struct gain *core = &of[l][0], *mixer = &of[l][1], *ffn = &of[l][2];
-        const struct gain rest = {mixer->ms - core->ms, mixer->bytes - core->bytes};
-        note_host(s, l, OFFLOAD_MIXER, rest.ms);
-        note_host(s, l, OFFLOAD_FFN, ffn->ms);
-        const bool apart = core->ms * (double)rest.bytes > rest.ms * (double)core->bytes;
-        if (apart) add_item(s, l, SAVE_CORE, core->ms, core->bytes);
-        add_item(s, l, SAVE_CORE | SAVE_MIXER, apart ? rest.ms : mixer->ms, apart ? rest.bytes : mixer->bytes);
-        add_item(s, l, SAVE_FFN, ffn->ms, ffn->bytes);
+        note_host(s, l, OFFLOAD_MIXER, of[l][1].ms);
+        note_host(s, l, OFFLOAD_FFN, of[l][2].ms);
     }
     mem_free(of);
 }
@@ -181,11 +190,14 @@ static int list_items(struct search *s, struct err *err)
     s->listed = true;
     s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
     s->moment_bytes = 2 * (double)tensor_bytes(s->probe.model.adapters.opt.m);
-    s->items = mem_array(4 * s->q->a->n_layer, sizeof(*s->items));
+    for (int i = 0; i < ORDERS; i++) s->items[i] = mem_array(5 * s->q->a->n_layer, sizeof(*s->items[i]));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
         return -1;
-    qsort(s->items, (size_t)s->n_item, sizeof(*s->items), by_ratio);
+    struct item *const by[ORDERS] = {s->items[BY_RATIO], s->items[NETWORKS_FIRST]};
+    memcpy(by[NETWORKS_FIRST], by[BY_RATIO], (size_t)s->n_item * sizeof(struct item));
+    qsort(by[BY_RATIO], (size_t)s->n_item, sizeof(struct item), by_ratio);
+    qsort(by[NETWORKS_FIRST], (size_t)s->n_item, sizeof(struct item), by_network);
     return 0;
 }
 
@@ -201,9 +213,8 @@ static struct acts_save first_save(const struct search *s)
 /* Layers are not decoded beside some whose experts are in host memory. */
 static void take(const struct search *s, struct model_options *opt, const struct item *i)
 {
-    uint8_t *groups = &opt->save.groups[i->layer];
     if (i->save)
-        *groups |= (uint8_t)(i->save | (*groups & SAVE_MIXER_HOST && i->save & SAVE_CORE ? SAVE_MIXER : 0));
+        opt->save.groups[i->layer] |= (uint8_t)i->save;
     else if (!s->opt.expert_layers)
         opt->decoded_layers++;
 }
@@ -245,20 +256,31 @@ static int64_t measure(struct search *s, struct plan_choice *c)
     return c->peak;
 }
 
-static struct model_options with_items(const struct search *s, int64_t n)
+static struct model_options with_items(const struct search *s, const struct item *items, int64_t n)
 {
     struct model_options opt = s->opt;
-    for (int64_t i = 0; i < n; i++) take(s, &opt, &s->items[i]);
+    for (int64_t i = 0; i < n; i++) take(s, &opt, &items[i]);
     return opt;
+}
+
+/* Whether the networks of all layers fit alone, and the other order does not begin with them. Overwrites c. */
+static bool networks_fit(struct search *s, struct plan_choice *c)
+{
+    int64_t n = 0;
+    bool differs = false;
+    for (; n < s->n_item && s->items[NETWORKS_FIRST][n].save == SAVE_FFN; n++)
+        differs |= s->items[BY_RATIO][n].save != SAVE_FFN;
+    c->opt = with_items(s, s->items[NETWORKS_FIRST], n);
+    return differs && measure(s, c) <= s->budget;
 }
 
 /* The longest prefix of the items that fits, then single items behind it. It ends at once where all items together
  * would not be faster than the best choice so far. Returns whether all fit. */
-static bool pack(struct search *s, struct plan_choice *c, const struct plan_choice *best)
+static bool pack(struct search *s, const struct item *items, struct plan_choice *c, const struct plan_choice *best)
 {
     int64_t low = 0, high = s->n_item + 1, too_large = INT64_MAX; /* low fits, high does not */
     for (int64_t n = s->n_item; high - low > 1; n = (low + high) / 2) {
-        c->opt = with_items(s, n);
+        c->opt = with_items(s, items, n);
         if (measure(s, c) <= s->budget)
             low = n;
         else
@@ -267,16 +289,16 @@ static bool pack(struct search *s, struct plan_choice *c, const struct plan_choi
         if (s->slower) return false;
     }
     const bool all = low == s->n_item && low > 0;
-    c->opt = with_items(s, low);
+    c->opt = with_items(s, items, low);
     measure(s, c);
     for (int64_t i = low; i < s->n_item; i++) {
         struct plan_choice more = *c;
-        if (s->items[i].bytes >= too_large) continue;
-        take(s, &more.opt, &s->items[i]);
+        if (items[i].bytes >= too_large) continue;
+        take(s, &more.opt, &items[i]);
         if (measure(s, &more) <= s->budget)
             *c = more;
         else
-            too_large = MT_MIN(too_large, s->items[i].bytes);
+            too_large = MT_MIN(too_large, items[i].bytes);
     }
     return all;
 }
@@ -303,7 +325,7 @@ static double host_room(const struct search *s, const struct place *p)
 static double spread(struct search *s, const struct place *p)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
-        [OFFLOAD_MIXER] = SAVE_CORE | SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
+        [OFFLOAD_MIXER] = SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
     const int64_t n = s->q->a->n_layer;
     const double before = MT_MIN(1e-3 * forward_ms(s, 0) * 50e9 - input_bytes(s), host_room(s, p));
     double room = before;
@@ -346,13 +368,6 @@ static void spread_experts(struct search *s, const struct place *p, double group
     s->in_bwd = s->in_fwd + s->out_fwd;
 }
 
-/* A mixer in host memory is saved where the device has room for its core (take). */
-static void unsave_mixers(struct model_options *opt, int64_t n_layer)
-{
-    for (int64_t l = 0; l < n_layer; l++)
-        if (opt->save.groups[l] & SAVE_MIXER_HOST) opt->save.groups[l] &= (uint8_t) ~(SAVE_CORE | SAVE_MIXER);
-}
-
 /* Time that a place adds to a micro-batch. Inputs are copied while layers compute; moments are not. */
 static double place_ms(const struct search *s, const struct place *p)
 {
@@ -381,13 +396,16 @@ static int64_t chunk_of(const struct search *s, int size)
  * Returns whether all items fit. */
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
-    struct plan_choice c = {0};
+    bool all = s->slower = false;
     s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, size);
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
-    const bool all = pack(s, &c, best);
-    const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
-    const bool better = fits && best_fits ? c.ms < best->ms : c.peak < best->peak;
-    if (better) *best = c;
+    for (int i = 0; i < ORDERS && !all && !s->slower; i++) {
+        struct plan_choice c = {0};
+        if (i == NETWORKS_FIRST && !networks_fit(s, &c)) break;
+        all = pack(s, s->items[i], &c, best);
+        const bool fits = c.peak <= s->budget, best_fits = best->peak <= s->budget;
+        if (fits && best_fits ? c.ms < best->ms : c.peak < best->peak) *best = c;
+    }
     return all;
 }
 
@@ -411,6 +429,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     const bool gpu = dev->ops->own_memory;
     double unused_ms;
     s->opt = plan_fixed_options(s->q);
+    s->in_fwd = s->out_fwd = s->in_bwd = 0;
     s->opt.save = first_save(s);
     s->opt.embed_on_host = p->embed;
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
@@ -423,7 +442,6 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
-    unsave_mixers(&s->opt, s->q->a->n_layer);
     s->probe.dev.roofs = nominal;
     const int64_t load = s->probe.dev.work.peak;
     if (list_items(s, err)) {
@@ -486,9 +504,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
         const struct place p = place_of(i);
         if (allowed(s, &p)) rc = try_place(s, &p, best, err);
     }
-    mem_free(s->items);
-    for (int64_t l = 0; l < q.a->n_layer; l++)
-        if (!(best->opt.save.groups[l] & SAVE_MIXER)) best->opt.save.groups[l] &= (uint8_t)~SAVE_MIXER_HOST;
+    for (int i = 0; i < ORDERS; i++) mem_free(s->items[i]);
     /* An evaluation has no items. It is quantised whatever quant.start is. */
     best->packed = q.train ? s->decode_ms < 0 : q.cfg->quant.weights != CFG_QUANT_NONE;
     return rc;
