@@ -409,6 +409,20 @@ static bool try_logits(struct search *s, int64_t load, int size, struct plan_cho
     return all;
 }
 
+/* Peaks with the smallest logits, which hide no other scratch: without items, with all. load: as try_logits has it. */
+struct peaks {
+    int64_t none, all;
+};
+static struct peaks peaks_of(struct search *s, int64_t load)
+{
+    struct plan_choice none = {0}, all = {0};
+    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, s->q->dev->ops->own_memory ? PLAN_LOGITS - 1 : 0);
+    s->other = MT_MAX(load, plan_probe_other(&s->probe));
+    none.opt = with_items(s, s->items[BY_RATIO], 0);
+    all.opt = with_items(s, s->items[BY_RATIO], s->n_item);
+    return (struct peaks){measure(s, &none), measure(s, &all)};
+}
+
 /* The most that a layer's packed experts take, from a dry run without any in host memory; and full_ms. */
 static int find_expert_bytes(struct search *s, struct err *err)
 {
@@ -456,10 +470,14 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
+    struct peaks least = {INT64_MAX, INT64_MAX};
     bool ends = false; /* the next groups and sizes of this place only add time */
     for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !ends; i++) {
         bool all = false;
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
+        const struct peaks peaks = peaks_of(s, load);
+        if (peaks.none >= least.none && peaks.all >= least.all) continue; /* it spares nothing */
+        least = peaks;
         for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
             all = try_logits(s, load, j, best);
             ends = all || (s->slower && j == size);
