@@ -205,7 +205,7 @@ static void test_budget(void **state)
     snprintf(layers, sizeof(layers), "model.path=%s", fixture("../../configs/tiny-gptoss")); /* has 4 */
     char none[32], selective[32], full[32], set[64];
     double mib[3];
-    int core, mixer, network;
+    int core, mixer, network, norms;
     assert_int_equal(RUN("plan", config, "--set", layers), 0);
     const char *at = strstr(said.out, ": none ");
     assert_non_null(at);
@@ -217,9 +217,10 @@ static void test_budget(void **state)
         assert_int_equal(RUN("plan", config, "--set", layers, "--set", set), 0);
         assert_says(said.out, " (chosen)");
         assert_int_equal(sscanf(strstr(said.out, "layers saved: "),
-                                "layers saved: attention output %d, mixer %d, network %d", &core, &mixer, &network),
-                         3);
-        assert_true(core + mixer + network > 0 && core + mixer + network < 12);
+                                "layers saved: attention output %d, mixer %d, network %d, norms %d", &core, &mixer,
+                                &network, &norms),
+                         4);
+        assert_true(core + mixer + network > 0 && core + mixer + network + norms < 16);
     }
     snprintf(set, sizeof(set), "train.memory_gb=%.9f", mib[2] * 0.98 / 1024);
     assert_int_equal(RUN(config, "--set", layers, "--set", set), 1);

@@ -628,6 +628,7 @@ static void host_memory_of_a_card(void **state)
     if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
     const int64_t need = m->host;
     assert_true(need > 0);
+    assert_int_equal(m->host_shared, need / 512); /* page tables */
     for (int few = 0; few < 2; few++) {
         b->dev.card.host_bytes = need - few;
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -few);

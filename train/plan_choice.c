@@ -20,7 +20,7 @@ static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
 static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
 /* What is kept in host memory. */
-enum { ALL_EXPERTS = 6 };
+enum { ALL_EXPERTS = 12 };
 struct place {
     bool embed, inputs, moments;
     int kinds;   /* bits 1 << enum offload_kind: groups of some layers */
@@ -321,7 +321,9 @@ static double host_room(const struct search *s, const struct place *p)
 }
 
 /* As many mixers and networks go to host memory as can be copied beside the forward pass, 50e9 bytes in a nominal
- * second of it, first the kind that spares more time per byte, evenly spaced. Returns their bytes. */
+ * second of it, first the kind that spares more time per byte, evenly spaced. Beside packed experts, whose copies take
+ * longer than a layer, only of two layers in three: with mixers of all 24 layers 37 ms of 300 were between the ops,
+ * with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed"). Returns their bytes. */
 static double spread(struct search *s, const struct place *p)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
@@ -335,7 +337,8 @@ static double spread(struct search *s, const struct place *p)
         const int k = i ? OFFLOAD_KINDS - 1 - first : first;
         const int64_t bytes = s->opt.host_bytes[k] = s->host[k].bytes;
         const bool wanted = p->kinds & 1 << k && bytes && s->host[k].ms > 0;
-        const int64_t fit = wanted ? MT_MIN((int64_t)MT_MAX(room / (double)bytes, 0), n) : 0;
+        const int64_t most = p->experts ? 2 * n / 3 : n;
+        const int64_t fit = wanted ? MT_MIN((int64_t)MT_MAX(room / (double)bytes, 0), most) : 0;
         for (int64_t j = 0; j < fit; j++) s->opt.save.groups[(2 * j + 1) * n / (2 * fit)] |= bits[k];
         room -= (double)(fit * bytes);
     }

@@ -12,15 +12,17 @@ static void add_host(char text[PLAN_TEXT], int *n, const char *what, bool there)
 const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, const struct plan_memory *m,
                       int64_t n_layer)
 {
-    int core = 0, mixer = 0, ffn = 0, host[OFFLOAD_KINDS] = {0}, n;
+    int core = 0, mixer = 0, ffn = 0, norms = 0, host[OFFLOAD_KINDS] = {0}, n;
     for (int64_t l = 0; l < n_layer; l++) {
         core += (opt->save.groups[l] & SAVE_CORE) != 0;
         mixer += (opt->save.groups[l] & SAVE_MIXER) != 0;
         ffn += (opt->save.groups[l] & SAVE_FFN) != 0;
+        norms += (opt->save.groups[l] & SAVE_NORMS) != 0;
         for (int k = 0; k < OFFLOAD_KINDS; k++) host[k] += acts_in_host(opt->save.groups[l], (enum offload_kind)k);
     }
-    n = snprintf(text, PLAN_TEXT, "of %lld layer%s saved: attention output %d, mixer %d, network %d; decoded: %lld",
-                 (long long)n_layer, str_plural(n_layer), core, mixer, ffn, (long long)m->n_decoded);
+    n = snprintf(text, PLAN_TEXT,
+                 "of %lld layer%s saved: attention output %d, mixer %d, network %d, norms %d; decoded: %lld",
+                 (long long)n_layer, str_plural(n_layer), core, mixer, ffn, norms, (long long)m->n_decoded);
     char text_of[32], b[32];
     if (m->host && n < PLAN_TEXT)
         n += snprintf(text + n, (size_t)(PLAN_TEXT - n), "; host memory %s:", str_bytes(b, m->host));
