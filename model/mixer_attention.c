@@ -114,7 +114,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
             /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
         /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
     }
-    if (!b->core_saved) core(b, s);
+    /* 4 attn */ if (!b->core_saved)
+        core(b, s);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
     /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
 }

@@ -290,7 +290,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, rope, &key);
     /* 4 entries */ if (t->entry.ndim)
         entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->entry);
-    if (!b->core_saved) core(b, s);
+    /* 5, 6      */ if (!b->core_saved)
+        core(b, s);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
     /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->mixer_res);

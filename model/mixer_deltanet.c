@@ -143,7 +143,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->delta_in, absent);
     /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->delta_ba, absent);
     /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->conv, b->seqs);
-    if (!b->core_saved) core(b, s);
+    /* 4 delta */ if (!b->core_saved)
+        core(b, s);
     /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
     /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->mixer_res);
 }

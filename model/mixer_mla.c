@@ -164,7 +164,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
     input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
-    if (!b->core_saved) core(b, s);
+    /* 5 attn */ if (!b->core_saved)
+        core(b, s);
     /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }

@@ -295,10 +295,10 @@ static bool pack(struct search *s, const struct item *items, struct plan_choice 
         struct plan_choice more = *c;
         if (items[i].bytes >= too_large) continue;
         take(s, &more.opt, &items[i]);
-        if (measure(s, &more) <= s->budget)
-            *c = more;
-        else
+        if (measure(s, &more) > s->budget)
             too_large = MT_MIN(too_large, items[i].bytes);
+        else if (more.ms < c->ms) /* norms alone spare nothing */
+            *c = more;
     }
     return all;
 }
