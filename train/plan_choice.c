@@ -131,8 +131,8 @@ static void note_host(struct search *s, int64_t l, enum offload_kind kind, doubl
     if (bytes > s->host[kind].bytes) s->host[kind] = (struct gain){ms, bytes};
 }
 
-/* The groups of every layer. What each of the first three spares does not depend on the others; norms spare time only
- * beside mixer and network, which come first by time per byte. */
+/* The groups of every layer. What each of the first three spares does not depend on the others. Norms spare time beside
+ * mixer or network, which come first by time per byte; counted beside both. */
 static void list_groups(struct search *s)
 {
     enum { KINDS = 4 };
