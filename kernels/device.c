@@ -193,7 +193,12 @@ void device_download(struct device *dev, void *dst, const void *src, int64_t byt
 
 void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket)
 {
-    if (!dev->dry_run && bytes) dev->ops->host_copy(dst, src, bytes, ticket);
+    if (!dev->dry_run && bytes) dev->ops->host_copy(dst, src, bytes, ticket, true);
+}
+
+void device_host_copy_at_once(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket)
+{
+    if (!dev->dry_run && bytes) dev->ops->host_copy(dst, src, bytes, ticket, false);
 }
 
 void device_host_join(struct device *dev, int ticket)

@@ -133,7 +133,8 @@ void device_upload(struct device *dev, void *dst, const void *src, int64_t bytes
 void device_download(struct device *dev, void *dst, const void *src, int64_t bytes); /* device -> host, waits */
 void device_zero(struct device *dev, struct tensor x);
 /* host_copy and host_join of struct ops; a dry run copies nothing. */
-void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
+void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket); /* after_ops */
+void device_host_copy_at_once(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
 void device_host_join(struct device *dev, int ticket);
 /* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the
  * functions above copy nothing, and reads return zeros. */

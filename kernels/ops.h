@@ -533,11 +533,12 @@ typedef void dev_wait_fn(void);
 /* dst = src, both on the device; asynchronous. */
 typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
 
-/* Copies between the device and memory of alloc_host, aside from the ops. host_copy starts when the ops before it are
- * done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in the order of their calls.
- * host_join(ticket): later ops wait for the last copy with this ticket; without one it does nothing. */
-enum { DEV_TICKETS = 11 };
-typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket);
+/* Copies between the device and memory of alloc_host, aside from the ops. host_copy starts at once, or after_ops when
+ * the ops before it are done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in the
+ * order of their calls. host_join(ticket): later ops wait for the last copy with this ticket; without one it does
+ * nothing. */
+enum { DEV_TICKETS = 13 };
+typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 typedef void dev_host_join_fn(int ticket);
 
 /* For kernels/prof.c. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms is the time

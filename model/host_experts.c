@@ -3,10 +3,11 @@
 
 #include "kernels/ops.h"
 #include "model/boundary.h"
+#include "model/lora.h"
 #include "model/offload.h"
 
 enum { FIRST_TICKET = BOUNDARY_RING + OFFLOAD_KINDS * OFFLOAD_REGIONS };
-_Static_assert(FIRST_TICKET + HOST_EXPERT_SLOTS <= DEV_TICKETS, "a ticket per place");
+_Static_assert(FIRST_TICKET + HOST_EXPERT_SLOTS + HOST_UPDATE_TICKETS <= DEV_TICKETS, "a ticket per place");
 
 void host_experts_open(struct host_experts *h, struct device *dev, int64_t n_layer, const bool *in_host,
                        int64_t slot_bytes)

@@ -492,6 +492,19 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
     return out;
 }
 
+/* The elements of a layer's experts, or of its other parameters; with both, all of them. They are contiguous. */
+static struct flat_range find_range(const struct adapters *ad, int64_t layer, bool common, bool experts)
+{
+    int64_t first = 0, end = 0;
+    for (int64_t i = 0; i < ad->n_params; i++) {
+        const struct lora_param *p = &ad->params[i];
+        if (p->layer != layer || (p->experts ? !experts : !common)) continue;
+        if (!end) first = p->off;
+        end = p->off + lora_param_count(p);
+    }
+    return (struct flat_range){first, end - first};
+}
+
 /* Allocates masters and working copies; with `training` also gradients and moments. */
 static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
@@ -501,16 +514,20 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
     for (int i = 0; i < 4 + copy; i++) {
         if (!training && i > 0 && i < 4) continue;
         const bool moment = i == 2 || i == 3;
-        struct arena *arena = moment && ad->host_moments ? &dev->host : &dev->state;
+        const bool in_host = (moment && ad->host_moments) || (i == 0 && ad->cpu_update);
+        struct arena *arena = in_host ? &dev->host : &dev->state;
         *flat[i] = arena_tensor_1d(arena, i < 4 ? dev->stat_dtype : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
         if (!dev->dry_run) device_zero(dev, *flat[i]);
     }
     if (!copy) ad->working = ad->opt.param;
+    if (ad->cpu_update) host_update_alloc(ad, dev);
     ad->opt.first = ad->first_moment;
     for (int64_t n = 0; n < ad->n_layer; n++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, n, q);
         for (int i = 0; i < LAYER_PRODUCTS; i++) ad->layers[n].of[i] = view_adapter(ad, n, &q[i]);
+        ad->layers[n].common = find_range(ad, n, true, !ad->ep);
+        ad->layers[n].experts = find_range(ad, n, false, ad->ep);
     }
 }
 
@@ -549,29 +566,23 @@ void adapters_shard_moments(struct adapters *ad)
     ad->first_moment = ad->n_moment * ranks->rank;
 }
 
-/* All-reduces the gradients of a layer: replicated ones (common), experts, or both. They are contiguous. */
-static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, int64_t layer, bool common,
-                   bool experts)
+static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, const struct flat_range *part)
 {
-    int64_t first = -1, end = 0;
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i];
-        if (p->layer != layer || (p->experts ? !experts : !common)) continue;
-        if (first < 0) first = p->off;
-        end = p->off + lora_param_count(p);
-    }
-    if (first >= 0) comm_all_reduce_sum(ranks, dev, tensor_rows(ad->opt.grad, first, end - first));
+    if (part->n) comm_all_reduce_sum(ranks, dev, tensor_rows(ad->opt.grad, part->first, part->n));
 }
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    const bool divided = ad->ep;
-    reduce(ad, dev, ad->par.all, layer, true, !divided);
-    if (divided) reduce(ad, dev, ad->par.dp, layer, false, true);
+    reduce(ad, dev, ad->par.all, &ad->layers[layer].common);
+    reduce(ad, dev, ad->par.dp, &ad->layers[layer].experts);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
 {
+    if (ad->cpu_update) {
+        host_update_note(ad, dev, lr, norm);
+        return;
+    }
     adamw_update(dev, &ad->opt, lr, norm);
     if (ad->n_moment < ad->n_flat)
         comm_all_gather(ad->par.dp, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
@@ -625,6 +636,7 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
     struct comm *ep = ad->par.ep;
     const int64_t width = dtype_size(dtype), bytes = ad->n_flat * width;
     char *part = host && !ad->logical ? host : mem_alloc(bytes);
+    adapters_settle(ad, dev);
     download(ad, dev, flat, dtype, part);
     for (int r = 0; r < ep->world && ad->logical && ad->par.dp->rank == 0; r++) {
         if (ep->rank == 0 && r > 0) comm_recv(ep, r, part, bytes);
@@ -638,6 +650,7 @@ void adapters_put(const struct adapters *ad, struct device *dev, struct tensor f
 {
     const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
     char *from = (char *)(uintptr_t)host, *part = ad->logical ? mem_array(ad->n_flat, width) : from;
+    adapters_settle(ad, dev);
     if (ad->logical) copy_part(ad, ad->par.ep->rank, from, part, false, width);
     const void *at = part + first * width;
     if (dtype == flat.dtype)
@@ -651,6 +664,7 @@ void adapters_get(const struct adapters *ad, struct device *dev, struct tensor f
 {
     const int64_t width = dtype_size(dtype);
     char *part = ad->logical ? mem_array(ad->n_flat, width) : host;
+    adapters_settle(ad, dev);
     read_flat(dev, part, flat, dtype);
     if (!ad->logical) return;
     copy_part(ad, ad->par.ep->rank, host, part, true, width);
@@ -659,6 +673,7 @@ void adapters_get(const struct adapters *ad, struct device *dev, struct tensor f
 
 void adapters_broadcast(struct adapters *ad, struct device *dev)
 {
+    adapters_settle(ad, dev);
     comm_broadcast(ad->par.dp, dev, ad->opt.param, 0);
     adapters_refresh(ad, dev);
 }
@@ -666,6 +681,7 @@ void adapters_broadcast(struct adapters *ad, struct device *dev)
 void adapters_refresh(struct adapters *ad, struct device *dev)
 {
     ad->version++;
+    adapters_settle(ad, dev);
     if (ad->working.data != ad->opt.param.data) op_cast(dev, ad->working, ad->opt.param);
 }
 
@@ -676,5 +692,6 @@ void adapters_free(struct adapters *ad)
     mem_free(ad->params);
     mem_free(ad->layers);
     mem_free(ad->amax.rows);
+    host_update_free(ad);
     *ad = (struct adapters){0};
 }

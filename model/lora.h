@@ -79,8 +79,13 @@ struct adapter {
     struct proj_quant quant; /* model/qat.h */
     struct input_quant in;
 };
+struct flat_range {
+    int64_t first, n;
+};
 struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
+    struct flat_range common,
+        experts; /* its elements of the flat arrays; experts is empty without expert parallelism */
 };
 
 /* The largest magnitudes that scales of quantisation-aware training come from and that a run keeps: of the inputs, by
@@ -111,6 +116,17 @@ struct lora_options {
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
+/* AdamW on the CPU: masters and moments are in dev->host. The backward pass copies the gradients of a layer out when
+ * they are complete. adapters_update only notes the step: a layer is updated when the next pass comes to it, while the
+ * GPU computes the layers before (lora_host.c). */
+struct host_update {
+    struct tensor grad;     /* [n_flat] f32, of the noted step */
+    struct tensor working;  /* [n_flat] bf16, on their way to adapters.working */
+    struct adamw_step step; /* the noted step */
+    bool *copied, *pending; /* [n_layer]: its gradients of this pass are copied out; the noted step is not made yet */
+    double *ms;             /* [1] the time of all updates so far */
+};
+
 struct adapters {
     int64_t r;                  /* lora rank of targets that lora_options.ranks does not name */
     int64_t rank[LORA_TARGETS]; /* lora rank of each target; r if it is not trained */
@@ -136,6 +152,8 @@ struct adapters {
     int64_t n_values;               /* trainable values, over all ranks */
     int64_t n_flat;                 /* length of the flat arrays, padding included */
     bool host_moments;              /* the moments are in dev->host instead of dev->state */
+    bool cpu_update;                /* and so are the masters, and the CPU makes the update; not with ZeRO-1 */
+    struct host_update host;        /* if cpu_update */
     int64_t n_moment, first_moment; /* elements that this rank updates (ZeRO-1: its part), and the first of them */
     struct adamw opt;               /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;          /* [n_flat] act; == opt.param when both dtypes are equal */
@@ -164,12 +182,27 @@ void adapters_shard_moments(struct adapters *ad);
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
 /* The same for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
+/* Bytes that adapters with host_moments have on dev->host; ad may have been allocated without. */
+int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
 /* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
  * depend on the other targets. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 /* All-reduces the gradients of a layer. */
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
-/* One optimizer step. With ZeRO-1 each rank updates its part, then the parts are all-gathered. */
+/* Gradients of a layer are complete for this step: with cpu_update they are copied out. */
+void adapters_complete(struct adapters *ad, struct device *dev, int64_t layer);
+/* Before ops that read the working copies of a layer: makes its noted step. */
+void adapters_need(const struct adapters *ad, struct device *dev, int64_t layer);
+/* The same for all layers; the arrays in dev->host may then be read and written. */
+void adapters_settle(const struct adapters *ad, struct device *dev);
+/* Of lora.c, which calls them with cpu_update: allocates its arrays on dev->host; frees them; notes a step, copies the
+ * gradients of layers that adapters_complete was not called for, and waits for all copies. */
+enum { HOST_UPDATE_TICKETS = 2 }; /* the last of DEV_TICKETS */
+void host_update_alloc(struct adapters *ad, struct device *dev);
+void host_update_free(struct adapters *ad);
+void host_update_note(struct adapters *ad, struct device *dev, double lr, double norm);
+/* One optimizer step, with cpu_update only noted. With ZeRO-1 each rank updates its part, then the parts are
+ * all-gathered. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
 /* The logical layout. Host arrays and files use it; it does not depend on the device or the number of ranks. */
 const struct adapters *adapters_logical(const struct adapters *ad);

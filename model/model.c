@@ -140,6 +140,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
     m->adapters.host_moments = opt->host_moments;
+    m->adapters.cpu_update = opt->host_moments && opt->cpu_update;
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
     if (qat_open(&m->qat, dev, a, &m->adapters, &opt->qat, err)) {
         model_close(m);
@@ -305,6 +306,7 @@ void model_fwd(struct model *m)
         op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
+        if (!m->teaching) adapters_need(&m->adapters, m->dev, l);
         boundary_store(&m->acts.boundary, m->dev, l);
         boundary_reuse(&m->acts.boundary, m->dev, l + 1);
         block_fwd(&b, &acts[l], acts[l + 1].x);
@@ -506,7 +508,7 @@ void model_bwd(struct model *m)
 
     end_bwd(m, dres, acts[m->arch.n_layer].x);
     arena_release(&dev->work, m->loss_mark);
-    if (m->pass.reduce) overlap(m, true);
+    if (m->pass.last) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
         boundary_load_for(&m->acts.boundary, dev, l);
@@ -514,9 +516,10 @@ void model_bwd(struct model *m)
         for (int k = 0; k < OFFLOAD_KINDS; k++) offload_need(&m->acts.offload[k], dev, l);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
-        if (m->pass.reduce) adapters_reduce(&m->adapters, dev, l);
+        if (m->pass.last) adapters_reduce(&m->adapters, dev, l);
+        if (m->pass.last && m->par.all->world == 1) adapters_complete(&m->adapters, dev, l);
     }
-    if (m->pass.reduce) overlap(m, false);
+    if (m->pass.last) overlap(m, false);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
         if (m->arch.ffn[l]->routed) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
 }

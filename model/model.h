@@ -15,7 +15,7 @@
  * reads it once, at the end of the step:
  *
  *   model_clear   tally = 0
- *   model_sum     all-reduces the losses in the tally over the ranks (pass.reduce does so for the gradients)
+ *   model_sum     all-reduces the losses in the tally over the ranks (pass.last does so for the gradients)
  *   model_norm    adds the gradient norm to the tally
  *   model_read    waits for the device and reads the tally */
 #ifndef MT_MODEL_H
@@ -43,6 +43,7 @@ struct model_options {
     int64_t host_bytes[OFFLOAD_KINDS];   /* copied of a layer's group in the largest micro-batch, for SAVE_*_HOST */
     int64_t expert_layers, expert_bytes; /* host_layers, host_bytes of struct weights_options */
     bool host_moments;                   /* the optimizer moments are kept in dev->host */
+    bool cpu_update;                     /* and the masters: the CPU makes the update (struct host_update) */
     double aux_coef;                     /* 0: no auxiliary loss */
     bool aux_pooled;            /* over all layers as in transformers; false: per layer as in Megatron (struct aux) */
     struct quantize quantize;   /* matrices to pack in 4 bits while loading */
@@ -78,7 +79,8 @@ struct model_pass {
     bool distill;           /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
-    bool reduce; /* last micro-batch of a step: backward all-reduces each layer's gradients when the layer is done */
+    bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
+                * are all-reduced then, and with adapters.cpu_update copied out */
 };
 
 /* Sums over the micro-batches since model_clear. */

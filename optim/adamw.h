@@ -15,7 +15,9 @@ struct adamw {
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step; /* number of updates done */
 };
-/* Makes one update and counts the step. norm: of the whole gradient (op_sumsq). */
+/* Counts a step and returns its factors. norm: of the whole gradient (op_sumsq). */
+struct adamw_step adamw_next(struct adamw *opt, double lr, double norm);
+/* Makes one update. */
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm);
 
 #endif

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/device.h"
+#include "kernels/host_adamw.h"
 #include "optim/adamw.h"
 #include "optim/schedule.h"
 #include "tests/op_check.h"
@@ -245,6 +246,91 @@ static void sums_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(tallies); i++) op_check_cuda(tally_run, &tallies[i]);
 }
 
+/* ---- the CPU beside a GPU */
+
+struct host_arrays {
+    float *p, *m, *v, *g;
+    uint16_t *working;
+    int64_t n;
+};
+
+static float *values_of(struct device *dev, struct tensor x)
+{
+    float *values = mem_array(tensor_count(x) + 1, sizeof(float));
+    device_get_f32(dev, values, x);
+    return values;
+}
+
+static struct host_arrays host_arrays(struct device *dev, struct tensor p, struct tensor m, struct tensor v,
+                                      struct tensor g)
+{
+    const int64_t n = tensor_count(p);
+    return (struct host_arrays){.p = values_of(dev, p),
+                                .m = values_of(dev, m),
+                                .v = values_of(dev, v),
+                                .g = values_of(dev, g),
+                                .working = mem_array(n + 1, sizeof(uint16_t)),
+                                .n = n};
+}
+
+static void free_host_arrays(struct host_arrays *h)
+{
+    mem_free(h->p);
+    mem_free(h->m);
+    mem_free(h->v);
+    mem_free(h->g);
+    mem_free(h->working);
+}
+
+static bool same_or_nan(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
+
+/* Checks one step on the CPU against the results of cuda_adamw and cuda_cast, bit for bit. */
+static void check_host_step(struct device *dev, struct host_arrays *h, const struct adamw_step *s, struct tensor p,
+                            struct tensor m, struct tensor v, struct tensor working)
+{
+    float *got[] = {values_of(dev, p), values_of(dev, m), values_of(dev, v), values_of(dev, working)};
+    host_adamw(h->p, h->m, h->v, h->g, h->working, h->n, s, 3);
+    for (int64_t i = 0; i < h->n; i++) {
+        assert_true(same_or_nan(h->p[i], got[0][i]));
+        assert_true(same_or_nan(h->m[i], got[1][i]));
+        assert_true(same_or_nan(h->v[i], got[2][i]));
+        assert_true(same_or_nan(bf16_to_f32(h->working[i]), got[3][i]));
+    }
+    for (int i = 0; i < MT_LEN(got); i++) mem_free(got[i]);
+}
+
+/* Against the CPU's own op, which may fuse other products; any number of threads gives the same bits. */
+static void the_cpu_beside_a_gpu(void **state)
+{
+    (void)state;
+    enum { MANY = 50001 };
+    struct device dev;
+    struct err err;
+    const struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
+    if (device_open(&dev, "cpu", "fp32", &err)) fail_msg("%s", err.msg);
+    struct tensor x[4];
+    for (int i = 0; i < 4; i++) x[i] = make_random(DT_F32, 70 + (uint64_t)i, 1, MANY, -1, -1);
+    for (int64_t i = 0; i < MANY; i++) set_value(x[2], i, fabs(value_at(x[2], i)));
+    set_value(x[0], 3, NAN);
+    set_value(x[0], 5, INFINITY);
+    struct host_arrays a = host_arrays(&dev, x[0], x[1], x[2], x[3]), b = host_arrays(&dev, x[0], x[1], x[2], x[3]);
+    host_adamw(a.p, a.m, a.v, a.g, a.working, MANY, &s, 1);
+    host_adamw(b.p, b.m, b.v, b.g, b.working, MANY, &s, 7);
+    op_adamw(&dev, x[0], x[1], x[2], x[3], &s);
+    assert_memory_equal(a.p, b.p, MANY * sizeof(float));
+    assert_memory_equal(a.working, b.working, MANY * sizeof(uint16_t));
+    for (int64_t i = 0; i < MANY; i++) {
+        assert_int_equal(a.working[i], isnan(a.p[i]) ? 0x7fff : f32_to_bf16(a.p[i]));
+        if (!isfinite(a.p[i])) continue;
+        assert_close(a.p[i], value_at(x[0], i), 1e-6);
+        assert_close(a.m[i], value_at(x[1], i), 1e-6);
+        assert_close(a.v[i], value_at(x[2], i), 1e-6);
+    }
+    free_host_arrays(&a);
+    free_host_arrays(&b);
+    device_close(&dev);
+}
+
 /* Sums over stat, act and an array that begins in the middle of 16 bytes; then an update and a copy. */
 static void flat_run(struct device *dev, const void *params, struct op_outputs *o)
 {
@@ -261,8 +347,11 @@ static void flat_run(struct device *dev, const void *params, struct op_outputs *
     op_sumsq(dev, sum, tensor_rows(g, 0, n));
     op_sumsq(dev, of_act, act);
     op_sumsq(dev, of_odd, tensor_rows(g, 1, n));
+    struct host_arrays before = host_arrays(dev, p, m, v, tensor_rows(g, 0, n));
     op_adamw(dev, p, m, v, tensor_rows(g, 0, n), &s);
     op_cast(dev, copy, p);
+    if (dev->act_dtype == DT_BF16 && !dev->dry_run) check_host_step(dev, &before, &s, p, m, v, copy);
+    free_host_arrays(&before);
     for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < n; i++)
         assert_true(value_at(copy, i) == (double)bf16_to_f32(f32_to_bf16((float)value_at(p, i))));
     struct tensor all[] = {sum, of_act, of_odd, p, m, v, copy};
@@ -304,17 +393,12 @@ static void non_finite_values_are_counted_on_the_gpu(void **state)
 int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(warmup_rises_to_the_full_rate),
-        cmocka_unit_test(decay_ends_at_the_minimum_rate),
-        cmocka_unit_test(a_run_of_one_step_learns),
-        cmocka_unit_test(adamw_follows_the_formula),
-        cmocka_unit_test(clipping_follows_the_formula),
-        cmocka_unit_test(the_first_step_moves_by_lr),
-        cmocka_unit_test(non_finite_values_are_counted),
-        cmocka_unit_test(the_sums_of_a_step),
-        cmocka_unit_test(sums_on_the_gpu),
-        cmocka_unit_test(flat_arrays_on_the_gpu),
-        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
+        cmocka_unit_test(warmup_rises_to_the_full_rate), cmocka_unit_test(decay_ends_at_the_minimum_rate),
+        cmocka_unit_test(a_run_of_one_step_learns),      cmocka_unit_test(adamw_follows_the_formula),
+        cmocka_unit_test(clipping_follows_the_formula),  cmocka_unit_test(the_first_step_moves_by_lr),
+        cmocka_unit_test(non_finite_values_are_counted), cmocka_unit_test(the_sums_of_a_step),
+        cmocka_unit_test(the_cpu_beside_a_gpu),          cmocka_unit_test(sums_on_the_gpu),
+        cmocka_unit_test(flat_arrays_on_the_gpu),        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
     };
     return cmocka_run_group_tests_name("optim", tests, NULL, NULL);
 }

@@ -21,9 +21,9 @@ static struct {
     int n, n_total;
 } late;
 
-static void late_copy(void *dst, const void *src, int64_t bytes, int ticket)
+static void late_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops)
 {
-    assert_true(late.n < MAX_COPIES);
+    assert_true(late.n < MAX_COPIES && after_ops);
     late.copies[late.n].dst = dst;
     late.copies[late.n].src = src;
     late.copies[late.n].bytes = bytes;
@@ -83,6 +83,7 @@ static double *trained(struct run *r, double loss[3], int64_t *n)
         model_norm(&r->model);
         adapters_update(ad, &r->dev, 1e-2, 1);
     }
+    adapters_settle(ad, &r->dev);
     device_get(&r->dev, x + *n, ad->opt.param);
     return x;
 }
@@ -110,6 +111,7 @@ static void host_memory_gives_the_same_bytes(void **state)
         const int n_expert = experts ? 4 + 2 + 3 * (2 + 2) : 0;
         assert_int_equal(m->host_inputs > 0, inputs);
         assert_int_equal(m->host_moments > 0, ways[i] == CFG_OFFLOAD_MOMENTS || all);
+        assert_int_equal(r.model.adapters.cpu_update, m->host_moments > 0 && on_gpu);
         assert_int_equal(m->host_experts > 0, experts);
         if (!on_gpu) assert_int_equal(late.n_total, n_input + n_expert);
         assert_int_equal(late.n, 0);
@@ -178,18 +180,59 @@ static void inputs_come_back(void **state)
 static const int32_t two_tok[2] = {1, 2}, two_pos[2] = {0, 1}, two_cu[2] = {0, 2}, two_row[1] = {0}, two_id[1] = {2};
 static const struct model_batch two = {2, 1, 1, 2, two_tok, two_pos, two_cu, two_row, two_id, NULL, NULL};
 
-static double loss_of_two(struct model *m, bool backward)
+static const int32_t other_tok[2] = {5, 3}, other_id[1] = {7};
+static const struct model_batch other = {2, 1, 1, 2, other_tok, two_pos, two_cu, two_row, other_id, NULL, NULL};
+
+static double loss_of(struct model *m, const struct model_batch *b, bool backward)
 {
-    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1};
+    const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1, .last = true};
     struct model_tally loss;
     model_clear(m);
-    model_begin(m, &two, &pass);
+    model_begin(m, b, &pass);
     model_fwd(m);
     model_loss(m);
     if (backward) model_bwd(m);
     model_end(m);
     model_read(m, &loss);
     return loss.nll;
+}
+
+static double loss_of_two(struct model *m, bool backward) { return loss_of(m, &two, backward); }
+
+/* Gradients of a step that is skipped do not come back: neither in a step of the last micro-batch alone nor in one
+ * whose gradients are not announced. */
+static void skipped_steps(void **state)
+{
+    (void)state;
+    static const int ways[] = {CFG_OFFLOAD_NONE, CFG_OFFLOAD_MOMENTS};
+    double *x[MT_LEN(ways)], loss[MT_LEN(ways)];
+    int64_t n = 0;
+    for (int i = 0; i < MT_LEN(ways); i++) {
+        struct config cfg;
+        struct run r;
+        open_model(&r, &cfg, ways[i]);
+        struct adapters *ad = &r.model.adapters;
+        ad->opt.beta1 = 0.9;
+        ad->opt.beta2 = 0.999;
+        ad->opt.eps = 1e-8;
+        n = ad->n_flat;
+        x[i] = mem_array(n, sizeof(double));
+        for (int step = 0; step < 4; step++) {
+            device_zero(&r.dev, ad->opt.grad);
+            loss_of(&r.model, step % 2 ? &other : &two, true);
+            if (step % 2) adapters_update(ad, &r.dev, 1e-2, 1);
+        }
+        device_zero(&r.dev, ad->opt.grad); /* what passes without `last` leave */
+        adapters_settle(ad, &r.dev);
+        loss[i] = loss_of_two(&r.model, false);
+        adapters_update(ad, &r.dev, 1e-2, 1);
+        adapters_settle(ad, &r.dev);
+        device_get(&r.dev, x[i], ad->opt.param);
+        run_close(&r);
+    }
+    assert_true(loss[0] == loss[1]);
+    assert_memory_equal(x[0], x[1], (size_t)n * sizeof(double));
+    for (int i = 0; i < MT_LEN(ways); i++) mem_free(x[i]);
 }
 
 /* A pass without a backward leaves the experts of the first layers in the slots, for the next one. */
@@ -276,6 +319,7 @@ static void the_same_on_the_gpu(void **state)
     }
     on_gpu = true;
     host_memory_gives_the_same_bytes(state);
+    skipped_steps(state);
     experts_of_every_order_of_passes(state);
     groups_in_host_memory_give_the_same_bytes(state);
     on_gpu = false;
@@ -383,6 +427,7 @@ int test_saved(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(inputs_come_back),
         cmocka_unit_test(host_memory_gives_the_same_bytes),
+        cmocka_unit_test(skipped_steps),
         cmocka_unit_test(experts_of_every_order_of_passes),
         cmocka_unit_test(groups_in_host_memory_give_the_same_bytes),
         cmocka_unit_test(the_same_on_the_gpu),

@@ -110,7 +110,7 @@ static struct model_pass pass_of(const struct training *t, int64_t i, int64_t la
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
                                .dropout_key = rng_u64(key, (uint64_t)i),
-                               .reduce = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
+                               .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
 }
 
 /* Forward and backward of this rank's micro-batches; the host does not read gradients and loss yet. False: interrupted.

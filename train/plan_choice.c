@@ -53,10 +53,11 @@ struct search {
     int64_t decode_bytes; /* of a layer */
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
-    double embed_bytes, moment_bytes;
-    int64_t expert_bytes;            /* the most of a layer's packed experts; 0: not known yet */
-    struct gain host[OFFLOAD_KINDS]; /* of the largest group of a kind when it is saved in host memory */
-    bool listed, ends;               /* ends: every item fits in a place that adds no time */
+    bool cpu_update;      /* where moments are in host memory, masters are too (model_options) */
+    double embed_bytes, moment_bytes, update_bytes; /* update: that the CPUs move for it, those of all ranks */
+    int64_t expert_bytes;                           /* the most of a layer's packed experts; 0: not known yet */
+    struct gain host[OFFLOAD_KINDS];                /* of the largest group of a kind when it is saved in host memory */
+    bool listed, ends;                              /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
@@ -189,7 +190,8 @@ static int list_items(struct search *s, struct err *err)
     if (s->listed || s->least || !s->q->train) return 0;
     s->listed = true;
     s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
-    s->moment_bytes = 2 * (double)tensor_bytes(s->probe.model.adapters.opt.m);
+    s->moment_bytes = (double)adapters_host_bytes(&s->probe.model.adapters, s->cpu_update);
+    s->update_bytes = 30.0 * (double)s->probe.model.adapters.n_flat * s->q->par->all->world;
     for (int i = 0; i < ORDERS; i++) s->items[i] = mem_array(5 * s->q->a->n_layer, sizeof(*s->items[i]));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
@@ -224,13 +226,31 @@ static double forward_ms(const struct search *s, double ops_ms) { return s->full
 
 static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
 
-/* Time in which ops wait for packed experts. What forward copies out meanwhile slows the link: on an H200 from 50 to 41
- * GB/s. A nominal forward pass takes 1.2 times that of an H200 (tests/RESULTS.md, "Memory against speed"). */
+/* Host memory moves the bytes of the CPU's update and those of all copies beside it: 120e9 a second beside an H100, a
+ * thread 15e9 (tests/RESULTS.md, "AdamW on the CPU"). */
+#define HOST_BYTES   (120e9 / 1.35)
+#define THREAD_BYTES (15e9 / 1.35)
+static double host_ms(double bytes) { return 1e3 * bytes / HOST_BYTES; }
+
+static double update_ms(const struct search *s)
+{
+    const double threads = (double)s->q->room.threads * s->q->par->all->world;
+    return 1e3 * s->update_bytes / MT_MIN(HOST_BYTES, threads * THREAD_BYTES);
+}
+
+/* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link:
+ * on an H200 from 50 to 41 GB/s. A nominal forward pass takes 1.2 times that of an H200 (tests/RESULTS.md, "Memory
+ * against speed"). The update is beside the first micro-batch of a step. */
 static double waits_ms(const struct search *s, double ops_ms)
 {
-    const double fwd = forward_ms(s, ops_ms), in_fwd = 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd);
-    if (!s->opt.expert_layers) return 0;
-    return MT_MAX(in_fwd - fwd, 0) + MT_MAX(copy_ms(s->in_bwd) - MT_MAX(ops_ms - fwd, 0), 0);
+    const bool experts = s->opt.expert_layers > 0;
+    const double fwd = forward_ms(s, ops_ms), n_batch = (double)s->q->cfg->train.grad_accum;
+    const double link = experts ? 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd) : 0;
+    const double copied = s->in_fwd + s->out_fwd;
+    const double host = s->opt.cpu_update ? MT_MAX(update_ms(s), host_ms(s->update_bytes + copied)) : 0;
+    const double in_fwd = MT_MAX(link - fwd, 0), first = MT_MAX(MT_MAX(link, host) - fwd, 0);
+    const double in_bwd = experts ? copy_ms(s->in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
+    return in_fwd + (first - in_fwd) / n_batch + MT_MAX(in_bwd, 0);
 }
 
 /* Sets peak and times of the options at the place of the probe; returns the peak. */
@@ -320,16 +340,25 @@ static double host_room(const struct search *s, const struct place *p)
     return (double)s->q->room.host * (fixed_offload(s) ? 2 : 1) - others;
 }
 
-/* As many mixers and networks go to host memory as can be copied beside the forward pass, 50e9 bytes in a nominal
- * second of it, first the kind that spares more time per byte, evenly spaced. Beside packed experts, whose copies take
- * longer than a layer, only of two layers in three: with mixers of all 24 layers 37 ms of 300 were between the ops,
- * with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed"). Returns their bytes. */
+/* Bytes of mixers and networks that can be copied beside the forward pass: 50e9 in a nominal second of it, less what
+ * the CPU's update leaves in the mean of a step's micro-batches. */
+static double group_room(const struct search *s)
+{
+    const double fwd = 1e-3 * forward_ms(s, 0), link = fwd * 50e9 - s->out_fwd;
+    const double update = s->update_bytes / (double)s->q->cfg->train.grad_accum;
+    return s->opt.cpu_update ? MT_MIN(link, fwd * HOST_BYTES - update - s->in_fwd - s->out_fwd) : link;
+}
+
+/* As many mixers and networks go to host memory as have room, first the kind that spares more time per byte, evenly
+ * spaced. Beside packed experts, whose copies take longer than a layer, only of two layers in three: with mixers of all
+ * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed").
+ * Returns their bytes. */
 static double spread(struct search *s, const struct place *p)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
         [OFFLOAD_MIXER] = SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
     const int64_t n = s->q->a->n_layer;
-    const double before = MT_MIN(1e-3 * forward_ms(s, 0) * 50e9 - input_bytes(s), host_room(s, p));
+    const double before = MT_MIN(group_room(s), host_room(s, p));
     double room = before;
     const struct gain *mixer = &s->host[OFFLOAD_MIXER], *ffn = &s->host[OFFLOAD_FFN];
     const int first = mixer->ms * (double)ffn->bytes > ffn->ms * (double)mixer->bytes ? OFFLOAD_MIXER : OFFLOAD_FFN;
@@ -359,19 +388,28 @@ static bool all_experts_fit(const struct search *s, const struct place *p)
     return (double)(packed_layers(s) * s->expert_bytes) <= host_room(s, p);
 }
 
-/* The packed experts of some layers or all. groups: bytes of the mixers and networks there. What is in the slots is not
+/* The packed experts of some layers or all. What is in the slots is not
  * copied. */
-static void spread_experts(struct search *s, const struct place *p, double groups)
+static void spread_experts(struct search *s, const struct place *p)
 {
     const int64_t n = packed_layers(s) * p->experts / ALL_EXPERTS;
     s->opt.expert_layers = n > HOST_EXPERT_SLOTS ? n : 0;
     s->opt.expert_bytes = s->expert_bytes;
     s->in_fwd = (double)(n - HOST_EXPERT_SLOTS) * (double)s->expert_bytes;
-    s->out_fwd = groups + (p->inputs ? input_bytes(s) : 0);
-    s->in_bwd = s->in_fwd + s->out_fwd;
 }
 
-/* Time that a place adds to a micro-batch. Inputs are copied while layers compute; moments are not. */
+/* Time that moments in host memory add to a step, beside waits_ms. The GPU reads and writes them over PCIe. The CPU
+ * updates a layer while the GPU computes the ones before it: before the first layer the GPU waits, but it makes no
+ * update itself. A fifth of the CPU's time is what steps took longer than by this sum. */
+static double moments_ms(const struct search *s)
+{
+    const struct adapters *ad = &s->probe.model.adapters;
+    if (!s->cpu_update) return copy_ms(1.2 * 2 * (double)tensor_bytes(ad->opt.m));
+    const double n_layer = (double)MT_MAX(s->q->a->n_layer - ad->lowest_layer, 1);
+    return update_ms(s) * (0.2 + 1 / n_layer) - 1e3 * 34 * (double)ad->n_flat / nominal.bytes;
+}
+
+/* Time that a place adds to a micro-batch. Inputs are copied while layers compute. */
 static double place_ms(const struct search *s, const struct place *p)
 {
     const struct plan_probe *probe = &s->probe;
@@ -380,12 +418,10 @@ static double place_ms(const struct search *s, const struct place *p)
     const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
     double bytes = 0;
     if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
-    if (p->moments)
-        bytes += 1.2 * 2 * (double)tensor_bytes(probe->model.adapters.opt.m) / (double)cfg->train.grad_accum;
     if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
     for (int k = 0; k < OFFLOAD_KINDS; k++)
         bytes += 0.05 * 2 * (double)(probe->model.acts.offload[k].n * s->opt.host_bytes[k]);
-    return 1e3 * bytes / PCIE_BYTES;
+    return copy_ms(bytes) + (p->moments ? moments_ms(s) / (double)cfg->train.grad_accum : 0);
 }
 
 /* Labelled tokens per pass of the loss head, for one size of the logits. */
@@ -451,12 +487,15 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.embed_on_host = p->embed;
     s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
     s->opt.host_moments = p->moments && s->q->train;
+    s->opt.cpu_update = s->opt.host_moments && s->cpu_update;
     s->opt.ce_chunk = chunk_of(s, 0);
-    const double groups = p->kinds ? spread(s, p) : 0;
     if (p->experts && find_expert_bytes(s, err)) return -1;
     if (s->least && p->experts && p->experts < ALL_EXPERTS && all_experts_fit(s, p)) return 0;
-    if (p->experts && s->expert_bytes) spread_experts(s, p, groups);
+    if (p->experts && s->expert_bytes) spread_experts(s, p);
     if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
+    s->out_fwd = p->inputs ? input_bytes(s) : 0;
+    if (p->kinds) s->out_fwd += spread(s, p);
+    s->in_bwd = s->in_fwd + s->out_fwd;
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
     s->probe.dev.roofs = nominal;
@@ -470,6 +509,8 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->constant =
         s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
+    if (s->opt.cpu_update)
+        s->in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / (double)s->q->cfg->train.grad_accum;
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
@@ -520,6 +561,8 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     int rc = 0;
     q.checked = true;
     s->q = &q;
+    s->cpu_update =
+        q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 && !q.cfg->parallel.zero && !config_quantises(q.cfg);
     *best = (struct plan_choice){.peak = INT64_MAX};
     for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
         const struct place p = place_of(i);

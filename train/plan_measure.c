@@ -141,6 +141,7 @@ void plan_request_room(struct plan_request *q)
     const int64_t host = dev->card.host_bytes ? dev->card.host_bytes : here ? memory_room("") : INT64_MAX;
     q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
                                  .device = least_of(par, here ? device : INT64_MAX),
+                                 .threads = least_of(par, here ? dev->n_threads : INT64_MAX),
                                  .host = least_of(par, host < INT64_MAX ? host / 2 / n_local : host)};
 }
 
@@ -331,7 +332,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
     *m = (struct plan_memory){.experts = w->expert_bytes,
                               .dense = p.dev.weights.peak - w->expert_bytes,
                               .host = p.dev.host.peak,
-                              .host_moments = ad->host_moments ? 2 * tensor_bytes(ad->opt.m) : 0,
+                              .host_moments = ad->host_moments ? adapters_host_bytes(ad, ad->cpu_update) : 0,
                               .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
                               .host_shared = plan_host_shared(q->dev, p.dev.host.peak),
                               .state = p.dev.state.peak,

@@ -8,28 +8,29 @@
 
 /* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
 struct plan_memory {
-    int64_t experts, dense;            /* frozen weights on the device: experts with their biases; all others */
-    int64_t host;                      /* pinned host memory: the embedding, and the three below */
-    int64_t host_moments, host_inputs; /* optimizer moments; inputs, mixers and networks of layers */
-    int64_t host_experts;              /* packed experts of some layers */
-    int64_t expert_slots;              /* part of experts: where those are copied to */
-    int64_t host_shared;               /* device bytes of it: all on a CPU, page tables on a GPU */
-    int64_t state;                     /* adapters, gradients, moments, working copies, tables */
-    int64_t gradients;                 /* part of state */
-    int64_t moments;                   /* part of state */
-    int64_t work_load;                 /* packed experts of a decoded layer, before they are decoded */
-    int64_t work_fwd;                  /* peak of forward and loss of a training micro-batch */
-    int64_t work;                      /* the same with the backward pass */
-    int64_t work_eval;                 /* peak of a forward pass with loss that saves nothing for a backward pass */
-    char format[96];                   /* format of the experts in memory, as weights.experts */
-    int64_t decoded;                   /* bytes of decoded layers beyond their packed bytes */
-    int64_t n_decoded;                 /* number of decoded layers */
-    int64_t n_packed;                  /* layers whose experts the products decode, faster than decoded layers */
-    int64_t n_unused;                  /* tensors of the checkpoint that are not used */
-    const char *unused;                /* name of the first of them; owned by the checkpoint */
-    double flops_fwd, flops;           /* per token: forward; training step with recomputation */
-    double inside_ms;                  /* what decoding inside the products adds to floor_ms */
-    double floor_ms;                   /* of a training micro-batch, by plan_request.rates; 0: they are not known */
+    int64_t experts, dense; /* frozen weights on the device: experts with their biases; all others */
+    int64_t host;           /* pinned host memory: the embedding, and the three below */
+    int64_t host_moments,
+        host_inputs;         /* moments, and with cpu_update all of AdamW; inputs, mixers and networks of layers */
+    int64_t host_experts;    /* packed experts of some layers */
+    int64_t expert_slots;    /* part of experts: where those are copied to */
+    int64_t host_shared;     /* device bytes of it: all on a CPU, page tables on a GPU */
+    int64_t state;           /* adapters, gradients, moments, working copies, tables */
+    int64_t gradients;       /* part of state */
+    int64_t moments;         /* part of state */
+    int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
+    int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
+    int64_t work;            /* the same with the backward pass */
+    int64_t work_eval;       /* peak of a forward pass with loss that saves nothing for a backward pass */
+    char format[96];         /* format of the experts in memory, as weights.experts */
+    int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
+    int64_t n_decoded;       /* number of decoded layers */
+    int64_t n_packed;        /* layers whose experts the products decode, faster than decoded layers */
+    int64_t n_unused;        /* tensors of the checkpoint that are not used */
+    const char *unused;      /* name of the first of them; owned by the checkpoint */
+    double flops_fwd, flops; /* per token: forward; training step with recomputation */
+    double inside_ms;        /* what decoding inside the products adds to floor_ms */
+    double floor_ms;         /* of a training micro-batch, by plan_request.rates; 0: they are not known */
 };
 
 /* Memory that a plan may use: the least of all ranks, so that all make the same choice. Expert-parallel ranks that
@@ -37,6 +38,7 @@ struct plan_memory {
 struct plan_room {
     int64_t fixed;        /* device bytes that others use: context, libraries, other processes; the most of all ranks */
     int64_t device, host; /* free bytes of the device and of this machine; INT64_MAX: the device is not here */
+    int64_t threads;      /* of a rank; INT64_MAX: the device is not here */
 };
 
 /* Kind of device, model, data. */

@@ -44,8 +44,9 @@ static void host_copy_wide(void *dst, const void *src, int64_t bytes)
 }
 
 /* At once, so there is nothing to join. */
-static void host_copy_now(void *dst, const void *src, int64_t bytes, int ticket)
+static void host_copy_now(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops)
 {
+    (void)after_ops;
     (void)ticket;
     host_copy_wide(dst, src, bytes);
 }

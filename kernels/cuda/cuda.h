@@ -58,7 +58,7 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 
 /* ---- host_copy.cu: slots of struct ops */
 
-void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket);
+void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 void cuda_host_join(int ticket);
 
 /* ---- loss.cu: whether linear_ce keeps exponentials in bf16 instead of logits in f32 */

@@ -1,6 +1,6 @@
 /* host_copy.cu - copies between the device and pinned host memory on other streams, beside the ops.
  *
- * A copy starts when the ops before it are done: its stream waits for an event of the ops' stream. A ticket is a stream
+ * Where a copy starts after the ops before it, its stream waits for an event of theirs. A ticket is a stream
  * and an event behind its last copy; host_join makes the ops' stream wait for it. With a stream each, small copies do
  * not wait for large ones of other tickets. Streams and events are created at first use and never freed.
  * Moves: the bytes once over PCIe. */
@@ -20,11 +20,13 @@ static void open_ticket(int ticket)
     if (!aside.ready) CUDA_CHECK(cudaEventCreateWithFlags(&aside.ready, cudaEventDisableTiming));
 }
 
-void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket)
+void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops)
 {
     open_ticket(ticket);
-    CUDA_CHECK(cudaEventRecord(aside.ready, cuda.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(aside.stream[ticket], aside.ready, 0));
+    if (after_ops) {
+        CUDA_CHECK(cudaEventRecord(aside.ready, cuda.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(aside.stream[ticket], aside.ready, 0));
+    }
     CUDA_CHECK(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, aside.stream[ticket]));
     CUDA_CHECK(cudaEventRecord(aside.done[ticket], aside.stream[ticket]));
 }

@@ -218,6 +218,7 @@ static int step(struct bench *b, double *loss, struct err *err)
                                     .loss_scale = 1 / (double)b->batch.n_label,
                                     .aux_share = 1,
                                     .dropout_key = 1,
+                                    .last = true,
                                     .distill = m->distill.from != DISTILL_NONE};
     struct model_tally sum;
     device_zero(m->dev, m->adapters.opt.grad);
@@ -315,6 +316,13 @@ static void print_setup(const struct bench *b)
     printf("%s\n", profile_roofs(roofs, &r->dev));
 }
 
+/* Of a step; the last one's is not made yet. */
+static double cpu_update_ms(const struct bench *b)
+{
+    const struct adapters *ad = &b->run.model.adapters;
+    return *ad->host.ms / (double)MT_MAX(ad->opt.step - 1, 1);
+}
+
 static void print_text(const struct bench *b)
 {
     const struct run *r = &b->run;
@@ -330,6 +338,9 @@ static void print_text(const struct bench *b)
                str_bytes(peak, r->dev.ops->used_bytes()),
                r->dev.ops->own_memory ? "" : " of the process, with the weights as they were generated",
                str_bytes(plan, plan_peak(&r->plan, true)));
+    if (r->model.adapters.cpu_update)
+        printf("AdamW on the CPU, %d threads: %.1f ms a step, beside the forward pass\n", r->dev.n_threads,
+               cpu_update_ms(b));
     profile_table(&b->prof, stdout);
 }
 
@@ -345,6 +356,7 @@ static void put_step(const struct bench *b, struct json_out *o)
     json_out_f64(o, "roof_pct", 100 * b->floor_ms / ms);
     json_out_i64(o, "peak_bytes", r->dev.ops->used_bytes());
     json_out_i64(o, "plan_bytes", plan_peak(&r->plan, true));
+    if (r->model.adapters.cpu_update) json_out_f64(o, "cpu_update_ms", cpu_update_ms(b));
     if (b->calls.missing) {
         json_out_str(o, "not_counted", b->calls.missing);
     } else {

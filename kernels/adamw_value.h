@@ -1,0 +1,21 @@
+/* adamw_value.h - the AdamW update of one value in fp32, for GPUs and for the CPU beside one: the same bits.
+ *
+ * A product that is added is an fmaf, so that a compiler has no choice which products to fuse. */
+#ifndef MT_ADAMW_VALUE_H
+#define MT_ADAMW_VALUE_H
+
+#include "kernels/minifloat.h"
+#include "kernels/ops.h"
+
+MT_BOTH float adamw_decay(const struct adamw_step *s) { return fmaf(-s->lr, s->weight_decay, 1); }
+
+/* p, m, v in place; decay: adamw_decay */
+MT_BOTH void adamw_value(float *p, float *m, float *v, float g, const struct adamw_step *s, float decay)
+{
+    g *= s->grad_scale;
+    *m = fmaf(s->beta1, *m, (1 - s->beta1) * g);
+    *v = fmaf(s->beta2, *v, (1 - s->beta2) * g * g);
+    *p = fmaf(decay, *p, -(s->lr * (*m / s->correction1) / (sqrtf(*v / s->correction2) + s->eps)));
+}
+
+#endif
