@@ -157,7 +157,7 @@ struct adapters {
     int64_t n_moment, first_moment; /* elements that this rank updates (ZeRO-1: its part), and the first of them */
     struct adamw opt;               /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
     struct tensor working;          /* [n_flat] act; == opt.param when both dtypes are equal */
-    int64_t version;                /* number of adapters_refresh calls: changes with the values */
+    int64_t version;                /* changes with the values */
     struct lora_layer *layers;      /* [n_layer] host; r == 0 where nothing is trained */
     struct adapters *logical;       /* parameters in the logical layout; NULL: same as the device layout */
     struct parallel par;            /* the ranks that train these adapters */

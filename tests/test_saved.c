@@ -55,6 +55,7 @@ static void open_device(struct run *r, struct config *cfg, int offload)
     cfg->data.seq_len = 16;
     cfg->train.device = on_gpu ? CFG_DEVICE_CUDA : CFG_DEVICE_CPU;
     cfg->train.offload = offload;
+    cfg->train.threads = 4; /* with fewer the GPU makes the update */
     cfg->train.recompute = CFG_RECOMPUTE_FULL;
     if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     late_ops = *r->dev.ops;

@@ -19,6 +19,9 @@ static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
 /* Share of the step that launches per 8 experts, or per expert, cost. */
 static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
+/* Fewer threads of a rank take longer than the GPU with moments over PCIe. */
+enum { CPU_UPDATE_THREADS = 4 };
+
 /* What is kept in host memory. */
 enum { ALL_EXPERTS = 12 };
 struct place {
@@ -54,7 +57,7 @@ struct search {
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
     bool cpu_update;      /* where moments are in host memory, masters are too (model_options) */
-    double embed_bytes, moment_bytes, update_bytes; /* update: that the CPUs move for it, those of all ranks */
+    double embed_bytes, moment_bytes, update_bytes; /* update: that the CPU moves for it */
     int64_t expert_bytes;                           /* the most of a layer's packed experts; 0: not known yet */
     struct gain host[OFFLOAD_KINDS];                /* of the largest group of a kind when it is saved in host memory */
     bool listed, ends;                              /* ends: every item fits in a place that adds no time */
@@ -191,7 +194,7 @@ static int list_items(struct search *s, struct err *err)
     s->listed = true;
     s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
     s->moment_bytes = (double)adapters_host_bytes(&s->probe.model.adapters, s->cpu_update);
-    s->update_bytes = 30.0 * (double)s->probe.model.adapters.n_flat * s->q->par->all->world;
+    s->update_bytes = 30 * (double)s->probe.model.adapters.n_flat;
     for (int i = 0; i < ORDERS; i++) s->items[i] = mem_array(5 * s->q->a->n_layer, sizeof(*s->items[i]));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
@@ -226,16 +229,22 @@ static double forward_ms(const struct search *s, double ops_ms) { return s->full
 
 static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
 
-/* Host memory moves the bytes of the CPU's update and those of all copies beside it: 120e9 a second beside an H100, a
- * thread 15e9 (tests/RESULTS.md, "AdamW on the CPU"). */
-#define HOST_BYTES   (120e9 / 1.35)
+/* The ranks of a machine share its host memory, which moves the bytes of the CPU's update and those of all copies
+ * beside it: 120e9 a second beside an H100, a thread 15e9 (tests/RESULTS.md, "AdamW on the CPU"). */
 #define THREAD_BYTES (15e9 / 1.35)
-static double host_ms(double bytes) { return 1e3 * bytes / HOST_BYTES; }
+static double host_rate(const struct search *s) { return 120e9 / 1.35 / s->q->par->all->local_world; }
+
+static double host_ms(const struct search *s, double bytes) { return 1e3 * bytes / host_rate(s); }
 
 static double update_ms(const struct search *s)
 {
-    const double threads = (double)s->q->room.threads * s->q->par->all->world;
-    return 1e3 * s->update_bytes / MT_MIN(HOST_BYTES, threads * THREAD_BYTES);
+    return 1e3 * s->update_bytes / MT_MIN(host_rate(s), (double)s->q->room.threads * THREAD_BYTES);
+}
+
+/* Micro-batches of a rank in a step. */
+static double n_batch(const struct search *s)
+{
+    return (double)MT_MAX(s->q->cfg->train.grad_accum / s->q->par->all->world, 1);
 }
 
 /* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link:
@@ -244,13 +253,13 @@ static double update_ms(const struct search *s)
 static double waits_ms(const struct search *s, double ops_ms)
 {
     const bool experts = s->opt.expert_layers > 0;
-    const double fwd = forward_ms(s, ops_ms), n_batch = (double)s->q->cfg->train.grad_accum;
+    const double fwd = forward_ms(s, ops_ms);
     const double link = experts ? 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd) : 0;
     const double copied = s->in_fwd + s->out_fwd;
-    const double host = s->opt.cpu_update ? MT_MAX(update_ms(s), host_ms(s->update_bytes + copied)) : 0;
+    const double host = s->opt.cpu_update ? MT_MAX(update_ms(s), host_ms(s, s->update_bytes + copied)) : 0;
     const double in_fwd = MT_MAX(link - fwd, 0), first = MT_MAX(MT_MAX(link, host) - fwd, 0);
     const double in_bwd = experts ? copy_ms(s->in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
-    return in_fwd + (first - in_fwd) / n_batch + MT_MAX(in_bwd, 0);
+    return in_fwd + (first - in_fwd) / n_batch(s) + MT_MAX(in_bwd, 0);
 }
 
 /* Sets peak and times of the options at the place of the probe; returns the peak. */
@@ -345,8 +354,8 @@ static double host_room(const struct search *s, const struct place *p)
 static double group_room(const struct search *s)
 {
     const double fwd = 1e-3 * forward_ms(s, 0), link = fwd * 50e9 - s->out_fwd;
-    const double update = s->update_bytes / (double)s->q->cfg->train.grad_accum;
-    return s->opt.cpu_update ? MT_MIN(link, fwd * HOST_BYTES - update - s->in_fwd - s->out_fwd) : link;
+    const double update = s->update_bytes / n_batch(s);
+    return s->opt.cpu_update ? MT_MIN(link, fwd * host_rate(s) - update - s->in_fwd - s->out_fwd) : link;
 }
 
 /* As many mixers and networks go to host memory as have room, first the kind that spares more time per byte, evenly
@@ -388,8 +397,7 @@ static bool all_experts_fit(const struct search *s, const struct place *p)
     return (double)(packed_layers(s) * s->expert_bytes) <= host_room(s, p);
 }
 
-/* The packed experts of some layers or all. What is in the slots is not
- * copied. */
+/* The packed experts of some layers or all. What is in the slots is not copied. */
 static void spread_experts(struct search *s, const struct place *p)
 {
     const int64_t n = packed_layers(s) * p->experts / ALL_EXPERTS;
@@ -405,8 +413,9 @@ static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;
     if (!s->cpu_update) return copy_ms(1.2 * 2 * (double)tensor_bytes(ad->opt.m));
-    const double n_layer = (double)MT_MAX(s->q->a->n_layer - ad->lowest_layer, 1);
-    return update_ms(s) * (0.2 + 1 / n_layer) - 1e3 * 34 * (double)ad->n_flat / nominal.bytes;
+    int64_t n_on = 0;
+    for (int64_t l = 0; l < s->q->a->n_layer; l++) n_on += ad->layer_on[l];
+    return update_ms(s) * (0.2 + 1 / (double)n_on) - 1e3 * 34 * (double)ad->n_flat / nominal.bytes;
 }
 
 /* Time that a place adds to a micro-batch. Inputs are copied while layers compute. */
@@ -414,14 +423,13 @@ static double place_ms(const struct search *s, const struct place *p)
 {
     const struct plan_probe *probe = &s->probe;
     const struct boundary *b = &probe->model.acts.boundary;
-    const struct config *cfg = s->q->cfg;
     const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
     double bytes = 0;
     if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
     if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
     for (int k = 0; k < OFFLOAD_KINDS; k++)
         bytes += 0.05 * 2 * (double)(probe->model.acts.offload[k].n * s->opt.host_bytes[k]);
-    return copy_ms(bytes) + (p->moments ? moments_ms(s) / (double)cfg->train.grad_accum : 0);
+    return copy_ms(bytes) + (p->moments ? moments_ms(s) / n_batch(s) : 0);
 }
 
 /* Labelled tokens per pass of the loss head, for one size of the logits. */
@@ -509,8 +517,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->constant =
         s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
-    if (s->opt.cpu_update)
-        s->in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / (double)s->q->cfg->train.grad_accum;
+    if (s->opt.cpu_update) s->in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / n_batch(s);
     s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
     const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
@@ -561,8 +568,8 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     int rc = 0;
     q.checked = true;
     s->q = &q;
-    s->cpu_update =
-        q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 && !q.cfg->parallel.zero && !config_quantises(q.cfg);
+    s->cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 && !q.cfg->parallel.zero &&
+                    !config_quantises(q.cfg) && q.room.threads >= CPU_UPDATE_THREADS;
     *best = (struct plan_choice){.peak = INT64_MAX};
     for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
         const struct place p = place_of(i);

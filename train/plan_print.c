@@ -26,7 +26,7 @@ const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, con
     char text_of[32], b[32];
     if (m->host && n < PLAN_TEXT)
         n += snprintf(text + n, (size_t)(PLAN_TEXT - n), "; host memory %s:", str_bytes(b, m->host));
-    add_host(text, &n, "embedding", m->host > m->host_moments + m->host_inputs + m->host_experts);
+    add_host(text, &n, "embedding", opt->embed_on_host);
     add_host(text, &n, "inputs of layers", m->host_inputs > 0);
     add_host(text, &n, opt->cpu_update ? "AdamW on the CPU" : "moments", m->host_moments > 0);
     for (int k = 0; k < OFFLOAD_KINDS; k++) {
