@@ -238,6 +238,28 @@ static void decoded_layers_are_worth_memory(void **state)
 #endif
 }
 
+/* Half a tile of 128 rows per expert: eight times as much per token where an expert has an eighth of the rows. */
+static void tiles_cost_small_batches_more(void **state)
+{
+    (void)state;
+    double us[2];
+    for (int i = 0; i < 2; i++) {
+        struct bed *b = bed_open();
+        struct plan_memory m;
+        struct err err;
+        int64_t unused;
+        const struct arch *a = &b->memory.arch;
+        b->cfg.data.seq_len = (i ? 1024 : 128) * a->n_exp / a->top_k;
+        struct plan_request q = plan_request_of(&b->dev, &parallel_alone, a, &b->memory.st, &b->cfg, NULL, true);
+        const struct model_options opt = plan_fixed_options(&q);
+        q.rates = (struct roofs){.flops = 800e12, .bytes = 1e18};
+        assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
+        us[i] = m.tile_ms / (double)q.n_tok;
+        mem_free(b);
+    }
+    assert_true(us[1] > 0 && fabs(us[0] / us[1] - 8) < 1e-9);
+}
+
 /* Fake quantisation writes the matrices of every product: of packed experts it reads fewer bytes. Where each product
  * only decodes, decoded layers take less time. The plan decodes as many layers as its table says are worth it. */
 static void quantised_experts_stay_packed(void **state)
@@ -763,6 +785,7 @@ int test_plan_choice(void)
         cmocka_unit_test(places_with_all_are_compared),
         cmocka_unit_test(others_end),
         cmocka_unit_test(suggested_limit),
+        cmocka_unit_test(tiles_cost_small_batches_more),
         cmocka_unit_test(suggested_options),
         cmocka_unit_test(longest_sequence_of_a_card),
         cmocka_unit_test(experts_of_a_fixed_offload),

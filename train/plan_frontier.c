@@ -65,7 +65,8 @@ static int find_fastest(struct row *r, const struct plan *p, const struct plan_r
 static double token_us(const struct row *r, int64_t n_tok)
 {
     const struct plan_choice *c = &r->choice;
-    const double ops = r->memory.floor_ms > 0 ? r->memory.floor_ms + r->memory.inside_ms : c->ops_ms;
+    const double ops =
+        r->memory.floor_ms > 0 ? r->memory.floor_ms + r->memory.inside_ms + r->memory.tile_ms : c->ops_ms;
     return 1e3 * ops * c->ms / c->ops_ms / (double)n_tok;
 }
 
@@ -138,8 +139,8 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
         out,
         "\n  memory against speed%s; > is this plan, a key gives its row; tokens per pass of the loss head, experts "
         "decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
-        timed ? ", tokens/s estimated from half of the GPU's published FLOP/s and 85 % of its bandwidth" : "", "memory",
-        "speed", timed ? 8 : 0, timed ? "tokens/s" : "", "", "loss head", "experts");
+        timed ? ", tokens/s estimated from about half of the GPU's published FLOP/s and 85 % of its bandwidth" : "",
+        "memory", "speed", timed ? 8 : 0, timed ? "tokens/s" : "", "", "loss head", "experts");
     print_rows(rows, n, p, out);
     return 0;
 }

@@ -30,6 +30,7 @@ struct plan_memory {
     const char *unused;      /* name of the first of them; owned by the checkpoint */
     double flops_fwd, flops; /* per token: forward; training step with recomputation */
     double inside_ms;        /* what decoding inside the products adds to floor_ms */
+    double tile_ms;          /* what tiles beyond the rows of experts add to it */
     double floor_ms;         /* of a training micro-batch, by plan_request.rates; 0: they are not known */
 };
 
