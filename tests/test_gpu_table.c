@@ -128,7 +128,7 @@ static void host_memory_of_the_card(void **state)
         RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all", "--host-gb", "8"), 0);
     assert_null(strstr(said.out, "--host-gb"));
     assert_says(said.out, ": embedding, inputs of layers, AdamW on the CPU");
-    static const char *const on_the_gpu[] = {"parallel.zero=true", "quant.weights=nvfp4"};
+    static const char *const on_the_gpu[] = {"train.threads=3", "quant.weights=nvfp4"};
     for (int i = 0; i < MT_LEN(on_the_gpu); i++) {
         assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=moments", "--set",
                              on_the_gpu[i]),

@@ -63,14 +63,40 @@ static void advise(char text[ADVICE], const char *what)
     snprintf(text + n, ADVICE - n, "%s%s", n ? ", or " : "", what);
 }
 
-/* Adds the other values of options that need less memory; says so when none does. */
-static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+/* Adds a fixed train.offload, which may take all of the free host memory, where it fits: `auto` takes half. */
+static int advise_fixed(char text[ADVICE], bool *fits, const struct plan *p, const struct plan_request *q,
+                        struct err *err)
+{
+    static const int ways[] = {CFG_OFFLOAD_EXPERTS, CFG_OFFLOAD_ALL};
+    *fits = false;
+    if (q->cfg->train.offload != CFG_OFFLOAD_AUTO || q->room.host == INT64_MAX) return 0;
+    for (int i = 0; i < MT_LEN(ways) && !*fits; i++) {
+        struct config cfg = *q->cfg;
+        struct plan_request other = *q;
+        int64_t peak, host;
+        char way[32], b[32], c[32], with[128];
+        other.cfg = &cfg;
+        cfg.train.offload = ways[i];
+        if (least_peak(&peak, &host, p, other, err)) return -1;
+        *fits = peak <= p->budget && host <= 2 * q->room.host;
+        if (!*fits) continue;
+        config_choice(TRAIN_OFFLOADS, ways[i], way);
+        snprintf(with, sizeof(with), "set train.offload = %s (needs %s, and %s of host memory)", way,
+                 str_bytes(b, peak), str_bytes(c, host));
+        advise(text, with);
+    }
+    return 0;
+}
+
+/* Adds the other values of options that need less memory; says so when none does, `found` none before. */
+static int advise_options(char text[ADVICE], const struct plan *p, const struct plan_request *q, bool found,
+                          struct err *err)
 {
     const bool bf16 = q->cfg->model.expert_weight_format == CFG_EXPERTS_BF16;
     const char *const what[] = {"train.recompute = auto", "train.offload = auto",
                                 bf16 ? "model.expert_weight_format = packed" : "train.decoded_layers = 0"};
     char b[32], with[128], except[128] = "";
-    int n = 0;
+    int n = found;
     for (int i = q->train ? 0 : 1; i < 4; i++) {
         struct config cfg = *q->cfg;
         struct plan_request other = *q;
@@ -128,9 +154,9 @@ static int advise_host(char text[ADVICE], const struct plan *p, const struct pla
     host *= 2 * q->par->all->local_world; /* it takes half of what is free */
     if (peak > p->budget || host / 2 / q->par->all->local_world <= q->room.host) return 0;
     if (p->card.host_bytes > 0)
-        snprintf(with, sizeof(with), "raise --host-gb to %.7g", plan_round_gib((double)host / (1 << 30)));
+        snprintf(with, sizeof(with), "raise --host-gb to %.7g (less may do)", plan_round_gib((double)host / (1 << 30)));
     else
-        snprintf(with, sizeof(with), "have %s of host memory free", str_bytes(b, host));
+        snprintf(with, sizeof(with), "have %s of host memory free (less may do)", str_bytes(b, host));
     advise(text, with);
     return 0;
 }
@@ -177,6 +203,7 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
     const char *what = train ? "training" : "evaluation";
     const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
     char need[32], have[32], part[32], fixed[PLAN_TEXT], raise[64] = "", advice[ADVICE] = "";
+    bool fits;
     (void)str_bytes(have, p->budget);
     (void)str_bytes(part, p->fixed);
     (void)plan_others(fixed, p);
@@ -191,14 +218,15 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
     (void)str_bytes(need, plan_peak(p, train));
     if (weights > p->budget) {
         advise(advice, larger);
-        if (advise_host(advice, p, q, err) || advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err))
+        if (advise_fixed(advice, &fits, p, q, err) || advise_host(advice, p, q, err) ||
+            advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err))
             return -1;
         return err_set(err, "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %s%s", what,
                        need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit, raise,
                        advice);
     }
-    if (advise_host(advice, p, q, err) || advise_tokens(advice, p, q, err) || advise_packing(advice, p, q, err) ||
-        advise_options(advice, p, q, err))
+    if (advise_fixed(advice, &fits, p, q, err) || advise_host(advice, p, q, err) || advise_tokens(advice, p, q, err) ||
+        advise_packing(advice, p, q, err) || advise_options(advice, p, q, fits, err))
         return -1;
     return err_set(err, "%s needs %s with recompute = %s%s, the budget is %s (%s), %s short: %s%s", what, need,
                    acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,

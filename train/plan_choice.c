@@ -568,8 +568,9 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     int rc = 0;
     q.checked = true;
     s->q = &q;
-    s->cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 && !q.cfg->parallel.zero &&
-                    !config_quantises(q.cfg) && q.room.threads >= CPU_UPDATE_THREADS;
+    s->cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 &&
+                    !(q.cfg->parallel.zero && q.par->dp->world > 1) && !config_quantises(q.cfg) &&
+                    q.room.threads >= CPU_UPDATE_THREADS;
     *best = (struct plan_choice){.peak = INT64_MAX};
     for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
         const struct place p = place_of(i);

@@ -39,7 +39,7 @@ struct plan_memory {
 struct plan_room {
     int64_t fixed;        /* device bytes that others use: context, libraries, other processes; the most of all ranks */
     int64_t device, host; /* free bytes of the device and of this machine; INT64_MAX: the device is not here */
-    int64_t threads;      /* of a rank; INT64_MAX: the device is not here */
+    int64_t threads;      /* of a rank; INT64_MAX: not in train.threads, and the device is not here */
 };
 
 /* Kind of device, model, data. */
