@@ -128,6 +128,9 @@ static void host_memory_of_the_card(void **state)
         RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=all", "--host-gb", "8"), 0);
     assert_null(strstr(said.out, "--host-gb"));
     assert_says(said.out, ": embedding, inputs of layers, AdamW on the CPU");
+    static const char *const qat = "quant.weights=mxfp4";
+    assert_int_equal(RUN("plan", config, "--arch", "gpt-oss-20b", "--gpu", "rtx4070", "--set", qat), 1);
+    assert_says(said.err, ", or train without quant, which keeps the experts on the device (needs ");
     static const char *const on_the_gpu[] = {"train.threads=3", "quant.weights=nvfp4"};
     for (int i = 0; i < MT_LEN(on_the_gpu); i++) {
         assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", four, "--set", "train.offload=moments", "--set",

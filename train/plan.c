@@ -196,6 +196,25 @@ static int advise_tokens(char text[ADVICE], const struct plan *p, const struct p
     return 0;
 }
 
+/* Says so where the same without quantisation fits, whose products read the experts on the device. */
+static int advise_quant(char text[ADVICE], const struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct config cfg = *q->cfg;
+    struct plan_request plain = *q;
+    int64_t peak, host;
+    char b[32], with[128];
+    if (!config_quantises(q->cfg)) return 0;
+    plain.cfg = &cfg;
+    cfg.quant.weights = CFG_QUANT_NONE;
+    cfg.quant.activations = CFG_QUANT_NONE;
+    if (least_peak(&peak, &host, p, plain, err)) return -1;
+    if (peak > p->budget) return 0;
+    snprintf(with, sizeof(with), "train without quant, which keeps the experts on the device (needs %s)",
+             str_bytes(b, peak));
+    advise(text, with);
+    return 0;
+}
+
 /* No options fit: says what takes the memory and what to change. */
 static int too_large(const struct plan *p, const struct plan_request *q, struct err *err)
 {
@@ -219,14 +238,14 @@ static int too_large(const struct plan *p, const struct plan_request *q, struct 
     if (weights > p->budget) {
         advise(advice, larger);
         if (advise_fixed(advice, &fits, p, q, err) || advise_host(advice, p, q, err) ||
-            advise_offload(advice, p, q, err) || advise_packing(advice, p, q, err))
+            advise_offload(advice, p, q, err) || advise_quant(advice, p, q, err) || advise_packing(advice, p, q, err))
             return -1;
         return err_set(err, "%s needs %s with recompute = %s, the weights alone %s, the budget is %s (%s): %s%s", what,
                        need, acts_save_name(&p->opt.save, p->n_layer), str_bytes(part, weights), have, p->limit, raise,
                        advice);
     }
     if (advise_fixed(advice, &fits, p, q, err) || advise_host(advice, p, q, err) || advise_tokens(advice, p, q, err) ||
-        advise_packing(advice, p, q, err) || advise_options(advice, p, q, fits, err))
+        advise_quant(advice, p, q, err) || advise_packing(advice, p, q, err) || advise_options(advice, p, q, fits, err))
         return -1;
     return err_set(err, "%s needs %s with recompute = %s%s, the budget is %s (%s), %s short: %s%s", what, need,
                    acts_save_name(&p->opt.save, p->n_layer), fixed, have, p->limit,
