@@ -5,7 +5,7 @@
 
 enum { BLOCK = 16384 };
 
-/* A NaN becomes the one of cuda_cast. */
+/* f32_to_bf16 in a form that a loop over values inlines, with the NaN of cuda_cast. */
 static uint16_t bf16_of(float x)
 {
     const uint32_t bits = float_bits(x), rounded = bits + 0x7fff + (bits >> 16 & 1);

@@ -17,7 +17,7 @@ struct adamw {
 };
 /* Counts a step and returns its factors. norm: of the whole gradient (op_sumsq). */
 struct adamw_step adamw_next(struct adamw *opt, double lr, double norm);
-/* Makes one update. */
+/* Makes one update, with op_adamw, and counts the step. */
 void adamw_update(struct device *dev, struct adamw *opt, double lr, double norm);
 
 #endif

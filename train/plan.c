@@ -55,7 +55,7 @@ static int least_peak(int64_t *peak, int64_t *host, const struct plan *p, struct
     return 0;
 }
 
-enum { ADVICE = 512 };
+enum { ADVICE = 768 };
 
 static void advise(char text[ADVICE], const char *what)
 {

@@ -137,8 +137,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
     const bool timed = rates->flops > 0;
     fprintf(out,
             "\n  memory against speed%s%s; > is this plan, a key gives its row; speed: of the fastest row; tokens per "
-            "pass of "
-            "the loss head, experts decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
+            "pass of the loss head, experts decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
             timed ? ", tokens/s estimated from about half of the GPU's published FLOP/s and 85 % of its bandwidth" : "",
             timed && par->all->world > 1 ? ", of one rank" : "", "memory", "speed", timed ? 8 : 0,
             timed ? "tokens/s" : "", "", "loss head", "experts");

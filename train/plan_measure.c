@@ -135,16 +135,15 @@ void plan_request_room(struct plan_request *q)
     const struct device *dev = q->dev;
     const struct parallel *par = q->par;
     const int64_t available = dev->ops->free_bytes(), n_local = par->all->local_world;
-    const int64_t asked = q->cfg->train.threads;
     const bool gpu = dev->ops->own_memory, here = !dev->card.bytes && available >= 0;
+    const int64_t here_or_many = here ? dev->n_threads : INT64_MAX;
+    const int64_t threads = q->cfg->train.threads ? q->cfg->train.threads : here_or_many;
     const int64_t fixed = dev->ops->fixed_bytes() + (gpu ? (par->ep->world - 1) * PER_PEER : 0);
     const int64_t device = gpu ? available / 100 * 99 : available / n_local / 10 * 9;
     const int64_t host = dev->card.host_bytes ? dev->card.host_bytes : here ? memory_room("") : INT64_MAX;
     q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
                                  .device = least_of(par, here ? device : INT64_MAX),
-                                 .threads = least_of(par, asked  ? asked
-                                                          : here ? dev->n_threads
-                                                                 : INT64_MAX),
+                                 .threads = least_of(par, threads),
                                  .host = least_of(par, host < INT64_MAX ? host / 2 / n_local : host)};
 }
 

@@ -8,10 +8,10 @@
 
 /* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
 struct plan_memory {
-    int64_t experts, dense; /* frozen weights on the device: experts with their biases; all others */
-    int64_t host;           /* pinned host memory: the embedding, and the three below */
-    int64_t host_moments,
-        host_inputs;         /* moments, and with cpu_update all of AdamW; inputs, mixers and networks of layers */
+    int64_t experts, dense;  /* frozen weights on the device: experts with their biases; all others */
+    int64_t host;            /* pinned host memory: the embedding, and the three below */
+    int64_t host_moments;    /* with cpu_update all that AdamW has there */
+    int64_t host_inputs;     /* inputs, mixers and networks of layers */
     int64_t host_experts;    /* packed experts of some layers */
     int64_t expert_slots;    /* part of experts: where those are copied to */
     int64_t host_shared;     /* device bytes of it: all on a CPU, page tables on a GPU */
