@@ -41,14 +41,16 @@ static void expect(const char *part)
     if (!strstr(said, part)) fail_msg("\"%s\" is not in:\n%s", part, said);
 }
 
-/* An empty directory stands for the checkpoint, which peers.py would write otherwise. */
+/* Empty directories stand for the checkpoints, which peers.py would write otherwise. */
 static int open_dir(void **state)
 {
     char path[MT_PATH];
     struct err err;
     (void)state;
     dir = scratch_dir();
-    snprintf(path, sizeof(path), "%s/gpt-oss-20b-bf16-8", dir);
+    snprintf(path, sizeof(path), "%s/bf16-8/gpt-oss-20b", dir);
+    if (file_make_dirs(path, &err)) return -1;
+    snprintf(path, sizeof(path), "%s/mxfp4-8/gpt-oss-20b", dir);
     return file_make_dirs(path, &err);
 }
 
@@ -80,6 +82,20 @@ static void test_table(void **state)
     expect("| transformers, 8 layers alone | 1 x 1024 | | 50.0 ms |  |  | 8 layers | n |");
     expect("- axolotl: skipped: ImportError: no axolotl");
     expect("- unsloth-4bit: exit 3: RuntimeError: broken");
+}
+
+/* The checkpoint of a peer, $3, has the format of experts that its users load. */
+static void test_checkpoints(void **state)
+{
+    (void)state;
+    if (no_python()) skip();
+    const char *peer = "#!/bin/sh\necho \"{\\\"problem\\\": \\\"loads $3\\\"}\"\n";
+    assert_int_equal(run(peer, "--peers unsloth-mxfp4,unsloth-4bit --shapes 1x1024"), 1);
+    char line[MT_PATH];
+    snprintf(line, sizeof(line), "- unsloth-mxfp4: loads %s/mxfp4-8/gpt-oss-20b\n", dir);
+    expect(line);
+    snprintf(line, sizeof(line), "- unsloth-4bit: loads %s/bf16-8/gpt-oss-20b\n", dir);
+    expect(line);
 }
 
 static void test_limit(void **state)
@@ -148,7 +164,7 @@ static void test_arguments(void **state)
         {"--layers 2,4,8", "expected one or two even numbers"},
         {"--shapes 2048", "expected BATCHxSEQ,..."},
         {"--layers 26", "gpt-oss-20b has 24"},
-        {"--limit 1,2,3", "3 numbers for 6 peers"},
+        {"--limit 1,2,3", "3 numbers for 7 peers"},
         {"--arch gpt-oss-2b", "invalid choice"}};
     if (no_python()) skip();
     for (int i = 0; i < MT_LEN(cases); i++) {
@@ -160,9 +176,10 @@ static void test_arguments(void **state)
 int test_peers(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_table, open_dir),    cmocka_unit_test_setup(test_limit, open_dir),
-        cmocka_unit_test_setup(test_stopped, open_dir),  cmocka_unit_test_setup(test_compile, open_dir),
-        cmocka_unit_test_setup(test_moetrain, open_dir), cmocka_unit_test_setup(test_arguments, open_dir),
+        cmocka_unit_test_setup(test_table, open_dir),     cmocka_unit_test_setup(test_checkpoints, open_dir),
+        cmocka_unit_test_setup(test_limit, open_dir),     cmocka_unit_test_setup(test_stopped, open_dir),
+        cmocka_unit_test_setup(test_compile, open_dir),   cmocka_unit_test_setup(test_moetrain, open_dir),
+        cmocka_unit_test_setup(test_arguments, open_dir),
     };
     return cmocka_run_group_tests_name("peers", tests, NULL, NULL);
 }

@@ -2,11 +2,12 @@
 attention and all experts of a model of the gpt-oss family with random weights.
 
   python peers.py --moetrain build/moetrain [--arch gpt-oss-20b] [--shapes 4x2048,1x1024,4x4096] [--layers 4,8]
-                  [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-4bit,unsloth-bf16] [--limit 60,...]
-                  [--first] [--compile 120] [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
+                  [--peers moetrain,moetrain-16gb,transformers,axolotl,unsloth-mxfp4,unsloth-4bit,unsloth-bf16]
+                  [--limit 60,...] [--first] [--compile 120] [--steps 5] [--rank 16] [--device cuda|cpu] [--work DIR]
 
-moetrain runs all layers (`bench step`). The peers load a bf16 checkpoint of `synth` with as many layers as the larger
-of --layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. A peer has --limit
+moetrain runs all layers (`bench step`). The peers load a checkpoint of `synth` with as many layers as the larger of
+--layers, time every shape, drop layers until the smaller is left, and time again: peers_step.py. The checkpoint of
+unsloth-mxfp4 has the published MXFP4 layout, which Unsloth keeps packed; that of the others is bf16. A peer has --limit
 seconds in all (one number, or one for each of --peers); what it measured until then counts. The table has a line for
 the whole model, on the straight line through both numbers of layers, or, with one of them or with all layers, what was
 measured.
@@ -34,7 +35,8 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 N_LAYER = {"gpt-oss-20b": 24, "gpt-oss-120b": 36, "gpt-oss-tiny": 4}
 MOETRAIN = {"moetrain": [], "moetrain-16gb": ["--memory-gb", "16"]}  # options of `bench step`
-PEERS = ("transformers", "axolotl", "unsloth-4bit", "unsloth-bf16")  # of peers_step.py
+PEERS = {"transformers": "bf16", "axolotl": "bf16", "unsloth-mxfp4": "mxfp4", "unsloth-4bit": "bf16",
+         "unsloth-bf16": "bf16"}  # of peers_step.py: the format of the experts in the checkpoint
 
 
 def arguments(words=None):
@@ -158,7 +160,7 @@ def measure_moetrain(a, name, limit):
 
 def peer_command(a, name, limit):
     """(command, options of the process); Unsloth writes sources below the working directory, so each peer has one."""
-    command = [a.python, os.path.join(HERE, "peers_step.py"), name, a.checkpoint, "--shapes",
+    command = [a.python, os.path.join(HERE, "peers_step.py"), name, checkpoint_of(a, PEERS[name]), "--shapes",
                ",".join("x".join(map(str, shape)) for shape in a.shapes), "--layers", ",".join(map(str, a.layers)),
                "--steps", str(a.steps), "--rank", str(a.rank), "--device", a.device, "--limit", str(limit)]
     environment = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false",
@@ -204,14 +206,21 @@ def fill_caches(a):
             end(process)
 
 
-def make_checkpoint(a):
-    """The larger number of layers, in bf16; in WORK, where a later run finds it."""
-    a.checkpoint = f"{a.work}/{a.arch}-bf16-{a.layers[-1]}"
-    if os.path.exists(a.checkpoint):
-        return
-    print(f"writing {a.checkpoint}", file=sys.stderr, flush=True)
-    subprocess.run([a.moetrain, "synth", a.arch, a.checkpoint, "--quant", "bf16", "--layers", str(a.layers[-1])],
-                   check=True, stdout=subprocess.DEVNULL)
+def checkpoint_of(a, quant):
+    """Unsloth keeps the experts packed only in a folder that is named like the published model."""
+    return f"{a.work}/{quant}-{a.layers[-1]}/{a.arch}"
+
+
+def make_checkpoints(a):
+    """The larger number of layers, in the formats of the peers; in WORK, where a later run finds them."""
+    for quant in sorted({PEERS[name] for name in a.peers if name in PEERS}):
+        path = checkpoint_of(a, quant)
+        if os.path.exists(path):
+            continue
+        print(f"writing {path}", file=sys.stderr, flush=True)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        subprocess.run([a.moetrain, "synth", a.arch, path, "--quant", quant, "--layers", str(a.layers[-1])],
+                       check=True, stdout=subprocess.DEVNULL)
 
 
 # ---- the table
@@ -293,10 +302,9 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     try:
-        if any(name in PEERS for name in a.peers):
-            make_checkpoint(a)
-            if a.compile:
-                fill_caches(a)
+        make_checkpoints(a)
+        if a.compile:
+            fill_caches(a)
         print(f"{a.arch}, {n_layer} layers, LoRA r = {a.rank} on attention and all experts, random weights and tokens, "
               f"median of {a.steps} steps. A row with two numbers of layers lies on the straight line through both.\n")
         print(HEADER, flush=True)

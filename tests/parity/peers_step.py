@@ -104,20 +104,20 @@ def load_axolotl(a):
 def load_unsloth(a):
     from unsloth import FastLanguageModel  # before transformers, which it patches
 
-    four_bit = a.peer.endswith("4bit")
     model, _ = FastLanguageModel.from_pretrained(
-        a.checkpoint, max_seq_length=max(seq for _, seq in a.shapes), load_in_4bit=four_bit, load_in_16bit=not four_bit)
+        a.checkpoint, max_seq_length=max(seq for _, seq in a.shapes), load_in_4bit=a.peer == "unsloth-4bit",
+        load_in_16bit=a.peer == "unsloth-bf16")
     model = FastLanguageModel.get_peft_model(
         model, r=a.rank, lora_alpha=2 * a.rank, lora_dropout=0, bias="none", use_gradient_checkpointing="unsloth",
         target_modules=[*ATTENTION, "gate_proj", "up_proj", "down_proj"],
-        target_parameters=None if four_bit else EXPERTS)  # in 4 bits its experts are a Linear each
+        target_parameters=EXPERTS if a.peer == "unsloth-bf16" else None)  # else it finds the experts
     return model, [("its own", lambda: None)]
 
 
-LOADERS = {"transformers": load_transformers, "axolotl": load_axolotl, "unsloth-4bit": load_unsloth,
-           "unsloth-bf16": load_unsloth}
+LOADERS = {"transformers": load_transformers, "axolotl": load_axolotl, "unsloth-mxfp4": load_unsloth,
+           "unsloth-4bit": load_unsloth, "unsloth-bf16": load_unsloth}
 PACKAGES = {"transformers": ("transformers", "peft"), "axolotl": ("transformers", "peft"),
-            "unsloth-4bit": ("unsloth", "bitsandbytes"), "unsloth-bf16": ("unsloth",)}
+            "unsloth-mxfp4": ("unsloth",), "unsloth-4bit": ("unsloth", "bitsandbytes"), "unsloth-bf16": ("unsloth",)}
 
 
 def versions(names):
