@@ -18,8 +18,26 @@
 #define TINY      "../../configs/tiny-gptoss"
 #define OK(rc)    assert_int_equal(check(rc, &err, __LINE__), 0)
 
-static const char *parity_case;           /* under fixtures */
+/* Bounds of the relative errors in fp32, each compared with the largest error of a case: of the loss and the gradient
+ * norm of each step, of the gradients of the first step and of the final adapter, per tensor. They are about three
+ * times the largest of four sets of OpenBLAS's kernels (Prescott, Sandybridge, Haswell, SkylakeX). case_a and the
+ * models with gated DeltaNet amplify rounding errors. */
+enum quantity { LOSS, GRAD_NORM, GRADIENTS, ADAPTER, BASE, N_QUANTITY };
+static const char *const quantities[N_QUANTITY] = {"loss", "grad_norm", "gradients", "adapter", "loss of the base"};
+static const struct parity_case {
+    const char *dir; /* under fixtures */
+    double exact[N_QUANTITY];
+} cases[] = {
+    {"parity/case_a", {6e-5, 6e-4, 3e-5, 1e-3, 2e-7}},    {"parity/case_b", {4e-7, 1e-5, 6e-5, 1e-4, 2e-7}},
+    {"parity/qwen3", {3e-7, 4e-7, 3e-6, 1e-6, 2e-7}},     {"parity/olmoe", {2e-7, 3e-7, 3e-6, 1e-6, 2e-7}},
+    {"parity/mixtral", {4e-7, 7e-7, 5e-6, 3e-6, 2e-7}},   {"parity/glm4", {3e-7, 1e-6, 7e-6, 1e-5, 2e-7}},
+    {"parity/glm4_lite", {2e-7, 2e-6, 1e-5, 1e-5, 2e-7}}, {"parity/deepseek_v3", {3e-7, 6e-7, 6e-6, 6e-6, 2e-7}},
+    {"parity/qwen3_5", {2e-6, 6e-4, 2e-4, 2e-5, 2e-7}},   {"parity/qwen3_next", {1e-6, 7e-4, 5e-4, 4e-6, 2e-7}},
+    {"parity/mistral4", {2e-7, 9e-7, 7e-6, 1e-6, 2e-7}},  {"parity/deepseek_v4", {3e-7, 5e-7, 4e-6, 8e-6, 2e-7}},
+};
+static const struct parity_case *parity_case;
 static const char *parity_device = "cpu"; /* or "cuda", "cuda-portable" */
+static double largest[N_QUANTITY];        /* error in fp32, of all cases */
 
 static int check(int rc, const struct err *err, int line)
 {
@@ -38,7 +56,7 @@ static struct json_doc *expected_json(void)
 {
     char path[MT_PATH];
     struct err err = {.msg = ""};
-    struct json_doc *doc = json_load(path_in(path, fixture(parity_case), "expected.json"), 1 << 20, &err);
+    struct json_doc *doc = json_load(path_in(path, fixture(parity_case->dir), "expected.json"), 1 << 20, &err);
     OK(doc ? 0 : -1);
     return doc;
 }
@@ -61,7 +79,7 @@ static double allowed(const char *quantity, const char *name, int64_t index, dou
     double v = NAN;
     struct err err = {.msg = ""};
     if (!on_gpu()) return exact;
-    struct json_doc *doc = json_load(path_in(path, fixture(parity_case), "bf16.json"), 1 << 20, &err);
+    struct json_doc *doc = json_load(path_in(path, fixture(parity_case->dir), "bf16.json"), 1 << 20, &err);
     OK(doc ? 0 : -1);
     if (name) {
         v = number(json_find(json_root(doc), quantity), name);
@@ -86,7 +104,7 @@ static void case_config(struct config *cfg, const char *out)
     char text[4 * MT_PATH];
     struct err err;
     struct json_doc *doc = expected_json();
-    const char *dir = fixture(parity_case);
+    const char *dir = fixture(parity_case->dir);
     int size =
         snprintf(text, sizeof(text),
                  "[model]\npath = %s\n"
@@ -127,7 +145,7 @@ static double *read_tensor(const struct safetensors *st, const char *name, int64
 }
 
 /* Fails unless both files have the same tensors, each within its allowed relative error (Frobenius norm). */
-static void compare_files(const char *ours, const char *theirs, const char *quantity)
+static void compare_files(const char *ours, const char *theirs, enum quantity quantity)
 {
     struct safetensors a, b;
     struct err err;
@@ -141,13 +159,15 @@ static void compare_files(const char *ours, const char *theirs, const char *quan
         if (!u || u->ndim != t->ndim || memcmp(u->shape, t->shape, (size_t)t->ndim * sizeof(t->shape[0])))
             fail_msg("%s: missing or of another shape", t->name);
         double *x = read_tensor(&a, t->name, &n), *y = read_tensor(&b, t->name, &m);
-        const double error = relative_error(x, y, n), tol = allowed(quantity, t->name, -1, 1e-3);
+        const double error = relative_error(x, y, n),
+                     tol = allowed(quantities[quantity], t->name, -1, parity_case->exact[quantity]);
         if (!(error <= tol)) fail_msg("%s: error %.2e, allowed %.0e", t->name, error, tol);
         worst = MT_MAX(worst, error);
         mem_free(x);
         mem_free(y);
     }
-    print_message("%lld tensors, worst error %.1e\n", (long long)b.n_tensors, worst);
+    print_message("%s: %lld tensors, largest error %.1e\n", quantities[quantity], (long long)b.n_tensors, worst);
+    if (!on_gpu()) largest[quantity] = fmax(largest[quantity], worst);
     safetensors_close(&a);
     safetensors_close(&b);
 }
@@ -239,8 +259,8 @@ static void test_forward(void **state)
     int64_t n_tok, n;
     case_config(&cfg, scratch_dir());
     OK(run_open_headers(&r, &cfg, &err));
-    OK(run_open_model(&r, path_in(path, fixture(parity_case), "adapter_init"), true, &err));
-    OK(safetensors_open(&st, path_in(path, fixture(parity_case), "forward.safetensors"), &err));
+    OK(run_open_model(&r, path_in(path, fixture(parity_case->dir), "adapter_init"), true, &err));
+    OK(safetensors_open(&st, path_in(path, fixture(parity_case->dir), "forward.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
     forward(&r.model, ids, n_tok);
     compare_hidden(&r.model, &st);
@@ -313,7 +333,7 @@ static void check_gradients(enum cfg_recompute recompute)
     cfg.train.recompute = (int)recompute;
     OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, true, &err));
-    OK(run_open_model(&r, path_in(adapter, fixture(parity_case), "adapter_init"), true, &err));
+    OK(run_open_model(&r, path_in(adapter, fixture(parity_case->dir), "adapter_init"), true, &err));
     const struct loader_options opt = run_loader_options(&cfg, true);
     assert_true(cfg.train.grad_accum <= MAX_ACCUM);
     struct loader *l = loader_open(&r.train, &opt, (struct loader_pos){0, 0});
@@ -331,7 +351,7 @@ static void check_gradients(enum cfg_recompute recompute)
     save_gradients(&r.model, path_in(adapter, cfg.output.dir, "gradients"));
     run_close(&r);
     compare_files(path_in(ours, adapter, "adapter_model.safetensors"),
-                  path_in(theirs, fixture(parity_case), "grads_step0.safetensors"), "gradients");
+                  path_in(theirs, fixture(parity_case->dir), "grads_step0.safetensors"), GRADIENTS);
 }
 
 static void test_gradients(void **state)
@@ -343,28 +363,35 @@ static void test_gradients(void **state)
 
 /* ---- training */
 
-/* Relative errors of one quantity: in fp32 each is compared with the tolerance, on a GPU their root mean square. */
+/* Relative errors of one quantity: in fp32 each is compared with its bound, on a GPU their root mean square, which
+ * bf16.json has. */
 struct errors {
-    const char *quantity;
-    double exact, sum2;
+    enum quantity quantity;
+    double sum2, largest;
     int64_t n;
 };
 
 static void add_error(struct errors *e, double ours, double theirs)
 {
-    const double error = fabs(ours - theirs) / fabs(theirs);
+    const double error = fabs(ours - theirs) / fabs(theirs), bound = parity_case->exact[e->quantity];
     e->sum2 += error * error;
+    e->largest = fmax(e->largest, error);
     e->n++;
-    if (!on_gpu() && !(error <= e->exact))
-        fail_msg("%s %lld: %.9g, expected %.9g within %.0e", e->quantity, (long long)e->n, ours, theirs, e->exact);
+    if (!on_gpu() && !(error <= bound))
+        fail_msg("%s %lld: %.9g, expected %.9g within %.0e", quantities[e->quantity], (long long)e->n, ours, theirs,
+                 bound);
 }
 
 static void check_errors(const struct errors *e, int64_t n)
 {
-    const double rms = sqrt(e->sum2 / (double)e->n), tol = allowed(e->quantity, NULL, -1, e->exact);
+    const char *in_bf16 = quantities[e->quantity == BASE ? LOSS : e->quantity];
+    const double rms = sqrt(e->sum2 / (double)e->n), bound = parity_case->exact[e->quantity];
+    const double tol = allowed(in_bf16, NULL, -1, bound), error = on_gpu() ? rms : e->largest;
     assert_int_equal(e->n, n);
-    print_message("%s: error %.1e over %lld, allowed %.1e\n", e->quantity, rms, (long long)n, tol);
-    assert_true(rms <= tol);
+    print_message("%s: %s error %.1e of %lld, allowed %.1e\n", quantities[e->quantity],
+                  on_gpu() ? "root mean square" : "largest", error, (long long)n, tol);
+    assert_true(error <= tol);
+    if (!on_gpu()) largest[e->quantity] = fmax(largest[e->quantity], error);
 }
 
 static void test_base_eval(void **state)
@@ -381,7 +408,7 @@ static void test_base_eval(void **state)
     assert_true(run_evaluate(&r, &e, NULL));
     run_close(&r);
     struct json_doc *doc = expected_json();
-    struct errors loss = {.quantity = "loss", .exact = 1e-4};
+    struct errors loss = {.quantity = BASE};
     add_error(&loss, e.loss, number(json_root(doc), "eval_base"));
     check_errors(&loss, 1);
     json_free(doc);
@@ -394,7 +421,7 @@ static void compare_metrics(const char *out)
     char path[MT_PATH], *line;
     int64_t size, n_steps = 0, n_evals = 0;
     static const char *const evals[] = {"eval_init_adapter", "eval_final"};
-    struct errors loss = {.quantity = "loss", .exact = 1e-4}, norm = {.quantity = "grad_norm", .exact = 1e-3};
+    struct errors loss = {.quantity = LOSS}, norm = {.quantity = GRAD_NORM};
     struct json_doc *doc = expected_json();
     struct json want, steps;
     OK(json_get_array(json_root(doc), "steps", &steps, &err));
@@ -431,11 +458,11 @@ static void test_training(void **state)
     struct err err;
     char ours[MT_PATH], theirs[MT_PATH];
     case_config(&cfg, scratch_dir());
-    path_in(cfg.lora.init_from, fixture(parity_case), "adapter_init");
+    path_in(cfg.lora.init_from, fixture(parity_case->dir), "adapter_init");
     OK(loop_train(&cfg, &comm_alone, NULL, &err));
     compare_metrics(cfg.output.dir);
     compare_files(path_in(ours, cfg.output.dir, "adapter/adapter_model.safetensors"),
-                  path_in(theirs, fixture(parity_case), "adapter_final/adapter_model.safetensors"), "adapter");
+                  path_in(theirs, fixture(parity_case->dir), "adapter_final/adapter_model.safetensors"), ADAPTER);
 }
 
 static bool have_gpu(void)
@@ -453,10 +480,6 @@ static void gpu_is_here(void **state)
 
 int test_parity(void)
 {
-    static const char *const cases[] = {"parity/case_a",     "parity/case_b",      "parity/qwen3",
-                                        "parity/olmoe",      "parity/mixtral",     "parity/glm4",
-                                        "parity/glm4_lite",  "parity/deepseek_v3", "parity/qwen3_5",
-                                        "parity/qwen3_next", "parity/mistral4",    "parity/deepseek_v4"};
     static const char *const gpus[] = {"cuda", "cuda-portable"};
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forward),
@@ -468,13 +491,15 @@ int test_parity(void)
     const struct CMUnitTest tiny[] = {cmocka_unit_test(test_tiny_logits)};
     int failed = 0;
     for (int i = 0; i < MT_LEN(cases); i++) {
-        parity_case = cases[i];
-        failed += cmocka_run_group_tests_name(cases[i], tests, NULL, NULL);
+        parity_case = &cases[i];
+        failed += cmocka_run_group_tests_name(cases[i].dir, tests, NULL, NULL);
     }
+    for (int i = 0; i < N_QUANTITY; i++)
+        print_message("largest error of all recorded models: %s %.1e\n", quantities[i], largest[i]);
     failed += cmocka_run_group_tests_name("configs/tiny-gptoss", tiny, NULL, NULL);
     if (!have_gpu()) return failed + cmocka_run_group_tests_name("parity on a GPU", no_gpu, NULL, NULL);
     for (int i = 0; i < 2 * MT_LEN(gpus); i++) {
-        parity_case = cases[i / 2];
+        parity_case = &cases[i / 2];
         parity_device = gpus[i % 2];
         failed += cmocka_run_group_tests_name(parity_device, tests, NULL, NULL);
     }

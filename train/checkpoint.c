@@ -2,10 +2,10 @@
  *     adapter/adapter_config.json, adapter/adapter_model.safetensors   for other programs; not read back
  *     best/   the run's best/ at this step, where a later one replaced it (train/best.c); not in the manifest
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/amax_file.h)
- *     optimizer.safetensors: "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
- * (model/lora.h), without padding, in the precision of training state.json: counters, position, hashes, and the
- * settings that a continued run must match manifest.json: size and CRC-32 of the files above, one per line;
- * written last
+ *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
+ *                             (model/lora.h), without padding, in the precision of training
+ *     state.json      counters, position, hashes, and the settings that a continued run must match
+ *     manifest.json   size and CRC-32 of the files above without best/, one per line; written last
  *
  * A directory named step-NNNNNN is complete: it was written under a hidden name, every file synced, then renamed
  * (train/atomic_dir.h). The manifest detects later damage by a disk or a copy. */

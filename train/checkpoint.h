@@ -32,7 +32,7 @@ struct train_state {
 
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
  * state.json with the options of `cfg` that are not CONFIG_FREE and the values of `arch` (NULL: none), and a manifest
- * with size and CRC-32 of every file.
+ * with size and CRC-32 of these files; the model card and best/ are not in it.
  * Written under a temporary name, fsynced, renamed. Then deletes all but the newest `keep` (0: keeps all); a failed
  * deletion is a warning. Rank 0 writes; the other ranks call it to send their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
