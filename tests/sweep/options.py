@@ -1,5 +1,7 @@
-"""options.py - every configuration key, by --set and in a file, and every option and argument of every command, at
-extreme values. With an accepted value the run trains a step; values from a file are only read."""
+"""options.py - every configuration key, by --set and in a file, at valid and at extreme values, and every option and
+argument of every command at extreme values. A valid value must train a step, and so must any other that is accepted;
+values from a file are only read."""
+import json
 import os
 import re
 
@@ -16,6 +18,20 @@ VALUES = [
     "\\0\\x00%00",
     "\u00e9\U0001f600\u202e", "\udcff\udcfe", "\x1b[31m\x07", "{empty}", "{folder}", "{fifo}", "{zero}", LONG,
 ]
+TEMPLATE = ("{% for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' %}{% generation %}"
+            "{{ m.content + '<end>' }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+            "{% if extra %}{{ 'x' }}{% endif %}")
+CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+ROWS = {
+    "chat": {"messages": CHAT},
+    "sharegpt": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+    "alpaca": {"instruction": "a", "output": "b"},
+    "completion": {"prompt": "a", "completion": "b"},
+    "tokens": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
+    "teacher": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "topk_ids": [None, [2], [3]],
+                "topk_logprobs": [None, [-0.5], [-0.5]]},
+    "prompts": {"prompt": "a"},
+}
 # These may run for ever: they count steps, passes or tokens.
 ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq"}
 
@@ -49,10 +65,96 @@ INSTEAD = {
     ("tokens", "--template"): ["--checkpoint", "{model}", "--messages", "{messages}", "--json"],
 }
 
+# Settings that valid values of a section's keys or of one key need.
+NEEDS = {
+    "distill": ["distill.teacher=base"],
+    "quant": ["quant.weights=mxfp4"],
+    "parallel": ["parallel.cpu_ranks=2", "train.grad_accum=2"],
+    "eval": ["eval.every=1"],
+    "model.revision": ["model.path={model}"],
+    "model.quantize": ["model.path={bf16}"],
+    "model.quantize_attention": ["model.path={bf16}", "model.quantize=nf4"],
+    "data.eval": ["data.eval_split=0"],
+    "data.eval_format": ["data.eval_split=0", "data.eval={rows}", "data.seq_len=256"],
+    "data.eval_columns": ["data.eval_split=0", "data.eval={rows}"],
+    "data.format": ["data.seq_len=256"],
+    "train.epochs": ["train.steps=0"],
+    "optim.warmup_steps": ["train.steps=2"],
+    "eval.prompts": ["eval.prompt_tokens=2"],
+}
+# Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
+# settings that the value needs.
+VALID = {
+    "model.path": ["{model}", "{bf16}"],
+    "model.revision": ["main", "v1.0"],
+    "data.train": ["{rows}", "{rows}*0.5", "{rows},{rows}"],
+    "data.eval": ["{rows}"],
+    "data.columns": ["text=text"],
+    "data.eval_columns": ["same", "text=text"],
+    "data.eval_format": ["same", "auto", "text", ("messages", "data.eval={chat}"), ("tokens", "data.eval={tokens}")],
+    "data.format": ["auto", "text", ("messages", "data.train={chat}"), ("tokens", "data.train={tokens}"),
+                    ("sharegpt", "data.train={sharegpt}"), ("alpaca", "data.train={alpaca}"),
+                    ("prompt_completion", "data.train={completion}")],
+    "data.loss_on": ["assistant", "last", "all"],
+    "data.chat_template": [("{template}", "data.train={chat}")],
+    "data.chat_kwargs": [('{"extra": true}', "data.train={chat}", "data.chat_template={template}")],
+    "data.chat_date": ["2025-06-28", "2024-02-29"],
+    "lora.targets": ["attention,experts", "q_proj", "attention", "all-linear"],
+    "lora.rank_pattern": ["experts=1,q_proj=3"],
+    "lora.layers": ["all", "0", "0-0"],
+    "lora.init_from": ["{adapter}"],
+    "distill.teacher": ["none", "base", "adapter:{adapter}", ("rows", "data.train={teacher}", "data.format=tokens")],
+    "quant.start": ["0", ("1", "train.steps=2")],
+    "quant.activations": ["none", *((v, "quant.weights=" + w) for v, w in
+                                    (("fp8", "fp8"), ("int8", "int8"), ("nvfp4", "nvfp4")))],
+    "quant.narrow": ["false", ("true", "quant.weights=int8")],
+    "train.device": ["auto", "cpu"],
+    "train.dtype": ["auto", "fp32"],
+    "train.expert_dtype": ["bf16"],
+    "train.epochs": ["1", "0.5"],
+    "train.resume": ["auto", "never", ("{run}/checkpoints/step-000001", "train.steps=2")],
+    "train.profile": ["1:1"],
+    "train.decoded_layers": ["-1"],
+    "parallel.gpus": ["1"],
+    "parallel.ep": ["1", "2"],
+    "eval.prompts": ["{prompts}"],
+    "output.dir": ["elsewhere", "a b/c"],
+}
 
-def keys_of(s):
+
+def table_of(s):
+    """{key: (type, default, range)} of `moetrain config`."""
     table = s.run(["config", "--markdown"], s.root).out.decode()
-    return re.findall(r"^\| `([a-z_]+\.[a-z0-9_]+)` \|", table, re.M)
+    rows = re.findall(r"^\| `([a-z_]+\.[a-z0-9_]+)` \| (\w+) \| `?(.*?)`? \| (.*?) \| ", table, re.M)
+    return {key: (kind, default, limits.replace("\\|", "|")) for key, kind, default, limits in rows}
+
+
+def valid_values(key, kind, default, limits):
+    """(value, settings) that the key must accept: the rows of VALID, or what the type and range say."""
+    if key in VALID:
+        return [(v, []) if isinstance(v, str) else (v[0], list(v[1:])) for v in VALID[key]]
+    if kind in ("enum", "bool"):
+        return [(v, []) for v in limits.split("|")]
+    if kind == "text":
+        return []
+    low, high = (float(v) for v in limits[1:-1].split(","))
+    between = (low + high) / 2 if kind == "real" and high <= 10 else low + 1
+    numbers = [f"{v:g}" for v in ([low] if limits[0] == "[" else []) + [min(between, high)]]
+    return [(v, []) for v in dict.fromkeys([*numbers, default])]
+
+
+def valid_cases(s):
+    table = table_of(s)
+    for key in VALID:
+        if key not in table:
+            raise RuntimeError(f"{key} of VALID is not a key of `moetrain config`")
+    for key, row in table.items():
+        values = valid_values(key, *row)
+        if not values:
+            raise RuntimeError(f"{key}: add its valid values to VALID")
+        needs = NEEDS.get(key.split(".")[0], []) + NEEDS.get(key, [])
+        for value, more in values:
+            yield ("valid", key, value, tuple(needs + more))
 
 
 def options_of(s):
@@ -69,10 +171,17 @@ def options_of(s):
 class Fixtures:
     def __init__(self, s):
         s.synth("gpt-oss-tiny", "model")
-        self.words = {"model": s.path("model"), "folder": s.path("folder"), "empty": s.path("empty"),
-                      "fifo": s.path("fifo"), "zero": s.path("zero"), "run": s.path("run"),
-                      "adapter": s.path("run", "adapter"),
-                      "messages": s.path("messages.json")}
+        s.synth("qwen3-tiny", "bf16")
+        self.words = {"adapter": s.path("run", "adapter"), "messages": s.path("messages.json")}
+        for name in ("model", "bf16", "folder", "empty", "fifo", "zero", "run"):
+            self.words[name] = s.path(name)
+        for name, row in ROWS.items():
+            self.words[name] = s.path(name + ".jsonl")
+            with open(self.words[name], "w") as f:
+                f.write(4 * (json.dumps(row) + "\n"))
+        self.words["template"] = s.path("template.jinja")
+        with open(s.path("template.jinja"), "w") as f:
+            f.write(TEMPLATE)
         os.mkdir(s.path("folder"))
         open(s.path("empty"), "w").close()
         os.mkfifo(s.path("fifo"))
@@ -87,6 +196,7 @@ class Fixtures:
             "output": {"dir": "out/deep/run"},
         }
         self.sections = sections
+        self.words["rows"] = sections["data"]["train"]
         self.words["config"] = s.write_config("base.ini", **sections)
         r = s.run(["base.ini", "--set", f"output.dir={s.path('run')}"], s.root)
         if r.code:
@@ -107,7 +217,7 @@ class Fixtures:
 
 
 def needs_more(key):
-    """Settings that make moetrain read the value."""
+    """Settings that make moetrain read an extreme value."""
     return {"data.eval": ["data.eval_split=0"], "eval.every": [], "train.epochs": ["train.steps=0"],
             "optim.warmup_steps": ["train.steps=0", "train.epochs=0.1"],
             "model.quantize_attention": ["model.quantize=nf4"]}.get(key, [])
@@ -115,19 +225,20 @@ def needs_more(key):
 
 def sweep(s):
     fix = Fixtures(s)
-    cases = [(way, key, v) for key in keys_of(s) for v in VALUES for way in ("--set", "file")]
+    cases = list(valid_cases(s))
+    cases += [(way, key, v) for key in table_of(s) for v in VALUES for way in ("--set", "file")]
     cases += [(command, option, v) for command, option in options_of(s) for v in VALUES]
 
     def judge_all(case, r, names, folder):
         stop = case[1] in ENDLESS
-        wrong = s.judge(r, names, stop)
+        wrong = s.judge(r, names, stop, codes=(0,) if case[0] == "valid" else (0, 1, 2))
         metrics = os.path.join(folder, "a", "b", "out", "deep", "run", "metrics.jsonl")
         if not wrong and r.code == 0 and os.path.exists(metrics) and not finite_metrics(metrics):
             wrong = "a loss is not finite"
-        s.add(" ".join(f"{w!a:.40}" if i == 2 else w for i, w in enumerate(case)), r, wrong)
+        s.add(" ".join(f"{w!a:.40}" if i == 2 else w for i, w in enumerate(case[:3])), r, wrong)
 
     def do(case, folder):
-        way, name, value = case
+        way, name, value = case[:3]
         value = fix.put(value)
         inner = os.path.join(folder, "a", "b")  # ../.. stays in the scratch folder
         os.makedirs(inner)
@@ -135,7 +246,11 @@ def sweep(s):
         names = [name, value[:30], value.split(",")[0], printed[:20], re.sub(r"\?+", "??", printed)]
         timeout = 10 if name in ENDLESS else None
         names += ["train.grad_accum"] if name.startswith("parallel.") else []  # micro-batches are shared by the ranks
-        if way in ("--set", "file"):
+        if way == "valid":
+            words = [fix.words["config"]]
+            for setting in (*case[3], f"{name}={value}"):
+                words += ["--set", fix.put(setting)]
+        elif way in ("--set", "file"):
             words = [fix.words["config"]] if way == "--set" else fix.file_with(inner, name, value)
             for more in needs_more(name):
                 words += ["--set", more]

@@ -151,7 +151,8 @@ class Sweep:
                 if done % 500 == 0:
                     print(f"{self.name}: {done} of {len(picked)} cases", flush=True)
         print(f"{self.name}: {len(picked)} of {len(cases)} cases, {self.runs} runs, "
-              f"exit codes {dict(sorted(self.codes.items()))}, peak {self.peak / 2**20:.0f} MiB, "
+              f"{self.codes.get(0, 0)} of them succeeded, exit codes {dict(sorted(self.codes.items()))}, "
+              f"peak {self.peak / 2**20:.0f} MiB, "
               f"slowest {self.slowest[0]:.1f} s ({self.slowest[1]!a:.100}), failed: {len(self.failed)}", flush=True)
         return len(self.failed)
 
