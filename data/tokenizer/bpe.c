@@ -320,6 +320,15 @@ int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t s
     return size;
 }
 
+int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size)
+{
+    uint8_t *bytes = mem_alloc(size);
+    const int64_t n = bpe_bytes(b, bytes, text, size);
+    const int32_t id = n > 0 ? bpe_find(b, bytes, n) : -1;
+    mem_free(bytes);
+    return id;
+}
+
 /* Unsupported options must be absent, null, false or empty in the file. */
 static int check_options(struct bpe *b, struct json model, bool *ignore_merges, struct err *err)
 {

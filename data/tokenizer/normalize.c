@@ -57,6 +57,30 @@ int64_t utf8_invalid_at(const char *text, int64_t size)
     return -1;
 }
 
+static utf8proc_int32_t code_point(const char *s)
+{
+    utf8proc_int32_t c;
+    return utf8proc_iterate((const utf8proc_uint8_t *)s, 4, &c) > 0 ? c : 0;
+}
+
+bool utf8_is_space(const char *s)
+{
+    const utf8proc_int32_t c = code_point(s);
+    return (c >= 9 && c <= 13) || c == ' ' || c == 0x85 || c == 0xa0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200a) ||
+           c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+}
+
+/* Alphabetic, marks, decimal digits, connectors and joiners (Unicode TR 18). The only alphabetic symbols are circled
+ * and squared letters. */
+bool utf8_is_word(const char *s)
+{
+    const utf8proc_int32_t c = code_point(s);
+    const utf8proc_category_t k = utf8proc_category(c);
+    return (k >= UTF8PROC_CATEGORY_LU && k <= UTF8PROC_CATEGORY_NL) || k == UTF8PROC_CATEGORY_PC || c == 0x200c ||
+           c == 0x200d || (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+           (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
+}
+
 void normal_free(struct normal *n)
 {
     mem_free(n->text);
@@ -150,8 +174,15 @@ static void prepend(struct normal *n, const char *text, int64_t size, const char
     for (int64_t i = 0; i < size; i++) append(n, text + i, 1, i, i + 1);
 }
 
+static int too_large(struct err *err)
+{
+    return err_set(err, "the normalizer makes more than %d bytes of each byte of the text: use another tokenizer.json",
+                   NORMALIZER_GROWTH);
+}
+
 /* The leftmost of overlapping matches counts. Without a match n->text stays NULL. */
-static int replace(struct normal *n, const char *text, int64_t size, const char *from, const char *to, struct err *err)
+static int replace(struct normal *n, const char *text, int64_t size, const char *from, const char *to, int64_t room,
+                   struct err *err)
 {
     int64_t n_from = (int64_t)strlen(from), n_to = (int64_t)strlen(to);
     bool found = false;
@@ -159,7 +190,7 @@ static int replace(struct normal *n, const char *text, int64_t size, const char 
         bool here = text[i] == from[0] && n_from <= size - i && !memcmp(text + i, from, (size_t)n_from);
         int64_t used = here ? n_from : 1;
         append(n, here ? to : text + i, here ? n_to : 1, i, i + used);
-        if (n->size > INT32_MAX) return err_set(err, "a text of %lld bytes is too long", (long long)size);
+        if (n->size > room) return too_large(err);
         found = found || here;
         i += used;
     }
@@ -215,10 +246,10 @@ int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err
 }
 
 static int run_step(const struct normalizer_step *step, struct normal *n, const char *text, int64_t size, bool first,
-                    struct err *err)
+                    int64_t room, struct err *err)
 {
     if (step->kind == NORMALIZE_NFC) return nfc_make(n, text, size, err);
-    if (step->kind == NORMALIZE_REPLACE) return replace(n, text, size, step->from, step->to, err);
+    if (step->kind == NORMALIZE_REPLACE) return replace(n, text, size, step->from, step->to, room, err);
     int64_t n_to = (int64_t)strlen(step->to);
     bool there = n_to <= size && !memcmp(text, step->to, (size_t)n_to);
     if (size > 0 && !(step->only_first && !first) && !(step->only_missing && there)) prepend(n, text, size, step->to);
@@ -226,12 +257,12 @@ static int run_step(const struct normalizer_step *step, struct normal *n, const 
 }
 
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
-                   struct err *err)
+                   int64_t *room, struct err *err)
 {
     for (int64_t i = 0; i < z->n_steps; i++) {
         struct normal next = {0};
-        int rc = run_step(&z->steps[i], &next, n->text ? n->text : text, n->text ? n->size : size, first, err);
-        if (!rc && next.size > INT32_MAX) rc = err_set(err, "a text of %lld bytes is too long", (long long)size);
+        int rc = run_step(&z->steps[i], &next, n->text ? n->text : text, n->text ? n->size : size, first, *room, err);
+        if (!rc && next.size > *room) rc = too_large(err);
         if (rc) normal_free(&next);
         if (rc) return -1;
         if (!next.text) continue;
@@ -242,6 +273,7 @@ int normalizer_run(const struct normalizer *z, struct normal *n, const char *tex
         normal_free(n);
         *n = next;
     }
+    *room -= n->size;
     return 0;
 }
 

@@ -9,6 +9,9 @@
 int64_t utf8_invalid_at(const char *text, int64_t size);
 /* Bytes of the character at s, with `left` > 0 bytes available: 0 when it is invalid, -1 when it is truncated. */
 int64_t utf8_character(const char *s, int64_t left);
+/* The valid character at s is White_Space; a letter, mark, digit or connector (\w of regular expressions). */
+bool utf8_is_space(const char *s);
+bool utf8_is_word(const char *s);
 
 /* A normalized text. Zeroed is valid. text == NULL: the input is already normalized, nothing was copied. */
 struct normal {
@@ -40,10 +43,15 @@ struct normalizer {
 int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err *err) MT_CHECK;
 /* Adds a step; j is its place in the file, for messages. */
 int normalizer_add(struct normalizer *z, struct json j, const struct normalizer_step *step, struct err *err) MT_CHECK;
+/* A normalized text has at most NORMALIZER_GROWTH times the bytes of its text, and NORMALIZER_FREE: NFC makes at most 3
+ * of one, and U+2581 for a space takes 3. */
+#define NORMALIZER_GROWTH 16
+#define NORMALIZER_FREE   1024
 /* first: the whole text begins here. Bytes that Prepend adds map to the character that follows them. text as for
- * nfc_make, n zeroed; n needs normal_free also after an error. */
+ * nfc_make, n zeroed; n needs normal_free also after an error. *room: bytes that normalized text may still have; an
+ * error when it needs more, otherwise its bytes are subtracted. */
 int normalizer_run(const struct normalizer *z, struct normal *n, const char *text, int64_t size, bool first,
-                   struct err *err) MT_CHECK;
+                   int64_t *room, struct err *err) MT_CHECK;
 const char *normalizer_library(char name[64]); /* "utf8proc 2.8.0" */
 
 #endif

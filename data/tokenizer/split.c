@@ -405,6 +405,7 @@ static int split_piece(const struct split *s, int64_t rule, struct split_work *w
 int split_run(const struct split *s, struct split_work *w, const char *text, int64_t size, split_fn *fn, void *ctx,
               struct err *err)
 {
+    if (!size) return 0;
     char *older = unicode_as_14(text, size);
     w->steps += size * STEPS_PER_BYTE;
     int rc = split_piece(s, 0, w, older ? older : text, 0, size, fn, ctx, err);

@@ -14,6 +14,7 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/tokenizer/added.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/normalize.h"
 #include "data/tokenizer/split.h"
@@ -22,82 +23,42 @@
 #define MAX_ADDED (1 << 16)
 #define MAX_TEXT  (INT32_MAX / 4) /* bytes: byte ranges are 32-bit, and form C can be three times as long */
 
-struct added {
-    char *text;
-    int64_t size;
-    int32_t id;
-    bool special;
-};
-
-/* Added tokens that are searched together. */
-struct added_set {
-    struct added *items; /* [n] sorted by bytes: tokens with a common prefix are neighbours, the shortest first */
-    int64_t n;
-    bool first[256]; /* first bytes of the tokens */
-};
-
 struct tokenizer {
     struct bpe bpe;
     struct split *split;
     struct normalizer normalizer;
+    struct added_list added;          /* until the two sets are built */
     struct added_set raw, normalized; /* searched before and after the normalizer */
+    const struct added **by_id;       /* [n_by_id] of both sets; NULL: the id is of no added token */
+    int64_t n_by_id;
     uint64_t hash;
 };
 
 /* ---- loading ---- */
 
-static int compare_added(const void *a, const void *b)
-{
-    const struct added *x = a, *y = b;
-    int order = memcmp(x->text, y->text, (size_t)MT_MIN(x->size, y->size));
-    return order ? order : (x->size > y->size) - (x->size < y->size);
-}
-
 /* The id must be that of the vocabulary's item with this text, or, when there is none, an unused id. */
-static int check_added_id(const struct bpe *bpe, struct json item, const char *text, int64_t size, int64_t id,
-                          struct err *err)
+static int check_added_id(const struct bpe *bpe, struct json item, const struct added *a, struct err *err)
 {
-    uint8_t *bytes = mem_alloc(size);
-    int64_t n = bpe_bytes(bpe, bytes, text, size);
-    int32_t other = n > 0 ? bpe_find(bpe, bytes, n) : -1;
-    const struct bpe_token *t = id < bpe->n_ids && bpe->tokens[id].bytes ? &bpe->tokens[id] : NULL;
-    bool same = t && (other == id || (t->size == size && !memcmp(t->bytes, text, (size_t)size)));
-    mem_free(bytes);
+    const int32_t other = bpe_text_id(bpe, a->text, a->size);
+    const struct bpe_token *t = a->id < bpe->n_ids && bpe->tokens[a->id].bytes ? &bpe->tokens[a->id] : NULL;
+    bool same = t && (other == a->id || (t->size == a->size && !memcmp(t->bytes, a->text, (size_t)a->size)));
     if (same || (other < 0 && !t)) return 0;
-    return json_error(item, err, "id %lld and content \"%.64s\" contradict model.vocab", (long long)id, text);
+    return json_error(item, err, "id %d and content \"%.64s\" contradict model.vocab", a->id, a->text);
 }
 
 /* taken: [BPE_MAX_ID] ids of the added tokens so far. */
 static int load_added(struct tokenizer *tok, struct json item, bool *taken, struct err *err)
 {
-    static const char *const refused[] = {"single_word", "lstrip", "rstrip"};
-    int64_t id, size;
-    bool on = false, normalized, special;
-    const char *text;
-    if (json_get_i64(item, "id", 0, BPE_MAX_ID - 1, &id, err)) return -1;
-    if (json_str(json_find(item, "content"), &text, &size, err)) return -1;
-    if (json_get_bool(item, "normalized", &normalized, err) || json_get_bool(item, "special", &special, err)) return -1;
-    for (int64_t i = 0; i < MT_LEN(refused); i++) {
-        if (json_opt_bool(item, refused[i], &on, err)) return -1;
-        if (on) return json_error(json_find(item, refused[i]), err, "is not supported, it must be false");
-    }
-    if (size == 0) return json_error(item, err, "the content is empty");
-    if (check_added_id(&tok->bpe, item, text, size, id, err)) return -1;
+    struct added a;
+    int64_t id;
+    if (json_get_i64(item, "id", 0, BPE_MAX_ID - 1, &id, err) || added_read(&a, item, true, err)) return -1;
+    a.id = (int32_t)id;
+    added_list_push(&tok->added, a);
+    if (check_added_id(&tok->bpe, item, &a, err)) return -1;
     if (taken[id]) return json_error(item, err, "id %lld is taken by another added token", (long long)id);
     taken[id] = true;
-    if (normalized && tok->bpe.chars)
+    if (a.normalized && tok->bpe.chars)
         return json_error(json_find(item, "normalized"), err, "is not supported together with byte_fallback");
-    struct normal n = {0};
-    if (normalized && normalizer_run(&tok->normalizer, &n, text, size, false, err)) {
-        normal_free(&n);
-        return -1;
-    }
-    struct added_set *set = normalized ? &tok->normalized : &tok->raw;
-    struct added *a = &set->items[set->n++];
-    *a = (struct added){.size = n.text ? n.size : size, .id = (int32_t)id, .special = special};
-    a->text = mem_alloc(a->size + 1);
-    memcpy(a->text, n.text ? n.text : text, (size_t)a->size);
-    normal_free(&n);
     return 0;
 }
 
@@ -108,23 +69,58 @@ static int load_all_added(struct tokenizer *tok, struct json root, struct err *e
     if (json_get_array(root, "added_tokens", &list, err)) return -1;
     int64_t n = json_count(list);
     if (n > MAX_ADDED) return json_error(list, err, "more than %d tokens", MAX_ADDED);
-    struct added_set *sets[] = {&tok->raw, &tok->normalized};
-    for (int i = 0; i < 2; i++) sets[i]->items = mem_array(n, sizeof(struct added));
     bool *taken = mem_array(BPE_MAX_ID, sizeof(*taken));
     int rc = 0;
     for (int64_t i = 0; !rc && i < n; i++) rc = load_added(tok, json_at(list, i), taken, err);
     mem_free(taken);
-    if (rc) return -1;
-    for (int i = 0; i < 2; i++) {
-        struct added *items = sets[i]->items;
-        qsort(items, (size_t)sets[i]->n, sizeof(*items), compare_added);
-        for (int64_t k = 0; k < sets[i]->n; k++) {
-            sets[i]->first[(uint8_t)items[k].text[0]] = true;
-            if (k > 0 && !compare_added(&items[k - 1], &items[k]))
-                return json_error(list, err, "\"%.64s\" is a duplicate", items[k].text);
-        }
+    return rc;
+}
+
+/* The text of a token that is searched in normalized text. */
+static int normalize_added(const struct tokenizer *tok, struct added *a, struct err *err)
+{
+    struct normal n = {0};
+    int64_t room = NORMALIZER_GROWTH * a->size + NORMALIZER_FREE;
+    const int rc = normalizer_run(&tok->normalizer, &n, a->text, a->size, false, &room, err);
+    if (!rc && n.text) {
+        mem_free(a->text);
+        a->text = mem_alloc(n.size + 1);
+        memcpy(a->text, n.text, (size_t)n.size);
+        a->size = n.size;
     }
-    return 0;
+    normal_free(&n);
+    return rc;
+}
+
+static void index_ids(struct tokenizer *tok)
+{
+    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
+    tok->n_by_id = tok->added.max_id + 1;
+    tok->by_id = mem_array(tok->n_by_id, sizeof(*tok->by_id));
+    for (int i = 0; i < 2; i++)
+        for (int64_t k = 0; k < sets[i]->n; k++) tok->by_id[sets[i]->items[k].id] = &sets[i]->items[k];
+}
+
+/* Moves the added tokens to the two sets. */
+static int build_added(struct tokenizer *tok, struct err *err)
+{
+    struct added_list *list = &tok->added;
+    struct added_set *sets[] = {&tok->raw, &tok->normalized};
+    struct added *items[2];
+    int64_t n[2] = {0};
+    int rc = 0;
+    for (int i = 0; i < 2; i++) items[i] = mem_array(list->n, sizeof(struct added));
+    for (int64_t i = 0; i < list->n; i++) {
+        struct added *a = &list->items[i];
+        if (a->normalized && !rc) rc = normalize_added(tok, a, err);
+        items[a->normalized][n[a->normalized]++] = *a;
+    }
+    list->n = 0; /* the sets own the texts now, also after an error */
+    for (int i = 0; i < 2; i++)
+        if (added_build(sets[i], items[i], n[i], rc ? NULL : err)) rc = -1;
+    if (!rc) index_ids(tok);
+    added_list_free(list);
+    return rc;
 }
 
 /* The pre_tokenizer; after the normalizer, the steps that Metaspace adds. */
@@ -184,7 +180,9 @@ static int load_all(struct tokenizer *tok, struct json root, const struct json_p
     if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
     if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
     if (check_post_processor(json_find(root, "post_processor"), err)) return -1;
-    return load_all_added(tok, root, err);
+    if (load_all_added(tok, root, err)) return -1;
+    struct err why;
+    return build_added(tok, &why) ? json_error(json_find(root, "added_tokens"), err, "%s", why.msg) : 0;
 }
 
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err)
@@ -218,11 +216,10 @@ void tokenizer_free(struct tokenizer *tok)
     if (!tok) return;
     bpe_free(&tok->bpe);
     split_free(tok->split);
-    struct added_set *sets[] = {&tok->raw, &tok->normalized};
-    for (int i = 0; i < 2; i++) {
-        for (int64_t k = 0; k < sets[i]->n; k++) mem_free(sets[i]->items[k].text);
-        mem_free(sets[i]->items);
-    }
+    added_list_free(&tok->added);
+    added_free(&tok->raw);
+    added_free(&tok->normalized);
+    mem_free(tok->by_id);
     mem_free(tok);
 }
 
@@ -232,21 +229,15 @@ uint64_t tokenizer_hash(const struct tokenizer *tok) { return tok->hash; }
 
 int32_t tokenizer_id(const struct tokenizer *tok, const char *content)
 {
-    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
     int64_t size = (int64_t)strlen(content);
-    for (int i = 0; i < 2; i++)
-        for (int64_t k = 0; k < sets[i]->n; k++)
-            if (!strcmp(sets[i]->items[k].text, content)) return sets[i]->items[k].id;
+    for (int64_t id = 0; id < tok->n_by_id; id++)
+        if (tok->by_id[id] && !strcmp(tok->by_id[id]->text, content)) return (int32_t)id;
     return size ? bpe_find(&tok->bpe, (const uint8_t *)content, size) : -1;
 }
 
 static const struct added *find_added(const struct tokenizer *tok, int32_t id)
 {
-    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
-    for (int i = 0; i < 2; i++)
-        for (int64_t k = 0; k < sets[i]->n; k++)
-            if (sets[i]->items[k].id == id) return &sets[i]->items[k];
-    return NULL;
+    return id >= 0 && id < tok->n_by_id ? tok->by_id[id] : NULL;
 }
 
 bool tokenizer_is_special(const struct tokenizer *tok, int32_t id)
@@ -271,6 +262,8 @@ const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *si
 struct encoder {
     const struct tokenizer *tok;
     bool special;
+    struct added_matches found[2]; /* of the two cuts */
+    int64_t room;                  /* bytes that normalized text may still have */
     struct split_work *split;
     struct bpe_work bpe;
     const char *text; /* what is being split */
@@ -278,49 +271,12 @@ struct encoder {
     struct token_list *out;
 };
 
-/* The longest token of the set that is a prefix of text[0..size), or NULL. */
-static const struct added *longest_added(const struct added_set *set, const char *text, int64_t size)
-{
-    const struct added *best = NULL, *lo = set->items, *hi = lo + set->n;
-    for (int64_t depth = 0; lo < hi; depth++) {
-        if (lo->size == depth) best = lo++;
-        if (depth == size) break;
-        const struct added *ends[2]; /* of tokens with a byte here that is below text[depth], and not above it */
-        for (int i = 0; i < 2; i++) {
-            const struct added *a = lo, *b = hi;
-            while (a < b) {
-                const struct added *middle = a + (b - a) / 2;
-                if ((uint8_t)middle->text[depth] < (uint8_t)text[depth] + i)
-                    a = middle + 1;
-                else
-                    b = middle;
-            }
-            ends[i] = a;
-        }
-        lo = ends[0];
-        hi = ends[1];
-    }
-    return best;
-}
-
-/* The first added token at or after *at, which is moved to it (or to the end), or NULL. */
-static const struct added *next_added(const struct added_set *set, bool special, const char *text, int64_t size,
-                                      int64_t *at)
-{
-    while (*at < size) {
-        const struct added *a = set->first[(uint8_t)text[*at]] ? longest_added(set, text + *at, size - *at) : NULL;
-        if (a && (special || !a->special)) return a;
-        *at += a ? a->size : 1; /* a special token that counts as text hides tokens that begin inside it */
-    }
-    return NULL;
-}
-
-static void push_added(struct token_list *out, const struct added *a, int64_t begin)
+static void push_added(struct token_list *out, const struct added_match *m, int64_t offset)
 {
     token_list_reserve(out, 1);
-    out->ids[out->count] = a->id;
-    out->begin[out->count] = (int32_t)begin;
-    out->end[out->count++] = (int32_t)(begin + a->size);
+    out->ids[out->count] = m->token->id;
+    out->begin[out->count] = (int32_t)(offset + m->begin);
+    out->end[out->count++] = (int32_t)(offset + m->end);
 }
 
 static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
@@ -333,13 +289,16 @@ static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
 /* Normalized text: the second cut, then pieces. Byte ranges are those of this text plus offset. */
 static int encode_normalized(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
-    for (int64_t done = 0, at = 0; done < size; done = at) {
-        const struct added *a = next_added(&e->tok->normalized, e->special, text, size, &at);
+    struct added_matches *found = &e->found[1];
+    added_find(&e->tok->normalized, text, size, e->special, found);
+    for (int64_t done = 0, i = 0; i <= found->n; i++) {
+        const struct added_match *m = i < found->n ? &found->items[i] : NULL;
         e->text = text + done;
         e->offset = offset + done;
-        if (split_run(e->tok->split, e->split, e->text, at - done, encode_piece, e, err)) return -1;
-        if (a) push_added(e->out, a, offset + at);
-        at += a ? a->size : 0;
+        if (split_run(e->tok->split, e->split, e->text, (m ? m->begin : size) - done, encode_piece, e, err)) return -1;
+        if (!m) return 0;
+        push_added(e->out, m, offset);
+        done = m->end;
     }
     return 0;
 }
@@ -349,7 +308,8 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
 {
     struct normal n = {0};
     int64_t first = e->out->count;
-    int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, err);
+    if (!size) return 0;
+    int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, &e->room, err);
     if (!rc && !n.text) rc = encode_normalized(e, text, size, offset, err);
     if (!rc && n.text) {
         rc = encode_normalized(e, n.text, n.size, 0, err);
@@ -364,11 +324,14 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
 
 static int encode_text(struct encoder *e, const char *text, int64_t size, struct err *err)
 {
-    for (int64_t done = 0, at = 0; done < size; done = at) {
-        const struct added *a = next_added(&e->tok->raw, e->special, text, size, &at);
-        if (encode_section(e, text + done, at - done, done, err)) return -1;
-        if (a) push_added(e->out, a, at);
-        at += a ? a->size : 0;
+    struct added_matches *found = &e->found[0];
+    added_find(&e->tok->raw, text, size, e->special, found);
+    for (int64_t done = 0, i = 0; i <= found->n; i++) {
+        const struct added_match *m = i < found->n ? &found->items[i] : NULL;
+        if (encode_section(e, text + done, (m ? m->begin : size) - done, done, err)) return -1;
+        if (!m) return 0;
+        push_added(e->out, m, 0);
+        done = m->end;
     }
     return 0;
 }
@@ -379,11 +342,16 @@ int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size
     if (size > MAX_TEXT) return err_set(err, "a text of %lld bytes is too long", (long long)size);
     int64_t bad = utf8_invalid_at(text, size);
     if (bad >= 0) return err_set(err, "not valid UTF-8 at byte %lld of the text", (long long)bad);
-    struct encoder e = {.tok = tok, .special = special, .split = split_work_new(), .out = out};
+    struct encoder e = {.tok = tok,
+                        .special = special,
+                        .split = split_work_new(),
+                        .room = NORMALIZER_GROWTH * size + NORMALIZER_FREE,
+                        .out = out};
     int64_t before = out->count;
     int rc = encode_text(&e, text, size, err);
     if (rc) out->count = before;
     split_work_free(e.split);
     bpe_work_free(&e.bpe);
+    for (int i = 0; i < 2; i++) added_matches_free(&e.found[i]);
     return rc;
 }

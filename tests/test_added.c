@@ -1,0 +1,162 @@
+/* test_added.c - added tokens: their flags as in Hugging Face's library, long ones, and normalizers that grow a text.
+ */
+#include "tests/test.h"
+
+#include <string.h>
+
+#include "data/file.h"
+#include "data/text.h"
+#include "data/tokenizer/tokenizer.h"
+
+/* A tokenizer with a token per byte and these added tokens; the caller frees. */
+static struct tokenizer *bytes_with(const char *added)
+{
+    struct err err;
+    int64_t size;
+    char *text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err);
+    assert_non_null(text);
+    const char *begin = strstr(text, "\"added_tokens\"");
+    const char *end = begin ? strchr(begin, ']') : NULL;
+    assert_non_null(end);
+    struct text_buf all = {0};
+    text_put_bytes(&all, text, begin - text);
+    text_put(&all, "\"added_tokens\": [");
+    text_put(&all, added);
+    text_put(&all, end);
+    struct tokenizer *tok = tokenizer_parse(all.text, all.size, "t", &err);
+    if (!tok) fail_msg("%s", err.msg);
+    text_free(&all);
+    mem_free(text);
+    return tok;
+}
+
+#define TOKEN(id, content, flags)                                                                                      \
+    "{\"id\":" id ",\"content\":\"" content "\",\"special\":false,\"normalized\":false" flags "}"
+
+/* White space and words beside added tokens. The ids are those of Hugging Face's library, 0.23. */
+static void added_flags(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t n;
+        int32_t ids[24];
+        int32_t end[24]; /* of the byte ranges */
+    } rows[] = {
+        {"a  <l> b", 4, {97, 300, 32, 98}, {1, 6, 7, 8}},
+        {"a <r> \n\xe3\x80\x80"
+         "b",
+         4,
+         {97, 32, 301, 98},
+         {1, 2, 10, 11}},
+        {"<r>  <l>", 2, {301, 300}, {5, 8}},
+        {"<l> <l>", 2, {300, 300}, {3, 7}},
+        {"w1 w1x", 5, {302, 32, 119, 49, 120}, {2, 3, 4, 5, 6}},
+        {"_w1", 3, {95, 119, 49}, {1, 2, 3}},
+        {"-w1-", 3, {45, 302, 45}, {1, 3, 4}},
+        {"\xc3\xa9w1", 4, {195, 169, 119, 49}, {1, 2, 3, 4}},
+        {"w1\xe2\x93\x90", 5, {119, 49, 226, 147, 144}, {1, 2, 3, 4, 5}}, /* a circled letter */
+        {"w1\xe2\x82\xac", 4, {302, 226, 130, 172}, {2, 3, 4, 5}},        /* a currency sign */
+        {"abcabd", 2, {303, 304}, {3, 6}},
+        {"ababcd", 2, {305, 306}, {2, 6}},
+    };
+    struct tokenizer *tok =
+        bytes_with(TOKEN("300", "<l>", ",\"lstrip\":true") "," TOKEN("301", "<r>", ",\"rstrip\":true") "," TOKEN(
+            "302", "w1", ",\"single_word\":true") "," TOKEN("303", "abc",
+                                                            "") "," TOKEN("304", "abd",
+                                                                          "") "," TOKEN("305", "ab",
+                                                                                        "") "," TOKEN("306", "abcd",
+                                                                                                      ""));
+    struct token_list list = {0};
+    struct err err;
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        list.count = 0;
+        assert_int_equal(tokenizer_encode(tok, rows[i].text, (int64_t)strlen(rows[i].text), true, &list, &err), 0);
+        if (list.count != rows[i].n) fail_msg("%s: %d ids", rows[i].text, (int)list.count);
+        for (int64_t k = 0; k < list.count; k++)
+            if (list.ids[k] != rows[i].ids[k] || list.end[k] != rows[i].end[k])
+                fail_msg("%s: id %d is %d, it ends at %d", rows[i].text, (int)k, list.ids[k], list.end[k]);
+    }
+    token_list_free(&list);
+    tokenizer_free(tok);
+}
+
+/* A token of 40,000 bytes, and texts that nearly have it at every byte: hours when each place is compared anew. */
+static void long_added(void **state)
+{
+    (void)state;
+    enum { LONG = 40000, SIZE = 4000000 };
+    struct text_buf added = {0};
+    struct token_list list = {0};
+    struct err err;
+    char *text = mem_alloc(SIZE);
+    text_put(&added, "{\"id\":300,\"special\":false,\"normalized\":false,\"content\":\"");
+    for (int64_t i = 0; i < LONG; i++) text_put(&added, "a");
+    text_put(&added, "b\"}," TOKEN("97", "a", ""));
+    struct tokenizer *tok = bytes_with(added.text);
+    memset(text, 'a', SIZE);
+    assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), 0);
+    assert_int_equal(list.count, SIZE);
+    assert_int_equal(list.ids[SIZE - 1], 97);
+    for (int64_t i = LONG - 1; i < SIZE; i += LONG) text[i] = 'b'; /* one byte too few, every time */
+    list.count = 0;
+    assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), 0);
+    assert_int_equal(list.count, SIZE);
+    text[LONG - 1] = 'a';
+    text[LONG] = 'b';
+    list.count = 0;
+    assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), 0);
+    assert_int_equal(list.count, SIZE - LONG);
+    assert_int_equal(list.ids[0], 300);
+    token_list_free(&list);
+    tokenizer_free(tok);
+    text_free(&added);
+    mem_free(text);
+}
+
+/* Eight replacements of one byte by 31 would make 8e11 bytes of one. */
+static void growing_normalizer(void **state)
+{
+    (void)state;
+    struct err err;
+    int64_t size;
+    char *text = file_read(fixture("tokenizer/chars.json"), 1 << 20, &size, &err);
+    struct text_buf steps = {0};
+    struct token_list list = {0};
+    assert_non_null(text);
+    text_put(&steps, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    for (int i = 0; i < 8; i++) {
+        if (i) text_put(&steps, ",");
+        text_put(&steps, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"");
+        for (int k = 0; k < 31; k++) text_put(&steps, "a");
+        text_put(&steps, "\"}");
+    }
+    text_put(&steps, "]}");
+    const char *begin = strstr(text, "\"normalizer\""), *end = strstr(text, ",\"pre_tokenizer\"");
+    assert_true(begin && end && begin < end);
+    struct text_buf all = {0};
+    text_put_bytes(&all, text, begin - text);
+    text_put_bytes(&all, steps.text, steps.size);
+    text_put(&all, end);
+    struct tokenizer *tok = tokenizer_parse(all.text, all.size, "t", &err);
+    if (!tok) fail_msg("%s", err.msg);
+    assert_int_equal(tokenizer_encode(tok, "a", 1, true, &list, &err), -1);
+    assert_string_equal(err.msg, "the normalizer makes more than 16 bytes of each byte of the text: use another "
+                                 "tokenizer.json");
+    assert_int_equal(tokenizer_encode(tok, "b", 1, true, &list, &err), 0);
+    token_list_free(&list);
+    tokenizer_free(tok);
+    text_free(&all);
+    text_free(&steps);
+    mem_free(text);
+}
+
+int test_added(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(added_flags),
+        cmocka_unit_test(long_added),
+        cmocka_unit_test(growing_normalizer),
+    };
+    return cmocka_run_group_tests_name("added", tests, NULL, NULL);
+}
