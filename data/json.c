@@ -1,7 +1,6 @@
 /* json.c - a thin layer over jansson: parse, typed getters whose errors name file and key, and a small writer. */
 #include "data/json.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
@@ -11,6 +10,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "data/json_rewrite.h"
 
 /* jansson's json_type and JSON_* are renamed here to avoid clashes. Its json_is_*() macros would mix the two sets, so
  * this file uses only our json_type(). */
@@ -41,7 +41,7 @@ struct cursor {
 struct json_doc {
     char *name;
     json_t *root;
-    bool replaced;                    /* json_parse_row made false of members */
+    bool marked;                      /* strings with a json_mark stand for values that jansson does not have */
     struct cursor cursors[N_CURSORS]; /* latest first, one for each object of a nested iteration */
 };
 
@@ -78,120 +78,68 @@ static int check_size(const char *text, int64_t size, int64_t max_values, const 
 static void *never_null(size_t n) { return mem_alloc((int64_t)MT_MIN(n, (size_t)INT64_MAX)); }
 static void use_our_memory(void) { json_set_alloc_funcs(never_null, mem_free); }
 
-/* Whether jansson's error is one of Python's words for no number; of -Infinity it names the sign alone. */
-static bool is_about_no_number(const json_error_t *e, const char *text, int64_t size)
+static json_t *load(const char *text, int64_t size, size_t flags, json_error_t *e)
 {
-    if (strstr(e->text, " near 'NaN'") || strstr(e->text, " near 'Infinity'")) return true;
-    return strstr(e->text, " near '-'") && size - e->position >= 8 && !memcmp(text + e->position, "Infinity", 8);
+    json_t *root = json_loadb(text, (size_t)size, flags | JSON_ALLOW_NUL | JSON_DECODE_ANY, e);
+    for (char *p = e->text; !root && *p; p++) /* jansson quotes the file; a message is one line */
+        if ((unsigned char)*p < 32) *p = ' ';
+    return root;
 }
 
-static struct json_doc *parse(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
+/* Parses what Python's json reads and jansson does not. Python keeps the last of equal keys: so does this with
+ * any_keys, and warns. A position in e is that of the text where its line is the only one; else its byte is -1. */
+static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t size, bool any_keys, json_error_t *e)
 {
+    json_error_t again;
+    char *copy = NULL;
+    json_t *root = NULL;
+    const int64_t n = json_rewrite(text, size, &copy);
+    doc->marked = n > 0;
+    if (n && !(root = load(copy, n, JSON_REJECT_DUPLICATES, &again))) {
+        *e = again;
+        e->position = -1; /* of the copy */
+    }
+    if (!root && any_keys && strstr(e->text, "duplicate object key") &&
+        (root = load(n ? copy : text, n ? n : size, 0, &again)))
+        log_warn("%s: line %d: %s: the last one counts, as in Python", doc->name, e->line, e->text);
+    mem_free(copy);
+    return root;
+}
+
+static struct json_doc *parse(const char *text, int64_t size, int64_t max_values, bool any_keys, const char *name,
+                              struct err *err)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    json_error_t e;
+    const int64_t mark = size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; /* of UTF-8, as some editors write it */
+    text += mark;
+    size -= mark;
     if (size > INT32_MAX) { /* jansson counts bytes in an int */
         err_set(err, "%s: larger than 2 GiB", name);
         return NULL;
     }
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, use_our_memory);
     if (check_size(text, size, max_values, name, err)) return NULL;
-    json_error_t e;
-    json_t *root = json_loadb(text, (size_t)size, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &e);
-    if (!root) {
-        for (char *p = e.text; *p; p++) /* jansson quotes the file; a message is one line */
-            if ((unsigned char)*p < 32) *p = ' ';
-        err_set(err, "%s: not valid JSON: line %d, byte %d: %s%s", name, e.line, e.position, e.text,
-                is_about_no_number(&e, text, size) ? ": JSON has no NaN and no Infinity, write null" : "");
-        return NULL;
-    }
     struct json_doc *doc = mem_alloc(sizeof(*doc));
     doc->name = mem_strdup(name);
-    doc->root = root;
-    return doc;
+    if ((doc->root = load(text, size, JSON_REJECT_DUPLICATES, &e))) return doc;
+    if ((doc->root = load_as_python(doc, text, size, any_keys, &e))) return doc;
+    if (e.position < 0)
+        err_set(err, "%s: not valid JSON: line %d: %s", name, e.line, e.text);
+    else
+        err_set(err, "%s: not valid JSON: line %d, byte %lld: %s", name, e.line, e.position + (long long)mark, e.text);
+    json_free(doc);
+    return NULL;
 }
 
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
-    return parse(text, size, JSON_VALUES, name, err);
-}
-
-/* -0.5e+3 */
-static bool is_number(const char *s, size_t n)
-{
-    static const char digits[] = "0123456789";
-    const char *end = s + n;
-    s += *s == '-';
-    size_t run = strspn(s, digits);
-    if (!run || (*s == '0' && run > 1)) return false;
-    s += run;
-    if (*s == '.') {
-        if (!(run = strspn(s + 1, digits))) return false;
-        s += 1 + run;
-    }
-    if (*s == 'e' || *s == 'E') {
-        s += 1 + (s[1] == '-' || s[1] == '+');
-        if (!(run = strspn(s, digits))) return false;
-        s += run;
-    }
-    return s == end;
-}
-
-/* Whether n characters are a number that neither int64 nor double holds. */
-static bool is_out_of_range(const char *number, size_t n)
-{
-    if (!is_number(number, n)) return false;
-    if (memchr(number, '.', n) || memchr(number, 'e', n) || memchr(number, 'E', n)) return isinf(strtod(number, NULL));
-    errno = 0;
-    (void)strtoll(number, NULL, 10);
-    return errno == ERANGE;
-}
-
-/* Bytes of NaN, Infinity or -Infinity, which Python writes; 0: another text. */
-static size_t no_number(const char *s)
-{
-    static const char *const words[] = {"NaN", "Infinity", "-Infinity"};
-    for (int64_t i = 0; i < MT_LEN(words); i++)
-        if (!strncmp(s, words[i], strlen(words[i]))) return strlen(words[i]);
-    return 0;
-}
-
-static const char *end_of_string(const char *quote)
-{
-    const char *c = quote + 1;
-    for (; *c && *c != '"'; c++) c += *c == '\\' && c[1];
-    return c + (*c == '"');
-}
-
-/* Copies the text with false in place of such members of the outermost object, and of numbers that are out of range.
- * Returns its size; 0: there are none. */
-static int64_t replace_members(const char *from, char *to)
-{
-    int depth = 0;
-    bool any = false;
-    int64_t at = 0;
-    for (const char *end; *from; from = end) {
-        const size_t word = depth == 1 ? no_number(from) : 0, n = depth == 1 ? strspn(from, "+-.0123456789eE") : 0;
-        const bool replaced = word || (n && is_out_of_range(from, n));
-        depth += (*from == '{' || *from == '[') - (*from == '}' || *from == ']');
-        end = *from == '"' ? end_of_string(from) : from + MT_MAX(1, MT_MAX(word, n));
-        memcpy(to + at, replaced ? "false" : from, replaced ? 5 : (size_t)(end - from));
-        at += replaced ? 5 : end - from;
-        any = any || replaced;
-    }
-    return any ? at : 0;
+    return parse(text, size, JSON_VALUES, false, name, err);
 }
 
 struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name, struct err *err)
 {
-    struct json_doc *doc = parse(text, size, max_values, name, err);
-    if (doc) return doc;
-    char *copy = mem_alloc(size + 1), *other = mem_alloc(2 * size + 1); /* false is longer than NaN */
-    memcpy(copy, text, (size_t)size);
-    const int64_t n = memchr(text, 0, (size_t)size) ? 0 : replace_members(copy, other); /* which would end there */
-    if (n) doc = parse(other, n, max_values, name, NULL); /* the first error has the positions of the text */
-    if (doc) doc->replaced = true;
-    mem_free(copy);
-    mem_free(other);
-    return doc;
+    return parse(text, size, max_values, false, name, err);
 }
 
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err)
@@ -199,7 +147,7 @@ struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err)
     int64_t size;
     char *text = file_read(path, max_bytes, &size, err);
     if (!text) return NULL;
-    struct json_doc *doc = json_parse(text, size, path, err);
+    struct json_doc *doc = parse(text, size, JSON_VALUES, true, path, err);
     mem_free(text);
     return doc;
 }
@@ -207,16 +155,30 @@ struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err)
 void json_free(struct json_doc *doc)
 {
     if (!doc) return;
-    json_decref(doc->root);
+    json_decref(doc->root); /* accepts NULL */
     mem_free(doc->name);
     mem_free(doc);
 }
 
 struct json json_root(const struct json_doc *doc) { return (struct json){.node = doc->root, .doc = doc}; }
 
+/* What a string stands for. */
+static enum json_mark mark_of(struct json j)
+{
+    if (!j.doc->marked || json_typeof((const json_t *)j.node) != JANSSON_STRING) return JSON_MARK_NONE;
+    const char *s = json_string_value(j.node);
+    return json_string_length(j.node) > 1 && !*s ? (enum json_mark)s[1] : JSON_MARK_NONE;
+}
+
+const char *json_wide(struct json j)
+{
+    return j.node && mark_of(j) == JSON_MARK_NUMBER ? json_string_value(j.node) + 2 : NULL;
+}
+
 enum json_type json_type(struct json j)
 {
     if (!j.node) return JSON_ABSENT;
+    if (json_wide(j)) return JSON_REAL;
     switch (json_typeof((const json_t *)j.node)) {
     case JANSSON_OBJECT: return JSON_OBJECT;
     case JANSSON_ARRAY: return JSON_ARRAY;
@@ -308,14 +270,26 @@ static int wrong_type(struct json j, const char *wanted, struct err *err)
         [JSON_NULL] = "null",       [JSON_BOOL] = "a boolean", [JSON_INT] = "an integer",  [JSON_REAL] = "a number",
         [JSON_STRING] = "a string", [JSON_ARRAY] = "an array", [JSON_OBJECT] = "an object"};
     if (!j.node) return json_error(j, err, "is missing; it must be %s", wanted);
-    const bool replaced = json_type(j) == JSON_BOOL && j.doc->replaced;
-    return json_error(j, err, "must be %s, not %s", wanted,
-                      replaced ? "a boolean, NaN or a number beyond 64 bits" : names[json_type(j)]);
+    return json_error(j, err, "must be %s, not %s", wanted, names[json_type(j)]);
+}
+
+/* The characters of a string; an error for those that UTF-8 has not. */
+static int characters(struct json j, const char **out, int64_t *size, struct err *err)
+{
+    if (json_type(j) != JSON_STRING) return wrong_type(j, "a string", err);
+    if (mark_of(j) == JSON_MARK_HALF) return json_error(j, err, "has half of a surrogate pair, which is no character");
+    const int64_t skip = mark_of(j) == JSON_MARK_TEXT ? 2 : 0;
+    *out = json_string_value(j.node) + skip;
+    *size = (int64_t)json_string_length(j.node) - skip;
+    return 0;
 }
 
 int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *err)
 {
     int64_t v;
+    const char *wide = json_wide(j);
+    if (wide && strpbrk(wide, "Ny")) return json_error(j, err, "must be an integer, not %s", wide);
+    if (wide) return json_error(j, err, "%.40s is not between %" PRId64 " and %" PRId64, wide, min, max);
     if (json_type(j) == JSON_INT)
         v = json_integer_value(j.node);
     else if (json_type(j) == JSON_REAL) { /* 150000.0 is an integer too; above 2^53 a double does not identify one */
@@ -330,18 +304,15 @@ int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *
     return 0;
 }
 
-int json_str(struct json j, const char **out, int64_t *size, struct err *err)
-{
-    if (json_type(j) != JSON_STRING) return wrong_type(j, "a string", err);
-    *out = json_string_value(j.node);
-    *size = (int64_t)json_string_length(j.node);
-    return 0;
-}
+int json_str(struct json j, const char **out, int64_t *size, struct err *err) { return characters(j, out, size, err); }
 
 int json_f64(struct json j, double *out, struct err *err)
 {
     if (json_type(j) != JSON_INT && json_type(j) != JSON_REAL) return wrong_type(j, "a number", err);
-    *out = json_number_value(j.node);
+    const char *wide = json_wide(j);
+    const double value = wide ? strtod(wide, NULL) : json_number_value(j.node);
+    if (!isfinite(value)) return json_error(j, err, "must be a number that fits in 64 bits, not %.40s", wide);
+    *out = value;
     return 0;
 }
 
@@ -354,9 +325,10 @@ int json_bool(struct json j, bool *out, struct err *err)
 
 static int get_str(struct json j, const char **out, struct err *err)
 {
-    if (json_type(j) != JSON_STRING) return wrong_type(j, "a string", err);
-    const char *s = json_string_value(j.node);
-    if (strlen(s) != json_string_length(j.node)) return json_error(j, err, "contains a NUL character");
+    const char *s = "";
+    int64_t size = 0;
+    if (characters(j, &s, &size, err)) return -1;
+    if ((int64_t)strlen(s) != size) return json_error(j, err, "contains a NUL character");
     *out = s;
     return 0;
 }
@@ -561,11 +533,13 @@ void json_out_real(struct json_out *o, const char *key, double value)
     put_text(o, text);
 }
 
-void json_out_bool(struct json_out *o, const char *key, bool value)
+void json_out_raw(struct json_out *o, const char *key, const char *text)
 {
     begin(o, key);
-    put_text(o, value ? "true" : "false");
+    put_text(o, text);
 }
+
+void json_out_bool(struct json_out *o, const char *key, bool value) { json_out_raw(o, key, value ? "true" : "false"); }
 
 void json_out_free(struct json_out *o)
 {
@@ -590,7 +564,7 @@ bool json_truthy(struct json j)
     case JSON_NULL: return false;
     case JSON_BOOL: return !json_bool(j, &yes, NULL) && yes;
     case JSON_INT:
-    case JSON_REAL: return !json_f64(j, &number, NULL) && number != 0;
+    case JSON_REAL: return json_wide(j) || (!json_f64(j, &number, NULL) && number != 0);
     case JSON_STRING: return !json_str(j, &text, &size, NULL) && size > 0;
     case JSON_ARRAY:
     case JSON_OBJECT: break;

@@ -18,19 +18,23 @@ enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_ST
  * tokenizer.json with merges as pairs, has less than 2 million. */
 #define JSON_VALUES     ((int64_t)4 << 20)
 #define JSON_ROW_VALUES ((int64_t)1 << 20) /* of a row of data */
-/* Parses text of `size` bytes; messages begin with `name` (a file, or file:line). Duplicate keys, trailing text, depth
- * over 256, more than JSON_VALUES, invalid UTF-8 and NUL in keys are errors with line and byte offset. */
+/* Parses text of `size` bytes; messages begin with `name` (a file, or file:line). It accepts what Python's json reads
+ * from UTF-8: also numbers beyond 64 bits, NaN and Infinity (json_wide), NUL and halves of surrogate pairs in strings,
+ * a byte order mark. Duplicate keys, trailing text, depth over 256, more than JSON_VALUES and invalid UTF-8 are errors
+ * with line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
-/* The same for a row of data, with another limit than JSON_VALUES. A number beside other columns that neither int64 nor
- * double holds, such as an unsigned hash, becomes false, so that it matters only where the row is read; likewise NaN
- * and Infinity, which Python's json writes. Inside of lists and objects they are errors. */
+/* The same for a row of data, with another limit than JSON_VALUES. */
 struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name,
                                 struct err *err) MT_CHECK;
+/* The same for a file. Of duplicate keys the last one counts, as in Python, with a warning. */
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
 struct json json_root(const struct json_doc *doc);
 
 enum json_type json_type(struct json j);
+/* Digits beyond 64 bits, NaN, Infinity or -Infinity, as Python writes a value that neither int64 nor double holds: its
+ * type is JSON_REAL. NULL: another value. */
+const char *json_wide(struct json j);
 bool json_has(struct json j, const char *key);
 struct json json_find(struct json j, const char *key); /* absent when j is not an object or lacks the key */
 int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
@@ -39,7 +43,7 @@ struct json json_at(struct json j, int64_t i);         /* array element */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
 
 /* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and reals above
- * 2^53. */
+ * 2^53; reals reject what no double holds, and strings halves of surrogate pairs. */
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_get_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_get_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
@@ -75,6 +79,7 @@ void json_out_i64(struct json_out *o, const char *key, int64_t value);
 void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */
 /* The same, but 7 becomes 7.0, for readers that distinguish integers from floats. */
 void json_out_real(struct json_out *o, const char *key, double value);
+void json_out_raw(struct json_out *o, const char *key, const char *text); /* text is JSON of a value */
 void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);
 const char *json_library(char name[64]); /* "jansson 2.14" */

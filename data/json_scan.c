@@ -191,6 +191,7 @@ static int cut_object(struct json_scan *s, struct cut *c, const char *parent)
 struct json_doc *json_parse_without(const char *text, int64_t size, const char *name, const char *parent,
                                     const char *const *keys, struct json_part *parts, int64_t n, struct err *err)
 {
+    if (size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, size -= 3; /* as json_parse does */
     struct json_scan s = {.at = text, .end = text + size};
     struct cut c = {.keys = keys, .parts = parts, .n = n, .done = text, .rest = mem_alloc(size)};
     struct json_doc *doc = NULL;

@@ -186,8 +186,7 @@ static int end_message(struct text_buf *t, struct json turn, struct err *err)
 static int put_message(struct row_reader *r, const char *role, struct json content, struct json turn, struct err *err)
 {
     struct text_buf *t = &r->joined;
-    /* templates may print a boolean, which json_parse_row makes of NaN and large numbers */
-    if (json_type(content) == JSON_BOOL)
+    if (json_type(content) == JSON_BOOL || json_wide(content)) /* templates may print them */
         return json_error(content, err, "must be text, not a boolean, NaN or a number beyond 64 bits");
     if (t->text[t->size - 1] != '[') text_put(t, ", ");
     text_put(t, "{\"role\": ");

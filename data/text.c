@@ -92,6 +92,10 @@ int text_put_number(struct text_buf *t, struct json j, struct err *err)
     int64_t i;
     double f;
     char text[32];
+    if (json_wide(j)) {
+        text_put(t, json_wide(j));
+        return 0;
+    }
     if (json_type(j) == JSON_REAL) {
         if (json_f64(j, &f, err)) return -1;
         text_put_float(t, f);

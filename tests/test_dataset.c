@@ -273,7 +273,7 @@ static void bad_rows(void **state)
         {"{\"text\": 7}", "`text`"},
         {"{\"text\": null}", "`text`"},
         {"{\"text\": 18446744073709551615}", "`text`"},
-        {"{\"text\": NaN}", "`text`: must be a string, not a boolean, NaN"},
+        {"{\"text\": NaN}", "`text`: must be a string, not a number"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[true, \"c\"]]}", "must be text, not a boolean"},
         {"{\"prompt\": \"a\", \"completion\": [\"b\"]}", "two texts, or two lists of messages"},
         {"{\"prompt\": [], \"completion\": [{\"from\": \"gpt\", \"value\": \"b\"}]}", "`completion` write messages"},

@@ -180,6 +180,30 @@ static void work_by_size(void **state)
     text_free(&t);
 }
 
+/* Integers beyond 64 bits are printed as Python does, which has them; arithmetic makes reals of them. */
+static void wide_numbers(void **state)
+{
+    (void)state;
+    static const char vars[] = "{\"tool\": {\"maximum\": 18446744073709551615, \"x\": [-1e999, NaN]}}";
+    static const char template[] =
+        "{{ tool }} {{ tool|tojson }} {{ tool.maximum }} {{ tool.maximum + 1.5 }} {{ tool.maximum > 7 }}";
+    static const char text[] =
+        "{'maximum': 18446744073709551615, 'x': [-inf, nan]} {\"maximum\": 18446744073709551615, \"x\": [-Infinity, "
+        "NaN]} 18446744073709551615 1.8446744073709552e+19 True";
+    struct err err;
+    struct text_buf t = {0};
+    struct json_doc *doc = json_parse(vars, sizeof(vars) - 1, "vars", &err);
+    if (!doc) fail_msg("%s", err.msg);
+    const struct json root = json_root(doc);
+    if (render(&t, template, sizeof(template) - 1, &root, &err)) fail_msg("%s", err.msg);
+    assert_text(&t, text, sizeof(text) - 1, template);
+    t.size = 0;
+    assert_int_equal(text_put_json(&t, json_find(root, "tool"), &err), 0);
+    assert_text(&t, "{\"maximum\": 18446744073709551615, \"x\": [-Infinity, NaN]}", 56, "as JSON");
+    json_free(doc);
+    text_free(&t);
+}
+
 /* Limits of memory and nesting: many small values, long values in the template, nested keys. */
 #define EMPTY "[] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or [] or "
 static void memory_and_nesting(void **state)
@@ -570,6 +594,7 @@ int test_jinja(void)
         cmocka_unit_test(what_carries_loss),
         cmocka_unit_test(places_of_the_template),
         cmocka_unit_test(work_by_size),
+        cmocka_unit_test(wide_numbers),
         cmocka_unit_test(memory_and_nesting),
     };
     return cmocka_run_group_tests_name("jinja", tests, NULL, NULL);

@@ -98,7 +98,8 @@ static bool readable(struct json j, bool outermost)
         for (int64_t i = 0; json_member(j, i, &key, &item); i++)
             if (!readable(item, false)) return false;
     if (t == JSON_INT) return json_i64(j, INT64_MIN / 100, INT64_MAX / 100, &value, &err) == 0;
-    return t == JSON_STRING || t == JSON_ARRAY || (t == JSON_OBJECT && outermost);
+    if (t == JSON_STRING) return json_str(j, &key, &value, &err) == 0; /* no half of a surrogate pair */
+    return t == JSON_ARRAY || (t == JSON_OBJECT && outermost);
 }
 
 /* Whether the scan accepts the value in {"m":{"p":PART}}. */

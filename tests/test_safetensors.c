@@ -137,7 +137,7 @@ static void refused(void **state)
         {"{" T("a", "U8", "[-1]", "[0,1]") "}", 1, "key `a.shape[0]`: -1 is not between 0"},
         {"{" T("a", "U8", "[1.5]", "[0,1]") "}", 1, "key `a.shape[0]`: must be an integer, not 1.5"},
         {"{" T("a", "U8", "{}", "[0,1]") "}", 1, "key `a.shape`: must be an array"},
-        {"{" T("a", "U8", "[18446744073709551615]", "[0,1]") "}", 1, "too big integer"},
+        {"{" T("a", "U8", "[18446744073709551615]", "[0,1]") "}", 1, "is not between 0 and"},
         {"{" T("a", "U8", "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "key `a.shape`: more than 8 axes"},
         {"{" T("a", "U8", "[4294967296,4294967296]", "[0,1]") "}", 1, "more elements than 64 bits can count"},
         {"{" T("a", "U8", "[4294967296,4294967296,0]", "[0,0]") "}", 0, "more elements than 64 bits can count"},
@@ -309,7 +309,7 @@ static void shards_refused(void **state)
         {"{\"weight_map\":[]}", "key `weight_map`: must be an object"},
         {INDEX(""), "key `weight_map`: names no tensor"},
         {INDEX("\"a\":7"), "key `weight_map.a`: must be a string"},
-        {INDEX(IN("a", M1) "," IN("a", M0)), "duplicate object key"},
+        {INDEX(IN("a", M1) "," IN("a", M0)), "tensor `a` is missing from " M0}, /* the last one counts */
         {INDEX(IN("a", "")), "`` is not a plain file name"},
         {INDEX(IN("a", ".")), "`.` is not a plain file name"},
         {INDEX(IN("a", "..")), "`..` is not a plain file name"},

@@ -15,6 +15,10 @@ static void copy_json(struct json_out *o, const char *key, struct json j)
     double real = 0;
     bool yes = false;
     struct json child;
+    if (json_wide(j)) {
+        json_out_raw(o, key, json_wide(j));
+        return;
+    }
     switch (json_type(j)) {
     case JSON_ABSENT:
     case JSON_NULL: json_out_str(o, key, NULL); return;

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- memory and errors ---- */
@@ -195,6 +196,12 @@ static struct value json_number(struct jinja_state *st, struct json j)
     struct err err;
     int64_t i;
     double f;
+    const char *wide = json_wide(j);
+    if (wide) {
+        struct value v = value_float(strtod(wide, NULL));
+        v.digits = strpbrk(wide, "Ny") ? NULL : wide;
+        return v;
+    }
     if (json_type(j) == JSON_INT)
         return json_i64(j, INT64_MIN, INT64_MAX, &i, &err) ? jinja_fail(st, "%s", err.msg) : value_int(i);
     return json_f64(j, &f, &err) ? jinja_fail(st, "%s", err.msg) : value_float(f);
@@ -438,7 +445,10 @@ static void print_at(struct jinja_state *st, struct text_buf *t, struct value v,
     case VALUE_BOOL: text_put(t, v.truth ? "True" : "False"); return;
     case VALUE_INT: put_int(t, v.i); return;
     case VALUE_FLOAT:
-        if (jinja_charge(st, JINJA_FLOAT)) text_put_float(t, v.f);
+        if (v.digits && jinja_charge(st, (int64_t)strlen(v.digits)))
+            text_put(t, v.digits);
+        else if (jinja_charge(st, JINJA_FLOAT))
+            text_put_float(t, v.f);
         return;
     case VALUE_STRING:
         if (!jinja_charge(st, quoted ? 4 * v.size : v.size)) return; /* an escape has four bytes */
@@ -541,7 +551,7 @@ static void tojson_at(struct jinja_state *st, struct text_buf *t, struct value v
     case VALUE_NONE: text_put(t, "null"); return;
     case VALUE_BOOL: text_put(t, v.truth ? "true" : "false"); return;
     case VALUE_FLOAT:
-        if (!isfinite(v.f)) {
+        if (!v.digits && !isfinite(v.f)) {
             text_put(t, isnan(v.f) ? "NaN" : v.f > 0 ? "Infinity" : "-Infinity");
             return;
         }

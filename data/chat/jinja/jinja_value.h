@@ -54,7 +54,10 @@ struct value {
         struct loop *loop;
         const struct callable *callable;
     };
-    int64_t size;
+    union {
+        int64_t size;
+        const char *digits; /* of FLOAT: an integer beyond 64 bits, as printed; NULL: by its value */
+    };
 };
 struct list {
     struct value *items;
