@@ -8,20 +8,24 @@
 /* Logs of probabilities are rounded to float, or less: their sum may exceed 1 by so much. */
 #define SUM_TOLERANCE 1e-3
 
-static void reserve(struct token_row *t, int64_t n, const struct token_row_options *opt)
+static void reserve(struct token_row *t, int64_t n)
 {
-    const int64_t top = n * opt->n_top;
-    if (n > t->cap) {
-        t->ids = mem_grow(t->ids, t->cap, n, sizeof(*t->ids));
-        t->mask = mem_grow(t->mask, t->cap, n, sizeof(*t->mask));
-        t->cap = n;
-    }
+    if (n <= t->cap) return;
+    t->ids = mem_grow(t->ids, t->cap, n, sizeof(*t->ids));
+    t->mask = mem_grow(t->mask, t->cap, n, sizeof(*t->mask));
+    t->cap = n;
+}
+
+/* Only labelled tokens have a distribution. */
+static void reserve_top(struct token_row *t, const struct token_row_options *opt)
+{
+    const int64_t top = t->n_label * opt->n_top;
     if (top > t->cap_top) {
         t->topk_id = mem_grow(t->topk_id, t->cap_top, top, sizeof(*t->topk_id));
         t->topk_logprob = mem_grow(t->topk_logprob, t->cap_top, top, sizeof(*t->topk_logprob));
         t->cap_top = top;
     }
-    if (opt->n_top && !t->seen) t->seen = mem_array(opt->vocab, sizeof(*t->seen));
+    if (!t->seen) t->seen = mem_array(opt->vocab, sizeof(*t->seen));
 }
 
 static int get_list(struct json row, const char *key, int64_t n, struct json *out, struct err *err)
@@ -77,6 +81,7 @@ static int read_tops(struct token_row *t, struct json row, const struct token_ro
                           "has the temperature %g, and the run distill.temperature = %g: set it to that of the rows, "
                           "or write rows with `moetrain teach --set distill.temperature=%g`",
                           temperature, opt->temperature, opt->temperature);
+    reserve_top(t, opt);
     for (int64_t i = 0, label = 0; i < t->n; i++)
         if (t->mask[i] && read_top(t, json_at(ids, i), json_at(values, i), opt, label++, err)) return -1;
     return 0;
@@ -90,7 +95,7 @@ int token_row_read(struct token_row *t, struct json row, const struct token_row_
     const int64_t n = json_count(ids);
     if (get_list(row, "loss_mask", n, &mask, err)) return -1;
     if (!n) return json_error(ids, err, "has no token");
-    reserve(t, n, opt);
+    reserve(t, n);
     t->n = n;
     t->n_label = 0;
     for (int64_t i = 0; i < n; i++) {

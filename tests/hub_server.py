@@ -91,6 +91,8 @@ def repositories():
     repos["models", "test/head"] = in_shards(repos["models", "test/tiny"])
     repos["models", "test/head-no-range"] = repos["models", "test/head"]
     repos["models", "test/head-no-range-whole"] = repos["models", "test/tiny"]
+    for size in (0, 5, 7):
+        repos["models", "test/head-short-%d" % size] = repos["models", "test/tiny"] | {"model.safetensors": b"x" * size}
     rows = directory(lambda n: n in ("train.jsonl", "eval.jsonl"))
     repos["datasets", "test/rows"] = {"data/" + n: rows[n] for n in rows} | {"README.md": b"#", ".gitattributes": b""}
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}

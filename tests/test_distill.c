@@ -10,6 +10,7 @@
 
 #include "data/file.h"
 #include "data/json.h"
+#include "data/token_rows.h"
 #include "data/topk.h"
 #include "tests/process.h"
 
@@ -505,6 +506,42 @@ static void rows_are_checked(void **state)
     }
 }
 
+/* A long row with one labelled token: distill.topk entries for it alone. */
+static void unlabelled_tokens_take_no_memory(void **state)
+{
+    (void)state;
+    enum { TOKENS = 2000, TOPK = 1000 };
+    const struct token_row_options opt = {.n_top = TOPK, .vocab = TOPK, .temperature = 1};
+    struct token_row row = {.n = 0};
+    struct json_out o = {0};
+    struct err err;
+    json_out_open(&o, NULL, '{');
+    for (int key = 0; key < 4; key++) {
+        json_out_open(&o, (const char *[]){"input_ids", "loss_mask", "topk_ids", "topk_logprobs"}[key], '[');
+        for (int i = 0; i < TOKENS; i++) {
+            if (key < 2) {
+                json_out_i64(&o, NULL, key && i == 7);
+            } else if (i != 7) {
+                json_out_str(&o, NULL, NULL);
+            } else {
+                json_out_open(&o, NULL, '[');
+                json_out_i64(&o, NULL, 0);
+                json_out_close(&o, ']');
+            }
+        }
+        json_out_close(&o, ']');
+    }
+    json_out_close(&o, '}');
+    struct json_doc *doc = json_parse(o.text, o.size, "row", &err);
+    assert_non_null(doc);
+    if (token_row_read(&row, json_root(doc), &opt, &err)) fail_msg("%s", err.msg);
+    assert_int_equal(row.n_label, 1);
+    assert_int_equal(row.cap_top, TOPK);
+    token_row_free(&row);
+    json_free(doc);
+    json_out_free(&o);
+}
+
 /* A run continues with equal distributions alone: ids, probabilities, and the tokens that they belong to. */
 static void the_hash_has_every_value(void **state)
 {
@@ -538,6 +575,7 @@ int test_distill(void)
         cmocka_unit_test(rows_continue),
         cmocka_unit_test(far_rows_train),
         cmocka_unit_test(rows_are_checked),
+        cmocka_unit_test(unlabelled_tokens_take_no_memory),
         cmocka_unit_test(the_hash_has_every_value),
     };
     return cmocka_run_group_tests_name("distill", tests, NULL, NULL);

@@ -11,9 +11,12 @@
 
 #include "data/file.h"
 #include "data/hub/hub.h"
+#include "data/json.h"
 #include "kernels/hash.h"
 #include "tests/hub_server.h"
 #include "tests/process.h"
+
+#define COMMIT "0123456789abcdef0123456789abcdef01234567"
 
 static void join(char path[MT_PATH], const char *dir, const char *name)
 {
@@ -372,12 +375,99 @@ static void test_headers(void **state)
     assert_int_equal(hub_requests("cdn", ""), 0);
 }
 
+/* A shard that is too short for the length of its header. */
+static void test_short_shards(void **state)
+{
+    (void)state;
+    static const char *const repos[] = {"head-short-0", "head-short-5", "head-short-7"};
+    char id[64], dir[MT_PATH], says[64];
+    bool headers;
+    struct err err;
+    for (int i = 0; i < MT_LEN(repos); i++) {
+        snprintf(id, sizeof(id), "hub:test/%s", repos[i]);
+        snprintf(says, sizeof(says), "%s bytes are too few for a safetensors file", repos[i] + strlen("head-short-"));
+        assert_int_equal(hub_model_headers(dir, id, "main", &headers, &err), -1);
+        assert_says(err.msg, says);
+    }
+}
+
+/* Writes text to NAME in the snapshot of a repository in the cache. */
+static void put_small(const char *dir, const char *name, const char *text)
+{
+    char path[MT_PATH], below[128];
+    snprintf(below, sizeof(below), "snapshots/" COMMIT "/%s", name);
+    join(path, dir, below);
+    put_text(path, text, (int64_t)strlen(text));
+}
+
+/* A repository of n files in the cache, with an index that names them all, and with a mark of each. */
+static void make_many(const char *dir, const char *names, int n)
+{
+    char path[MT_PATH], target[128], name[64], below[128];
+    struct stat st;
+    struct json_out index = {0};
+    join(path, dir, "snapshots/" COMMIT);
+    make_folder(path);
+    join(path, dir, "blobs");
+    make_folder(path);
+    join(path, dir, "moetrain-verified");
+    FILE *marks = fopen(path, "w");
+    assert_non_null(marks);
+    json_out_open(&index, NULL, '{');
+    json_out_open(&index, "weight_map", '{');
+    for (int i = 0; i < n; i++) {
+        snprintf(target, sizeof(target), "../../blobs/%064x", i);
+        snprintf(name, sizeof(name), names, i);
+        json_out_str(&index, name, name);
+        join(path, dir, target + strlen("../../"));
+        const int fd = open(path, O_WRONLY | O_CREAT, 0666);
+        assert_int_equal(fstat(fd, &st) | close(fd), 0);
+        fprintf(marks, "%064x 0 %lld\n", i, (long long)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec);
+        snprintf(below, sizeof(below), "snapshots/" COMMIT "/%s", name);
+        join(path, dir, below);
+        assert_int_equal(symlink(target, path), 0);
+    }
+    json_out_close(&index, '}');
+    json_out_close(&index, '}');
+    fclose(marks);
+    put_small(dir, "model.safetensors.index.json", index.text);
+    put_small(dir, "config.json", "{}");
+    put_small(dir, "tokenizer.json", "{}");
+    json_out_free(&index);
+}
+
+/* The time for a repository is linear in its files: with time in their square 30,000 took minutes. */
+static void test_many_files(void **state)
+{
+    (void)state;
+    enum { FILES = 30000 };
+    char dir[MT_PATH], path[MT_PATH];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/hub/models--test--many", hub_home);
+    make_many(path, "model-%05d.safetensors", FILES);
+    snprintf(path, sizeof(path), "%s/hub/datasets--test--many", hub_home);
+    make_many(path, "rows-%05d.jsonl", FILES);
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    const double start = clock_ms();
+    if (hub_model(dir, "hub:test/many", COMMIT, NULL, &err)) fail_msg("%s", err.msg);
+    char *list = hub_data("hub:test/many@" COMMIT "/rows-*.jsonl*2", &err);
+    if (!list) fail_msg("%s", err.msg);
+    int64_t files = 1;
+    for (const char *p = list; (p = strchr(p, ',')); p++) files++;
+    assert_int_equal(files, FILES);
+    assert_string_equal(list + strlen(list) - strlen(".jsonl*2"), ".jsonl*2");
+    mem_free(list);
+    print_message("%d files: %.1f s\n", FILES, (clock_ms() - start) / 1e3);
+    assert_true(clock_ms() - start < 30e3);
+}
+
 int test_hub_cache(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_layouts, hub_fresh),    cmocka_unit_test_setup(test_library, hub_fresh),
-        cmocka_unit_test_setup(test_damage, hub_fresh),     cmocka_unit_test_setup(test_planted_links, hub_fresh),
-        cmocka_unit_test_setup(test_link_loops, hub_fresh), cmocka_unit_test_setup(test_headers, hub_fresh),
+        cmocka_unit_test_setup(test_layouts, hub_fresh),      cmocka_unit_test_setup(test_library, hub_fresh),
+        cmocka_unit_test_setup(test_damage, hub_fresh),       cmocka_unit_test_setup(test_planted_links, hub_fresh),
+        cmocka_unit_test_setup(test_link_loops, hub_fresh),   cmocka_unit_test_setup(test_headers, hub_fresh),
+        cmocka_unit_test_setup(test_short_shards, hub_fresh), cmocka_unit_test_setup(test_many_files, hub_fresh),
     };
     if (!hub_can_run()) return 0;
     const int failed = cmocka_run_group_tests_name("hub_cache", tests, NULL, NULL);

@@ -16,6 +16,7 @@
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
 #include "data/json.h"
+#include "data/text.h"
 
 #define PREFIX    "hub:"
 #define INDEX     "model.safetensors.index.json"
@@ -23,7 +24,7 @@
 #define INDEX_MAX ((int64_t)64 << 20)
 #define REVISION  "main"
 
-/* Files to download, each once. */
+/* Files to download. */
 struct wanted {
     const struct hub_file **files;
     int64_t n, cap;
@@ -31,21 +32,12 @@ struct wanted {
 
 static void want(struct wanted *w, const struct hub_file *f)
 {
-    for (int64_t i = 0; i < w->n; i++)
-        if (w->files[i] == f) return;
     if (w->n == w->cap) {
         const int64_t cap = MT_MAX(2 * w->cap, 16);
         w->files = mem_grow(w->files, w->cap, cap, sizeof(*w->files));
         w->cap = cap;
     }
     w->files[w->n++] = f;
-}
-
-static const struct hub_file *find(const struct hub_repo *repo, const char *path)
-{
-    for (int64_t i = 0; i < repo->n_files; i++)
-        if (!strcmp(repo->files[i].path, path)) return &repo->files[i];
-    return NULL;
 }
 
 /* ---- names */
@@ -182,7 +174,7 @@ static int fetch(const struct hub_repo *repo, const struct wanted *w, struct err
 
 /* ---- models */
 
-/* The shards that the index lists. */
+/* The shards that the index lists, each once. */
 static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err *err)
 {
     char path[MT_PATH];
@@ -192,13 +184,16 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
     if (hub_snapshot_path(path, repo, INDEX, err)) return -1;
     struct json_doc *doc = json_load(path, INDEX_MAX, err);
     if (!doc) return -1;
+    bool *listed = mem_array(repo->n_files, sizeof(*listed));
     int rc = json_get_object(json_root(doc), "weight_map", &map, err);
     for (int64_t i = 0; !rc && json_member(map, i, &tensor, &value); i++) {
         rc = json_str(value, &name, &length, err);
-        const struct hub_file *f = rc ? NULL : find(repo, name);
+        const struct hub_file *f = rc ? NULL : hub_repo_find(repo, name);
         if (!rc && !f) rc = lacks(repo, name, ", which its index names", err);
-        if (!rc) want(w, f);
+        if (!rc && !listed[f - repo->files]) want(w, f);
+        if (!rc) listed[f - repo->files] = true;
     }
+    mem_free(listed);
     json_free(doc);
     return rc;
 }
@@ -207,7 +202,7 @@ static int want_shards(const struct hub_repo *repo, struct wanted *w, struct err
 static int want_needed(const struct hub_repo *repo, struct wanted *w, const char *name, const char *more,
                        struct err *err)
 {
-    const struct hub_file *f = find(repo, name);
+    const struct hub_file *f = hub_repo_find(repo, name);
     if (!f) return lacks(repo, name, more, err);
     want(w, f);
     return 0;
@@ -215,7 +210,7 @@ static int want_needed(const struct hub_repo *repo, struct wanted *w, const char
 
 static void want_useful(const struct hub_repo *repo, struct wanted *w, const char *name)
 {
-    const struct hub_file *f = find(repo, name);
+    const struct hub_file *f = hub_repo_find(repo, name);
     if (f) want(w, f);
 }
 
@@ -233,10 +228,10 @@ static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *sh
         want_useful(repo, &w, "generation_config.json");
     }
     want_useful(repo, &w, INDEX);
-    if (!rc && !find(repo, INDEX))
+    if (!rc && !hub_repo_find(repo, INDEX))
         rc = want_needed(repo, shards, WHOLE, " and no index of shards: safetensors is the format that is read", err);
     if (!rc) rc = fetch(repo, &w, err);
-    if (!rc && find(repo, INDEX)) rc = want_shards(repo, shards, err);
+    if (!rc && hub_repo_find(repo, INDEX)) rc = want_shards(repo, shards, err);
     mem_free(w.files);
     return rc;
 }
@@ -422,23 +417,28 @@ static int parse_data(struct hub_repo *repo, const char *spec, char pattern[HUB_
                : 0;
 }
 
-/* Appends the paths of the files to list, comma-separated, each with its weight. */
-static int append_paths(char **list, const struct hub_repo *repo, const struct wanted *w, const char *weight,
+/* Appends a path and its weight to a list, comma-separated. */
+static void append(struct text_buf *list, const char *path, int64_t n, const char *weight)
+{
+    if (list->size) text_put(list, ",");
+    text_put_bytes(list, path, n);
+    text_put(list, weight);
+}
+
+static int append_paths(struct text_buf *list, const struct hub_repo *repo, const struct wanted *w, const char *weight,
                         struct err *err)
 {
     char path[MT_PATH];
     for (int64_t i = 0; i < w->n; i++) {
         if (hub_snapshot_path(path, repo, w->files[i]->path, err)) return -1;
         if (strchr(path, ',')) return err_set(err, "%s: a path in a list of files must not contain a comma", path);
-        const int64_t old = (int64_t)strlen(*list), add = (int64_t)(strlen(path) + strlen(weight)) + 1;
-        *list = mem_grow(*list, old + 1, old + add + 1, 1);
-        snprintf(*list + old, (size_t)add + 1, "%s%s%s", old ? "," : "", path, weight);
+        append(list, path, (int64_t)strlen(path), weight);
     }
     return 0;
 }
 
 /* weight: "*2.5", or "" */
-static int add_data(char **list, const char *spec, const char *weight, struct err *err)
+static int add_data(struct text_buf *list, const char *spec, const char *weight, struct err *err)
 {
     struct hub_env env;
     struct hub_repo repo = {.env = &env, .dataset = true};
@@ -454,14 +454,6 @@ static int add_data(char **list, const char *spec, const char *weight, struct er
     return rc;
 }
 
-/* Appends n bytes of a plain path. */
-static void append_plain(char **list, const char *path, size_t n)
-{
-    const int64_t old = (int64_t)strlen(*list), size = old + 1 + (int64_t)n + 1;
-    *list = mem_grow(*list, old + 1, size, 1);
-    snprintf(*list + old, (size_t)(size - old), "%s%.*s", old ? "," : "", (int)n, path);
-}
-
 /* Moves a weight at the end of spec, "*" and a number (dataset.h), out of it; any other * is part of the name. */
 static char *cut_weight(char *spec, char weight[32])
 {
@@ -475,19 +467,20 @@ static char *cut_weight(char *spec, char weight[32])
 
 char *hub_data(const char *files, struct err *err)
 {
-    char *list = mem_strdup(""), spec[MT_PATH], weight[32];
+    struct text_buf list = {0};
+    char spec[MT_PATH], weight[32];
     for (const char *p = files + strspn(files, ", \t"); *p; p += strspn(p, ", \t")) {
         size_t n = strcspn(p, ","), used = n;
         while (n && isspace((unsigned char)p[n - 1])) n--;
         if (strncmp(p, PREFIX, strlen(PREFIX))) {
-            append_plain(&list, p, n);
+            append(&list, p, (int64_t)n, "");
         } else if (str_format(spec, sizeof(spec), err, "data file", "%.*s", (int)(n - strlen(PREFIX)),
                               p + strlen(PREFIX)) ||
                    add_data(&list, cut_weight(spec, weight), weight, err)) {
-            mem_free(list);
+            text_free(&list);
             return NULL;
         }
         p += used;
     }
-    return list;
+    return list.text ? list.text : mem_strdup("");
 }

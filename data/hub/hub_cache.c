@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "data/hub/hub_url.h"
 
 #define ENDPOINT "https://huggingface.co"
 
@@ -75,18 +76,6 @@ static int find_token(struct hub_env *env, const char *home, struct err *err)
     return rc;
 }
 
-/* http://localhost, http://127.x.x.x, http://[::1], with or without a port. */
-static bool is_loopback(const char *endpoint)
-{
-    static const char *const names[] = {"localhost", "[::1]"};
-    const char *host = strchr(endpoint, '/') + 2;
-    const size_t n = strcspn(host, "/?#"), name = host[0] == '[' ? strcspn(host, "]") + 1 : strcspn(host, ":/?#");
-    if (memchr(host, '@', n)) return false;
-    for (int i = 0; i < MT_LEN(names); i++)
-        if (name == strlen(names[i]) && !strncasecmp(host, names[i], name)) return true;
-    return !strncmp(host, "127.", 4) && strspn(host, "0123456789.") == name;
-}
-
 int hub_env_read(struct hub_env *env, struct err *err)
 {
     const char *endpoint = getenv("HF_ENDPOINT"), *cache = getenv("HF_HUB_CACHE");
@@ -94,8 +83,12 @@ int hub_env_read(struct hub_env *env, struct err *err)
     if (!is_set(cache)) cache = getenv("HUGGINGFACE_HUB_CACHE"); /* an older name of HF_HUB_CACHE */
     *env = (struct hub_env){.offline = is_true(getenv("HF_HUB_OFFLINE"))};
     if (!is_set(endpoint)) endpoint = ENDPOINT;
-    if (strncmp(endpoint, "http://", 7) && strncmp(endpoint, "https://", 8))
-        return err_set(err, "HF_ENDPOINT = \"%s\": expected https://HOST", endpoint);
+    const char *fault = hub_url_fault(endpoint);
+    if (fault && strchr(endpoint, '@')) /* without its value, which may have a password */
+        return err_set(err, "HF_ENDPOINT: %s: write https://HOST, and give a token in HF_TOKEN", fault);
+    if (fault)
+        return err_set(err, "HF_ENDPOINT = \"%s\": %s: expected https://HOST, with :PORT or /PATH where needed",
+                       endpoint, fault);
     if (str_format(env->endpoint, sizeof(env->endpoint), err, "HF_ENDPOINT", "%s", endpoint) || find_home(home, err))
         return -1;
     for (size_t n = strlen(env->endpoint); env->endpoint[n - 1] == '/'; n--) env->endpoint[n - 1] = 0;
@@ -103,7 +96,7 @@ int hub_env_read(struct hub_env *env, struct err *err)
                       : str_format(env->cache, MT_PATH, err, "path of the hub's cache", "%s/hub", home))
         return -1;
     if (find_token(env, home, err)) return -1;
-    if (!env->token[0] || env->offline || !strncmp(env->endpoint, "https://", 8) || is_loopback(env->endpoint))
+    if (!env->token[0] || env->offline || !strncmp(env->endpoint, "https://", 8) || hub_url_is_loopback(env->endpoint))
         return 0;
     return err_set(err,
                    "HF_ENDPOINT = \"%s\": the token in %s would be sent unencrypted; use https://, or remove the token",
@@ -164,22 +157,48 @@ int hub_part_path(char path[MT_PATH], const struct hub_repo *repo, const char *e
     return hub_repo_path(path, repo, "blobs", name, err);
 }
 
+/* The slot of a path in repo->slots, which has twice as many as files fit: linear probing ends. */
+static int64_t slot_of(const struct hub_repo *repo, const char *path)
+{
+    int64_t at = (int64_t)(rng_key(0, path) & (uint64_t)(2 * repo->cap - 1));
+    while (repo->slots[at] && strcmp(repo->files[repo->slots[at] - 1].path, path) != 0) at = (at + 1) % (2 * repo->cap);
+    return at;
+}
+
+static void grow(struct hub_repo *repo)
+{
+    const int64_t cap = MT_MAX(2 * repo->cap, 64); /* powers of two */
+    repo->files = mem_grow(repo->files, repo->cap, cap, sizeof(*repo->files));
+    repo->cap = cap;
+    mem_free(repo->slots);
+    repo->slots = mem_array(2 * cap, sizeof(*repo->slots));
+    for (int64_t i = 0; i < repo->n_files; i++) repo->slots[slot_of(repo, repo->files[i].path)] = i + 1;
+}
+
 void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int64_t size)
 {
-    const int64_t n = repo->n_files;
-    if (n == 0 || (n >= 64 && !(n & (n - 1)))) /* full at 64, 128, 256, ... */
-        repo->files = mem_grow(repo->files, n, MT_MAX(2 * n, 64), sizeof(*repo->files));
-    repo->files[n] = (struct hub_file){.path = mem_strdup(path), .size = size};
-    snprintf(repo->files[n].etag, HASH_HEX, "%s", etag);
-    repo->n_files++;
+    if (repo->n_files == repo->cap) grow(repo);
+    struct hub_file *f = &repo->files[repo->n_files++];
+    *f = (struct hub_file){.path = mem_strdup(path), .size = size};
+    snprintf(f->etag, HASH_HEX, "%s", etag);
+    int64_t *slot = &repo->slots[slot_of(repo, path)];
+    if (!*slot) *slot = repo->n_files; /* of a path that is listed twice, the first one counts */
+}
+
+const struct hub_file *hub_repo_find(const struct hub_repo *repo, const char *path)
+{
+    const int64_t found = repo->n_files ? repo->slots[slot_of(repo, path)] : 0;
+    return found ? &repo->files[found - 1] : NULL;
 }
 
 void hub_repo_free(struct hub_repo *repo)
 {
     for (int64_t i = 0; i < repo->n_files; i++) mem_free(repo->files[i].path);
     mem_free(repo->files);
+    mem_free(repo->slots);
     repo->files = NULL;
-    repo->n_files = 0;
+    repo->slots = NULL;
+    repo->n_files = repo->cap = 0;
 }
 
 /* ---- reading */

@@ -42,7 +42,8 @@ struct hub_repo {
     char id[HUB_PATH], revision[256];
     char commit[41];
     struct hub_file *files;
-    int64_t n_files;
+    int64_t n_files, cap;
+    int64_t *slots; /* [2 * cap] hash table of paths: number of the file + 1, or 0 */
 };
 
 bool hub_is_commit(const char *revision); /* 40 hex digits */
@@ -50,6 +51,7 @@ bool hub_is_commit(const char *revision); /* 40 hex digits */
 bool hub_path_is_safe(const char *path);
 /* Adds a file; its path is copied. The repo's owner frees its files with hub_repo_free. */
 void hub_repo_add(struct hub_repo *repo, const char *path, const char *etag, int64_t size);
+const struct hub_file *hub_repo_find(const struct hub_repo *repo, const char *path); /* NULL: it has no such file */
 void hub_repo_free(struct hub_repo *repo);
 
 /* Paths; name NULL gives the folder itself. below: a folder of the repository, such as "blobs". */

@@ -74,14 +74,14 @@ struct transfer {
     struct err *err;
     CURL *easy;
     struct curl_slist *headers;
-    char url[URL_MAX], why[CURL_ERROR_SIZE];
+    char *url, why[CURL_ERROR_SIZE];
     struct response response;
     int lock, fd; /* of a file; -1: not open */
     bool told;    /* the user was told that another process has the lock */
     struct hash hash;
     bool viewer;        /* the answer is from the viewer, whose errors are JSON */
     bool header;        /* only the safetensors header of the file is wanted, into text */
-    char hop[URL_MAX];  /* target of the last redirect; "": none */
+    char *hop;          /* target of the last redirect; NULL: none */
     int hops;           /* redirects of this try */
     bool foreign;       /* a redirect left the origin of url: send no token */
     bool cut;           /* the rest of the body is not needed: stops libcurl */
@@ -118,7 +118,8 @@ static void try_again(struct transfer *t, int64_t wait_s, const char *why)
     if (t->file && t->have > t->before) t->tries = 0;
     t->state = WAITING;
     t->unreachable = true;
-    t->hop[0] = 0;
+    mem_free(t->hop);
+    t->hop = NULL;
     t->hops = 0;
     t->foreign = false;
     if (++t->tries == most) {
@@ -409,7 +410,7 @@ static void read_error(struct transfer *t)
 
 static void follow(struct transfer *t, const char *to)
 {
-    const char *from = t->hop[0] ? t->hop : t->url;
+    const char *from = t->hop ? t->hop : t->url;
     bool same;
     if (++t->hops > HOPS) {
         fail(t, "more than %d redirects, the last to %.200s", HOPS, to);
@@ -421,7 +422,8 @@ static void follow(struct transfer *t, const char *to)
     } else {
         hub_url_may_follow(t->url, to, &same);
         t->foreign |= !same;
-        snprintf(t->hop, URL_MAX, "%s", to);
+        mem_free(t->hop);
+        t->hop = mem_strdup(to);
         t->state = WAITING;
         t->wake_ms = 0;
     }
@@ -493,6 +495,7 @@ static void add_header(struct transfer *t, const char *line)
 static CURLcode set_options(struct transfer *t)
 {
     char range[64];
+    const char *url = t->hop ? t->hop : t->url;
     CURLcode rc = CURLE_OK;
 #define SET(option, value) rc = rc ? rc : hub_curl.easy_setopt(t->easy, option, value)
     if (t->header) {
@@ -503,7 +506,8 @@ static CURLcode set_options(struct transfer *t)
         SET(CURLOPT_RANGE, range);
     }
     if (!t->file || t->header) SET(CURLOPT_TIMEOUT_MS, (long)hub_http_limit_ms);
-    SET(CURLOPT_URL, t->hop[0] ? t->hop : t->url);
+    SET(CURLOPT_URL, url);
+    if (hub_url_is_loopback(url)) SET(CURLOPT_NOPROXY, "*"); /* a proxy would get the token, unencrypted */
     SET(CURLOPT_HTTPHEADER, t->headers);
     SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
     SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* one connection per file is faster than one for all */
@@ -569,14 +573,21 @@ static bool take_file(struct transfer *t)
 
 static bool set_file_url(struct transfer *t)
 {
-    snprintf(t->url, URL_MAX, "%s/%s%s/resolve/%s/", t->repo->env->endpoint, t->repo->dataset ? "datasets/" : "",
+    char url[URL_MAX];
+    snprintf(url, URL_MAX, "%s/%s%s/resolve/%s/", t->repo->env->endpoint, t->repo->dataset ? "datasets/" : "",
              t->repo->id, t->repo->commit);
-    return hub_url_escape(t->url, URL_MAX, t->file->path, true) || (fail(t, "its address is too long"), false);
+    if (!hub_url_escape(url, URL_MAX, t->file->path, true)) return fail(t, "its address is too long"), false;
+    t->url = mem_strdup(url);
+    return true;
 }
 
 static void start(struct transfer *t, CURLM *multi)
 {
-    if (t->file && !t->url[0] && !set_file_url(t)) return;
+    if (t->file && !t->url && !set_file_url(t)) return;
+    if (t->header && t->file->size < 8) {
+        fail(t, "%lld bytes are too few for a safetensors file", (long long)t->file->size);
+        return;
+    }
     if (!t->file) {
         t->have = 0;
         if (t->text) t->text[0] = 0;
@@ -616,30 +627,71 @@ static void show(struct progress *p, const struct hub_repo *repo, int64_t have, 
         log_info("%s", line);
 }
 
+static void release(struct transfer *t, CURLM *multi)
+{
+    drop_easy(t, multi);
+    close_file(t);
+    mem_free(t->url);
+    mem_free(t->hop);
+    t->url = t->hop = NULL;
+}
+
+/* The transfers that have begun and are not done: a pass over them does not depend on the number of all. */
+struct window {
+    int64_t next;           /* the first transfer that has not begun */
+    struct transfer **open; /* [n_open] */
+    int64_t n_open, cap;
+    int64_t have, received; /* bytes of those that are done */
+};
+
+/* Starts transfers while there are slots, in their order; those that wait for their next try keep no slot. */
+static bool fill_slots(struct window *w, struct transfer *t, int64_t n, CURLM *multi)
+{
+    int64_t running = 0, kept = 0;
+    bool failed = false;
+    for (int64_t i = 0; i < w->n_open; i++) running += w->open[i]->state == RUNNING;
+    for (int64_t i = 0; (i < w->n_open || (w->next < n && running < AT_ONCE)) && !failed; i++) {
+        if (i == w->n_open) {
+            if (w->n_open == w->cap) {
+                w->open = mem_grow(w->open, w->cap, 2 * w->cap + AT_ONCE, sizeof(*w->open));
+                w->cap = 2 * w->cap + AT_ONCE;
+            }
+            w->open[w->n_open++] = &t[w->next++];
+        }
+        struct transfer *one = w->open[i];
+        if (one->state == WAITING && running < AT_ONCE && one->wake_ms <= clock_ms()) {
+            start(one, multi);
+            running += one->state == RUNNING;
+        }
+        failed = one->failed;
+    }
+    for (int64_t i = 0; i < w->n_open; i++) {
+        if (w->open[i]->state != DONE) {
+            w->open[kept++] = w->open[i];
+            continue;
+        }
+        w->have += w->open[i]->have;
+        w->received += w->open[i]->received;
+        release(w->open[i], multi);
+    }
+    w->n_open = kept;
+    return failed;
+}
+
 /* Runs all transfers until they end or one fails. */
 static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
 {
     CURLM *multi = hub_curl.multi_init();
     MT_REQUIRE(multi, "curl_multi_init failed");
-    int64_t unfinished = n;
+    struct window w = {0};
     bool failed = false;
-    while (unfinished && !failed) {
-        int64_t running = 0, have = 0, received = 0;
+    while ((w.n_open || w.next < n) && !failed) {
         int rest, wait_ms = 100;
-        unfinished = 0;
-        for (int64_t i = 0; i < n; i++) running += t[i].state == RUNNING;
-        for (int64_t i = 0; i < n && !failed; i++) {
-            if (t[i].state == WAITING && running < AT_ONCE && t[i].wake_ms <= clock_ms()) {
-                start(&t[i], multi);
-                running += t[i].state == RUNNING;
-            }
-            unfinished += t[i].state != DONE;
-            have += t[i].have;
-            received += t[i].received;
-            failed = t[i].failed;
-        }
+        failed = fill_slots(&w, t, n, multi);
+        int64_t have = w.have, received = w.received;
+        for (int64_t i = 0; i < w.n_open; i++) have += w.open[i]->have, received += w.open[i]->received;
         if (p) show(p, t->repo, have, received);
-        if (failed || !unfinished) break;
+        if (failed || !w.n_open) continue;
         progress(); /* the stall limit watches a transfer itself */
         hub_curl.multi_perform(multi, &rest);
         for (CURLMsg *m; !failed && (m = hub_curl.multi_info_read(multi, &rest));) {
@@ -651,10 +703,8 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
         }
         if (!failed) hub_curl.multi_poll(multi, NULL, 0, wait_ms, NULL);
     }
-    for (int64_t i = 0; i < n; i++) {
-        drop_easy(&t[i], multi);
-        close_file(&t[i]);
-    }
+    for (int64_t i = 0; i < n; i++) release(&t[i], multi);
+    mem_free(w.open);
     hub_curl.multi_cleanup(multi);
     return failed ? -1 : 0;
 }
@@ -662,9 +712,10 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
 char *hub_http_text(const struct hub_repo *repo, const char *path, int64_t *size, bool *unreachable, struct err *err)
 {
     struct transfer t = {.repo = repo, .err = err, .lock = -1, .fd = -1};
+    char url[URL_MAX];
     *unreachable = false;
-    if (hub_curl_open(err) || str_format(t.url, URL_MAX, err, "address", "%s/%s", repo->env->endpoint, path))
-        return NULL;
+    if (hub_curl_open(err) || str_format(url, URL_MAX, err, "address", "%s/%s", repo->env->endpoint, path)) return NULL;
+    t.url = mem_strdup(url);
     const int rc = run_transfers(&t, 1, NULL);
     *unreachable = t.unreachable;
     *size = t.have;
@@ -682,9 +733,11 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
     struct transfer *t = mem_array(n, sizeof(*t));
     int rc = 0;
     for (int64_t i = 0; i < n && !rc; i++) {
-        t[i] = (struct transfer){.repo = repo, .err = err, .lock = -1, .fd = -1, .viewer = true};
-        rc = str_format(t[i].url, URL_MAX, err, "address", "%s%s/%s", own ? "https://datasets-server." : "",
+        char url[URL_MAX];
+        rc = str_format(url, URL_MAX, err, "address", "%s%s/%s", own ? "https://datasets-server." : "",
                         own ? endpoint + strlen(https) : endpoint, answers[i].path);
+        t[i] = (struct transfer){.repo = repo, .err = err, .lock = -1, .fd = -1, .viewer = true};
+        if (!rc) t[i].url = mem_strdup(url);
     }
     if (!rc) rc = run_transfers(t, n, NULL);
     for (int64_t i = 0; i < n; i++) {
@@ -692,6 +745,7 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
         answers[i].size = t[i].have;
         snprintf(answers[i].commit, sizeof(answers[i].commit), "%s", t[i].response.commit);
         if (rc) mem_free(t[i].text);
+        mem_free(t[i].url);
     }
     mem_free(t);
     return rc;

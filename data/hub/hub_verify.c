@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -32,24 +33,68 @@ static void mark_line(char line[128], const struct hub_file *f, const struct sta
              (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec);
 }
 
-/* For a file that the hub did not list, the blob's name may not be a hash; size and time are then sufficient. */
-static bool is_marked(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
+/* The lines of moetrain-verified, sorted by size and time, then by hash. */
+struct marks {
+    char *text;
+    char **lines; /* [n] */
+    int64_t n;
+};
+
+static const char *size_and_time(const char *line) { return line + strcspn(line, " "); }
+
+static int by_size_and_time(const void *a, const void *b)
 {
-    char path[MT_PATH], line[128];
+    return strcmp(size_and_time(*(char *const *)a), size_and_time(*(char *const *)b));
+}
+
+static int by_all(const void *a, const void *b)
+{
+    const int order = by_size_and_time(a, b);
+    return order ? order : strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static struct marks read_marks(const struct hub_repo *repo)
+{
+    struct marks m = {.n = 0};
+    char path[MT_PATH];
     int64_t size;
-    if (marks_path(path, repo, NULL)) return false;
-    char *text = file_exists(path) ? file_read(path, MARKS_MAX, &size, NULL) : NULL;
+    m.text = !marks_path(path, repo, NULL) && file_exists(path) ? file_read(path, MARKS_MAX, &size, NULL) : NULL;
+    if (!m.text) return m;
+    for (const char *p = m.text; *p; p++) m.n += *p == '\n';
+    m.lines = mem_array(MT_MAX(m.n, 1), sizeof(*m.lines));
+    char *p = m.text;
+    for (int64_t i = 0; i < m.n; i++, p += strlen(p) + 1) {
+        m.lines[i] = p;
+        p[strcspn(p, "\n")] = 0;
+    }
+    qsort(m.lines, (size_t)m.n, sizeof(*m.lines), by_all);
+    return m;
+}
+
+static void free_marks(struct marks *m)
+{
+    mem_free(m->text);
+    mem_free(m->lines);
+}
+
+/* For a file that the hub did not list, the blob's name may not be a hash; size and time are then sufficient. */
+static bool is_marked(const struct marks *m, const struct hub_repo *repo, const struct hub_file *f,
+                      const struct stat *st)
+{
+    char line[128];
+    const char *key = line;
     mark_line(line, f, st);
-    const bool marked = text && strstr(text, repo->cached ? strchr(line, ' ') : line);
-    mem_free(text);
-    return marked;
+    line[strcspn(line, "\n")] = 0;
+    return m->n && bsearch(&key, m->lines, (size_t)m->n, sizeof(*m->lines), repo->cached ? by_size_and_time : by_all);
 }
 
 /* -1: the cache cannot be written to. */
 static int open_marks(const struct hub_repo *repo)
 {
     char path[MT_PATH];
-    return marks_path(path, repo, NULL) ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return marks_path(path, repo, NULL)
+               ? -1
+               : open(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
 }
 
 static void mark(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
@@ -118,15 +163,24 @@ static int set_aside(const struct hub_repo *repo, const char *path, const char *
 }
 
 /* Waits while another process hashes or downloads the same blob. Without locks two processes do the same work. */
-static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f)
+static int wait_for_lock(const struct hub_repo *repo, const struct hub_file *f, bool *waited)
 {
     const struct timespec pause = {.tv_nsec = WAIT_MS * 1000000};
     int lock = -1;
-    while (!hub_cache_lock(&lock, repo, f, NULL) && lock < 0) {
+    for (*waited = false; !hub_cache_lock(&lock, repo, f, NULL) && lock < 0; *waited = true) {
         progress();
         nanosleep(&pause, NULL);
     }
     return lock;
+}
+
+/* Another process has hashed the file since moetrain-verified was read. */
+static bool is_marked_now(const struct hub_repo *repo, const struct hub_file *f, const struct stat *st)
+{
+    struct marks m = read_marks(repo);
+    const bool marked = is_marked(&m, repo, f, st);
+    free_marks(&m);
+    return marked;
 }
 
 /* Hashes one file that is not in moetrain-verified. */
@@ -135,9 +189,10 @@ static int verify(const struct hub_repo *repo, const struct hub_file *f, enum hu
     char path[MT_PATH], hex[HASH_HEX];
     struct stat st;
     int rc = 0;
-    const int lock = wait_for_lock(repo, f);
+    bool waited;
+    const int lock = wait_for_lock(repo, f, &waited);
     *where = find(path, repo, f, &st);
-    if (*where != HUB_ABSENT && !is_marked(repo, f, &st)) {
+    if (*where != HUB_ABSENT && !(waited && is_marked_now(repo, f, &st))) {
         rc = hash_file(hex, path, f, err);
         if (!rc && !strcmp(hex, f->etag)) {
             mark(repo, f, &st);
@@ -157,13 +212,15 @@ int hub_verify(const struct hub_repo *repo, const struct hub_file *const *files,
     struct stat st;
     int64_t bytes = 0, unmarked = 0;
     int rc = 0;
+    struct marks marked = read_marks(repo);
     bool *open = mem_array(MT_MAX(n, 1), sizeof(*open)); /* must be hashed */
     for (int64_t i = 0; i < n; i++) {
         where[i] = find(path, repo, files[i], &st);
-        open[i] = where[i] != HUB_ABSENT && files[i]->etag[0] && !is_marked(repo, files[i], &st);
+        open[i] = where[i] != HUB_ABSENT && files[i]->etag[0] && !is_marked(&marked, repo, files[i], &st);
         bytes += open[i] ? files[i]->size : 0;
         unmarked += open[i];
     }
+    free_marks(&marked);
     const int marks = unmarked ? open_marks(repo) : -1;
     if (unmarked && marks < 0)
         log_info("%s: %s in the cache are used unverified: the cache is not writable", repo->id,
