@@ -50,6 +50,8 @@ enum { BY_RATIO, NETWORKS_FIRST, ORDERS };
 struct search {
     const struct plan_request *q;
     int64_t fixed, budget;
+    int64_t host_bytes;         /* of host memory that the choice may take */
+    int64_t least_host;         /* with `least`: the least of places whose peak is at most the budget */
     bool least;                 /* looks for the lowest peak alone */
     struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
     int64_t n_item;
@@ -70,7 +72,7 @@ struct search {
     double extra_ms;                /* of the place */
     double in_fwd, out_fwd, in_bwd; /* bytes that are copied to and from the device in each pass, beside the ops */
     bool slower;                    /* than the best choice so far, even if all items fitted */
-    bool enough; /* host memory of this machine: a fixed train.offload may take all, `auto` half of it */
+    bool enough;                    /* host memory for the place */
 };
 
 /* ---- items ---- */
@@ -346,7 +348,7 @@ static double host_room(const struct search *s, const struct place *p)
 {
     const double others =
         (p->inputs ? input_bytes(s) : 0) + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
-    return (double)s->q->room.host * (fixed_offload(s) ? 2 : 1) - others;
+    return (double)s->host_bytes - others;
 }
 
 /* Bytes of mixers and networks that can be copied beside the forward pass: 50e9 in a nominal second of it, less what
@@ -498,7 +500,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->opt.cpu_update = s->opt.host_moments && s->cpu_update;
     s->opt.ce_chunk = chunk_of(s, 0);
     if (p->experts && find_expert_bytes(s, err)) return -1;
-    if (s->least && p->experts && p->experts < ALL_EXPERTS && all_experts_fit(s, p)) return 0;
+    if (s->least && !s->budget && p->experts && p->experts < ALL_EXPERTS && all_experts_fit(s, p)) return 0;
     if (p->experts && s->expert_bytes) spread_experts(s, p);
     if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
     s->out_fwd = p->inputs ? input_bytes(s) : 0;
@@ -513,7 +515,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         return -1;
     }
     const bool fixed = fixed_offload(s);
-    s->enough = s->probe.dev.host.peak / (fixed ? 2 : 1) <= s->q->room.host;
+    s->enough = s->probe.dev.host.peak <= s->host_bytes;
     s->constant =
         s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
@@ -527,6 +529,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         bool all = false;
         s->opt.expert_group = s->probe.dev.expert_group = gpu ? plan_expert_group(i) : 0;
         const struct peaks peaks = peaks_of(s, load);
+        if (peaks.none <= s->budget) s->least_host = MT_MIN(s->least_host, s->probe.dev.host.peak);
         if (peaks.none >= least.none && peaks.all >= least.all) continue; /* it spares nothing */
         least = peaks;
         for (int j = size; j < (gpu ? PLAN_LOGITS : 1) && !ends; j++) {
@@ -572,6 +575,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
                     !(q.cfg->parallel.zero && q.par->dp->world > 1) && !config_quantises(q.cfg) &&
                     q.room.threads >= CPU_UPDATE_THREADS;
     *best = (struct plan_choice){.peak = INT64_MAX};
+    s->least_host = INT64_MAX;
     for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
         const struct place p = place_of(i);
         if (allowed(s, &p)) rc = try_place(s, &p, best, err);
@@ -584,14 +588,29 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
 
 int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget, struct err *err)
 {
-    struct search s = {.q = q, .fixed = fixed, .budget = budget};
+    struct search s = {.q = q, .fixed = fixed, .budget = budget, .host_bytes = q->room.host};
+    struct search half = s;
+    if (q->cfg->train.offload == CFG_OFFLOAD_AUTO && q->room.host < INT64_MAX) {
+        half.host_bytes /= 2;
+        if (search(&half, c, err)) return -1;
+        if (c->peak <= budget) return 0;
+    }
     return search(&s, c, err);
 }
 
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err)
 {
-    struct search s = {.q = q, .fixed = fixed, .least = true};
+    struct search s = {.q = q, .fixed = fixed, .host_bytes = q->room.host, .least = true};
     return search(&s, c, err);
+}
+
+int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget, struct err *err)
+{
+    struct plan_choice c;
+    struct search s = {.q = q, .fixed = fixed, .budget = budget, .host_bytes = INT64_MAX, .least = true};
+    if (search(&s, &c, err)) return -1;
+    *bytes = s.least_host;
+    return 0;
 }
 
 int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,

@@ -11,11 +11,15 @@ struct plan_choice {
     double ops_ms; /* of it the ops; the rest is scratch that is small, and host memory */
     bool packed;   /* decoded layers would take longer */
 };
-/* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. */
+/* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. train.offload = auto
+ * takes at most half of the host memory, and more where nothing fits otherwise. */
 int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget,
                 struct err *err) MT_CHECK;
 /* The options with the lowest peak. */
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
+/* *bytes: the least host memory of a rank with which a peak is at most `budget`; INT64_MAX: none is with any. */
+int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget,
+                    struct err *err) MT_CHECK;
 
 /* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit, or
  * none where packed experts are faster. */

@@ -14,12 +14,6 @@ struct row {
     double gib; /* train.memory_gb */
 };
 
-double plan_round_gib(double gib)
-{
-    const double unit = pow(10, floor(log10(MT_MAX(gib, 1e-9))) - 2);
-    return ceil(gib / unit * (1 - 1e-12)) * unit;
-}
-
 static int choose_row(struct row *r, const struct plan *p, const struct plan_request *q, double gib, struct err *err)
 {
     const int64_t budget = (int64_t)(gib * (1 << 30));

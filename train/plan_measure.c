@@ -144,7 +144,7 @@ void plan_request_room(struct plan_request *q)
     q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
                                  .device = least_of(par, here ? device : INT64_MAX),
                                  .threads = least_of(par, threads),
-                                 .host = least_of(par, host < INT64_MAX ? host / 2 / n_local : host)};
+                                 .host = least_of(par, host < INT64_MAX ? host / n_local : host)};
 }
 
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,

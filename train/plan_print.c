@@ -61,6 +61,9 @@ static void row_always(FILE *out, const char *name, int64_t bytes, int64_t total
 static void print_host(const struct plan *p, FILE *out)
 {
     char b[32], c[32];
+    if (p->host_faster)
+        fprintf(out, "  host memory limits this plan: with %s of it free%s a step would take %.0f %% less time\n",
+                str_bytes(b, p->host_faster), p->n_rank > 1 ? " for all ranks" : "", 100 * (1 - p->faster_ms / p->ms));
     if (p->memory.host == p->memory.host_shared) return;
     fprintf(out, "  %s of pinned host memory, for which %s must be free%s%s\n", str_bytes(b, p->memory.host),
             str_bytes(c, p->host_free), p->n_rank > 1 ? " for all ranks" : "",

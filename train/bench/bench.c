@@ -148,13 +148,19 @@ static void set_optimizer(struct adamw *opt, const struct config *cfg)
 static int in_options(const struct bench *b, struct err *err)
 {
     const struct plan *p = &b->run.plan;
-    char need[32], have[32], others[PLAN_TEXT], given[64] = "";
+    const char *words[4];
+    char need[32], have[32], others[PLAN_TEXT], list[PLAN_TEXT], host[PLAN_TEXT], given[64] = "";
+    int n = 0;
     if (!strncmp(err->msg, "lora.targets", 12)) return err_prefix(err, "--targets %.100s", b->cfg.lora.targets);
     if (!p->too_large) return -1;
     if (p->capped) snprintf(given, sizeof(given), "--memory-gb %g: ", b->cfg.train.memory_gb);
-    return err_set(err, "%sa step needs %s%s, the budget is %s (%s): lower --tokens, --seq, --layers or --rank", given,
+    if (p->helps & (PLAN_HELPS_SEQ | PLAN_HELPS_BATCH)) words[n++] = "--tokens";
+    if (p->n_layer > 1) words[n++] = "--layers";
+    if (p->helps & PLAN_HELPS_RANK) words[n++] = "--rank";
+    return err_set(err, "%sa step needs %s%s, the budget is %s (%s): %s%s%s", given,
                    str_bytes(need, plan_peak(p, true)), plan_others(others, p), str_bytes(have, p->budget),
-                   p->capped ? "--memory-gb" : p->limit);
+                   p->capped ? "--memory-gb" : p->limit, n ? "lower " : "use a device with more memory",
+                   plan_list(list, n, words, " or "), plan_host_advice(host, p));
 }
 
 static int bench_open(struct bench *b, struct err *err)

@@ -429,11 +429,11 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
 static int in_check(const struct run *r, struct err *err)
 {
     const struct plan *p = &r->plan;
-    char need[32], have[32], others[PLAN_TEXT];
+    char need[32], have[32], others[PLAN_TEXT], host[PLAN_TEXT];
     if (!p->too_large) return -1;
-    return err_set(err, "check needs %s%s, the budget is %s (%s): use fewer layers (--layers N)%s",
+    return err_set(err, "check needs %s%s, the budget is %s (%s): use fewer layers (--layers N)%s%s",
                    str_bytes(need, plan_peak(p, true)), plan_others(others, p), str_bytes(have, p->budget), p->limit,
-                   p->capped ? ", or raise train.memory_gb" : "");
+                   p->capped ? ", or raise train.memory_gb" : "", plan_host_advice(host, p));
 }
 
 static int device_side(struct check *k, struct err *err)

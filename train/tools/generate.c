@@ -96,15 +96,16 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
 {
     struct run *r = &g->run;
     struct plan *p = &r->plan;
-    char need[32], have[32], fits[64] = "no text fits, whatever --tokens is";
+    char need[32], have[32], fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
     if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, false, err)) return -1;
     if (p->longest > g->sampler.n_prompt)
         snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
     else if (p->longest)
         snprintf(fits, sizeof(fits), "shorten the prompt to less than %lld tokens", (long long)p->longest);
-    return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s, the budget is %s (%s): %s",
+    return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s, the budget is %s (%s): %s%s",
                    (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens,
-                   str_bytes(need, plan_peak(p, false)), str_bytes(have, p->budget), p->limit, fits);
+                   str_bytes(need, plan_peak(p, false)), str_bytes(have, p->budget), p->limit, fits,
+                   plan_host_advice(host, p));
 }
 
 static int generate(struct generate *g, struct err *err)
