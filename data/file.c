@@ -68,6 +68,15 @@ static int64_t read_full(int fd, void *dst, int64_t size)
     return n;
 }
 
+/* A file that `git clone` leaves without git-lfs in the place of a large one: three lines of text. */
+static bool is_lfs_pointer(int fd, const struct stat *st)
+{
+    static const char mark[] = "version https://git-lfs.github.com/spec/v1";
+    char head[sizeof(mark) - 1];
+    return st->st_size > (off_t)sizeof(head) && st->st_size < 1024 && S_ISREG(st->st_mode) &&
+           pread(fd, head, sizeof(head), 0) == (ssize_t)sizeof(head) && !memcmp(head, mark, sizeof(head));
+}
+
 /* Opens a file for reading; never blocks on a FIFO or device. A pipe named by its descriptor, such as a shell's <(...)
  * or /dev/stdin, has a writer; it is accepted where `pipe` is set. */
 static int open_file(const char *path, bool pipe, struct stat *st, struct err *err)
@@ -81,6 +90,8 @@ static int open_file(const char *path, bool pipe, struct stat *st, struct err *e
         io_error(err, path, "stat");
     else if (S_ISDIR(st->st_mode))
         err_set(err, "%s: a directory, not a regular file", path);
+    else if (is_lfs_pointer(fd, st))
+        err_set(err, "%s: a pointer of Git LFS, not the file itself: run `git lfs pull` in its directory", path);
     else if (S_ISREG(st->st_mode) || (pipe && descriptor && S_ISFIFO(st->st_mode)))
         return fd;
     else if (S_ISFIFO(st->st_mode))

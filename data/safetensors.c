@@ -188,16 +188,38 @@ static int list_shards(struct safetensors *st, struct json map, struct err *err)
     return 0;
 }
 
+static int shard_path(char path[MT_PATH], const char *dir, const char *name, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path of a safetensors file", "%s/%s", dir, name);
+}
+
 static int open_shards(struct safetensors *st, const char *dir, struct err *err)
 {
     st->maps = mem_array(st->n_shards, sizeof(*st->maps));
     st->docs = mem_array(st->n_shards, sizeof(struct json_doc *));
     char path[MT_PATH];
+    for (int i = 0; i < st->n_shards; i++)
+        if (shard_path(path, dir, st->shard_names[i], err) || open_file(st, i, path, err)) return -1;
+    return 0;
+}
+
+/* Removes the names of shards that do not exist, unless none does: opening the first one then says so. */
+static int leave_out_missing(struct safetensors *st, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    int n = 0;
     for (int i = 0; i < st->n_shards; i++) {
-        if (str_format(path, sizeof(path), err, "path of a safetensors file", "%s/%s", dir, st->shard_names[i]))
-            return -1;
-        if (open_file(st, i, path, err)) return -1;
+        if (shard_path(path, dir, st->shard_names[i], err)) return -1;
+        n += file_exists(path);
     }
+    for (int i = 0, to = 0; n && i < st->n_shards; i++) {
+        if (shard_path(path, dir, st->shard_names[i], err)) return -1;
+        if (file_exists(path))
+            st->shard_names[to++] = st->shard_names[i];
+        else
+            mem_free(st->shard_names[i]);
+    }
+    st->n_shards = n ? n : st->n_shards;
     return 0;
 }
 
@@ -206,9 +228,14 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const struct st_tensor *)a)->name, ((const struct st_tensor *)b)->name);
 }
 
-static int sort_tensors(struct safetensors *st, struct err *err)
+static void sort_tensors(struct safetensors *st)
 {
     if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
+}
+
+/* The tensors are sorted. */
+static int check_names(const struct safetensors *st, struct err *err)
+{
     for (int64_t i = 1; i < st->n_tensors; i++) {
         const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
         if (!strcmp(a->name, b->name))
@@ -218,25 +245,45 @@ static int sort_tensors(struct safetensors *st, struct err *err)
     return 0;
 }
 
-/* The index and the shards must name the same tensors in the same files. */
-static int check_index(const struct safetensors *st, struct json map, const char *path, struct err *err)
+/* Removes copies of tensors that the index says are in another file. Says what it does, and which tensors the index
+ * does not name. */
+static void leave_out_copies(struct safetensors *st, struct json map, const char *path)
+{
+    int64_t n = 0, n_copy = 0, n_new = 0;
+    struct st_tensor copy = {0}, new = {0};
+    for (int64_t i = 0; i < st->n_tensors; i++) {
+        const struct st_tensor t = st->tensors[i];
+        const char *shard;
+        if (json_get_str(map, t.name, &shard, NULL)) {
+            shard = st->shard_names[t.shard];
+            new = t, n_new++;
+        }
+        if (strcmp(shard, st->shard_names[t.shard]))
+            copy = t, n_copy++;
+        else
+            st->tensors[n++] = t;
+    }
+    st->n_tensors = n;
+    if (n_copy)
+        log_warn("%s: %" PRId64 " tensor%s, such as `%s` of %s, %s in another file by the index, which decides", path,
+                 n_copy, str_plural(n_copy), copy.name, st->shard_names[copy.shard], n_copy == 1 ? "is" : "are");
+    if (n_new)
+        log_warn("%s: the index does not list %" PRId64 " tensor%s, such as `%s` of %s", path, n_new, str_plural(n_new),
+                 new.name, st->shard_names[new.shard]);
+}
+
+/* The tensors that the index names and no file has. */
+static int list_missing(struct safetensors *st, struct json map, struct err *err)
 {
     const char *name, *shard;
     struct json value;
     for (int64_t i = 0; json_member(map, i, &name, &value); i++) {
-        const struct st_tensor *t = safetensors_find(st, name);
         if (json_get_str(map, name, &shard, err)) return -1;
-        if (!t) return err_set(err, "%s: tensor `%s` is missing from %s", path, name, shard);
-        if (strcmp(st->shard_names[t->shard], shard))
-            return err_set(err, "%s: tensor `%s` should be in %s, but is in %s", path, name, shard,
-                           st->shard_names[t->shard]);
+        if (safetensors_find(st, name)) continue;
+        if (!st->missing) st->missing = mem_array(json_count(map), sizeof(*st->missing));
+        st->missing[st->n_missing++] = (struct st_missing){mem_strdup(name), mem_strdup(shard)};
     }
-    for (int64_t i = 0; i < st->n_tensors; i++) {
-        const struct st_tensor *t = &st->tensors[i];
-        if (!json_has(map, t->name))
-            return err_set(err, "%s: the index does not list tensor `%s` of %s", path, t->name,
-                           st->shard_names[t->shard]);
-    }
+    if (st->n_missing) qsort(st->missing, (size_t)st->n_missing, sizeof(*st->missing), by_text);
     return 0;
 }
 
@@ -257,9 +304,11 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
     if (!doc) return -1;
     struct json map;
     if (json_get_object(json_root(doc), "weight_map", &map, err)) goto out;
-    if (list_shards(st, map, err) || open_shards(st, dir, err) || sort_tensors(st, err)) goto out;
-    if (check_index(st, map, path, err)) goto out;
-    compare_total(st, json_root(doc), path);
+    if (list_shards(st, map, err) || leave_out_missing(st, dir, err) || open_shards(st, dir, err)) goto out;
+    sort_tensors(st);
+    leave_out_copies(st, map, path);
+    if (check_names(st, err) || list_missing(st, map, err)) goto out;
+    if (!st->n_missing) compare_total(st, json_root(doc), path);
     rc = 0;
 out:
     json_free(doc);
@@ -271,7 +320,43 @@ static int open_single(struct safetensors *st, const char *dir, const char *name
 {
     st->shard_names = mem_array(1, sizeof(*st->shard_names));
     st->shard_names[st->n_shards++] = mem_strdup(name);
-    return open_shards(st, dir, err) || sort_tensors(st, err) ? -1 : 0;
+    if (open_shards(st, dir, err)) return -1;
+    sort_tensors(st);
+    return check_names(st, err);
+}
+
+static bool fits(const char *name, const char *begin, const char *end)
+{
+    const size_t n = strlen(name), b = strlen(begin), e = strlen(end);
+    return n >= b + e && !strncmp(name, begin, b) && !strcmp(name + n - e, end);
+}
+
+/* A directory without the weights of transformers' layout: says what is there instead. */
+static int no_weights(const char *dir, struct err *err)
+{
+    static const struct {
+        const char *begin, *end, *advice;
+    } others[] = {
+        {"model-0", ".safetensors", "the download is incomplete, download the index as well"},
+        {"adapter_model", "", "an adapter, not a model: model.path is its base model, lora.init_from the adapter"},
+        {"consolidated", "", "Mistral's own layout: use the checkpoint in the layout of transformers"},
+        {"", ".gguf", "a GGUF file is not supported: use the original checkpoint in safetensors"},
+        {"", ".bin", "weights of PyTorch: convert them to safetensors (save_pretrained of transformers)"},
+        {"", ".pt", "weights of PyTorch: convert them to safetensors (save_pretrained of transformers)"},
+        {"", ".pth", "weights of PyTorch: convert them to safetensors (save_pretrained of transformers)"},
+        {"", ".safetensors", "if it is the whole model, rename it to " SINGLE_NAME},
+    };
+    char **names;
+    int64_t n;
+    if (file_list(dir, &names, &n, err)) return -1;
+    err_set(err, "%s: no %s and no %s", dir, INDEX_NAME, SINGLE_NAME);
+    for (int64_t i = 0, found = 0; i < MT_LEN(others) && !found; i++)
+        for (int64_t k = 0; k < n && !found; k++)
+            if ((found = fits(names[k], others[i].begin, others[i].end)))
+                err_set(err, "%s: no %s and no %s, but %s: %s", dir, INDEX_NAME, SINGLE_NAME, names[k],
+                        others[i].advice);
+    file_list_free(names, n);
+    return -1;
 }
 
 static int open_dir(struct safetensors *st, const char *dir, struct err *err)
@@ -281,7 +366,7 @@ static int open_dir(struct safetensors *st, const char *dir, struct err *err)
     if (file_exists(path)) return open_index(st, dir, path, err);
     if (str_format(path, sizeof(path), err, "path of the safetensors file", "%s/%s", dir, SINGLE_NAME)) return -1;
     if (file_exists(path)) return open_single(st, dir, SINGLE_NAME, err);
-    return err_set(err, "%s: no %s and no %s", dir, INDEX_NAME, SINGLE_NAME);
+    return no_weights(dir, err);
 }
 
 static int open_any(struct safetensors *st, const char *path, bool headers, struct err *err)
@@ -323,6 +408,11 @@ void safetensors_close(struct safetensors *st)
     for (int64_t i = 0; i < st->n_tensors; i++)
         if (st->tensors[i].stored) mem_free((void *)(uintptr_t)st->tensors[i].name);
     mem_free(st->tensors);
+    for (int64_t i = 0; i < st->n_missing; i++) {
+        mem_free(st->missing[i].name);
+        mem_free(st->missing[i].file);
+    }
+    mem_free(st->missing);
     *st = (struct safetensors){0};
 }
 
@@ -334,6 +424,22 @@ const struct st_tensor *safetensors_find(const struct safetensors *st, const cha
     return st->n_tensors ? bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name) : NULL;
 }
 
+int64_t safetensors_missing(const struct safetensors *st, const char *name)
+{
+    const struct st_missing key = {.name = (char *)(uintptr_t)name}, *found = NULL;
+    if (st->n_missing) found = bsearch(&key, st->missing, (size_t)st->n_missing, sizeof(key), by_text);
+    return found ? found - st->missing : -1;
+}
+
+int safetensors_missing_error(const struct safetensors *st, int64_t i, struct err *err)
+{
+    const struct st_missing *m = &st->missing[i];
+    bool there = false;
+    for (int k = 0; k < st->n_shards; k++) there |= !strcmp(st->shard_names[k], m->file);
+    return err_set(err, "tensor %s should be in %s by %s, but %s: the download is incomplete, download it again",
+                   m->name, m->file, INDEX_NAME, there ? "is not there" : "that file is missing");
+}
+
 int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, struct err *err)
 {
     char to[512];
@@ -343,7 +449,13 @@ int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, st
         t->stored = t->name;
         t->name = mem_strdup(to);
     }
-    if (st->n_tensors) qsort(st->tensors, (size_t)st->n_tensors, sizeof(*st->tensors), by_name);
+    for (int64_t i = 0; i < st->n_missing; i++) {
+        if (!rename(to, sizeof(to), st->missing[i].name)) continue;
+        mem_free(st->missing[i].name);
+        st->missing[i].name = mem_strdup(to);
+    }
+    if (st->n_missing) qsort(st->missing, (size_t)st->n_missing, sizeof(*st->missing), by_text);
+    sort_tensors(st);
     for (int64_t i = 1; i < st->n_tensors; i++) {
         const struct st_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
         if (!strcmp(a->name, b->name))

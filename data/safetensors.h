@@ -28,11 +28,16 @@ struct safetensors {
     int64_t n_tensors;
     struct st_tensor *tensors; /* sorted by name */
     struct json_doc **docs;    /* parsed headers; they own the names */
+    int64_t n_missing;
+    struct st_missing {
+        char *name, *file; /* file: without a directory */
+    } * missing;           /* tensors that the index names and no file has, sorted by name */
 };
 
 /* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. A file that is not
- * exactly in the format (gaps, overlaps, duplicates, trailing bytes, a shard that differs from the index) is refused;
- * the error names file and tensor. */
+ * exactly in the format (gaps, overlaps, duplicates, trailing bytes) is refused; the error names file and tensor. The
+ * index decides which file has a tensor; a copy in another one is left out. What the index names and is not there is in
+ * `missing`: it matters where it is read. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 /* The same, but shards may end after their header, as hub_model_headers writes them. */
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
@@ -44,6 +49,10 @@ typedef bool safetensors_rename_fn(char *to, size_t size, const char *name);
 int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, struct err *err) MT_CHECK;
 /* The name that the file has. */
 static inline const char *safetensors_stored(const struct st_tensor *t) { return t->stored ? t->stored : t->name; }
+/* The index of `name` in st->missing; -1: it is not there. */
+int64_t safetensors_missing(const struct safetensors *st, const char *name);
+/* An error that names a tensor of st->missing and its file. */
+int safetensors_missing_error(const struct safetensors *st, int64_t i, struct err *err);
 /* The most similar existing name, for "did you mean"; NULL when none is similar. */
 const char *safetensors_nearest(const struct safetensors *st, const char *name);
 /* The value of a key in the metadata of the first shard; NULL: none. Valid until st is closed. */

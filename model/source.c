@@ -20,7 +20,20 @@ static int shape_error(const struct st_tensor *t, const char *what, int ndim, co
                    safetensors_stored(t), t->st_dtype, have, what, want);
 }
 
-bool checkpoint_has(const struct checkpoint *ck, const char *name) { return safetensors_find(ck->st, name) != NULL; }
+bool checkpoint_has(const struct checkpoint *ck, const char *name)
+{
+    if (safetensors_find(ck->st, name)) return true;
+    const int64_t missing = ck->asked ? safetensors_missing(ck->st, name) : -1;
+    if (missing >= 0) ck->asked[missing] = true;
+    return false;
+}
+
+int checkpoint_check_missing(const struct checkpoint *ck, struct err *err)
+{
+    for (int64_t i = 0; i < ck->st->n_missing; i++)
+        if (ck->asked[i]) return safetensors_missing_error(ck->st, i, err);
+    return 0;
+}
 
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name)
 {
@@ -48,7 +61,7 @@ static const struct st_tensor *find(struct checkpoint *ck, const char *name, str
         *used = true;
         return t;
     }
-    const char *near = safetensors_nearest(ck->st, name);
+    const char *near = checkpoint_has(ck, name) ? NULL : safetensors_nearest(ck->st, name);
     err_set(err, "tensor %s is not in the checkpoint%s%s", checkpoint_name(ck, full, sizeof(full), name),
             near ? "; the nearest name there is " : "", near ? checkpoint_name(ck, other, sizeof(other), near) : "");
     return NULL;

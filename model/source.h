@@ -9,6 +9,7 @@
 struct checkpoint {
     const struct safetensors *st;
     bool *used;           /* [st->n_tensors] */
+    bool *asked;          /* [st->n_missing] whether it was looked for; NULL: not counted */
     bool hashed;          /* tensors found from now on enter the fingerprint, each once */
     uint64_t fingerprint; /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
                              first 64 KiB as stored */
@@ -43,6 +44,9 @@ int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int n
 const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
                                             struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
+/* An error where a tensor was looked for that the index names and no file has: whether it has one may change how others
+ * are read. */
+int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
 /* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
 

@@ -20,6 +20,10 @@ int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool qui
             n++, *first = safetensors_stored(&ck->st->tensors[i]);
     }
     if (quiet) return n;
+    if (ck->st->n_missing)
+        log_info("%lld tensor%s of the index %s not in the checkpoint, and not needed, such as %s of %s",
+                 (long long)ck->st->n_missing, str_plural(ck->st->n_missing), ck->st->n_missing == 1 ? "is" : "are",
+                 ck->st->missing[0].name, ck->st->missing[0].file);
     if (n_scale)
         log_info("%lld scale%s of activations in the checkpoint %s not used: only its weights are quantised",
                  (long long)n_scale, str_plural(n_scale), n_scale == 1 ? "is" : "are");

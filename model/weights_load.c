@@ -155,6 +155,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
     w->n_layer = a->n_layer;
     f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    f.ck.asked = mem_array(st->n_missing, sizeof(bool));
     f.prefix = weights_prefix(st);
     f.ck.hashed = !dev->dry_run || opt->hashed;
     quantizer_open(&f.quantizer, opt->quantize, dev, st);
@@ -168,12 +169,15 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
     if (f.ck.hashed) w->base = f.ck.fingerprint, w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
     host_experts_settle(&w->host, dev);
+    if (checkpoint_check_missing(&f.ck, err)) goto out;
     if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
     rc = 0;
 out:
     quantizer_close(&f.quantizer);
+    if (rc && checkpoint_check_missing(&f.ck, err)) rc = -1; /* explains more than what followed from it */
     mem_free(f.ck.used);
+    mem_free(f.ck.asked);
     if (rc) weights_free(w);
     return rc;
 }

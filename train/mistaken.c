@@ -1,5 +1,5 @@
-/* mistaken.c - recognises files and directories that were given in place of a configuration: by the entries of a
- * directory, the first bytes of a file, then the end of its name. */
+/* mistaken.c - recognises files and directories that were given in place of a configuration or a model: by the entries
+ * of a directory, the first bytes of a file, then the end of its name. */
 #include "train/mistaken.h"
 
 #include <stdio.h>
@@ -8,10 +8,13 @@
 #include <sys/stat.h>
 
 #include "data/file.h"
+#include "data/json.h"
+#include "train/adapter_dir.h"
 
 enum { HEAD = 4096 };
 
-#define ROWS "convert it to JSONL (data/README.md) and set data.train to that file"
+#define CONFIG "a configuration"
+#define ROWS   "convert it to JSONL (data/README.md) and set data.train to that file"
 
 static bool ends_with(const char *path, const char *end)
 {
@@ -26,10 +29,15 @@ static bool has(const char *dir, const char *name)
     return !str_format(path, sizeof(path), &err, "path", "%s/%s", dir, name) && file_exists(path);
 }
 
+static bool is_not(const char *wanted, struct err *err, const char *path, const char *what, const char *advice)
+{
+    err_set(err, "%.600s is %s, not %s: %s", path, what, wanted, advice);
+    return true;
+}
+
 static bool is(struct err *err, const char *path, const char *what, const char *advice)
 {
-    err_set(err, "%.600s is %s, not a configuration: %s", path, what, advice);
-    return true;
+    return is_not(CONFIG, err, path, what, advice);
 }
 
 static bool describe_dir(const char *dir, struct err *err)
@@ -80,22 +88,39 @@ static bool describe_text(const char *path, const char *head, struct err *err)
     return false;
 }
 
-static bool describe_file(const char *path, struct err *err)
+/* The first bytes of a file; -1: it cannot be read. */
+static int64_t read_head(const char *path, char head[HEAD + 1])
 {
-    char head[HEAD + 1] = "";
     FILE *in = fopen(path, "rb");
-    if (!in) return false;
+    if (!in) return -1;
     const size_t n = fread(head, 1, HEAD, in);
     fclose(in);
-    if (n >= 4 && !memcmp(head, "PAR1", 4)) return is(err, path, "a Parquet file", ROWS);
+    head[n] = 0;
+    return (int64_t)n;
+}
+
+/* wanted: what the path was taken for. */
+static bool describe_weights(const char *path, const char *head, int64_t n, const char *wanted, struct err *err)
+{
     if (n >= 4 && !memcmp(head, "GGUF", 4))
-        return is(err, path, "a GGUF file",
-                  "set model.path to the directory of the original checkpoint (config.json and safetensors)");
+        return is_not(wanted, err, path, "a GGUF file",
+                      "set model.path to the directory of the original checkpoint (config.json and safetensors)");
     if (ends_with(path, ".safetensors") || (n > 8 && !head[7] && head[8] == '{'))
-        return is(err, path, "a safetensors file",
-                  "set model.path to its directory, or lora.init_from if it is an adapter");
+        return is_not(wanted, err, path, "a safetensors file",
+                      "set model.path to its directory, or lora.init_from if it is an adapter");
     if (ends_with(path, ".bin") || ends_with(path, ".pt") || ends_with(path, ".pth"))
-        return is(err, path, "a PyTorch file", "convert the model to safetensors and set model.path to its directory");
+        return is_not(wanted, err, path, "a PyTorch file",
+                      "convert the model to safetensors and set model.path to its directory");
+    return false;
+}
+
+static bool describe_file(const char *path, struct err *err)
+{
+    char head[HEAD + 1];
+    const int64_t n = read_head(path, head);
+    if (n < 0) return false;
+    if (n >= 4 && !memcmp(head, "PAR1", 4)) return is(err, path, "a Parquet file", ROWS);
+    if (describe_weights(path, head, n, CONFIG, err)) return true;
     if (n >= 2 && !memcmp(head, "\x1f\x8b", 2))
         return is(err, path, "a gzip file", "if it holds training rows, set data.train to it in a configuration");
     return describe_text(path, head, err);
@@ -107,4 +132,33 @@ bool mistaken_for_config(const char *path, struct err *err)
     if (stat(path, &st)) return false;
     if (S_ISDIR(st.st_mode)) return describe_dir(path, err);
     return S_ISREG(st.st_mode) && describe_file(path, err);
+}
+
+/* The base model that an adapter names, for advice: "; by its adapter_config.json that is NAME". */
+static void name_base(char to[512], const char *adapter)
+{
+    char path[MT_PATH];
+    const char *base = "";
+    *to = 0;
+    if (str_format(path, sizeof(path), NULL, "path", "%s/adapter_config.json", adapter)) return;
+    struct json_doc *doc = json_load(path, 16 << 20, NULL);
+    if (doc && !json_opt_str(json_root(doc), "base_model_name_or_path", &base, NULL) && *base)
+        snprintf(to, 512, "; by its adapter_config.json that is %.400s", base);
+    json_free(doc);
+}
+
+bool mistaken_for_model(const char *path, struct err *err)
+{
+    struct stat st;
+    char head[HEAD + 1], adapter[MT_PATH], base[512];
+    if (stat(path, &st)) return false;
+    if (S_ISREG(st.st_mode)) {
+        const int64_t n = read_head(path, head);
+        return n >= 0 && describe_weights(path, head, n, "the directory of a model", err);
+    }
+    if (!S_ISDIR(st.st_mode) || has(path, "config.json") || !adapter_dir_inside(adapter, path)) return false;
+    name_base(base, adapter);
+    err_set(err, "%.600s is %s, not a model: set model.path to the base model, and lora.init_from to it%s", path,
+            strcmp(adapter, path) ? "the directory of a run" : "an adapter", base);
+    return true;
 }

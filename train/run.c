@@ -12,6 +12,7 @@
 #include "model/published.h"
 #include "train/adapter_dir.h"
 #include "train/amax_file.h"
+#include "train/mistaken.h"
 #include "train/peft.h"
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
@@ -109,7 +110,7 @@ static int open_arch(struct opening *o, bool plan_only, bool *headers, struct er
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
     int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
                        : hub_model(r->model_dir, path, revision, &check, err);
-    if (!rc) rc = file_check_kind(r->model_dir, true, err);
+    if (!rc) rc = mistaken_for_model(r->model_dir, err) ? -1 : file_check_kind(r->model_dir, true, err);
     if (!rc) return o->called ? 0 : before_weights(o, r->model_dir, err);
     return o->failed                  ? -1
            : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")

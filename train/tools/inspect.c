@@ -428,6 +428,9 @@ static int inspect_tensors(const char *path, const char *tensors, const struct j
                 str_bytes(size, safetensors_bytes(&st)));
         if (config) rc = print_adapter(*config, out, err);
     }
+    if (!rc && st.n_missing)
+        fprintf(out, "%" PRId64 " tensor%s missing, such as %s, which should be in %s by the index\n", st.n_missing,
+                st.n_missing == 1 ? " is" : "s are", st.missing[0].name, st.missing[0].file);
     if (!rc) {
         print_rows(rows, n, out);
         print_totals(rows, n, out);

@@ -465,7 +465,8 @@ static int open_input(struct quant *q, struct err *err)
     if (file_is_dir(in) && adapter_dir_inside(found, in))
         return err_set(err, "%s is %s: quant takes a model. Merge the adapter first (moetrain export), or name a model",
                        in, strcmp(found, in) ? "a run with an adapter" : "an adapter");
-    if (!safetensors_open(&q->st, in, err)) return 0;
+    if (!safetensors_open(&q->st, in, err))
+        return q->st.n_missing ? safetensors_missing_error(&q->st, 0, err) : 0; /* its output would lack it too */
     struct config *cfg = mem_alloc(sizeof(*cfg));
     config_defaults(cfg);
     if (file_exists(in) && !file_is_dir(in) && file_size(in) > 0 && !config_load(cfg, in, &why))

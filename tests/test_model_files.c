@@ -1,0 +1,157 @@
+/* test_model_files.c - files of a model as they are on a disk: pointers of Git LFS, incomplete downloads, weights in
+ * other formats, an adapter in place of a model. */
+#include "tests/process.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file.h"
+#include "tests/checkpoints.h"
+
+#define POINTER                                                                                                        \
+    "version https://git-lfs.github.com/spec/v1\n"                                                                     \
+    "oid sha256:b6ea5b0a40c3f1e2a35b4b1d1c9cd4ab0bd4c7bf2b32e8a9fbc6f1f8a8f00cb5\nsize 4792272488\n"
+
+static const char *path_in(const char *dir, const char *name)
+{
+    static char paths[8][MT_PATH];
+    static int n;
+    char *path = paths[n++ % 8];
+    if (str_format(path, MT_PATH, NULL, "path", "%s/%s", dir, name)) fail_msg("%s/%s is too long", dir, name);
+    return path;
+}
+
+static void put_text(const char *path, const char *text)
+{
+    struct err err;
+    if (file_write_atomic(path, text, (int64_t)strlen(text), &err)) fail_msg("%s", err.msg);
+}
+
+/* A copy of the parity checkpoint with its tokenizer. */
+static const char *make_model(void)
+{
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
+    const char *dir = scratch_dir();
+    struct err err;
+    for (int i = 0; i < MT_LEN(files); i++) {
+        struct file_map map;
+        char name[64];
+        snprintf(name, sizeof(name), "parity/case_a/%s", files[i]);
+        if (file_map_open(&map, fixture(name), &err) ||
+            file_write_atomic(path_in(dir, files[i]), map.data, map.size, &err))
+            fail_msg("%s", err.msg);
+        file_map_close(&map);
+    }
+    return dir;
+}
+
+/* One step of training with key = path ends with an error that has both words. */
+static void assert_refused(const char *key, const char *path, const char *word, const char *other)
+{
+    char set[MT_PATH + 64];
+    snprintf(set, sizeof(set), "%s=%s", key, path);
+    assert_int_equal(RUN("train", process_config(""), "--set", set), 1);
+    assert_says(said.err, word);
+    assert_says(said.err, other);
+    assert_says(said.err, "moetrain: error: ");
+}
+
+static void git_lfs(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"};
+    for (int i = 0; i < MT_LEN(files); i++) {
+        const char *dir = make_model();
+        put_text(path_in(dir, files[i]), POINTER);
+        assert_refused("model.path", dir, files[i], "a pointer of Git LFS, not the file itself: run `git lfs pull`");
+    }
+    const char *rows = path_in(scratch_dir(), "rows.jsonl");
+    put_text(rows, POINTER);
+    assert_refused("data.train", rows, "rows.jsonl", "a pointer of Git LFS");
+}
+
+static void in_place_of_a_model(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *gguf = path_in(dir, "a.gguf"), *torch = path_in(dir, "a.pt");
+    put_text(gguf, "GGUF    ");
+    put_text(torch, "PK");
+    assert_refused("model.path", gguf, "a.gguf is a GGUF file, not the directory of a model", "original checkpoint");
+    assert_refused("model.path", torch, "a.pt is a PyTorch file", "convert the model to safetensors");
+    assert_refused("model.path", fixture("parity/case_a/model.safetensors"), "is a safetensors file",
+                   "set model.path to its directory");
+    const char *config = process_trained("train.steps=1");
+    char run[MT_PATH];
+    snprintf(run, sizeof(run), "%s", process_output(config, ""));
+    assert_refused("model.path", path_in(run, "adapter"), "is an adapter, not a model: set model.path to the base",
+                   "by its adapter_config.json that is ");
+    run[strlen(run) - 1] = 0;
+    assert_refused("model.path", run, "is the directory of a run, not a model", "lora.init_from");
+    assert_int_equal(RUN("plan", config, "--set", "model.path=/dev/null"), 1);
+    assert_says(said.err, "/dev/null: not a directory");
+    dir = make_model();
+    assert_int_equal(rename(path_in(dir, "model.safetensors"), path_in(dir, "pytorch_model.bin")), 0);
+    assert_refused("model.path", dir, "pytorch_model.bin: weights of PyTorch: convert them", "no model.safetensors");
+}
+
+/* Four shards and their index, without the shard of a tensor. Returns its name. */
+static const char *lose_shard(const char *dir, const char *tensor)
+{
+    static char file[64];
+    char text[1 << 16], key[256];
+    process_read(path_in(dir, "model.safetensors.index.json"), text, sizeof(text));
+    snprintf(key, sizeof(key), "\"%s\":", tensor);
+    const char *at = strstr(text, key);
+    assert_non_null(at);
+    assert_int_equal(sscanf(at + strlen(key), " \"%63[^\"]", file), 1);
+    assert_int_equal(unlink(path_in(dir, file)), 0);
+    return file;
+}
+
+static void missing_shards(void **state)
+{
+    (void)state;
+    static const char *const others[] = {"tokenizer.json", "tokenizer_config.json"};
+    struct draft d;
+    draft_open(&d);
+    draft_random(&d, "", -1, "mtp.fc.weight", 8, 8);
+    const char *dir = draft_save(&d, 4), *model = make_model(), *file;
+    for (int i = 0; i < MT_LEN(others); i++)
+        assert_int_equal(symlink(path_in(model, others[i]), path_in(dir, others[i])), 0);
+    file = lose_shard(dir, "lm_head.weight");
+    assert_refused("model.path", dir, file, "that file is missing: the download is incomplete, download it again");
+    assert_int_equal(RUN("inspect", dir), 0);
+    assert_says(said.out, "missing, such as ");
+    assert_int_equal(RUN("quant", dir, path_in(scratch_dir(), "q"), "--format", "int8"), 1);
+    assert_says(said.err, "the download is incomplete");
+    draft_free(&d);
+}
+
+/* Only a tensor that is not read is missing. */
+static void missing_predictions(void **state)
+{
+    (void)state;
+    const char *dir = make_model();
+    char set[MT_PATH + 64], index[1 << 16], *to = index;
+    struct safetensors st;
+    struct err err;
+    if (safetensors_open(&st, dir, &err)) fail_msg("%s", err.msg);
+    to += snprintf(to, 64, "{\"weight_map\": {\"mtp.fc.weight\": \"model-mtp.safetensors\"");
+    for (int64_t i = 0; i < st.n_tensors; i++)
+        to += snprintf(to, 512, ", \"%s\": \"model.safetensors\"", st.tensors[i].name);
+    safetensors_close(&st);
+    snprintf(to, 64, "}}");
+    put_text(path_in(dir, "model.safetensors.index.json"), index);
+    snprintf(set, sizeof(set), "model.path=%s", dir);
+    if (RUN("train", process_config(""), "--set", set)) fail_msg("%s", said.err);
+    assert_says(said.err,
+                "1 tensor of the index is not in the checkpoint, and not needed, such as mtp.fc.weight of model-mtp");
+}
+
+int test_model_files(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(git_lfs), cmocka_unit_test(in_place_of_a_model),
+                                       cmocka_unit_test(missing_shards), cmocka_unit_test(missing_predictions)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
