@@ -123,7 +123,7 @@ static void missing_shards(void **state)
     assert_refused("model.path", dir, file, "that file is missing: the download is incomplete, download it again");
     assert_int_equal(RUN("inspect", dir), 0);
     assert_says(said.out, "missing, such as ");
-    assert_int_equal(RUN("quant", dir, path_in(scratch_dir(), "q"), "--format", "int8"), 1);
+    assert_int_equal(RUN("quant", "int8", dir, path_in(scratch_dir(), "q.safetensors")), 1);
     assert_says(said.err, "the download is incomplete");
     draft_free(&d);
 }

@@ -9,7 +9,6 @@
 
 #include "data/file.h"
 #include "data/json.h"
-#include "train/adapter_dir.h"
 
 enum { HEAD = 4096 };
 
@@ -150,15 +149,19 @@ static void name_base(char to[512], const char *adapter)
 bool mistaken_for_model(const char *path, struct err *err)
 {
     struct stat st;
-    char head[HEAD + 1], adapter[MT_PATH], base[512];
+    char head[HEAD + 1], run[MT_PATH], base[512];
     if (stat(path, &st)) return false;
     if (S_ISREG(st.st_mode)) {
         const int64_t n = read_head(path, head);
         return n >= 0 && describe_weights(path, head, n, "the directory of a model", err);
     }
-    if (!S_ISDIR(st.st_mode) || has(path, "config.json") || !adapter_dir_inside(adapter, path)) return false;
-    name_base(base, adapter);
+    if (!S_ISDIR(st.st_mode) || has(path, "config.json") ||
+        str_format(run, sizeof(run), NULL, "path", "%s/adapter", path))
+        return false;
+    const bool is_run = has(run, "adapter_config.json");
+    if (!is_run && !has(path, "adapter_config.json")) return false;
+    name_base(base, is_run ? run : path);
     err_set(err, "%.600s is %s, not a model: set model.path to the base model, and lora.init_from to it%s", path,
-            strcmp(adapter, path) ? "the directory of a run" : "an adapter", base);
+            is_run ? "the directory of a run" : "an adapter", base);
     return true;
 }
