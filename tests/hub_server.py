@@ -84,6 +84,10 @@ def repositories():
         del repos["models", "test/no-weights"][name]
     repos["models", "test/empty"]["chat_template.jinja"] = b""
     repos["models", "test/evil"]["../../evil"] = b"x"
+    kimi = {k: v for k, v in model_files().items() if k != "tokenizer.json"}
+    code = ("tokenization_kimi.py", "tool_declaration_ts.py", "modeling_kimi.py",
+            "additional_chat_templates/tool_use.jinja", "additional_chat_templates/old/a.jinja")
+    repos["models", "test/kimi"] = kimi | {"tiktoken.model": b"QQ== 0"} | {name: name.encode() for name in code}
     repos["models", "test/slow"].update({name: content(name, 700000 + i) for i, name in enumerate(SHARDS)})
     for name in ("drip", "escape", "escape-503"):
         repos["models", "test/" + name] = model_files()

@@ -2,6 +2,7 @@
  */
 #include "tests/test.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "data/file.h"
@@ -151,12 +152,88 @@ static void growing_normalizer(void **state)
     mem_free(text);
 }
 
+#define FLAGS(content, more) "{\"content\": \"" content "\", \"special\": false, \"normalized\": false" more "}"
+
+/* Tokens that only tokenizer_config.json has, with the ids of transformers 5.24. The tokenizer.json has ids to 264. */
+static void config_tokens(void **state)
+{
+    (void)state;
+    static const struct {
+        bool plain; /* special tokens are text */
+        const char *config, *text;
+        int64_t n;
+        int32_t ids[16];
+    } rows[] = {
+        {false,
+         "{\"added_tokens_decoder\": {\"314\": " FLAGS("<far>", "") ", \"265\": " FLAGS("<near>", "") "}}",
+         "a<far>b<near>c",
+         5,
+         {97, 266, 98, 265, 99}},
+        {false, "{\"added_tokens_decoder\": {\"5\": " FLAGS("<taken>", "") "}}", "x<taken>", 2, {120, 265}},
+        {false,
+         "{\"added_tokens_decoder\": {\"259\": " FLAGS("<|return|>", ", \"rstrip\": true") "}}",
+         "x<|return|>  y",
+         3,
+         {120, 258, 121}},
+        {false,
+         "{\"added_tokens_decoder\": {\"97\": " FLAGS("ab", "") ", \"200\": " FLAGS("b", ", \"lstrip\": true") "}}",
+         "ab  b",
+         2,
+         {265, 98}},
+        {false,
+         "{\"added_tokens_decoder\": {\"265\": {\"content\": \"<d>\"}, \"266\": {\"content\": \"\"}}}",
+         "<d>",
+         1,
+         {265}},
+        {false,
+         "{\"eos_token\": \"<zz>\", \"pad_token\": \"<qq>\", \"foo_token\": \"<foo>\", \"extra_special_tokens\": "
+         "[\"<e1>\"],"
+         "\"add_bos_token\": false, \"unk_token\": null}",
+         "<zz><qq><e1><foo>",
+         4,
+         {265, 266, 268, 267}},
+        {false,
+         "{\"eos_token\": {\"content\": \"<zz>\", \"lstrip\": true}, \"additional_special_tokens\": "
+         "[\"<e1>\", {\"content\": \"<e2>\", \"rstrip\": true, \"special\": true}]}",
+         "a <zz><e1> <e2>  b",
+         6,
+         {97, 265, 266, 32, 267, 98}},
+        {true, "{\"eos_token\": \"<z>\"}", "<z>", 3, {60, 122, 62}},
+    };
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        struct err err;
+        struct token_list list = {0};
+        char path[512], *text;
+        int64_t size;
+        const char *dir = scratch_dir();
+        assert_non_null(text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err));
+        snprintf(path, sizeof(path), "%s/tokenizer.json", dir);
+        assert_int_equal(file_write_atomic(path, text, size, &err), 0);
+        snprintf(path, sizeof(path), "%s/tokenizer_config.json", dir);
+        assert_int_equal(file_write_atomic(path, rows[i].config, (int64_t)strlen(rows[i].config), &err), 0);
+        struct tokenizer *tok = tokenizer_open(dir, &err),
+                         *bare = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
+        if (!tok) fail_msg("%s", err.msg);
+        assert_true(tokenizer_hash(tok) != tokenizer_hash(bare));
+        const int64_t n = (int64_t)strlen(rows[i].text);
+        assert_int_equal(tokenizer_encode(tok, rows[i].text, n, !rows[i].plain, &list, &err), 0);
+        if (list.count != rows[i].n) fail_msg("row %d: %d ids", (int)i, (int)list.count);
+        for (int64_t k = 0; k < list.count; k++)
+            if (list.ids[k] != rows[i].ids[k]) fail_msg("row %d: id %d is %d", (int)i, (int)k, list.ids[k]);
+        tokenizer_free(tok);
+        tokenizer_free(bare);
+        token_list_free(&list);
+        mem_free(text);
+    }
+}
+
 int test_added(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(added_flags),
         cmocka_unit_test(long_added),
         cmocka_unit_test(growing_normalizer),
+        cmocka_unit_test(config_tokens),
     };
     return cmocka_run_group_tests_name("added", tests, NULL, NULL);
 }

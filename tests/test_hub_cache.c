@@ -461,6 +461,23 @@ static void test_many_files(void **state)
     assert_true(clock_ms() - start < 30e3);
 }
 
+/* tiktoken.model in place of tokenizer.json, with the code that transformers needs to read it, and more templates.
+ */
+static void test_kimi(void **state)
+{
+    (void)state;
+    static const char *const there[] = {"tiktoken.model", "tokenization_kimi.py", "tool_declaration_ts.py",
+                                        "additional_chat_templates/tool_use.jinja"};
+    char dir[MT_PATH], path[2 * MT_PATH];
+    struct err err;
+    assert_int_equal(hub_model(dir, "hub:test/kimi", "main", NULL, &err), 0);
+    for (int i = 0; i < MT_LEN(there); i++) {
+        snprintf(path, sizeof(path), "%s/%s", dir, there[i]);
+        if (!file_exists(path)) fail_msg("%s", path);
+    }
+    assert_int_equal(hub_requests("modeling_kimi", "") + hub_requests("a.jinja", ""), 0);
+}
+
 int test_hub_cache(void)
 {
     const struct CMUnitTest tests[] = {
@@ -468,6 +485,7 @@ int test_hub_cache(void)
         cmocka_unit_test_setup(test_damage, hub_fresh),       cmocka_unit_test_setup(test_planted_links, hub_fresh),
         cmocka_unit_test_setup(test_link_loops, hub_fresh),   cmocka_unit_test_setup(test_headers, hub_fresh),
         cmocka_unit_test_setup(test_short_shards, hub_fresh), cmocka_unit_test_setup(test_many_files, hub_fresh),
+        cmocka_unit_test_setup(test_kimi, hub_fresh),
     };
     if (!hub_can_run()) return 0;
     const int failed = cmocka_run_group_tests_name("hub_cache", tests, NULL, NULL);

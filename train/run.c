@@ -262,7 +262,7 @@ static int find_eos(const struct run *r, int32_t *eos, struct err *err)
                     : json_get_str(root, "eos_token", &text, err);
     if (!rc) {
         *eos = tokenizer_id(r->tok, text);
-        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is not a token of tokenizer.json", text);
+        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is not a token of the tokenizer", text);
     }
     json_free(doc);
     return rc;
@@ -291,10 +291,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
     const struct config *cfg = r->cfg;
     const char *dir;
     const bool rows = config_teacher(cfg, &dir) == TEACHER_ROWS;
-    char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", r->model_dir)) return -1;
-    if (!file_exists(path)) return err_set(err, "%s is missing: model.path needs the tokenizer of its model", path);
-    if (!(r->tok = tokenizer_load(path, err))) return -1;
+    if (!(r->tok = tokenizer_open(r->model_dir, err))) return -1;
     if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
         return cfg->data.chat_template[0] ? err_prefix(err, "data.chat_template") : -1;
     *opt = (struct dataset_options){

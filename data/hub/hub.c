@@ -214,19 +214,39 @@ static void want_useful(const struct hub_repo *repo, struct wanted *w, const cha
     if (f) want(w, f);
 }
 
+/* The code of tokenizers that transformers lacks, which merged exports copy, and more chat templates. */
+static void want_patterns(const struct hub_repo *repo, struct wanted *w)
+{
+    static const char *const ends[][2] = {
+        {"additional_chat_templates/", ".jinja"}, {"tokenization_", ".py"}, {"tool_declaration_", ".py"}};
+    for (int64_t i = 0; i < repo->n_files; i++)
+        for (int64_t k = 0; k < MT_LEN(ends); k++) {
+            const char *path = repo->files[i].path;
+            const size_t size = strlen(path), first = strlen(ends[k][0]), last = strlen(ends[k][1]);
+            if (size > first + last && !strncmp(path, ends[k][0], first) && !strcmp(path + size - last, ends[k][1]) &&
+                !strchr(path + first, '/'))
+                want(w, &repo->files[i]);
+        }
+}
+
+static int want_tokenizer(const struct hub_repo *repo, struct wanted *w, struct err *err)
+{
+    static const char *const useful[] = {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+                                         "generation_config.json"};
+    const bool ranks = !hub_repo_find(repo, "tokenizer.json") && hub_repo_find(repo, "tiktoken.model");
+    if (want_needed(repo, w, ranks ? "tiktoken.model" : "tokenizer.json", "", err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(useful); i++) want_useful(repo, w, useful[i]);
+    want_patterns(repo, w);
+    return 0;
+}
+
 /* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. Nothing else of the
  * repository is needed: no other format of the same weights, no folder. */
 static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
     struct wanted w = {0};
     int rc = want_needed(repo, &w, "config.json", "", err);
-    if (!rc && !plan) {
-        rc = want_needed(repo, &w, "tokenizer.json", "", err);
-        want_useful(repo, &w, "tokenizer_config.json");
-        want_useful(repo, &w, "chat_template.jinja");
-        want_useful(repo, &w, "chat_template.json");
-        want_useful(repo, &w, "generation_config.json");
-    }
+    if (!rc && !plan) rc = want_tokenizer(repo, &w, err);
     want_useful(repo, &w, INDEX);
     if (!rc && !hub_repo_find(repo, INDEX))
         rc = want_needed(repo, shards, WHOLE, " and no index of shards: safetensors is the format that is read", err);

@@ -365,6 +365,17 @@ static int byte_of(const struct bpe *b, const char *key, int64_t size)
     return high && low ? (int)(high - digits) * 16 + (int)(low - digits) : -1;
 }
 
+static struct bpe_token *token_at(struct bpe *b, int64_t id)
+{
+    if (id >= b->cap_ids) {
+        int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
+        b->tokens = mem_grow(b->tokens, b->cap_ids, cap, sizeof(*b->tokens));
+        b->cap_ids = cap;
+    }
+    b->n_ids = MT_MAX(b->n_ids, id + 1);
+    return &b->tokens[id];
+}
+
 /* Adds the item of the vocabulary at s. */
 static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
 {
@@ -375,13 +386,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     if (byte >= 0) bytes[0] = (uint8_t)byte;
     if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: it never results from text */
     if (json_scan_i64(s, 0, BPE_MAX_ID - 1, &id, err)) return -1;
-    if (id >= b->cap_ids) {
-        int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
-        b->tokens = mem_grow(b->tokens, b->cap_ids, cap, sizeof(*b->tokens));
-        b->cap_ids = cap;
-    }
-    b->n_ids = MT_MAX(b->n_ids, id + 1);
-    struct bpe_token *t = &b->tokens[id];
+    struct bpe_token *t = token_at(b, id);
     if (t->bytes) return json_scan_error(s, err, "id %lld is taken by another token", (long long)id);
     if (byte >= 0 && b->byte_id[byte] >= 0) return json_scan_error(s, err, "is a duplicate");
     /* text never becomes a byte's token through its characters */
@@ -392,8 +397,8 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     return 0;
 }
 
-/* The table of bytes -> id, after all tokens are known. */
-static int index_tokens(struct bpe *b, struct json vocab, struct err *err)
+/* The table of bytes -> id, after all tokens are known. Error: two ids have the same text. */
+static int index_tokens(struct bpe *b, struct err *err)
 {
     b->slot_mask = table_mask(b->n_ids);
     b->slots = mem_array((int64_t)b->slot_mask + 1, sizeof(*b->slots));
@@ -403,7 +408,7 @@ static int index_tokens(struct bpe *b, struct json vocab, struct err *err)
         if (!t->text) continue;
         uint32_t hash = hash_bytes(t->bytes, t->size);
         struct bpe_slot *slot = find_slot(b, t->bytes, t->size, hash);
-        if (slot->id >= 0) return json_error(vocab, err, "ids %d and %lld have the same text", slot->id, (long long)id);
+        if (slot->id >= 0) return err_set(err, "ids %d and %lld have the same text", slot->id, (long long)id);
         *slot = (struct bpe_slot){hash, (int32_t)id};
     }
     return 0;
@@ -419,7 +424,9 @@ static int load_vocab(struct bpe *b, struct json model, struct json_part part, s
     int status = json_scan_open(&s, part, vocab, err);
     while (!status && (status = json_scan_next(&s, err)) == 1) status = add_token(b, &s, err);
     json_scan_close(&s);
-    if (status || index_tokens(b, vocab, err)) return -1;
+    struct err why;
+    if (status) return -1;
+    if (index_tokens(b, &why)) return json_error(vocab, err, "%s", why.msg);
     for (int i = 0; b->chars && i < 256; i++)
         if (b->byte_id[i] < 0)
             return json_error(vocab, err, "byte_fallback needs the token <0x%02X>, which is missing", i);
@@ -487,6 +494,17 @@ static int read_merges(struct bpe *b, struct json merges, struct json_part part,
     return status;
 }
 
+/* Takes the list over. */
+static void index_merges(struct bpe *b, struct bpe_merge *list, int64_t n)
+{
+    b->merge_mask = table_mask(n);
+    b->merges = mem_array((int64_t)b->merge_mask + 1, sizeof(*b->merges));
+    for (uint64_t i = 0; i <= b->merge_mask; i++) b->merges[i] = (struct bpe_merge){UINT64_MAX, NO_RANK, -1};
+    for (int64_t i = 0; i < n; i++) /* of duplicate pairs the later rank counts */
+        *find_merge(b, (int32_t)(list[i].pair >> 32), (int32_t)(list[i].pair & UINT32_MAX)) = list[i];
+    mem_free(list);
+}
+
 static int load_merges(struct bpe *b, struct json model, struct json_part part, struct err *err)
 {
     struct json merges;
@@ -494,12 +512,7 @@ static int load_merges(struct bpe *b, struct json model, struct json_part part, 
     int64_t n = 0;
     if (json_get_array(model, "merges", &merges, err)) return -1;
     int status = read_merges(b, merges, part, &list, &n, err);
-    b->merge_mask = table_mask(n);
-    b->merges = mem_array((int64_t)b->merge_mask + 1, sizeof(*b->merges));
-    for (uint64_t i = 0; i <= b->merge_mask; i++) b->merges[i] = (struct bpe_merge){UINT64_MAX, NO_RANK, -1};
-    for (int64_t i = 0; !status && i < n; i++) /* of duplicate pairs the later rank counts */
-        *find_merge(b, (int32_t)(list[i].pair >> 32), (int32_t)(list[i].pair & UINT32_MAX)) = list[i];
-    mem_free(list);
+    index_merges(b, list, status ? 0 : n);
     return status;
 }
 
@@ -531,6 +544,93 @@ int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct js
     }
     prove_whole(b, ignore_merges);
     return 0;
+}
+
+/* ---- tiktoken.model ---- */
+
+#define RANK_WORK ((int64_t)1 << 31) /* bytes looked up for the parts of all tokens; Kimi-K2's file needs 1e7 */
+
+/* Decodes base64[0..size) to out; its number of bytes, or -1. */
+static int64_t decode_base64(uint8_t *out, const char *base64, int64_t size)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    int64_t n = 0, padding = 0;
+    uint32_t bits = 0;
+    while (padding < 2 && size && base64[size - 1] == '=') size--, padding++;
+    if ((size + padding) % 4 || !size) return -1;
+    for (int64_t i = 0; i < size; i++) {
+        const char *digit = memchr(digits, base64[i], 64);
+        if (!digit) return -1;
+        bits = bits << 6 | (uint32_t)(digit - digits);
+        if (i % 4) out[n++] = (uint8_t)(bits >> (6 - 2 * (i % 4)));
+    }
+    return n;
+}
+
+/* One line without its end. */
+static int add_rank(struct bpe *b, const char *line, int64_t size, struct err *err)
+{
+    const char *space = memchr(line, ' ', (size_t)size);
+    uint8_t *bytes = b->blob + b->blob_size;
+    int64_t n = space ? decode_base64(bytes, line, space - line) : -1, rank = 0;
+    const char *digit = space ? space + 1 : line, *end = line + size;
+    if (n < 0 || digit == end) return err_set(err, "is not \"BASE64 RANK\"");
+    for (; digit < end && rank < BPE_MAX_ID; digit++) {
+        if (*digit < '0' || *digit > '9') return err_set(err, "is not \"BASE64 RANK\"");
+        rank = 10 * rank + (*digit - '0');
+    }
+    if (rank >= BPE_MAX_ID) return err_set(err, "the rank is above %d", BPE_MAX_ID - 1);
+    struct bpe_token *t = token_at(b, rank);
+    if (t->bytes) return err_set(err, "rank %lld is taken by another token", (long long)rank);
+    *t = (struct bpe_token){.bytes = bytes, .size = (int32_t)n, .text = true};
+    b->blob_size += n;
+    if (n == 1) b->byte_id[bytes[0]] = (int32_t)rank;
+    return 0;
+}
+
+/* Every split of a token into two tokens is a merge with the rank of the token. */
+static int merges_of_ranks(struct bpe *b, struct err *err)
+{
+    struct bpe_merge *list = NULL;
+    int64_t n = 0, cap = 0, work = 0;
+    for (int64_t id = 0; id < b->n_ids; id++) {
+        const struct bpe_token *t = &b->tokens[id];
+        work += (int64_t)t->size * t->size;
+        for (int64_t i = 1; i < t->size && work <= RANK_WORK; i++) {
+            const int32_t left = bpe_find(b, t->bytes, i);
+            const int32_t right = left < 0 ? -1 : bpe_find(b, t->bytes + i, t->size - i);
+            if (right < 0) continue;
+            if (n == cap) {
+                cap = MT_MAX(1024, 2 * cap);
+                list = mem_grow(list, n, cap, sizeof(*list));
+            }
+            list[n++] = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)id, (int32_t)id};
+        }
+    }
+    index_merges(b, list, work > RANK_WORK ? 0 : n);
+    return work > RANK_WORK ? err_set(err, "the tokens are too long") : 0;
+}
+
+int bpe_load_ranks(struct bpe *b, const char *text, int64_t size, const char *name, struct err *err)
+{
+    int64_t line = 0;
+    int rc = 0;
+    *b = (struct bpe){.blob = mem_alloc(size)};
+    for (int i = 0; i < 256; i++) b->byte_id[i] = -1;
+    for (int64_t at = 0, end; at < size && !rc; at = end + 1) {
+        const char *lf = memchr(text + at, '\n', (size_t)(size - at));
+        end = lf ? lf - text : size;
+        const int64_t n = end - at - (end > at && text[end - 1] == '\r');
+        line++;
+        if (n > 0 && add_rank(b, text + at, n, err)) rc = err_prefix(err, "%s:%lld", name, (long long)line);
+    }
+    if (!rc && !b->n_ids) rc = err_set(err, "%s: has no tokens", name);
+    if (!rc && (index_tokens(b, err) || merges_of_ranks(b, err))) rc = err_prefix(err, "%s", name);
+    if (rc)
+        bpe_free(b);
+    else
+        prove_whole(b, true);
+    return rc;
 }
 
 void bpe_free(struct bpe *b)

@@ -9,19 +9,26 @@
  * may have no added tokens with normalized:true. */
 #include "data/tokenizer/tokenizer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "data/file.h"
 #include "data/json.h"
 #include "data/tokenizer/added.h"
+#include "data/tokenizer/added_config.h"
 #include "data/tokenizer/bpe.h"
 #include "data/tokenizer/normalize.h"
 #include "data/tokenizer/split.h"
 
-#define MAX_FILE  ((int64_t)1 << 30)
-#define MAX_ADDED (1 << 16)
-#define MAX_TEXT  (INT32_MAX / 4) /* bytes: byte ranges are 32-bit, and form C can be three times as long */
+#define MAX_FILE   ((int64_t)1 << 30)
+#define MAX_CONFIG ((int64_t)64 << 20)
+#define MAX_ADDED  (1 << 16)
+#define MAX_TEXT   (INT32_MAX / 4) /* bytes: byte ranges are 32-bit, and form C can be three times as long */
+
+#define CONVERT                                                                                                        \
+    "write tokenizer.json with transformers: AutoTokenizer.from_pretrained(DIR, "                                      \
+    "trust_remote_code=True).save_pretrained(DIR)"
 
 struct tokenizer {
     struct bpe bpe;
@@ -31,6 +38,7 @@ struct tokenizer {
     struct added_set raw, normalized; /* searched before and after the normalizer */
     const struct added **by_id;       /* [n_by_id] of both sets; NULL: the id is of no added token */
     int64_t n_by_id;
+    bool cuts; /* long texts are cut as Kimi's tokenizer cuts them: encode_cut */
     uint64_t hash;
 };
 
@@ -92,6 +100,29 @@ static int normalize_added(const struct tokenizer *tok, struct added *a, struct 
     return rc;
 }
 
+static uint64_t content_hash(uint64_t h, const char *text, int64_t size)
+{
+    uint64_t word;
+    for (int64_t i = 0; i < size; i += 8) {
+        word = 0;
+        memcpy(&word, text + i, (size_t)MT_MIN(8, size - i));
+        h = (h ^ word) * 0x9e3779b97f4a7c15u;
+        h ^= h >> 29;
+    }
+    return h;
+}
+
+/* The list may come from another file than the vocabulary. */
+static void hash_added(struct tokenizer *tok)
+{
+    for (int64_t i = 0; i < tok->added.n; i++) {
+        const struct added *a = &tok->added.items[i];
+        const bool flags[8] = {a->special, a->normalized, a->lstrip, a->rstrip, a->single_word};
+        tok->hash = content_hash(tok->hash ^ (uint64_t)(uint32_t)a->id, a->text, a->size);
+        tok->hash = content_hash(tok->hash, (const char *)flags, sizeof(flags));
+    }
+}
+
 static void index_ids(struct tokenizer *tok)
 {
     const struct added_set *sets[] = {&tok->raw, &tok->normalized};
@@ -109,6 +140,7 @@ static int build_added(struct tokenizer *tok, struct err *err)
     struct added *items[2];
     int64_t n[2] = {0};
     int rc = 0;
+    hash_added(tok);
     for (int i = 0; i < 2; i++) items[i] = mem_array(list->n, sizeof(struct added));
     for (int64_t i = 0; i < list->n; i++) {
         struct added *a = &list->items[i];
@@ -161,39 +193,31 @@ static int check_post_processor(struct json j, struct err *err)
     return 0;
 }
 
-static uint64_t content_hash(const char *text, int64_t size)
-{
-    uint64_t h = rng_key((uint64_t)size, "tokenizer"), word;
-    for (int64_t i = 0; i < size; i += 8) {
-        word = 0;
-        memcpy(&word, text + i, (size_t)MT_MIN(8, size - i));
-        h = (h ^ word) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
-static int load_all(struct tokenizer *tok, struct json root, const struct json_part parts[2], struct err *err)
+/* config: of tokenizer_config.json, or absent. */
+static int load_all(struct tokenizer *tok, struct json root, const struct json_part parts[2], struct json config,
+                    struct err *err)
 {
     struct json model;
+    struct err why;
     if (json_get_object(root, "model", &model, err) || bpe_load(&tok->bpe, model, parts[0], parts[1], err)) return -1;
     if (normalizer_load(&tok->normalizer, json_find(root, "normalizer"), tok->bpe.chars, err)) return -1;
     if (load_split(tok, json_find(root, "pre_tokenizer"), err)) return -1;
     if (check_post_processor(json_find(root, "post_processor"), err)) return -1;
-    if (load_all_added(tok, root, err)) return -1;
-    struct err why;
+    if (load_all_added(tok, root, err) || added_config_decoder(&tok->added, &tok->bpe, false, config, err) ||
+        added_config_named(&tok->added, &tok->bpe, config, err))
+        return -1;
     return build_added(tok, &why) ? json_error(json_find(root, "added_tokens"), err, "%s", why.msg) : 0;
 }
 
-struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err)
+static struct tokenizer *parse(const char *text, int64_t size, const char *name, struct json config, struct err *err)
 {
     static const char *const large[] = {"vocab", "merges"};
     struct json_part parts[MT_LEN(large)];
     struct json_doc *doc = json_parse_without(text, size, name, "model", large, parts, MT_LEN(large), err);
     if (!doc) return NULL;
     struct tokenizer *tok = mem_alloc(sizeof(*tok));
-    tok->hash = content_hash(text, size);
-    if (load_all(tok, json_root(doc), parts, err)) {
+    tok->hash = content_hash(rng_key((uint64_t)size, "tokenizer"), text, size);
+    if (load_all(tok, json_root(doc), parts, config, err)) {
         tokenizer_free(tok);
         tok = NULL;
     }
@@ -201,15 +225,134 @@ struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *na
     return tok;
 }
 
-struct tokenizer *tokenizer_load(const char *path, struct err *err)
+struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err)
+{
+    return parse(text, size, name, (struct json){0}, err);
+}
+
+static struct tokenizer *load(const char *path, struct json config, struct err *err)
 {
     int64_t size;
     char *text = file_read(path, MAX_FILE, &size, err);
     if (!text) return NULL;
-    struct tokenizer *tok = tokenizer_parse(text, size, path, err);
+    struct tokenizer *tok = parse(text, size, path, config, err);
     mem_free(text);
     return tok;
 }
+
+/* ---- Kimi's tiktoken.model ---- */
+
+#define RESERVED  256 /* ids after the ranks, all of them tokens */
+#define KIMI_WORD "[\\\\p{Lu}\\\\p{Lt}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
+#define KIMI_END  "[\\\\p{Ll}\\\\p{Lm}\\\\p{Lo}\\\\p{M}&&[^\\\\p{Han}]]"
+
+/* As a tokenizer.json would have it. */
+static const char kimi_split[] =
+    "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"behavior\": \"Isolated\", \"pattern\": "
+    "{\"Regex\": \"[\\\\p{Han}]+"
+    "|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?" KIMI_WORD "*" KIMI_END "+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    "|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?" KIMI_WORD "+" KIMI_END "*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    "|\\\\p{N}{1,3}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+\"}}, "
+    "{\"type\": \"ByteLevel\", \"use_regex\": false}]}";
+
+/* Ids that tokenizer_config.json does not name are <|reserved_token_ID|>. Its names are cut out of a text first. */
+static int add_reserved(struct tokenizer *tok, const char *path, struct err *err)
+{
+    const int64_t begin = tok->bpe.n_ids;
+    bool named[RESERVED] = {0};
+    for (int64_t id = 0; id < begin; id++)
+        if (!tok->bpe.tokens[id].bytes) return err_set(err, "%s: rank %lld is missing", path, (long long)id);
+    for (int64_t i = 0; i < tok->added.n; i++) {
+        const int64_t at = tok->added.items[i].id - begin;
+        if (at >= 0 && at < RESERVED) named[at] = true;
+    }
+    for (int64_t i = 0; i < RESERVED; i++) {
+        char name[40];
+        struct added a = {.id = (int32_t)(begin + i), .special = true, .normalized = true};
+        if (named[i]) continue;
+        a.size = snprintf(name, sizeof(name), "<|reserved_token_%d|>", a.id);
+        a.text = mem_strdup(name);
+        added_list_push(&tok->added, a);
+    }
+    return 0;
+}
+
+static int load_ranks(struct tokenizer *tok, const char *path, struct json config, struct err *err)
+{
+    int64_t size;
+    char *text = file_read(path, MAX_FILE, &size, err);
+    if (!text) return -1;
+    tok->cuts = true;
+    tok->hash = content_hash(rng_key((uint64_t)size, "tiktoken"), text, size);
+    int rc = bpe_load_ranks(&tok->bpe, text, size, path, err);
+    mem_free(text);
+    struct json_doc *split = rc ? NULL : json_parse(kimi_split, (int64_t)strlen(kimi_split), "Kimi's pattern", err);
+    if (!split || load_split(tok, json_root(split), err) ||
+        added_config_decoder(&tok->added, &tok->bpe, true, config, err) || add_reserved(tok, path, err) ||
+        added_config_named(&tok->added, &tok->bpe, config, err))
+        rc = -1;
+    json_free(split);
+    if (!rc && build_added(tok, err)) rc = err_prefix(err, "%s", path);
+    return rc;
+}
+
+/* The pattern of a tiktoken.model is in the Python code of its model: only Kimi's class is known. */
+static struct tokenizer *open_ranks(const char *path, struct json config, struct err *err)
+{
+    const char *class = "";
+    if (json_opt_str(config, "tokenizer_class", &class, err)) return NULL;
+    if (strcmp(class, "TikTokenTokenizer")) {
+        err_set(err, "%s: tokenizer_class \"%.64s\" is not supported, only Kimi's TikTokenTokenizer; " CONVERT, path,
+                class);
+        return NULL;
+    }
+    struct tokenizer *tok = mem_alloc(sizeof(*tok));
+    if (!load_ranks(tok, path, config, err)) return tok;
+    tokenizer_free(tok);
+    return NULL;
+}
+
+/* ---- a checkpoint's directory ---- */
+
+/* Names the tokenizer that is there instead. */
+static struct tokenizer *no_tokenizer(const char *dir, struct err *err)
+{
+    static const char *const other[] = {".tiktoken",   "tokenizer.model", ".spm",
+                                        "tekken.json", "vocab.json",      "vocab.txt"};
+    char **names;
+    int64_t n;
+    if (file_list(dir, &names, &n, err)) return NULL;
+    err_set(err, "%s/tokenizer.json is missing: model.path needs the tokenizer of its model", dir);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < MT_LEN(other); k++) {
+            const int64_t size = (int64_t)strlen(names[i]), end = (int64_t)strlen(other[k]);
+            if (size < end || strcmp(names[i] + size - end, other[k])) continue;
+            err_set(err, "%s/tokenizer.json is missing, and %s is not read; " CONVERT, dir, names[i]);
+        }
+    file_list_free(names, n);
+    return NULL;
+}
+
+struct tokenizer *tokenizer_open(const char *dir, struct err *err)
+{
+    char json[MT_PATH], ranks[MT_PATH], path[MT_PATH];
+    struct json_doc *doc = NULL;
+    struct tokenizer *tok = NULL;
+    if (str_format(json, sizeof(json), err, "path", "%s/tokenizer.json", dir) ||
+        str_format(ranks, sizeof(ranks), err, "path", "%s/tiktoken.model", dir) ||
+        str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", dir) ||
+        (file_exists(path) && !(doc = json_load(path, MAX_CONFIG, err))))
+        return NULL;
+    struct json config = doc ? json_root(doc) : (struct json){0};
+    if (file_exists(json))
+        tok = load(json, config, err);
+    else
+        tok = file_exists(ranks) ? open_ranks(ranks, config, err) : no_tokenizer(dir, err);
+    json_free(doc);
+    return tok;
+}
+
+struct tokenizer *tokenizer_load(const char *path, struct err *err) { return load(path, (struct json){0}, err); }
 
 void tokenizer_free(struct tokenizer *tok)
 {
@@ -303,12 +446,36 @@ static int encode_normalized(struct encoder *e, const char *text, int64_t size, 
     return 0;
 }
 
+/* Python's str.isspace. */
+static bool is_python_space(const char *s) { return utf8_is_space(s) || ((uint8_t)*s >= 0x1c && (uint8_t)*s <= 0x1f); }
+
+/* Kimi's tokenizer cuts a text after MOST characters, and such a part after each LONGEST characters that are all white
+ * space, or all other: no token reaches over a cut. */
+static int encode_cut(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
+{
+    enum { MOST = 400000, LONGEST = 25000 };
+    int64_t begin = 0, in_part = 0, run = 0;
+    bool space = false;
+    for (int64_t i = 0; i < size; i += utf8_character(text + i, size - i)) {
+        const bool now = is_python_space(text + i), part = in_part == MOST;
+        run = part || now != space || !in_part ? 1 : run + 1;
+        in_part = part ? 1 : in_part + 1;
+        space = now;
+        if (!part && run <= LONGEST) continue;
+        if (encode_normalized(e, text + begin, i - begin, offset + begin, err)) return -1;
+        begin = i;
+        run = 1;
+    }
+    return encode_normalized(e, text + begin, size - begin, offset + begin, err);
+}
+
 /* Text between two tokens of the first cut. */
 static int encode_section(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     struct normal n = {0};
     int64_t first = e->out->count;
     if (!size) return 0;
+    if (e->tok->cuts) return encode_cut(e, text, size, offset, err);
     int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, &e->room, err);
     if (!rc && !n.text) rc = encode_normalized(e, text, size, offset, err);
     if (!rc && n.text) {

@@ -1,5 +1,5 @@
-/* tokenizer.h - text -> token ids from a Hugging Face tokenizer.json: BPE of bytes or characters, with added tokens. An
- * error names each feature of the file that is not supported. Read-only after load: threads may share it. */
+/* tokenizer.h - text -> token ids: BPE of bytes or characters, with added tokens. An error names each feature of the
+ * file that is not supported. Read-only after load: threads may share it. */
 #ifndef MT_TOKENIZER_H
 #define MT_TOKENIZER_H
 
@@ -7,13 +7,16 @@
 
 struct tokenizer;
 
+/* The tokenizer of a checkpoint's directory: tokenizer.json, or else Kimi's tiktoken.model, with the added tokens that
+ * tokenizer_config.json names. */
+struct tokenizer *tokenizer_open(const char *dir, struct err *err) MT_CHECK;
 struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
 /* The same from memory; messages begin with `name`. */
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void tokenizer_free(struct tokenizer *tok);
 /* Id of the token with exactly this text, or -1. */
 int32_t tokenizer_id(const struct tokenizer *tok, const char *content);
-uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the file's content, for caches */
+uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the files' content, for caches */
 
 /* Appends the ids of text[0..size). `special`: special tokens in the text are recognised (HF's default); otherwise they
  * are ordinary text. (Added tokens that are not special are always recognised.) No token is added at either end,

@@ -342,13 +342,11 @@ static int show_messages(struct tokens *t, struct err *err)
     struct chat_template *chat = NULL;
     struct json_doc *doc = NULL;
     struct text_buf text = {0};
-    char path[MT_PATH];
     int rc = -1;
     struct err why;
     if (file_check_kind(t->o->checkpoint, true, &why)) return err_set(err, "--checkpoint %s", why.msg);
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer.json", t->o->checkpoint) ||
-        !(tok = tokenizer_load(path, err)) || row_template(&chat, tok, t->o->checkpoint, t->o->template, err) ||
-        read_all(t->o->messages, &text, err))
+    if (!(tok = tokenizer_open(t->o->checkpoint, err)) ||
+        row_template(&chat, tok, t->o->checkpoint, t->o->template, err) || read_all(t->o->messages, &text, err))
         goto out;
     doc = json_parse(text.text, text.size, t->o->messages, err);
     rc = doc ? put_json(t, tok, chat, text.text, text.size, t->o->messages, err) : put_lines(t, tok, chat, &text, err);

@@ -1,0 +1,16 @@
+/* added_config.h - the added tokens that tokenizer_config.json names, as transformers 5 adds them. */
+#ifndef MT_ADDED_CONFIG_H
+#define MT_ADDED_CONFIG_H
+
+#include "data/tokenizer/added.h"
+#include "data/tokenizer/bpe.h"
+
+/* The tokens of `added_tokens_decoder` by ascending id. One that the list has gets these flags. A new one gets the id
+ * of the vocabulary's item with its text, or else the next unused id, whatever its key says; `keys_are_ids`: always its
+ * key, as in tokenizers without a tokenizer.json. A key that is another id than the token's is a warning. */
+int added_config_decoder(struct added_list *list, const struct bpe *bpe, bool keys_are_ids, struct json config,
+                         struct err *err) MT_CHECK;
+/* Then bos_token, eos_token and the like, and the list of extra special tokens: special tokens too. */
+int added_config_named(struct added_list *list, const struct bpe *bpe, struct json config, struct err *err) MT_CHECK;
+
+#endif
