@@ -21,7 +21,7 @@
 #define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
 #define FNV_START   14695981039346656037u
 #define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA12" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC "MTDATA13" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -153,11 +153,15 @@ static int64_t first_outside(const struct dataset *ds, int64_t begin, int64_t vo
 static int row_add(struct builder *b, struct json row, const char *where, struct err *err)
 {
     if (row_read(&b->rows, row, err)) return -1;
-    if (!b->rows.n) b->ds->n_unlabelled++;
-    b->ds->n_unshown += b->rows.chat.n_unshown;
-    b->ds->n_empty += b->rows.chat.n_empty;
-    b->ds->n_appended += b->rows.chat.n_appended;
-    b->ds->n_unended += b->rows.chat.n_unended;
+    const struct chat_samples *chat = &b->rows.chat.samples;
+    if (!b->rows.n) b->ds->n_unlabelled++, b->ds->n_unanswered++;
+    b->ds->n_unshown += chat->n_unshown;
+    b->ds->n_empty += chat->n_empty;
+    b->ds->n_appended += chat->n_appended;
+    b->ds->n_unended += chat->n_unended;
+    b->ds->n_blank += chat->n_blank;
+    b->ds->n_nulls += b->rows.chat.n_nulls;
+    if (b->rows.chat.lost && b->ds->n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -367,6 +371,10 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     kept.n_empty = ds->n_empty;
     kept.n_appended = ds->n_appended;
     kept.n_unended = ds->n_unended;
+    kept.n_unanswered = ds->n_unanswered;
+    kept.n_blank = ds->n_blank;
+    kept.n_dropped = ds->n_dropped;
+    kept.n_nulls = ds->n_nulls;
     dataset_free(ds);
     *ds = kept;
 }
@@ -382,12 +390,18 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     if (ds->n_docs) return 0;
     if (!ds->n_rows)
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
+    if (ds->n_unanswered == ds->n_rows - ds->n_bad)
+        return err_set(err,
+                       "%s: no row has an answer with loss (%lld row%s): write answers as messages of role "
+                       "\"assistant\" that are not empty, or check data.loss_on and the keys that remove loss (train, "
+                       "weight, loss)",
+                       files, (long long)ds->n_rows, str_plural(ds->n_rows));
     return err_set(
         err,
         "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "
-        "one: raise data.seq_len, or check data.loss_on",
+        "an answer: raise data.seq_len, or check data.loss_on",
         files, (long long)ds->n_rows, str_plural(ds->n_rows), (long long)ds->n_overlong, (long long)b->opt->seq_len,
-        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unlabelled);
+        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unanswered);
 }
 
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
@@ -398,6 +412,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                                      .loss_on = opt->loss_on,
                                      .chat = opt->chat,
                                      .whole = opt->whole,
+                                     .dropped = opt->dropped,
                                      .chat_date = opt->chat_date,
                                      .tokens = {opt->tokens.n_top, opt->vocab, opt->tokens.temperature}};
     struct builder b = {.ds = ds, .tok = tok, .opt = opt, .rows = {.opt = &rows, .tok = tok}};
@@ -428,14 +443,16 @@ struct cache_header {
     char magic[8];
     uint64_t key, hash;
     int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_empty, n_appended, n_unended;
+    int64_t n_unanswered, n_blank, n_dropped, n_nulls;
 };
 
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
-    const int64_t numbers[] = {opt->format, opt->loss_on, opt->overlong, opt->seq_len,
-                               opt->eos,    opt->vocab,   opt->whole,    (int64_t)chat_template_hash(opt->chat)};
+    const int64_t numbers[] = {opt->format,  opt->loss_on, opt->overlong,
+                               opt->seq_len, opt->eos,     opt->vocab,
+                               opt->whole,   opt->dropped, (int64_t)chat_template_hash(opt->chat)};
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
@@ -468,7 +485,9 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
  */
 static uint64_t key_with_counts(uint64_t key, const struct dataset *ds)
 {
-    return hash_i64(hash_i64(hash_i64(key, ds->n_empty), ds->n_appended), ds->n_unended);
+    const int64_t counts[] = {ds->n_empty, ds->n_appended, ds->n_unended, ds->n_unanswered,
+                              ds->n_blank, ds->n_dropped,  ds->n_nulls};
+    return hash_bytes(key, counts, sizeof(counts));
 }
 
 static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, const struct dataset_options *opt)
@@ -479,6 +498,10 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_empty = h.n_empty;
     ds->n_appended = h.n_appended;
     ds->n_unended = h.n_unended;
+    ds->n_unanswered = h.n_unanswered;
+    ds->n_blank = h.n_blank;
+    ds->n_dropped = h.n_dropped;
+    ds->n_nulls = h.n_nulls;
     if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != key_with_counts(key, ds)) return false;
     if (h.n_docs < 1 || h.n_docs >= map.size || h.n_tokens < 1 || h.n_tokens >= map.size) return false;
     int64_t off_bytes = (h.n_docs + 1) * (int64_t)sizeof(*ds->doc_off);
@@ -516,10 +539,22 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    struct cache_header h = {
-        "",           key_with_counts(key, ds), ds->hash,         ds->n_docs,    ds->n_tokens, ds->n_rows,
-        ds->n_bad,    ds->n_overlong,           ds->n_unlabelled, ds->n_unshown, ds->n_empty,  ds->n_appended,
-        ds->n_unended};
+    struct cache_header h = {.key = key_with_counts(key, ds),
+                             .hash = ds->hash,
+                             .n_docs = ds->n_docs,
+                             .n_tokens = ds->n_tokens,
+                             .n_rows = ds->n_rows,
+                             .n_bad = ds->n_bad,
+                             .n_overlong = ds->n_overlong,
+                             .n_unlabelled = ds->n_unlabelled,
+                             .n_unshown = ds->n_unshown,
+                             .n_empty = ds->n_empty,
+                             .n_appended = ds->n_appended,
+                             .n_unended = ds->n_unended,
+                             .n_unanswered = ds->n_unanswered,
+                             .n_blank = ds->n_blank,
+                             .n_dropped = ds->n_dropped,
+                             .n_nulls = ds->n_nulls};
     memcpy(h.magic, CACHE_MAGIC, sizeof(h.magic));
     const struct file_part parts[] = {
         {&h, sizeof(h)},
@@ -543,11 +578,22 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
                  (long long)ds->n_overlong, str_plural(ds->n_overlong), rows, str_plural(rows),
                  ds->n_overlong == 1 ? "is" : "are", seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
     }
-    if (ds->n_unlabelled) {
+    const int64_t beyond = ds->n_unlabelled - ds->n_unanswered;
+    if (ds->n_unanswered)
+        log_warn("%s: %lld of %lld row%s %s no answer with loss: dropped", files, (long long)ds->n_unanswered, rows,
+                 str_plural(rows), ds->n_unanswered == 1 ? "has" : "have");
+    if (beyond) {
         log_warn("%s: %lld document%s of %lld row%s %s no token with loss in seq_len = %lld: dropped", files,
-                 (long long)ds->n_unlabelled, str_plural(ds->n_unlabelled), rows, str_plural(rows),
-                 ds->n_unlabelled == 1 ? "has" : "have", seq_len);
+                 (long long)beyond, str_plural(beyond), rows, str_plural(rows), beyond == 1 ? "has" : "have", seq_len);
     }
+    if (ds->n_dropped)
+        log_warn("%s: %lld of %lld row%s %s parts that are not in the text and so not trained (data.dropped = warn)",
+                 files, (long long)ds->n_dropped, rows, str_plural(rows), ds->n_dropped == 1 ? "has" : "have");
+    if (ds->n_blank)
+        log_warn("%s: %lld empty answer%s: no loss there", files, (long long)ds->n_blank, str_plural(ds->n_blank));
+    if (ds->n_nulls)
+        log_info("%s: left out %lld null member%s of calls and tools, as Arrow adds them for the keys of other rows",
+                 files, (long long)ds->n_nulls, str_plural(ds->n_nulls));
     if (ds->n_unshown) {
         log_warn("%s: the chat template omits the reasoning of %lld answer%s, which is then not trained; if "
                  "the template has an option for it, set it in data.chat_kwargs, as in {\"thinking\": true} or "

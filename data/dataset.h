@@ -17,6 +17,7 @@ struct dataset_options {
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: harmony */
     bool whole;                       /* never split a conversation */
+    enum chat_on_dropped dropped;     /* refuse rows whose text lacks a part of them, or warn */
     const char *columns;              /* for rows with other keys (rows.h); NULL or "": none */
     const char *cache_dir;            /* NULL: no cache; rows of a teacher are not cached */
     struct token_row_options tokens;  /* rows of a teacher (rows.h); vocab is set by dataset_load */
@@ -35,6 +36,8 @@ struct dataset {
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     int64_t n_unshown;                /* answers whose reasoning the chat template omits */
     int64_t n_empty;                  /* answers whose loss begins with an empty reasoning block */
+    int64_t n_unanswered, n_blank;    /* rows without an answer with loss; empty answers, which have none */
+    int64_t n_dropped, n_nulls;       /* rows with parts that their text lacks; null members that were left out */
     int64_t n_appended, n_unended;    /* texts whose last answer the next role's token ends; no token ends */
     uint64_t hash;                    /* of everything above, for resume checks */
     int64_t cap_docs, cap_tokens;     /* capacity of the arrays */

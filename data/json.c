@@ -175,6 +175,8 @@ const char *json_wide(struct json j)
     return j.node && mark_of(j) == JSON_MARK_NUMBER ? json_string_value(j.node) + 2 : NULL;
 }
 
+const char *json_name(struct json j) { return j.doc->name; }
+
 enum json_type json_type(struct json j)
 {
     if (!j.node) return JSON_ABSENT;
@@ -195,10 +197,14 @@ enum json_type json_type(struct json j)
 /* The child `node` of j under `key`; a path longer than the buffer is truncated. */
 static struct json child(const struct json *j, const char *key, const void *node)
 {
-    struct json c = {.node = node, .doc = j->doc};
+    struct json c; /* not zeroed: this is called for every member of every row */
     size_t n = strlen(j->path);
+    c.node = node;
+    c.doc = j->doc;
     memcpy(c.path, j->path, n);
-    snprintf(c.path + n, sizeof(c.path) - n, "%s%s", n ? "." : "", key);
+    if (n && n + 1 < sizeof(c.path)) c.path[n++] = '.';
+    while (*key && n + 1 < sizeof(c.path)) c.path[n++] = *key++;
+    c.path[n] = 0;
     return c;
 }
 
@@ -226,6 +232,18 @@ struct json json_at(struct json j, int64_t i)
     snprintf(c.path + n, sizeof(c.path) - n, "[%" PRId64 "]", i);
     return c;
 }
+
+static bool has_null(json_t *node)
+{
+    const char *key;
+    json_t *value;
+    size_t i;
+    json_array_foreach(node, i, value) if (has_null(value)) return true;
+    json_object_foreach(node, key, value) if (json_typeof(value) == JANSSON_NULL || has_null(value)) return true;
+    return false;
+}
+
+bool json_has_null(struct json j) { return j.node && has_null((json_t *)(uintptr_t)j.node); }
 
 /* The document's cursor on an object, moved to the front; a new one starts at the first member. */
 static struct cursor *cursor_of(struct json_doc *doc, const void *node)

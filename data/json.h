@@ -30,6 +30,7 @@ struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_valu
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
 struct json json_root(const struct json_doc *doc);
+const char *json_name(struct json j); /* of its document, for the messages of a copy */
 
 enum json_type json_type(struct json j);
 /* Digits beyond 64 bits, NaN, Infinity or -Infinity, as Python writes a value that neither int64 nor double holds: its
@@ -39,6 +40,7 @@ bool json_has(struct json j, const char *key);
 struct json json_find(struct json j, const char *key); /* absent when j is not an object or lacks the key */
 int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
 struct json json_at(struct json j, int64_t i);         /* array element */
+bool json_has_null(struct json j);                     /* a member of an object in j is null, at any depth */
 /* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
 

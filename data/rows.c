@@ -10,7 +10,7 @@
 void row_reader_free(struct row_reader *r)
 {
     mem_free(r->samples);
-    chat_samples_free(&r->chat);
+    chat_reader_free(&r->chat);
     text_free(&r->joined);
     json_free(r->rewritten);
     token_row_free(&r->tokens);
@@ -121,6 +121,15 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     return rc;
 }
 
+/* Absent, null or "", which a table has for no value. */
+static bool is_empty(struct json j)
+{
+    const char *s;
+    int64_t size;
+    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
+    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
+}
+
 /* The turns of one form under the key of the other are an error that names the columns to set. */
 static int check_turns(const struct row_reader *r, struct json list, const char *turn, const char *other,
                        const char *columns, struct err *err)
@@ -141,9 +150,11 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
             row, err,
             "messages need a chat template, and the checkpoint has none: set data.chat_template, or write the "
             "rows as prompt and completion");
-    if (chat_samples_make(&r->chat, r->opt->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
-    for (int64_t i = 0; i < r->chat.count; i++) {
-        const struct text_buf *t = &r->chat.items[i];
+    r->chat.template = r->opt->chat;
+    r->chat.on_dropped = r->opt->dropped;
+    if (chat_reader_samples(&r->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
+    for (int64_t i = 0; i < r->chat.samples.count; i++) {
+        const struct text_buf *t = &r->chat.samples.items[i];
         struct row_sample *s = add(r, t->text, t->size);
         s->spans = (const int64_t(*)[2])t->spans;
         s->n_spans = t->n_spans;
@@ -152,6 +163,15 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
 }
 
 /* ---- other forms, rewritten as the JSON of {messages, tools} ---- */
+
+/* Index of name, n if it is none of them. */
+static int64_t index_in(const char *name, const char *const *names, int64_t n)
+{
+    int64_t i = 0;
+    while (i < n && strcmp(names[i], name)) i++;
+    return i;
+}
+static bool is_in(const char *name, const char *const *names, int64_t n) { return index_in(name, names, n) < n; }
 
 static void open_row(struct row_reader *r)
 {
@@ -172,12 +192,14 @@ static int put_key(struct text_buf *t, const char *key, struct json value, struc
     return text_put_json(t, value, err);
 }
 
-/* Ends a message, with the keys of its turn that say whether it carries loss. */
+/* Ends a message, with the other keys of its turn: those that say whether it carries loss, reasoning, ... */
 static int end_message(struct text_buf *t, struct json turn, struct err *err)
 {
-    static const char *const keys[] = {"train", "weight", "loss_weight"};
-    for (int64_t i = 0; i < MT_LEN(keys); i++)
-        if (json_has(turn, keys[i]) && put_key(t, keys[i], json_find(turn, keys[i]), err)) return -1;
+    static const char *const written[] = {"from", "value", "role", "content"};
+    const char *key;
+    struct json value;
+    for (int64_t i = 0; json_member(turn, i, &key, &value); i++)
+        if (!is_in(key, written, MT_LEN(written)) && put_key(t, key, value, err)) return -1;
     text_put(t, "}");
     return 0;
 }
@@ -211,21 +233,16 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
     return rc;
 }
 
-/* Absent, null or "", which a table has for no value. */
-static bool is_empty(struct json j)
-{
-    const char *s;
-    int64_t size;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
-    return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
-}
-
 /* Keys that rows of messages have beside them. */
 static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
 
-/* Puts those that `row` has, but not those in except (NULL: none). */
+/* Puts those that `row` has, but not those in except (NULL: none); and images, which the chat reader refuses. */
 static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)
 {
+    for (int64_t i = 0; i < CHAT_MEDIA; i++)
+        if (json_truthy(json_find(row, chat_media[i])) &&
+            put_key(keys, chat_media[i], json_find(row, chat_media[i]), err))
+            return -1;
     for (int64_t i = 0; i < MT_LEN(beside); i++)
         if (!is_empty(json_find(row, beside[i])) && !(except && except[i]) &&
             put_key(keys, beside[i], json_find(row, beside[i]), err))
@@ -252,52 +269,32 @@ static int put_system(struct row_reader *r, struct json row, struct err *err)
     return put_message(r, "system", system, no_turn, err);
 }
 
-/* `value` is JSON in a string: {name, arguments}, or a list of them. */
-static int put_calls(struct row_reader *r, struct json value, struct json turn, struct err *err)
+/* A list of messages: {role, content, ...}. */
+static int put_messages(struct row_reader *r, struct json list, struct err *err)
 {
     struct text_buf *t = &r->joined;
-    const char *s;
-    int64_t size;
-    if (json_str(value, &s, &size, err)) return -1;
-    struct json_doc *doc = json_parse(s, size, "function_call", err);
-    if (!doc) return json_error(value, err, "is not JSON of a call, {\"name\": ..., \"arguments\": ...}");
-    struct json root = json_root(doc);
-    bool list = json_type(root) == JSON_ARRAY;
-    int rc = 0;
-    if (t->text[t->size - 1] != '[') text_put(t, ", ");
-    text_put(t, "{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [");
-    for (int64_t i = 0; !rc && i < (list ? json_count(root) : 1); i++) {
-        text_put(t, i ? ", {\"type\": \"function\", \"function\": " : "{\"type\": \"function\", \"function\": ");
-        rc = text_put_json(t, list ? json_at(root, i) : root, err);
-        text_put(t, "}");
+    for (int64_t i = 0; i < json_count(list); i++) {
+        if (t->text[t->size - 1] != '[') text_put(t, ", ");
+        if (text_put_json(t, json_at(list, i), err)) return -1;
     }
-    text_put(t, "]");
-    if (!rc) rc = end_message(t, turn, err);
-    json_free(doc);
-    return rc;
+    return 0;
 }
 
 static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
 {
-    static const char *const roles[][2] = {
-        {"human", "user"},      {"user", "user"},         {"gpt", "assistant"}, {"assistant", "assistant"},
-        {"model", "assistant"}, {"chatgpt", "assistant"}, {"system", "system"}, {"observation", "tool"},
-        {"tool", "tool"},       {"function_call", NULL}};
     struct json turns;
-    if (json_get_array(row, "conversations", &turns, err) ||
-        check_turns(r, turns, "from", "role", "messages=conversations", err))
-        return -1;
+    if (json_get_array(row, "conversations", &turns, err)) return -1;
     open_row(r);
     if (put_system(r, row, err)) return -1;
+    if (json_has(json_at(turns, 0), "role") && !json_has(json_at(turns, 0), "from"))
+        return put_messages(r, turns, err) ? -1 : read_rewritten(r, row, err);
     for (int64_t i = 0; i < json_count(turns); i++) {
-        struct json turn = json_at(turns, i), value = json_find(turn, "value");
+        const struct json turn = json_at(turns, i);
         const char *from;
-        int64_t role = 0;
         if (json_get_str(turn, "from", &from, err)) return -1;
-        while (role < MT_LEN(roles) && strcmp(roles[role][0], from)) role++;
-        if (role == MT_LEN(roles)) return json_error(turn, err, "`from` \"%s\" is unknown", from);
-        if (roles[role][1] ? put_message(r, roles[role][1], value, turn, err) : put_calls(r, value, turn, err))
-            return -1;
+        if (!chat_alias_of(from) && chat_role_index(from) == CHAT_ROLES)
+            return json_error(turn, err, "`from` \"%s\" is unknown", from);
+        if (put_message(r, from, json_find(turn, "value"), turn, err)) return -1;
     }
     return read_rewritten(r, row, err);
 }
@@ -334,6 +331,19 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
     struct json output = json_find(row, "output");
     if (json_type(output) != JSON_STRING) return json_error(row, err, "`output` must be a string");
     return put_message(r, "assistant", output, no_turn, err) ? -1 : read_rewritten(r, row, err);
+}
+
+/* Messages, of which a `system` of the row is the first, as in axolotl and ms-swift. */
+static int read_with_system(struct row_reader *r, struct json row, struct err *err)
+{
+    static const char *const first[] = {"system", "developer"};
+    const struct json messages = json_find(row, "messages");
+    const char *role;
+    if (is_empty(json_find(row, "system"))) return read_messages(r, row, err);
+    if (!json_get_str(json_at(messages, 0), "role", &role, NULL) && is_in(role, first, MT_LEN(first)))
+        return json_error(row, err, "has two system prompts, `system` and the first message: remove one");
+    open_row(r);
+    return put_system(r, row, err) || put_messages(r, messages, err) ? -1 : read_rewritten(r, row, err);
 }
 
 /* Lists of messages; those of the prompt carry no loss. */
@@ -374,6 +384,7 @@ static int read_prompt_completion(struct row_reader *r, struct json row, struct 
     if (of[0] == JSON_ARRAY) return read_message_lists(r, row, err);
     if (json_str(json_find(row, "prompt"), &prompt, &n_prompt, err)) return -1;
     if (json_str(json_find(row, "completion"), &completion, &n_completion, err)) return -1;
+    if (text_is_blank(completion, n_completion)) return 0; /* the model would learn to end at once */
     r->joined.size = 0;
     text_put_bytes(&r->joined, prompt, n_prompt);
     text_put_bytes(&r->joined, completion, n_completion);
@@ -407,15 +418,6 @@ static int next_column(const char **list, char to[64], char column[128], struct 
     snprintf(column, 128, "%.*s", (int)(n - right), p + right);
     return 1;
 }
-
-/* Index of name, n if it is none of them. */
-static int64_t index_in(const char *name, const char *const *names, int64_t n)
-{
-    int64_t i = 0;
-    while (i < n && strcmp(names[i], name)) i++;
-    return i;
-}
-static bool is_in(const char *name, const char *const *names, int64_t n) { return index_in(name, names, n) < n; }
 
 static const char *const column_roles[] = {"system", "user", "assistant"};
 
@@ -549,7 +551,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     }
     switch (format) {
     case DATA_TEXT: return read_text(r, row, err);
-    case DATA_MESSAGES: return read_messages(r, row, err);
+    case DATA_MESSAGES: return read_with_system(r, row, err);
     case DATA_PROMPT_COMPLETION: return read_prompt_completion(r, row, err);
     case DATA_SHAREGPT: return read_sharegpt(r, row, err);
     case DATA_ALPACA: return read_alpaca(r, row, err);
@@ -565,8 +567,10 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
 int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     const bool renamed = r->opt->columns && r->opt->columns[0];
-    r->n = r->chat.n_unshown = r->chat.n_empty = r->chat.n_appended = r->chat.n_unended = 0;
+    r->n = 0;
+    chat_reader_clear(&r->chat);
     r->fatal = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
+    if (!json_has(row, "input_ids") && chat_row_check_loss(row, false, err)) return -1;
     return renamed ? read_columns(r, row, err) : read_row(r, row, err);
 }

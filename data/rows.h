@@ -2,7 +2,7 @@
 #ifndef MT_ROWS_H
 #define MT_ROWS_H
 
-#include "data/chat/chat_samples.h"
+#include "data/chat/chat_reader.h"
 #include "data/token_rows.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -10,7 +10,8 @@
  * - text: {text}; loss on every token
  * - messages: {messages: [{role, content, ...}], tools?}
  * - prompt_completion: {prompt, completion}, both text, or both lists of messages; only the completion carries loss
- * - sharegpt: {conversations: [{from, value}], system?, tools?}; function_call's value is JSON, {name, arguments}
+ * - sharegpt: {conversations: [{from, value}], system?, tools?}; function_call's value is JSON, {name, arguments}; or
+ *   conversations: [{role, content}]
  * - tokens: {input_ids, loss_mask}, and topk_ids, topk_logprobs of a teacher (token_rows.h)
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
  * sharegpt, alpaca and lists of messages are rewritten as messages.
@@ -33,6 +34,7 @@ struct row_options {
     enum loss_on loss_on;
     const struct chat_template *chat; /* NULL: harmony, if the tokenizer has its marks */
     bool whole;                       /* never split a conversation, see chat_samples.h */
+    enum chat_on_dropped dropped;     /* parts of a row that its text lacks */
     const char *columns;              /* "TO=COLUMN, ...": COLUMN of the row becomes TO; NULL or "": no change */
     const char *chat_date;            /* NULL: CHAT_DATE */
     struct token_row_options tokens;  /* n_top above 0: rows of a teacher alone are taken */
@@ -54,7 +56,7 @@ struct row_reader {
     const struct tokenizer *tok;
     struct row_sample *samples; /* [n] samples of the last row */
     int64_t n, cap;
-    struct chat_samples chat;
+    struct chat_reader chat;
     struct text_buf joined; /* prompt and completion, or a row rewritten as messages */
     struct json_doc *rewritten;
     int64_t span[2];

@@ -25,6 +25,12 @@ void text_span(struct text_buf *t, int64_t begin, int64_t end)
     t->spans[t->n_spans++][1] = end;
 }
 
+bool text_is_blank(const char *text, int64_t size)
+{
+    while (size && text_is_space(*text)) text++, size--;
+    return !size;
+}
+
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
 {
     if (t->size + size + 1 > t->cap) {

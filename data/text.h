@@ -17,6 +17,8 @@ void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one s
 
 static inline bool text_is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
+bool text_is_blank(const char *text, int64_t size); /* empty, or white space */
+
 void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size);
 /* As json.dumps(value, ensure_ascii=False): ", " and ": " between items, floats as Python's repr. */

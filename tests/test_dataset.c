@@ -64,19 +64,17 @@ static void prompt_completion_rows(void **state)
         "{\"prompt\": \"ab\", \"completion\": \"cd\"}\n"
         "{\"prompt\": \"x1\", \"completion\": \"0y\"}\n" /* a token across the boundary carries loss */
         "{\"prompt\": \"\", \"completion\": \"ok\"}\n"
-        "{\"prompt\": \"ok\", \"completion\": \"\"}\n"
-        "{\"prompt\": \"a\", \"completion\": \"b<|return|>\"}\n" /* not a second end token */
-        "{\"prompt\": \"a<|return|>\", \"completion\": \"\"}\n";
+        "{\"prompt\": \"ok\", \"completion\": \"\"}\n"            /* no answer, so no loss */
+        "{\"prompt\": \"a\", \"completion\": \"b<|return|>\"}\n"; /* not a second end token */
     struct dataset ds;
     struct dataset_options opt = rows_options();
     rows_load(&ds, rows_write(rows), &opt);
-    assert_int_equal(ds.n_docs, 6);
+    assert_int_equal(ds.n_docs, 4);
+    assert_int_equal(ds.n_unanswered, 1);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST('x', TEN, 'y', RETURN), LIST(0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 2, LIST(OK, RETURN), LIST(0, 1));
-    ASSERT_DOCUMENT(&ds, 3, LIST(OK, RETURN), LIST(0, 1));
-    ASSERT_DOCUMENT(&ds, 4, LIST('a', 'b', RETURN), LIST(0, 1, 1));
-    ASSERT_DOCUMENT(&ds, 5, LIST('a', RETURN, RETURN), LIST(0, 0, 1));
+    ASSERT_DOCUMENT(&ds, 3, LIST('a', 'b', RETURN), LIST(0, 1, 1));
     dataset_free(&ds);
     opt.loss_on = LOSS_ALL;
     rows_load(&ds, rows_write(rows), &opt);
@@ -285,8 +283,8 @@ static void bad_rows(void **state)
         {"{\"instruction\": \"a\", \"output\": \"b\", \"kto_tag\": false}", "keep the rows in which it is true"},
         {"{\"messages\": \"hello\"}", "messages"},
         {"{\"messages\": [{\"from\": \"human\", \"value\": \"a\"}]}", "set data.columns = conversations=messages"},
-        {"{\"conversations\": [{\"role\": \"user\", \"content\": \"a\"}]}",
-         "set data.columns = messages=conversations"},
+        {"{\"conversations\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
+        {"{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}", "`from` \"judge\" is unknown"},
         {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
         {"{\"messages\": [{\"role\": \"user\"}]}", "messages"},
     };
@@ -464,10 +462,10 @@ static void cache_key_covers_every_option(void **state)
     snprintf(files[2], sizeof(files[2]), "%s*2,%s", rows[0], rows[1]);
     snprintf(files[3], sizeof(files[3]), "%s , %s", rows[2],
              rows[1]); /* the same files, order and weights as the first */
-    struct chat_template *templates[] = {template_of("{{ messages[0].content }}"),
-                                         template_of("{{ messages[0].content }}.")};
+    struct chat_template *templates[] = {template_of("{% for m in messages %}{{ m.content }}{% endfor %}"),
+                                         template_of("{% for m in messages %}{{ m.content }} {% endfor %}")};
     struct tokenizer *own = rows_tok, *other = changed_tokenizer();
-    enum { LAST = 16 };
+    enum { LAST = 17 };
     for (int i = 0; i <= LAST; i++) {
         struct dataset fresh, cached;
         struct dataset_options opt = rows_options();
@@ -482,7 +480,8 @@ static void cache_key_covers_every_option(void **state)
         rows_tok = i == 10 ? other : own;
         if (i == 11 || i == 12) path = rows[0];
         if (i == 12) opt.format = DATA_TEXT;
-        if (i >= 13) path = files[i - 13];
+        if (i == 13) opt.dropped = DROPPED_WARN;
+        if (i >= 14) path = files[i - 14];
         rows_load(&fresh, path, &opt);
         opt.cache_dir = dir;
         rows_load(&cached, path, &opt);

@@ -190,14 +190,16 @@ static void appended_ends(void **state)
     snprintf(template, sizeof(template), "data.chat_template=%s",
              write_text(dir, "t.jinja",
                         "{% set of = {'user': '<|start|>', 'tool': '<|call|>', 'assistant': '<|message|>'} %}"
-                        "{% for m in messages %}{{ of[m.role] }}{{ m.content }}{% endfor %}"
-                        "{% if add_generation_prompt %}<|message|>{% endif %}"));
-    snprintf(rows, sizeof(rows), "data.train=%s",
-             write_text(dir, "rows.jsonl",
-                        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
-                        "{\"role\": \"assistant\", \"content\": \"b\"}]}\n"
-                        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
-                        "\"content\": \"c\", \"tool_calls\": [{}]}]}\n"));
+                        "{% for m in messages %}{{ of[m.role] }}{{ m.content }}{% for c in m.tool_calls or [] %}"
+                        "{{ c.function.name }}{{ c.function.arguments }}{% endfor %}"
+                        "{% endfor %}{% if add_generation_prompt %}<|message|>{% endif %}"));
+    snprintf(
+        rows, sizeof(rows), "data.train=%s",
+        write_text(dir, "rows.jsonl",
+                   "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                   "{\"role\": \"assistant\", \"content\": \"b\"}]}\n"
+                   "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", "
+                   "\"content\": \"c\", \"tool_calls\": [{\"function\": {\"name\": \"9\", \"arguments\": {}}}]}]}\n"));
 #define TOKENS(ids)                                                                                                    \
     RUN("tokens", config, "--set", checkpoint_with_eos(ids), "--set", template, "--set", rows, "--set",                \
         "data.eval=", "--set", "data.packing=false", "--set", "train.micro_batch=2", "--set", "train.grad_accum=1")
@@ -205,17 +207,19 @@ static void appended_ends(void **state)
     assert_says(said.err, "rows.jsonl: the next role's token ends an answer, so moetrain appends it, with loss, to the "
                           "last answer of 2 texts: <|start|>, after a tool call <|call|>");
     assert_says(said.out, "<|start|>|a|<|message|>|[[b|<|start|>|]]");
-    assert_says(said.out, "<|start|>|a|<|message|>|[[c|<|call|>|]]");
+    assert_says(said.out, "<|start|>|a|<|message|>|[[c|9|{|}|<|call|>|]]");
     assert_int_equal(TOKENS("[1020]"), 0); /* a tool call stays without an end */
     assert_says(said.err, "the last answer of 1 text: <|start|>\n");
     assert_int_equal(TOKENS("1017"), 0);
     assert_says(said.err, "the chat template writes no token after the last answer of 2 texts");
     assert_null(strstr(said.err, "appends"));
     assert_null(strstr(said.err, "empty reasoning block"));
-    snprintf(template, sizeof(template), "data.chat_template=%s",
-             write_text(dir, "u.jinja",
-                        "{% for m in messages %}{{ m.role }}: {{ '<think></think>' if m.role == 'assistant' }}"
-                        "{{ m.content }}<|return|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"));
+    snprintf(
+        template, sizeof(template), "data.chat_template=%s",
+        write_text(dir, "u.jinja",
+                   "{% for m in messages %}{{ m.role }}: {{ '<think></think>' if m.role == 'assistant' }}"
+                   "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls[0].function }}{% endif %}<|return|>{% endfor %}"
+                   "{% if add_generation_prompt %}assistant: {% endif %}"));
     assert_int_equal(TOKENS("1017"), 0);
     assert_says(said.err, "2 answers without reasoning: the empty reasoning block before the text has loss");
 #undef TOKENS

@@ -303,6 +303,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .chat_date = cfg->data.chat_date,
         .chat = r->chat,
         .whole = !cfg->data.split_turns,
+        .dropped = (enum chat_on_dropped)cfg->data.dropped,
         .tokens = {rows ? MT_MIN(cfg->distill.topk, r->arch.vocab) : 0, r->arch.vocab, cfg->distill.temperature},
         .columns = cfg->data.columns,
         .cache_dir = cache};

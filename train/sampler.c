@@ -157,16 +157,11 @@ int sampler_prompt(struct sampler *s, const char *text, const char *name, struct
     return rc;
 }
 
-static bool by_assistant(struct json message)
-{
-    const char *role;
-    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
-}
-
 int sampler_messages(struct sampler *s, struct json row, const char *name, struct err *err)
 {
-    struct chat_options opt = {.date = s->run->cfg->data.chat_date, .generation_prompt = true};
-    struct text_buf text = {0};
+    const struct chat_options opt = {.date = s->run->cfg->data.chat_date};
+    struct chat_reader reader = {.template = s->run->chat,
+                                 .on_dropped = (enum chat_on_dropped)s->run->cfg->data.dropped};
     struct json messages = json_type(row) == JSON_ARRAY ? row : json_find(row, "messages");
     if (json_type(messages) == JSON_ARRAY && !json_count(messages))
         return err_set(err, "%s: the list of messages is empty", name);
@@ -174,12 +169,10 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
     if (!s->run->chat && !row_is_harmony(s->run->tok))
         return err_set(err, "%s: %s has no chat template: set data.chat_template, or give a prompt", name,
                        s->run->model_dir);
-    const int64_t n = json_count(messages);
-    while (opt.leave_out < n && by_assistant(json_at(messages, n - 1 - opt.leave_out))) opt.leave_out++;
-    if (opt.leave_out == n) return err_set(err, "%s: there is no message to answer", name);
-    int rc = chat_template_render(&text, s->run->chat, row, &opt, err);
-    if (!rc) rc = take_prompt(s, &text, name, true, err);
-    text_free(&text);
+    int rc = chat_reader_prompt(&reader, row, &opt, err);
+    if (!rc && reader.lost) log_warn("%s", reader.why.msg);
+    if (!rc) rc = take_prompt(s, &reader.samples.items[0], name, true, err);
+    chat_reader_free(&reader);
     return rc;
 }
 

@@ -13,6 +13,7 @@ struct chat_options {
     const char *model_identity;   /* first line of the system message */
     bool generation_prompt;       /* end with "<|start|>assistant"; omit the last answer's reasoning */
     int64_t leave_out;            /* number of messages at the end to ignore */
+    const bool *mute;             /* [messages] answers without loss (chat_samples.h); NULL: none */
 };
 #define CHAT_DATE "2025-06-28" /* used when the options have no date */
 

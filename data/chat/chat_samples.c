@@ -5,6 +5,7 @@
  * model should write; begin_of handles the exceptions (README.md has the reasons). Answers are taken from the last to
  * the first. An answer joins the current sample when P and the answer are a prefix of it; otherwise they become a new
  * sample. */
+#define _GNU_SOURCE /* memmem */
 #include "data/chat/chat_samples.h"
 
 #include <ctype.h>
@@ -23,6 +24,7 @@ struct conversation {
     int64_t n;            /* messages */
     bool *answers, *want; /* [n] assistant messages; those with loss */
     int64_t n_answers, n_want;
+    bool has_details; /* an answer with loss has train_detail */
 };
 
 void chat_samples_free(struct chat_samples *s)
@@ -55,36 +57,88 @@ static bool has_role(struct json message, const char *want)
 
 static bool is_assistant(struct json message) { return has_role(message, "assistant"); }
 
-static int is_trained(struct json message, bool *yes, struct err *err)
+/* 0 or 1, as a number or as false and true; *given: it is neither absent nor null. */
+static int get_switch(struct json message, const char *key, bool *given, bool *on, struct err *err)
 {
-    static const char *const weights[] = {"weight", "loss_weight"};
-    double weight = 1;
-    *yes = true;
-    if (json_opt_bool(message, "train", yes, err)) return -1;
-    for (int64_t i = 0; i < MT_LEN(weights); i++) {
-        if (json_opt_f64(message, weights[i], &weight, err)) return -1;
-        if (weight != 0 && weight != 1) return json_error(message, err, "`%s` must be 0 or 1", weights[i]);
-        *yes &= weight != 0;
-    }
+    const struct json j = json_find(message, key);
+    double value;
+    *given = json_type(j) != JSON_ABSENT && json_type(j) != JSON_NULL;
+    if (!*given) return 0;
+    if (json_type(j) == JSON_BOOL) return json_bool(j, on, err);
+    if (json_type(j) != JSON_INT && json_type(j) != JSON_REAL)
+        return json_error(message, err, "`%s` must be true, false, 0 or 1", key);
+    if (json_f64(j, &value, err)) return -1;
+    if (value != 0 && value != 1)
+        return json_error(message, err, "`%s` must be 0 or 1: there are no other weights of the loss", key);
+    *on = value != 0;
     return 0;
+}
+
+/* What the keys of a message say about its loss; *forced: it has loss whatever data.loss_on says. */
+static int is_trained(struct json message, bool *yes, bool *forced, struct err *err)
+{
+    static const struct {
+        const char *key;
+        bool forces;
+    } keys[] = {{"train", false},      {"weight", false}, {"loss_weight", false},
+                {"loss_scale", false}, {"loss", true},    {"training", true}};
+    const struct json detail = json_find(message, "train_detail");
+    bool given, on = true, training = false;
+    *yes = true;
+    *forced = false;
+    for (int64_t i = 0; i < MT_LEN(keys); i++) {
+        if (get_switch(message, keys[i].key, &given, &on, err)) return -1;
+        if (!given) continue;
+        *yes = *yes && on;
+        training = training || !strcmp(keys[i].key, "training");
+        *forced = *forced || (keys[i].forces && on);
+    }
+    if (json_type(detail) == JSON_ABSENT || json_type(detail) == JSON_NULL) return 0;
+    if (json_type(detail) != JSON_ARRAY)
+        return json_error(detail, err, "must be a list of {\"begin_offset\", \"end_offset\", \"train\"}");
+    if (!training && !json_count(detail)) *yes = false;
+    return 0;
+}
+
+static bool is_blank(struct json j)
+{
+    const char *s;
+    int64_t size;
+    return json_str(j, &s, &size, NULL) ? !json_truthy(j) : text_is_blank(s, size);
+}
+
+/* The model would learn to end its turn at once. */
+static bool is_empty_answer(struct json message)
+{
+    return is_blank(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
+           !json_truthy(json_find(message, "function_call")) && !json_truthy(json_find(message, "refusal")) &&
+           is_blank(json_find(message, chat_reasoning_key(message, "thinking")));
 }
 
 static int find_answers(struct conversation *s, enum loss_on loss, struct err *err)
 {
     int64_t last = -1;
+    for (int64_t i = 0; i < s->n; i++) s->answers[i] = is_assistant(json_at(s->messages, i));
+    for (int64_t i = 0; i < s->n; i++)
+        if (s->answers[i]) last = i;
     for (int64_t i = 0; i < s->n; i++) {
-        struct json message = json_at(s->messages, i);
-        s->answers[i] = is_assistant(message);
-        if (!s->answers[i]) continue;
-        last = i;
-        s->n_answers++;
-        if (is_trained(message, &s->want[i], err)) return -1;
+        const struct json message = json_at(s->messages, i);
+        bool forced;
+        if (is_trained(message, &s->want[i], &forced, err)) return -1;
+        if (!s->answers[i] && forced)
+            return json_error(message, err,
+                              "asks for loss on a message that is not an answer: remove `loss` or "
+                              "`training`; data.loss_on = all puts loss on all tokens");
+        s->want[i] = s->answers[i] && s->want[i] && (loss != LOSS_LAST || i == last || forced);
+        const bool mute = s->want[i] && (is_empty_answer(message) || (s->opt.mute && s->opt.mute[i]));
+        s->out->n_blank += mute;
+        s->want[i] = s->want[i] && !mute;
+        s->n_answers += s->answers[i];
+        s->n_want += s->want[i];
+        s->has_details = s->has_details || (s->want[i] && json_count(json_find(message, "train_detail")));
+        if (s->want[i]) s->out->n_messages = i + 1;
     }
     if (s->n_answers > MAX_ANSWERS) return json_error(s->messages, err, "has more than %d answers", MAX_ANSWERS);
-    for (int64_t i = 0; i < s->n; i++) {
-        s->want[i] &= s->answers[i] && (loss != LOSS_LAST || i == last);
-        s->n_want += s->want[i];
-    }
     return 0;
 }
 
@@ -198,6 +252,80 @@ static void reverse_spans(struct text_buf *t)
     }
 }
 
+/* ---- parts of an answer with loss: train_detail ---- */
+
+/* The byte of character n of s, at most size. */
+static int64_t byte_of(const char *s, int64_t size, int64_t n)
+{
+    int64_t at = 0;
+    for (; at < size && n > 0; n--)
+        for (at++; at < size && (s[at] & 0xc0) == 0x80; at++) {
+        }
+    return at;
+}
+
+/* Marks the bytes of a content of `size` bytes that have loss. */
+static int mark_details(bool *marked, const char *s, int64_t size, struct json details, struct err *err)
+{
+    for (int64_t i = 0; i < json_count(details); i++) {
+        const struct json detail = json_at(details, i);
+        int64_t from, last;
+        bool train;
+        if (json_get_i64(detail, "begin_offset", 0, INT64_MAX - 1, &from, err) ||
+            json_get_i64(detail, "end_offset", 0, INT64_MAX - 1, &last, err) ||
+            json_get_bool(detail, "train", &train, err))
+            return -1;
+        if (!train || last < from) continue;
+        const int64_t begin = byte_of(s, size, from), end = begin + byte_of(s + begin, size - begin, last - from + 1);
+        memset(marked + begin, 1, (size_t)(end - begin));
+    }
+    return 0;
+}
+
+/* The content of a message in text[0..size), or at least its text without the white space around it. */
+static const char *find_content(const char *text, int64_t size, const char *content, int64_t n)
+{
+    int64_t lead = 0;
+    const char *found = memmem(text, (size_t)size, content, (size_t)n);
+    if (found || !n) return found;
+    while (lead < n && text_is_space(content[lead])) lead++;
+    while (n > lead && text_is_space(content[n - 1])) n--;
+    found = memmem(text, (size_t)size, content + lead, (size_t)(n - lead));
+    return found && found - text >= lead ? found - lead : NULL;
+}
+
+/* The span of an answer; with train_detail those of its parts, and of the end of its turn. Descending where they are
+ * found from the last to the first. */
+static int put_span(const struct conversation *s, struct text_buf *t, int64_t begin, int64_t end, int64_t message,
+                    bool descending, struct err *err)
+{
+    const struct json answer = json_at(s->messages, message), details = json_find(answer, "train_detail");
+    const char *content, *found;
+    int64_t n;
+    if (!json_count(details)) {
+        text_span(t, begin, end);
+        return 0;
+    }
+    if (json_str(json_find(answer, "content"), &content, &n, err)) return err_prefix(err, "train_detail");
+    if (json_truthy(json_find(answer, "tool_calls")))
+        return json_error(answer, err, "train_detail beside tool_calls is not supported");
+    if (!(found = find_content(t->text + begin, end - begin, content, n)))
+        return json_error(answer, err, "train_detail: the chat template changes the content of this message");
+    bool *marked = mem_array(end - begin + 1, sizeof(*marked));
+    const int64_t at = found - (t->text + begin), size = MT_MIN(n, end - begin - at);
+    int rc = mark_details(marked + at, content, size, details, err);
+    memset(marked + at + size, 1, (size_t)(end - begin - at - size));
+    for (int64_t i = 0, from = 0; !rc && i < end - begin; i++) {
+        const int64_t k = descending ? end - begin - 1 - i : i, step = descending ? 1 : -1;
+        const bool first = marked[k] && (i == 0 || !marked[k + step]);
+        const bool last = marked[k] && (i + 1 == end - begin || !marked[k - step]);
+        if (first) from = k;
+        if (last) text_span(t, begin + MT_MIN(from, k), begin + MT_MAX(from, k) + 1);
+    }
+    mem_free(marked);
+    return rc;
+}
+
 /* ---- three ways to find the spans ---- */
 
 /* The spans come from {% generation %} blocks or from DeepSeek's rules; one block is one answer. */
@@ -205,26 +333,29 @@ static int by_generation(struct conversation *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
-    int64_t kept = 0;
-    if (s->n_want < s->n_answers && t->n_spans != s->n_answers)
+    if ((s->n_want < s->n_answers || s->has_details) && t->n_spans != s->n_answers)
         return json_error(s->messages, err,
                           "some answers carry no loss, but the template has %lld {%% generation %%} blocks for "
                           "%lld answers, so blocks and answers cannot be matched",
                           (long long)t->n_spans, (long long)s->n_answers);
-    for (int64_t i = 0, message = 0; i < t->n_spans; i++) {
-        bool want = true;
-        if (t->n_spans == s->n_answers) {
-            while (!s->answers[message]) message++;
-            want = s->want[message];
-            if (want) note_reasoning(s, message, t->text + t->spans[i][0], t->spans[i][1] - t->spans[i][0]);
-            message++;
-        }
-        if (!want || t->spans[i][0] == t->spans[i][1]) continue;
-        t->spans[kept][0] = t->spans[i][0];
-        t->spans[kept++][1] = t->spans[i][1];
+    struct text_buf blocks = *t; /* its spans */
+    const bool matched = t->n_spans == s->n_answers;
+    int rc = 0;
+    t->spans = NULL;
+    t->n_spans = t->cap_spans = 0;
+    for (int64_t i = 0, message = 0; !rc && i < blocks.n_spans; i++, message++) {
+        const int64_t begin = blocks.spans[i][0], end = blocks.spans[i][1];
+        while (matched && !s->answers[message]) message++;
+        if (matched && !s->want[message]) continue;
+        if (matched) note_reasoning(s, message, t->text + begin, end - begin);
+        if (begin == end) continue;
+        if (matched)
+            rc = put_span(s, t, begin, end, message, false, err);
+        else
+            text_span(t, begin, end);
     }
-    t->n_spans = kept;
-    return 0;
+    mem_free(blocks.spans);
+    return rc;
 }
 
 /* Length of the common prefix in bytes. */
@@ -279,6 +410,20 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
     return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
 }
 
+/* Bytes of the prompt after the text of the message before answer i; -1: it does not have this text. */
+static int64_t size_after_question(const struct conversation *s, int64_t i, const struct text_buf *prompt)
+{
+    const char *text, *found = NULL, *next;
+    int64_t size;
+    if (!i || json_str(json_find(json_at(s->messages, i - 1), "content"), &text, &size, NULL)) return -1;
+    while (size && text_is_space(*text)) text++, size--;
+    while (size && text_is_space(text[size - 1])) size--;
+    for (const char *at = prompt->text, *end = at + prompt->size;
+         size && (next = memmem(at, (size_t)(end - at), text, (size_t)size)); at = next + 1)
+        found = next;
+    return found ? prompt->text + prompt->size - found - size : -1;
+}
+
 /* Where the answer begins in `full`, the text with the answer, when `full` does not begin with the prompt. An answer
  * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls). Then it begins after
  * the common prefix and the end of the prompt, if that contains the whole header; else see begin_in_header, and prompt
@@ -291,6 +436,9 @@ static int64_t begin_of(struct conversation *s, int64_t i, struct text_buf *prom
     text_free(&history);
     int64_t n = overlap(full->text + same, full->size - same, prompt->text + same, prompt->size - same);
     if (header > 0 && n >= header) return same + n;
+    /* Mistral's prompt has no header, and its last question begins with the system prompt */
+    const int64_t after = header == 0 ? size_after_question(s, i, prompt) : 0;
+    if (after > 0 && n >= after) return same + n;
     const int64_t begin = header > 0 ? begin_in_header(prompt, prompt->size - header, full) : -1;
     if (begin >= 0) prompt->size = begin;
     return begin;
@@ -326,7 +474,7 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
             text_put_bytes(sample, prompt->text, prompt->size);
         }
         const int64_t end = with_role_token(s, sample, answer + MT_MAX(size, 0), prompt->size, i);
-        if (end > answer) text_span(sample, answer, end);
+        if (end > answer && put_span(s, sample, answer, end, i, true, err)) return -1;
     }
     for (int64_t i = 0, k = s->out->count - 1; i < k; i++, k--) { /* found from the last to the first */
         struct text_buf swap = s->out->items[i];
@@ -355,7 +503,7 @@ static int in_whole(struct conversation *s, struct text_buf *prompt, struct text
 {
     struct text_buf *t = add_sample(s->out);
     if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
-    if (!s->template && s->n_want == s->n_answers) return 0; /* harmony has set the spans */
+    if (!s->template && s->n_want == s->n_answers && !s->has_details) return 0; /* harmony has set the spans */
     t->n_spans = 0;
     for (int64_t i = 0, last = 0; i < s->n; i++) {
         int64_t begin;
@@ -369,7 +517,7 @@ static int in_whole(struct conversation *s, struct text_buf *prompt, struct text
         if (end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
         last = MT_MAX(end, begin);
-        if (begin < end) text_span(t, begin, end);
+        if (begin < end && put_span(s, t, begin, end, i, false, err)) return -1;
         note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
     }
     return 0;
@@ -387,15 +535,30 @@ static int make(struct conversation *s, enum loss_on loss, bool whole, struct er
     return rc;
 }
 
+static int open_row(struct conversation *s, struct err *err)
+{
+    struct chat_samples *out = s->out;
+    out->count = out->n_unshown = out->n_empty = out->n_appended = out->n_unended = out->n_blank = out->n_messages = 0;
+    if (json_get_array(s->row, "messages", &s->messages, err)) return -1;
+    s->n = json_count(s->messages);
+    return s->n ? 0 : json_error(s->messages, err, "is empty");
+}
+
+int chat_samples_prompt(struct chat_samples *out, const struct chat_template *t, struct json row,
+                        const struct chat_options *opt, struct err *err)
+{
+    struct conversation s = {.out = out, .template = t, .row = row, .opt = *opt};
+    if (open_row(&s, err)) return -1;
+    return render(&s, add_sample(out), s.n - opt->leave_out, true, err);
+}
+
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err)
 {
     struct conversation s = {.out = out, .template = t, .row = row, .opt = *opt};
-    out->count = out->n_unshown = out->n_empty = out->n_appended = out->n_unended = 0;
-    if (json_get_array(row, "messages", &s.messages, err)) return -1;
-    s.n = json_count(s.messages);
-    if (!s.n) return json_error(s.messages, err, "is empty");
+    if (open_row(&s, err)) return -1;
     if (loss == LOSS_ALL) {
+        out->n_messages = s.n;
         struct text_buf *text = add_sample(out);
         if (render(&s, text, s.n, opt->generation_prompt, err)) return -1;
         text->n_spans = 0;

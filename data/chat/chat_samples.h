@@ -14,6 +14,8 @@ struct chat_samples {
     int64_t n_empty;    /* answers whose loss begins with an empty reasoning block, or with the rest of one */
     int64_t n_appended; /* texts to whose last answer the next role's token was appended */
     int64_t n_unended;  /* texts whose last answer no token ends */
+    int64_t n_blank;    /* answers without loss because they are empty */
+    int64_t n_messages; /* messages up to the last answer with loss, which are in the samples */
 };
 void chat_samples_free(struct chat_samples *s);
 
@@ -26,9 +28,20 @@ void chat_samples_free(struct chat_samples *s);
  * order. Each sample has spans over the answers for which its text equals that of inference. With `whole` it stays one
  * text, with spans over all its answers. A template with {% generation %} sets the spans itself, in one text.
  *
- * LAST: loss only on the last answer; ALL: on everything, in one text. A message with `"train": false` (or `weight` or
- * `loss_weight` 0) carries no loss. A conversation without an answer that carries loss gets no spans. */
+ * LAST: loss only on the last answer; ALL: on everything, in one text. An empty answer carries no loss. Keys of a
+ * message switch its loss:
+ * - `train`, `weight`, `loss_weight`, `loss_scale`: false or 0 removes it
+ * - `loss` (ms-swift), `training` (axolotl): false removes the loss of an answer, true adds it to an answer that LAST
+ *   leaves out
+ * - `train_detail` (axolotl): [{begin_offset, end_offset, train}], characters of the content from 0, the last one
+ *   included: loss only where train is true, and on the end of the turn. An empty list removes the loss, unless
+ *   `training` is true
+ * A conversation without an answer that carries loss gets no spans. */
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
                       bool whole, const struct chat_options *opt, struct err *err) MT_CHECK;
+
+/* The rendered messages without the last opt->leave_out, as a prompt: one sample without spans. */
+int chat_samples_prompt(struct chat_samples *out, const struct chat_template *t, struct json row,
+                        const struct chat_options *opt, struct err *err) MT_CHECK;
 
 #endif

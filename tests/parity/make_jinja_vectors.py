@@ -334,6 +334,13 @@ def begin_of(prompt, full):
     return mark if mark >= 0 else same
 
 
+def is_empty(message):
+    """An answer that says nothing carries no loss."""
+    said = [message.get("tool_calls"), message.get("function_call")]
+    texts = [message.get(key) for key in ("content", "thinking", "reasoning_content", "reasoning")]
+    return not any(said) and not any(text.strip() if isinstance(text, str) else text for text in texts)
+
+
 def samples_of(tok, row, eos, roles):
     """[text, byte spans] of each sample, as chat_samples.h says. roles: what ends an answer before a user's message and
     before a tool result, when eos does not."""
@@ -341,7 +348,8 @@ def samples_of(tok, row, eos, roles):
     found = []
     messages = row["messages"]
     for i, message in reversed(list(enumerate(messages))):
-        if message["role"] != "assistant" or message.get("train") is False or message.get("weight") == 0:
+        if message["role"] != "assistant" or message.get("train") is False or message.get("weight") == 0 \
+                or is_empty(message):
             continue
         prompt, full = apply(tok, row, i, add_generation_prompt=True), apply(tok, row, i + 1)
         begin = begin_of(prompt, full)

@@ -252,36 +252,38 @@ static int put_row(struct tokens *t, const struct tokenizer *tok, const struct c
                    struct err *err)
 {
     const struct chat_options opt = {0};
-    struct chat_samples whole = {0}, split = {0};
+    struct chat_reader a = {.template = chat}, b = {.template = chat};
+    const struct chat_samples *split = &a.samples, *whole = &b.samples;
     struct err why, why_whole;
     int rc = -1;
     if (!chat && !row_is_harmony(tok)) {
         err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
         goto out;
     }
-    const bool trained = !chat_samples_make(&split, chat, row, LOSS_ASSISTANT, false, &opt, &why);
-    const bool known = trained && !chat_samples_make(&whole, chat, row, LOSS_ASSISTANT, true, &opt, &why_whole);
-    if (!known && chat_samples_make(&whole, chat, row, LOSS_ALL, true, &opt, err)) goto out;
-    if (put_sample(t, tok, &whole.items[0], known, err)) goto out;
+    const bool trained = !chat_reader_samples(&a, row, LOSS_ASSISTANT, false, &opt, &why);
+    const bool known = trained && !chat_reader_samples(&b, row, LOSS_ASSISTANT, true, &opt, &why_whole);
+    b.on_dropped = DROPPED_WARN; /* why has the part that is missing */
+    if (!known && chat_reader_samples(&b, row, LOSS_ALL, true, &opt, err)) goto out;
+    if (put_sample(t, tok, &whole->items[0], known, err)) goto out;
     if (!trained) {
         put_reason(t, "error", &why);
         log_warn("training skips this conversation: %s", why.msg);
     } else if (!known) {
         put_reason(t, "whole_error", &why_whole);
     }
-    const struct text_buf *text = &whole.items[0], *one = trained ? &split.items[0] : NULL;
+    const struct text_buf *text = &whole->items[0], *one = trained ? &split->items[0] : NULL;
     const bool same =
-        known && split.count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
-    for (int64_t i = 0; trained && i < split.count && !same; i++) {
+        known && split->count == 1 && one->size == text->size && !memcmp(one->text, text->text, (size_t)text->size);
+    for (int64_t i = 0; trained && i < split->count && !same; i++) {
         text_put(&t->out, i ? ", " : ", \"samples\": [");
-        if (put_sample(t, tok, &split.items[i], true, err)) goto out;
-        text_put(&t->out, i + 1 < split.count ? "}" : "}]");
+        if (put_sample(t, tok, &split->items[i], true, err)) goto out;
+        text_put(&t->out, i + 1 < split->count ? "}" : "}]");
     }
     text_put(&t->out, "}\n");
     rc = 0;
 out:
-    chat_samples_free(&whole);
-    chat_samples_free(&split);
+    chat_reader_free(&a);
+    chat_reader_free(&b);
     return rc;
 }
 

@@ -1,0 +1,303 @@
+/* chat_dropped.c - marks the parts of a row, to find those that a chat template leaves out. */
+#define _GNU_SOURCE /* memmem */
+#include "data/chat/chat_dropped.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MARK "zq%lldqz" /* letters and digits, which no template rewrites */
+
+void chat_marks_free(struct chat_marks *m)
+{
+    text_free(&m->row);
+    mem_free(m->items);
+    *m = (struct chat_marks){0};
+}
+
+/* A new mark for a part. */
+static const char *mark_of(struct chat_marks *m, int64_t message, const char *what, char text[32])
+{
+    if (m->n == m->cap) {
+        m->items = mem_grow(m->items, m->cap, 2 * m->cap + 16, sizeof(*m->items));
+        m->cap = 2 * m->cap + 16;
+    }
+    m->items[m->n] = (struct chat_mark){message, what};
+    snprintf(text, 32, MARK, (long long)m->n++);
+    return text;
+}
+
+static const void *find(const struct text_buf *t, int64_t from, const char *s, int64_t size)
+{
+    return memmem(t->text + from, (size_t)(t->size - from), s, (size_t)size);
+}
+
+bool chat_marks_in(const struct text_buf *text, int64_t i)
+{
+    char mark[32];
+    snprintf(mark, sizeof(mark), MARK, (long long)i);
+    return find(text, 0, mark, (int64_t)strlen(mark));
+}
+
+static bool is_blank(struct json j)
+{
+    const char *s;
+    int64_t size;
+    return json_str(j, &s, &size, NULL) ? !json_truthy(j) : text_is_blank(s, size);
+}
+
+/* ---- the copy */
+
+static void put_key(struct chat_marks *m, const char *key)
+{
+    if (m->row.text[m->row.size - 1] != '{') text_put(&m->row, ", ");
+    text_put_quoted(&m->row, key, (int64_t)strlen(key));
+    text_put(&m->row, ": ");
+}
+
+/* A string and the mark. */
+static int put_marked(struct chat_marks *m, struct json string, const char *mark, struct err *err)
+{
+    if (text_put_json(&m->row, string, err)) return -1;
+    m->row.size--;
+    text_put(&m->row, mark);
+    text_put(&m->row, "\"");
+    return 0;
+}
+
+/* An object or list in which each string ends in the mark, but those that say what it is. */
+static int put_strings(struct chat_marks *m, struct json value, const char *mark, struct err *err)
+{
+    const char *key;
+    struct json member;
+    if (json_type(value) == JSON_STRING) return put_marked(m, value, mark, err);
+    if (json_type(value) != JSON_OBJECT) return text_put_json(&m->row, value, err);
+    text_put(&m->row, "{");
+    for (int64_t i = 0; json_member(value, i, &key, &member); i++) {
+        put_key(m, key);
+        const bool fixed = !strcmp(key, "type") || !strcmp(key, "id");
+        if (fixed ? text_put_json(&m->row, member, err) : put_strings(m, member, mark, err)) return -1;
+    }
+    text_put(&m->row, "}");
+    return 0;
+}
+
+/* The items of a list, each with a mark; another value is copied. */
+static int put_items(struct chat_marks *m, struct json list, int64_t message, const char *what, struct err *err)
+{
+    char mark[32];
+    if (json_type(list) != JSON_ARRAY) return text_put_json(&m->row, list, err);
+    text_put(&m->row, "[");
+    for (int64_t i = 0; i < json_count(list); i++) {
+        if (i) text_put(&m->row, ", ");
+        if (put_strings(m, json_at(list, i), mark_of(m, message, what, mark), err)) return -1;
+    }
+    text_put(&m->row, "]");
+    return 0;
+}
+
+/* Arguments with one more member. */
+static int put_arguments(struct chat_marks *m, struct json arguments, const char *mark, struct err *err)
+{
+    struct text_buf *t = &m->row, inner = {0};
+    const char *s;
+    int64_t size;
+    const bool string = !json_str(arguments, &s, &size, NULL);
+    while (string && size && text_is_space(*s)) s++, size--;
+    if (string ? !size || *s != '{' : json_type(arguments) != JSON_OBJECT) {
+        m->n--; /* nothing to mark */
+        return text_put_json(t, arguments, err);
+    }
+    if (!string && text_put_json(&inner, arguments, err)) return -1;
+    if (string) text_put_bytes(&inner, s, size);
+    struct text_buf marked = {0};
+    int64_t rest = 1;
+    while (rest < inner.size && text_is_space(inner.text[rest])) rest++;
+    text_put(&marked, "{\"");
+    text_put(&marked, mark);
+    text_put(&marked, rest < inner.size && inner.text[rest] == '}' ? "\": \"\"" : "\": \"\", ");
+    text_put_bytes(&marked, inner.text + rest, inner.size - rest);
+    if (string)
+        text_put_quoted(t, marked.text, marked.size);
+    else
+        text_put_bytes(t, marked.text, marked.size);
+    text_free(&marked);
+    text_free(&inner);
+    return 0;
+}
+
+/* A call, or the function of a call: marks of its name and of its arguments. */
+static int put_call(struct chat_marks *m, struct json call, int64_t message, const char *what, struct err *err)
+{
+    const char *key;
+    struct json value;
+    char mark[32];
+    if (json_type(call) != JSON_OBJECT) return text_put_json(&m->row, call, err);
+    text_put(&m->row, "{");
+    for (int64_t i = 0; json_member(call, i, &key, &value); i++) {
+        put_key(m, key);
+        int rc;
+        if (!strcmp(key, "function"))
+            rc = put_call(m, value, message, what, err);
+        else if (!strcmp(key, "name") && json_type(value) == JSON_STRING)
+            rc = put_marked(m, value, mark_of(m, message, what, mark), err);
+        else if (!strcmp(key, "arguments"))
+            rc = put_arguments(m, value, mark_of(m, message, what, mark), err);
+        else
+            rc = text_put_json(&m->row, value, err);
+        if (rc) return -1;
+    }
+    text_put(&m->row, "}");
+    return 0;
+}
+
+static int put_calls(struct chat_marks *m, struct json calls, int64_t message, const char *what, struct err *err)
+{
+    if (json_type(calls) != JSON_ARRAY) return put_call(m, calls, message, what, err);
+    text_put(&m->row, "[");
+    for (int64_t i = 0; i < json_count(calls); i++) {
+        if (i) text_put(&m->row, ", ");
+        if (put_call(m, json_at(calls, i), message, what, err)) return -1;
+    }
+    text_put(&m->row, "]");
+    return 0;
+}
+
+static int put_message(struct chat_marks *m, struct json message, int64_t index, struct err *err)
+{
+    const char *key;
+    struct json value;
+    char mark[32];
+    text_put(&m->row, "{");
+    for (int64_t i = 0; json_member(message, i, &key, &value); i++) {
+        put_key(m, key);
+        const bool content = !strcmp(key, "content"), refusal = !strcmp(key, "refusal");
+        int rc;
+        if (is_blank(value))
+            rc = text_put_json(&m->row, value, err);
+        else if ((content || refusal) && json_type(value) == JSON_STRING)
+            rc = put_marked(m, value, mark_of(m, index, content ? "content" : "refusal", mark), err);
+        else if (content && json_type(value) == JSON_ARRAY)
+            rc = put_items(m, value, index, "a part of `content`", err);
+        else if (!strcmp(key, "tool_calls"))
+            rc = put_calls(m, value, index, "tool_calls", err);
+        else if (!strcmp(key, "function_call"))
+            rc = put_calls(m, value, index, "function_call", err);
+        else
+            rc = text_put_json(&m->row, value, err);
+        if (rc) return -1;
+    }
+    text_put(&m->row, "}");
+    return 0;
+}
+
+int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err *err)
+{
+    const struct json messages = json_find(row, "messages"), documents = json_find(row, "documents"),
+                      kwargs = json_find(row, "chat_template_kwargs"), tools = json_find(row, "tools");
+    m->n = m->row.size = 0;
+    text_put(&m->row, "{\"messages\": [");
+    for (int64_t i = 0; i < json_count(messages); i++) {
+        const struct json message = json_at(messages, i);
+        if (i) text_put(&m->row, ", ");
+        if (i < n && json_type(message) == JSON_OBJECT ? put_message(m, message, i, err)
+                                                       : text_put_json(&m->row, message, err))
+            return -1;
+    }
+    text_put(&m->row, "]");
+    if (json_type(tools) != JSON_ABSENT) {
+        put_key(m, "tools");
+        if (put_calls(m, tools, -1, "tools", err)) return -1;
+    }
+    if (json_type(documents) != JSON_ABSENT) {
+        put_key(m, "documents");
+        if (put_items(m, documents, -1, "documents", err)) return -1;
+    }
+    if (json_type(kwargs) != JSON_ABSENT) {
+        put_key(m, "chat_template_kwargs");
+        if (text_put_json(&m->row, kwargs, err)) return -1;
+    }
+    text_put(&m->row, "}");
+    return 0;
+}
+
+/* ---- rows that need no marks ---- */
+
+/* FNV-1a. */
+static uint64_t hash_bytes(uint64_t h, const void *data, size_t size)
+{
+    const unsigned char *p = data;
+    for (size_t i = 0; i < size; i++) h = (h ^ p[i]) * 1099511628211u;
+    return (h ^ 0xff) * 1099511628211u;
+}
+
+/* The keys of an object that have values, its role, and the types of the items of lists. */
+static uint64_t hash_keys(uint64_t h, struct json object)
+{
+    const char *key, *text;
+    struct json value;
+    int64_t size;
+    for (int64_t i = 0; json_member(object, i, &key, &value); i++) {
+        const enum json_type type = json_type(value);
+        if (!json_truthy(value)) continue;
+        h = hash_bytes(h, key, strlen(key));
+        h = hash_bytes(h, &type, sizeof(type));
+        if (!strcmp(key, "role") && !json_str(value, &text, &size, NULL)) h = hash_bytes(h, text, (size_t)size);
+        for (int64_t k = 0; type == JSON_ARRAY && k < MT_MIN(json_count(value), 3); k++) {
+            const struct json item = json_at(value, k);
+            const enum json_type of = json_type(item);
+            h = hash_bytes(h, &of, sizeof(of));
+            if (!json_get_str(item, "type", &text, NULL)) h = hash_bytes(h, text, strlen(text));
+        }
+    }
+    return h;
+}
+
+void chat_shapes(uint64_t *shapes, struct json row)
+{
+    const struct json messages = json_find(row, "messages"), kwargs = json_find(row, "chat_template_kwargs");
+    const int64_t n = json_count(messages);
+    const bool given[] = {json_truthy(json_find(row, "tools")), json_truthy(json_find(row, "documents"))};
+    uint64_t all = hash_bytes(14695981039346656037u, given, sizeof(given)), before = 0;
+    if (json_truthy(kwargs)) all = hash_keys(all, kwargs);
+    if (n) all = hash_keys(all, json_at(messages, n - 1));
+    for (int64_t i = 0; i < n; i++) shapes[i] = hash_keys(all, json_at(messages, i));
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t own = shapes[i], next = i + 1 < n ? shapes[i + 1] : 0;
+        const unsigned char first = i == 0;
+        shapes[i] = hash_bytes(hash_bytes(hash_bytes(own, &before, sizeof(before)), &next, sizeof(next)), &first, 1);
+        before = own;
+    }
+}
+
+/* s ends in reasoning, </think>: moves it past that. */
+static void skip_reasoning(const char **s, int64_t *size)
+{
+    static const char mark[] = "</think>";
+    const char *end;
+    while ((end = memmem(*s, (size_t)*size, mark, sizeof(mark) - 1))) {
+        end += sizeof(mark) - 1;
+        *size -= end - *s;
+        *s = end;
+    }
+}
+
+bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message)
+{
+    const char *s, *hit;
+    int64_t size;
+    if (json_str(json_find(message, "content"), &s, &size, NULL)) return true;
+    skip_reasoning(&s, &size);
+    while (size && text_is_space(*s)) s++, size--;
+    while (size && text_is_space(s[size - 1])) size--;
+    if (!size) return true;
+    hit = find(text, *at, s, size);
+    if (!hit) { /* a tool's result may be written as JSON */
+        struct text_buf quoted = {0};
+        text_put_quoted(&quoted, s, size);
+        size = quoted.size - 2;
+        hit = find(text, *at, quoted.text + 1, size);
+        text_free(&quoted);
+    }
+    if (hit) *at = (const char *)hit - text->text + size;
+    return hit;
+}

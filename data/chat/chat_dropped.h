@@ -1,0 +1,32 @@
+/* chat_dropped.h - finds what a row says and its text does not: messages, calls, refusals, parts, tools, documents. */
+#ifndef MT_CHAT_DROPPED_H
+#define MT_CHAT_DROPPED_H
+
+#include "data/json.h"
+#include "data/text.h"
+
+/* A copy of a row in which each of its parts ends in a mark. The marks that a chat template then writes show which
+ * parts it writes; reasoning has no mark, since templates leave out that of earlier answers on purpose. */
+struct chat_marks {
+    struct text_buf row; /* the JSON of the copy */
+    struct chat_mark {
+        int64_t message;  /* -1: of the row */
+        const char *what; /* "content", "tool_calls", ... */
+    } * items;
+    int64_t n, cap;
+};
+/* Only the first n messages get marks. Zeroed marks are valid, and their memory is reused. */
+int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err *err) MT_CHECK;
+/* The text has the mark `i`. */
+bool chat_marks_in(const struct text_buf *text, int64_t i);
+void chat_marks_free(struct chat_marks *m);
+
+/* shapes [number of messages]: for each message a hash of what a template may look at, but the texts themselves: its
+ * role and keys, those of its neighbours and of the last message, whether it is the first, whether there are tools. */
+void chat_shapes(uint64_t *shapes, struct json row);
+/* The text of a message, without white space around it and reasoning in <think> before it, is in text after *at, raw or
+ * as a JSON string; moves *at past it. Contents that are empty or not a string count
+ * as found. */
+bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message);
+
+#endif

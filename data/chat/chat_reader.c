@@ -1,0 +1,244 @@
+/* chat_reader.c - rows of conversations -> samples.
+ *
+ * Whether a template leaves out a part is found by marks: the row is rendered again with a mark in each part, and a
+ * part is written when its mark is in a sample. Only rows with a doubt are rendered again: those in which a message has
+ * a shape (chat_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+#include "data/chat/chat_reader.h"
+
+#include <string.h>
+
+const char *const chat_media[CHAT_MEDIA] = {"images", "image", "videos", "audios"};
+
+#define MAX_SEEN ((int64_t)1 << 20)
+
+/* What to make of a row: samples to train on, or a prompt. */
+struct job {
+    enum loss_on loss;
+    bool whole, prompt;
+    struct chat_options opt;
+};
+
+void chat_reader_free(struct chat_reader *r)
+{
+    chat_samples_free(&r->samples);
+    chat_samples_free(&r->marked);
+    chat_marks_free(&r->marks);
+    json_free(r->doc);
+    mem_free(r->seen);
+    mem_free(r->shapes);
+    mem_free(r->mute);
+    *r = (struct chat_reader){0};
+}
+
+void chat_reader_clear(struct chat_reader *r)
+{
+    r->samples.count = r->samples.n_unshown = r->samples.n_empty = r->samples.n_appended = r->samples.n_unended = 0;
+    r->samples.n_blank = r->n_nulls = 0;
+    r->lost = false;
+    r->why.msg[0] = 0;
+}
+
+/* ---- a set of hashes ---- */
+
+static bool is_seen(const struct chat_reader *r, uint64_t shape)
+{
+    if (!r->cap_seen) return false;
+    for (uint64_t at = shape;; at++) {
+        const uint64_t found = r->seen[at % (uint64_t)r->cap_seen];
+        if (found == shape || !found) return found;
+    }
+}
+
+static void add_seen(struct chat_reader *r, uint64_t shape)
+{
+    if (is_seen(r, shape) || !shape || r->n_seen == MAX_SEEN) return;
+    if (2 * r->n_seen >= r->cap_seen) {
+        uint64_t *old = r->seen;
+        const int64_t n = r->cap_seen;
+        r->cap_seen = 2 * n + 64;
+        r->seen = mem_array(r->cap_seen, sizeof(*r->seen));
+        r->n_seen = 0;
+        for (int64_t i = 0; i < n; i++) add_seen(r, old[i]);
+        mem_free(old);
+    }
+    uint64_t at = shape;
+    while (r->seen[at % (uint64_t)r->cap_seen]) at++;
+    r->seen[at % (uint64_t)r->cap_seen] = shape;
+    r->n_seen++;
+}
+
+/* ---- texts ---- */
+
+static bool is_answer(struct json message)
+{
+    const char *role;
+    return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
+}
+
+static int make(struct chat_samples *out, const struct chat_reader *r, struct json row, const struct job *job,
+                struct err *err)
+{
+    if (!job->prompt) return chat_samples_make(out, r->template, row, job->loss, job->whole, &job->opt, err);
+    return chat_samples_prompt(out, r->template, row, &job->opt, err);
+}
+
+/* Messages that the samples have: up to the last answer with loss. */
+static int64_t n_shown(const struct chat_samples *s, struct json messages, const struct job *job)
+{
+    return job->prompt ? json_count(messages) - job->opt.leave_out : s->n_messages;
+}
+
+static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
+{
+    const struct json messages = json_find(row, "messages");
+    const int64_t count = json_count(messages);
+    const struct text_buf *last = &r->samples.items[r->samples.count - 1];
+    if (count > r->cap_shapes) {
+        r->shapes = mem_grow(r->shapes, r->cap_shapes, 2 * count, sizeof(*r->shapes));
+        r->mute = mem_grow(r->mute, r->cap_shapes, 2 * count, sizeof(*r->mute));
+        r->cap_shapes = 2 * count;
+    }
+    chat_shapes(r->shapes, row);
+    for (int64_t i = 0, at = 0; i < n; i++) {
+        const struct json message = json_at(messages, i);
+        bool found = chat_text_in(last, &at, message);
+        for (int64_t k = 0, from = 0; !found && k + 1 < r->samples.count; k++, from = 0)
+            found = chat_text_in(&r->samples.items[k], &from, message);
+        if (!found || !is_seen(r, r->shapes[i])) return true;
+    }
+    return false;
+}
+
+/* ---- parts that are not written ---- */
+
+/* An earlier answer may lose a part that its own text has, as gpt-oss writes no reasoning before a final answer. */
+static bool in_own_text(const struct chat_reader *r, struct json marked, int64_t mark, const struct job *job)
+{
+    const struct json messages = json_find(marked, "messages");
+    const int64_t message = r->marks.items[mark].message;
+    struct chat_options opt = job->opt;
+    struct text_buf text = {0};
+    if (message < 0 || !is_answer(json_at(messages, message))) return false;
+    opt.leave_out = json_count(messages) - message - 1;
+    opt.generation_prompt = false;
+    const bool yes =
+        !chat_template_render(&text, r->template, marked, &opt, NULL) && text.size && chat_marks_in(&text, mark);
+    text_free(&text);
+    return yes;
+}
+
+static bool is_written(const struct chat_reader *r, struct json marked, int64_t mark, const struct job *job)
+{
+    for (int64_t i = r->marked.count - 1; i >= 0; i--)
+        if (chat_marks_in(&r->marked.items[i], mark)) return true;
+    return in_own_text(r, marked, mark, job);
+}
+
+static void name_lost(struct chat_reader *r, struct json row, const struct chat_mark *mark)
+{
+    static const char advice[] =
+        "so it would not be trained: choose a template that writes it (data.chat_template), or "
+        "remove it; data.dropped = warn trains the rest";
+    const struct json message = json_at(json_find(row, "messages"), mark->message);
+    const char *role;
+    if (mark->message < 0) {
+        (void)json_error(row, &r->why, "the chat template does not write `%s` of this row, %s", mark->what, advice);
+        return;
+    }
+    if (json_get_str(message, "role", &role, NULL)) role = "?";
+    (void)json_error(message, &r->why, "the chat template does not write `%s` of this message of role \"%.40s\", %s",
+                     mark->what, role, advice);
+}
+
+/* Looks for all marks. Sets lost, and mute for answers of which nothing is written. */
+static void find_lost(struct chat_reader *r, struct json row, struct json marked, int64_t n, const struct job *job)
+{
+    const struct json messages = json_find(row, "messages");
+    const int64_t count = json_count(messages);
+    for (int64_t i = 0; i < count; i++) r->mute[i] = false;
+    for (int64_t i = r->marks.n - 1; i >= 0; i--) {
+        const struct chat_mark *m = &r->marks.items[i];
+        const bool written = is_written(r, marked, i, job);
+        if (!written && !r->lost) r->lost = true;
+        if (!written) name_lost(r, row, m);
+        if (m->message < 0) continue;
+        /* marks of a message are neighbours: the last one seen, its first, decides with those before */
+        const bool last = i + 1 == r->marks.n || r->marks.items[i + 1].message != m->message;
+        r->mute[m->message] = !written && (last || r->mute[m->message]);
+    }
+    for (int64_t i = 0; i < n && !r->lost; i++) add_seen(r, r->shapes[i]);
+}
+
+/* Renders the row with marks, when there is a doubt. */
+static int check(struct chat_reader *r, struct json row, struct json original, const struct job *job, struct err *err)
+{
+    const struct json messages = json_find(row, "messages");
+    struct err why;
+    for (int64_t i = 0; i < CHAT_MEDIA; i++) {
+        const struct chat_mark mark = {-1, chat_media[i]};
+        if (!json_truthy(json_find(original, chat_media[i]))) continue;
+        r->lost = true;
+        name_lost(r, original, &mark);
+    }
+    if (!r->samples.count) return 0;
+    const int64_t n = n_shown(&r->samples, messages, job);
+    if (!has_doubt(r, row, n)) return 0;
+    if (chat_marks_put(&r->marks, row, n, err)) return -1;
+    struct json_doc *doc = json_parse(r->marks.row.text, r->marks.row.size, json_name(row), err);
+    if (!doc) return -1;
+    if (!make(&r->marked, r, json_root(doc), job, &why)) find_lost(r, row, json_root(doc), n, job);
+    json_free(doc);
+    return 0;
+}
+
+/* ---- rows ---- */
+
+/* Makes the samples of a row that the template takes as it is; after a part is lost, without loss on answers of which
+ * nothing is written. */
+static int read_plain(struct chat_reader *r, struct json row, struct json original, const struct job *job,
+                      struct err *err)
+{
+    struct job again = *job;
+    if (make(&r->samples, r, row, job, err) || check(r, row, original, job, err)) return -1;
+    if (!r->lost) return 0;
+    if (r->on_dropped == DROPPED_REFUSE) return err_set(err, "%s", r->why.msg);
+    if (!r->samples.count || job->prompt) return 0;
+    again.opt.mute = r->mute;
+    return make(&r->samples, r, row, &again, err);
+}
+
+static int read_row(struct chat_reader *r, struct json row, struct job *job, struct err *err)
+{
+    const struct chat_row_options opt = {
+        .rules = &r->rules, .harmony = !r->template, .lossy = r->on_dropped == DROPPED_WARN};
+    struct chat_row_counts counts;
+    chat_reader_clear(r);
+    if (!r->has_rules) chat_rules_find(&r->rules, r->template);
+    r->has_rules = true;
+    json_free(r->doc);
+    if (chat_row_rewrite(&r->doc, &counts, row, &opt, err)) return -1;
+    const struct json plain = r->doc ? json_root(r->doc) : row, messages = json_find(plain, "messages");
+    r->n_nulls = counts.nulls;
+    r->lost = counts.lost;
+    if (r->lost)
+        (void)json_error(row, &r->why, "%lld part%s of contents that are not text are left out", (long long)counts.lost,
+                         str_plural(counts.lost));
+    const int64_t n = json_count(messages);
+    while (job->prompt && job->opt.leave_out < n && is_answer(json_at(messages, n - 1 - job->opt.leave_out)))
+        job->opt.leave_out++;
+    if (job->prompt && job->opt.leave_out == n) return json_error(messages, err, "has no message to answer");
+    return read_plain(r, plain, row, job, err);
+}
+
+int chat_reader_samples(struct chat_reader *r, struct json row, enum loss_on loss, bool whole,
+                        const struct chat_options *opt, struct err *err)
+{
+    struct job job = {.loss = loss, .whole = whole, .opt = *opt};
+    return read_row(r, row, &job, err);
+}
+
+int chat_reader_prompt(struct chat_reader *r, struct json row, const struct chat_options *opt, struct err *err)
+{
+    struct job job = {.prompt = true, .opt = *opt};
+    return read_row(r, row, &job, err);
+}

@@ -1,0 +1,44 @@
+/* chat_reader.h - rows of conversations -> samples, with what the chat template leaves out refused or counted. */
+#ifndef MT_CHAT_READER_H
+#define MT_CHAT_READER_H
+
+#include "data/chat/chat_dropped.h"
+#include "data/chat/chat_row.h"
+#include "data/chat/chat_samples.h"
+
+/* A message, call, refusal, part, tool or document of a row that is not in its text. */
+enum chat_on_dropped { DROPPED_REFUSE, DROPPED_WARN };
+
+/* Keys of a row that no template reads: moetrain trains on text. */
+enum { CHAT_MEDIA = 4 };
+extern const char *const chat_media[CHAT_MEDIA];
+
+/* Zeroed is valid: a reader for harmony that refuses. */
+struct chat_reader {
+    const struct chat_template *template; /* NULL: harmony */
+    enum chat_on_dropped on_dropped;
+    struct chat_samples samples; /* of the last row */
+    int64_t n_nulls;             /* null members that were left out of it */
+    bool lost;                   /* its text lacks a part, named in why (WARN) */
+    struct err why;
+    /* for the next rows */
+    struct json_doc *doc;
+    struct chat_rules rules;
+    struct chat_marks marks;
+    struct chat_samples marked;
+    uint64_t *seen, *shapes; /* [cap_seen] a hash table of shapes whose messages are written; [cap_shapes] */
+    int64_t n_seen, cap_seen, cap_shapes;
+    bool *mute; /* [cap_shapes] answers without a written part */
+    bool has_rules;
+};
+
+/* The samples of a row (chat_samples_make), after it is rewritten for the template (chat_row_rewrite). */
+int chat_reader_samples(struct chat_reader *r, struct json row, enum loss_on loss, bool whole,
+                        const struct chat_options *opt, struct err *err) MT_CHECK;
+/* The prompt for the row's messages, without answers at its end, as the only sample. */
+int chat_reader_prompt(struct chat_reader *r, struct json row, const struct chat_options *opt,
+                       struct err *err) MT_CHECK;
+void chat_reader_clear(struct chat_reader *r); /* no row was read */
+void chat_reader_free(struct chat_reader *r);
+
+#endif

@@ -1,0 +1,501 @@
+/* chat_row.c - rewrites a conversation for its chat template. */
+#include "data/chat/chat_row.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <string.h>
+
+struct writer {
+    struct text_buf *t;
+    const struct chat_row_options *opt;
+    struct chat_row_counts *counts;
+    struct json messages;
+};
+
+static bool is_none(struct json j) { return json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL; }
+
+static bool is_one_of(const char *name, const char *const *names, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
+}
+
+/* ---- keys that say loss ---- */
+
+/* One of the words of a name such as "loss_mask" or "isMasked". */
+static bool says_loss(const char *key)
+{
+    static const char *const words[] = {"loss",   "losses",   "mask",    "masks",
+                                        "masked", "unmasked", "masking", "trainable"};
+    char word[16];
+    for (size_t n = 0;; key++) {
+        const bool letter = isalpha((unsigned char)*key);
+        if (n && (!letter || (isupper((unsigned char)*key) && islower((unsigned char)key[-1])))) {
+            word[MT_MIN(n, sizeof(word) - 1)] = 0;
+            if (is_one_of(word, words, MT_LEN(words))) return true;
+            n = 0;
+        }
+        if (!*key) return false;
+        if (letter && n + 1 < sizeof(word)) word[n] = (char)tolower((unsigned char)*key);
+        n += letter;
+    }
+}
+
+int chat_row_check_loss(struct json object, bool message, struct err *err)
+{
+    static const char *const known[] = {"train", "training", "train_detail", "loss", "loss_weight", "loss_scale"};
+    const char *key;
+    struct json value;
+    for (int64_t i = 0; json_member(object, i, &key, &value); i++) {
+        if (message && is_one_of(key, known, MT_LEN(known))) continue;
+        if (!says_loss(key) && !(message && !strncmp(key, "train", 5))) continue;
+        if (json_type(value) == JSON_NULL || !strcmp(key, "attention_mask")) continue;
+        return json_error(object, err,
+                          "has `%.60s`, which seems to say which tokens carry loss, but moetrain does not know this "
+                          "key: write `train` (true or false) in a message, or remove the key",
+                          key);
+    }
+    return 0;
+}
+
+/* ---- values ---- */
+
+/* The value without its null members. */
+static int put_without_nulls(struct writer *w, struct json value, struct err *err)
+{
+    const char *key;
+    struct json member;
+    const bool array = json_type(value) == JSON_ARRAY;
+    int64_t n = 0;
+    if (!array && json_type(value) != JSON_OBJECT) return text_put_json(w->t, value, err);
+    text_put(w->t, array ? "[" : "{");
+    for (int64_t i = 0; array && i < json_count(value); i++) {
+        if (i) text_put(w->t, ", ");
+        if (put_without_nulls(w, json_at(value, i), err)) return -1;
+    }
+    for (int64_t i = 0; json_member(value, i, &key, &member); i++) {
+        w->counts->nulls += json_type(member) == JSON_NULL;
+        if (json_type(member) == JSON_NULL) continue;
+        if (n++) text_put(w->t, ", ");
+        text_put_quoted(w->t, key, (int64_t)strlen(key));
+        text_put(w->t, ": ");
+        if (put_without_nulls(w, member, err)) return -1;
+    }
+    text_put(w->t, array ? "]" : "}");
+    return 0;
+}
+
+/* `key: `, after a comma unless it is the first of its object. */
+static void put_key(struct writer *w, const char *key)
+{
+    if (w->t->text[w->t->size - 1] != '{') text_put(w->t, ", ");
+    text_put_quoted(w->t, key, (int64_t)strlen(key));
+    text_put(w->t, ": ");
+}
+
+/* ---- calls ---- */
+
+enum kind { GOOD, EMPTY, BAD }; /* of a call's arguments; EMPTY: no value */
+
+static enum kind arguments_kind(struct json arguments)
+{
+    const char *s;
+    int64_t size;
+    struct err why;
+    if (is_none(arguments)) return EMPTY;
+    if (json_type(arguments) == JSON_OBJECT) return GOOD;
+    if (json_str(arguments, &s, &size, NULL)) return BAD;
+    while (size && text_is_space(*s)) s++, size--;
+    if (!size) return EMPTY;
+    struct json_doc *doc = json_parse(s, size, "arguments", &why);
+    const enum json_type type = doc ? json_type(json_root(doc)) : JSON_ABSENT;
+    json_free(doc);
+    return type == JSON_OBJECT ? GOOD : type == JSON_NULL ? EMPTY : BAD;
+}
+
+static bool call_is_plain(struct json call)
+{
+    const struct json of = json_find(call, "function"), function = json_truthy(of) ? of : call;
+    return json_type(json_find(function, "name")) == JSON_STRING &&
+           arguments_kind(json_find(function, "arguments")) == GOOD;
+}
+
+static bool calls_are_plain(struct json calls)
+{
+    bool plain = true;
+    for (int64_t i = 0; plain && i < json_count(calls); i++) plain = call_is_plain(json_at(calls, i));
+    return plain;
+}
+
+static int put_function(struct writer *w, struct json function, struct err *err)
+{
+    const char *key, *name;
+    struct json value, arguments = json_find(function, "arguments");
+    if (json_get_str(function, "name", &name, err)) return -1;
+    if (is_none(arguments)) arguments = json_find(function, "parameters"); /* as ms-swift reads calls */
+    const enum kind kind = arguments_kind(arguments);
+    if (kind == BAD)
+        return json_error(arguments, err,
+                          "the arguments of a call must be an object, or the JSON of an object as a "
+                          "string");
+    text_put(w->t, "{");
+    for (int64_t i = 0; json_member(function, i, &key, &value); i++) {
+        if (json_type(value) == JSON_NULL || !strcmp(key, "arguments") || value.node == arguments.node) continue;
+        put_key(w, key);
+        if (text_put_json(w->t, value, err)) return -1;
+    }
+    put_key(w, "arguments");
+    if (kind == EMPTY) text_put(w->t, "{}");
+    if (kind == GOOD && put_without_nulls(w, arguments, err)) return -1;
+    text_put(w->t, "}");
+    return 0;
+}
+
+/* One of `tool_calls`; the function may be the call itself. */
+static int put_call(struct writer *w, struct json call, struct err *err)
+{
+    const char *key;
+    struct json value;
+    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    if (!json_truthy(json_find(call, "function"))) return put_function(w, call, err);
+    text_put(w->t, "{");
+    for (int64_t i = 0; json_member(call, i, &key, &value); i++) {
+        if (json_type(value) == JSON_NULL) continue;
+        put_key(w, key);
+        if (strcmp(key, "function") ? text_put_json(w->t, value, err) : put_function(w, value, err)) return -1;
+    }
+    text_put(w->t, "}");
+    return 0;
+}
+
+/* {name, arguments} of another form of rows. */
+static int put_bare_call(struct writer *w, struct json function, struct err *err)
+{
+    if (json_truthy(json_find(function, "function"))) return put_call(w, function, err);
+    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    text_put(w->t, "{\"type\": \"function\", \"function\": ");
+    if (put_function(w, function, err)) return -1;
+    text_put(w->t, "}");
+    return 0;
+}
+
+/* The content of a message that is a call, or a list of calls: JSON, or its text. */
+static int put_content_calls(struct writer *w, struct json content, struct err *err)
+{
+    const char *s;
+    int64_t size;
+    struct json_doc *doc = NULL;
+    struct json value = content;
+    struct err why;
+    int rc = 0;
+    if (!json_str(content, &s, &size, NULL)) {
+        if (!(doc = json_parse(s, size, "function_call", &why)))
+            return json_error(content, err, "is not JSON of a call, {\"name\": ..., \"arguments\": ...}");
+        value = json_root(doc);
+    }
+    const bool list = json_type(value) == JSON_ARRAY;
+    for (int64_t i = 0; !rc && i < (list ? json_count(value) : 1); i++)
+        rc = put_bare_call(w, list ? json_at(value, i) : value, &why);
+    if (rc) (void)json_error(content, err, "%s", why.msg);
+    json_free(doc);
+    return rc;
+}
+
+/* ---- messages ---- */
+
+static const struct chat_alias *call_alias(const struct writer *w, struct json message)
+{
+    const char *role;
+    if (json_get_str(message, "role", &role, NULL)) return NULL;
+    const struct chat_alias *alias = chat_alias_of(role);
+    return alias && alias->call && strcmp(chat_rules_role(w->opt->rules, role), role) ? alias : NULL;
+}
+
+static bool flattens(const struct chat_rules *rules, const char *role, struct json content)
+{
+    if (json_type(content) != JSON_ARRAY) return false;
+    const int64_t r = chat_role_index(role);
+    bool flags = false; /* a part that switches its loss */
+    for (int64_t i = 0; i < json_count(content); i++)
+        flags = flags || json_has(json_at(content, i), "train") || json_has(json_at(content, i), "weight");
+    return r == CHAT_ROLES || !rules->takes_parts[r] || flags;
+}
+
+/* The text of a part; 0: it has none. */
+static bool part_text(struct json part, const char **s, int64_t *size)
+{
+    const char *type;
+    if (json_type(part) == JSON_STRING) return !json_str(part, s, size, NULL);
+    if (!json_get_str(part, "type", &type, NULL) && strcmp(type, "text")) return false;
+    return !json_str(json_find(part, "text"), s, size, NULL);
+}
+
+static int64_t characters(const char *s, int64_t size)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < size; i++) n += (s[i] & 0xc0) != 0x80;
+    return n;
+}
+
+/* What axolotl makes of parts with `train` or `weight`: `train_detail` of the joined text. */
+static int put_part_details(struct writer *w, struct json parts, struct err *err)
+{
+    int64_t at = 0, size;
+    const char *s;
+    bool any = false, train;
+    double weight;
+    char number[96];
+    struct text_buf details = {0};
+    text_put(&details, "[");
+    for (int64_t i = 0; i < json_count(parts); i++) {
+        const struct json part = json_at(parts, i);
+        if (!part_text(part, &s, &size) || !size) continue;
+        train = true, weight = 1;
+        if (json_opt_f64(part, "weight", &weight, err) || json_opt_bool(part, "train", &train, err)) goto fail;
+        any = any || !is_none(json_find(part, "train")) || !is_none(json_find(part, "weight"));
+        if (is_none(json_find(part, "train"))) train = weight != 0;
+        snprintf(number, sizeof(number), "%s{\"begin_offset\": %lld, \"end_offset\": %lld, \"train\": %s}",
+                 details.size > 1 ? ", " : "", (long long)at, (long long)(at + characters(s, size) - 1),
+                 train ? "true" : "false");
+        text_put(&details, number);
+        at += characters(s, size);
+    }
+    if (any) {
+        put_key(w, "train_detail");
+        text_put_bytes(w->t, details.text, details.size);
+        text_put(w->t, "]");
+    }
+    text_free(&details);
+    return 0;
+fail:
+    text_free(&details);
+    return -1;
+}
+
+static int put_flat(struct writer *w, struct json parts, struct err *err)
+{
+    struct text_buf joined = {0};
+    const char *s, *type;
+    int64_t size;
+    text_put(&joined, "");
+    for (int64_t i = 0; i < json_count(parts); i++) {
+        const struct json part = json_at(parts, i);
+        if (part_text(part, &s, &size)) {
+            text_put_bytes(&joined, s, size);
+            continue;
+        }
+        w->counts->lost++;
+        if (w->opt->lossy) continue;
+        text_free(&joined);
+        if (json_get_str(part, "type", &type, NULL)) type = "?";
+        return json_error(part, err,
+                          "is a part of type \"%.40s\", and the chat template takes only text here: write text parts, "
+                          "and reasoning as `reasoning_content`; data.dropped = warn leaves such parts out",
+                          type);
+    }
+    put_key(w, "content");
+    text_put_quoted(w->t, joined.text, joined.size);
+    text_free(&joined);
+    return put_part_details(w, parts, err);
+}
+
+/* The content of an answer that is a call, null or "" in the form that the template takes. */
+static const char *call_content(const struct writer *w, struct json content)
+{
+    const struct chat_rules *rules = w->opt->rules;
+    const char *s;
+    int64_t size = 1;
+    const bool none = is_none(content);
+    if (!none && (json_str(content, &s, &size, NULL) || size)) return NULL;
+    if (none && !rules->null_content) return "\"\"";
+    if (!none && !rules->no_content && rules->null_content) return "null";
+    return NULL;
+}
+
+/* A message that only has a role, apart from null members. */
+static bool says_nothing(struct json message)
+{
+    const char *key;
+    struct json value;
+    for (int64_t i = 0; json_member(message, i, &key, &value); i++)
+        if (strcmp(key, "role") && json_type(value) != JSON_NULL) return false;
+    return true;
+}
+
+static int put_content(struct writer *w, const char *role, struct json message, bool calls, struct err *err)
+{
+    const struct json content = json_find(message, "content");
+    const char *other = calls ? call_content(w, content) : NULL;
+    if (flattens(w->opt->rules, role, content)) return put_flat(w, content, err);
+    if (!other && is_none(content) && !calls && !w->opt->harmony &&
+        (!strcmp(role, "assistant") || !strcmp(role, "tool")))
+        other = "\"\"";
+    if (!other && says_nothing(message) && !w->opt->harmony) return json_error(message, err, "has no content");
+    if (!other && json_type(content) == JSON_ABSENT) return 0;
+    put_key(w, "content");
+    if (other) text_put(w->t, other);
+    if (other) return 0;
+    if (json_type(content) == JSON_ARRAY && strcmp(role, "tool")) return put_without_nulls(w, content, err);
+    return text_put_json(w->t, content, err);
+}
+
+/* The calls of message *i, and of the messages after it that are calls alone, which it takes in when the template
+ * writes several calls of a message. */
+static int put_calls(struct writer *w, int64_t *i, struct err *err)
+{
+    struct json message = json_at(w->messages, *i);
+    const struct json calls = json_find(message, "tool_calls"), call = json_find(message, "function_call");
+    const bool alias = call_alias(w, message), function = json_truthy(call) && !w->opt->rules->function_call;
+    const bool takes = w->opt->rules->parallel && call_alias(w, json_at(w->messages, *i + 1));
+    if (is_none(calls) && !alias && !function && !takes) return 0;
+    put_key(w, "tool_calls");
+    if (!is_none(calls) && json_type(calls) != JSON_ARRAY) return json_error(calls, err, "must be an array");
+    text_put(w->t, "[");
+    for (int64_t k = 0; k < json_count(calls); k++)
+        if (put_call(w, json_at(calls, k), err)) return -1;
+    if (function && put_bare_call(w, call, err)) return -1;
+    if (alias && put_content_calls(w, json_find(message, "content"), err)) return -1;
+    for (; takes && call_alias(w, message = json_at(w->messages, *i + 1)); ++*i)
+        if (put_content_calls(w, json_find(message, "content"), err)) return -1;
+    text_put(w->t, "]");
+    return 0;
+}
+
+/* Message *i, which moves to the last one that it takes in. */
+static int put_message(struct writer *w, int64_t *i, struct err *err)
+{
+    const struct json message = json_at(w->messages, *i);
+    const bool alias = call_alias(w, message);
+    const char *key, *role, *own;
+    struct json value;
+    if (json_get_str(message, "role", &own, err)) return -1;
+    role = chat_rules_role(w->opt->rules, own);
+    const bool answer = !strcmp(role, "assistant");
+    const bool calls = alias || json_truthy(json_find(message, "tool_calls")) ||
+                       json_truthy(json_find(message, "function_call")) ||
+                       (answer && call_alias(w, json_at(w->messages, *i + 1)));
+    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    text_put(w->t, "{");
+    put_key(w, "role");
+    text_put_quoted(w->t, role, (int64_t)strlen(role));
+    if (alias) {
+        put_key(w, "content");
+        text_put(w->t, w->opt->rules->no_content ? "\"\"" : "null");
+    } else if (put_content(w, role, message, calls, err)) {
+        return -1;
+    }
+    for (int64_t k = 0; json_member(message, k, &key, &value); k++) {
+        static const char *const written[] = {"role", "content", "tool_calls"};
+        if (json_type(value) == JSON_NULL || (answer && is_one_of(key, written, MT_LEN(written))) ||
+            (!answer && is_one_of(key, written, 2)) ||
+            (answer && !strcmp(key, "function_call") && !w->opt->rules->function_call))
+            continue;
+        put_key(w, key);
+        if (text_put_json(w->t, value, err)) return -1;
+    }
+    if (answer && put_calls(w, i, err)) return -1;
+    text_put(w->t, "}");
+    return 0;
+}
+
+/* ---- tools ---- */
+
+/* A tool, or its JSON as text; a list of them. */
+static int put_tools(struct writer *w, struct json tools, struct err *err)
+{
+    const char *s;
+    int64_t size;
+    struct err why;
+    if (json_type(tools) == JSON_OBJECT) {
+        if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+        return put_without_nulls(w, tools, err);
+    }
+    if (json_type(tools) == JSON_STRING) {
+        if (json_str(tools, &s, &size, err)) return -1;
+        if (!size) return 0;
+        struct json_doc *doc = json_parse(s, size, "tools", &why);
+        const enum json_type type = doc ? json_type(json_root(doc)) : JSON_ABSENT;
+        int rc = type == JSON_NULL ? 0
+                 : type == JSON_OBJECT || type == JSON_ARRAY
+                     ? put_tools(w, json_root(doc), &why)
+                     : json_error(tools, &why, "is a string that is not valid JSON of a tool or of a list of tools");
+        json_free(doc);
+        return rc ? err_set(err, "%s", why.msg) : 0;
+    }
+    if (json_type(tools) != JSON_ARRAY) return json_error(tools, err, "must be a list of tools, a tool, or its JSON");
+    for (int64_t i = 0; i < json_count(tools); i++)
+        if (put_tools(w, json_at(tools, i), err)) return -1;
+    return 0;
+}
+
+static bool tools_are_plain(struct json tools)
+{
+    if (is_none(tools)) return true;
+    if (json_type(tools) != JSON_ARRAY || json_has_null(tools)) return false;
+    for (int64_t i = 0; i < json_count(tools); i++)
+        if (json_type(json_at(tools, i)) != JSON_OBJECT) return false;
+    return true;
+}
+
+/* ---- the row ---- */
+
+/* The template takes the message as it is. */
+static bool is_plain(const struct writer *w, struct json message)
+{
+    const char *role, *key;
+    struct json value, content = {0};
+    bool calls = false;
+    if (json_get_str(message, "role", &role, NULL)) return false;
+    if (chat_rules_role(w->opt->rules, role) != role) return false;
+    for (int64_t i = 0; json_member(message, i, &key, &value); i++) {
+        if (!strcmp(key, "content")) content = value;
+        if (!strcmp(key, "function_call") && !w->opt->rules->function_call) return false;
+        if (strcmp(key, "tool_calls")) continue;
+        calls = json_truthy(value);
+        if (!calls_are_plain(value)) return false;
+    }
+    if (calls && call_content(w, content)) return false;
+    return json_type(content) == JSON_STRING ||
+           (json_type(content) == JSON_ARRAY && !flattens(w->opt->rules, role, content)) || w->opt->harmony;
+}
+
+int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, struct json row,
+                     const struct chat_row_options *opt, struct err *err)
+{
+    static const char *const kept[] = {"documents", "chat_template_kwargs"};
+    struct text_buf t = {0};
+    struct writer w = {.t = &t, .opt = opt, .counts = counts};
+    const struct json tools = json_find(row, "tools");
+    *doc = NULL;
+    *counts = (struct chat_row_counts){0};
+    if (json_get_array(row, "messages", &w.messages, err)) return -1;
+    bool plain = tools_are_plain(tools) && !json_has_null(w.messages);
+    for (int64_t i = 0; i < json_count(w.messages); i++) {
+        if (chat_row_check_loss(json_at(w.messages, i), true, err)) return -1;
+        plain = plain && is_plain(&w, json_at(w.messages, i));
+    }
+    if (plain) return 0;
+    int rc = 0;
+    text_put(&t, "{\"messages\": [");
+    for (int64_t i = 0; !rc && i < json_count(w.messages); i++) rc = put_message(&w, &i, err);
+    text_put(&t, "]");
+    const int64_t before = t.size;
+    if (!rc && !is_none(tools)) {
+        text_put(&t, ", \"tools\": [");
+        rc = put_tools(&w, tools, err);
+        if (t.text[t.size - 1] == '[' && json_type(tools) != JSON_ARRAY)
+            t.size = before; /* a text without tools */
+        else
+            text_put(&t, "]");
+    }
+    for (int64_t i = 0; !rc && i < MT_LEN(kept); i++) {
+        if (is_none(json_find(row, kept[i]))) continue;
+        put_key(&w, kept[i]);
+        rc = text_put_json(&t, json_find(row, kept[i]), err);
+    }
+    text_put(&t, "}");
+    if (!rc && !(*doc = json_parse(t.text, t.size, json_name(row), err))) rc = -1;
+    text_free(&t);
+    return rc;
+}

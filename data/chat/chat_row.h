@@ -1,0 +1,31 @@
+/* chat_row.h - a conversation as data sets have it -> as its chat template takes it. */
+#ifndef MT_CHAT_ROW_H
+#define MT_CHAT_ROW_H
+
+#include "data/chat/chat_rules.h"
+
+/* A key whose name says loss (loss_mask, masked, ...) is an error unless it is null: other trainers switch loss with
+ * it. In a message, the keys that chat_samples_make reads are allowed. */
+int chat_row_check_loss(struct json object, bool message, struct err *err) MT_CHECK;
+
+struct chat_row_options {
+    const struct chat_rules *rules;
+    bool harmony; /* tool results are any JSON */
+    bool lossy;   /* leaves out parts that are not text where the template takes only strings, instead of an error */
+};
+struct chat_row_counts {
+    int64_t nulls; /* members that were null, in arguments of calls, parts of contents and tools */
+    int64_t lost;  /* parts left out */
+};
+/* *doc: a copy of `row` (an object with "messages") for the template of the rules; NULL when nothing changes.
+ * - roles get the template's names; a message that is a call, {name, arguments}, becomes an answer with tool_calls
+ * - text parts become one string, and null or missing content "", where the template needs it
+ * - `function_call` becomes `tool_calls`, where the template does not read it
+ * - arguments that are null, "" or missing become {}
+ * - null members are left out: Arrow adds them for the keys of other rows
+ * - tools: an object, JSON as text, or a list of such texts becomes a list of objects
+ * Errors: arguments that are not JSON of an object, a call without a name, keys that say loss. */
+int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, struct json row,
+                     const struct chat_row_options *opt, struct err *err) MT_CHECK;
+
+#endif

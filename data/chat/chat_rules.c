@@ -1,0 +1,129 @@
+/* chat_rules.c - what a chat template takes, found by rendering short conversations. */
+#include "data/chat/chat_rules.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const chat_roles[CHAT_ROLES] = {"user", "assistant", "system", "tool"};
+
+static const struct chat_alias aliases[] = {
+    {"human", "user", false, false},
+    {"gpt", "assistant", false, false},
+    {"chatgpt", "assistant", false, false},
+    {"bot", "assistant", false, false},
+    {"model", "assistant", false, false},
+    {"tool_call", "assistant", true, false},
+    {"function_call", "assistant", true, false},
+    {"tool_response", "tool", false, false},
+    {"function_response", "tool", false, false},
+    {"observations", "tool", false, false},
+    {"observation", "tool", false, true},
+    {"function", "tool", false, true},
+    {"ipython", "tool", false, true},
+    {"developer", "system", false, true},
+};
+_Static_assert(MT_LEN(aliases) <= CHAT_ALIASES, "chat_rules.keeps is too small");
+
+int64_t chat_role_index(const char *role)
+{
+    int64_t i = 0;
+    while (i < CHAT_ROLES && strcmp(chat_roles[i], role)) i++;
+    return i;
+}
+
+const struct chat_alias *chat_alias_of(const char *role)
+{
+    for (int64_t i = 0; i < MT_LEN(aliases); i++)
+        if (!strcmp(aliases[i].name, role)) return &aliases[i];
+    return NULL;
+}
+
+const char *chat_rules_role(const struct chat_rules *rules, const char *role)
+{
+    const struct chat_alias *alias = chat_alias_of(role);
+    return alias && !rules->keeps[alias - aliases] ? alias->role : role;
+}
+
+#define MARK                 "zq731qz"
+#define USER                 "{\"role\": \"user\", \"content\": \"Ready?\"}"
+#define ANSWER               "{\"role\": \"assistant\", \"content\": \"Yes\"}"
+#define ID                   "\"id\": \"callabcde\", \"type\": \"function\""
+#define FUNCTION(name)       "{" ID ", \"function\": {\"name\": \"" name "\", \"arguments\": {\"a\": 1}}}"
+#define CALL(content, calls) "{\"role\": \"assistant\", \"content\": " content ", \"tool_calls\": [" calls "]}"
+#define RESULT               "{\"role\": \"tool\", \"tool_call_id\": \"callabcde\", \"content\": \"Go\"}"
+
+/* The text of these messages; false: the template refuses them. */
+static bool text_of(struct text_buf *out, const struct chat_template *t, const char *messages)
+{
+    const struct chat_options opt = {0};
+    struct text_buf row = {0};
+    struct err err;
+    text_put(&row, "{\"messages\": [");
+    text_put(&row, messages);
+    text_put(&row, "]}");
+    struct json_doc *doc = json_parse(row.text, row.size, "messages", &err);
+    MT_REQUIRE(doc, "%s", err.msg);
+    out->size = out->n_spans = 0;
+    text_put(out, "");
+    const bool good = !chat_template_render(out, t, json_root(doc), &opt, &err);
+    json_free(doc);
+    text_free(&row);
+    return good;
+}
+
+static bool writes(const struct chat_template *t, const char *messages, const char *text)
+{
+    struct text_buf out = {0};
+    const bool yes = text_of(&out, t, messages) && strstr(out.text, text);
+    text_free(&out);
+    return yes;
+}
+
+/* The text of a message of this role, at one of the places where roles stand. */
+static bool writes_role(const struct chat_template *t, const char *role, const char *content)
+{
+    static const char *const around[][2] = {{"", ", " USER ", " ANSWER},
+                                            {"", ", " ANSWER},
+                                            {USER ", " ANSWER ", ", ", " ANSWER},
+                                            {USER ", " CALL("\"\"", FUNCTION("f")) ", ", ", " ANSWER},
+                                            {USER ", " CALL("null", FUNCTION("f")) ", ", ", " ANSWER}};
+    char text[1536];
+    for (int64_t i = 0; i < MT_LEN(around); i++) {
+        snprintf(text, sizeof(text),
+                 "%s{\"role\": \"%s\", \"name\": \"f\", \"tool_call_id\": \"callabcde\", \"content\": %s}%s",
+                 around[i][0], role, content, around[i][1]);
+        struct text_buf out = {0};
+        /* str() of a list is no text of its parts */
+        const bool yes = text_of(&out, t, text) && strstr(out.text, MARK) && !strstr(out.text, "'type'");
+        text_free(&out);
+        if (yes) return true;
+    }
+    return false;
+}
+
+/* The template writes the call beside this content, and no word for null. */
+static bool writes_call(const struct chat_template *t, const char *message)
+{
+    char text[1024];
+    struct text_buf out = {0};
+    snprintf(text, sizeof(text), USER ", %s, " RESULT ", " ANSWER, message);
+    const bool yes =
+        text_of(&out, t, text) && strstr(out.text, MARK) && !strstr(out.text, "None") && !strstr(out.text, "null");
+    text_free(&out);
+    return yes;
+}
+
+void chat_rules_find(struct chat_rules *rules, const struct chat_template *t)
+{
+    const bool any = writes_role(t, "zqrole", "\"" MARK "\""); /* the template copies each role, or has a default */
+    *rules = (struct chat_rules){.null_content = writes_call(t, CALL("null", FUNCTION(MARK))),
+                                 .no_content = writes_call(t, CALL("\"\"", FUNCTION(MARK)))};
+    for (int64_t i = 0; i < MT_LEN(aliases); i++)
+        rules->keeps[i] = (aliases[i].token || !any) && writes_role(t, aliases[i].name, "\"" MARK "\"");
+    for (int64_t i = 0; i < CHAT_ROLES; i++)
+        rules->takes_parts[i] = writes_role(t, chat_roles[i], "[{\"type\": \"text\", \"text\": \"" MARK "\"}]");
+    rules->function_call = writes_call(t, "{\"role\": \"assistant\", \"content\": \"\", \"function_call\": {\"name\": "
+                                          "\"" MARK "\", \"arguments\": {}}}");
+    rules->parallel = writes(t, USER ", " CALL("\"\"", FUNCTION("f") ", " FUNCTION(MARK)) ", " RESULT, MARK) ||
+                      writes(t, USER ", " CALL("null", FUNCTION("f") ", " FUNCTION(MARK)) ", " RESULT, MARK);
+}

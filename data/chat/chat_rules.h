@@ -1,0 +1,32 @@
+/* chat_rules.h - what a chat template takes: roles, lists of text parts, calls without content. */
+#ifndef MT_CHAT_RULES_H
+#define MT_CHAT_RULES_H
+
+#include "data/chat/chat_template.h"
+
+/* Names of other programs for the four roles: OpenAI, Llama, ShareGPT, LLaMA-Factory, axolotl, ms-swift. */
+struct chat_alias {
+    const char *name, *role;
+    bool call;  /* the content is a call, {name, arguments} as JSON or as its text */
+    bool token; /* chat formats use this name too: it stays where the template writes it */
+};
+/* NULL: none. */
+const struct chat_alias *chat_alias_of(const char *role);
+
+enum { CHAT_ROLES = 4, CHAT_ALIASES = 24 };
+extern const char *const chat_roles[CHAT_ROLES]; /* user, assistant, system, tool */
+int64_t chat_role_index(const char *role);       /* CHAT_ROLES: another role */
+
+struct chat_rules {
+    bool keeps[CHAT_ALIASES];      /* the template knows this alias */
+    bool takes_parts[CHAT_ROLES];  /* the content may be a list of text parts */
+    bool null_content, no_content; /* an answer that is a call may have null, or "", as its content */
+    bool function_call;            /* the template reads `function_call` of a message */
+    bool parallel;                 /* a message may have two calls */
+};
+/* Renders short conversations with t (NULL: harmony). */
+void chat_rules_find(struct chat_rules *rules, const struct chat_template *t);
+/* The role to write in place of `role`. */
+const char *chat_rules_role(const struct chat_rules *rules, const char *role);
+
+#endif
