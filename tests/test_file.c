@@ -8,12 +8,10 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "data/file.h"
-#include "train/atomic_dir.h"
 
 /* DIR/name; in one of four static buffers. */
 static const char *in(const char *dir, const char *name)
@@ -351,49 +349,6 @@ static void one_process_writes(void **state)
     assert_content(path, "other");
 }
 
-/* The calls of a test, in order: "fsync NAME;", "rename NAME;". The functions take the place of those of libc. */
-static char calls[512];
-static bool noting;
-static void note(const char *call, const char *path)
-{
-    const size_t used = strlen(calls);
-    if (noting) snprintf(calls + used, sizeof(calls) - used, "%s %s;", call, strrchr(path, '/') + 1);
-}
-
-int fsync(int fd)
-{
-    char link[64], path[MT_PATH] = "/";
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    if (readlink(link, path, sizeof(path) - 1) > 0) note("fsync", path);
-    return (int)syscall(SYS_fsync, fd);
-}
-
-int rename(const char *from, const char *to)
-{
-    note("rename", to);
-    return renameat(AT_FDCWD, from, AT_FDCWD, to);
-}
-
-/* After a loss of power a name has all of its bytes: they reach the disk before it, and the name before the return. */
-static void bytes_are_on_the_disk_before_their_name(void **state)
-{
-    (void)state;
-    const char *dir = scratch_dir();
-    char tmp[MT_PATH], want[512];
-    struct err err;
-    calls[0] = 0;
-    noting = true;
-    assert_int_equal(file_write_atomic(in(dir, "out"), "x", 1, &err), 0);
-    snprintf(want, sizeof(want), "fsync out.tmp;rename out;fsync %s;", strrchr(dir, '/') + 1);
-    assert_string_equal(calls, want);
-    assert_int_equal(atomic_dir_begin(in(dir, "step"), tmp, &err), 0);
-    calls[0] = 0;
-    assert_int_equal(atomic_dir_commit(tmp, in(dir, "step"), &err), 0);
-    noting = false;
-    snprintf(want, sizeof(want), "fsync .tmp-step;rename step;fsync %s;", strrchr(dir, '/') + 1);
-    assert_string_equal(calls, want);
-}
-
 /* A child with a limit on the file size simulates a full disk. */
 static void write_full_disk(void **state)
 {
@@ -498,7 +453,6 @@ int test_file(void)
         cmocka_unit_test(write_full_disk),
         cmocka_unit_test(write_refused),
         cmocka_unit_test(directories),
-        cmocka_unit_test(bytes_are_on_the_disk_before_their_name),
     };
     return cmocka_run_group_tests_name("file", tests, NULL, NULL);
 }

@@ -296,6 +296,32 @@ static void packs_stay_shuffled(void **state)
     dataset_free(&ds);
 }
 
+/* The pack that is left over, half full, is not always the last one of its epoch. */
+static void packs_are_shuffled_too(void **state)
+{
+    (void)state;
+    enum { DOCUMENTS = 9, PACKS = 5, EPOCHS = 40 };
+    int64_t off[DOCUMENTS + 1] = {0}, at[PACKS] = {0};
+    int32_t ids[4 * DOCUMENTS] = {0};
+    uint8_t mask[4 * DOCUMENTS] = {0};
+    for (int d = 0; d < DOCUMENTS; d++) off[d + 1] = off[d] + 4;
+    const struct dataset ds = {
+        .n_docs = DOCUMENTS, .n_tokens = off[DOCUMENTS], .doc_off = off, .ids = ids, .mask = mask};
+    const struct loader_options opt = {.seq_len = 8, .micro_batch = 1, .packing = true, .shuffle = true, .seed = 1};
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        struct loader *l = loader_open(&ds, &opt, (struct loader_pos){.epoch = epoch});
+        assert_int_equal(loader_epoch_batches(l, epoch), PACKS);
+        for (int i = 0; i < PACKS; i++) {
+            struct batch b;
+            loader_next(l, &b, NULL);
+            at[i] += b.n_seq == 1;
+            batch_free(&b);
+        }
+        loader_close(l);
+    }
+    for (int i = 0; i < PACKS; i++) assert_in_range(at[i], 1, EPOCHS / 2); /* 8 on average */
+}
+
 /* Documents of these sizes, repeated. */
 static void sized_dataset(struct dataset *ds, int64_t n_docs, const int64_t *sizes, int64_t n)
 {
@@ -380,6 +406,7 @@ int test_loader(void)
         cmocka_unit_test(order_follows_seed_and_epoch),
         cmocka_unit_test(packs_are_full),
         cmocka_unit_test(packs_stay_shuffled),
+        cmocka_unit_test(packs_are_shuffled_too),
         cmocka_unit_test(steps_of_epochs),
         cmocka_unit_test(close_at_any_time),
     };

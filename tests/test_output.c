@@ -1,11 +1,15 @@
 /* test_output.c - the lock of output.dir; leftovers of killed runs; the archive of earlier runs; exports without rows.
  */
+#define _GNU_SOURCE /* F_OFD_SETLK */
+#include <fcntl.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "data/file.h"
@@ -67,6 +71,42 @@ static void test_lock(void **state)
     assert_int_equal(lock_take(&again, dir, &err), 0);
     lock_release(&again);
     lock_release(&again);
+}
+
+/* The function takes the place of libc's; before the next lock it deletes a file. */
+static const char *delete_before_lock;
+
+int fcntl(int fd, int cmd, ...)
+{
+    va_list list;
+    va_start(list, cmd);
+    void *arg = va_arg(list, void *);
+    va_end(list);
+    if (cmd == F_OFD_SETLK && delete_before_lock) {
+        unlink(delete_before_lock);
+        delete_before_lock = NULL;
+    }
+    return (int)syscall(SYS_fcntl, fd, cmd, arg);
+}
+
+/* A run that fails to start deletes the lock file that it created. One that opened the file before that would hold a
+ * lock that no later run sees. */
+static void test_lock_of_a_deleted_file(void **state)
+{
+    (void)state;
+    char file[MT_PATH];
+    const char *dir = scratch_dir();
+    struct lock l = {.held = false};
+    struct err err;
+    snprintf(file, sizeof(file), "%s/.lock", dir);
+    delete_before_lock = file;
+    assert_int_equal(lock_take(&l, dir, &err), -1);
+    assert_says(err.msg, "was in use by another moetrain until now: run the command again");
+    assert_null(delete_before_lock);
+    assert_false(l.held || file_exists(file));
+    assert_int_equal(lock_take(&l, dir, &err), 0);
+    assert_true(file_exists(file));
+    lock_release(&l);
 }
 
 /* A lock file that is a link is refused: truncating it would empty the link's target. */
@@ -359,6 +399,7 @@ int test_output(void)
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lock),
         cmocka_unit_test(test_lock_of_a_link),
+        cmocka_unit_test(test_lock_of_a_deleted_file),
         cmocka_unit_test(test_two_runs),
         cmocka_unit_test(test_sweep),
         cmocka_unit_test(test_archive),

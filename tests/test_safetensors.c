@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "data/safetensors.h"
+#include "data/shards.h"
 
 /* Writes a file: header length, header, n_data bytes of data. */
 static void put_file(const char *path, const char *header, int64_t n_data)
@@ -339,6 +340,31 @@ static void stale_indexes(void **state)
     safetensors_close(&st);
 }
 
+/* A file holds as many tensors as fit `most` bytes, and a larger one alone. */
+static void shards_hold_at_most(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t most, n_shards, in[5];
+    } rows[] = {{40, 1, {0, 0, 0, 0, 0}}, {39, 2, {0, 0, 0, 0, 1}}, {24, 2, {0, 0, 1, 1, 1}}, {23, 3, {0, 0, 1, 1, 2}},
+                {16, 3, {0, 0, 1, 1, 2}}, {15, 4, {0, 1, 2, 3, 3}}, {1, 5, {0, 1, 2, 3, 4}}};
+    static const int64_t elements[] = {1, 3, 3, 1, 2};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct st_entry entries[MT_LEN(elements)];
+        struct shards s;
+        struct err err;
+        char names[MT_LEN(elements)][2];
+        for (int k = 0; k < MT_LEN(elements); k++) {
+            snprintf(names[k], sizeof(names[k]), "%c", 'a' + k);
+            entries[k] = (struct st_entry){.name = names[k], .dtype = DT_F32, .ndim = 1, .shape = {elements[k]}};
+        }
+        if (shards_open(&s, scratch_dir(), entries, MT_LEN(elements), rows[i].most, &err)) fail_msg("%s", err.msg);
+        assert_int_equal(s.n_shards, rows[i].n_shards);
+        for (int k = 0; k < MT_LEN(elements); k++) assert_int_equal(s.in[k], rows[i].in[k]);
+        shards_close(&s);
+    }
+}
+
 static void shards_refused(void **state)
 {
     (void)state;
@@ -488,10 +514,12 @@ static void as_the_reference(void **state)
 int test_safetensors(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(vector),         cmocka_unit_test(accepted),         cmocka_unit_test(refused),
-        cmocka_unit_test(header_lengths), cmocka_unit_test(dtypes),           cmocka_unit_test(shards),
-        cmocka_unit_test(stale_indexes),  cmocka_unit_test(shards_refused),   cmocka_unit_test(directories),
-        cmocka_unit_test(written),        cmocka_unit_test(as_the_reference),
+        cmocka_unit_test(vector),        cmocka_unit_test(accepted),
+        cmocka_unit_test(refused),       cmocka_unit_test(header_lengths),
+        cmocka_unit_test(dtypes),        cmocka_unit_test(shards),
+        cmocka_unit_test(stale_indexes), cmocka_unit_test(shards_refused),
+        cmocka_unit_test(directories),   cmocka_unit_test(shards_hold_at_most),
+        cmocka_unit_test(written),       cmocka_unit_test(as_the_reference),
     };
     return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
 }

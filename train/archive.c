@@ -86,7 +86,8 @@ static int free_name(const char *dir, char name[32], struct err *err)
 static int finish(const char *dir, char to[MT_PATH], struct err *err)
 {
     char half[MT_PATH], name[32];
-    if (join(half, dir, HALF, err) || free_name(dir, name, err) || join(to, dir, name, err)) return -1;
+    if (join(half, dir, HALF, err) || file_sync_dir(half, err) || free_name(dir, name, err) || join(to, dir, name, err))
+        return -1;
     if (rename(half, to)) return err_set(err, "cannot rename %s to %s: %s", half, to, strerror(errno));
     return file_sync_dir(dir, err);
 }
