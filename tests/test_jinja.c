@@ -547,6 +547,45 @@ static void places_of_the_template(void **state)
     assert_non_null(strstr(err.msg, "mine.jinja:2: "));
 }
 
+/* As in transformers 5: files of templates hide tokenizer_config.json, tool_use is for rows that have tools, and the
+ * template of an old processor is the last choice. */
+static void additional_templates(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"messages\": []}", none[] = "{\"messages\": [], \"tools\": null}",
+                      empty[] = "{\"messages\": [], \"tools\": []}", tools[] = "{\"messages\": [], \"tools\": [{}]}";
+    const char *dir = scratch_dir();
+    char path[256];
+    struct chat_template *t;
+    struct err err = {""};
+    write_text(dir, "chat_template.json", "{\"chat_template\": \"P\"}");
+    assert_rendered(dir, NULL, row, "P");
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), 0);
+    assert_string_equal(chat_template_foreign(t), "P");
+    chat_template_free(t);
+    write_text(dir, "tokenizer_config.json", "{\"chat_template\": \"C\"}");
+    assert_rendered(dir, NULL, tools, "C");
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), 0);
+    assert_null(chat_template_foreign(t));
+    assert_string_equal(chat_template_text(t), "C");
+    chat_template_free(t);
+    snprintf(path, sizeof(path), "%s/additional_chat_templates", dir);
+    assert_int_equal(file_make_dirs(path, &err), 0);
+    write_text(path, "rag.jinja", "{{ not parsed");
+    assert_rendered(dir, NULL, tools, "C");
+    write_text(path, "tool_use.jinja", "T");
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), -1);
+    assert_non_null(strstr(err.msg, "tool_use.jinja: a template for tools hides the one of tokenizer_config.json"));
+    write_text(dir, "chat_template.jinja", "F");
+    assert_rendered(dir, NULL, row, "F");
+    assert_rendered(dir, NULL, none, "F");
+    assert_rendered(dir, NULL, empty, "T");
+    assert_rendered(dir, NULL, tools, "T");
+    snprintf(path, sizeof(path), "%s/mine.jinja", dir);
+    write_text(dir, "mine.jinja", "M{{ messages }}");
+    assert_rendered(dir, path, tools, "M[]");
+}
+
 /* Variables that a template never reads would have no effect. */
 static void variables_that_are_read(void **state)
 {
@@ -593,6 +632,7 @@ int test_jinja(void)
         cmocka_unit_test(chats),
         cmocka_unit_test(what_carries_loss),
         cmocka_unit_test(places_of_the_template),
+        cmocka_unit_test(additional_templates),
         cmocka_unit_test(work_by_size),
         cmocka_unit_test(wide_numbers),
         cmocka_unit_test(memory_and_nesting),

@@ -26,6 +26,7 @@
 #include "train/packing_check.h"
 #include "train/peft.h"
 #include "train/record.h"
+#include "train/chat_file.h"
 #include "train/report/model_card.h"
 #include "train/report/profile.h"
 #include "train/resume.h"
@@ -295,8 +296,8 @@ static char *card_of(const struct training *t)
 static int save_adapter(struct training *t, const char *name, struct err *err)
 {
     char *card = card_of(t);
-    const int rc =
-        peft_save(&t->run.model.adapters, &t->run.dev, out_path(t->run.cfg, name).s, t->run.model_name, card, err);
+    int rc = peft_save(&t->run.model.adapters, &t->run.dev, out_path(t->run.cfg, name).s, t->run.model_name, card, err);
+    if (!rc && is_first(t)) rc = chat_file_save(&t->run, out_path(t->run.cfg, name).s, err);
     mem_free(card);
     return rc;
 }

@@ -25,6 +25,8 @@ struct chat_template {
     bool never_ends;
     enum chat_arguments arguments; /* the form that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
+    char *text;                    /* of main */
+    bool foreign;                  /* the tokenizer of transformers does not find this text in the checkpoint */
     uint64_t hash;
 };
 
@@ -36,6 +38,7 @@ void chat_template_free(struct chat_template *t)
     for (int64_t i = 0; i < MT_LEN(token_names); i++) mem_free(t->tokens[i]);
     text_free(&t->stops);
     json_free(t->kwargs);
+    mem_free(t->text);
     mem_free(t);
 }
 
@@ -46,6 +49,8 @@ bool chat_template_has_generation(const struct chat_template *t)
 }
 bool chat_template_is_deepseek(const struct chat_template *t) { return t && !t->main; }
 const char *chat_template_eos(const struct chat_template *t) { return t ? t->tokens[1] : NULL; }
+const char *chat_template_text(const struct chat_template *t) { return t ? t->text : NULL; }
+const char *chat_template_foreign(const struct chat_template *t) { return t && t->foreign ? t->text : NULL; }
 
 /* FNV-1a. */
 static void hash(struct chat_template *t, const char *s, int64_t size)
@@ -104,20 +109,28 @@ bool chat_template_never_ends(const struct chat_template *t) { return t && t->ne
 
 /* ---- loading ---- */
 
-static struct jinja *parse(struct chat_template *t, const char *text, int64_t size, const char *name, struct err *err)
+/* Sets the template of this name: "default" or "tool_use". Another name is of no use here. */
+static int set(struct chat_template *t, const char *name, const char *text, int64_t size, const char *path,
+               struct err *err)
 {
+    const bool main = !strcmp(name, "default");
+    struct jinja **to = main ? &t->main : !strcmp(name, "tool_use") ? &t->tools : NULL;
+    if (!to || *to) return 0;
+    if (!main) hash(t, name, (int64_t)strlen(name));
     hash(t, text, size);
-    return jinja_parse(text, size, name, err);
+    if (main) t->text = mem_strdup(text);
+    *to = jinja_parse(text, size, path, err);
+    return *to ? 0 : -1;
 }
 
-static int load_file(struct chat_template *t, const char *path, struct err *err)
+static int load_file(struct chat_template *t, const char *name, const char *path, struct err *err)
 {
     int64_t size;
     char *text = file_read(path, MAX_BYTES, &size, err);
     if (!text) return -1;
-    t->main = parse(t, text, size, path, err);
+    const int rc = set(t, name, text, size, path, err);
     mem_free(text);
-    return t->main ? 0 : -1;
+    return rc;
 }
 
 /* tokenizer_config.json writes a token as a string or as an added-token object. */
@@ -140,53 +153,80 @@ static int load_list(struct chat_template *t, struct json list, const char *path
         struct json entry = json_at(list, i);
         const char *name, *text;
         if (json_get_str(entry, "name", &name, err) || json_get_str(entry, "template", &text, err)) return -1;
-        struct jinja **to = !strcmp(name, "default") ? &t->main : !strcmp(name, "tool_use") ? &t->tools : NULL;
-        if (!to || *to) continue;
-        hash(t, name, (int64_t)strlen(name));
-        *to = parse(t, text, (int64_t)strlen(text), path, err);
-        if (!*to) return err_prefix(err, "chat_template \"%s\"", name);
+        if (set(t, name, text, (int64_t)strlen(text), path, err)) return err_prefix(err, "chat_template \"%s\"", name);
     }
     return t->main ? 0 : json_error(list, err, "has no template named \"default\"");
 }
 
-static int load_config(struct chat_template *t, const char *dir, bool tokens_only, struct err *err)
+/* `chat_template` of a JSON file. tokens: also the special tokens; tokens_only: these alone. */
+static int load_config(struct chat_template *t, const char *dir, const char *name, bool tokens, bool tokens_only,
+                       struct err *err)
 {
     char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", dir)) return -1;
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, name)) return -1;
     if (!file_exists(path)) return 0;
     struct json_doc *doc = json_load(path, MAX_BYTES, err);
     if (!doc) return -1;
     struct json root = json_root(doc), source = json_find(root, "chat_template");
     const char *text;
     int rc = 0;
-    load_tokens(t, root);
+    if (tokens) load_tokens(t, root);
     if (tokens_only || json_type(source) == JSON_ABSENT || json_type(source) == JSON_NULL)
         rc = 0;
     else if (json_type(source) == JSON_ARRAY)
         rc = load_list(t, source, path, err);
-    else if (!(rc = json_get_str(root, "chat_template", &text, err)))
-        rc = (t->main = parse(t, text, (int64_t)strlen(text), path, err)) ? 0 : err_prefix(err, "chat_template");
+    else if (!(rc = json_get_str(root, "chat_template", &text, err)) &&
+             (rc = set(t, "default", text, (int64_t)strlen(text), path, err)))
+        (void)err_prefix(err, "chat_template");
     json_free(doc);
     return rc;
 }
 
+/* chat_template.jinja and additional_chat_templates/NAME.jinja. When there are any, transformers does not look at
+ * tokenizer_config.json. */
+static int load_files(struct chat_template *t, const char *dir, struct err *err)
+{
+    static const char *const files[][2] = {{"default", CHAT_TEMPLATE_FILE},
+                                           {"default", CHAT_TEMPLATES_DIR "/default.jinja"},
+                                           {"tool_use", CHAT_TEMPLATES_DIR "/tool_use.jinja"}};
+    char path[MT_PATH];
+    for (int64_t i = 0; i < MT_LEN(files); i++)
+        if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, files[i][1]) ||
+            (file_exists(path) && load_file(t, files[i][0], path, err)))
+            return -1;
+    if (t->main || !t->tools) return 0;
+    return err_set(
+        err,
+        "%s: a template for tools hides the one of tokenizer_config.json in transformers: add " CHAT_TEMPLATE_FILE
+        " for other rows",
+        path);
+}
+
+/* In the order of transformers: these files, tokenizer_config.json, and the file of its older processors. */
+static int load_found(struct chat_template *t, const char *dir, struct err *err)
+{
+    if (load_files(t, dir, err) || load_config(t, dir, "tokenizer_config.json", true, t->main != NULL, err)) return -1;
+    if (t->main) return 0;
+    t->foreign = true;
+    return load_config(t, dir, "chat_template.json", false, false, err);
+}
+
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err)
 {
-    char path[MT_PATH];
     struct chat_template *t = mem_alloc(sizeof(*t));
-    bool given = file && *file;
+    const bool given = file && *file;
+    int rc;
     t->hash = 14695981039346656037u;
     *out = NULL;
-    const bool chosen = given; /* in place of the checkpoint's, so perhaps another file by mistake */
-    int rc = str_format(path, sizeof(path), err, "path", "%s/chat_template.jinja", dir);
-    if (!rc && !given && file_exists(path)) {
-        given = true;
-        file = path;
+    if (!given) {
+        rc = load_found(t, dir, err);
+    } else {
+        t->foreign = true;
+        rc = load_config(t, dir, "tokenizer_config.json", true, true, err) || load_file(t, "default", file, err) ? -1
+                                                                                                                 : 0;
+        if (!rc && !jinja_reads(t->main, "messages"))
+            rc = err_set(err, "%s is no chat template: it does not read `messages`", file);
     }
-    if (!rc) rc = load_config(t, dir, given, err);
-    if (!rc && given) rc = load_file(t, file, err);
-    if (!rc && chosen && !jinja_reads(t->main, "messages"))
-        rc = err_set(err, "%s is no chat template: it does not read `messages`", file);
     if (!rc && t->main)
         *out = t;
     else

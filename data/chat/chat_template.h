@@ -6,9 +6,13 @@
 
 struct chat_template; /* read-only after load: threads may share it */
 
-/* The template of a checkpoint's directory: chat_template.jinja, else `chat_template` of tokenizer_config.json. That is
- * a string, or a list of {name, template}: "default", and "tool_use" for rows with tools. `file`, when not NULL or
- * empty, is used instead. *out is NULL, without an error, when there is none. */
+#define CHAT_TEMPLATE_FILE "chat_template.jinja"
+#define CHAT_TEMPLATES_DIR "additional_chat_templates"
+
+/* The template of a checkpoint's directory, and the one named "tool_use" for rows with tools, as transformers 5 finds
+ * them: chat_template.jinja and additional_chat_templates/NAME.jinja; else `chat_template` of tokenizer_config.json, a
+ * string or a list of {name, template}; else that of chat_template.json. `file`, when not NULL or empty, is used
+ * instead. *out is NULL, without an error, when there is none. */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);
@@ -23,6 +27,9 @@ uint64_t chat_template_hash(const struct chat_template *t); /* of the text and t
 bool chat_template_has_generation(const struct chat_template *t); /* the template has {% generation %}; false: NULL */
 bool chat_template_is_deepseek(const struct chat_template *t);    /* false: NULL */
 const char *chat_template_eos(const struct chat_template *t);     /* eos_token, or NULL */
+const char *chat_template_text(const struct chat_template *t);    /* the text for rows without tools; NULL: none */
+/* The same, when transformers does not find it in the checkpoint: from `file` or chat_template.json; otherwise NULL. */
+const char *chat_template_foreign(const struct chat_template *t);
 /* Another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);
 /* One of the added tokens ends text[0..size). */

@@ -9,6 +9,7 @@
 #include "train/adapter_dir.h"
 #include "train/amax_file.h"
 #include "train/atomic_dir.h"
+#include "train/chat_file.h"
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
@@ -184,7 +185,8 @@ static int write_and_verify(struct export *x, struct err *err)
              str_bytes(size, bytes));
     process_delete_on_signal(x->tmp);
     const bool done = !file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
-                      !verify_export(x, err) && !atomic_dir_commit(x->tmp, x->out, err);
+                      !chat_file_export(&x->run, x->adapter_dir, x->tmp, err) && !verify_export(x, err) &&
+                      !atomic_dir_commit(x->tmp, x->out, err);
     process_delete_on_signal(NULL);
     if (!done) (void)!file_remove_tree(x->tmp, NULL);
     return done ? 0 : -1;

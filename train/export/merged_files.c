@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "data/file.h"
+#include "train/chat_file.h"
 #include "train/export/export_packed.h"
 
 static void copy_json(struct json_out *o, const char *key, struct json j)
@@ -161,27 +162,44 @@ static bool is_beside(const char *name)
     return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
 }
 
-/* Copies tokenizer, chat template, generation_config.json, licence. */
-typedef int beside_fn(const struct export *x, const char *name, const struct file_map *map, void *arg, struct err *err);
-static int each_beside(const struct export *x, beside_fn *job, void *arg, struct err *err)
+static bool is_template(const char *name)
 {
-    const char *dir = x->run.model_dir;
-    char path[MT_PATH], **names;
+    return !strcmp(name, CHAT_TEMPLATE_FILE) || !strcmp(name, "chat_template.json") ||
+           !strcmp(name, CHAT_TEMPLATES_DIR);
+}
+
+/* Copies tokenizer, chat templates, generation_config.json, licence. */
+typedef int beside_fn(const struct export *x, const char *name, const struct file_map *map, void *arg, struct err *err);
+static int each_of(const struct export *x, const char *below, beside_fn *job, void *arg, struct err *err)
+{
+    const bool own = chat_file_is_own(&x->run, x->adapter_dir);
+    char dir[MT_PATH], path[MT_PATH], name[MT_PATH], **names;
     int64_t n;
     int rc = 0;
-    if (file_list(dir, &names, &n, err)) return -1;
+    if (str_format(dir, sizeof(dir), err, "path", "%s/%s", x->run.model_dir, below) || file_list(dir, &names, &n, err))
+        return -1;
     for (int64_t i = 0; i < n && !rc; i++) {
         struct file_map map;
-        if (!is_beside(names[i])) continue;
-        rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, names[i]);
+        if (!is_beside(names[i]) || (own && is_template(names[i]))) continue;
+        rc = str_format(name, sizeof(name), err, "path", "%s%s", below, names[i]) ||
+                     str_format(path, sizeof(path), err, "path", "%s/%s", x->run.model_dir, name)
+                 ? -1
+                 : 0;
+        if (!rc && !strcmp(name, CHAT_TEMPLATES_DIR) && file_is_dir(path))
+            rc = each_of(x, CHAT_TEMPLATES_DIR "/", job, arg, err);
         if (rc || file_is_dir(path)) continue;
         rc = file_map_open(&map, path, err);
         if (rc) break;
-        rc = job(x, names[i], &map, arg, err);
+        rc = job(x, name, &map, arg, err);
         file_map_close(&map);
     }
     file_list_free(names, n);
     return rc;
+}
+
+static int each_beside(const struct export *x, beside_fn *job, void *arg, struct err *err)
+{
+    return each_of(x, "", job, arg, err);
 }
 
 static int count_file(const struct export *x, const char *name, const struct file_map *map, void *arg, struct err *err)
@@ -195,6 +213,9 @@ static int copy_file(const struct export *x, const char *name, const struct file
 {
     char path[MT_PATH];
     (void)arg;
+    if (!strncmp(name, CHAT_TEMPLATES_DIR "/", sizeof(CHAT_TEMPLATES_DIR)) &&
+        (str_format(path, sizeof(path), err, "path", "%s/" CHAT_TEMPLATES_DIR, x->tmp) || file_make_dirs(path, err)))
+        return -1;
     if (str_format(path, sizeof(path), err, "path", "%s/%s", x->tmp, name)) return -1;
     return file_write_atomic(path, map->data, map->size, err);
 }
