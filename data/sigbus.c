@@ -23,7 +23,10 @@ static struct sigaction before;
 /* Appends text to line [cap], with control characters replaced. */
 static size_t append(char *line, size_t used, size_t cap, const char *text)
 {
-    for (; *text && used < cap; text++) line[used++] = (unsigned char)*text < 32 || *text == 127 ? '?' : *text;
+    for (int n; *text && used < cap; text++) {
+        for (n = str_printable(text); n > 1 && used < cap; n--) line[used++] = *text++;
+        if (used < cap) line[used++] = n ? *text : '?';
+    }
     return used;
 }
 

@@ -12,26 +12,45 @@
 #include <sys/resource.h>
 #include <time.h>
 
-/* Bytes of a printable UTF-8 character; 0: a control character or invalid UTF-8. */
-static int printable_bytes(const unsigned char *p)
+uint32_t str_codepoint(const char *s, int n)
 {
-    const int more = p[0] < 0x80 ? 0 : p[0] < 0xc2 ? -1 : p[0] < 0xe0 ? 1 : p[0] < 0xf0 ? 2 : p[0] < 0xf5 ? 3 : -1;
-    if (more < 0 || (p[0] < 32 && p[0] != '\t') || p[0] == 127) return 0;
-    for (int i = 1; i <= more; i++)
-        if ((p[i] & 0xc0) != 0x80) return 0;
-    const bool odd = (p[0] == 0xc2 || p[0] == 0xe0) ? p[1] < 0xa0 : p[0] == 0xf0 && p[1] < 0x90; /* C1, overlong */
-    return odd ? 0 : more + 1;
+    static const uint8_t first[] = {0x7f, 0x7f, 0x1f, 0x0f, 0x07}; /* bits of the first byte of n */
+    uint32_t code = (uint8_t)s[0] & first[n];
+    for (int i = 1; i < n; i++) code = code << 6 | ((uint8_t)s[i] & 0x3f);
+    return code;
 }
 
-/* Makes a message one line of printable text: a line feed becomes a blank, other control characters "?". The message
- * may quote a hostile file or server, and control characters steer a terminal. */
-static void mask_controls(char *text)
+/* Control characters; then those of Unicode that reorder, break or hide text: bidirectional controls, line and
+ * paragraph separators, invisible operators and tags. Joiners (U+200C, U+200D) are parts of words and emoji. */
+static bool is_unprintable(uint32_t code)
 {
-    for (unsigned char *p = (unsigned char *)text; *p;) {
-        const int n = printable_bytes(p);
+    static const uint32_t ranges[][2] = {{0, 8},           {0xa, 0x1f},      {0x7f, 0x9f},     {0x61c, 0x61c},
+                                         {0x180e, 0x180e}, {0x200b, 0x200b}, {0x200e, 0x200f}, {0x2028, 0x202e},
+                                         {0x2060, 0x206f}, {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+    for (int i = 0; i < MT_LEN(ranges); i++)
+        if (code >= ranges[i][0] && code <= ranges[i][1]) return true;
+    return false;
+}
+
+int str_printable(const char *s)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    const int n = p[0] < 0x80 ? 1 : p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
+    if (n == 1 && p[0] >= ' ' && p[0] < 127) return 1; /* of most text all */
+    for (int i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80) return 0;
+    const bool overlong = (p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xf0 && p[1] < 0x90);
+    return overlong || !n || is_unprintable(str_codepoint(s, n)) ? 0 : n;
+}
+
+char *str_mask(char *text)
+{
+    for (char *p = text; *p;) {
+        const int n = str_printable(p);
         if (!n) *p = *p == '\n' ? ' ' : '?';
         p += MT_MAX(n, 1);
     }
+    return text;
 }
 
 int err_set(struct err *e, const char *fmt, ...)
@@ -42,7 +61,7 @@ int err_set(struct err *e, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    mask_controls(text);
+    str_mask(text);
     memcpy(e->msg, text, sizeof(text));
     return -1;
 }
@@ -61,7 +80,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
     for (int i = 0; i < 3; i++)
         for (const char *p = parts[i]; *p && n + 1 < sizeof(e->msg); p++) e->msg[n++] = *p;
     e->msg[n] = 0;
-    mask_controls(e->msg);
+    str_mask(e->msg);
     return -1;
 }
 
@@ -81,7 +100,7 @@ static void log_line(const char *prefix, const char *fmt, va_list ap)
     static char text[4 * MT_PATH]; /* of the thread that holds the lock */
     flockfile(stderr);             /* lines of different threads do not mix */
     vsnprintf(text, sizeof(text), fmt, ap);
-    mask_controls(text);
+    str_mask(text);
     if (log_of.rank) fprintf(stderr, "rank %d: ", log_of.rank);
     fputs(prefix, stderr);
     fputs(text, stderr);
@@ -105,6 +124,17 @@ void log_warn(const char *fmt, ...)
     va_start(ap, fmt);
     log_line("warning: ", fmt, ap);
     va_end(ap);
+}
+
+_Noreturn void end_with_error(const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    fflush(stdout);
+    fputs("moetrain: ", stderr);
+    log_line("error: ", fmt, ap);
+    va_end(ap);
+    exit(1);
 }
 
 static void (*before_abort)(void);
@@ -153,8 +183,7 @@ uint64_t progress_count(void)
 static _Noreturn void out_of_memory(int64_t bytes)
 {
     char text[32];
-    fprintf(stderr, "error: out of memory: the system refused %s of host memory\n", str_bytes(text, bytes));
-    exit(1);
+    end_with_error("out of memory: the system refused %s of host memory", str_bytes(text, bytes));
 }
 
 static int64_t array_bytes(int64_t count, int64_t size)

@@ -46,6 +46,10 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
+/* Prints "moetrain: error: " and the message, and ends the process: where a shortage of the machine leaves no way back.
+ */
+void end_with_error(const char *fmt, ...) MT_PRINTF(1, 2) __attribute__((noreturn));
+
 /* die_at calls `wait` before it aborts; may be NULL. When another rank is lost, the device of this rank fails too. The
  * watch thread (comm.h) knows the cause and ends the process during this wait. */
 void die_after(void (*wait)(void));
@@ -70,6 +74,12 @@ double f64_unsigned_nan(double v);
 /* a * b (or a + b) in *out; false when it does not fit or an operand is negative. */
 bool i64_mul(int64_t a, int64_t b, int64_t *out);
 bool i64_add(int64_t a, int64_t b, int64_t *out);
+
+/* Bytes of the printable UTF-8 character at s, which a NUL ends; 0: a control character other than a tab, one that
+ * reorders or hides text, or invalid UTF-8. Such bytes of a hostile file or server would steer a terminal. */
+int str_printable(const char *s);
+char *str_mask(char *text); /* one printable line, in place: a line feed becomes a blank, other such bytes "?" */
+uint32_t str_codepoint(const char *s, int n); /* of a valid character of n bytes */
 
 /* snprintf into dst of size n; -1 with an error that names `what` when the text does not fit. */
 int str_format(char *dst, size_t n, struct err *e, const char *what, const char *fmt, ...) MT_PRINTF(5, 6) MT_CHECK;

@@ -85,7 +85,5 @@ void thread_start(pthread_t *thread, void *(*run)(void *), void *arg)
 {
     const int rc = pthread_create(thread, NULL, run, arg);
     if (!rc) return;
-    fprintf(stderr, "error: the system refused another thread (%s): raise its limits of memory and processes\n",
-            strerror(rc));
-    exit(1);
+    end_with_error("the system refused another thread (%s): raise its limits of memory and processes", strerror(rc));
 }

@@ -53,6 +53,52 @@ static void errors(void **state)
     assert_string_equal(e.msg, "c d: name \"a moetrain: error: b\"");
 }
 
+/* What may not reach a terminal, a report or a card: controls, characters that reorder or hide text, invalid UTF-8. */
+static void printable(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        int bytes;
+    } rows[] = {{"a", 1},
+                {"\t", 1},
+                {"\xc2\xa0", 2},
+                {"\xd7\x90", 2},         /* a Hebrew letter */
+                {"\xe2\x82\xac", 3},     /* the euro sign */
+                {"\xe2\x80\x8d", 3},     /* a joiner of emoji */
+                {"\xf0\x9f\x98\x80", 4}, /* an emoji */
+                {"\n", 0},
+                {"\x1b", 0},
+                {"\x7f", 0},
+                {"\xc2\x9b", 0},         /* C1 */
+                {"\xd8\x9c", 0},         /* U+061C */
+                {"\xe2\x80\x8b", 0},     /* U+200B */
+                {"\xe2\x80\x8e", 0},     /* U+200E */
+                {"\xe2\x80\x8f", 0},     /* U+200F */
+                {"\xe2\x80\xa8", 0},     /* U+2028 */
+                {"\xe2\x80\xa9", 0},     /* U+2029 */
+                {"\xe2\x80\xaa", 0},     /* U+202A */
+                {"\xe2\x80\xae", 0},     /* U+202E */
+                {"\xe2\x81\xa6", 0},     /* U+2066 */
+                {"\xe2\x81\xa9", 0},     /* U+2069 */
+                {"\xef\xbb\xbf", 0},     /* U+FEFF */
+                {"\xf3\xa0\x81\x81", 0}, /* U+E0041, a tag */
+                {"\x80", 0},
+                {"\xc0\x80", 0},
+                {"\xe0\x80\x80", 0},
+                {"\xf0\x80\x80\x80", 0},
+                {"\xe2\x82", 0},
+                {"\xff", 0}};
+    char text[32];
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        if (str_printable(rows[i].text) != rows[i].bytes) fail_msg("row %d", i);
+        snprintf(text, sizeof(text), "[%s]", rows[i].text);
+        assert_int_equal(!strncmp(str_mask(text) + 1, rows[i].text, strlen(rows[i].text)), rows[i].bytes > 0);
+    }
+    assert_int_equal(str_codepoint("\xe2\x80\xae", 3), 0x202e);
+    assert_int_equal(str_codepoint("\xf3\xa0\x81\x81", 4), 0xe0041);
+}
+
 static void formats(void **state)
 {
     (void)state;
@@ -134,6 +180,28 @@ static void nearest(void **state)
 
 static void negative_alloc(void) { mem_free(mem_alloc(-1)); }
 static void overflowing_array(void) { mem_free(mem_array(INT64_MAX / 4, 8)); }
+
+/* Every error of the program begins alike. */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    char path[256], text[256] = "";
+    snprintf(path, sizeof(path), "%s/stderr", scratch_dir());
+    fflush(NULL);
+    const pid_t child = fork();
+    if (!child) {
+        if (!freopen(path, "w", stderr)) _exit(2);
+        mem_free(mem_alloc(INT64_MAX / 2));
+        _exit(0);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(WEXITSTATUS(status), 1);
+    FILE *f = fopen(path, "r");
+    assert_true(f && fgets(text, sizeof(text), f));
+    fclose(f);
+    assert_string_equal(text, "moetrain: error: out of memory: the system refused 4096 PiB of host memory\n");
+}
 
 static void memory(void **state)
 {
@@ -403,10 +471,11 @@ static void libraries(void **state)
 int test_base(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(errors),        cmocka_unit_test(formats),       cmocka_unit_test(nearest),
-        cmocka_unit_test(memory),        cmocka_unit_test(random_values), cmocka_unit_test(random_quality),
-        cmocka_unit_test(narrow_floats), cmocka_unit_test(views),         cmocka_unit_test(weights),
-        cmocka_unit_test(arenas),        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),
+        cmocka_unit_test(printable),     cmocka_unit_test(out_of_memory),  cmocka_unit_test(errors),
+        cmocka_unit_test(formats),       cmocka_unit_test(nearest),        cmocka_unit_test(memory),
+        cmocka_unit_test(random_values), cmocka_unit_test(random_quality), cmocka_unit_test(narrow_floats),
+        cmocka_unit_test(views),         cmocka_unit_test(weights),        cmocka_unit_test(arenas),
+        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -48,6 +48,13 @@ static void each_format_has_its_own_use(void **state)
         assert_loads(card, f);
         assert_memory_equal(card, foreign, strlen(foreign));
         mem_free(card);
+        card = export_card(NULL, (enum export_format)f,
+                           "a/\xe2\x80\xae"
+                           "b\x1b",
+                           &a, 9);
+        assert_says(card, "a/???b?");
+        assert_null(strstr(card, "\xe2\x80\xae"));
+        mem_free(card);
         card = export_card(NULL, (enum export_format)f, "a/b", &a, 9);
         assert_loads(card, f);
         assert_int_equal(card[0], '#');

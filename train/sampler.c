@@ -122,9 +122,7 @@ static void put_text(struct sampler *s, int32_t id, bool last)
         const char *at = s->bytes.text + s->n_done;
         const int64_t n = utf8_character(at, s->bytes.size - s->n_done);
         if (n < 0 && !last) break;
-        const unsigned char c = (unsigned char)at[n == 2 && at[0] == '\xc2'];
-        const bool control = s->plain && ((c < 32 && c != '\n' && c != '\t') || c == 127 || (n == 2 && c < 0xa0));
-        if (n <= 0 || control)
+        if (n <= 0 || (s->plain && *at != '\n' && !str_printable(at)))
             text_put(&s->text, "\xef\xbf\xbd");
         else if (spaces && n == 3 && !memcmp(at, "\xe2\x96\x81", 3))
             text_put(&s->text, " ");

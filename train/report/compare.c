@@ -83,6 +83,7 @@ static bool next_difference(const struct compared *runs, int n, int64_t *line, c
             value += 1 + strspn(value + 1, " ");
             snprintf(d->key, sizeof(d->key), "%s.%.*s", section, (int)strcspn(text, " ="), text);
             snprintf(d->values[i], sizeof(d->values[i]), "%.*s", (int)(text + length - value), value);
+            str_mask(d->values[i]);
             differs |= first >= 0 && strcmp(d->values[first], d->values[i]);
             if (first < 0) first = i;
         }

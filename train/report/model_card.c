@@ -17,9 +17,10 @@ static bool is_hub_name(const struct run *r)
 
 void model_card_quote(FILE *out, const char *text, const char *special)
 {
-    for (; *text; text++) {
+    for (int n; *text; text += MT_MAX(n, 1)) {
+        n = str_printable(text);
         if (strchr(special, *text)) fputc('\\', out);
-        fputc(*text, out);
+        fwrite(n || *text == '\n' ? text : "?", 1, (size_t)MT_MAX(n, 1), out);
     }
 }
 
@@ -29,7 +30,7 @@ static void put_text(FILE *out, const char *text) { model_card_quote(out, text, 
 static void put_front_matter(FILE *out, const struct run *r)
 {
     fprintf(out, "---\n");
-    if (is_hub_name(r)) fprintf(out, "base_model: %s\n", r->model_name);
+    if (is_hub_name(r)) fprintf(out, "base_model: "), model_card_quote(out, r->model_name, ""), fputc('\n', out);
     fprintf(
         out,
         "library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n- mixture-of-experts\n- moetrain\n---\n\n");
@@ -67,8 +68,10 @@ static void put_facts(FILE *out, const struct run *r, const struct train_state *
     put_text(out, r->model_name);
     if (is_hub_name(r)) fprintf(out, ", revision "), put_text(out, cfg->model.revision);
     fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
-    fprintf(out, "| LoRA | r %lld, alpha %g%s, on %s |\n", (long long)cfg->lora.r, cfg->lora.alpha,
-            cfg->lora.rslora ? " (rsLoRA)" : "", cfg->lora.targets);
+    fprintf(out, "| LoRA | r %lld, alpha %g%s, on ", (long long)cfg->lora.r, cfg->lora.alpha,
+            cfg->lora.rslora ? " (rsLoRA)" : "");
+    put_text(out, cfg->lora.targets);
+    fprintf(out, " |\n");
     put_objective(out, r);
     put_data(out, "training data", cfg->data.train, &r->train);
     put_data(out, "held-out data", cfg->data.eval[0] ? cfg->data.eval : "a share of the training documents", &r->eval);
@@ -122,7 +125,9 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
     model_card_use(out, r->model_name, r->arch.nested);
-    fprintf(out, "\n## Settings\n\n```ini\n%s```\n", settings);
+    fprintf(out, "\n## Settings\n\n```ini\n");
+    model_card_quote(out, settings, "");
+    fprintf(out, "```\n");
     MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);
     free(text);

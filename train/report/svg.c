@@ -11,19 +11,21 @@
 
 void svg_text(FILE *out, const char *text)
 {
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        const char *entity = c == '&'              ? "&amp;"
-                             : c == '<'            ? "&lt;"
-                             : c == '>'            ? "&gt;"
-                             : c == '"'            ? "&quot;"
-                             : c == '\''           ? "&#39;"
-                             : c < 32 && c != '\n' ? " "
-                                                   : NULL;
+    for (int n; *text; text += MT_MAX(n, 1)) {
+        const char c = *text;
+        n = str_printable(text);
+        const char *entity = c == '&'          ? "&amp;"
+                             : c == '<'        ? "&lt;"
+                             : c == '>'        ? "&gt;"
+                             : c == '"'        ? "&quot;"
+                             : c == '\''       ? "&#39;"
+                             : c == '\n'       ? "\n"
+                             : !n || c == '\t' ? " "
+                                               : NULL;
         if (entity)
             fputs(entity, out);
         else
-            fputc(c, out);
+            fwrite(text, 1, (size_t)n, out);
     }
 }
 

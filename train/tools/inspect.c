@@ -84,10 +84,11 @@ static char *collapse(const char *name, size_t n)
             n_marks++;
             to += 3;
             i = end;
-        } else
-            *to++ = iscntrl((unsigned char)name[i]) ? '?' : name[i], i++;
+        } else {
+            *to++ = name[i++];
+        }
     }
-    return text;
+    return str_mask(text);
 }
 
 static void set_shape(struct row *r, const int64_t *shape, int ndim)
@@ -310,7 +311,10 @@ static void print_totals(struct row *rows, int64_t n, FILE *out)
 /* Prints text from a file without control characters. */
 static void print_text(const char *s, FILE *out)
 {
-    for (; *s; s++) fputc(iscntrl((unsigned char)*s) ? '?' : *s, out);
+    for (int n; *s; s += MT_MAX(n, 1)) {
+        n = str_printable(s);
+        fwrite(n ? s : "?", 1, (size_t)MT_MAX(n, 1), out);
+    }
 }
 
 /* "q_proj, k_proj" of an array of strings, the text of a string (a regular expression), "none" of null. */

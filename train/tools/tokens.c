@@ -38,7 +38,8 @@ void tokens_put_ids(struct text_buf *out, const int32_t *ids, int64_t n)
     text_put(out, "]");
 }
 
-/* Prints control characters and invalid bytes as <0x1B>; a line break is visible and starts a new line. */
+/* Prints control characters and invalid bytes as <0x1B>, characters that hide or reorder text as <U+202E>; a line break
+ * is visible and starts a new line. */
 static void put_visible(struct tokens *t, const char *s, int64_t size)
 {
     static const char *const entities[][2] = {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}};
@@ -48,13 +49,16 @@ static void put_visible(struct tokens *t, const char *s, int64_t size)
         n = utf8_character(s + i, size - i);
         for (int k = 0; k < 3 && t->form == FORM_HTML; k++)
             if (s[i] == entities[k][0][0]) entity = entities[k][1];
-        bool c1 = n == 2 && (unsigned char)s[i] == 0xc2 && (unsigned char)s[i + 1] < 0xa0;
         if (entity) {
             text_put(&t->out, entity);
         } else if (s[i] == '\n') {
             text_put(&t->out, "\xe2\x86\xb5\n");
-        } else if (n <= 0 || c1 || (unsigned char)s[i] < 32 || s[i] == 127) {
+        } else if (n <= 1 && (n <= 0 || s[i] == '\t' || !str_printable(s + i))) {
             snprintf(code, sizeof(code), t->form == FORM_HTML ? "&lt;0x%02X&gt;" : "<0x%02X>", (unsigned char)s[i]);
+            text_put(&t->out, code);
+        } else if (!str_printable(s + i)) {
+            snprintf(code, sizeof(code), t->form == FORM_HTML ? "&lt;U+%04X&gt;" : "<U+%04X>",
+                     (unsigned)str_codepoint(s + i, (int)n));
             text_put(&t->out, code);
         } else {
             text_put_bytes(&t->out, s + i, n);
