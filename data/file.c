@@ -401,6 +401,32 @@ static int check_replaceable(const char *path, struct err *err)
                    S_ISDIR(st.st_mode) ? "a directory, not a file" : "not a regular file");
 }
 
+int file_check_link(const char *path, struct err *err)
+{
+    struct stat st;
+    if (lstat(path, &st) || !S_ISLNK(st.st_mode)) return 0;
+    return err_set(err, "%s: a symbolic link, whose target is not written to: remove the link", path);
+}
+
+int file_open_own(const char *path, int flags, struct err *err)
+{
+    struct stat st;
+    const int fd = open(path, flags | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == ELOOP && file_check_link(path, err)) return -1;
+    if (fd < 0 && errno == ENXIO) return err_set(err, "%s: a pipe, not a regular file: remove it", path);
+    if (fd < 0) return io_error(err, path, "create");
+    if (fstat(fd, &st))
+        io_error(err, path, "stat");
+    else if (!S_ISREG(st.st_mode))
+        err_set(err, "%s: not a regular file: remove it", path);
+    else if (st.st_nlink > 1)
+        err_set(err, "%s: a hard link, whose other name would change too: replace it with a copy", path);
+    else
+        return fd;
+    close(fd);
+    return -1;
+}
+
 /* Empties a file that this process alone writes. Another one may have given it its name since the open. */
 static int begin_alone(int fd, const char *tmp, struct err *err)
 {
@@ -418,8 +444,8 @@ int file_writer_open(struct file_writer *w, const char *path, struct err *err)
     if (str_format(w->path, sizeof(w->path), err, "path of the file to write", "%s", path) ||
         str_format(w->tmp, sizeof(w->tmp), err, "path of the file to write", "%s.tmp", path))
         return -1;
-    w->fd = open(w->tmp, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (w->fd < 0) return io_error(err, w->tmp, "create");
+    w->fd = file_open_own(w->tmp, O_WRONLY, err);
+    if (w->fd < 0) return -1;
     if (!begin_alone(w->fd, w->tmp, err)) return 0;
     close(w->fd);
     return -1;
@@ -530,6 +556,12 @@ bool file_exists(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0;
+}
+
+bool file_has_links(const char *path)
+{
+    struct stat st;
+    return !lstat(path, &st) && S_ISREG(st.st_mode) && st.st_nlink > 1;
 }
 
 bool file_is_dir(const char *path)

@@ -63,6 +63,10 @@ struct file_writer {
 int file_writer_open(struct file_writer *w, const char *path, struct err *err) MT_CHECK;
 int file_writer_put(struct file_writer *w, const void *data, int64_t size, struct err *err) MT_CHECK;
 int file_writer_close(struct file_writer *w, bool keep, struct err *err);
+/* Opens or creates a file that only moetrain writes, with the flags of open(2); its descriptor, or -1. Refused: a
+ * symbolic link, a hard link, a pipe or device, with which a name in a directory would lead to another file. */
+int file_open_own(const char *path, int flags, struct err *err) MT_CHECK;
+int file_check_link(const char *path, struct err *err) MT_CHECK;  /* an error for a symbolic link */
 int file_make_dirs(const char *path, struct err *err) MT_CHECK;   /* mkdir -p */
 int file_remove_tree(const char *path, struct err *err) MT_CHECK; /* succeeds when it does not exist */
 int file_sync_dir(const char *path, struct err *err) MT_CHECK;
@@ -76,6 +80,7 @@ int file_check_holes(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
+bool file_has_links(const char *path); /* a regular file with more than one name */
 /* 0: path is a directory (want_dir), or exists and is not a directory. Otherwise an error that names what is there
  * instead, and the target of a broken symbolic link. */
 int file_check_kind(const char *path, bool want_dir, struct err *err) MT_CHECK;

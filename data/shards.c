@@ -67,8 +67,11 @@ static int create(struct shards *s, struct shard *shard, struct err *err)
     mem_free(sorted);
     if (!rc) rc = str_format(path, sizeof(path), err, "path of the shard", "%s/%s", s->dir, shard->name);
     if (!rc) {
-        shard->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-        if (shard->fd < 0 || write_at(shard->fd, head, size, 0)) rc = io_error(s, shard, "write", err);
+        shard->fd = file_open_own(path, O_WRONLY, err);
+        if (shard->fd < 0)
+            rc = -1;
+        else if (ftruncate(shard->fd, 0) || write_at(shard->fd, head, size, 0))
+            rc = io_error(s, shard, "write", err);
     }
     mem_free(head);
     return rc;

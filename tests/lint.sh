@@ -65,6 +65,9 @@ check_sources() {
     rest ~ /(^|[^A-Za-z0-9_])getenv *\(/ {
         bad(file, FNR, "environment variable: settings are configuration keys")
     }
+    /O_CREAT|(fopen|freopen)\([^)]*"[wa]/ && file !~ /^(tests\/|data\/file\.c|data\/hub\/|train\/(lock|rank_key)\.c)/ {
+        bad(file, FNR, "opens a file to write: file_open_own follows no link")
+    }
     # A function begins with a line at column 0 that has "(" but no ";" or "=", and ends with the next "}" at column 0.
     !start && /^[A-Za-z_].*\(/ && !/[;=]/ && !/^#/ { start = FNR; head = $0 }
     start && FNR > start && /^[^ {}]/ && !/\(/ { start = 0 }
@@ -328,6 +331,8 @@ prove() {
     expect data/file.c:2 "label of a head comment"
     add data/file.c 'char *s = getenv("MT_FAST");'; expect data/file.c:4 "environment"
     add data/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file.c:4 "environment"
+    add kernels/ops.c 'FILE *f = fopen(path, "w");'; expect kernels/ops.c:4 "opens a file to write"
+    add kernels/ops.c 'int f = open(path, O_WRONLY | O_CREAT, 0666);'; expect kernels/ops.c:4 "opens a file to write"
     add data/file.c 'typedef struct a b;'; expect data/file.c:4 "typedef"
     add data/file.c '#include "kernels/ops.h"'; expect data/file.c:4 "room data may not"
     add data/file.c '#include <curl/curl.h>'; expect data/file.c:4 "<curl/curl.h> has one home"

@@ -438,6 +438,32 @@ static void directories(void **state)
     assert_int_equal(file_remove_tree(in(dir, "a"), &err), 0);
 }
 
+/* The temporary file of an atomic write is a link to another file, or a pipe without a reader. */
+static void planted_names(void **state)
+{
+    (void)state;
+    struct err err;
+    const char *dir = scratch_dir();
+    char tmp[MT_PATH], victim[MT_PATH], out[MT_PATH];
+    snprintf(tmp, sizeof(tmp), "%s", in(dir, "out.tmp"));
+    snprintf(out, sizeof(out), "%s", in(dir, "out"));
+    snprintf(victim, sizeof(victim), "%s", in(dir, "victim"));
+    write_file(victim, "precious", 8);
+    alarm(20);
+    for (int kind = 0; kind < 3; kind++) {
+        static const char *const says[] = {"a symbolic link", "a hard link", "a pipe"};
+        assert_int_equal(kind == 0 ? symlink(victim, tmp) : kind == 1 ? link(victim, tmp) : mkfifo(tmp, 0600), 0);
+        assert_int_equal(file_write_atomic(out, "new", 3, &err), -1);
+        assert_non_null(strstr(err.msg, "/out.tmp: "));
+        assert_non_null(strstr(err.msg, says[kind]));
+        assert_content(victim, "precious");
+        assert_int_equal(unlink(tmp), 0);
+    }
+    alarm(0);
+    assert_int_equal(file_write_atomic(out, "new", 3, &err), 0);
+    assert_content(out, "new");
+}
+
 int test_file(void)
 {
     static const struct CMUnitTest tests[] = {
@@ -452,6 +478,7 @@ int test_file(void)
         cmocka_unit_test(one_process_writes),
         cmocka_unit_test(write_full_disk),
         cmocka_unit_test(write_refused),
+        cmocka_unit_test(planted_names),
         cmocka_unit_test(directories),
     };
     return cmocka_run_group_tests_name("file", tests, NULL, NULL);

@@ -37,9 +37,11 @@ int lock_file(int fd)
     return errno == EAGAIN || errno == EACCES ? 1 : -1;
 }
 
-static void write_holder(int fd)
+/* A hard link keeps the text of its other name. */
+static void write_holder(int fd, const char *path)
 {
     char text[LOCK_TEXT];
+    if (file_has_links(path)) return;
     lock_holder(text);
     const ssize_t n = (ssize_t)strlen(text);
     if (ftruncate(fd, 0) || pwrite(fd, text, (size_t)n, 0) != n)
@@ -86,6 +88,11 @@ int lock_take(struct lock *l, const char *dir, struct err *err)
     const bool fresh = !file_exists(path);
     const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
     if (fd < 0) return err_set(err, "%s: cannot be opened to lock %s: %s", path, dir, strerror(errno));
+    struct stat st;
+    if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+        close(fd);
+        return err_set(err, "%s: not a regular file: remove it", path);
+    }
     const int held = lock_file(fd);
     if (held > 0) {
         in_use(fd, dir, err);
@@ -98,7 +105,7 @@ int lock_take(struct lock *l, const char *dir, struct err *err)
         close(fd);
         return err_set(err, "%s was in use by another moetrain until now: run the command again", dir);
     }
-    write_holder(fd);
+    write_holder(fd, path);
     *l = (struct lock){.held = true, .fresh = fresh, .fd = fd, .there = there};
     return 0;
 }

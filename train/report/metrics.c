@@ -20,20 +20,17 @@
 
 /* ---- the file */
 
-/* A FIFO is refused: without a reader, opening it would block the run. */
+/* A new file for a new run. A file with another name, as in a copy of hard links, keeps that one as it is. */
 static FILE *open_lines(const char *path, bool append, struct err *err)
 {
-    struct stat st = {0};
-    FILE *f = NULL;
-    const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK | O_CLOEXEC, 0666);
-    const bool fifo = fd < 0 ? errno == ENXIO : !fstat(fd, &st) && S_ISFIFO(st.st_mode);
-    if (fd >= 0 && !fifo && (append || !S_ISREG(st.st_mode) || !ftruncate(fd, 0))) f = fdopen(fd, "a");
-    if (f) return setvbuf(f, NULL, _IONBF, 0), f;
-    if (fifo)
-        err_set(err, "%s: not a regular file", path);
-    else
-        err_set(err, "%s: cannot be written: %s", path, strerror(errno));
-    if (fd >= 0) close(fd);
+    if (!append && file_has_links(path)) unlink(path);
+    const int fd = file_open_own(path, O_WRONLY | O_APPEND, err);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!f) return NULL;
+    setvbuf(f, NULL, _IONBF, 0);
+    if (append || !ftruncate(fd, 0)) return f;
+    err_set(err, "%s: cannot be written: %s", path, strerror(errno));
+    fclose(f);
     return NULL;
 }
 
@@ -292,8 +289,7 @@ static void print_short(const char *label, const char *text)
     const int64_t size = (int64_t)strlen(text);
     printf("  %s", label);
     for (int64_t k; n < size && shown < WIDTH && (k = utf8_character(text + n, size - n)) > 0; n += k, shown++) {
-        const unsigned char c = (unsigned char)text[n];
-        if (c < 32 || c == 127 || (k == 2 && c == 0xc2 && (unsigned char)text[n + 1] < 0xa0))
+        if (text[n] == '\t' || !str_printable(text + n))
             putchar(' ');
         else
             fwrite(text + n, 1, (size_t)k, stdout);

@@ -58,6 +58,7 @@ int metrics_cut(const char *dir, const struct metrics_end *end, struct err *err)
     struct file_map map;
     int64_t number = 0;
     if (str_format(path, sizeof(path), err, "output.dir", "%s/metrics.jsonl", dir)) return -1;
+    if (file_check_link(path, err)) return -1;
     if (!file_exists(path)) return 0;
     if (file_map_open(&map, path, err)) return -1;
     struct cut c = {.end = *end, .again = !end->evaluated, .kept = mem_alloc(map.size)};
@@ -68,7 +69,8 @@ int metrics_cut(const char *dir, const struct metrics_end *end, struct err *err)
         snprintf(name, sizeof(name), "%s:%lld", path, (long long)++number);
         take_line(&c, (const char *)line, n, name);
     }
-    const int rc = c.before_starts == map.size ? 0 : file_write_atomic(path, c.kept, c.before_starts, err);
+    const bool same = c.before_starts == map.size && !file_has_links(path); /* another name keeps its content */
+    const int rc = same ? 0 : file_write_atomic(path, c.kept, c.before_starts, err);
     mem_free(c.kept);
     file_map_close(&map);
     return rc;

@@ -2,7 +2,7 @@
  * bytes are an Event: 1 wall_time f64, 2 step varint, 3 file_version string, 5 summary, 7 session_log. */
 #include "train/report/tensorboard.h"
 
-#include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -83,8 +83,9 @@ FILE *tensorboard_open(const char *dir, int64_t first_step, struct err *err)
     if (str_format(path, sizeof(path), err, "path", "%s/events.out.tfevents.%010lld.%s.moetrain", dir,
                    (long long)time(NULL), host))
         return NULL;
-    FILE *f = fopen(path, "ab"); /* a run that starts twice within a second adds to its file */
-    if (!f) return err_set(err, "%s: cannot be written: %s", path, strerror(errno)), NULL;
+    const int fd = file_open_own(path, O_WRONLY | O_APPEND, err); /* a second start in one second adds to the file */
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "a");
+    if (!f) return NULL;
     setvbuf(f, NULL, _IONBF, 0);
     struct proto p = event_at(0), start = event_at(first_step);
     put_field(&p, 3, version, (int64_t)strlen(version));
