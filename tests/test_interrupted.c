@@ -101,12 +101,29 @@ static void an_evaluation_is_there_once(void **state)
     assert_null(strstr(events, "\"loss\":1\n"));
 }
 
+/* Killed between the write of a checkpoint and the deletion of the oldest one: the next start deletes it, also that of
+ * a run without a step to make. */
+static void a_kill_leaves_no_checkpoint_too_many(void **state)
+{
+    (void)state;
+    static const char *const steps[] = {"train.steps=3", "train.steps=4"};
+    for (int i = 0; i < MT_LEN(steps); i++) {
+        const char *config = process_trained("train.steps=3 output.save_every=1 output.keep=3");
+        const char *const words[] = {config, "--set", steps[i], "--set", "output.keep=2", NULL};
+        if (process_run(words)) fail_msg("%s", said.err);
+        assert_int_equal(file_exists(process_output(config, "checkpoints/step-000001")), 0);
+        assert_int_equal(file_exists(process_output(config, "checkpoints/step-000002")), i == 0);
+        assert_int_equal(file_exists(process_output(config, "checkpoints/step-000003")), 1);
+    }
+}
+
 int test_interrupted(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_first_evaluation_stays),
         cmocka_unit_test(answers_are_complete),
         cmocka_unit_test(an_evaluation_is_there_once),
+        cmocka_unit_test(a_kill_leaves_no_checkpoint_too_many),
     };
     return cmocka_run_group_tests_name("interrupted", tests, NULL, NULL);
 }

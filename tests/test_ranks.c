@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "train/launch.h"
 #include "tests/process.h"
 
 /* Every step has four micro-batches; dropout and auxiliary loss differ between them. */
@@ -203,35 +204,16 @@ static void test_lost_ranks(void **state)
     }
 }
 
-/* A configuration of two ranks, of which rank 0 hangs while loading when it opens a file to write, as on a disk that
- * does not respond: a FIFO without a reader. */
-static const char *stuck_config(void)
+/* Descriptor 3 is a pipe that nobody writes to, for a rank that hangs while loading as on a disk that does not respond:
+ * it reads data.chat_template=/dev/fd/3. */
+static const char *pipe_script(void)
 {
-    const char *config = config_of(2, false), *other = config_of(1, false);
-    struct err err;
-    char **caches, name[128];
-    int64_t n;
-    assert_int_equal(RUN(other, "--set", "train.steps=1"), 0); /* cache names depend on the content */
-    assert_int_equal(file_list(process_output(other, "cache"), &caches, &n, &err), 0);
-    assert_true(n > 0);
-    assert_int_equal(file_make_dirs(process_output(config, "cache"), &err), 0);
-    for (int64_t i = 0; i < n; i++) {
-        snprintf(name, sizeof(name), "cache/%s.tmp", caches[i]);
-        assert_int_equal(mkfifo(process_output(config, name), 0666), 0);
-    }
-    file_list_free(caches, n);
-    return config;
-}
-
-static void test_stuck_disk(void **state)
-{
-    (void)state;
-    const double start = clock_ms();
-    assert_int_equal(RUN(stuck_config(), JOB, "--set", "parallel.timeout_s=2"), 1);
-    assert_true(clock_ms() - start < 15e3);
-    assert_says(said.err, "rank 1 has waited in ");
-    assert_says(said.err, " for rank 0 on ");
-    assert_says(said.err, ", while loading");
+    static char script[2 * MT_PATH];
+    char fifo[MT_PATH];
+    snprintf(fifo, sizeof(fifo), "%s/fifo", scratch_dir());
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    snprintf(script, sizeof(script), "exec 3<> %s; exec \"$@\"", fifo);
+    return script;
 }
 
 /* Signals before the ranks can save: the process that started them says so. */
@@ -240,15 +222,59 @@ static void test_early_signals(void **state)
     (void)state;
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     for (int i = 0; i < MT_LEN(signals); i++) {
-        struct running r = {.config = stuck_config(), .dir = scratch_dir()};
-        const char *const words[] = {r.config, JOB, NULL};
-        r.pid = process_start(r.dir, words);
+        struct running r = {.config = config_of(2, false), .dir = scratch_dir()};
+        const char *const words[] = {r.config, JOB, "--set", "data.chat_template=/dev/fd/3", NULL};
+        r.pid = process_start_shell(r.dir, pipe_script(), words);
         while (access(process_output(r.config, ".lock"), F_OK) && !has_ended(r.pid)) pause_ms(10);
         send_signal(r.pid, signals[i]);
         assert_int_equal(process_finish(r.dir, r.pid), 1);
         assert_says(said.err, "moetrain: interrupted before the first step: nothing to save\n");
         assert_null(strstr(said.err, "ended by signal"));
     }
+}
+
+/* Signals that the parent ignores or blocks: a failed rank is noticed, and SIGTERM ends the run. */
+static void test_inherited_signals(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir(), *config = config_of(2, false);
+    const char *const words[] = {config, JOB, "--set", "data.train=/no/such/file.jsonl", NULL};
+    assert_int_equal(process_finish(dir, process_start_shell(dir, "trap '' CHLD; exec \"$@\"", words)), 1);
+    assert_says(said.err, "/no/such/file.jsonl");
+    sigset_t all, before;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, &before);
+    const struct running r = start_run("train.steps=1000000");
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    send_signal(r.pid, SIGTERM);
+    assert_int_equal(process_finish(r.dir, r.pid), 130);
+}
+
+static pid_t end_or_stay(int code)
+{
+    const pid_t pid = process_fork();
+    if (pid) return pid;
+    while (code < 0) pause();
+    _exit(code);
+}
+
+/* A rank that does not end after the last exchange, here rank 1: the run ends, with the exit code of rank 0. */
+static void test_late_rank(void **state)
+{
+    (void)state;
+    static const int codes[] = {0, 130};
+    launch_end_ms = 500;
+    for (int i = 0; i < MT_LEN(codes); i++) {
+        pid_t pids[] = {end_or_stay(codes[i]), end_or_stay(-1)};
+        const double start = clock_ms();
+        alarm(60);
+        assert_int_equal(launch_wait(pids, 2), codes[i]);
+        alarm(0);
+        assert_true(clock_ms() - start < 10e3);
+        assert_int_equal(pids[0] | pids[1], 0);
+    }
+    pid_t others[] = {1 << 22, 1 << 22}; /* no children: not a run that ended well */
+    assert_int_equal(launch_wait(others, 2), 1);
 }
 
 /* ---- the plan */
@@ -351,6 +377,33 @@ static void test_launchers(void **state)
     }
 }
 
+static void test_stuck_disk(void **state)
+{
+    (void)state;
+    const char *config = config_of(1, false), *dirs[2] = {scratch_dir(), scratch_dir()};
+    const char *const words[] = {config, JOB, "--set", "data.chat_template=/dev/fd/3", "--set", "parallel.timeout_s=2",
+                                 NULL};
+    const char *const scripts[] = {pipe_script(),
+                                   "exec 3<< 'END'\n{% for m in messages %}{{ m.content }}{% endfor %}\nEND\n"
+                                   "exec \"$@\""};
+    const double start = clock_ms();
+    const int p = port();
+    pid_t pids[2];
+    for (int r = 0; r < 2; r++) {
+        char env[256];
+        snprintf(env, sizeof(env), "MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 RANK=%d MASTER_PORT=%d", r, p);
+        environment(env, true);
+        pids[r] = process_start_shell(dirs[r], scripts[r], words);
+        environment(env, false);
+    }
+    assert_int_equal(process_finish(dirs[1], pids[1]), 1);
+    assert_int_equal(process_finish(dirs[0], pids[0]), 1);
+    assert_true(clock_ms() - start < 15e3);
+    assert_says(said.err, "rank 1 has waited in ");
+    assert_says(said.err, " for rank 0 on ");
+    assert_says(said.err, ", while loading");
+}
+
 /* One of three ranks dies before another has connected: the others end without waiting for it. */
 static void test_start(void **state)
 {
@@ -417,10 +470,19 @@ static void test_refusals(void **state)
 int test_ranks(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_training), cmocka_unit_test(test_eval),          cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_sigterm),       cmocka_unit_test(test_lost_ranks),    cmocka_unit_test(test_launchers),
-        cmocka_unit_test(test_stuck_disk),    cmocka_unit_test(test_early_signals), cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_start),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_same_training),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_sigterm),
+        cmocka_unit_test(test_lost_ranks),
+        cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_stuck_disk),
+        cmocka_unit_test(test_early_signals),
+        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_late_rank),
+        cmocka_unit_test(test_inherited_signals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

@@ -455,6 +455,12 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
     return rc;
 }
 
+int checkpoint_prune(const char *out_dir, int64_t step, int64_t keep, struct err *err)
+{
+    char folder[MT_PATH];
+    return join(folder, out_dir, FOLDER, err) || prune(folder, step, keep, err) ? -1 : 0;
+}
+
 int checkpoint_sweep(const char *out_dir, struct err *err)
 {
     char folder[MT_PATH];

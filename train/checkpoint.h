@@ -42,6 +42,9 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
 int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struct err *err) MT_CHECK;
 /* Call before a run starts: completes the deletions of killed processes and deletes their incomplete checkpoints. */
 int checkpoint_sweep(const char *out_dir, struct err *err) MT_CHECK;
+/* Deletes all but the newest `keep` checkpoints up to `step`, as checkpoint_save does: a run that was killed during a
+ * save may leave one more. */
+int checkpoint_prune(const char *out_dir, int64_t step, int64_t keep, struct err *err) MT_CHECK;
 /* Reads state.json of a step-NNNNNN directory: state, number of updates, and in *doc, which the caller frees, the
  * objects "settings" (texts of config_value by name) and "model" (of arch_value). Checks syntax and types only. */
 int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_update, struct json_doc **doc,

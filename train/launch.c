@@ -5,6 +5,7 @@
 #include "train/launch.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
@@ -22,6 +23,8 @@
 #define TORCH_PORT 29500 /* default of MASTER_PORT, as in torch */
 #define GRACE_MS   15000 /* time for the other ranks to end by their hang detector after one failed */
 #define EXIT_SAVED 130   /* exit code of a rank that was interrupted */
+
+int64_t launch_end_ms = 60000;
 
 /* ---- from the environment */
 
@@ -128,14 +131,17 @@ static int from_launcher(struct comm_place *p, const struct found *f, const stru
 
 /* ---- ranks started here */
 
-/* Counts GPUs in a child process: a process that has used CUDA must not fork. */
-static int count_gpus(void)
+/* Counts GPUs in a child process: a process that has used CUDA must not fork. -1: it cannot be known. */
+static int count_gpus(struct err *err)
 {
     int status;
     const pid_t pid = fork();
     if (pid == 0) _exit(MT_MIN(ops_cuda_count(), 255));
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status)) return 0;
-    return WEXITSTATUS(status);
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        return err_set(err, "the process that counts GPUs cannot be started: %s", strerror(errno));
+    if (WIFEXITED(status)) return WEXITSTATUS(status);
+    return err_set(err, "the process that counts GPUs was ended by signal %d (%s): check the driver (nvidia-smi)",
+                   WTERMSIG(status), strsignal(WTERMSIG(status)));
 }
 
 static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
@@ -144,7 +150,8 @@ static int count_ranks(const struct config *cfg, int64_t *n, struct err *err)
     const bool cpu = cfg->train.device == CFG_DEVICE_CPU;
     *n = cpu ? cfg->parallel.cpu_ranks : gpus;
     if (cpu || gpus == 1) return 0;
-    const int have = count_gpus();
+    const int have = count_gpus(err);
+    if (have < 0) return -1;
     if (gpus > have)
         return err_set(err,
                        "parallel.gpus = %lld, but %d NVIDIA GPUs can be used here: set parallel.gpus (auto: all of "
@@ -171,6 +178,7 @@ static struct {
     int64_t n;
     volatile sig_atomic_t signals, asked; /* SIGINT and SIGTERM so far; any signal that asks to save and stop */
     bool unsaved;                         /* a rank was ended by such a signal */
+    bool late;                            /* rank 0 has ended, and ranks that have not are killed */
 } children;
 
 static void signal_all(int number)
@@ -202,6 +210,12 @@ static bool was_asked(int number)
 static int code_of(int64_t r, int status)
 {
     if (WIFEXITED(status)) return WEXITSTATUS(status);
+    if (children.late && WTERMSIG(status) == SIGKILL) {
+        log_warn(
+            "rank %lld (process %d) did not end within %lld s of rank 0, which has saved everything: it was killed",
+            (long long)r, (int)children.pids[r], (long long)launch_end_ms / 1000);
+        return 0;
+    }
     if (was_asked(WTERMSIG(status)))
         children.unsaved = true;
     else
@@ -210,38 +224,54 @@ static int code_of(int64_t r, int status)
     return 1;
 }
 
-/* Waits for all ranks; after a failure the others have limited time to end. Returns 0, EXIT_SAVED or the code of a
- * failure. */
-static int wait_for_all(void)
+/* Kills ranks after the deadline; false: they do not even end then. */
+static bool end_late_ranks(double deadline, int64_t left)
+{
+    if (clock_ms() > deadline) signal_all(SIGKILL);
+    if (clock_ms() <= deadline + GRACE_MS) return true;
+    fprintf(stderr, "moetrain: error: %lld of the ranks did not end: the kernel blocks them on a disk or a GPU\n",
+            (long long)left);
+    return false;
+}
+
+static void tell_unsaved(void)
+{
+    fprintf(stderr, "moetrain: %s\n",
+            children.signals > 1 ? "ended by a second signal: the same command continues from the last checkpoint"
+                                 : "interrupted before the first step: nothing to save");
+}
+
+int launch_wait(pid_t *pids, int64_t n)
 {
     const struct timespec tick = {.tv_nsec = 20000000};
-    double deadline = 0;
+    double deadline = INFINITY;
     int code = 0;
-    for (int64_t left = children.n; left;) {
+    bool failed = false;
+    children.pids = pids;
+    children.n = n;
+    for (int64_t left = n; left;) {
         int status;
-        const pid_t pid = waitpid(-1, &status, deadline > 0 ? WNOHANG : 0);
-        if (pid < 0 && errno != EINTR) break;
-        for (int64_t r = 0; pid > 0 && r < children.n; r++) {
-            if (children.pids[r] != pid) continue;
+        const pid_t pid = waitpid(-1, &status, isfinite(deadline) ? WNOHANG : 0);
+        if (pid < 0 && errno != EINTR) {
+            fprintf(stderr, "moetrain: error: cannot wait for %lld of the ranks: %s\n", (long long)left,
+                    strerror(errno));
+            return code ? code : 1;
+        }
+        for (int64_t r = 0; pid > 0 && r < n; r++) {
+            if (pids[r] != pid) continue;
             const int own = code_of(r, status);
-            children.pids[r] = 0;
+            pids[r] = 0;
             left--;
             if (own && (!code || code == EXIT_SAVED)) code = own;
-            if (own && own != EXIT_SAVED && !(deadline > 0)) deadline = clock_ms() + GRACE_MS;
+            failed |= own && own != EXIT_SAVED;
+            if (failed) deadline = fmin(deadline, clock_ms() + GRACE_MS);
+            if (r == 0) deadline = fmin(deadline, clock_ms() + (double)launch_end_ms);
         }
-        if (deadline > 0 && clock_ms() > deadline) signal_all(SIGKILL);
-        if (deadline > 0 && clock_ms() > deadline + GRACE_MS) {
-            fprintf(stderr,
-                    "moetrain: error: %lld of the ranks did not end: the kernel blocks them on a disk or a GPU\n",
-                    (long long)left);
-            break;
-        }
-        if (deadline > 0 && pid == 0) nanosleep(&tick, NULL);
+        children.late = !failed && clock_ms() > deadline;
+        if (left && !end_late_ranks(deadline, left)) return code ? code : 1;
+        if (isfinite(deadline) && pid == 0) nanosleep(&tick, NULL);
     }
-    if (children.unsaved)
-        fprintf(stderr, "moetrain: %s\n",
-                children.signals > 1 ? "ended by a second signal: the same command continues from the last checkpoint"
-                                     : "interrupted before the first step: nothing to save");
+    if (children.unsaved) tell_unsaved();
     return code;
 }
 
@@ -278,7 +308,7 @@ static int start_ranks(struct comm_place *p, int64_t n, int *code, struct err *e
     sigaction(SIGINT, &handler, NULL);
     if (signal(SIGHUP, forward_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
     signal(SIGPIPE, SIG_IGN); /* rank 0 saves when standard output is closed */
-    *code = wait_for_all();
+    *code = launch_wait(children.pids, n);
     mem_free(children.pids);
     return 1;
 }

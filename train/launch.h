@@ -3,6 +3,8 @@
 #ifndef MT_LAUNCH_H
 #define MT_LAUNCH_H
 
+#include <sys/types.h>
+
 #include "kernels/comm/comm.h"
 #include "train/config.h"
 
@@ -14,5 +16,10 @@ int launch(struct comm_place *place, const struct config *cfg, int *code, struct
 /* Connects the ranks; it is an error when their programs or configurations differ. Sets the rank of the log and the
  * GPU. */
 int launch_meet(struct comm *all, struct comm_place *place, const struct config *cfg, struct err *err) MT_CHECK;
+
+/* Waits for the ranks that this process started; pids[r], which it sets to 0, is rank r. Returns 0, 130, or the exit
+ * code of the first failure. After a failure, and launch_end_ms after rank 0, it kills those that have not ended. */
+int launch_wait(pid_t *pids, int64_t n);
+extern int64_t launch_end_ms;
 
 #endif

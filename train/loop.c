@@ -463,7 +463,11 @@ static int leave_later(struct training *t, struct err *err)
     t->saved_step = t->from.state.step;
     t->saved_best = t->from.state.best_step;
     const bool named = strcmp(cfg->train.resume, "auto") != 0;
-    return is_first(t) ? best_restore(&best, cfg->output.dir, &t->from.state, named, err) : 0;
+    if (!is_first(t)) return 0;
+    return best_restore(&best, cfg->output.dir, &t->from.state, named, err) ||
+                   checkpoint_prune(cfg->output.dir, t->from.state.step, cfg->output.keep, err)
+               ? -1
+               : 0;
 }
 
 /* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */

@@ -11,9 +11,21 @@
 
 #define LEAST_STACK (256 << 10) /* bytes; a command takes up to 160 KiB */
 
+/* A parent may leave signals ignored or blocked. Without SIGCHLD a failed rank is not noticed, and a blocked SIGTERM
+ * does not end a run. An ignored SIGINT (a background job of a script) and SIGHUP (nohup) stay ignored. */
+static void reset_signals(void)
+{
+    static const int numbers[] = {SIGCHLD, SIGTERM, SIGPIPE, SIGUSR1, SIGALRM};
+    sigset_t none;
+    for (int i = 0; i < MT_LEN(numbers); i++) signal(numbers[i], SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
 void process_prepare(void)
 {
     int fd;
+    reset_signals();
     do fd = open("/dev/null", O_RDWR); /* open returns the lowest free descriptor */
     while (fd >= 0 && fd <= STDERR_FILENO);
     if (fd >= 0) close(fd);
