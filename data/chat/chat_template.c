@@ -7,6 +7,7 @@
 #include "data/chat/chat_arguments.h"
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_tools.h"
+#include "data/chat/chat_typescript.h"
 #include "data/chat/jinja/jinja.h"
 #include "data/file.h"
 
@@ -363,11 +364,37 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
     return 0;
 }
 
+/* What the tokenizer of Kimi-K2.5 and K2.6 gives to its template: sorted tools, their TypeScript (when it cannot be
+ * written, the template writes JSON), and the values of two switches. */
+#define KIMI_TOOLS "tools_ts_str"
+struct kimi {
+    struct json_doc *tools;
+    struct text_buf typescript;
+};
+
+static void kimi_free(struct kimi *k)
+{
+    json_free(k->tools);
+    text_free(&k->typescript);
+}
+
+static int kimi_prepare(struct kimi *k, struct vars *v, struct json *tools, struct err *err)
+{
+    add(v, "thinking", JINJA_TRUTH)->truth = true;
+    add(v, "preserve_thinking", JINJA_TRUTH)->truth = false;
+    if (!json_truthy(*tools)) return 0;
+    if (!(k->tools = chat_sorted(*tools, err))) return -1;
+    *tools = json_root(k->tools);
+    if (!chat_put_typescript(&k->typescript, *tools, NULL)) add_text(v, KIMI_TOOLS, k->typescript.text);
+    return 0;
+}
+
 static int render(struct text_buf *out, const struct chat_template *t, struct json row, struct json tools,
                   const struct chat_options *opt, struct err *err)
 {
     const struct json kwargs = t->kwargs ? json_root(t->kwargs) : (struct json){0};
     struct vars v = {0};
+    struct kimi kimi = {0};
     struct json messages;
     struct json_doc *copy = NULL;
     if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
@@ -375,8 +402,12 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);
     add_text(&v, "model_identity", opt->model_identity);
-    if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err)) return -1;
-    if (chat_arguments_as(&copy, messages, t->arguments, err)) return -1;
+    if (reads(t, KIMI_TOOLS) && kimi_prepare(&kimi, &v, &tools, err)) return -1;
+    if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err) ||
+        chat_arguments_as(&copy, messages, t->arguments, err)) {
+        kimi_free(&kimi);
+        return -1;
+    }
     struct jinja_var *var = add(&v, "messages", JINJA_JSON);
     var->json = copy ? json_root(copy) : messages;
     var->leave_out = opt->leave_out;
@@ -391,6 +422,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     struct err why;
     const int rc = jinja_render(out, which, v.items, v.n, opt->date ? opt->date : CHAT_DATE, &why);
     json_free(copy);
+    kimi_free(&kimi);
     return rc ? json_error(messages, err, "%s", why.msg) : 0;
 }
 

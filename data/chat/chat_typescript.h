@@ -1,0 +1,13 @@
+/* chat_typescript.h - tools as the TypeScript of Kimi-K2.5 and K2.6. */
+#ifndef MT_CHAT_TYPESCRIPT_H
+#define MT_CHAT_TYPESCRIPT_H
+
+#include "data/text.h"
+
+/* A copy of the value with the members of all objects sorted by key, as Kimi's tokenizer passes tools on. */
+struct json_doc *chat_sorted(struct json value, struct err *err) MT_CHECK;
+/* Appends the declarations of `tools`, sorted, which is a list that is not empty. -1: Kimi's tokenizer fails for them
+ * too, and its template then writes them as JSON. */
+int chat_put_typescript(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
+
+#endif
