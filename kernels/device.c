@@ -95,6 +95,13 @@ int device_open_card(struct device *dev, const struct device_card *card, const c
     return 0;
 }
 
+bool device_in_host_memory(const struct device *dev)
+{
+    const struct ops *ops = dev->ops;
+    if (!ops->own_memory) return true;
+    return dev->card.bytes ? dev->card.integrated : ops->integrated && ops->integrated();
+}
+
 void device_open_oracle(struct device *dev)
 {
     memset(dev, 0, sizeof(*dev));

@@ -53,8 +53,10 @@ struct recorder {
 /* A GPU to plan for. host_bytes: free host memory of its machine; 0: not known. */
 struct device_card {
     int64_t bytes, host_bytes;
-    bool hopper; /* uses the kernels for Hopper */
+    bool hopper;     /* uses the kernels for Hopper */
+    bool integrated; /* its memory is that of the host */
 };
+enum { GPU_CAPABILITY = 80 }; /* the least compute capability that the CUDA kernels run on: 8.0 */
 
 /* One compute device. Its first three arenas hold all its tensors:
  *   weights  the frozen checkpoint, packed as on disk or quantised while loading; filled once
@@ -122,6 +124,8 @@ void device_dry_run(struct device *dev, const struct device *like);
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
 /* The same for dev->host. */
 int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
+/* Whether tensors on the device and host memory are the same memory: a CPU, an integrated GPU. */
+bool device_in_host_memory(const struct device *dev);
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
 /* Around every op, for the wrappers. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part

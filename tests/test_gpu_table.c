@@ -13,7 +13,8 @@ static void names_and_sizes(void **state)
         int64_t mib;
         int capability;
     } rows[] = {{"h100", 81559, 90},      {"RTX 4090", 24564, 89}, {"rtx-4090", 24564, 89},
-                {"A100_40GB", 40960, 80}, {"24gb", 24576, 0},      {"12.5 GiB", 12800, 0}};
+                {"A100_40GB", 40960, 80}, {"24gb", 24576, 0},      {"12.5 GiB", 12800, 0},
+                {"b300", 275040, 103},    {"gb10", 124546, 121},   {"Thor", 125748, 110}};
     static const char *const bad[] = {"", "h", "h1000", "rtx", "24", "gb", "0gb", "-4gb", "nangb", "1e9gb", "24gbx"};
     struct gpu_model card;
     struct err err;
@@ -22,11 +23,18 @@ static void names_and_sizes(void **state)
         assert_int_equal(card.bytes >> 20, rows[i].mib);
         assert_int_equal(card.capability, rows[i].capability);
     }
+    static const char *const old[] = {"T4", "7.5", "v100", "7.0"};
+    for (int i = 0; i < MT_LEN(old); i += 2) {
+        assert_int_equal(gpu_table_find(&card, old[i], &err), -1);
+        assert_says(err.msg, old[i + 1]);
+        assert_says(err.msg, "need 8.0 or later");
+    }
     for (int i = 0; i < MT_LEN(bad); i++) {
         if (!gpu_table_find(&card, bad[i], &err)) fail_msg("%s is taken", bad[i]);
+        assert_null(strstr(err.msg, "t4"));
         assert_says(err.msg, "24gb");
         assert_says(err.msg, "a100, a100-40gb, ");
-        assert_says(err.msg, "rtx5090, rtxpro6000");
+        assert_says(err.msg, "rtx5090, rtxpro6000, gb10");
     }
 }
 
@@ -47,6 +55,9 @@ static void rates_by_device(void **state)
                 {"NVIDIA H100 80GB HBM3", "h100"},
                 {"NVIDIA H100 NVL", "h100-nvl"},
                 {"NVIDIA GH200 480GB", "gh200"},
+                {"NVIDIA B300 SXM6 AC", "b300"},
+                {"NVIDIA GB10", "gb10"},
+                {"NVIDIA Thor", "thor"},
                 {"NVIDIA GeForce RTX 4090", "rtx4090"},
                 {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"}};
     for (int i = 0; i < MT_LEN(rows); i++) {
@@ -87,6 +98,30 @@ static void plans_for_a_card(void **state)
 #else
     assert_int_equal(RUN("plan", config, "--gpu", "h100"), 1);
     assert_says(said.err, "nvcc (CUDA Toolkit 13), with -DMOETRAIN_CUDA=on; no GPU is needed");
+#endif
+}
+
+/* Memory of an integrated GPU is that of the host: a plan spends it once, and leaves a tenth to others. */
+static void plans_for_an_integrated_gpu(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    assert_int_equal(RUN("plan", config, "--gpu", "gb10", "--host-gb", "64"), 1);
+    assert_says(said.err, "--host-gb 64: memory of the GB10 and host memory are one: leave --host-gb out");
+#ifdef MT_CUDA
+    static const char *const names[] = {"gb10", "thor"};
+    for (int i = 0; i < MT_LEN(names); i++) {
+        assert_int_equal(RUN("plan", config, "--gpu", names[i], "--set", "train.offload=none"), 0);
+        assert_says(said.out, ", portable kernels; host memory is the same memory\n");
+        assert_says(said.out, i ? "budget 110 GiB" : "budget 109 GiB");
+        assert_int_equal(RUN("plan", config, "--arch", "gpt-oss-20b", "--gpu", names[i], "--set", "data.seq_len=131072",
+                             "--set", "train.memory_gb=30"),
+                         1);
+        assert_null(strstr(said.err, "offload"));
+        assert_int_equal(RUN("plan", config, "--gpu", names[i], "--set", "train.offload=all"), 0);
+        assert_says(said.err,
+                    "train.offload = all spares nothing on an integrated GPU: host memory is the same memory");
+    }
 #endif
 }
 
@@ -181,9 +216,13 @@ static void plans_the_largest_micro_batch(void **state)
 int test_gpu_table(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_sizes),         cmocka_unit_test(rates_by_device),
-        cmocka_unit_test(plans_for_a_card),        cmocka_unit_test(plans_with_the_kernels_of_the_card),
-        cmocka_unit_test(host_memory_of_the_card), cmocka_unit_test(plans_the_largest_micro_batch),
+        cmocka_unit_test(names_and_sizes),
+        cmocka_unit_test(rates_by_device),
+        cmocka_unit_test(plans_for_a_card),
+        cmocka_unit_test(plans_for_an_integrated_gpu),
+        cmocka_unit_test(plans_with_the_kernels_of_the_card),
+        cmocka_unit_test(host_memory_of_the_card),
+        cmocka_unit_test(plans_the_largest_micro_batch),
     };
     return cmocka_run_group_tests_name("gpu_table", tests, NULL, NULL);
 }

@@ -391,16 +391,30 @@ static void others_end(void **state)
     mem_free(b);
 }
 
-/* On a CPU host memory is the device's memory: the plan counts it, and no error suggests train.offload. */
-static void host_memory_of_a_cpu(void **state)
+static bool yes(void) { return true; }
+
+/* A CPU, an integrated GPU of this machine, one of the table. */
+enum { CPU, INTEGRATED, CARD, ONE_MEMORY };
+static struct bed *bed_of_one_memory(int kind)
+{
+    struct bed *b = bed_open();
+    bed_free = (int64_t)8 << 30;
+    bed_fixed = 0;
+    b->table.own_memory = kind != CPU;
+    if (kind == INTEGRATED) b->table.integrated = yes;
+    if (kind == CARD) b->dev.card = (struct device_card){.bytes = (int64_t)8 << 30, .integrated = true};
+    return b;
+}
+
+/* Where host memory is the device's memory, the plan counts it, and no error suggests it. */
+static void host_memory_of_the_device(void **state)
 {
     (void)state;
     int64_t none = 0;
-    for (int way = CFG_OFFLOAD_NONE; way <= CFG_OFFLOAD_ALL; way++) {
-        struct bed *b = bed_open();
+    for (int i = 0; i < ONE_MEMORY * (CFG_OFFLOAD_ALL - CFG_OFFLOAD_NONE + 1); i++) {
+        const int way = CFG_OFFLOAD_NONE + i / ONE_MEMORY;
+        struct bed *b = bed_of_one_memory(i % ONE_MEMORY);
         struct err err;
-        b->table.own_memory = false;
-        bed_free = (int64_t)8 << 30;
         b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
         b->cfg.train.offload = way;
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
@@ -408,11 +422,38 @@ static void host_memory_of_a_cpu(void **state)
         const int64_t device = m->experts + m->dense + m->state + MT_MAX(MT_MAX(m->work, m->work_eval), m->work_load);
         assert_int_equal(m->host > 0, way != CFG_OFFLOAD_NONE);
         assert_int_equal(plan_peak(&b->plan, true), device + m->host);
-        if (way == CFG_OFFLOAD_NONE) none = device;
-        assert_true(device + m->host >= none);
+        if (i == CPU) none = device;
+        if (i % ONE_MEMORY == CPU) assert_true(device + m->host >= none);
         b->cfg.train.memory_gb = ((double)(m->experts + m->dense - m->decoded) + (1 << 20)) / (1 << 30);
         assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
-        assert_null(strstr(err.msg, "train.offload = all"));
+        assert_null(strstr(err.msg, "host memory"));
+        assert_null(strstr(err.msg, way == CFG_OFFLOAD_NONE ? "train.offload" : "train.offload = all"));
+        mem_free(b);
+    }
+}
+
+/* `auto` spends the one memory once: down to the least that trains it keeps nothing in host memory. */
+static void one_memory_is_spent_once(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < ONE_MEMORY; kind++) {
+        struct bed *b = bed_of_one_memory(kind);
+        const struct plan *p = &b->plan;
+        const struct plan_memory *m = &p->memory;
+        struct err err;
+        if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+        assert_true(p->budget <= ((int64_t)8 << 30) / 10 * 9); /* others of the machine have the rest */
+        b->cfg.train.memory_gb = 1e-9;
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
+        const double least = (double)plan_peak(p, true) / (1 << 30);
+        for (int i = 0; i < 4; i++) {
+            b->cfg.train.memory_gb = least * (1 + 1e-9 + 0.2 * i);
+            if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
+            assert_int_equal(m->host, 0);
+            assert_false(p->opt.embed_on_host || p->opt.host_moments || p->opt.expert_layers);
+        }
+        b->cfg.train.memory_gb = least * (1 - 1e-6);
+        assert_int_equal(bed_plan(b, &parallel_alone, &err), -1);
         mem_free(b);
     }
 }
@@ -523,7 +564,8 @@ int test_plan_choice(void)
         cmocka_unit_test(others_end),
         cmocka_unit_test(tiles_cost_small_batches_more),
         cmocka_unit_test(longest_sequence_of_a_card),
-        cmocka_unit_test(host_memory_of_a_cpu),
+        cmocka_unit_test(host_memory_of_the_device),
+        cmocka_unit_test(one_memory_is_spent_once),
         cmocka_unit_test(decoding_without_effect),
         cmocka_unit_test(experts_without_effect),
         cmocka_unit_test(every_tensor_is_looked_for),

@@ -6,38 +6,44 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it. tflops, gbs: published, of dense bf16
- * products with fp32 sums and of the memory. */
+/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it, or as the driver reports it. tflops,
+ * gbs: published, of dense bf16 products with fp32 sums and of the memory. */
 static const struct {
     const char *name, *title;
     int64_t mib;
     int capability;
     double tflops, gbs;
+    bool integrated;
 } cards[] = {
-    {"a100", "A100 80 GB", 81920, 80, 312, 2039},
-    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555},
-    {"a30", "A30", 24576, 80, 165, 933},
-    {"a10", "A10", 23028, 86, 125, 600},
-    {"a40", "A40", 46068, 86, 149.7, 696},
-    {"a6000", "RTX A6000", 49140, 86, 154.8, 768},
-    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360},
-    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760},
-    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936},
-    {"l4", "L4", 23034, 89, 121, 300},
-    {"l40s", "L40S", 46068, 89, 362, 864},
-    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960},
-    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288},
-    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504},
-    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717},
-    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008},
-    {"h100", "H100 80 GB", 81559, 90, 989, 3350},
-    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938},
-    {"h200", "H200", 143771, 90, 989, 4800},
-    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000},
-    {"b200", "B200", 183359, 100, 2250, 8000},
-    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960},
-    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792},
-    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792},
+    {"v100", "V100", 32768, 70, 125, 900, false},
+    {"t4", "T4", 15360, 75, 65, 320, false},
+    {"a100", "A100 80 GB", 81920, 80, 312, 2039, false},
+    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555, false},
+    {"a30", "A30", 24576, 80, 165, 933, false},
+    {"a10", "A10", 23028, 86, 125, 600, false},
+    {"a40", "A40", 46068, 86, 149.7, 696, false},
+    {"a6000", "RTX A6000", 49140, 86, 154.8, 768, false},
+    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360, false},
+    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760, false},
+    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936, false},
+    {"l4", "L4", 23034, 89, 121, 300, false},
+    {"l40s", "L40S", 46068, 89, 362, 864, false},
+    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960, false},
+    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288, false},
+    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504, false},
+    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717, false},
+    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008, false},
+    {"h100", "H100 80 GB", 81559, 90, 989, 3350, false},
+    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938, false},
+    {"h200", "H200", 143771, 90, 989, 4800, false},
+    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000, false},
+    {"b200", "B200", 183359, 100, 2250, 8000, false},
+    {"b300", "B300", 275040, 103, 2250, 8000, false},
+    {"thor", "Jetson Thor", 125748, 110, 258.5, 273, true},
+    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960, false},
+    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792, false},
+    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792, false},
+    {"gb10", "GB10", 124546, 121, 125, 273, true},
 };
 
 /* The next letter or digit, in lower case; 0: end of the text. */
@@ -67,6 +73,7 @@ static bool read_size(struct gpu_model *card, const char *name)
     snprintf(card->title, sizeof(card->title), "a GPU of %g GB", gib);
     card->bytes = (int64_t)(gib * (1 << 30));
     card->capability = 0;
+    card->integrated = false;
     card->rates = (struct roofs){0};
     return true;
 }
@@ -111,11 +118,18 @@ int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
     char names[512] = "";
     size_t used = 0;
     for (int i = 0; i < MT_LEN(cards); i++) {
-        used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", i ? ", " : "", cards[i].name);
+        const bool old = cards[i].capability < GPU_CAPABILITY;
+        if (!old) used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", cards[i].name);
         if (!same(cards[i].name, name)) continue;
+        if (old)
+            return err_set(err,
+                           "--gpu %s: the %s has compute capability %d.%d, and the CUDA kernels need %d.%d or later",
+                           name, cards[i].title, cards[i].capability / 10, cards[i].capability % 10,
+                           GPU_CAPABILITY / 10, GPU_CAPABILITY % 10);
         snprintf(card->title, sizeof(card->title), "%s", cards[i].title);
         card->bytes = cards[i].mib << 20;
         card->capability = cards[i].capability;
+        card->integrated = cards[i].integrated;
         card->rates = rates_of(i);
         return 0;
     }

@@ -5,14 +5,15 @@
 #include "kernels/device.h"
 
 struct gpu_model {
-    char title[48]; /* "RTX 4090" */
-    int64_t bytes;  /* total memory as the driver reports it */
-    int capability; /* 89: compute capability 8.9; 0: not known */
+    char title[48];  /* "RTX 4090" */
+    int64_t bytes;   /* total memory as the driver reports it */
+    int capability;  /* 89: compute capability 8.9; 0: not known */
+    bool integrated; /* its memory is that of the host */
     struct roofs
         rates; /* that training reaches: half of the published products, 85 % of the memory's rate; 0: not known */
 };
 /* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb. Ignores case, blanks, - and _. An unknown name is an error that
- * lists the known ones. */
+ * lists the known ones; so is a GPU that is too old for the kernels. */
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
 
 /* The rates of the GPU whose name is part of a device's name; 0: not in the table. */

@@ -191,12 +191,12 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
 }
 
-/* Warns when memory exceeds a hard limit. Not on a CPU, whose figure includes the mapped checkpoint. */
+/* Warns when memory exceeds a hard limit. Not in host memory, whose figure includes the mapped checkpoint. */
 static void warn_of_memory(struct training *t, int64_t used)
 {
     const struct plan *p = &t->run.plan;
     char a[32], b[32];
-    if (!t->run.dev.ops->own_memory || !p->capped || used <= p->budget || t->warned) return;
+    if (p->in_host_memory || !p->capped || used <= p->budget || t->warned) return;
     t->warned = true;
     log_warn("%s of device memory are in use, more than train.memory_gb = %s: lower it by the difference",
              str_bytes(a, used), str_bytes(b, p->budget));

@@ -14,7 +14,7 @@ enum { WAITS = 10 }; /* seconds, at most, for their end */
 /* The budget without train.memory_gb: the free memory that a plan may use, or most of a GPU that is not here. */
 static int64_t most_memory(const struct plan_request *q)
 {
-    if (q->dev->card.bytes) return q->dev->card.bytes / 100 * 99;
+    if (q->dev->card.bytes) return q->dev->card.bytes / 100 * (q->dev->card.integrated ? 90 : 99);
     return q->room.device < INT64_MAX ? q->room.fixed + q->room.device : INT64_MAX;
 }
 
@@ -66,8 +66,8 @@ static void warn_fp8(const struct device *dev, const struct config *cfg)
              "rows and is not faster than with bf16");
 }
 
-/* A CPU copies the bytes to other memory of the same limit. */
-static void warn_offload(const struct plan *p, const struct config *cfg)
+/* A CPU and an integrated GPU copy the bytes to other memory of the same limit. */
+static void warn_offload(const struct plan *p, const struct device *dev, const struct config *cfg)
 {
     char way[32];
     config_choice(TRAIN_OFFLOADS, cfg->train.offload, way);
@@ -77,8 +77,8 @@ static void warn_offload(const struct plan *p, const struct config *cfg)
             "no more",
             HOST_EXPERT_SLOTS);
     if (p->in_host_memory && p->memory.host_shared)
-        log_warn("train.offload = %s spares nothing on a CPU: host memory is the same memory; set train.offload = none",
-                 way);
+        log_warn("train.offload = %s spares nothing on %s: host memory is the same memory; set train.offload = none",
+                 way, dev->ops->own_memory ? "an integrated GPU" : "a CPU");
 }
 
 static void warn_host(const struct plan *p)
@@ -111,14 +111,14 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     if (a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)a->max_len);
-    p->in_host_memory = !dev->ops->own_memory;
+    p->in_host_memory = device_in_host_memory(dev);
     if (choose(p, &q, err)) return -1;
     for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
     if (train) warn_fp8(dev, cfg);
-    warn_offload(p, cfg);
+    warn_offload(p, dev, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensor%s of the checkpoint %s not used, the first is %s", (long long)p->memory.n_unused,

@@ -549,19 +549,19 @@ static bool allowed(const struct search *s, const struct place *p)
 {
     const struct plan_request *q = s->q;
     const int offload = q->cfg->train.offload;
-    const bool gpu = q->dev->ops->own_memory;
+    const bool apart = !device_in_host_memory(q->dev);
     const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
     const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
     const bool away = offload == CFG_OFFLOAD_EXPERTS || offload == CFG_OFFLOAD_ALL;
     const bool packed = !config_quantises(q->cfg) && q->cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8;
-    if ((p->embed || p->kinds) && !gpu) return false;
+    if ((p->embed || p->kinds) && !apart) return false;
     if (p->experts && !packed) return false;
-    if (offload == CFG_OFFLOAD_AUTO && p->experts && (!gpu || !p->embed || (q->train && !p->inputs))) return false;
+    if (offload == CFG_OFFLOAD_AUTO && p->experts && (!apart || !p->embed || (q->train && !p->inputs))) return false;
     if (offload != CFG_OFFLOAD_AUTO && packed && p->experts != (away ? ALL_EXPERTS : 0)) return false;
     if (!q->train) return !p->inputs && !p->moments;
     if (p->kinds && (!p->inputs || q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
     if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
-    return gpu || (!p->inputs && !p->moments);
+    return apart || (!p->inputs && !p->moments);
 }
 
 /* Its dry runs check few tensors: plan_settle follows, or came before. */

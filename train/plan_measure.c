@@ -129,17 +129,18 @@ static int64_t least_of(const struct parallel *par, int64_t bytes)
     return least < 0x1p62 ? (int64_t)least : INT64_MAX;
 }
 
-/* Of free memory plans use all on a GPU, a fraction in host memory, for which others compete. */
+/* Of free memory plans use all of a GPU's own, a fraction of host memory, for which others compete. */
 void plan_request_room(struct plan_request *q)
 {
     const struct device *dev = q->dev;
     const struct parallel *par = q->par;
     const int64_t available = dev->ops->free_bytes(), n_local = par->all->local_world;
-    const bool gpu = dev->ops->own_memory, here = !dev->card.bytes && available >= 0;
+    const bool gpu = dev->ops->own_memory, apart = !device_in_host_memory(dev),
+               here = !dev->card.bytes && available >= 0;
     const int64_t here_or_many = here ? dev->n_threads : INT64_MAX;
     const int64_t threads = q->cfg->train.threads ? q->cfg->train.threads : here_or_many;
     const int64_t fixed = dev->ops->fixed_bytes() + (gpu ? (par->ep->world - 1) * PER_PEER : 0);
-    const int64_t device = gpu ? available / 100 * 99 : available / n_local / 10 * 9;
+    const int64_t device = apart ? available / 100 * 99 : available / n_local / 10 * 9;
     const int64_t host = dev->card.host_bytes ? dev->card.host_bytes : here ? memory_room("") : INT64_MAX;
     q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
                                  .device = least_of(par, here ? device : INT64_MAX),
@@ -335,10 +336,10 @@ static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
     return ms;
 }
 
-/* A page table has 8 bytes for 4 KiB: cudaMemGetInfo on an H100, 8 to 32 GiB with pages of any size. */
+/* A page table of separate memory has 8 bytes for 4 KiB: cudaMemGetInfo on an H100, 8 to 32 GiB, pages of any size. */
 int64_t plan_host_shared(const struct device *dev, int64_t bytes)
 {
-    return dev->ops->own_memory ? bytes / 4096 * 8 : bytes;
+    return device_in_host_memory(dev) ? bytes : bytes / 4096 * 8;
 }
 
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,

@@ -14,7 +14,7 @@ struct plan_memory {
     int64_t host_inputs;     /* inputs, mixers and networks of layers */
     int64_t host_experts;    /* packed experts of some layers */
     int64_t expert_slots;    /* part of experts: where those are copied to */
-    int64_t host_shared;     /* device bytes of it: all on a CPU, page tables on a GPU */
+    int64_t host_shared;     /* device bytes of it: all where memory is one, else page tables */
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;       /* part of state */
     int64_t moments;         /* part of state */
@@ -93,7 +93,7 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
 /* All of struct plan_memory. */
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err) MT_CHECK;
-/* Device bytes of pinned host memory: all on a CPU; on a GPU page tables. */
+/* Device bytes of pinned host memory: all where it is the device's memory, else page tables. */
 int64_t plan_host_shared(const struct device *dev, int64_t bytes);
 /* Device bytes of a run, `fixed` included. */
 int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train);

@@ -17,8 +17,9 @@ struct cuda {
     cudaStream_t stream;
     int index; /* among the GPUs that this process sees */
     int n_sm;
-    int capability; /* compute capability: 10 * major + minor */
-    bool hopper;    /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
+    int capability;  /* compute capability: 10 * major + minor */
+    bool integrated; /* device and host memory are one */
+    bool hopper;     /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
     char name[256];
 };
 extern struct cuda cuda;
@@ -67,7 +68,8 @@ bool cuda_exponentials(int64_t n_vocab);
 
 /* ---- find.cu */
 
-/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability and name. Error: why it cannot be used. */
+/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability, integrated and name. Error: why it cannot be
+ * used. */
 int cuda_find(struct err *err);
 
 /* ---- sm90.cu */

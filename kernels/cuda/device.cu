@@ -54,10 +54,16 @@ static void gpu_free_host(void *p, int64_t bytes)
     memory_unmap(p, bytes);
 }
 
+/* Of an integrated GPU cudaMemGetInfo does not count what the system gives up for others, such as its cache of files.
+ * What others use is not known: `used` is what has gone since this process opened the GPU. */
+static int64_t free_before;
+static bool gpu_integrated(void) { return cuda.integrated; }
+
 static int64_t gpu_free_bytes(void)
 {
     size_t available, total;
     if (!cuda.stream) return -1;
+    if (cuda.integrated) return memory_room("");
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return (int64_t)available;
 }
@@ -65,6 +71,7 @@ static int64_t gpu_free_bytes(void)
 static int64_t gpu_used_bytes(void)
 {
     size_t available, total;
+    if (cuda.integrated) return MT_MAX(free_before - memory_room(""), 0);
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return (int64_t)(total - available);
 }
@@ -126,6 +133,7 @@ static const struct ops table = {
     .act_dtype = DT_BF16,
     .stat_dtype = DT_F32,
     .own_memory = true,
+    .integrated = gpu_integrated,
     .fp8_products = gpu_fp8_products,
     .logit_bytes = gpu_logit_bytes,
     .rank_multiple = 8,
@@ -240,6 +248,7 @@ static int probe(struct err *err)
 
 static int open_gpu(struct err *err)
 {
+    free_before = memory_room("");
     cudaError_t rc = cudaSetDevice(cuda.index);
     if (rc == cudaSuccess) rc = cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking);
     if (rc != cudaSuccess) err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));

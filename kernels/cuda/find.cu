@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/cuda.h"
 
-enum { CUDA_MAJOR = CUDA_VERSION / 1000, CAPABILITY = 80 };
+enum { CUDA_MAJOR = CUDA_VERSION / 1000 };
 
 #define DRIVER_CALLS(X)                                                                                                \
     X(DriverGetVersion)                                                                                                \
@@ -78,10 +78,11 @@ int cuda_find(struct err *err)
     driver.DeviceGetName(name, sizeof(name), device);
     cuda.capability = 10 * attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) +
                       attribute(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device);
-    if (cuda.capability < CAPABILITY)
+    if (cuda.capability < GPU_CAPABILITY)
         return err_set(err, "%s has compute capability %d.%d, and the CUDA kernels need 8.0 (Ampere) or later", name,
                        cuda.capability / 10, cuda.capability % 10);
     cuda.n_sm = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    cuda.integrated = attribute(CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
     snprintf(cuda.name, sizeof(cuda.name), "%s", name);
     return 0;
 }

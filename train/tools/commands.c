@@ -71,7 +71,7 @@ static void print_card(const struct gpu_model *c, bool hopper)
     char bytes[32];
     printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
     if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
-    printf(", %s kernels\n", hopper ? "Hopper" : "portable");
+    printf(", %s kernels%s\n", hopper ? "Hopper" : "portable", c->integrated ? "; host memory is the same memory" : "");
 }
 
 int commands_plan(const struct config *of, const struct arch *arch, struct safetensors *st, const char *gpu,
@@ -86,8 +86,12 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
     int rc = -1;
     if (gpu) { /* independent of train.device, but for the portable kernels */
         if (gpu_table_find(&card, gpu, err)) return -1;
+        if (card.integrated && host_gb > 0)
+            return err_set(err, "--host-gb %g: memory of the %s and host memory are one: leave --host-gb out", host_gb,
+                           card.title);
         const struct device_card plan_for = {.bytes = card.bytes,
                                              .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
+                                             .integrated = card.integrated,
                                              .hopper =
                                                  card.capability == 90 && of->train.device != CFG_DEVICE_CUDA_PORTABLE};
         own = *of;
