@@ -9,7 +9,7 @@ int cuDeviceGet(int *device, int index);
 int cuDeviceGetName(char *name, int size, int device);
 int cuDeviceGetAttribute(int *value, int attribute, int device);
 
-enum { MULTIPROCESSORS = 16, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
+enum { MULTIPROCESSORS = 16, INTEGRATED = 18, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
 
 int cuDriverGetVersion(int *version)
 {
@@ -49,6 +49,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
     *value = attribute == CAPABILITY_MAJOR   ? CAPABILITY / 10
              : attribute == CAPABILITY_MINOR ? CAPABILITY % 10
              : attribute == MULTIPROCESSORS  ? 7
+             : attribute == INTEGRATED       ? 0
                                              : 1;
     return 0 * device;
 }
