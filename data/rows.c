@@ -145,7 +145,8 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
     if (check_turns(r, json_find(row, "messages"), "role", "from", "conversations=messages", err)) return -1;
-    if (!r->opt->chat && !row_is_harmony(r->tok)) /* harmony's marks would be tokenised as ordinary text */
+    if (!r->opt->chat && !r->harmony) r->harmony = row_is_harmony(r->tok); /* a search of the vocabulary: once */
+    if (!r->opt->chat && !r->harmony) /* harmony's marks would be tokenised as ordinary text */
         return json_error(
             row, err,
             "messages need a chat template, and the checkpoint has none: set data.chat_template, or write the "

@@ -61,6 +61,7 @@ struct row_reader {
     struct json_doc *rewritten;
     int64_t span[2];
     struct token_row tokens;
+    bool harmony;    /* row_is_harmony */
     bool has_system; /* a row had the column of system */
     bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };

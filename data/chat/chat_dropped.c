@@ -26,9 +26,14 @@ static const char *mark_of(struct chat_marks *m, int64_t message, const char *wh
     return text;
 }
 
-static const void *find(const struct text_buf *t, int64_t from, const char *s, int64_t size)
+/* memmem is fast for needles of up to 256 bytes, which it hashes. */
+static const char *find(const struct text_buf *t, int64_t from, const char *s, int64_t size)
 {
-    return memmem(t->text + from, (size_t)(t->size - from), s, (size_t)size);
+    const char *at = t->text + from, *end = t->text + t->size;
+    const size_t head = (size_t)MT_MIN(size, 256);
+    for (; (at = memmem(at, (size_t)(end - at), s, head)); at++)
+        if (end - at >= size && !memcmp(at, s, (size_t)size)) return at;
+    return NULL;
 }
 
 bool chat_marks_in(const struct text_buf *text, int64_t i)
@@ -298,6 +303,6 @@ bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message)
         hit = find(text, *at, quoted.text + 1, size);
         text_free(&quoted);
     }
-    if (hit) *at = (const char *)hit - text->text + size;
+    if (hit) *at = hit - text->text + size;
     return hit;
 }
