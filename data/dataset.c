@@ -320,6 +320,11 @@ int dataset_next_path(const char **list, char path[MT_PATH], double *weight, str
     char *star = strrchr(path, '*'), *end;
     if (!star) return n > 0;
     *weight = strtod(star + 1, &end);
+    if ((strpbrk(star + 1, "./") == star + 1 && !isdigit((unsigned char)star[2])) || (star > path && star[-1] == '/'))
+        return err_set(err,
+                       "%s: a pattern of local files is not expanded: name each file, separated by commas (a "
+                       "number after * is a weight)",
+                       path);
     if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
         return err_set(err, "%s: * must be followed by a weight, a number above 0 and at most %d", path, MAX_WEIGHT);
     while (star > path && isspace((unsigned char)star[-1])) star--;
@@ -354,7 +359,12 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
     int64_t wanted = (int64_t)((weight - (double)whole) * (double)n + 0.5);
     uint64_t key = rng_key(0, "documents of a weighted file");
     if (weight == 1) return;
-    struct dataset kept = {.topk.n_top = ds->topk.n_top};
+    struct dataset kept = *ds; /* its counts */
+    kept.doc_off = kept.doc_row = NULL;
+    kept.ids = NULL;
+    kept.mask = NULL;
+    kept.topk = (struct topk){.n_top = ds->topk.n_top};
+    kept.n_docs = kept.n_tokens = kept.cap_docs = kept.cap_tokens = 0;
     for (int64_t d = 0; d < first; d++) copy_document(&kept, ds, d);
     for (int64_t round = 0; round < whole; round++)
         for (int64_t d = 0; d < n; d++) copy_document(&kept, ds, first + d);
@@ -363,18 +373,6 @@ static void weigh(struct dataset *ds, int64_t first, double weight)
         copy_document(&kept, ds, first + d);
         left--;
     }
-    kept.n_rows = ds->n_rows;
-    kept.n_bad = ds->n_bad;
-    kept.n_overlong = ds->n_overlong;
-    kept.n_unlabelled = ds->n_unlabelled;
-    kept.n_unshown = ds->n_unshown;
-    kept.n_empty = ds->n_empty;
-    kept.n_appended = ds->n_appended;
-    kept.n_unended = ds->n_unended;
-    kept.n_unanswered = ds->n_unanswered;
-    kept.n_blank = ds->n_blank;
-    kept.n_dropped = ds->n_dropped;
-    kept.n_nulls = ds->n_nulls;
     dataset_free(ds);
     *ds = kept;
 }
@@ -629,14 +627,25 @@ static void tell_turn_ends(const struct dataset *ds, const char *files, const st
     }
 }
 
+const char *dataset_hub_hint(const char *path)
+{
+    const char *slash = strchr(path, '/');
+    if (!slash || slash == path || !slash[1] || path[0] == '.' || path[0] == '~') return "";
+    return "; for a data set on huggingface.co write hub:OWNER/NAME";
+}
+
 /* Before the hash of all bytes. */
 static int check_files(const char *files, struct err *err)
 {
+    struct err why;
     char path[MT_PATH];
     double weight;
     int status;
     while ((status = dataset_next_path(&files, path, &weight, err)) == 1)
-        if (file_check_holes(path, err)) return -1;
+        if (file_check_kind(path, false, &why))
+            return err_set(err, "%s%s", why.msg, dataset_hub_hint(path));
+        else if (file_check_holes(path, err))
+            return -1;
     return status;
 }
 

@@ -47,6 +47,9 @@ struct dataset {
  * *weight: of PATH*W, else 1. */
 int dataset_next_path(const char **list, char path[MT_PATH], double *weight, struct err *err) MT_CHECK;
 
+/* What to do about a path that is missing and may name a data set on the hub: "; ...", or "". */
+const char *dataset_hub_hint(const char *path);
+
 /* files: comma-separated paths, read in order, each of them JSONL or one JSON array, plain or gzip. "PATH*2.5" repeats
  * its documents twice and adds half of them, "PATH*0.1" takes a tenth; the choice is evenly random and reproducible.
  *

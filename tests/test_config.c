@@ -186,6 +186,31 @@ static void every_key_reads_back(void **state)
     check_round_trip(&all);
 }
 
+/* As a shell does, in each path of a value. */
+static void home_in_paths(void **state)
+{
+    (void)state;
+    const char *before = getenv("HOME");
+    char *home = before ? mem_strdup(before) : NULL;
+    struct config c = fresh();
+    struct err err;
+    setenv("HOME", "/h", 1);
+    set(&c, "model.path=~/m");
+    set(&c, "data.train=~/a,b~c, ~/d*2");
+    set(&c, "distill.teacher=adapter:~/t");
+    set(&c, "lora.targets=q_proj");
+    assert_string_equal(c.model.path, "/h/m");
+    assert_string_equal(c.data.train, "/h/a,b~c, /h/d*2");
+    assert_string_equal(c.distill.teacher, "adapter:/h/t");
+    assert_int_equal(config_set(&c, "output.dir=~other/x", &err), -1);
+    assert_non_null(strstr(err.msg, "output.dir = ~other/x: ~ stands for $HOME, and only before a /"));
+    unsetenv("HOME");
+    assert_int_equal(config_set(&c, "output.dir=~/x", &err), -1);
+    assert_non_null(strstr(err.msg, "which is not set"));
+    if (home) setenv("HOME", home, 1);
+    mem_free(home);
+}
+
 static void numbers_read_back_exactly(void **state)
 {
     (void)state;
@@ -659,6 +684,7 @@ int test_config(void)
         cmocka_unit_test(every_key_reads_back),
         cmocka_unit_test(choices_match_their_enum),
         cmocka_unit_test(numbers_read_back_exactly),
+        cmocka_unit_test(home_in_paths),
         cmocka_unit_test(values_are_read),
         cmocka_unit_test(unknown_names_are_errors),
         cmocka_unit_test(keys_of_other_trainers_are_known),

@@ -354,6 +354,28 @@ static void samples_at_evaluations(void **state)
     assert_says(said.err, "/nowhere");
 }
 
+/* A row of eval.prompts with an answer: the question is shown, the model's answer, and the answer of the row. */
+static void samples_with_answers(void **state)
+{
+    (void)state;
+    char set[MT_PATH + 32];
+    const char *config = process_config("");
+    const char *prompts =
+        write_text("prompts.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Blue?\"}, {\"role\": "
+                                    "\"assistant\", \"content\": \"Reference\"}]}\n"
+                                    "{\"prompt\": \"The cat\", \"completion\": \" sat\"}\n{\"prompt\": \"A\"}\n");
+    snprintf(set, sizeof(set), "eval.prompts=%s", prompts);
+    assert_int_equal(RUN(config, "--set", set, "--set", "eval.prompt_tokens=2", "--set", "data.seq_len=256"), 0);
+    assert_says(said.out, "  prompt: Blue?\n  answer: ");
+    assert_says(said.out, "\n  expected: Reference\n  prompt: The cat\n");
+    assert_says(said.out, "\n  expected:  sat\n  prompt: A\n");
+    assert_null(strstr(said.out, "prompt: Reference"));
+    static char metrics[1 << 16];
+    process_read(process_output(config, "metrics.jsonl"), metrics, sizeof(metrics));
+    assert_says(metrics, "\"prompt\":\"Blue?\",\"text\":");
+    assert_says(metrics, "\"expected\":\"Reference\"");
+}
+
 /* The model card of every adapter of a run gives its base model, data and results. */
 static void model_cards(void **state)
 {
@@ -400,11 +422,17 @@ static void model_card_of_odd_names(void **state)
 int test_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(greedy),          cmocka_unit_test(streamed),
-        cmocka_unit_test(sampled),         cmocka_unit_test(evenly_sampled),
-        cmocka_unit_test(conversation),    cmocka_unit_test(eos_of_config),
-        cmocka_unit_test(wrong_arguments), cmocka_unit_test(samples_at_evaluations),
-        cmocka_unit_test(model_cards),     cmocka_unit_test(model_card_of_odd_names),
+        cmocka_unit_test(greedy),
+        cmocka_unit_test(streamed),
+        cmocka_unit_test(sampled),
+        cmocka_unit_test(evenly_sampled),
+        cmocka_unit_test(conversation),
+        cmocka_unit_test(eos_of_config),
+        cmocka_unit_test(wrong_arguments),
+        cmocka_unit_test(samples_at_evaluations),
+        cmocka_unit_test(samples_with_answers),
+        cmocka_unit_test(model_cards),
+        cmocka_unit_test(model_card_of_odd_names),
     };
     return cmocka_run_group_tests_name("generate", tests, NULL, NULL);
 }

@@ -536,12 +536,15 @@ static void report_names_the_run(void **state)
         metrics_step(&m, &s, false);
     }
     metrics_sample(&m, &(struct sample_metrics){.step = 5, .prompt = "Early?", .text = "no", .tokens = 1});
-    metrics_sample(&m, &(struct sample_metrics){
-                           .step = 10, .prompt = "1 < 2?", .text = "yes & no\x1b[2J \xe2\x80\xae!", .tokens = 4});
+    metrics_sample(
+        &m,
+        &(struct sample_metrics){
+            .step = 10, .prompt = "1 < 2?", .text = "yes & no\x1b[2J \xe2\x80\xae!", .tokens = 4, .expected = "<no>"});
     closed(&m);
     char *screen = screen_read(), *html = report_of(dir, "t", "");
-    assert_non_null(strstr(screen, "prompt: 1 < 2?\n  answer: yes & no [2J  !\n"));
+    assert_non_null(strstr(screen, "prompt: 1 < 2?\n  answer: yes & no [2J  !\n  expected: <no>\n"));
     assert_null(strstr(html, "\xe2\x80\xae"));
+    assert_non_null(strstr(html, "expected: &lt;no&gt;"));
     assert_non_null(strstr(html, "<b>10 / 400</b><span>not finished, none skipped</span>"));
     assert_non_null(strstr(html, "<dt>Run<dd>out/&lt;one&gt;\n"));
     assert_non_null(strstr(html, "<dt>Started<dd>2"));

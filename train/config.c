@@ -327,8 +327,39 @@ static int set_enum(struct config *c, const struct option *o, const char *value,
     return -1;
 }
 
-static int set_text(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+/* Whether the value is a path, or a list of paths. */
+static bool has_paths(const struct option *o)
 {
+    static const char *const words[] = {"director", "file", "DIR"};
+    for (int i = 0; i < MT_LEN(words); i++)
+        if (strstr(o->allowed, words[i])) return true;
+    return false;
+}
+
+/* Copies the value with $HOME in place of each ~ that begins a path, as a shell does. */
+static int expand_home(char full[MT_CONFIG_LINE], const struct option *o, const char *value, const char *where,
+                       struct err *err)
+{
+    const char *home = getenv("HOME");
+    size_t n = 0;
+    for (const char *s = value; *s; s++) {
+        const bool begins = has_paths(o) && *s == '~' && (s == value || strchr(", \t:", s[-1]));
+        const size_t more = begins && home ? strlen(home) : 1;
+        if (begins && (!home || !*home || !strchr("/,", s[1])))
+            return err_set(err, "%s: %s.%s = %.200s: ~ stands for $HOME%s: write the whole path", where, o->section,
+                           o->key, value, home && *home ? ", and only before a /" : ", which is not set");
+        if (n + more >= MT_CONFIG_LINE) return err_set(err, "%s: %s.%s is too long", where, o->section, o->key);
+        memcpy(full + n, begins ? home : s, more);
+        n += more;
+    }
+    full[n] = 0;
+    return 0;
+}
+
+static int set_text(struct config *c, const struct option *o, const char *given, const char *where, struct err *err)
+{
+    char value[MT_CONFIG_LINE];
+    if (expand_home(value, o, given, where, err)) return -1;
     size_t n = strlen(value);
     char *field = (char *)c + o->offset;
     if (n >= o->size)

@@ -3,15 +3,48 @@
 
 #include <string.h>
 
-/* The last message's content, or the prompt. */
-static char *shown_prompt(struct json row)
+static bool has_role(struct json message, const char *role)
 {
-    const char *text = "";
+    const char *own;
+    if (json_get_str(message, "role", &own, NULL)) return false;
+    const struct chat_alias *alias = chat_alias_of(own);
+    return !strcmp(alias ? alias->role : own, role);
+}
+
+/* A content, or its text parts; else JSON, as of calls. NULL: nothing. */
+static char *text_of(struct json value)
+{
+    struct text_buf t = {0};
+    const char *s;
+    int64_t size;
+    char *text = NULL;
+    struct err why;
+    for (int64_t i = 0; json_type(value) == JSON_ARRAY && i < json_count(value); i++)
+        if (!json_str(json_find(json_at(value, i), "text"), &s, &size, NULL)) text_put_bytes(&t, s, size);
+    if (!json_str(value, &s, &size, NULL)) text_put_bytes(&t, s, size);
+    if (!t.size && json_truthy(value) && text_put_json(&t, value, &why)) t.size = 0;
+    if (t.size) text = mem_strdup(t.text);
+    text_free(&t);
+    return text;
+}
+
+/* The last message of the user, or the prompt; and the answer that the row has after it, or NULL. */
+static void find_texts(struct json row, char **prompt, char **expected)
+{
     const struct json messages = json_find(row, "messages");
-    const int64_t n = json_count(messages);
-    if (json_has(row, "prompt")) return mem_strdup(json_get_str(row, "prompt", &text, NULL) ? "" : text);
-    if (n && json_get_str(json_at(messages, n - 1), "content", &text, NULL)) text = "(no text)";
-    return mem_strdup(text);
+    int64_t end = json_count(messages), user;
+    *prompt = text_of(json_find(row, "prompt"));
+    *expected = text_of(json_find(row, "completion"));
+    while (end && has_role(json_at(messages, end - 1), "assistant")) end--;
+    for (user = end; user && !has_role(json_at(messages, user - 1), "user"); user--) {
+    }
+    if (!user) user = end;
+    if (!*prompt && user) *prompt = text_of(json_find(json_at(messages, user - 1), "content"));
+    for (int64_t i = end; !*expected && i < json_count(messages); i++) {
+        *expected = text_of(json_find(json_at(messages, i), "content"));
+        if (!*expected) *expected = text_of(json_find(json_at(messages, i), "tool_calls"));
+    }
+    if (!*prompt) *prompt = mem_strdup("(no text)");
 }
 
 static int add(struct eval_prompts *s, struct run *r, struct json row, const char *name, struct err *err)
@@ -22,7 +55,8 @@ static int add(struct eval_prompts *s, struct run *r, struct json row, const cha
     if (json_has(row, "messages") && json_has(row, "prompt"))
         return err_set(err, "%s: prompt and messages exclude each other: remove one", name);
     struct sampler *one = &s->of[s->n];
-    s->prompts[s->n++] = shown_prompt(row);
+    find_texts(row, &s->prompts[s->n], &s->expected[s->n]);
+    s->n++;
     *one = (struct sampler){.run = r, .top_p = 1};
     if (json_has(row, "messages")) {
         if (sampler_messages(one, row, name, err)) return -1;
@@ -45,6 +79,7 @@ static int open_all(struct eval_prompts *s, struct run *r, const char *path, str
     if (!reader) return -1;
     s->of = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->of));
     s->prompts = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->prompts));
+    s->expected = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->expected));
     while ((rc = line_reader_next(reader, &line, &size, err)) > 0) {
         snprintf(name, sizeof(name), "%s:%lld", path, (long long)line_reader_line(reader));
         if (!size) continue;
@@ -78,6 +113,7 @@ bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step,
         const struct sample_metrics sample = {.step = step,
                                               .tokens = one->ids.count - one->n_prompt,
                                               .prompt = s->prompts[i],
+                                              .expected = s->expected[i],
                                               .text = one->text.text ? one->text.text : ""};
         if (m) metrics_sample(m, &sample);
     }
@@ -89,8 +125,10 @@ void eval_prompts_close(struct eval_prompts *s)
     for (int64_t i = 0; i < s->n; i++) {
         sampler_free(&s->of[i]);
         mem_free(s->prompts[i]);
+        mem_free(s->expected[i]);
     }
     mem_free(s->of);
     mem_free(s->prompts);
+    mem_free(s->expected);
     *s = (struct eval_prompts){.n = 0};
 }

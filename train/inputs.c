@@ -3,6 +3,7 @@
 #include "train/inputs.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ static int look_at_file(const char *key, const char *path, struct err *err)
 
 static int look_at_data(const char *key, const char *list, struct err *err)
 {
-    char path[MT_PATH];
+    char path[MT_PATH], advice[128];
     double weight;
     int more;
     for (;;) {
@@ -49,7 +50,8 @@ static int look_at_data(const char *key, const char *list, struct err *err)
         }
         more = dataset_next_path(&list, path, &weight, err);
         if (more != 1) return more ? err_prefix(err, "%s", key) : 0;
-        if (look_at_file(key, path, err)) return -1;
+        snprintf(advice, sizeof(advice), "correct the path%s", dataset_hub_hint(path));
+        if (look(key, path, false, advice, err)) return -1;
     }
 }
 

@@ -29,6 +29,7 @@ void history_free(struct history *h)
     mem_free(h->experts);
     for (int64_t i = 0; i < h->n_samples; i++) {
         mem_free(h->samples[i].prompt);
+        mem_free(h->samples[i].expected);
         mem_free(h->samples[i].text);
     }
     mem_free(h->samples);
@@ -105,14 +106,17 @@ static void add_start(struct history *h, struct json event)
 
 static int add_sample(struct history *h, struct json event, double step, struct err *err)
 {
-    const char *prompt, *text;
-    if (json_get_str(event, "prompt", &prompt, err) || json_get_str(event, "text", &text, err)) return -1;
+    const char *prompt, *text, *expected = NULL;
+    if (json_get_str(event, "prompt", &prompt, err) || json_get_str(event, "text", &text, err) ||
+        json_opt_str(event, "expected", &expected, err))
+        return -1;
     if (h->n_samples == h->cap_samples) {
         const int64_t cap = MT_MAX(2 * h->cap_samples, 16);
         h->samples = mem_grow(h->samples, h->cap_samples, cap, (int64_t)sizeof(*h->samples));
         h->cap_samples = cap;
     }
-    h->samples[h->n_samples++] = (struct history_sample){step, mem_strdup(prompt), mem_strdup(text)};
+    h->samples[h->n_samples++] =
+        (struct history_sample){step, mem_strdup(prompt), mem_strdup(text), expected ? mem_strdup(expected) : NULL};
     return 0;
 }
 

@@ -19,7 +19,7 @@ struct history_start {
 /* Text that the model wrote for one prompt at one evaluation. */
 struct history_sample {
     double step;
-    char *prompt, *text;
+    char *prompt, *text, *expected; /* expected: NULL for none */
 };
 
 /* Arrays of steps have one length, arrays of evaluations another. */

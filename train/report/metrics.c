@@ -302,12 +302,14 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s)
     metrics_end_line(m);
     print_short("prompt: ", s->prompt);
     print_short("answer: ", s->text);
+    if (s->expected) print_short("expected: ", s->expected);
     fflush(stdout);
 
     struct json_out o = {0};
     event_open(&o, "sample", s->step);
     json_out_str(&o, "prompt", s->prompt);
     json_out_str(&o, "text", s->text);
+    if (s->expected) json_out_str(&o, "expected", s->expected);
     json_out_i64(&o, "tokens", s->tokens);
     event_close(m, &o);
 }

@@ -44,7 +44,8 @@ struct start_metrics {
 /* Text that the model wrote for a prompt at an evaluation. */
 struct sample_metrics {
     int64_t step, tokens;      /* tokens written */
-    const char *prompt, *text; /* UTF-8 */
+    const char *prompt, *text; /* UTF-8; the question and the model's answer */
+    const char *expected;      /* the answer in the file; NULL: none */
 };
 
 /* Step lines go to standard output. On a terminal the step line is redrawn in place: call metrics_end_line

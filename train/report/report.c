@@ -173,6 +173,8 @@ static void write_samples(FILE *out, const struct history *h)
         svg_text(out, h->samples[i].prompt);
         fputs("</p><p>", out);
         svg_text(out, h->samples[i].text);
+        if (h->samples[i].expected) fputs("</p><p class=\"sub\">expected: ", out);
+        if (h->samples[i].expected) svg_text(out, h->samples[i].expected);
         fputs("</p></div>\n", out);
     }
 }
