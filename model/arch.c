@@ -20,20 +20,21 @@ struct family {
     const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
     struct tensor_names names;
     const char *width;               /* config.json's key for the width of an expert */
-    const char *n_exp;               /* key of the number of experts; NULL: num_local_experts or num_experts */
+    const char *n_exp;               /* key of the number of experts; NULL: num_experts */
     const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
     double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
-    bool rope_named;            /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
-    bool kv_as_heads;           /* num_key_value_heads may be missing: then K = H */
-    bool norm_topk;             /* norm_topk_prob is read; missing means false: gates are not renormalised */
-    bool renormalises;          /* norm_topk_prob is read; missing means true */
-    bool may_be_dense;          /* mlp_only_layers and decoder_sparse_step are read */
-    bool sigmoid;               /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
-    double routed_scale;        /* default of routed_scaling_factor; 0: 1 */
+    bool local_experts;  /* the number of experts is num_local_experts; num_experts is the same, and vice versa */
+    bool rope_named;     /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;    /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;      /* norm_topk_prob is read; missing means false: gates are not renormalised */
+    bool renormalises;   /* norm_topk_prob is read; missing means true */
+    bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
+    double routed_scale; /* default of routed_scaling_factor; 0: 1 */
     int64_t n_group, top_group; /* defaults of n_group and topk_group; 0: 1 */
     bool predicts;              /* num_nextn_predict_layers is read */
     bool dense_first;           /* first_k_dense_replace and mlp_layer_types are read */
@@ -83,6 +84,7 @@ static const struct family families[] = {
                .gate = "mlp.experts.gate_up_projs.#",
                .down = "mlp.experts.down_projs.#"},
      .width = "intermediate_size",
+     .local_experts = true,
      .theta = 150000,
      .eps = 1e-5,
      .alpha = 1.702,
@@ -133,6 +135,7 @@ static const struct family families[] = {
                .up = "block_sparse_moe.experts.#.w3",
                .down = "block_sparse_moe.experts.#.w2"},
      .width = "intermediate_size",
+     .local_experts = true,
      .theta = 1000000,
      .eps = 1e-5,
      .max_len = 131072,
@@ -233,6 +236,17 @@ static bool is_wrapper(struct json root)
     return false;
 }
 
+/* Whether a configuration, or a part of it, has a count of experts above 1. */
+static bool counts_experts(struct json j)
+{
+    const char *key;
+    struct json value;
+    double n;
+    for (int64_t i = 0; json_member(j, i, &key, &value); i++)
+        if (counts_experts(value) || (strstr(key, "expert") && !json_f64(value, &n, NULL) && n > 1)) return true;
+    return false;
+}
+
 static int find_family(const struct family **out, struct json root, struct err *err)
 {
     const char *type;
@@ -244,7 +258,9 @@ static int find_family(const struct family **out, struct json root, struct err *
         if (!strcmp(f->model_type, type) || (f->text_type && !strcmp(f->text_type, type))) return 0;
         snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", f->model_type);
     }
-    return json_error(root, err, "model_type \"%s\" is not supported; this version trains: %s", type, known);
+    return json_error(root, err, "model_type \"%s\" is %s; this version trains: %s", type,
+                      counts_experts(root) ? "not supported" : "a dense model, and dense models are not supported",
+                      known);
 }
 
 /* Sizes of the layers with gated DeltaNet; the defaults are those of transformers' configuration class. */
@@ -270,12 +286,12 @@ static int read_delta(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
-/* Reads a count that has two names; if the file has both, they must be equal. */
+/* Reads a count that has two names; if the file has both, they must be equal. A file without it lacks the first. */
 static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
 {
-    const bool has = json_has(root, name);
     int64_t again;
-    if (json_get_i64(root, has ? name : other, 1, 65536, out, err)) return -1;
+    if (json_get_i64(root, json_has(root, name) || !json_has(root, other) ? name : other, 1, 65536, out, err))
+        return -1;
     again = *out;
     if (json_opt_i64(root, other, 1, 65536, &again, err)) return -1;
     if (again != *out)
@@ -301,7 +317,8 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
         json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||
         json_opt_i64(root, "head_dim", 2, 4096, &head_dim, err) ||
         (f->n_exp ? json_get_i64(root, f->n_exp, 1, 65536, &a->n_exp, err)
-                  : read_count(root, "num_local_experts", "num_experts", &a->n_exp, err)) ||
+                  : read_count(root, f->local_experts ? "num_local_experts" : "num_experts",
+                               f->local_experts ? "num_experts" : "num_local_experts", &a->n_exp, err)) ||
         read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
         json_get_i64(root, f->width, 1, big, &a->d_ff, err) ||
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||

@@ -61,6 +61,9 @@ static const struct pair modules[] = {
 static const struct pair leaves[] = {{"", ""},
                                      {".weight", ".weight"},
                                      {".scale", ".weight_scale_inv"},
+                                     {".weight_scale", ".weight_scale"}, /* NVFP4 of ModelOpt */
+                                     {".weight_scale_2", ".weight_scale_2"},
+                                     {".input_scale", ".input_scale"},
                                      {".lora_A.weight", ".lora_A.weight"},
                                      {".lora_B.weight", ".lora_B.weight"}};
 

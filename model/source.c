@@ -7,17 +7,33 @@
 
 #include "data/json.h"
 #include "kernels/quant.h"
+#include "model/formats.h"
 #include "model/published.h"
+
+static const char *shape_text(char to[128], int ndim, const int64_t *shape)
+{
+    *to = 0;
+    for (int i = 0; i < ndim; i++)
+        snprintf(to + strlen(to), 128 - strlen(to), "%s%lld", i ? ", " : "", (long long)shape[i]);
+    return to;
+}
 
 static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
 {
-    char want[128] = "", have[128] = "";
-    for (int i = 0; i < ndim; i++)
-        snprintf(want + strlen(want), sizeof(want) - strlen(want), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    for (int i = 0; i < t->ndim; i++)
-        snprintf(have + strlen(have), sizeof(have) - strlen(have), "%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    char want[128], have[128];
     return err_set(err, "tensor %s is %s [%s], expected %s [%s]: the checkpoint does not fit its config.json",
-                   safetensors_stored(t), t->st_dtype, have, what, want);
+                   safetensors_stored(t), t->st_dtype, shape_text(have, t->ndim, t->shape), what,
+                   shape_text(want, ndim, shape));
+}
+
+/* A dtype or scales of a quantisation that is not read. */
+static int format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
+{
+    char want[128], have[128];
+    return err_set(err,
+                   "tensor %s is %s [%s], expected %s [%s]: this quantisation is not supported, use a checkpoint in %s",
+                   safetensors_stored(t), t->st_dtype, shape_text(have, t->ndim, t->shape), what,
+                   shape_text(want, ndim, shape), FORMATS_READ);
 }
 
 bool checkpoint_has(const struct checkpoint *ck, const char *name)
@@ -87,10 +103,10 @@ int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int n
 {
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (!t || source_dense_format(t->dtype) != WF_NONE) return 0;
-    return shape_error(t,
-                       ndim == 2 ? "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or I8,"
-                                 : "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8,",
-                       ndim, shape, err);
+    return format_error(t,
+                        ndim == 2 ? "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or I8,"
+                                  : "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8,",
+                        ndim, shape, err);
 }
 
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
@@ -423,10 +439,8 @@ static bool is_scalar(const struct st_tensor *t)
 
 static int unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
 {
-    return err_set(err,
-                   "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use NVFP4, FP8, "
-                   "INT4 (compressed-tensors), bitsandbytes or bf16",
-                   safetensors_stored(data), data->st_dtype, safetensors_stored(scale), scale->st_dtype);
+    return err_set(err, "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use %s",
+                   safetensors_stored(data), data->st_dtype, safetensors_stored(scale), scale->st_dtype, FORMATS_READ);
 }
 
 /* scale2 of compressed-tensors is a divisor. */
@@ -460,11 +474,18 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
                        "tensor %s: integer codes with reordered groups are not supported; use bf16, FP8 or INT4 "
                        "without them",
                        safetensors_stored(order));
+    const int64_t bits = data->ndim == 2 ? data->shape[1] * 32 / in : 0;
+    if (bits != 4 && has_shape(data, out, in * bits / 32) && bits > 1 && bits <= 8)
+        return err_set(
+            err,
+            "tensor %s has codes of %lld bits (pack-quantized of compressed-tensors, W%lldA16), of which only "
+            "INT4 is supported: use a checkpoint in %s",
+            safetensors_stored(data), (long long)bits, (long long)bits, FORMATS_READ);
     if (in % 8 || !has_shape(data, out, in / 8))
         return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
     if (source_dense_format(scale->dtype) == WF_NONE) return unsupported(data, scale, err);
     if (n_group < 1 || in % n_group || in / n_group % 2 || !has_shape(scale, out, n_group))
-        return shape_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)}, err);
+        return format_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)}, err);
     find_beside(ck, name, "_shape"); /* read: the sizes follow from config.json */
     s->format = WF_BF16;
     s->data = data;
@@ -533,7 +554,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     else if (!inverse && per_row)
         s->scale_rows = 1, s->scale_cols = in;
     else
-        return shape_error(t, fp8_scales_wanted(is_e8m0(t), inverse), 2, (int64_t[]){rows, cols}, err);
+        return format_error(t, fp8_scales_wanted(is_e8m0(t), inverse), 2, (int64_t[]){rows, cols}, err);
     return 0;
 }
 
@@ -589,7 +610,7 @@ static int find_fp8_stack(struct source *s, struct checkpoint *ck, const char *n
     if (!has_shape_3d(s->data, shape)) return shape_error(s->data, "F8_E4M3", 3, shape, err);
     const bool each = t->bytes == n_exp * dtype_size(t->dtype) && t->ndim > 0 && t->shape[0] == n_exp;
     if (!has_shape_3d(t, blocks) && !each && !is_scalar(t))
-        return shape_error(t, "one scale, one per expert, or blocks", 3, blocks, err);
+        return format_error(t, "one scale, one per expert, or blocks", 3, blocks, err);
     s->scale = t;
     s->scale_rows = each || is_scalar(t) ? out : FP8_BLOCK;
     s->scale_cols = each || is_scalar(t) ? in : FP8_BLOCK;
@@ -658,8 +679,8 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
 
 bool source_is_activation_scale(const char *name)
 {
-    static const char *const suffixes[] = {
-        "activation_scale", "input_scale", "input_global_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale"};
+    static const char *const suffixes[] = {"activation_scale", "input_scale", "input_scale_ub", "input_global_scale",
+                                           ".output_scale",    ".k_scale",    ".v_scale",       ".q_scale"};
     const size_t n = strlen(name);
     for (int i = 0; i < MT_LEN(suffixes); i++) {
         const size_t tail = strlen(suffixes[i]);

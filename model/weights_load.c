@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "kernels/ops.h"
+#include "model/formats.h"
 #include "model/fp8_experts.h"
 #include "model/layer.h"
 #include "model/unused.h"
@@ -140,6 +141,12 @@ static void open_host_experts(struct fill *f, const struct weights_options *opt)
     if (wanted) host_experts_open(&f->w->host, f->dev, f->a->n_layer, in_host, opt->host_bytes);
 }
 
+/* After an error: a missing file, or a format that is not supported, explains more than what followed from it. */
+static void explain(const struct fill *f, struct err *err)
+{
+    if (!checkpoint_check_missing(&f->ck, err)) (void)!formats_check(f->ck.st, f->a, err);
+}
+
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err)
 {
@@ -175,7 +182,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     rc = 0;
 out:
     quantizer_close(&f.quantizer);
-    if (rc && checkpoint_check_missing(&f.ck, err)) rc = -1; /* explains more than what followed from it */
+    if (rc) explain(&f, err);
     mem_free(f.ck.used);
     mem_free(f.ck.asked);
     if (rc) weights_free(w);

@@ -273,10 +273,10 @@ static void test_bad_values(void **state)
         {"\"head_dim\": 64", "\"head_dim\": 63", "head_dim"},
         {"\"head_dim\": 64", "\"head_dim\": 0", "head_dim"},
         {"\"num_local_experts\": 32", "\"num_local_experts\": 0", "num_local_experts"},
-        {"\"num_local_experts\": 32, ", "", "num_experts"},
+        {"\"num_local_experts\": 32, ", "", "key `num_local_experts`: is missing"},
         {"\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 33", "experts"},
         {"\"num_experts_per_tok\": 4", "\"num_experts_per_tok\": 0", "num_experts_per_tok"},
-        {"\"num_experts_per_tok\": 4, \"experts_per_token\": 4, ", "", "experts_per_token"},
+        {"\"num_experts_per_tok\": 4, \"experts_per_token\": 4, ", "", "key `num_experts_per_tok`: is missing"},
         {"\"experts_per_token\": 4", "\"experts_per_token\": 2", "experts_per_token"},
         {"\"intermediate_size\": 2880", "\"intermediate_size\": 99999999999", "intermediate_size"},
         {"\"intermediate_size\": 2880, ", "", "intermediate_size"},
@@ -323,6 +323,31 @@ static void test_bad_values(void **state)
         char text[sizeof(v4)] = "";
         memcpy(text, v4, n);
         assert_refused(text, "JSON");
+    }
+}
+
+/* Model types of other families: dense models are named as such, also where experts are turned off. */
+static void test_other_families(void **state)
+{
+    (void)state;
+    static const char dense[] = " is a dense model, and dense models are not supported; this version trains: gpt_oss",
+                      other[] = " is not supported; this version trains: gpt_oss";
+    static const struct {
+        const char *config, *type, *says;
+    } rows[] = {
+        {"{\"model_type\": \"llama\", \"hidden_size\": 4096}", "llama", dense},
+        {"{\"model_type\": \"qwen3\", \"num_attention_heads\": 32}", "qwen3", dense},
+        {"{\"model_type\": \"gemma4\", \"text_config\": {\"enable_moe_block\": false, \"num_experts\": null}}",
+         "gemma4", dense},
+        {"{\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"ministral3\"}}", "ministral3", dense},
+        {"{\"model_type\": \"minimax_m2\", \"num_local_experts\": 256}", "minimax_m2", other},
+        {"{\"model_type\": \"gemma4\", \"text_config\": {\"num_experts\": 128}}", "gemma4", other},
+        {"{\"model_type\": \"ernie4_5_moe\", \"moe_num_experts\": 64}", "ernie4_5_moe", other},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char says[160];
+        snprintf(says, sizeof(says), "model_type \"%s\"%s", rows[i].type, rows[i].says);
+        assert_refused(rows[i].config, says);
     }
 }
 
@@ -379,12 +404,12 @@ static void real_values_have_ranges(void **state)
 int test_arch(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published),          cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_variants),           cmocka_unit_test(test_yarn),
-        cmocka_unit_test(test_yarn_truncated),     cmocka_unit_test(test_plain_rope),
-        cmocka_unit_test(test_far_position),       cmocka_unit_test(test_bad_values),
-        cmocka_unit_test(test_bad_rope_type),      cmocka_unit_test(test_no_file),
-        cmocka_unit_test(real_values_have_ranges),
+        cmocka_unit_test(test_published),      cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_variants),       cmocka_unit_test(test_yarn),
+        cmocka_unit_test(test_yarn_truncated), cmocka_unit_test(test_plain_rope),
+        cmocka_unit_test(test_far_position),   cmocka_unit_test(test_bad_values),
+        cmocka_unit_test(test_other_families), cmocka_unit_test(test_bad_rope_type),
+        cmocka_unit_test(test_no_file),        cmocka_unit_test(real_values_have_ranges),
     };
     return cmocka_run_group_tests_name("arch", tests, NULL, NULL);
 }

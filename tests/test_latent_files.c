@@ -138,11 +138,12 @@ static void bad_int4_is_refused(void **state)
         const char *says;
     } rows[] = {
         {"_packed", DT_I32, 128, 64,
-         UP0 "_packed is I32 [128, 64], expected I32 with 8 codes of 4 bits each, [128, 32]"},
+         UP0 "_packed has codes of 8 bits (pack-quantized of compressed-tensors, W8A16), of which only INT4"},
         {"_scale", DT_BF16, 128, 3, UP0 "_scale is BF16 [128, 3], expected a scale per group of columns, [128, 8]"},
         {"_scale", DT_I32, 128, 8, UP0 "_scale (I32), which is no supported quantisation"},
-        {"_zero_point", DT_I32, 16, 8, UP0 "_zero_point: this quantisation is not supported"},
-        {"_g_idx", DT_I32, 16, 8, UP0 "_g_idx: integer codes with reordered groups are not supported"},
+        {"_zero_point", DT_I32, 16, 8,
+         UP0 "_zero_point: a checkpoint in the format compressed-tensors with zero points"},
+        {"_g_idx", DT_I32, 16, 8, UP0 "_g_idx: a checkpoint in the format compressed-tensors with reordered groups"},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct draft d;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "data/file.h"
+#include "model/published.h"
 #include "tests/checkpoints.h"
 
 #define POINTER                                                                                                        \
@@ -149,9 +150,91 @@ static void missing_predictions(void **state)
                 "1 tensor of the index is not in the checkpoint, and not needed, such as mtp.fc.weight of model-mtp");
 }
 
+/* ---- quantised formats */
+
+#define MATRIX "model.layers.1.self_attn.k_proj"
+
+/* A tensor beside or in place of a matrix names the format. */
+static void foreign_formats(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *suffix, *dtype, *beside, *scales, *says;
+    } rows[] = {
+        {".weight", "I8", ".SCB", "F32", "format bitsandbytes in 8 bits (LLM.int8) is not supported: use one in bf16"},
+        {".weight", "I8", ".weight_scale", "BF16", "format INT8 (w8a8"},
+        {".weight", "I8", ".weight_scales", "F16", "format EETQ"},
+        {".weight", "U32", ".scales", "BF16", "format MLX"},
+        {".qweight", "I32", ".g_idx", "I32", "format GPTQ"},
+        {".qweight", "I32", ".qzeros", "I32", "format AWQ (or GPTQ, AutoRound)"},
+        {".W_q", "U8", ".zero", "F16", "format HQQ"},
+        {".weight_packed", "U8", ".weight_scale", "U8", "format MXFP4 of compressed-tensors"},
+        {".weight", "F8_E4M3", ".weight_scale", "U8", "format MXFP8"},
+        {".weight_packed", "I32", ".scale_packed", "F16", "format 2:4 sparsity (marlin-24)"},
+        {".compressed", "BF16", ".bitmask", "U8", "format sparse compressed-tensors"},
+        {".weight", "I8", ".other", "U8", MATRIX ".weight is I8 [64, 128], expected BF16, F16, F32"},
+        {".weight", "F8_E5M2", ".weight_scale", "F32", "this quantisation is not supported, use a checkpoint in bf16"},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const int64_t shape[] = {64, 128};
+        char name[128], other[128];
+        struct draft d;
+        draft_open(&d);
+        draft_remove(&d, MATRIX ".weight");
+        snprintf(name, sizeof(name), "%s%s", MATRIX, rows[i].suffix);
+        snprintf(other, sizeof(other), "%s%s", MATRIX, rows[i].beside);
+        draft_put_as(&d, name, rows[i].dtype, 2, shape, mem_alloc(64 * 128 * 8));
+        draft_put_as(&d, other, rows[i].scales, 2, shape, mem_alloc(64 * 128 * 8));
+        assert_draft_refused(&d, rows[i].says);
+        draft_free(&d);
+    }
+}
+
+/* NVIDIA's NVFP4 of DeepSeek-V4 has the publisher's names with the suffixes of ModelOpt. */
+static void nvfp4_of_deepseek_v4(void **state)
+{
+    (void)state;
+    const char *dir = path_in(scratch_dir(), "model");
+    struct draft d;
+    if (RUN("synth", "deepseek-v4-tiny", dir, "--layers", "2", "--quant", "nvfp4")) fail_msg("%s", said.err);
+    draft_open_dir(&d, dir);
+    for (int64_t i = 0; i < d.n; i++) {
+        char name[512];
+        if (!published_name(name, sizeof(name), d.entries[i].name)) continue;
+        mem_free((void *)(uintptr_t)d.entries[i].name);
+        d.entries[i].name = mem_strdup(name);
+    }
+    assert_non_null(draft_find(&d, "layers.1.ffn.experts.0.w1.weight_scale_2"));
+    assert_same_model(dir, draft_save(&d, 1));
+    draft_free(&d);
+}
+
+/* Where a checkpoint with attention in NVFP4 does not fit, plan reports memory. */
+static void nvfp4_attention_that_does_not_fit(void **state)
+{
+    (void)state;
+    const struct linear_form form = {.format = WF_NVFP4};
+    struct draft d;
+    char set[MT_PATH + 64];
+    draft_open(&d);
+    draft_attention(&d, &form);
+    draft_per_expert(&d, &form);
+    snprintf(set, sizeof(set), "model.path=%s", draft_save(&d, 1));
+    draft_free(&d);
+    assert_int_equal(RUN("plan", process_config(""), "--set", set, "--set", "train.memory_gb=0.001"), 1);
+    assert_says(said.err, "moetrain: error: training needs ");
+    assert_says(said.out, "  memory  ");
+    assert_null(strstr(said.err, "model.quantize"));
+}
+
 int test_model_files(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(git_lfs), cmocka_unit_test(in_place_of_a_model),
-                                       cmocka_unit_test(missing_shards), cmocka_unit_test(missing_predictions)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(git_lfs),
+                                       cmocka_unit_test(in_place_of_a_model),
+                                       cmocka_unit_test(missing_shards),
+                                       cmocka_unit_test(missing_predictions),
+                                       cmocka_unit_test(foreign_formats),
+                                       cmocka_unit_test(nvfp4_of_deepseek_v4),
+                                       cmocka_unit_test(nvfp4_attention_that_does_not_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

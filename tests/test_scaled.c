@@ -211,21 +211,24 @@ static void test_errors(void **state)
     } rows[] = {
         {false, "_scale_2", NULL, NULL, 0, 0, UP0 " is packed, but " UP0 "_scale_2 is not in the checkpoint"},
         {false, "_scale", "_scale", "F8_E4M3", 192, 4, UP0 "_scale is F8_E4M3 [192, 4], expected F8_E4M3 [192, 8]"},
-        {false, "_scale", "_scale", "U8", 192, 4, UP0 "_scale (U8), which is no supported quantisation"},
+        {false, "_scale", "_scale", "U8", 192, 4,
+         "tensor " UP0 ": a checkpoint in the format MXFP4 of Quark is not supported"},
         {false, "_scale_2", "_scale_2", "F32", 192, 1, UP0 "_scale_2 is F32 [192, 1], expected BF16, F16 or F32 []"},
         {false, "", "", "U8", 192, 128, UP0 " is U8 [192, 128], expected U8 [192, 64]"},
         {true, "", "", "F8_E5M2", 192, 128,
          UP0
          " is F8_E5M2 [192, 128], expected BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or "
          "I8, [192, 128]"},
-        {false, NULL, ".pre_quant_scale", "BF16", 128, 1, "0.pre_quant_scale: this quantisation is not supported"},
+        {false, NULL, ".pre_quant_scale", "BF16", 128, 1,
+         "0.pre_quant_scale: a checkpoint in the format NVFP4 with AWQ scales is not supported"},
         {true, "_scale_inv", NULL, NULL, 0, 0, "neither " UP0 "_scale nor " UP0 "_scale_inv is in the checkpoint"},
         {true, "_scale_inv", "_scale_inv", "F32", 3, 1,
          "_scale_inv is F32 [3, 1], expected one scale, or one per 128 x"},
         {true, "_scale_inv", "_scale", "F32", 192, 4, "_scale is F32 [192, 4], expected one scale, one per row, or"},
         {true, "_scale_inv", "_scale", "F8_E8M0", 192, 4,
          "_scale is F8_E8M0 [192, 4], expected an exponent per row, or per 128 x 128 block, [2, 1]"},
-        {true, "_scale_inv", "_scale", "U8", 192, 4, UP0 "_scale (U8), which is no supported quantisation"},
+        {true, "_scale_inv", "_scale", "U8", 192, 4,
+         "tensor " UP0 ": a checkpoint in the format MXFP8 is not supported"},
     };
     for (int k = 0; k < MT_LEN(rows); k++) {
         const struct linear_form form = {.format = WF_NVFP4, .fp8 = rows[k].fp8 ? FP8_BLOCKS_INV : FP8_NONE};

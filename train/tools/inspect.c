@@ -15,6 +15,7 @@
 #include "data/json.h"
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
+#include "model/formats.h"
 #include "model/published.h"
 #include "model/weights.h"
 #include "train/adapter_dir.h"
@@ -401,7 +402,7 @@ static void print_all_held(const char *path, struct safetensors *st, FILE *out)
     if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
         !file_exists(config))
         return;
-    if (arch_load(&a, path, &why) || published_rename(st, &a, &why)) {
+    if (arch_load(&a, path, &why) || published_rename(st, &a, &why) || formats_check(st, &a, &why)) {
         fprintf(out, "\n  this model cannot be trained: ");
         print_text(why.msg, out);
         fputc('\n', out);
