@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # ci.sh - checks the end of .ci/run on a scratch tree whose stages are stubs: exit code and last line of a run that
-# passes and of runs in which a build, a group of tests or the demo fails, or that is ended.
+# passes and of runs in which a build, a group of tests or the demo fails, that is ended, or without nvcc. Then the exit
+# code of tests/gpu.sh.
 #   bash tests/ci.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,22 +13,27 @@ stub() { # FILE LINE ...: a script
     printf '%s\n' '#!/usr/bin/env bash' "${@:2}" > "$tree/$1"
     chmod +x "$tree/$1"
 }
+losses() { # of the demo's evaluations
+    stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s,\"tokens\":9}\n' $* > build/demo/metrics.jsonl"
+}
 healthy() {
     local list=Testing/Temporary/LastTestsFailed.log
     printf '1:old\n' | tee "$tree/build/$list" > "$tree/build-asan/$list" # of an earlier run
     stub bin/ctest
     stub bin/nvcc
     stub configs/setup.sh
-    stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 3.0 > build/demo/metrics.jsonl"
+    losses 6.0 3.0
     stub tests/tsan.sh
     stub tests/run.sh
 }
+unset CUDACXX
 failed=0
-expect() { # EXIT_CODE LAST_LINE
+expect() { # EXIT_CODE LAST_LINE [ARGUMENT ...]
     local out status=0
-    out=$(PATH="$tree/bin:$PATH" bash -c 'echo $$ > "$1/ci.pid"; exec bash "$1/.ci/run" 2>&1' run "$tree") || status=$?
+    out=$(PATH="$tree/bin:$PATH" bash -c \
+        'echo $$ > "$1/ci.pid"; exec bash "$1/.ci/run" "${@:2}" 2>&1' run "$tree" "${@:3}") || status=$?
     if [ "$status" -ne "$1" ] || [ "${out##*$'\n'}" != "$2" ] ||
-        ! grep -q '^build with sanitizers  .*[0-9]' <<< "$out"; then
+        ! grep -q '^CUDA compiler[ |].*[0-9]' <<< "$out"; then
         printf '.ci/run: exit code %s, must be %s; a line with the time of the first stage; the last line "%s":\n%s\n' \
             "$status" "$1" "$2" "$out"
         failed=1
@@ -35,7 +41,16 @@ expect() { # EXIT_CODE LAST_LINE
     healthy
 }
 healthy
+stub configs/setup.sh 'echo "$*" >> options'
 expect 0 "PASSED: all stages"
+grep -q -e "^build .*-DMOETRAIN_CUDA=on" "$tree/options" || { echo "the build may leave out CUDA"; failed=1; }
+# Without nvcc: a failure, unless it is asked for.
+export CUDACXX=/none/nvcc
+expect 1 "FAILED: CUDA compiler, exit code 1"
+stub configs/setup.sh 'echo "$*" >> options'
+expect 0 "PASSED: all stages, without CUDA: no kernel was compiled and none was run" --without-cuda
+grep -q -e "^build .*-DMOETRAIN_CUDA=off" "$tree/options" || { echo "the build may need CUDA"; failed=1; }
+unset CUDACXX
 stub configs/setup.sh '[ "$1" != build ] || exit 3'
 expect 3 "FAILED: build, exit code 3"
 stub bin/ctest "printf '2:train\n9:qat\n' > build-asan/Testing/Temporary/LastTestsFailed.log" 'exit 8'
@@ -44,10 +59,31 @@ stub tests/run.sh "printf '7:system\n' > build/Testing/Temporary/LastTestsFailed
 expect 8 "FAILED: tests, exit code 8; groups: system"
 stub tests/tsan.sh 'exit 123'
 expect 123 "FAILED: tests with ThreadSanitizer, exit code 123"
-stub configs/demo.sh "printf '{\"event\":\"eval\",\"loss\":%s}\n' 6.0 4.0 > build/demo/metrics.jsonl"
-expect 1 "FAILED: demo, exit code 1"
+for last in "6.0 4.0" "6.0 null" "null null" "null 3.0" "6.0 nan" "6.0 -inf" "6.0" "6.0 1e999999999999 null 3.0"; do
+    # shellcheck disable=SC2086 # several losses
+    losses $last
+    expect 1 "FAILED: demo, exit code 1"
+done
 stub configs/demo.sh 'exit 5'
 expect 5 "FAILED: demo, exit code 5"
 stub tests/tsan.sh 'kill "$(cat ci.pid)"'
 expect 143 "FAILED: tests with ThreadSanitizer, exit code 143"
-[ "$failed" -eq 0 ] && echo "ci.sh: each end of .ci/run is as expected"
+
+# gpu.sh on a machine with one GPU: a stage that is named and cannot run is a failure.
+cp "$root/tests/gpu.sh" "$tree/tests/"
+stub bin/nvidia-smi 'echo "GPU 0"'
+expect_gpu() { # EXIT_CODE CODE_OF_THE_TESTS STAGE ...
+    local out status=0
+    stub bin/moetrain_test 'echo "$*" >> options' "exit $2"
+    out=$(PATH="$tree/bin:$PATH" bash "$tree/tests/gpu.sh" -b "$tree/bin" "${@:3}" 2>&1) || status=$?
+    [ "$status" -eq "$1" ] && return
+    printf 'gpu.sh %s: exit code %s, must be %s:\n%s\n' "${*:3}" "$status" "$1" "$out"
+    failed=1
+}
+expect_gpu 0 0 tests
+expect_gpu 1 1 tests
+expect_gpu 1 0 ranks
+expect_gpu 1 0 tests ranks
+expect_gpu 2 0 none
+grep -q -e --need-gpu "$tree/options" || { echo "gpu.sh: its tests may be skipped"; failed=1; }
+[ "$failed" -eq 0 ] && echo "ci.sh: each end of .ci/run and gpu.sh is as expected"

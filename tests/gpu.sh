@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# gpu.sh - runs every test that needs an NVIDIA GPU; exit status 1 when a stage fails.
+# gpu.sh - runs every test that needs an NVIDIA GPU; exit status 1 when a stage fails, when one that is named is
+# skipped, and when no stage has run.
 #   bash tests/gpu.sh [-b BIN_DIR] [STAGE ...]
 # BIN_DIR: moetrain and moetrain_test, built on another machine; without it the script builds build/ with CUDA.
 # Stages (default: all):
@@ -28,7 +29,7 @@ while getopts b: option; do
     esac
 done
 shift $((OPTIND - 1))
-stages=("$@")
+stages=("$@") named="$*"
 [ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck builds check demo repeat ranks skew bench)
 
 if [ -z "$bin" ]; then
@@ -55,7 +56,7 @@ run_tests_of() { # BIN_DIR [ARGUMENT ...]
     run_tests -- "$@"
 }
 
-stage_tests() { run_tests -- ; }
+stage_tests() { run_tests -- --need-gpu; }
 
 # Runs the small GPU tests of some groups; tests *_large_on_the_gpu take too long under a sanitizer.
 sanitize() { # TOOL [OPTION ...] -- GROUP ...
@@ -70,7 +71,7 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     local group status=0
     for group in "$@"; do # one process per group, as the tool must start it
         run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
-            --only "$only" --skip '*_large_on_the_gpu' "$group" || status=1
+            --need-gpu --only "$only" --skip '*_large_on_the_gpu' "$group" || status=1
     done
     return $status
 }
@@ -128,7 +129,7 @@ stage_builds() {
         build_for 80 || return 1
         train_built_for 80 cuda || status=1
         wants 80 "portable kernels (built without sm_90a)" || status=1
-        run_tests_of "$work/build-80" --only '*gpu*' --skip '*_large_on_the_gpu' || status=1
+        run_tests_of "$work/build-80" --need-gpu --only '*gpu*' --skip '*_large_on_the_gpu' || status=1
         ;;
     esac
     build_for $other || return 1
@@ -238,7 +239,7 @@ stage_bench() {
         "$bin/moetrain" bench step --device cuda --path loop,presort,grouped
 }
 
-failed=0
+failed=0 ran=0
 for stage in "${stages[@]}"; do
     if ! declare -F "stage_$stage" > /dev/null; then echo "gpu.sh: no stage $stage"; exit 2; fi
     echo "== $stage"
@@ -246,12 +247,13 @@ for stage in "${stages[@]}"; do
     "stage_$stage"
     status=$?
     case $status in
-    0) verdict=ok ;;
-    77) verdict=skipped ;;
+    0) verdict=ok ran=1 ;;
+    77) [ -z "$named" ] && verdict=skipped || { verdict="FAILED (skipped, but named)"; failed=1; } ;;
     *) verdict="FAILED ($status)"; failed=1 ;;
     esac
     summary+=("$(printf '%-10s %-12s %4d s' "$stage" "$verdict" $((SECONDS - start)))")
 done
 echo "== summary"
 printf '%s\n' "${summary[@]}"
+[ $((failed + ran)) -gt 0 ] || { echo "FAILED: no stage has run"; failed=1; }
 exit $failed

@@ -1,14 +1,17 @@
 /* main.c - runs the test groups named on the command line, or all:
- *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [NAME ...]
+ *   moetrain_test [--fixtures DIR] [--binary PATH] [--only PATTERN] [--skip PATTERN] [--need-gpu] [NAME ...]
  * --fixtures and --binary override the paths of the build. Of each group, the tests run that match the PATTERN of
- * --only and do not match that of --skip. */
+ * --only and do not match that of --skip. It fails when there is none, in the whole or of a group that is named. With
+ * --need-gpu a test that lacks a GPU fails instead of being skipped. */
 #include "tests/test.h"
 
+#include <fnmatch.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -131,31 +134,92 @@ static int run_alone(int (*run)(void))
     return !WIFEXITED(status) || WEXITSTATUS(status);
 }
 
+/* ---- the tests that run */
+
+static const char *only, *without;
+static bool need_gpu;
+
+bool test_needs_gpu(void) { return need_gpu; }
+
+/* Shared with the processes of the groups. A group that lacks a program or library runs no cmocka group. */
+static struct counts {
+    int groups, tests;
+} * counted;
+
+int test_run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
+                   CMFixtureFunction teardown)
+{
+    int wanted = 0;
+    for (size_t i = 0; i < n; i++)
+        wanted += (!only || !fnmatch(only, tests[i].name, 0)) && (!without || fnmatch(without, tests[i].name, 0));
+    counted->groups++;
+    counted->tests += wanted;
+    return wanted ? _cmocka_run_group_tests(name, tests, n, setup, teardown) : 0;
+}
+
+static int run_wanted(int argc, char **argv, int first)
+{
+    int failed = 0;
+    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
+        const bool named = first < argc;
+        bool wanted = !named;
+        for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
+        if (!wanted) continue;
+        const struct counts before = *counted;
+        failed += argc - first == 1 ? groups[g].run() : run_alone(groups[g].run);
+        if (!named || counted->groups == before.groups || counted->tests > before.tests) continue;
+        fprintf(stderr, "FAILED: no test of the group %s was run: none matches --only and --skip\n", groups[g].name);
+        failed++;
+    }
+    if (counted->groups && !counted->tests) fprintf(stderr, "FAILED: no test was run\n");
+    return failed || (counted->groups && !counted->tests);
+}
+
+/* 0 where every name is that of a group. */
+static int check_names(int argc, char **argv, int first)
+{
+    for (int i = first; i < argc; i++) {
+        bool found = false;
+        for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) found |= !strcmp(argv[i], groups[g].name);
+        if (found) continue;
+        fprintf(stderr, "no such test group: %s; there are:", argv[i]);
+        for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) fprintf(stderr, " %s", groups[g].name);
+        fprintf(stderr, "\n");
+        return 1;
+    }
+    return 0;
+}
+
+/* The first argument after the options; -1: an unknown option, or one without its value. */
+static int read_options(int argc, char **argv)
+{
+    static const struct {
+        const char *name, **value;
+    } options[] = {{"--fixtures", &fixtures}, {"--binary", &binary}, {"--only", &only}, {"--skip", &without}};
+    int at = 1;
+    while (at < argc && argv[at][0] == '-') {
+        int found = 0;
+        if (!strcmp(argv[at], "--need-gpu")) need_gpu = true, found = 1;
+        for (int i = 0; i < MT_LEN(options) && at + 1 < argc; i++)
+            if (!strcmp(argv[at], options[i].name)) *options[i].value = argv[at + 1], found = 2;
+        if (!found) return fprintf(stderr, "%s: an unknown option, or one without a value\n", argv[at]), -1;
+        at += found;
+    }
+    return at;
+}
+
 int main(int argc, char **argv)
 {
     static char whole[2][PATH_MAX];
-    int failed = 0, ran = 0, first = 1;
+    const int first = read_options(argc, argv);
+    if (first < 0 || check_names(argc, argv, first)) return 2;
     setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read the output of a kernel as soon as the op has returned */
-    for (; first + 1 < argc && argv[first][0] == '-'; first += 2) {
-        if (!strcmp(argv[first], "--fixtures")) fixtures = argv[first + 1];
-        if (!strcmp(argv[first], "--binary")) binary = argv[first + 1];
-        if (!strcmp(argv[first], "--only")) cmocka_set_test_filter(argv[first + 1]);
-        if (!strcmp(argv[first], "--skip")) cmocka_set_skip_filter(argv[first + 1]);
-    }
+    if (only) cmocka_set_test_filter(only);
+    if (without) cmocka_set_skip_filter(without);
     /* Tests create symbolic links to fixtures, and run the binary in other folders. */
     if (realpath(fixtures, whole[0])) fixtures = whole[0];
     if (binary && realpath(binary, whole[1])) binary = whole[1];
-    for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) {
-        bool wanted = first >= argc;
-        for (int i = first; i < argc; i++) wanted |= !strcmp(argv[i], groups[g].name);
-        if (!wanted) continue;
-        ran++;
-        failed += argc - first == 1 ? groups[g].run() : run_alone(groups[g].run);
-    }
-    if (!ran) {
-        fprintf(stderr, "no such test group; there are:");
-        for (size_t g = 0; g < sizeof(groups) / sizeof(groups[0]); g++) fprintf(stderr, " %s", groups[g].name);
-        fprintf(stderr, "\n");
-    }
-    return failed || !ran;
+    counted = mmap(NULL, sizeof(*counted), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    MT_REQUIRE(counted != MAP_FAILED, "mmap failed");
+    return run_wanted(argc, argv, first);
 }

@@ -314,6 +314,7 @@ void op_check_need_gpu(void)
     struct device dev;
     struct err err;
     if (!device_open(&dev, "cuda", "auto", &err)) return;
+    if (test_needs_gpu()) fail_msg("kernels of the GPU: %s", err.msg);
     print_message("skip: kernels of the GPU: %s\n", err.msg);
     skip();
 }

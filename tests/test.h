@@ -14,6 +14,15 @@
 
 #include "kernels/base.h"
 
+/* Counts the tests that --only and --skip leave: a run of none fails (main.c). */
+int test_run_group(const char *name, const struct CMUnitTest *tests, size_t n, CMFixtureFunction setup,
+                   CMFixtureFunction teardown);
+#undef cmocka_run_group_tests_name
+#define cmocka_run_group_tests_name(name, tests, setup, teardown)                                                      \
+    test_run_group(name, tests, sizeof(tests) / sizeof((tests)[0]), setup, teardown)
+
+bool test_needs_gpu(void); /* --need-gpu: a test that would be skipped for want of a GPU fails */
+
 /* Path of a file under tests/fixtures, or under the folder given with --fixtures; in one of eight static buffers. */
 const char *fixture(const char *name);
 /* The moetrain executable, for tests that run it. */

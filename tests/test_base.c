@@ -203,6 +203,26 @@ static void out_of_memory(void **state)
     assert_string_equal(text, "moetrain: error: out of memory: the system refused 4096 PiB of host memory\n");
 }
 
+/* This program fails when it runs no test. */
+static void no_test_is_a_failure(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words;
+        int code;
+    } rows[] = {{"--only nothing base", 1}, {"--only nothing base file", 1},
+                {"--only errors base", 0},  {"--only errors base file", 1},
+                {"--skip '*' base", 1},     {"--only errors base none", 2},
+                {"--onyl errors base", 2},  {"--only", 2}};
+    char self[256] = "", command[512];
+    assert_true(readlink("/proc/self/exe", self, sizeof(self) - 1) > 0);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        snprintf(command, sizeof(command), "'%s' %s > /dev/null 2>&1", self, rows[i].words);
+        const int status = system(command);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != rows[i].code) fail_msg("%s: status %d", rows[i].words, status);
+    }
+}
+
 static void memory(void **state)
 {
     (void)state;
@@ -475,7 +495,7 @@ int test_base(void)
         cmocka_unit_test(formats),       cmocka_unit_test(nearest),        cmocka_unit_test(memory),
         cmocka_unit_test(random_values), cmocka_unit_test(random_quality), cmocka_unit_test(narrow_floats),
         cmocka_unit_test(views),         cmocka_unit_test(weights),        cmocka_unit_test(arenas),
-        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),
+        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),      cmocka_unit_test(no_test_is_a_failure),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

@@ -18,7 +18,7 @@ export LD_LIBRARY_PATH=$build/emulator:$build/fake_driver/$gpu OMP_WAIT_POLICY=p
 status=0
 for group in "$@"; do
     begin=$SECONDS
-    "$build/moetrain_test_emulated" --binary "$build/moetrain_emulated" --only '*gpu*' \
+    "$build/moetrain_test_emulated" --binary "$build/moetrain_emulated" --need-gpu --only '*gpu*' \
         --skip '*_large_on_the_gpu' "$group" || status=1
     echo "$group on an emulated GPU ($gpu): $((SECONDS - begin)) s"
 done
