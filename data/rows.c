@@ -84,16 +84,42 @@ static bool is_deepseek_v4(const struct tokenizer *tok)
 }
 
 /* Gives the template the special tokens that end generation. */
-static int add_stops(struct chat_template *t, const struct tokenizer *tok, const char *dir, struct err *err)
+static void add_stops(struct chat_template *t, const struct tokenizer *tok, const struct eos_ids *eos)
 {
-    struct eos_ids eos;
-    if (eos_ids_load(&eos, dir, err)) return -1;
-    for (int64_t i = 0; i < eos.n; i++) {
+    for (int64_t i = 0; i < eos->n; i++) {
         int64_t size;
-        const char *text = tokenizer_bytes(tok, eos.ids[i], &size);
-        if (text && tokenizer_is_special(tok, eos.ids[i])) chat_template_add_stop(t, text, size);
+        const char *text = tokenizer_bytes(tok, eos->ids[i], &size);
+        if (text && tokenizer_is_special(tok, eos->ids[i])) chat_template_add_stop(t, text, size);
     }
-    return 0;
+}
+
+/* The special token that the template writes after an answer, when it does not end generation; -1: none such. */
+static int32_t other_end(const struct chat_template *t, const struct tokenizer *tok, const struct eos_ids *eos)
+{
+    struct text_buf text = {0};
+    struct token_list list = {0};
+    struct err unused;
+    int64_t at = chat_template_end(&text, t);
+    while (at < text.size && text_is_space(text.text[at])) at++;
+    int32_t id = -1;
+    if (at < text.size && !tokenizer_encode(tok, text.text + at, text.size - at, true, &list, &unused) && list.count)
+        id = list.ids[0];
+    bool ends = !eos->n || id < 0 || !tokenizer_is_special(tok, id);
+    for (int64_t i = 0; i < eos->n; i++) ends = ends || eos->ids[i] == id;
+    text_free(&text);
+    token_list_free(&list);
+    return ends ? -1 : id;
+}
+
+static void warn_of_end(const struct tokenizer *tok, int32_t id, const char *dir)
+{
+    int64_t size;
+    const char *text = tokenizer_bytes(tok, id, &size);
+    log_warn(
+        "the chat template ends answers with %.*s (id %d), which is not in eos_token_id of %s: at inference the model "
+        "would go on after it; add the id to eos_token_id in generation_config.json there, or set "
+        "data.chat_template to a template that ends answers with a token of eos_token_id",
+        (int)MT_MIN(size, 64), text, id, dir);
 }
 
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
@@ -105,9 +131,10 @@ int row_template(struct chat_template **out, const struct tokenizer *tok, const 
 int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                       const char *kwargs, struct err *err)
 {
+    struct eos_ids eos;
     int rc = 0;
-    if (chat_template_load(out, dir, file, err)) return -1;
-    if (*out) rc = add_stops(*out, tok, dir, err);
+    if (eos_ids_load(&eos, dir, err) || chat_template_load(out, dir, file, err)) return -1;
+    if (*out) add_stops(*out, tok, &eos);
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
     if (!rc && *kwargs && !*out)
         return err_set(err, "data.chat_kwargs = %.100s, but %s has no chat template: set data.chat_template%s", kwargs,
@@ -115,7 +142,10 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     if (!rc && *kwargs && chat_template_set_kwargs(*out, kwargs, err))
         rc = err_prefix(err, "data.chat_kwargs = %.100s", kwargs);
     if (!rc) chat_template_probe(*out);
-    if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || chat_template_has_generation(*out))) return 0;
+    const int32_t other = rc ? -1 : other_end(*out, tok, &eos);
+    if (other >= 0) warn_of_end(tok, other, dir);
+    if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || other >= 0 || chat_template_has_generation(*out)))
+        return 0;
     chat_template_free(*out);
     *out = NULL;
     return rc;

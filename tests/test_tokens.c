@@ -225,6 +225,31 @@ static void appended_ends(void **state)
 #undef TOKENS
 }
 
+/* A template whose answers end with a special token that does not end generation: a warning, and what to do. */
+static void other_ends(void **state)
+{
+    (void)state;
+    char template[MT_PATH + 32], rows[MT_PATH + 32];
+    const char *dir = scratch_dir(), *config = process_config("");
+    snprintf(rows, sizeof(rows), "data.train=%s",
+             write_text(dir, "rows.jsonl",
+                        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, "
+                        "{\"role\": \"assistant\", \"content\": \"b\"}]}\n"));
+    snprintf(template, sizeof(template), "data.chat_template=%s",
+             write_text(dir, "t.jinja",
+                        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }} <|end|>\n{% endfor %}"
+                        "{% if add_generation_prompt %}<|start|>assistant<|message|>{% endif %}"));
+    static const char *const ids[] = {"[1017]", "[1017, 1021]", "1021"};
+    for (int i = 0; i < MT_LEN(ids); i++) {
+        assert_int_equal(RUN("tokens", config, "--set", checkpoint_with_eos(ids[i]), "--set", template, "--set", rows,
+                             "--set", "data.eval=", "--set", "train.grad_accum=1"),
+                         0);
+        const bool warns = strstr(said.err, "the chat template ends answers with <|end|> (id 1021), which is not in "
+                                            "eos_token_id") != NULL;
+        if (warns != (i == 0)) fail_msg("%s: %s", ids[i], said.err);
+    }
+}
+
 static void text_is_escaped(void **state)
 {
     (void)state;
@@ -277,9 +302,11 @@ static void wrong_arguments(void **state)
 int test_tokens(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages), cmocka_unit_test(batches),         cmocka_unit_test(text_is_escaped),
-        cmocka_unit_test(raw_text), cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
-        cmocka_unit_test(held_out), cmocka_unit_test(appended_ends),   cmocka_unit_test(messages_from_a_pipe),
+        cmocka_unit_test(messages),        cmocka_unit_test(batches),
+        cmocka_unit_test(text_is_escaped), cmocka_unit_test(raw_text),
+        cmocka_unit_test(wrong_arguments), cmocka_unit_test(refused_conversations),
+        cmocka_unit_test(held_out),        cmocka_unit_test(appended_ends),
+        cmocka_unit_test(other_ends),      cmocka_unit_test(messages_from_a_pipe),
     };
     return cmocka_run_group_tests_name("tokens", tests, NULL, NULL);
 }

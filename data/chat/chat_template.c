@@ -489,6 +489,14 @@ out:
     text_free(&more);
 }
 
+int64_t chat_template_end(struct text_buf *out, const struct chat_template *t)
+{
+    if (!t || !t->main || render_turn(out, t, YES, "user", 1)) return 0;
+    for (int64_t i = out->size - 3; i >= 0; i--)
+        if (!memcmp(out->text + i, "Yes", 3)) return i + 3;
+    return out->size;
+}
+
 /* The template writes arguments of this form: it neither fails nor leaves them out. */
 static bool writes_arguments(const struct chat_template *t, const char *answer)
 {

@@ -47,6 +47,9 @@ const char *chat_template_next_role(const struct chat_template *t, bool tool, in
 /* No token at all follows an answer that is the last message, and no added token begins the next message. */
 bool chat_template_never_ends(const struct chat_template *t);
 
+/* Renders an answer that is the last message; returns where the text after its content begins in `out`. */
+int64_t chat_template_end(struct text_buf *out, const struct chat_template *t);
+
 /* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. t NULL: harmony,
  * with its spans. DeepSeek V4's rules: a span for each answer. The template finds a message's `thinking` also as
  * `reasoning_content`, and the reverse. `tools` may be its JSON as a string; members of `chat_template_kwargs` are
