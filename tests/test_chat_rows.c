@@ -193,6 +193,11 @@ static void roles_of_other_programs(void **state)
                           "1}}") "," M("tool_call", "{\\\"name\\\": \\\"g\\\", \\\"arguments\\\": {}}")),
          "<|user|>q<|assistant|>[[b<c>{\"name\": \"f\", \"arguments\": {\"x\": 1}}</c><c>{\"name\": \"g\", "
          "\"arguments\": {}}</c><|im_end|>]]"},
+        {CALLING,
+         ROW(Q "," MX("assistant", "b", "\"loss\": false") "," MJ(
+             "tool_call", "{\"name\": \"f\", \"arguments\": {\"x\": 1}}, \"loss\": true")),
+         "<|user|>q<|assistant|>b<|im_end|><|assistant|>[[<c>{\"name\": \"f\", \"arguments\": {\"x\": "
+         "1}}</c><|im_end|>]]"}, /* two answers, of which one has loss */
         {CALLING, ROW(Q "," M("tool_call", "no call")), "!is not JSON of a call"},
         {CALLING,
          "{\"conversations\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\"}]}", QA},
@@ -233,6 +238,7 @@ static void contents(void **state)
                "{\"role\": \"assistant\"}"),
          ""},
         {PLAIN, ROW(Q "," M("assistant", " \\n")), ""},
+        {PLAIN, ROW(Q "," MX("assistant", "", "\"reasoning\": \"r\"")), ""}, /* the template drops it */
         {PLAIN,
          ROW(Q ","
                "{\"role\": \"assistant\", \"content\": null, \"refusal\": \"no\"}"),

@@ -340,14 +340,40 @@ static int put_content(struct writer *w, const char *role, struct json message, 
     return text_put_json(w->t, content, err);
 }
 
+/* Whether both have the same value under `key`. */
+static bool same_value(struct json a, struct json b, const char *key)
+{
+    struct text_buf x = {0}, y = {0};
+    struct err why;
+    a = json_find(a, key), b = json_find(b, key);
+    bool same = is_none(a) && is_none(b);
+    if (!same && !is_none(a) && !is_none(b) && !text_put_json(&x, a, &why) && !text_put_json(&y, b, &why))
+        same = x.size == y.size && !memcmp(x.text, y.text, (size_t)x.size);
+    text_free(&x);
+    text_free(&y);
+    return same;
+}
+
+/* The message after `first` is a call that may join it: its other keys, such as `loss`, have the same values there. */
+static bool joins(const struct writer *w, struct json first, int64_t i)
+{
+    const struct json message = json_at(w->messages, i);
+    const char *key;
+    struct json value;
+    if (!w->opt->rules->parallel || !call_alias(w, message)) return false;
+    for (int64_t k = 0; json_member(message, k, &key, &value); k++)
+        if (strcmp(key, "role") && strcmp(key, "content") && !same_value(first, message, key)) return false;
+    return true;
+}
+
 /* The calls of message *i, and of the messages after it that are calls alone, which it takes in when the template
  * writes several calls of a message. */
 static int put_calls(struct writer *w, int64_t *i, struct err *err)
 {
-    struct json message = json_at(w->messages, *i);
+    const struct json message = json_at(w->messages, *i);
     const struct json calls = json_find(message, "tool_calls"), call = json_find(message, "function_call");
     const bool alias = call_alias(w, message), function = json_truthy(call) && !w->opt->rules->function_call;
-    const bool takes = w->opt->rules->parallel && call_alias(w, json_at(w->messages, *i + 1));
+    const bool takes = joins(w, message, *i + 1);
     if (is_none(calls) && !alias && !function && !takes) return 0;
     put_key(w, "tool_calls");
     if (!is_none(calls) && json_type(calls) != JSON_ARRAY) return json_error(calls, err, "must be an array");
@@ -356,8 +382,8 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
         if (put_call(w, json_at(calls, k), err)) return -1;
     if (function && put_bare_call(w, call, err)) return -1;
     if (alias && put_content_calls(w, json_find(message, "content"), err)) return -1;
-    for (; takes && call_alias(w, message = json_at(w->messages, *i + 1)); ++*i)
-        if (put_content_calls(w, json_find(message, "content"), err)) return -1;
+    for (; joins(w, message, *i + 1); ++*i)
+        if (put_content_calls(w, json_find(json_at(w->messages, *i + 1), "content"), err)) return -1;
     text_put(w->t, "]");
     return 0;
 }
@@ -373,8 +399,7 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     role = chat_rules_role(w->opt->rules, own);
     const bool answer = !strcmp(role, "assistant");
     const bool calls = alias || json_truthy(json_find(message, "tool_calls")) ||
-                       json_truthy(json_find(message, "function_call")) ||
-                       (answer && call_alias(w, json_at(w->messages, *i + 1)));
+                       json_truthy(json_find(message, "function_call")) || (answer && joins(w, message, *i + 1));
     if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
     text_put(w->t, "{");
     put_key(w, "role");

@@ -154,8 +154,9 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
     return true;
 }
 
-/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. */
-static void note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
+/* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. False: the
+ * answer is reasoning alone and it is missing, so that only an empty turn is left. */
+static bool note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
     const char *text = "", *at = answer;
     struct inline_reasoning in;
@@ -170,8 +171,13 @@ static void note_reasoning(struct conversation *s, int64_t message, const char *
     while (n && text_is_space(text[n - 1])) n--;
     char *reasoning = mem_alloc(n + 1);
     memcpy(reasoning, text, (size_t)n);
-    s->out->n_unshown += n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
+    const bool unshown = n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
     mem_free(reasoning);
+    const bool empty =
+        unshown && is_blank(json_find(answer_of, "content")) && !json_truthy(json_find(answer_of, "tool_calls"));
+    s->out->n_unshown += unshown;
+    s->out->n_blank += empty;
+    return !empty;
 }
 
 /* Renders the first n messages. */
@@ -347,7 +353,7 @@ static int by_generation(struct conversation *s, struct err *err)
         const int64_t begin = blocks.spans[i][0], end = blocks.spans[i][1];
         while (matched && !s->answers[message]) message++;
         if (matched && !s->want[message]) continue;
-        if (matched) note_reasoning(s, message, t->text + begin, end - begin);
+        if (matched && !note_reasoning(s, message, t->text + begin, end - begin)) continue;
         if (begin == end) continue;
         if (matched)
             rc = put_span(s, t, begin, end, message, false, err);
@@ -467,7 +473,7 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) return -1;
         const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
-        note_reasoning(s, i, full->text + begin, full->size - begin);
+        if (!note_reasoning(s, i, full->text + begin, full->size - begin)) continue;
         text_put_bytes(prompt, full->text + begin, full->size - begin); /* the prompt and the answer */
         if (!sample || !begins_with(sample, prompt)) {
             sample = add_sample(s->out);
@@ -517,8 +523,8 @@ static int in_whole(struct conversation *s, struct text_buf *prompt, struct text
         if (end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
         last = MT_MAX(end, begin);
-        if (begin < end && put_span(s, t, begin, end, i, false, err)) return -1;
-        note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
+        const bool written = note_reasoning(s, i, t->text + begin, MT_MAX(end - begin, 0));
+        if (written && begin < end && put_span(s, t, begin, end, i, false, err)) return -1;
     }
     return 0;
 }
