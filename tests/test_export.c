@@ -293,6 +293,7 @@ static void partial_adapters_ranks_and_rslora_are_exported(void **state)
          .targets = "q_proj,k_proj,v_proj,experts",
          .ranks = "k_proj=2,v_proj=6,down_proj=3",
          .layers = ""},
+        {.r = 2, .alpha = 3, .rslora = true, .targets = "q_proj,experts", .ranks = "gate_up_proj=8", .layers = ""},
     };
     static const char *const cases[] = {"case_a", "qwen3", "mixtral"};
     for (int64_t c = 0; c < MT_LEN(cases); c++)
@@ -300,6 +301,7 @@ static void partial_adapters_ranks_and_rslora_are_exported(void **state)
             for (int64_t k = 0; k < 4; k++) {
                 struct config cfg;
                 struct err err = {.msg = ""};
+                if (k == 2 && options[o].rslora && options[o].ranks) continue; /* GGUF has one alpha */
                 make_config(&cfg, cases[c], NULL);
                 OK(run(&cfg, save_adapter(cases[c], &options[o], 0.1f), formats[k], new_path(), NULL, &err));
                 /* alpha * sqrt(r) / r is alpha / sqrt(r) except for rounding; for vLLM, different ranks scale B */
