@@ -102,6 +102,9 @@ const char *ops_cuda_found(char text[160]);
 /* Call before the first ops_cuda: selects GPU n, or the only GPU that this process sees. */
 void ops_cuda_choose(int n);
 int ops_cuda_count(void); /* number of GPUs that this process sees; the process must not fork afterwards */
+/* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns the number that they take.
+ * The bits of the outputs do not depend on it. */
+int ops_cuda_sms(int n);
 /* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. Scratch is that of the kernels for Hopper or
  * of the portable ones, where no GPU is open in this process. */
 const struct ops *ops_cuda_table(bool hopper);

@@ -12,8 +12,14 @@
 
 enum { GUARD = 64, MAX_BLOCKS = 4096 };
 
-static bool on_gpu;      /* tensors are made in memory that the GPU and the host share */
-static bool bf16_inputs; /* make_random gives values that are exact in bf16 */
+static bool on_gpu;               /* tensors are made in memory that the GPU and the host share */
+static bool bf16_inputs;          /* make_random gives values that are exact in bf16 */
+static const struct ops *running; /* of the GPU on which a case runs; NULL: none does */
+
+void op_settle(void)
+{
+    if (running) running->wait();
+}
 
 /* Memory for the tensors of the device under test. */
 static void *shared_alloc(int64_t bytes)
@@ -105,16 +111,6 @@ struct tensor make_zero(enum dtype t, int64_t n0, int64_t n1, int64_t n2)
     return x;
 }
 
-struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2)
-{
-    struct tensor x = make_empty(t, n0, n1, n2);
-    for (int64_t i = 0; i < tensor_count(x); i++) {
-        const double v = amplitude * test_value(stream, (uint64_t)i);
-        set_value(x, i, bf16_inputs ? (double)bf16_to_f32(f32_to_bf16((float)v)) : v);
-    }
-    return x;
-}
-
 struct tensor make_i32(const int32_t *values, int64_t n)
 {
     struct tensor x = make_empty(DT_I32, n, -1, -1);
@@ -170,6 +166,7 @@ static void *element(struct tensor x, int64_t i)
 double value_at(struct tensor x, int64_t i)
 {
     const void *p = element(x, i);
+    op_settle();
     switch (x.dtype) {
     case DT_F32: return *(const float *)p;
     case DT_F64: return *(const double *)p;
@@ -182,7 +179,7 @@ double value_at(struct tensor x, int64_t i)
     MT_REQUIRE(false, "no values of dtype %s", dtype_name(x.dtype));
 }
 
-void set_value(struct tensor x, int64_t i, double v)
+static void put_value(struct tensor x, int64_t i, double v)
 {
     void *p = element(x, i);
     switch (x.dtype) {
@@ -193,6 +190,22 @@ void set_value(struct tensor x, int64_t i, double v)
     default: break;
     }
     MT_REQUIRE(false, "no values of dtype %s", dtype_name(x.dtype));
+}
+
+void set_value(struct tensor x, int64_t i, double v)
+{
+    op_settle();
+    put_value(x, i, v);
+}
+
+struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2)
+{
+    struct tensor x = make_empty(t, n0, n1, n2);
+    for (int64_t i = 0; i < tensor_count(x); i++) {
+        const double v = amplitude * test_value(stream, (uint64_t)i);
+        put_value(x, i, bf16_inputs ? (double)bf16_to_f32(f32_to_bf16((float)v)) : v);
+    }
+    return x;
 }
 
 void assert_finite(struct tensor x)
@@ -206,6 +219,7 @@ void assert_same_bits(struct tensor a, struct tensor b)
 {
     assert_int_equal(a.dtype, b.dtype);
     assert_int_equal(tensor_count(a), tensor_count(b));
+    op_settle();
     for (int64_t i = 0; i < tensor_count(a); i++) {
         if (memcmp(element(a, i), element(b, i), (size_t)dtype_size(a.dtype)))
             fail_msg("element %lld: %.17g and %.17g", (long long)i, value_at(a, i), value_at(b, i));
@@ -376,6 +390,25 @@ static void check_scratch(struct device *dev, int64_t peak, bool loop)
     if (broken) fail_msg("%lld bytes beyond the scratch of the dry run were written", (long long)broken);
 }
 
+/* In turn half and ten elevenths of the multiprocessors of the GPU: 66 and 120 of 132. */
+static int other_sms(void)
+{
+    static int turn;
+    const int all = ops_cuda_sms(0);
+    return MT_MAX(1, turn++ % 2 ? all * 10 / 11 : all / 2);
+}
+
+/* Runs the case on a GPU, with the launches for n of its multiprocessors; 0: all. */
+static void run_on(struct device *dev, op_case_fn *run, const void *params, struct op_outputs *got, int n)
+{
+    ops_cuda_sms(n);
+    running = dev->ops;
+    run(dev, params, got);
+    op_settle();
+    running = NULL;
+    ops_cuda_sms(0);
+}
+
 static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first, enum gpu_kind last)
 {
     struct device exact, near_dev, dev;
@@ -395,10 +428,8 @@ static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first
         struct op_outputs got = {.n = 0}, again = {.n = 0};
         open_cuda(&dev, kind, &table);
         const int64_t peak = prepare_scratch(run, params, &dev);
-        run(&dev, params, &got);
-        dev.ops->wait();
-        run(&dev, params, &again);
-        dev.ops->wait();
+        run_on(&dev, run, params, &got, 0);
+        run_on(&dev, run, params, &again, other_sms());
         compare_gpu(&want, &near, &got);
         if (kind == GPU_LOOP) loop = got;
         for (int i = 0; i < got.n; i++) {

@@ -25,6 +25,9 @@ void copy_on(struct device *dev, struct tensor y, struct tensor x); /* y = x, co
 struct weight make_weight(enum weight_format f, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in);
 
+/* Waits for the ops of the case that runs on a GPU. Call it before the host accesses the data of a tensor; the
+ * functions below do. */
+void op_settle(void);
 /* Element i of a contiguous tensor or of a view's concatenated rows; any dtype. */
 double value_at(struct tensor x, int64_t i);
 void set_value(struct tensor x, int64_t i, double v);
@@ -62,8 +65,9 @@ void op_check_case(op_case_fn *run, const void *params, double bound);
 void op_check_need_gpu(void);
 /* Checks that every test of an op makes on the GPU, with the portable kernels and, on Hopper, with its own kernels.
  * Inputs are exact in bf16. Each output is finite and, against F64, has at most twice the error of the CPU in bf16 plus
- * one rounding (2^-8, that of bf16). Integers are equal; a second run gives the same bits; guards are unchanged; the
- * work arena's peak equals that of a dry run, and nothing is written beyond it. Scratch starts as NaN. */
+ * one rounding (2^-8, that of bf16). Integers are equal; a second run, on fewer multiprocessors, gives the same bits;
+ * guards are unchanged; the work arena's peak equals that of a dry run, and nothing is written beyond it. Scratch
+ * starts as NaN. */
 enum { OP_GPU_WORK = 3 << 29 };
 void op_check_cuda(op_case_fn *run, const void *params);
 /* The same checks for the experts computed in a loop on the host (kernels/moe_loop.h). Its scratch depends on the

@@ -447,18 +447,66 @@ static void growing_scores_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(growth_cases); i++) op_check_cuda(run_growing, &growth_cases[i]);
 }
 
-static void gpu(void **state)
+/* Cases whose heads have this width; 0: any other. */
+static void cases_of_width(int64_t width)
 {
-    (void)state;
+    int n = 0;
     op_check_need_gpu();
-    for (int i = 0; i < MT_LEN(gpu_cases); i++) op_check_cuda(run_on_gpu, &gpu_cases[i]);
+    for (int i = 0; i < MT_LEN(gpu_cases); i++) {
+        const int64_t dim = gpu_cases[i].shape.head_dim;
+        const bool common = dim == 64 || dim == 128 || dim == 192 || dim == 256;
+        if (width ? dim != width : common) continue;
+        op_check_cuda(run_on_gpu, &gpu_cases[i]);
+        n++;
+    }
+    assert_true(n > 0);
 }
+static void width_64_on_the_gpu(void **state) { (void)state, cases_of_width(64); }
+static void width_128_on_the_gpu(void **state) { (void)state, cases_of_width(128); }
+static void width_192_on_the_gpu(void **state) { (void)state, cases_of_width(192); }
+static void width_256_on_the_gpu(void **state) { (void)state, cases_of_width(256); }
+static void other_widths_on_the_gpu(void **state) { (void)state, cases_of_width(0); }
 
 static void poison_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(poisoned_shapes); i++) op_check_cuda(run_poisoned, &poisoned_shapes[i]);
+}
+
+/* A sequence alone and among shorter ones has the same bits. The shorter ones are many enough to change the mean number
+ * of keys of the batch: 2000 tokens have tiles of 128 keys, 700 tokens of 24 heads have bounded scores. */
+static const struct shape beside_shapes[] = {
+    {1, 1, 64, 0, 0, true, 6, {9, 2000, 300, 1, 64, 130}},
+    {24, 1, 64, 0, 0, false, 4, {5, 700, 200, 99}},
+    {4, 1, 128, 0, 0, false, 4, {65, 300, 1, 200}},
+    {2, 1, 256, 0, 33, true, 3, {1, 300, 65}},
+};
+static void run_beside(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct shape one = *s;
+    one.n_seq = 1;
+    one.len[0] = s->len[1];
+    struct attn all = attn_make(dev, s), alone = attn_make(dev, &one);
+    const struct tensor dout = make_probe(all.o, 3), rows = tensor_rows(all.qkv, s->len[0], s->len[1]);
+    copy_on(dev, alone.qkv, rows);
+    fwd(&all);
+    fwd(&alone);
+    op_attn_bwd(dev, all.dqkv, dout, all.o, all.lse, all.qkv, &all.seqs, &all.shape);
+    op_attn_bwd(dev, alone.dqkv, tensor_rows(dout, s->len[0], s->len[1]), alone.o, alone.lse, alone.qkv, &alone.seqs,
+                &alone.shape);
+    const struct tensor got[] = {alone.o, alone.lse, alone.dqkv}, want[] = {all.o, all.lse, all.dqkv};
+    for (int i = 0; i < 3; i++) {
+        if (!dev->dry_run) assert_same_bits(got[i], tensor_rows(want[i], s->len[0], s->len[1]));
+        outputs->out[outputs->n++] = want[i];
+    }
+}
+static void neighbours_change_no_bits_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(beside_shapes); i++) op_check_cuda(run_beside, &beside_shapes[i]);
 }
 
 int test_ops_attn(void)
@@ -472,9 +520,14 @@ int test_ops_attn(void)
         cmocka_unit_test(nan_stays_visible),
         cmocka_unit_test(flops_are_counted),
         cmocka_unit_test(poison_stays_in_its_sequence),
-        cmocka_unit_test(gpu),
+        cmocka_unit_test(width_64_on_the_gpu),
+        cmocka_unit_test(width_128_on_the_gpu),
+        cmocka_unit_test(width_192_on_the_gpu),
+        cmocka_unit_test(width_256_on_the_gpu),
+        cmocka_unit_test(other_widths_on_the_gpu),
         cmocka_unit_test(growing_scores_on_the_gpu),
         cmocka_unit_test(poison_on_the_gpu),
+        cmocka_unit_test(neighbours_change_no_bits_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_attn", tests, NULL, NULL);
 }

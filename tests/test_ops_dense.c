@@ -628,7 +628,7 @@ static void loss_head_extremes(void **state)
     op_check_end(&dev);
 }
 
-/* Also one whose gradient has enough tiles for the emulated GPU of 7 multiprocessors. */
+/* Also one whose gradient has enough tiles for the kernel of dense layers. */
 static const struct ce_shape gpu_ce_shapes[] = {
     {0, 8, 5, 0, 16, WF_BF16, true},        {80, 64, 1000, 0, 16, WF_NF4, true},
     {80, 72, 1000, 1, 1, WF_BF16, true},    {80, 8, 5, 5, 1, WF_F16, true},
@@ -636,7 +636,7 @@ static const struct ce_shape gpu_ce_shapes[] = {
     {80, 64, 50257, 70, 64, WF_BF16, true}, {80, 200, 1000, 70, 16, WF_BF16, false},
     {80, 64, 1000, 70, 100, WF_NF4, true},  {80, 64, 1001, 70, 16, WF_MXFP4, true},
     {80, 64, 8, 70, 70, WF_BF16, true},     {300, 72, 2696, 290, 290, WF_BF16, true},
-    {80, 72, 50256, 5, 16, WF_BF16, true},  {140, 1344, 584, 140, 128, WF_BF16, true},
+    {80, 72, 50256, 5, 16, WF_BF16, true},  {1030, 3072, 72, 1026, 1024, WF_BF16, true},
 };
 /* Enough tiles for the gradient by the kernel of dense layers on a whole GPU; deep ones, which blocks begin in parts.
  */

@@ -24,7 +24,7 @@ struct attn_args {
     int dim;     /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
     int dim_v;   /* the same of values and outputs */
     int window;  /* keys that a query attends to, itself included; NO_WINDOW: all before it */
-    double keys; /* that a query attends to, the mean */
+    int max_len; /* no sequence is longer */
     float scale, scale_log2;
     const bf16 *qkv;
     int64_t ld_qkv;
@@ -33,7 +33,8 @@ struct attn_args {
     int64_t ld_o;
     float *lse;
     int64_t ld_lse;
-    const bf16 *dout; /* this and the fields below: backward only */
+    uint32_t *key_norm; /* forward on Hopper: attn_norm_at; NULL: not known */
+    const bf16 *dout;   /* this and the fields below: backward only */
     int64_t ld_dout;
     bf16 *dqkv;
     int64_t ld_dqkv;
@@ -43,6 +44,32 @@ struct attn_args {
     uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
     uint32_t *ticket; /* a zero */
 };
+
+/* Keys that a query of a sequence attends to, the mean. Choices of tiles are made by it for each sequence, so that its
+ * bits do not depend on the other sequences of the batch. */
+__host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, int len)
+{
+    return MT_MIN((len + 1) / 2, a.window);
+}
+
+/* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
+ * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
+ * have at least attn_bounded_len rows, so that no two begin in the same attn_bounded_len rows of the batch: key_norm
+ * has an entry per kv head for each of these, the bits of the largest |k|^2. */
+enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
+__host__ __device__ static inline bool attn_bounded(const struct attn_args &a, int len)
+{
+    return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
+}
+__host__ __device__ static inline int attn_bounded_len(int group)
+{
+    return 2 * ((BOUNDED_KEYS + group - 1) / group) - 1;
+}
+/* The entry of kv head 0 of the sequence that begins at row `first`; at row n_tok: of one more. */
+__host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a, int64_t first)
+{
+    return first / attn_bounded_len(a.n_head / a.n_kv) * a.n_kv;
+}
 
 /* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
 __device__ static inline float exp2_fast(float x)
@@ -300,7 +327,7 @@ __host__ __device__ static inline int64_t value_col(const struct attn_args &a, i
 struct attn_wgmma {
     int dim, dim_v;
     bool adds_dq; /* bwd needs dq_sum, turn and ticket */
-    void (*fwd)(const struct attn_args *a), (*bwd)(const struct attn_args *a);
+    void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
 };
 const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s);
 
@@ -324,7 +351,7 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
     a.dim = (int)s->head_dim;
     a.dim_v = (int)dim_v;
     a.window = s->window && s->window < NO_WINDOW ? (int)s->window : (int)NO_WINDOW;
-    a.keys = MT_MIN(seqs->pairs / n_tok, a.window);
+    a.max_len = (int)MT_MIN(seqs->max_len, n_tok);
     a.scale = s->scale;
     a.scale_log2 = s->scale * LOG2_E;
     a.qkv = bf16_ptr(qkv);

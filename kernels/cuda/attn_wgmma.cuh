@@ -42,17 +42,16 @@ struct attn_wgmma_args {
     int n_near;       /* kv heads that are worked on at about the same time */
     uint32_t inverse; /* 2^16 / group, rounded up */
     int n_item;
+    int keys_from, keys_end; /* items are those of sequences whose attn_mean_keys is in this range */
 };
 
 /* Index in the tile of the query of a row: row / group. n_query or more for unused rows. Exact for row * group < 2^16.
  */
 __host__ __device__ static inline int query_of(int row, uint32_t inverse) { return (int)(row * inverse >> 16); }
 
-enum { NORM_SLOTS = 256 };
 /* The queue of a kernel's items (take_item). Zeros after every kernel. */
 struct item_queue {
-    uint32_t taken, finished;      /* items that blocks have taken, blocks that found no more */
-    uint32_t key_norm[NORM_SLOTS]; /* bits of the largest |k|^2 of [sequence, kv head], for attn_wgmma_fwd.cuh */
+    uint32_t taken, finished; /* items that blocks have taken, blocks that found no more */
 };
 static __device__ struct item_queue queue;
 
@@ -130,7 +129,7 @@ struct item {
     int64_t first; /* row of the batch where the sequence begins */
     int len, q0, kv, begin, n_tile;
 };
-/* Item i; false: an unused slot. */
+/* Item i; false: an unused slot, or a sequence that another launch computes. */
 template <int KEYS>
 __device__ static __forceinline__ bool item_at(struct item *item, const struct attn_wgmma_args &p, int i)
 {
@@ -142,7 +141,8 @@ __device__ static __forceinline__ bool item_at(struct item *item, const struct a
     item->kv = at.kv;
     item->begin = max(0, item->q0 - p.a.window + 1);
     item->n_tile = (min(item->q0 + p.n_query, seq.len) - item->begin + KEYS - 1) / KEYS;
-    return item->q0 >= 0;
+    const int keys = attn_mean_keys(p.a, seq.len);
+    return item->q0 >= 0 && keys >= p.keys_from && keys < p.keys_end;
 }
 
 /* One thread of a block takes the next item in order, so that no block waits for another with longer items. False when
@@ -292,6 +292,7 @@ static inline struct attn_wgmma_args wgmma_args_of(const struct attn_args *a, in
     struct attn_wgmma_args p;
     memset(&p, 0, sizeof(p));
     p.a = *a;
+    p.keys_end = INT32_MAX;
     p.group = a->n_head / a->n_kv;
     const int n_turn = (a->n_kv + NEAR_HEADS - 1) / NEAR_HEADS;
     p.n_near = (a->n_kv + n_turn - 1) / n_turn;

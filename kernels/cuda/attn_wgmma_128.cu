@@ -3,7 +3,11 @@
 #include "kernels/cuda/attn_wgmma_dq.cuh"
 #include "kernels/cuda/attn_wgmma_fwd.cuh"
 
-void attn_fwd_wgmma_128(const struct attn_args *a) { attn_fwd_wgmma<128, 128, 128>(a); }
+void attn_fwd_wgmma_128(struct attn_args *a)
+{
+    find_key_norms<128>(a);
+    attn_fwd_wgmma<128, 128, 128>(a, 0, INT32_MAX);
+}
 
 void attn_bwd_wgmma_128(const struct attn_args *a)
 {

@@ -3,7 +3,7 @@
 #include "kernels/cuda/attn_wgmma_dq.cuh"
 #include "kernels/cuda/attn_wgmma_fwd.cuh"
 
-void attn_fwd_wgmma_256(const struct attn_args *a) { attn_fwd_wgmma<256, 256, 80>(a); }
+void attn_fwd_wgmma_256(struct attn_args *a) { attn_fwd_wgmma<256, 256, 80>(a, 0, INT32_MAX); }
 
 void attn_bwd_wgmma_256(const struct attn_args *a)
 {

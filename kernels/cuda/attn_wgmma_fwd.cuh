@@ -3,7 +3,9 @@
  * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds
  *   it by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Where the lengths of
  *   queries and keys bound the scores well enough (bound_max), the maximum is set once, after the first tile, and later
- *   tiles do not look for theirs. A kernel before this one finds the longest key of every sequence and kv head.
+ *   tiles do not look for theirs. A kernel before this one finds the longest key of every sequence that is long enough
+ *   for that, and kv head. Heads of 64: sequences whose queries have many keys are computed in a separate launch, with
+ *   larger tiles of keys.
  * Shapes: as attn_fwd.cu.
  * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
  *   16 bytes.
@@ -67,16 +69,10 @@ template <int A, int B, int N_KEY> struct fwd_sizes : fwd_tiles<A, B> {
     static_assert(BYTES <= SHARED_LIMIT && B <= A, "shared memory of an SM; outputs are staged over queries");
 };
 enum {
-    TURN = 1,            /* named barriers TURN + g: warpgroup g may issue its products */
-    BOUNDED_WIDTH = 128, /* wider heads wait for their products, not for the maxima */
-    MANY_TILES = 8       /* of keys: with fewer, bound_max takes longer than it saves */
+    TURN = 1,        /* named barriers TURN + g: warpgroup g may issue its products */
+    MANY_TILES = 8,  /* of keys: with fewer, bound_max takes longer than it saves */
+    NORM_SLOTS = 256 /* longest keys that a block of key_norms_kernel collects before it passes them on */
 };
-
-/* Whether item_queue has room for the longest keys of all sequences and kv heads. */
-__host__ __device__ static inline bool norms_fit(const struct attn_args &a)
-{
-    return (int64_t)a.n_seq * a.n_kv <= NORM_SLOTS;
-}
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -105,9 +101,8 @@ static __device__ __forceinline__ void load_fwd(const struct attn_wgmma_args &p,
     while (take_item<S::KEYS>(&item, p)) {
         mbarrier_wait(m.q_empty + 8 * q.stage, q.parity ^ 1);
         m.items[q.stage] = {item, 0.0f};
-        if (item.n_tile >= MANY_TILES && norms_fit(p.a))
-            m.items[q.stage].key_norm =
-                __uint_as_float(queue.key_norm[sequence_of(p.a, (int)item.first) * p.a.n_kv + item.kv]);
+        if (item.n_tile >= MANY_TILES && p.a.key_norm && attn_bounded(p.a, item.len))
+            m.items[q.stage].key_norm = __uint_as_float(p.a.key_norm[attn_norm_at(p.a, item.first) + item.kv]);
         mbarrier_arrive_expect(m.q_full + 8 * q.stage, p.n_query * p.group * A * 2);
         load_panels<A, S::ROWS>(m.q + q.stage * S::Q_BYTES, &p.q, m.q_full + 8 * q.stage, item.kv * p.group,
                                 (int)item.first + item.q0);
@@ -401,16 +396,21 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
 #endif
 }
 
-/* queue.key_norm. One thread per key. */
+/* key_norm of the sequences with bounded scores. A block has consecutive keys, a thread one at a time. */
 template <int A> static __global__ void __launch_bounds__(256) key_norms_kernel(const struct attn_args a)
 {
-    __shared__ uint32_t most[NORM_SLOTS];
+    __shared__ uint32_t most[NORM_SLOTS]; /* of the entries from `base` on */
+    const int64_t n = (int64_t)a.n_tok * a.n_kv, share = (n + gridDim.x - 1) / gridDim.x;
+    const int64_t begin = blockIdx.x * share, end = MT_MIN(begin + share, n);
+    if (begin >= end) return;
+    const int64_t base = attn_norm_at(a, a.cu[sequence_of(a, (int)(begin / a.n_kv))]);
     for (int i = threadIdx.x; i < NORM_SLOTS; i += blockDim.x) most[i] = 0;
     __syncthreads();
-    for (int64_t i = blockIdx.x * 256 + threadIdx.x; i < (int64_t)a.n_tok * a.n_kv; i += (int64_t)gridDim.x * 256) {
-        const int kv = (int)(i % a.n_kv);
+    for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
+        const int kv = (int)(i % a.n_kv), seq = sequence_of(a, (int)(i / a.n_kv)), first = a.cu[seq];
         const bf16 *key = a.qkv + i / a.n_kv * a.ld_qkv + (int64_t)(a.n_head + kv) * A;
         float sum = 0.0f;
+        if (!attn_bounded(a, a.cu[seq + 1] - first)) continue;
 #pragma unroll
         for (int j = 0; j < A; j += 8) {
             float v[8];
@@ -418,23 +418,39 @@ template <int A> static __global__ void __launch_bounds__(256) key_norms_kernel(
 #pragma unroll
             for (int k = 0; k < 8; k++) sum += v[k] * v[k];
         }
-        /* NaN is above all numbers */
-        atomicMax(&most[sequence_of(a, (int)(i / a.n_kv)) * a.n_kv + kv], __float_as_uint(sum));
+        const int64_t at = attn_norm_at(a, first) + kv;
+        const uint32_t bits = __float_as_uint(sum); /* NaN is above all numbers */
+        if (at - base < NORM_SLOTS)
+            atomicMax(&most[at - base], bits);
+        else
+            atomicMax(&a.key_norm[at], bits);
     }
     __syncthreads();
     for (int i = threadIdx.x; i < NORM_SLOTS; i += blockDim.x)
-        if (most[i]) atomicMax(&queue.key_norm[i], most[i]);
+        if (most[i]) atomicMax(&a.key_norm[base + i], most[i]);
 }
 
-template <int A, int B, int KEYS> static void attn_fwd_wgmma(const struct attn_args *a)
+/* a->key_norm, or NULL where no sequence has bounded scores. */
+template <int A> static void find_key_norms(struct attn_args *a)
+{
+    if (A > BOUNDED_WIDTH || !attn_bounded(*a, a->max_len)) a->key_norm = NULL;
+    if (!a->key_norm) return;
+    const int64_t n = (int64_t)a->n_tok * a->n_kv, n_norm = attn_norm_at(*a, a->n_tok) + a->n_kv;
+    CUDA_CHECK(cudaMemsetAsync(a->key_norm, 0, (size_t)n_norm * sizeof(*a->key_norm), cuda.stream));
+    key_norms_kernel<A><<<(unsigned)MT_MIN(ceil_div(n, 256), 4 * cuda.n_sm), 256, 0, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Sequences whose attn_mean_keys is from .. end-1. */
+template <int A, int B, int KEYS> static void attn_fwd_wgmma(const struct attn_args *a, int from, int end)
 {
     using S = fwd_sizes<A, B, KEYS>;
-    const struct attn_wgmma_args p = wgmma_args_of(a, S::ROWS, S::KEYS);
-    if (A <= BOUNDED_WIDTH && norms_fit(*a) && a->keys * p.group >= 8000) { /* else it takes longer than it saves */
-        key_norms_kernel<A>
-            <<<(unsigned)MT_MIN(ceil_div((int64_t)a->n_tok * a->n_kv, 256), 4 * cuda.n_sm), 256, 0, cuda.stream>>>(*a);
-        CUDA_CHECK_LAUNCH();
-    }
+    struct attn_wgmma_args p = wgmma_args_of(a, S::ROWS, S::KEYS);
+    const int most = attn_mean_keys(*a, a->max_len);
+    const bool alike = (int64_t)a->max_len * a->n_seq == a->n_tok; /* all sequences are as long */
+    if (most < from || (alike && most >= end)) return;
+    p.keys_from = from;
+    p.keys_end = end;
     allow_shared<attn_fwd_wgmma_kernel<A, B, KEYS>>(S::BYTES);
     attn_fwd_wgmma_kernel<A, B, KEYS><<<(unsigned)MT_MIN(p.n_item, cuda.n_sm), S::THREADS, S::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();

@@ -1,13 +1,13 @@
 /* attn_widths.cu - the widths of heads that have Hopper attention kernels, in attn_wgmma_*.cu. */
 #include "kernels/cuda/attn.cuh"
 
-void attn_fwd_wgmma_64(const struct attn_args *a);
+void attn_fwd_wgmma_64(struct attn_args *a);
 void attn_bwd_wgmma_64(const struct attn_args *a);
-void attn_fwd_wgmma_128(const struct attn_args *a);
+void attn_fwd_wgmma_128(struct attn_args *a);
 void attn_bwd_wgmma_128(const struct attn_args *a);
-void attn_fwd_wgmma_192(const struct attn_args *a);
+void attn_fwd_wgmma_192(struct attn_args *a);
 void attn_bwd_wgmma_192(const struct attn_args *a);
-void attn_fwd_wgmma_256(const struct attn_args *a);
+void attn_fwd_wgmma_256(struct attn_args *a);
 void attn_bwd_wgmma_256(const struct attn_args *a);
 
 const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s)

@@ -12,14 +12,18 @@
 
 typedef __nv_bfloat16 bf16;
 
+/* Multiprocessors, those of an H100, for which sums are divided into parts and kernels chosen. A constant, so that the
+ * bits do not depend on the GPU; the sizes of grids, which change no bits, follow from cuda.n_sm. */
+enum { DIVISION_SM = 132 };
+
 /* The GPU of this process, open since the first ops_cuda(). */
 struct cuda {
     cudaStream_t stream;
-    int index; /* among the GPUs that this process sees */
-    int n_sm;
-    int capability;  /* compute capability: 10 * major + minor */
-    bool integrated; /* device and host memory are one */
-    bool hopper;     /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
+    int index;        /* among the GPUs that this process sees */
+    int n_sm, all_sm; /* multiprocessors that launches take, at most; those of the GPU */
+    int capability;   /* compute capability: 10 * major + minor */
+    bool integrated;  /* device and host memory are one */
+    bool hopper;      /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
     char name[256];
 };
 extern struct cuda cuda;
@@ -68,8 +72,8 @@ bool cuda_exponentials(int64_t n_vocab);
 
 /* ---- find.cu */
 
-/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, capability, integrated and name. Error: why it cannot be
- * used. */
+/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated and name. Error: why it cannot
+ * be used. */
 int cuda_find(struct err *err);
 
 /* ---- sm90.cu */

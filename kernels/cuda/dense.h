@@ -46,7 +46,7 @@ struct dense {
 /* Whether the kernel takes d: sizes are multiples of 8 and rows 16-byte aligned, parts that share a tile have the same
  * scale. */
 bool cuda_dense_takes(const struct dense *d);
-/* n_row x n_out relative to what the tiles of as many rounds on all multiprocessors compute. */
+/* n_row x n_out relative to what the tiles of as many rounds on DIVISION_SM multiprocessors compute. */
 double cuda_dense_occupancy(int64_t n_row, int64_t n_out);
 void cuda_dense_wgmma(const struct dense *d);
 

@@ -334,7 +334,7 @@ bool cuda_dense_takes(const struct dense *d)
 double cuda_dense_occupancy(int64_t n_row, int64_t n_out)
 {
     const int64_t n_tile = ceil_div(n_row, ROWS) * ceil_div(n_out, COLS);
-    return (double)(n_row * n_out) / (double)(ceil_div(n_tile, cuda.n_sm) * cuda.n_sm * ROWS * COLS);
+    return (double)(n_row * n_out) / (double)(ceil_div(n_tile, DIVISION_SM) * DIVISION_SM * ROWS * COLS);
 }
 
 void cuda_dense_wgmma(const struct dense *d)

@@ -11,8 +11,10 @@
 
 enum { STAGING_HALF = 32 << 20 };
 
-struct cuda cuda = {
-    .n_sm = 132, .hopper = true, .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
+struct cuda cuda = {.n_sm = DIVISION_SM,
+                    .all_sm = DIVISION_SM,
+                    .hopper = true,
+                    .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
 
 static struct {
     char *base; /* two buffers of STAGING_HALF bytes, pinned */
@@ -267,6 +269,8 @@ static int open_gpu(struct err *err)
 }
 
 extern "C" void ops_cuda_choose(int n) { cuda.index = n; }
+
+extern "C" int ops_cuda_sms(int n) { return cuda.n_sm = n > 0 ? MT_MIN(n, cuda.all_sm) : cuda.all_sm; }
 
 extern "C" int ops_cuda_count(void)
 {

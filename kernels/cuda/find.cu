@@ -81,7 +81,7 @@ int cuda_find(struct err *err)
     if (cuda.capability < GPU_CAPABILITY)
         return err_set(err, "%s has compute capability %d.%d, and the CUDA kernels need 8.0 (Ampere) or later", name,
                        cuda.capability / 10, cuda.capability % 10);
-    cuda.n_sm = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    cuda.n_sm = cuda.all_sm = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
     cuda.integrated = attribute(CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
     snprintf(cuda.name, sizeof(cuda.name), "%s", name);
     return 0;

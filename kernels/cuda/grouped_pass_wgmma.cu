@@ -381,14 +381,14 @@ static int64_t slab_columns(int64_t r) { return r == 8 ? slab<8>::COLS * WIDE : 
 /* Rows of a part. */
 static int64_t share_of(int64_t n_row, int64_t n_slab)
 {
-    return MT_MAX(ceil_div(ceil_div(n_row * n_slab, BLOCKS_PER_SM * cuda.n_sm), ROWS) * ROWS, (int64_t)MIN_SHARE);
+    return MT_MAX(ceil_div(ceil_div(n_row * n_slab, BLOCKS_PER_SM * DIVISION_SM), ROWS) * ROWS, (int64_t)MIN_SHARE);
 }
 /* Scratch for slabs of experts with more than one part, which have fewer than 2 * n_row / share parts in total, or for
  * all parts of one matrix. Monotonic in n_row. Rounded up, so that segments measured one by one have at least what one
  * launch for all of them takes. */
 static int64_t partial_slabs(int64_t n_row, int64_t n_slab)
 {
-    return MT_MIN(ceil_div(2 * n_row * n_slab, MIN_SHARE), (int64_t)2 * BLOCKS_PER_SM * cuda.n_sm) + n_slab;
+    return MT_MIN(ceil_div(2 * n_row * n_slab, MIN_SHARE), (int64_t)2 * BLOCKS_PER_SM * DIVISION_SM) + n_slab;
 }
 
 bool cuda_grouped_pass_takes(int64_t r) { return cuda.hopper && (r == 8 || r == 16); }

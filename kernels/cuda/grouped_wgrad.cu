@@ -187,14 +187,14 @@ static int64_t tiles_of(int64_t n_wide, int64_t r) { return ceil_div(n_wide, WID
 /* Rows of a part: such that full parts give 8 blocks per SM, two waves of four resident blocks. */
 static int64_t share_of(int64_t n_row, int64_t tiles)
 {
-    return MT_MAX(ceil_div(ceil_div(n_row * tiles, 8 * cuda.n_sm), ROWS) * ROWS, (int64_t)MIN_SHARE);
+    return MT_MAX(ceil_div(ceil_div(n_row * tiles, 8 * DIVISION_SM), ROWS) * ROWS, (int64_t)MIN_SHARE);
 }
 
 /* Scratch tiles for experts with more than one part, which have fewer than 2 * n_row / share parts in total. Monotonic
  * in n_row. */
 static int64_t partial_tiles(int64_t n_row, int64_t tiles)
 {
-    return MT_MIN(2 * n_row * tiles / MIN_SHARE, (int64_t)16 * cuda.n_sm);
+    return MT_MIN(2 * n_row * tiles / MIN_SHARE, (int64_t)16 * DIVISION_SM);
 }
 
 int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r)

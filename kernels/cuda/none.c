@@ -12,6 +12,8 @@ const struct ops *ops_cuda(bool portable, struct err *err)
 
 void ops_cuda_choose(int n) { (void)n; }
 
+int ops_cuda_sms(int n) { return 0 * n; }
+
 int ops_cuda_count(void) { return 0; }
 
 const struct ops *ops_cuda_table(bool hopper)
