@@ -5,8 +5,11 @@
 # BIN_DIR: moetrain and moetrain_test, built on another machine; without it the script builds build/ with CUDA.
 # Stages (default: all):
 #   tests      every test group; those with more than 2^31 elements need 41 GiB of free device memory
+#   blocking   the same with CUDA_LAUNCH_BLOCKING=1: what fails in `tests` only lacks a wait between streams
 #   memcheck   the kernels' tests under compute-sanitizer: accesses out of bounds or misaligned
 #   racecheck  the kernels' tests under compute-sanitizer: hazards in shared memory
+#   synccheck  the kernels' tests under compute-sanitizer: barriers that not all threads reach
+#   initcheck  the kernels' tests under compute-sanitizer: reads of device memory that nothing has written
 #   builds     (needs nvcc) ptxas does not make the wgmmas of a kernel wait for each other; builds for other GPUs only.
 #              Built for sm_80, a Hopper GPU runs the portable kernels. Built without code for this GPU, `auto` trains
 #              on the CPU and says why, `cuda` is an error
@@ -25,12 +28,13 @@ bin=""
 while getopts b: option; do
     case $option in
     b) bin=$OPTARG ;;
-    *) sed -n '3,20s/^# \{0,1\}//p' "$0"; exit 2 ;;
+    *) sed -n '3,25s/^# \{0,1\}//p' "$0"; exit 2 ;;
     esac
 done
 shift $((OPTIND - 1))
 stages=("$@") named="$*"
-[ ${#stages[@]} -gt 0 ] || stages=(tests memcheck racecheck builds check demo repeat ranks skew bench)
+[ ${#stages[@]} -gt 0 ] || stages=(tests blocking memcheck racecheck synccheck initcheck builds check demo repeat
+    ranks skew bench)
 
 if [ -z "$bin" ]; then
     bash configs/setup.sh build -DMOETRAIN_CUDA=on || exit 1
@@ -56,9 +60,11 @@ run_tests_of() { # BIN_DIR [ARGUMENT ...]
     run_tests -- "$@"
 }
 
-stage_tests() { run_tests -- --need-gpu; }
+stage_tests() { run_tests env -u CUDA_LAUNCH_BLOCKING -- --need-gpu; }
+stage_blocking() { run_tests env CUDA_LAUNCH_BLOCKING=1 -- --need-gpu; }
 
-# Runs the small GPU tests of some groups; tests *_large_on_the_gpu take too long under a sanitizer.
+# Runs the small GPU tests of some groups, with launches that block, so that a report names the launch; tests
+# *_large_on_the_gpu take too long under a sanitizer.
 sanitize() { # TOOL [OPTION ...] -- GROUP ...
     if ! command -v "$sanitizer" > /dev/null; then
         echo "skip: $1: compute-sanitizer was not found (it comes with the CUDA Toolkit)"
@@ -70,15 +76,16 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     shift
     local group status=0
     for group in "$@"; do # one process per group, as the tool must start it
-        run_tests "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
+        run_tests env CUDA_LAUNCH_BLOCKING=1 "$sanitizer" --tool "${options[@]}" --error-exitcode 9 -- \
             --need-gpu --only "$only" --skip '*_large_on_the_gpu' "$group" || status=1
     done
     return $status
 }
-stage_memcheck() {
-    sanitize memcheck -- fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_dense ops_experts ops_hyper \
-        ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim prof quant
-}
+kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_dense ops_experts ops_hyper ops_kl
+    ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim quant)
+stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
+stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
+stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
 # racecheck does not know the ordering by TMA and mbarriers and reports false hazards in kernels that use them. The
 # stage therefore excludes kernels with wgmma in their name (their tests also run the portable kernels), and tests that
 # call cuBLASLt, whose Hopper kernels use TMA too.

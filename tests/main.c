@@ -213,7 +213,6 @@ int main(int argc, char **argv)
     static char whole[2][PATH_MAX];
     const int first = read_options(argc, argv);
     if (first < 0 || check_names(argc, argv, first)) return 2;
-    setenv("CUDA_LAUNCH_BLOCKING", "1", 1); /* tests read the output of a kernel as soon as the op has returned */
     if (only) cmocka_set_test_filter(only);
     if (without) cmocka_set_skip_filter(without);
     /* Tests create symbolic links to fixtures, and run the binary in other folders. */

@@ -46,6 +46,7 @@ void ptx_wgmma_wait(struct warp *w, const struct ins *i, uint32_t m)
 static void copy_run(struct warp *w, const struct copy *c)
 {
     proxy_write(w, c->to, c->bytes);
+    if (c->read) order_read(w, c->lane, c->from, c->read, false);
     memset(c->to, 0, (size_t)c->bytes);
     memcpy(c->to, c->from, (size_t)c->read);
 }
@@ -89,8 +90,10 @@ void ptx_cp_async_arrive(struct warp *w, const struct ins *i, uint32_t m)
 
 /* ---- bulk copies to global memory ---- */
 
-static void bulk_run(const struct bulk *x)
+static void bulk_run(struct warp *w, const struct bulk *x)
 {
+    if (x->add) order_read(w, x->lane, x->to, x->bytes, true);
+    if (x->bytes) order_write(w, x->to, x->bytes);
     if (x->add)
         for (int64_t k = 0; k < x->bytes / 4; k++)
             ((float *)(void *)x->to)[k] += ((const float *)(const void *)x->from)[k];
@@ -101,7 +104,7 @@ static void bulk_run(const struct bulk *x)
 void bulk_issue(struct warp *w, const struct bulk *x)
 {
     if (!late()) {
-        bulk_run(x);
+        bulk_run(w, x);
         return;
     }
     struct bulk *y = grow(&w->bulks);
@@ -121,7 +124,7 @@ void ptx_bulk_wait(struct warp *w, const struct ins *i, uint32_t m)
     for (int64_t k = 0; k < w->bulks.n; k++) {
         const struct bulk x = w->bulks.at[k];
         if (m >> x.lane & 1 && x.group + i->imm < w->bulk_group[x.lane])
-            bulk_run(&x);
+            bulk_run(w, &x);
         else
             w->bulks.at[kept++] = x;
     }

@@ -420,6 +420,7 @@ static void free_block(struct block *b)
         free(b->warps[j].regs);
         free(b->warps[j].local);
     }
+    order_start(b);
     free(b->boxes.at);
     free(b->warps);
     free(b->written);
@@ -431,6 +432,8 @@ static void place_block(struct block *b, int64_t j, const uint32_t grid[3], cons
     b->index[0] = (int32_t)(j % grid[0]);
     b->index[1] = (int32_t)(j / grid[0] % grid[1]);
     b->index[2] = (int32_t)(j / grid[0] / grid[1]);
+    b->number = j;
+    order_start(b);
     start_block(b, grid, size);
 }
 
@@ -447,6 +450,7 @@ int grid_run(const struct kernel *k, const uint32_t grid[3], const uint32_t size
                                 .n_warps = (n_threads + LANES - 1) / LANES};
     const int64_t at_once = together ? n_blocks : 1; /* blocks of a thread */
     int failed = 0;
+    order_launch(n_blocks);
 #pragma omp parallel if (n_blocks > at_once)
     {
         struct block *blocks = need((size_t)at_once * sizeof(*blocks));

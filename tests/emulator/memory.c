@@ -50,11 +50,19 @@ static uint64_t address(struct warp *w, const struct ins *i, int operand, int la
     return ((const uint64_t *)reg)[lane] + (uint64_t)i->imm;
 }
 
+static bool is_global(const struct ins *i, uint64_t a)
+{
+    return i->space == GLOBAL || (i->space == GENERIC && a >> 60 == 0);
+}
+
 void ptx_load(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        const char *from = reach(w, l, (enum space)i->space, address(w, i, i->vec, l), i->size * i->vec);
+        const uint64_t a = address(w, i, i->vec, l);
+        const char *from = reach(w, l, (enum space)i->space, a, i->size * i->vec);
+        const bool global = is_global(i, a);
+        if (global && !i->order) order_read(w, l, from, i->size * i->vec, false);
         for (int k = 0; k < i->vec; k++, from += i->size) {
             uint64_t x = 0;
             memcpy(&x, from, i->size);
@@ -64,6 +72,7 @@ void ptx_load(struct warp *w, const struct ins *i, uint32_t m)
             else
                 ((uint32_t *)row(w, i, k))[l] = (uint32_t)x & i->keep;
         }
+        if (global) order_loads(w, (const char *)(uintptr_t)a, i->order);
     }
 }
 
@@ -71,7 +80,12 @@ void ptx_store(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
         const int l = __builtin_ctz(m);
-        char *to = reach(w, l, (enum space)i->space, address(w, i, 0, l), i->size * i->vec);
+        const uint64_t a = address(w, i, 0, l);
+        char *to = reach(w, l, (enum space)i->space, a, i->size * i->vec);
+        if (is_global(i, a) && i->order)
+            order_stores(w, to, i->order);
+        else if (is_global(i, a))
+            order_write(w, to, i->size * i->vec);
         for (int k = 1; k <= i->vec; k++, to += i->size) {
             const uint64_t x = i->wide ? ((uint64_t *)row(w, i, k))[l] : ((uint32_t *)row(w, i, k))[l];
             if (memcmp(to, &x, i->size)) proxy_write(w, to, i->size);
@@ -143,12 +157,15 @@ void ptx_print(struct warp *w, const struct ins *i, uint32_t m)
     {                                                                                                                  \
         for (; m; m &= m - 1) {                                                                                        \
             const int l = __builtin_ctz(m);                                                                            \
-            T *p = (T *)(void *)reach(w, l, (enum space)i->space, address(w, i, 1, l), sizeof(T));                     \
+            const uint64_t at = address(w, i, 1, l);                                                                   \
+            T *p = (T *)(void *)reach(w, l, (enum space)i->space, at, sizeof(T));                                      \
             const T b = ((T *)row(w, i, 2))[l];                                                                        \
             T old = __atomic_load_n(p, __ATOMIC_RELAXED), a;                                                           \
+            if (is_global(i, at)) order_stores(w, (const char *)p, i->order);                                          \
             do a = old;                                                                                                \
             while (!__atomic_compare_exchange_n(p, &old, expr, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));            \
             ((T *)row(w, i, 0))[l] = a;                                                                                \
+            if (is_global(i, at)) order_loads(w, (const char *)p, i->order);                                           \
         }                                                                                                              \
     }
 ATOMIC(add_u32, uint32_t, a + b)
@@ -315,6 +332,7 @@ static void box_part(const struct box *x, uint64_t to, uint64_t from, bool insid
     memset(p, 0, 16);
     if (!n) return;
     if (!device_has(from + (uint64_t)at, n)) fault(x->warp, 0, "TMA reads outside an allocation");
+    order_read(x->warp, 0, (const char *)(uintptr_t)from + at, n, true);
     memcpy(p, (const char *)(uintptr_t)(from + (uint64_t)at), (size_t)n);
 }
 
@@ -323,6 +341,7 @@ void box_run(const struct box *x)
     const struct tensor_map *t = x->map;
     if (!t) {
         proxy_replace(x->warp, x->warp->block->shared + x->to, x->bytes);
+        order_read(x->warp, 0, x->from, x->bytes, true);
         memcpy(x->warp->block->shared + x->to, x->from, (size_t)x->bytes);
         mbarrier_add(x->bar, 0, -x->bytes);
         return;

@@ -37,8 +37,9 @@ void proxy_read(struct warp *w, int lane, const char *p, int64_t bytes)
 
 void ptx_proxy_fence(struct warp *w, const struct ins *i, uint32_t m)
 {
-    (void)i, (void)m;
+    (void)m;
     w->fenced = w->block->clock;
+    if (i->space != SHARED) order_proxy_fence(w);
 }
 
 /* Arrivals pass on what fences have covered for the warp; waits receive it. */

@@ -20,6 +20,9 @@ typedef void exec_fn(struct warp *w, const struct ins *i, uint32_t m);
 
 enum space { GENERIC, GLOBAL, SHARED, LOCAL, PARAM };
 
+/* Order of an access to global memory, 0: weak */
+enum { RELAXED = 1, ACQUIRE = 2, RELEASE = 4 };
+
 /* How the scheduler treats an instruction. COLLECTIVE: it waits until the lanes of its mask have arrived. */
 enum kind { PLAIN, BRANCH, EXIT, RETURN, CALL, COLLECTIVE, BARRIER };
 
@@ -33,6 +36,7 @@ struct ins {
     uint8_t space;     /* enum space, of an instruction that accesses memory */
     uint8_t size;      /* bytes of one element in memory */
     uint8_t vec;       /* elements in memory; registers loaded by ldmatrix */
+    uint8_t order;     /* RELAXED, ACQUIRE, RELEASE */
     bool sign;         /* the element is signed */
     bool wide;         /* data registers have 8 bytes */
     bool trans;        /* .trans of ldmatrix and stmatrix; b of wgmma is MN-major */
@@ -112,5 +116,6 @@ exec_fn ptx_shfl_bfly, ptx_shfl_idx, ptx_shfl_up, ptx_shfl_down, ptx_vote_ballot
 exec_fn ptx_ldmatrix, ptx_stmatrix, ptx_mma_16816, ptx_mma_1688, ptx_mma_1688_tf32, ptx_wgmma, ptx_wgmma_commit,
     ptx_wgmma_wait;
 exec_fn ptx_setmaxnreg_inc, ptx_setmaxnreg_dec; /* grid.c */
+exec_fn ptx_fence;                              /* order.c */
 
 #endif

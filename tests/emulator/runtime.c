@@ -27,34 +27,38 @@ static cudaError_t fail(cudaError_t rc)
 
 /* ---- memory ---- */
 
-static struct {
-    uint64_t at;
-    int64_t bytes;
-    bool device;
-} blocks[1 << 14];
+static struct allocation blocks[1 << 14];
 static int n_blocks;
 static int64_t used;
 
-bool device_has(uint64_t a, int64_t bytes)
+static bool within(const struct allocation *x, uint64_t a, int64_t bytes)
 {
-    static _Thread_local int last;
-    if (last < n_blocks && a >= blocks[last].at &&
-        a + (uint64_t)bytes <= blocks[last].at + (uint64_t)blocks[last].bytes)
-        return true;
-    for (int k = 0; k < n_blocks; k++)
-        if (a >= blocks[k].at && a + (uint64_t)bytes <= blocks[k].at + (uint64_t)blocks[k].bytes) {
-            last = k;
-            return true;
-        }
-    return false;
+    return a >= x->at && a + (uint64_t)bytes <= x->at + (uint64_t)x->bytes;
 }
+
+struct allocation *device_find(uint64_t a, int64_t bytes)
+{
+    static _Thread_local int found[256]; /* where addresses with these bits were last */
+    int *last = &found[a >> 20 & 255];
+    if (*last < n_blocks && within(&blocks[*last], a, bytes)) return &blocks[*last];
+    for (int k = 0; k < n_blocks; k++)
+        if (within(&blocks[k], a, bytes)) return &blocks[*last = k];
+    return NULL;
+}
+
+static void *map(int64_t bytes)
+{
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+static int64_t record_bytes(int64_t bytes) { return (bytes + 3) / 4 * (int64_t)sizeof(uint64_t); }
 
 static bool add(void *p, int64_t bytes, bool device)
 {
     if (n_blocks == sizeof(blocks) / sizeof(*blocks)) return false;
-    blocks[n_blocks].at = (uint64_t)(uintptr_t)p;
-    blocks[n_blocks].bytes = bytes;
-    blocks[n_blocks++].device = device;
+    uint64_t *records = device ? map(record_bytes(bytes)) : NULL;
+    if (device && !records) return false;
+    blocks[n_blocks++] = (struct allocation){(uint64_t)(uintptr_t)p, bytes, device, 0, records};
     if (device) used += bytes;
     return true;
 }
@@ -63,9 +67,8 @@ static void *take(int64_t bytes, bool device)
 {
     if (bytes < 1) bytes = 1;
     if (device && used + bytes > MEMORY) return NULL;
-    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    if (add(p, bytes, device)) return p;
+    void *p = map(bytes);
+    if (!p || add(p, bytes, device)) return p;
     munmap(p, (size_t)bytes);
     return NULL;
 }
@@ -78,6 +81,7 @@ static cudaError_t drop(void *p, int64_t *bytes)
     for (int k = 0; k < n_blocks; k++) {
         if (blocks[k].at != (uint64_t)(uintptr_t)p) continue;
         if (blocks[k].device) used -= blocks[k].bytes;
+        if (blocks[k].records) munmap(blocks[k].records, (size_t)record_bytes(blocks[k].bytes));
         if (bytes) *bytes = blocks[k].bytes;
         blocks[k] = blocks[--n_blocks];
         return cudaSuccess;
@@ -339,6 +343,29 @@ void __cudaRegisterFunction(void **image, const char *host, char *device, const 
     *grow(&functions) = f;
 }
 
+/* For mutations.sh. MT_EMULATOR_REPLACE=OLD=NEW:K/N replaces in every module the occurrences K, K + N, ... of OLD,
+ * counted from 0. Frees text. */
+static char *replaced(char *text)
+{
+    const char *rule = getenv("MT_EMULATOR_REPLACE");
+    char from[64], to[64];
+    int first, step, seen = 0;
+    if (!rule) return text;
+    if (sscanf(rule, "%63[^=]=%63[^:]:%d/%d", from, to, &first, &step) != 4 || step < 1) abort();
+    const size_t n = strlen(from), m = strlen(to);
+    char *all = malloc(strlen(text) * (1 + m / n) + m + 1), *end = all;
+    if (!all) abort();
+    for (const char *p = text; *p;) {
+        const bool here = !strncmp(p, from, n), changed = here && seen++ % step == first;
+        memcpy(end, changed ? to : p, changed ? m : 1);
+        end += changed ? m : 1;
+        p += changed ? n : 1;
+    }
+    *end = 0;
+    free(text);
+    return all;
+}
+
 /* The text of an entry; the caller frees it. nvcc compresses it with zstd. */
 static char *text_of(const struct fat_entry *e)
 {
@@ -380,6 +407,7 @@ static struct module *load(struct image *image)
         best = text;
         best_arch = e->arch;
     }
+    if (best) best = replaced(best);
     struct module *m = best ? module_new(best, (int64_t)strlen(best)) : NULL;
     free(best);
     return m;

@@ -29,16 +29,47 @@ static const struct test copies[] = {
     {"a proxy fence before the store", "fence.proxy.async.shared::cta;", "", "", "written without fence.proxy.async"},
 };
 
+/* Block 0 writes to global memory, executes `before` and a store of `first` to a flag; block 1 reads the flag with
+ * `second` until it is set, executes `after` and reads what was written. */
+#define FENCE "fence.acq_rel.gpu;"
+#define READ  "ld.global.u32 %r3, [%rd1];"
+#define BULK  "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd1], %r6, [%r5];"
+static const struct flag_test {
+    struct test test;
+    const char *before, *after, *read;
+} flags[] = {
+    {{"release and acquire", "", "release.gpu", "acquire.gpu", NULL}, "", "", READ},
+    {{"fences and a relaxed flag", "", "relaxed.gpu", "relaxed.gpu", NULL}, FENCE, FENCE, READ},
+    {{"older fences and a volatile flag", "", "volatile", "volatile", NULL}, "membar.gl;", "membar.gl;", READ},
+    {{"a fence and an acquire", "", "relaxed.gpu", "acquire.gpu", NULL}, FENCE, "", READ},
+    {{"no release", "", "relaxed.gpu", "acquire.gpu", "without an acquire"}, "", "", READ},
+    {{"no acquire", "", "release.gpu", "relaxed.gpu", "without an acquire"}, "", "", READ},
+    {{"a release for the block", "", "release.cta", "acquire.gpu", "without an acquire"}, "", "", READ},
+    {{"no fence before the flag", "", "relaxed.gpu", "relaxed.gpu", "without an acquire"}, "", FENCE, READ},
+    {{"no fence after the flag", "", "relaxed.gpu", "relaxed.gpu", "without an acquire"}, FENCE, "", READ},
+    {{"a fence for the block", "", "volatile", "volatile", "without an acquire"}, "membar.cta;", "membar.gl;", READ},
+    {{"a fence before the write", FENCE, "relaxed.gpu", "acquire.gpu", "without an acquire"}, "", "", READ},
+    {{"a bulk copy", "", "release.gpu", "acquire.gpu", NULL}, "", "fence.proxy.async;", BULK},
+    {{"a bulk copy without a proxy fence", "", "release.gpu", "acquire.gpu", "without fence.proxy.async"},
+     "",
+     "",
+     BULK},
+    {{"a bulk copy without an acquire", "", "release.gpu", "relaxed.gpu", "without an acquire"},
+     "",
+     "fence.proxy.async;",
+     BULK},
+};
+
 /* 0: as expected. The report on stderr goes to a file meanwhile. */
-static int run(const struct test *t, const char *text, int bytes, uint32_t threads)
+static int run(const struct test *t, const char *text, int bytes, uint32_t blocks, uint32_t threads)
 {
-    const uint32_t grid[3] = {1, 1, 1}, block[3] = {threads, 1, 1};
+    const uint32_t grid[3] = {blocks, 1, 1}, block[3] = {threads, 1, 1};
     char report[4096];
     FILE *f = tmpfile();
     const int screen = dup(2);
     if (!f || screen < 0) return -1;
     dup2(fileno(f), 2);
-    const int status = grid_run(module_kernel(module_new(text, bytes), "k"), grid, block, NULL, 0, false);
+    const int status = grid_run(module_kernel(module_new(text, bytes), "k"), grid, block, NULL, 0, true);
     dup2(screen, 2);
     close(screen);
     rewind(f);
@@ -59,7 +90,7 @@ static int run_registers(const struct test *t)
                  "setmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n"
                  "OTHERS:\nsetmaxnreg.%.3s.sync.aligned.u32 %s;\nret;\n}\n",
                  t->head, t->first, t->first + 4, t->second, t->second + 4);
-    return run(t, text, bytes, 384);
+    return run(t, text, bytes, 1, 384);
 }
 
 static int run_copy(const struct test *t)
@@ -72,7 +103,25 @@ static int run_copy(const struct test *t)
                                "mov.u64 %%rd1, to;\n"
                                "cp.async.bulk.global.shared::cta.bulk_group [%%rd1], [%%r1], %%r2;\nret;\n}\n",
                                t->head, t->first);
-    return run(t, text, bytes, 32);
+    return run(t, text, bytes, 1, 32);
+}
+
+static int run_flag(const struct flag_test *f)
+{
+    char text[2048];
+    const int bytes =
+        snprintf(text, sizeof(text),
+                 "\n.visible .global .align 16 .b8 data[16];\n.visible .global .align 4 .b8 flag[4];\n"
+                 ".visible .entry k()\n{\n.reg .pred %%p<2>;\n.reg .b32 %%r<7>;\n.reg .b64 %%rd<3>;\n"
+                 ".shared .align 16 .b8 to[16];\n.shared .align 8 .b8 bar[8];\n"
+                 "mov.u64 %%rd1, data;\nmov.u64 %%rd2, flag;\nmov.u32 %%r2, 1;\nmov.u32 %%r6, 16;\n"
+                 "mov.u32 %%r4, to;\nmov.u32 %%r5, bar;\nmov.u32 %%r1, %%ctaid.x;\n"
+                 "setp.ne.u32 %%p1, %%r1, 0;\n@%%p1 bra READER;\n%s\nst.global.u32 [%%rd1], %%r2;\n%s\n"
+                 "st.%s.global.u32 [%%rd2], %%r2;\nret;\nREADER:\nmbarrier.init.shared::cta.b64 [%%r5], %%r2;\n"
+                 "AGAIN:\nld.%s.global.u32 %%r3, [%%rd2];\nsetp.ne.u32 %%p1, %%r3, %%r2;\n@%%p1 bra AGAIN;\n"
+                 "%s\n%s\nret;\n}\n",
+                 f->test.head, f->before, f->test.first, f->test.second, f->after, f->read);
+    return run(&f->test, text, bytes, 2, 1);
 }
 
 int main(void)
@@ -80,5 +129,6 @@ int main(void)
     int status = 0;
     for (unsigned k = 0; k < sizeof(tests) / sizeof(*tests); k++) status |= run_registers(&tests[k]);
     for (unsigned k = 0; k < sizeof(copies) / sizeof(*copies); k++) status |= run_copy(&copies[k]);
+    for (unsigned k = 0; k < sizeof(flags) / sizeof(*flags); k++) status |= run_flag(&flags[k]);
     return status ? 1 : 0;
 }

@@ -71,6 +71,15 @@ static enum space space_of(struct text op)
                                      : GENERIC;
 }
 
+/* Barriers order the threads of a block, here: no order of that scope. */
+static uint8_t order_of(struct text op, int least)
+{
+    if (contains(op, ".cta")) return 0;
+    return (uint8_t)((contains(op, ".relaxed") || contains(op, ".volatile") ? RELAXED : least) |
+                     (contains(op, ".acquire") || contains(op, ".acq_rel") ? ACQUIRE : 0) |
+                     (contains(op, ".release") || contains(op, ".acq_rel") ? RELEASE : 0));
+}
+
 /* ld and st: data registers first; a vector in braces is already divided into operands. */
 static void memory_access(struct parser *s, struct line *x, bool load)
 {
@@ -99,6 +108,7 @@ static void memory_access(struct parser *s, struct line *x, bool load)
     i = &s->code.at[s->code.n - 1];
     i->space = (uint8_t)space;
     i->vec = (uint8_t)vec;
+    i->order = order_of(x->op, 0);
     i->size = (uint8_t)bytes_of(t);
     i->sign = t.p[1] == 's';
     i->wide = wide;
@@ -371,6 +381,7 @@ static void atomic(struct parser *s, struct line *x)
     put(s, operand(s, x->o[2], 4));
     s->code.at[s->code.n - 1].imm = imm;
     s->code.at[s->code.n - 1].wide_address = wide;
+    s->code.at[s->code.n - 1].order = order_of(x->op, RELAXED);
 }
 
 /* shfl, vote, redux, match: the last operand is the mask of lanes. */
@@ -486,8 +497,11 @@ static void translate(struct parser *s, struct line *x)
     } else if (begins(op, "shfl.") || begins(op, "vote.") || begins(op, "redux.") || begins(op, "match.")) {
         collective(s, x);
     } else if (begins(op, "fence.proxy.async")) {
-        emit(s, x, ptx_proxy_fence, PLAIN);
-    } else if (begins(op, "fence") || begins(op, "membar") || begins(op, "prefetch")) {
+        emit(s, x, ptx_proxy_fence, PLAIN)->space = (uint8_t)space_of(op);
+    } else if (same(op, "membar.gl") || same(op, "membar.sys") || begins(op, "fence.acq_rel.gpu") ||
+               begins(op, "fence.acq_rel.sys") || begins(op, "fence.sc.gpu") || begins(op, "fence.sc.sys")) {
+        emit(s, x, ptx_fence, PLAIN);
+    } else if (same(op, "membar.cta") || begins(op, "fence.mbarrier_init") || begins(op, "prefetch")) {
         emit(s, x, ptx_nothing, PLAIN);
     } else if (begins(op, "setmaxnreg.")) {
         const int registers = integer(s, x->o[0]);

@@ -86,6 +86,13 @@ struct barrier {
     uint64_t passed;          /* proxy.c */
 };
 
+/* order.c: the period of a block, and of every block the last one that it has received: known to its reads, seen by
+ * relaxed loads, passed on by relaxed stores, visible to the async proxy. NULL: none */
+struct order {
+    uint32_t period;
+    uint32_t *known, *seen, *fenced, *async;
+};
+
 struct block {
     const struct kernel *kernel;
     const char *params;
@@ -93,6 +100,8 @@ struct block {
     int64_t shared_bytes;
     int n_threads, n_warps;
     int32_t index[3];
+    int64_t number; /* in the grid */
+    struct order order;
     uint64_t random; /* state of draw() in grid.c */
     struct warp *warps;
     struct barrier barriers[N_BARRIERS];
@@ -128,8 +137,24 @@ void proxy_read(struct warp *w, int lane, const char *p, int64_t bytes);
 void proxy_arrive(struct warp *w, uint64_t *passed);
 void proxy_wait(struct warp *w, uint64_t passed);
 uint64_t *proxy_of(struct warp *w, const uint64_t *bar); /* of an mbarrier */
-/* Whether the host memory belongs to one allocation of the device (runtime.c). */
-bool device_has(uint64_t a, int64_t bytes);
+/* order.c: before a launch, and before a block. order: of the instruction. */
+void order_launch(int64_t n_blocks);
+void order_start(struct block *b);
+void order_write(struct warp *w, const char *p, int64_t bytes);
+void order_read(struct warp *w, int lane, const char *p, int64_t bytes, bool async);
+void order_stores(struct warp *w, const char *at, int order); /* before a store or atomic */
+void order_loads(struct warp *w, const char *at, int order);  /* after a load or atomic */
+void order_proxy_fence(struct warp *w);
+/* runtime.c: the allocation with all these bytes, or NULL. Of the device it has a record for every 4 bytes. */
+struct allocation {
+    uint64_t at;
+    int64_t bytes;
+    bool device;
+    uint32_t written; /* order.c: the last launch that wrote there */
+    uint64_t *records;
+};
+struct allocation *device_find(uint64_t a, int64_t bytes);
+static inline bool device_has(uint64_t a, int64_t bytes) { return device_find(a, bytes); }
 void *device_alloc(int64_t bytes); /* zeros; NULL: no room */
 
 static inline float bf16_value(uint32_t x)
