@@ -565,6 +565,14 @@ void json_out_free(struct json_out *o)
     *o = (struct json_out){0};
 }
 
+char *json_out_take(struct json_out *o)
+{
+    char *text = mem_alloc(o->size + 1);
+    memcpy(text, o->text, (size_t)o->size);
+    json_out_free(o);
+    return text;
+}
+
 const char *json_library(char name[64])
 {
     snprintf(name, 64, "jansson %s", JANSSON_VERSION);

@@ -1,5 +1,6 @@
-/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file. Used by all rooms: the hub lists a hash of
- * each file, and ranks prove by HMAC that they have the key of a run. */
+/* hash.h - SHA-256, HMAC with it, and the SHA-1 by which git names a file; and a fast sum over large data. Used by all
+ * rooms: the hub lists a hash of each file, ranks prove by HMAC that they have the key of a run, and the sum shows
+ * whether weights have changed. */
 #ifndef MT_HASH_H
 #define MT_HASH_H
 
@@ -27,5 +28,14 @@ void hash_mac_init(struct hash *h, const void *key, int64_t key_bytes);
 void hash_mac_end(struct hash *h, const void *key, int64_t key_bytes, uint8_t mac[HASH_MAC]);
 /* Comparison in constant time. */
 bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
+
+/* A hash of bytes and their positions, against accidents, not against an adversary. The sums of the parts of some data,
+ * each at its position, add up to the sum of the whole: any division, order and number of threads give the same. */
+__extension__ typedef unsigned __int128 hash_sum;
+/* Of the bytes at positions [at, at + bytes). */
+hash_sum hash_sum_of(int64_t at, const void *data, int64_t bytes, int n_threads);
+uint64_t hash_sum_fold(hash_sum sum); /* to 64 bits */
+/* A factor for sums that are added although their positions are the same: odd, so that no change is lost. */
+hash_sum hash_sum_factor(uint64_t key);
 
 #endif

@@ -132,3 +132,11 @@ bool arch_value(const struct arch *a, int64_t i, struct arch_value *v)
     }
     return true;
 }
+
+void arch_values_write(struct json_out *o, const char *key, const struct arch *a)
+{
+    struct arch_value v;
+    json_out_open(o, key, '{');
+    for (int64_t i = 0; arch_value(a, i, &v); i++) json_out_str(o, v.name, v.text);
+    json_out_close(o, '}');
+}

@@ -25,13 +25,13 @@ char *fill_alloc(struct fill *f, int64_t bytes) { return arena_push(f->arena, by
 
 int fill_put(struct fill *f, char *dst, const struct st_tensor *t)
 {
-    /* Bytes between drops of mapped pages; bytes that are checked and then copied: they fit the L2 cache. */
-    const int64_t drop = 32 << 20, piece = 512 << 10;
+    const int64_t piece = 8 << 20; /* hashed by all threads, then checked and copied: it fits the L3 cache */
     for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
-        const int64_t n = MT_MIN(piece, t->bytes - at), end = at + n;
+        const int64_t n = MT_MIN(piece, t->bytes - at);
+        checkpoint_hash(&f->ck, t, at, n);
         if (finite_check(f->ck.st, t, at, n, f->err)) return -1;
         device_upload(f->dev, dst + at, t->data + at, n);
-        if (end % drop == 0 || end == t->bytes) source_drop(f->ck.st, t, (end - 1) / drop * drop, (end - 1) % drop + 1);
+        source_drop(f->ck.st, t, at, n);
     }
     return 0;
 }
@@ -54,6 +54,7 @@ static void warn_of_magnitude(struct fill *f, const struct st_tensor *t, const f
 int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
 {
     if (f->dev->dry_run) return 0;
+    checkpoint_hash(&f->ck, t, 0, t->bytes);
     if (finite_check(f->ck.st, t, 0, n * dtype_size(t->dtype), f->err)) return -1;
     float *host = mem_array(n, sizeof(float));
     source_f32(t, n, host);
@@ -208,6 +209,7 @@ static int put_source(struct fill *f, char *dst, const struct source *s)
     if (s->block) codes.dtype = DT_U8, codes.st_dtype = "U8"; /* bitsandbytes stores nibbles as any dtype */
     if (!s->transposed && bytes == s->data->bytes) return fill_put(f, dst, &codes);
     if (f->dev->dry_run) return 0;
+    checkpoint_hash(&f->ck, s->data, 0, s->data->bytes);
     if (finite_check_data(f->ck.st, s, f->err)) return -1;
     char *host = mem_alloc(bytes);
     const int rc = source_copy(s, host, f->dev->n_threads, f->err);

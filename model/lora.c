@@ -692,6 +692,7 @@ void adapters_free(struct adapters *ad)
     mem_free(ad->params);
     mem_free(ad->layers);
     mem_free(ad->amax.rows);
+    base_model_free(&ad->base);
     host_update_free(ad);
     *ad = (struct adapters){0};
 }

@@ -13,6 +13,7 @@
 
 #include "kernels/comm/comm.h"
 #include "model/arch.h"
+#include "model/base_model.h"
 #include "optim/adamw.h"
 
 enum lora_target {
@@ -142,8 +143,8 @@ struct adapters {
     bool transposed;                  /* transformers stores the experts as [E, in, out]; used for PEFT files only */
     const struct tensor_names *names; /* the architecture's */
     bool nested;                      /* names of files have language_model before layers: arch.nested */
-    uint64_t base; /* weights.base of the model that they were trained on, also in their file; 0: unknown */
-    int64_t step;  /* of the run that trained them, also in their file; 0: none, or unknown */
+    struct base_model base;           /* that they were trained on, also in their file */
+    int64_t step;                     /* of the run that trained them, also in their file; 0: none, or unknown */
     int64_t n_layer;
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */

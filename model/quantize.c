@@ -2,8 +2,9 @@
  *
  * A packed weight is up to four arrays; each expert has an equal part of every array. The cache is a safetensors file
  * with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the weight), a checksum
- * per weight (NAME.sum), and one KEY that identifies the checkpoint. A cache with another KEY is not used. Weights with
- * a wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
+ * per weight (NAME.sum), the sums of the bytes that it was made from (NAME.source, which base_model.h adds up as if
+ * they were read), and one KEY that identifies the checkpoint. A cache with another KEY is not used. Weights with a
+ * wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
 #include "model/quantize.h"
 
 #include <stdio.h>
@@ -12,8 +13,8 @@
 #include "kernels/quant.h"
 #include "model/finite.h"
 
-#define VERSION "moetrain packed weights 1" /* changes with the encoders' output or the cache's layout */
-#define KEY     "moetrain.key"
+#define VERSION "moetrain packed weights 1" /* changes with the encoders' output */
+#define KEY     "moetrain.key.2"            /* changes with the cache's layout */
 enum { BLOCK = 64, N_PART = 4, LOG_MS = 10000 };
 
 /* One array of a packed weight. */
@@ -32,6 +33,8 @@ struct packed {
     int n_part;
     int64_t n_exp;
     uint64_t sum;
+    int64_t n_source;
+    hash_sum *source; /* [n_source] sums of the bytes of each matrix in the checkpoint */
 };
 
 const char *quantize_name(const struct quantize *q)
@@ -98,20 +101,9 @@ static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, i
     w->nested_map = nested_map;
 }
 
-/* Four independent sums, so that it runs at memory speed. Every step is invertible: a changed word always changes its
- * sum. */
-static uint64_t checksum(uint64_t before, const char *data, int64_t bytes)
+static uint64_t sum_sources(const struct packed *k)
 {
-    uint64_t sum[4] = {before, 1, 2, 3}, word[4];
-    for (int64_t at = 0; at < bytes; at += 32) {
-        memset(word, 0, sizeof(word));
-        memcpy(word, data + at, (size_t)MT_MIN(32, bytes - at));
-        for (int i = 0; i < 4; i++) {
-            sum[i] = (sum[i] ^ word[i]) * 0x9e3779b97f4a7c15u;
-            sum[i] ^= sum[i] >> 32;
-        }
-    }
-    return rng_u64(rng_u64(sum[0], sum[1]), rng_u64(sum[2], sum[3]) ^ (uint64_t)bytes);
+    return hash_sum_fold(hash_sum_of(0, k->source, k->n_source * (int64_t)sizeof(*k->source), 1));
 }
 
 /* Uploads the parts of expert e; returns the checksum so far. */
@@ -120,7 +112,7 @@ static uint64_t upload_parts(struct quantizer *z, const struct packed *k, int64_
 {
     for (int i = 0; i < k->n_part; i++) {
         const struct part *p = &k->part[i];
-        sum = checksum(sum, src[i], p->bytes);
+        sum = rng_u64(sum, hash_sum_fold(hash_sum_of(0, src[i], p->bytes, z->dev->n_threads)));
         device_upload(z->dev, p->dst + e * p->bytes, src[i], p->bytes);
         if (p->copy) memcpy(p->copy + e * p->bytes, src[i], (size_t)p->bytes);
     }
@@ -150,16 +142,18 @@ static void open_cache(struct quantizer *z)
     if (t) memcpy(&key, t->data, sizeof(key));
     if (t && key == z->key) return;
     log_warn("%s %s and will be rewritten", z->q.cache,
-             t ? "was made from another checkpoint" : "is not a cache of packed weights");
+             t ? "was made from another checkpoint" : "is no cache of packed weights of this version");
     safetensors_close(&z->cache);
 }
 
 /* False when the cache does not have the weight, or its checksum is wrong. */
-static bool read_cached(struct quantizer *z, struct packed *k)
+static bool read_cached(struct quantizer *z, struct packed *k, const struct source *s)
 {
+    const int64_t sums = k->n_source * (int64_t)sizeof(*k->source);
     const struct st_tensor *t[N_PART], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
+    const struct st_tensor *source = cached(z, k->name, ".source", DT_I64, sums);
     uint64_t want = 0;
-    bool good = stored != NULL;
+    bool good = stored && source;
     for (int i = 0; i < k->n_part && good; i++) {
         t[i] = cached(z, k->name, k->part[i].suffix, k->part[i].dtype, k->n_exp * k->part[i].bytes);
         good = t[i] != NULL;
@@ -170,9 +164,14 @@ static bool read_cached(struct quantizer *z, struct packed *k)
         k->sum = upload_parts(z, k, e, src, k->sum);
         for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
     }
-    if (good) memcpy(&want, stored->data, sizeof(want));
+    if (good) {
+        memcpy(&want, stored->data, sizeof(want));
+        memcpy(k->source, source->data, (size_t)sums);
+        k->sum = rng_u64(k->sum, sum_sources(k));
+    }
     if (good && k->sum == want) {
         for (int i = 0; i < k->n_part && !is_permanent(z); i++) k->part[i].src = (const char *)t[i]->data;
+        for (int64_t i = 0; i < k->n_source; i++) checkpoint_hash_known(z->ck, s[i].data, k->source[i]);
         return true;
     }
     if (!z->warned) log_warn("%s is damaged at %s and will be rewritten", z->q.cache, k->name);
@@ -217,9 +216,9 @@ static int64_t encode(const struct quantizer *z, const struct packed *k, char *c
     return bad;
 }
 
-static int encode_all(struct quantizer *z, struct packed *k, const struct source *s, int64_t n, struct err *err)
+static int encode_all(struct quantizer *z, struct packed *k, const struct source *s, struct err *err)
 {
-    const int64_t n_row_block = n / k->n_exp, values = 2 * k->part[0].count;
+    const int64_t n_row_block = k->n_source / k->n_exp, values = 2 * k->part[0].count;
     char *dense = mem_array(values, s->format == WF_F32 ? 4 : 2), *out[N_PART] = {0};
     float *absmax = mem_array(values / BLOCK + 1, sizeof(float));
     int rc = 0;
@@ -232,15 +231,17 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
         for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++])) {
-            rc = finite_check_data(z->st, &of[i], err) || finite_check_scaled(z->st, &of[i], err) ||
+            k->source[e * n_row_block + i] = checkpoint_hash(z->ck, of[i].data, 0, of[i].data->bytes);
+            rc = finite_check_data(z->ck->st, &of[i], err) || finite_check_scaled(z->ck->st, &of[i], err) ||
                  source_copy(&of[i], dense + at, z->dev->n_threads, err);
-            source_drop(z->st, of[i].data, 0, of[i].data->bytes);
+            source_drop(z->ck->st, of[i].data, 0, of[i].data->bytes);
         }
         if (rc) break;
         const int64_t bad = encode(z, k, out, absmax, dense, s->format);
         MT_REQUIRE(!bad, "%lld values of %s are not finite", (long long)bad, of->data->name);
         k->sum = upload_parts(z, k, e, (const char *const *)out, k->sum);
     }
+    k->sum = rng_u64(k->sum, sum_sources(k));
     z->n_encoded++;
     for (int i = 0; i < k->n_part; i++) mem_free(out[i]);
     mem_free(absmax);
@@ -278,7 +279,7 @@ static void note_kind(struct quantizer *z, const char *what, const struct source
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
                     double done, struct err *err)
 {
-    struct packed k = {.n_exp = w->n_exp};
+    struct packed k = {.n_exp = w->n_exp, .n_source = n};
     if (check_blocks(z, w, safetensors_stored(s->data), err)) return -1;
     k.n_part = list_parts(&z->q, w, k.part);
     alloc_parts(z, w, k.part, k.n_part);
@@ -286,8 +287,9 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
     log_progress(z, done);
     note_kind(z, what, s);
     k.name = mem_strdup(s->data->name);
-    const bool read = z->cache.n_shards && read_cached(z, &k);
-    const int rc = read ? 0 : encode_all(z, &k, s, n, err);
+    k.source = mem_array(n, sizeof(*k.source));
+    const bool read = z->cache.n_shards && read_cached(z, &k, s);
+    const int rc = read ? 0 : encode_all(z, &k, s, err);
     z->packed = mem_grow(z->packed, z->n_packed, z->n_packed + 1, sizeof(*z->packed));
     z->packed[z->n_packed++] = k;
     return rc;
@@ -295,13 +297,13 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
 
 /* ---- opening, finishing */
 
-void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st)
+void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, struct checkpoint *ck)
 {
     *z = (struct quantizer){
-        .dev = dev, .arena = &dev->weights, .st = st, .start_ms = clock_ms(), .logged_ms = clock_ms()};
+        .dev = dev, .arena = &dev->weights, .ck = ck, .start_ms = clock_ms(), .logged_ms = clock_ms()};
     if (q) z->q = *q;
     if (!z->q.cache || z->q.format == WF_NONE || dev->dry_run) return;
-    z->key = quantize_key(&z->q, safetensors_fingerprint(st));
+    z->key = quantize_key(&z->q, safetensors_fingerprint(ck->st));
     if (file_exists(z->q.cache)) open_cache(z);
 }
 
@@ -358,12 +360,13 @@ static int write_cache(struct quantizer *z, struct err *err)
     int64_t n = 0, size;
     char *head = NULL;
     if (make_folder(z->q.cache, err)) return -1;
-    struct st_entry *entries = mem_array(1 + z->n_packed * (N_PART + 1), sizeof(*entries));
+    struct st_entry *entries = mem_array(1 + z->n_packed * (N_PART + 2), sizeof(*entries));
     struct file_writer out;
     add_entry(&entries[n++], KEY, "", DT_I64, 1, &z->key);
     for (int64_t i = 0; i < z->n_packed; i++) {
         const struct packed *k = &z->packed[i];
         add_entry(&entries[n++], k->name, ".sum", DT_I64, 1, &k->sum);
+        add_entry(&entries[n++], k->name, ".source", DT_I64, 2 * k->n_source, k->source);
         for (int p = 0; p < k->n_part; p++)
             add_entry(&entries[n++], k->name, k->part[p].suffix, k->part[p].dtype, k->n_exp * k->part[p].count,
                       k->part[p].src);
@@ -417,6 +420,7 @@ void quantizer_close(struct quantizer *z)
 {
     for (int64_t i = 0; i < z->n_packed; i++) {
         for (int p = 0; p < z->packed[i].n_part; p++) mem_free(z->packed[i].part[p].copy);
+        mem_free(z->packed[i].source);
         mem_free(z->packed[i].name);
     }
     mem_free(z->packed);

@@ -21,7 +21,7 @@ struct quantizer {
     struct quantize q;
     struct device *dev;
     struct arena *arena; /* destination of packed bytes. In dev->work they are temporary */
-    const struct safetensors *st;
+    struct checkpoint *ck;
     struct safetensors cache;    /* the cache file of an earlier start; no shards when it cannot be used */
     uint64_t key;                /* hash of checkpoint, format and version; the cache must have the same */
     bool warned;                 /* a warning has said that the cache is damaged */
@@ -32,7 +32,7 @@ struct quantizer {
 };
 
 /* In a dry run of dev the sources are only checked, and no file is touched. */
-void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, const struct safetensors *st);
+void quantizer_open(struct quantizer *z, const struct quantize *q, struct device *dev, struct checkpoint *ck);
 /* 1: the matrix must be packed. 0: it already has the wanted format. -1: an error, the checkpoint has it packed in
  * another format. */
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,

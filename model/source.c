@@ -67,13 +67,55 @@ static uint64_t hash_of(const struct st_tensor *t)
     return rng_bytes(hash, t->data, MT_MIN(t->bytes, 1 << 16));
 }
 
-static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)
+void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads)
+{
+    *ck = (struct checkpoint){.st = st, .hash = hash, .n_threads = n_threads};
+    ck->used = mem_array(st->n_tensors, sizeof(*ck->used));
+    if (hash) ck->later = mem_array(st->n_tensors, sizeof(*ck->later));
+}
+
+void checkpoint_close(struct checkpoint *ck)
+{
+    mem_free(ck->used);
+    mem_free(ck->asked);
+    mem_free(ck->later);
+    *ck = (struct checkpoint){.st = NULL};
+}
+
+/* The whole tensor, if its bytes are hashed where they are read. */
+static const struct st_tensor *find_later(const struct checkpoint *ck, const struct st_tensor *t)
+{
+    const struct st_tensor *whole = ck->hash ? safetensors_find(ck->st, t->name) : NULL;
+    return whole && ck->later[whole - ck->st->tensors] ? whole : NULL;
+}
+
+hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n)
+{
+    const struct st_tensor *whole = find_later(ck, t);
+    if (!whole) return 0;
+    const hash_sum sum = hash_sum_of(t->data - whole->data + at, t->data + at, n, ck->n_threads);
+    base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
+    return sum;
+}
+
+void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum)
+{
+    const struct st_tensor *whole = find_later(ck, t);
+    if (whole) base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
+}
+
+/* A tensor whose bytes the caller hashes where it reads them, as all ranks of the group do not read all of them. */
+static const struct st_tensor *find_data(struct checkpoint *ck, const char *name, struct err *err)
 {
     char full[512], other[512];
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (t) {
         bool *used = &ck->used[t - ck->st->tensors];
         if (ck->hashed && !*used) ck->fingerprint += hash_of(t);
+        if (ck->hash && !*used && ck->reader != READ_ELSEWHERE) {
+            base_hash_tensor(ck->hash, t, ck->reader == READ_HERE);
+            ck->later[t - ck->st->tensors] = true;
+        }
         *used = true;
         return t;
     }
@@ -81,6 +123,14 @@ static const struct st_tensor *find(struct checkpoint *ck, const char *name, str
     err_set(err, "tensor %s is not in the checkpoint%s%s", checkpoint_name(ck, full, sizeof(full), name),
             near ? "; the nearest name there is " : "", near ? checkpoint_name(ck, other, sizeof(other), near) : "");
     return NULL;
+}
+
+static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)
+{
+    const struct st_tensor *t = find_data(ck, name, err);
+    if (t) checkpoint_hash(ck, t, 0, t->bytes);
+    if (t && ck->hash) ck->later[t - ck->st->tensors] = false;
+    return t;
 }
 
 static bool has_shape(const struct st_tensor *t, int64_t rows, int64_t cols)
@@ -112,7 +162,7 @@ int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int n
 const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
                                         const int64_t *shape, struct err *err)
 {
-    const struct st_tensor *t = find(ck, name, err);
+    const struct st_tensor *t = find_data(ck, name, err);
     if (!t) return NULL;
     bool fits = is_u8 ? t->dtype == DT_U8 : source_dense_format(t->dtype) != WF_NONE;
     fits = fits && t->ndim == ndim;
@@ -392,7 +442,7 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
 {
     char absmax[512];
     const struct st_tensor *state = find(ck, state_name, err);
-    if (!state || !(s->data = find(ck, name, err)) ||
+    if (!state || !(s->data = find_data(ck, name, err)) ||
         str_format(absmax, sizeof(absmax), err, "tensor name", "%s.absmax", name) ||
         !(s->absmax = find(ck, absmax, err)))
         return -1;
@@ -422,13 +472,16 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
 
 static bool is_e4m3(const struct st_tensor *t) { return !strcmp(t->st_dtype, "F8_E4M3"); }
 
+static bool has_beside(const struct checkpoint *ck, char full[512], const char *name, const char *suffix)
+{
+    return !str_format(full, 512, NULL, "tensor name", "%s%s", name, suffix) && checkpoint_has(ck, full);
+}
+
 /* name + suffix, or NULL when the checkpoint does not have it. */
 static const struct st_tensor *find_beside(struct checkpoint *ck, const char *name, const char *suffix)
 {
     char full[512];
-    if (str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) || !checkpoint_has(ck, full))
-        return NULL;
-    return find(ck, full, NULL);
+    return has_beside(ck, full, name, suffix) ? find(ck, full, NULL) : NULL;
 }
 
 /* A float scale for the whole matrix: [] or [1]. */
@@ -498,7 +551,9 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
 static int find_packed(struct source *s, struct checkpoint *ck, const char *name, const char *suffix, struct err *err)
 {
     const bool divides = *suffix != 0;
-    const struct st_tensor *data = find_beside(ck, name, suffix), *scale = find_beside(ck, name, "_scale");
+    char full[512];
+    const struct st_tensor *data = has_beside(ck, full, name, suffix) ? find_data(ck, full, err) : NULL;
+    const struct st_tensor *scale = find_beside(ck, name, "_scale");
     const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
     if (data->dtype == DT_I32 && scale) return find_int4(s, ck, name, data, scale, err);
     if (!scale || (is_e4m3(scale) && !scale2))
@@ -537,7 +592,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     const int64_t rows = (out + FP8_BLOCK - 1) / FP8_BLOCK, cols = (in + FP8_BLOCK - 1) / FP8_BLOCK;
     const struct st_tensor *inverse = find_beside(ck, name, "_scale_inv"), *t = inverse;
     if (!t) t = find_beside(ck, name, "_scale");
-    s->data = find(ck, name, err);
+    s->data = find_data(ck, name, err);
     if (!s->data) return -1;
     if (!has_shape(s->data, out, in)) return shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
     if (!t) return no_scales(ck, s->data, name, err);
@@ -563,7 +618,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
 static int find_mxfp4(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const int64_t out = s->n_out, in = s->n_in;
-    s->data = find(ck, name, err);
+    s->data = find_data(ck, name, err);
     s->scale = find_beside(ck, name, "_scale_inv");
     if (in % 32)
         return err_set(err, "tensor %s: MXFP4 needs an input width that 32 divides, not %lld",
@@ -603,7 +658,7 @@ static int find_fp8_stack(struct source *s, struct checkpoint *ck, const char *n
     const int64_t out = s->n_out, in = s->n_in, shape[] = {n_exp, out, in};
     const int64_t blocks[] = {n_exp, (out + FP8_BLOCK - 1) / FP8_BLOCK, (in + FP8_BLOCK - 1) / FP8_BLOCK};
     const struct st_tensor *t = find_beside(ck, name, "_scale_inv");
-    s->data = find(ck, name, err);
+    s->data = find_data(ck, name, err);
     if (!s->data) return -1;
     if (!t) return err_set(err, "tensor %s is FP8, but %s_scale_inv is not in the checkpoint", name, name);
     if (s->transposed || source_dense_format(t->dtype) == WF_NONE) return unsupported(s->data, t, err);
@@ -632,7 +687,7 @@ int source_find_stack(struct source *s, struct checkpoint *ck, const char *name,
                        : i == 1 ? "_weight_scale"
                                 : "_weight_scale_2"))
             return -1;
-    if (!(s->data = find(ck, full[0], err)) || !(s->scale = find(ck, full[1], err))) return -1;
+    if (!(s->data = find_data(ck, full[0], err)) || !(s->scale = find(ck, full[1], err))) return -1;
     if (s->data->dtype != DT_U8 || !is_e4m3(s->scale)) return unsupported(s->data, s->scale, err);
     if (!(s->scale2 = find(ck, full[2], err))) return -1;
     if (in % 16)
@@ -664,7 +719,7 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
         return err_set(err, "tensor %s is not in the checkpoint, but %s is", state[0], absmax);
     if (refuse_products(ck, name, err)) return -1;
     const struct st_tensor *t = safetensors_find(ck->st, name);
-    if (find_beside(ck, name, "_packed")) return find_packed(s, ck, name, "_packed", err);
+    if (has_beside(ck, absmax, name, "_packed")) return find_packed(s, ck, name, "_packed", err);
     if (t && (t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8")) && find_beside(ck, name, "_scale_inv"))
         return find_mxfp4(s, ck, name, err);
     if (t && t->stored && !strcmp(t->st_dtype, "I8")) return no_scales(ck, t, name, err);

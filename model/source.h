@@ -4,16 +4,31 @@
 
 #include "data/safetensors.h"
 #include "model/arch.h"
+#include "model/base_model.h"
 
+/* Which ranks of an expert-parallel group read what is read from now on. */
+enum reader { READ_BY_ALL, READ_HERE, READ_ELSEWHERE };
 /* A checkpoint, and which of its tensors were read. */
 struct checkpoint {
     const struct safetensors *st;
-    bool *used;           /* [st->n_tensors] */
-    bool *asked;          /* [st->n_missing] whether it was looked for; NULL: not counted */
-    bool hashed;          /* tensors found from now on enter the fingerprint, each once */
-    uint64_t fingerprint; /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
-                             first 64 KiB as stored */
+    bool *used;             /* [st->n_tensors] */
+    bool *asked;            /* [st->n_missing] whether it was looked for; NULL: not counted */
+    bool hashed;            /* tensors found from now on enter the fingerprint, each once */
+    uint64_t fingerprint;   /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
+                               first 64 KiB as stored */
+    struct base_hash *hash; /* of all bytes; NULL: none */
+    bool *later;            /* [st->n_tensors] if hash: checkpoint_hash adds the bytes where they are read */
+    enum reader reader;
+    int n_threads;
 };
+/* Allocates `used` and, with hash, `later`. checkpoint_close frees all arrays. */
+void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads);
+void checkpoint_close(struct checkpoint *ck);
+/* Call where bytes [at, at + n) of a tensor, or of a part of one, are read that checkpoint_take or source_find (data)
+ * found. Adds them to the hash; returns their sum. All other tensors are hashed where they are found. */
+hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n);
+/* The same where the bytes are not read, because what was made of them is kept: their sum was `sum`. */
+void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum);
 
 struct source {
     enum weight_format format;

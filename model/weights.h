@@ -6,6 +6,7 @@
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
 #include "model/arch.h"
+#include "model/base_model.h"
 #include "model/host_experts.h"
 #include "model/quantize.h"
 
@@ -61,13 +62,15 @@ struct weights {
     int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
-    uint64_t fingerprint; /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in
-                             separate tensors the first expert of every layer) and of the format that experts were
-                             packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
-                             unless weights_options.hashed */
-    uint64_t base;        /* the same without that format */
-    int64_t n_unused;     /* tensors of the checkpoint that moetrain does not read */
-    const char *unused;   /* name of the first of them; valid until st is closed */
+    uint64_t fingerprint;  /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in
+                              separate tensors the first expert of every layer) and of the format that experts were
+                              packed to. It does not depend on the device, the ranks or decoded layers; 0 in a dry run,
+                              unless weights_options.hashed */
+    uint64_t base;         /* the same without that format */
+    struct base_hash hash; /* of all bytes that were read, without that format; with expert parallelism of this rank's
+                              experts, until base_hash_join */
+    int64_t n_unused;      /* tensors of the checkpoint that moetrain does not read */
+    const char *unused;    /* name of the first of them; valid until st is closed */
 };
 
 struct weights_options {
@@ -94,16 +97,22 @@ void weights_free(struct weights *w); /* frees the host table only */
  * checkpoint has other parts than text. With the latter the head is language_model.lm_head. */
 const char *weights_prefix(const struct safetensors *st);
 
-/* Load one part of a model that does not fit memory as a whole: one layer (packed by q as in weights_load, but without
- * the cache), the embedding, or the head with the final norm and the weights of the streams before it (without
- * streams: zero). Each allocates on dev->weights; the caller releases it.
- */
-int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
+/* A model that is loaded in parts, because it does not fit memory as a whole. */
+struct weights_source {
+    const struct arch *arch;
+    const struct safetensors *st;
+    struct base_hash *hash; /* each part is added outside of a dry run, so that all of them give that of weights_load;
+                               NULL: none */
+};
+/* Load one part: one layer (packed by q as in weights_load, but without the cache), the embedding, or the head with the
+ * final norm and the weights of the streams before it (without streams: zero). Each allocates on dev->weights; the
+ * caller releases it. */
+int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct weights_source *from,
                        const struct quantize *q, int64_t layer, struct err *err) MT_CHECK;
-int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
+int weights_load_embed(struct weight *embed, struct device *dev, const struct weights_source *from,
                        struct err *err) MT_CHECK;
 int weights_load_head(struct weight *head, struct tensor *norm, struct hyper *hyper, struct device *dev,
-                      const struct arch *a, const struct safetensors *st, struct err *err) MT_CHECK;
+                      const struct weights_source *from, struct err *err) MT_CHECK;
 
 /* The experts that this rank of `ep` holds, of a layer with n_exp. */
 struct expert_range {

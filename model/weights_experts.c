@@ -21,6 +21,13 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
     return n;
 }
 
+/* Who reads what is read from now on: this rank's experts or, with `other`, those of other ranks. Every rank reads a
+ * dense layer. */
+static void read_experts(struct fill *f, bool other)
+{
+    f->ck.reader = !f->a->ffn[f->layer]->routed ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;
+}
+
 /* The part of a tensor of all experts that this rank holds. */
 static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t)
 {
@@ -55,6 +62,7 @@ static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_
     const struct source all = {
         .format = WF_MXFP4, .n_out = f->own.count * n_out, .n_in = n_in, .data = &own_b, .scale = &own_s};
     if (!f->dev->dry_run && finite_check_scaled(f->ck.st, &all, f->err)) return -1;
+    read_experts(f, false);
     return fill_put(f, data, &own_b) || fill_put(f, scale, &own_s) ? -1 : 0;
 }
 
@@ -95,6 +103,7 @@ static int load_scaled_stack(struct fill *f, struct weight *w, const char *name,
         s[i].scale2 = &part[3 * i + 2];
     }
     *w = (struct weight){.n_exp = count, .n_out = n_out, .n_in = n_in};
+    read_experts(f, false);
     const int rc = fill_stack(f, w, s, count, ROLE_EXPERTS);
     mem_free(part);
     mem_free(s);
@@ -122,6 +131,7 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
                                .transposed = transposed};
     }
     *w = (struct weight){.n_exp = e, .n_out = n_out, .n_in = n_in};
+    read_experts(f, false);
     const int rc = fill_stack(f, w, s, e, ROLE_EXPERTS);
     mem_free(slice);
     mem_free(s);
@@ -132,11 +142,13 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
 {
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     for (int64_t x = 0; x < f->ffn.n_exp; x++) {
+        const int64_t at = x - f->own.first;
+        const bool other = at < 0 || at >= f->own.count;
+        read_experts(f, other);
         const struct st_tensor *t =
             checkpoint_take(&f->ck, expert_name(f, p->part[0], x, ".bias").s, false, 1, &p->n_out, f->err);
-        const int64_t at = x - f->own.first;
         if (!t) return -1;
-        if (at < 0 || at >= f->own.count) continue;
+        if (other) continue;
         if (fill_put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0)) return -1;
     }
     return 0;
@@ -152,12 +164,14 @@ static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias
     int rc = 0;
     for (int64_t i = 0; i < n_find && !rc; i++) {
         f->ck.hashed = hashed && i < n_part;
+        read_experts(f, i / n_part < f->own.first || i / n_part >= f->own.first + f->own.count);
         rc = source_find(&s[i], &f->ck, expert_name(f, p->part[i % n_part], i / n_part, ".weight").s, p->n_out / n_part,
                          p->n_in, f->err);
     }
     f->ck.hashed = hashed;
     for (int64_t i = n_find; i < n; i++) s[i] = s[i - n_part];
     *w = (struct weight){.n_exp = f->own.count, .n_out = p->n_out, .n_in = p->n_in};
+    read_experts(f, false);
     if (!rc) rc = fill_stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
     if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);
     mem_free(s);
@@ -210,10 +224,12 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
                        name.s, name.s, name.s, expert_name(f, p->part[0], 0, ".weight").s);
     if (rc || !f->a->expert_bias) return rc;
     snprintf(bias_name, sizeof(bias_name), "%s_bias", name.s);
+    f->ck.reader = READ_BY_ALL;
     const struct st_tensor *t =
         checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->ffn.n_exp, p->n_out}, f->err);
     if (!t) return -1;
     const struct st_tensor own = own_part(f, t);
+    read_experts(f, false);
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     return fill_put_f32(f, bias->data, &own, f->own.count * p->n_out, 0);
 }
@@ -242,6 +258,7 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     f->arena = decoded ? work : f->experts;
     const int rc = p->stack ? load_experts(f, w, bias, p) : load_per_expert(f, w, bias, p);
     f->arena = &f->dev->weights;
+    f->ck.reader = READ_BY_ALL;
     if (rc) return -1;
     const bool fp8 = f->w->fp8 && f->a->ffn[f->layer]->routed;
     if (fp8 && fp8_experts_open(f, proj)) return -1;

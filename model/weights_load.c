@@ -150,7 +150,7 @@ static void explain(const struct fill *f, struct err *err)
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err)
 {
-    struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .w = w};
     f.ep = opt->ep ? opt->ep : &comm_alone;
     const int64_t before = dev->weights.used;
     int rc = -1;
@@ -161,11 +161,12 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     w->expert_bytes = dev->weights.used - before;
     if (opt->fp8_experts) w->fp8 = mem_array(a->n_layer, sizeof(*w->fp8));
     w->n_layer = a->n_layer;
-    f.ck.used = mem_array(st->n_tensors, sizeof(bool));
+    base_hash_open(&w->hash, a->n_layer);
+    checkpoint_open(&f.ck, st, dev->dry_run ? NULL : &w->hash, dev->n_threads);
     f.ck.asked = mem_array(st->n_missing, sizeof(bool));
     f.prefix = weights_prefix(st);
     f.ck.hashed = !dev->dry_run || opt->hashed;
-    quantizer_open(&f.quantizer, opt->quantize, dev, st);
+    quantizer_open(&f.quantizer, opt->quantize, dev, &f.ck);
     if (load_ends(&f, w, opt->embed_on_host)) goto out;
     for (int64_t l = 0; l < a->n_layer; l++) {
         set_layer(&f, l);
@@ -183,8 +184,7 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
 out:
     quantizer_close(&f.quantizer);
     if (rc) explain(&f, err);
-    mem_free(f.ck.used);
-    mem_free(f.ck.asked);
+    checkpoint_close(&f.ck);
     if (rc) weights_free(w);
     return rc;
 }
@@ -194,6 +194,7 @@ void weights_free(struct weights *w)
     for (int64_t l = 0; l < w->n_layer && w->fp8; l++)
         for (int i = 0; i < w->fp8[l].n_step; i++) mem_free(w->fp8[l].steps[i]);
     host_experts_close(&w->host);
+    base_hash_close(&w->hash);
     mem_free(w->fp8);
     mem_free(w->layers);
     *w = (struct weights){0};
@@ -201,32 +202,32 @@ void weights_free(struct weights *w)
 
 /* ---- loading one part ---- */
 
-static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct arch *a,
-                      const struct safetensors *st, const struct quantize *q, struct err *err)
+static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct weights_source *from,
+                      const struct quantize *q, struct err *err)
 {
     *w = (struct weights){.layers = NULL};
-    *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = a, .err = err, .ck = {.st = st}, .w = w};
+    *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = from->arch, .err = err, .w = w};
     f->ep = &comm_alone;
-    f->first_decoded = a->n_layer;
-    f->ck.used = mem_array(st->n_tensors, sizeof(bool));
-    f->prefix = weights_prefix(st);
-    quantizer_open(&f->quantizer, q, dev, st);
+    f->first_decoded = from->arch->n_layer;
+    f->prefix = weights_prefix(from->st);
+    checkpoint_open(&f->ck, from->st, dev->dry_run ? NULL : from->hash, dev->n_threads);
+    quantizer_open(&f->quantizer, q, dev, &f->ck);
 }
 
 static void part_close(struct fill *f)
 {
     quantizer_close(&f->quantizer);
-    mem_free(f->ck.used);
+    checkpoint_close(&f->ck);
 }
 
-int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct arch *a, const struct safetensors *st,
+int weights_load_layer(struct layer_weights *lw, struct device *dev, const struct weights_source *from,
                        const struct quantize *q, int64_t layer, struct err *err)
 {
     struct quantize packing = *q;
     struct weights w;
     struct fill f;
     packing.cache = NULL;
-    part_open(&f, &w, dev, a, st, &packing, err);
+    part_open(&f, &w, dev, from, &packing, err);
     set_layer(&f, layer);
     *lw = (struct layer_weights){0};
     const int rc = load_layer(&f, lw);
@@ -234,26 +235,26 @@ int weights_load_layer(struct layer_weights *lw, struct device *dev, const struc
     return rc;
 }
 
-int weights_load_embed(struct weight *embed, struct device *dev, const struct arch *a, const struct safetensors *st,
-                       struct err *err)
+int weights_load_embed(struct weight *embed, struct device *dev, const struct weights_source *from, struct err *err)
 {
     struct weights w;
     struct fill f;
-    part_open(&f, &w, dev, a, st, NULL, err);
+    part_open(&f, &w, dev, from, NULL, err);
     const int rc = load_embed(&f, embed);
     part_close(&f);
     return rc;
 }
 
 int weights_load_head(struct weight *head, struct tensor *out, struct hyper *hyper, struct device *dev,
-                      const struct arch *a, const struct safetensors *st, struct err *err)
+                      const struct weights_source *from, struct err *err)
 {
     struct weights w;
     struct fill f;
-    part_open(&f, &w, dev, a, st, NULL, err);
+    part_open(&f, &w, dev, from, NULL, err);
     int rc = load_head(&f, head);
-    if (!rc && !has_head(&f)) rc = load_embed(&f, head);
-    if (!rc) rc = fill_norm(&f, out, end_name(&f, "norm.weight").s, a->d_model);
+    if (!rc && !has_head(&f))
+        rc = weights_load_embed(head, dev, &(struct weights_source){from->arch, from->st, NULL}, err);
+    if (!rc) rc = fill_norm(&f, out, end_name(&f, "norm.weight").s, from->arch->d_model);
     if (!rc) rc = load_hyper_head(&f, hyper);
     part_close(&f);
     return rc;

@@ -471,6 +471,44 @@ static void hmac(void **state)
     }
 }
 
+/* The sum of parts is that of the whole, wherever it is divided and whether or not the data are aligned. Every change
+ * of one bit, pairs of sign bits, and exchanged words and blocks change it. */
+static void sums(void **state)
+{
+    (void)state;
+    enum { BYTES = 3 << 20 };
+    uint8_t *data = mem_alloc(BYTES + 8);
+    for (int64_t i = 0; i < BYTES + 8; i++) data[i] = (uint8_t)(rng_u64(1, (uint64_t)i) >> 56);
+    const hash_sum whole = hash_sum_of(0, data, BYTES, 1);
+    assert_true(whole == hash_sum_of(0, data, BYTES, 3));
+    for (int64_t i = 0; i < 200; i++) {
+        const int64_t at = i < 40 ? i : (int64_t)(rng_u64(2, (uint64_t)i) % BYTES),
+                      n = MT_MIN(BYTES - at, i % 9 * 1111);
+        uint8_t *copy = mem_alloc(BYTES - at + 8);
+        memcpy(copy + i % 8, data + at, (size_t)(BYTES - at));
+        assert_true(whole == hash_sum_of(0, data, at, 2) + hash_sum_of(at, copy + i % 8, n, 1) +
+                                 hash_sum_of(at + n, copy + i % 8 + n, BYTES - at - n, 2));
+        mem_free(copy);
+        const int64_t other = (at + 8 * (i + 1)) % BYTES;
+        data[at] ^= (uint8_t)(1 << i % 8);
+        assert_true(whole != hash_sum_of(0, data, BYTES, 2));
+        data[other] ^= (uint8_t)(1 << i % 8); /* the same bit of another word */
+        assert_true(whole != hash_sum_of(0, data, BYTES, 2));
+        data[at] ^= (uint8_t)(1 << i % 8);
+        data[other] ^= (uint8_t)(1 << i % 8);
+    }
+    for (int64_t size = 8; size <= 1 << 20; size *= 2) {
+        uint8_t *copy = mem_alloc(BYTES);
+        memcpy(copy, data + size, (size_t)size);
+        memcpy(copy + size, data, (size_t)size);
+        memcpy(copy + 2 * size, data + 2 * size, (size_t)(BYTES - 2 * size));
+        assert_true(whole != hash_sum_of(0, copy, BYTES, 2));
+        mem_free(copy);
+    }
+    assert_true(hash_sum_of(0, data, 0, 1) == 0);
+    mem_free(data);
+}
+
 static void libraries(void **state)
 {
     (void)state;
@@ -496,6 +534,7 @@ int test_base(void)
         cmocka_unit_test(random_values), cmocka_unit_test(random_quality), cmocka_unit_test(narrow_floats),
         cmocka_unit_test(views),         cmocka_unit_test(weights),        cmocka_unit_test(arenas),
         cmocka_unit_test(hmac),          cmocka_unit_test(libraries),      cmocka_unit_test(no_test_is_a_failure),
+        cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

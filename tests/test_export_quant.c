@@ -82,7 +82,8 @@ static void trained_open(struct trained *t, const char *model, const char *adapt
     OK(device_reserve(&t->dev, &t->dev.weights, "weights", 16 << 20, &err));
     OK(device_reserve(&t->dev, &t->dev.work, "work", 64 << 20, &err));
     OK(cpu_adapter_load(&t->adapter, &t->arch, adapter, &err));
-    OK(weights_load_layer(&t->lw, &t->dev, &t->arch, &t->st, &as_it_is, layer, &err));
+    OK(weights_load_layer(&t->lw, &t->dev, &(struct weights_source){.arch = &t->arch, .st = &t->st}, &as_it_is, layer,
+                          &err));
     layer_adapt(&t->lw, &t->arch, layer, &t->adapter.ad.layers[layer]);
 }
 

@@ -1,5 +1,5 @@
-/* test_fingerprint.c - weights.fingerprint: every tensor of every family changes it; device, ranks, decoded layers,
- * files and the cache of packed weights do not. */
+/* test_fingerprint.c - weights.fingerprint and weights.hash: every tensor of every family changes them; device, ranks,
+ * decoded layers, files and the cache of packed weights do not. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +25,45 @@ static void open_dir(struct opened *o, const char *dir)
     if (arch_load(&o->arch, dir, &err) || safetensors_open(&o->st, dir, &err) ||
         published_rename(&o->st, &o->arch, &err))
         fail_msg("%s", err.msg);
+}
+
+/* Tensors that moetrain does not read. */
+static bool is_unread(const char *name)
+{
+    static const char *const parts[] = {"visual", "vision_tower", "multi_modal", "mtp."};
+    for (int i = 0; i < MT_LEN(parts); i++)
+        if (strstr(name, parts[i])) return true;
+    return source_is_activation_scale(name);
+}
+
+/* The texts of a hash as it was loaded, and of each tensor's bytes, which follow from the files alone. */
+static void check_hash(const struct opened *o, const struct base_hash *h)
+{
+    struct base_hash want;
+    base_hash_open(&want, o->arch.n_layer);
+    for (int64_t i = 0; i < o->st.n_tensors; i++) {
+        const struct st_tensor *t = &o->st.tensors[i];
+        if (is_unread(t->name)) continue;
+        base_hash_tensor(&want, t, false);
+        base_hash_bytes(&want, t, hash_sum_of(0, t->data, t->bytes, 1), false);
+    }
+    char *loaded = base_hash_text(h), *stored = base_hash_text(&want);
+    assert_string_equal(loaded, stored);
+    mem_free(loaded);
+    mem_free(stored);
+    base_hash_close(&want);
+}
+
+/* The hashes of the ranks of a group; each rank has those of its own experts. */
+static struct base_hash group;
+static void add_rank(const struct weights *w, const struct comm *ep)
+{
+    if (!ep->rank) base_hash_open(&group, w->hash.n_layer);
+    for (int64_t i = 0; i < w->hash.n_layer + 3; i++) {
+        if (ep->rank && group.common[i] != w->hash.common[i]) fail_msg("rank %d, part %d", ep->rank, (int)i);
+        group.common[i] = w->hash.common[i];
+        group.own[i] += w->hash.own[i];
+    }
 }
 
 static int load(const struct opened *o, const char *device, const char *dtype, const struct weights_options *opt,
@@ -56,6 +95,10 @@ static int load(const struct opened *o, const char *device, const char *dtype, c
     if (!rc) {
         assert_true(w.fingerprint == dry);
         *fingerprint = w.fingerprint;
+        if (opt->ep)
+            add_rank(&w, opt->ep);
+        else
+            check_hash(o, &w.hash);
         weights_free(&w);
     }
     device_close(&dev);
@@ -78,15 +121,6 @@ static uint64_t plain_fingerprint(const struct opened *o)
 }
 
 /* ---- what changes it ---- */
-
-/* Tensors that moetrain does not read. */
-static bool is_unread(const char *name)
-{
-    static const char *const parts[] = {"visual", "vision_tower", "multi_modal", "mtp."};
-    for (int i = 0; i < MT_LEN(parts); i++)
-        if (strstr(name, parts[i])) return true;
-    return source_is_activation_scale(name);
-}
 
 /* A matrix of one expert, but not of the first one: "mlp.experts.3.up_proj.weight", "mlp.experts.down_projs.3.weight".
  */
@@ -122,6 +156,19 @@ static bool notices(struct opened *o, int64_t i, int64_t at, uint64_t before)
     return rc || after != before;
 }
 
+/* Each rank of a group has the fingerprint; their hashes add up. */
+static void ranks_load_alike(const struct opened *o, const struct quantize *q, uint64_t want)
+{
+    const int world = o->arch.n_exp % 2 ? (int)o->arch.n_exp : 2;
+    for (int p = 0; p < world; p++) {
+        const struct comm ep = {.rank = p, .world = world, .local_world = 1};
+        const struct weights_options opt = {.quantize = q, .ep = &ep};
+        assert_true(fingerprint_of(o, "cpu", "fp32", &opt) == want);
+    }
+    check_hash(o, &group);
+    base_hash_close(&group);
+}
+
 /* Changes one byte of one tensor at a time, at any place in the first 64 KiB. */
 static void check_every_tensor(struct opened *o, const char *what)
 {
@@ -135,6 +182,7 @@ static void check_every_tensor(struct opened *o, const char *what)
         if (!read && notices(o, i, at, before)) fail_msg("%s: %s is not read", what, t->name);
     }
     assert_true(plain_fingerprint(o) == before);
+    ranks_load_alike(o, NULL, before);
 }
 
 static void every_tensor_of_every_family(void **state)
@@ -194,7 +242,7 @@ static void every_tensor_of_deepseek_v4(void **state)
     synth_memory_close(&m);
 }
 
-/* Of larger tensors the first 64 KiB; of experts the first one, in every layer. */
+/* The fingerprint has of larger tensors the first 64 KiB; of experts the first one, in every layer. */
 static void bytes_that_it_does_not_cover(void **state)
 {
     (void)state;
@@ -257,12 +305,7 @@ static void loads_alike(const struct opened *o, const struct quantize *q, bool m
     opt = plain;
     opt.fp8_experts = mxfp4;
     assert_true(fingerprint_of(o, "cpu", "bf16", &opt) == want);
-    for (int p = 0; p < 2; p++) {
-        const struct comm ep = {.rank = p, .world = 2, .local_world = 1};
-        opt = plain;
-        opt.ep = &ep;
-        assert_true(fingerprint_of(o, "cpu", "fp32", &opt) == want);
-    }
+    ranks_load_alike(o, q, want);
 }
 
 static void ways_to_load(void **state)

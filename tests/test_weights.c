@@ -176,7 +176,8 @@ static void test_head_alone(void **state)
     assert_int_equal(arch_load(&arch, dir, &err) || safetensors_open(&st, dir, &err), 0);
     assert_int_equal(device_open(&cpu, "cpu", "fp32", &err), 0);
     device_dry_run(&dev, &cpu);
-    if (weights_load_head(&head, &norm, &hyper, &dev, &arch, &st, &err)) fail_msg("%s", err.msg);
+    if (weights_load_head(&head, &norm, &hyper, &dev, &(struct weights_source){.arch = &arch, .st = &st}, &err))
+        fail_msg("%s", err.msg);
     assert_int_equal(hyper.n_stream, 0);
     device_close(&dev);
     device_close(&cpu);

@@ -172,15 +172,6 @@ static void settings_write(struct json_out *o, const struct config *cfg)
     json_out_close(o, '}');
 }
 
-/* The values of config.json, by name. */
-static void model_write(struct json_out *o, const struct arch *a)
-{
-    struct arch_value v;
-    json_out_open(o, "model", '{');
-    for (int64_t i = 0; arch_value(a, i, &v); i++) json_out_str(o, v.name, v.text);
-    json_out_close(o, '}');
-}
-
 /* Doubles are strings of 17 digits, which read back exactly and can be infinite; hashes are hexadecimal strings. */
 static int state_write(const char *dir, const struct train_state *state, int64_t n_update, const struct config *cfg,
                        const struct arch *arch, struct err *err)
@@ -202,7 +193,7 @@ static int state_write(const char *dir, const struct train_state *state, int64_t
     }
     json_out_i64(&o, "updates", n_update);
     settings_write(&o, cfg);
-    if (arch) model_write(&o, arch);
+    if (arch) arch_values_write(&o, "model", arch);
     json_out_close(&o, '}');
     int rc = join(path, dir, STATE, err);
     if (!rc) rc = file_write_atomic(path, o.text, o.size, err);

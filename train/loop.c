@@ -560,7 +560,7 @@ static int restore(struct training *t, struct err *err)
     struct adapters *ad = &t->run.model.adapters;
     struct train_state found;
     t->state.model_hash = t->run.model.weights.fingerprint;
-    if (resume_check_model(&t->from, cfg, t->state.model_hash, err)) return -1;
+    if (resume_check_model(&t->from, cfg, t->state.model_hash, &t->run.base, &t->run.arch, err)) return -1;
     if (t->from.found) {
         if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
         take_state(t, &found);
@@ -580,7 +580,7 @@ static int restore(struct training *t, struct err *err)
 static int agree_on_start(struct training *t, struct err *err)
 {
     struct comm *ranks = t->run.par.all;
-    if (comm_agree(ranks, "base model", t->state.model_hash, err)) return -1;
+    if (comm_agree(ranks, "base model", rng_key(t->state.model_hash, t->run.base.weights), err)) return -1;
     if (comm_agree(ranks, "newest checkpoint in output.dir (all machines must see the same directory)",
                    (uint64_t)t->state.step, err))
         return -1;
@@ -666,11 +666,11 @@ static int open_record(struct training *t, struct err *err)
 static int check_complete(struct training *t, bool loaded, struct err *err)
 {
     const char *dir;
-    uint64_t fingerprint, base;
+    uint64_t fingerprint;
     if (!loaded && config_teacher(t->run.cfg, &dir) == TEACHER_ADAPTER) return 0;
     if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (!loaded && (run_fingerprint(&t->run, &fingerprint, &base, err) ||
-                    resume_check_model(&t->from, t->run.cfg, fingerprint, err)))
+    if (!loaded && (run_fingerprint(&t->run, &fingerprint, err) ||
+                    resume_check_model(&t->from, t->run.cfg, fingerprint, &t->run.base, &t->run.arch, err)))
         return -1;
     t->state = t->from.state;
     t->complete = true;
@@ -698,7 +698,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     set_optimizer(t);
     if (restore(t, err) || agree_on_start(t, err) || check_complete(t, true, err)) return -1;
     if (t->complete) return 0;
-    t->run.model.adapters.base = t->run.model.weights.base;
+    base_model_copy(&t->run.model.adapters.base, &t->run.base);
     const bool same_run = t->from.found && !t->from.elsewhere;
     if (same_run ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
     if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);

@@ -32,8 +32,10 @@
 #include "train/peft_config.h"
 
 #define WEIGHTS_NAME                 "adapter_model.safetensors"
-#define BASE_KEY                     "moetrain_base" /* in the metadata: adapters.base in hexadecimal digits */
-#define STEP_KEY                     "moetrain_step" /* adapters.step */
+#define BASE_KEY                     "moetrain_base" /* in the metadata: adapters.base.sample in hexadecimal digits */
+#define WEIGHTS_KEY                  "moetrain_weights" /* adapters.base.weights */
+#define CONFIG_KEY                   "moetrain_config"  /* adapters.base.config */
+#define STEP_KEY                     "moetrain_step"    /* adapters.step */
 #define KEY_PREFIX                   "base_model.model.model.layers."
 #define NESTED_PREFIX                "base_model.model.model.language_model.layers."
 #define KEY_SIZE                     160
@@ -160,11 +162,13 @@ static int write_weights(const struct adapters *ad, const struct adapters *own, 
         entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = 2, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
-    snprintf(base, sizeof(base), "%016llx", (unsigned long long)own->base);
+    snprintf(base, sizeof(base), "%016llx", (unsigned long long)own->base.sample);
     snprintf(step, sizeof(step), "%lld", (long long)own->step);
-    struct st_note notes[2];
+    struct st_note notes[4];
     int n_note = 0;
-    if (own->base) notes[n_note++] = (struct st_note){BASE_KEY, base};
+    if (own->base.sample) notes[n_note++] = (struct st_note){BASE_KEY, base};
+    if (own->base.weights) notes[n_note++] = (struct st_note){WEIGHTS_KEY, own->base.weights};
+    if (own->base.config) notes[n_note++] = (struct st_note){CONFIG_KEY, own->base.config};
     if (own->step) notes[n_note++] = (struct st_note){STEP_KEY, step};
     int rc = safetensors_write_with(path, entries, ad->n_params, notes, n_note, err);
     mem_free(entries);
@@ -711,6 +715,41 @@ static int64_t step_of(const struct safetensors *st)
     return step ? MT_MAX(0, strtoll(step, NULL, 10)) : 0;
 }
 
+/* An object in the metadata; *text stays NULL where there is none. */
+static int read_object(char **text, const struct safetensors *st, const char *dir, const char *key, struct err *err)
+{
+    const char *found = safetensors_metadata(st, key);
+    struct json_doc *doc = found ? json_parse(found, (int64_t)strlen(found), key, err) : NULL;
+    if (!found) return 0;
+    if (!doc) return err_prefix(err, "%s/%s: metadata", dir, WEIGHTS_NAME);
+    *text = mem_strdup(found);
+    json_free(doc);
+    return 0;
+}
+
+static int read_base(struct base_model *base, const struct safetensors *st, const char *dir, struct err *err)
+{
+    const char *sample = safetensors_metadata(st, BASE_KEY);
+    base_model_free(base);
+    base->sample = sample ? strtoull(sample, NULL, 16) : 0;
+    return read_object(&base->weights, st, dir, WEIGHTS_KEY, err) ||
+                   read_object(&base->config, st, dir, CONFIG_KEY, err)
+               ? -1
+               : 0;
+}
+
+int peft_base(struct base_model *base, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    struct safetensors st;
+    *base = (struct base_model){0};
+    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME) || safetensors_open(&st, path, err))
+        return -1;
+    const int rc = read_base(base, &st, dir, err);
+    safetensors_close(&st);
+    return rc;
+}
+
 int64_t peft_step(const char *dir)
 {
     char path[MT_PATH];
@@ -729,8 +768,10 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
     struct layout f;
     int rc = -1;
     if (source_open(&src, dir, err)) return -1;
-    const char *base = safetensors_metadata(&src.st, BASE_KEY);
-    ad->base = base ? strtoull(base, NULL, 16) : 0;
+    if (read_base(&ad->base, &src.st, dir, err)) {
+        source_close(&src);
+        return -1;
+    }
     ad->step = step_of(&src.st);
     ad->nested = src.nested; /* peft_save keeps the names of this file */
     if (ad->logical) ad->logical->nested = src.nested;

@@ -19,6 +19,8 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
 /* adapters.step of the file in dir; 0: unknown, or no readable file. */
 int64_t peft_step(const char *dir);
+/* adapters.base of the file in dir; zeroed where it has none. */
+int peft_base(struct base_model *base, const char *dir, struct err *err) MT_CHECK;
 /* adapters_plan with r, alpha, rsLoRA, targets and layers from dir's adapter_config.json instead of the [lora] section.
  * Follow with adapters_alloc and peft_load. */
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err) MT_CHECK;

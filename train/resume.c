@@ -12,8 +12,9 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "model/arch_values.h"
 #include "train/adapter_dir.h"
+#include "train/base_check.h"
+#include "train/peft.h"
 #include "train/plan.h"
 
 #define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
@@ -30,32 +31,6 @@ struct schedule resume_schedule(const struct config *cfg, int64_t total)
 }
 
 /* ---- the settings ---- */
-
-/* A list of "section.key: old -> new"; a long list ends with a count. */
-struct changes {
-    char text[640];
-    size_t used;
-    int n, unnamed;
-};
-
-static void changes_add(struct changes *c, const char *name, const char *old, const char *new)
-{
-    enum { SHOWN = 100 };
-    char one[2 * SHOWN + 128];
-    const int n = snprintf(one, sizeof(one), "%s%s: %.*s -> %.*s", c->n ? ", " : "", name, SHOWN,
-                           *old ? old : "(empty)", SHOWN, *new ? new : "(empty)");
-    if (c->used + (size_t)n < sizeof(c->text) - 32)
-        c->used += (size_t)snprintf(c->text + c->used, sizeof(c->text) - c->used, "%s", one);
-    else
-        c->unnamed++;
-    c->n++;
-}
-
-static const char *changes_text(struct changes *c)
-{
-    if (c->unnamed) snprintf(c->text + c->used, sizeof(c->text) - c->used, ", and %d more", c->unnamed);
-    return c->text;
-}
 
 /* Keys whose texts may differ if they select the same matrices with the same lora ranks. */
 static bool is_adapter_list(const char *name)
@@ -220,14 +195,7 @@ static int check_arch(const struct resume *r, const struct config *cfg, const st
     const struct json saved = json_find(json_root(r->doc), "model");
     struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
     const int same = c.n;
-    struct arch_value v;
-    struct err unused;
-    const char *old;
-    for (int64_t i = 0; arch_value(a, i, &v); i++) {
-        if (!json_has(saved, v.name)) continue;
-        if (json_get_str(saved, v.name, &old, &unused)) old = "?";
-        if (strcmp(old, v.text)) changes_add(&c, v.name, old, v.text);
-    }
+    base_check_config(&c, saved, a);
     if (c.n == same) return 0;
     return err_set(err, "%s was made with other values in the model's config.json, %s: " WHAT_TO_DO, r->path,
                    changes_text(&c));
@@ -380,9 +348,28 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
     return check_state(r, run, err) || saved_schedule(r, &unused, err) ? -1 : 0;
 }
 
-int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint, struct err *err)
+/* The base model that the checkpoint's adapter records, as far as it does. */
+static int check_base(const struct resume *r, const struct config *cfg, const struct base_model *now,
+                      const struct arch *a, struct err *err)
 {
-    if (!r->found || r->state.model_hash == fingerprint) return 0;
+    char dir[MT_PATH], text[BASE_TEXT];
+    struct base_model then = {0};
+    int rc = str_format(dir, sizeof(dir), err, "path", "%s/adapter", r->path) || peft_base(&then, dir, err) ? -1 : 0;
+    if (!rc && base_differs(text, &then, now, a, cfg->model.path)) {
+        struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
+        rc = err_set(err, "%s was made with another base model%s%s: %s: " WHAT_TO_DO, r->path, c.n ? ", " : "",
+                     c.n ? changes_text(&c) : "", text);
+    }
+    base_model_free(&then);
+    return rc;
+}
+
+int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
+                       const struct base_model *base, const struct arch *a, struct err *err)
+{
+    if (!r->found) return 0;
+    if (check_base(r, cfg, base, a, err)) return -1;
+    if (r->state.model_hash == fingerprint) return 0;
     if (!r->state.model_hash) {
         log_warn("%s is from an older moetrain, which hashed less of the weights: whether those in model.path are the "
                  "same is not compared",

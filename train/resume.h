@@ -29,10 +29,10 @@ int resume_find(struct resume *r, const struct config *cfg, const struct arch *a
 /* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
  * run cannot reach. */
 int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
-/* Call after the model is read: an error when its weights are not the checkpoint's. A warning when an older version
- * wrote the checkpoint, whose hash is not comparable. */
+/* Call after the model is read, or run_fingerprint: an error when its weights are not the checkpoint's, as far as both
+ * hashes are known. A warning when an older version wrote the checkpoint, whose hash is not comparable. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
-                       struct err *err) MT_CHECK;
+                       const struct base_model *base, const struct arch *a, struct err *err) MT_CHECK;
 /* CONFIG_NEXT options, which determine the steps of a run that may continue with others: whether cfg has those of the
  * checkpoint; sets them. */
 bool resume_has_settings(const struct resume *r, const struct config *cfg);

@@ -12,6 +12,7 @@
 #include "model/published.h"
 #include "train/adapter_dir.h"
 #include "train/amax_file.h"
+#include "train/base_check.h"
 #include "train/mistaken.h"
 #include "train/peft.h"
 
@@ -402,10 +403,13 @@ static int fill_model(struct run *r, struct adapters *ad, struct adapters *teach
     opt.teacher = teacher;
     if (model_open(&r->model, dev, &r->arch, &r->st, ad, &opt, (uint64_t)r->cfg->train.seed, err)) return -1;
     if (packs) pass_turn(r->par.all);
+    struct weights *w = &r->model.weights;
+    base_hash_join(&w->hash, r->par.ep);
+    base_check_record(&r->base, w->base, &w->hash, &r->arch);
     return 0;
 }
 
-int run_fingerprint(struct run *r, uint64_t *fingerprint, uint64_t *base, struct err *err)
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
 {
     const struct quantize q = plan_quantize(r->cfg);
     const struct weights_options opt = {.quantize = &q, .ep = r->par.ep, .hashed = true};
@@ -414,25 +418,23 @@ int run_fingerprint(struct run *r, uint64_t *fingerprint, uint64_t *base, struct
     device_dry_run(&dev, &r->dev);
     if (weights_load(&w, &dev, &r->arch, &r->st, &opt, err)) return -1;
     *fingerprint = w.fingerprint;
-    *base = w.base;
+    base_check_record(&r->base, w.base, NULL, &r->arch);
     weights_free(&w);
     return 0;
 }
 
-int run_check_base(const struct run *r, const struct adapters *ad, uint64_t base, const char *dir, struct err *err)
+int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err)
 {
-    if (!ad->base || ad->base == base) return 0;
-    return err_set(err,
-                   "%s was trained with another base model: the weights in model.path = %s are not the same: set "
-                   "model.path to that model",
-                   dir, r->cfg->model.path);
+    char text[BASE_TEXT];
+    if (!base_differs(text, &ad->base, &r->base, &r->arch, r->cfg->model.path)) return 0;
+    return err_set(err, "%s was trained with another base model: %s: set model.path to that model", dir, text);
 }
 
 int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err)
 {
     struct err why;
     if (peft_load(ad, &r->dev, dir, err)) return -1;
-    if (run_check_base(r, ad, r->model.weights.base, dir, &why)) log_warn("%s", why.msg);
+    if (run_check_base(r, ad, dir, &why)) log_warn("%s", why.msg);
     return 0;
 }
 
@@ -490,7 +492,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&teacher);
-    r->model.adapters.base = r->model.weights.base;
+    base_model_copy(&r->model.adapters.base, &r->base);
     if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_load(&r->model.adapters, &r->dev, adapter_dir, err))
@@ -530,6 +532,7 @@ const char *run_quant_text(char text[200], const struct config *cfg, bool adapte
 void run_close(struct run *r)
 {
     model_close(&r->model);
+    base_model_free(&r->base);
     if (r->par.ep) comm_abandon_work(r->par.ep, &r->dev);
     comm_close(&r->ep);
     comm_close(&r->dp);

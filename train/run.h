@@ -24,7 +24,8 @@ struct run {
     struct chat_template *chat; /* NULL: harmony, or none */
     struct dataset train, eval;
     struct plan plan;
-    char packed[MT_PATH]; /* the cache of model.quantize */
+    char packed[MT_PATH];   /* the cache of model.quantize */
+    struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
     struct model model;
 };
 
@@ -57,12 +58,11 @@ int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
 const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
 void run_close(struct run *r); /* r may be zeroed */
 
-/* Both hashes of the weights (weights.h) without loading them. Call after run_join. */
-int run_fingerprint(struct run *r, uint64_t *fingerprint, uint64_t *base, struct err *err) MT_CHECK;
-/* Error: the adapters, read from dir, were trained on other weights than these, whose weights.base is `base`. */
-int run_check_base(const struct run *r, const struct adapters *ad, uint64_t base, const char *dir,
-                   struct err *err) MT_CHECK;
-/* peft_load for the open model; other weights than those that the adapter was trained on are a warning. */
+/* weights.fingerprint and `base` without loading the weights. Call after run_join. */
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CHECK;
+/* Error: the adapters, read from dir, were trained on another model than r->base. */
+int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
+/* peft_load for the open model; another base model than the one that the adapter was trained on is a warning. */
 int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */

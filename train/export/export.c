@@ -143,18 +143,26 @@ void export_warn(const struct config *cfg, const struct arch *a, const struct sa
              run_quant_text(text, cfg, true), with);
 }
 
-/* A merge with other weights than those that the adapter was trained on is an error, without --force. */
+/* A merge with another model than the one that the adapter was trained on is an error, without --force. */
 static int check_base(struct export *x, struct err *err)
 {
-    uint64_t fingerprint, base;
     struct err why;
-    if (!x->adapter.ad.base) return 0;
-    if (run_fingerprint(&x->run, &fingerprint, &base, err)) return -1;
-    if (!run_check_base(&x->run, &x->adapter.ad, base, x->adapter_dir, &why)) return 0;
+    if (x->other_base || !run_check_base(&x->run, &x->adapter.ad, x->adapter_dir, &why)) return 0;
     if (x->format >= EXPORT_MERGED_BF16 && !x->force) return err_set(err, "%s; --force merges nevertheless", why.msg);
     log_warn("%s", why.msg);
+    x->other_base = true;
     return 0;
 }
+
+/* Before anything is written, by what can be known without reading the weights. */
+static int check_base_soon(struct export *x, struct err *err)
+{
+    uint64_t fingerprint;
+    return run_fingerprint(&x->run, &fingerprint, err) || check_base(x, err) ? -1 : 0;
+}
+
+/* The verification has read all weights. */
+static int verify(struct export *x, struct err *err) { return verify_export(x, err) || check_base(x, err) ? -1 : 0; }
 
 /* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
 static int open_all(struct export *x, const char *format, struct err *err)
@@ -163,7 +171,7 @@ static int open_all(struct export *x, const char *format, struct err *err)
         (x->tmp[0] && found_format(&x->run.arch, x->tmp, x->format, err)) ||
         export_family_check(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||
-        export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || check_base(x, err) ||
+        export_targets_check(x->format, &x->run.arch, &x->adapter.ad, err) || check_base_soon(x, err) ||
         export_quant_open(x, err) || run_open_data(&x->run, false, err))
         return -1;
     x->quantize = plan_quantize(x->cfg);
@@ -185,7 +193,7 @@ static int write_and_verify(struct export *x, struct err *err)
              str_bytes(size, bytes));
     process_delete_on_signal(x->tmp);
     const bool done = !file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
-                      !chat_file_export(&x->run, x->adapter_dir, x->tmp, err) && !verify_export(x, err) &&
+                      !chat_file_export(&x->run, x->adapter_dir, x->tmp, err) && !verify(x, err) &&
                       !atomic_dir_commit(x->tmp, x->out, err);
     process_delete_on_signal(NULL);
     if (!done) (void)!file_remove_tree(x->tmp, NULL);
@@ -226,7 +234,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
     if (!rc && dir) rc = str_format(x->tmp, sizeof(x->tmp), err, "path", "%s", dir);
     if (!rc) rc = open_all(x, format, err);
-    if (!rc) rc = dir ? verify_export(x, err) : write_and_verify(x, err);
+    if (!rc) rc = dir ? verify(x, err) : write_and_verify(x, err);
     export_quant_close(x);
     cpu_adapter_close(&x->adapter);
     run_close(&x->run);

@@ -37,7 +37,8 @@ struct export
     struct device quant_dev;    /* has its largest magnitudes */
     bool trained;               /* training read exactly the weights that the export has */
     FILE *report;
-    bool force; /* --force: verification needs no held-out rows */
+    bool force;      /* --force: verification needs no held-out rows */
+    bool other_base; /* a warning has said that the adapter was trained on another model */
 };
 
 /* Per format: the bytes that the writer will need in x->tmp, and the writer, which prints progress on standard error.

@@ -463,7 +463,8 @@ static void merge_close(struct merge *m)
 
 static int load(struct merge *m, struct layer_weights *lw, struct device *dev, int64_t l, struct err *err)
 {
-    return weights_load_layer(lw, dev, &m->x->run.arch, &m->x->run.st, &m->x->quantize, l, err);
+    const struct weights_source from = {.arch = &m->x->run.arch, .st = &m->x->run.st};
+    return weights_load_layer(lw, dev, &from, &m->x->quantize, l, err);
 }
 
 /* The product of the largest matrix, in a dry run. */
@@ -535,14 +536,15 @@ static int put_copy(struct merge *m, int64_t i, struct err *err)
 static int put_decoded(struct merge *m, int64_t i, struct err *err)
 {
     const struct st_tensor *t = m->made[i].copy;
-    struct checkpoint ck = {.st = &m->x->run.st, .used = mem_array(m->x->run.st.n_tensors, sizeof(bool))};
+    struct checkpoint ck;
     struct source s;
     char *out = NULL;
+    checkpoint_open(&ck, &m->x->run.st, NULL, m->dev.n_threads);
     int rc = source_find(&s, &ck, t->name, t->shape[0], t->shape[1], err);
     if (!rc) out = mem_alloc(source_bytes(&s));
     if (!rc) rc = source_copy(&s, out, m->dev.n_threads, err) || put(m, i, 0, out, source_bytes(&s), err) ? -1 : 0;
     mem_free(out);
-    mem_free(ck.used);
+    checkpoint_close(&ck);
     return rc;
 }
 

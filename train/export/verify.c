@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/base_check.h"
 #include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
 
@@ -44,6 +45,8 @@ struct stream {
     struct export *x;
     const struct cpu_adapter *read; /* adapter formats */
     struct merged *merged;          /* the others; NULL */
+    struct weights_source from[2];  /* the base model, the export */
+    struct base_hash hash;          /* of the base model */
     struct losses *losses;
     struct device dev;
     struct side sides[SIDES];
@@ -191,9 +194,9 @@ static int run_embed(struct stream *s, struct err *err)
     struct weight embed, other;
     const struct arch *a = &s->x->run.arch;
     const int64_t mark = arena_mark(&dev->weights);
-    if (weights_load_embed(&embed, dev, a, &s->x->run.st, err)) return -1;
+    if (weights_load_embed(&embed, dev, &s->from[0], err)) return -1;
     other = embed;
-    if (s->merged && weights_load_embed(&other, dev, &s->merged->arch, &s->merged->st, err)) return -1;
+    if (s->merged && weights_load_embed(&other, dev, &s->from[1], err)) return -1;
     for (int i = 0; i < SIDES; i++)
         for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model)
             op_embed_fwd(dev, tensor_cols(s->sides[i].x, at, a->d_model), s->sides[i].exported ? &other : &embed,
@@ -207,10 +210,10 @@ static int load_merged(struct layer_weights *lw, struct stream *s, int64_t l, st
 {
     const struct quantize as_it_is = {.format = WF_NONE};
     struct packed_view v;
-    if (s->x->format <= EXPORT_MERGED_MXFP4)
-        return weights_load_layer(lw, &s->dev, &s->merged->arch, &s->merged->st, &as_it_is, l, err);
+    if (s->x->format <= EXPORT_MERGED_MXFP4) return weights_load_layer(lw, &s->dev, &s->from[1], &as_it_is, l, err);
     if (packed_view_open(&v, &s->merged->st, l, !s->dev.dry_run, err)) return -1;
-    const int rc = weights_load_layer(lw, &s->dev, &s->merged->arch, &v.st, &as_it_is, l, err);
+    const struct weights_source from = {.arch = &s->merged->arch, .st = &v.st};
+    const int rc = weights_load_layer(lw, &s->dev, &from, &as_it_is, l, err);
     packed_view_close(&v);
     return rc;
 }
@@ -223,7 +226,7 @@ static int run_layers(struct stream *s, struct err *err)
     for (int64_t l = 0; l < a->n_layer; l++) {
         const int64_t mark = arena_mark(&dev->weights);
         struct layer_weights source, other;
-        if (weights_load_layer(&source, dev, a, &s->x->run.st, &s->x->quantize, l, err)) return -1;
+        if (weights_load_layer(&source, dev, &s->from[0], &s->x->quantize, l, err)) return -1;
         if (s->merged) {
             if (load_merged(&other, s, l, err)) return -1;
             struct layer_weights adapted = source;
@@ -303,10 +306,9 @@ static int run_head(struct stream *s, struct err *err)
     struct weight head[2];
     struct tensor norm[2], logits[SIDES];
     struct hyper hyper[2];
-    if (weights_load_head(&head[0], &norm[0], &hyper[0], dev, a, &s->x->run.st, err)) return -1;
+    if (weights_load_head(&head[0], &norm[0], &hyper[0], dev, &s->from[0], err)) return -1;
     head[1] = head[0], norm[1] = norm[0], hyper[1] = hyper[0];
-    if (s->merged && weights_load_head(&head[1], &norm[1], &hyper[1], dev, &s->merged->arch, &s->merged->st, err))
-        return -1;
+    if (s->merged && weights_load_head(&head[1], &norm[1], &hyper[1], dev, &s->from[1], err)) return -1;
     for (int64_t t = 0; t < s->n_tok; t += HEAD_ROWS) {
         const int64_t n = MT_MIN(HEAD_ROWS, s->n_tok - t), mark = arena_mark(&dev->work);
         for (int i = 0; i < SIDES; i++) {
@@ -347,12 +349,19 @@ static int run_measured(struct stream *s, struct err *err)
     return run_all(s, err);
 }
 
+/* Sets the hashes of x->run.base. */
 static int stream_run(struct stream *s, struct err *err)
 {
+    struct run *r = &s->x->run;
+    base_hash_open(&s->hash, r->arch.n_layer);
+    s->from[0] = (struct weights_source){.arch = &r->arch, .st = &r->st, .hash = &s->hash};
+    if (s->merged) s->from[1] = (struct weights_source){.arch = &s->merged->arch, .st = &s->merged->st};
     take_rows(s);
     open_sides(s);
-    acts_init(&s->acts, s->x->run.arch.n_layer, &(struct ep_options){.n_tok = 0}, 1);
+    acts_init(&s->acts, r->arch.n_layer, &(struct ep_options){.n_tok = 0}, 1);
     const int rc = run_measured(s, err);
+    if (!rc) base_check_record(&r->base, r->base.sample, &s->hash, &r->arch);
+    base_hash_close(&s->hash);
     device_close(&s->dev);
     acts_free(&s->acts);
     for (int i = 0; i < SIDES; i++) mem_free(s->sides[i].layers);

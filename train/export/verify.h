@@ -5,10 +5,10 @@
 #include "train/export/export_job.h"
 #include "train/export/losses.h"
 
-/* Reads x->tmp and compares twice. First value by value: adapters must be equal, merged weights within rounding. Then
- * as a model: KL(trainer || export) over held-out rows for the whole adapter, attention alone and experts alone, with
- * one layer in memory at a time. Prints the table to x->report. An error names the first part that differs, or the KL
- * that is too large. */
+/* Reads x->tmp and compares twice; sets the hashes of x->run.base where it reads the weights. First value by value:
+ * adapters must be equal, merged weights within rounding. Then as a model: KL(trainer || export) over held-out rows for
+ * the whole adapter, attention alone and experts alone, with one layer in memory at a time. Prints the table to
+ * x->report. An error names the first part that differs, or the KL that is too large. */
 int verify_export(struct export *x, struct err *err) MT_CHECK;
 
 /* ---- verify_adapter.c and verify_merged.c ---- */
