@@ -21,6 +21,7 @@ healthy() {
     printf '1:old\n' | tee "$tree/build/$list" > "$tree/build-asan/$list" # of an earlier run
     stub bin/ctest
     stub bin/nvcc
+    stub bin/python3
     stub configs/setup.sh
     losses 6.0 3.0
     stub tests/tsan.sh
@@ -57,6 +58,8 @@ stub bin/ctest "printf '2:train\n9:qat\n' > build-asan/Testing/Temporary/LastTes
 expect 8 "FAILED: tests with sanitizers, exit code 8; groups: train qat"
 stub tests/run.sh "printf '7:system\n' > build/Testing/Temporary/LastTestsFailed.log" 'exit 8'
 expect 8 "FAILED: tests, exit code 8; groups: system"
+stub bin/python3 'exit 1'
+expect 1 "FAILED: mutations, exit code 1"
 stub tests/tsan.sh 'exit 123'
 expect 123 "FAILED: tests with ThreadSanitizer, exit code 123"
 for last in "6.0 4.0" "6.0 null" "null null" "null 3.0" "6.0 nan" "6.0 -inf" "6.0" "6.0 1e999999999999 null 3.0"; do
