@@ -367,6 +367,12 @@ static void bad_values_are_errors(void **state)
            "run.ini:2: optim.schedule = \"cosin\": expected one of cosine|linear|constant; did you mean \"cosine\"?");
     refuse("[train]\ndevice = xyzzy\n",
            "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda|cuda-portable");
+    refuse("[train]\ndtype = fp16\n",
+           "run.ini:2: train.dtype = \"fp16\": expected one of auto|fp32|bf16; use bf16, which "
+           "has the range of fp32; fp16 is not supported");
+    refuse("[model]\nquantize = 8bit\n",
+           "run.ini:2: model.quantize = \"8bit\": expected one of none|nf4|nf4-nested|mxfp4|nvfp4; 8 bits are not "
+           "supported, use nf4");
     refuse("[train]\ndevice = gpu\n", /* one letter from cpu */
            "run.ini:2: train.device = \"gpu\": expected one of auto|cpu|cuda|cuda-portable; did you mean \"cuda\"?");
 }

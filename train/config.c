@@ -319,10 +319,11 @@ static int set_enum(struct config *c, const struct option *o, const char *value,
         return 0;
     }
     bad_value(o, value, where, err);
-    const char *near = str_nearest(strcmp(value, "gpu") ? value : "cuda", list, n); /* not "cpu" */
-    if (near && err) {
+    const char *peer = peer_value_advice(o->section, o->key, value), *near = peer ? NULL : str_nearest(value, list, n);
+    if ((peer || near) && err) {
         size_t used = strlen(err->msg);
-        snprintf(err->msg + used, sizeof(err->msg) - used, "; did you mean \"%s\"?", near);
+        snprintf(err->msg + used, sizeof(err->msg) - used, peer ? "; %s" : "; did you mean \"%s\"?",
+                 peer ? peer : near);
     }
     return -1;
 }

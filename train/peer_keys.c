@@ -146,6 +146,35 @@ static const struct peer_key keys[] = {
     {"report_to", "log.tensorboard", "true writes TensorBoard files"},
 };
 
+#define BF16 "use bf16, which has the range of fp32; fp16 is not supported"
+
+static const struct {
+    const char *key, *value, *advice;
+} values[] = {
+    {"train.dtype", "fp16", BF16},
+    {"train.dtype", "float16", BF16},
+    {"train.dtype", "half", BF16},
+    {"train.dtype", "bfloat16", "did you mean \"bf16\"?"},
+    {"train.dtype", "float32", "did you mean \"fp32\"?"},
+    {"train.device", "gpu", "did you mean \"cuda\"?"},
+    {"optim.schedule", "constant_with_warmup", "use constant with optim.warmup_steps"},
+    {"model.quantize", "int4", "did you mean \"nf4\"?"},
+    {"model.quantize", "4bit", "did you mean \"nf4\"?"},
+    {"model.quantize", "fp4", "use nf4, mxfp4 or nvfp4"},
+    {"model.quantize", "int8", "8 bits are not supported, use nf4"},
+    {"model.quantize", "8bit", "8 bits are not supported, use nf4"},
+};
+
+const char *peer_value_advice(const char *section, const char *key, const char *value)
+{
+    const size_t n = strlen(section);
+    for (int64_t i = 0; i < MT_LEN(values); i++)
+        if (!strncmp(values[i].key, section, n) && values[i].key[n] == '.' && !strcmp(values[i].key + n + 1, key) &&
+            !strcmp(values[i].value, value))
+            return values[i].advice;
+    return NULL;
+}
+
 bool peer_key_same(const char *given, const char *key)
 {
     while (*given && (*given == '-' ? '_' : *given) == *key) given++, key++;
