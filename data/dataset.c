@@ -16,12 +16,13 @@
 #include "data/json_array.h"
 #include "data/text.h"
 
-#define BAD_SHOWN   5    /* bad rows that are shown */
-#define BAD_PERCENT 1    /* more than this is an error */
-#define BAD_JUDGED  1000 /* bad rows at which reading may stop early */
-#define FNV_START   14695981039346656037u
-#define MAX_WEIGHT  1000
-#define CACHE_MAGIC "MTDATA13" /* raise the number when rows give other ids than before */
+#define BAD_SHOWN     5    /* bad rows that are shown */
+#define SPECIAL_SHOWN 3    /* rows that spell special tokens, which are shown */
+#define BAD_PERCENT   1    /* more than this is an error */
+#define BAD_JUDGED    1000 /* bad rows at which reading may stop early */
+#define FNV_START     14695981039346656037u
+#define MAX_WEIGHT    1000
+#define CACHE_MAGIC   "MTDATA14" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -93,7 +94,7 @@ static int64_t add_text(struct builder *b, const struct row_sample *s, struct er
     struct token_list *list = &b->list;
     if (s->eos && b->opt->eos < 0) return err_set(err, "eos must follow, but the tokenizer names no such token");
     list->count = 0;
-    if (tokenizer_encode(b->tok, s->text, s->size, true, list, err)) return -1;
+    if (tokenizer_encode_plain(b->tok, s->text, s->size, s->plain, s->n_plain, list, err)) return -1;
     int64_t n = list->count;
     dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + n + 2);
     int32_t *ids = ds->ids + ds->n_tokens;
@@ -150,6 +151,14 @@ static int64_t first_outside(const struct dataset *ds, int64_t begin, int64_t vo
 
 /* ---- files */
 
+static void show_special(const struct builder *b, const char *where)
+{
+    int64_t size;
+    const char *text = tokenizer_bytes(b->tok, b->rows.special, &size);
+    log_warn("%s: the contents spell %lld special token%s, such as %.*s", where, (long long)b->rows.n_special,
+             str_plural(b->rows.n_special), (int)MT_MIN(size, 64), text);
+}
+
 static int row_add(struct builder *b, struct json row, const char *where, struct err *err)
 {
     if (row_read(&b->rows, row, err)) return -1;
@@ -162,6 +171,7 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
     b->ds->n_blank += chat->n_blank;
     b->ds->n_nulls += b->rows.chat.n_nulls;
     if (b->rows.chat.lost && b->ds->n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
+    if (b->rows.n_special && b->ds->n_special++ < SPECIAL_SHOWN) show_special(b, where);
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -411,6 +421,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                                      .chat = opt->chat,
                                      .whole = opt->whole,
                                      .dropped = opt->dropped,
+                                     .special_text = opt->special_text,
                                      .chat_date = opt->chat_date,
                                      .tokens = {opt->tokens.n_top, opt->vocab, opt->tokens.temperature}};
     struct builder b = {.ds = ds, .tok = tok, .opt = opt, .rows = {.opt = &rows, .tok = tok}};
@@ -441,16 +452,16 @@ struct cache_header {
     char magic[8];
     uint64_t key, hash;
     int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_empty, n_appended, n_unended;
-    int64_t n_unanswered, n_blank, n_dropped, n_nulls;
+    int64_t n_unanswered, n_blank, n_dropped, n_nulls, n_special;
 };
 
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
-    const int64_t numbers[] = {opt->format,  opt->loss_on, opt->overlong,
-                               opt->seq_len, opt->eos,     opt->vocab,
-                               opt->whole,   opt->dropped, (int64_t)chat_template_hash(opt->chat)};
+    const int64_t numbers[] = {
+        opt->format, opt->loss_on, opt->overlong, opt->seq_len,      opt->eos,
+        opt->vocab,  opt->whole,   opt->dropped,  opt->special_text, (int64_t)chat_template_hash(opt->chat)};
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
@@ -484,7 +495,7 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
 static uint64_t key_with_counts(uint64_t key, const struct dataset *ds)
 {
     const int64_t counts[] = {ds->n_empty, ds->n_appended, ds->n_unended, ds->n_unanswered,
-                              ds->n_blank, ds->n_dropped,  ds->n_nulls};
+                              ds->n_blank, ds->n_dropped,  ds->n_nulls,   ds->n_special};
     return hash_bytes(key, counts, sizeof(counts));
 }
 
@@ -499,6 +510,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_unanswered = h.n_unanswered;
     ds->n_blank = h.n_blank;
     ds->n_dropped = h.n_dropped;
+    ds->n_special = h.n_special;
     ds->n_nulls = h.n_nulls;
     if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != key_with_counts(key, ds)) return false;
     if (h.n_docs < 1 || h.n_docs >= map.size || h.n_tokens < 1 || h.n_tokens >= map.size) return false;
@@ -552,6 +564,7 @@ static int cache_write(const struct dataset *ds, const char *dir, const char *pa
                              .n_unanswered = ds->n_unanswered,
                              .n_blank = ds->n_blank,
                              .n_dropped = ds->n_dropped,
+                             .n_special = ds->n_special,
                              .n_nulls = ds->n_nulls};
     memcpy(h.magic, CACHE_MAGIC, sizeof(h.magic));
     const struct file_part parts[] = {
@@ -584,6 +597,12 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
         log_warn("%s: %lld document%s of %lld row%s %s no token with loss in seq_len = %lld: dropped", files,
                  (long long)beyond, str_plural(beyond), rows, str_plural(rows), beyond == 1 ? "has" : "have", seq_len);
     }
+    if (ds->n_special)
+        log_warn("%s: the contents of %lld of %lld row%s spell special tokens, which %s", files,
+                 (long long)ds->n_special, rows, str_plural(rows),
+                 opt->special_text == SPECIAL_SPLIT ? "are tokenised as text (data.special_text = split)"
+                                                    : "become special tokens, as in transformers (data.special_text = "
+                                                      "split tokenises them as text, error refuses the rows)");
     if (ds->n_dropped)
         log_warn("%s: %lld of %lld row%s %s parts that are not in the text and so not trained (data.dropped = warn)",
                  files, (long long)ds->n_dropped, rows, str_plural(rows), ds->n_dropped == 1 ? "has" : "have");
@@ -732,56 +751,6 @@ int64_t dataset_targets(const struct dataset *ds)
 }
 
 /* ---- duplicates, by a hash of the ids */
-
-struct fingerprint {
-    uint64_t hash; /* of the ids */
-    int64_t row;
-};
-
-static int compare_fingerprints(const void *a, const void *b)
-{
-    const struct fingerprint *x = a, *y = b;
-    if (x->hash != y->hash) return x->hash > y->hash ? 1 : -1;
-    return (x->row > y->row) - (x->row < y->row);
-}
-
-/* One for every document, sorted. */
-static struct fingerprint *fingerprints(const struct dataset *ds)
-{
-    struct fingerprint *f = mem_array(ds->n_docs + 1, sizeof(*f));
-    for (int64_t d = 0; d < ds->n_docs; d++) {
-        const int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
-        f[d].hash = hash_bytes(FNV_START, ds->ids + ds->doc_off[d], n * (int64_t)sizeof(*ds->ids));
-        f[d].row = ds->doc_row[d];
-    }
-    qsort(f, (size_t)ds->n_docs, sizeof(*f), compare_fingerprints);
-    return f;
-}
-
-int64_t dataset_duplicates(const struct dataset *ds)
-{
-    struct fingerprint *f = fingerprints(ds);
-    int64_t n = 0, first = 0; /* the first of equal documents */
-    for (int64_t d = 1; d < ds->n_docs; d++) {
-        if (f[d].hash != f[d - 1].hash) first = d;
-        n += f[d].row != f[first].row;
-    }
-    mem_free(f);
-    return n;
-}
-
-int64_t dataset_shared(const struct dataset *ds, const struct dataset *other)
-{
-    struct fingerprint *mine = fingerprints(ds), *others = fingerprints(other);
-    int64_t n = 0;
-    for (int64_t d = 0, o = 0; d < ds->n_docs; d++) {
-        while (o < other->n_docs && others[o].hash < mine[d].hash) o++;
-        n += o < other->n_docs && others[o].hash == mine[d].hash;
-    }
-    mem_free(mine);
-    mem_free(others);
-    return n;
-}
 
 void dataset_free(struct dataset *ds)
 {

@@ -17,6 +17,7 @@ struct dataset_options {
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: harmony */
     bool whole;                       /* never split a conversation */
+    enum special_text special_text;   /* special tokens that contents spell */
     enum chat_on_dropped dropped;     /* refuse rows whose text lacks a part of them, or warn */
     const char *columns;              /* for rows with other keys (rows.h); NULL or "": none */
     const char *cache_dir;            /* NULL: no cache; rows of a teacher are not cached */
@@ -37,6 +38,7 @@ struct dataset {
     int64_t n_unshown;                /* answers whose reasoning the chat template omits */
     int64_t n_empty;                  /* answers whose loss begins with an empty reasoning block */
     int64_t n_unanswered, n_blank;    /* rows without an answer with loss; empty answers, which have none */
+    int64_t n_special;                /* good rows whose contents spell special tokens */
     int64_t n_dropped, n_nulls;       /* rows with parts that their text lacks; null members that were left out */
     int64_t n_appended, n_unended;    /* texts whose last answer the next role's token ends; no token ends */
     uint64_t hash;                    /* of everything above, for resume checks */
@@ -64,10 +66,6 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
  * row stay together. The order is kept. It is an error when none would be left; ds is then unchanged. */
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err) MT_CHECK;
 int64_t dataset_targets(const struct dataset *ds); /* number of tokens with mask 1 */
-/* Documents of ds with the same ids as one of an earlier row (repeats by a weight do not count), or as one of
- * `other`. */
-int64_t dataset_duplicates(const struct dataset *ds);
-int64_t dataset_shared(const struct dataset *ds, const struct dataset *other);
 void dataset_free(struct dataset *ds);
 
 #endif

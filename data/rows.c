@@ -11,6 +11,8 @@ void row_reader_free(struct row_reader *r)
 {
     mem_free(r->samples);
     chat_reader_free(&r->chat);
+    chat_reader_free(&r->altered);
+    mem_free(r->plain);
     text_free(&r->joined);
     json_free(r->rewritten);
     token_row_free(&r->tokens);
@@ -171,6 +173,58 @@ static int check_turns(const struct row_reader *r, struct json list, const char 
                       plain ? columns : "");
 }
 
+static int unequal(struct json row, struct err *err)
+{
+    return json_error(row, err,
+                      "data.special_text = split: the chat template reads the special tokens that the contents spell; "
+                      "remove them from this row, or set keep");
+}
+
+static void add_plain(struct row_reader *r, int64_t at)
+{
+    if (r->n_plain == r->cap_plain) {
+        r->plain = mem_grow(r->plain, r->cap_plain, 2 * r->cap_plain + 16, sizeof(*r->plain));
+        r->cap_plain = 2 * r->cap_plain + 16;
+    }
+    r->plain[r->n_plain++] = at;
+}
+
+/* Finds the bytes of the samples that are spelled special tokens: there a rendering of the altered row differs. */
+static int find_plain(struct row_reader *r, struct json row, const struct chat_options *opt, struct err *err)
+{
+    struct json_doc *doc = special_text_altered(r->tok, row, err);
+    const struct chat_samples *is = &r->chat.samples, *other = &r->altered.samples;
+    if (!doc) return -1;
+    r->altered.template = r->opt->chat;
+    r->altered.on_dropped = r->opt->dropped;
+    int rc = chat_reader_samples(&r->altered, json_root(doc), r->opt->loss_on, r->opt->whole, opt, err);
+    if (!rc && is->count != other->count) rc = unequal(row, err);
+    r->n_plain = 0;
+    for (int64_t i = 0; !rc && i < is->count; i++) {
+        const struct text_buf *a = &is->items[i], *b = &other->items[i];
+        const int64_t before = r->n_plain;
+        if (a->size != b->size) rc = unequal(row, err);
+        for (int64_t k = 0; !rc && k < a->size; k++)
+            if (a->text[k] != b->text[k]) add_plain(r, k);
+        r->samples[i].n_plain = r->n_plain - before;
+    }
+    for (int64_t i = 0, at = 0; !rc && i < is->count; at += r->samples[i++].n_plain)
+        r->samples[i].plain = r->plain + at;
+    json_free(doc);
+    return rc;
+}
+
+/* Special tokens in the contents, which whoever wrote them need not have meant. */
+static int check_special(struct row_reader *r, struct json row, struct err *err)
+{
+    int64_t size;
+    r->n_special = special_text_count(r->tok, row, &r->special);
+    if (!r->n_special || r->opt->special_text != SPECIAL_ERROR) return 0;
+    const char *text = tokenizer_bytes(r->tok, r->special, &size);
+    return json_error(row, err, "the contents spell the special token %.*s (data.special_text = error)",
+                      (int)MT_MIN(size, 64), text);
+}
+
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
     const struct chat_options opt = {.date = r->opt->chat_date};
@@ -181,6 +235,7 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
             row, err,
             "messages need a chat template, and the checkpoint has none: set data.chat_template, or write the "
             "rows as prompt and completion");
+    if (check_special(r, row, err)) return -1;
     r->chat.template = r->opt->chat;
     r->chat.on_dropped = r->opt->dropped;
     if (chat_reader_samples(&r->chat, row, r->opt->loss_on, r->opt->whole, &opt, err)) return -1;
@@ -190,7 +245,7 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
         s->spans = (const int64_t(*)[2])t->spans;
         s->n_spans = t->n_spans;
     }
-    return 0;
+    return r->n_special && r->opt->special_text == SPECIAL_SPLIT ? find_plain(r, row, &opt, err) : 0;
 }
 
 /* ---- other forms, rewritten as the JSON of {messages, tools} ---- */
@@ -598,7 +653,7 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
 int row_read(struct row_reader *r, struct json row, struct err *err)
 {
     const bool renamed = r->opt->columns && r->opt->columns[0];
-    r->n = 0;
+    r->n = r->n_special = 0;
     chat_reader_clear(&r->chat);
     r->fatal = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");

@@ -3,6 +3,7 @@
 #define MT_ROWS_H
 
 #include "data/chat/chat_reader.h"
+#include "data/special_text.h"
 #include "data/token_rows.h"
 #include "data/tokenizer/tokenizer.h"
 
@@ -35,6 +36,7 @@ struct row_options {
     const struct chat_template *chat; /* NULL: harmony, if the tokenizer has its marks */
     bool whole;                       /* never split a conversation, see chat_samples.h */
     enum chat_on_dropped dropped;     /* parts of a row that its text lacks */
+    enum special_text special_text;   /* special tokens that contents spell */
     const char *columns;              /* "TO=COLUMN, ...": COLUMN of the row becomes TO; NULL or "": no change */
     const char *chat_date;            /* NULL: CHAT_DATE */
     struct token_row_options tokens;  /* n_top above 0: rows of a teacher alone are taken */
@@ -46,7 +48,9 @@ struct row_sample {
     int64_t size;
     const int64_t (*spans)[2]; /* [n_spans] bytes [begin, end) with loss, ascending */
     int64_t n_spans;
-    bool eos;                       /* append eos, with loss */
+    bool eos;             /* append eos, with loss */
+    const int64_t *plain; /* [n_plain] bytes that are in no special token (tokenizer_encode_plain) */
+    int64_t n_plain;
     const struct token_row *tokens; /* instead of all above; or NULL */
 };
 
@@ -57,6 +61,11 @@ struct row_reader {
     struct row_sample *samples; /* [n] samples of the last row */
     int64_t n, cap;
     struct chat_reader chat;
+    int64_t n_special;          /* special tokens in the contents of the last row */
+    int32_t special;            /* one of them */
+    struct chat_reader altered; /* of special_text_altered */
+    int64_t *plain;             /* [n_plain] of all samples */
+    int64_t n_plain, cap_plain;
     struct text_buf joined; /* prompt and completion, or a row rewritten as messages */
     struct json_doc *rewritten;
     int64_t span[2];

@@ -7,6 +7,7 @@
 #include <unistd.h>
 #include <sys/stat.h>
 
+#include "data/duplicates.h"
 #include "data/file.h"
 
 enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, CALL, VOCAB = 265 };
@@ -465,7 +466,7 @@ static void cache_key_covers_every_option(void **state)
     struct chat_template *templates[] = {template_of("{% for m in messages %}{{ m.content }}{% endfor %}"),
                                          template_of("{% for m in messages %}{{ m.content }} {% endfor %}")};
     struct tokenizer *own = rows_tok, *other = changed_tokenizer();
-    enum { LAST = 17 };
+    enum { LAST = 18 };
     for (int i = 0; i <= LAST; i++) {
         struct dataset fresh, cached;
         struct dataset_options opt = rows_options();
@@ -481,7 +482,8 @@ static void cache_key_covers_every_option(void **state)
         if (i == 11 || i == 12) path = rows[0];
         if (i == 12) opt.format = DATA_TEXT;
         if (i == 13) opt.dropped = DROPPED_WARN;
-        if (i >= 14) path = files[i - 14];
+        if (i == 14) opt.special_text = SPECIAL_SPLIT;
+        if (i >= 15) path = files[i - 15];
         rows_load(&fresh, path, &opt);
         opt.cache_dir = dir;
         rows_load(&cached, path, &opt);
@@ -569,7 +571,7 @@ static void forms_of_conversations(void **state)
     rows_load(&ds, rows_write(strcat(text, "\n]\n")), &opt);
     assert_int_equal(ds.n_rows, MT_LEN(rows));
     assert_int_equal(ds.n_docs, MT_LEN(rows));
-    assert_int_equal(dataset_duplicates(&ds), MT_LEN(rows) - 1);
+    assert_int_equal(duplicates_in(&ds), MT_LEN(rows) - 1);
     assert_int_equal(dataset_targets(&ds), MT_LEN(rows) * 9); /* CHANNEL final MESSAGE c RETURN */
     dataset_free(&ds);
     rows_refused(rows_write("{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}\n"), &opt, "judge");
@@ -712,13 +714,13 @@ static void weighted_files(void **state)
     assert_int_equal(ds.hash, again.hash);
     assert_int_equal(ds.ids[ds.doc_off[4]], 'a');
     assert_int_equal(ds.ids[ds.doc_off[10]], 'x');
-    assert_int_equal(dataset_duplicates(&ds), 0); /* copies made by a weight do not count */
+    assert_int_equal(duplicates_in(&ds), 0); /* copies made by a weight do not count */
     dataset_free(&again);
     snprintf(files, sizeof(files), "%s * 0.5", a);
     rows_load(&again, files, &opt);
     assert_int_equal(again.n_docs, 2);
-    assert_int_equal(dataset_shared(&again, &ds), 2);
-    assert_int_equal(dataset_shared(&ds, &again), 6); /* a weight of 0.5 always selects the same half */
+    assert_int_equal(duplicates_shared(&again, &ds), 2);
+    assert_int_equal(duplicates_shared(&ds, &again), 6); /* a weight of 0.5 always selects the same half */
     dataset_free(&again);
     dataset_free(&ds);
     rows_refused("*0.5", &opt, "*0.5: * must follow the path of a file");

@@ -65,6 +65,7 @@ static const struct option options[] = {
     ROW(data, split_turns, DATA, "true", YES_NO, "separate samples where the template rewrites history"),
     ROW(data, overlong, DATA, "cut", "cut|drop", "truncate or drop documents longer than seq_len"),
     ROW(data, dropped, DATA, "refuse", "refuse|warn", "rows with parts that the chat template leaves out"),
+    ROW(data, special_text, DATA, "keep", "keep|error|split", "special tokens that contents spell: text where split"),
     ROW(data, chat_template, DATA, "", "file", "Jinja template instead of the checkpoint's"),
     ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
     ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "data/duplicates.h"
 #include "data/hub/hub.h"
 #include "data/json.h"
 #include "model/published.h"
@@ -279,7 +280,7 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
     log_info("%s: %s document%s, %s token%s (longest document %lld), %.1f%% of tokens with loss; duplicates: %lld",
              what, str_count(a, ds->n_docs), str_plural(ds->n_docs), str_count(b, ds->n_tokens),
              str_plural(ds->n_tokens), (long long)longest,
-             100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)dataset_duplicates(ds));
+             100.0 * (double)dataset_targets(ds) / (double)MT_MAX(ds->n_tokens, 1), (long long)duplicates_in(ds));
     if (rows)
         log_info(
             "%s: %s row%s, %lld bad; documents longer than seq_len: %lld (%s); nothing to train on: %lld (dropped)",
@@ -305,6 +306,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .chat = r->chat,
         .whole = !cfg->data.split_turns,
         .dropped = (enum chat_on_dropped)cfg->data.dropped,
+        .special_text = (enum special_text)cfg->data.special_text,
         .tokens = {rows ? MT_MIN(cfg->distill.topk, r->arch.vocab) : 0, r->arch.vocab, cfg->distill.temperature},
         .columns = cfg->data.columns,
         .cache_dir = cache};
@@ -343,7 +345,7 @@ int run_open_data(struct run *r, bool train, struct err *err)
     const bool cut = opt.overlong == OVERLONG_CUT;
     if (train) print_dataset("train", &r->train, true, cut);
     if (r->eval.n_docs) print_dataset("held out", &r->eval, !split, cut);
-    const int64_t shared = dataset_shared(&r->eval, &r->train);
+    const int64_t shared = duplicates_shared(&r->eval, &r->train);
     if (shared)
         log_warn("%lld held-out document%s also in the training data: the held-out loss will be optimistic",
                  (long long)shared, shared == 1 ? " is" : "s are");

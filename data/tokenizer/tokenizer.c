@@ -405,7 +405,11 @@ const char *tokenizer_bytes(const struct tokenizer *tok, int32_t id, int64_t *si
 struct encoder {
     const struct tokenizer *tok;
     bool special;
+    const int64_t *plain; /* [n_plain] bytes of the whole text that are in no special token */
+    int64_t n_plain;
+    const struct normal *normal;   /* of the section; NULL: its text is not changed */
     struct added_matches found[2]; /* of the two cuts */
+    int64_t section;               /* where the section begins in the whole text */
     int64_t room;                  /* bytes that normalized text may still have */
     struct split_work *split;
     struct bpe_work bpe;
@@ -429,11 +433,39 @@ static int encode_piece(void *ctx, int64_t begin, int64_t end, struct err *err)
                       err);
 }
 
+/* A byte of [begin, end) is plain. */
+static bool has_plain(const struct encoder *e, int64_t begin, int64_t end)
+{
+    int64_t low = 0, high = e->n_plain;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (e->plain[middle] < begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < e->n_plain && e->plain[low] < end;
+}
+
+/* Removes the matches of special tokens that are plain text; offset: of the matches' text in the whole text. */
+static void drop_plain(const struct encoder *e, struct added_matches *found, int64_t offset)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; e->n_plain && i < found->n; i++) {
+        const struct added_match *m = &found->items[i];
+        const struct normal *n = e->normal;
+        const int64_t begin = n ? n->begin[m->begin] : m->begin, end = n ? n->end[m->end - 1] : m->end;
+        if (!m->token->special || !has_plain(e, offset + begin, offset + end)) found->items[kept++] = *m;
+    }
+    if (e->n_plain) found->n = kept;
+}
+
 /* Normalized text: the second cut, then pieces. Byte ranges are those of this text plus offset. */
 static int encode_normalized(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     struct added_matches *found = &e->found[1];
     added_find(&e->tok->normalized, text, size, e->special, found);
+    drop_plain(e, found, e->normal ? e->section : offset);
     for (int64_t done = 0, i = 0; i <= found->n; i++) {
         const struct added_match *m = i < found->n ? &found->items[i] : NULL;
         e->text = text + done;
@@ -479,7 +511,10 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
     int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, &e->room, err);
     if (!rc && !n.text) rc = encode_normalized(e, text, size, offset, err);
     if (!rc && n.text) {
+        e->normal = &n;
+        e->section = offset;
         rc = encode_normalized(e, n.text, n.size, 0, err);
+        e->normal = NULL;
         for (int64_t i = first; i < e->out->count; i++) {
             e->out->begin[i] = (int32_t)(offset + n.begin[e->out->begin[i]]);
             e->out->end[i] = (int32_t)(offset + n.end[e->out->end[i] - 1]);
@@ -493,6 +528,7 @@ static int encode_text(struct encoder *e, const char *text, int64_t size, struct
 {
     struct added_matches *found = &e->found[0];
     added_find(&e->tok->raw, text, size, e->special, found);
+    drop_plain(e, found, 0);
     for (int64_t done = 0, i = 0; i <= found->n; i++) {
         const struct added_match *m = i < found->n ? &found->items[i] : NULL;
         if (encode_section(e, text + done, (m ? m->begin : size) - done, done, err)) return -1;
@@ -503,22 +539,45 @@ static int encode_text(struct encoder *e, const char *text, int64_t size, struct
     return 0;
 }
 
-int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
-                     struct err *err)
+static int encode(struct encoder *e, const char *text, int64_t size, struct err *err)
 {
     if (size > MAX_TEXT) return err_set(err, "a text of %lld bytes is too long", (long long)size);
     int64_t bad = utf8_invalid_at(text, size);
     if (bad >= 0) return err_set(err, "not valid UTF-8 at byte %lld of the text", (long long)bad);
-    struct encoder e = {.tok = tok,
-                        .special = special,
-                        .split = split_work_new(),
-                        .room = NORMALIZER_GROWTH * size + NORMALIZER_FREE,
-                        .out = out};
-    int64_t before = out->count;
-    int rc = encode_text(&e, text, size, err);
-    if (rc) out->count = before;
-    split_work_free(e.split);
-    bpe_work_free(&e.bpe);
-    for (int i = 0; i < 2; i++) added_matches_free(&e.found[i]);
+    int64_t before = e->out->count;
+    e->split = split_work_new();
+    e->room = NORMALIZER_GROWTH * size + NORMALIZER_FREE;
+    int rc = encode_text(e, text, size, err);
+    if (rc) e->out->count = before;
+    split_work_free(e->split);
+    bpe_work_free(&e->bpe);
+    for (int i = 0; i < 2; i++) added_matches_free(&e->found[i]);
     return rc;
+}
+
+int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
+                     struct err *err)
+{
+    struct encoder e = {.tok = tok, .special = special, .out = out};
+    return encode(&e, text, size, err);
+}
+
+int tokenizer_encode_plain(const struct tokenizer *tok, const char *text, int64_t size, const int64_t *plain,
+                           int64_t n_plain, struct token_list *out, struct err *err)
+{
+    struct encoder e = {.tok = tok, .special = true, .plain = plain, .n_plain = n_plain, .out = out};
+    return encode(&e, text, size, err);
+}
+
+void tokenizer_specials(const struct tokenizer *tok, const char *text, int64_t size, struct token_list *out)
+{
+    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
+    struct added_matches found = {0};
+    out->count = 0;
+    for (int i = 0; i < 2; i++) {
+        added_find(sets[i], text, size, true, &found);
+        for (int64_t k = 0; k < found.n; k++)
+            if (found.items[k].token->special) push_added(out, &found.items[k], 0);
+    }
+    added_matches_free(&found);
 }

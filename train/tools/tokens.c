@@ -250,6 +250,19 @@ static void put_reason(struct tokens *t, const char *key, const struct err *why)
     text_put_quoted(&t->out, why->msg, (int64_t)strlen(why->msg));
 }
 
+/* How many special tokens the contents spell, and one of them. */
+static void put_special(struct tokens *t, const struct tokenizer *tok, struct json row, int32_t id)
+{
+    char number[64];
+    int64_t size;
+    const char *text = tokenizer_bytes(tok, id, &size);
+    snprintf(number, sizeof(number),
+             ", \"special_text\": {\"count\": %lld, \"first\": ", (long long)special_text_count(tok, row, &id));
+    text_put(&t->out, number);
+    text_put_quoted(&t->out, text, size);
+    text_put(&t->out, "}");
+}
+
 /* Conversations that training skips are shown with the reason: "error", or "whole_error" when only split_turns = false
  * skips them. */
 static int put_row(struct tokens *t, const struct tokenizer *tok, const struct chat_template *chat, struct json row,
@@ -259,6 +272,7 @@ static int put_row(struct tokens *t, const struct tokenizer *tok, const struct c
     struct chat_reader a = {.template = chat}, b = {.template = chat};
     const struct chat_samples *split = &a.samples, *whole = &b.samples;
     struct err why, why_whole;
+    int32_t special;
     int rc = -1;
     if (!chat && !row_is_harmony(tok)) {
         err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
@@ -283,6 +297,7 @@ static int put_row(struct tokens *t, const struct tokenizer *tok, const struct c
         if (put_sample(t, tok, &split->items[i], true, err)) goto out;
         text_put(&t->out, i + 1 < split->count ? "}" : "}]");
     }
+    if (special_text_count(tok, row, &special)) put_special(t, tok, row, special);
     text_put(&t->out, "}\n");
     rc = 0;
 out:

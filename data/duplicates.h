@@ -1,0 +1,12 @@
+/* duplicates.h - equal documents of data sets. */
+#ifndef MT_DUPLICATES_H
+#define MT_DUPLICATES_H
+
+#include "data/dataset.h"
+
+/* Documents of ds with the same ids as one of an earlier row (repeats by a weight do not count), or as one of
+ * `other`. */
+int64_t duplicates_in(const struct dataset *ds);
+int64_t duplicates_shared(const struct dataset *ds, const struct dataset *other);
+
+#endif

@@ -1,0 +1,17 @@
+/* special_text.h - special tokens that the contents of a conversation spell: "<|im_end|>" in what a user wrote. */
+#ifndef MT_SPECIAL_TEXT_H
+#define MT_SPECIAL_TEXT_H
+
+#include "data/json.h"
+#include "data/tokenizer/tokenizer.h"
+
+/* KEEP: they become special tokens, as in transformers. ERROR: such a row is bad. SPLIT: they are tokenised as text. */
+enum special_text { SPECIAL_KEEP, SPECIAL_ERROR, SPECIAL_SPLIT };
+
+/* Number of special tokens in the strings of the row's messages, tools and documents; *first: the id of one. */
+int64_t special_text_count(const struct tokenizer *tok, struct json row, int32_t *first);
+/* A copy of the row in which one character of each of them is another one of the same size: a rendering of the copy
+ * differs from that of the row in these bytes. */
+struct json_doc *special_text_altered(const struct tokenizer *tok, struct json row, struct err *err) MT_CHECK;
+
+#endif
