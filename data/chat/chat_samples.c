@@ -82,10 +82,10 @@ static int is_trained(struct json message, bool *yes, bool *forced, struct err *
         bool forces;
     } keys[] = {{"train", false},      {"weight", false}, {"loss_weight", false},
                 {"loss_scale", false}, {"loss", true},    {"training", true}};
-    const struct json detail = json_find(message, "train_detail");
     bool given, on = true, training = false;
     *yes = true;
     *forced = false;
+    if (json_count(message) == 2 && json_has(message, "content")) return 0; /* and a role: the usual message */
     for (int64_t i = 0; i < MT_LEN(keys); i++) {
         if (get_switch(message, keys[i].key, &given, &on, err)) return -1;
         if (!given) continue;
@@ -93,6 +93,7 @@ static int is_trained(struct json message, bool *yes, bool *forced, struct err *
         training = training || !strcmp(keys[i].key, "training");
         *forced = *forced || (keys[i].forces && on);
     }
+    const struct json detail = json_find(message, "train_detail");
     if (json_type(detail) == JSON_ABSENT || json_type(detail) == JSON_NULL) return 0;
     if (json_type(detail) != JSON_ARRAY)
         return json_error(detail, err, "must be a list of {\"begin_offset\", \"end_offset\", \"train\"}");
@@ -135,7 +136,8 @@ static int find_answers(struct conversation *s, enum loss_on loss, struct err *e
         s->want[i] = s->want[i] && !mute;
         s->n_answers += s->answers[i];
         s->n_want += s->want[i];
-        s->has_details = s->has_details || (s->want[i] && json_count(json_find(message, "train_detail")));
+        s->has_details =
+            s->has_details || (s->want[i] && json_count(message) > 2 && json_count(json_find(message, "train_detail")));
         if (s->want[i]) s->out->n_messages = i + 1;
     }
     if (s->n_answers > MAX_ANSWERS) return json_error(s->messages, err, "has more than %d answers", MAX_ANSWERS);

@@ -11,8 +11,9 @@
 #include "data/chat/jinja/jinja.h"
 #include "data/file.h"
 
-#define MAX_BYTES (16 << 20)
-#define MAX_VARS  48
+#define MAX_BYTES  (16 << 20)
+#define MAX_VARS   48
+#define KIMI_TOOLS "tools_ts_str"
 
 /* The special tokens that transformers passes to a template, by these names. */
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -27,6 +28,7 @@ struct chat_template {
     enum chat_arguments arguments; /* the form that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
     char *text;                    /* of main */
+    bool types;                    /* it reads KIMI_TOOLS */
     bool foreign;                  /* the tokenizer of transformers does not find this text in the checkpoint */
     uint64_t hash;
 };
@@ -212,6 +214,11 @@ static int load_found(struct chat_template *t, const char *dir, struct err *err)
     return load_config(t, dir, "chat_template.json", false, false, err);
 }
 
+static bool reads(const struct chat_template *t, const char *name)
+{
+    return jinja_reads(t->main, name) || (t->tools && jinja_reads(t->tools, name));
+}
+
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err)
 {
     struct chat_template *t = mem_alloc(sizeof(*t));
@@ -228,10 +235,12 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
         if (!rc && !jinja_reads(t->main, "messages"))
             rc = err_set(err, "%s is no chat template: it does not read `messages`", file);
     }
-    if (!rc && t->main)
+    if (!rc && t->main) {
+        t->types = reads(t, KIMI_TOOLS);
         *out = t;
-    else
+    } else {
         chat_template_free(t);
+    }
     return rc;
 }
 
@@ -261,11 +270,6 @@ static bool is_one_of(const char *name, const char *const *names, int64_t n)
     for (int64_t i = 0; i < n; i++)
         if (!strcmp(name, names[i])) return true;
     return false;
-}
-
-static bool reads(const struct chat_template *t, const char *name)
-{
-    return jinja_reads(t->main, name) || (t->tools && jinja_reads(t->tools, name));
 }
 
 /* "; it reads thinking, ..." */
@@ -366,7 +370,6 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
 
 /* What the tokenizer of Kimi-K2.5 and K2.6 gives to its template: sorted tools, their TypeScript (when it cannot be
  * written, the template writes JSON), and the values of two switches. */
-#define KIMI_TOOLS "tools_ts_str"
 struct kimi {
     struct json_doc *tools;
     struct text_buf typescript;
@@ -402,7 +405,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);
     add_text(&v, "model_identity", opt->model_identity);
-    if (reads(t, KIMI_TOOLS) && kimi_prepare(&kimi, &v, &tools, err)) return -1;
+    if (t->types && kimi_prepare(&kimi, &v, &tools, err)) return -1;
     if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err) ||
         chat_arguments_as(&copy, messages, t->arguments, err)) {
         kimi_free(&kimi);

@@ -1,7 +1,7 @@
 /* fuzz_chat.c - fuzzes the chat formats written in C: renders a row of a data set as a conversation. The result is
  * either text with ordered spans or an error. */
 #include "data/chat/chat_deepseek.h"
-#include "data/chat/chat_samples.h"
+#include "data/chat/chat_reader.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -17,7 +17,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct json_doc *doc = json_parse((const char *)data, (int64_t)size, "row", &err);
     if (!doc) return 0;
     struct chat_template *deepseek = chat_template_deepseek();
-    for (int way = 0; way < 4; way++) { /* harmony or DeepSeek, each as one text and as samples */
+    static struct chat_reader readers[2]; /* what a template takes is found once */
+    for (int way = 0; way < 4; way++) {   /* harmony or DeepSeek, each as one text and as samples */
         const struct chat_template *t = way & 1 ? deepseek : NULL;
         const struct chat_options opt = {.generation_prompt = size & 1};
         struct chat_samples samples = {0};
@@ -30,6 +31,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         for (int64_t i = 0; !rc && i < samples.count; i++) check(&samples.items[i]);
         chat_samples_free(&samples);
         text_free(&text);
+    }
+    for (int k = 0; k < 2; k++) {
+        const struct chat_options opt = {.date = NULL};
+        readers[k].template = k ? deepseek : NULL;
+        readers[k].on_dropped = size & 4 ? DROPPED_WARN : DROPPED_REFUSE;
+        err.msg[0] = 0;
+        const int rc = size & 8
+                           ? chat_reader_prompt(&readers[k], json_root(doc), &opt, &err)
+                           : chat_reader_samples(&readers[k], json_root(doc), LOSS_ASSISTANT, size & 2, &opt, &err);
+        MT_REQUIRE(!rc || err.msg[0], "an error without words");
+        for (int64_t i = 0; !rc && i < readers[k].samples.count; i++) check(&readers[k].samples.items[i]);
     }
     chat_template_free(deepseek);
     json_free(doc);
