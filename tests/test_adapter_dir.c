@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/file.h"
 #include "data/json.h"
+#include "data/safetensors.h"
 #include "tests/process.h"
 
 /* Trains two steps; returns the configuration. */
@@ -146,11 +148,96 @@ static void test_closing_of_qat(void **state)
     }
 }
 
+/* lora.init_from is refused before the data are read; the error has all of `says`, NULL at the end. */
+static void assert_init_refused(const char *adapter, const char *sets, const char *const *says)
+{
+    char all[MT_PATH + 512];
+    snprintf(all, sizeof(all), "lora.init_from=%s %s", adapter, sets);
+    assert_int_equal(process_run_sets(process_config(""), all), 1);
+    for (; *says; says++) assert_says(said.err, *says);
+    assert_null(strstr(said.err, "tokens with loss"));
+    assert_null(strstr(said.err, "of weights in"));
+}
+
+/* Leaves out the tensors whose names contain `part`. */
+static void remove_tensors(const char *path, const char *part)
+{
+    struct safetensors st;
+    struct err err;
+    int64_t n = 0;
+    if (safetensors_open(&st, path, &err)) fail_msg("%s", err.msg);
+    struct st_entry *entries = mem_array(st.n_tensors, sizeof(*entries));
+    for (int64_t i = 0; i < st.n_tensors; i++) {
+        const struct st_tensor *t = &st.tensors[i];
+        if (strstr(t->name, part)) continue;
+        entries[n] = (struct st_entry){.name = t->name, .dtype = t->dtype, .ndim = t->ndim, .data = t->data};
+        memcpy(entries[n++].shape, t->shape, sizeof(t->shape));
+    }
+    assert_true(n < st.n_tensors);
+    if (safetensors_write(path, entries, n, &err)) fail_msg("%s", err.msg);
+    mem_free(entries);
+    safetensors_close(&st);
+}
+
+static void test_init_settings(void **state)
+{
+    (void)state;
+    const char *config = process_trained("lora.r=4 lora.alpha=8 lora.targets=q_proj,v_proj");
+    char run[MT_PATH], adapter[MT_PATH], text[1 << 14], *at;
+    struct err err;
+    snprintf(run, sizeof(run), "%s", process_output(config, "adapter"));
+    assert_init_refused(
+        run, "lora.r=8 lora.alpha=16 lora.rslora=true lora.targets=q_proj,o_proj lora.layers=0",
+        (const char *const[]){"lora.init_from", "lora.r = 4, but 8 is configured", "lora.alpha = 8, but 16 is",
+                              "lora.rslora = false, but true is", "lora.targets = q_proj,v_proj, but q_proj,o_proj is",
+                              "lora.layers = 0-1, but 0 is",
+                              "set lora.r, lora.alpha, lora.rslora, lora.targets, lora.layers to", NULL});
+    assert_init_refused(
+        run, "lora.r=4 lora.alpha=8 lora.targets=q_proj",
+        (const char *const[]){"lora.targets = q_proj,v_proj, but q_proj is configured: set lora.targets "
+                              "to the adapter's value\n",
+                              NULL});
+    snprintf(adapter, sizeof(adapter), "%s", process_output(config, ADAPTER));
+    remove_tensors(adapter, "layers.1.self_attn.v_proj");
+    assert_init_refused(run, "lora.r=4 lora.alpha=8 lora.targets=q_proj,v_proj",
+                        (const char *const[]){"its targets differ by layer",
+                                              "v_proj is adapted in layers 0 and not in layers 1", NULL});
+    snprintf(adapter, sizeof(adapter), "%s", process_output(config, "adapter/adapter_config.json"));
+    process_read(adapter, text, sizeof(text));
+    assert_non_null(at = strstr(text, "\"use_dora\": false"));
+    memcpy(at, "\"use_dora\": true ", strlen("\"use_dora\": false"));
+    assert_non_null(at = strstr(text, "\"layer_replication\": null"));
+    memcpy(at, "\"layer_replication\": 1111", strlen("\"layer_replication\": null"));
+    assert_int_equal(file_write_atomic(adapter, text, (int64_t)strlen(text), &err), 0);
+    assert_init_refused(run, "lora.r=4 lora.alpha=8 lora.targets=q_proj,v_proj",
+                        (const char *const[]){"sets `layer_replication`, `use_dora`; only plain LoRA is read", NULL});
+}
+
+/* A run that continues has its own adapter: the first one may have changed. */
+static void test_init_of_a_run_that_continues(void **state)
+{
+    (void)state;
+    char sets[MT_PATH + 64], adapter[MT_PATH];
+    const char *first = process_trained("lora.r=4"), *config = process_config("");
+    snprintf(sets, sizeof(sets), "lora.r=4 lora.init_from=%s train.steps=1", process_output(first, "adapter"));
+    if (process_run_sets(config, sets)) fail_msg("%s", said.err);
+    snprintf(adapter, sizeof(adapter), "%s", process_output(first, ADAPTER));
+    remove_tensors(adapter, "layers.1");
+    sets[strlen(sets) - 1] = '2';
+    if (process_run_sets(config, sets)) fail_msg("%s", said.err);
+    assert_says(said.err, "continuing after step 1");
+}
+
 int test_adapter_dir(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_eval),    cmocka_unit_test(test_others),         cmocka_unit_test(test_missing),
-        cmocka_unit_test(test_closing), cmocka_unit_test(test_closing_of_qat),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_others),
+        cmocka_unit_test(test_missing),
+        cmocka_unit_test(test_closing),
+        cmocka_unit_test(test_closing_of_qat),
+        cmocka_unit_test(test_init_settings),
+        cmocka_unit_test(test_init_of_a_run_that_continues),
     };
     return cmocka_run_group_tests_name("adapter_dir", tests, NULL, NULL);
 }

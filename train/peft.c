@@ -210,6 +210,7 @@ struct source {
     bool published;                                     /* the file has the publisher's names */
     int64_t version;                                    /* VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
+    unsigned targets_of[MT_MAX_LAYERS];                 /* of each layer, a bit per target */
 };
 
 static int64_t parse_version(const char *s)
@@ -222,50 +223,6 @@ static int64_t parse_version(const char *s)
         s = *end == '.' ? end + 1 : "";
     }
     return end ? VERSION(part[0], part[1], part[2]) : -1;
-}
-
-/* Not null, false, [] or {}. */
-static bool is_set(struct json root, const char *key)
-{
-    struct json j = json_find(root, key);
-    bool on = false;
-    switch (json_type(j)) {
-    case JSON_ABSENT:
-    case JSON_NULL: return false;
-    case JSON_BOOL: return json_get_bool(root, key, &on, NULL) || on;
-    case JSON_ARRAY:
-    case JSON_OBJECT: return json_count(j) > 0;
-    default: return true;
-    }
-}
-
-/* Refuses LoRA variants that moetrain would compute differently. */
-static int refuse_variants(struct json root, struct err *err)
-{
-    static const char *const keys[] = {"alora_invocation_tokens",
-                                       "arrow_config",
-                                       "fan_in_fan_out",
-                                       "kasa_config",
-                                       "layer_replication",
-                                       "lora_bias",
-                                       "modules_to_save",
-                                       "monteclora_config",
-                                       "use_bdlora",
-                                       "use_dora",
-                                       "trainable_token_indices",
-                                       "use_qalora"};
-    const char *type = NULL, *bias = "none", *init = "gaussian";
-    if (json_get_str(root, "peft_type", &type, err) || json_opt_str(root, "bias", &bias, err)) return -1;
-    if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
-    if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
-    for (int64_t i = 0; i < MT_LEN(keys); i++)
-        if (is_set(root, keys[i])) return json_error(json_find(root, keys[i]), err, "is set; only plain LoRA is read");
-    if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
-    if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
-    if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))
-        return json_error(json_find(root, "init_lora_weights"), err,
-                          "is %s, which changes the base model too; convert the adapter to plain LoRA in PEFT", init);
-    return 0;
 }
 
 static int read_target_parameters(struct source *src, struct json root, struct err *err)
@@ -312,8 +269,8 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
         if (!lora_target_is_shared(*t) && !lora_target_is_dense(*t) && !strcmp(key, lora_target_name(*t))) return 0;
     }
     return json_error(value, err,
-                      "is not a target; expected q_proj, k_proj, v_proj, o_proj, gate_up_proj, down_proj or a module "
-                      "like mlp.shared_experts.up_proj");
+                      "is not a target, of which all layers have one rank and alpha; expected q_proj, k_proj, v_proj, "
+                      "o_proj, gate_up_proj, down_proj or a module like mlp.shared_experts.up_proj");
 }
 
 /* The first key that matches a module counts, as in PEFT, where `down_proj` matches those of every network. */
@@ -358,7 +315,7 @@ static int read_config(struct source *src, struct err *err)
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = -1;
-    if (refuse_variants(root, err) || read_target_parameters(src, root, err) ||
+    if (peft_refuse_variants(root, err) || read_target_parameters(src, root, err) ||
         json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
         read_patterns(src, root, err) || json_opt_bool(root, "use_rslora", &src->rslora, err) ||
         json_opt_str(root, "peft_version", &version, err))
@@ -449,6 +406,7 @@ static int scan_tensors(struct source *src, struct err *err)
             return err_set(err,
                            "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
                            src->dir, WEIGHTS_NAME, safetensors_stored(&src->st.tensors[i]));
+        if (found & FUSED) found |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
         targets |= found;
         if (i && is_nested(key) != src->nested)
             return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,
@@ -456,14 +414,12 @@ static int scan_tensors(struct source *src, struct err *err)
         src->nested = is_nested(key);
         src->published |= src->st.tensors[i].stored != NULL;
         src->layer_on[layer] = true;
+        src->targets_of[layer] |= found;
     }
-    if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN))) {
-        if (!src->param_up && !src->param_down)
-            return err_set(
-                err, "%s/%s: key `target_parameters` must name gate_up_proj or down_proj for the experts' tensors",
-                src->dir, PEFT_CONFIG_NAME);
-        targets |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
-    }
+    if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN)))
+        return err_set(err,
+                       "%s/%s: key `target_parameters` must name gate_up_proj or down_proj for the experts' tensors",
+                       src->dir, PEFT_CONFIG_NAME);
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         src->target[t] = targets >> t & 1;
         if ((targets & SPLIT) && src->rank[t])
@@ -549,44 +505,66 @@ int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct
 
 /* ---- reading: the weights ---- */
 
+/* Settings of an adapter that are not those of [lora]. */
+struct differences {
+    char text[800], keys[128];
+    int n;
+};
+
+static void differ(struct differences *d, const char *key, const char *file, const char *want)
+{
+    const size_t at = strlen(d->text), k = strlen(d->keys);
+    if (!strcmp(file, want)) return;
+    snprintf(d->text + at, sizeof(d->text) - at, "%slora.%s = %.200s, but %.200s is configured", d->n ? "; " : "", key,
+             *file ? file : "none", *want ? want : "none");
+    snprintf(d->keys + k, sizeof(d->keys) - k, "%slora.%s", d->n++ ? ", " : "", key);
+}
+
 static int check_agreement(const struct source *src, const struct adapters *ad, struct err *err)
 {
     char file[LAYERS_TEXT], want[LAYERS_TEXT];
-    const char *what = NULL;
-    if (src->r != ad->r) {
-        what = "r";
-        snprintf(file, sizeof(file), "%lld", (long long)src->r);
-        snprintf(want, sizeof(want), "%lld", (long long)ad->r);
-    } else if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) { /* both may have been rounded by a text file */
-        what = "alpha";
-        snprintf(file, sizeof(file), "%.15g", src->alpha);
-        snprintf(want, sizeof(want), "%.15g", ad->alpha);
-    } else if (src->rslora != ad->rslora) {
-        what = "rslora";
-        snprintf(file, sizeof(file), "%s", src->rslora ? "true" : "false");
-        snprintf(want, sizeof(want), "%s", ad->rslora ? "true" : "false");
-    } else if (memcmp(src->target, ad->target, sizeof(ad->target))) {
-        what = "targets";
-        targets_text(src->target, file);
-        targets_text(ad->target, want);
-    } else {
-        ranks_text(src, file);
-        adapters_ranks_text(ad, want);
-        if (strcmp(file, want)) what = "rank_pattern";
-        if (!*file) snprintf(file, sizeof(file), "none");
-        if (!*want) snprintf(want, sizeof(want), "none");
-    }
-    if (!what) {
-        layers_text(src->layer_on, MT_MAX_LAYERS, file);
-        layers_text(ad->layer_on, ad->n_layer, want);
-        if (strcmp(file, want)) what = "layers";
-    }
-    if (!what) return 0;
+    struct differences d = {.n = 0};
+    snprintf(file, sizeof(file), "%lld", (long long)src->r);
+    snprintf(want, sizeof(want), "%lld", (long long)ad->r);
+    differ(&d, "r", file, want);
+    snprintf(file, sizeof(file), "%.15g", src->alpha);
+    snprintf(want, sizeof(want), "%.15g", ad->alpha);
+    if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) /* both may have been rounded by a text file */
+        differ(&d, "alpha", file, want);
+    differ(&d, "rslora", src->rslora ? "true" : "false", ad->rslora ? "true" : "false");
+    targets_text(src->target, file);
+    targets_text(ad->target, want);
+    differ(&d, "targets", file, want);
+    ranks_text(src, file);
+    adapters_ranks_text(ad, want);
+    if (!d.n) differ(&d, "rank_pattern", file, want); /* relative to r, and of the targets */
+    layers_text(src->layer_on, MT_MAX_LAYERS, file);
+    layers_text(ad->layer_on, ad->n_layer, want);
+    differ(&d, "layers", file, want);
+    if (!d.n) return 0;
     return err_set(
-        err, "adapter %s has lora.%s = %.300s, but %.300s is configured: set lora.%s to the adapter's value%s",
-        src->dir, what, file, want, what,
+        err, "adapter %s has %s: set %s to the adapter's value%s%s", src->dir, d.text, d.keys, str_plural(d.n),
         src->layout.r && src->layout.r != src->r ? " (gate and up are separate in it, so moetrain needs twice its rank)"
                                                  : "");
+}
+
+/* Every layer must have all targets that the model has there. */
+static int check_layers(const struct source *src, const struct adapters *ad, struct err *err)
+{
+    char has[LAYERS_TEXT], lacks[LAYERS_TEXT];
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        bool on[2][MT_MAX_LAYERS] = {{false}};
+        for (int64_t n = 0; n < ad->n_layer; n++)
+            if (adapters_find(ad, n, t, false)) on[src->targets_of[n] >> t & 1][n] = true;
+        layers_text(on[0], ad->n_layer, lacks);
+        layers_text(on[1], ad->n_layer, has);
+        if (*has && *lacks)
+            return err_set(err,
+                           "adapter %s: its targets differ by layer: %s is adapted in layers %.200s and not in layers "
+                           "%.200s; moetrain reads adapters with the same targets in all of their layers",
+                           src->dir, lora_target_name(t), has, lacks);
+    }
+    return 0;
 }
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
@@ -761,6 +739,23 @@ int64_t peft_step(const char *dir)
     return step;
 }
 
+static int check_source(const struct source *src, const struct adapters *ad, struct layout *f, struct err *err)
+{
+    return check_publisher(src, ad->names, err) || check_agreement(src, ad, err) || check_layers(src, ad, err) ||
+                   choose_layout(src, ad, f, err)
+               ? -1
+               : 0;
+}
+
+int peft_check(const struct adapters *ad, const char *dir, struct err *err)
+{
+    struct source src;
+    if (source_open(&src, dir, err)) return -1;
+    const int rc = check_source(&src, ad, &(struct layout){0}, err);
+    source_close(&src);
+    return rc;
+}
+
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
     const struct adapters *whole = adapters_logical(ad);
@@ -781,9 +776,7 @@ int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct e
         const struct lora_param *p = &whole->params[i];
         if (p->is_b) memset(flat + p->off, 0, (size_t)lora_param_count(p) * sizeof(*flat));
     }
-    if (check_publisher(&src, ad->names, err) || check_agreement(&src, whole, err) ||
-        choose_layout(&src, whole, &f, err) || read_tensors(&src, whole, f, flat, err))
-        goto out;
+    if (check_source(&src, whole, &f, err) || read_tensors(&src, whole, f, flat, err)) goto out;
     adapters_put(ad, dev, ad->opt.param, DT_F32, flat);
     adapters_refresh(ad, dev);
     rc = 0;

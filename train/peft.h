@@ -17,6 +17,9 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
  * r of ad must be twice the file's and the scale the same. Ranks that the file does not fill keep the A of ad and get B
  * = 0. */
 int peft_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
+/* Whether peft_load could read dir into adapters that adapters_plan filled; reads no values. The error names every
+ * setting that differs, and targets that differ by layer. */
+int peft_check(const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 /* adapters.step of the file in dir; 0: unknown, or no readable file. */
 int64_t peft_step(const char *dir);
 /* adapters.base of the file in dir; zeroed where it has none. */

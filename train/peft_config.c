@@ -1,8 +1,10 @@
-/* peft_config.c - writes adapter_config.json: which modules and parameters PEFT adapts, with which ranks. */
+/* peft_config.c - writes adapter_config.json: which modules and parameters PEFT adapts, with which ranks; finds
+ * variants of LoRA in a file of PEFT. */
 #include "train/peft_config.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "data/file.h"
 #include "data/json.h"
@@ -166,4 +168,53 @@ int peft_write_config(const struct adapters *ad, const char *dir, const char *ba
     if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
     json_out_free(&o);
     return rc;
+}
+
+/* ---- variants ---- */
+
+/* Not null, false, [] or {}. */
+static bool is_set(struct json root, const char *key)
+{
+    struct json j = json_find(root, key);
+    bool on = false;
+    switch (json_type(j)) {
+    case JSON_ABSENT:
+    case JSON_NULL: return false;
+    case JSON_BOOL: return json_get_bool(root, key, &on, NULL) || on;
+    case JSON_ARRAY:
+    case JSON_OBJECT: return json_count(j) > 0;
+    default: return true;
+    }
+}
+
+int peft_refuse_variants(struct json root, struct err *err)
+{
+    static const char *const keys[] = {"alora_invocation_tokens",
+                                       "arrow_config",
+                                       "fan_in_fan_out",
+                                       "kasa_config",
+                                       "layer_replication",
+                                       "lora_bias",
+                                       "modules_to_save",
+                                       "monteclora_config",
+                                       "use_bdlora",
+                                       "use_dora",
+                                       "trainable_token_indices",
+                                       "use_qalora"};
+    const char *type = NULL, *bias = "none", *init = "gaussian";
+    char set[512] = "";
+    int at = 0;
+    if (json_get_str(root, "peft_type", &type, err) || json_opt_str(root, "bias", &bias, err)) return -1;
+    if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
+    if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
+    for (int64_t i = 0; i < MT_LEN(keys); i++)
+        if (is_set(root, keys[i]))
+            at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%s`", at ? ", " : "", keys[i]);
+    if (at) return json_error(root, err, "sets %s; only plain LoRA is read", set);
+    if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
+    if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
+    if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))
+        return json_error(json_find(root, "init_lora_weights"), err,
+                          "is %s, which changes the base model too; convert the adapter to plain LoRA in PEFT", init);
+    return 0;
 }

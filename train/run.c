@@ -77,12 +77,23 @@ static int read_arch(struct run *r, struct err *err)
     return arch_load(&r->arch, r->model_dir, err) ? err_prefix(err, "model.path") : 0;
 }
 
+/* lora.init_from must fit [lora]. A run that continues has its own adapter, whatever became of the first one. */
+static int check_init(const struct config *cfg, const struct adapters *ad, struct err *err)
+{
+    char dir[MT_PATH], checkpoints[MT_PATH];
+    if (!cfg->lora.init_from[0]) return 0;
+    if (str_format(checkpoints, sizeof(checkpoints), err, "output.dir", "%s/checkpoints", cfg->output.dir)) return -1;
+    if (strcmp(cfg->train.resume, "never") && (strcmp(cfg->train.resume, "auto") || file_exists(checkpoints))) return 0;
+    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err)) return -1;
+    return peft_check(ad, dir, err) ? err_prefix(err, "lora.init_from") : 0;
+}
+
 /* Adapters of other targets than the model has, and a teacher's adapter of another model, are errors. */
 static int check_targets(const struct run *r, struct err *err)
 {
     struct adapters ad = {0}, teacher = {0}, *planned;
-    const int rc =
-        plan_adapters(&ad, &r->arch, r->cfg, NULL, err) || plan_teacher(&teacher, &planned, &r->arch, r->cfg, err);
+    const int rc = plan_adapters(&ad, &r->arch, r->cfg, NULL, err) || check_init(r->cfg, &ad, err) ||
+                   plan_teacher(&teacher, &planned, &r->arch, r->cfg, err);
     adapters_free(&ad);
     adapters_free(&teacher);
     return rc ? -1 : 0;
