@@ -658,6 +658,30 @@ static void a_fifo_does_not_hang(void **state)
     assert_non_null(strstr(err.msg, "/metrics.jsonl: a pipe, not a regular file"));
 }
 
+/* The time left follows the last 20 steps: slow first steps and an earlier speed do not count. Evaluations count as
+ * often as they were made. */
+static void the_time_left_is_of_the_last_steps(void **state)
+{
+    (void)state;
+    const char *dir = scratch_dir();
+    screen_open(dir);
+    struct metrics m = opened(dir, 0);
+    for (int64_t step = 1; step <= 100; step++) {
+        struct step_metrics s = step_of(step, 200);
+        s.ms = step <= 80 ? 60000 : 1000;
+        metrics_step(&m, &s, step == 100);
+    }
+    metrics_eval(&m, &(struct eval_metrics){.step = 100, .ms = 101000});
+    struct step_metrics s = step_of(101, 200);
+    s.ms = 1000;
+    metrics_step(&m, &s, true);
+    closed(&m);
+    char *screen = screen_read();
+    assert_non_null(strstr(screen, "  left 1:40"));
+    assert_non_null(strstr(screen, "  left 3:18"));
+    mem_free(screen);
+}
+
 /* A link to another file, symbolic or hard, is not written through. */
 static void links_keep_their_targets(void **state)
 {
@@ -698,6 +722,7 @@ int test_metrics(void)
         cmocka_unit_test_teardown(report_names_the_run, screen_close),
         cmocka_unit_test_teardown(a_full_disk_is_an_error, screen_close),
         cmocka_unit_test(links_keep_their_targets),
+        cmocka_unit_test_teardown(the_time_left_is_of_the_last_steps, screen_close),
         cmocka_unit_test(a_fifo_does_not_hang),
         cmocka_unit_test_teardown(report_has_every_plot, screen_close),
         cmocka_unit_test_teardown(report_without_optional_data, screen_close),

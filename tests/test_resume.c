@@ -610,7 +610,7 @@ static void lists_are_compared_by_meaning(void **state)
     assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
 }
 
-/* The warning compares with the loss of the first steps, which the checkpoint stores. */
+/* The warning compares with the loss before the first update, which the checkpoint stores. */
 static void divergence_is_a_warning(void **state)
 {
     (void)state;
@@ -620,6 +620,7 @@ static void divergence_is_a_warning(void **state)
     forge_in(config, "step-000010", "\"first_loss\": \"", "\"first_loss\": \"-");
     assert_int_equal(RUN(config, "--set", "train.steps=12"), 0);
     assert_says(said.err, "warning: the loss diverges: ");
+    assert_says(said.err, " before the first update");
     assert_null(strstr(strstr(said.err, "diverges") + 1, "diverges"));
 }
 

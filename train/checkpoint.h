@@ -16,8 +16,8 @@ struct train_state {
     int64_t tokens;        /* tokens trained on so far */
     int64_t total_steps;   /* total steps of the run when this was saved: the length of the schedule */
     double smooth_loss;    /* as in the step line */
-    double first_loss;     /* mean of the first three steps with a finite loss; reference for the divergence warning */
-    double best_loss;      /* lowest held-out loss; infinity: none yet */
+    double first_loss; /* before the first update: of its step, or at step 0 if higher; divergence is judged by it */
+    double best_loss;  /* lowest held-out loss; infinity: none yet */
     int64_t best_step;
     int64_t n_worse;   /* evaluations since best_step without a lower loss */
     int64_t eval_step; /* last evaluated step; -1: none */

@@ -214,8 +214,8 @@ static void warn_of_chunks(struct training *t)
              (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
 }
 
-/* Warns of divergence: from the 10th step with a finite loss on, a smoothed loss above 1.5 times the mean of the first
- * three, plus 0.5; once per start. */
+/* Warns of divergence: from the 10th step with a finite loss on, a smoothed loss above 1.5 times the loss before the
+ * first update, plus 0.5; once per start. */
 static void warn_of_divergence(struct training *t)
 {
     const struct train_state *s = &t->state;
@@ -223,7 +223,7 @@ static void warn_of_divergence(struct training *t)
     if (t->diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
     t->diverged = true;
     metrics_end_line(&t->metrics);
-    log_warn("the loss diverges: %.4f (smoothed) at step %lld, %.4f in the first steps. Lower optim.lr, or raise "
+    log_warn("the loss diverges: %.4f (smoothed) at step %lld, %.4f before the first update. Lower optim.lr, or raise "
              "optim.warmup_steps",
              s->smooth_loss, (long long)s->step, s->first_loss);
 }
@@ -270,7 +270,7 @@ static int step(struct training *t, struct err *err)
         s->n_nonfinite++;
     else
         s->smooth_loss = smoothed(s->smooth_loss, m.loss, s->step - s->n_nonfinite);
-    if (s->step - s->n_nonfinite <= 3) s->first_loss = s->smooth_loss;
+    if (!m.skipped && s->step - s->n_nonfinite == 1) s->first_loss = fmax(s->first_loss, m.loss); /* and at step 0 */
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
     m.roof = prof_share(&t->run.dev, t->run.dev.floor_ms - floor_ms, m.ms);
@@ -317,6 +317,7 @@ static int evaluate(struct training *t, struct err *err)
     s->eval_step = s->step;
     if (!t->run.eval.n_docs) return 0;
     s->eval_from = e.from;
+    if (s->step == 0 && isfinite(e.loss)) s->first_loss = e.loss;
     if (metrics && !isfinite(e.loss)) loss_warn_evaluation(t->run.cfg, s);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;

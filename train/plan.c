@@ -97,9 +97,9 @@ static void warn_decoded(const struct plan *p, const struct config *cfg)
                  (long long)cfg->train.decoded_layers, p->memory.format);
 }
 
-int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
-              struct err *err)
+static int make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                struct err *err)
 {
     struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
     *p = (struct plan){.n_tok = q.n_tok,
@@ -133,6 +133,15 @@ int plan_make(struct plan *p, const struct device *dev, const struct parallel *p
     if (plan_peak(p, train) <= p->budget) return plan_check_host(p, &q, err);
     p->too_large = true;
     return plan_too_large(p, &q, err);
+}
+
+int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              struct err *err)
+{
+    const int rc = make(p, dev, par, a, st, cfg, adapter_dir, train, err);
+    plan_progress_end();
+    return rc;
 }
 
 /* Whether the same budget with more host memory would be faster by a hundredth. */
@@ -175,6 +184,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
         else
             high = middle;
     }
+    plan_progress_end();
     p->longest = low * unit;
     p->longest_fits = low == a->max_len / unit;
     return 0;

@@ -127,6 +127,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
     q.rates = *rates;
     q.checked = true;
     const int n = find_rows(rows, p, &q, err);
+    plan_progress_end();
     if (n < 0) return -1;
     const bool timed = rates->flops > 0;
     fprintf(out,

@@ -2,7 +2,9 @@
  * code. */
 #include "train/plan_measure.h"
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "data/loader.h"
 #include "kernels/memory.h"
@@ -166,6 +168,43 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
     return q;
 }
 
+/* ---- progress ---- */
+
+enum { LINE_MS = 250 };
+
+double plan_quiet_ms = 1000, plan_log_ms = 10000;
+
+static struct {
+    double start_ms, shown_ms; /* 0: no plan is made */
+    int64_t n;                 /* dry runs */
+    bool drawn;
+} shown;
+
+void plan_progress(const struct plan_request *q)
+{
+    const double now = clock_ms();
+    const bool tty = isatty(STDERR_FILENO);
+    char s[32];
+    progress();
+    if (!shown.n++) shown.start_ms = shown.shown_ms = now;
+    if (q->par->all->rank || now - shown.start_ms < plan_quiet_ms) return;
+    if (now - shown.shown_ms < (tty ? LINE_MS : plan_log_ms)) return;
+    shown.shown_ms = now;
+    str_seconds(s, (now - shown.start_ms) / 1e3);
+    if (tty)
+        fprintf(stderr, "\r\033[Kplan: %lld dry runs of the model so far, %s", (long long)shown.n, s);
+    else
+        log_info("plan: %lld dry runs of the model so far, %s", (long long)shown.n, s);
+    shown.drawn = tty;
+}
+
+void plan_progress_end(void)
+{
+    if (shown.drawn) fputs("\r\033[K", stderr);
+    shown.n = 0;
+    shown.drawn = false;
+}
+
 /* ---- dry runs ---- */
 
 /* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
@@ -174,6 +213,7 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
     struct model *m = &p->model;
     const struct model_pass pass = {
         .backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true, .unquantised = !quantised};
+    plan_progress(p->q);
     p->dev.work = arena_measure("work");
     p->dev.flops = p->dev.floor_ms = 0;
     model_begin(m, &p->batch, &pass);

@@ -121,4 +121,10 @@ struct model_options plan_fixed_options(const struct plan_request *q);
 /* train.decoded_layers, which model.expert_weight_format may set; -1: as many as fit. */
 int64_t plan_decoded_layers(const struct plan_request *q);
 
+/* A plan that takes more than a second says so on standard error, with the number of dry runs so far: on a terminal in
+ * a line, elsewhere every 10 s. Each dry run of rank 0 calls plan_progress; plan_progress_end clears the line. */
+void plan_progress(const struct plan_request *q);
+void plan_progress_end(void);
+extern double plan_quiet_ms, plan_log_ms; /* 1 s and 10 s */
+
 #endif

@@ -114,10 +114,19 @@ static void draw_fields(char fields[N_FIELDS][64], int columns)
 
 static int step_width(const struct step_metrics *s) { return snprintf(NULL, 0, "%lld", (long long)s->total_steps); }
 
+/* The last steps, and evaluations as often as so far. */
+static double seconds_left(const struct metrics *m, const struct step_metrics *s)
+{
+    const int64_t n = MT_MIN(m->run_steps, METRICS_RECENT);
+    double ms = 0;
+    for (int64_t i = 0; i < n; i++) ms += m->recent_ms[i];
+    return (ms / (double)n + m->eval_ms / (double)m->run_steps) / 1e3 * (double)(s->total_steps - s->step);
+}
+
 static void draw_step(const struct metrics *m, const struct step_metrics *s)
 {
     char fields[N_FIELDS][64], text[32];
-    double left = m->run_ms / 1e3 / m->run_steps * (double)(s->total_steps - s->step);
+    const double left = seconds_left(m, s);
     double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
     snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
     snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
@@ -187,8 +196,7 @@ static void put_parts(struct json_out *o, bool distill, double ce, double kl)
 
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
 {
-    m->run_steps++;
-    m->run_ms += s->ms;
+    m->recent_ms[m->run_steps++ % METRICS_RECENT] = s->ms;
     m->line_tok += (double)s->tokens;
     m->line_ms += s->ms;
     if (show || s->skipped) print_step(m, s);
@@ -228,7 +236,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
 {
     char tokens[32], text[64], parts[64] = "";
     if (e->distill) snprintf(parts, sizeof(parts), "  ce %.4f  kl %.4g", e->ce, e->kl);
-    if (m->run_steps > 0) m->run_ms += e->ms;
+    if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
     printf("eval at step %lld: loss %.4f%s  perplexity %.4g  accuracy %.1f%%  (%s token%s%s)\n", (long long)e->step,
            e->loss, parts, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens),

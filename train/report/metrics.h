@@ -32,6 +32,10 @@ struct eval_metrics {
     double ms;
 };
 
+enum {
+    METRICS_RECENT = 20
+}; /* steps whose time gives the time left: the first ones are slower, and settings of a machine
+      change */
 enum { METRICS_SCHEMA = 1 }; /* of metrics.jsonl (train/report/README.md); raise it when the meaning of a key changes */
 
 /* The `start` event. */
@@ -53,9 +57,10 @@ struct sample_metrics {
 struct metrics {
     FILE *jsonl, *events; /* events: of TensorBoard, or NULL */
     char dir[MT_PATH];
-    bool tty, drawn;          /* drawn: the cursor is at the end of a step line */
-    double line_tok, line_ms; /* of the steps since the last line, for its tok/s */
-    double run_steps, run_ms; /* since metrics_open, evaluations after the first step included; for the time left */
+    bool tty, drawn;                           /* drawn: the cursor is at the end of a step line */
+    double line_tok, line_ms;                  /* of the steps since the last line, for its tok/s */
+    int64_t run_steps;                         /* since metrics_open */
+    double recent_ms[METRICS_RECENT], eval_ms; /* of the last steps, in a ring; of evaluations after the first step */
 };
 /* Opens dir/metrics.jsonl; creates dir. end NULL: a new file. Otherwise first metrics_cut. */
 int metrics_open(struct metrics *m, const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
