@@ -225,10 +225,20 @@ static int check_special(struct row_reader *r, struct json row, struct err *err)
                       (int)MT_MIN(size, 64), text);
 }
 
+/* Templates print any value; these are missing texts, or other columns. */
+static int check_content(struct json content, struct err *err)
+{
+    if (json_type(content) != JSON_BOOL && !json_wide(content)) return 0;
+    return json_error(content, err, "must be text, not a boolean, NaN or a number beyond 64 bits");
+}
+
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
+    const struct json messages = json_find(row, "messages");
     const struct chat_options opt = {.date = r->opt->chat_date};
-    if (check_turns(r, json_find(row, "messages"), "role", "from", "conversations=messages", err)) return -1;
+    for (int64_t i = 0; i < json_count(messages); i++)
+        if (check_content(json_find(json_at(messages, i), "content"), err)) return -1;
+    if (check_turns(r, messages, "role", "from", "conversations=messages", err)) return -1;
     if (!r->opt->chat && !r->harmony) r->harmony = row_is_harmony(r->tok); /* a search of the vocabulary: once */
     if (!r->opt->chat && !r->harmony) /* harmony's marks would be tokenised as ordinary text */
         return json_error(
@@ -294,8 +304,7 @@ static int end_message(struct text_buf *t, struct json turn, struct err *err)
 static int put_message(struct row_reader *r, const char *role, struct json content, struct json turn, struct err *err)
 {
     struct text_buf *t = &r->joined;
-    if (json_type(content) == JSON_BOOL || json_wide(content)) /* templates may print them */
-        return json_error(content, err, "must be text, not a boolean, NaN or a number beyond 64 bits");
+    if (check_content(content, err)) return -1;
     if (t->text[t->size - 1] != '[') text_put(t, ", ");
     text_put(t, "{\"role\": ");
     put_text(t, role);

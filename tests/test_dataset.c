@@ -274,6 +274,8 @@ static void bad_rows(void **state)
         {"{\"text\": 18446744073709551615}", "`text`"},
         {"{\"text\": NaN}", "`text`: must be a string, not a number"},
         {"{\"instruction\": \"a\", \"output\": \"b\", \"history\": [[true, \"c\"]]}", "must be text, not a boolean"},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": NaN}]}",
+         "`messages[0].content`: must be text, not a boolean, NaN"},
         {"{\"prompt\": \"a\", \"completion\": [\"b\"]}", "two texts, or two lists of messages"},
         {"{\"prompt\": [], \"completion\": [{\"from\": \"gpt\", \"value\": \"b\"}]}", "`completion` write messages"},
         {"{\"prompt\": {}, \"completion\": \"b\"}", "`prompt`"},
