@@ -88,6 +88,8 @@ def repositories():
     code = ("tokenization_kimi.py", "tool_declaration_ts.py", "modeling_kimi.py",
             "additional_chat_templates/tool_use.jinja", "additional_chat_templates/old/a.jinja")
     repos["models", "test/kimi"] = kimi | {"tiktoken.model": b"QQ== 0"} | {name: name.encode() for name in code}
+    repos["models", "test/adapter"] = {"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}
+    repos["models", "test/gguf"] = {"model-Q4_K_M.gguf": b"GGUF"}
     repos["models", "test/slow"].update({name: content(name, 700000 + i) for i, name in enumerate(SHARDS)})
     for name in ("drip", "escape", "escape-503"):
         repos["models", "test/" + name] = model_files()

@@ -279,6 +279,8 @@ static void test_wrong_bytes(void **state)
     assert_refused("loop", "main", "redirects", "test/loop/model-0000");
     assert_refused("no-shard", "main", hub_shard(1), "its index names");
     assert_refused("no-weights", "main", "model.safetensors", "safetensors is the format");
+    assert_refused("adapter", "main", "has no config.json", ": an adapter, not a model");
+    assert_refused("gguf", "main", "has no config.json", "but GGUF files, which are not supported");
 }
 
 static void test_refusals(void **state)

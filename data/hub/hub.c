@@ -240,12 +240,25 @@ static int want_tokenizer(const struct hub_repo *repo, struct wanted *w, struct 
     return 0;
 }
 
+/* What a repository without config.json is, by its files; "": unknown. */
+static const char *other_content(const struct hub_repo *repo)
+{
+    if (hub_repo_find(repo, "adapter_config.json"))
+        return ": an adapter, not a model; set model.path to its base model";
+    for (int64_t i = 0; i < repo->n_files; i++) {
+        const size_t n = strlen(repo->files[i].path);
+        if (n > 5 && !strcmp(repo->files[i].path + n - 5, ".gguf"))
+            return ", but GGUF files, which are not supported; use the repository of the original checkpoint";
+    }
+    return "";
+}
+
 /* Fetches the small files that training, or only a plan, reads; adds the shards to `shards`. Nothing else of the
  * repository is needed: no other format of the same weights, no folder. */
 static int fetch_small(const struct hub_repo *repo, bool plan, struct wanted *shards, struct err *err)
 {
     struct wanted w = {0};
-    int rc = want_needed(repo, &w, "config.json", "", err);
+    int rc = want_needed(repo, &w, "config.json", other_content(repo), err);
     if (!rc && !plan) rc = want_tokenizer(repo, &w, err);
     want_useful(repo, &w, INDEX);
     if (!rc && !hub_repo_find(repo, INDEX))
