@@ -332,11 +332,7 @@ int line_reader_next(struct line_reader *r, char **line, int64_t *size, struct e
             return err_set(err, "%s:%lld: the line is longer than the limit of %s", r->path, (long long)r->number + 1,
                            str_bytes(limit, FILE_LINE_MAX));
         }
-        if (n + count >= r->cap) {
-            int64_t cap = MT_MAX(n + count + 1, 2 * r->cap);
-            r->line = mem_grow(r->line, r->cap, cap, 1);
-            r->cap = cap;
-        }
+        r->line = mem_reserve(r->line, &r->cap, n + count + 1, 1);
         memcpy(r->line + n, from, (size_t)count);
         n += count;
         r->pos += count + (lf != NULL);
@@ -637,11 +633,7 @@ int file_list(const char *dir, char ***names, int64_t *count, struct err *err)
     struct dirent *entry;
     while (errno = 0, (entry = readdir(d)) != NULL) {
         if (!strcmp(entry->d_name, ".") || !strcmp(entry->d_name, "..")) continue;
-        if (n == cap) {
-            int64_t grown = MT_MAX(2 * cap, 16);
-            list = mem_grow(list, cap, grown, sizeof(*list));
-            cap = grown;
-        }
+        list = mem_reserve(list, &cap, n + 1, sizeof(*list));
         list[n++] = mem_strdup(entry->d_name);
     }
     int rc = errno ? io_error(err, dir, "read the directory") : 0;

@@ -28,11 +28,7 @@ struct text {
 
 static void put(struct text *t, const void *data, size_t n)
 {
-    if (t->size + (int64_t)n > t->cap) {
-        const int64_t cap = 2 * t->cap + (int64_t)n + 256;
-        t->bytes = mem_grow(t->bytes, t->cap, cap, 1);
-        t->cap = cap;
-    }
+    t->bytes = mem_reserve(t->bytes, &t->cap, t->size + (int64_t)n, 1);
     memcpy(t->bytes + t->size, data, n);
     t->size += (int64_t)n;
 }

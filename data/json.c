@@ -420,11 +420,7 @@ int json_opt_str(struct json j, const char *key, const char **out, struct err *e
 
 static void put(struct json_out *o, const char *text, int64_t n)
 {
-    if (o->size + n + 1 > o->cap) {
-        int64_t cap = MT_MAX(2 * o->cap, o->size + n + 256);
-        o->text = mem_grow(o->text, o->cap, cap, 1);
-        o->cap = cap;
-    }
+    o->text = mem_reserve(o->text, &o->cap, o->size + n + 1, 1);
     memcpy(o->text + o->size, text, (size_t)n);
     o->size += n;
     o->text[o->size] = 0;
@@ -567,8 +563,7 @@ void json_out_free(struct json_out *o)
 
 char *json_out_take(struct json_out *o)
 {
-    char *text = mem_alloc(o->size + 1);
-    memcpy(text, o->text, (size_t)o->size);
+    char *text = mem_strndup(o->text, o->size);
     json_out_free(o);
     return text;
 }

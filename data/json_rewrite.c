@@ -18,11 +18,7 @@ struct copy {
 
 static void put(struct copy *c, const char *text, int64_t n)
 {
-    if (c->size + n > c->cap) {
-        const int64_t cap = MT_MAX(2 * c->cap, c->size + n);
-        c->out = mem_grow(c->out, c->cap, cap, 1);
-        c->cap = cap;
-    }
+    c->out = mem_reserve(c->out, &c->cap, c->size + n, 1);
     memcpy(c->out + c->size, text, (size_t)n);
     c->size += n;
 }
@@ -86,8 +82,7 @@ static void copy_number(struct copy *c)
     while (c->at < c->end && *c->at && strchr("+-.0123456789eE", *c->at)) c->at++;
     const int64_t n = MT_MAX(c->at - begin, 1); /* of another word: its first letter */
     c->at = begin + n;
-    char *number = mem_alloc(n + 1);
-    memcpy(number, begin, (size_t)n);
+    char *number = mem_strndup(begin, n);
     if ((name = wide_name(number)))
         put_marked(c, "\"\\u0000#", name, (int64_t)strlen(name));
     else

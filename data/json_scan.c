@@ -80,11 +80,7 @@ static int read_string(struct json_scan *s, const char **out, int64_t *size)
     }
     int64_t n = s->at - begin;
     for (bool copied = false;; copied = true) {
-        if (n + 4 > s->cap) {
-            int64_t cap = MT_MAX(2 * s->cap, n + 64);
-            s->text = mem_grow(s->text, s->cap, cap, 1);
-            s->cap = cap;
-        }
+        s->text = mem_reserve(s->text, &s->cap, n + 4, 1);
         if (!copied) memcpy(s->text, begin, (size_t)n);
         if (s->at == s->end || (unsigned char)*s->at < 32) return -1;
         if (*s->at == '"') break;

@@ -21,10 +21,7 @@ void row_reader_free(struct row_reader *r)
 
 static struct row_sample *add(struct row_reader *r, const char *text, int64_t size)
 {
-    if (r->n == r->cap) {
-        r->samples = mem_grow(r->samples, r->cap, 2 * r->cap + 4, sizeof(*r->samples));
-        r->cap = 2 * r->cap + 4;
-    }
+    r->samples = mem_reserve(r->samples, &r->cap, r->n + 1, sizeof(*r->samples));
     struct row_sample *s = &r->samples[r->n++];
     *s = (struct row_sample){.text = text, .size = size};
     return s;
@@ -182,10 +179,7 @@ static int unequal(struct json row, struct err *err)
 
 static void add_plain(struct row_reader *r, int64_t at)
 {
-    if (r->n_plain == r->cap_plain) {
-        r->plain = mem_grow(r->plain, r->cap_plain, 2 * r->cap_plain + 16, sizeof(*r->plain));
-        r->cap_plain = 2 * r->cap_plain + 16;
-    }
+    r->plain = mem_reserve(r->plain, &r->cap_plain, r->n_plain + 1, sizeof(*r->plain));
     r->plain[r->n_plain++] = at;
 }
 
@@ -260,15 +254,6 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
 
 /* ---- other forms, rewritten as the JSON of {messages, tools} ---- */
 
-/* Index of name, n if it is none of them. */
-static int64_t index_in(const char *name, const char *const *names, int64_t n)
-{
-    int64_t i = 0;
-    while (i < n && strcmp(names[i], name)) i++;
-    return i;
-}
-static bool is_in(const char *name, const char *const *names, int64_t n) { return index_in(name, names, n) < n; }
-
 static void open_row(struct row_reader *r)
 {
     r->joined.size = 0;
@@ -295,7 +280,7 @@ static int end_message(struct text_buf *t, struct json turn, struct err *err)
     const char *key;
     struct json value;
     for (int64_t i = 0; json_member(turn, i, &key, &value); i++)
-        if (!is_in(key, written, MT_LEN(written)) && put_key(t, key, value, err)) return -1;
+        if (!str_in(key, written, MT_LEN(written)) && put_key(t, key, value, err)) return -1;
     text_put(t, "}");
     return 0;
 }
@@ -435,7 +420,7 @@ static int read_with_system(struct row_reader *r, struct json row, struct err *e
     const struct json messages = json_find(row, "messages");
     const char *role;
     if (is_empty(json_find(row, "system"))) return read_messages(r, row, err);
-    if (!json_get_str(json_at(messages, 0), "role", &role, NULL) && is_in(role, first, MT_LEN(first)))
+    if (!json_get_str(json_at(messages, 0), "role", &role, NULL) && str_in(role, first, MT_LEN(first)))
         return json_error(row, err, "has two system prompts, `system` and the first message: remove one");
     open_row(r);
     return put_system(r, row, err) || put_messages(r, messages, err) ? -1 : read_rewritten(r, row, err);
@@ -525,11 +510,11 @@ static int columns_make_messages(const char *columns, bool *yes, struct err *err
     bool system = false;
     int status;
     while ((status = next_column(&columns, to, column, err)) == 1) {
-        if (is_in(to, column_roles, MT_LEN(column_roles))) {
+        if (str_in(to, column_roles, MT_LEN(column_roles))) {
             if (!role[0] || !strcmp(role, "system")) memcpy(role, to, sizeof(role));
-        } else if (!is_in(to, beside, MT_LEN(beside))) {
+        } else if (!str_in(to, beside, MT_LEN(beside))) {
             if (!other[0]) memcpy(other, to, sizeof(other));
-            system = system || is_in(to, with_system, MT_LEN(with_system));
+            system = system || str_in(to, with_system, MT_LEN(with_system));
         }
     }
     *yes = role[0] && !other[0];
@@ -584,12 +569,12 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     open_row(r);
     while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
-        mapped[index_in(to, beside, MT_LEN(beside))] = true;
+        mapped[str_index(to, beside, MT_LEN(beside))] = true;
         if (!strcmp(to, "system")) r->has_system = r->has_system || json_type(value) != JSON_ABSENT;
         if (!strcmp(to, "system") && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);
-        else if (messages && is_in(to, column_roles, MT_LEN(column_roles)))
+        else if (messages && str_in(to, column_roles, MT_LEN(column_roles)))
             rc = put_message(r, to, value, no_turn, err);
         else
             rc = put_key(&keys, to, value, err);

@@ -64,8 +64,7 @@ static void alter(char *s)
 
 static void put_altered_string(struct finder *f, struct text_buf *t, const char *text, int64_t size)
 {
-    char *copy = mem_alloc(size + 1);
-    memcpy(copy, text, (size_t)size);
+    char *copy = mem_strndup(text, size);
     tokenizer_specials(f->tok, text, size, &f->list);
     for (int64_t i = 0; i < f->list.count; i++) {
         int64_t at = f->list.begin[i];

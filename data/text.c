@@ -16,11 +16,7 @@ void text_free(struct text_buf *t)
 
 void text_span(struct text_buf *t, int64_t begin, int64_t end)
 {
-    if (t->n_spans == t->cap_spans) {
-        int64_t cap = 2 * t->cap_spans + 8;
-        t->spans = mem_grow(t->spans, t->cap_spans, cap, sizeof(*t->spans));
-        t->cap_spans = cap;
-    }
+    t->spans = mem_reserve(t->spans, &t->cap_spans, t->n_spans + 1, sizeof(*t->spans));
     t->spans[t->n_spans][0] = begin;
     t->spans[t->n_spans++][1] = end;
 }
@@ -33,11 +29,7 @@ bool text_is_blank(const char *text, int64_t size)
 
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
 {
-    if (t->size + size + 1 > t->cap) {
-        int64_t cap = MT_MAX(2 * t->cap, t->size + size + 1024);
-        t->text = mem_grow(t->text, t->cap, cap, 1);
-        t->cap = cap;
-    }
+    t->text = mem_reserve(t->text, &t->cap, t->size + size + 1, 1);
     memcpy(t->text + t->size, text, (size_t)size);
     t->size += size;
     t->text[t->size] = 0;

@@ -5,11 +5,7 @@
 
 static void reserve(struct topk *t, int64_t rows)
 {
-    if (t->n_docs == t->cap_docs) {
-        const int64_t cap = 2 * t->cap_docs + 16;
-        t->doc = mem_grow(t->doc, t->cap_docs, cap, sizeof(*t->doc));
-        t->cap_docs = cap;
-    }
+    t->doc = mem_reserve(t->doc, &t->cap_docs, t->n_docs + 1, sizeof(*t->doc));
     if (t->n_rows + rows <= t->cap_rows) return;
     const int64_t cap = MT_MAX(t->n_rows + rows, 2 * t->cap_rows);
     t->id = mem_grow(t->id, t->cap_rows * t->n_top, cap * t->n_top, sizeof(*t->id));

@@ -212,11 +212,17 @@ void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size)
     return grown;
 }
 
-char *mem_strdup(const char *s)
+void *mem_reserve(void *p, int64_t *cap, int64_t need, int64_t size)
 {
-    size_t n = strlen(s) + 1;
-    return memcpy(mem_alloc((int64_t)n), s, n);
+    const int64_t old = *cap;
+    if (need <= old) return p;
+    *cap = MT_MAX(2 * old, need + 8 + 1024 / size); /* a kilobyte at least */
+    return mem_grow(p, old, *cap, size);
 }
+
+char *mem_strndup(const char *s, int64_t n) { return memcpy(mem_alloc(n + 1), s, (size_t)n); }
+
+char *mem_strdup(const char *s) { return mem_strndup(s, (int64_t)strlen(s)); }
 
 void mem_free(void *p) { free(p); }
 
@@ -261,6 +267,21 @@ static int64_t edit_distance(const char *a, int64_t na, const char *b, int64_t n
     }
     return rows[na % 3][nb];
 }
+
+bool str_ends(const char *s, const char *end)
+{
+    const size_t n = strlen(s), m = strlen(end);
+    return n >= m && !strcmp(s + n - m, end);
+}
+
+int64_t str_index(const char *s, const char *const *names, int64_t n)
+{
+    int64_t i = 0;
+    while (i < n && strcmp(names[i], s)) i++;
+    return i;
+}
+
+bool str_in(const char *s, const char *const *names, int64_t n) { return str_index(s, names, n) < n; }
 
 const char *str_nearest(const char *word, const char *const *names, int64_t n)
 {

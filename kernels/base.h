@@ -62,11 +62,14 @@ void progress(void);
 uint64_t progress_count(void);
 
 /* Zeroed host memory, never NULL (on failure the process stops with a message); free with mem_free, which accepts NULL.
- * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. */
+ * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. mem_reserve does so
+ * for *cap elements, when `need` are more: to twice as many, so that the cost of single additions is constant. */
 void *mem_alloc(int64_t bytes);
 void *mem_array(int64_t count, int64_t size);
 void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);
+void *mem_reserve(void *p, int64_t *cap, int64_t need, int64_t size);
 char *mem_strdup(const char *s);
+char *mem_strndup(const char *s, int64_t n); /* n bytes, which may contain NUL, and a NUL */
 void mem_free(void *p);
 
 /* v with the sign of a NaN cleared: printf prints "-nan" for a negative one. */
@@ -83,6 +86,9 @@ uint32_t str_codepoint(const char *s, int n); /* of a valid character of n bytes
 
 /* snprintf into dst of size n; -1 with an error that names `what` when the text does not fit. */
 int str_format(char *dst, size_t n, struct err *e, const char *what, const char *fmt, ...) MT_PRINTF(5, 6) MT_CHECK;
+bool str_ends(const char *s, const char *end);
+int64_t str_index(const char *s, const char *const *names, int64_t n); /* in names[n]; n: it is not there */
+bool str_in(const char *s, const char *const *names, int64_t n);
 /* The entry of names[n] nearest to word by edit distance, or NULL when none is near enough. */
 const char *str_nearest(const char *word, const char *const *names, int64_t n);
 /* "1.23 GiB" / "12.3 M" / "1:02:03" into buf of 32 bytes; returns buf. */

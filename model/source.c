@@ -736,10 +736,7 @@ bool source_is_activation_scale(const char *name)
 {
     static const char *const suffixes[] = {"activation_scale", "input_scale", "input_scale_ub", "input_global_scale",
                                            ".output_scale",    ".k_scale",    ".v_scale",       ".q_scale"};
-    const size_t n = strlen(name);
-    for (int i = 0; i < MT_LEN(suffixes); i++) {
-        const size_t tail = strlen(suffixes[i]);
-        if (n > tail && !strcmp(name + n - tail, suffixes[i])) return true;
-    }
+    for (int i = 0; i < MT_LEN(suffixes); i++)
+        if (str_ends(name, suffixes[i])) return true;
     return false;
 }

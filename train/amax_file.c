@@ -51,15 +51,9 @@ static int read_row(const struct safetensors *st, const char *path, const struct
  * export that quantises experts alone. */
 static int check_count(const struct safetensors *st, const char *path, const struct amax_table *t, struct err *err)
 {
-    static const char suffix[] = ".input_amax";
-    const int64_t n_suffix = (int64_t)sizeof(suffix) - 1;
     int64_t need = 0, have = 0;
     for (int64_t i = 0; i < t->n_rows; i++) need += !t->rows[i].input;
-    for (int64_t i = 0; i < st->n_tensors; i++) {
-        const char *name = st->tensors[i].name;
-        const int64_t n = (int64_t)strlen(name);
-        have += n < n_suffix || strcmp(name + n - n_suffix, suffix);
-    }
+    for (int64_t i = 0; i < st->n_tensors; i++) have += !str_ends(st->tensors[i].name, ".input_amax");
     if (!need || need == have) return 0;
     return err_set(
         err, "%s: %lld magnitudes of weights, but the model and quant.targets make %lld: take the file of the run",

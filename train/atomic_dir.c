@@ -125,13 +125,6 @@ static const char *hidden_name(const char *entry)
     return NULL;
 }
 
-static bool is_one_of(const char *name, const char *const *names, int64_t n)
-{
-    bool found = !names;
-    for (int64_t i = 0; i < n; i++) found |= !strcmp(name, names[i]);
-    return found;
-}
-
 static int sweep_entry(const char *parent, const char *entry, bool warn, struct err *err)
 {
     char path[MT_PATH], dir[MT_PATH];
@@ -153,7 +146,7 @@ int atomic_dir_sweep(const char *parent, const char *const *names, int64_t n, bo
     if (file_list(parent, &entries, &n_entries, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; i < n_entries && !rc; i++)
-        if (hidden_name(entries[i]) && is_one_of(hidden_name(entries[i]), names, n))
+        if (hidden_name(entries[i]) && (!names || str_in(hidden_name(entries[i]), names, n)))
             rc = sweep_entry(parent, entries[i], warn, err);
     file_list_free(entries, n_entries);
     return rc;

@@ -17,10 +17,7 @@ void chat_marks_free(struct chat_marks *m)
 /* A new mark for a part. */
 static const char *mark_of(struct chat_marks *m, int64_t message, const char *what, char text[32])
 {
-    if (m->n == m->cap) {
-        m->items = mem_grow(m->items, m->cap, 2 * m->cap + 16, sizeof(*m->items));
-        m->cap = 2 * m->cap + 16;
-    }
+    m->items = mem_reserve(m->items, &m->cap, m->n + 1, sizeof(*m->items));
     m->items[m->n] = (struct chat_mark){message, what};
     snprintf(text, 32, MARK, (long long)m->n++);
     return text;

@@ -14,13 +14,6 @@ struct writer {
 
 static bool is_none(struct json j) { return json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL; }
 
-static bool is_one_of(const char *name, const char *const *names, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (!strcmp(name, names[i])) return true;
-    return false;
-}
-
 /* ---- keys that say loss ---- */
 
 /* One of the words of a name such as "loss_mask" or "isMasked". */
@@ -33,7 +26,7 @@ static bool says_loss(const char *key)
         const bool letter = isalpha((unsigned char)*key);
         if (n && (!letter || (isupper((unsigned char)*key) && islower((unsigned char)key[-1])))) {
             word[MT_MIN(n, sizeof(word) - 1)] = 0;
-            if (is_one_of(word, words, MT_LEN(words))) return true;
+            if (str_in(word, words, MT_LEN(words))) return true;
             n = 0;
         }
         if (!*key) return false;
@@ -48,7 +41,7 @@ int chat_row_check_loss(struct json object, bool message, struct err *err)
     const char *key;
     struct json value;
     for (int64_t i = 0; json_member(object, i, &key, &value); i++) {
-        if (message && is_one_of(key, known, MT_LEN(known))) continue;
+        if (message && str_in(key, known, MT_LEN(known))) continue;
         if (!says_loss(key) && !(message && !strncmp(key, "train", 5))) continue;
         if (json_type(value) == JSON_NULL || !strcmp(key, "attention_mask")) continue;
         return json_error(object, err,
@@ -412,8 +405,8 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     }
     for (int64_t k = 0; json_member(message, k, &key, &value); k++) {
         static const char *const written[] = {"role", "content", "tool_calls"};
-        if (json_type(value) == JSON_NULL || (answer && is_one_of(key, written, MT_LEN(written))) ||
-            (!answer && is_one_of(key, written, 2)) ||
+        if (json_type(value) == JSON_NULL || (answer && str_in(key, written, MT_LEN(written))) ||
+            (!answer && str_in(key, written, 2)) ||
             (answer && !strcmp(key, "function_call") && !w->opt->rules->function_call))
             continue;
         put_key(w, key);

@@ -24,12 +24,7 @@ static const struct chat_alias aliases[] = {
 };
 _Static_assert(MT_LEN(aliases) <= CHAT_ALIASES, "chat_rules.keeps is too small");
 
-int64_t chat_role_index(const char *role)
-{
-    int64_t i = 0;
-    while (i < CHAT_ROLES && strcmp(chat_roles[i], role)) i++;
-    return i;
-}
+int64_t chat_role_index(const char *role) { return str_index(role, chat_roles, CHAT_ROLES); }
 
 const struct chat_alias *chat_alias_of(const char *role)
 {

@@ -37,10 +37,7 @@ void chat_samples_free(struct chat_samples *s)
 /* Adds an empty text; it reuses the memory of an earlier conversation. */
 static struct text_buf *add_sample(struct chat_samples *s)
 {
-    if (s->count == s->cap) {
-        s->items = mem_grow(s->items, s->cap, 2 * s->cap + 2, sizeof(*s->items));
-        s->cap = 2 * s->cap + 2;
-    }
+    s->items = mem_reserve(s->items, &s->cap, s->count + 1, sizeof(*s->items));
     struct text_buf *t = &s->items[s->count++];
     t->size = t->n_spans = 0;
     text_put(t, "");
@@ -171,8 +168,7 @@ static bool note_reasoning(struct conversation *s, int64_t message, const char *
         text = in.text, n = in.size;
     while (n && text_is_space(text[0])) text++, n--;
     while (n && text_is_space(text[n - 1])) n--;
-    char *reasoning = mem_alloc(n + 1);
-    memcpy(reasoning, text, (size_t)n);
+    char *reasoning = mem_strndup(text, n);
     const bool unshown = n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
     mem_free(reasoning);
     const bool empty =

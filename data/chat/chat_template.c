@@ -265,13 +265,6 @@ int chat_template_check_kwargs(const char *kwargs, struct err *err)
 /* Variables of every conversation, which moetrain sets. */
 static const char *const row_names[] = {"messages", "tools", "documents", "add_generation_prompt"};
 
-static bool is_one_of(const char *name, const char *const *names, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (!strcmp(name, names[i])) return true;
-    return false;
-}
-
 /* "; it reads thinking, ..." */
 static void known_text(char text[320], const struct chat_template *t)
 {
@@ -282,9 +275,8 @@ static void known_text(char text[320], const struct chat_template *t)
     text[0] = 0;
     for (int64_t i = 0; i < n; i++) {
         const size_t used = strlen(text);
-        if (is_one_of(names[i], row_names, MT_LEN(row_names)) ||
-            is_one_of(names[i], token_names, MT_LEN(token_names)) || is_one_of(names[i], names, i) ||
-            used + strlen(names[i]) + 16 > 320)
+        if (str_in(names[i], row_names, MT_LEN(row_names)) || str_in(names[i], token_names, MT_LEN(token_names)) ||
+            str_in(names[i], names, i) || used + strlen(names[i]) + 16 > 320)
             continue;
         snprintf(text + used, 320 - used, "%s%s", shown++ ? ", " : "; it reads ", names[i]);
     }
@@ -299,7 +291,7 @@ static int check_names(const struct chat_template *t, struct json kwargs, struct
     char known[320];
     if (chat_template_is_deepseek(t)) return chat_deepseek_check(kwargs, err);
     for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) {
-        if (is_one_of(key, row_names, MT_LEN(row_names)))
+        if (str_in(key, row_names, MT_LEN(row_names)))
             return err_set(err, "\"%s\" comes from the conversation; remove it", key);
         if (reads(t, key)) continue;
         known_text(known, t);

@@ -32,11 +32,7 @@ struct wanted {
 
 static void want(struct wanted *w, const struct hub_file *f)
 {
-    if (w->n == w->cap) {
-        const int64_t cap = MT_MAX(2 * w->cap, 16);
-        w->files = mem_grow(w->files, w->cap, cap, sizeof(*w->files));
-        w->cap = cap;
-    }
+    w->files = mem_reserve(w->files, &w->cap, w->n + 1, sizeof(*w->files));
     w->files[w->n++] = f;
 }
 
@@ -369,13 +365,7 @@ const char *hub_model_name(char name[MT_PATH], const char *path)
 
 /* ---- data */
 
-static bool ends_with(const char *s, const char *end)
-{
-    const size_t n = strlen(s), m = strlen(end);
-    return n >= m && !strcmp(s + n - m, end);
-}
-
-static bool is_data(const char *path) { return ends_with(path, ".jsonl") || ends_with(path, ".jsonl.gz"); }
+static bool is_data(const char *path) { return str_ends(path, ".jsonl") || str_ends(path, ".jsonl.gz"); }
 
 /* An error that lists what can be chosen. */
 static int ask_for_name(const struct hub_repo *repo, const char *what, struct err *err)
@@ -385,7 +375,7 @@ static int ask_for_name(const struct hub_repo *repo, const char *what, struct er
     int64_t shown = 0;
     for (int64_t i = 0; i < repo->n_files && shown < 8; i++) {
         const char *path = repo->files[i].path;
-        if (path[0] == '.' || ends_with(path, ".md") || used + strlen(path) + 3 > sizeof(names)) continue;
+        if (path[0] == '.' || str_ends(path, ".md") || used + strlen(path) + 3 > sizeof(names)) continue;
         used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", shown++ ? ", " : "", path);
     }
     return err_set(err, "%s; name a JSONL file of it: " PREFIX "%s/FILE, where FILE may contain * and ?. It has %s%s",

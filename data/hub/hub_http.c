@@ -285,11 +285,7 @@ static int begin_body(struct transfer *t, long status)
 static int add_text(struct transfer *t, const char *data, int64_t size)
 {
     if (t->have + size > TEXT_MAX) return fail(t, "the answer has more than %lld bytes", (long long)TEXT_MAX);
-    if (t->have + size >= t->cap) {
-        const int64_t cap = MT_MAX(2 * t->cap, t->have + size + 1);
-        t->text = mem_grow(t->text, t->cap, cap, 1);
-        t->cap = cap;
-    }
+    t->text = mem_reserve(t->text, &t->cap, t->have + size + 1, 1);
     memcpy(t->text + t->have, data, (size_t)size);
     t->have += size;
     t->text[t->have] = 0;
@@ -652,10 +648,7 @@ static bool fill_slots(struct window *w, struct transfer *t, int64_t n, CURLM *m
     for (int64_t i = 0; i < w->n_open; i++) running += w->open[i]->state == RUNNING;
     for (int64_t i = 0; (i < w->n_open || (w->next < n && running < AT_ONCE)) && !failed; i++) {
         if (i == w->n_open) {
-            if (w->n_open == w->cap) {
-                w->open = mem_grow(w->open, w->cap, 2 * w->cap + AT_ONCE, sizeof(*w->open));
-                w->cap = 2 * w->cap + AT_ONCE;
-            }
+            w->open = mem_reserve(w->open, &w->cap, w->n_open + 1, sizeof(*w->open));
             w->open[w->n_open++] = &t[w->next++];
         }
         struct transfer *one = w->open[i];

@@ -38,8 +38,7 @@ int added_read(struct added *a, struct json item, bool strict, struct err *err)
         json_opt_bool(item, "single_word", &a->single_word, err))
         return -1;
     if (strict && a->size == 0) return json_error(item, err, "the content is empty");
-    a->text = mem_alloc(a->size + 1);
-    memcpy(a->text, text, (size_t)a->size);
+    a->text = mem_strndup(text, a->size);
     return 0;
 }
 
@@ -190,10 +189,7 @@ void added_free(struct added_set *set)
 
 static void push(struct added_matches *m, struct added_match match)
 {
-    if (m->n == m->cap) {
-        m->items = mem_grow(m->items, m->cap, 2 * m->cap + 16, sizeof(*m->items));
-        m->cap = 2 * m->cap + 16;
-    }
+    m->items = mem_reserve(m->items, &m->cap, m->n + 1, sizeof(*m->items));
     m->items[m->n++] = match;
 }
 

@@ -14,9 +14,8 @@ static void list_unreachable(struct added_list *out, const struct bpe *bpe)
     for (int64_t id = 0; id < bpe->n_ids; id++) {
         const struct bpe_token *t = &bpe->tokens[id];
         if (!t->bytes || t->text) continue;
-        struct added a = {.size = t->size, .id = (int32_t)id, .text = mem_alloc(t->size + 1)};
-        memcpy(a.text, t->bytes, (size_t)t->size);
-        added_list_push(out, a);
+        char *text = mem_strndup((const char *)t->bytes, t->size);
+        added_list_push(out, (struct added){.text = text, .size = t->size, .id = (int32_t)id});
     }
 }
 
@@ -137,8 +136,7 @@ static int add_named(struct adder *a, struct json value, struct err *err)
     const char *text;
     if (json_type(value) == JSON_STRING) {
         if (json_str(value, &text, &token.size, err)) return -1;
-        token.text = mem_alloc(token.size + 1);
-        memcpy(token.text, text, (size_t)token.size);
+        token.text = mem_strndup(text, token.size);
     } else if (!json_has(value, "content"))
         return 0;
     else if (added_read(&token, value, false, err))
@@ -163,14 +161,6 @@ static int add_each(struct adder *a, struct json list, struct err *err)
     return 0;
 }
 
-static bool names_token(const char *key, const char *const *first, int64_t n)
-{
-    const size_t size = strlen(key);
-    for (int64_t i = 0; i < n; i++)
-        if (!strcmp(key, first[i])) return false;
-    return size > 6 && !strcmp(key + size - 6, "_token");
-}
-
 int added_config_named(struct added_list *list, const struct bpe *bpe, struct json config, struct err *err)
 {
     static const char *const first[] = {"bos_token", "eos_token", "unk_token", "sep_token",
@@ -181,7 +171,7 @@ int added_config_named(struct added_list *list, const struct bpe *bpe, struct js
     int rc = 0;
     for (int64_t i = 0; i < MT_LEN(first) && !rc; i++) rc = add_named(&a, json_find(config, first[i]), err);
     for (int64_t i = 0; !rc && json_member(config, i, &key, &value); i++)
-        if (names_token(key, first, MT_LEN(first))) rc = add_named(&a, value, err);
+        if (str_ends(key, "_token") && !str_in(key, first, MT_LEN(first))) rc = add_named(&a, value, err);
     if (!json_count(extra)) extra = json_find(config, "additional_special_tokens");
     if (!rc) rc = add_each(&a, extra, err);
     added_list_free(&a.unreachable);

@@ -367,11 +367,7 @@ static int byte_of(const struct bpe *b, const char *key, int64_t size)
 
 static struct bpe_token *token_at(struct bpe *b, int64_t id)
 {
-    if (id >= b->cap_ids) {
-        int64_t cap = MT_MAX(2 * b->cap_ids, id + 1);
-        b->tokens = mem_grow(b->tokens, b->cap_ids, cap, sizeof(*b->tokens));
-        b->cap_ids = cap;
-    }
+    b->tokens = mem_reserve(b->tokens, &b->cap_ids, id + 1, sizeof(*b->tokens));
     b->n_ids = MT_MAX(b->n_ids, id + 1);
     return &b->tokens[id];
 }
@@ -483,10 +479,7 @@ static int read_merges(struct bpe *b, struct json merges, struct json_part part,
     int64_t cap = 0;
     int status = json_scan_open(&s, part, merges, err);
     while (!status && (status = json_scan_next(&s, err)) == 1) {
-        if (*n == cap) {
-            cap = MT_MAX(1024, 2 * cap);
-            *list = mem_grow(*list, *n, cap, sizeof(**list));
-        }
+        *list = mem_reserve(*list, &cap, *n + 1, sizeof(**list));
         status = add_merge(b, &s, &(*list)[*n], err);
         ++*n;
     }
@@ -600,10 +593,7 @@ static int merges_of_ranks(struct bpe *b, struct err *err)
             const int32_t left = bpe_find(b, t->bytes, i);
             const int32_t right = left < 0 ? -1 : bpe_find(b, t->bytes + i, t->size - i);
             if (right < 0) continue;
-            if (n == cap) {
-                cap = MT_MAX(1024, 2 * cap);
-                list = mem_grow(list, n, cap, sizeof(*list));
-            }
+            list = mem_reserve(list, &cap, n + 1, sizeof(*list));
             list[n++] = (struct bpe_merge){(uint64_t)(uint32_t)left << 32 | (uint32_t)right, (uint32_t)id, (int32_t)id};
         }
     }

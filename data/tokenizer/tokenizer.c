@@ -92,8 +92,7 @@ static int normalize_added(const struct tokenizer *tok, struct added *a, struct 
     const int rc = normalizer_run(&tok->normalizer, &n, a->text, a->size, false, &room, err);
     if (!rc && n.text) {
         mem_free(a->text);
-        a->text = mem_alloc(n.size + 1);
-        memcpy(a->text, n.text, (size_t)n.size);
+        a->text = mem_strndup(n.text, n.size);
         a->size = n.size;
     }
     normal_free(&n);
@@ -325,8 +324,7 @@ static struct tokenizer *no_tokenizer(const char *dir, struct err *err)
     err_set(err, "%s/tokenizer.json is missing: model.path needs the tokenizer of its model", dir);
     for (int64_t i = 0; i < n; i++)
         for (int64_t k = 0; k < MT_LEN(other); k++) {
-            const int64_t size = (int64_t)strlen(names[i]), end = (int64_t)strlen(other[k]);
-            if (size < end || strcmp(names[i] + size - end, other[k])) continue;
+            if (!str_ends(names[i], other[k])) continue;
             err_set(err, "%s/tokenizer.json is missing, and %s is not read; " CONVERT, dir, names[i]);
         }
     file_list_free(names, n);

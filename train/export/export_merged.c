@@ -723,12 +723,6 @@ static int write_tensors(struct merge *m, struct err *err)
 
 /* ---- called by export.c ---- */
 
-static bool ends(const char *s, const char *end)
-{
-    const size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-
 /* The modules with matrices that are not quantised, other than the embedding; the caller frees all. */
 static char **dense_modules(const struct merge *m, int64_t *n)
 {
@@ -738,8 +732,8 @@ static char **dense_modules(const struct merge *m, int64_t *n)
     for (int64_t i = 0; i < m->n; i++) {
         const char *name = m->entries[i].name;
         const int ndim = m->entries[i].ndim;
-        if (ndim < 2 || ndim > 3 || m->made[i].form == CODES || !ends(name, tails[ndim - 2])) continue;
-        if (ends(name, "embed_tokens.weight") || !strcmp(name, "lm_head.weight")) continue;
+        if (ndim < 2 || ndim > 3 || m->made[i].form == CODES || !str_ends(name, tails[ndim - 2])) continue;
+        if (str_ends(name, "embed_tokens.weight") || !strcmp(name, "lm_head.weight")) continue;
         names[*n] = mem_strdup(name);
         names[(*n)++][strlen(name) - strlen(tails[ndim - 2])] = 0;
     }

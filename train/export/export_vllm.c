@@ -76,10 +76,7 @@ static void add(struct list *list, int64_t layer, const char *module, char half,
 {
     char key[KEY_SIZE];
     key_of(key, list->arch, layer, module, half);
-    if (list->n == list->cap) {
-        list->entries = mem_grow(list->entries, list->cap, 2 * list->cap + 256, sizeof(*list->entries));
-        list->cap = 2 * list->cap + 256;
-    }
+    list->entries = mem_reserve(list->entries, &list->cap, list->n + 1, sizeof(*list->entries));
     list->entries[list->n++] =
         (struct st_entry){.name = mem_strdup(key), .dtype = DT_F32, .ndim = 2, .shape = {rows, cols}, .data = data};
 }

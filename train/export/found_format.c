@@ -13,20 +13,14 @@ static int path_in(char path[MT_PATH], const char *dir, const char *name, struct
     return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
 }
 
-static bool ends(const char *s, const char *end)
-{
-    const size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-
 /* The narrowest format of any tensor: beside its experts a checkpoint has wider ones. */
 static enum export_format merged_format(const struct safetensors *st)
 {
     bool nvfp4 = false, mxfp4 = false, fp8 = false;
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
-        nvfp4 |= ends(t->name, ".weight_scale_2");
-        mxfp4 |= ends(t->name, "_blocks") || (ends(t->name, ".weight") && !strcmp(t->st_dtype, "I8"));
+        nvfp4 |= str_ends(t->name, ".weight_scale_2");
+        mxfp4 |= str_ends(t->name, "_blocks") || (str_ends(t->name, ".weight") && !strcmp(t->st_dtype, "I8"));
         fp8 |= !strcmp(t->st_dtype, "F8_E4M3");
     }
     return nvfp4 ? EXPORT_MERGED_NVFP4 : mxfp4 ? EXPORT_MERGED_MXFP4 : fp8 ? EXPORT_MERGED_FP8 : EXPORT_MERGED_BF16;

@@ -52,12 +52,6 @@ static void write_mxfp4_config(struct json_out *o)
     json_out_close(o, '}');
 }
 
-static bool ends(const char *s, const char *end)
-{
-    const size_t n = strlen(s), k = strlen(end);
-    return n >= k && !strcmp(s + n - k, end);
-}
-
 static int put_json(const struct export *x, const char *name, struct json_out *o, struct err *err)
 {
     char path[MT_PATH];
@@ -84,13 +78,6 @@ static bool is_quantisation(const char *key)
     return !strcmp(key, "quantization_config") || !strcmp(key, "compression_config") || !strcmp(key, "expert_dtype");
 }
 
-static bool is_one_of(const char *key, const char *const *keys, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (!strcmp(key, keys[i])) return true;
-    return false;
-}
-
 /* A member of config.json without the layers of multi-token prediction, with which some lists go on. */
 static void copy_without_predictions(struct json_out *o, const char *key, struct json j, int64_t n_layer)
 {
@@ -98,9 +85,9 @@ static void copy_without_predictions(struct json_out *o, const char *key, struct
     static const char *const lists[] = {"compress_ratios", "layer_types", "mlp_layer_types"};
     const char *name;
     struct json child;
-    if (json_type(j) == JSON_INT && is_one_of(key, counts, MT_LEN(counts))) {
+    if (json_type(j) == JSON_INT && str_in(key, counts, MT_LEN(counts))) {
         json_out_i64(o, key, 0);
-    } else if (json_type(j) == JSON_ARRAY && is_one_of(key, lists, MT_LEN(lists))) {
+    } else if (json_type(j) == JSON_ARRAY && str_in(key, lists, MT_LEN(lists))) {
         json_out_open(o, key, '[');
         for (int64_t i = 0; i < MT_MIN(json_count(j), n_layer); i++) copy_json(o, NULL, json_at(j, i));
         json_out_close(o, ']');
@@ -158,8 +145,8 @@ static bool is_beside(const char *name)
                                          ".tmp",
                                          ".incomplete"};
     for (int64_t i = 0; i < MT_LEN(others); i++)
-        if (ends(name, others[i])) return false;
-    return strcmp(name, "config.json") && !ends(name, ".index.json") && name[0] != '.';
+        if (str_ends(name, others[i])) return false;
+    return strcmp(name, "config.json") && !str_ends(name, ".index.json") && name[0] != '.';
 }
 
 static bool is_template(const char *name)

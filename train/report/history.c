@@ -12,11 +12,7 @@
 
 static void push(struct series *s, double v)
 {
-    if (s->n == s->cap) {
-        int64_t cap = MT_MAX(2 * s->cap, 256);
-        s->v = mem_grow(s->v, s->cap, cap, (int64_t)sizeof(double));
-        s->cap = cap;
-    }
+    s->v = mem_reserve(s->v, &s->cap, s->n + 1, (int64_t)sizeof(double));
     s->v[s->n++] = v;
 }
 
@@ -110,11 +106,7 @@ static int add_sample(struct history *h, struct json event, double step, struct 
     if (json_get_str(event, "prompt", &prompt, err) || json_get_str(event, "text", &text, err) ||
         json_opt_str(event, "expected", &expected, err))
         return -1;
-    if (h->n_samples == h->cap_samples) {
-        const int64_t cap = MT_MAX(2 * h->cap_samples, 16);
-        h->samples = mem_grow(h->samples, h->cap_samples, cap, (int64_t)sizeof(*h->samples));
-        h->cap_samples = cap;
-    }
+    h->samples = mem_reserve(h->samples, &h->cap_samples, h->n_samples + 1, (int64_t)sizeof(*h->samples));
     h->samples[h->n_samples++] =
         (struct history_sample){step, mem_strdup(prompt), mem_strdup(text), expected ? mem_strdup(expected) : NULL};
     return 0;

@@ -72,11 +72,7 @@ static void add_as(struct synth *s, const char *name, enum dtype dtype, const ch
     memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
     s->bytes += safetensors_entry_bytes(&e);
     if (s->sizes) return;
-    if (s->n == s->cap) {
-        const int64_t cap = 2 * s->cap + 64;
-        s->entries = mem_grow(s->entries, s->cap, cap, sizeof(*s->entries));
-        s->cap = cap;
-    }
+    s->entries = mem_reserve(s->entries, &s->cap, s->n + 1, sizeof(*s->entries));
     struct random_weights *d = mem_alloc(sizeof(*d));
     if (published_names(s) && published_name(stored, sizeof(stored), name)) name = stored;
     *d = draw;

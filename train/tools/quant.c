@@ -54,12 +54,6 @@ struct quant {
 
 /* ---- which tensors, and their shape as experts of matrices */
 
-static bool ends_with(const char *s, const char *end)
-{
-    const size_t n = strlen(s), n_end = strlen(end);
-    return n >= n_end && !strcmp(s + n - n_end, end);
-}
-
 /* Biases, of experts too, and the weights that choose experts. */
 static bool is_copied(const char *name)
 {
@@ -67,7 +61,7 @@ static bool is_copied(const char *name)
         ".bias",        "_bias",       ".router.weight", ".router.layer.weight", ".router.linear.weight",
         ".gate.weight", "_gate.weight"};
     for (int i = 0; i < MT_LEN(ends); i++)
-        if (ends_with(name, ends[i])) return true;
+        if (str_ends(name, ends[i])) return true;
     return false;
 }
 
@@ -96,8 +90,8 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
 {
     static const char *const ends[] = {".experts.gate_up_proj", ".experts.down_proj"};
     const struct st_tensor *t = item->t;
-    const bool down = ends_with(t->name, ends[1]);
-    if (t->ndim != 3 || (!down && !ends_with(t->name, ends[0]))) return 0;
+    const bool down = str_ends(t->name, ends[1]);
+    if (t->ndim != 3 || (!down && !str_ends(t->name, ends[0]))) return 0;
     const size_t n = strlen(t->name) - strlen(ends[down]), size = n + strlen(ends[!down]) + 1;
     char *name = mem_alloc((int64_t)size);
     snprintf(name, size, "%.*s%s", (int)n, t->name, ends[!down]);

@@ -27,11 +27,7 @@ static int lex_error(struct lexer *l, const char *what) { return err_set(l->err,
 static struct token *add(struct lexer *l, enum token_kind kind, const char *s, int64_t size)
 {
     struct token_array *a = l->out;
-    if (a->count == a->cap) {
-        int64_t cap = 2 * a->cap + 64;
-        a->items = mem_grow(a->items, a->cap, cap, sizeof(*a->items));
-        a->cap = cap;
-    }
+    a->items = mem_reserve(a->items, &a->cap, a->count + 1, sizeof(*a->items));
     struct token *t = &a->items[a->count++];
     *t = (struct token){.kind = kind, .line = l->line, .size = size};
     t->s = s ? jinja_copy(l->arena, s, size) : "";
