@@ -214,6 +214,8 @@ struct json json_find(struct json j, const char *key)
     return child(&j, key, node);
 }
 
+bool json_given(struct json j) { return json_type(j) != JSON_ABSENT && json_type(j) != JSON_NULL; }
+
 bool json_has(struct json j, const char *key) { return json_find(j, key).node != NULL; }
 
 int64_t json_count(struct json j)
@@ -269,6 +271,15 @@ bool json_member(struct json j, int64_t i, const char **key, struct json *value)
     return true;
 }
 
+bool json_item(struct json j, int64_t i, const char **key, struct json *value)
+{
+    *key = NULL;
+    if (json_type(j) != JSON_ARRAY) return json_member(j, i, key, value);
+    if (i >= json_count(j)) return false;
+    *value = json_at(j, i);
+    return true;
+}
+
 /* ---- typed values ---- */
 
 int json_error(struct json j, struct err *err, const char *fmt, ...)
@@ -291,8 +302,7 @@ static int wrong_type(struct json j, const char *wanted, struct err *err)
     return json_error(j, err, "must be %s, not %s", wanted, names[json_type(j)]);
 }
 
-/* The characters of a string; an error for those that UTF-8 has not. */
-static int characters(struct json j, const char **out, int64_t *size, struct err *err)
+int json_str(struct json j, const char **out, int64_t *size, struct err *err)
 {
     if (json_type(j) != JSON_STRING) return wrong_type(j, "a string", err);
     if (mark_of(j) == JSON_MARK_HALF) return json_error(j, err, "has half of a surrogate pair, which is no character");
@@ -322,8 +332,6 @@ int json_i64(struct json j, int64_t min, int64_t max, int64_t *out, struct err *
     return 0;
 }
 
-int json_str(struct json j, const char **out, int64_t *size, struct err *err) { return characters(j, out, size, err); }
-
 int json_f64(struct json j, double *out, struct err *err)
 {
     if (json_type(j) != JSON_INT && json_type(j) != JSON_REAL) return wrong_type(j, "a number", err);
@@ -345,13 +353,11 @@ static int get_str(struct json j, const char **out, struct err *err)
 {
     const char *s = "";
     int64_t size = 0;
-    if (characters(j, &s, &size, err)) return -1;
+    if (json_str(j, &s, &size, err)) return -1;
     if ((int64_t)strlen(s) != size) return json_error(j, err, "contains a NUL character");
     *out = s;
     return 0;
 }
-
-static bool given(struct json j) { return json_type(j) != JSON_ABSENT && json_type(j) != JSON_NULL; }
 
 int json_get_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err)
 {
@@ -388,32 +394,32 @@ int json_get_array(struct json j, const char *key, struct json *out, struct err 
 int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err)
 {
     struct json v = json_find(j, key);
-    return given(v) ? json_i64(v, min, max, out, err) : 0;
+    return json_given(v) ? json_i64(v, min, max, out, err) : 0;
 }
 
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err)
 {
     struct json v = json_find(j, key);
-    return given(v) ? json_f64(v, out, err) : 0;
+    return json_given(v) ? json_f64(v, out, err) : 0;
 }
 
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err)
 {
     struct json v = json_find(j, key);
-    return given(v) ? json_bool(v, out, err) : 0;
+    return json_given(v) ? json_bool(v, out, err) : 0;
 }
 
 int json_opt_flag(struct json j, const char *key, bool *out, struct err *err)
 {
     struct json v = json_find(j, key);
     if (json_type(v) == JSON_NULL) *out = false;
-    return given(v) ? json_bool(v, out, err) : 0;
+    return json_given(v) ? json_bool(v, out, err) : 0;
 }
 
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err)
 {
     struct json v = json_find(j, key);
-    return given(v) ? get_str(v, out, err) : 0;
+    return json_given(v) ? get_str(v, out, err) : 0;
 }
 
 /* ---- writing ---- */

@@ -36,6 +36,7 @@ enum json_type json_type(struct json j);
 /* Digits beyond 64 bits, NaN, Infinity or -Infinity, as Python writes a value that neither int64 nor double holds: its
  * type is JSON_REAL. NULL: another value. */
 const char *json_wide(struct json j);
+bool json_given(struct json j); /* neither absent nor null */
 bool json_has(struct json j, const char *key);
 struct json json_find(struct json j, const char *key); /* absent when j is not an object or lacks the key */
 int64_t json_count(struct json j);                     /* of an array or object; 0 otherwise */
@@ -43,6 +44,8 @@ struct json json_at(struct json j, int64_t i);         /* array element */
 bool json_has_null(struct json j);                     /* a member of an object in j is null, at any depth */
 /* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
+/* The same for an array too, whose elements have the key NULL. */
+bool json_item(struct json j, int64_t i, const char **key, struct json *value);
 
 /* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and reals above
  * 2^53; reals reject what no double holds, and strings halves of surrogate pairs. */

@@ -155,7 +155,7 @@ static bool is_empty(struct json j)
 {
     const char *s;
     int64_t size;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return true;
+    if (!json_given(j)) return true;
     return json_type(j) == JSON_STRING && !json_str(j, &s, &size, NULL) && !size;
 }
 
@@ -262,13 +262,11 @@ static void open_row(struct row_reader *r)
 
 static const struct json no_turn; /* of a message that another form makes */
 
-static void put_text(struct text_buf *t, const char *s) { text_put_quoted(t, s, (int64_t)strlen(s)); }
-
 /* `, "key": value`. */
 static int put_key(struct text_buf *t, const char *key, struct json value, struct err *err)
 {
     text_put(t, ", ");
-    put_text(t, key);
+    text_put_string(t, key);
     text_put(t, ": ");
     return text_put_json(t, value, err);
 }
@@ -290,9 +288,9 @@ static int put_message(struct row_reader *r, const char *role, struct json conte
 {
     struct text_buf *t = &r->joined;
     if (check_content(content, err)) return -1;
-    if (t->text[t->size - 1] != '[') text_put(t, ", ");
+    text_put_comma(t);
     text_put(t, "{\"role\": ");
-    put_text(t, role);
+    text_put_string(t, role);
     return put_key(t, "content", content, err) ? -1 : end_message(t, turn, err);
 }
 
@@ -354,7 +352,7 @@ static int put_messages(struct row_reader *r, struct json list, struct err *err)
 {
     struct text_buf *t = &r->joined;
     for (int64_t i = 0; i < json_count(list); i++) {
-        if (t->text[t->size - 1] != '[') text_put(t, ", ");
+        text_put_comma(t);
         if (text_put_json(t, json_at(list, i), err)) return -1;
     }
     return 0;
@@ -403,8 +401,8 @@ static int read_alpaca(struct row_reader *r, struct json row, struct err *err)
         text_put(&question, input);
     }
     struct text_buf *t = &r->joined;
-    text_put(t, t->text[t->size - 1] == '[' ? "{\"role\": \"user\", \"content\": "
-                                            : ", {\"role\": \"user\", \"content\": ");
+    text_put_comma(t);
+    text_put(t, "{\"role\": \"user\", \"content\": ");
     text_put_quoted(t, question.text, question.size);
     text_put(t, "}");
     text_free(&question);
@@ -442,7 +440,7 @@ static int read_message_lists(struct row_reader *r, struct json row, struct err 
                 return json_error(message, err,
                                   "has `from` and `value`, the keys of sharegpt: in `prompt` and `completion` write "
                                   "messages, {\"role\": \"user\" or \"assistant\", \"content\": ...}");
-            if (t->text[t->size - 1] != '[') text_put(t, ", ");
+            text_put_comma(t);
             if (text_put_json(t, message, err)) return -1;
             if (part || json_has(message, "train")) continue;
             t->size--;

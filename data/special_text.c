@@ -22,21 +22,11 @@ static void count_in(struct finder *f, struct json j)
     const char *text;
     int64_t size;
     struct json value;
-    switch (json_type(j)) {
-    case JSON_STRING:
-        if (json_str(j, &text, &size, NULL)) return;
-        tokenizer_specials(f->tok, text, size, &f->list);
-        if (f->list.count && !f->n) f->first = f->list.ids[0];
-        f->n += f->list.count;
-        return;
-    case JSON_ARRAY:
-        for (int64_t i = 0; i < json_count(j); i++) count_in(f, json_at(j, i));
-        return;
-    case JSON_OBJECT:
-        for (int64_t i = 0; json_member(j, i, &text, &value); i++) count_in(f, value);
-        return;
-    default: return;
-    }
+    for (int64_t i = 0; json_item(j, i, &text, &value); i++) count_in(f, value);
+    if (json_type(j) != JSON_STRING || json_str(j, &text, &size, NULL)) return;
+    tokenizer_specials(f->tok, text, size, &f->list);
+    if (f->list.count && !f->n) f->first = f->list.ids[0];
+    f->n += f->list.count;
 }
 
 int64_t special_text_count(const struct tokenizer *tok, struct json row, int32_t *first)
@@ -89,15 +79,9 @@ static int put_altered(struct finder *f, struct text_buf *t, struct json j, bool
     }
     if (!list && json_type(j) != JSON_OBJECT) return text_put_json(t, j, err);
     text_put(t, list ? "[" : "{");
-    for (int64_t i = 0; i < json_count(j); i++) {
-        if (i) text_put(t, ", ");
-        if (list)
-            value = json_at(j, i);
-        else if (json_member(j, i, &text, &value)) {
-            text_put_quoted(t, text, (int64_t)strlen(text));
-            text_put(t, ": ");
-        }
-        if (put_altered(f, t, value, inside || (!list && has_contents(text)), err)) return -1;
+    for (int64_t i = 0; json_item(j, i, &text, &value); i++) {
+        text_put_key(t, text);
+        if (put_altered(f, t, value, inside || (text && has_contents(text)), err)) return -1;
     }
     text_put(t, list ? "]" : "}");
     return 0;

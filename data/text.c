@@ -21,10 +21,23 @@ void text_span(struct text_buf *t, int64_t begin, int64_t end)
     t->spans[t->n_spans++][1] = end;
 }
 
+void text_trim(const char **text, int64_t *size)
+{
+    while (*size && text_is_space(**text)) ++*text, --*size;
+    while (*size && text_is_space((*text)[*size - 1])) --*size;
+}
+
 bool text_is_blank(const char *text, int64_t size)
 {
-    while (size && text_is_space(*text)) text++, size--;
+    text_trim(&text, &size);
     return !size;
+}
+
+bool text_is_blank_json(struct json j)
+{
+    const char *s;
+    int64_t size;
+    return json_str(j, &s, &size, NULL) ? !json_truthy(j) : text_is_blank(s, size);
 }
 
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
@@ -55,6 +68,21 @@ void text_put_quoted(struct text_buf *t, const char *s, int64_t size)
         text_put(t, escape);
     }
     text_put(t, "\"");
+}
+
+void text_put_string(struct text_buf *t, const char *s) { text_put_quoted(t, s, (int64_t)strlen(s)); }
+
+void text_put_comma(struct text_buf *t)
+{
+    if (!strchr("[{", t->text[t->size - 1])) text_put(t, ", ");
+}
+
+void text_put_key(struct text_buf *t, const char *key)
+{
+    text_put_comma(t);
+    if (!key) return;
+    text_put_string(t, key);
+    text_put(t, ": ");
 }
 
 /* Removes the zeros at the end of the digits of "1.2300e+05"; returns how many digits remain. */
@@ -105,25 +133,12 @@ int text_put_number(struct text_buf *t, struct json j, struct err *err)
     return 0;
 }
 
-static int put_object(struct text_buf *t, struct json j, struct err *err)
-{
-    const char *key;
-    struct json value;
-    text_put(t, "{");
-    for (int64_t i = 0; json_member(j, i, &key, &value); i++) {
-        if (i) text_put(t, ", ");
-        text_put_quoted(t, key, (int64_t)strlen(key));
-        text_put(t, ": ");
-        if (text_put_json(t, value, err)) return -1;
-    }
-    text_put(t, "}");
-    return 0;
-}
-
 int text_put_json(struct text_buf *t, struct json j, struct err *err)
 {
+    const bool object = json_type(j) == JSON_OBJECT;
     const char *s;
     int64_t size;
+    struct json value;
     switch (json_type(j)) {
     case JSON_ABSENT: return json_error(j, err, "is missing");
     case JSON_NULL: text_put(t, "null"); return 0;
@@ -134,14 +149,14 @@ int text_put_json(struct text_buf *t, struct json j, struct err *err)
         if (json_str(j, &s, &size, err)) return -1;
         text_put_quoted(t, s, size);
         return 0;
-    case JSON_OBJECT: return put_object(t, j, err);
+    case JSON_OBJECT:
     case JSON_ARRAY: break;
     }
-    text_put(t, "[");
-    for (int64_t i = 0; i < json_count(j); i++) {
-        if (i) text_put(t, ", ");
-        if (text_put_json(t, json_at(j, i), err)) return -1;
+    text_put(t, object ? "{" : "[");
+    for (int64_t i = 0; json_item(j, i, &s, &value); i++) {
+        text_put_key(t, s);
+        if (text_put_json(t, value, err)) return -1;
     }
-    text_put(t, "]");
+    text_put(t, object ? "}" : "]");
     return 0;
 }

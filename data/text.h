@@ -18,6 +18,8 @@ void text_span(struct text_buf *t, int64_t begin, int64_t end); /* appends one s
 static inline bool text_is_space(char c) { return c == ' ' || c == '\n' || c == '\t' || c == '\r'; }
 
 bool text_is_blank(const char *text, int64_t size); /* empty, or white space */
+bool text_is_blank_json(struct json j);             /* such a string, or another value that is false */
+void text_trim(const char **text, int64_t *size);   /* leaves out white space at both ends */
 
 void text_put(struct text_buf *t, const char *text); /* NUL-terminated */
 void text_put_bytes(struct text_buf *t, const char *text, int64_t size);
@@ -25,6 +27,10 @@ void text_put_bytes(struct text_buf *t, const char *text, int64_t size);
 int text_put_json(struct text_buf *t, struct json value, struct err *err) MT_CHECK;
 int text_put_number(struct text_buf *t, struct json number, struct err *err) MT_CHECK;
 void text_put_quoted(struct text_buf *t, const char *s, int64_t size); /* a string of it */
-void text_put_float(struct text_buf *t, double v);                     /* Python's repr */
+void text_put_string(struct text_buf *t, const char *s);               /* the same; NUL-terminated */
+/* Between the values of an array or object that is written one by one: ", ", but not after its bracket. */
+void text_put_comma(struct text_buf *t);
+void text_put_key(struct text_buf *t, const char *key); /* text_put_comma, and `"key": ` unless it is NULL */
+void text_put_float(struct text_buf *t, double v);      /* Python's repr */
 
 #endif

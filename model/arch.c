@@ -418,7 +418,7 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) ||
         (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
         return -1;
-    if (json_type(types) == JSON_ABSENT || json_type(types) == JSON_NULL) {
+    if (!json_given(types)) {
         for (int64_t l = 0; l < a->n_layer; l++) {
             a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
             if (f->linear && (l + 1) % interval) a->mixer[l] = f->linear;
@@ -475,7 +475,7 @@ static int read_first_dense(struct arch *a, struct json root, const struct famil
     if (!f->dense_first) return 0;
     if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
     for (int64_t l = 0; l < a->n_layer; l++) a->dense[l] = l < first;
-    if (json_type(kinds) == JSON_ABSENT || json_type(kinds) == JSON_NULL) return 0;
+    if (!json_given(kinds)) return 0;
     if (json_type(kinds) != JSON_ARRAY || json_count(kinds) != a->n_layer)
         return json_error(kinds, err, "is not a list of %lld names", (long long)a->n_layer);
     for (int64_t l = 0; l < a->n_layer; l++) {
@@ -504,8 +504,7 @@ static int read_dense(struct arch *a, struct json root, const struct family *f, 
     for (int64_t l = 0; l < a->n_layer; l++) any |= a->dense[l];
     if (!f->may_be_dense) return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
     if (json_opt_i64(root, "decoder_sparse_step", 1, MT_MAX_LAYERS, &step, err)) return -1;
-    if (json_type(only) != JSON_ABSENT && json_type(only) != JSON_NULL && json_type(only) != JSON_ARRAY)
-        return json_error(only, err, "is not a list of layers");
+    if (json_given(only) && json_type(only) != JSON_ARRAY) return json_error(only, err, "is not a list of layers");
     for (int64_t i = 0; i < json_count(only); i++) {
         if (json_i64(json_at(only, i), 0, a->n_layer - 1, &layer, err)) return -1;
         a->dense[layer] = true;
@@ -525,8 +524,7 @@ static int refuse_variants(struct json root, struct err *err)
         return -1;
     if (slides) return json_error(root, err, "use_sliding_window = true is not supported");
     if (jitter != 0) return json_error(root, err, "router_jitter_noise %g is not supported (0)", jitter);
-    if (json_type(clip) != JSON_ABSENT && json_type(clip) != JSON_NULL)
-        return json_error(clip, err, "is not supported (null)");
+    if (json_given(clip)) return json_error(clip, err, "is not supported (null)");
     return 0;
 }
 
@@ -541,7 +539,7 @@ static int refuse_quantization(struct json root, struct err *err)
     const struct json q = json_find(root, "quantization_config");
     const char *method = known[0];
     char names[128] = "";
-    if (json_type(q) == JSON_ABSENT || json_type(q) == JSON_NULL) return 0;
+    if (!json_given(q)) return 0;
     if (json_type(q) != JSON_OBJECT)
         return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
     if (json_opt_str(q, "quant_method", &method, err)) return -1;

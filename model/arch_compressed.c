@@ -8,8 +8,6 @@
 #include "model/arch_range.h"
 #include "model/arch_rope.h"
 
-static bool given(struct json v) { return json_type(v) != JSON_ABSENT && json_type(v) != JSON_NULL; }
-
 static const char sparse_name[] = "compressed_sparse_attention", heavy_name[] = "heavily_compressed_attention";
 
 static int read_attention(struct arch *a, struct json root, struct err *err)
@@ -47,7 +45,7 @@ static int read_ratio(int64_t *ratio, struct json root, const char *name, const 
     if (json_opt_i64(rates, name, 1, 1 << 20, ratio, err)) return -1;
     const int64_t rate = *ratio;
     if (json_opt_i64(root, older, 1, 1 << 20, ratio, err)) return -1;
-    if (!given(json_find(rates, name)) || *ratio == rate) return 0;
+    if (!json_given(json_find(rates, name)) || *ratio == rate) return 0;
     return json_error(json_find(root, older), err, "is %lld, but compress_rates.%s is %lld: correct one, or remove %s",
                       (long long)*ratio, name, (long long)rate, older);
 }
@@ -57,7 +55,7 @@ static int read_ratios(struct arch *a, struct json root, struct err *err)
 {
     const struct json rates = json_find(root, "compress_rates"), list = json_find(root, "compress_ratios");
     int64_t *sparse = &a->compress.ratio[COMPRESS_SPARSE], *heavy = &a->compress.ratio[COMPRESS_HEAVY];
-    if (given(rates) && json_type(rates) != JSON_OBJECT) return json_error(rates, err, "is not an object");
+    if (json_given(rates) && json_type(rates) != JSON_OBJECT) return json_error(rates, err, "is not an object");
     *sparse = 4;
     *heavy = 128;
     for (int64_t l = MT_MIN(json_count(list), a->n_layer) - 1; l >= 0; l--) {
@@ -98,15 +96,15 @@ static int kind_of_ratio(const struct arch *a, struct json item, enum compress_k
 static int read_kinds(struct arch *a, struct json root, struct err *err)
 {
     const struct json names = json_find(root, "layer_types"), ratios = json_find(root, "compress_ratios");
-    const bool named = given(names);
+    const bool named = json_given(names);
     const struct json list = named ? names : ratios;
     int64_t window = 128;
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) || read_ratios(a, root, err)) return -1;
-    if (!named && !given(ratios)) return json_error(root, err, "layer_types and compress_ratios are both missing");
+    if (!named && !json_given(ratios)) return json_error(root, err, "layer_types and compress_ratios are both missing");
     /* compress_ratios may go on with the layers of multi-token prediction */
     if (json_type(list) != JSON_ARRAY || json_count(list) < a->n_layer || (named && json_count(list) > a->n_layer))
         return json_error(list, err, "is not a list of %lld layers", (long long)a->n_layer);
-    if (given(ratios) && (json_type(ratios) != JSON_ARRAY || json_count(ratios) < a->n_layer))
+    if (json_given(ratios) && (json_type(ratios) != JSON_ARRAY || json_count(ratios) < a->n_layer))
         return json_error(ratios, err, "is not a list of %lld layers", (long long)a->n_layer);
     for (int64_t l = 0; l < a->n_layer; l++) {
         enum compress_kind *kind = &a->compress.kind[l];
@@ -114,7 +112,7 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
         enum compress_kind other;
         if (named ? kind_of_name(item, kind, err) : kind_of_ratio(a, item, kind, err)) return -1;
         a->window[l] = window;
-        if (!named || !given(ratios)) continue;
+        if (!named || !json_given(ratios)) continue;
         if (kind_of_ratio(a, json_at(ratios, l), &other, err)) return -1;
         if (other != *kind)
             return json_error(json_at(ratios, l), err,
@@ -133,7 +131,7 @@ static int read_hash(struct arch *a, struct json root, struct err *err)
     a->n_hash = 3;
     if (json_opt_i64(root, "num_hash_layers", 0, MT_MAX_LAYERS, &a->n_hash, err)) return -1;
     const int64_t first = a->n_hash = MT_MIN(a->n_hash, a->n_layer);
-    if (!given(list)) return 0;
+    if (!json_given(list)) return 0;
     if (json_type(list) != JSON_ARRAY || json_count(list) != a->n_layer)
         return json_error(list, err, "is not a list of %lld names", (long long)a->n_layer);
     a->n_hash = 0;
@@ -167,7 +165,7 @@ static int read_width(struct arch *a, struct json root, struct json main, struct
     *width = named;
     for (int i = 0, n = has; i < MT_LEN(holder); i++) {
         double share = 0;
-        if (!given(json_find(holder[i], "partial_rotary_factor"))) continue;
+        if (!json_given(json_find(holder[i], "partial_rotary_factor"))) continue;
         if (json_get_f64(holder[i], "partial_rotary_factor", &share, err)) return -1;
         if (!(share > 0 && share <= 1))
             return json_error(holder[i], err, "partial_rotary_factor %g is not above 0 and at most 1", share);
@@ -224,7 +222,7 @@ static int refuse_outside(struct json root, struct err *err)
 
 static int refuse_no_object(struct json o, struct err *err)
 {
-    return given(o) && json_type(o) != JSON_OBJECT ? json_error(o, err, "is not an object") : 0;
+    return json_given(o) && json_type(o) != JSON_OBJECT ? json_error(o, err, "is not an object") : 0;
 }
 
 /* Layers with entries have YaRN and compress_rope_theta; the others have rope_theta alone. */
@@ -279,14 +277,14 @@ static int check_quantization(struct json root, struct err *err)
     if (json_opt_str(root, "expert_dtype", &expert, err)) return -1;
     if (strcmp(expert, "fp4") && strcmp(expert, "fp8") && strcmp(expert, "bf16"))
         return json_error(root, err, "expert_dtype \"%s\" is not supported (fp4, fp8, bf16)", expert);
-    if (!given(q)) return 0;
+    if (!json_given(q)) return 0;
     if (json_opt_str(q, "quant_method", &method, err)) return -1;
     if (strcmp(method, "fp8")) return 0;
     if (json_opt_str(q, "scale_fmt", &scale, err) || json_opt_str(q, "fmt", &format, err)) return -1;
     if (strcmp(format, "e4m3")) return json_error(q, err, "fmt \"%s\" is not supported (e4m3)", format);
     if (strcmp(scale, "ue8m0") && strcmp(scale, "float"))
         return json_error(q, err, "scale_fmt \"%s\" is not supported (ue8m0, float)", scale);
-    for (int64_t i = 0; given(block) && i < 2; i++) {
+    for (int64_t i = 0; json_given(block) && i < 2; i++) {
         int64_t n = 0;
         if (json_type(block) != JSON_ARRAY || json_count(block) != 2)
             return json_error(block, err, "is not a list of two numbers");

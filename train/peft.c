@@ -228,7 +228,7 @@ static int64_t parse_version(const char *s)
 static int read_target_parameters(struct source *src, struct json root, struct err *err)
 {
     struct json list = json_find(root, "target_parameters");
-    if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) return 0;
+    if (!json_given(list)) return 0;
     if (json_get_array(root, "target_parameters", &list, err)) return -1;
     for (int64_t i = 0; i < json_count(list); i++) {
         const char *name;
@@ -290,7 +290,7 @@ static int read_patterns(struct source *src, struct json root, struct err *err)
         const char *key;
         enum lora_target t;
         double alpha;
-        if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) continue;
+        if (!json_given(list)) continue;
         if (json_get_object(root, keys[k], &list, err)) return -1;
         for (int64_t i = 0; json_member(list, i, &key, &value); i++) {
             if (target_of(key, value, &t, err)) return -1;

@@ -63,7 +63,7 @@ static int get_text(struct json message, const char *key, struct text *out, stru
 {
     struct json j = json_find(message, key);
     *out = (struct text){0};
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
+    if (!json_given(j)) return 0;
     if (json_type(j) == JSON_ARRAY) /* the published template fails: it appends the list to a text */
         return json_error(j, err,
                           "must be a string, not an array: the template of gpt-oss takes no list of parts; write their "

@@ -53,41 +53,27 @@ static int put_other(struct text_buf *t, struct json arguments, struct err *err)
     return 0;
 }
 
-static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err);
-
 /* in_call: of a call, or of its `function`; else of a message. */
-static int put_object(struct text_buf *t, struct json object, bool in_call, enum chat_arguments form, struct err *err)
-{
-    const char *key;
-    struct json value;
-    int rc = 0;
-    text_put(t, "{");
-    for (int64_t i = 0; !rc && json_member(object, i, &key, &value); i++) {
-        if (i) text_put(t, ", ");
-        text_put_quoted(t, key, (int64_t)strlen(key));
-        text_put(t, ": ");
-        if (in_call && !strcmp(key, "arguments") && is_other(value, form))
-            rc = put_other(t, value, err);
-        else if (!strcmp(key, in_call ? "function" : "tool_calls"))
-            rc = put_value(t, value, true, form, err);
-        else
-            rc = text_put_json(t, value, err);
-    }
-    text_put(t, "}");
-    return rc;
-}
-
 static int put_value(struct text_buf *t, struct json value, bool in_call, enum chat_arguments form, struct err *err)
 {
+    const bool array = json_type(value) == JSON_ARRAY;
+    const char *key;
+    struct json member;
     int rc = 0;
-    if (json_type(value) == JSON_OBJECT) return put_object(t, value, in_call, form, err);
-    if (json_type(value) != JSON_ARRAY) return text_put_json(t, value, err);
-    text_put(t, "[");
-    for (int64_t i = 0; !rc && i < json_count(value); i++) {
-        if (i) text_put(t, ", ");
-        rc = put_value(t, json_at(value, i), in_call, form, err);
+    if (!array && json_type(value) != JSON_OBJECT) return text_put_json(t, value, err);
+    text_put(t, array ? "[" : "{");
+    for (int64_t i = 0; !rc && json_item(value, i, &key, &member); i++) {
+        text_put_key(t, key);
+        if (!key)
+            rc = put_value(t, member, in_call, form, err);
+        else if (in_call && !strcmp(key, "arguments") && is_other(member, form))
+            rc = put_other(t, member, err);
+        else if (!strcmp(key, in_call ? "function" : "tool_calls"))
+            rc = put_value(t, member, true, form, err);
+        else
+            rc = text_put_json(t, member, err);
     }
-    text_put(t, "]");
+    text_put(t, array ? "]" : "}");
     return rc;
 }
 

@@ -34,15 +34,13 @@ struct chat {
 
 /* ---- pieces */
 
-static bool is_absent(struct json j) { return json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL; }
-
 /* Appends a string; nothing when it is absent. */
 static int put_text(struct chat *c, struct json message, const char *key, struct err *err)
 {
     const struct json j = json_find(message, key);
     const char *s;
     int64_t size;
-    if (is_absent(j)) return 0;
+    if (!json_given(j)) return 0;
     if (json_type(j) == JSON_ARRAY)
         return json_error(j, err, "must be a string, not an array: write the texts of its parts as one string");
     if (json_str(j, &s, &size, err)) return -1;
@@ -100,7 +98,7 @@ static int put_instructions(struct chat *c, const struct turn *t, struct err *er
 static int put_result(struct chat *c, struct json message, struct err *err)
 {
     const struct json content = json_find(message, "content");
-    const bool plain = is_absent(content) || json_type(content) == JSON_STRING;
+    const bool plain = !json_given(content) || json_type(content) == JSON_STRING;
     text_put(c->out, "<tool_result>");
     if (plain ? put_text(c, message, "content", err)
               : json_type(content) != JSON_ARRAY && text_put_json(c->out, content, err))
@@ -230,7 +228,7 @@ bool chat_inline_reasoning(struct json message, struct inline_reasoning *in)
     const char *s, *end, *mark;
     int64_t size;
     *in = (struct inline_reasoning){.answer = NULL};
-    if (!is_absent(json_find(message, chat_reasoning_key(message, REASONING)))) return false;
+    if (json_given(json_find(message, chat_reasoning_key(message, REASONING)))) return false;
     if (json_str(json_find(message, "content"), &s, &size, NULL)) return false;
     for (end = s + size; s < end && text_is_space(*s); s++) {
     }

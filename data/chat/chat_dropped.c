@@ -40,21 +40,7 @@ bool chat_marks_in(const struct text_buf *text, int64_t i)
     return find(text, 0, mark, (int64_t)strlen(mark));
 }
 
-static bool is_blank(struct json j)
-{
-    const char *s;
-    int64_t size;
-    return json_str(j, &s, &size, NULL) ? !json_truthy(j) : text_is_blank(s, size);
-}
-
 /* ---- the copy */
-
-static void put_key(struct chat_marks *m, const char *key)
-{
-    if (m->row.text[m->row.size - 1] != '{') text_put(&m->row, ", ");
-    text_put_quoted(&m->row, key, (int64_t)strlen(key));
-    text_put(&m->row, ": ");
-}
 
 /* A string and the mark. */
 static int put_marked(struct chat_marks *m, struct json string, const char *mark, struct err *err)
@@ -75,7 +61,7 @@ static int put_strings(struct chat_marks *m, struct json value, const char *mark
     if (json_type(value) != JSON_OBJECT) return text_put_json(&m->row, value, err);
     text_put(&m->row, "{");
     for (int64_t i = 0; json_member(value, i, &key, &member); i++) {
-        put_key(m, key);
+        text_put_key(&m->row, key);
         const bool fixed = !strcmp(key, "type") || !strcmp(key, "id");
         if (fixed ? text_put_json(&m->row, member, err) : put_strings(m, member, mark, err)) return -1;
     }
@@ -90,7 +76,7 @@ static int put_items(struct chat_marks *m, struct json list, int64_t message, co
     if (json_type(list) != JSON_ARRAY) return text_put_json(&m->row, list, err);
     text_put(&m->row, "[");
     for (int64_t i = 0; i < json_count(list); i++) {
-        if (i) text_put(&m->row, ", ");
+        text_put_comma(&m->row);
         if (put_strings(m, json_at(list, i), mark_of(m, message, what, mark), err)) return -1;
     }
     text_put(&m->row, "]");
@@ -136,7 +122,7 @@ static int put_call(struct chat_marks *m, struct json call, int64_t message, con
     if (json_type(call) != JSON_OBJECT) return text_put_json(&m->row, call, err);
     text_put(&m->row, "{");
     for (int64_t i = 0; json_member(call, i, &key, &value); i++) {
-        put_key(m, key);
+        text_put_key(&m->row, key);
         int rc;
         if (!strcmp(key, "function"))
             rc = put_call(m, value, message, what, err);
@@ -157,7 +143,7 @@ static int put_calls(struct chat_marks *m, struct json calls, int64_t message, c
     if (json_type(calls) != JSON_ARRAY) return put_call(m, calls, message, what, err);
     text_put(&m->row, "[");
     for (int64_t i = 0; i < json_count(calls); i++) {
-        if (i) text_put(&m->row, ", ");
+        text_put_comma(&m->row);
         if (put_call(m, json_at(calls, i), message, what, err)) return -1;
     }
     text_put(&m->row, "]");
@@ -171,10 +157,10 @@ static int put_message(struct chat_marks *m, struct json message, int64_t index,
     char mark[32];
     text_put(&m->row, "{");
     for (int64_t i = 0; json_member(message, i, &key, &value); i++) {
-        put_key(m, key);
+        text_put_key(&m->row, key);
         const bool content = !strcmp(key, "content"), refusal = !strcmp(key, "refusal");
         int rc;
-        if (is_blank(value))
+        if (text_is_blank_json(value))
             rc = text_put_json(&m->row, value, err);
         else if ((content || refusal) && json_type(value) == JSON_STRING)
             rc = put_marked(m, value, mark_of(m, index, content ? "content" : "refusal", mark), err);
@@ -200,22 +186,22 @@ int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err 
     text_put(&m->row, "{\"messages\": [");
     for (int64_t i = 0; i < json_count(messages); i++) {
         const struct json message = json_at(messages, i);
-        if (i) text_put(&m->row, ", ");
+        text_put_comma(&m->row);
         if (i < n && json_type(message) == JSON_OBJECT ? put_message(m, message, i, err)
                                                        : text_put_json(&m->row, message, err))
             return -1;
     }
     text_put(&m->row, "]");
     if (json_type(tools) != JSON_ABSENT) {
-        put_key(m, "tools");
+        text_put_key(&m->row, "tools");
         if (put_calls(m, tools, -1, "tools", err)) return -1;
     }
     if (json_type(documents) != JSON_ABSENT) {
-        put_key(m, "documents");
+        text_put_key(&m->row, "documents");
         if (put_items(m, documents, -1, "documents", err)) return -1;
     }
     if (json_type(kwargs) != JSON_ABSENT) {
-        put_key(m, "chat_template_kwargs");
+        text_put_key(&m->row, "chat_template_kwargs");
         if (text_put_json(&m->row, kwargs, err)) return -1;
     }
     text_put(&m->row, "}");
@@ -289,8 +275,7 @@ bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message)
     int64_t size;
     if (json_str(json_find(message, "content"), &s, &size, NULL)) return true;
     skip_reasoning(&s, &size);
-    while (size && text_is_space(*s)) s++, size--;
-    while (size && text_is_space(s[size - 1])) size--;
+    text_trim(&s, &size);
     if (!size) return true;
     hit = find(text, *at, s, size);
     if (!hit) { /* a tool's result may be written as JSON */

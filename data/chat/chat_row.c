@@ -12,8 +12,6 @@ struct writer {
     struct json messages;
 };
 
-static bool is_none(struct json j) { return json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL; }
-
 /* ---- keys that say loss ---- */
 
 /* One of the words of a name such as "loss_mask" or "isMasked". */
@@ -60,31 +58,17 @@ static int put_without_nulls(struct writer *w, struct json value, struct err *er
     const char *key;
     struct json member;
     const bool array = json_type(value) == JSON_ARRAY;
-    int64_t n = 0;
     if (!array && json_type(value) != JSON_OBJECT) return text_put_json(w->t, value, err);
     text_put(w->t, array ? "[" : "{");
-    for (int64_t i = 0; array && i < json_count(value); i++) {
-        if (i) text_put(w->t, ", ");
-        if (put_without_nulls(w, json_at(value, i), err)) return -1;
-    }
-    for (int64_t i = 0; json_member(value, i, &key, &member); i++) {
-        w->counts->nulls += json_type(member) == JSON_NULL;
-        if (json_type(member) == JSON_NULL) continue;
-        if (n++) text_put(w->t, ", ");
-        text_put_quoted(w->t, key, (int64_t)strlen(key));
-        text_put(w->t, ": ");
+    for (int64_t i = 0; json_item(value, i, &key, &member); i++) {
+        const bool null = key && json_type(member) == JSON_NULL;
+        w->counts->nulls += null;
+        if (null) continue;
+        text_put_key(w->t, key);
         if (put_without_nulls(w, member, err)) return -1;
     }
     text_put(w->t, array ? "]" : "}");
     return 0;
-}
-
-/* `key: `, after a comma unless it is the first of its object. */
-static void put_key(struct writer *w, const char *key)
-{
-    if (w->t->text[w->t->size - 1] != '{') text_put(w->t, ", ");
-    text_put_quoted(w->t, key, (int64_t)strlen(key));
-    text_put(w->t, ": ");
 }
 
 /* ---- calls ---- */
@@ -96,11 +80,10 @@ static enum kind arguments_kind(struct json arguments)
     const char *s;
     int64_t size;
     struct err why;
-    if (is_none(arguments)) return EMPTY;
+    if (!json_given(arguments)) return EMPTY;
     if (json_type(arguments) == JSON_OBJECT) return GOOD;
     if (json_str(arguments, &s, &size, NULL)) return BAD;
-    while (size && text_is_space(*s)) s++, size--;
-    if (!size) return EMPTY;
+    if (text_is_blank(s, size)) return EMPTY;
     struct json_doc *doc = json_parse(s, size, "arguments", &why);
     const enum json_type type = doc ? json_type(json_root(doc)) : JSON_ABSENT;
     json_free(doc);
@@ -126,7 +109,7 @@ static int put_function(struct writer *w, struct json function, struct err *err)
     const char *key, *name;
     struct json value, arguments = json_find(function, "arguments");
     if (json_get_str(function, "name", &name, err)) return -1;
-    if (is_none(arguments)) arguments = json_find(function, "parameters"); /* as ms-swift reads calls */
+    if (!json_given(arguments)) arguments = json_find(function, "parameters"); /* as ms-swift reads calls */
     const enum kind kind = arguments_kind(arguments);
     if (kind == BAD)
         return json_error(arguments, err,
@@ -135,10 +118,10 @@ static int put_function(struct writer *w, struct json function, struct err *err)
     text_put(w->t, "{");
     for (int64_t i = 0; json_member(function, i, &key, &value); i++) {
         if (json_type(value) == JSON_NULL || !strcmp(key, "arguments") || value.node == arguments.node) continue;
-        put_key(w, key);
+        text_put_key(w->t, key);
         if (text_put_json(w->t, value, err)) return -1;
     }
-    put_key(w, "arguments");
+    text_put_key(w->t, "arguments");
     if (kind == EMPTY) text_put(w->t, "{}");
     if (kind == GOOD && put_without_nulls(w, arguments, err)) return -1;
     text_put(w->t, "}");
@@ -150,12 +133,12 @@ static int put_call(struct writer *w, struct json call, struct err *err)
 {
     const char *key;
     struct json value;
-    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    text_put_comma(w->t);
     if (!json_truthy(json_find(call, "function"))) return put_function(w, call, err);
     text_put(w->t, "{");
     for (int64_t i = 0; json_member(call, i, &key, &value); i++) {
         if (json_type(value) == JSON_NULL) continue;
-        put_key(w, key);
+        text_put_key(w->t, key);
         if (strcmp(key, "function") ? text_put_json(w->t, value, err) : put_function(w, value, err)) return -1;
     }
     text_put(w->t, "}");
@@ -166,7 +149,7 @@ static int put_call(struct writer *w, struct json call, struct err *err)
 static int put_bare_call(struct writer *w, struct json function, struct err *err)
 {
     if (json_truthy(json_find(function, "function"))) return put_call(w, function, err);
-    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    text_put_comma(w->t);
     text_put(w->t, "{\"type\": \"function\", \"function\": ");
     if (put_function(w, function, err)) return -1;
     text_put(w->t, "}");
@@ -246,8 +229,8 @@ static int put_part_details(struct writer *w, struct json parts, struct err *err
         if (!part_text(part, &s, &size) || !size) continue;
         train = true, weight = 1;
         if (json_opt_f64(part, "weight", &weight, err) || json_opt_bool(part, "train", &train, err)) goto fail;
-        any = any || !is_none(json_find(part, "train")) || !is_none(json_find(part, "weight"));
-        if (is_none(json_find(part, "train"))) train = weight != 0;
+        any = any || json_given(json_find(part, "train")) || json_given(json_find(part, "weight"));
+        if (!json_given(json_find(part, "train"))) train = weight != 0;
         snprintf(number, sizeof(number), "%s{\"begin_offset\": %lld, \"end_offset\": %lld, \"train\": %s}",
                  details.size > 1 ? ", " : "", (long long)at, (long long)(at + characters(s, size) - 1),
                  train ? "true" : "false");
@@ -255,7 +238,7 @@ static int put_part_details(struct writer *w, struct json parts, struct err *err
         at += characters(s, size);
     }
     if (any) {
-        put_key(w, "train_detail");
+        text_put_key(w->t, "train_detail");
         text_put_bytes(w->t, details.text, details.size);
         text_put(w->t, "]");
     }
@@ -287,7 +270,7 @@ static int put_flat(struct writer *w, struct json parts, struct err *err)
                           "and reasoning as `reasoning_content`; data.dropped = warn leaves such parts out",
                           type);
     }
-    put_key(w, "content");
+    text_put_key(w->t, "content");
     text_put_quoted(w->t, joined.text, joined.size);
     text_free(&joined);
     return put_part_details(w, parts, err);
@@ -299,7 +282,7 @@ static const char *call_content(const struct writer *w, struct json content)
     const struct chat_rules *rules = w->opt->rules;
     const char *s;
     int64_t size = 1;
-    const bool none = is_none(content);
+    const bool none = !json_given(content);
     if (!none && (json_str(content, &s, &size, NULL) || size)) return NULL;
     if (none && !rules->null_content) return "\"\"";
     if (!none && !rules->no_content && rules->null_content) return "null";
@@ -321,12 +304,12 @@ static int put_content(struct writer *w, const char *role, struct json message, 
     const struct json content = json_find(message, "content");
     const char *other = calls ? call_content(w, content) : NULL;
     if (flattens(w->opt->rules, role, content)) return put_flat(w, content, err);
-    if (!other && is_none(content) && !calls && !w->opt->harmony &&
+    if (!other && !json_given(content) && !calls && !w->opt->harmony &&
         (!strcmp(role, "assistant") || !strcmp(role, "tool")))
         other = "\"\"";
     if (!other && says_nothing(message) && !w->opt->harmony) return json_error(message, err, "has no content");
     if (!other && json_type(content) == JSON_ABSENT) return 0;
-    put_key(w, "content");
+    text_put_key(w->t, "content");
     if (other) text_put(w->t, other);
     if (other) return 0;
     if (json_type(content) == JSON_ARRAY && strcmp(role, "tool")) return put_without_nulls(w, content, err);
@@ -339,8 +322,8 @@ static bool same_value(struct json a, struct json b, const char *key)
     struct text_buf x = {0}, y = {0};
     struct err why;
     a = json_find(a, key), b = json_find(b, key);
-    bool same = is_none(a) && is_none(b);
-    if (!same && !is_none(a) && !is_none(b) && !text_put_json(&x, a, &why) && !text_put_json(&y, b, &why))
+    bool same = !json_given(a) && !json_given(b);
+    if (!same && json_given(a) && json_given(b) && !text_put_json(&x, a, &why) && !text_put_json(&y, b, &why))
         same = x.size == y.size && !memcmp(x.text, y.text, (size_t)x.size);
     text_free(&x);
     text_free(&y);
@@ -367,9 +350,9 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
     const struct json calls = json_find(message, "tool_calls"), call = json_find(message, "function_call");
     const bool alias = call_alias(w, message), function = json_truthy(call) && !w->opt->rules->function_call;
     const bool takes = joins(w, message, *i + 1);
-    if (is_none(calls) && !alias && !function && !takes) return 0;
-    put_key(w, "tool_calls");
-    if (!is_none(calls) && json_type(calls) != JSON_ARRAY) return json_error(calls, err, "must be an array");
+    if (!json_given(calls) && !alias && !function && !takes) return 0;
+    text_put_key(w->t, "tool_calls");
+    if (json_given(calls) && json_type(calls) != JSON_ARRAY) return json_error(calls, err, "must be an array");
     text_put(w->t, "[");
     for (int64_t k = 0; k < json_count(calls); k++)
         if (put_call(w, json_at(calls, k), err)) return -1;
@@ -393,12 +376,12 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     const bool answer = !strcmp(role, "assistant");
     const bool calls = alias || json_truthy(json_find(message, "tool_calls")) ||
                        json_truthy(json_find(message, "function_call")) || (answer && joins(w, message, *i + 1));
-    if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+    text_put_comma(w->t);
     text_put(w->t, "{");
-    put_key(w, "role");
-    text_put_quoted(w->t, role, (int64_t)strlen(role));
+    text_put_key(w->t, "role");
+    text_put_string(w->t, role);
     if (alias) {
-        put_key(w, "content");
+        text_put_key(w->t, "content");
         text_put(w->t, w->opt->rules->no_content ? "\"\"" : "null");
     } else if (put_content(w, role, message, calls, err)) {
         return -1;
@@ -409,7 +392,7 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
             (!answer && str_in(key, written, 2)) ||
             (answer && !strcmp(key, "function_call") && !w->opt->rules->function_call))
             continue;
-        put_key(w, key);
+        text_put_key(w->t, key);
         if (text_put_json(w->t, value, err)) return -1;
     }
     if (answer && put_calls(w, i, err)) return -1;
@@ -426,7 +409,7 @@ static int put_tools(struct writer *w, struct json tools, struct err *err)
     int64_t size;
     struct err why;
     if (json_type(tools) == JSON_OBJECT) {
-        if (w->t->text[w->t->size - 1] != '[') text_put(w->t, ", ");
+        text_put_comma(w->t);
         return put_without_nulls(w, tools, err);
     }
     if (json_type(tools) == JSON_STRING) {
@@ -449,7 +432,7 @@ static int put_tools(struct writer *w, struct json tools, struct err *err)
 
 static bool tools_are_plain(struct json tools)
 {
-    if (is_none(tools)) return true;
+    if (!json_given(tools)) return true;
     if (json_type(tools) != JSON_ARRAY || json_has_null(tools)) return false;
     for (int64_t i = 0; i < json_count(tools); i++)
         if (json_type(json_at(tools, i)) != JSON_OBJECT) return false;
@@ -499,7 +482,7 @@ int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, stru
     for (int64_t i = 0; !rc && i < json_count(w.messages); i++) rc = put_message(&w, &i, err);
     text_put(&t, "]");
     const int64_t before = t.size;
-    if (!rc && !is_none(tools)) {
+    if (!rc && json_given(tools)) {
         text_put(&t, ", \"tools\": [");
         rc = put_tools(&w, tools, err);
         if (t.text[t.size - 1] == '[' && json_type(tools) != JSON_ARRAY)
@@ -508,8 +491,8 @@ int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, stru
             text_put(&t, "]");
     }
     for (int64_t i = 0; !rc && i < MT_LEN(kept); i++) {
-        if (is_none(json_find(row, kept[i]))) continue;
-        put_key(&w, kept[i]);
+        if (!json_given(json_find(row, kept[i]))) continue;
+        text_put_key(&t, kept[i]);
         rc = text_put_json(&t, json_find(row, kept[i]), err);
     }
     text_put(&t, "}");

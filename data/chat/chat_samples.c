@@ -59,7 +59,7 @@ static int get_switch(struct json message, const char *key, bool *given, bool *o
 {
     const struct json j = json_find(message, key);
     double value;
-    *given = json_type(j) != JSON_ABSENT && json_type(j) != JSON_NULL;
+    *given = json_given(j);
     if (!*given) return 0;
     if (json_type(j) == JSON_BOOL) return json_bool(j, on, err);
     if (json_type(j) != JSON_INT && json_type(j) != JSON_REAL)
@@ -91,26 +91,19 @@ static int is_trained(struct json message, bool *yes, bool *forced, struct err *
         *forced = *forced || (keys[i].forces && on);
     }
     const struct json detail = json_find(message, "train_detail");
-    if (json_type(detail) == JSON_ABSENT || json_type(detail) == JSON_NULL) return 0;
+    if (!json_given(detail)) return 0;
     if (json_type(detail) != JSON_ARRAY)
         return json_error(detail, err, "must be a list of {\"begin_offset\", \"end_offset\", \"train\"}");
     if (!training && !json_count(detail)) *yes = false;
     return 0;
 }
 
-static bool is_blank(struct json j)
-{
-    const char *s;
-    int64_t size;
-    return json_str(j, &s, &size, NULL) ? !json_truthy(j) : text_is_blank(s, size);
-}
-
 /* The model would learn to end its turn at once. */
 static bool is_empty_answer(struct json message)
 {
-    return is_blank(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
+    return text_is_blank_json(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
            !json_truthy(json_find(message, "function_call")) && !json_truthy(json_find(message, "refusal")) &&
-           is_blank(json_find(message, chat_reasoning_key(message, "thinking")));
+           text_is_blank_json(json_find(message, chat_reasoning_key(message, "thinking")));
 }
 
 static int find_answers(struct conversation *s, enum loss_on loss, struct err *err)
@@ -166,13 +159,12 @@ static bool note_reasoning(struct conversation *s, int64_t message, const char *
     if (json_str(json_find(answer_of, chat_reasoning_key(answer_of, "thinking")), &text, &n, NULL)) n = 0;
     if (chat_template_is_deepseek(s->template) && chat_inline_reasoning(json_at(s->messages, message), &in))
         text = in.text, n = in.size;
-    while (n && text_is_space(text[0])) text++, n--;
-    while (n && text_is_space(text[n - 1])) n--;
+    text_trim(&text, &n);
     char *reasoning = mem_strndup(text, n);
     const bool unshown = n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
     mem_free(reasoning);
-    const bool empty =
-        unshown && is_blank(json_find(answer_of, "content")) && !json_truthy(json_find(answer_of, "tool_calls"));
+    const bool empty = unshown && text_is_blank_json(json_find(answer_of, "content")) &&
+                       !json_truthy(json_find(answer_of, "tool_calls"));
     s->out->n_unshown += unshown;
     s->out->n_blank += empty;
     return !empty;
@@ -420,8 +412,7 @@ static int64_t size_after_question(const struct conversation *s, int64_t i, cons
     const char *text, *found = NULL, *next;
     int64_t size;
     if (!i || json_str(json_find(json_at(s->messages, i - 1), "content"), &text, &size, NULL)) return -1;
-    while (size && text_is_space(*text)) text++, size--;
-    while (size && text_is_space(text[size - 1])) size--;
+    text_trim(&text, &size);
     for (const char *at = prompt->text, *end = at + prompt->size;
          size && (next = memmem(at, (size_t)(end - at), text, (size_t)size)); at = next + 1)
         found = next;

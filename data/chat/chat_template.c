@@ -174,7 +174,7 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
     const char *text;
     int rc = 0;
     if (tokens) load_tokens(t, root);
-    if (tokens_only || json_type(source) == JSON_ABSENT || json_type(source) == JSON_NULL)
+    if (tokens_only || !json_given(source))
         rc = 0;
     else if (json_type(source) == JSON_ARRAY)
         rc = load_list(t, source, path, err);
@@ -353,7 +353,7 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
 {
     const char *key;
     struct json value;
-    if (json_type(kwargs) == JSON_ABSENT || json_type(kwargs) == JSON_NULL) return 0;
+    if (!json_given(kwargs)) return 0;
     if (json_type(kwargs) != JSON_OBJECT) return json_error(kwargs, err, "must be an object");
     if (json_count(kwargs) > MAX_VARS / 4) return json_error(kwargs, err, "has more than %d members", MAX_VARS / 4);
     for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) add_json(v, key, value);
@@ -412,7 +412,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     add_json(&v, "tools", tools);
     add_json(&v, "documents", json_find(row, "documents"));
     add(&v, "add_generation_prompt", JINJA_TRUTH)->truth = opt->generation_prompt;
-    const bool has_tools = json_type(tools) != JSON_ABSENT && json_type(tools) != JSON_NULL;
+    const bool has_tools = json_given(tools);
     const struct jinja *which = has_tools && t->tools ? t->tools : t->main;
     struct err why;
     const int rc = jinja_render(out, which, v.items, v.n, opt->date ? opt->date : CHAT_DATE, &why);

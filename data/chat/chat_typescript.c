@@ -253,7 +253,7 @@ static int put_property(struct text_buf *t, const char *name, struct json schema
     const struct json value = json_find(schema, "default");
     const enum json_type type = json_type(value);
     if (put_comments(t, schema, in, err)) return -1;
-    if (type != JSON_ABSENT && type != JSON_NULL) {
+    if (json_given(value)) {
         put_indent(t, in);
         text_put(t, "// Default: ");
         if (type == JSON_BOOL ? put_str(t, value, err) : text_put_json(t, value, err)) return -1;
@@ -310,7 +310,7 @@ static int put_object(struct text_buf *t, struct json schema, struct indent in, 
     if (put_properties(t, schema, false, false, &n, deeper(in), err) ||
         put_properties(t, schema, true, false, &n, deeper(in), err))
         return -1;
-    if (json_type(more) != JSON_ABSENT && json_type(more) != JSON_NULL) {
+    if (json_given(more)) {
         text_put(t, n++ ? ",\n" : "\n");
         put_indent(t, deeper(in));
         text_put(t, "[k: string]: ");
@@ -493,17 +493,12 @@ static int put_sorted(struct text_buf *t, struct json j, struct err *err)
     int rc = 0;
     if (!list && json_type(j) != JSON_OBJECT) return text_put_json(t, j, err);
     struct member *members = mem_array(n + 1, sizeof(*members));
-    for (int64_t i = 0; i < n; i++)
-        if (list)
-            members[i].value = json_at(j, i);
-        else
-            json_member(j, i, &members[i].key, &members[i].value);
+    for (int64_t i = 0; json_item(j, i, &members[i].key, &members[i].value); i++) {
+    }
     if (!list) qsort(members, (size_t)n, sizeof(*members), compare_members);
     text_put(t, list ? "[" : "{");
     for (int64_t i = 0; i < n && !rc; i++) {
-        if (i) text_put(t, ", ");
-        if (!list) text_put_quoted(t, members[i].key, (int64_t)strlen(members[i].key));
-        if (!list) text_put(t, ": ");
+        text_put_key(t, members[i].key);
         rc = put_sorted(t, members[i].value, err);
     }
     text_put(t, list ? "]" : "}");

@@ -106,7 +106,7 @@ int added_config_decoder(struct added_list *list, const struct bpe *bpe, bool ke
 {
     struct json map = json_find(config, "added_tokens_decoder");
     const int64_t n = json_count(map);
-    if (json_type(map) == JSON_ABSENT || json_type(map) == JSON_NULL) return 0;
+    if (!json_given(map)) return 0;
     if (json_type(map) != JSON_OBJECT) return json_error(map, err, "must be an object of id: token");
     if (n > MAX_TOKENS) return json_error(map, err, "more than %d tokens", MAX_TOKENS);
     struct entry *entries = mem_array(n, sizeof(*entries));
@@ -154,9 +154,7 @@ static int add_each(struct adder *a, struct json list, struct err *err)
 {
     const char *key;
     struct json value;
-    for (int64_t i = 0; json_type(list) == JSON_ARRAY && i < json_count(list); i++)
-        if (add_named(a, json_at(list, i), err)) return -1;
-    for (int64_t i = 0; json_type(list) == JSON_OBJECT && json_member(list, i, &key, &value); i++)
+    for (int64_t i = 0; json_item(list, i, &key, &value); i++)
         if (add_named(a, value, err)) return -1;
     return 0;
 }

@@ -223,7 +223,7 @@ int normalizer_load(struct normalizer *z, struct json j, bool spaces, struct err
     struct normalizer_step step = {.kind = NORMALIZE_NFC};
     struct json inner;
     const char *type;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
+    if (!json_given(j)) return 0;
     if (json_get_str(j, "type", &type, err)) return -1;
     if (!strcmp(type, "Sequence")) {
         if (json_get_array(j, "normalizers", &inner, err)) return -1;

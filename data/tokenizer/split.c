@@ -274,7 +274,7 @@ static int load_element(struct split *s, struct json j, bool last, struct err *e
 static int load_all(struct split *s, struct json j, struct err *err)
 {
     const char *type;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) {
+    if (!json_given(j)) {
         s->kind = SPLIT_NULL;
         return 0;
     }

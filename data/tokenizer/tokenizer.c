@@ -73,7 +73,7 @@ static int load_added(struct tokenizer *tok, struct json item, bool *taken, stru
 static int load_all_added(struct tokenizer *tok, struct json root, struct err *err)
 {
     struct json list = json_find(root, "added_tokens");
-    if (json_type(list) == JSON_ABSENT || json_type(list) == JSON_NULL) return 0;
+    if (!json_given(list)) return 0;
     if (json_get_array(root, "added_tokens", &list, err)) return -1;
     int64_t n = json_count(list);
     if (n > MAX_ADDED) return json_error(list, err, "more than %d tokens", MAX_ADDED);
@@ -178,7 +178,7 @@ static int check_post_processor(struct json j, struct err *err)
 {
     const char *type;
     struct json inner;
-    if (json_type(j) == JSON_ABSENT || json_type(j) == JSON_NULL) return 0;
+    if (!json_given(j)) return 0;
     if (json_get_str(j, "type", &type, err)) return -1;
     if (!strcmp(type, "ByteLevel") || !strcmp(type, "TemplateProcessing")) return 0;
     if (strcmp(type, "Sequence"))

@@ -247,7 +247,7 @@ static void put_reason(struct tokens *t, const char *key, const struct err *why)
     text_put(&t->out, ", \"");
     text_put(&t->out, key);
     text_put(&t->out, "\": ");
-    text_put_quoted(&t->out, why->msg, (int64_t)strlen(why->msg));
+    text_put_string(&t->out, why->msg);
 }
 
 /* How many special tokens the contents spell, and one of them. */
