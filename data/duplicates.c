@@ -15,22 +15,13 @@ static int compare_fingerprints(const void *a, const void *b)
     return (x->row > y->row) - (x->row < y->row);
 }
 
-/* FNV-1a of their bytes. */
-static uint64_t hash_ids(const int32_t *ids, int64_t n)
-{
-    const uint8_t *p = (const uint8_t *)ids;
-    uint64_t h = 14695981039346656037u;
-    for (int64_t i = 0; i < n * (int64_t)sizeof(*ids); i++) h = (h ^ p[i]) * 1099511628211u;
-    return h;
-}
-
 /* One for every document, sorted. */
 static struct fingerprint *fingerprints(const struct dataset *ds)
 {
     struct fingerprint *f = mem_array(ds->n_docs + 1, sizeof(*f));
     for (int64_t d = 0; d < ds->n_docs; d++) {
         const int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
-        f[d].hash = hash_ids(ds->ids + ds->doc_off[d], n);
+        f[d].hash = rng_bytes((uint64_t)n, ds->ids + ds->doc_off[d], n * (int64_t)sizeof(*ds->ids));
         f[d].row = ds->doc_row[d];
     }
     qsort(f, (size_t)ds->n_docs, sizeof(*f), compare_fingerprints);

@@ -172,21 +172,6 @@ int peft_write_config(const struct adapters *ad, const char *dir, const char *ba
 
 /* ---- variants ---- */
 
-/* Not null, false, [] or {}. */
-static bool is_set(struct json root, const char *key)
-{
-    struct json j = json_find(root, key);
-    bool on = false;
-    switch (json_type(j)) {
-    case JSON_ABSENT:
-    case JSON_NULL: return false;
-    case JSON_BOOL: return json_get_bool(root, key, &on, NULL) || on;
-    case JSON_ARRAY:
-    case JSON_OBJECT: return json_count(j) > 0;
-    default: return true;
-    }
-}
-
 int peft_refuse_variants(struct json root, struct err *err)
 {
     static const char *const keys[] = {"alora_invocation_tokens",
@@ -208,7 +193,7 @@ int peft_refuse_variants(struct json root, struct err *err)
     if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
     if (strcmp(bias, "none")) return json_error(json_find(root, "bias"), err, "is %s; only none is read", bias);
     for (int64_t i = 0; i < MT_LEN(keys); i++)
-        if (is_set(root, keys[i]))
+        if (json_truthy(json_find(root, keys[i])))
             at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%s`", at ? ", " : "", keys[i]);
     if (at) return json_error(root, err, "sets %s; only plain LoRA is read", set);
     if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;

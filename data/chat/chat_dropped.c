@@ -210,14 +210,6 @@ int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err 
 
 /* ---- rows that need no marks ---- */
 
-/* FNV-1a. */
-static uint64_t hash_bytes(uint64_t h, const void *data, size_t size)
-{
-    const unsigned char *p = data;
-    for (size_t i = 0; i < size; i++) h = (h ^ p[i]) * 1099511628211u;
-    return (h ^ 0xff) * 1099511628211u;
-}
-
 /* The keys of an object that have values, its role, and the types of the items of lists. */
 static uint64_t hash_keys(uint64_t h, struct json object)
 {
@@ -227,14 +219,14 @@ static uint64_t hash_keys(uint64_t h, struct json object)
     for (int64_t i = 0; json_member(object, i, &key, &value); i++) {
         const enum json_type type = json_type(value);
         if (!json_truthy(value)) continue;
-        h = hash_bytes(h, key, strlen(key));
-        h = hash_bytes(h, &type, sizeof(type));
-        if (!strcmp(key, "role") && !json_str(value, &text, &size, NULL)) h = hash_bytes(h, text, (size_t)size);
+        h = rng_bytes(h, key, (int64_t)strlen(key));
+        h = rng_bytes(h, &type, sizeof(type));
+        if (!strcmp(key, "role") && !json_str(value, &text, &size, NULL)) h = rng_bytes(h, text, size);
         for (int64_t k = 0; type == JSON_ARRAY && k < MT_MIN(json_count(value), 3); k++) {
             const struct json item = json_at(value, k);
             const enum json_type of = json_type(item);
-            h = hash_bytes(h, &of, sizeof(of));
-            if (!json_get_str(item, "type", &text, NULL)) h = hash_bytes(h, text, strlen(text));
+            h = rng_bytes(h, &of, sizeof(of));
+            if (!json_get_str(item, "type", &text, NULL)) h = rng_bytes(h, text, (int64_t)strlen(text));
         }
     }
     return h;
@@ -245,14 +237,13 @@ void chat_shapes(uint64_t *shapes, struct json row)
     const struct json messages = json_find(row, "messages"), kwargs = json_find(row, "chat_template_kwargs");
     const int64_t n = json_count(messages);
     const bool given[] = {json_truthy(json_find(row, "tools")), json_truthy(json_find(row, "documents"))};
-    uint64_t all = hash_bytes(14695981039346656037u, given, sizeof(given)), before = 0;
+    uint64_t all = rng_bytes(1, given, sizeof(given)), before = 0;
     if (json_truthy(kwargs)) all = hash_keys(all, kwargs);
     if (n) all = hash_keys(all, json_at(messages, n - 1));
     for (int64_t i = 0; i < n; i++) shapes[i] = hash_keys(all, json_at(messages, i));
     for (int64_t i = 0; i < n; i++) {
         const uint64_t own = shapes[i], next = i + 1 < n ? shapes[i + 1] : 0;
-        const unsigned char first = i == 0;
-        shapes[i] = hash_bytes(hash_bytes(hash_bytes(own, &before, sizeof(before)), &next, sizeof(next)), &first, 1);
+        shapes[i] = rng_u64(rng_u64(rng_u64(own, before), next), i == 0);
         before = own;
     }
 }

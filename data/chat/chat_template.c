@@ -55,20 +55,13 @@ const char *chat_template_eos(const struct chat_template *t) { return t ? t->tok
 const char *chat_template_text(const struct chat_template *t) { return t ? t->text : NULL; }
 const char *chat_template_foreign(const struct chat_template *t) { return t && t->foreign ? t->text : NULL; }
 
-/* FNV-1a. */
-static void hash(struct chat_template *t, const char *s, int64_t size)
-{
-    for (int64_t i = 0; i < size; i++) t->hash = (t->hash ^ (uint8_t)s[i]) * 1099511628211u;
-    t->hash = (t->hash ^ 0xff) * 1099511628211u;
-}
-
 /* ---- tokens that end generation ---- */
 
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size)
 {
     const char *eos = chat_template_eos(t);
     if (size <= 0 || (eos && (int64_t)strlen(eos) == size && !memcmp(eos, token, (size_t)size))) return;
-    hash(t, token, size);
+    t->hash = rng_bytes(t->hash, token, size);
     text_put_bytes(&t->stops, token, size);
     text_span(&t->stops, t->stops.size - size, t->stops.size);
 }
@@ -119,8 +112,8 @@ static int set(struct chat_template *t, const char *name, const char *text, int6
     const bool main = !strcmp(name, "default");
     struct jinja **to = main ? &t->main : !strcmp(name, "tool_use") ? &t->tools : NULL;
     if (!to || *to) return 0;
-    if (!main) hash(t, name, (int64_t)strlen(name));
-    hash(t, text, size);
+    if (!main) t->hash = rng_bytes(t->hash, name, (int64_t)strlen(name));
+    t->hash = rng_bytes(t->hash, text, size);
     if (main) t->text = mem_strdup(text);
     *to = jinja_parse(text, size, path, err);
     return *to ? 0 : -1;
@@ -145,7 +138,7 @@ static void load_tokens(struct chat_template *t, struct json config)
         int64_t size = 0;
         if (json_type(token) == JSON_OBJECT) token = json_find(token, "content");
         if (json_type(token) == JSON_STRING && !json_str(token, &text, &size, NULL)) t->tokens[i] = mem_strdup(text);
-        hash(t, text, size);
+        t->hash = rng_bytes(t->hash, text, size);
     }
 }
 
@@ -224,7 +217,6 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
     struct chat_template *t = mem_alloc(sizeof(*t));
     const bool given = file && *file;
     int rc;
-    t->hash = 14695981039346656037u;
     *out = NULL;
     if (!given) {
         rc = load_found(t, dir, err);
@@ -310,7 +302,7 @@ int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct
     }
     json_free(t->kwargs);
     t->kwargs = doc;
-    hash(t, kwargs, (int64_t)strlen(kwargs));
+    t->hash = rng_bytes(t->hash, kwargs, (int64_t)strlen(kwargs));
     return 0;
 }
 
@@ -318,8 +310,7 @@ struct chat_template *chat_template_deepseek(void)
 {
     struct chat_template *t = mem_alloc(sizeof(*t));
     t->tokens[1] = mem_strdup(DEEPSEEK_EOS);
-    t->hash = 14695981039346656037u;
-    hash(t, "DeepSeek V4", 11);
+    t->hash = rng_key(0, "DeepSeek V4");
     return t;
 }
 
@@ -476,7 +467,7 @@ static void find_turn_ends(struct chat_template *t)
         const int64_t *span = stop_span(t, more.text + last.size, more.size - last.size);
         if (!span || memcmp(more.text, last.text, (size_t)last.size) != 0) continue;
         memcpy(t->next_role[i], span, sizeof(t->next_role[i]));
-        hash(t, t->stops.text + span[0], span[1] - span[0]);
+        t->hash = rng_bytes(t->hash, t->stops.text + span[0], span[1] - span[0]);
         t->never_ends = false;
     }
 out:
@@ -507,7 +498,7 @@ static void find_arguments(struct chat_template *t)
     const bool object = writes_arguments(t, CALL("{\"width\": 731}"));
     const bool string = writes_arguments(t, CALL("\"{\\\"width\\\": 731}\""));
     t->arguments = object == string ? CHAT_ARGUMENTS_ANY : object ? CHAT_ARGUMENTS_OBJECT : CHAT_ARGUMENTS_STRING;
-    if (t->arguments != CHAT_ARGUMENTS_ANY) hash(t, object ? "object" : "string", 6);
+    if (t->arguments != CHAT_ARGUMENTS_ANY) t->hash = rng_bytes(t->hash, object ? "object" : "string", 6);
 }
 
 void chat_template_probe(struct chat_template *t)

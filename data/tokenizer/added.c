@@ -45,9 +45,7 @@ int added_read(struct added *a, struct json item, bool strict, struct err *err)
 /* The slot of this text, or the free one for it. */
 static int32_t *find_slot(const struct added_list *list, const char *text, int64_t size)
 {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (int64_t i = 0; i < size; i++) h = (h ^ (uint8_t)text[i]) * 1099511628211u;
-    for (uint64_t i = h;; i++) {
+    for (uint64_t i = rng_bytes(0, text, size);; i++) {
         int32_t *slot = &list->slots[i % (uint64_t)(2 * list->cap)];
         if (*slot < 0) return slot;
         const struct added *a = &list->items[*slot];

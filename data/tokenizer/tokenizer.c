@@ -99,26 +99,14 @@ static int normalize_added(const struct tokenizer *tok, struct added *a, struct 
     return rc;
 }
 
-static uint64_t content_hash(uint64_t h, const char *text, int64_t size)
-{
-    uint64_t word;
-    for (int64_t i = 0; i < size; i += 8) {
-        word = 0;
-        memcpy(&word, text + i, (size_t)MT_MIN(8, size - i));
-        h = (h ^ word) * 0x9e3779b97f4a7c15u;
-        h ^= h >> 29;
-    }
-    return h;
-}
-
 /* The list may come from another file than the vocabulary. */
 static void hash_added(struct tokenizer *tok)
 {
     for (int64_t i = 0; i < tok->added.n; i++) {
         const struct added *a = &tok->added.items[i];
         const bool flags[8] = {a->special, a->normalized, a->lstrip, a->rstrip, a->single_word};
-        tok->hash = content_hash(tok->hash ^ (uint64_t)(uint32_t)a->id, a->text, a->size);
-        tok->hash = content_hash(tok->hash, (const char *)flags, sizeof(flags));
+        tok->hash = rng_bytes(tok->hash ^ (uint64_t)(uint32_t)a->id, a->text, a->size);
+        tok->hash = rng_bytes(tok->hash, (const char *)flags, sizeof(flags));
     }
 }
 
@@ -215,7 +203,7 @@ static struct tokenizer *parse(const char *text, int64_t size, const char *name,
     struct json_doc *doc = json_parse_without(text, size, name, "model", large, parts, MT_LEN(large), err);
     if (!doc) return NULL;
     struct tokenizer *tok = mem_alloc(sizeof(*tok));
-    tok->hash = content_hash(rng_key((uint64_t)size, "tokenizer"), text, size);
+    tok->hash = rng_bytes(rng_key((uint64_t)size, "tokenizer"), text, size);
     if (load_all(tok, json_root(doc), parts, config, err)) {
         tokenizer_free(tok);
         tok = NULL;
@@ -282,7 +270,7 @@ static int load_ranks(struct tokenizer *tok, const char *path, struct json confi
     char *text = file_read(path, MAX_FILE, &size, err);
     if (!text) return -1;
     tok->cuts = true;
-    tok->hash = content_hash(rng_key((uint64_t)size, "tiktoken"), text, size);
+    tok->hash = rng_bytes(rng_key((uint64_t)size, "tiktoken"), text, size);
     int rc = bpe_load_ranks(&tok->bpe, text, size, path, err);
     mem_free(text);
     struct json_doc *split = rc ? NULL : json_parse(kimi_split, (int64_t)strlen(kimi_split), "Kimi's pattern", err);
