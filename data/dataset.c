@@ -50,7 +50,7 @@ static uint64_t dataset_hash(const struct dataset *ds)
 {
     const int64_t counts[] = {ds->n_docs, ds->n_tokens, ds->n_rows, ds->n_bad, ds->n_overlong, ds->n_unlabelled};
     uint64_t h = hash_bytes(FNV_START, counts, sizeof(counts));
-    if (ds->n_unshown) h = hash_i64(h, ds->n_unshown);
+    if (ds->counts.n_unshown) h = hash_i64(h, ds->counts.n_unshown);
     if (ds->topk.n_top) h = hash_i64(h, (int64_t)topk_hash(&ds->topk));
     if (!ds->n_docs) return h;
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
@@ -163,15 +163,15 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
 {
     if (row_read(&b->rows, row, err)) return -1;
     const struct chat_samples *chat = &b->rows.chat.samples;
-    if (!b->rows.n) b->ds->n_unlabelled++, b->ds->n_unanswered++;
-    b->ds->n_unshown += chat->n_unshown;
-    b->ds->n_empty += chat->n_empty;
-    b->ds->n_appended += chat->n_appended;
-    b->ds->n_unended += chat->n_unended;
-    b->ds->n_blank += chat->n_blank;
-    b->ds->n_nulls += b->rows.chat.n_nulls;
-    if (b->rows.chat.lost && b->ds->n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
-    if (b->rows.n_special && b->ds->n_special++ < SPECIAL_SHOWN) show_special(b, where);
+    if (!b->rows.n) b->ds->n_unlabelled++, b->ds->counts.n_unanswered++;
+    b->ds->counts.n_unshown += chat->n_unshown;
+    b->ds->counts.n_empty += chat->n_empty;
+    b->ds->counts.n_appended += chat->n_appended;
+    b->ds->counts.n_unended += chat->n_unended;
+    b->ds->counts.n_blank += chat->n_blank;
+    b->ds->counts.n_nulls += b->rows.chat.n_nulls;
+    if (b->rows.chat.lost && b->ds->counts.n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
+    if (b->rows.n_special && b->ds->counts.n_special++ < SPECIAL_SHOWN) show_special(b, where);
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -398,7 +398,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     if (ds->n_docs) return 0;
     if (!ds->n_rows)
         return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
-    if (ds->n_unanswered == ds->n_rows - ds->n_bad)
+    if (ds->counts.n_unanswered == ds->n_rows - ds->n_bad)
         return err_set(err,
                        "%s: no row has an answer with loss (%lld row%s): write answers as messages of role "
                        "\"assistant\" that are not empty, or check data.loss_on and the keys that remove loss (train, "
@@ -409,7 +409,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
         "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "
         "an answer: raise data.seq_len, or check data.loss_on",
         files, (long long)ds->n_rows, str_plural(ds->n_rows), (long long)ds->n_overlong, (long long)b->opt->seq_len,
-        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->n_unanswered);
+        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->counts.n_unanswered);
 }
 
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
@@ -451,8 +451,8 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
 struct cache_header {
     char magic[8];
     uint64_t key, hash;
-    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled, n_unshown, n_empty, n_appended, n_unended;
-    int64_t n_unanswered, n_blank, n_dropped, n_nulls, n_special;
+    int64_t n_docs, n_tokens, n_rows, n_bad, n_overlong, n_unlabelled;
+    struct dataset_counts counts;
 };
 
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
@@ -490,29 +490,13 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
            dataset_hash(ds) == ds->hash;
 }
 
-/* The key with the counts that dataset_hash leaves out: they change no document, so a resumed run may differ in them.
- */
-static uint64_t key_with_counts(uint64_t key, const struct dataset *ds)
-{
-    const int64_t counts[] = {ds->n_empty, ds->n_appended, ds->n_unended, ds->n_unanswered,
-                              ds->n_blank, ds->n_dropped,  ds->n_nulls,   ds->n_special};
-    return hash_bytes(key, counts, sizeof(counts));
-}
-
 static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, const struct dataset_options *opt)
 {
     struct cache_header h;
     if (map.size < (int64_t)sizeof(h)) return false;
     memcpy(&h, map.data, sizeof(h));
-    ds->n_empty = h.n_empty;
-    ds->n_appended = h.n_appended;
-    ds->n_unended = h.n_unended;
-    ds->n_unanswered = h.n_unanswered;
-    ds->n_blank = h.n_blank;
-    ds->n_dropped = h.n_dropped;
-    ds->n_special = h.n_special;
-    ds->n_nulls = h.n_nulls;
-    if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != key_with_counts(key, ds)) return false;
+    if (memcmp(h.magic, CACHE_MAGIC, sizeof(h.magic)) || h.key != hash_bytes(key, &h.counts, sizeof(h.counts)))
+        return false;
     if (h.n_docs < 1 || h.n_docs >= map.size || h.n_tokens < 1 || h.n_tokens >= map.size) return false;
     int64_t off_bytes = (h.n_docs + 1) * (int64_t)sizeof(*ds->doc_off);
     int64_t ids_bytes = h.n_tokens * (int64_t)sizeof(*ds->ids);
@@ -531,7 +515,7 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     ds->n_bad = h.n_bad;
     ds->n_overlong = h.n_overlong;
     ds->n_unlabelled = h.n_unlabelled;
-    ds->n_unshown = h.n_unshown;
+    ds->counts = h.counts;
     ds->hash = h.hash;
     return cache_valid(ds, opt);
 }
@@ -549,7 +533,7 @@ static bool cache_read(struct dataset *ds, const char *path, uint64_t key, const
 
 static int cache_write(const struct dataset *ds, const char *dir, const char *path, uint64_t key, struct err *err)
 {
-    struct cache_header h = {.key = key_with_counts(key, ds),
+    struct cache_header h = {.key = hash_bytes(key, &ds->counts, sizeof(ds->counts)),
                              .hash = ds->hash,
                              .n_docs = ds->n_docs,
                              .n_tokens = ds->n_tokens,
@@ -557,15 +541,7 @@ static int cache_write(const struct dataset *ds, const char *dir, const char *pa
                              .n_bad = ds->n_bad,
                              .n_overlong = ds->n_overlong,
                              .n_unlabelled = ds->n_unlabelled,
-                             .n_unshown = ds->n_unshown,
-                             .n_empty = ds->n_empty,
-                             .n_appended = ds->n_appended,
-                             .n_unended = ds->n_unended,
-                             .n_unanswered = ds->n_unanswered,
-                             .n_blank = ds->n_blank,
-                             .n_dropped = ds->n_dropped,
-                             .n_special = ds->n_special,
-                             .n_nulls = ds->n_nulls};
+                             .counts = ds->counts};
     memcpy(h.magic, CACHE_MAGIC, sizeof(h.magic));
     const struct file_part parts[] = {
         {&h, sizeof(h)},
@@ -589,40 +565,42 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
                  (long long)ds->n_overlong, str_plural(ds->n_overlong), rows, str_plural(rows),
                  ds->n_overlong == 1 ? "is" : "are", seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
     }
-    const int64_t beyond = ds->n_unlabelled - ds->n_unanswered;
-    if (ds->n_unanswered)
-        log_warn("%s: %lld of %lld row%s %s no answer with loss: dropped", files, (long long)ds->n_unanswered, rows,
-                 str_plural(rows), ds->n_unanswered == 1 ? "has" : "have");
+    const int64_t beyond = ds->n_unlabelled - ds->counts.n_unanswered;
+    if (ds->counts.n_unanswered)
+        log_warn("%s: %lld of %lld row%s %s no answer with loss: dropped", files, (long long)ds->counts.n_unanswered,
+                 rows, str_plural(rows), ds->counts.n_unanswered == 1 ? "has" : "have");
     if (beyond) {
         log_warn("%s: %lld document%s of %lld row%s %s no token with loss in seq_len = %lld: dropped", files,
                  (long long)beyond, str_plural(beyond), rows, str_plural(rows), beyond == 1 ? "has" : "have", seq_len);
     }
-    if (ds->n_special)
+    if (ds->counts.n_special)
         log_warn("%s: the contents of %lld of %lld row%s spell special tokens, which %s", files,
-                 (long long)ds->n_special, rows, str_plural(rows),
+                 (long long)ds->counts.n_special, rows, str_plural(rows),
                  opt->special_text == SPECIAL_SPLIT ? "are tokenised as text (data.special_text = split)"
                                                     : "become special tokens, as in transformers (data.special_text = "
                                                       "split tokenises them as text, error refuses the rows)");
-    if (ds->n_dropped)
+    if (ds->counts.n_dropped)
         log_warn("%s: %lld of %lld row%s %s parts that are not in the text and so not trained (data.dropped = warn)",
-                 files, (long long)ds->n_dropped, rows, str_plural(rows), ds->n_dropped == 1 ? "has" : "have");
-    if (ds->n_blank)
-        log_warn("%s: %lld empty answer%s: no loss there", files, (long long)ds->n_blank, str_plural(ds->n_blank));
-    if (ds->n_nulls)
+                 files, (long long)ds->counts.n_dropped, rows, str_plural(rows),
+                 ds->counts.n_dropped == 1 ? "has" : "have");
+    if (ds->counts.n_blank)
+        log_warn("%s: %lld empty answer%s: no loss there", files, (long long)ds->counts.n_blank,
+                 str_plural(ds->counts.n_blank));
+    if (ds->counts.n_nulls)
         log_info("%s: left out %lld null member%s of calls and tools, as Arrow adds them for the keys of other rows",
-                 files, (long long)ds->n_nulls, str_plural(ds->n_nulls));
-    if (ds->n_unshown) {
+                 files, (long long)ds->counts.n_nulls, str_plural(ds->counts.n_nulls));
+    if (ds->counts.n_unshown) {
         log_warn("%s: the chat template omits the reasoning of %lld answer%s, which is then not trained; if "
                  "the template has an option for it, set it in data.chat_kwargs, as in {\"thinking\": true} or "
                  "{\"clear_thinking\": false}",
-                 files, (long long)ds->n_unshown, str_plural(ds->n_unshown));
+                 files, (long long)ds->counts.n_unshown, str_plural(ds->counts.n_unshown));
     }
-    if (ds->n_empty) {
+    if (ds->counts.n_empty) {
         log_info(
             "%s: %lld answer%s without reasoning: the empty reasoning block before the text has loss, so the model "
             "learns to answer without reasoning; where the template has the option, {\"enable_thinking\": false} moves "
             "the block into the prompt, for all rows in data.chat_kwargs or for one in its chat_template_kwargs",
-            files, (long long)ds->n_empty, str_plural(ds->n_empty));
+            files, (long long)ds->counts.n_empty, str_plural(ds->counts.n_empty));
     }
 }
 
@@ -632,17 +610,17 @@ static void tell_turn_ends(const struct dataset *ds, const char *files, const st
     int64_t user_size = 0, tool_size = 0;
     const char *user = chat_template_next_role(opt->chat, false, &user_size);
     const char *tool = chat_template_next_role(opt->chat, true, &tool_size);
-    if (ds->n_appended) {
+    if (ds->counts.n_appended) {
         log_info("%s: the next role's token ends an answer, so moetrain appends it, with loss, to the last answer of "
                  "%lld text%s: %.*s%s%.*s",
-                 files, (long long)ds->n_appended, str_plural(ds->n_appended), (int)user_size, user ? user : "",
-                 user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
+                 files, (long long)ds->counts.n_appended, str_plural(ds->counts.n_appended), (int)user_size,
+                 user ? user : "", user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
     }
-    if (ds->n_unended) {
+    if (ds->counts.n_unended) {
         log_warn("%s: the chat template writes no token after the last answer of %lld text%s, so the model does not "
                  "learn where to stop; list the next role's token in eos_token_id of generation_config.json, or write "
                  "eos_token after answers in data.chat_template",
-                 files, (long long)ds->n_unended, str_plural(ds->n_unended));
+                 files, (long long)ds->counts.n_unended, str_plural(ds->counts.n_unended));
     }
 }
 
@@ -749,8 +727,6 @@ int64_t dataset_targets(const struct dataset *ds)
     for (int64_t i = 0; i < ds->n_tokens; i++) n += ds->mask[i];
     return n;
 }
-
-/* ---- duplicates, by a hash of the ids */
 
 void dataset_free(struct dataset *ds)
 {

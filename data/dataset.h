@@ -24,6 +24,16 @@ struct dataset_options {
     struct token_row_options tokens;  /* rows of a teacher (rows.h); vocab is set by dataset_load */
 };
 
+/* For messages only: a resumed run may have others. */
+struct dataset_counts {
+    int64_t n_unshown;             /* answers whose reasoning the chat template omits */
+    int64_t n_empty;               /* answers whose loss begins with an empty reasoning block */
+    int64_t n_unanswered, n_blank; /* rows without an answer with loss; empty answers, which have none */
+    int64_t n_special;             /* good rows whose contents spell special tokens */
+    int64_t n_dropped, n_nulls;    /* rows with parts that their text lacks; null members that were left out */
+    int64_t n_appended, n_unended; /* texts whose last answer the next role's token ends; no token ends */
+};
+
 /* Concatenated documents: document d is ids[doc_off[d] .. doc_off[d+1]), mask 1 where the token may be a target (never
  * the first token of a document). Every document has a target and at most seq_len tokens. Zeroed is valid. */
 struct dataset {
@@ -35,14 +45,9 @@ struct dataset {
     struct topk topk;                 /* a row for each token with mask 1; or none */
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
-    int64_t n_unshown;                /* answers whose reasoning the chat template omits */
-    int64_t n_empty;                  /* answers whose loss begins with an empty reasoning block */
-    int64_t n_unanswered, n_blank;    /* rows without an answer with loss; empty answers, which have none */
-    int64_t n_special;                /* good rows whose contents spell special tokens */
-    int64_t n_dropped, n_nulls;       /* rows with parts that their text lacks; null members that were left out */
-    int64_t n_appended, n_unended;    /* texts whose last answer the next role's token ends; no token ends */
-    uint64_t hash;                    /* of everything above, for resume checks */
-    int64_t cap_docs, cap_tokens;     /* capacity of the arrays */
+    struct dataset_counts counts;
+    uint64_t hash;                /* of everything above, and of the counts n_unshown, for resume checks */
+    int64_t cap_docs, cap_tokens; /* capacity of the arrays */
 };
 
 /* Copies the next of the comma-separated paths, without blanks around it, and moves *list past it; 1, or 0 at the end.

@@ -158,9 +158,9 @@ static void dropped_parts_with_a_warning(void **state)
               rows_write(ROWX(Q "," A, "\"documents\": [{\"text\": \"d\"}]") "\n" ROW(
                   Q "," M("assistant", "")) "\n" ROW(Q "," A) "\n"),
               &opt);
-    assert_int_equal(ds.n_dropped, 1);
-    assert_int_equal(ds.n_blank, 1);
-    assert_int_equal(ds.n_unanswered, 1);
+    assert_int_equal(ds.counts.n_dropped, 1);
+    assert_int_equal(ds.counts.n_blank, 1);
+    assert_int_equal(ds.counts.n_unanswered, 1);
     assert_int_equal(ds.n_docs, 2);
     dataset_free(&ds);
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
@@ -284,7 +284,7 @@ static void calls_and_tools(void **state)
     struct dataset_options opt = rows_options();
     opt.chat = load(CALLING);
     rows_load(&ds, rows_write(C("{\"x\": null, \"y\": {\"z\": null}}") "\n"), &opt);
-    assert_int_equal(ds.n_nulls, 2);
+    assert_int_equal(ds.counts.n_nulls, 2);
     dataset_free(&ds);
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
 }

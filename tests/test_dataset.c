@@ -71,7 +71,7 @@ static void prompt_completion_rows(void **state)
     struct dataset_options opt = rows_options();
     rows_load(&ds, rows_write(rows), &opt);
     assert_int_equal(ds.n_docs, 4);
-    assert_int_equal(ds.n_unanswered, 1);
+    assert_int_equal(ds.counts.n_unanswered, 1);
     ASSERT_DOCUMENT(&ds, 0, LIST('a', 'b', 'c', 'd', RETURN), LIST(0, 0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 1, LIST('x', TEN, 'y', RETURN), LIST(0, 1, 1, 1));
     ASSERT_DOCUMENT(&ds, 2, LIST(OK, RETURN), LIST(0, 1));

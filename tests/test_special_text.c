@@ -74,7 +74,7 @@ static void contents(void **state)
             opt.special_text = split ? SPECIAL_SPLIT : SPECIAL_KEEP;
             rows_load(&ds, rows_write(rows[i].row), &opt);
             assert_int_equal(ds.n_docs, 1);
-            assert_int_equal(ds.n_special, rows[i].n_special);
+            assert_int_equal(ds.counts.n_special, rows[i].n_special);
             put_ids(text, sizeof(text), &ds, 0);
             assert_string_equal(text, split ? rows[i].split : rows[i].keep);
             dataset_free(&ds);

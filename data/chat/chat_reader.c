@@ -32,8 +32,8 @@ void chat_reader_free(struct chat_reader *r)
 
 void chat_reader_clear(struct chat_reader *r)
 {
-    r->samples.count = r->samples.n_unshown = r->samples.n_empty = r->samples.n_appended = r->samples.n_unended = 0;
-    r->samples.n_blank = r->n_nulls = 0;
+    chat_samples_clear(&r->samples);
+    r->n_nulls = 0;
     r->lost = false;
     r->why.msg[0] = 0;
 }

@@ -34,6 +34,8 @@ void chat_samples_free(struct chat_samples *s)
     *s = (struct chat_samples){0};
 }
 
+void chat_samples_clear(struct chat_samples *s) { *s = (struct chat_samples){.items = s->items, .cap = s->cap}; }
+
 /* Adds an empty text; it reuses the memory of an earlier conversation. */
 static struct text_buf *add_sample(struct chat_samples *s)
 {
@@ -532,8 +534,7 @@ static int make(struct conversation *s, enum loss_on loss, bool whole, struct er
 
 static int open_row(struct conversation *s, struct err *err)
 {
-    struct chat_samples *out = s->out;
-    out->count = out->n_unshown = out->n_empty = out->n_appended = out->n_unended = out->n_blank = out->n_messages = 0;
+    chat_samples_clear(s->out);
     if (json_get_array(s->row, "messages", &s->messages, err)) return -1;
     s->n = json_count(s->messages);
     return s->n ? 0 : json_error(s->messages, err, "is empty");

@@ -17,6 +17,7 @@ struct chat_samples {
     int64_t n_blank;    /* answers without loss because they are empty */
     int64_t n_messages; /* messages up to the last answer with loss, which are in the samples */
 };
+void chat_samples_clear(struct chat_samples *s); /* keeps the memory */
 void chat_samples_free(struct chat_samples *s);
 
 /* The texts to train on from one conversation; out is emptied first. An answer's span begins where its prompt ends and
