@@ -325,12 +325,6 @@ static int open_single(struct safetensors *st, const char *dir, const char *name
     return check_names(st, err);
 }
 
-static bool fits(const char *name, const char *begin, const char *end)
-{
-    const size_t n = strlen(name), b = strlen(begin), e = strlen(end);
-    return n >= b + e && !strncmp(name, begin, b) && !strcmp(name + n - e, end);
-}
-
 /* A directory without the weights of transformers' layout: says what is there instead. */
 static int no_weights(const char *dir, struct err *err)
 {
@@ -352,7 +346,8 @@ static int no_weights(const char *dir, struct err *err)
     err_set(err, "%s: no %s and no %s", dir, INDEX_NAME, SINGLE_NAME);
     for (int64_t i = 0, found = 0; i < MT_LEN(others) && !found; i++)
         for (int64_t k = 0; k < n && !found; k++)
-            if ((found = fits(names[k], others[i].begin, others[i].end)))
+            if ((found =
+                     !strncmp(names[k], others[i].begin, strlen(others[i].begin)) && str_ends(names[k], others[i].end)))
                 err_set(err, "%s: no %s and no %s, but %s: %s", dir, INDEX_NAME, SINGLE_NAME, names[k],
                         others[i].advice);
     file_list_free(names, n);

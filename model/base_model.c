@@ -33,7 +33,7 @@ static hash_sum *part_of(struct base_hash *h, const char *name, bool own)
     return (own ? h->own : h->common) + (layer >= 0 && layer < h->n_layer ? layer : h->n_layer + end);
 }
 
-static uint64_t key_of(const struct st_tensor *t)
+uint64_t base_tensor_key(const struct st_tensor *t)
 {
     uint64_t key = rng_key(rng_key(0, t->name), t->st_dtype);
     for (int i = 0; i < t->ndim; i++) key = rng_u64(key, (uint64_t)t->shape[i]);
@@ -42,12 +42,12 @@ static uint64_t key_of(const struct st_tensor *t)
 
 void base_hash_tensor(struct base_hash *h, const struct st_tensor *t, bool own)
 {
-    *part_of(h, t->name, own) += key_of(t);
+    *part_of(h, t->name, own) += base_tensor_key(t);
 }
 
 void base_hash_bytes(struct base_hash *h, const struct st_tensor *t, hash_sum bytes, bool own)
 {
-    *part_of(h, t->name, own) += hash_sum_factor(key_of(t)) * bytes;
+    *part_of(h, t->name, own) += hash_sum_factor(base_tensor_key(t)) * bytes;
 }
 
 void base_hash_join(struct base_hash *h, struct comm *ep)

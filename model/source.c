@@ -18,22 +18,30 @@ static const char *shape_text(char to[128], int ndim, const int64_t *shape)
     return to;
 }
 
-static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
+static int unexpected(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, const char *advice,
+                      struct err *err)
 {
     char want[128], have[128];
-    return err_set(err, "tensor %s is %s [%s], expected %s [%s]: the checkpoint does not fit its config.json",
-                   safetensors_stored(t), t->st_dtype, shape_text(have, t->ndim, t->shape), what,
-                   shape_text(want, ndim, shape));
+    return err_set(err, "tensor %s is %s [%s], expected %s [%s]: %s", safetensors_stored(t), t->st_dtype,
+                   shape_text(have, t->ndim, t->shape), what, shape_text(want, ndim, shape), advice);
+}
+
+static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
+{
+    return unexpected(t, what, ndim, shape, "the checkpoint does not fit its config.json", err);
 }
 
 /* A dtype or scales of a quantisation that is not read. */
 static int format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
 {
-    char want[128], have[128];
-    return err_set(err,
-                   "tensor %s is %s [%s], expected %s [%s]: this quantisation is not supported, use a checkpoint in %s",
-                   safetensors_stored(t), t->st_dtype, shape_text(have, t->ndim, t->shape), what,
-                   shape_text(want, ndim, shape), FORMATS_READ);
+    return unexpected(t, what, ndim, shape, "this quantisation is not supported, use a checkpoint in " FORMATS_READ,
+                      err);
+}
+
+static int damaged_scale(const struct st_tensor *t, float value, struct err *err)
+{
+    return err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
+                   safetensors_stored(t), (double)value);
 }
 
 bool checkpoint_has(const struct checkpoint *ck, const char *name)
@@ -58,13 +66,6 @@ const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, 
     if (t) return safetensors_stored(t);
     for (int64_t i = 0; i < ck->st->n_tensors && !renamed; i++) renamed = ck->st->tensors[i].stored != NULL;
     return renamed && published_name(to, size, name) ? to : name;
-}
-
-static uint64_t hash_of(const struct st_tensor *t)
-{
-    uint64_t hash = rng_key(rng_key(0, t->name), t->st_dtype);
-    for (int i = 0; i < t->ndim; i++) hash = rng_u64(hash, (uint64_t)t->shape[i]);
-    return rng_bytes(hash, t->data, MT_MIN(t->bytes, 1 << 16));
 }
 
 void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads)
@@ -111,7 +112,7 @@ static const struct st_tensor *find_data(struct checkpoint *ck, const char *name
     const struct st_tensor *t = safetensors_find(ck->st, name);
     if (t) {
         bool *used = &ck->used[t - ck->st->tensors];
-        if (ck->hashed && !*used) ck->fingerprint += hash_of(t);
+        if (ck->hashed && !*used) ck->fingerprint += rng_bytes(base_tensor_key(t), t->data, MT_MIN(t->bytes, 1 << 16));
         if (ck->hash && !*used && ck->reader != READ_ELSEWHERE) {
             base_hash_tensor(ck->hash, t, ck->reader == READ_HERE);
             ck->later[t - ck->st->tensors] = true;
@@ -240,8 +241,7 @@ static float *fp8_scales(const struct source *s, struct err *err)
     scales_f32(s->scale, n, scale);
     for (int64_t i = 0; i < n; i++) {
         if (isfinite(scale[i]) && scale[i] >= 0) continue;
-        err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
-                safetensors_stored(s->scale), (double)scale[i]);
+        damaged_scale(s->scale, scale[i], err);
         mem_free(scale);
         return NULL;
     }
@@ -274,9 +274,7 @@ static int decode_int4(const struct source *s, char *out, int n_threads, struct 
     int rc = 0;
     source_f32(s->scale, n, scale);
     for (int64_t i = 0; i < n && !rc; i++)
-        if (!isfinite(scale[i]))
-            rc = err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
-                         safetensors_stored(s->scale), (double)scale[i]);
+        if (!isfinite(scale[i])) rc = damaged_scale(s->scale, scale[i], err);
     if (!rc) quant_int4_decode(out, s->data->data, scale, n, s->group, n_threads);
     mem_free(scale);
     return rc;
@@ -290,9 +288,7 @@ int source_scales(const struct source *s, uint8_t *scale, float *scale2, struct 
 {
     const float g = scalar(s->scale2);
     *scale2 = g;
-    if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0)))
-        return err_set(err, "tensor %s is %g, which is not a scale: the checkpoint is damaged",
-                       safetensors_stored(s->scale2), (double)g);
+    if (!isfinite(g) || g < 0 || (s->scale2_divides && !(g > 0))) return damaged_scale(s->scale2, g, err);
     bool bad = false;
     for (int64_t i = 0; i < s->scale->bytes; i++) bad |= s->scale->data[i] == 0x7f || s->scale->data[i] > 0x80;
     if (bad)

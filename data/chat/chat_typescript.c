@@ -20,16 +20,10 @@ struct scope {
     bool self; /* "#" is referred to */
 };
 
-struct indent {
-    int64_t n; /* of two spaces */
-};
-
-static void put_indent(struct text_buf *t, struct indent in)
+static void put_indent(struct text_buf *t, int64_t depth)
 {
-    for (int64_t i = 0; i < in.n; i++) text_put(t, "  ");
+    for (int64_t i = 0; i < depth; i++) text_put(t, "  ");
 }
-
-static struct indent deeper(struct indent in) { return (struct indent){in.n + 1}; }
 
 /* j is the string `text`. */
 static bool is(struct json j, const char *text)
@@ -193,10 +187,10 @@ static int check_type(struct scope *s, struct json schema, struct err *err)
 
 /* ---- writing ---- */
 
-static int put_type(struct text_buf *t, struct json schema, struct indent in, struct err *err);
+static int put_type(struct text_buf *t, struct json schema, int64_t depth, struct err *err);
 
 /* "// " before each line that is not empty. */
-static int put_description(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_description(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     const struct json j = json_find(schema, "description");
     const char *s;
@@ -206,7 +200,7 @@ static int put_description(struct text_buf *t, struct json schema, struct indent
     for (const char *line = s, *end = s + size; line <= end;) {
         const char *lf = memchr(line, '\n', (size_t)(end - line));
         const int64_t n = (lf ? lf : end) - line;
-        if (n) put_indent(t, in);
+        if (n) put_indent(t, depth);
         if (n) text_put(t, "// ");
         text_put_bytes(t, line, n);
         text_put(t, "\n");
@@ -216,7 +210,7 @@ static int put_description(struct text_buf *t, struct json schema, struct indent
 }
 
 /* Which limits a schema of each type shows, sorted. */
-static int put_limits(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_limits(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     static const struct {
         const char *type, *keys[3];
@@ -230,7 +224,7 @@ static int put_limits(struct text_buf *t, struct json schema, struct indent in, 
         for (int64_t k = 0; k < MT_LEN(rows[i].keys) && is(json_find(schema, "type"), rows[i].type); k++) {
             const char *key = rows[i].keys[k];
             if (!key || !json_has(schema, key)) continue;
-            if (!any) put_indent(t, in);
+            if (!any) put_indent(t, depth);
             text_put(t, any ? ", " : "// ");
             text_put(t, key);
             text_put(t, ": ");
@@ -242,27 +236,27 @@ static int put_limits(struct text_buf *t, struct json schema, struct indent in, 
 }
 
 /* The comment lines before a type. */
-static int put_comments(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_comments(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
-    return put_description(t, schema, in, err) || put_limits(t, schema, in, err) ? -1 : 0;
+    return put_description(t, schema, depth, err) || put_limits(t, schema, depth, err) ? -1 : 0;
 }
 
-static int put_property(struct text_buf *t, const char *name, struct json schema, bool optional, struct indent in,
+static int put_property(struct text_buf *t, const char *name, struct json schema, bool optional, int64_t depth,
                         struct err *err)
 {
     const struct json value = json_find(schema, "default");
     const enum json_type type = json_type(value);
-    if (put_comments(t, schema, in, err)) return -1;
+    if (put_comments(t, schema, depth, err)) return -1;
     if (json_given(value)) {
-        put_indent(t, in);
+        put_indent(t, depth);
         text_put(t, "// Default: ");
         if (type == JSON_BOOL ? put_str(t, value, err) : text_put_json(t, value, err)) return -1;
         text_put(t, "\n");
     }
-    put_indent(t, in);
+    put_indent(t, depth);
     text_put(t, name);
     text_put(t, optional ? "?: " : ": ");
-    return put_type(t, schema, in, err);
+    return put_type(t, schema, depth, err);
 }
 
 static int compare_names(const void *a, const void *b)
@@ -285,7 +279,7 @@ static const char **required_names(struct json schema, int64_t *n)
 
 /* The properties that are required, or those that are not; any: all, in one list. */
 static int put_properties(struct text_buf *t, struct json schema, bool optional, bool any, int64_t *n_put,
-                          struct indent in, struct err *err)
+                          int64_t depth, struct err *err)
 {
     const char *name;
     struct json property;
@@ -296,38 +290,38 @@ static int put_properties(struct text_buf *t, struct json schema, bool optional,
         const bool may = !bsearch(&name, required, (size_t)n, sizeof(*required), compare_names);
         if (!any && may != optional) continue;
         text_put(t, (*n_put)++ ? ",\n" : "\n");
-        rc = put_property(t, name, property, may, in, err);
+        rc = put_property(t, name, property, may, depth, err);
     }
     mem_free(required);
     return rc;
 }
 
-static int put_object(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_object(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     const struct json more = json_find(schema, "additionalProperties");
     int64_t n = 0;
     text_put(t, "{");
-    if (put_properties(t, schema, false, false, &n, deeper(in), err) ||
-        put_properties(t, schema, true, false, &n, deeper(in), err))
+    if (put_properties(t, schema, false, false, &n, depth + 1, err) ||
+        put_properties(t, schema, true, false, &n, depth + 1, err))
         return -1;
     if (json_given(more)) {
         text_put(t, n++ ? ",\n" : "\n");
-        put_indent(t, deeper(in));
+        put_indent(t, depth + 1);
         text_put(t, "[k: string]: ");
         if (json_type(more) == JSON_BOOL)
             text_put(t, json_truthy(more) ? "any" : "never");
         else if (json_type(more) != JSON_OBJECT)
             return json_error(more, err, "must be a schema or a boolean");
-        else if (put_type(t, more, deeper(in), err))
+        else if (put_type(t, more, depth + 1, err))
             return -1;
     }
     if (n) text_put(t, "\n");
-    if (n) put_indent(t, in);
+    if (n) put_indent(t, depth);
     text_put(t, "}");
     return 0;
 }
 
-static int put_array(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_array(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     const struct json items = json_find(schema, "items");
     if (!json_truthy(items)) {
@@ -336,15 +330,15 @@ static int put_array(struct text_buf *t, struct json schema, struct indent in, s
     }
     text_put(t, "Array<\n");
     const int64_t begin = t->size;
-    if (put_comments(t, items, deeper(in), err)) return -1;
+    if (put_comments(t, items, depth + 1, err)) return -1;
     const bool lines = t->size > begin;
     if (lines)
-        put_indent(t, deeper(in));
+        put_indent(t, depth + 1);
     else
         t->size--; /* no line break */
-    if (put_type(t, items, lines ? deeper(in) : in, err)) return -1;
+    if (put_type(t, items, lines ? depth + 1 : depth, err)) return -1;
     if (lines) text_put(t, "\n");
-    if (lines) put_indent(t, in);
+    if (lines) put_indent(t, depth);
     text_put(t, ">");
     return 0;
 }
@@ -361,16 +355,16 @@ static int put_enum(struct text_buf *t, struct json list, struct err *err)
     return 0;
 }
 
-static int put_any_of(struct text_buf *t, struct json list, struct indent in, struct err *err)
+static int put_any_of(struct text_buf *t, struct json list, int64_t depth, struct err *err)
 {
     for (int64_t i = 0; i < json_count(list); i++) {
         if (i) text_put(t, " | ");
-        if (put_type(t, json_at(list, i), in, err)) return -1;
+        if (put_type(t, json_at(list, i), depth, err)) return -1;
     }
     return 0;
 }
 
-static int put_type(struct text_buf *t, struct json schema, struct indent in, struct err *err)
+static int put_type(struct text_buf *t, struct json schema, int64_t depth, struct err *err)
 {
     const struct json type = json_find(schema, "type");
     const char *reference;
@@ -383,15 +377,15 @@ static int put_type(struct text_buf *t, struct json schema, struct indent in, st
         text_put(t, strcmp(reference, "#") ? reference_name(reference) : "parameters");
         return 0;
     }
-    if (json_has(schema, "anyOf")) return put_any_of(t, json_find(schema, "anyOf"), in, err);
+    if (json_has(schema, "anyOf")) return put_any_of(t, json_find(schema, "anyOf"), depth, err);
     if (json_has(schema, "enum")) return put_enum(t, json_find(schema, "enum"), err);
     for (int64_t i = 0; is_list(type) && i < json_count(type); i++) {
         if (i) text_put(t, " | ");
         text_put(t, union_name(json_at(type, i)));
     }
     if (is_list(type)) return 0;
-    if (is(type, "object")) return put_object(t, schema, in, err);
-    if (is(type, "array")) return put_array(t, schema, in, err);
+    if (is(type, "object")) return put_object(t, schema, depth, err);
+    if (is(type, "array")) return put_array(t, schema, depth, err);
     if (json_count(schema) && !is(type, "integer")) return put_str(t, type, err);
     text_put(t, json_count(schema) ? "number" : "any");
     return 0;
@@ -407,7 +401,7 @@ static int put_interfaces(struct text_buf *t, struct scope *s, struct json param
     int64_t n = 0;
     if (self) {
         text_put(t, "interface parameters {");
-        if (put_properties(t, parameters, false, true, &n, (struct indent){1}, err)) return -1;
+        if (put_properties(t, parameters, false, true, &n, 1, err)) return -1;
         text_put(t, n ? "\n}\n" : "}\n");
     }
     struct json *schemas = mem_array(n_defs + 1, sizeof(*schemas));
@@ -416,12 +410,12 @@ static int put_interfaces(struct text_buf *t, struct scope *s, struct json param
     for (int64_t i = 0; i < n_defs && !rc; i++) {
         rc = json_type(schemas[i]) == JSON_OBJECT ? check_type(s, schemas[i], err)
                                                   : json_error(schemas[i], err, "is no schema");
-        if (!rc) rc = put_description(t, schemas[i], (struct indent){0}, err);
+        if (!rc) rc = put_description(t, schemas[i], 0, err);
         if (rc) break;
         text_put(t, "interface ");
         text_put(t, s->defs[i].name);
         text_put(t, " ");
-        rc = put_type(t, schemas[i], (struct indent){0}, err);
+        rc = put_type(t, schemas[i], 0, err);
         text_put(t, "\n");
     }
     mem_free(schemas);
@@ -439,7 +433,7 @@ static int put_function(struct text_buf *t, struct scope *s, struct json functio
     s->self = false;
     if (check_object(s, parameters, err)) return -1;
     const bool self = s->self;
-    if (put_interfaces(t, s, parameters, err) || put_description(t, function, (struct indent){0}, err)) return -1;
+    if (put_interfaces(t, s, parameters, err) || put_description(t, function, 0, err)) return -1;
     text_put(t, "type ");
     if (!json_has(function, "name"))
         text_put(t, "function");
@@ -448,7 +442,7 @@ static int put_function(struct text_buf *t, struct scope *s, struct json functio
     text_put(t, " = (_: ");
     if (self)
         text_put(t, "parameters");
-    else if (put_object(t, parameters, (struct indent){0}, err))
+    else if (put_object(t, parameters, 0, err))
         return -1;
     text_put(t, ") => any;\n");
     return 0;

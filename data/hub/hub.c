@@ -218,9 +218,8 @@ static void want_patterns(const struct hub_repo *repo, struct wanted *w)
     for (int64_t i = 0; i < repo->n_files; i++)
         for (int64_t k = 0; k < MT_LEN(ends); k++) {
             const char *path = repo->files[i].path;
-            const size_t size = strlen(path), first = strlen(ends[k][0]), last = strlen(ends[k][1]);
-            if (size > first + last && !strncmp(path, ends[k][0], first) && !strcmp(path + size - last, ends[k][1]) &&
-                !strchr(path + first, '/'))
+            const size_t begin = strlen(ends[k][0]);
+            if (!strncmp(path, ends[k][0], begin) && str_ends(path, ends[k][1]) && !strchr(path + begin, '/'))
                 want(w, &repo->files[i]);
         }
 }
@@ -241,11 +240,9 @@ static const char *other_content(const struct hub_repo *repo)
 {
     if (hub_repo_find(repo, "adapter_config.json"))
         return ": an adapter, not a model; set model.path to its base model";
-    for (int64_t i = 0; i < repo->n_files; i++) {
-        const size_t n = strlen(repo->files[i].path);
-        if (n > 5 && !strcmp(repo->files[i].path + n - 5, ".gguf"))
+    for (int64_t i = 0; i < repo->n_files; i++)
+        if (str_ends(repo->files[i].path, ".gguf"))
             return ", but GGUF files, which are not supported; use the repository of the original checkpoint";
-    }
     return "";
 }
 

@@ -313,7 +313,9 @@ static int64_t unprintable(uint8_t *out, const char *text, int64_t size)
     return n;
 }
 
-int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size)
+/* The bytes of an item of the vocabulary; a byte-level item is mapped back from the printable alphabet. out has room
+ * for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
+static int64_t item_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size)
 {
     if (!b->chars) return unprintable(out, text, size);
     memcpy(out, text, (size_t)size);
@@ -323,7 +325,7 @@ int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t s
 int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size)
 {
     uint8_t *bytes = mem_alloc(size);
-    const int64_t n = bpe_bytes(b, bytes, text, size);
+    const int64_t n = item_bytes(b, bytes, text, size);
     const int32_t id = n > 0 ? bpe_find(b, bytes, n) : -1;
     mem_free(bytes);
     return id;
@@ -378,7 +380,7 @@ static int add_token(struct bpe *b, struct json_scan *s, struct err *err)
     int64_t id, size = s->key_size;
     uint8_t *bytes = b->blob + b->blob_size;
     int byte = byte_of(b, s->key, size);
-    int64_t n = byte >= 0 ? 1 : bpe_bytes(b, bytes, s->key, size);
+    int64_t n = byte >= 0 ? 1 : item_bytes(b, bytes, s->key, size);
     if (byte >= 0) bytes[0] = (uint8_t)byte;
     if (n < 0) memcpy(bytes, s->key, (size_t)size); /* the text of an added token: it never results from text */
     if (json_scan_i64(s, 0, BPE_MAX_ID - 1, &id, err)) return -1;
@@ -440,15 +442,15 @@ static int read_merge(const struct bpe *b, struct json_scan *s, int64_t *n_left,
         if (json_scan_str(s, &text, &size, err)) return -1;
         const char *space = memchr(text, ' ', (size_t)size);
         if (!space) return json_scan_error(s, err, "has no space between its parts");
-        *n_left = bpe_bytes(b, bytes, text, space - text);
-        if (*n_left > 0) *n_right = bpe_bytes(b, bytes + *n_left, space + 1, text + size - space - 1);
+        *n_left = item_bytes(b, bytes, text, space - text);
+        if (*n_left > 0) *n_right = item_bytes(b, bytes + *n_left, space + 1, text + size - space - 1);
     } else {
         int more;
         if (json_scan_array(s, err)) return -1;
         while ((more = json_scan_next(s, err)) == 1) {
             if (json_scan_str(s, &text, &size, err)) return -1;
-            if (strings == 0) *n_left = bpe_bytes(b, bytes, text, size);
-            if (strings == 1 && *n_left > 0) *n_right = bpe_bytes(b, bytes + *n_left, text, size);
+            if (strings == 0) *n_left = item_bytes(b, bytes, text, size);
+            if (strings == 1 && *n_left > 0) *n_right = item_bytes(b, bytes + *n_left, text, size);
             strings++;
         }
         if (more) return -1;

@@ -48,9 +48,6 @@ int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct js
 int bpe_load_ranks(struct bpe *b, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);
 
-/* The bytes of an item of the vocabulary; a byte-level item is mapped back from the printable alphabet. out has room
- * for `size`. Returns the number of bytes, or -1 when text has a character outside the alphabet. */
-int64_t bpe_bytes(const struct bpe *b, uint8_t *out, const char *text, int64_t size);
 /* Id of the item of the vocabulary that text can become and that is written like this, or -1. */
 int32_t bpe_text_id(const struct bpe *b, const char *text, int64_t size);
 /* Id of the token with exactly these bytes, or -1. */
