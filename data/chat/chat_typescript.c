@@ -20,9 +20,10 @@ struct scope {
     bool self; /* "#" is referred to */
 };
 
-static void put_indent(struct text_buf *t, int64_t depth)
+static void put_indented(struct text_buf *t, int64_t depth, const char *text)
 {
     for (int64_t i = 0; i < depth; i++) text_put(t, "  ");
+    text_put(t, text);
 }
 
 /* j is the string `text`. */
@@ -200,8 +201,7 @@ static int put_description(struct text_buf *t, struct json schema, int64_t depth
     for (const char *line = s, *end = s + size; line <= end;) {
         const char *lf = memchr(line, '\n', (size_t)(end - line));
         const int64_t n = (lf ? lf : end) - line;
-        if (n) put_indent(t, depth);
-        if (n) text_put(t, "// ");
+        if (n) put_indented(t, depth, "// ");
         text_put_bytes(t, line, n);
         text_put(t, "\n");
         line += n + 1;
@@ -224,8 +224,7 @@ static int put_limits(struct text_buf *t, struct json schema, int64_t depth, str
         for (int64_t k = 0; k < MT_LEN(rows[i].keys) && is(json_find(schema, "type"), rows[i].type); k++) {
             const char *key = rows[i].keys[k];
             if (!key || !json_has(schema, key)) continue;
-            if (!any) put_indent(t, depth);
-            text_put(t, any ? ", " : "// ");
+            put_indented(t, any ? 0 : depth, any ? ", " : "// ");
             text_put(t, key);
             text_put(t, ": ");
             if (put_str(t, json_find(schema, key), err)) return -1;
@@ -248,13 +247,11 @@ static int put_property(struct text_buf *t, const char *name, struct json schema
     const enum json_type type = json_type(value);
     if (put_comments(t, schema, depth, err)) return -1;
     if (json_given(value)) {
-        put_indent(t, depth);
-        text_put(t, "// Default: ");
+        put_indented(t, depth, "// Default: ");
         if (type == JSON_BOOL ? put_str(t, value, err) : text_put_json(t, value, err)) return -1;
         text_put(t, "\n");
     }
-    put_indent(t, depth);
-    text_put(t, name);
+    put_indented(t, depth, name);
     text_put(t, optional ? "?: " : ": ");
     return put_type(t, schema, depth, err);
 }
@@ -306,8 +303,7 @@ static int put_object(struct text_buf *t, struct json schema, int64_t depth, str
         return -1;
     if (json_given(more)) {
         text_put(t, n++ ? ",\n" : "\n");
-        put_indent(t, depth + 1);
-        text_put(t, "[k: string]: ");
+        put_indented(t, depth + 1, "[k: string]: ");
         if (json_type(more) == JSON_BOOL)
             text_put(t, json_truthy(more) ? "any" : "never");
         else if (json_type(more) != JSON_OBJECT)
@@ -316,8 +312,7 @@ static int put_object(struct text_buf *t, struct json schema, int64_t depth, str
             return -1;
     }
     if (n) text_put(t, "\n");
-    if (n) put_indent(t, depth);
-    text_put(t, "}");
+    put_indented(t, n ? depth : 0, "}");
     return 0;
 }
 
@@ -333,13 +328,12 @@ static int put_array(struct text_buf *t, struct json schema, int64_t depth, stru
     if (put_comments(t, items, depth + 1, err)) return -1;
     const bool lines = t->size > begin;
     if (lines)
-        put_indent(t, depth + 1);
+        put_indented(t, depth + 1, "");
     else
         t->size--; /* no line break */
     if (put_type(t, items, lines ? depth + 1 : depth, err)) return -1;
     if (lines) text_put(t, "\n");
-    if (lines) put_indent(t, depth);
-    text_put(t, ">");
+    put_indented(t, lines ? depth : 0, ">");
     return 0;
 }
 

@@ -7,30 +7,24 @@
 
 #define MAX_TOKENS (1 << 16)
 
-/* Items of the vocabulary outside the alphabet of bytes: no text becomes them by merges, but they have the ids of added
- * tokens with their text. */
-static void list_unreachable(struct added_list *out, const struct bpe *bpe)
-{
-    for (int64_t id = 0; id < bpe->n_ids; id++) {
-        const struct bpe_token *t = &bpe->tokens[id];
-        if (!t->bytes || t->text) continue;
-        char *text = mem_strndup((const char *)t->bytes, t->size);
-        added_list_push(out, (struct added){.text = text, .size = t->size, .id = (int32_t)id});
-    }
-}
-
 struct adder {
     struct added_list *list;
     const struct bpe *bpe;
-    struct added_list unreachable;
-    int64_t n_vocab; /* items of the vocabulary */
+    struct added_list unreachable; /* items of the vocabulary outside the alphabet of bytes: no text becomes them by
+                                      merges, but they have the ids of added tokens with their text */
+    int64_t n_vocab;               /* items of the vocabulary */
 };
 
 static struct adder adder_new(struct added_list *list, const struct bpe *bpe)
 {
     struct adder a = {.list = list, .bpe = bpe};
-    for (int64_t id = 0; id < bpe->n_ids; id++) a.n_vocab += bpe->tokens[id].bytes != NULL;
-    list_unreachable(&a.unreachable, bpe);
+    for (int64_t id = 0; id < bpe->n_ids; id++) {
+        const struct bpe_token *t = &bpe->tokens[id];
+        a.n_vocab += t->bytes != NULL;
+        if (!t->bytes || t->text) continue;
+        char *text = mem_strndup((const char *)t->bytes, t->size);
+        added_list_push(&a.unreachable, (struct added){.text = text, .size = t->size, .id = (int32_t)id});
+    }
     return a;
 }
 
@@ -48,14 +42,10 @@ static int add(struct adder *a, struct added token, int64_t key, bool key_is_id,
 {
     struct added *there = added_list_find(a->list, token.text, token.size);
     const bool known = there != NULL;
-    if (!known) token.id = key_is_id ? (int32_t)key : find_id(a, &token);
+    token.id = known ? there->id : key_is_id ? (int32_t)key : find_id(a, &token);
     if (known) {
-        token.id = there->id;
-        const struct added old = *there;
+        mem_free(there->text);
         *there = token;
-        there->text = old.text;
-        mem_free(token.text);
-        token.text = old.text;
     } else {
         added_list_push(a->list, token);
     }

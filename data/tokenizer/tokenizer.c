@@ -30,15 +30,17 @@
     "write tokenizer.json with transformers: AutoTokenizer.from_pretrained(DIR, "                                      \
     "trust_remote_code=True).save_pretrained(DIR)"
 
+enum { RAW, NORMALIZED, CUTS }; /* where added tokens are searched: before and after the normalizer */
+
 struct tokenizer {
     struct bpe bpe;
     struct split *split;
     struct normalizer normalizer;
-    struct added_list added;          /* until the two sets are built */
-    struct added_set raw, normalized; /* searched before and after the normalizer */
-    const struct added **by_id;       /* [n_by_id] of both sets; NULL: the id is of no added token */
+    struct added_list added; /* until the sets are built */
+    struct added_set sets[CUTS];
+    const struct added **by_id; /* [n_by_id] of both sets; NULL: the id is of no added token */
     int64_t n_by_id;
-    bool cuts; /* long texts are cut as Kimi's tokenizer cuts them: encode_cut */
+    bool cuts; /* long texts are cut as Kimi's tokenizer cuts them: encode_parts */
     uint64_t hash;
 };
 
@@ -112,31 +114,29 @@ static void hash_added(struct tokenizer *tok)
 
 static void index_ids(struct tokenizer *tok)
 {
-    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
     tok->n_by_id = tok->added.max_id + 1;
     tok->by_id = mem_array(tok->n_by_id, sizeof(*tok->by_id));
-    for (int i = 0; i < 2; i++)
-        for (int64_t k = 0; k < sets[i]->n; k++) tok->by_id[sets[i]->items[k].id] = &sets[i]->items[k];
+    for (int i = 0; i < CUTS; i++)
+        for (int64_t k = 0; k < tok->sets[i].n; k++) tok->by_id[tok->sets[i].items[k].id] = &tok->sets[i].items[k];
 }
 
 /* Moves the added tokens to the two sets. */
 static int build_added(struct tokenizer *tok, struct err *err)
 {
     struct added_list *list = &tok->added;
-    struct added_set *sets[] = {&tok->raw, &tok->normalized};
-    struct added *items[2];
-    int64_t n[2] = {0};
+    struct added *items[CUTS];
+    int64_t n[CUTS] = {0};
     int rc = 0;
     hash_added(tok);
-    for (int i = 0; i < 2; i++) items[i] = mem_array(list->n, sizeof(struct added));
+    for (int i = 0; i < CUTS; i++) items[i] = mem_array(list->n, sizeof(struct added));
     for (int64_t i = 0; i < list->n; i++) {
         struct added *a = &list->items[i];
         if (a->normalized && !rc) rc = normalize_added(tok, a, err);
         items[a->normalized][n[a->normalized]++] = *a;
     }
     list->n = 0; /* the sets own the texts now, also after an error */
-    for (int i = 0; i < 2; i++)
-        if (added_build(sets[i], items[i], n[i], rc ? NULL : err)) rc = -1;
+    for (int i = 0; i < CUTS; i++)
+        if (added_build(&tok->sets[i], items[i], n[i], rc ? NULL : err)) rc = -1;
     if (!rc) index_ids(tok);
     added_list_free(list);
     return rc;
@@ -346,8 +346,7 @@ void tokenizer_free(struct tokenizer *tok)
     bpe_free(&tok->bpe);
     split_free(tok->split);
     added_list_free(&tok->added);
-    added_free(&tok->raw);
-    added_free(&tok->normalized);
+    for (int i = 0; i < CUTS; i++) added_free(&tok->sets[i]);
     mem_free(tok->by_id);
     mem_free(tok);
 }
@@ -393,10 +392,10 @@ struct encoder {
     bool special;
     const int64_t *plain; /* [n_plain] bytes of the whole text that are in no special token */
     int64_t n_plain;
-    const struct normal *normal;   /* of the section; NULL: its text is not changed */
-    struct added_matches found[2]; /* of the two cuts */
-    int64_t section;               /* where the section begins in the whole text */
-    int64_t room;                  /* bytes that normalized text may still have */
+    const struct normal *normal; /* of the section; NULL: its text is not changed */
+    struct added_matches found[CUTS];
+    int64_t section; /* where the section begins in the whole text */
+    int64_t room;    /* bytes that normalized text may still have */
     struct split_work *split;
     struct bpe_work bpe;
     const char *text; /* what is being split */
@@ -446,17 +445,28 @@ static void drop_plain(const struct encoder *e, struct added_matches *found, int
     if (e->n_plain) found->n = kept;
 }
 
-/* Normalized text: the second cut, then pieces. Byte ranges are those of this text plus offset. */
-static int encode_normalized(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
+static int encode_section(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err);
+
+/* Text between two tokens of the second cut. */
+static int encode_pieces(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
-    struct added_matches *found = &e->found[1];
-    added_find(&e->tok->normalized, text, size, e->special, found);
+    e->text = text;
+    e->offset = offset;
+    return split_run(e->tok->split, e->split, text, size, encode_piece, e, err);
+}
+
+/* Cuts a text at added tokens, and encodes what is between them. Byte ranges are those of this text plus offset. */
+static int encode_cut(struct encoder *e, int cut, const char *text, int64_t size, int64_t offset, struct err *err)
+{
+    struct added_matches *found = &e->found[cut];
+    added_find(&e->tok->sets[cut], text, size, e->special, found);
     drop_plain(e, found, e->normal ? e->section : offset);
     for (int64_t done = 0, i = 0; i <= found->n; i++) {
         const struct added_match *m = i < found->n ? &found->items[i] : NULL;
-        e->text = text + done;
-        e->offset = offset + done;
-        if (split_run(e->tok->split, e->split, e->text, (m ? m->begin : size) - done, encode_piece, e, err)) return -1;
+        const int64_t n = (m ? m->begin : size) - done;
+        if (cut == RAW ? encode_section(e, text + done, n, offset + done, err)
+                       : encode_pieces(e, text + done, n, offset + done, err))
+            return -1;
         if (!m) return 0;
         push_added(e->out, m, offset);
         done = m->end;
@@ -469,7 +479,7 @@ static bool is_python_space(const char *s) { return utf8_is_space(s) || ((uint8_
 
 /* Kimi's tokenizer cuts a text after MOST characters, and such a part after each LONGEST characters that are all white
  * space, or all other: no token reaches over a cut. */
-static int encode_cut(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
+static int encode_parts(struct encoder *e, const char *text, int64_t size, int64_t offset, struct err *err)
 {
     enum { MOST = 400000, LONGEST = 25000 };
     int64_t begin = 0, in_part = 0, run = 0;
@@ -480,11 +490,11 @@ static int encode_cut(struct encoder *e, const char *text, int64_t size, int64_t
         in_part = part ? 1 : in_part + 1;
         space = now;
         if (!part && run <= LONGEST) continue;
-        if (encode_normalized(e, text + begin, i - begin, offset + begin, err)) return -1;
+        if (encode_cut(e, NORMALIZED, text + begin, i - begin, offset + begin, err)) return -1;
         begin = i;
         run = 1;
     }
-    return encode_normalized(e, text + begin, size - begin, offset + begin, err);
+    return encode_cut(e, NORMALIZED, text + begin, size - begin, offset + begin, err);
 }
 
 /* Text between two tokens of the first cut. */
@@ -493,13 +503,13 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
     struct normal n = {0};
     int64_t first = e->out->count;
     if (!size) return 0;
-    if (e->tok->cuts) return encode_cut(e, text, size, offset, err);
+    if (e->tok->cuts) return encode_parts(e, text, size, offset, err);
     int rc = normalizer_run(&e->tok->normalizer, &n, text, size, offset == 0, &e->room, err);
-    if (!rc && !n.text) rc = encode_normalized(e, text, size, offset, err);
+    if (!rc && !n.text) rc = encode_cut(e, NORMALIZED, text, size, offset, err);
     if (!rc && n.text) {
         e->normal = &n;
         e->section = offset;
-        rc = encode_normalized(e, n.text, n.size, 0, err);
+        rc = encode_cut(e, NORMALIZED, n.text, n.size, 0, err);
         e->normal = NULL;
         for (int64_t i = first; i < e->out->count; i++) {
             e->out->begin[i] = (int32_t)(offset + n.begin[e->out->begin[i]]);
@@ -510,21 +520,6 @@ static int encode_section(struct encoder *e, const char *text, int64_t size, int
     return rc;
 }
 
-static int encode_text(struct encoder *e, const char *text, int64_t size, struct err *err)
-{
-    struct added_matches *found = &e->found[0];
-    added_find(&e->tok->raw, text, size, e->special, found);
-    drop_plain(e, found, 0);
-    for (int64_t done = 0, i = 0; i <= found->n; i++) {
-        const struct added_match *m = i < found->n ? &found->items[i] : NULL;
-        if (encode_section(e, text + done, (m ? m->begin : size) - done, done, err)) return -1;
-        if (!m) return 0;
-        push_added(e->out, m, 0);
-        done = m->end;
-    }
-    return 0;
-}
-
 static int encode(struct encoder *e, const char *text, int64_t size, struct err *err)
 {
     if (size > MAX_TEXT) return err_set(err, "a text of %lld bytes is too long", (long long)size);
@@ -533,11 +528,11 @@ static int encode(struct encoder *e, const char *text, int64_t size, struct err 
     int64_t before = e->out->count;
     e->split = split_work_new();
     e->room = NORMALIZER_GROWTH * size + NORMALIZER_FREE;
-    int rc = encode_text(e, text, size, err);
+    int rc = encode_cut(e, RAW, text, size, 0, err);
     if (rc) e->out->count = before;
     split_work_free(e->split);
     bpe_work_free(&e->bpe);
-    for (int i = 0; i < 2; i++) added_matches_free(&e->found[i]);
+    for (int i = 0; i < CUTS; i++) added_matches_free(&e->found[i]);
     return rc;
 }
 
@@ -557,11 +552,10 @@ int tokenizer_encode_plain(const struct tokenizer *tok, const char *text, int64_
 
 void tokenizer_specials(const struct tokenizer *tok, const char *text, int64_t size, struct token_list *out)
 {
-    const struct added_set *sets[] = {&tok->raw, &tok->normalized};
     struct added_matches found = {0};
     out->count = 0;
-    for (int i = 0; i < 2; i++) {
-        added_find(sets[i], text, size, true, &found);
+    for (int i = 0; i < CUTS; i++) {
+        added_find(&tok->sets[i], text, size, true, &found);
         for (int64_t k = 0; k < found.n; k++)
             if (found.items[k].token->special) push_added(out, &found.items[k], 0);
     }
