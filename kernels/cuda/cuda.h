@@ -19,11 +19,12 @@ enum { DIVISION_SM = 132 };
 /* The GPU of this process, open since the first ops_cuda(). */
 struct cuda {
     cudaStream_t stream;
-    int index;        /* among the GPUs that this process sees */
-    int n_sm, all_sm; /* multiprocessors that launches take, at most; those of the GPU */
-    int capability;   /* compute capability: 10 * major + minor */
-    bool integrated;  /* device and host memory are one */
-    bool hopper;      /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
+    int index;          /* among the GPUs that this process sees */
+    int n_sm, all_sm;   /* multiprocessors that launches take, at most; those of the GPU's context */
+    int capability;     /* compute capability: 10 * major + minor */
+    bool integrated;    /* device and host memory are one */
+    bool host_pointers; /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
+    bool hopper;        /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
     char name[256];
 };
 extern struct cuda cuda;
@@ -72,9 +73,12 @@ bool cuda_exponentials(int64_t n_vocab);
 
 /* ---- find.cu */
 
-/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated and name. Error: why it cannot
- * be used. */
+/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated, host_pointers and name.
+ * Error: why it cannot be used. */
 int cuda_find(struct err *err);
+/* After the context of the GPU exists: lowers n_sm and all_sm to the multiprocessors that it has, which MPS can limit
+ * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): blocks of a cooperative launch must all run at the same time. */
+void cuda_find_sms(void);
 
 /* ---- sm90.cu */
 

@@ -98,7 +98,7 @@ template <bool KN> static __device__ __forceinline__ void load_tiles(const struc
     const int n_tile = count_tiles(d), n_wide = ((int)d.n_in + DEPTH - 1) / DEPTH;
     const int n_together = (n_wide + TOGETHER - 1) / TOGETHER;
     struct loader l = {ring, 0};
-    bool waits = true;
+    bool waits = waits_for_tiles();
     if ((int)blockIdx.x < n_tile) announce_tile(p.counter);
     for (int at = blockIdx.x; at < n_tile; at += gridDim.x, l.turn ^= 1) {
         const struct dense_tile t = find_tile(p, at);

@@ -40,10 +40,17 @@ static void *gpu_alloc(int64_t bytes)
 
 static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
 
-/* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200: tests/RESULTS.md, "Memory against speed". */
+/* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200: tests/RESULTS.md, "Memory against speed".
+ * Where kernels cannot use the host's addresses of such pages, cudaHostAlloc gives addresses that both can use. */
 static void *gpu_alloc_host(int64_t bytes)
 {
-    void *p = memory_map(bytes);
+    void *p = NULL;
+    if (!cuda.host_pointers) {
+        if (cudaHostAlloc(&p, (size_t)bytes, cudaHostAllocDefault) == cudaSuccess) return p;
+        cudaGetLastError();
+        return NULL;
+    }
+    p = memory_map(bytes);
     if (!p || cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped) == cudaSuccess) return p;
     cudaGetLastError();
     memory_unmap(p, bytes);
@@ -52,6 +59,10 @@ static void *gpu_alloc_host(int64_t bytes)
 
 static void gpu_free_host(void *p, int64_t bytes)
 {
+    if (!cuda.host_pointers) {
+        CUDA_CHECK(cudaFreeHost(p));
+        return;
+    }
     CUDA_CHECK(cudaHostUnregister(p));
     memory_unmap(p, bytes);
 }
@@ -254,6 +265,7 @@ static int open_gpu(struct err *err)
     cudaError_t rc = cudaSetDevice(cuda.index);
     if (rc == cudaSuccess) rc = cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking);
     if (rc != cudaSuccess) err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
+    if (rc == cudaSuccess) cuda_find_sms();
     if (rc != cudaSuccess || probe(err)) {
         cudaDeviceReset(); /* frees the memory of this process on the GPU */
         cudaGetLastError();

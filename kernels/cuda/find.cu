@@ -16,7 +16,8 @@ enum { CUDA_MAJOR = CUDA_VERSION / 1000 };
     X(DeviceGetCount)                                                                                                  \
     X(DeviceGet)                                                                                                       \
     X(DeviceGetName)                                                                                                   \
-    X(DeviceGetAttribute)
+    X(DeviceGetAttribute)                                                                                              \
+    X(CtxGetExecAffinity)
 #define X(name) decltype(&cu##name) name;
 static struct {
     DRIVER_CALLS(X)
@@ -83,6 +84,15 @@ int cuda_find(struct err *err)
                        cuda.capability / 10, cuda.capability % 10);
     cuda.n_sm = cuda.all_sm = attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
     cuda.integrated = attribute(CU_DEVICE_ATTRIBUTE_INTEGRATED, device);
+    cuda.host_pointers = attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, device);
     snprintf(cuda.name, sizeof(cuda.name), "%s", name);
     return 0;
+}
+
+void cuda_find_sms(void)
+{
+    CUexecAffinityParam of;
+    if (driver.CtxGetExecAffinity(&of, CU_EXEC_AFFINITY_TYPE_SM_COUNT) != CUDA_SUCCESS) return;
+    const int n = (int)of.param.smCount.val;
+    if (n > 0 && n < cuda.all_sm) cuda.n_sm = cuda.all_sm = n;
 }

@@ -81,6 +81,8 @@ void cuda_gemm_open(void)
 {
     CUBLAS_CHECK(lt.Create(&lt.handle));
     CUDA_CHECK(cudaMalloc(&lt.workspace, WORKSPACE));
+    /* NaN: cuBLASLt's sums of partial products read parts that it has not written, and must not use them. */
+    CUDA_CHECK(cudaMemsetAsync(lt.workspace, 0xff, WORKSPACE, cuda.stream));
 }
 
 /* ---- products ---- */

@@ -127,7 +127,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     const struct grouped &g = p.g;
     const int half = EPILOGUE == SWIGLU ? (int)g.n_out / 2 : 0, n_thin = count_thin(g), n_step = count_steps(g);
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    bool waits = true;
+    bool waits = waits_for_tiles();
     int decoded = -1; /* the last expert that was waited for */
     if ((int)blockIdx.x < n_tile) announce_tile(p.counter);
     for (int at = blockIdx.x, e = 0, turn = 0; at < n_tile; at += gridDim.x, turn ^= 1) {

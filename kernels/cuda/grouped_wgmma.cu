@@ -73,7 +73,7 @@ static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, co
     const bool gathered = g.slot != NULL;
     const int n_thin = count_thin(g), n_block = count_steps(g);
     const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
-    bool waits = true;
+    bool waits = waits_for_tiles();
     if (!gathered && thread != 0) return;
 
     if (thread == 0 && (int)blockIdx.x < n_tile) announce_tile(p.counter);

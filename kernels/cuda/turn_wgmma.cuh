@@ -9,6 +9,7 @@ enum {
     HALF_ROWS = ROWS / 2,                /* of one wgmma */
     HALF_A = HALF_ROWS * DEPTH * 2 / 16, /* distance of 64 rows of a stage, as descriptors count */
     MAX_POLLS = 2000,                    /* after them a block waits no more (begin_tile); 100 were too few */
+    MAX_SPLIT = 3,                       /* launches with such blocks, after which no launch waits */
     ANNOUNCED = 6,                       /* steps before the end of a tile in which its block announces the next */
     LOADER_REGISTERS = 40,               /* (40 + 2 * 232) * 128 = 63 Ki, as at launch */
     CONSUMER_REGISTERS = 232
@@ -21,6 +22,8 @@ template <int N_STAGE, int N_ROW = ROWS> struct pipeline {
 
 /* Tiles that all blocks have begun: one counter for this launch, the other is set to 0 for the next. */
 static __device__ uint32_t tiles_begun[2];
+/* Blocks whose waits have ended at MAX_POLLS: in this launch and the one before; launches with such blocks. */
+static __device__ uint32_t blocks_alone[2], launches_split;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
@@ -28,25 +31,37 @@ static __device__ uint32_t tiles_begun[2];
  * Tiles that run at the same time share rows of a and columns of b. What one block has loaded is in L2 for the others
  * only while all are at about the same depth. Without the wait blocks drift apart, and DRAM delivers the same bytes up
  * to three times. No block depends on another: where others do not run at the same time, because another process uses
- * multiprocessors, a wait ends after MAX_POLLS and the block waits no more in this launch. A deep tile has several
- * parts, and blocks begin each part together. */
+ * multiprocessors, a wait ends after MAX_POLLS and the block waits no more in this launch; after MAX_SPLIT such
+ * launches no block waits. A deep tile has several parts, and blocks begin each part together. */
 
 static __device__ __forceinline__ void begin_launch(int counter)
 {
-    if (blockIdx.x == 0 && threadIdx.x == 0) tiles_begun[counter ^ 1] = 0;
+    if (blockIdx.x || threadIdx.x) return;
+    tiles_begun[counter ^ 1] = 0;
+    if (blocks_alone[counter ^ 1]) atomicAdd(&launches_split, 1u);
+    blocks_alone[counter ^ 1] = 0;
 }
+static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from)
+{
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+/* The thread that begins the tiles of a block: whether it waits. */
+static __device__ __forceinline__ bool waits_for_tiles() { return load_relaxed(&launches_split) < MAX_SPLIT; }
 /* One thread of a block says that it is about to begin the next part of a tile. */
 static __device__ __forceinline__ void announce_tile(int counter) { atomicAdd(&tiles_begun[counter], 1u); }
-/* The same thread, before it loads part `part` of n_part of tile `at` of n_tile, which it has announced. *waits: true
- * at first. */
+/* The same thread, before it loads part `part` of n_part of tile `at` of n_tile, which it has announced. *waits: at
+ * first waits_for_tiles(). */
 static __device__ __forceinline__ void begin_tile(int counter, int at, int n_tile, int part, int n_part, bool *waits)
 {
     const uint32_t before = at - blockIdx.x, now = MT_MIN(gridDim.x, (uint32_t)n_tile - before);
     const uint32_t together = before * n_part + now * (part + 1);
     uint32_t begun = 0;
     for (int i = 1; *waits && begun < together; i++) {
-        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(begun) : "l"(&tiles_begun[counter]) : "memory");
+        begun = load_relaxed(&tiles_begun[counter]);
         *waits = i < MAX_POLLS;
+        if (!*waits) atomicAdd(&blocks_alone[counter], 1u);
     }
 }
 

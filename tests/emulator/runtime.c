@@ -15,7 +15,7 @@
 #include "tests/emulator/tensor_map.h"
 #include "tests/emulator/warp.h"
 
-enum { SHARED_DEFAULT = 48 << 10 };
+enum { SHARED_DEFAULT = 48 << 10, CONTEXT_SMS = 7 /* as tests/fake_driver says */ };
 static const int64_t MEMORY = (int64_t)16 << 30;
 
 static cudaError_t last_error;
@@ -23,6 +23,19 @@ static cudaError_t fail(cudaError_t rc)
 {
     if (rc) last_error = rc;
     return rc;
+}
+
+/* What tests/fake_driver says of the GPU; 0 without it. */
+static int attribute(CUdevice_attribute name)
+{
+    static CUresult (*get)(int *, CUdevice_attribute, CUdevice);
+    int value = 0;
+    if (!get) {
+        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+        if (driver) get = (CUresult(*)(int *, CUdevice_attribute, CUdevice))dlsym(driver, "cuDeviceGetAttribute");
+        if (!get) return 0;
+    }
+    return get(&value, name, 0) == CUDA_SUCCESS ? value : 0;
 }
 
 /* ---- memory ---- */
@@ -108,6 +121,7 @@ cudaError_t cudaFree(void *p) { return give(p); }
 cudaError_t cudaFreeHost(void *p) { return give(p); }
 cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned flags)
 {
+    if (!attribute(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM)) return fail(cudaErrorNotSupported);
     return (void)flags, add(p, (int64_t)bytes, false) ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 cudaError_t cudaHostUnregister(void *p) { return drop(p, NULL); }
@@ -140,17 +154,6 @@ cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int x, size_t width, size_t
 
 /* ---- device, streams, events ---- */
 
-static int attribute(CUdevice_attribute name)
-{
-    static CUresult (*get)(int *, CUdevice_attribute, CUdevice);
-    int value = 0;
-    if (!get) {
-        void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-        if (driver) get = (CUresult(*)(int *, CUdevice_attribute, CUdevice))dlsym(driver, "cuDeviceGetAttribute");
-        if (!get) return 0;
-    }
-    return get(&value, name, 0) == CUDA_SUCCESS ? value : 0;
-}
 static int capability(void)
 {
     static int known;
@@ -514,5 +517,6 @@ cudaError_t cudaLaunchCooperativeKernel(const void *host, dim3 grid, dim3 block,
                                         cudaStream_t stream)
 {
     (void)stream;
+    if (grid.x > CONTEXT_SMS) return fail(cudaErrorCooperativeLaunchTooLarge);
     return launch(find(host), grid, block, args, shared, true);
 }

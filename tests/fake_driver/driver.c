@@ -8,8 +8,15 @@ int cuDeviceGetCount(int *n);
 int cuDeviceGet(int *device, int index);
 int cuDeviceGetName(char *name, int size, int device);
 int cuDeviceGetAttribute(int *value, int attribute, int device);
+int cuCtxGetExecAffinity(unsigned affinity[2], int type);
 
-enum { MULTIPROCESSORS = 16, INTEGRATED = 18, CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 }; /* CUdevice_attribute */
+enum { /* CUdevice_attribute */
+       MULTIPROCESSORS = 16,
+       INTEGRATED = 18,
+       CAPABILITY_MAJOR = 75,
+       CAPABILITY_MINOR = 76,
+       HOST_POINTERS = 91
+};
 
 int cuDriverGetVersion(int *version)
 {
@@ -48,8 +55,17 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
     *value = attribute == CAPABILITY_MAJOR   ? CAPABILITY / 10
              : attribute == CAPABILITY_MINOR ? CAPABILITY % 10
-             : attribute == MULTIPROCESSORS  ? 7
+             : attribute == MULTIPROCESSORS  ? 9
              : attribute == INTEGRATED       ? 0
+             : attribute == HOST_POINTERS    ? CAPABILITY != 80
                                              : 1;
     return 0 * device;
+}
+
+/* As under MPS: the context has fewer multiprocessors than the GPU. */
+int cuCtxGetExecAffinity(unsigned affinity[2], int type)
+{
+    affinity[0] = (unsigned)type;
+    affinity[1] = 7;
+    return 0;
 }
