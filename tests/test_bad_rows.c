@@ -88,7 +88,7 @@ static void bad_rows_of_columns(void **state)
         {"conversations=c", "{\"c\": []}"},
         {"conversations=c", "{\"c\": [{\"from\": \"human\", \"value\": \"q\"}, {\"from\": \"gpt\", \"value\": \"a\", "
                             "\"weight\": 0.5}]}"},
-        {"instruction=i,output=o,history=h", "{\"i\": \"a\", \"o\": \"b\", \"h\": [[1, 2]]}"},
+        {"instruction=i,output=o,history=h", "{\"i\": \"a\", \"o\": \"b\", \"h\": [[true, 2]]}"},
         {"instruction=i,output=o,tools=t", "{\"i\": \"a\", \"o\": \"b\", \"t\": \"x\"}"},
         {"text=s", "{\"s\": 5}"}};
     for (int i = 0; i < MT_LEN(rows); i++) {

@@ -122,7 +122,7 @@ static void dropped_parts(void **state)
         {PLAIN, ROWX(Q "," A, "\"tools\": [" TOOL("") "]"), "!does not write `tools` of this row"},
         {PLAIN, ROWX(Q "," A, "\"tools\": [], \"documents\": null, \"images\": []"), PLAIN_QA},
         {PLAIN, ROWX(Q "," A, "\"documents\": [{\"text\": \"d\"}]"), "!does not write `documents`"},
-        {PLAIN, ROWX(Q "," A, "\"images\": [\"a.png\"]"), "!does not write `images`"},
+        {PLAIN, ROWX(Q "," A, "\"images\": [\"a.png\"]"), "!has `images`: images, audio and video are not trained"},
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"refusal\": \"no\"")), "!does not write `refusal`"},
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"refusal\": null")), PLAIN_QA},
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"name\": \"n\", \"audio\": null")), PLAIN_QA},
@@ -132,7 +132,7 @@ static void dropped_parts(void **state)
         {LAST_QUESTION, ROW(Q "," A "," M("system", "late") "," Q "," A), "!roles must alternate"},
         {PARTS,
          ROW(MJ("user", "[{\"type\": \"image\", \"image\": \"u\"}, {\"type\": \"text\", \"text\": \"q\"}]") "," A),
-         "!does not write `a part of `content`` of this message of role \"user\""},
+         "!`messages[0].content[0]`: is a part of type \"image\": images, audio and video are not trained"},
     };
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
@@ -253,9 +253,111 @@ static void contents(void **state)
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
 
+/* Numbers are text where the template takes only that; an object that it leaves out is not silent. */
+static void contents_that_are_no_text(void **state)
+{
+    (void)state;
+#define STRICT                                                                                                         \
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content if m.content is string else '' }}<|im_end|>{% endfor %}"      \
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define RESULTS                                                                                                        \
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.role == 'tool' %}"                                                 \
+    "{% for x in m.content %}{{ x.output if x.output is defined else x }}{% endfor %}"                                 \
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    static const struct row rows[] = {
+        {STRICT, ROW(Q "," MJ("assistant", "42")), "<|user|>q<|im_end|><|assistant|>[[42<|im_end|>]]"},
+        {STRICT, ROW(Q "," MJ("assistant", "0")), "<|user|>q<|im_end|><|assistant|>[[0<|im_end|>]]"},
+        {STRICT, ROW(MJ("user", "-1.5") "," A), "<|user|>-1.5<|im_end|><|assistant|>[[a<|im_end|>]]"},
+        {PLAIN, ROW(Q "," MJ("assistant", "42")), "<|user|>q<|im_end|><|assistant|>[[42<|im_end|>]]"},
+        {STRICT, ROW(Q "," MJ("assistant", "{\"text\": \"a\"}")), "!does not write `content`"},
+        {STRICT, ROW(Q "," MJ("tool", "{\"n\": 1}") "," A), "!does not write `content`"},
+        {RESULTS, ROW(Q "," MJ("tool", "{\"n\": \"r\"}") "," A), "!does not write `content`"}, /* only the key */
+        {RESULTS, ROW(Q "," MJ("tool", "[{\"output\": \"r\"}, 1, \"s\"]") "," A),
+         "<|user|>q<|im_end|><|tool|>r1s<|im_end|><|assistant|>[[a<|im_end|>]]"},
+        {PLAIN, ROW(MJ("user", "[\"q\"]") "," A), PLAIN_QA},
+        {PARTS, ROW(MJ("user", "[\"q\"]") "," A), PLAIN_QA},
+        {PARTS, ROW(MJ("user", "[{\"text\": \"q\"}]") "," A), PLAIN_QA},
+        {PLAIN, ROW(MJ("user", "[{\"type\": \"input_audio\"}]") "," A), "!images, audio and video are not trained"},
+        {"{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
+         ROW(MJ("user", "[{\"type\": \"image_url\", \"image_url\": {\"url\": \"u\"}}]") "," A),
+         "!type \"image_url\": images, audio and video are not trained"},
+#define HARMONY                                                                                                        \
+    "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: "         \
+    "2024-06\nCurrent date: 2025-06-28\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. "        \
+    "Channel must be included for every message."
+        {NULL, ROW(MJ("user", "[{\"type\": \"text\", \"text\": \"q\"}]") "," MJ("assistant", "7")),
+         HARMONY "<|end|><|start|>user<|message|>q<|end|><|start|>assistant[[<|channel|>final<|message|>7<|return|>]]"},
+        {NULL, ROW(Q "," MX("assistant", "", CALL("{}")) "," MJ("tool", "[1, {\"n\": 2}]") "," A),
+         HARMONY "<|end|><|start|>user<|message|>q<|end|><|start|>assistant[[ to=functions.f<|channel|>commentary "
+                 "json<|message|>{}<|call|>]]<|start|>functions.f to=assistant<|channel|>commentary<|message|>[1, "
+                 "{\"n\": 2}]<|end|><|start|>assistant[[<|channel|>final<|message|>a<|return|>]]"},
+        {NULL, ROWX(Q "," A, "\"tools\": [{\"name\": \"f\", \"description\": \"d\"}]"),
+         HARMONY "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|><|start|>developer"
+                 "<|message|># Tools\n\n## functions\n\nnamespace functions {\n\n// d\ntype f = () => any;\n\n} // "
+                 "namespace functions<|end|><|start|>user<|message|>q<|end|><|start|>assistant[[<|channel|>final"
+                 "<|message|>a<|return|>]]"},
+    };
+    check_all(rows, MT_LEN(rows), (struct row_options){0});
+}
+
+/* An answer before the first question, where the template renders no prompt for it. */
+static void opening_answers(void **state)
+{
+    (void)state;
+#define ASKING                                                                                                         \
+    "{% if messages[0].role == 'system' %}!{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"          \
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define OPENED "<|assistant|>o<|im_end|><|user|>q<|im_end|><|assistant|>[[a<|im_end|>]]"
+    static const struct row rows[] = {
+        {PLAIN, ROW(M("assistant", "o") "," Q "," A),
+         "<|assistant|>[[o<|im_end|>]]<|user|>q<|im_end|><|assistant|>[[a<|im_end|>]]"},
+        {ASKING, ROW(M("assistant", "o") "," Q "," A), OPENED},
+        {ASKING, ROW(A), ""},
+    };
+    check_all(rows, MT_LEN(rows), (struct row_options){0});
+    check(&rows[1], (struct row_options){.whole = true});
+    struct dataset ds;
+    struct dataset_options opt = rows_options();
+    opt.chat = load(ASKING);
+    rows_load(&ds, rows_write(ROW(M("assistant", "o") "," Q "," A) "\n"), &opt);
+    assert_int_equal(ds.counts.n_opening, 1);
+    dataset_free(&ds);
+    chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
+}
+
 static void calls_and_tools(void **state)
 {
     (void)state;
+#define CALLED_F     "<|user|>q<|assistant|>[[<c>{\"name\": \"f\", \"arguments\": {}}</c><|im_end|>]]"
+#define CALLS(value) ROW(Q "," MX("assistant", "", "\"tool_calls\": " value))
+/* As Mistral and DeepSeek: a message with the key is a call, and a call has all keys. */
+#define STRICT_CALLS                                                                                                   \
+    "{% for t in tools or [] %}<t>{{ t.function.name + t.function.description }}</t>{% endfor %}"                      \
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls is defined %}{% for c in m.tool_calls %}"               \
+    "{{ c.type + c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ '' + m.content }}"      \
+    "{% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+#define STRICT_F "<|user|>q<|im_end|><|assistant|>[[functionf{}<|im_end|>]]"
+    static const struct row written[] = {
+        {CALLING, CALLS("\"[{\\\"function\\\": {\\\"name\\\": \\\"f\\\", \\\"arguments\\\": {}}}]\""), CALLED_F},
+        {CALLING, CALLS("[\"{\\\"name\\\": \\\"f\\\"}\"]"), CALLED_F},
+        {CALLING, CALLS(F("{}")), CALLED_F},
+        {CALLING, CALLS("\"f()\""), "!is not JSON of a call"},
+        {CALLING, CALLS("[1]"), "!is not JSON of a call"},
+        {CALLING, CALLS("\"[]\""), ""},
+        {STRICT_CALLS, CALLS("[{\"name\": \"f\", \"arguments\": {}}]"), STRICT_F},
+        {STRICT_CALLS, CALLS("[" F("{}") "]"), STRICT_F},
+        {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"tool_calls\": []")), PLAIN_QA},
+        {STRICT_CALLS, ROW(MX("user", "q", "\"tool_calls\": []") "," MX("assistant", "a", "\"tool_calls\": \"\"")),
+         PLAIN_QA},
+        {STRICT_CALLS, ROWX(Q "," A, "\"tools\": [{\"name\": \"f\", \"description\": \"d\"}]"), "<t>fd</t>" PLAIN_QA},
+        {CALLING, ROW(Q "," MJ("tool_calls", "[{\"name\": \"f\"}]") "," M("tool_results", "r") "," A),
+         "<|user|>q<|assistant|>[[<c>{\"name\": \"f\", \"arguments\": {}}</c><|im_end|>]]" RESULT},
+        {CALLING, ROW(Q "," MX("assistant", "", CALL("{}")) "," M("environment", "r") "," A), CALLED_F RESULT},
+        {"{% for m in messages %}<|{{ m.role }}|>{{ '' + m.content }}<|im_end|>{% endfor %}"
+         "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+         ROW(Q "," MJ("tool_call", "{\"name\": \"f\"}")), "!does not write `tool_calls`"},
+    };
+    check_all(written, MT_LEN(written), (struct row_options){0});
 #define C(arguments) ROW(Q "," MX("assistant", "", CALL(arguments)))
 #define T(tool)      "<t>" tool "</t>" QA
     static const struct row rows[] = {
@@ -378,10 +480,15 @@ static void rows_without_answers(void **state)
 
 int test_chat_rows(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dropped_parts),           cmocka_unit_test(dropped_parts_with_a_warning),
-        cmocka_unit_test(roles_of_other_programs), cmocka_unit_test(contents),
-        cmocka_unit_test(calls_and_tools),         cmocka_unit_test(system_prompt_in_the_last_question),
-        cmocka_unit_test(keys_that_switch_loss),   cmocka_unit_test(rows_without_answers)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(dropped_parts),
+                                       cmocka_unit_test(dropped_parts_with_a_warning),
+                                       cmocka_unit_test(roles_of_other_programs),
+                                       cmocka_unit_test(contents),
+                                       cmocka_unit_test(contents_that_are_no_text),
+                                       cmocka_unit_test(opening_answers),
+                                       cmocka_unit_test(calls_and_tools),
+                                       cmocka_unit_test(system_prompt_in_the_last_question),
+                                       cmocka_unit_test(keys_that_switch_loss),
+                                       cmocka_unit_test(rows_without_answers)};
     return cmocka_run_group_tests_name("chat_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

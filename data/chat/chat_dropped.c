@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* memmem */
 #include "data/chat/chat_dropped.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -18,7 +19,7 @@ void chat_marks_free(struct chat_marks *m)
 static const char *mark_of(struct chat_marks *m, int64_t message, const char *what, char text[32])
 {
     m->items = mem_reserve(m->items, &m->cap, m->n + 1, sizeof(*m->items));
-    m->items[m->n] = (struct chat_mark){message, what};
+    m->items[m->n] = (struct chat_mark){message, what, false};
     snprintf(text, 32, MARK, (long long)m->n++);
     return text;
 }
@@ -33,11 +34,14 @@ static const char *find(const struct text_buf *t, int64_t from, const char *s, i
     return NULL;
 }
 
-bool chat_marks_in(const struct text_buf *text, int64_t i)
+void chat_marks_find(struct chat_marks *m, const struct text_buf *text)
 {
-    char mark[32];
-    snprintf(mark, sizeof(mark), MARK, (long long)i);
-    return find(text, 0, mark, (int64_t)strlen(mark));
+    const char *at = text->text, *end = at + text->size;
+    while (at < end && (at = memmem(at, (size_t)(end - at), "zq", 2))) {
+        int64_t i = 0, digits = 0;
+        for (at += 2; at < end && isdigit((unsigned char)*at) && digits < 18; at++, digits++) i = 10 * i + (*at - '0');
+        if (digits && end - at >= 2 && at[0] == 'q' && at[1] == 'z' && i < m->n) m->items[i].found = true;
+    }
 }
 
 /* ---- the copy */
@@ -76,8 +80,11 @@ static int put_items(struct chat_marks *m, struct json list, int64_t message, co
     if (json_type(list) != JSON_ARRAY) return text_put_json(&m->row, list, err);
     text_put(&m->row, "[");
     for (int64_t i = 0; i < json_count(list); i++) {
+        const struct json item = json_at(list, i);
+        const int64_t at = m->row.size + (i > 0 ? 2 : 0);
         text_put_comma(&m->row);
-        if (put_strings(m, json_at(list, i), mark_of(m, message, what, mark), err)) return -1;
+        if (put_strings(m, item, mark_of(m, message, what, mark), err)) return -1;
+        if (!json_has(item, "type") && !strstr(m->row.text + at, mark)) m->n--; /* no text: numbers */
     }
     text_put(&m->row, "]");
     return 0;
@@ -150,6 +157,16 @@ static int put_calls(struct chat_marks *m, struct json calls, int64_t message, c
     return 0;
 }
 
+/* The mark is in the strings; where there are none, in one more member. */
+static int put_content_object(struct chat_marks *m, struct json content, const char *mark, struct err *err)
+{
+    const int64_t at = m->row.size;
+    if (put_strings(m, content, mark, err)) return -1;
+    if (strstr(m->row.text + at, mark)) return 0;
+    m->row.size = at;
+    return put_arguments(m, content, mark, err);
+}
+
 static int put_message(struct chat_marks *m, struct json message, int64_t index, struct err *err)
 {
     const char *key;
@@ -166,6 +183,8 @@ static int put_message(struct chat_marks *m, struct json message, int64_t index,
             rc = put_marked(m, value, mark_of(m, index, content ? "content" : "refusal", mark), err);
         else if (content && json_type(value) == JSON_ARRAY)
             rc = put_items(m, value, index, "a part of `content`", err);
+        else if (content && json_type(value) == JSON_OBJECT)
+            rc = put_content_object(m, value, mark_of(m, index, "content", mark), err);
         else if (!strcmp(key, "tool_calls"))
             rc = put_calls(m, value, index, "tool_calls", err);
         else if (!strcmp(key, "function_call"))

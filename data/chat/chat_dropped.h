@@ -12,13 +12,14 @@ struct chat_marks {
     struct chat_mark {
         int64_t message;  /* -1: of the row */
         const char *what; /* "content", "tool_calls", ... */
+        bool found;
     } * items;
     int64_t n, cap;
 };
 /* Only the first n messages get marks. Zeroed marks are valid, and their memory is reused. */
 int chat_marks_put(struct chat_marks *m, struct json row, int64_t n, struct err *err) MT_CHECK;
-/* The text has the mark `i`. */
-bool chat_marks_in(const struct text_buf *text, int64_t i);
+/* Sets `found` of the marks that the text has. */
+void chat_marks_find(struct chat_marks *m, const struct text_buf *text);
 void chat_marks_free(struct chat_marks *m);
 
 /* shapes [number of messages]: for each message a hash of what a template may look at, but the texts themselves: its

@@ -112,26 +112,16 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
 /* ---- parts that are not written ---- */
 
 /* An earlier answer may lose a part that its own text has, as gpt-oss writes no reasoning before a final answer. */
-static bool in_own_text(const struct chat_reader *r, struct json marked, int64_t mark, const struct job *job)
+static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, const struct job *job)
 {
     const struct json messages = json_find(marked, "messages");
-    const int64_t message = r->marks.items[mark].message;
     struct chat_options opt = job->opt;
     struct text_buf text = {0};
-    if (message < 0 || !is_answer(json_at(messages, message))) return false;
+    if (message < 0 || !is_answer(json_at(messages, message))) return;
     opt.leave_out = json_count(messages) - message - 1;
     opt.generation_prompt = false;
-    const bool yes =
-        !chat_template_render(&text, r->template, marked, &opt, NULL) && text.size && chat_marks_in(&text, mark);
+    if (!chat_template_render(&text, r->template, marked, &opt, NULL) && text.size) chat_marks_find(&r->marks, &text);
     text_free(&text);
-    return yes;
-}
-
-static bool is_written(const struct chat_reader *r, struct json marked, int64_t mark, const struct job *job)
-{
-    for (int64_t i = r->marked.count - 1; i >= 0; i--)
-        if (chat_marks_in(&r->marked.items[i], mark)) return true;
-    return in_own_text(r, marked, mark, job);
 }
 
 static void name_lost(struct chat_reader *r, struct json row, const struct chat_mark *mark)
@@ -155,10 +145,17 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
 {
     const struct json messages = json_find(row, "messages");
     const int64_t count = json_count(messages);
+    const bool one = (job->whole || chat_template_has_generation(r->template)) && job->loss == LOSS_ASSISTANT;
+    int64_t own = -1; /* the message whose own text was rendered */
     for (int64_t i = 0; i < count; i++) r->mute[i] = false;
+    for (int64_t i = 0; i < r->marked.count; i++) chat_marks_find(&r->marks, &r->marked.items[i]);
     for (int64_t i = r->marks.n - 1; i >= 0; i--) {
         const struct chat_mark *m = &r->marks.items[i];
-        const bool written = is_written(r, marked, i, job);
+        const bool shown = m->found;
+        if (!shown && m->message != own) find_in_own_text(r, marked, own = m->message, job);
+        const bool written = m->found;
+        /* gpt-oss's text beside a call is reasoning, which one text of all answers leaves out */
+        if (!shown && written && one) r->samples.n_unshown++;
         if (!written && !r->lost) r->lost = true;
         if (!written) name_lost(r, row, m);
         if (m->message < 0) continue;
@@ -175,10 +172,11 @@ static int check(struct chat_reader *r, struct json row, struct json original, c
     const struct json messages = json_find(row, "messages");
     struct err why;
     for (int64_t i = 0; i < CHAT_MEDIA; i++) {
-        const struct chat_mark mark = {-1, chat_media[i]};
         if (!json_truthy(json_find(original, chat_media[i]))) continue;
         r->lost = true;
-        name_lost(r, original, &mark);
+        (void)json_error(original, &r->why,
+                         "has `%s`: images, audio and video are not trained; data.dropped = warn trains the text alone",
+                         chat_media[i]);
     }
     if (!r->samples.count) return 0;
     const int64_t n = n_shown(&r->samples, messages, job);

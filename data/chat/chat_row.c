@@ -90,18 +90,30 @@ static enum kind arguments_kind(struct json arguments)
     return type == JSON_OBJECT ? GOOD : type == JSON_NULL ? EMPTY : BAD;
 }
 
-static bool call_is_plain(struct json call)
+static bool call_is_plain(const struct chat_rules *rules, struct json call)
 {
-    const struct json of = json_find(call, "function"), function = json_truthy(of) ? of : call;
-    return json_type(json_find(function, "name")) == JSON_STRING &&
+    const struct json function = json_find(call, "function");
+    return json_type(json_find(function, "name")) == JSON_STRING && (!rules->call_type || json_has(call, "type")) &&
            arguments_kind(json_find(function, "arguments")) == GOOD;
 }
 
-static bool calls_are_plain(struct json calls)
+static bool calls_are_plain(const struct chat_rules *rules, struct json calls)
 {
-    bool plain = true;
-    for (int64_t i = 0; plain && i < json_count(calls); i++) plain = call_is_plain(json_at(calls, i));
+    bool plain = json_type(calls) == JSON_ARRAY && json_count(calls);
+    for (int64_t i = 0; plain && i < json_count(calls); i++) plain = call_is_plain(rules, json_at(calls, i));
     return plain;
+}
+
+/* A value of `tool_calls` with a call: a list, one call, or JSON text of these. */
+static bool has_calls(struct json calls)
+{
+    static const char *const none[] = {"", "[]", "{}", "null"};
+    const char *s;
+    int64_t size;
+    if (json_str(calls, &s, &size, NULL)) return json_truthy(calls);
+    for (int64_t i = 0; i < MT_LEN(none); i++)
+        if (size == (int64_t)strlen(none[i]) && !memcmp(s, none[i], (size_t)size)) return false;
+    return true;
 }
 
 static int put_function(struct writer *w, struct json function, struct err *err)
@@ -118,6 +130,7 @@ static int put_function(struct writer *w, struct json function, struct err *err)
     text_put(w->t, "{");
     for (int64_t i = 0; json_member(function, i, &key, &value); i++) {
         if (json_type(value) == JSON_NULL || !strcmp(key, "arguments") || value.node == arguments.node) continue;
+        if (!strcmp(key, "id") || !strcmp(key, "type")) continue; /* of the call */
         text_put_key(w->t, key);
         if (text_put_json(w->t, value, err)) return -1;
     }
@@ -131,51 +144,46 @@ static int put_function(struct writer *w, struct json function, struct err *err)
 /* One of `tool_calls`; the function may be the call itself. */
 static int put_call(struct writer *w, struct json call, struct err *err)
 {
+    const struct json of = json_find(call, "function"), function = json_truthy(of) ? of : call;
+    const bool bare = function.node == call.node;
     const char *key;
     struct json value;
     text_put_comma(w->t);
-    if (!json_truthy(json_find(call, "function"))) return put_function(w, call, err);
     text_put(w->t, "{");
+    if ((bare || w->opt->rules->call_type) && !json_given(json_find(call, "type")))
+        text_put(w->t, "\"type\": \"function\"");
     for (int64_t i = 0; json_member(call, i, &key, &value); i++) {
-        if (json_type(value) == JSON_NULL) continue;
+        if (json_type(value) == JSON_NULL || (bare && strcmp(key, "id") && strcmp(key, "type"))) continue;
         text_put_key(w->t, key);
         if (strcmp(key, "function") ? text_put_json(w->t, value, err) : put_function(w, value, err)) return -1;
     }
+    if (bare) text_put_key(w->t, "function");
+    if (bare && put_function(w, function, err)) return -1;
     text_put(w->t, "}");
     return 0;
 }
 
-/* {name, arguments} of another form of rows. */
-static int put_bare_call(struct writer *w, struct json function, struct err *err)
-{
-    if (json_truthy(json_find(function, "function"))) return put_call(w, function, err);
-    text_put_comma(w->t);
-    text_put(w->t, "{\"type\": \"function\", \"function\": ");
-    if (put_function(w, function, err)) return -1;
-    text_put(w->t, "}");
-    return 0;
-}
-
-/* The content of a message that is a call, or a list of calls: JSON, or its text. */
-static int put_content_calls(struct writer *w, struct json content, struct err *err)
+/* A call, a list of calls, or JSON text of these. */
+static int put_call_list(struct writer *w, struct json calls, struct err *err)
 {
     const char *s;
     int64_t size;
-    struct json_doc *doc = NULL;
-    struct json value = content;
+    struct json_doc *doc;
     struct err why;
-    int rc = 0;
-    if (!json_str(content, &s, &size, NULL)) {
-        if (!(doc = json_parse(s, size, "function_call", &why)))
-            return json_error(content, err, "is not JSON of a call, {\"name\": ..., \"arguments\": ...}");
-        value = json_root(doc);
+    if (json_type(calls) == JSON_OBJECT) return put_call(w, calls, err);
+    if (json_type(calls) == JSON_ARRAY) {
+        for (int64_t i = 0; i < json_count(calls); i++)
+            if (put_call_list(w, json_at(calls, i), err)) return -1;
+        return 0;
     }
-    const bool list = json_type(value) == JSON_ARRAY;
-    for (int64_t i = 0; !rc && i < (list ? json_count(value) : 1); i++)
-        rc = put_bare_call(w, list ? json_at(value, i) : value, &why);
-    if (rc) (void)json_error(content, err, "%s", why.msg);
+    if (json_str(calls, &s, &size, NULL) || !(doc = json_parse(s, size, "calls", &why)))
+        return json_error(calls, err,
+                          "is not JSON of a call, {\"name\": ..., \"arguments\": ...}, or of a list of calls");
+    const enum json_type type = json_type(json_root(doc));
+    int rc = type == JSON_OBJECT || type == JSON_ARRAY ? put_call_list(w, json_root(doc), &why)
+                                                       : json_error(calls, &why, "is not JSON of a call");
     json_free(doc);
-    return rc;
+    return rc ? json_error(calls, err, "%s", why.msg) : 0;
 }
 
 /* ---- messages ---- */
@@ -188,14 +196,31 @@ static const struct chat_alias *call_alias(const struct writer *w, struct json m
     return alias && alias->call && strcmp(chat_rules_role(w->opt->rules, role), role) ? alias : NULL;
 }
 
+static bool is_media(struct json part)
+{
+    static const char *const words[] = {"image", "video", "audio", "input_image", "input_audio"};
+    const char *type;
+    for (int64_t i = 0; i < MT_LEN(words); i++) {
+        if (!json_get_str(part, "type", &type, NULL) ? !strncmp(type, words[i], strlen(words[i]))
+                                                     : json_truthy(json_find(part, words[i])))
+            return true;
+    }
+    return false;
+}
+
 static bool flattens(const struct chat_rules *rules, const char *role, struct json content)
 {
     if (json_type(content) != JSON_ARRAY) return false;
     const int64_t r = chat_role_index(role);
-    bool flags = false; /* a part that switches its loss */
-    for (int64_t i = 0; i < json_count(content); i++)
-        flags = flags || json_has(json_at(content, i), "train") || json_has(json_at(content, i), "weight");
-    return r == CHAT_ROLES || !rules->takes_parts[r] || flags;
+    bool flags = false, media = false, typed = true; /* flags: a part that switches its loss */
+    for (int64_t i = 0; i < json_count(content); i++) {
+        const struct json part = json_at(content, i);
+        flags = flags || json_has(part, "train") || json_has(part, "weight");
+        media = media || is_media(part);
+        typed = typed && json_has(part, "type");
+    }
+    if (!typed && !media && !strcmp(role, "tool")) return false; /* a result that is a list */
+    return r == CHAT_ROLES || !rules->takes_parts[r] || flags || media || !typed;
 }
 
 /* The text of a part; 0: it has none. */
@@ -265,6 +290,12 @@ static int put_flat(struct writer *w, struct json parts, struct err *err)
         if (w->opt->lossy) continue;
         text_free(&joined);
         if (json_get_str(part, "type", &type, NULL)) type = "?";
+        if (is_media(part))
+            return json_error(
+                part, err,
+                "is a part of type \"%.40s\": images, audio and video are not trained; data.dropped = warn "
+                "leaves such parts out",
+                type);
         return json_error(part, err,
                           "is a part of type \"%.40s\", and the chat template takes only text here: write text parts, "
                           "and reasoning as `reasoning_content`; data.dropped = warn leaves such parts out",
@@ -299,6 +330,14 @@ static bool says_nothing(struct json message)
     return true;
 }
 
+static bool is_number(struct json j) { return json_type(j) == JSON_INT || json_type(j) == JSON_REAL; }
+
+static bool takes_number(const struct writer *w, const char *role)
+{
+    const int64_t r = chat_role_index(role);
+    return r < CHAT_ROLES && w->opt->rules->takes_number[r];
+}
+
 static int put_content(struct writer *w, const char *role, struct json message, bool calls, struct err *err)
 {
     const struct json content = json_find(message, "content");
@@ -312,6 +351,12 @@ static int put_content(struct writer *w, const char *role, struct json message, 
     text_put_key(w->t, "content");
     if (other) text_put(w->t, other);
     if (other) return 0;
+    if (is_number(content) && !takes_number(w, role)) {
+        text_put(w->t, "\"");
+        if (text_put_number(w->t, content, err)) return -1;
+        text_put(w->t, "\"");
+        return 0;
+    }
     if (json_type(content) == JSON_ARRAY && strcmp(role, "tool")) return put_without_nulls(w, content, err);
     return text_put_json(w->t, content, err);
 }
@@ -349,17 +394,15 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
     const struct json message = json_at(w->messages, *i);
     const struct json calls = json_find(message, "tool_calls"), call = json_find(message, "function_call");
     const bool alias = call_alias(w, message), function = json_truthy(call) && !w->opt->rules->function_call;
-    const bool takes = joins(w, message, *i + 1);
-    if (!json_given(calls) && !alias && !function && !takes) return 0;
+    const bool takes = joins(w, message, *i + 1), given = has_calls(calls);
+    if (!given && !alias && !function && !takes) return 0;
     text_put_key(w->t, "tool_calls");
-    if (json_given(calls) && json_type(calls) != JSON_ARRAY) return json_error(calls, err, "must be an array");
     text_put(w->t, "[");
-    for (int64_t k = 0; k < json_count(calls); k++)
-        if (put_call(w, json_at(calls, k), err)) return -1;
-    if (function && put_bare_call(w, call, err)) return -1;
-    if (alias && put_content_calls(w, json_find(message, "content"), err)) return -1;
+    if (given && put_call_list(w, calls, err)) return -1;
+    if (function && put_call_list(w, call, err)) return -1;
+    if (alias && put_call_list(w, json_find(message, "content"), err)) return -1;
     for (; joins(w, message, *i + 1); ++*i)
-        if (put_content_calls(w, json_find(json_at(w->messages, *i + 1), "content"), err)) return -1;
+        if (put_call_list(w, json_find(json_at(w->messages, *i + 1), "content"), err)) return -1;
     text_put(w->t, "]");
     return 0;
 }
@@ -374,7 +417,7 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     if (json_get_str(message, "role", &own, err)) return -1;
     role = chat_rules_role(w->opt->rules, own);
     const bool answer = !strcmp(role, "assistant");
-    const bool calls = alias || json_truthy(json_find(message, "tool_calls")) ||
+    const bool calls = alias || has_calls(json_find(message, "tool_calls")) ||
                        json_truthy(json_find(message, "function_call")) || (answer && joins(w, message, *i + 1));
     text_put_comma(w->t);
     text_put(w->t, "{");
@@ -382,14 +425,14 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     text_put_string(w->t, role);
     if (alias) {
         text_put_key(w->t, "content");
-        text_put(w->t, w->opt->rules->no_content ? "\"\"" : "null");
+        text_put(w->t, w->opt->rules->null_content && !w->opt->rules->no_content ? "null" : "\"\"");
     } else if (put_content(w, role, message, calls, err)) {
         return -1;
     }
     for (int64_t k = 0; json_member(message, k, &key, &value); k++) {
         static const char *const written[] = {"role", "content", "tool_calls"};
         if (json_type(value) == JSON_NULL || (answer && str_in(key, written, MT_LEN(written))) ||
-            (!answer && str_in(key, written, 2)) ||
+            (!answer && str_in(key, written, 2)) || (!strcmp(key, "tool_calls") && !has_calls(value)) ||
             (answer && !strcmp(key, "function_call") && !w->opt->rules->function_call))
             continue;
         text_put_key(w->t, key);
@@ -402,6 +445,12 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
 
 /* ---- tools ---- */
 
+/* {name, ...}, where the template needs {type, function}. */
+static bool is_bare_tool(const struct chat_rules *rules, struct json tool)
+{
+    return !rules->bare_tools && json_has(tool, "name") && !json_truthy(json_find(tool, "function"));
+}
+
 /* A tool, or its JSON as text; a list of them. */
 static int put_tools(struct writer *w, struct json tools, struct err *err)
 {
@@ -409,8 +458,12 @@ static int put_tools(struct writer *w, struct json tools, struct err *err)
     int64_t size;
     struct err why;
     if (json_type(tools) == JSON_OBJECT) {
+        const bool wraps = is_bare_tool(w->opt->rules, tools);
         text_put_comma(w->t);
-        return put_without_nulls(w, tools, err);
+        if (wraps) text_put(w->t, "{\"type\": \"function\", \"function\": ");
+        if (put_without_nulls(w, tools, err)) return -1;
+        if (wraps) text_put(w->t, "}");
+        return 0;
     }
     if (json_type(tools) == JSON_STRING) {
         if (json_str(tools, &s, &size, err)) return -1;
@@ -430,12 +483,12 @@ static int put_tools(struct writer *w, struct json tools, struct err *err)
     return 0;
 }
 
-static bool tools_are_plain(struct json tools)
+static bool tools_are_plain(const struct chat_rules *rules, struct json tools)
 {
     if (!json_given(tools)) return true;
     if (json_type(tools) != JSON_ARRAY || json_has_null(tools)) return false;
     for (int64_t i = 0; i < json_count(tools); i++)
-        if (json_type(json_at(tools, i)) != JSON_OBJECT) return false;
+        if (json_type(json_at(tools, i)) != JSON_OBJECT || is_bare_tool(rules, json_at(tools, i))) return false;
     return true;
 }
 
@@ -453,12 +506,13 @@ static bool is_plain(const struct writer *w, struct json message)
         if (!strcmp(key, "content")) content = value;
         if (!strcmp(key, "function_call") && !w->opt->rules->function_call) return false;
         if (strcmp(key, "tool_calls")) continue;
-        calls = json_truthy(value);
-        if (!calls_are_plain(value)) return false;
+        calls = true;
+        if (!calls_are_plain(w->opt->rules, value)) return false;
     }
     if (calls && call_content(w, content)) return false;
-    return json_type(content) == JSON_STRING ||
-           (json_type(content) == JSON_ARRAY && !flattens(w->opt->rules, role, content)) || w->opt->harmony;
+    if (is_number(content)) return takes_number(w, role);
+    if (json_type(content) == JSON_ARRAY) return !flattens(w->opt->rules, role, content);
+    return json_type(content) == JSON_STRING || w->opt->harmony;
 }
 
 int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, struct json row,
@@ -471,7 +525,7 @@ int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, stru
     *doc = NULL;
     *counts = (struct chat_row_counts){0};
     if (json_get_array(row, "messages", &w.messages, err)) return -1;
-    bool plain = tools_are_plain(tools) && !json_has_null(w.messages);
+    bool plain = tools_are_plain(opt->rules, tools) && !json_has_null(w.messages);
     for (int64_t i = 0; i < json_count(w.messages); i++) {
         if (chat_row_check_loss(json_at(w.messages, i), true, err)) return -1;
         plain = plain && is_plain(&w, json_at(w.messages, i));

@@ -19,11 +19,12 @@ struct chat_row_counts {
 };
 /* *doc: a copy of `row` (an object with "messages") for the template of the rules; NULL when nothing changes.
  * - roles get the template's names; a message that is a call, {name, arguments}, becomes an answer with tool_calls
- * - text parts become one string, and null or missing content "", where the template needs it
+ * - text parts and numbers become one string, and null or missing content "", where the template needs it
  * - `function_call` becomes `tool_calls`, where the template does not read it
  * - arguments that are null, "" or missing become {}
  * - null members are left out: Arrow adds them for the keys of other rows
- * - tools: an object, JSON as text, or a list of such texts becomes a list of objects
+ * - tools, tool_calls: an object, JSON as text, or a list of such texts becomes a list of objects; {name, ...} gets
+ *   {type, function} around it, tools only where the template needs it; tool_calls without a call are left out
  * Errors: arguments that are not JSON of an object, a call without a name, keys that say loss. */
 int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, struct json row,
                      const struct chat_row_options *opt, struct err *err) MT_CHECK;

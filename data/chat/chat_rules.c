@@ -7,19 +7,14 @@
 const char *const chat_roles[CHAT_ROLES] = {"user", "assistant", "system", "tool"};
 
 static const struct chat_alias aliases[] = {
-    {"human", "user", false, false},
-    {"gpt", "assistant", false, false},
-    {"chatgpt", "assistant", false, false},
-    {"bot", "assistant", false, false},
-    {"model", "assistant", false, false},
-    {"tool_call", "assistant", true, false},
-    {"function_call", "assistant", true, false},
-    {"tool_response", "tool", false, false},
-    {"function_response", "tool", false, false},
-    {"observations", "tool", false, false},
-    {"observation", "tool", false, true},
-    {"function", "tool", false, true},
-    {"ipython", "tool", false, true},
+    {"human", "user", false, false},          {"gpt", "assistant", false, false},
+    {"chatgpt", "assistant", false, false},   {"bot", "assistant", false, false},
+    {"model", "assistant", false, false},     {"tool_call", "assistant", true, false},
+    {"tool_calls", "assistant", true, false}, {"function_call", "assistant", true, false},
+    {"tool_response", "tool", false, false},  {"function_response", "tool", false, false},
+    {"observations", "tool", false, false},   {"tool_results", "tool", false, true},
+    {"environment", "tool", false, true},     {"observation", "tool", false, true},
+    {"function", "tool", false, true},        {"ipython", "tool", false, true},
     {"developer", "system", false, true},
 };
 _Static_assert(MT_LEN(aliases) <= CHAT_ALIASES, "chat_rules.keeps is too small");
@@ -39,11 +34,16 @@ const char *chat_rules_role(const struct chat_rules *rules, const char *role)
     return alias && !rules->keeps[alias - aliases] ? alias->role : role;
 }
 
-#define MARK                 "zq731qz"
-#define USER                 "{\"role\": \"user\", \"content\": \"Ready?\"}"
-#define ANSWER               "{\"role\": \"assistant\", \"content\": \"Yes\"}"
-#define ID                   "\"id\": \"callabcde\", \"type\": \"function\""
-#define FUNCTION(name)       "{" ID ", \"function\": {\"name\": \"" name "\", \"arguments\": {\"a\": 1}}}"
+#define DIGITS         "7310731"
+#define MARK           "zq" DIGITS "qz"
+#define USER           "{\"role\": \"user\", \"content\": \"Ready?\"}"
+#define ANSWER         "{\"role\": \"assistant\", \"content\": \"Yes\"}"
+#define ID             "\"id\": \"callabcde\", \"type\": \"function\""
+#define NAMED(name)    "\"function\": {\"name\": \"" name "\", \"arguments\": {\"a\": 1}}}"
+#define FUNCTION(name) "{" ID ", " NAMED(name)
+#define UNTYPED        "{\"id\": \"callabcde\", " NAMED(MARK)
+#define TOOL                                                                                                           \
+    "{\"name\": \"" MARK "\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", \"properties\": {}}}"
 #define CALL(content, calls) "{\"role\": \"assistant\", \"content\": " content ", \"tool_calls\": [" calls "]}"
 #define RESULT               "{\"role\": \"tool\", \"tool_call_id\": \"callabcde\", \"content\": \"Go\"}"
 
@@ -89,7 +89,7 @@ static bool writes_role(const struct chat_template *t, const char *role, const c
                  around[i][0], role, content, around[i][1]);
         struct text_buf out = {0};
         /* str() of a list is no text of its parts */
-        const bool yes = text_of(&out, t, text) && strstr(out.text, MARK) && !strstr(out.text, "'type'");
+        const bool yes = text_of(&out, t, text) && strstr(out.text, DIGITS) && !strstr(out.text, "'type'");
         text_free(&out);
         if (yes) return true;
     }
@@ -117,6 +117,9 @@ void chat_rules_find(struct chat_rules *rules, const struct chat_template *t)
         rules->keeps[i] = (aliases[i].token || !any) && writes_role(t, aliases[i].name, "\"" MARK "\"");
     for (int64_t i = 0; i < CHAT_ROLES; i++)
         rules->takes_parts[i] = writes_role(t, chat_roles[i], "[{\"type\": \"text\", \"text\": \"" MARK "\"}]");
+    for (int64_t i = 0; i < CHAT_ROLES; i++) rules->takes_number[i] = writes_role(t, chat_roles[i], DIGITS);
+    rules->call_type = !writes_call(t, CALL("\"\"", UNTYPED)) && !writes_call(t, CALL("null", UNTYPED));
+    rules->bare_tools = writes(t, USER "], \"tools\": [" TOOL, MARK); /* text_of ends the list */
     rules->function_call = writes_call(t, "{\"role\": \"assistant\", \"content\": \"\", \"function_call\": {\"name\": "
                                           "\"" MARK "\", \"arguments\": {}}}");
     rules->parallel = writes(t, USER ", " CALL("\"\"", FUNCTION("f") ", " FUNCTION(MARK)) ", " RESULT, MARK) ||

@@ -454,6 +454,16 @@ static int render_answer(struct conversation *s, int64_t i, struct text_buf *pro
                       "mark answers in the template with {%% generation %%}");
 }
 
+/* An answer before the first question has no loss when its prompt cannot be rendered or found. */
+static bool leave_opening(struct conversation *s, int64_t i)
+{
+    for (int64_t k = 0; k < i; k++)
+        if (has_role(json_at(s->messages, k), "user")) return false;
+    s->want[i] = false;
+    s->out->n_opening++;
+    return true;
+}
+
 /* One sample for each run of answers of which each text is a prefix of the next. */
 static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
@@ -462,7 +472,10 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
     if (render(s, full, s->n, false, err)) return -1; /* a template error in any message must be reported */
     for (int64_t i = s->n - 1; i >= 0; i--) {
         if (!s->want[i]) continue;
-        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        if (render_answer(s, i, prompt, full, &begin, err)) {
+            if (leave_opening(s, i)) continue;
+            return -1;
+        }
         const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
         if (!note_reasoning(s, i, full->text + begin, full->size - begin)) continue;
         text_put_bytes(prompt, full->text + begin, full->size - begin); /* the prompt and the answer */
@@ -505,7 +518,10 @@ static int in_whole(struct conversation *s, struct text_buf *prompt, struct text
     for (int64_t i = 0, last = 0; i < s->n; i++) {
         int64_t begin;
         if (!s->want[i]) continue;
-        if (render_answer(s, i, prompt, full, &begin, err)) return -1;
+        if (render_answer(s, i, prompt, full, &begin, err)) {
+            if (leave_opening(s, i)) continue;
+            return -1;
+        }
         if (common(t, full) < begin) begin = begin_in_whole(s, i, prompt, t);
         const bool known = begin >= last, same = known && begins_with(t, full);
         const int64_t end = same    ? with_role_token(s, t, answer_end(s, full), full->size, i)

@@ -15,6 +15,8 @@ struct chat_samples {
     int64_t n_appended; /* texts to whose last answer the next role's token was appended */
     int64_t n_unended;  /* texts whose last answer no token ends */
     int64_t n_blank;    /* answers without loss because they are empty */
+    int64_t
+        n_opening; /* answers without loss because they precede all questions: the template has no prompt for them */
     int64_t n_messages; /* messages up to the last answer with loss, which are in the samples */
 };
 void chat_samples_clear(struct chat_samples *s); /* keeps the memory */
