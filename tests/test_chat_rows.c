@@ -277,6 +277,7 @@ static void contents_that_are_no_text(void **state)
         {PLAIN, ROW(MJ("user", "[\"q\"]") "," A), PLAIN_QA},
         {PARTS, ROW(MJ("user", "[\"q\"]") "," A), PLAIN_QA},
         {PARTS, ROW(MJ("user", "[{\"text\": \"q\"}]") "," A), PLAIN_QA},
+        {PARTS, ROW(MJ("user", "[{\"type\": \"text\", \"value\": \"q\"}], \"loss_weight\": 0.0") "," A), PLAIN_QA},
         {PLAIN, ROW(MJ("user", "[{\"type\": \"input_audio\"}]") "," A), "!images, audio and video are not trained"},
         {"{% for m in messages %}{{ m.content | tojson }}{% endfor %}",
          ROW(MJ("user", "[{\"type\": \"image_url\", \"image_url\": {\"url\": \"u\"}}]") "," A),

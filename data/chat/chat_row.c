@@ -217,7 +217,7 @@ static bool flattens(const struct chat_rules *rules, const char *role, struct js
         const struct json part = json_at(content, i);
         flags = flags || json_has(part, "train") || json_has(part, "weight");
         media = media || is_media(part);
-        typed = typed && json_has(part, "type");
+        typed = typed && json_has(part, "type") && !json_has(part, "value"); /* LLaMA-Factory's key for `text` */
     }
     if (!typed && !media && !strcmp(role, "tool")) return false; /* a result that is a list */
     return r == CHAT_ROLES || !rules->takes_parts[r] || flags || media || !typed;
@@ -229,7 +229,7 @@ static bool part_text(struct json part, const char **s, int64_t *size)
     const char *type;
     if (json_type(part) == JSON_STRING) return !json_str(part, s, size, NULL);
     if (!json_get_str(part, "type", &type, NULL) && strcmp(type, "text")) return false;
-    return !json_str(json_find(part, "text"), s, size, NULL);
+    return !json_str(json_find(part, "text"), s, size, NULL) || !json_str(json_find(part, "value"), s, size, NULL);
 }
 
 static int64_t characters(const char *s, int64_t size)
