@@ -220,7 +220,7 @@ static void test_errors(void **state)
          " is F8_E5M2 [192, 128], expected BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or "
          "I8, [192, 128]"},
         {false, NULL, ".pre_quant_scale", "BF16", 128, 1,
-         "0.pre_quant_scale: a checkpoint in the format NVFP4 with AWQ scales is not supported"},
+         "0.pre_quant_scale: a checkpoint in the format Model-Optimizer with scales of inputs"},
         {true, "_scale_inv", NULL, NULL, 0, 0, "neither " UP0 "_scale nor " UP0 "_scale_inv is in the checkpoint"},
         {true, "_scale_inv", "_scale_inv", "F32", 3, 1,
          "_scale_inv is F32 [3, 1], expected one scale, or one per 128 x"},
