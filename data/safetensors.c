@@ -212,14 +212,17 @@ static int leave_out_missing(struct safetensors *st, const char *dir, struct err
         if (shard_path(path, dir, st->shard_names[i], err)) return -1;
         n += file_exists(path);
     }
-    for (int i = 0, to = 0; n && i < st->n_shards; i++) {
+    if (!n && st->n_shards)
+        return err_set(err, "%s: no file of " INDEX_NAME " is there, such as %s: the download is incomplete", dir,
+                       st->shard_names[0]);
+    for (int i = 0, to = 0; i < st->n_shards; i++) {
         if (shard_path(path, dir, st->shard_names[i], err)) return -1;
         if (file_exists(path))
             st->shard_names[to++] = st->shard_names[i];
         else
             mem_free(st->shard_names[i]);
     }
-    st->n_shards = n ? n : st->n_shards;
+    st->n_shards = n;
     return 0;
 }
 

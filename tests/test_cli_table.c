@@ -158,6 +158,7 @@ static void test_nearest(void **state)
         {{"bench", "step", "--packing"}, "unknown option --packing ("},
         {{"export", "a.ini", "--to", "gguff"}, "--to gguff: expected one of peft|vllm|gguf"},
         {{"export", "a.ini", "--to", "gguff"}, "did you mean gguf?"},
+        {{"export", "a.ini", "--to", "merged"}, "did you mean merged-bf16?"},
         {{"export", "a.ini"}, "missing option: --to FORMAT"},
         {{"export", "a.ini", "b.ini"}, "unexpected argument: b.ini"},
         {{"bench", "lora", "--quant", "mxfp"}, "did you mean mxfp4?"},

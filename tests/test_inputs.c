@@ -122,6 +122,7 @@ static void of_the_configuration(void **state)
     assert_refused("data.train", "owner/name", "no such file; the path is relative to the current directory");
     assert_refused("data.train", "owner/name", "; for a data set on huggingface.co write hub:OWNER/NAME");
     assert_refused("data.train", "shards/*.jsonl", "a pattern of local files is not expanded: name each file");
+    assert_refused("data.train", "shards/[ab].jsonl", "a pattern of local files is not expanded: name each file");
     assert_refused("model.path", path_of[BROKEN], "a symbolic link to nowhere, which is missing; repair the link or");
     assert_refused("model.path", path_of[TEXT], "not a directory; name a directory");
     assert_refused("lora.init_from", path_of[MISSING], "no such directory");

@@ -82,6 +82,7 @@ static void in_place_of_a_model(void **state)
     assert_refused("model.path", torch, "a.pt is a PyTorch file", "convert the model to safetensors");
     assert_refused("model.path", fixture("parity/case_a/model.safetensors"), "is a safetensors file",
                    "set model.path to its directory");
+    assert_refused("model.path", dir, "is a directory of GGUF files, not a model", "original checkpoint");
     const char *config = process_trained("train.steps=1");
     char run[MT_PATH];
     snprintf(run, sizeof(run), "%s", process_output(config, ""));

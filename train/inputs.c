@@ -50,7 +50,9 @@ static int look_at_data(const char *key, const char *list, struct err *err)
         }
         more = dataset_next_path(&list, path, &weight, err);
         if (more != 1) return more ? err_prefix(err, "%s", key) : 0;
-        snprintf(advice, sizeof(advice), "correct the path%s", dataset_hub_hint(path));
+        snprintf(advice, sizeof(advice), "%s%s",
+                 strpbrk(path, "?[{") ? "a pattern of local files is not expanded: name each file" : "correct the path",
+                 dataset_hub_hint(path));
         if (look(key, path, false, advice, err)) return -1;
     }
 }

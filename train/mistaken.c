@@ -146,6 +146,18 @@ static void name_base(char to[512], const char *adapter)
     json_free(doc);
 }
 
+/* A directory of GGUF files. */
+static bool describe_gguf(const char *dir, struct err *err)
+{
+    char **names;
+    int64_t n, gguf = 0;
+    if (file_list(dir, &names, &n, NULL)) return false;
+    for (int64_t i = 0; i < n; i++) gguf += ends_with(names[i], ".gguf");
+    file_list_free(names, n);
+    return gguf && is_not("a model", err, dir, "a directory of GGUF files",
+                          "set model.path to the directory of the original checkpoint (config.json and safetensors)");
+}
+
 bool mistaken_for_model(const char *path, struct err *err)
 {
     struct stat st;
@@ -159,7 +171,7 @@ bool mistaken_for_model(const char *path, struct err *err)
         str_format(run, sizeof(run), NULL, "path", "%s/adapter", path))
         return false;
     const bool is_run = has(run, "adapter_config.json");
-    if (!is_run && !has(path, "adapter_config.json")) return false;
+    if (!is_run && !has(path, "adapter_config.json")) return describe_gguf(path, err);
     name_base(base, is_run ? run : path);
     err_set(err, "%.600s is %s, not a model: set model.path to the base model, and lora.init_from to it%s", path,
             is_run ? "the directory of a run" : "an adapter", base);

@@ -114,6 +114,9 @@ static const char *nearest_choice(char buf[64], const char *list, const char *te
         n++;
     }
     const char *near = str_nearest(text, all, n);
+    const size_t size = strlen(text);
+    for (int i = n - 1; i >= 0; i--) /* merged: the first of its kind, merged-bf16 */
+        if (!strncmp(all[i], text, size) && all[i][size] == '-') near = all[i];
     buf[0] = 0;
     if (near) snprintf(buf, 64, "; did you mean %s?", near);
     return buf;
