@@ -648,7 +648,7 @@ static void bad_configs_are_refused(void **state)
         {"\"r\": 2", "\"r\": -2", "`r`"},
         {"\"LORA\"", "\"LOHA\"", "only LORA"},
         {"\"bias\": \"none\"", "\"bias\": \"all\"", "only none"},
-        {"\"use_dora\": false", "\"use_dora\": true", "use_dora"},
+        {"\"use_dora\": false", "\"use_another\": true", "use_another"},
         {"\"rank_pattern\": {}", "\"rank_pattern\": {\"down_proj\": 4}",
          "lora.rank_pattern = down_proj=4, but none is configured"},
         {"\"modules_to_save\": null", "\"modules_to_save\": [\"lm_head\"]", "modules_to_save"},

@@ -174,20 +174,14 @@ int peft_write_config(const struct adapters *ad, const char *dir, const char *ba
 
 int peft_refuse_variants(struct json root, struct err *err)
 {
-    static const char *const keys[] = {"alora_invocation_tokens",
-                                       "arrow_config",
-                                       "fan_in_fan_out",
-                                       "kasa_config",
-                                       "layer_replication",
-                                       "lora_bias",
-                                       "modules_to_save",
-                                       "monteclora_config",
-                                       "use_bdlora",
-                                       "use_dora",
-                                       "trainable_token_indices",
-                                       "use_qalora"};
+    static const char *const keys[] = {
+        "alora_invocation_tokens", "arrow_config", "fan_in_fan_out",  "kasa_config",
+        "layer_replication",       "lora_bias",    "modules_to_save", "monteclora_config",
+        "trainable_token_indices"};
     const char *type = NULL, *bias = "none", *init = "gaussian";
+    const char *key;
     char set[512] = "";
+    struct json value;
     int at = 0;
     if (json_get_str(root, "peft_type", &type, err) || json_opt_str(root, "bias", &bias, err)) return -1;
     if (strcmp(type, "LORA")) return json_error(json_find(root, "peft_type"), err, "is %s; only LORA is read", type);
@@ -195,6 +189,9 @@ int peft_refuse_variants(struct json root, struct err *err)
     for (int64_t i = 0; i < MT_LEN(keys); i++)
         if (json_truthy(json_find(root, keys[i])))
             at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%s`", at ? ", " : "", keys[i]);
+    for (int64_t i = 0; at < 256 && json_member(root, i, &key, &value); i++) /* also variants of a later PEFT */
+        if (!strncmp(key, "use_", 4) && strcmp(key, "use_rslora") && json_truthy(value))
+            at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%.64s`", at ? ", " : "", key);
     if (at) return json_error(root, err, "sets %s; only plain LoRA is read", set);
     if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
     if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
