@@ -301,6 +301,30 @@ static void contents_that_are_no_text(void **state)
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
 
+/* A template that leaves out the reasoning that a content begins with. */
+static void reasoning_in_contents(void **state)
+{
+    (void)state;
+    static const struct row rows[] = {
+        {CALLING, ROW(Q "," M("assistant", "<think>r</think>a")), QA},
+        {CALLING, ROW(Q "," M("assistant", "<think>\\nr\\n</think>\\n")), ""},
+        {PLAIN, ROW(Q "," M("assistant", "<think>r</think>")),
+         "<|user|>q<|im_end|><|assistant|>[[<think>r</think><|im_end|>]]"},
+    };
+    check_all(rows, MT_LEN(rows), (struct row_options){0});
+    struct dataset ds;
+    struct dataset_options opt = rows_options();
+    opt.chat = load(CALLING);
+    rows_load(
+        &ds,
+        rows_write(ROW(Q "," M("assistant", "<think>r</think>a")) "\n" ROW(Q "," M("assistant", "r</think>")) "\n"),
+        &opt);
+    assert_int_equal(ds.counts.n_unshown, 2);
+    assert_int_equal(ds.counts.n_blank, 1);
+    dataset_free(&ds);
+    chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
+}
+
 /* An answer before the first question, where the template renders no prompt for it. */
 static void opening_answers(void **state)
 {
@@ -487,6 +511,7 @@ int test_chat_rows(void)
                                        cmocka_unit_test(contents),
                                        cmocka_unit_test(contents_that_are_no_text),
                                        cmocka_unit_test(opening_answers),
+                                       cmocka_unit_test(reasoning_in_contents),
                                        cmocka_unit_test(calls_and_tools),
                                        cmocka_unit_test(system_prompt_in_the_last_question),
                                        cmocka_unit_test(keys_that_switch_loss),

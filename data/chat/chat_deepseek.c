@@ -223,7 +223,13 @@ static int put_calls(struct chat *c, struct json calls, struct err *err)
     return 0;
 }
 
-bool chat_inline_reasoning(struct json message, struct inline_reasoning *in)
+/* The two parts of a message's content "<think>reasoning</think>answer". The message has no field reasoning_content. */
+struct inline_reasoning {
+    const char *text, *answer; /* without the newlines around both */
+    int64_t size, answer_size;
+};
+/* false: the content has another form, and in->answer is NULL. */
+static bool inline_reasoning(struct json message, struct inline_reasoning *in)
 {
     const char *s, *end, *mark;
     int64_t size;
@@ -252,7 +258,7 @@ static int put_answer(struct chat *c, int64_t k, struct err *err)
     const int64_t begin = c->out->size;
     struct inline_reasoning in = {.answer = NULL};
     bool open = false;
-    chat_inline_reasoning(t->first, &in);
+    inline_reasoning(t->first, &in);
     if (c->thinking && !for_task && (!c->drop || k > c->last_user)) {
         text_put_bytes(c->out, in.answer ? in.text : "", in.size);
         if (put_text(c, t->first, chat_reasoning_key(t->first, REASONING), err)) return -1;

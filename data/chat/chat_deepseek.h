@@ -33,12 +33,4 @@ int chat_render_deepseek(struct text_buf *out, struct json row, struct json tool
 /* Refuses kwargs with another key or value. */
 int chat_deepseek_check(struct json kwargs, struct err *err) MT_CHECK;
 
-/* The two parts of a message's content "<think>reasoning</think>answer". The message has no field reasoning_content. */
-struct inline_reasoning {
-    const char *text, *answer; /* without the newlines around both */
-    int64_t size, answer_size;
-};
-/* false: the content has another form, and in->answer is NULL. */
-bool chat_inline_reasoning(struct json message, struct inline_reasoning *in);
-
 #endif

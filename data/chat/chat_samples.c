@@ -11,7 +11,6 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_tools.h"
 
 #define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
@@ -148,25 +147,39 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
     return true;
 }
 
+/* The reasoning in a content, "<think>reasoning</think>answer"; true: there is no answer. */
+static bool split_content(struct json content, const char **reasoning, int64_t *size)
+{
+    static const char open[] = "<think>", close[] = "</think>";
+    const char *s, *hit, *end;
+    int64_t n;
+    *size = 0;
+    if (json_str(content, &s, &n, NULL) || !(end = memmem(s, (size_t)n, close, sizeof(close) - 1)))
+        return text_is_blank_json(content);
+    for (*reasoning = s; (hit = memmem(*reasoning, (size_t)(end - *reasoning), open, sizeof(open) - 1));)
+        *reasoning = hit + sizeof(open) - 1;
+    *size = end - *reasoning;
+    end += sizeof(close) - 1;
+    return text_is_blank(end, s + n - end);
+}
+
 /* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. False: the
  * answer is reasoning alone and it is missing, so that only an empty turn is left. */
 static bool note_reasoning(struct conversation *s, int64_t message, const char *answer, int64_t size)
 {
+    const struct json answer_of = json_at(s->messages, message),
+                      given = json_find(answer_of, chat_reasoning_key(answer_of, "thinking"));
     const char *text = "", *at = answer;
-    struct inline_reasoning in;
     int64_t n = 0;
     skip_mark(&at, answer + size, "<think>");
     s->out->n_empty += skip_mark(&at, answer + size, "</think>");
-    const struct json answer_of = json_at(s->messages, message);
-    if (json_str(json_find(answer_of, chat_reasoning_key(answer_of, "thinking")), &text, &n, NULL)) n = 0;
-    if (chat_template_is_deepseek(s->template) && chat_inline_reasoning(json_at(s->messages, message), &in))
-        text = in.text, n = in.size;
+    const bool blank = split_content(json_find(answer_of, "content"), &text, &n);
+    if (json_truthy(given) && json_str(given, &text, &n, NULL)) n = 0;
     text_trim(&text, &n);
     char *reasoning = mem_strndup(text, n);
     const bool unshown = n && (size < n || !strstr(answer, reasoning)); /* text after an answer is not its reasoning */
     mem_free(reasoning);
-    const bool empty = unshown && text_is_blank_json(json_find(answer_of, "content")) &&
-                       !json_truthy(json_find(answer_of, "tool_calls"));
+    const bool empty = unshown && blank && !json_truthy(json_find(answer_of, "tool_calls"));
     s->out->n_unshown += unshown;
     s->out->n_blank += empty;
     return !empty;
