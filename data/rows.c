@@ -312,7 +312,7 @@ static int read_with_keys(struct row_reader *r, struct json row, const struct te
 }
 
 /* Keys that rows of messages have beside them. */
-static const char *const beside[] = {"tools", "chat_template_kwargs", "documents"};
+static const char *const beside[] = {"tools", "functions", "chat_template_kwargs", "documents"};
 
 /* Puts those that `row` has, but not those in except (NULL: none); and images, which the chat reader refuses. */
 static int put_beside(struct text_buf *keys, struct json row, const bool *except, struct err *err)

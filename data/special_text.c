@@ -7,7 +7,8 @@
 
 static bool has_contents(const char *key)
 {
-    return !strcmp(key, "messages") || !strcmp(key, "tools") || !strcmp(key, "documents");
+    static const char *const keys[] = {"messages", "tools", "functions", "documents"};
+    return str_in(key, keys, MT_LEN(keys));
 }
 
 struct finder {

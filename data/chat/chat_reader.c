@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-const char *const chat_media[CHAT_MEDIA] = {"images", "image", "videos", "audios"};
+const char *const chat_media[CHAT_MEDIA] = {"images", "image", "videos", "video", "audios", "audio"};
 
 #define MAX_SEEN ((int64_t)1 << 20)
 
@@ -166,18 +166,27 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
     for (int64_t i = 0; i < n && !r->lost; i++) add_seen(r, r->shapes[i]);
 }
 
+/* Images, audio and video of a row or of a message are lost. */
+static void note_media(struct chat_reader *r, struct json object)
+{
+    for (int64_t i = 0; i < CHAT_MEDIA; i++) {
+        if (!json_truthy(json_find(object, chat_media[i]))) continue;
+        r->lost = true;
+        (void)json_error(object, &r->why,
+                         "has `%s`: images, audio and video are not trained; data.dropped = warn trains the text alone",
+                         chat_media[i]);
+    }
+}
+
 /* Renders the row with marks, when there is a doubt. */
 static int check(struct chat_reader *r, struct json row, struct json original, const struct job *job, struct err *err)
 {
     const struct json messages = json_find(row, "messages");
     struct err why;
-    for (int64_t i = 0; i < CHAT_MEDIA; i++) {
-        if (!json_truthy(json_find(original, chat_media[i]))) continue;
-        r->lost = true;
-        (void)json_error(original, &r->why,
-                         "has `%s`: images, audio and video are not trained; data.dropped = warn trains the text alone",
-                         chat_media[i]);
-    }
+    const struct json given = json_find(original, "messages");
+    note_media(r, original);
+    for (int64_t i = 0; i < json_count(given); i++)
+        if (json_count(json_at(given, i)) > 2) note_media(r, json_at(given, i));
     if (!r->samples.count) return 0;
     const int64_t n = n_shown(&r->samples, messages, job);
     if (!has_doubt(r, row, n)) return 0;

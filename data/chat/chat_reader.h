@@ -10,7 +10,7 @@
 enum chat_on_dropped { DROPPED_REFUSE, DROPPED_WARN };
 
 /* Keys of a row that no template reads: moetrain trains on text. */
-enum { CHAT_MEDIA = 4 };
+enum { CHAT_MEDIA = 6 };
 extern const char *const chat_media[CHAT_MEDIA];
 
 /* Zeroed is valid: a reader for harmony that refuses. */

@@ -521,11 +521,11 @@ int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, stru
     static const char *const kept[] = {"documents", "chat_template_kwargs"};
     struct text_buf t = {0};
     struct writer w = {.t = &t, .opt = opt, .counts = counts};
-    const struct json tools = json_find(row, "tools");
+    const struct json tools = json_find(row, "tools"), functions = json_find(row, "functions"); /* OpenAI's older key */
     *doc = NULL;
     *counts = (struct chat_row_counts){0};
     if (json_get_array(row, "messages", &w.messages, err)) return -1;
-    bool plain = tools_are_plain(opt->rules, tools) && !json_has_null(w.messages);
+    bool plain = tools_are_plain(opt->rules, tools) && !json_truthy(functions) && !json_has_null(w.messages);
     for (int64_t i = 0; i < json_count(w.messages); i++) {
         if (chat_row_check_loss(json_at(w.messages, i), true, err)) return -1;
         plain = plain && is_plain(&w, json_at(w.messages, i));
@@ -536,9 +536,10 @@ int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, stru
     for (int64_t i = 0; !rc && i < json_count(w.messages); i++) rc = put_message(&w, &i, err);
     text_put(&t, "]");
     const int64_t before = t.size;
-    if (!rc && json_given(tools)) {
+    if (!rc && (json_given(tools) || json_truthy(functions))) {
         text_put(&t, ", \"tools\": [");
-        rc = put_tools(&w, tools, err);
+        if (json_given(tools)) rc = put_tools(&w, tools, err);
+        if (!rc && json_truthy(functions)) rc = put_tools(&w, functions, err);
         if (t.text[t.size - 1] == '[' && json_type(tools) != JSON_ARRAY)
             t.size = before; /* a text without tools */
         else
