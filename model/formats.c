@@ -13,7 +13,7 @@ static const struct row {
     {".SCB", NULL, NULL, NULL, "bitsandbytes in 8 bits (LLM.int8)"},
     {".weight", "I8", ".weight_scales", NULL, "EETQ"},
     {".weight", "I8", ".weight_scale", NULL, "INT8 (w8a8, int-quantized of compressed-tensors)"},
-    {".weight", "I8", ".weight_scale_inv", NULL, "INT8 with blocks"},
+    {".weight", "I8", ".weight_scale_inv", "F32", "INT8 with blocks"},
     {".weight", "U32", ".scales", NULL, "MLX"},
     {".switch_mlp.down_proj.weight", NULL, NULL, NULL, "MLX"},
     {".qweight", NULL, ".wscales", NULL, "SVDQuant (Nunchaku)"},
