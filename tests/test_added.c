@@ -115,41 +115,95 @@ static void long_added(void **state)
     mem_free(text);
 }
 
-/* Eight replacements of one byte by 31 would make 8e11 bytes of one. */
-static void growing_normalizer(void **state)
+/* Tokens that are white space and take it too: hours when each of them looks through the rest again. */
+static void long_space(void **state)
 {
     (void)state;
+    enum { SIZE = 4000000 };
+    static const char *const flags[] = {",\"lstrip\":true", ",\"rstrip\":true", ",\"lstrip\":true,\"rstrip\":true"};
+    struct err err;
+    char *text = mem_alloc(SIZE);
+    memset(text, ' ', SIZE);
+    for (int64_t i = 0; i < MT_LEN(flags); i++) {
+        struct token_list list = {0};
+        char added[256];
+        snprintf(added, sizeof(added), TOKEN("32", " ", "%s"), flags[i]);
+        struct tokenizer *tok = bytes_with(added);
+        assert_int_equal(tokenizer_encode(tok, text, SIZE, true, &list, &err), 0);
+        assert_int_equal(list.count, i ? 1 : SIZE);
+        assert_int_equal(list.end[list.count - 1], SIZE);
+        token_list_free(&list);
+        tokenizer_free(tok);
+    }
+    mem_free(text);
+}
+
+/* Adds a step that replaces `count` bytes `from` by `n` bytes `to`. */
+static void put_replace(struct text_buf *b, int64_t count, char from, int64_t n, char to)
+{
+    text_put(b, b->size ? "," : "");
+    text_put(b, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"");
+    for (int64_t i = 0; i < count; i++) text_put_bytes(b, &from, 1);
+    text_put(b, "\"},\"content\":\"");
+    for (int64_t i = 0; i < n; i++) text_put_bytes(b, &to, 1);
+    text_put(b, "\"}");
+}
+
+/* A tokenizer with a token per character, the added token x, and these steps as its normalizer; the caller frees. */
+static struct tokenizer *chars_with(const struct text_buf *steps)
+{
     struct err err;
     int64_t size;
     char *text = file_read(fixture("tokenizer/chars.json"), 1 << 20, &size, &err);
-    struct text_buf steps = {0};
-    struct token_list list = {0};
     assert_non_null(text);
-    text_put(&steps, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
-    for (int i = 0; i < 8; i++) {
-        if (i) text_put(&steps, ",");
-        text_put(&steps, "{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"");
-        for (int k = 0; k < 31; k++) text_put(&steps, "a");
-        text_put(&steps, "\"}");
-    }
-    text_put(&steps, "]}");
-    const char *begin = strstr(text, "\"normalizer\""), *end = strstr(text, ",\"pre_tokenizer\"");
-    assert_true(begin && end && begin < end);
+    const char *added = strstr(text, "\"added_tokens\":["), *begin = strstr(text, "\"normalizer\"");
+    const char *end = strstr(text, ",\"pre_tokenizer\"");
+    assert_true(added && begin && end && added < begin && begin < end);
+    added = strchr(added, '[') + 1;
     struct text_buf all = {0};
-    text_put_bytes(&all, text, begin - text);
-    text_put_bytes(&all, steps.text, steps.size);
+    text_put_bytes(&all, text, added - text);
+    text_put(&all, TOKEN("900", "<x>", "") ",");
+    text_put_bytes(&all, added, begin - added);
+    text_put(&all, "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[");
+    text_put_bytes(&all, steps->text, steps->size);
+    text_put(&all, "]}");
     text_put(&all, end);
     struct tokenizer *tok = tokenizer_parse(all.text, all.size, "t", &err);
     if (!tok) fail_msg("%s", err.msg);
-    assert_int_equal(tokenizer_encode(tok, "a", 1, true, &list, &err), -1);
-    assert_string_equal(err.msg, "the normalizer makes more than 16 bytes of each byte of the text: use another "
-                                 "tokenizer.json");
-    assert_int_equal(tokenizer_encode(tok, "b", 1, true, &list, &err), 0);
-    token_list_free(&list);
-    tokenizer_free(tok);
     text_free(&all);
-    text_free(&steps);
     mem_free(text);
+    return tok;
+}
+
+/* Eight replacements of one byte by 31 would make 8e11 bytes of one. Others grow a text and shrink it again: the budget
+ * is of all sections together, not of each. */
+static void growing_normalizer(void **state)
+{
+    (void)state;
+    enum { SECTIONS = 50000 };
+    static const char too_large[] =
+        "the normalizer makes more than 16 bytes of each byte of the text: use another tokenizer.json";
+    struct err err;
+    struct text_buf steps = {0}, turns = {0}, text = {0};
+    struct token_list list = {0};
+    for (int i = 0; i < 8; i++) put_replace(&steps, 1, 'a', 31, 'a');
+    struct tokenizer *tok = chars_with(&steps);
+    assert_int_equal(tokenizer_encode(tok, "a", 1, true, &list, &err), -1);
+    assert_string_equal(err.msg, too_large);
+    assert_int_equal(tokenizer_encode(tok, "b", 1, true, &list, &err), 0);
+    tokenizer_free(tok);
+    for (int i = 0; i < 2; i++) put_replace(&turns, 1, (char)('a' + i), 31, (char)('b' + i));
+    for (int i = 2; i > 0; i--) put_replace(&turns, 31, (char)('a' + i), 1, (char)('a' + i - 1));
+    tok = chars_with(&turns);
+    assert_int_equal(tokenizer_encode(tok, "a<x>", 4, true, &list, &err), 0);
+    for (int i = 0; i < SECTIONS; i++) text_put(&text, "a<x>");
+    assert_int_equal(tokenizer_encode(tok, text.text, text.size, true, &list, &err), -1);
+    assert_string_equal(err.msg, too_large);
+    tokenizer_free(tok);
+    token_list_free(&list);
+    text_free(&steps);
+    text_free(&turns);
+    text_free(&text);
 }
 
 #define FLAGS(content, more) "{\"content\": \"" content "\", \"special\": false, \"normalized\": false" more "}"
@@ -232,6 +286,7 @@ int test_added(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(added_flags),
         cmocka_unit_test(long_added),
+        cmocka_unit_test(long_space),
         cmocka_unit_test(growing_normalizer),
         cmocka_unit_test(config_tokens),
     };

@@ -209,6 +209,7 @@ static bool widen(struct added_match *m, const char *text, int64_t size, int64_t
         return false;
     while (a->lstrip && m->begin > done && utf8_is_space(text + last_character(text, m->begin)))
         m->begin = last_character(text, m->begin);
+    if (a->rstrip) m->end = MT_MAX(m->end, done); /* a token inside white space that another one took */
     while (a->rstrip && m->end < size && utf8_is_space(text + m->end))
         m->end += utf8_character(text + m->end, size - m->end);
     return true;
