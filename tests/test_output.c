@@ -258,6 +258,12 @@ static void test_archive_taken(void **state)
     make(dir, ".", "metrics.jsonl");
     if (archive_recover(dir, &err)) fail_msg("%s", err.msg);
     assert_entries(dir, "adapter archive-1 archive-2 checkpoints export-peft metrics.jsonl");
+    snprintf(path, sizeof(path), "%s/.archiving", dir); /* a link: the files of its target stay there */
+    assert_int_equal(symlink("archive-1", path), 0);
+    assert_int_equal(archive_recover(dir, &err), -1);
+    assert_non_null(strstr(err.msg, "a symbolic link"));
+    snprintf(path, sizeof(path), "%s/archive-1/export-peft", dir);
+    assert_entries(path, "old");
 }
 
 /* A start that is killed after any number of its moves: the next one moves the files back. */

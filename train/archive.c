@@ -96,7 +96,7 @@ int archive_recover(const char *dir, struct err *err)
 {
     char half[MT_PATH], to[MT_PATH];
     int64_t moved, kept;
-    if (join(half, dir, HALF, err)) return -1;
+    if (join(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* its target's files are not moved */
     if (!file_is_dir(half)) return 0;
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
         return err_prefix(err, "restoring the outputs of an earlier run");
