@@ -21,12 +21,16 @@ uint32_t str_codepoint(const char *s, int n)
 }
 
 /* Control characters; then those of Unicode that reorder, break or hide text: bidirectional controls, line and
- * paragraph separators, invisible operators and tags. Joiners (U+200C, U+200D) are parts of words and emoji. */
+ * paragraph separators, soft hyphens, fillers, invisible operators, music controls and tags; last, what UTF-8 may not
+ * encode. Joiners (U+200C, U+200D) and variation selectors are parts of words and emoji. */
 static bool is_unprintable(uint32_t code)
 {
-    static const uint32_t ranges[][2] = {{0, 8},           {0xa, 0x1f},      {0x7f, 0x9f},     {0x61c, 0x61c},
-                                         {0x180e, 0x180e}, {0x200b, 0x200b}, {0x200e, 0x200f}, {0x2028, 0x202e},
-                                         {0x2060, 0x206f}, {0xfeff, 0xfeff}, {0xfff9, 0xfffb}, {0xe0000, 0xe007f}};
+    static const uint32_t ranges[][2] = {
+        {0, 8},           {0xa, 0x1f},           {0x7f, 0x9f},       {0xad, 0xad},       {0x34f, 0x34f},
+        {0x61c, 0x61c},   {0x115f, 0x1160},      {0x17b4, 0x17b5},   {0x180e, 0x180e},   {0x200b, 0x200b},
+        {0x200e, 0x200f}, {0x2028, 0x202e},      {0x2060, 0x206f},   {0x3164, 0x3164},   {0xfeff, 0xfeff},
+        {0xffa0, 0xffa0}, {0xfff0, 0xfffb},      {0x1d173, 0x1d17a}, {0xe0000, 0xe00ff}, {0xe01f0, 0xe0fff},
+        {0xd800, 0xdfff}, {0x110000, UINT32_MAX}};
     for (int i = 0; i < MT_LEN(ranges); i++)
         if (code >= ranges[i][0] && code <= ranges[i][1]) return true;
     return false;

@@ -284,11 +284,8 @@ static void config_tokens(void **state)
 int test_added(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(added_flags),
-        cmocka_unit_test(long_added),
-        cmocka_unit_test(long_space),
-        cmocka_unit_test(growing_normalizer),
-        cmocka_unit_test(config_tokens),
+        cmocka_unit_test(added_flags),        cmocka_unit_test(long_added),    cmocka_unit_test(long_space),
+        cmocka_unit_test(growing_normalizer), cmocka_unit_test(config_tokens),
     };
     return cmocka_run_group_tests_name("added", tests, NULL, NULL);
 }

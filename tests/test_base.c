@@ -83,6 +83,14 @@ static void printable(void **state)
                 {"\xe2\x81\xa9", 0},     /* U+2069 */
                 {"\xef\xbb\xbf", 0},     /* U+FEFF */
                 {"\xf3\xa0\x81\x81", 0}, /* U+E0041, a tag */
+                {"\xc2\xad", 0},         /* U+00AD, a soft hyphen */
+                {"\xe3\x85\xa4", 0},     /* U+3164, a filler */
+                {"\xef\xb8\x8f", 3},     /* U+FE0F, a variation selector of emoji */
+                {"\xed\x9f\xbf", 3},     /* U+D7FF */
+                {"\xed\xa0\x80", 0},     /* U+D800, half of a character of UTF-16 */
+                {"\xed\xbf\xbf", 0},     /* U+DFFF */
+                {"\xf4\x8f\xbf\xbd", 4}, /* U+10FFFD */
+                {"\xf4\x90\x80\x80", 0}, /* U+110000 */
                 {"\x80", 0},
                 {"\xc0\x80", 0},
                 {"\xe0\x80\x80", 0},
