@@ -584,6 +584,31 @@ static void additional_templates(void **state)
     snprintf(path, sizeof(path), "%s/mine.jinja", dir);
     write_text(dir, "mine.jinja", "M{{ messages }}");
     assert_rendered(dir, path, tools, "M[]");
+    snprintf(path, sizeof(path), "%s/additional_chat_templates", dir);
+    write_text(path, "default.jinja", "G");
+    assert_rendered(dir, NULL, row, "G");
+}
+
+/* As in transformers: special_tokens_map.json decides where no added_tokens_decoder is; tokens of other names;
+ * templates by name. */
+static void special_tokens(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"messages\": []}", tools[] = "{\"messages\": [], \"tools\": [{}]}";
+    static const char text[] = "{\"chat_template\": {\"default\": \"{{ bos_token }}{{ boi_token }}{{ image_token }}\", "
+                               "\"tool_use\": \"T\"}, \"bos_token\": \"<s>\", \"image_token\": \"<i>\", "
+                               "\"audio_token\": null, \"extra_special_tokens\": {\"boi_token\": \"<b>\"}%s}";
+    const char *dir = scratch_dir();
+    char config[512];
+    snprintf(config, sizeof(config), text, "");
+    write_text(dir, "tokenizer_config.json", config);
+    assert_rendered(dir, NULL, row, "<s><b><i>");
+    assert_rendered(dir, NULL, tools, "T");
+    write_text(dir, "special_tokens_map.json", "{\"bos_token\": {\"content\": \"<m>\"}}");
+    assert_rendered(dir, NULL, row, "<m><b><i>");
+    snprintf(config, sizeof(config), text, ", \"added_tokens_decoder\": {}");
+    write_text(dir, "tokenizer_config.json", config);
+    assert_rendered(dir, NULL, row, "<s><b><i>");
 }
 
 /* Variables that a template never reads would have no effect. */
@@ -633,6 +658,7 @@ int test_jinja(void)
         cmocka_unit_test(what_carries_loss),
         cmocka_unit_test(places_of_the_template),
         cmocka_unit_test(additional_templates),
+        cmocka_unit_test(special_tokens),
         cmocka_unit_test(work_by_size),
         cmocka_unit_test(wide_numbers),
         cmocka_unit_test(memory_and_nesting),

@@ -13,17 +13,24 @@
 
 #define MAX_BYTES  (16 << 20)
 #define MAX_VARS   48
+#define MAX_OTHERS 8
 #define KIMI_TOOLS "tools_ts_str"
 
 /* The special tokens that transformers passes to a template, by these names. */
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "sep_token",
                                           "pad_token", "cls_token", "mask_token"};
 
+struct token_var {
+    char *name, *text;
+};
+
 struct chat_template {
-    struct jinja *main, *tools;        /* tools NULL: main also serves tools; both NULL: DeepSeek V4's rules */
-    char *tokens[MT_LEN(token_names)]; /* NULL: the tokenizer has none, and the template no such variable */
-    struct text_buf stops;             /* a span for each token of chat_template_add_stop */
-    int64_t next_role[2][2];           /* spans of stops: before a user's message, before a tool result; empty: none */
+    struct jinja *main, *tools;          /* tools NULL: main also serves tools; both NULL: DeepSeek V4's rules */
+    char *tokens[MT_LEN(token_names)];   /* NULL: the tokenizer has none, and the template no such variable */
+    struct token_var others[MAX_OTHERS]; /* of other names, as image_token */
+    int64_t n_others;
+    struct text_buf stops;   /* a span for each token of chat_template_add_stop */
+    int64_t next_role[2][2]; /* spans of stops: before a user's message, before a tool result; empty: none */
     bool never_ends;
     enum chat_arguments arguments; /* the form that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
@@ -39,6 +46,10 @@ void chat_template_free(struct chat_template *t)
     jinja_free(t->main);
     jinja_free(t->tools);
     for (int64_t i = 0; i < MT_LEN(token_names); i++) mem_free(t->tokens[i]);
+    for (int64_t i = 0; i < t->n_others; i++) {
+        mem_free(t->others[i].name);
+        mem_free(t->others[i].text);
+    }
     text_free(&t->stops);
     json_free(t->kwargs);
     mem_free(t->text);
@@ -129,26 +140,64 @@ static int load_file(struct chat_template *t, const char *name, const char *path
     return rc;
 }
 
-/* tokenizer_config.json writes a token as a string or as an added-token object. */
-static void load_tokens(struct chat_template *t, struct json config)
+/* A token is a string or an added-token object. Any other value is none: "". */
+static const char *token_text(struct json token)
 {
-    for (int64_t i = 0; i < MT_LEN(token_names); i++) {
-        struct json token = json_find(config, token_names[i]);
-        const char *text = "";
-        int64_t size = 0;
-        if (json_type(token) == JSON_OBJECT) token = json_find(token, "content");
-        if (json_type(token) == JSON_STRING && !json_str(token, &text, &size, NULL)) t->tokens[i] = mem_strdup(text);
-        t->hash = rng_bytes(t->hash, text, size);
+    const char *text = "";
+    int64_t size;
+    if (json_type(token) == JSON_OBJECT) token = json_find(token, "content");
+    return json_type(token) == JSON_STRING && !json_str(token, &text, &size, NULL) ? text : "";
+}
+
+/* Members of `from` whose name ends in `end`. */
+static void load_others(struct chat_template *t, struct json from, const char *end)
+{
+    const char *key;
+    struct json value;
+    for (int64_t i = 0; json_type(from) == JSON_OBJECT && json_member(from, i, &key, &value); i++) {
+        const char *text = token_text(value);
+        if (!*text || !str_ends(key, end) || t->n_others == MAX_OTHERS || str_in(key, token_names, MT_LEN(token_names)))
+            continue;
+        t->hash = rng_key(rng_key(t->hash, key), text);
+        t->others[t->n_others++] = (struct token_var){mem_strdup(key), mem_strdup(text)};
     }
 }
 
-/* [{name, template}, ...] */
+/* map: of special_tokens_map.json, which decides where tokenizer_config.json has no added_tokens_decoder. */
+static void load_tokens(struct chat_template *t, struct json config, struct json map)
+{
+    for (int64_t i = 0; i < MT_LEN(token_names); i++) {
+        const char *text = token_text(json_find(json_has(map, token_names[i]) ? map : config, token_names[i]));
+        if (*text) t->tokens[i] = mem_strdup(text);
+        t->hash = rng_bytes(t->hash, text, (int64_t)strlen(text));
+    }
+    load_others(t, json_find(config, "extra_special_tokens"), "");
+    load_others(t, json_find(config, "model_specific_special_tokens"), "");
+    load_others(t, config, "_token");
+}
+
+static int load_named(struct chat_template *t, const char *dir, struct json config, struct err *err)
+{
+    char path[MT_PATH];
+    struct json_doc *map = NULL;
+    if (str_format(path, sizeof(path), err, "path", "%s/special_tokens_map.json", dir)) return -1;
+    if (!json_has(config, "added_tokens_decoder") && file_exists(path) && !(map = json_load(path, MAX_BYTES, err)))
+        return -1;
+    load_tokens(t, config, map ? json_root(map) : (struct json){0});
+    json_free(map);
+    return 0;
+}
+
+/* [{name, template}, ...] or {name: template, ...} */
 static int load_list(struct chat_template *t, struct json list, const char *path, struct err *err)
 {
+    const bool map = json_type(list) == JSON_OBJECT;
+    const char *name, *text;
+    struct json value;
     for (int64_t i = 0; i < json_count(list); i++) {
-        struct json entry = json_at(list, i);
-        const char *name, *text;
-        if (json_get_str(entry, "name", &name, err) || json_get_str(entry, "template", &text, err)) return -1;
+        struct json entry = map ? list : json_at(list, i);
+        if (map ? !json_member(list, i, &name, &value) : json_get_str(entry, "name", &name, err)) return -1;
+        if (json_get_str(entry, map ? name : "template", &text, err)) return -1;
         if (set(t, name, text, (int64_t)strlen(text), path, err)) return err_prefix(err, "chat_template \"%s\"", name);
     }
     return t->main ? 0 : json_error(list, err, "has no template named \"default\"");
@@ -166,10 +215,10 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
     struct json root = json_root(doc), source = json_find(root, "chat_template");
     const char *text;
     int rc = 0;
-    if (tokens) load_tokens(t, root);
-    if (tokens_only || !json_given(source))
-        rc = 0;
-    else if (json_type(source) == JSON_ARRAY)
+    if (tokens) rc = load_named(t, dir, root, err);
+    if (rc || tokens_only || !json_given(source))
+        ;
+    else if (json_type(source) == JSON_ARRAY || json_type(source) == JSON_OBJECT)
         rc = load_list(t, source, path, err);
     else if (!(rc = json_get_str(root, "chat_template", &text, err)) &&
              (rc = set(t, "default", text, (int64_t)strlen(text), path, err)))
@@ -182,8 +231,8 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
  * tokenizer_config.json. */
 static int load_files(struct chat_template *t, const char *dir, struct err *err)
 {
-    static const char *const files[][2] = {{"default", CHAT_TEMPLATE_FILE},
-                                           {"default", CHAT_TEMPLATES_DIR "/default.jinja"},
+    static const char *const files[][2] = {{"default", CHAT_TEMPLATES_DIR "/default.jinja"},
+                                           {"default", CHAT_TEMPLATE_FILE},
                                            {"tool_use", CHAT_TEMPLATES_DIR "/tool_use.jinja"}};
     char path[MT_PATH];
     for (int64_t i = 0; i < MT_LEN(files); i++)
@@ -386,6 +435,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
+    for (int64_t i = 0; i < t->n_others; i++) add_text(&v, t->others[i].name, t->others[i].text);
     add_text(&v, "reasoning_effort", opt->reasoning_effort);
     add_text(&v, "model_identity", opt->model_identity);
     if (t->types && kimi_prepare(&kimi, &v, &tools, err)) return -1;

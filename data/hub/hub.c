@@ -227,7 +227,7 @@ static void want_patterns(const struct hub_repo *repo, struct wanted *w)
 static int want_tokenizer(const struct hub_repo *repo, struct wanted *w, struct err *err)
 {
     static const char *const useful[] = {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
-                                         "generation_config.json"};
+                                         "special_tokens_map.json", "generation_config.json"};
     const bool ranks = !hub_repo_find(repo, "tokenizer.json") && hub_repo_find(repo, "tiktoken.model");
     if (want_needed(repo, w, ranks ? "tiktoken.model" : "tokenizer.json", "", err)) return -1;
     for (int64_t i = 0; i < MT_LEN(useful); i++) want_useful(repo, w, useful[i]);
