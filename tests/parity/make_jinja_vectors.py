@@ -351,8 +351,13 @@ def samples_of(tok, row, eos, roles):
         if message["role"] != "assistant" or message.get("train") is False or message.get("weight") == 0 \
                 or is_empty(message):
             continue
-        prompt, full = apply(tok, row, i, add_generation_prompt=True), apply(tok, row, i + 1)
-        begin = begin_of(prompt, full)
+        try:
+            prompt, full = apply(tok, row, i, add_generation_prompt=True), apply(tok, row, i + 1)
+            begin = begin_of(prompt, full)
+        except Exception:
+            if any(m["role"] == "user" for m in messages[:i]):
+                raise
+            continue  # an answer before the first question has no loss
         end = len(full.rstrip()) if full.rstrip().endswith(eos) else len(full)
         if not found or not found[0][0].startswith(full):
             found.insert(0, [full, []])
