@@ -535,13 +535,19 @@ static void report_names_the_run(void **state)
         struct step_metrics s = step_of(step, 400);
         metrics_step(&m, &s, false);
     }
-    metrics_sample(&m, &(struct sample_metrics){.step = 5, .prompt = "Early?", .text = "no", .tokens = 1});
+    char full[97], longer[98]; /* a line has 96 characters */
+    memset(full, 'f', 96), memset(longer, 'l', 97);
+    full[96] = longer[97] = 0;
+    metrics_sample(&m, &(struct sample_metrics){.step = 5, .prompt = full, .text = longer, .tokens = 1});
     metrics_sample(
         &m,
         &(struct sample_metrics){
             .step = 10, .prompt = "1 < 2?", .text = "yes & no\x1b[2J \xe2\x80\xae!", .tokens = 4, .expected = "<no>"});
     closed(&m);
     char *screen = screen_read(), *html = report_of(dir, "t", "");
+    assert_non_null(strstr(screen, "fff\n  answer: lll"));
+    assert_non_null(strstr(screen, "lll...\n"));
+    assert_null(strstr(screen, longer));
     assert_non_null(strstr(screen, "prompt: 1 < 2?\n  answer: yes & no [2J  !\n  expected: <no>\n"));
     assert_null(strstr(html, "\xe2\x80\xae"));
     assert_non_null(strstr(html, "expected: &lt;no&gt;"));

@@ -448,6 +448,7 @@ static void best_of_later_steps_is_left(void **state)
     snprintf(three, sizeof(three), "train.steps=4 train.resume=%s", process_output(config, "checkpoints/step-000003"));
     if (process_run_sets(config, "train.steps=4")) fail_msg("%s", said.err);
     assert_int_equal(peft_step(process_output(config, "best")), 3);
+    assert_says(said.err, "adapter/ is of step 4; to use the best one, add --adapter ");
     if (process_run_sets(config, two)) fail_msg("%s", said.err);
     assert_says(said.err, "moved the 2 checkpoints of later steps and best/, of a later step, to ");
     assert_int_equal(peft_step(process_output(config, "archive-1/best")), 3);
@@ -468,6 +469,7 @@ static void best_of_later_steps_is_left(void **state)
     assert_null(strstr(said.err, "to use the best one"));
     if (process_run_sets(config, "train.steps=8 eval.at_end=yes")) fail_msg("%s", said.err);
     assert_int_equal(peft_step(process_output(config, "best")), 8);
+    assert_null(strstr(said.err, "to use the best one")); /* adapter/ is the best one */
 }
 
 /* A run that continues a checkpoint of another output.dir archives the run that its own has. */
