@@ -602,14 +602,18 @@ static enum data_format format_of(struct json row)
     return json_has(row, "text") ? DATA_TEXT : DATA_AUTO;
 }
 
-/* The key that marks answers as bad in data for DPO and KTO, as TRL and LLaMA-Factory name it; NULL: none. */
+/* The key that marks answers as bad in data for DPO and KTO, as TRL, LLaMA-Factory and ms-swift name it; NULL: none. */
 static const char *preference_key(struct json row, enum data_format format)
 {
-    const struct json rejected = json_find(row, "rejected");
-    const enum json_type type = json_type(rejected);
-    if (json_truthy(rejected) && (type == JSON_STRING || type == JSON_ARRAY || type == JSON_OBJECT)) return "rejected";
+    static const char *const keys[] = {"rejected", "rejected_response", "rejected_messages"};
+    for (int64_t i = 0; i < MT_LEN(keys); i++) {
+        const struct json rejected = json_find(row, keys[i]);
+        const enum json_type type = json_type(rejected);
+        if (json_truthy(rejected) && (type == JSON_STRING || type == JSON_ARRAY || type == JSON_OBJECT)) return keys[i];
+    }
     if (!is_empty(json_find(row, "kto_tag"))) return "kto_tag";
-    return format == DATA_PROMPT_COMPLETION && json_type(json_find(row, "label")) == JSON_BOOL ? "label" : NULL;
+    return format != DATA_TEXT && format != DATA_TOKENS && json_type(json_find(row, "label")) == JSON_BOOL ? "label"
+                                                                                                           : NULL;
 }
 
 static int read_row(struct row_reader *r, struct json row, struct err *err)
@@ -617,10 +621,11 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
     const char *preference = preference_key(row, format);
     if (preference)
-        return json_error(row, err, "has `%s`, a key of preference data, which is not supported: %s", preference,
-                          strcmp(preference, "rejected")
-                              ? "keep the rows in which it is true, and remove the key"
-                              : "name the columns to train on, as in data.columns = prompt=prompt,completion=chosen");
+        return json_error(
+            row, err, "has `%s`, a key of preference data, which is not supported: %s", preference,
+            strncmp(preference, "rejected", 8) != 0 ? "keep the rows in which it is true, and remove the key"
+            : preference[8]                         ? "to train on the good answers, remove the key"
+                            : "name the columns to train on, as in data.columns = prompt=prompt,completion=chosen");
     if (r->opt->tokens.n_top && format != DATA_TOKENS) {
         r->fatal = true;
         return json_error(row, err,

@@ -111,7 +111,8 @@ static int place_tensors(struct st_tensor *t, int64_t n, const struct file_map *
     if (end != map->size - data && !(headers && map->size == data))
         return err_set(err, "%s: the header describes %" PRId64 " bytes of tensors, the file has %" PRId64 ": %s", path,
                        end, map->size - data,
-                       end > map->size - data ? "it is truncated" : "unexpected bytes follow them");
+                       end > map->size - data ? "it is truncated, download or copy it again"
+                                              : "unexpected bytes follow them");
     for (int64_t i = 0; i < n; i++) {
         t[i].offset += data;
         t[i].data = map->data + t[i].offset;
@@ -144,15 +145,20 @@ static int open_file(struct safetensors *st, int shard, const char *path, struct
 {
     struct file_map *map = &st->maps[shard];
     if (file_map_open(map, path, err)) return -1;
-    if (map->size < 8) return err_set(err, "%s: %" PRId64 " bytes are too few for a safetensors file", path, map->size);
+    if (map->size < 8)
+        return err_set(err,
+                       "%s: %" PRId64 " bytes are too few for a safetensors file: download or copy it again", path,
+                       map->size);
     uint64_t header = 0;
     for (int i = 0; i < 8; i++) header |= (uint64_t)map->data[i] << 8 * i;
     if (header > HEADER_MAX)
         return err_set(err, "%s: a header of %" PRIu64 " bytes: not a safetensors file, or damaged", path, header);
     int64_t data = 8 + (int64_t)header;
     if (data > map->size)
-        return err_set(err, "%s: the header needs %" PRId64 " bytes, the file has %" PRId64 ": it is truncated", path,
-                       data, map->size);
+        return err_set(err,
+                       "%s: the header needs %" PRId64 " bytes, the file has %" PRId64
+                       ": it is truncated, download or copy it again",
+                       path, data, map->size);
     if (header == 0 || map->data[8] != '{') return err_set(err, "%s: the header does not begin with `{`", path);
     st->docs[shard] = json_parse((const char *)map->data + 8, (int64_t)header, path, err);
     if (!st->docs[shard]) return err_prefix(err, "safetensors header");

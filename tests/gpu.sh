@@ -36,6 +36,9 @@ stages=("$@") named="$*"
 [ ${#stages[@]} -gt 0 ] || stages=(tests blocking memcheck racecheck synccheck initcheck builds check demo repeat
     ranks skew bench)
 
+for stage in "${stages[@]}"; do
+    grep -q "^stage_$stage()" tests/gpu.sh || { echo "gpu.sh: no stage $stage"; exit 2; }
+done
 if [ -z "$bin" ]; then
     bash configs/setup.sh build -DMOETRAIN_CUDA=on || exit 1
     bin=build
@@ -248,7 +251,6 @@ stage_bench() {
 
 failed=0 ran=0
 for stage in "${stages[@]}"; do
-    if ! declare -F "stage_$stage" > /dev/null; then echo "gpu.sh: no stage $stage"; exit 2; fi
     echo "== $stage"
     start=$SECONDS
     "stage_$stage"

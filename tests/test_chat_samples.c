@@ -265,7 +265,7 @@ static void role_token_ends_turn(void **state)
 }
 
 /* A call's arguments that no template can use; what counts as a call without arguments; a template that leaves strings
- * out; one that takes both forms, and gets what the row has. */
+ * out; one that takes both forms, and gets what the row has; one that would write a string as JSON of a string. */
 static void arguments_of_calls(void **state)
 {
     (void)state;
@@ -294,6 +294,7 @@ static void arguments_of_calls(void **state)
         {CALLS("{{ '!' + a }}"), ARG("\"x\""), "<|user|>a<|assistant|>[[b!x]]"},
         {CALLS("{{ a }}"), ARG("{\"x\": 1}"), "<|user|>a<|assistant|>[[b{'x': 1}]]"},
         {CALLS("{{ a }}"), ARG("\"{\\\"x\\\":1}\""), "<|user|>a<|assistant|>[[b{\"x\":1}]]"},
+        {CALLS("{{ a|tojson }}"), ARG("\"{\\\"x\\\":1}\""), "<|user|>a<|assistant|>[[b{\"x\": 1}]]"},
     };
     struct text_buf got = {0};
     for (int64_t i = 0; i < MT_LEN(rows); i++) {

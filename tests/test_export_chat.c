@@ -103,6 +103,11 @@ static void of_the_base(void **state)
     assert_null(strstr(said.err, "chat template of the training"));
     assert_text(in(out, "chat_template.jinja"), BASE);
     assert_text(in(out, "additional_chat_templates/tool_use.jinja"), TOOLS);
+    assert_null(strstr(said.err, "nor has the export"));
+    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/case_a"));
+    assert_int_equal(str_format(out, sizeof(out), &err, "path", "%s/none", dir), 0);
+    if (export_to(config, sets, "peft", out)) fail_msg("%s", said.err);
+    assert_says(said.err, "the base model has no chat template, nor has the export");
 }
 
 int test_export_chat(void)

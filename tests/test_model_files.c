@@ -151,6 +151,28 @@ static void missing_predictions(void **state)
                 "1 tensor of the index is not in the checkpoint, and not needed, such as mtp.fc.weight of model-mtp");
 }
 
+/* Bytes that were never written read as zeros. */
+static void holes(void **state)
+{
+    (void)state;
+    const char *dir = make_model(), *path = path_in(dir, "model.safetensors");
+    char set[MT_PATH + 64], copy[2 * MT_PATH];
+    struct err err;
+    snprintf(copy, sizeof(copy), "%s", path);
+    snprintf(set, sizeof(set), "model.path=%s", dir);
+    if (RUN("eval", process_config(""), "--set", set, "--base")) fail_msg("%s", said.err);
+    assert_null(strstr(said.err, "has a hole at"));
+    const int64_t size = file_size(copy);
+    assert_int_equal(truncate(copy, 64 << 10), 0);
+    assert_int_equal(truncate(copy, size), 0);
+    if (!file_check_holes(copy, &err)) {
+        print_message("skip: this file system does not tell holes\n");
+        skip();
+    }
+    if (RUN("eval", process_config(""), "--set", set, "--base")) fail_msg("%s", said.err);
+    assert_says(said.err, "has a hole at 64.0 KiB, where nothing was written");
+}
+
 /* ---- quantised formats */
 
 #define MATRIX "model.layers.1.self_attn.k_proj"
@@ -237,6 +259,7 @@ int test_model_files(void)
                                        cmocka_unit_test(in_place_of_a_model),
                                        cmocka_unit_test(missing_shards),
                                        cmocka_unit_test(missing_predictions),
+                                       cmocka_unit_test(holes),
                                        cmocka_unit_test(foreign_formats),
                                        cmocka_unit_test(nvfp4_of_deepseek_v4),
                                        cmocka_unit_test(nvfp4_attention_that_does_not_fit)};

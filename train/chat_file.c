@@ -46,12 +46,14 @@ int chat_file_export(const struct run *r, const char *adapter_dir, const char *d
     struct chat_template *base = NULL;
     char *text;
     if (find(&text, r, adapter_dir, err)) return -1;
-    if (!text) return 0;
-    int rc = put(dir, text, err);
-    if (!rc) rc = chat_template_load(&base, r->model_dir, NULL, err);
-    if (!rc && !base)
+    int rc = chat_template_load(&base, r->model_dir, NULL, err);
+    if (!rc && text) rc = put(dir, text, err);
+    if (!rc && !text && !base)
+        log_info("the base model has no chat template, nor has the export: to chat, other programs need one in a "
+                 "file " CHAT_TEMPLATE_FILE);
+    else if (!rc && text && !base)
         log_info("the export has the chat template of the training (" CHAT_TEMPLATE_FILE "); the base model has none");
-    else if (!rc && strcmp(chat_template_text(base), text) != 0)
+    else if (!rc && text && strcmp(chat_template_text(base), text) != 0)
         log_warn("the export has the chat template of the training (" CHAT_TEMPLATE_FILE
                  "), which differs from that of the base model");
     chat_template_free(base);

@@ -494,6 +494,16 @@ static int load_teacher(struct run *r, struct err *err)
     return 0;
 }
 
+static void warn_of_holes(const struct run *r)
+{
+    char path[MT_PATH];
+    struct err why;
+    for (int i = 0; i < r->st.n_shards && !r->par.all->rank; i++)
+        if (!str_format(path, sizeof(path), NULL, "path", "%s/%s", r->model_dir, r->st.shard_names[i]) &&
+            file_check_holes(path, &why))
+            log_warn("%s", why.msg);
+}
+
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
 {
     struct adapters ad = {0}, teacher = {0}, *planned = NULL;
@@ -515,6 +525,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
                        "quant.activations needs the magnitudes of a run's calibration: name the adapter of a run that "
                        "had it, or set quant.activations = none");
     if (model_check_quant(&r->model, err)) return -1;
+    warn_of_holes(r);
     const struct plan_memory *memory = &r->plan.memory;
     const int64_t host = memory->host - memory->host_moments - memory->host_inputs; /* embedding, experts */
     const int64_t bytes = plan_weights(&r->plan) - memory->expert_slots + host - memory->decoded;

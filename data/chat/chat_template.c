@@ -533,12 +533,13 @@ int64_t chat_template_end(struct text_buf *out, const struct chat_template *t)
     return out->size;
 }
 
-/* The template writes arguments of this form: it neither fails nor leaves them out. */
+/* The template writes arguments of this form: it neither fails nor leaves them out, nor writes them as the JSON of a
+ * string, as gpt-oss's does with a string. */
 static bool writes_arguments(const struct chat_template *t, const char *answer)
 {
     struct text_buf text = {0};
     const bool yes = !render_turn(&text, t, answer, "tool", 1) && text.size && strstr(text.text, "width") &&
-                     strstr(text.text, "731");
+                     strstr(text.text, "731") && !strstr(text.text, "\\\"width");
     text_free(&text);
     return yes;
 }
