@@ -561,15 +561,18 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
     struct text_buf keys = {0};
     const char *list = r->opt->columns;
     char to[64], column[128];
-    bool messages, mapped[MT_LEN(beside) + 1] = {false};
+    bool messages, one_turn, history = false, mapped[MT_LEN(beside) + 1] = {false};
     if (columns_make_messages(list, &messages, err)) return err_prefix(err, "data.columns");
     int rc = 0;
+    one_turn = messages;
     open_row(r);
     while (!rc && next_column(&list, to, column, err) == 1) {
         const struct json value = json_find(row, column);
         mapped[str_index(to, beside, MT_LEN(beside))] = true;
         if (!strcmp(to, "system")) r->has_system = r->has_system || json_type(value) != JSON_ABSENT;
-        if (!strcmp(to, "system") && is_empty(value)) continue;
+        history = history || !strcmp(to, "history");
+        one_turn = one_turn || !strcmp(to, "instruction");
+        if ((!strcmp(to, "system") || !strcmp(to, "history")) && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
             rc = json_error(row, err, "has no column `%s` (data.columns)", column);
         else if (messages && str_in(to, column_roles, MT_LEN(column_roles)))
@@ -577,6 +580,10 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         else
             rc = put_key(&keys, to, value, err);
     }
+    if (!rc && one_turn && !history && json_count(json_find(row, "history")) > 0)
+        rc = json_error(row, err,
+                        "has earlier turns in `history`, which data.columns leaves out: map the columns of the "
+                        "last turn to instruction and output, and add history=history");
     if (!rc) rc = put_beside(&keys, row, mapped, err);
     if (!rc) rc = messages ? read_with_keys(r, row, &keys, err) : read_keys(r, row, &keys, err);
     text_free(&keys);

@@ -146,8 +146,7 @@ static int open_file(struct safetensors *st, int shard, const char *path, struct
     struct file_map *map = &st->maps[shard];
     if (file_map_open(map, path, err)) return -1;
     if (map->size < 8)
-        return err_set(err,
-                       "%s: %" PRId64 " bytes are too few for a safetensors file: download or copy it again", path,
+        return err_set(err, "%s: %" PRId64 " bytes are too few for a safetensors file: download or copy it again", path,
                        map->size);
     uint64_t header = 0;
     for (int i = 0; i < 8; i++) header |= (uint64_t)map->data[i] << 8 * i;

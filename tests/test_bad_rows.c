@@ -101,6 +101,26 @@ static void bad_rows_of_columns(void **state)
     }
 }
 
+/* Earlier turns beside the columns of the last one, as ms-swift writes them: read, absent, or an error. */
+static void history_beside_columns(void **state)
+{
+    (void)state;
+    static const char last[] = "{\"q\": \"b\", \"a\": \"c\", \"history\": [[\"d\", \"e\"]]}\n";
+    struct dataset_options opt = rows_options();
+    struct dataset ds;
+    char text[256];
+    opt.columns = "user=q,assistant=a";
+    rows_refused(rows_write(last), &opt, "has earlier turns in `history`, which data.columns leaves out");
+    opt.columns = "instruction=q,output=a";
+    rows_refused(rows_write(last), &opt, "add history=history");
+    opt.columns = "instruction=q,output=a,history=history";
+    snprintf(text, sizeof(text), "%s{\"q\": \"b\", \"a\": \"c\"}\n", last);
+    rows_load(&ds, rows_write(text), &opt);
+    assert_int_equal(ds.n_bad, 0);
+    assert_int_equal(ds.n_docs, 3); /* an answer as history ends in another token: a sample for each */
+    dataset_free(&ds);
+}
+
 /* A column `rejected` of flags is no answer. */
 static void flags_are_no_preferences(void **state)
 {
@@ -128,6 +148,7 @@ int test_bad_rows(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_rows_end_the_reading), cmocka_unit_test(arrays),
         cmocka_unit_test(other_encodings),          cmocka_unit_test(bad_rows_of_columns),
-        cmocka_unit_test(flags_are_no_preferences), cmocka_unit_test(rows_over_lines)};
+        cmocka_unit_test(history_beside_columns),   cmocka_unit_test(flags_are_no_preferences),
+        cmocka_unit_test(rows_over_lines)};
     return cmocka_run_group_tests_name("bad_rows", tests, rows_load_tokenizer, rows_free_tokenizer);
 }
