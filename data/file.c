@@ -430,7 +430,10 @@ static int begin_alone(int fd, const char *tmp, struct err *err)
     const bool busy = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK; /* some file systems have no locks */
     if (busy || fstat(fd, &own) || stat(tmp, &named) || own.st_ino != named.st_ino || own.st_dev != named.st_dev)
         return err_set(err, "%s: another process is writing this file", tmp);
-    return ftruncate(fd, 0) ? io_error(err, tmp, "truncate") : 0;
+    if (!ftruncate(fd, 0)) return 0;
+    io_error(err, tmp, "truncate");
+    unlink(tmp);
+    return -1;
 }
 
 int file_writer_open(struct file_writer *w, const char *path, struct err *err)

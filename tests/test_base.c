@@ -194,8 +194,8 @@ static void out_of_memory(void **state)
 {
     (void)state;
     char path[256], text[256] = "";
-#ifdef __SANITIZE_ADDRESS__
-    print_message("skip: AddressSanitizer ends a process that asks for so much memory\n");
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    print_message("skip: a sanitizer ends a process that asks for so much memory\n");
     skip();
 #endif
     snprintf(path, sizeof(path), "%s/stderr", scratch_dir());
