@@ -11,10 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
-#include "data/json_array.h"
-#include "data/text.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "data/json/json_array.h"
+#include "data/json/text.h"
 
 #define BAD_SHOWN     5    /* bad rows that are shown */
 #define SPECIAL_SHOWN 3    /* rows that spell special tokens, which are shown */

@@ -1,8 +1,8 @@
 /* eos_ids.c - eos_token_id of generation_config.json or config.json. */
 #include "data/eos_ids.h"
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 
 static void add(struct eos_ids *e, struct json j)
 {

@@ -2,7 +2,7 @@
 #ifndef MT_GGUF_H
 #define MT_GGUF_H
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 /* The part of the format that this program reads and writes: strings, u32 and f32 as metadata; F32 tensors of 1 to 4
  * axes. */

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/eos_ids.h"
-#include "data/text.h"
+#include "data/json/text.h"
 
 void row_reader_free(struct row_reader *r)
 {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 #define HEADER_MAX  100000000 /* bytes; the limit of the reference reader */
 #define SHARDS_MAX  10000

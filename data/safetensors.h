@@ -2,7 +2,7 @@
 #ifndef MT_SAFETENSORS_H
 #define MT_SAFETENSORS_H
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/tensor.h"
 
 /* One tensor of a file; strings and bytes live as long as the struct safetensors. Every dtype of the format is

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 static int io_error(const struct shards *s, const struct shard *shard, const char *doing, struct err *err)
 {

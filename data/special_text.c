@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "data/text.h"
+#include "data/json/text.h"
 
 static bool has_contents(const char *key)
 {

@@ -2,7 +2,7 @@
 #ifndef MT_SPECIAL_TEXT_H
 #define MT_SPECIAL_TEXT_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/tokenizer/tokenizer.h"
 
 /* KEEP: they become special tokens, as in transformers. ERROR: such a row is bad. SPLIT: they are tokenised as text. */

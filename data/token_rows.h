@@ -2,7 +2,7 @@
 #ifndef MT_TOKEN_ROWS_H
 #define MT_TOKEN_ROWS_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 /* What rows of a teacher must be; n_top 0: the fields of a teacher are not read. */
 struct token_row_options {

@@ -9,9 +9,9 @@
  *   NORMS     attn_norm, ffn_norm: inputs of mixer, network      saved    recomputed recomputed  one slot
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
- * Every layer may save other groups (struct acts_save): train/plan_choice.c saves those that spare the most time. The
- * three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and FFN
- * (offload.h).
+ * Every layer may save other groups (struct acts_save): train/plan/plan_choice.c saves those that spare the most time.
+ * The three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and
+ * FFN (offload.h).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.

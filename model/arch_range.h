@@ -3,7 +3,7 @@
 #ifndef MT_ARCH_RANGE_H
 #define MT_ARCH_RANGE_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 /* What a root has added to it: positive, a normal number in f32, in which the ops receive it, and below 1. */
 int range_eps(struct json at, const char *key, double value, struct err *err) MT_CHECK;

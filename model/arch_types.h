@@ -2,7 +2,7 @@
 #ifndef MT_ARCH_TYPES_H
 #define MT_ARCH_TYPES_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/ops.h"
 
 #define MT_MAX_LAYERS 512

@@ -3,7 +3,7 @@
 #ifndef MT_ARCH_VALUES_H
 #define MT_ARCH_VALUES_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "model/arch.h"
 
 struct arch_value {

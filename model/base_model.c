@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 enum { EMBEDDING, HEAD, REST, ENDS };
 static const char *const ends[ENDS] = {"embedding", "head", "final norm"};

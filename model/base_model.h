@@ -1,5 +1,5 @@
 /* base_model.h - what identifies the base model of adapters: hashes of all its weights, and the values of its
- * config.json. An adapter file has them, so that a later command notices another model (train/base_check.h). */
+ * config.json. An adapter file has them, so that a later command notices another model (train/adapter/base_check.h). */
 #ifndef MT_BASE_MODEL_H
 #define MT_BASE_MODEL_H
 

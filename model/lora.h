@@ -91,7 +91,7 @@ struct lora_layer {
 
 /* The largest magnitudes that scales of quantisation-aware training come from and that a run keeps: of the inputs, by
  * calibration, and with quant.amax = static of the weights at the start. They are part of the state of a run, saved
- * with every adapter (train/amax_file.h). A row is a matrix or a stack, or its input. */
+ * with every adapter (train/adapter/amax_file.h). A row is a matrix or a stack, or its input. */
 struct amax_row {
     char name[64];         /* "layers.3.gate_up_proj.amax"; of an input "layers.3.gate_up_proj.input_amax" */
     bool input;            /* stride is 0: the matrices share one value */

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/quant.h"
 #include "model/formats.h"
 #include "model/published.h"

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/minifloat.h"
 #include "kernels/quant.h"
 #include "model/published.h"

@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub.h"
 #include "kernels/hash.h"
 #include "tests/process.h"

@@ -65,7 +65,8 @@ check_sources() {
     rest ~ /(^|[^A-Za-z0-9_])getenv *\(/ {
         bad(file, FNR, "environment variable: settings are configuration keys")
     }
-    /O_CREAT|(fopen|freopen)\([^)]*"[wa]/ && file !~ /^(tests\/|data\/file\.c|data\/hub\/|train\/(lock|rank_key)\.c)/ {
+    /O_CREAT|(fopen|freopen)\([^)]*"[wa]/ &&
+        file !~ /^(tests\/|data\/file\/file\.c|data\/hub\/|train\/(state\/lock|launch\/rank_key)\.c)/ {
         bad(file, FNR, "opens a file to write: file_open_own follows no link")
     }
     # A function begins with a line at column 0 that has "(" but no ";" or "=", and ends with the next "}" at column 0.
@@ -96,22 +97,32 @@ check_includes() {
         may["kernels/comm"] = top "|kernels/comm/.*"
         may["kernels/cpu"] = "kernels/[^/]*|kernels/cpu/.*"
         may["kernels/cuda"] = top "|kernels/cuda/.*"
-        may["data"] = "data/[^/]*|data/(tokenizer|chat)/[^/]*|" base
-        may["data/tokenizer"] = "data/(tokenizer/.*|file\\.h|json\\.h|json_scan\\.h)|" base
-        may["data/chat"] = "data/(chat/.*|file\\.h|json\\.h|text\\.h)|" base
-        may["data/chat/jinja"] = "data/(chat/jinja/.*|json\\.h|text\\.h)|" base
-        may["data/hub"] = "data/(hub/.*|file\\.h|json\\.h|text\\.h)|" base
+        may["data/file"] = "data/file/.*|" base
+        may["data/json"] = "data/(json|file)/.*|" base
+        files = "data/(json|file)/.*|" base
+        may["data"] = "data/[^/]*|data/(tokenizer|chat)/[^/]*|" files
+        may["data/tokenizer"] = "data/tokenizer/.*|" files
+        may["data/chat"] = "data/chat/.*|" files
+        may["data/chat/jinja"] = "data/chat/jinja/.*|" files
+        may["data/hub"] = "data/hub/.*|" files
         may["optim"] = "optim/.*|" top
-        may["model"] = "model/.*|optim/.*|data/(safetensors|json)\\.h|" top
+        may["model"] = "model/.*|optim/.*|data/(safetensors|json/json)\\.h|" top
         below = "model/.*|optim/.*|data/.*|" top
-        may["train"] = "train/[^/]*|train/report/.*|" below
-        may["train/command_table.c"] = may["train/main.c"] = "train/.*|" below
-        may["train/cli"] = "train/cli/.*|train/config\\.h|" below
-        may["train/report"] = "train/report/.*|train/(config|run)\\.h|" below
-        may["train/synth"] = "train/synth/.*|train/(atomic_dir|process)\\.h|" below
-        may["train/bench"] = "train/(bench|cli|report|synth)/.*|train/[^/]*|" below
-        may["train/export"] = "train/(export|report)/.*|train/[^/]*|" below
-        may["train/tools"] = "train/(tools|cli|report)/.*|train/[^/]*|" below
+        may["train"] = "train/.*|" below
+        may["train/config"] = "train/(config|report)/.*|" below
+        may["train/cli"] = "train/cli/.*|train/config/config\\.h|" below
+        may["train/launch"] = "train/(launch|config|state)/.*|" below
+        may["train/adapter"] = "train/(adapter|config)/.*|" below
+        may["train/plan"] = "train/(plan|adapter|config)/.*|" below
+        may["train/state"] = "train/(state|plan|adapter|config)/.*|" below
+        may["train/report"] = "train/(report|config)/.*|train/session/run\\.h|" below
+        may["train/session"] = "train/(session|state|plan|adapter|report|config)/.*|" below
+        may["train/synth"] = "train/(synth|launch)/.*|" below
+        commands = "train/(cli|session|state|plan|adapter|launch|report|config)/.*|" below
+        may["train/generate"] = "train/(generate|tools)/.*|" commands
+        may["train/bench"] = "train/(bench|synth)/.*|" commands
+        may["train/export"] = "train/export/.*|" commands
+        may["train/tools"] = "train/tools/.*|" commands
         may["tests"] = "(tests|train|model|optim|data|kernels)/.*|test_list\\.h"
     }
     !/^#[ ]*include/ { next }
@@ -126,12 +137,12 @@ check_includes() {
         else if (target !~ "^(" may[room] ")$") bad("room " room " may not include \"" target "\"")
     }
     /</ {
-        home("^zlib\\.h$", "^data/file\\.c$")
-        home("^jansson\\.h$", "^data/json\\.c$")
+        home("^zlib\\.h$", "^data/file/file\\.c$")
+        home("^jansson\\.h$", "^data/json/json\\.c$")
         home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")
         home("^curl/", "^data/hub/hub_curl\\.h$")
-        home("^ini\\.h$", "^train/config\\.c$")
+        home("^ini\\.h$", "^train/config/config\\.c$")
         home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
         home("^(cuda|cublas|cupti|cudnn|nccl|nvtx|cooperative_groups|mma)",
              "^kernels/cuda/|^tests/(emulator/|op_check\\.c$)")
@@ -292,8 +303,8 @@ prove() {
     trap "rm -rf '$tree'" EXIT
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{data/hub,kernels/cpu,train}
-        touch "$tree"/{.,data,data/hub,kernels,kernels/cpu,train}/README.md
+        mkdir -p "$tree"/{data/{file,json,hub},kernels/cpu,train}
+        touch "$tree"/{.,data,data/file,data/json,data/hub,kernels,kernels/cpu,train}/README.md
         cp "$(dirname "$self")/../.clang-format" "$tree/"
         printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
         printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
@@ -306,7 +317,7 @@ prove() {
             > "$tree/kernels/device.c"
         printf 'void device_zero(void) { op_add("op_add(1)"); }\n' >> "$tree/kernels/device.c"
         printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
-        printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file.c"
+        printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file/file.c"
         printf '/* hub_curl.h - h */\n#ifndef MT_HUB_CURL_H\n#define MT_HUB_CURL_H\n#include <curl/curl.h>\n#endif\n' \
             > "$tree/data/hub/hub_curl.h"
         printf '/* hub_http.c - h */\n#include "data/hub/hub_curl.h"\nchar *s = getenv("HF_HUB_CACHE");\n' \
@@ -323,35 +334,37 @@ prove() {
     add() { printf '%b\n' "$2" >> "$tree/$1"; } # FILE TEXT
     fresh
     bash "$self" "$tree" > /dev/null || { echo "lint.sh: the clean tree does not pass"; failed=1; }
-    add data/file.c "int x;\t"; expect data/file.c:4 "tab"
-    add data/file.c "int x; "; expect data/file.c:4 "blank or"
-    add data/file.c "/* $(printf '%0120d' 0) */"; expect data/file.c:4 "longer than 120"
-    add data/file.c "/* TO""DO */"; expect data/file.c:4 "unfinished"
-    sed -i '1s|.*|/* file.c - f\n * Math: y = x. Moves: all bytes. */|' "$tree/data/file.c"
-    expect data/file.c:2 "label of a head comment"
-    add data/file.c 'char *s = getenv("MT_FAST");'; expect data/file.c:4 "environment"
-    add data/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file.c:4 "environment"
+    add data/file/file.c "int x;\t"; expect data/file/file.c:4 "tab"
+    add data/file/file.c "int x; "; expect data/file/file.c:4 "blank or"
+    add data/file/file.c "/* $(printf '%0120d' 0) */"; expect data/file/file.c:4 "longer than 120"
+    add data/file/file.c "/* TO""DO */"; expect data/file/file.c:4 "unfinished"
+    sed -i '1s|.*|/* file.c - f\n * Math: y = x. Moves: all bytes. */|' "$tree/data/file/file.c"
+    expect data/file/file.c:2 "label of a head comment"
+    add data/file/file.c 'char *s = getenv("MT_FAST");'; expect data/file/file.c:4 "environment"
+    add data/file/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file/file.c:4 "environment"
     add kernels/ops.c 'FILE *f = fopen(path, "w");'; expect kernels/ops.c:4 "opens a file to write"
     add kernels/ops.c 'int f = open(path, O_WRONLY | O_CREAT, 0666);'; expect kernels/ops.c:4 "opens a file to write"
-    add data/file.c 'typedef struct a b;'; expect data/file.c:4 "typedef"
-    add data/file.c '#include "kernels/ops.h"'; expect data/file.c:4 "room data may not"
-    add data/file.c '#include <curl/curl.h>'; expect data/file.c:4 "<curl/curl.h> has one home"
-    add data/file.c '#include <jansson.h>'; expect data/file.c:4 "<jansson.h> has one home"
-    add kernels/ops.c '#include "data/file.h"'; expect kernels/ops.c:4 "room kernels may not"
+    add data/file/file.c 'typedef struct a b;'; expect data/file/file.c:4 "typedef"
+    add data/file/file.c '#include "kernels/ops.h"'; expect data/file/file.c:4 "room data/file may not"
+    add data/file/file.c '#include <curl/curl.h>'; expect data/file/file.c:4 "<curl/curl.h> has one home"
+    add data/file/file.c '#include <jansson.h>'; expect data/file/file.c:4 "<jansson.h> has one home"
+    add kernels/ops.c '#include "data/file/file.h"'; expect kernels/ops.c:4 "room kernels may not"
     add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:4 "room kernels/cpu may not"
     add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:4 "<cuda_runtime.h> has one home"
-    add data/file.c '#include "data/json.h"'; add data/json.c '/* json.c - j */\n#include "data/file.h"'
-    expect data/file.c:4 'includes "data/json.h", in a circle'
-    add data/file.c '#include "data/a.h"'; add data/a.c '/* a.c - a */\n#include "data/b.h"'
-    add data/b.h '/* b.h - b */\n#include "data/file.h"'; expect data/a.c:2 'includes "data/b.h", in a circle'
+    add data/file/file.c '#include "data/json/json.h"'
+    add data/json/json.c '/* json.c - j */\n#include "data/file/file.h"'
+    expect data/file/file.c:4 'includes "data/json/json.h", in a circle'
+    add data/file/file.c '#include "data/a.h"'; add data/a.c '/* a.c - a */\n#include "data/b.h"'
+    add data/b.h '/* b.h - b */\n#include "data/file/file.h"'; expect data/a.c:2 'includes "data/b.h", in a circle'
     sed -i 's/static void op_add/void op_sub/' "$tree/kernels/device.c"
     expect kernels/ops.c:3 "calls device_zero of kernels/device.c, in a circle"
-    add data/file.c 'int f(void)\n{\n    return g(1);\n}'; add data/a.c '/* a.c - a */\nint g(int x) { return h(x); }'
+    add data/file/file.c 'int f(void)\n{\n    return g(1);\n}'
+    add data/a.c '/* a.c - a */\nint g(int x) { return h(x); }'
     add data/b.c '/* b.c - b */\nint h(int a,\n      int b)\n{\n    /* f */ return f();\n}'
-    expect data/b.c:5 "calls f of data/file.c, in a circle"
-    add data/file.c "int f(int a,\n      int b)\n{\n$(yes '    a;' | head -n 99)\n}"
-    expect data/file.c:4 "function of 103"
-    add data/file.c "$(yes 'int x;' | head -n 800)"; expect data/file.c:803 "file longer"
+    expect data/b.c:5 "calls f of data/file/file.c, in a circle"
+    add data/file/file.c "int f(int a,\n      int b)\n{\n$(yes '    a;' | head -n 99)\n}"
+    expect data/file/file.c:4 "function of 103"
+    add data/file/file.c "$(yes 'int x;' | head -n 800)"; expect data/file/file.c:803 "file longer"
     add data/none.c 'int x;'; expect data/none.c:1 "no head comment"
     add kernels/bare.h '/* bare.h - b */'; expect kernels/bare.h:1 "no include guard"
     add kernels/base.h 'int f(int *restrict a);'; expect kernels/base.h:5 "header that nvcc"
@@ -359,9 +372,9 @@ prove() {
     sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "add is not in the CPU table"
     sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no wrapper op_add"
     sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "no CPU(add)"
-    rm "$tree/data/README.md"; expect data:1 "no README.md"
+    rm "$tree/data/file/README.md"; expect data/file:1 "no README.md"
     if [ -n "$(find_format)" ]; then
-        add data/file.c 'int  x;'; expect data/file.c:4 "not as clang-format"
+        add data/file/file.c 'int  x;'; expect data/file/file.c:4 "not as clang-format"
     fi
     [ "$failed" -eq 0 ] || exit 1
     echo "lint.sh: each of $n violations is found"

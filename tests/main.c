@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 #define TEST(name) int test_##name(void);
 #include "test_list.h"

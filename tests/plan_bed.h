@@ -2,7 +2,7 @@
 #ifndef MT_TEST_PLAN_BED_H
 #define MT_TEST_PLAN_BED_H
 
-#include "train/plan.h"
+#include "train/plan/plan.h"
 #include "train/synth/synth.h"
 
 struct bed {

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "train/calibrate.h"
+#include "data/file/file.h"
+#include "train/session/calibrate.h"
 #include "train/loop.h"
-#include "train/peft.h"
-#include "train/run.h"
+#include "train/adapter/peft.h"
+#include "train/session/run.h"
 
 void recorded_ok(int rc, const struct err *err, int line)
 {

@@ -3,9 +3,9 @@
 #ifndef MT_TEST_RECORDED_H
 #define MT_TEST_RECORDED_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "tests/test.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 /* Fails with err's message when rc is not 0. */
 void recorded_ok(int rc, const struct err *err, int line);

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/text.h"
+#include "data/file/file.h"
+#include "data/json/text.h"
 #include "data/tokenizer/tokenizer.h"
 
 /* A tokenizer with a token per byte and these added tokens; the caller frees. */

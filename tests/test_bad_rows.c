@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 /* `bad` rows, `good` rows and `bad` rows again, each of about 20 bytes. */
 static const char *rows_in_order(int64_t bad, int64_t good, int64_t tail)

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "tests/op_check.h"
 #include "tests/process.h"
 #include "train/synth/synth.h"

@@ -2,9 +2,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 #include "train/report/history.h"
 
 /* With a learning rate of 0, no evaluation has a lower loss than that of step 0. */

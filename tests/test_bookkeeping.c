@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "tests/process.h"
-#include "train/plan_measure.h"
+#include "train/plan/plan_measure.h"
 
 /* The number after KEY in a text; state.json has reals as strings. */
 static double number_after(const char *text, const char *key)

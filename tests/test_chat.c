@@ -7,7 +7,7 @@
 
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_samples.h"
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/rows.h"
 
 static struct json_doc *load(const char *name, int64_t least)

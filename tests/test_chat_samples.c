@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "data/chat/chat_samples.h"
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/rows.h"
-#include "data/text.h"
+#include "data/json/text.h"
 
 /* Like Nemotron 3: the prompt opens a reasoning block, and an answer without reasoning has an empty block. Only the
  * last answer keeps its reasoning. */

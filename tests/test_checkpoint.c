@@ -10,11 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 #include "tests/tiny_lora.h"
-#include "train/checkpoint.h"
-#include "train/peft.h"
+#include "train/state/checkpoint.h"
+#include "train/adapter/peft.h"
 
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors",
                                     "optimizer.safetensors", "state.json"};

@@ -8,7 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "tests/process.h"
 #include "train/version.h"
 

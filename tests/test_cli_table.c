@@ -4,7 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 #include "train/cli/cli.h"
 

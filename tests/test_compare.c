@@ -7,7 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "train/report/compare.h"
 
 /* Writes a run directory DIR/NAME with 3 steps, two evaluations and the given settings. */

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "train/config.h"
-#include "train/peer_keys.h"
+#include "data/file/file.h"
+#include "train/config/config.h"
+#include "train/config/peer_keys.h"
 
 static struct config fresh(void)
 {

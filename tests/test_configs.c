@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "train/synth/presets.h"
 #include "train/synth/synth.h"
 

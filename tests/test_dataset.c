@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "data/duplicates.h"
-#include "data/file.h"
+#include "data/file/file.h"
 
 enum { TEN = 256, OK, RETURN, END, START, MESSAGE, CHANNEL, CALL, VOCAB = 265 };
 

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "model/layer.h"
 #include "model/lora_table.h"
 #include "tests/checkpoints.h"

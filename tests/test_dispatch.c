@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/safetensors.h"
 #include "tests/process.h"
 

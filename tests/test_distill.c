@@ -8,8 +8,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "data/token_rows.h"
 #include "data/topk.h"
 #include "tests/process.h"

@@ -13,12 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/shards.h"
 #include "tests/process.h"
-#include "train/archive.h"
-#include "train/atomic_dir.h"
-#include "train/lock.h"
+#include "train/state/archive.h"
+#include "data/file/atomic_dir.h"
+#include "train/state/lock.h"
 #include "train/loop.h"
 #include "train/synth/synth.h"
 

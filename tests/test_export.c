@@ -13,7 +13,7 @@
 #include "tests/process.h"
 #include "train/export/export.h"
 #include "train/export/verify.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 #define LAYER "base_model.model.model.layers.1."
 #define OK(rc)                                                                                                         \

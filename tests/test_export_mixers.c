@@ -5,13 +5,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/gguf.h"
 #include "tests/checkpoints.h"
 #include "tests/process.h"
 #include "train/export/cpu_adapter.h"
 #include "train/export/export.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 #include "train/synth/synth.h"
 
 #define OK(rc)                                                                                                         \

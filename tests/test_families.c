@@ -8,13 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/quant.h"
 #include "model/lora_table.h"
 #include "tests/tiny_lora.h"
 #include "tests/whole_model.h"
-#include "train/peft.h"
-#include "train/run.h"
+#include "train/adapter/peft.h"
+#include "train/session/run.h"
 
 #define ENDS                                                                                                           \
     "\"vocab_size\": 100, \"hidden_size\": 32, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "                 \

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 /* DIR/name; in one of four static buffers. */
 static const char *in(const char *dir, const char *name)

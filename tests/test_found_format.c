@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 
 static char sets[2][MT_PATH + 32]; /* model.path and data.eval */

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "tests/process.h"
-#include "train/gpu_table.h"
+#include "train/plan/gpu_table.h"
 
 static void names_and_sizes(void **state)
 {

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/dataset.h"
-#include "data/file.h"
+#include "data/file/file.h"
 
 static void load(struct dataset *ds, const char *rows)
 {

@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub.h"
 #include "data/hub/hub_http.h"
 #include "data/hub/hub_url.h"

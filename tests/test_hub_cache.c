@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub.h"
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/hash.h"
 #include "tests/hub_server.h"
 #include "tests/process.h"

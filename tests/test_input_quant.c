@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "model/input_quant.h"
-#include "train/calibrate.h"
+#include "train/session/calibrate.h"
 
 /* ---- a layer of experts ---- */
 

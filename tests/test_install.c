@@ -5,7 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 
 /* Runs the demo from /, where an ordinary user cannot write and root should not. On the CPU: train.memory_gb counts

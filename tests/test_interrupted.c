@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 
 /* Of every line but `start` and `experts`, which an interruption adds: event, step and loss or prompt, which two runs

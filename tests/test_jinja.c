@@ -7,8 +7,8 @@
 
 #include "data/chat/chat_samples.h"
 #include "data/chat/jinja/jinja.h"
-#include "data/file.h"
-#include "data/text.h"
+#include "data/file/file.h"
+#include "data/json/text.h"
 #include "data/tokenizer/tokenizer.h"
 
 #define MAX_VARS 32

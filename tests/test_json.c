@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 
 /* of jansson, whose header only json.c includes */
 void json_get_alloc_funcs(void *(**alloc)(size_t), void (**release)(void *));

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/json_scan.h"
+#include "data/tokenizer/json_scan.h"
 
 static const char *const keys[] = {"p", "q"};
 

@@ -4,13 +4,13 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/safetensors.h"
 #include "tests/process.h"
 #include "tests/tiny_lora.h"
-#include "train/checkpoint.h"
-#include "train/peft.h"
-#include "train/run.h"
+#include "train/state/checkpoint.h"
+#include "train/adapter/peft.h"
+#include "train/session/run.h"
 
 #define OPTIMIZER "optimizer.safetensors"
 #define OK(rc)    assert_int_equal(check_rc(rc, &err, __LINE__), 0)

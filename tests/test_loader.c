@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "data/loader.h"
-#include "train/epochs.h"
+#include "train/config/epochs.h"
 
 #define DOCS    101
 #define SEQ_LEN 64

@@ -4,7 +4,7 @@
 
 #include "model/lora_table.h"
 #include "tests/tiny_lora.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 static void plan_fails(const char *targets, const char *layers, const char *word)
 {

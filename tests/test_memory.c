@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/cgroup.h"
 #include "kernels/memory.h"
 #include "tests/process.h"

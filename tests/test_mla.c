@@ -6,12 +6,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/safetensors.h"
 #include "tests/checkpoints.h"
 #include "tests/whole_model.h"
 #include "train/export/export_targets.h"
-#include "train/run.h"
+#include "train/session/run.h"
 
 enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32 };
 

@@ -12,12 +12,12 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
-#include "train/archive.h"
-#include "train/atomic_dir.h"
-#include "train/lock.h"
-#include "train/process.h"
+#include "train/state/archive.h"
+#include "data/file/atomic_dir.h"
+#include "train/state/lock.h"
+#include "train/launch/process.h"
 
 /* ---- the lock */
 

@@ -6,7 +6,7 @@
 
 #include "tests/op_check.h"
 #include "tests/process.h"
-#include "train/packing_check.h"
+#include "train/session/packing_check.h"
 
 static void open_run(struct run *r, struct config *cfg, const char *model, const char *device, const char *dtype)
 {

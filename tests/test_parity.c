@@ -8,11 +8,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/quant.h"
 #include "train/loop.h"
-#include "train/peft.h"
-#include "train/run.h"
+#include "train/adapter/peft.h"
+#include "train/session/run.h"
 
 #define MAX_ACCUM 8
 #define TINY      "../../configs/tiny-gptoss"

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/test.h"
 
 static const char *dir;

@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/safetensors.h"
 #include "tests/tiny_lora.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 #define LAYER "base_model.model.model.layers."
 

@@ -5,7 +5,7 @@
 
 #include "tests/plan_bed.h"
 #include "tests/test.h"
-#include "train/plan_measure.h"
+#include "train/plan/plan_measure.h"
 
 /* Published sizes, and what the formulas depend on. */
 struct sizes {

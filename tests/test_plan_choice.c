@@ -14,7 +14,7 @@
 #include "tests/checkpoints.h"
 #include "tests/plan_bed.h"
 #include "tests/process.h"
-#include "train/plan_choice.h"
+#include "train/plan/plan_choice.h"
 
 enum { N_RANK = 2 };
 

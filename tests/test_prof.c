@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "tests/op_check.h"
 #include "tests/process.h"
 #include "train/report/profile.h"

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "train/config.h"
+#include "data/file/file.h"
+#include "train/config/config.h"
 
 /* ---- a layer of experts and a dense projection of three parts ---- */
 

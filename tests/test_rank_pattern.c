@@ -1,11 +1,11 @@
 /* test_rank_pattern.c - lora.rank_pattern sets lora ranks per target: layout, views for the ops, PEFT's files. */
 #include <stdio.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/tiny_lora.h"
 #include "train/export/export.h"
 #include "train/export/cpu_adapter.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 static void targets_and_views(void **state)
 {

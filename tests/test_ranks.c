@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "train/launch.h"
+#include "data/file/file.h"
+#include "train/launch/launch.h"
 #include "tests/process.h"
 
 /* Every step has four micro-batches; dropout and auxiliary loss differ between them. */

@@ -11,10 +11,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/comm/comm_net.h"
 #include "tests/process.h"
-#include "train/rank_key.h"
+#include "train/launch/rank_key.h"
 
 enum { MEET_S = 20, QUICK_MS = 4000, FLOOD = 200, GREETING = 8 + NET_NONCE };
 #define PROOF ((int64_t)sizeof(struct net_hello) + HASH_MAC)

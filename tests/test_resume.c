@@ -6,11 +6,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/safetensors.h"
 #include "tests/process.h"
-#include "train/peft.h"
-#include "train/resume.h"
+#include "train/adapter/peft.h"
+#include "train/state/resume.h"
 
 /* ---- the state of a checkpoint of a run with 7 documents, one per sequence, 2 micro-batches a step, 10 steps */
 

@@ -2,8 +2,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "tests/process.h"
 #include "train/bench/bench_routing.h"
 

@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 #include "tests/test.h"
 #include "tests/whole_model.h"
-#include "train/peft.h"
-#include "train/run.h"
+#include "train/adapter/peft.h"
+#include "train/session/run.h"
 
 #define TARGETS "mixers,experts,shared_experts,dense"
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 #include "tests/rows.h"
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/tokenizer/split.h"
 
 #define SHIPPED "../../configs/tiny-gptoss/tokenizer.json"

@@ -8,7 +8,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/tokenizer/tokenizer.h"
 #include "kernels/quant.h"
 #include "tests/checkpoints.h"

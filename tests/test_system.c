@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "tests/process.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -5,9 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
-#include "data/text.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 #include "data/tokenizer/tokenizer.h"
 
 #define N_BASE 558 /* ranks of the fixture */

@@ -6,8 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "data/tokenizer/normalize.h"
 #include "data/tokenizer/split.h"
 #include "data/tokenizer/tokenizer.h"

@@ -4,8 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "tests/process.h"
 
 #define TOKENIZER "../../configs/tiny-gptoss"

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "data/chat/chat_template.h"
-#include "data/file.h"
+#include "data/file/file.h"
 
 #define HEAD "# Tools\n\n## functions\nnamespace functions {\n"
 

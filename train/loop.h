@@ -5,7 +5,7 @@
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
 #include "model/arch.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 enum { LOOP_OK = 0, LOOP_ERROR = -1, LOOP_INTERRUPTED = 1 };
 

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "train/cli/cli.h"
-#include "train/process.h"
+#include "train/launch/process.h"
 
 static int usage_error(const struct command *c, const struct err *err)
 {

@@ -1,9 +1,9 @@
 /* version.c - build information for bug reports. */
 #include "train/version.h"
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_http.h"
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/tokenizer/normalize.h"
 #include "data/tokenizer/split.h"
 #include "kernels/device.h"

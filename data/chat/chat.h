@@ -3,8 +3,8 @@
 #ifndef MT_CHAT_H
 #define MT_CHAT_H
 
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 
 /* Zeroed is valid: NULL and false select the defaults. */
 struct chat_options {

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "data/text.h"
+#include "data/json/text.h"
 
 /* The value of `arguments` has the other form. null is an empty object. */
 static bool is_other(struct json arguments, enum chat_arguments form)

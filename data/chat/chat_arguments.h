@@ -2,7 +2,7 @@
 #ifndef MT_CHAT_ARGUMENTS_H
 #define MT_CHAT_ARGUMENTS_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 /* Data sets have an object, or its JSON as a string. Some templates take both, others only one form. */
 enum chat_arguments { CHAT_ARGUMENTS_ANY, CHAT_ARGUMENTS_OBJECT, CHAT_ARGUMENTS_STRING };

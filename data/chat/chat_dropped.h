@@ -2,8 +2,8 @@
 #ifndef MT_CHAT_DROPPED_H
 #define MT_CHAT_DROPPED_H
 
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 
 /* A copy of a row in which each of its parts ends in a mark. The marks that a chat template then writes show which
  * parts it writes; reasoning has no mark, since templates leave out that of earlier answers on purpose. */

@@ -9,7 +9,7 @@
 #include "data/chat/chat_tools.h"
 #include "data/chat/chat_typescript.h"
 #include "data/chat/jinja/jinja.h"
-#include "data/file.h"
+#include "data/file/file.h"
 
 #define MAX_BYTES  (16 << 20)
 #define MAX_VARS   48

@@ -2,7 +2,7 @@
 #ifndef MT_CHAT_TYPESCRIPT_H
 #define MT_CHAT_TYPESCRIPT_H
 
-#include "data/text.h"
+#include "data/json/text.h"
 
 /* A copy of the value with the members of all objects sorted by key, as Kimi's tokenizer passes tools on. */
 struct json_doc *chat_sorted(struct json value, struct err *err) MT_CHECK;

@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_headers.h"
 #include "data/hub/hub_http.h"
 #include "data/hub/hub_rows.h"
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 
 #define PREFIX    "hub:"
 #define INDEX     "model.safetensors.index.json"

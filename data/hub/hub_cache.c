@@ -13,7 +13,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_url.h"
 
 #define ENDPOINT "https://huggingface.co"

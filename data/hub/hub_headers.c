@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_http.h"
 
 #define FOLDER "moetrain-headers"

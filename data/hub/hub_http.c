@@ -17,11 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_curl.h"
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
-#include "data/json.h"
+#include "data/json/json.h"
 
 #define AT_ONCE      4 /* concurrent transfers, one connection each */
 #define TRIES        7 /* in a row without a byte; delays: FIRST_MS, 1, 2, 4, 8, 16 s */

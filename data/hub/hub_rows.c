@@ -14,12 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub_http.h"
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 
 #define PAGE     100     /* rows: the viewer's limit */
 #define AT_ONCE  4       /* concurrent pages */

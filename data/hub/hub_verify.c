@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 #define MARKS     "moetrain-verified"
 #define MARKS_MAX ((int64_t)16 << 20)

@@ -2,7 +2,7 @@
 #ifndef MT_ADDED_H
 #define MT_ADDED_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 #define ADDED_BYTES ((int64_t)8 << 20) /* limit of the bytes of all tokens of a set */
 

@@ -3,7 +3,7 @@
 #ifndef MT_BPE_H
 #define MT_BPE_H
 
-#include "data/json_scan.h"
+#include "data/tokenizer/json_scan.h"
 #include "data/tokenizer/token_list.h"
 
 #define BPE_MAX_ID (1 << 20) /* limit of ids; four times that of the largest published vocabularies */

@@ -3,7 +3,7 @@
 #ifndef MT_NORMALIZE_H
 #define MT_NORMALIZE_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 /* Byte offset of the first invalid UTF-8 byte (overlong, surrogate, above U+10FFFF, truncated), or -1. */
 int64_t utf8_invalid_at(const char *text, int64_t size);

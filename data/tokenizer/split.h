@@ -2,7 +2,7 @@
 #ifndef MT_SPLIT_H
 #define MT_SPLIT_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 #define SPLIT_SPACE "\xe2\x96\x81" /* U+2581, a space in vocabularies of characters */
 

@@ -13,8 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "data/tokenizer/added.h"
 #include "data/tokenizer/added_config.h"
 #include "data/tokenizer/bpe.h"

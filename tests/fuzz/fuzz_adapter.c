@@ -1,4 +1,4 @@
-/* fuzz_adapter.c - fuzzes the adapters that train/peft.h loads.
+/* fuzz_adapter.c - fuzzes the adapters that train/adapter/peft.h loads.
  *
  * Input: adapter_config.json \0 header \0 data. Header and data become adapter_model.safetensors, with the correct
  * length field. The target loads the directory twice, with its own settings and with fixed ones. An adapter that loads
@@ -8,9 +8,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "model/layer.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

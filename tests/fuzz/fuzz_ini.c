@@ -1,9 +1,10 @@
-/* fuzz_ini.c - fuzzes train/config.h: reads the input as a configuration file and, line by line, as --set assignments.
- * The dump of an accepted configuration must read back to the same struct; a refused one must have an error message. */
+/* fuzz_ini.c - fuzzes train/config/config.h: reads the input as a configuration file and, line by line, as --set
+ * assignments. The dump of an accepted configuration must read back to the same struct; a refused one must have an
+ * error message. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/config.h"
+#include "train/config/config.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -1,9 +1,10 @@
-/* fuzz_json.c - fuzzes data/json.h: parses the input, calls every getter on every value, writes it, parses the output.
+/* fuzz_json.c - fuzzes data/json/json.h: parses the input, calls every getter on every value, writes it, parses the
+ * output.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -20,7 +20,7 @@
 #include "model/layer.h"
 #include "train/bench/bench_routing.h"
 #include "train/report/profile.h"
-#include "train/run.h"
+#include "train/session/run.h"
 #include "train/synth/synth.h"
 
 enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = CLI_VALUES };

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "train/bench/bench_attn_shared.h"
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"

@@ -3,7 +3,7 @@
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/ops.h"
 #include "train/bench/bench_kernel.h"
 #include "train/cli/cli.h"

@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "kernels/ops.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 /* Runs one small batch of the configuration's data, forward and backward, on the device and on the CPU. Prints the
  * table of errors and the verdict to `out`. n_layer: only the first n_layer layers; 0: all. ops: replaces the device's

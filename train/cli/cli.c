@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 enum { MAX_NAMES = 64 };
 

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "train/config.h"
+#include "train/config/config.h"
 
 enum { EXIT_DONE = 0, EXIT_USER = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 130 };
 

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 struct shape shape_of(const struct adapters *ad)
 {

@@ -6,19 +6,19 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/adapter_dir.h"
-#include "train/amax_file.h"
-#include "train/atomic_dir.h"
-#include "train/chat_file.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/adapter/amax_file.h"
+#include "data/file/atomic_dir.h"
+#include "train/session/chat_file.h"
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
 #include "train/export/export_targets.h"
 #include "train/export/found_format.h"
 #include "train/export/verify.h"
-#include "train/lock.h"
-#include "train/peft.h"
-#include "train/process.h"
+#include "train/state/lock.h"
+#include "train/adapter/peft.h"
+#include "train/launch/process.h"
 
 static int find_format(struct export *x, const char *format, struct err *err)
 {

@@ -8,7 +8,7 @@
 
 #include "data/safetensors.h"
 #include "model/arch.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 /* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) to the directory `out` (NULL:
  * output.dir/export-FORMAT), which must be new or empty. `out` appears after all of it was written and verified. Prints

@@ -2,7 +2,7 @@
 #ifndef MT_EXPORT_PACKED_H
 #define MT_EXPORT_PACKED_H
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/safetensors.h"
 
 /* Adds quantization_config to config.json: NVFP4 as Model-Optimizer writes it, or FP8 as compressed-tensors does.

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "model/layer.h"
-#include "train/amax_file.h"
+#include "train/adapter/amax_file.h"
 #include "train/export/export_targets.h"
 
 bool export_quant_has(enum export_format to, const struct fakequant *f)

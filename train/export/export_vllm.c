@@ -16,7 +16,7 @@
 #include "data/safetensors.h"
 #include "model/published.h"
 #include "train/export/export_job.h"
-#include "train/peft.h"
+#include "train/adapter/peft.h"
 
 enum { KEY_SIZE = 160, MODULE_SIZE = 96 };
 

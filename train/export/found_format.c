@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "data/safetensors.h"
 
 static int path_in(char path[MT_PATH], const char *dir, const char *name, struct err *err)

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "train/chat_file.h"
+#include "data/file/file.h"
+#include "train/session/chat_file.h"
 #include "train/export/export_packed.h"
 
 static void copy_json(struct json_out *o, const char *key, struct json j)

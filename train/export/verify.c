@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/base_check.h"
+#include "train/adapter/base_check.h"
 #include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
 

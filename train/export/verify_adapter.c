@@ -1,5 +1,5 @@
-/* verify_adapter.c - adapter files read back: PEFT and vLLM directories with the PEFT reader (train/peft.c), GGUF with
- * a separate reader that uses the names in the file, not the writer's list. */
+/* verify_adapter.c - adapter files read back: PEFT and vLLM directories with the PEFT reader (train/adapter/peft.c),
+ * GGUF with a separate reader that uses the names in the file, not the writer's list. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

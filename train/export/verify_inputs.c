@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "model/weights.h"
-#include "train/amax_file.h"
+#include "train/adapter/amax_file.h"
 #include "train/export/export_quant.h"
 #include "train/export/verify.h"
 

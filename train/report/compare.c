@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "train/config.h"
+#include "data/file/file.h"
+#include "train/config/config.h"
 #include "train/report/history.h"
 #include "train/report/html.h"
 #include "train/report/svg.h"

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 
 #define MAX_EXPERT_CELLS (1 << 20) /* layers x experts */
 

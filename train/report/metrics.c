@@ -12,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
-#include "data/json.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
 #include "data/tokenizer/normalize.h"
 #include "train/report/svg.h"
 #include "train/report/tensorboard.h"

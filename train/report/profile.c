@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "kernels/comm/comm.h"
 
 /* ---- table ---- */

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "kernels/prof.h"
 
 /* A line per op, longest time first, then the time between ops. % of roof: cost_ms / measured time; "-" without

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "train/report/history.h"
 #include "train/report/html.h"
 #include "train/report/svg.h"

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-#include "data/file.h"
-#include "data/text.h"
+#include "data/file/file.h"
+#include "data/json/text.h"
 
 /* Quotes a word for a shell. */
 static void put_word(struct text_buf *line, const char *word)

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "train/config.h"
+#include "train/config/config.h"
 
 /* Prints the files below output.dir (train/loop.c prints best/) and shell commands for eval, generate and export.
  * program: argv[0]; export_to: format of the export. */

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 struct proto {
     uint8_t bytes[4096];

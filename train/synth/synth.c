@@ -13,15 +13,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/shards.h"
 #include "kernels/cgroup.h"
 #include "kernels/memory.h"
 #include "kernels/quant.h"
 #include "model/layer.h"
 #include "model/published.h"
-#include "train/atomic_dir.h"
-#include "train/process.h"
+#include "data/file/atomic_dir.h"
+#include "train/launch/process.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 #include "train/synth/synth_tokenizer.h"

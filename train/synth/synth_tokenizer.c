@@ -1,7 +1,7 @@
 /* synth_tokenizer.c - a byte-level tokenizer.json without merges, split as o200k splits. */
 #include "train/synth/synth_tokenizer.h"
 
-#include "data/file.h"
+#include "data/file/file.h"
 
 /* o200k's pre-tokenizer. Without merges it does not affect the ids, but a larger vocabulary could replace this one. */
 static const char o200k[] = "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"

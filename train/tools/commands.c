@@ -4,10 +4,10 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "model/lora_table.h"
-#include "train/gpu_table.h"
-#include "train/run.h"
+#include "train/plan/gpu_table.h"
+#include "train/session/run.h"
 
 /* adapter NULL: the base model. */
 static void print_eval(const struct config *cfg, const struct eval_metrics *e, const char *adapter)

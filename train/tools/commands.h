@@ -5,7 +5,7 @@
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
 #include "model/arch.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 /* Prints held-out loss, perplexity and accuracy with the adapter of a PEFT directory (NULL: of the base model): one
  * JSON object on standard output, a text line on standard error. Only the first rank prints. */

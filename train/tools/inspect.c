@@ -12,13 +12,13 @@
 #include <string.h>
 
 #include "data/hub/hub.h"
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
 #include "model/formats.h"
 #include "model/published.h"
 #include "model/weights.h"
-#include "train/adapter_dir.h"
+#include "train/adapter/adapter_dir.h"
 
 #define CONFIG_MAX ((int64_t)16 << 20)
 

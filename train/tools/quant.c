@@ -9,13 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "data/json.h"
+#include "data/json/json.h"
 #include "data/safetensors.h"
 #include "kernels/fakequant.h"
 #include "kernels/ops.h"
-#include "train/adapter_dir.h"
-#include "train/config.h"
-#include "train/process.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/config/config.h"
+#include "train/launch/process.h"
 
 enum {
     CHUNK = 4 << 20, /* elements; a longer row is a chunk */

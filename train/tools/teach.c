@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/file.h"
-#include "data/text.h"
-#include "train/adapter_dir.h"
-#include "train/process.h"
-#include "train/run.h"
+#include "data/file/file.h"
+#include "data/json/text.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/launch/process.h"
+#include "train/session/run.h"
 
 struct teach {
     struct run run;

@@ -3,7 +3,7 @@
 #define MT_TEACH_H
 
 #include "train/cli/cli.h"
-#include "train/config.h"
+#include "train/config/config.h"
 
 struct teach_options {
     struct cli_common common;

@@ -7,12 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "data/file.h"
+#include "data/file/file.h"
 #include "data/hub/hub.h"
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 #include "data/tokenizer/normalize.h"
-#include "train/run.h"
+#include "train/session/run.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
 

@@ -7,7 +7,7 @@
 #ifndef MT_JINJA_H
 #define MT_JINJA_H
 
-#include "data/text.h"
+#include "data/json/text.h"
 
 struct jinja; /* read-only once parsed: threads may share it */
 

@@ -6,8 +6,8 @@
 #ifndef MT_JINJA_VALUE_H
 #define MT_JINJA_VALUE_H
 
-#include "data/json.h"
-#include "data/text.h"
+#include "data/json/json.h"
+#include "data/json/text.h"
 
 #define JINJA_DEPTH  1000               /* depth of nested expressions, blocks and macro calls */
 #define JINJA_WORK   ((int64_t)1 << 26) /* of one rendering: nodes evaluated, items visited, bytes written and read */

@@ -1,0 +1,20 @@
+/* base_check.h - records the base model of adapters, and compares it with the one that is used later. */
+#ifndef MT_BASE_CHECK_H
+#define MT_BASE_CHECK_H
+
+#include "data/json/json.h"
+#include "model/arch.h"
+#include "model/base_model.h"
+#include "train/adapter/changes.h"
+
+/* Sets m from the open model. h: NULL leaves the weights unknown. */
+void base_check_record(struct base_model *m, uint64_t sample, const struct base_hash *h, const struct arch *a);
+enum { BASE_TEXT = 1024 + MT_PATH };
+/* Sets text to what differs, for a message that names model.path = path. False: nothing does, as far as both are known.
+ * a: the architecture of `now`. */
+bool base_differs(char text[BASE_TEXT], const struct base_model *then, const struct base_model *now,
+                  const struct arch *a, const char *path);
+/* Lists the values of `a` that are not those in `saved`, an object of arch_values_write. */
+void base_check_config(struct changes *c, struct json saved, const struct arch *a);
+
+#endif

@@ -1,0 +1,13 @@
+/* peft_config.h - adapter_config.json of PEFT, for train/adapter/peft.c. */
+#ifndef MT_PEFT_CONFIG_H
+#define MT_PEFT_CONFIG_H
+
+#include "data/json/json.h"
+#include "model/lora.h"
+
+#define PEFT_CONFIG_NAME "adapter_config.json"
+int peft_write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
+/* An error that names every variant of LoRA in an adapter_config.json that moetrain would compute differently. */
+int peft_refuse_variants(struct json root, struct err *err) MT_CHECK;
+
+#endif

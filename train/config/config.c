@@ -1,0 +1,750 @@
+/* config.c - the configuration: INI reader, --set, help, dump and defaults read one table of options.
+ *
+ * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments after a value are
+ * not supported: a value with " ;" or " #" is an error, so that neither a path is cut nor a comment becomes part of a
+ * value. */
+#include "train/config/config.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/file/file.h"
+#include "model/lora.h"
+#include "train/config/config_guess.h"
+#include "train/config/peer_keys.h"
+#include "train/report/profile.h"
+
+#define MT_CONFIG_BYTES (1 << 20) /* largest file; a path to a checkpoint by mistake fails fast */
+#define MT_CONFIG_LINE  (2 * MT_PATH)
+
+enum kind { INT, REAL, BOOL, ENUM, TEXT };
+static const char *const kind_names[] = {"int", "real", "bool", "enum", "text"};
+
+struct option {
+    const char *section, *key;
+    enum kind kind;
+    size_t offset, size; /* of the field in struct config */
+    enum config_effect effect;
+    const char *fallback; /* the default, as written in a file */
+    const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: shown only */
+    const char *help;
+};
+
+/* clang-format off */
+#define FIELD(section, key) (((struct config *)0)->section.key)
+#define KIND(field) _Generic((field), int64_t: INT, double: REAL, bool: BOOL, int: ENUM, char *: TEXT)
+#define PLACE(section, key) KIND(FIELD(section, key)), offsetof(struct config, section.key), sizeof(FIELD(section, key))
+#define ROW(section, key, effect, fallback, allowed, help) \
+    {#section, #key, PLACE(section, key), CONFIG_##effect, fallback, allowed, help}
+#define YES_NO "true|false"
+
+static const struct option options[] = {
+    ROW(model, path, DATA, "", "directory|hub id", "the base model: a directory or hub:OWNER/NAME[@REVISION]"),
+    ROW(model, revision, DATA, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
+    ROW(model, quantize, MATH, "none", "none|nf4|nf4-nested|mxfp4|nvfp4",
+        "pack bf16, FP8, INT4 experts in 4 bits while they load"),
+    ROW(model, quantize_attention, MATH, "false", YES_NO, "pack q, k, v, out too; packed experts stay"),
+    ROW(model, expert_weight_format, FREE, "auto", "auto|packed|bf16", "train.decoded_layers for all layers or none"),
+    ROW(data, train, DATA, "", "files", "JSONL, JSON, .gz, hub:OWNER/NAME/FILE (or :SPLIT); a*0.5"),
+    ROW(data, eval, FREE, "", "files", "held-out data, same forms as data.train"),
+    ROW(data, eval_split, DATA, "0", "[0, 1)", "share of training documents to hold out, without eval"),
+    ROW(data, format, DATA, "auto", "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens",
+        "auto: by a row's keys"),
+    ROW(data, columns, DATA, "", "TO=COLUMN,...", "names for other keys, e.g. user=question,assistant=answer"),
+    ROW(data, eval_format, FREE, "same", "same|auto|text|messages|prompt_completion|sharegpt|alpaca|tokens",
+        "of data.eval"),
+    ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "columns of data.eval; same: data.columns"),
+    ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "tokens per sequence, at most"),
+    ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, separate attention"),
+    ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
+    ROW(data, loss_on, DATA, "assistant", "assistant|last|all", "tokens with loss: answers, last answer, all tokens"),
+    ROW(data, split_turns, DATA, "true", YES_NO, "separate samples where the template rewrites history"),
+    ROW(data, overlong, DATA, "cut", "cut|drop", "truncate or drop documents longer than seq_len"),
+    ROW(data, dropped, DATA, "refuse", "refuse|warn", "rows with parts that the chat template leaves out"),
+    ROW(data, special_text, DATA, "keep", "keep|error|split", "special tokens that contents spell: text where split"),
+    ROW(data, chat_template, DATA, "", "file", "Jinja template instead of the checkpoint's"),
+    ROW(data, chat_kwargs, DATA, "", "JSON", "variables, e.g. {\"thinking\": true}; rows override"),
+    ROW(data, chat_date, DATA, "2025-06-28", "YYYY-MM-DD", "today's date for the chat template"),
+    ROW(lora, r, MATH, "16", "[1, 4096]", "rank of the adapters"),
+    ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r; usual is r or 2 r"),
+    ROW(lora, dropout, MATH, "0", "[0, 1)", "dropout on the input of the adapters"),
+    ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
+    ROW(lora, targets, MATH, "attention,experts", "names", "or q_proj, mixers, dense, all-linear, ..."),
+    ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
+    ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
+    ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
+    ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),
+    ROW(distill, alpha, MATH, "0", "[0, 1]", "share of the cross-entropy; the rest is the KL times T^2"),
+    ROW(distill, temperature, MATH, "1", "[1e-3, 1e3]", "T, which divides the logits of teacher and student"),
+    ROW(distill, kl, MATH, "forward", "forward|reverse", "KL(teacher, student), or KL(student, teacher)"),
+    ROW(distill, topk, DATA, "64", "[1, 4096]", "ids per token, at most, in rows of a teacher"),
+    ROW(quant, weights, MATH, "none", QUANT_FORMATS, "train for this format"),
+    ROW(quant, start, MATH, "0", "[0, 1e9]", "training steps before the first quantised one"),
+    ROW(quant, activations, MATH, "none", QUANT_INPUTS, "train with inputs quantised to this format"),
+    ROW(quant, calibration, MATH, "16", "[1, 1e6]", "micro-batches that set the scales of the activations"),
+    ROW(quant, narrow, MATH, "false", YES_NO, "int8, int4: codes from -127, -7 instead of -128, -8"),
+    ROW(quant, mode, MATH, "merged", "merged|base", "quantise W + adapter, or W alone"),
+    ROW(quant, targets, MATH, "experts", "experts|all", "experts, or attention and dense layers too"),
+    ROW(quant, amax, MATH, "current", "current|static", "of the weights: largest magnitudes now, or at the start"),
+    ROW(optim, lr, NEXT, "2e-4", "[0, 1]", "peak learning rate"),
+    ROW(optim, schedule, NEXT, "cosine", "cosine|linear|constant", "learning rate after warm-up"),
+    ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
+    ROW(optim, warmup_ratio, NEXT, "0.03", "[0, 1]", "warm-up as a share of all steps"),
+    ROW(optim, min_lr_ratio, NEXT, "0.1", "[0, 1]", "cosine and linear end at lr times this"),
+    ROW(optim, weight_decay, NEXT, "0", "[0, 10]", "decoupled, as in AdamW"),
+    ROW(optim, beta1, MATH, "0.9", "[0, 1)", "decay of the first moment"),
+    ROW(optim, beta2, MATH, "0.999", "[0, 1)", "decay of the second moment"),
+    ROW(optim, eps, NEXT, "1e-8", "[1e-30, 1]", "added to the root of the second moment"),
+    ROW(optim, clip_norm, NEXT, "1", "[0, 1e9]", "largest norm of the whole gradient; 0: no clipping"),
+    ROW(train, device, FREE, "auto", "auto|cpu|cuda|cuda-portable", "cuda-portable: without the kernels for Hopper"),
+    ROW(train, dtype, MATH, "auto", "auto|fp32|bf16", "type of activations; auto: bf16 on cuda, fp32 on cpu"),
+    ROW(train, expert_dtype, MATH, "bf16", "bf16|fp8", "products of MXFP4 experts: fp8 reads rows in e4m3 too"),
+    ROW(train, steps, NEXT, "0", "[0, 1e9]", "optimizer steps; 0: by epochs"),
+    ROW(train, epochs, NEXT, "1", "[0, 1e6]", "passes over the data when steps is 0"),
+    ROW(train, micro_batch, MATH, "1", "[1, 65536]", "sequences per forward pass"),
+    ROW(train, grad_accum, MATH, "1", "[1, 65536]", "forward passes per optimizer step"),
+    ROW(train, seed, MATH, "0", "[0, 9e15]", "seed of initialisation, data order and dropout"),
+    ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "what to recompute; auto: by layer, what fits"),
+    ROW(train, aux_loss_coef, MATH, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
+    ROW(train, aux_convention, MATH, "transformers", "transformers|megatron", "loss pooled over layers, or per layer"),
+    ROW(train, resume, FREE, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
+    ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
+    ROW(train, threads, FREE, "0", "[0, 512]", "CPU threads; 0: all cores, at most 512"),
+    ROW(train, memory_gb, FREE, "0", "[0, 1e6]", "memory limit in GiB; 0: all free memory"),
+    ROW(train, offload, FREE, "auto", TRAIN_OFFLOADS, "host memory; auto: what the limit needs"),
+    ROW(train, decoded_layers, FREE, "-1", "[-1, 1e9]", "layers with experts as bf16; -1: all that fit (GPU)"),
+    ROW(train, profile, FREE, "", "first:last", "steps to time op by op, into output.dir"),
+    ROW(parallel, gpus, FREE, "1", "auto|number", "GPUs of this machine, one rank each; auto: all"),
+    ROW(parallel, cpu_ranks, FREE, "1", "[1, 4096]", "ranks on this machine with train.device = cpu"),
+    ROW(parallel, ep, FREE, "1", "[1, 4096]", "expert parallelism: ranks that divide the experts"),
+    ROW(parallel, capacity_factor, FREE, "2", "[1, 4096]", "receive buffer size relative to balanced routing"),
+    ROW(parallel, chunks, FREE, "0", "[0, 1e6]", "chunks of the all-to-all per micro-batch; 0: by size"),
+    ROW(parallel, zero, FREE, "false", YES_NO, "divide the optimizer moments among the ranks (ZeRO-1)"),
+    ROW(parallel, timeout_s, FREE, "45", "[1, 1e6]", "seconds without progress before a stall ends the run"),
+    ROW(eval, every, FREE, "0", "[0, 1e9]", "steps between evaluations; 0: never"),
+    ROW(eval, at_start, FREE, "true", YES_NO, "evaluate before step 1"),
+    ROW(eval, at_end, FREE, "true", YES_NO, "evaluate after the last step"),
+    ROW(eval, max_batches, FREE, "0", "[0, 1e9]", "micro-batches per evaluation; 0: all"),
+    ROW(eval, patience, FREE, "0", "[0, 1e9]", "stop after N evaluations without a lower loss; 0: never"),
+    ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
+    ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens per answer, at most"),
+    ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
+    ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
+    ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),
+    ROW(log, every, FREE, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
+    ROW(log, report, FREE, "true", YES_NO, "write report.html"),
+    ROW(log, tensorboard, FREE, "false", YES_NO, "write TensorBoard event files to output.dir/tensorboard"),
+};
+/* clang-format on */
+#define N_OPTIONS MT_LEN(options)
+
+/* ---- names */
+
+/* Up to N_OPTIONS distinct sections (section NULL) or the keys of one, in table order. */
+static int64_t list_names(const char *names[], const char *section)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (section && !strcmp(o->section, section)) names[n++] = o->key;
+        if (!section && (n == 0 || strcmp(names[n - 1], o->section))) names[n++] = o->section;
+    }
+    return n;
+}
+
+static void join(char *dst, size_t cap, const char *const *names, int64_t n)
+{
+    size_t used = 0;
+    dst[0] = 0;
+    for (int64_t i = 0; i < n && used < cap; i++)
+        used += (size_t)snprintf(dst + used, cap - used, i ? ", %s" : "%s", names[i]);
+}
+
+/* Other words for sections and keys, whose letters are not near. */
+static const char *const synonyms[][2] = {
+    {"qat", "quant"},          {"kd", "distill"},          {"quant.format", "weights"},
+    {"quant.type", "weights"}, {"quant.dtype", "weights"},
+};
+
+static const char *synonym(const char *section, const char *word)
+{
+    char full[160];
+    snprintf(full, sizeof(full), "%.64s%s%.64s", section ? section : "", section ? "." : "", word);
+    for (int64_t i = 0; i < MT_LEN(synonyms); i++)
+        if (!strcmp(full, synonyms[i][0])) return synonyms[i][1];
+    return NULL;
+}
+
+/* The name for `word`: a synonym, the nearest, or one that begins with it or is the beginning of it, from three letters
+ * on and at least half of them; NULL: none. section NULL: names are sections. */
+static const char *meant(const char *section, const char *word, const char *const *names, int64_t n)
+{
+    const size_t len = strlen(word);
+    const char *near = synonym(section, word);
+    if (!near) near = str_nearest(word, names, n);
+    for (int64_t i = 0; i < n && !near; i++)
+        if (len >= 3 && len <= 2 * strlen(names[i]) && strlen(names[i]) >= 3 &&
+            !strncmp(word, names[i], MT_MIN(len, strlen(names[i]))))
+            near = names[i];
+    return near;
+}
+
+static int check_section(const char *section, const char *where, struct err *err)
+{
+    const char *names[N_OPTIONS];
+    int64_t n = list_names(names, NULL);
+    for (int64_t i = 0; i < n; i++)
+        if (!strcmp(names[i], section)) return 0;
+    const char *near = meant(NULL, section, names, n);
+    if (near) return err_set(err, "%s: unknown section [%.64s]: did you mean [%s]?", where, section, near);
+    char known[512];
+    join(known, sizeof(known), names, n);
+    return err_set(err, "%s: unknown section [%.64s]; the sections are %s", where, section, known);
+}
+
+/* Keys of earlier versions. None of them changes what is trained. */
+static const char *const renamed[][2] = {
+    {"train.resident_layers", "train.decoded_layers"},
+    {"parallel.capacity", "parallel.capacity_factor"},
+    {"parallel.pieces", "parallel.chunks"},
+};
+
+const char *config_renamed(const char *key)
+{
+    for (int64_t i = 0; i < (int64_t)(sizeof(renamed) / sizeof(renamed[0])); i++)
+        if (!strcmp(key, renamed[i][0])) return renamed[i][1];
+    return NULL;
+}
+
+/* The option, or NULL with an error that names the nearest one. */
+static const struct option *find(const char *section, const char *key, const char *where, struct err *err)
+{
+    if (check_section(section, where, err)) return NULL;
+    const struct option *elsewhere = NULL;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        if (strcmp(options[i].key, key)) continue;
+        if (!strcmp(options[i].section, section)) return &options[i];
+        elsewhere = &options[i];
+    }
+    char known[512], old[160], advice[256];
+    const struct peer_key *peer = peer_key_find(key);
+    snprintf(old, sizeof(old), "%.64s.%.64s", section, key);
+    if (config_renamed(old)) {
+        err_set(err, "%s: %s is now %s", where, old, config_renamed(old));
+        return NULL;
+    }
+    const char *names[N_OPTIONS];
+    int64_t n = list_names(names, section);
+    const char *near = meant(section, key, names, n);
+    join(known, sizeof(known), names, n);
+    if (elsewhere && !synonym(section, key))
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: it belongs to [%s]", where, key, section, elsewhere->section);
+    else if (peer)
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: %s", where, key, section, peer_key_advice(advice, peer));
+    else if (near)
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]: did you mean \"%s\"?", where, key, section, near);
+    else
+        err_set(err, "%s: unknown key \"%.64s\" in [%s]; its keys are %s", where, key, section, known);
+    return NULL;
+}
+
+/* ---- values */
+
+bool config_in_interval(double v, const char *interval)
+{
+    char open, close;
+    double lo, hi;
+    MT_REQUIRE(sscanf(interval, "%c%lf,%lf%c", &open, &lo, &hi, &close) == 4, "%s", interval);
+    return (open == '[' ? v >= lo : v > lo) && (close == ']' ? v <= hi : v < hi);
+}
+
+/* Copies entry i of a list a|b|c to name. */
+bool config_choice(const char *list, int i, char name[32])
+{
+    for (; i > 0 && list; i--)
+        if ((list = strchr(list, '|'))) list++;
+    if (list) snprintf(name, 32, "%.*s", (int)strcspn(list, "|"), list);
+    return list != NULL;
+}
+
+static int bad_value(const struct option *o, const char *value, const char *where, struct err *err)
+{
+    static const char *const expected[] = {"an integer in", "a number in", "one of", "one of", "a"};
+    return err_set(err, "%s: %s.%s = \"%.80s\": expected %s %s", where, o->section, o->key, value, expected[o->kind],
+                   o->allowed);
+}
+
+static int set_number(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    char *field = (char *)c + o->offset, *end;
+    errno = 0;
+    if (o->kind == INT) {
+        long long v = strtoll(value, &end, 10);
+        if (end == value || *end || errno || !config_in_interval((double)v, o->allowed))
+            return bad_value(o, value, where, err);
+        *(int64_t *)(void *)field = v;
+    } else {
+        double v = strtod(value, &end);
+        if (end == value || *end || !isfinite(v) || !config_in_interval(v, o->allowed))
+            return bad_value(o, value, where, err);
+        *(double *)(void *)field = v;
+    }
+    return 0;
+}
+
+static int set_bool(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    static const char *const words[] = {"false", "true", "no", "yes", "0", "1", "off", "on"};
+    for (int i = 0; i < MT_LEN(words); i++) {
+        if (strcmp(value, words[i])) continue;
+        *(bool *)((char *)c + o->offset) = i % 2;
+        return 0;
+    }
+    return bad_value(o, value, where, err);
+}
+
+static int set_enum(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    enum { MAX_CHOICES = 24 };
+    char names[MAX_CHOICES][32];
+    const char *list[MAX_CHOICES];
+    int n = 0;
+    for (; n < MAX_CHOICES && config_choice(o->allowed, n, names[n]); n++) {
+        list[n] = names[n];
+        if (strcmp(value, names[n])) continue;
+        *(int *)(void *)((char *)c + o->offset) = n;
+        return 0;
+    }
+    bad_value(o, value, where, err);
+    const char *peer = peer_value_advice(o->section, o->key, value), *near = peer ? NULL : str_nearest(value, list, n);
+    if ((peer || near) && err) {
+        size_t used = strlen(err->msg);
+        snprintf(err->msg + used, sizeof(err->msg) - used, peer ? "; %s" : "; did you mean \"%s\"?",
+                 peer ? peer : near);
+    }
+    return -1;
+}
+
+/* Whether the value is a path, or a list of paths. */
+static bool has_paths(const struct option *o)
+{
+    static const char *const words[] = {"director", "file", "DIR"};
+    for (int i = 0; i < MT_LEN(words); i++)
+        if (strstr(o->allowed, words[i])) return true;
+    return false;
+}
+
+/* Copies the value with $HOME in place of each ~ that begins a path, as a shell does. */
+static int expand_home(char full[MT_CONFIG_LINE], const struct option *o, const char *value, const char *where,
+                       struct err *err)
+{
+    const char *home = getenv("HOME");
+    size_t n = 0;
+    for (const char *s = value; *s; s++) {
+        const bool begins = has_paths(o) && *s == '~' && (s == value || strchr(", \t:", s[-1]));
+        const size_t more = begins && home ? strlen(home) : 1;
+        if (begins && (!home || !*home || !strchr("/,", s[1])))
+            return err_set(err, "%s: %s.%s = %.200s: ~ stands for $HOME%s: write the whole path", where, o->section,
+                           o->key, value, home && *home ? ", and only before a /" : ", which is not set");
+        if (n + more >= MT_CONFIG_LINE) return err_set(err, "%s: %s.%s is too long", where, o->section, o->key);
+        memcpy(full + n, begins ? home : s, more);
+        n += more;
+    }
+    full[n] = 0;
+    return 0;
+}
+
+static int set_text(struct config *c, const struct option *o, const char *given, const char *where, struct err *err)
+{
+    char value[MT_CONFIG_LINE];
+    if (expand_home(value, o, given, where, err)) return -1;
+    size_t n = strlen(value);
+    char *field = (char *)c + o->offset;
+    if (n >= o->size)
+        return err_set(err, "%s: %s.%s is %zu bytes long; the limit is %zu", where, o->section, o->key, n, o->size - 1);
+    /* a slash at its end would be doubled in the paths of its files */
+    if (o->offset == offsetof(struct config, output.dir))
+        while (n > 1 && value[n - 1] == '/') n--;
+    memset(field, 0, o->size);
+    memcpy(field, value, n);
+    return 0;
+}
+
+/* Whether a value has what looks like a comment: the parser of config.ini would not read it back. */
+static bool has_comment(const char *value)
+{
+    for (const char *s = value; *s; s++)
+        if ((*s == ';' || *s == '#') && (s == value || isspace((unsigned char)s[-1]))) return true;
+    return false;
+}
+
+/* where: "FILE:LINE" or "--set ...", for messages. */
+static int assign(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+{
+    switch (o->kind) {
+    case INT:
+    case REAL: return set_number(c, o, value, where, err);
+    case BOOL: return set_bool(c, o, value, where, err);
+    case ENUM: return set_enum(c, o, value, where, err);
+    case TEXT: break;
+    }
+    return set_text(c, o, value, where, err);
+}
+
+/* ---- files */
+
+struct parse {
+    struct config *config;
+    const char *name, *text, *end;
+    int line, key_line[MT_LEN(options)]; /* where each key was set; 0: not yet */
+    char where[MT_PATH + 32];
+    struct err *err;
+    bool failed;
+};
+
+/* Checks that inih lacks: lines longer than its buffer, control characters, unknown sections without a key. */
+static int check_line(const struct parse *p, const char *line, int64_t n, int64_t cap)
+{
+    if (n > cap) return err_set(p->err, "%s: the line is longer than %lld bytes", p->where, (long long)cap);
+    for (int64_t i = 0; i < n; i++)
+        if ((unsigned char)line[i] < ' ' && line[i] != '\t')
+            return err_set(p->err, "%s: byte 0x%02x: this is not a text file", p->where, (unsigned char)line[i]);
+
+    const char *end = line + n;
+    while (line < end && (*line == ' ' || *line == '\t')) line++;
+    if (line == end || *line != '[') return 0;
+    const char *close = memchr(line, ']', (size_t)(end - line));
+    if (!close) return 0; /* inih reports it */
+    char section[64];
+    snprintf(section, sizeof(section), "%.*s", (int)MT_MIN(close - line - 1, MT_LEN(section)), line + 1);
+    return check_section(section, p->where, p->err);
+}
+
+/* Returns the next line to inih, like fgets. */
+static char *next_line(char *dst, int cap, void *user)
+{
+    struct parse *p = user;
+    if (p->failed || p->text == p->end) return NULL;
+    const char *line = p->text, *newline = memchr(line, '\n', (size_t)(p->end - line));
+    int64_t n = (newline ? newline : p->end) - line;
+    p->text += n + (newline != NULL);
+    if (n > 0 && line[n - 1] == '\r') n--;
+    snprintf(p->where, sizeof(p->where), "%s:%d", p->name, ++p->line);
+    if (check_line(p, line, n, cap - 2)) {
+        p->failed = true;
+        return NULL;
+    }
+    memcpy(dst, line, (size_t)n);
+    memcpy(dst + n, "\n", 2);
+    return dst;
+}
+
+static int before_sections(const struct parse *p, const char *key)
+{
+    const struct peer_key *peer = peer_key_find(key);
+    char advice[256] = "";
+    if (peer) peer_key_advice(advice, peer);
+    return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
+}
+
+static int set_once(struct parse *p, const char *section, const char *key, const char *value)
+{
+    if (!section[0]) return before_sections(p, key);
+    const struct option *o = find(section, key, p->where, p->err);
+    if (!o) return -1;
+    int *line = &p->key_line[o - options];
+    if (*line) return err_set(p->err, "%s: %s.%s is set twice, first on line %d", p->where, section, key, *line);
+    *line = p->line;
+    if (has_comment(value))
+        return err_set(
+            p->err,
+            "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
+            p->where, section, key, value);
+    return assign(p->config, o, value, p->where, p->err);
+}
+
+static int on_value(void *user, const char *section, const char *key, const char *value)
+{
+    struct parse *p = user;
+    p->failed = set_once(p, section, key, value) != 0;
+    return !p->failed;
+}
+
+int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err)
+{
+    struct parse p = {.config = c, .name = name, .text = text, .end = text + size, .err = err};
+    if (size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) p.text += 3;
+    ini_allow_inline_comments = false;
+    ini_allow_multiline = false;
+    ini_stop_on_first_error = true;
+    ini_use_stack = false;
+    ini_initial_alloc = ini_max_line = MT_CONFIG_LINE;
+    int line = ini_parse_stream(next_line, &p, on_value, &p);
+    if (p.failed) return -1;
+    if (line < 0) return err_set(err, "%s: no memory to read it", name);
+    if (line > 0) return err_set(err, "%s:%d: expected [section], key = value, or a comment line", name, line);
+    return 0;
+}
+
+int config_load(struct config *c, const char *path, struct err *err)
+{
+    int64_t size;
+    char *text = file_read(path, MT_CONFIG_BYTES, &size, err);
+    const int rc = text ? config_parse(c, text, size, path, err) : -1;
+    mem_free(text);
+    if (rc) (void)mistaken_for_config(path, err);
+    return rc;
+}
+
+void config_defaults(struct config *c)
+{
+    struct err err;
+    memset(c, 0, sizeof(*c));
+    for (int64_t i = 0; i < N_OPTIONS; i++)
+        MT_REQUIRE(!assign(c, &options[i], options[i].fallback, "default", &err), "%s", err.msg);
+}
+
+/* ---- command line */
+
+/* Removes blanks at both ends, in place. */
+static char *trim(char *s)
+{
+    s += strspn(s, " \t");
+    size_t n = strlen(s);
+    while (n && isspace((unsigned char)s[n - 1])) s[--n] = 0;
+    return s;
+}
+
+/* A key without a section: the error names the section if only one has this key. */
+static int not_an_assignment(char *assignment, const char *where, struct err *err)
+{
+    const struct option *only = NULL;
+    int n = 0;
+    assignment[strcspn(assignment, "=")] = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        if (strcmp(options[i].key, trim(assignment))) continue;
+        only = &options[i];
+        n++;
+    }
+    if (n == 1)
+        return err_set(err, "%s: expected --set section.key=value; did you mean %s.%s?", where, only->section,
+                       only->key);
+    const struct peer_key *peer = peer_key_find(trim(assignment));
+    char advice[256];
+    if (peer) return err_set(err, "%s: expected --set section.key=value; %s", where, peer_key_advice(advice, peer));
+    return err_set(err, "%s: expected --set section.key=value", where);
+}
+
+static int set_trimmed(struct config *c, char *assignment, const char *where, struct err *err)
+{
+    char *value = strchr(assignment, '='), *key = strchr(assignment, '.');
+    for (const char *s = assignment; *s; s++)
+        if ((unsigned char)*s < ' ' && *s != '\t')
+            return err_set(err, "%s: byte 0x%02x in a value", where, (unsigned char)*s);
+    if (!value || !key || key > value) return not_an_assignment(assignment, where, err);
+    *value = *key = 0;
+    const struct option *o = find(trim(assignment), trim(key + 1), where, err);
+    value = trim(value + 1);
+    if (o && has_comment(value))
+        return err_set(err,
+                       "%s: a ; or # at the start or after a blank begins a comment in the run's config.ini: leave out "
+                       "the blank, or in JSON write \\u003b or \\u0023",
+                       where);
+    return o ? assign(c, o, value, where, err) : -1;
+}
+
+int config_set(struct config *c, const char *assignment, struct err *err)
+{
+    char where[128];
+    snprintf(where, sizeof(where), "--set %.100s", assignment);
+    char *copy = mem_strdup(assignment);
+    int rc = set_trimmed(c, copy, where, err);
+    mem_free(copy);
+    return rc;
+}
+
+int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err)
+{
+    char place[512];
+    const int64_t n = (int64_t)(strlen(key) + strlen(value)) + 2;
+    char *text = mem_alloc(n);
+    snprintf(text, (size_t)n, "%s=%s", key, value);
+    snprintf(place, sizeof(place), "%s %.100s", where, value);
+    const int rc = set_trimmed(c, text, place, err);
+    mem_free(text);
+    return rc;
+}
+
+bool config_suggest(const char *name, const char *value, char text[512])
+{
+    const struct peer_key *peer = peer_key_find(name);
+    int used = 0;
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        char full[64];
+        config_key(i, full);
+        if (!peer_key_same(name, full) && !peer_key_same(name, options[i].key)) continue;
+        const char *shown = value ? value : options[i].kind == BOOL ? "true" : "VALUE";
+        used += snprintf(text + used, 512 - (size_t)used, "%s--set %s=%.60s", used ? " or " : "", full, shown);
+    }
+    if (used || !peer) return used > 0;
+    if (peer->key) used = snprintf(text, 512, "--set %s=%.60s", peer->key, value && !peer->note ? value : "VALUE");
+    if (peer->note) snprintf(text + used, 512 - (size_t)used, peer->key ? " (%s)" : "%s", peer->note);
+    return true;
+}
+
+/* ---- output */
+
+/* The shortest decimal text that reads back as v. */
+static void print_real(FILE *out, double v)
+{
+    char text[40];
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*g", digits, v);
+        if (strtod(text, NULL) == v) break;
+    }
+    fputs(text, out);
+}
+
+static void print_value(FILE *out, const struct config *c, const struct option *o)
+{
+    const void *field = (const char *)c + o->offset;
+    char name[32];
+    switch (o->kind) {
+    case INT: fprintf(out, "%lld", (long long)*(const int64_t *)field); break;
+    case REAL: print_real(out, *(const double *)field); break;
+    case BOOL: fputs(*(const bool *)field ? "true" : "false", out); break;
+    case ENUM:
+        MT_REQUIRE(config_choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,
+                   *(const int *)field);
+        fputs(name, out);
+        break;
+    case TEXT: fputs((const char *)field, out); break;
+    }
+}
+
+char *config_dump(const struct config *c)
+{
+    char *text = NULL;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    fprintf(out, "# moetrain %s: every setting\n", MT_VERSION);
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (i == 0 || strcmp(o->section, options[i - 1].section)) fprintf(out, "\n[%s]\n", o->section);
+        fprintf(out, "%s = ", o->key);
+        print_value(out, c, o);
+        fputc('\n', out);
+    }
+    MT_REQUIRE(!fclose(out), "out of memory for the dump");
+    return text;
+}
+
+/* Bytes above 0x7f, which need not be UTF-8, become %XX. */
+static void print_ascii(char *dst, size_t cap, const char *src)
+{
+    size_t n = 0;
+    for (; *src && n + 4 < cap; src++)
+        n += (size_t)snprintf(dst + n, cap - n, (signed char)*src < 0 ? "%%%02X" : "%c", (unsigned char)*src);
+    dst[n] = 0;
+}
+
+bool config_value(const struct config *c, int64_t i, struct config_value *v)
+{
+    char *text = NULL;
+    size_t size;
+    if (i < 0 || i >= N_OPTIONS) return false;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    print_value(out, c, &options[i]);
+    MT_REQUIRE(!fclose(out), "out of memory for a value");
+    snprintf(v->name, sizeof(v->name), "%s.%s", options[i].section, options[i].key);
+    v->effect = options[i].effect;
+    print_ascii(v->text, sizeof(v->text), text);
+    mem_free(text);
+    return true;
+}
+
+/* Prints a cell of the help table. After a cell that is too long for its column, the next column starts on a new line.
+ */
+static void print_cell(FILE *out, const char *text, int width, int column)
+{
+    fprintf(out, "%-*s", width, text);
+    if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
+}
+
+/* The names of all options of one effect, in lines of at most 120 columns. */
+static void help_effect(FILE *out, enum config_effect effect, const char *what)
+{
+    int column = fprintf(out, "  %s:", what);
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (o->effect != effect) continue;
+        const int width = (int)(strlen(o->section) + strlen(o->key) + 2);
+        if (column + width > 110) column = fprintf(out, "\n   ") - 1;
+        column += fprintf(out, " %s.%s", o->section, o->key);
+    }
+    fputc('\n', out);
+}
+
+static void help_resume(FILE *out)
+{
+    fprintf(out, "\nWhen a run continues from a checkpoint, changed values of these keys are\n");
+    help_effect(out, CONFIG_MATH, "refused");
+    help_effect(out, CONFIG_DATA, "refused unless rows, tokens and weights stay the same");
+}
+
+void config_help(FILE *out)
+{
+    fprintf(
+        out,
+        "A configuration file has lines of [section], key = value, and comments. A comment is a separate line that\n"
+        "starts with ; or #. Relative paths are relative to the current directory. --set section.key=value on the\n"
+        "command line overrides the file; a later --set overrides an earlier one. Booleans are true or false (also\n"
+        "yes/no, on/off, 1/0). In a range, [ includes and ( excludes the bound.\n");
+    for (int64_t i = 0; i < N_OPTIONS; i++) {
+        const struct option *o = &options[i];
+        if (i == 0 || strcmp(o->section, options[i - 1].section))
+            fprintf(out, "\n[%s]\n  %-21s%-5s%-9srange\n", o->section, "key", "type", "default");
+        fprintf(out, "  %-21s%-5s", o->key, kind_names[o->kind]);
+        print_cell(out, o->fallback[0] ? o->fallback : "-", 9, 28);
+        print_cell(out, o->allowed, 26, 37);
+        fprintf(out, "%s\n", o->help);
+    }
+    help_resume(out);
+}
+
+bool config_key(int64_t i, char name[64])
+{
+    if (i >= N_OPTIONS) return false;
+    snprintf(name, 64, "%s.%s", options[i].section, options[i].key);
+    return true;
+}
+
+/* Prints a cell of a Markdown table; escapes bars, which would end the cell. */
+static void put_cell(FILE *out, const char *text, const char *quote)
+{
+    if (!*text) quote = "";
+    fprintf(out, " %s", quote);
+    for (; *text; text++) fprintf(out, *text == '|' ? "\\%c" : "%c", *text);
+    fprintf(out, "%s |", quote);
+}
+
+void config_markdown(FILE *out)
+{
+    char name[64];
+    fprintf(out, "| key | type | default | range | meaning |\n|---|---|---|---|---|\n");
+    for (int64_t i = 0; config_key(i, name); i++) {
+        fputc('|', out);
+        put_cell(out, name, "`");
+        put_cell(out, kind_names[options[i].kind], "");
+        put_cell(out, options[i].fallback, "`");
+        put_cell(out, options[i].allowed, "");
+        put_cell(out, options[i].help, "");
+        fputc('\n', out);
+    }
+}

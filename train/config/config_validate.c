@@ -1,0 +1,245 @@
+/* config_validate.c - checks of a configuration that involve several keys, or the text of one; no file is read. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "data/chat/chat_template.h"
+#include "model/lora.h"
+#include "train/config/config.h"
+#include "train/report/profile.h"
+
+/* timegm moves a day that the month does not have to the next month. */
+static bool is_date(const char *s)
+{
+    struct tm day = {0};
+    char same[40];
+    if (*s == '-' || sscanf(s, "%4d-%2d-%2d", &day.tm_year, &day.tm_mon, &day.tm_mday) != 3) return false;
+    day.tm_year -= 1900;
+    day.tm_mon -= 1;
+    timegm(&day);
+    snprintf(same, sizeof(same), "%04d-%02d-%02d", day.tm_year + 1900, day.tm_mon + 1, day.tm_mday);
+    return !strcmp(s, same);
+}
+
+/* "auto": 0; a number above 0: that number; otherwise -1. */
+static int64_t gpus_of(const char *text)
+{
+    const size_t digits = strspn(text, "0123456789");
+    if (!strcmp(text, "auto")) return 0;
+    return digits && digits <= 4 && !text[digits] && text[0] != '0' ? strtoll(text, NULL, 10) : -1;
+}
+
+int64_t config_gpus(const struct config *c) { return gpus_of(c->parallel.gpus); }
+
+struct lora_options config_lora(const struct config *c)
+{
+    return (struct lora_options){.r = c->lora.r,
+                                 .alpha = c->lora.alpha,
+                                 .dropout = c->lora.dropout,
+                                 .rslora = c->lora.rslora,
+                                 .targets = c->lora.targets,
+                                 .ranks = c->lora.rank_pattern,
+                                 .layers = c->lora.layers};
+}
+
+/* Refuses values of only commas and blanks, which later code would treat as empty. */
+static int validate_lists(const struct config *c, struct err *err)
+{
+    const struct {
+        const char *name, *value, *expected;
+    } lists[] = {{"data.train", c->data.train, "files separated by commas"},
+                 {"data.eval", c->data.eval, "files separated by commas"},
+                 {"data.columns", c->data.columns, "TO=COLUMN separated by commas"}};
+    for (int64_t i = 0; i < MT_LEN(lists); i++)
+        if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
+            return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
+    return 0;
+}
+
+/* Spelling of the values that are small languages. */
+static int validate_texts(const struct config *c, struct err *err)
+{
+    const struct lora_options lora = config_lora(c);
+    const char *eval_columns = strcmp(c->data.eval_columns, "same") ? c->data.eval_columns : "";
+    if (row_columns_check(c->data.columns, err)) return err_prefix(err, "data.columns");
+    if (row_columns_check(eval_columns, err)) return err_prefix(err, "data.eval_columns");
+    if (c->data.chat_kwargs[0] && chat_template_check_kwargs(c->data.chat_kwargs, err))
+        return err_prefix(err, "data.chat_kwargs = %.100s", c->data.chat_kwargs);
+    return lora_options_check(&lora, err);
+}
+
+static int validate_parallel(const struct config *c, struct err *err)
+{
+    if (config_gpus(c) < 0)
+        return err_set(err, "parallel.gpus = \"%s\": expected auto or a number from 1 on", c->parallel.gpus);
+    if (config_gpus(c) > 1 && c->train.device == CFG_DEVICE_CPU)
+        return err_set(err, "parallel.gpus = %s with train.device = cpu: set parallel.cpu_ranks instead",
+                       c->parallel.gpus);
+    if (c->parallel.cpu_ranks > 1 && c->train.device != CFG_DEVICE_CPU)
+        return err_set(err, "parallel.cpu_ranks = %lld needs train.device = cpu", (long long)c->parallel.cpu_ranks);
+    return 0;
+}
+
+enum config_teacher config_teacher(const struct config *c, const char **dir)
+{
+    const char *text = c->distill.teacher, *colon = strchr(text, ':');
+    *dir = colon ? colon + 1 : "";
+    return !strcmp(text, "base")   ? TEACHER_BASE
+           : !strcmp(text, "rows") ? TEACHER_ROWS
+           : colon                 ? TEACHER_ADAPTER
+                                   : TEACHER_NONE;
+}
+
+void config_without_teacher(struct config *c)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    config_defaults(defaults);
+    c->distill = defaults->distill;
+    mem_free(defaults);
+}
+
+bool config_quantises(const struct config *c)
+{
+    return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;
+}
+
+const char *const *config_needs(const char *name)
+{
+    static const char *const none[] = {NULL}, *const teacher[] = {"distill.teacher", NULL},
+                             *const weights[] = {"quant.weights", NULL},
+                             *const activations[] = {"quant.activations", NULL},
+                             *const either[] = {"quant.weights", "quant.activations", NULL};
+    if (!strncmp(name, "distill.", 8)) return strcmp(name, "distill.teacher") ? teacher : none;
+    if (!strcmp(name, "quant.mode") || !strcmp(name, "quant.amax")) return weights;
+    if (!strcmp(name, "quant.calibration")) return activations;
+    const char *const of_either[] = {"quant.start", "quant.narrow", "quant.targets"};
+    for (int i = 0; i < MT_LEN(of_either); i++)
+        if (!strcmp(name, of_either[i])) return either;
+    return none;
+}
+
+bool config_unused(const struct config *c, const char *name)
+{
+    const char *dir;
+    const char *const *needs = config_needs(name);
+    for (int i = 0; needs[i]; i++)
+        if (!strcmp(needs[i], "distill.teacher")     ? config_teacher(c, &dir) != TEACHER_NONE
+            : !strcmp(needs[i], "quant.activations") ? c->quant.activations != CFG_QUANT_NONE
+                                                     : c->quant.weights != CFG_QUANT_NONE)
+            return false;
+    return needs[0] != NULL;
+}
+
+/* Adds to text the keys that differ from the defaults and have no effect without `needs`. */
+static void put_unused(struct text_buf *text, const struct config *c, const char *const *needs)
+{
+    struct config *defaults = mem_alloc(sizeof(*defaults));
+    struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *usual = now + 1;
+    bool any = false;
+    config_defaults(defaults);
+    for (int64_t i = 0; config_value(c, i, now); i++) {
+        config_value(defaults, i, usual);
+        if (config_needs(now->name) != needs || !config_unused(c, now->name) || !strcmp(now->text, usual->text))
+            continue;
+        text_put(text, any ? ", " : text->size ? "; " : "");
+        text_put(text, now->name);
+        any = true;
+    }
+    for (int i = 0; any && needs[i]; i++) {
+        text_put(text, i ? " or " : " without ");
+        text_put(text, needs[i]);
+    }
+    mem_free(now);
+    mem_free(defaults);
+}
+
+void config_warn_unused(const struct config *c)
+{
+    static const char *const groups[] = {"distill.alpha", "quant.start", "quant.mode", "quant.calibration"};
+    struct text_buf text = {0};
+    for (int i = 0; i < MT_LEN(groups); i++) put_unused(&text, c, config_needs(groups[i]));
+    if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
+    text_free(&text);
+}
+
+static int validate_distill(const struct config *c, struct err *err)
+{
+    const char *text = c->distill.teacher, *dir;
+    const enum config_teacher teacher = config_teacher(c, &dir);
+    if (teacher == TEACHER_ADAPTER ? strncmp(text, "adapter:", 8) || !*dir
+                                   : teacher == TEACHER_NONE && strcmp(text, "none"))
+        return err_set(err, "distill.teacher = \"%.80s\": expected none, base, rows or adapter:DIR", text);
+    if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
+        return err_set(err,
+                       "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
+                       "the likeliest tokens alone: set forward, or a teacher of base or adapter:DIR");
+    return 0;
+}
+
+static int validate_quant(const struct config *c, struct err *err)
+{
+    char weights[32], inputs[32];
+    config_choice(QUANT_FORMATS, c->quant.weights, weights);
+    config_choice(QUANT_INPUTS, c->quant.activations, inputs);
+    if (c->train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(c))
+        return err_set(
+            err,
+            "train.expert_dtype = fp8 and quantisation-aware training (quant.weights = %s, quant.activations "
+            "= %s) exclude each other: set train.expert_dtype = bf16, or both to none",
+            weights, inputs);
+    if (c->train.offload == CFG_OFFLOAD_EXPERTS && (config_quantises(c) || c->train.expert_dtype == CFG_EXPERTS_IN_FP8))
+        return err_set(err,
+                       "train.offload = experts moves packed experts, and %s reads them otherwise: set train.offload "
+                       "= auto",
+                       config_quantises(c) ? "quantisation-aware training" : "train.expert_dtype = fp8");
+    if (!c->quant.narrow || !config_quantises(c) || !strncmp(weights, "int", 3) || !strcmp(inputs, "int8")) return 0;
+    const bool of_inputs = c->quant.weights == CFG_QUANT_NONE;
+    return err_set(err, "quant.narrow = true with quant.%s = %s: only int8 and int4 have narrow codes",
+                   of_inputs ? "activations" : "weights", of_inputs ? inputs : weights);
+}
+
+int config_validate(const struct config *c, struct err *err)
+{
+    bool held_out = c->data.eval[0] || c->data.eval_split > 0;
+    if (!c->model.path[0])
+        return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
+    if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
+        return err_set(err, "model.quantize_attention needs a model.quantize: nf4, nf4-nested, mxfp4 or nvfp4");
+    if (c->model.expert_weight_format != CFG_EXPERTS_AUTO && c->train.decoded_layers >= 0)
+        return err_set(err,
+                       "model.expert_weight_format and train.decoded_layers = %lld exclude each other: leave one of "
+                       "them out",
+                       (long long)c->train.decoded_layers);
+    if (!c->output.dir[0]) return err_set(err, "output.dir is empty: set the directory for the files of the run");
+    if (!c->train.resume[0])
+        return err_set(err, "train.resume is empty: expected auto, never or a checkpoint directory");
+    if (!is_date(c->data.chat_date))
+        return err_set(err, "data.chat_date = \"%s\": expected a date, YYYY-MM-DD", c->data.chat_date);
+    if (c->data.eval[0] && c->data.eval_split > 0)
+        return err_set(err, "data.eval and data.eval_split exclude each other: leave one of them out");
+    if (c->eval.every > 0 && !held_out && !c->eval.prompts[0])
+        return err_set(err,
+                       "eval.every = %lld, but nothing is held out: set data.eval, data.eval_split or eval.prompts",
+                       (long long)c->eval.every);
+    if (c->eval.patience > 0 && c->eval.every == 0)
+        return err_set(err, "eval.patience = %lld needs evaluations: set eval.every", (long long)c->eval.patience);
+    if (c->eval.patience > 0 && !held_out)
+        return err_set(err, "eval.patience = %lld needs a held-out loss: set data.eval or data.eval_split",
+                       (long long)c->eval.patience);
+    if (!c->data.eval[0] && (c->data.eval_format != CFG_EVAL_FORMAT_SAME || strcmp(c->data.eval_columns, "same")))
+        return err_set(err, "data.eval_format and data.eval_columns need data.eval: set it, or leave them out");
+    if (c->train.steps == 0 && c->train.epochs == 0)
+        return err_set(err, "train.steps and train.epochs are both 0: set one of them");
+    if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
+        return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
+                       (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_quant(c, err) ||
+        validate_parallel(c, err))
+        return -1;
+    struct profile profile;
+    if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
+    if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
+        return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
+                       (long long)c->optim.warmup_steps, (long long)c->train.steps);
+    return 0;
+}

@@ -1,0 +1,138 @@
+/* gpu_table.c - the table of GPUs. */
+#include "train/plan/gpu_table.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* mib: total memory as nvidia-smi shows it, with ECC on where the card has it, or as the driver reports it. tflops,
+ * gbs: published, of dense bf16 products with fp32 sums and of the memory. */
+static const struct {
+    const char *name, *title;
+    int64_t mib;
+    int capability;
+    double tflops, gbs;
+    bool integrated;
+} cards[] = {
+    {"v100", "V100", 32768, 70, 125, 900, false},
+    {"t4", "T4", 15360, 75, 65, 320, false},
+    {"a100", "A100 80 GB", 81920, 80, 312, 2039, false},
+    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555, false},
+    {"a30", "A30", 24576, 80, 165, 933, false},
+    {"a10", "A10", 23028, 86, 125, 600, false},
+    {"a40", "A40", 46068, 86, 149.7, 696, false},
+    {"a6000", "RTX A6000", 49140, 86, 154.8, 768, false},
+    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360, false},
+    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760, false},
+    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936, false},
+    {"l4", "L4", 23034, 89, 121, 300, false},
+    {"l40s", "L40S", 46068, 89, 362, 864, false},
+    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960, false},
+    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288, false},
+    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504, false},
+    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717, false},
+    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008, false},
+    {"h100", "H100 80 GB", 81559, 90, 989, 3350, false},
+    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938, false},
+    {"h200", "H200", 143771, 90, 989, 4800, false},
+    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000, false},
+    {"b200", "B200", 183359, 100, 2250, 8000, false},
+    {"b300", "B300", 275040, 103, 2250, 8000, false},
+    {"thor", "Jetson Thor", 125748, 110, 258.5, 273, true},
+    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960, false},
+    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792, false},
+    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792, false},
+    {"gb10", "GB10", 124546, 121, 125, 273, true},
+};
+
+/* The next letter or digit, in lower case; 0: end of the text. */
+static int next(const char **p)
+{
+    while (**p && strchr(" -_", **p)) ++*p;
+    return **p ? tolower((unsigned char)*(*p)++) : 0;
+}
+
+static bool same(const char *a, const char *b)
+{
+    int x, y;
+    do {
+        x = next(&a);
+        y = next(&b);
+    } while (x && x == y);
+    return x == y;
+}
+
+/* "24gb", "24 GiB": a card sold with n GB; n gibibytes. */
+static bool read_size(struct gpu_model *card, const char *name)
+{
+    char *end;
+    const bool digit = isdigit((unsigned char)name[0]);
+    const double gib = digit ? strtod(name, &end) : 0;
+    if (!digit || gib < 1 || gib > 4096 || (!same(end, "gb") && !same(end, "gib"))) return false;
+    snprintf(card->title, sizeof(card->title), "a GPU of %g GB", gib);
+    card->bytes = (int64_t)(gib * (1 << 30));
+    card->capability = 0;
+    card->integrated = false;
+    card->rates = (struct roofs){0};
+    return true;
+}
+
+/* What full tiles of products reach, so that the steps of RESULTS.md come out within a tenth where micro-batches are
+ * large. */
+static struct roofs rates_of(int i)
+{
+    return (struct roofs){.flops = 0.52e12 * cards[i].tflops, .bytes = 0.85e9 * cards[i].gbs};
+}
+
+/* Whether `text` has the n letters and digits of `word` somewhere, and none right after them: "L40" has no "l4". */
+static bool has_word(const char *text, const char *word, size_t n)
+{
+    for (; *text; text++) {
+        const char *t = text;
+        size_t i = 0;
+        while (i < n && next(&t) == word[i]) i++;
+        if (i == n && !isalnum((unsigned char)*t)) return true;
+    }
+    return false;
+}
+
+/* Whether `device` has every word of a card's name: "A100-SXM4-40GB" those of "a100-40gb". */
+static bool is_named(const char *device, const char *name)
+{
+    bool all = true;
+    for (size_t n; *name && all; name += n + (name[n] == '-')) all = has_word(device, name, n = strcspn(name, "-"));
+    return all;
+}
+
+struct roofs gpu_table_rates(const char *device)
+{
+    int best = -1;
+    for (int i = 0; i < MT_LEN(cards); i++)
+        if (is_named(device, cards[i].name) && (best < 0 || strlen(cards[i].name) > strlen(cards[best].name))) best = i;
+    return best < 0 ? (struct roofs){0} : rates_of(best);
+}
+
+int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
+{
+    char names[512] = "";
+    size_t used = 0;
+    for (int i = 0; i < MT_LEN(cards); i++) {
+        const bool old = cards[i].capability < GPU_CAPABILITY;
+        if (!old) used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", cards[i].name);
+        if (!same(cards[i].name, name)) continue;
+        if (old)
+            return err_set(err,
+                           "--gpu %s: the %s has compute capability %d.%d, and the CUDA kernels need %d.%d or later",
+                           name, cards[i].title, cards[i].capability / 10, cards[i].capability % 10,
+                           GPU_CAPABILITY / 10, GPU_CAPABILITY % 10);
+        snprintf(card->title, sizeof(card->title), "%s", cards[i].title);
+        card->bytes = cards[i].mib << 20;
+        card->capability = cards[i].capability;
+        card->integrated = cards[i].integrated;
+        card->rates = rates_of(i);
+        return 0;
+    }
+    if (read_size(card, name)) return 0;
+    return err_set(err, "--gpu %s is unknown: give its memory, as in 24gb, or one of %s", name, names);
+}

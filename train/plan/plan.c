@@ -1,0 +1,191 @@
+/* plan.c - the budget of a run, and the fastest options that fit it. */
+#include "train/plan/plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "train/plan/plan_advice.h"
+#include "train/plan/plan_choice.h"
+
+enum { WAITS = 10 }; /* seconds, at most, for their end */
+
+/* The budget without train.memory_gb: the free memory that a plan may use, or most of a GPU that is not here. */
+static int64_t most_memory(const struct plan_request *q)
+{
+    if (q->dev->card.bytes) return q->dev->card.bytes / 100 * (q->dev->card.integrated ? 90 : 99);
+    return q->room.device < INT64_MAX ? q->room.fixed + q->room.device : INT64_MAX;
+}
+
+static void set_budget(struct plan *p, const struct plan_request *q)
+{
+    const struct device *dev = q->dev;
+    const double gib = 1 << 30, given = q->cfg->train.memory_gb;
+    p->card = dev->card;
+    p->fixed = q->room.fixed;
+    p->room = most_memory(q);
+    p->capped = given > 0 && (!dev->card.bytes || given * gib < (double)p->room);
+    p->budget = p->capped ? (int64_t)(given * gib) : p->room;
+    p->limit = p->capped ? "train.memory_gb" : dev->card.bytes ? "of the GPU's memory" : "of what is free";
+}
+
+/* Plans within the memory of now. */
+static int choose(struct plan *p, const struct plan_request *q, struct err *err)
+{
+    struct plan_choice c;
+    set_budget(p, q);
+    if (plan_choose(&c, q, p->fixed, p->budget, err) || plan_settle(&p->memory, &c, q, p->fixed, p->budget, err))
+        return -1;
+    p->opt = c.opt;
+    p->ms = c.ms;
+    p->host_free = p->memory.host * q->par->all->local_world;
+    p->host_room = q->room.host < INT64_MAX ? q->room.host * q->par->all->local_world : INT64_MAX;
+    p->host_rest = q->cfg->train.offload == CFG_OFFLOAD_AUTO && p->memory.host > q->room.host / 2;
+    if (q->cfg->train.offload == CFG_OFFLOAD_AUTO && !p->host_rest)
+        p->host_free *= 2; /* it takes half of what is free */
+    return 0;
+}
+
+/* Nothing fits a GPU that others use: waits a moment. True if they then use less, as the driver frees the memory of a
+ * process some time after its end. */
+static bool others_end(struct plan_request *q)
+{
+    const int64_t before = q->room.fixed;
+    if (!q->dev->ops->own_memory || q->dev->card.bytes || before < PLAN_CROWDED) return false;
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    plan_request_room(q);
+    return q->room.fixed < before;
+}
+
+/* FP8 products exist for Hopper alone. Others compute with the same rounded rows, in bf16 or f32. */
+static void warn_fp8(const struct device *dev, const struct config *cfg)
+{
+    if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || (dev->ops->fp8_products && dev->ops->fp8_products())) return;
+    log_warn("train.expert_dtype = fp8: only the kernels for Hopper have FP8 products; here training rounds the same "
+             "rows and is not faster than with bf16");
+}
+
+/* A CPU and an integrated GPU copy the bytes to other memory of the same limit. */
+static void warn_offload(const struct plan *p, const struct device *dev, const struct config *cfg)
+{
+    char way[32];
+    config_choice(TRAIN_OFFLOADS, cfg->train.offload, way);
+    if (cfg->train.offload == CFG_OFFLOAD_EXPERTS && !p->memory.host_experts)
+        log_warn(
+            "train.offload = experts has no effect: the device holds the packed experts of %d layers, and there are "
+            "no more",
+            HOST_EXPERT_SLOTS);
+    if (p->in_host_memory && p->memory.host_shared)
+        log_warn("train.offload = %s spares nothing on %s: host memory is the same memory; set train.offload = none",
+                 way, dev->ops->own_memory ? "an integrated GPU" : "a CPU");
+}
+
+static void warn_host(const struct plan *p)
+{
+    char a[32], b[32];
+    if (p->host_rest)
+        log_warn("the run takes %s of the %s of host memory that are free, more than half: nothing else fits",
+                 str_bytes(a, p->host_free), str_bytes(b, p->host_room));
+}
+
+/* Also where the experts have the dtype that decoding would give them. */
+static void warn_decoded(const struct plan *p, const struct config *cfg)
+{
+    if (cfg->train.decoded_layers > 0 && !p->memory.n_decoded)
+        log_warn("train.decoded_layers = %lld has no effect: the experts are %s already",
+                 (long long)cfg->train.decoded_layers, p->memory.format);
+}
+
+static int make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                struct err *err)
+{
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
+    *p = (struct plan){.n_tok = q.n_tok,
+                       .grad_accum = cfg->train.grad_accum,
+                       .n_layer = a->n_layer,
+                       .n_rank = par->all->world,
+                       .n_ep = par->ep->world,
+                       .n_dp = cfg->parallel.zero ? par->dp->world : 1};
+    if (a->max_len < cfg->data.seq_len)
+        return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
+                       (long long)cfg->data.seq_len, (long long)a->max_len);
+    p->in_host_memory = device_in_host_memory(dev);
+    if (choose(p, &q, err)) return -1;
+    for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
+        if (choose(p, &q, err)) return -1;
+    q.checked = true;
+    p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
+    if (train) warn_fp8(dev, cfg);
+    warn_offload(p, dev, cfg);
+    warn_decoded(p, cfg);
+    if (p->memory.n_unused)
+        log_warn("%lld tensor%s of the checkpoint %s not used, the first is %s", (long long)p->memory.n_unused,
+                 str_plural(p->memory.n_unused), p->memory.n_unused == 1 ? "is" : "are", p->memory.unused);
+    for (int r = 0; r < PLAN_MODES; r++) {
+        struct model_options opt = p->opt;
+        opt.save = acts_save_mode((enum recompute)r);
+        opt.decoded_layers = MT_MAX(plan_decoded_layers(&q), 0);
+        if (plan_measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
+    }
+    if (plan_peak(p, train) <= p->budget) warn_host(p);
+    if (plan_peak(p, train) <= p->budget) return plan_check_host(p, &q, err);
+    p->too_large = true;
+    return plan_too_large(p, &q, err);
+}
+
+int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              struct err *err)
+{
+    const int rc = make(p, dev, par, a, st, cfg, adapter_dir, train, err);
+    plan_progress_end();
+    return rc;
+}
+
+/* Whether the same budget with more host memory would be faster by a hundredth. */
+static int find_faster(struct plan *p, struct plan_request q, struct err *err)
+{
+    const bool limited = q.train && q.cfg->train.offload == CFG_OFFLOAD_AUTO && !p->in_host_memory;
+    struct plan_choice c;
+    struct plan_memory m;
+    if (!limited || q.room.host == INT64_MAX) return 0;
+    q.room.host = INT64_MAX;
+    if (plan_choose(&c, &q, p->fixed, p->budget, err) || plan_settle(&m, &c, &q, p->fixed, p->budget, err)) return -1;
+    if (m.host * 2 * q.par->all->local_world <= p->host_room || c.ms > 0.99 * p->ms) return 0;
+    p->host_faster = m.host * 2 * q.par->all->local_world;
+    p->faster_ms = c.ms;
+    return 0;
+}
+
+int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
+                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                 struct err *err)
+{
+    const int64_t unit = 64;
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
+    struct model_options alone = p->opt;
+    struct plan_memory m;
+    struct plan_choice c;
+    q.checked = true;
+    alone.frozen = true;
+    if (plan_measure(&m, &p->trainable, &q, &alone, err)) return -1;
+    p->eval_alone = plan_memory_peak(&m, p->fixed, false);
+    if (p->budget == INT64_MAX) return 0;
+    if (find_faster(p, q, err)) return -1;
+    int64_t low = 0, high = a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        q.seq_len = q.n_tok = middle * unit;
+        if (plan_choose_least(&c, &q, p->fixed, err)) return -1;
+        if (c.peak <= p->budget)
+            low = middle;
+        else
+            high = middle;
+    }
+    plan_progress_end();
+    p->longest = low * unit;
+    p->longest_fits = low == a->max_len / unit;
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* plan_choice.h - chooses what to save, to recompute, to decode and to keep in host memory. */
+#ifndef MT_PLAN_CHOICE_H
+#define MT_PLAN_CHOICE_H
+
+#include "train/plan/plan_measure.h"
+
+struct plan_choice {
+    struct model_options opt;
+    int64_t peak;  /* device bytes, `fixed` included */
+    double ms;     /* estimated time of a micro-batch on the device of plan_choice.c; compares choices */
+    double ops_ms; /* of it the ops; the rest is scratch that is small, and host memory */
+    bool packed;   /* decoded layers would take longer */
+};
+/* The fastest options whose peak is at most `budget`; if none are, those with the lowest peak. train.offload = auto
+ * takes at most half of the host memory, and more where nothing fits otherwise. */
+int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget,
+                struct err *err) MT_CHECK;
+/* The options with the lowest peak. */
+int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err) MT_CHECK;
+/* *bytes: the least host memory of a rank with which a peak is at most `budget`; INT64_MAX: none is with any. */
+int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget,
+                    struct err *err) MT_CHECK;
+
+/* Measures the choice and, where the configuration leaves the number of decoded layers open, decodes as many as fit, or
+ * none where packed experts are faster. */
+int plan_settle(struct plan_memory *m, struct plan_choice *c, const struct plan_request *q, int64_t fixed,
+                int64_t budget, struct err *err) MT_CHECK;
+
+#endif

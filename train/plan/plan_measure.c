@@ -1,0 +1,427 @@
+/* plan_measure.c - the model's options from the configuration; memory, FLOPs and time of a run in a dry run of its
+ * code. */
+#include "train/plan/plan_measure.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/loader.h"
+#include "kernels/memory.h"
+#include "kernels/moe_packed.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/adapter/peft.h"
+
+struct quantize plan_quantize(const struct config *cfg)
+{
+    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4, WF_NVFP4};
+    return (struct quantize){.format = formats[cfg->model.quantize],
+                             .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
+                             .attention = cfg->model.quantize_attention};
+}
+
+static struct distill distill_of(const struct config *cfg, const struct arch *a)
+{
+    static const enum distill_from from[] = {DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS, DISTILL_MODEL};
+    const char *dir;
+    return (struct distill){.from = from[config_teacher(cfg, &dir)],
+                            .kl = cfg->distill.kl == CFG_KL_REVERSE ? KL_REVERSE : KL_FORWARD,
+                            .alpha = cfg->distill.alpha,
+                            .temperature = cfg->distill.temperature,
+                            .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
+}
+
+/* Choice `choice` of a list of formats; bits 0: none. */
+static struct fakequant quant_format(const char *list, int choice, bool narrow)
+{
+    struct fakequant f = {.bits = 0};
+    char name[32];
+    struct err err = {.msg = ""};
+    if (choice == CFG_QUANT_NONE) return f;
+    const bool chosen = config_choice(list, choice, name);
+    MT_REQUIRE(chosen && !fakequant_parse(&f, name, &err), "choice %d of %s: %s", choice, list, err.msg);
+    if (narrow && f.kind == FQ_INT) f.qmin = -f.qmax;
+    return f;
+}
+
+struct qat_options plan_qat(const struct config *cfg)
+{
+    struct qat_options q = {.merged = cfg->quant.mode == CFG_QUANT_MERGED,
+                            .all = cfg->quant.targets == CFG_QUANT_ALL,
+                            .fixed = cfg->quant.amax == CFG_QUANT_STATIC};
+    q.weights = quant_format(QUANT_FORMATS, cfg->quant.weights, cfg->quant.narrow);
+    q.inputs = quant_format(QUANT_INPUTS, cfg->quant.activations, cfg->quant.narrow);
+    return q;
+}
+
+int64_t plan_decoded_layers(const struct plan_request *q)
+{
+    switch (q->cfg->model.expert_weight_format) {
+    case CFG_EXPERTS_PACKED: return 0;
+    case CFG_EXPERTS_BF16: return q->a->n_layer;
+    default: return q->cfg->train.decoded_layers;
+    }
+}
+
+/* Number of all-to-all chunks of a micro-batch: few, so that matrix products stay large. */
+static int64_t n_chunk(const struct config *cfg, int64_t n_tok)
+{
+    return cfg->parallel.chunks ? MT_MIN(cfg->parallel.chunks, n_tok) : n_tok < 4096 ? 1 : MT_MIN(n_tok / 4096, 4) + 1;
+}
+
+struct model_options plan_fixed_options(const struct plan_request *q)
+{
+    const struct config *cfg = q->cfg;
+    struct model_options opt = {.max_len = q->seq_len,
+                                .frozen = !q->train,
+                                .quantize = plan_quantize(cfg),
+                                .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
+                                .fp8_experts = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8,
+                                .aux_coef = cfg->train.aux_loss_coef,
+                                .qat = plan_qat(cfg),
+                                .par = q->par,
+                                .shard_moments = cfg->parallel.zero,
+                                .distill = distill_of(cfg, q->a),
+                                .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
+    if (q->par->ep->world > 1)
+        opt.ep = (struct ep_options){
+            .n_tok = q->n_tok, .capacity_factor = cfg->parallel.capacity_factor, .n_chunk = n_chunk(cfg, q->n_tok)};
+    return opt;
+}
+
+int64_t plan_logits_bytes(const struct device *dev, int i)
+{
+    static const int64_t gpu[PLAN_LOGITS] = {1280 << 20, 512 << 20, 256 << 20, 128 << 20, 64 << 20};
+    return dev->ops->own_memory ? gpu[i] : 128 << 20;
+}
+
+int64_t plan_expert_group(int i)
+{
+    static const int64_t groups[PLAN_EXPERT_GROUPS] = {0, 8, 4, 2, 1};
+    return groups[i];
+}
+
+int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
+                  struct err *err)
+{
+    const struct lora_options opt = config_lora(cfg);
+    return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
+}
+
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err)
+{
+    char found[MT_PATH];
+    const char *dir;
+    *planned = NULL;
+    if (config_teacher(cfg, &dir) != TEACHER_ADAPTER) return 0;
+    if (adapter_dir_find(found, "distill.teacher = adapter:", dir, err) || peft_plan(ad, a, found, err)) return -1;
+    *planned = ad;
+    return 0;
+}
+
+/* Memory that the driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2. */
+enum { PER_PEER = 96 << 20 };
+
+/* The least of all ranks; INT64_MAX stays. A plan for ranks that have not been started knows only this machine. */
+static int64_t least_of(const struct parallel *par, int64_t bytes)
+{
+    if (!par->all->net) return bytes;
+    const double least = comm_host_min(par->all, (double)bytes);
+    return least < 0x1p62 ? (int64_t)least : INT64_MAX;
+}
+
+/* Of free memory plans use all of a GPU's own, a fraction of host memory, for which others compete. */
+void plan_request_room(struct plan_request *q)
+{
+    const struct device *dev = q->dev;
+    const struct parallel *par = q->par;
+    const int64_t available = dev->ops->free_bytes(), n_local = par->all->local_world;
+    const bool gpu = dev->ops->own_memory, apart = !device_in_host_memory(dev),
+               here = !dev->card.bytes && available >= 0;
+    const int64_t here_or_many = here ? dev->n_threads : INT64_MAX;
+    const int64_t threads = q->cfg->train.threads ? q->cfg->train.threads : here_or_many;
+    const int64_t fixed = dev->ops->fixed_bytes() + (gpu ? (par->ep->world - 1) * PER_PEER : 0);
+    const int64_t device = apart ? available / 100 * 99 : available / n_local / 10 * 9;
+    const int64_t host = dev->card.host_bytes ? dev->card.host_bytes : here ? memory_room("") : INT64_MAX;
+    q->room = (struct plan_room){.fixed = -least_of(par, -fixed),
+                                 .device = least_of(par, here ? device : INT64_MAX),
+                                 .threads = least_of(par, threads),
+                                 .host = least_of(par, host < INT64_MAX ? host / n_local : host)};
+}
+
+struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
+                                    const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
+                                    bool train)
+{
+    const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
+    struct plan_request q = {.dev = dev,
+                             .par = par,
+                             .a = a,
+                             .st = st,
+                             .cfg = cfg,
+                             .adapter_dir = adapter_dir,
+                             .train = train,
+                             .n_tok = loader_max_tokens(&lo),
+                             .seq_len = cfg->data.seq_len};
+    plan_request_room(&q);
+    return q;
+}
+
+/* ---- progress ---- */
+
+enum { LINE_MS = 250 };
+
+double plan_quiet_ms = 1000, plan_log_ms = 10000;
+
+static struct {
+    double start_ms, shown_ms; /* 0: no plan is made */
+    int64_t n;                 /* dry runs */
+    bool drawn;
+} shown;
+
+void plan_progress(const struct plan_request *q)
+{
+    const double now = clock_ms();
+    const bool tty = isatty(STDERR_FILENO);
+    char s[32];
+    progress();
+    if (!shown.n++) shown.start_ms = shown.shown_ms = now;
+    if (q->par->all->rank || now - shown.start_ms < plan_quiet_ms) return;
+    if (now - shown.shown_ms < (tty ? LINE_MS : plan_log_ms)) return;
+    shown.shown_ms = now;
+    str_seconds(s, (now - shown.start_ms) / 1e3);
+    if (tty)
+        fprintf(stderr, "\r\033[Kplan: %lld dry runs of the model so far, %s", (long long)shown.n, s);
+    else
+        log_info("plan: %lld dry runs of the model so far, %s", (long long)shown.n, s);
+    shown.drawn = tty;
+}
+
+void plan_progress_end(void)
+{
+    if (shown.drawn) fputs("\r\033[K", stderr);
+    shown.n = 0;
+    shown.drawn = false;
+}
+
+/* ---- dry runs ---- */
+
+/* Runs one micro-batch in a dry run and returns the peak of the work arena. *fwd: its peak after forward and loss. */
+static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised, int64_t *fwd)
+{
+    struct model *m = &p->model;
+    const struct model_pass pass = {
+        .backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true, .unquantised = !quantised};
+    plan_progress(p->q);
+    p->dev.work = arena_measure("work");
+    p->dev.flops = p->dev.floor_ms = 0;
+    model_begin(m, &p->batch, &pass);
+    model_fwd(m);
+    model_loss(m);
+    *fwd = p->dev.work.peak;
+    if (backward) model_bwd(m);
+    model_end(m);
+    if (backward) model_norm(m);
+    return p->dev.work.peak;
+}
+
+/* The peak of a pass that calibrates the inputs. */
+static int64_t measure_calibration(struct plan_probe *p)
+{
+    struct model *m = &p->model;
+    const struct model_pass pass = {.inputs = QAT_INPUTS_SEEN};
+    if (!m->qat.n_input) return 0;
+    p->dev.work = arena_measure("work");
+    qat_calibrate_begin(&m->qat);
+    model_begin(m, &p->batch, &pass);
+    model_fwd(m);
+    model_loss(m);
+    model_end(m);
+    qat_free(&m->qat);
+    return p->dev.work.peak;
+}
+
+int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *way,
+                    struct err *err)
+{
+    struct model_options opt = *way;
+    struct adapters ad, teacher = {0};
+    opt.checked = q->checked;
+    p->q = q;
+    p->batch = (struct model_batch){
+        .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
+    device_dry_run(&p->dev, q->dev);
+    if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err)) return -1;
+    if (plan_teacher(&teacher, &opt.teacher, q->a, q->cfg, err)) {
+        adapters_free(&ad);
+        return -1;
+    }
+    const int rc = model_open(&p->model, &p->dev, q->a, q->st, &ad, &opt, 0, err);
+    adapters_free(&teacher); /* empty where the model has taken them */
+    return rc;
+}
+
+void plan_probe_close(struct plan_probe *p) { model_close(&p->model); }
+
+/* plan_probe_work; *fwd: its peak after forward and loss. Leaves the FLOPs of a quantised pass in dev. */
+static int64_t measure_training(struct plan_probe *p, double *ms, int64_t *fwd)
+{
+    const bool both = p->q->cfg->quant.start > 0;
+    int64_t other_fwd = 0;
+    const int64_t other = both ? measure_pass(p, true, false, &other_fwd) : 0;
+    const double other_ms = p->dev.floor_ms;
+    const int64_t work = measure_pass(p, true, true, fwd);
+    *ms = both ? (p->dev.floor_ms + other_ms) / 2 : p->dev.floor_ms;
+    *fwd = MT_MAX(*fwd, other_fwd);
+    return MT_MAX(work, other);
+}
+
+int64_t plan_probe_work(struct plan_probe *p, double *ms)
+{
+    int64_t fwd;
+    return measure_training(p, ms, &fwd);
+}
+
+int64_t plan_probe_other(struct plan_probe *p)
+{
+    int64_t fwd;
+    const int64_t eval = measure_pass(p, false, true, &fwd);
+    return MT_MAX(eval, measure_calibration(p));
+}
+
+/* With expert parallelism the receive buffer is larger than a rank's average rows: counts work without that. */
+static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool frozen)
+{
+    int64_t unused;
+    if (p->q->par->ep->world == 1) return;
+    p->model.acts.ep.capacity_factor = 1;
+    p->model.acts.ep.n_chunk = 1;
+    measure_pass(p, false, true, &unused);
+    m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
+    if (frozen) return;
+    plan_probe_work(p, &m->floor_ms);
+    m->flops = p->dev.flops / (double)p->q->n_tok;
+}
+
+static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool frozen)
+{
+    int64_t fwd;
+    m->work_eval = measure_pass(p, false, true, &fwd);
+    m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
+    if (frozen) return;
+    m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
+    m->work = measure_training(p, &m->floor_ms, &m->work_fwd);
+    m->flops = p->dev.flops / (double)p->q->n_tok;
+}
+
+int64_t plan_packed_layers(const struct plan_probe *p)
+{
+    int64_t n = 0;
+    if (config_quantises(p->q->cfg) || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
+    for (int64_t l = 0; l < p->q->a->n_layer; l++)
+        n += ops_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
+    return n;
+}
+
+double plan_inside_share(double rows) { return rows > 192 ? 0.11 * (1 - 192 / rows) : 0; }
+
+/* Time of one product of n_row rows in bf16 that reads `bytes` of matrices. */
+static double product_ms(const struct roofs *r, const struct weight *w, int64_t n_row, int64_t bytes)
+{
+    const struct cost c = {.flops = 2 * (double)n_row * (double)(w->n_out * w->n_in),
+                           .bytes = (double)(bytes + n_row * (w->n_in + w->n_out) * 2)};
+    return cost_ms(r, &c);
+}
+
+double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms)
+{
+    double ms = 0;
+    *gain_ms = 0;
+    if (config_quantises(p->q->cfg)) return 0; /* its products read bf16 */
+    for (int64_t l = 0; l < p->q->a->n_layer; l++) {
+        const struct layer_weights *lw = &p->model.weights.layers[l];
+        const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
+        const struct proj *const products[] = {&lw->up, &lw->down};
+        for (int i = 0; i < MT_LEN(products); i++) {
+            const struct weight *w = &products[i]->w;
+            if (!ops_reads_packed(&p->dev, products[i], n_row)) continue;
+            const int64_t decoded_bytes = 2 * w->n_exp * w->n_out * w->n_in;
+            const double decoded = product_ms(roofs, w, n_row, decoded_bytes);
+            const double gain = 2 * decoded * plan_inside_share((double)n_row / (double)w->n_exp);
+            *gain_ms += gain;
+            ms += gain + 2 * (decoded - product_ms(roofs, w, n_row, weight_bytes(w)));
+        }
+    }
+    return ms;
+}
+
+/* What tiles that reach beyond the rows of their expert add to the floor of a micro-batch: half a tile of 128 rows per
+ * expert, in forward, in the gradient of the input, and where the network is computed again. */
+static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
+{
+    double ms = 0;
+    for (int64_t l = 0; l < p->q->a->n_layer; l++) {
+        const struct layer_weights *lw = &p->model.weights.layers[l];
+        const struct weight *const products[] = {&lw->up.w, &lw->down.w};
+        const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
+        for (int i = 0; i < MT_LEN(products) && p->q->a->ffn[l]->routed; i++) {
+            const struct weight *w = products[i];
+            const int64_t beyond = MT_MIN(64 * w->n_exp, n_row / 2), bytes = 2 * w->n_exp * w->n_out * w->n_in;
+            const int n_use = i == 0 && !(save->groups[l] & SAVE_FFN) ? 3 : 2;
+            ms += n_use *
+                  (product_ms(&p->q->rates, w, n_row + beyond, bytes) - product_ms(&p->q->rates, w, n_row, bytes));
+        }
+    }
+    return ms;
+}
+
+/* A page table of separate memory has 8 bytes for 4 KiB: cudaMemGetInfo on an H100, 8 to 32 GiB, pages of any size. */
+int64_t plan_host_shared(const struct device *dev, int64_t bytes)
+{
+    return device_in_host_memory(dev) ? bytes : bytes / 4096 * 8;
+}
+
+int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
+                 const struct model_options *opt, struct err *err)
+{
+    struct plan_probe p;
+    double unused;
+    if (plan_probe_open(&p, q, opt, err)) return -1;
+    const struct weights *w = &p.model.weights;
+    const struct adapters *ad = &p.model.adapters;
+    const struct boundary *b = &p.model.acts.boundary;
+    p.dev.roofs = q->rates;
+    *m = (struct plan_memory){.experts = w->expert_bytes,
+                              .dense = p.dev.weights.peak - w->expert_bytes,
+                              .host = p.dev.host.peak,
+                              .host_moments = ad->host_moments ? adapters_host_bytes(ad, ad->cpu_update) : 0,
+                              .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
+                              .host_shared = plan_host_shared(q->dev, p.dev.host.peak),
+                              .state = p.dev.state.peak,
+                              .gradients = tensor_bytes(ad->opt.grad),
+                              .moments = ad->host_moments ? 0 : 2 * tensor_bytes(ad->opt.m),
+                              .work_load = p.dev.work.peak,
+                              .decoded = w->decoded_bytes,
+                              .n_decoded = w->n_decoded,
+                              .n_packed = plan_packed_layers(&p),
+                              .n_unused = w->n_unused,
+                              .unused = w->unused};
+    m->host_experts = w->host.n * w->host.slot_bytes;
+    m->expert_slots = MT_MIN(w->host.n, HOST_EXPERT_SLOTS) * w->host.slot_bytes;
+    memcpy(m->format, w->experts, sizeof(m->format));
+    for (int k = 0; k < OFFLOAD_KINDS; k++) m->host_inputs += p.model.acts.offload[k].n * opt->host_bytes[k];
+    m->inside_ms = plan_inside_ms(&p, &q->rates, &unused);
+    m->tile_ms = tile_ms(&p, &opt->save);
+    measure_passes(&p, m, opt->frozen);
+    count_average_rows(&p, m, opt->frozen);
+    *trainable = ad->n_values;
+    plan_probe_close(&p);
+    return 0;
+}
+
+int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
+{
+    const int64_t pass = train ? MT_MAX(m->work, m->work_eval) : m->work_eval;
+    return fixed + m->experts + m->dense + m->state + m->host_shared + MT_MAX(pass, m->work_load);
+}

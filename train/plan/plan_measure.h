@@ -1,0 +1,130 @@
+/* plan_measure.h - of plan.c, plan_choice.c and plan_frontier.c: the inputs of a plan, and dry runs with given options.
+ */
+#ifndef MT_PLAN_MEASURE_H
+#define MT_PLAN_MEASURE_H
+
+#include "model/model.h"
+#include "train/config/config.h"
+
+/* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
+struct plan_memory {
+    int64_t experts, dense;  /* frozen weights on the device: experts with their biases; all others */
+    int64_t host;            /* pinned host memory: the embedding, and the three below */
+    int64_t host_moments;    /* with cpu_update all that AdamW has there */
+    int64_t host_inputs;     /* inputs, mixers and networks of layers */
+    int64_t host_experts;    /* packed experts of some layers */
+    int64_t expert_slots;    /* part of experts: where those are copied to */
+    int64_t host_shared;     /* device bytes of it: all where memory is one, else page tables */
+    int64_t state;           /* adapters, gradients, moments, working copies, tables */
+    int64_t gradients;       /* part of state */
+    int64_t moments;         /* part of state */
+    int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
+    int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
+    int64_t work;            /* the same with the backward pass */
+    int64_t work_eval;       /* peak of a forward pass with loss that saves nothing for a backward pass */
+    char format[96];         /* format of the experts in memory, as weights.experts */
+    int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
+    int64_t n_decoded;       /* number of decoded layers */
+    int64_t n_packed;        /* layers whose experts the products decode, faster than decoded layers */
+    int64_t n_unused;        /* tensors of the checkpoint that are not used */
+    const char *unused;      /* name of the first of them; owned by the checkpoint */
+    double flops_fwd, flops; /* per token: forward; training step with recomputation */
+    double inside_ms;        /* what decoding inside the products adds to floor_ms */
+    double tile_ms;          /* what tiles beyond the rows of experts add to it */
+    double floor_ms;         /* of a training micro-batch, by plan_request.rates; 0: they are not known */
+};
+
+/* Memory that a plan may use: the least of all ranks, so that all make the same choice. Expert-parallel ranks that
+ * recompute different layers would wait for each other. */
+struct plan_room {
+    int64_t fixed;        /* device bytes that others use: context, libraries, other processes; the most of all ranks */
+    int64_t device, host; /* free bytes of the device and of this machine; INT64_MAX: the device is not here */
+    int64_t threads;      /* of a rank; INT64_MAX: not in train.threads, and the device is not here */
+};
+
+/* Kind of device, model, data. */
+struct plan_request {
+    const struct device *dev;
+    const struct parallel *par;
+    const struct arch *a;
+    const struct safetensors *st;
+    const struct config *cfg;
+    const char *adapter_dir;
+    bool train; /* false: forward only */
+    int64_t n_tok;
+    int64_t seq_len;
+    struct plan_room room;
+    struct roofs rates; /* of the device, for estimates; 0: not known */
+    bool checked;       /* weights_options: plan_settle has measured this checkpoint */
+};
+
+/* All ranks call it. */
+struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
+                                    const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
+                                    bool train);
+
+/* Reads the room again. All ranks call it. */
+void plan_request_room(struct plan_request *q);
+
+/* A model on a dry-run device. model.acts.save, model.ce_chunk and dev.expert_group may change between passes. */
+struct plan_probe {
+    const struct plan_request *q;
+    struct device dev;
+    struct model model;
+    struct model_batch batch; /* the largest micro-batch: every sequence is full, every token a labelled document */
+};
+int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const struct model_options *opt,
+                    struct err *err) MT_CHECK;
+void plan_probe_close(struct plan_probe *p);
+/* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs, with quant.start the
+ * mean of those with and without quantisation. */
+int64_t plan_probe_work(struct plan_probe *p, double *ms);
+/* The same in the passes that save nothing: evaluation, calibration. */
+int64_t plan_probe_other(struct plan_probe *p);
+/* plan_memory.n_packed */
+int64_t plan_packed_layers(const struct plan_probe *p);
+/* By how much longer products that decode experts on the way take than products with decoded layers, as a share of the
+ * floor of the latter, by rows per expert: 7 % at 512, nothing up to 192 (gpt-oss-20b on an H200, tests/RESULTS.md,
+ * "Experts decoded inside the products": with balanced experts nothing up to 256; routers are not balanced). */
+double plan_inside_share(double rows);
+/* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers
+ * would save of it; the rest is time of reading bf16, which the floor does not count for them. */
+double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms);
+/* All of struct plan_memory. */
+int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
+                 const struct model_options *opt, struct err *err) MT_CHECK;
+/* Device bytes of pinned host memory: all where it is the device's memory, else page tables. */
+int64_t plan_host_shared(const struct device *dev, int64_t bytes);
+/* Device bytes of a run, `fixed` included. */
+int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train);
+
+/* Sizes of scratch, the largest first: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes
+ * tile by tile, and reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled
+ * tokens. */
+enum { PLAN_LOGITS = 5, PLAN_EXPERT_GROUPS = 5 };
+int64_t plan_logits_bytes(const struct device *dev, int i);
+int64_t plan_expert_group(int i);
+/* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.
+ */
+int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
+                  struct err *err) MT_CHECK;
+/* The same for a teacher of distill.teacher = adapter:DIR: *planned is ad, which model_options.teacher takes; with any
+ * other teacher NULL. */
+int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                 struct err *err) MT_CHECK;
+/* The quantisation of the [model] section; the cache is not set. */
+struct quantize plan_quantize(const struct config *cfg);
+/* The [quant] section; weights.bits 0: none. */
+struct qat_options plan_qat(const struct config *cfg);
+/* The options of the configuration that the plan does not choose. */
+struct model_options plan_fixed_options(const struct plan_request *q);
+/* train.decoded_layers, which model.expert_weight_format may set; -1: as many as fit. */
+int64_t plan_decoded_layers(const struct plan_request *q);
+
+/* A plan that takes more than a second says so on standard error, with the number of dry runs so far: on a terminal in
+ * a line, elsewhere every 10 s. Each dry run of rank 0 calls plan_progress; plan_progress_end clears the line. */
+void plan_progress(const struct plan_request *q);
+void plan_progress_end(void);
+extern double plan_quiet_ms, plan_log_ms; /* 1 s and 10 s */
+
+#endif

@@ -1,0 +1,59 @@
+/* plan_sums.h - struct plan, sums of its bytes, and texts for messages about them. */
+#ifndef MT_PLAN_SUMS_H
+#define MT_PLAN_SUMS_H
+
+#include "train/plan/plan_measure.h"
+
+enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
+enum { PLAN_HELPS_SEQ = 1, PLAN_HELPS_BATCH = 2, PLAN_HELPS_RANK = 4 }; /* data.seq_len, train.micro_batch, lora.r */
+
+struct plan {
+    struct model_options opt;               /* the chosen options that affect memory */
+    struct plan_memory memory;              /* memory with these options */
+    struct plan_memory by_mode[PLAN_MODES]; /* memory with the chosen scratch, for each recompute mode,
+                                               without decoded layers */
+    int64_t fixed;                          /* bytes of the CUDA context and library workspaces */
+    bool in_host_memory;                    /* the program, token ids and buffers of BLAS share the budget */
+    struct device_card card;                /* the GPU of `plan --gpu`; zero: the device */
+    int64_t budget;                         /* memory limit in bytes, `fixed` included */
+    int64_t room;                           /* the device's memory, with train.memory_gb too; INT64_MAX: not known */
+    const char *limit;                      /* source of the budget, for messages */
+    bool capped;                            /* the budget is train.memory_gb, not the device's free memory */
+    bool chosen;                            /* the plan chose the recompute mode (recompute = auto) */
+    int64_t n_tok;                          /* largest micro-batch */
+    int64_t grad_accum;                     /* micro-batches of a step */
+    int64_t n_layer;
+    int64_t trainable;      /* trainable parameters */
+    int n_rank, n_ep, n_dp; /* ranks; ranks of an expert-parallel group; ranks that divide the moments */
+    int64_t host_free;      /* bytes of host memory that must be free on this machine, for all its ranks */
+    int64_t host_room;      /* that are; INT64_MAX: not known */
+    bool host_rest;         /* it takes more than half of them, as nothing else fits */
+    int64_t host_faster;  /* of plan_longest: with so many of them free it would take less time; 0: no, or not known */
+    double ms, faster_ms; /* estimates of a micro-batch by plan_choice, to compare: of the plan, and of that */
+    int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
+    bool longest_fits;    /* longer ones would fit, but the model has no more positions */
+    int64_t eval_alone;   /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
+    bool too_large;       /* plan_make failed because no options fit the budget; then also: */
+    int helps;            /* lower ones make it fit: bits PLAN_HELPS_* */
+    bool alone;           /* each of them, not only all together */
+    int64_t host_needed;  /* more host memory would: bytes for all ranks of this machine; 0: no */
+};
+
+/* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */
+#define PLAN_CROWDED ((int64_t)2 << 30)
+#define PLAN_OTHERS  "context, libraries and other processes of the GPU"
+
+double plan_round_gib(double gib);                   /* rounded up to three digits, so that train.memory_gb is short */
+int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
+int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
+int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
+enum { PLAN_TEXT = 256 };
+/* What of the peak is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
+const char *plan_others(char text[PLAN_TEXT], const struct plan *p);
+/* "a", "a or b", "a, b or c"; last: " or ". */
+const char *plan_list(char text[PLAN_TEXT], int n, const char *const words[], const char *last);
+/* How much host memory would make it fit, for messages: ", or have X of host memory free (Y are)"; empty where none
+ * would. */
+const char *plan_host_advice(char text[PLAN_TEXT], const struct plan *p);
+
+#endif

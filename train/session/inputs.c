@@ -1,0 +1,95 @@
+/* inputs.c - checks that the files and directories of model.path, data.train, data.eval, data.chat_template,
+ * eval.prompts, lora.init_from and distill.teacher exist, have the right kind and are readable. */
+#include "train/session/inputs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/dataset.h"
+#include "data/file/file.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/config/config_guess.h"
+
+static bool is_hub(const char *path) { return !strncmp(path, "hub:", 4); }
+
+static int look(const char *key, const char *path, bool want_dir, const char *advice, struct err *err)
+{
+    const char *kind = want_dir ? "directory" : "file";
+    char relative[MT_PATH + 64];
+    struct stat st;
+    struct err why;
+    if (file_check_kind(path, want_dir, &why)) {
+        if (lstat(path, &st))
+            return err_set(err, "%s = %s; %s%s", key, why.msg, file_relative_to(relative, path), advice);
+        return err_set(err, "%s = %s; %s %s", key, why.msg,
+                       file_exists(path) ? "name a" : "repair the link or name another", kind);
+    }
+    if (!access(path, want_dir ? R_OK | X_OK : R_OK)) return 0;
+    return err_set(err, "%s = %s: %s; make it readable (chmod) or name another %s", key, path, strerror(errno), kind);
+}
+
+static int look_at_file(const char *key, const char *path, struct err *err)
+{
+    if (!path[0]) return 0;
+    return look(key, path, false, "correct the path", err);
+}
+
+static int look_at_data(const char *key, const char *list, struct err *err)
+{
+    char path[MT_PATH], advice[128];
+    double weight;
+    int more;
+    for (;;) {
+        list += strspn(list, ", \t");
+        if (is_hub(list)) { /* may contain a * that is not a weight */
+            list += strcspn(list, ",");
+            continue;
+        }
+        more = dataset_next_path(&list, path, &weight, err);
+        if (more != 1) return more ? err_prefix(err, "%s", key) : 0;
+        snprintf(advice, sizeof(advice), "%s%s",
+                 strpbrk(path, "?[{") ? "a pattern of local files is not expanded: name each file" : "correct the path",
+                 dataset_hub_hint(path));
+        if (look(key, path, false, advice, err)) return -1;
+    }
+}
+
+/* Checks output.dir now, so that an entry of the wrong kind is not found after hours of training. */
+static int look_at_output(const char *dir, struct err *err)
+{
+    static const struct {
+        const char *name;
+        bool dir;
+    } outputs[] = {{"checkpoints", true},  {"adapter", true},     {"best", true},
+                   {"report.html", false}, {"config.ini", false}, {"metrics.jsonl", false}};
+    char path[MT_PATH];
+    for (int64_t i = 0; i < MT_LEN(outputs); i++) {
+        if (str_format(path, sizeof(path), err, "output.dir", "%s/%s", dir, outputs[i].name)) return -1;
+        if (file_exists(path) && file_is_dir(path) != outputs[i].dir)
+            return err_set(err, "%s is %s, and a run writes a %s there: move it away", path,
+                           outputs[i].dir ? "not a directory" : "a directory", outputs[i].dir ? "directory" : "file");
+    }
+    return 0;
+}
+
+int inputs_check(const struct config *cfg, struct err *err)
+{
+    char dir[MT_PATH];
+    const char *model = cfg->model.path, *adapter = cfg->lora.init_from;
+    if (!is_hub(model) && mistaken_for_model(model, err)) return err_prefix(err, "model.path");
+    if (!is_hub(model) &&
+        look("model.path", model, true,
+             "correct the path; to download from huggingface.co write model.path = hub:OWNER/NAME", err))
+        return -1;
+    if (look_at_output(cfg->output.dir, err)) return -1;
+    if (look_at_data("data.train", cfg->data.train, err) || look_at_data("data.eval", cfg->data.eval, err) ||
+        look_at_file("data.chat_template", cfg->data.chat_template, err) ||
+        look_at_file("eval.prompts", cfg->eval.prompts, err))
+        return -1;
+    if (adapter[0] && adapter_dir_find(dir, "lora.init_from =", adapter, err)) return -1;
+    if (config_teacher(cfg, &adapter) != TEACHER_ADAPTER) return 0;
+    return adapter_dir_find(dir, "distill.teacher = adapter:", adapter, err);
+}

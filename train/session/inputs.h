@@ -1,0 +1,10 @@
+/* inputs.h - checks the local files of a configuration before a run downloads, writes or loads anything. */
+#ifndef MT_INPUTS_H
+#define MT_INPUTS_H
+
+#include "train/config/config.h"
+
+/* For training. An error names key, value, what is wrong with the path, and what to do. hub.h checks hub: paths. */
+int inputs_check(const struct config *cfg, struct err *err) MT_CHECK;
+
+#endif

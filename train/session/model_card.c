@@ -1,0 +1,136 @@
+/* model_card.c - README.md of an adapter. */
+#include "train/session/model_card.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "train/report/history.h"
+
+/* Is it OWNER/NAME of the hub, and not a local path? */
+static bool is_hub_name(const struct run *r)
+{
+    const char *name = r->model_name, *slash = strchr(name, '/');
+    return strcmp(name, r->model_dir) && slash && slash > name && slash[1] && !strchr(slash + 1, '/') && name[0] != '.';
+}
+
+void model_card_quote(FILE *out, const char *text, const char *special)
+{
+    for (int n; *text; text += MT_MAX(n, 1)) {
+        n = str_printable(text);
+        if (strchr(special, *text)) fputc('\\', out);
+        fwrite(n || *text == '\n' ? text : "?", 1, (size_t)MT_MAX(n, 1), out);
+    }
+}
+
+/* Special characters of Markdown in a line or a table cell; file weights such as a*0.5,b*0.5 would become emphasis. */
+static void put_text(FILE *out, const char *text) { model_card_quote(out, text, MODEL_CARD_SPECIAL); }
+
+static void put_front_matter(FILE *out, const struct run *r)
+{
+    fprintf(out, "---\n");
+    if (is_hub_name(r)) fprintf(out, "base_model: "), model_card_quote(out, r->model_name, ""), fputc('\n', out);
+    fprintf(
+        out,
+        "library_name: peft\npipeline_tag: text-generation\ntags:\n- lora\n- mixture-of-experts\n- moetrain\n---\n\n");
+}
+
+static void put_data(FILE *out, const char *what, const char *files, const struct dataset *d)
+{
+    if (!d->n_docs) return;
+    fprintf(out, "| %s | ", what);
+    put_text(out, files);
+    fprintf(out, ": %lld document%s, %lld token%s, content hash %016llx |\n", (long long)d->n_docs,
+            str_plural(d->n_docs), (long long)d->n_tokens, str_plural(d->n_tokens), (unsigned long long)d->hash);
+}
+
+/* What the losses are of, where they are not those of base + adapter. */
+static void put_objective(FILE *out, const struct run *r)
+{
+    const struct config *cfg = r->cfg;
+    const char *dir;
+    char text[200];
+    if (config_quantises(cfg))
+        fprintf(out, "| quantisation-aware training | %s; the losses are those of this model |\n",
+                run_quant_text(text, cfg, qat_is_adapted(&r->model.qat, &r->arch, &r->model.adapters)));
+    if (config_teacher(cfg, &dir) == TEACHER_NONE) return;
+    fprintf(out, "| distillation | teacher ");
+    put_text(out, cfg->distill.teacher);
+    fprintf(out, "; the losses are %g CE + %g KL, perplexity is that of CE |\n", cfg->distill.alpha,
+            (1 - cfg->distill.alpha) * cfg->distill.temperature * cfg->distill.temperature);
+}
+
+static void put_facts(FILE *out, const struct run *r, const struct train_state *s, int64_t total_steps)
+{
+    const struct config *cfg = r->cfg;
+    fprintf(out, "| | |\n|---|---|\n| base model | ");
+    put_text(out, r->model_name);
+    if (is_hub_name(r)) fprintf(out, ", revision "), put_text(out, cfg->model.revision);
+    fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
+    fprintf(out, "| LoRA | r %lld, alpha %g%s, on ", (long long)cfg->lora.r, cfg->lora.alpha,
+            cfg->lora.rslora ? " (rsLoRA)" : "");
+    put_text(out, cfg->lora.targets);
+    fprintf(out, " |\n");
+    put_objective(out, r);
+    put_data(out, "training data", cfg->data.train, &r->train);
+    put_data(out, "held-out data", cfg->data.eval[0] ? cfg->data.eval : "a share of the training documents", &r->eval);
+    fprintf(out, "| steps | %lld of %lld, %lld tokens |\n", (long long)s->step, (long long)total_steps,
+            (long long)s->tokens);
+    fprintf(out, "| trained with | moetrain %s |\n\n", MT_VERSION);
+}
+
+static void put_losses(FILE *out, const struct run *r, const struct train_state *s)
+{
+    struct history h;
+    struct err err;
+    if (s->step > s->n_nonfinite) fprintf(out, "Training loss, smoothed: %.4f.\n\n", s->smooth_loss);
+    if (history_read(&h, r->cfg->output.dir, &err)) return;
+    if (h.eval_loss.n) fprintf(out, "| step | held-out loss | perplexity | next-token accuracy |\n|---|---|---|---|\n");
+    for (int64_t i = h.first_eval; i < h.eval_loss.n; i++)
+        if (h.eval_step.v[i] <= (double)s->step)
+            fprintf(out, "| %.0f | %.4f | %.4g | %.1f %% |\n", h.eval_step.v[i], h.eval_loss.v[i], h.perplexity.v[i],
+                    100 * h.accuracy.v[i]);
+    history_free(&h);
+}
+
+void model_card_use(FILE *out, const char *base_model, bool nested)
+{
+    /* transformers loads a class with other parts as its text model, whose names have no language_model: PEFT then
+     * finds no tensor of the adapter, and only warns. */
+    const char *loader = nested ? "AutoModelForImageTextToText" : "AutoModelForCausalLM";
+    fprintf(out,
+            "\n## Use\n\nNeeds PEFT 0.19.1 or later and transformers 5 or later.%s\n\n```python\n"
+            "from peft import PeftModel\nfrom transformers import %s\n\nmodel = %s.from_pretrained(\"",
+            nested ? " With AutoModelForCausalLM the\nadapter would have no effect: it has the tensor names of the "
+                     "model with its vision tower."
+                   : "",
+            loader, loader);
+    model_card_quote(out, base_model, "\\\"");
+    fprintf(out, "\")\n"
+                 "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
+                 "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
+}
+
+char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps)
+{
+    char *text = NULL, *settings = config_dump(r->cfg), *copy;
+    size_t size;
+    FILE *out = open_memstream(&text, &size);
+    MT_REQUIRE(out, "open_memstream failed");
+    put_front_matter(out, r);
+    fprintf(out, "# LoRA adapter for ");
+    put_text(out, r->model_name);
+    fprintf(out, "\n\n");
+    put_facts(out, r, s, total_steps);
+    put_losses(out, r, s);
+    model_card_use(out, r->model_name, r->arch.nested);
+    fprintf(out, "\n## Settings\n\n```ini\n");
+    model_card_quote(out, settings, "");
+    fprintf(out, "```\n");
+    MT_REQUIRE(!fclose(out), "out of memory for the model card");
+    copy = mem_strdup(text);
+    free(text);
+    mem_free(settings);
+    return copy;
+}

@@ -1,0 +1,22 @@
+/* packing_check.h - at the start of training, checks that packed documents do not attend to each other. */
+#ifndef MT_PACKING_CHECK_H
+#define MT_PACKING_CHECK_H
+
+#include "train/session/run.h"
+
+/* Takes a few hundred tokens of b around its first document boundary: up to three documents or parts of them. Runs one
+ * forward pass on them packed, and one on each alone with positions from 0. Both losses are means over all tokens
+ * except the first of each document. Fits the memory plan of r and changes nothing that training reads. */
+struct packing_check {
+    int64_t n_seq, n_tok; /* n_seq 1: b has no document boundary, and nothing was run */
+    double packed, alone;
+};
+void packing_check_measure(struct run *r, const struct batch *b, struct packing_check *out);
+/* An error when the two losses differ by more than rounding explains. */
+int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err) MT_CHECK;
+/* Runs both on the first micro-batch from `start` on that has a document boundary, and prints a line; where they
+ * differ, on the next such ones too. An error when three differ, a warning when fewer do. Does nothing when none of the
+ * next few has a boundary. */
+int packing_check_run(struct run *r, struct loader_pos start, struct err *err) MT_CHECK;
+
+#endif

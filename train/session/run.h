@@ -1,0 +1,75 @@
+/* run.h - everything that training and evaluation need: opened in order, closed together. */
+#ifndef MT_RUN_H
+#define MT_RUN_H
+
+#include "data/loader.h"
+#include "kernels/comm/comm.h"
+#include "train/state/checkpoint.h"
+#include "train/plan/plan.h"
+#include "train/report/metrics.h"
+
+struct run {
+    const struct config *cfg;
+    char model_dir[MT_PATH];        /* model.path, or the directory of its downloaded files */
+    char model_name[MT_PATH];       /* model.path without hub:, as other programs know the model */
+    char *train_files, *eval_files; /* data.train and data.eval with downloaded files as local paths */
+    struct device dev;
+    struct parallel par; /* one rank until run_join */
+    struct comm ep, dp;  /* storage of par.ep and par.dp when they are not par.all */
+    struct comm planned; /* par.all of a plan */
+    struct arch arch;
+    struct safetensors st;
+    struct tokenizer *tok;
+    int32_t eos;                /* id of eos_token in tokenizer_config.json */
+    struct chat_template *chat; /* NULL: harmony, or none */
+    struct dataset train, eval;
+    struct plan plan;
+    char packed[MT_PATH];   /* the cache of model.quantize */
+    struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
+    struct model model;
+};
+
+/* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers. */
+int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
+/* The same for training, which downloads all: targets that the model lacks are an error before data and weights are. */
+int run_open_training(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
+/* The same for a caller that only plans: needs neither device nor data, and downloads only configuration and headers of
+ * a model. card: the GPU to plan for; NULL: train.device. arch: instead of model.path, with the tensors st, which move
+ * to r; or NULL. */
+int run_open_plan(struct run *r, const struct config *cfg, const struct device_card *card, const struct arch *arch,
+                  struct safetensors *st, struct err *err) MT_CHECK;
+/* The micro-batches of a step are divided among the ranks. A plan only warns. */
+int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
+/* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
+int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
+/* Opens tokenizer and chat template, and fills opt from the configuration. chat.c replaces gpt-oss's own template and
+ * renders the same text. cache: buffer for the path of the data cache; NULL: no cache. */
+int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
+/* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
+int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
+/* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;
+ * NULL: new ones. Prints the time. */
+int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+/* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
+ * run. Divides the machine's cores among its ranks and connects the devices. */
+int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;
+/* "experts read weights quantised to mxfp4, with the adapter merged, and inputs quantised to fp8". adapted: false for
+ * the base model. */
+const char *run_quant_text(char text[200], const struct config *cfg, bool adapted);
+void run_close(struct run *r); /* r may be zeroed */
+
+/* weights.fingerprint and `base` without loading the weights. Call after run_join. */
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CHECK;
+/* Error: the adapters, read from dir, were trained on another model than r->base. */
+int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
+/* peft_load for the open model; another base model than the one that the adapter was trained on is a warning. */
+int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
+struct loader_options run_loader_options(const struct config *cfg, bool train);
+/* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
+void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);
+void run_micro_batch(struct run *r, const struct batch *b, const struct model_pass *pass);
+/* Held-out loss, perplexity and next-token accuracy; the ranks divide the micro-batches, and all get the result. False
+ * when stop() returned true on any rank before the end (stop may be NULL). */
+bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void));
+
+#endif

@@ -1,0 +1,47 @@
+/* resume.h - finds the checkpoint to continue from and compares it with the run before the model is loaded. */
+#ifndef MT_RESUME_H
+#define MT_RESUME_H
+
+#include "optim/schedule.h"
+#include "train/state/checkpoint.h"
+
+/* The properties of a run that a checkpoint must match. */
+struct resume_run {
+    const struct config *cfg;
+    struct schedule schedule;
+    uint64_t data_hash, eval_hash;
+    const struct loader *loader; /* of the training data */
+};
+/* The checkpoint that a run continues. Zeroed: none. */
+struct resume {
+    bool found;
+    bool elsewhere; /* path is not in output.dir/checkpoints: output.dir has no run, or another one */
+    char path[MT_PATH];
+    struct train_state state;
+    int64_t n_update;
+    struct json_doc *doc; /* its settings */
+};
+
+/* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
+ * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` is another (the error names each, with both values).
+ * lora.targets, rank_pattern and layers may be written in another way that adapts the same matrices of `a`. */
+int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
+/* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
+ * run cannot reach. */
+int resume_check(const struct resume *r, const struct resume_run *run, struct err *err) MT_CHECK;
+/* Call after the model is read, or run_fingerprint: an error when its weights are not the checkpoint's, as far as both
+ * hashes are known. A warning when an older version wrote the checkpoint, whose hash is not comparable. */
+int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
+                       const struct base_model *base, const struct arch *a, struct err *err) MT_CHECK;
+/* CONFIG_NEXT options, which determine the steps of a run that may continue with others: whether cfg has those of the
+ * checkpoint; sets them. */
+bool resume_has_settings(const struct resume *r, const struct config *cfg);
+int resume_take_settings(const struct resume *r, struct config *cfg, struct err *err) MT_CHECK;
+/* Logs the step that the run continues from and the changed settings. */
+void resume_tell(const struct resume *r, const struct resume_run *run);
+void resume_free(struct resume *r);
+
+/* The schedule of a run of `total` steps. */
+struct schedule resume_schedule(const struct config *cfg, int64_t total);
+
+#endif
