@@ -189,7 +189,7 @@ static void nearest(void **state)
 static void negative_alloc(void) { mem_free(mem_alloc(-1)); }
 static void overflowing_array(void) { mem_free(mem_array(INT64_MAX / 4, 8)); }
 
-/* Every error of the program begins alike. */
+/* Errors of a shortage begin as all others do: "moetrain: error: ". */
 static void out_of_memory(void **state)
 {
     (void)state;

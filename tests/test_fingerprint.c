@@ -54,7 +54,7 @@ static void check_hash(const struct opened *o, const struct base_hash *h)
     base_hash_close(&want);
 }
 
-/* The hashes of the ranks of a group; each rank has those of its own experts. */
+/* The hashes of the ranks of an expert-parallel group; each rank has hashes of the experts that it holds. */
 static struct base_hash group;
 static void add_rank(const struct weights *w, const struct comm *ep)
 {

@@ -447,7 +447,7 @@ template <int A, int B, int KEYS> static void attn_fwd_wgmma(const struct attn_a
     using S = fwd_sizes<A, B, KEYS>;
     struct attn_wgmma_args p = wgmma_args_of(a, S::ROWS, S::KEYS);
     const int most = attn_mean_keys(*a, a->max_len);
-    const bool alike = (int64_t)a->max_len * a->n_seq == a->n_tok; /* all sequences are as long */
+    const bool alike = (int64_t)a->max_len * a->n_seq == a->n_tok; /* all sequences have the same length */
     if (most < from || (alike && most >= end)) return;
     p.keys_from = from;
     p.keys_end = end;
