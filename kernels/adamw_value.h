@@ -8,8 +8,8 @@
 
 #include <float.h>
 
-#include "kernels/minifloat.h"
-#include "kernels/ops.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/ops/ops.h"
 
 MT_BOTH float adamw_decay(const struct adamw_step *s) { return fmaf(-s->lr, s->weight_decay, 1); }
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 /* ---- open and close ---- */
 

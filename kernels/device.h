@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-struct ops; /* kernels/ops.h */
+struct ops; /* kernels/ops/ops.h */
 
 /* Minimum work of an op: FLOPs of its products; bytes of every input read once and every output written once; and bytes
  * for decoding 4-bit weights to bf16 before the product. fp8: the FLOPs of FP8 products among flops, which run at twice

@@ -2,7 +2,7 @@
 #ifndef MT_HOST_ADAMW_H
 #define MT_HOST_ADAMW_H
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 /* One step for n values: p, m, v [n] f32 in place, g [n] f32; working [n] bf16 = p, rounded to nearest even. The bits
  * are those of cuda_adamw and cuda_cast, with any number of threads. Moves 30 n bytes. */

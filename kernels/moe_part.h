@@ -3,7 +3,7 @@
 #ifndef MT_MOE_PART_H
 #define MT_MOE_PART_H
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {

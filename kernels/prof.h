@@ -8,7 +8,7 @@
 #ifndef MT_PROF_H
 #define MT_PROF_H
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "kernels/minifloat.h"
+#include "kernels/format/minifloat.h"
 
 static const struct {
     const char *name;

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "model/dispatch.h"
+#include "model/layers/dispatch.h"
 #include "model/layer.h"
 
 const char *recompute_name(enum recompute r)

@@ -19,7 +19,7 @@
  * One slot: all layers share the memory. Recomputed groups have one slot too; block_recompute fills it before the
  * layer's backward. The routing is always saved, so that recomputation uses the same experts.
  *
- * With expert parallelism (model/dispatch.h) the rows of a layer are sent to other ranks in chunks:
+ * With expert parallelism (model/layers/dispatch.h) the rows of a layer are sent to other ranks in chunks:
  * - down_ha belongs to the group FFN.
  * - The experts' input is not saved; the backward sends it again.
  * - Where the group FFN is saved, its size is `capacity_factor` times the rows of balanced routing. The backward
@@ -136,7 +136,7 @@ struct shared_acts {
     struct tensor up_xa, down_xa; /* [T, 2R], [T, R] act */
 };
 
-/* Activations of hyper-connections before a mixer or a network. N streams; V = (2 + N) N values (kernels/ops.h). */
+/* Activations of hyper-connections before a mixer or a network. N streams; V = (2 + N) N values (kernels/ops/ops.h). */
 struct site_acts {
     struct tensor sum;     /* [T, D] act: of the streams, the input of the norm */
     struct tensor m, rstd; /* [T, V], [T] stat */

@@ -3,7 +3,7 @@
  *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]        mixer: attention                 mixer_*.c
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c
  *
- * With N residual streams (hyper-connections, kernels/ops.h) x, the streams between mixer and network and y are
+ * With N residual streams (hyper-connections, kernels/ops/ops.h) x, the streams between mixer and network and y are
  * [T,N*D]. Steps 1 and 3 then begin with the sum of the streams. After steps 2 and 4 the output, without residual, is
  * added to the mixed streams. */
 #include "model/block.h"

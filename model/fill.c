@@ -1,15 +1,15 @@
 /* fill.c - copies tensors of a layer into dev->weights: vectors, and matrices in any format. It drops each mapped page
  * after reading it, so that the host needs little more than one copy. Matrices keep their bytes from disk, unless
- * model.quantize packs them (model/quantize.h). Some change their layout: bitsandbytes' per-expert matrices become
- * stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
+ * model.quantize packs them (model/stored/quantize.h). Some change their layout: bitsandbytes' per-expert matrices
+ * become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
 #include "model/fill.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/ops.h"
-#include "model/finite.h"
+#include "kernels/ops/ops.h"
+#include "model/stored/finite.h"
 #include "model/layer.h"
 
 enum dtype fill_decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }

@@ -4,7 +4,7 @@
 #define MT_FILL_H
 
 #include "kernels/comm/comm.h"
-#include "model/source.h"
+#include "model/stored/source.h"
 #include "model/weights.h"
 
 struct fill {
@@ -52,7 +52,7 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
 /* A matrix; the weight of a norm. name is the whole name. */
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role);
 int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n);
-/* fn, base and scale of hyper-connections, by their whole names; head: pre alone (kernels/ops.h). */
+/* fn, base and scale of hyper-connections, by their whole names; head: pre alone (kernels/ops/ops.h). */
 int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool head);
 /* The dtype that op_decode writes. */
 enum dtype fill_decoded_dtype(const struct device *dev);

@@ -5,8 +5,8 @@
 
 #include <stdio.h>
 
-#include "kernels/minifloat.h"
-#include "kernels/ops.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/ops/ops.h"
 
 enum { BINADES = 15, HIGHEST = 6 };
 

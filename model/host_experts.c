@@ -1,7 +1,7 @@
 /* host_experts.c - copies packed experts from host memory to the device (host_experts.h). A ticket per slot. */
 #include "model/host_experts.h"
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "model/boundary.h"
 #include "model/lora.h"
 #include "model/offload.h"

@@ -1,7 +1,7 @@
 /* layer.h - interfaces of mixers (struct mixer_kind) and feed-forward networks (struct ffn_kind). A layer is norm,
  * mixer, residual, norm, feed-forward network, residual; block.c says what several residual streams change. A mixer or
- * network adds its output to a residual, or has none. model/arch.c chooses both kinds for every layer; block.c calls
- * them through these interfaces alone. */
+ * network adds its output to a residual, or has none. model/arch/arch.c chooses both kinds for every layer; block.c
+ * calls them through these interfaces alone. */
 #ifndef MT_LAYER_H
 #define MT_LAYER_H
 

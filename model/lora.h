@@ -12,8 +12,8 @@
 #define MT_LORA_H
 
 #include "kernels/comm/comm.h"
-#include "model/arch.h"
-#include "model/base_model.h"
+#include "model/arch/arch.h"
+#include "model/stored/base_model.h"
 #include "optim/adamw.h"
 
 enum lora_target {

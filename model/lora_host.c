@@ -1,6 +1,6 @@
 /* lora_host.c - AdamW on the CPU, a layer at a time, while the GPU computes (struct host_update). */
 #include "kernels/host_adamw.h"
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "model/lora.h"
 
 enum { GRAD_TICKET = DEV_TICKETS - HOST_UPDATE_TICKETS, WORKING_TICKET };

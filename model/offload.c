@@ -1,7 +1,7 @@
 /* offload.c - copies activations to host memory and back (offload.h). A ticket per region. */
 #include "model/offload.h"
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "model/boundary.h"
 
 _Static_assert(BOUNDARY_RING + OFFLOAD_KINDS * OFFLOAD_REGIONS <= DEV_TICKETS, "a ticket per place");

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "model/input_quant.h"
+#include "model/layers/input_quant.h"
 #include "model/layer.h"
 
 /* Matrices of a product on this rank, and the values of amax that belong to them. */

@@ -5,10 +5,10 @@
 
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
-#include "model/arch.h"
-#include "model/base_model.h"
+#include "model/arch/arch.h"
+#include "model/stored/base_model.h"
 #include "model/host_experts.h"
-#include "model/quantize.h"
+#include "model/stored/quantize.h"
 
 /* A compressor of mixer_compressed.c: values, then gates [2W or 4W, D]; its position bias; its norm. */
 struct entry_weights {

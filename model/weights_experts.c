@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/ops.h"
-#include "model/finite.h"
+#include "kernels/ops/ops.h"
+#include "model/stored/finite.h"
 #include "model/fp8_experts.h"
 #include "model/layer.h"
 

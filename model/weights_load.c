@@ -2,11 +2,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/ops.h"
-#include "model/formats.h"
+#include "kernels/ops/ops.h"
+#include "model/stored/formats.h"
 #include "model/fp8_experts.h"
 #include "model/layer.h"
-#include "model/unused.h"
+#include "model/stored/unused.h"
 
 #define TEXT_FIRST "language_model.model." /* the prefix beside language_model.lm_head */
 

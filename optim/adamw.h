@@ -5,7 +5,7 @@
 #ifndef MT_ADAMW_H
 #define MT_ADAMW_H
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 struct adamw {
     struct tensor param, grad; /* flat [n] stat, in the state arena, owned by the caller */

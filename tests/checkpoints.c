@@ -5,9 +5,9 @@
 #include <string.h>
 
 #include "data/file/file.h"
-#include "kernels/minifloat.h"
-#include "kernels/quant.h"
-#include "model/published.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
+#include "model/stored/published.h"
 
 #define CASE     "parity/case_a"
 #define N_LAYER  2

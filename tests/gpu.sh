@@ -118,7 +118,7 @@ wants() { # ARCH TEXT
 # ptxas says so where it makes wgmmas wait for each other.
 compile_hopper_kernels() {
     local file said
-    for file in kernels/cuda/*wgmma*.cu; do
+    for file in kernels/cuda/sm90/*.cu kernels/cuda/sm90/*/*.cu; do
         said=$(nvcc -O3 -D_DEFAULT_SOURCE -I. -gencode arch=compute_90a,code=sm_90a -c "$file" -o "$work/kernel.o" 2>&1)
         [ $? -eq 0 ] && ! grep -q "Performance Loss" <<< "$said" && continue
         printf '%s: %s\n' "$file" "$said"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""hub_server.py - a local server that imitates huggingface.co for tests/test_hub.c; each repository has one fault.
+"""hub_server.py - a local server that imitates huggingface.co for tests/data/test_hub.c; each repository has one fault.
 
     hub_server.py LOG DIR      prints its port; ends when standard input closes
 

@@ -92,11 +92,22 @@ check_includes() {
     }
     BEGIN {
         base = "kernels/(base|hash|memory|tensor)\\.h"
-        top = "kernels/[^/]*|kernels/comm/comm\\.h"
+        ops = "kernels/[^/]*|kernels/(ops|format)/.*"
+        top = ops "|kernels/comm/comm\\.h"
         may["kernels"] = top
+        may["kernels/format"] = "kernels/[^/]*|kernels/format/.*"
+        may["kernels/ops"] = ops
         may["kernels/comm"] = top "|kernels/comm/.*"
-        may["kernels/cpu"] = "kernels/[^/]*|kernels/cpu/.*"
-        may["kernels/cuda"] = top "|kernels/cuda/.*"
+        may["kernels/cpu"] = ops "|kernels/cpu/.*"
+        cuda = top "|kernels/cuda/(core"
+        may["kernels/cuda/core"] = cuda ")/.*"
+        may["kernels/cuda/format"] = cuda "|format)/.*"
+        may["kernels/cuda/parts"] = may["kernels/cuda/bench"] = cuda "|format|parts)/.*"
+        may["kernels/cuda/sm80"] = cuda "|format|parts|sm80)/.*"
+        may["kernels/cuda/sm90"] = cuda "|format|parts)/.*|kernels/cuda/sm90/[^/]*"
+        for (i = split("attn grouped delta", part, " "); i; i--)
+            may["kernels/cuda/sm90/" part[i]] = may["kernels/cuda/sm90"] "|kernels/cuda/sm90/" part[i] "/.*"
+        may["kernels/cuda/any"] = cuda "|format|parts|sm80|sm90|any)/.*"
         may["data/file"] = "data/file/.*|" base
         may["data/json"] = "data/(json|file)/.*|" base
         files = "data/(json|file)/.*|" base
@@ -106,7 +117,10 @@ check_includes() {
         may["data/chat/jinja"] = "data/chat/jinja/.*|" files
         may["data/hub"] = "data/hub/.*|" files
         may["optim"] = "optim/.*|" top
-        may["model"] = "model/.*|optim/.*|data/(safetensors|json/json)\\.h|" top
+        files = "data/(safetensors|json/json)\\.h|" top
+        may["model"] = may["model/layers"] = "model/.*|optim/.*|" files
+        may["model/arch"] = "model/(arch/.*|layer\\.h)|" files
+        may["model/stored"] = "model/(arch|stored)/.*|" files
         below = "model/.*|optim/.*|data/.*|" top
         may["train"] = "train/.*|" below
         may["train/config"] = "train/(config|report)/.*|" below
@@ -196,10 +210,10 @@ check_circles() {
         }
     }
     BEGIN {
-        table["kernels/device", "kernels/ops"] # struct ops
-        table["model/arch", "model/layer"]; table["model/lora", "model/layer"] # the kinds of layers
+        table["kernels/device", "kernels/ops/ops"] # struct ops
+        table["model/arch/arch", "model/layer"]; table["model/lora", "model/layer"] # the kinds of layers
         table["model/acts", "model/layer"]; table["model/weights", "model/layer"]
-        table["model/acts", "model/dispatch"] # struct experts
+        table["model/acts", "model/layers/dispatch"] # struct experts
     }
     FNR == 1 { comment = 0; head = ""; from = stem(FILENAME); source = FILENAME ~ /\.(c|cu)$/ }
     /^#include "/ {
@@ -246,27 +260,57 @@ check_circles() {
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^tests/')
 }
 
-# ---- every op that kernels/ops.h declares: typed, in the table, with a wrapper and a CPU body
+# ---- every op that kernels/ops/ops.h declares: typed, in the table, with a wrapper and a CPU body
 check_ops() {
-    [ -e kernels/ops.h ] || return 0
+    [ -e kernels/ops/ops.h ] || return 0
     local n fn op
     while read -r n fn op; do
-        [ "$fn" = "${op}_fn" ] || echo "kernels/ops.h:$n: op_$op is declared with $fn"
-        grep -q "^typedef void ${op}_fn(" kernels/ops.h || echo "kernels/ops.h:$n: no contract for op_$op"
-        grep -q "^ *${op}_fn \*${op};" kernels/ops.h || echo "kernels/ops.h:$n: struct ops has no slot for $op"
-        grep -Eq "^void op_${op}\(" kernels/*.c || echo "kernels/ops.h:$n: no wrapper op_$op in kernels/"
-        grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "kernels/ops.h:$n: no CPU($op) in kernels/cpu/"
-        grep -Eq "\.${op} = |CPU_OP\($op\)" kernels/cpu/*.c || echo "kernels/ops.h:$n: $op is not in the CPU table"
-    done < <(sed -n 's/^\([a-z0-9_]*_fn\) op_\([a-z0-9_]*\),.*/\1 \2/p' kernels/ops.h | while read -r fn op; do
-        echo "$(grep -n "^$fn op_$op," kernels/ops.h | cut -d: -f1) $fn $op"
+        [ "$fn" = "${op}_fn" ] || echo "kernels/ops/ops.h:$n: op_$op is declared with $fn"
+        grep -q "^typedef void ${op}_fn(" kernels/ops/ops.h || echo "kernels/ops/ops.h:$n: no contract for op_$op"
+        grep -q "^ *${op}_fn \*${op};" kernels/ops/ops.h || echo "kernels/ops/ops.h:$n: struct ops has no slot for $op"
+        grep -Eq "^void op_${op}\(" kernels/ops/*.c || echo "kernels/ops/ops.h:$n: no wrapper op_$op in kernels/ops/"
+        grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "kernels/ops/ops.h:$n: no CPU($op) in kernels/cpu/"
+        grep -Eq "\.${op} = |CPU_OP\($op\)" kernels/cpu/*.c || echo "kernels/ops/ops.h:$n: $op is not in the CPU table"
+    done < <(sed -n 's/^\([a-z0-9_]*_fn\) op_\([a-z0-9_]*\),.*/\1 \2/p' kernels/ops/ops.h | while read -r fn op; do
+        echo "$(grep -n "^$fn op_$op," kernels/ops/ops.h | cut -d: -f1) $fn $op"
     done)
 }
 
-# ---- every folder with sources has its README.md
+# ---- every folder with sources has a README.md, whose tables name each file and no other; few files in a folder
+# A row may name x.h for x.c and x.h. Files of data (fixtures, the corpus of the fuzzer) are not sources.
 check_readmes() {
-    list '*.c' '*.h' '*.cu' '*.sh' '*.py' '*.ini' | sed 's|/\{0,1\}[^/]*$||' | sort -u | while read -r folder; do
-        [ -e "${folder:-.}/README.md" ] || echo "${folder:-.}:1: no README.md"
-    done
+    list '*.c' '*.h' '*.cu' '*.cuh' '*.sh' '*.py' '*.ini' | sed 's|^[^/]*$|./&|' | while read -r file; do
+        echo "${file%/*} ${file##*/}"
+    done | sort | awk '
+    function stem(name) { sub(/\.[a-z]+$/, "", name); return name }
+    function read_table(folder,    path, line, cell, name, n) {
+        path = folder "/README.md"
+        while ((getline line < path) > 0) {
+            n++
+            if (split(line, cell, "|") < 4 || cell[1] != "") continue
+            while (match(cell[2], /[A-Za-z0-9_`]+\.(cuh|cu|c|h|py|sh|ini)([^A-Za-z0-9_]|$)/)) {
+                name = substr(cell[2], RSTART, RLENGTH); sub(/[^A-Za-z0-9_]$/, "", name)
+                cell[2] = substr(cell[2], RSTART + RLENGTH)
+                named[folder, stem(name)]
+                if (name !~ /`/) rows[++n_row] = folder SUBSEP name SUBSEP n
+            }
+        }
+        close(path)
+        if (!n) { print folder ":1: no README.md"; without[folder] }
+    }
+    $1 != last { read_table($1); last = $1 }
+    { file[$1, $2]; n_file[$1]++ }
+    !($1 in without) && !(($1, stem($2)) in named) { print $1 "/README.md:1: no row for " $2 }
+    END {
+        for (i = 1; i <= n_row; i++) {
+            split(rows[i], part, SUBSEP)
+            if (!((part[1], part[2]) in file)) print part[1] "/README.md:" part[3] ": no file " part[2]
+        }
+        for (folder in n_file) {
+            most = folder ~ /^(tests|kernels\/cpu|kernels\/cuda\/any)/ ? 40 : 32
+            if (n_file[folder] > most) print folder ":1: " n_file[folder] " files, over " most
+        }
+    }'
 }
 
 # ---- layout as .clang-format says, by the one version of clang-format whose output the sources have: others differ
@@ -301,19 +345,25 @@ prove() {
     tree=$(mktemp -d)
     # shellcheck disable=SC2064
     trap "rm -rf '$tree'" EXIT
+    row() { # FOLDER FILE ...: its README.md
+        local folder=$1
+        shift
+        printf '| %s | job |\n' "$@" > "$tree/$folder/README.md"
+    }
     fresh() {
         rm -rf "${tree:?}"/*
-        mkdir -p "$tree"/{data/{file,json,hub},kernels/cpu,train}
-        touch "$tree"/{.,data,data/file,data/json,data/hub,kernels,kernels/cpu,train}/README.md
+        mkdir -p "$tree"/{data/{file,json,hub},kernels/{cpu,ops},train}
+        row data/file file.c; row data/json json.c; row data/hub hub_curl.h hub_http.c; row kernels base.h device.c
+        row kernels/cpu add.c; row kernels/ops ops.h ops.c; row data a.c b.c; row train
         cp "$(dirname "$self")/../.clang-format" "$tree/"
         printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
         printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
-            > "$tree/kernels/ops.h"
-        printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops.h"
+            > "$tree/kernels/ops/ops.h"
+        printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops/ops.h"
         printf '/* ops.c - o */\n#include "kernels/device.h"\nvoid op_add(int x) { device_zero(); }\n' \
-            > "$tree/kernels/ops.c"
+            > "$tree/kernels/ops/ops.c"
         # no circle: an include of a table, a static function with the name of another, a call in a comment and a string
-        printf '/* device.c - op_add(1) */\n#include "kernels/ops.h"\nstatic void op_add(char *x) {}\n' \
+        printf '/* device.c - op_add(1) */\n#include "kernels/ops/ops.h"\nstatic void op_add(char *x) {}\n' \
             > "$tree/kernels/device.c"
         printf 'void device_zero(void) { op_add("op_add(1)"); }\n' >> "$tree/kernels/device.c"
         printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
@@ -342,13 +392,14 @@ prove() {
     expect data/file/file.c:2 "label of a head comment"
     add data/file/file.c 'char *s = getenv("MT_FAST");'; expect data/file/file.c:4 "environment"
     add data/file/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file/file.c:4 "environment"
-    add kernels/ops.c 'FILE *f = fopen(path, "w");'; expect kernels/ops.c:4 "opens a file to write"
-    add kernels/ops.c 'int f = open(path, O_WRONLY | O_CREAT, 0666);'; expect kernels/ops.c:4 "opens a file to write"
+    add kernels/ops/ops.c 'FILE *f = fopen(path, "w");'; expect kernels/ops/ops.c:4 "opens a file to write"
+    add kernels/ops/ops.c 'int f = open(path, O_WRONLY | O_CREAT, 0666);'
+    expect kernels/ops/ops.c:4 "opens a file to write"
     add data/file/file.c 'typedef struct a b;'; expect data/file/file.c:4 "typedef"
-    add data/file/file.c '#include "kernels/ops.h"'; expect data/file/file.c:4 "room data/file may not"
+    add data/file/file.c '#include "kernels/ops/ops.h"'; expect data/file/file.c:4 "room data/file may not"
     add data/file/file.c '#include <curl/curl.h>'; expect data/file/file.c:4 "<curl/curl.h> has one home"
     add data/file/file.c '#include <jansson.h>'; expect data/file/file.c:4 "<jansson.h> has one home"
-    add kernels/ops.c '#include "data/file/file.h"'; expect kernels/ops.c:4 "room kernels may not"
+    add kernels/ops/ops.c '#include "data/file/file.h"'; expect kernels/ops/ops.c:4 "room kernels/ops may not"
     add kernels/cpu/add.c '#include "kernels/cuda/x.h"'; expect kernels/cpu/add.c:4 "room kernels/cpu may not"
     add kernels/cpu/add.c '#include <cuda_runtime.h>'; expect kernels/cpu/add.c:4 "<cuda_runtime.h> has one home"
     add data/file/file.c '#include "data/json/json.h"'
@@ -357,7 +408,7 @@ prove() {
     add data/file/file.c '#include "data/a.h"'; add data/a.c '/* a.c - a */\n#include "data/b.h"'
     add data/b.h '/* b.h - b */\n#include "data/file/file.h"'; expect data/a.c:2 'includes "data/b.h", in a circle'
     sed -i 's/static void op_add/void op_sub/' "$tree/kernels/device.c"
-    expect kernels/ops.c:3 "calls device_zero of kernels/device.c, in a circle"
+    expect kernels/ops/ops.c:3 "calls device_zero of kernels/device.c, in a circle"
     add data/file/file.c 'int f(void)\n{\n    return g(1);\n}'
     add data/a.c '/* a.c - a */\nint g(int x) { return h(x); }'
     add data/b.c '/* b.c - b */\nint h(int a,\n      int b)\n{\n    /* f */ return f();\n}'
@@ -368,11 +419,15 @@ prove() {
     add data/none.c 'int x;'; expect data/none.c:1 "no head comment"
     add kernels/bare.h '/* bare.h - b */'; expect kernels/bare.h:1 "no include guard"
     add kernels/base.h 'int f(int *restrict a);'; expect kernels/base.h:5 "header that nvcc"
-    sed -i 's/add_fn \*add;//' "$tree/kernels/ops.h"; expect kernels/ops.h:8 "struct ops has no slot for add"
-    sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "add is not in the CPU table"
-    sed -i 's/op_add/op_sub/' "$tree/kernels/ops.c"; expect kernels/ops.h:8 "no wrapper op_add"
-    sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops.h:8 "no CPU(add)"
+    sed -i 's/add_fn \*add;//' "$tree/kernels/ops/ops.h"; expect kernels/ops/ops.h:8 "struct ops has no slot for add"
+    sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:8 "add is not in the CPU table"
+    sed -i 's/op_add/op_sub/' "$tree/kernels/ops/ops.c"; expect kernels/ops/ops.h:8 "no wrapper op_add"
+    sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:8 "no CPU(add)"
     rm "$tree/data/file/README.md"; expect data/file:1 "no README.md"
+    rm "$tree/data/hub/hub_http.c"; expect data/hub/README.md:2 "no file hub_http.c"
+    add data/file/more.c '/* more.c - m */'; expect data/file/README.md:1 "no row for more.c"
+    for i in {1..32}; do echo "/* f$i.c - f */" > "$tree/data/file/f$i.c"; done; expect data/file:1 "33 files, over 32"
+    add kernels/base.h '#include "kernels/cuda/core/cuda.h"'; expect kernels/base.h:5 "room kernels may not"
     if [ -n "$(find_format)" ]; then
         add data/file/file.c 'int  x;'; expect data/file/file.c:4 "not as clang-format"
     fi

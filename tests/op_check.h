@@ -5,7 +5,7 @@
 #ifndef MT_OP_CHECK_H
 #define MT_OP_CHECK_H
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "tests/test.h"
 
 /* A CPU device in F64 (oracle) or F32, with 2 threads and 256 MiB of work arena. */

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/minifloat.h"
+#include "kernels/format/minifloat.h"
 
 static void *bytes(int64_t n) { return make_empty(DT_U8, n, -1, -1).data; }
 static float *floats(int64_t n) { return make_empty(DT_F32, n, -1, -1).data; }

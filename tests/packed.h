@@ -1,8 +1,8 @@
-/* packed.h - test weights in every format, encoded by kernels/quant.h from known values. */
+/* packed.h - test weights in every format, encoded by kernels/format/quant.h from known values. */
 #ifndef MT_PACKED_H
 #define MT_PACKED_H
 
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 #include "tests/op_check.h"
 
 /* How a weight is stored. `block` (values per absmax) and `nested` (absmax is quantised too) apply to NF4 and FP4;

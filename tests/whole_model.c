@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "tests/test.h"
 
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad)

@@ -4,7 +4,7 @@
  * completion of shells read the row. */
 #include <string.h>
 
-#include "kernels/fakequant.h"
+#include "kernels/format/fakequant.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"

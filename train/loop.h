@@ -4,7 +4,7 @@
 
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
-#include "model/arch.h"
+#include "model/arch/arch.h"
 #include "train/config/config.h"
 
 enum { LOOP_OK = 0, LOOP_ERROR = -1, LOOP_INTERRUPTED = 1 };

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "kernels/comm/comm_exchange.h"
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 enum { PIECE = 1 << 16 }; /* elements that a rank adds at a time */
 

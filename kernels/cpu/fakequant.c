@@ -1,6 +1,6 @@
 /* fakequant.c - fake quantisation, its packed form and its gradient, and the largest magnitudes. A piece of values at a
- * time becomes fp32, whatever the backend's precision: kernels/fakequant.h defines each rounding. */
-#include "kernels/fakequant.h"
+ * time becomes fp32, whatever the backend's precision: kernels/format/fakequant.h defines each rounding. */
+#include "kernels/format/fakequant.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* fp8.c - MXFP4 experts as FP8 products read them. */
 #include "kernels/cpu/real.h"
-#include "kernels/minifloat.h"
-#include "kernels/quant.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
 
 enum { BLOCK = 32 };
 

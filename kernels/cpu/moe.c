@@ -9,7 +9,7 @@
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/glu.h"
-#include "kernels/minifloat.h"
+#include "kernels/format/minifloat.h"
 
 enum {
     TILE = 64,  /* output columns of a task: a multiple of MXFP4's 32 */

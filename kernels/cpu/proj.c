@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "kernels/cpu/gemm.h"
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 
 enum { BAND = 16, COLS = 256 };
 

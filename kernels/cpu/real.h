@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 
 #ifdef MT_F64
 typedef double real;

@@ -3,8 +3,8 @@
  * defines, in both precisions. */
 #include "kernels/cpu/gemm.h"
 
-#include "kernels/minifloat.h"
-#include "kernels/quant.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
 
 /* The values of each byte of two nibbles before scaling. */
 struct pairs {

@@ -1,4 +1,4 @@
-/* cublaslt.c - the calls of cuBLASLt that kernels/cuda/gemm.cu makes, built as libcublasLt.so.MAJOR. A product is
+/* cublaslt.c - the calls of cuBLASLt that kernels/cuda/core/gemm.cu makes, built as libcublasLt.so.MAJOR. A product is
  * eight sums in f32, of every eighth k. Matrices are column-major. */
 #include <cublasLt.h>
 #include <stdbool.h>

@@ -1,4 +1,4 @@
-/* old_curl.c - a libcurl.so.4 that rejects one option. tests/test_hub.c puts it first in the library path. */
+/* old_curl.c - a libcurl.so.4 that rejects one option. tests/data/test_hub.c puts it first in the library path. */
 #include <stdlib.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
 """bf16_case.py - measures the difference between transformers + PEFT in bf16 and in fp32, on a case of make_case.py.
-tests/test_parity.c derives the bounds for a GPU from it. The base model is bf16; the adapter is fp32, as in PEFT.
+tests/model/test_parity.c derives the bounds for a GPU from it. The base model is bf16; the adapter is fp32, as in PEFT.
 
   python bf16_case.py CASE
 

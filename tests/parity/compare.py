@@ -1,6 +1,6 @@
 """compare.py - trains with the moetrain executable on a case of make_case.py and compares the results with those of
-transformers + PEFT: the loss and gradient norm of every step, held-out losses, final adapter. (tests/test_parity.c
-compares the gradients of the first step and the hidden states, inside the library.)
+transformers + PEFT: the loss and gradient norm of every step, held-out losses, final adapter.
+(tests/model/test_parity.c compares the gradients of the first step and the hidden states, inside the library.)
 
   python compare.py CASE [--moetrain build/moetrain] [--out DIR] [--set section.key=value ...]
 

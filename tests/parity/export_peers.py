@@ -1,5 +1,5 @@
 """export_peers.py - checks that other programs read the exports of `moetrain export` correctly. The reference is
-transformers + PEFT with the original adapter, whose losses tests/test_parity.c compares with moetrain's.
+transformers + PEFT with the original adapter, whose losses tests/model/test_parity.c compares with moetrain's.
 
   python export_peers.py CASE --moetrain build/moetrain [--out DIR]      CASE: a directory of make_case.py
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_chat_vectors.py - renders conversations with the published harmony template, for tests/test_chat.c.
+"""make_chat_vectors.py - renders conversations with the published harmony template, for tests/data/test_chat.c.
 
 Writes tests/fixtures/chat/harmony.json: rows, the rendered texts, and the byte spans that carry loss, which the script
 finds in the text. The template is chat_template.jinja of openai/gpt-oss-20b; needs `pip install jinja2`.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_deepseek_vectors.py - encodes conversations with DeepSeek V4's own encoder, for tests/test_chat.c.
+"""make_deepseek_vectors.py - encodes conversations with DeepSeek V4's own encoder, for tests/data/test_chat.c.
 
 Writes tests/fixtures/chat/deepseek.json: rows, the encoder's text, and the byte spans of its answers. The encoder is
 encoding/encoding_dsv4.py of deepseek-ai/DeepSeek-V4-Flash; with COUNT, the script

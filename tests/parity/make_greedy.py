@@ -1,4 +1,4 @@
-"""make_greedy.py - generates greedy tokens with transformers (+ PEFT) in fp32, for tests/test_generate.c.
+"""make_greedy.py - generates greedy tokens with transformers (+ PEFT) in fp32, for tests/train/test_generate.c.
 
   python make_greedy.py > tests/fixtures/generate/greedy.json
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_jinja_vectors.py - renders templates with Jinja, configured as in transformers, for tests/test_jinja.c.
+"""make_jinja_vectors.py - renders templates with Jinja, configured as in transformers, for tests/data/test_jinja.c.
 
 Writes tests/fixtures/jinja/expressions.json: small templates with one construct each, and their text or an error.
 Writes tests/fixtures/jinja/chats.json: whole chat templates (written for the tests) and conversations. Each has the

@@ -1,4 +1,4 @@
-"""make_quant_vectors.py - quantizes a known signal with bitsandbytes, for tests/test_quant.c.
+"""make_quant_vectors.py - quantizes a known signal with bitsandbytes, for tests/kernels/test_quant.c.
 
     python make_quant_vectors.py OUT_FILE        (needs torch and bitsandbytes; the CPU is enough)
 

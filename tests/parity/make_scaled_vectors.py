@@ -1,5 +1,5 @@
 """make_scaled_vectors.py - one Linear in the NVFP4 and FP8 formats of ModelOpt and compressed-tensors, for
-tests/test_scaled.c.
+tests/model/test_scaled.c.
 
     python make_scaled_vectors.py OUT.safetensors        (needs torch, nvidia-modelopt and compressed-tensors)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_tiktoken_vectors.py - encodes texts with tiktoken and Kimi's pattern, for tests/test_tiktoken.c.
+"""make_tiktoken_vectors.py - encodes texts with tiktoken and Kimi's pattern, for tests/data/test_tiktoken.c.
 
 Writes tests/fixtures/tokenizer/tiktoken: a random vocabulary, its tokenizer_config.json, texts and ids. Prints the
 number of ids and a sum for the long texts of the test. Needs `pip install tiktoken`.

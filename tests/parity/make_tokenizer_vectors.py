@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""make_tokenizer_vectors.py - encodes texts with Hugging Face's tokenizers, for tests/test_tokenizer.c.
+"""make_tokenizer_vectors.py - encodes texts with Hugging Face's tokenizers, for tests/data/test_tokenizer.c.
 
 Writes tests/fixtures/tokenizer: small tokenizers with features that the large one lacks, and *.ids.json with texts and
 ids for each tokenizer. Three have the pre-tokenizers of published models, with merges across every boundary of pieces,

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "model/arch_values.h"
+#include "model/arch/arch_values.h"
 
 void base_check_record(struct base_model *m, uint64_t sample, const struct base_hash *h, const struct arch *a)
 {

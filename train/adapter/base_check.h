@@ -3,8 +3,8 @@
 #define MT_BASE_CHECK_H
 
 #include "data/json/json.h"
-#include "model/arch.h"
-#include "model/base_model.h"
+#include "model/arch/arch.h"
+#include "model/stored/base_model.h"
 #include "train/adapter/changes.h"
 
 /* Sets m from the open model. h: NULL leaves the weights unknown. */

@@ -14,8 +14,9 @@
  * 0.
  *
  * Classes with other parts than text (Qwen3_5MoeForConditionalGeneration) have model.language_model.layers in place of
- * model.layers. Both are read, and so are the names of DeepSeek-V4's publisher (model/published.h), which vLLM reads.
- * Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters). */
+ * model.layers. Both are read, and so are the names of DeepSeek-V4's publisher (model/stored/published.h), which vLLM
+ * reads. Source: huggingface/peft, src/peft/tuners/lora/layer.py (ParamWrapper), tuners_utils.py (_inject_parameters).
+ */
 #include "train/adapter/peft.h"
 
 #include <math.h>
@@ -25,7 +26,7 @@
 
 #include "data/json/json.h"
 #include "data/safetensors.h"
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "model/qat.h"
 #include "train/adapter/amax_file.h"
 #include "data/file/atomic_dir.h"

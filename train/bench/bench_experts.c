@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "kernels/prof.h"
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 

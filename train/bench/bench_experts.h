@@ -4,7 +4,7 @@
 #define MT_BENCH_EXPERTS_H
 
 #include "data/json/json.h"
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "train/bench/bench_kernel.h"
 #include "train/cli/cli.h"
 

@@ -9,7 +9,7 @@
 #include <stdio.h>
 
 #include "data/json/json.h"
-#include "kernels/fakequant.h"
+#include "kernels/format/fakequant.h"
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "kernels/ops.h"
+#include "kernels/ops/ops.h"
 #include "train/config/config.h"
 
 /* Runs one small batch of the configuration's data, forward and backward, on the device and on the CPU. Prints the

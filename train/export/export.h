@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #include "data/safetensors.h"
-#include "model/arch.h"
+#include "model/arch/arch.h"
 #include "train/config/config.h"
 
 /* Writes the adapter of the PEFT directory adapter_dir (NULL: output.dir/adapter) to the directory `out` (NULL:

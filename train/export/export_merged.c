@@ -4,7 +4,7 @@
  * computed from the weights that the trainer loads (model/weights.h), so every checkpoint format can be merged. One
  * layer is in memory at a time, with one expert's matrix decoded. merged-bf16 has no packed weights; merged-mxfp4 has
  * DeepSeek-V4 as published, MXFP4 experts beside FP8, and gpt-oss' experts in MXFP4: after quantisation-aware training
- * the codes that training read (export_quant.h), else the nearest ones (kernels/quant.h, quant_mxfp4_merge). */
+ * the codes that training read (export_quant.h), else the nearest ones (kernels/format/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -12,10 +12,10 @@
 #include <string.h>
 
 #include "data/shards.h"
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 #include "model/layer.h"
-#include "model/published.h"
-#include "model/source.h"
+#include "model/stored/published.h"
+#include "model/stored/source.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"
 #include "train/export/merged_files.h"

@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/minifloat.h"
-#include "kernels/quant.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
 #include "model/weights.h"
 
 /* ---- configuration ---- */

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #include "data/safetensors.h"
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "train/export/export_job.h"
 #include "train/adapter/peft.h"
 

@@ -11,9 +11,9 @@
 #include <string.h>
 
 #include "kernels/memory.h"
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 #include "model/layer.h"
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "train/export/verify.h"
 
 #define SLACK 1e-5

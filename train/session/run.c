@@ -10,7 +10,7 @@
 #include "data/duplicates.h"
 #include "data/hub/hub.h"
 #include "data/json/json.h"
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/amax_file.h"
 #include "train/adapter/base_check.h"

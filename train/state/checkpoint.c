@@ -19,7 +19,7 @@
 
 #include "data/json/json.h"
 #include "data/safetensors.h"
-#include "model/arch_values.h"
+#include "model/arch/arch_values.h"
 #include "train/adapter/amax_file.h"
 #include "data/file/atomic_dir.h"
 #include "train/adapter/peft.h"

@@ -2,7 +2,7 @@
 #ifndef MT_PRESETS_H
 #define MT_PRESETS_H
 
-#include "model/arch.h"
+#include "model/arch/arch.h"
 
 /* A special token with its id in the published vocabulary. */
 struct special_token {

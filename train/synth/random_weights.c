@@ -5,8 +5,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "kernels/minifloat.h"
-#include "kernels/quant.h"
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
 
 #define FP8_STD    104   /* of RANDOM_FP8: the largest of 65536 quantiles, 4.3, becomes 448 */
 #define N_QUANTILE 65536 /* a normal value takes 16 random bits */

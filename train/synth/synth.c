@@ -4,7 +4,7 @@
  * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
  * GAIN / sqrt(2 L), so the stream about doubles over all layers. The rows of the router have unequal norms, so experts
  * get unequal loads.
- * Measured: tests/test_synth.c. */
+ * Measured: tests/train/test_synth.c. */
 #include "train/synth/synth.h"
 
 #include <math.h>
@@ -17,9 +17,9 @@
 #include "data/shards.h"
 #include "kernels/cgroup.h"
 #include "kernels/memory.h"
-#include "kernels/quant.h"
+#include "kernels/format/quant.h"
 #include "model/layer.h"
-#include "model/published.h"
+#include "model/stored/published.h"
 #include "data/file/atomic_dir.h"
 #include "train/launch/process.h"
 #include "train/synth/presets.h"

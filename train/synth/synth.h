@@ -6,7 +6,7 @@
 #include <stdio.h>
 
 #include "data/safetensors.h"
-#include "model/arch.h"
+#include "model/arch/arch.h"
 
 /* Zeroed is valid, except arch and dir. */
 struct synth_options {

@@ -4,7 +4,7 @@
 
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
-#include "model/arch.h"
+#include "model/arch/arch.h"
 #include "train/config/config.h"
 
 /* Prints held-out loss, perplexity and accuracy with the adapter of a PEFT directory (NULL: of the base model): one

@@ -15,8 +15,8 @@
 #include "data/json/json.h"
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
-#include "model/formats.h"
-#include "model/published.h"
+#include "model/stored/formats.h"
+#include "model/stored/published.h"
 #include "model/weights.h"
 #include "train/adapter/adapter_dir.h"
 

@@ -11,8 +11,8 @@
 
 #include "data/json/json.h"
 #include "data/safetensors.h"
-#include "kernels/fakequant.h"
-#include "kernels/ops.h"
+#include "kernels/format/fakequant.h"
+#include "kernels/ops/ops.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/config/config.h"
 #include "train/launch/process.h"

@@ -7,7 +7,7 @@
 #include "kernels/base.h"
 
 struct quant_options {
-    const char *format; /* a name of kernels/fakequant.h */
+    const char *format; /* a name of kernels/format/fakequant.h */
     const char *in, *out;
     const char *amax; /* "expert", or "tensor": one for all experts of a tensor */
     bool pack;        /* codes and scales instead of values */

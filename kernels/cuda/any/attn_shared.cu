@@ -1,0 +1,384 @@
+/* attn_shared.cu - attention whose heads share one key, which is the value too (DeepSeek-V4): a window, entries, a
+ * sink. The ops, and kernels for any number of heads of up to 512 columns.
+ *
+ * Math: o_t = sum_k p_tk key_k, p_tk = exp(scale <q_t, key_k> - lse_t) over the keys that token t sees; lse includes
+ *   the sink. ds = scale p (<dout, key> - <dout, o>); dq = sum_k ds key_k; dkey = sum over tokens and heads of p dout +
+ *   ds q.
+ * Shapes: q, o, dout, dq [T, H*A] bf16, kv [T, A], entry [N, A] bf16, idx [T, K] i32, lse [T, H] f32; T may be 0.
+ * Needs: A <= 512; T * H < 2^31. Scratch: 4*T*H bytes.
+ * Grid: forward and dq: a warp per token and head, a lane has columns lane, lane + 32, ...; 8 heads per block, which
+ *   read the same keys from L1. Gradients of keys: a block per row, whose 8 warps take turns at the tokens that see it;
+ *   their sums are added in a fixed order.
+ * Bound: arithmetic of f32 (14*H*A FLOP per pair backward), and L2, as every key reads all rows of q and dout again.
+ * Numerics: f32, nothing but inputs and outputs is rounded; no atomics, bitwise repeatable.
+ * 64, 128, ... heads of 512 columns have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
+#include "kernels/cuda/parts/attn_shared.cuh"
+
+enum { WARPS = 8, WORDS = 16 }; /* WORDS: columns of a lane, at most */
+/* of the sums of parts: a thread per four columns and, while it lists the parts, per item; loads before the first use
+ */
+enum { SUM_THREADS = SHARED_DIM / 4, SUM_LOADS = 8 };
+static_assert((int)SUM_THREADS == (int)SHARED_ITEMS, "a thread per item");
+
+__device__ static inline void load_row(float x[WORDS], const bf16 *row, int dim)
+{
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        const int c = threadIdx.x % 32 + 32 * j;
+        x[j] = c < dim ? __bfloat162float(row[c]) : 0.0f;
+    }
+}
+__device__ static inline void store_row(bf16 *row, const float x[WORDS], float factor, int dim)
+{
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        const int c = threadIdx.x % 32 + 32 * j;
+        if (c < dim) row[c] = __float2bfloat16_rn(x[j] * factor);
+    }
+}
+__device__ static inline float dot(const float x[WORDS], const float y[WORDS])
+{
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) sum += x[j] * y[j];
+    return warp_sum(sum);
+}
+
+/* Row of key k of a token; NULL after the last. */
+__device__ static inline const bf16 *key_row(const struct shared_args &a, const struct sight &s, int k)
+{
+    if (k < s.n_near) return a.kv + (s.first_key + k) * a.ld_kv;
+    k -= s.n_near;
+    if (k >= (s.list ? a.top : s.n_far) || (s.list && !listed(s, k))) return NULL;
+    return a.entry + (int64_t)(s.first_entry + (s.list ? s.list[k] : k)) * a.ld_entry;
+}
+
+/* The token and head of this warp. */
+struct place {
+    int t, head;
+    bool used;
+};
+__device__ static inline struct place place_of(const struct shared_args &a)
+{
+    const int per_token = (a.n_head + WARPS - 1) / WARPS;
+    struct place p;
+    p.t = blockIdx.x / per_token;
+    p.head = blockIdx.x % per_token * WARPS + threadIdx.x / 32;
+    p.used = p.head < a.n_head;
+    return p;
+}
+
+__global__ void __launch_bounds__(WARPS * 32) shared_fwd_kernel(const struct shared_args a)
+{
+    const struct place p = place_of(a);
+    if (!p.used) return;
+    const struct sight s = sight_of(a, p.t);
+    float q[WORDS], key[WORDS], o[WORDS] = {};
+    float max = a.sinks ? a.sinks[p.head] * LOG2_E : -INFINITY, sum = a.sinks ? 1.0f : 0.0f;
+    load_row(q, a.q + p.t * a.ld_q + (int64_t)p.head * a.dim, a.dim);
+    for (int k = 0;; k++) {
+        const bf16 *row = key_row(a, s, k);
+        if (!row) break;
+        load_row(key, row, a.dim);
+        const float score = dot(q, key) * a.scale * LOG2_E, top = fmaxf(max, score);
+        const float factor = exp2f(max - top), weight = exp2f(score - top);
+        max = top;
+        sum = sum * factor + weight;
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) o[j] = o[j] * factor + weight * key[j];
+    }
+    store_row(a.o + p.t * a.ld_o + (int64_t)p.head * a.dim, o, 1.0f / sum, a.dim);
+    if (threadIdx.x % 32 == 0) a.lse[p.t * a.ld_lse + p.head] = max / LOG2_E + logf(sum);
+}
+
+/* p, and ds with its scale, of a head and a key. */
+struct weights {
+    float p, ds;
+};
+__device__ static inline struct weights weigh(const struct shared_args &a, const float q[WORDS], const float d[WORDS],
+                                              const float key[WORDS], float lse, float delta)
+{
+    const float p = exp2f((dot(q, key) * a.scale - lse) * LOG2_E);
+    return {p, p * (dot(d, key) - delta) * a.scale};
+}
+
+__global__ void __launch_bounds__(WARPS * 32) shared_dq_kernel(const struct shared_args a, float *all_delta)
+{
+    const struct place p = place_of(a);
+    if (!p.used) return;
+    const struct sight s = sight_of(a, p.t);
+    const int64_t column = (int64_t)p.head * a.dim;
+    float q[WORDS], d[WORDS], key[WORDS], dq[WORDS] = {};
+    load_row(key, a.o + p.t * a.ld_o + column, a.dim);
+    load_row(d, a.dout + p.t * a.ld_dout + column, a.dim);
+    load_row(q, a.q + p.t * a.ld_q + column, a.dim);
+    const float delta = dot(d, key), lse = a.lse[p.t * a.ld_lse + p.head];
+    for (int k = 0;; k++) {
+        const bf16 *row = key_row(a, s, k);
+        if (!row) break;
+        load_row(key, row, a.dim);
+        const float ds = weigh(a, q, d, key, lse, delta).ds;
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) dq[j] += ds * key[j];
+    }
+    store_row(a.dq + p.t * a.ld_dq + column, dq, 1.0f, a.dim);
+    if (threadIdx.x % 32 == 0) all_delta[(int64_t)p.t * a.n_head + p.head] = delta;
+}
+
+/* Whether a token sees row `row` of kv, or of the entries. */
+__device__ static inline bool sees(const struct shared_args &a, int t, int row, bool entry)
+{
+    const struct sight s = sight_of(a, t);
+    if (!entry) return row >= s.first_key && row < s.first_key + s.n_near;
+    const int e = row - s.first_entry;
+    if (e < 0 || e >= s.n_far) return false;
+    if (!s.list) return true;
+    int low = 0, high = a.top; /* the first element of e or more, or -1 */
+    while (low < high) {
+        const int middle = (low + high) / 2, x = s.list[middle];
+        if (x >= 0 && x < e)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < a.top && s.list[low] == e;
+}
+
+/* Gradient of a row of kv, or of the entries. */
+__global__ void __launch_bounds__(WARPS * 32)
+    shared_dkey_kernel(const struct shared_args a, const float *all_delta, bool entry)
+{
+    __shared__ float sums[WARPS][WORDS * 32];
+    const int row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = entry ? 0 : row, end = entry ? a.n_tok : min((int64_t)a.n_tok, (int64_t)row + a.window);
+    float key[WORDS], q[WORDS], d[WORDS], sum[WORDS] = {};
+    load_row(key, entry ? a.entry + row * a.ld_entry : a.kv + row * a.ld_kv, a.dim);
+    for (int t = first + warp; t < end; t += WARPS) {
+        if (!sees(a, t, row, entry)) continue;
+        for (int head = 0; head < a.n_head; head++) {
+            load_row(q, a.q + t * a.ld_q + (int64_t)head * a.dim, a.dim);
+            load_row(d, a.dout + t * a.ld_dout + (int64_t)head * a.dim, a.dim);
+            const struct weights w =
+                weigh(a, q, d, key, a.lse[t * a.ld_lse + head], all_delta[(int64_t)t * a.n_head + head]);
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) sum[j] += w.p * d[j] + w.ds * q[j];
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) sums[warp][lane + 32 * j] = sum[j];
+    __syncthreads();
+    for (int c = threadIdx.x; c < a.dim; c += WARPS * 32) {
+        float total = 0.0f;
+        for (int w = 0; w < WARPS; w++) total += sums[w][c];
+        (entry ? a.dentry + row * a.ld_dentry : a.dkv + row * a.ld_dkv)[c] = __float2bfloat16_rn(total);
+    }
+}
+
+/* ---- what the kernels for 64, 128, ... heads of 512 columns share in the backward */
+
+/* Rows of x.part that hold terms of a row of kv, or of the entries, in the order of the tokens; columns 0 .. 255.
+ * Returns their number. All threads of a block of SHARED_ITEMS call it; it ends with a barrier. */
+__device__ static inline int list_parts(int parts[SHARED_ITEMS], const struct shared_args &a,
+                                        const struct shared_chunk &x, int row, bool entry)
+{
+    __shared__ uint32_t seen[SHARED_ITEMS / 32];
+    const int item = threadIdx.x, warp = item / 32, first = x.first + item * SHARED_TOKENS, end = x.first + x.n;
+    int2 range = {0, 0}; /* rows that the tokens of the item see, at most */
+    if (first < end) {
+        const int last = min(first + (int)SHARED_TOKENS, end) - 1;
+        range = entry ? far_range(a, first, last) : make_int2(first - a.window + 1, last + 1);
+    }
+    const bool sees = row >= range.x && row < range.y;
+    const uint32_t ballot = __ballot_sync(~0u, sees);
+    if (item % 32 == 0) seen[warp] = ballot;
+    __syncthreads();
+    int n = 0, before = __popc(ballot & ((1u << item % 32) - 1));
+    for (int w = 0; w < SHARED_ITEMS / 32; w++) {
+        if (w < warp) before += __popc(seen[w]);
+        n += __popc(seen[w]);
+    }
+    if (sees) {
+        const int at = row - range.x + (entry ? near_rows(a) : 0); /* entries follow the window, in its last block */
+        const int block = item * (x.n_window + x.n_far) + at / SHARED_BLOCK;
+        parts[before] = block * 2 * SHARED_BLOCK + at % SHARED_BLOCK;
+    }
+    __syncthreads();
+    return n;
+}
+
+/* Adds the parts of a row of kv, from row0 on, then of the entries, in the order of the tokens. What earlier chunks
+ * added is in x.dkv and x.dentry; a row that no later token sees becomes bf16. */
+static __global__ void __launch_bounds__(SUM_THREADS)
+    shared_sum_kernel(const struct shared_args a, const struct shared_chunk x, int row0)
+{
+    __shared__ int parts[SHARED_ITEMS];
+    const int end = x.first + x.n, n_near = end - row0, i = threadIdx.x;
+    const bool entry = (int)blockIdx.x >= n_near;
+    const int row = entry ? blockIdx.x - n_near : row0 + blockIdx.x;
+    const int n = list_parts(parts, a, x, row, entry);
+    const float *from =
+        x.part + i / (SHARED_COLUMNS / 4) * SHARED_BLOCK * SHARED_COLUMNS + i % (SHARED_COLUMNS / 4) * 4;
+    float4 *to = (float4 *)((entry ? x.dentry : x.dkv) + (int64_t)row * SHARED_DIM) + i;
+    const bool begins = entry ? x.first == 0 : row >= x.first;
+    const bool ends = end == a.n_tok || (!entry && row + a.window <= end);
+    float4 sum = begins ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *to;
+    for (int s = 0; s < n; s += SUM_LOADS) {
+        float4 p[SUM_LOADS];
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            p[j] = *(const float4 *)(from + (int64_t)parts[min(s + j, n - 1)] * SHARED_COLUMNS);
+#pragma unroll
+        for (int j = 0; j < SUM_LOADS; j++)
+            if (s + j < n) sum.x += p[j].x, sum.y += p[j].y, sum.z += p[j].z, sum.w += p[j].w;
+    }
+    if (!ends) {
+        *to = sum;
+        return;
+    }
+    bf16 *rounded = (entry ? a.dentry + row * a.ld_dentry : a.dkv + row * a.ld_dkv) + 4 * i;
+    *(uint2 *)rounded = make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w));
+}
+
+/* ---- host ---- */
+
+static struct shared_args args_of(struct tensor o, struct tensor lse, struct tensor q, struct tensor kv,
+                                  struct tensor entry, struct tensor idx, const struct seqs *seqs,
+                                  const struct shared_attn_shape *s)
+{
+    const int64_t n_tok = q.shape[0];
+    struct shared_args a = {};
+    MT_REQUIRE(s->head_dim <= WORDS * 32, "head_dim %lld: the CUDA kernels take up to %d", (long long)s->head_dim,
+               WORDS * 32);
+    a.cu = i32_ptr(seqs->cu);
+    a.n_seq = (int)seqs->n_seq;
+    a.n_tok = (int)n_tok;
+    a.n_head = (int)s->n_head;
+    a.dim = (int)s->head_dim;
+    a.window = (int)MT_MIN(s->window, n_tok);
+    a.ratio = entry.ndim ? (int)MT_MIN(s->ratio, INT32_MAX) : 0;
+    a.n_entry = entry.ndim ? (int)entry.shape[0] : 0;
+    a.scale = s->scale;
+    a.n_sm = cuda.n_sm;
+    a.q = bf16_ptr(q), a.ld_q = q.ld;
+    a.kv = bf16_ptr(kv), a.ld_kv = kv.ld;
+    a.entry = entry.ndim ? bf16_ptr(entry) : NULL, a.ld_entry = entry.ld;
+    a.idx = idx.ndim ? i32_ptr(idx) : NULL, a.ld_idx = idx.ld;
+    a.top = idx.ndim ? (int)idx.shape[1] : -1; /* idx has no data in a dry run */
+    a.o = bf16_ptr(o), a.ld_o = o.ld;
+    a.lse = f32_ptr(lse), a.ld_lse = lse.ld;
+    return a;
+}
+
+/* Kernels number the heads of tokens in 32 bits. */
+static void want_countable(int64_t n_tok, const struct seqs *seqs, const struct shared_attn_shape *s)
+{
+    MT_REQUIRE(n_tok * s->n_head < INT32_MAX && seqs->n_seq < INT32_MAX, "%lld rows of %lld heads", (long long)n_tok,
+               (long long)s->n_head);
+}
+
+static unsigned token_grid(const struct shared_args *a)
+{
+    return grid_x((int64_t)a->n_tok * ceil_div(a->n_head, WARPS));
+}
+
+/* Whether there are kernels with tensor cores for these heads. */
+static bool by_tiles(const struct shared_args *a) { return a->dim == SHARED_DIM && a->n_head % SHARED_HEADS == 0; }
+static void want_aligned(const struct tensor *x, int n)
+{
+    for (int i = 0; i < n; i++)
+        MT_REQUIRE(!x[i].ndim || rows_aligned(x[i]), "rows of attention must be aligned to 16 bytes");
+}
+
+extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
+                                     struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
+                                     const struct seqs *seqs, const struct shared_attn_shape *shape)
+{
+    if (dev->dry_run || q.shape[0] == 0) return;
+    want_countable(q.shape[0], seqs, shape);
+    struct shared_args a = args_of(o, lse, q, kv, entry, idx, seqs, shape);
+    a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
+    if (by_tiles(&a)) {
+        const struct tensor rows[] = {q, kv, entry, o};
+        want_aligned(rows, MT_LEN(rows));
+        (cuda.hopper ? shared_fwd_wgmma : shared_fwd_mma)(&a);
+        return;
+    }
+    shared_fwd_kernel<<<token_grid(&a), WARPS * 32, 0, cuda.stream>>>(a);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Scratch of a chunk. Its size follows from the shapes and max_len alone, and fewer tokens or shorter sequences never
+ * take more: all items, or a budget, within which the chunks are equal. */
+static struct shared_chunk take_scratch(struct device *dev, const struct shared_args *a, int64_t max_len)
+{
+    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together, but for one item at least */
+    const int64_t n_tok = MT_MAX(1, a->n_tok), n_all = ceil_div(n_tok, SHARED_TOKENS);
+    const int64_t seen = a->ratio ? MT_MIN(a->n_entry, max_len / a->ratio) : 0; /* entries of a token, without idx */
+    struct shared_chunk x = {};
+    x.n_slot = (int)MT_MAX(1, a->window) + (int)(a->top >= 0 ? a->top : seen);
+    x.n_window = (int)ceil_div(MT_MAX(1, a->window) + SHARED_TOKENS - 1, SHARED_BLOCK);
+    x.n_far = a->ratio ? (int)ceil_div(a->n_entry, SHARED_BLOCK) : 0;
+    const int64_t weights = (int64_t)SHARED_TOKENS * a->n_head * x.n_slot; /* p of an item */
+    const int64_t item = 4 * weights + (int64_t)(x.n_window + x.n_far) * SHARED_BLOCK * SHARED_DIM * 4;
+    const int64_t bytes = MT_MAX(item, MT_MIN(budget, MT_MIN(n_all, (int64_t)SHARED_ITEMS) * item));
+    const int64_t n_item = ceil_div(n_all, ceil_div(n_all, bytes / item));
+    x.n = (int)n_item * SHARED_TOKENS;
+    x.p = (bf16 *)arena_push(&dev->work, bytes);
+    x.ds = x.p + n_item * weights;
+    x.part = (float *)(x.ds + n_item * weights);
+    x.dkv = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, SHARED_DIM));
+    x.dentry = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, MT_MAX(1, a->n_entry), SHARED_DIM));
+    return x;
+}
+
+static void bwd_in_chunks(const struct shared_args *a, struct shared_chunk x)
+{
+    const int n_chunk = x.n, n_row = a->ratio ? a->n_entry : 0;
+    for (; x.first < a->n_tok; x.first += x.n) {
+        x.n = MT_MIN(n_chunk, a->n_tok - x.first);
+        const int row0 = MT_MAX(0, x.first - a->window + 1);
+        (cuda.hopper ? shared_dq_wgmma : shared_dq_mma)(a, &x);
+        (cuda.hopper ? shared_dkey_wgmma : shared_dkey_mma)(a, &x);
+        shared_sum_kernel<<<grid_x((int64_t)x.first + x.n - row0 + n_row), SUM_THREADS, 0, cuda.stream>>>(*a, x, row0);
+        CUDA_CHECK_LAUNCH();
+    }
+}
+
+static void bwd_any(struct shared_args *a, float *delta)
+{
+    shared_dq_kernel<<<token_grid(a), WARPS * 32, 0, cuda.stream>>>(*a, delta);
+    CUDA_CHECK_LAUNCH();
+    shared_dkey_kernel<<<grid_x(a->n_tok), WARPS * 32, 0, cuda.stream>>>(*a, delta, false);
+    CUDA_CHECK_LAUNCH();
+    if (!a->ratio) return;
+    shared_dkey_kernel<<<grid_x(a->n_entry), WARPS * 32, 0, cuda.stream>>>(*a, delta, true);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_shared_attn_bwd(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
+                                     struct tensor dout, struct tensor o, struct tensor lse, struct tensor q,
+                                     struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
+                                     const struct shared_attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    struct shared_args a = args_of(o, lse, q, kv, entry, idx, seqs, shape);
+    a.dout = bf16_ptr(dout), a.ld_dout = dout.ld;
+    a.dq = bf16_ptr(dq), a.ld_dq = dq.ld;
+    a.dkv = bf16_ptr(dkv), a.ld_dkv = dkv.ld;
+    a.dentry = dentry.ndim ? bf16_ptr(dentry) : NULL, a.ld_dentry = dentry.ld;
+    const bool live = !dev->dry_run && a.n_tok > 0;
+    if (!dev->dry_run) want_countable(q.shape[0], seqs, shape);
+    if (by_tiles(&a)) {
+        const struct shared_chunk x = take_scratch(dev, &a, seqs->max_len);
+        const struct tensor rows[] = {q, kv, entry, o, dout, dq, dkv, dentry};
+        if (live) want_aligned(rows, MT_LEN(rows));
+        if (live) bwd_in_chunks(&a, x);
+    } else {
+        const struct tensor delta = arena_tensor_2d(&dev->work, DT_F32, a.n_tok, a.n_head);
+        if (live) bwd_any(&a, f32_ptr(delta));
+    }
+    if (!dev->dry_run && a.n_tok == 0 && dentry.ndim)
+        CUDA_CHECK(cudaMemset2DAsync(dentry.data, (size_t)dentry.ld * 2, 0, (size_t)a.dim * 2, (size_t)a.n_entry,
+                                     cuda.stream));
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,374 @@
+/* compress.cu - one entry per `ratio` tokens: a softmax over the tokens of every column.
+ * Math: y = sum_j p_j value_j, p = softmax_j(gate_j + bias_j), column by column; dvalue_j = p_j dy, dgate_j = p_j dy
+ *   (value_j - y). With overlap an entry also has the tokens of the entry before, whose columns a it reads.
+ * Shapes: kg [T, 2W] bf16: value | gate, with overlap [T, 4W]: value a | value b | gate a | gate b; bias [ratio, W or
+ *   2W] f32; y, dy [N, W] bf16, pos [N] i32, cu [S+1] i32; dkg like kg. T may be 0; N >= 1.
+ * Needs: fast: W a multiple of 4, 16-byte aligned rows. Otherwise a thread has one column instead of four.
+ * Grid: up to 16 tokens per entry: a thread has 4 columns of one entry. More: a block has 64 columns of one entry; 16
+ *   groups of 16 threads share its tokens and merge their sums. A thread loads four tokens at a time; the backward
+ *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
+ *   atomics. Its last S items write the zeros of tokens of no entry. At most 64
+ *   registers, no spills.
+ * Moves: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
+ * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end.
+ * Measured: H200, the commit that wrote this line, inputs not in the L2 cache, one sequence, us forward and backward of
+ * W 512: ratio 4 with overlap, T 4096 14.6, 20.4 (29, 41 % of copy), T 16384 36.0, 55.2 (48, 60 %); ratio 128, T 4096
+ * 12.5, 15.0 (17, 27 %: memsets of 4 bytes take 2.1), T 16384 25.7, 35.6 (32, 45 %). Before, at 61c7d7f: 16.0, 22.0,
+ * 38.7, 58.3; 12.9, 16.4, 26.0, 36.4. Tried, T 16384, the same four with inputs in the cache (33.7, 54.2, 18.7, 33.8):
+ * eight tokens at a time with 80 registers 34.3, 53.4, 20.3, 39.1; 32 groups 34.0, 54.7, 22.8, 36.4; 2 columns per
+ * thread 36.0, 59.4, 22.1, 37.5. 8 columns per thread, two exact e^x per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
+ */
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { BLOCK = 256, LANES = 16, FEW = 16, BATCH = 4 };
+
+struct compress_job {
+    bf16 *y, *dkg; /* forward, backward */
+    const bf16 *kg, *dy;
+    const float *bias;
+    int32_t *pos;
+    const int32_t *cu;
+    int64_t ld_y, ld_kg, ld_dy, ld_dkg, ld_bias;
+    int64_t n_row; /* N */
+    int n_tok, n_seq, ratio, width, n_part;
+};
+
+/* An entry: tokens first + j, j from begin to ratio - 1; negative ones are those of the entry before. */
+struct entry {
+    int64_t first;
+    int begin, pos;
+    bool found;
+};
+
+/* A single sequence needs no loads. */
+static __device__ inline struct entry find(const struct compress_job &job, int64_t row)
+{
+    const bool single = job.n_seq == 1;
+    int low = 0, high = single ? 0 : job.n_seq; /* the first sequence whose entries end after the row */
+    while (low < high) {
+        const int middle = (low + high) / 2, start = job.cu[middle];
+        if (start / job.ratio + (job.cu[middle + 1] - start) / job.ratio > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    struct entry e = {0, 0, 0, false};
+    if (single ? row >= job.n_tok / job.ratio : low == job.n_seq || job.cu[low] / job.ratio > row) return e;
+    const int start = single ? 0 : job.cu[low];
+    e.found = true;
+    e.pos = ((int)row - start / job.ratio) * job.ratio;
+    e.first = start + e.pos;
+    e.begin = job.n_part == 2 && e.pos > 0 ? -job.ratio : 0;
+    return e;
+}
+
+/* VEC adjacent columns, 4 or 1: as stored, and as floats. */
+template <int VEC> struct raw {
+    uint2 u;
+};
+template <> struct raw<1> {
+    bf16 u;
+};
+template <int VEC> static __device__ inline void load(struct raw<VEC> *r, const bf16 *p)
+{
+    if constexpr (VEC == 4)
+        r->u = *(const uint2 *)p;
+    else
+        r->u = *p;
+}
+template <int VEC> static __device__ inline void unpack(float v[VEC], const struct raw<VEC> &r)
+{
+    if constexpr (VEC == 4) {
+        v[0] = __uint_as_float(r.u.x << 16);
+        v[1] = __uint_as_float(r.u.x & 0xffff0000u);
+        v[2] = __uint_as_float(r.u.y << 16);
+        v[3] = __uint_as_float(r.u.y & 0xffff0000u);
+    } else {
+        v[0] = __bfloat162float(r.u);
+    }
+}
+template <int VEC> static __device__ inline void store(bf16 *p, const float v[VEC])
+{
+    if constexpr (VEC == 4)
+        *(uint2 *)p = make_uint2(pack2(v[0], v[1]), pack2(v[2], v[3]));
+    else
+        *p = __float2bfloat16_rn(v[0]);
+}
+template <int VEC> static __device__ inline void add_bias(float v[VEC], const float *p)
+{
+    if constexpr (VEC == 4) {
+        const float4 b = *(const float4 *)p;
+        v[0] += b.x, v[1] += b.y, v[2] += b.z, v[3] += b.w;
+    } else {
+        v[0] += *p;
+    }
+}
+
+/* Columns of a token in kg: of its values; its gates are n_part * W columns further. */
+static __device__ inline int64_t column(const struct compress_job &job, int j, int col)
+{
+    return (job.n_part == 2 && j >= 0 ? job.width : 0) + col;
+}
+static __device__ inline const float *bias_of(const struct compress_job &job, int j, int col)
+{
+    return job.bias + (j < 0 ? j + job.ratio : j) * job.ld_bias + column(job, j, col);
+}
+
+/* Softmax in progress: largest gate, sum of e^(gate - top), and of that times the value. */
+template <int VEC> struct state {
+    float top[VEC], sum[VEC], y[VEC];
+};
+
+/* e^(x - top); 0 where x is that of no tokens. */
+static __device__ inline float power(float x, float top) { return x == -INFINITY ? 0 : __expf(x - top); }
+
+/* Up to BATCH tokens of an entry: base, base + step, ... */
+template <int VEC> struct batch {
+    struct raw<VEC> value[BATCH], gate[BATCH];
+};
+template <int VEC>
+static __device__ inline void load_batch(struct batch<VEC> *b, const struct compress_job &job, const struct entry &e,
+                                         int base, int step, int col)
+{
+    const int64_t gate = (int64_t)job.n_part * job.width;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        const int j = base + i * step;
+        if (j >= job.ratio) break;
+        const bf16 *p = job.kg + (e.first + j) * job.ld_kg + column(job, j, col);
+        load(&b->value[i], p);
+        load(&b->gate[i], p + gate);
+    }
+}
+
+/* Adds the tokens of a batch to the softmax. */
+template <int VEC>
+static __device__ inline void add_batch(struct state<VEC> *s, const struct batch<VEC> &b,
+                                        const struct compress_job &job, int base, int step, int col)
+{
+    float x[VEC], top[VEC]; /* x of one token: sums of all tokens would spill */
+#pragma unroll
+    for (int k = 0; k < VEC; k++) top[k] = s->top[k];
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        if (base + i * step >= job.ratio) break;
+        unpack(x, b.gate[i]);
+        add_bias<VEC>(x, bias_of(job, base + i * step, col));
+#pragma unroll
+        for (int k = 0; k < VEC; k++) top[k] = fmaxf(top[k], x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < VEC; k++) {
+        const float old = power(s->top[k], top[k]);
+        s->top[k] = top[k];
+        s->sum[k] *= old;
+        s->y[k] *= old;
+    }
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        if (base + i * step >= job.ratio) break;
+        float v[VEC];
+        unpack(v, b.value[i]);
+        unpack(x, b.gate[i]);
+        add_bias<VEC>(x, bias_of(job, base + i * step, col));
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float p = __expf(x[k] - top[k]);
+            s->sum[k] += p;
+            s->y[k] += p * v[k];
+        }
+    }
+}
+
+/* Writes the gradients of a batch; s is complete, dy divided by the sum. */
+template <int VEC>
+static __device__ inline void write_batch(const struct state<VEC> &s, const float dy[VEC], const struct batch<VEC> &b,
+                                          const struct compress_job &job, const struct entry &e, int base, int step,
+                                          int col)
+{
+    const int64_t gate = (int64_t)job.n_part * job.width;
+#pragma unroll
+    for (int i = 0; i < BATCH; i++) {
+        const int j = base + i * step;
+        if (j >= job.ratio) break;
+        bf16 *d = job.dkg + (e.first + j) * job.ld_dkg + column(job, j, col);
+        float v[VEC], x[VEC];
+        unpack(v, b.value[i]);
+        unpack(x, b.gate[i]);
+        add_bias<VEC>(x, bias_of(job, j, col));
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            x[k] = __expf(x[k] - s.top[k]) * dy[k];
+            v[k] = x[k] * (v[k] - s.y[k]);
+        }
+        store<VEC>(d, x);
+        store<VEC>(d + gate, v);
+    }
+}
+
+/* Zeros in the gradients of the tokens of sequence seq that belong to no entry: those after its last entry, and the
+ * columns a of its last entry's tokens. The caller's share: every step-th token from the begin-th on. */
+template <int VEC>
+static __device__ inline void clear(const struct compress_job &job, int seq, int begin, int step, int col)
+{
+    const int first = job.cu[seq], end = job.cu[seq + 1], tail = first + (end - first) / job.ratio * job.ratio;
+    const int start = job.n_part == 2 && tail > first ? tail - job.ratio : tail;
+    const float zero[VEC] = {};
+    for (int t = start + begin; t < end; t += step) {
+        bf16 *d = job.dkg + (int64_t)t * job.ld_dkg + col;
+        for (int part = 0; part < 2 * job.n_part; part++)
+            if (t >= tail || part % 2 == 0) store<VEC>(d + (int64_t)part * job.width, zero);
+    }
+}
+
+/* Adds up the sums of the groups; all threads get the result. */
+template <int VEC> static __device__ inline void merge(struct state<VEC> *s)
+{
+    __shared__ float part[3][BLOCK / 32][LANES * VEC];
+    __shared__ float whole[3][LANES * VEC];
+    const int at = threadIdx.x % LANES * VEC, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int k = 0; k < VEC; k++) { /* the two groups of a warp */
+        const float top = fmaxf(s->top[k], __shfl_xor_sync(0xffffffffu, s->top[k], LANES));
+        const float old = power(s->top[k], top), sum = s->sum[k] * old, y = s->y[k] * old;
+        part[0][warp][at + k] = top;
+        part[1][warp][at + k] = sum + __shfl_xor_sync(0xffffffffu, sum, LANES);
+        part[2][warp][at + k] = y + __shfl_xor_sync(0xffffffffu, y, LANES);
+    }
+    __syncthreads();
+    if (threadIdx.x < LANES * VEC) {
+        const int c = threadIdx.x;
+        float top = -INFINITY, sum = 0, y = 0;
+#pragma unroll
+        for (int w = 0; w < BLOCK / 32; w++) top = fmaxf(top, part[0][w][c]);
+#pragma unroll
+        for (int w = 0; w < BLOCK / 32; w++) {
+            const float p = power(part[0][w][c], top);
+            sum += part[1][w][c] * p;
+            y += part[2][w][c] * p;
+        }
+        whole[0][c] = top;
+        whole[1][c] = sum;
+        whole[2][c] = y;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < VEC; k++) {
+        s->top[k] = whole[0][at + k];
+        s->sum[k] = whole[1][at + k];
+        s->y[k] = whole[2][at + k];
+    }
+}
+
+/* Items: N entries; backward: then S sequences, for the tokens of no entry. GROUPS 1: a thread per item and VEC
+ * columns. Otherwise a block per item and LANES * VEC columns, whose groups share the tokens. */
+template <int VEC, int GROUPS, bool BACKWARD>
+static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct compress_job job)
+{
+    const bool split = GROUPS > 1;
+    const int n_col = split ? (job.width + LANES * VEC - 1) / (LANES * VEC) : job.width / VEC;
+    const int64_t i = split ? blockIdx.x : (int64_t)blockIdx.x * BLOCK + threadIdx.x, item = i / n_col;
+    const int group = split ? threadIdx.x / LANES : 0;
+    const int col = ((int)(i % n_col) * (split ? LANES : 1) + (split ? threadIdx.x % LANES : 0)) * VEC;
+    const bool inside = col < job.width;
+    if (item >= job.n_row) {
+        if (BACKWARD && inside && item < job.n_row + job.n_seq)
+            clear<VEC>(job, (int)(item - job.n_row), group, GROUPS, col);
+        return;
+    }
+    const struct entry e = find(job, item);
+    const int begin = inside ? e.begin + group : job.ratio;
+    struct state<VEC> s;
+    struct batch<VEC> b;
+    float dy[VEC];
+#pragma unroll
+    for (int k = 0; k < VEC; k++) s.top[k] = -INFINITY, s.sum[k] = s.y[k] = 0;
+    if (e.found) { /* the same for all threads of an item */
+        for (int base = begin; base < job.ratio; base += BATCH * GROUPS) {
+            load_batch(&b, job, e, base, GROUPS, col);
+            add_batch(&s, b, job, base, GROUPS, col);
+        }
+        if (split) merge(&s);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) s.y[k] /= s.sum[k];
+    }
+    if (!BACKWARD && inside && group == 0) {
+        store<VEC>(job.y + item * job.ld_y + col, s.y);
+        if (col == 0) job.pos[item] = e.pos;
+    }
+    if (!BACKWARD || !e.found || !inside) return;
+    struct raw<VEC> r;
+    load(&r, job.dy + item * job.ld_dy + col);
+    unpack(dy, r);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) dy[k] /= s.sum[k];
+    for (int base = begin; base < job.ratio; base += BATCH * GROUPS) {
+        if (begin + BATCH * GROUPS < job.ratio) load_batch(&b, job, e, base, GROUPS, col);
+        write_batch(s, dy, b, job, e, base, GROUPS, col);
+    }
+}
+
+static struct compress_job job_of(struct tensor kg, struct tensor bias, int64_t n_row, const struct seqs *seqs,
+                                  const struct compress_shape *s)
+{
+    struct compress_job job = {};
+    job.kg = bf16_ptr(kg);
+    job.bias = f32_ptr(bias);
+    job.cu = i32_ptr(seqs->cu);
+    job.ld_kg = kg.ld;
+    job.ld_bias = bias.ld;
+    job.n_row = n_row;
+    job.n_tok = (int)kg.shape[0];
+    job.n_seq = (int)seqs->n_seq;
+    job.ratio = (int)s->ratio;
+    job.width = (int)s->width;
+    job.n_part = s->overlap ? 2 : 1;
+    return job;
+}
+
+template <int VEC, bool BACKWARD> static void launch(const struct compress_job &job)
+{
+    const int64_t items = job.n_row + (BACKWARD ? job.n_seq : 0);
+    if (job.ratio * job.n_part <= FEW)
+        compress_kernel<VEC, 1, BACKWARD>
+            <<<grid_x(ceil_div(items * (job.width / VEC), BLOCK)), BLOCK, 0, cuda.stream>>>(job);
+    else
+        compress_kernel<VEC, BLOCK / LANES, BACKWARD>
+            <<<grid_x(items * ceil_div(job.width, LANES * VEC)), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Whether every four columns are aligned. */
+static bool fours(struct tensor kg, struct tensor y, struct tensor bias, int64_t width)
+{
+    return width % 4 == 0 && rows_aligned(kg) && rows_aligned(y) && rows_aligned(bias);
+}
+
+extern "C" void cuda_compress_fwd(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
+                                  struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape)
+{
+    if (dev->dry_run) return;
+    struct compress_job job = job_of(kg, bias, y.shape[0], seqs, shape);
+    job.y = bf16_ptr(y);
+    job.ld_y = y.ld;
+    job.pos = i32_ptr(pos);
+    if (fours(kg, y, bias, shape->width))
+        launch<4, false>(job);
+    else
+        launch<1, false>(job);
+}
+
+extern "C" void cuda_compress_bwd(struct device *dev, struct tensor dkg, struct tensor dy, struct tensor kg,
+                                  struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape)
+{
+    if (dev->dry_run || kg.shape[0] == 0) return;
+    struct compress_job job = job_of(kg, bias, dy.shape[0], seqs, shape);
+    job.dy = bf16_ptr(dy);
+    job.ld_dy = dy.ld;
+    job.dkg = bf16_ptr(dkg);
+    job.ld_dkg = dkg.ld;
+    if (fours(kg, dy, bias, shape->width) && rows_aligned(dkg))
+        launch<4, true>(job);
+    else
+        launch<1, true>(job);
+}

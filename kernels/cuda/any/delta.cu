@@ -1,0 +1,446 @@
+/* delta.cu - gated delta rule, forward and backward, token by token (math: kernels/ops/ops.h, kernels/cpu/delta.c).
+ *
+ * The columns of a state S [A, B] do not depend on each other, given k; its rows do not, given the deltas. So a thread
+ * holds one column or one row in registers, and no thread waits for another:
+ *   columns   forward    err = v - S'^T k, delta = beta err, S = S' + k delta^T; o = S^T q
+ *             backward   E += q do^T, dd = E^T k, dmem = -beta dd, E = e^g (E + k dmem^T); dv = beta dd
+ *   rows      forward    dk_in = S' dmem, then S; dq = S do
+ *             backward   E += q do^T, dk_out = E delta, E = e^g (E + k dmem^T)
+ *   tokens    dk = dk_in + dk_out, sums over the value heads of a key head, norms of q and k; dbeta = <dd, err>, dG =
+ *             <q, dq> + <k, dk_in> - <k, dk_out>; dg = the sum of dG over the tokens after, inside the sequence
+ * The op's forward is the first line, its backward runs all of them. A state of a document never meets another's.
+ * Shapes: as in ops.h, bf16; err, dd [T, N*B] and dq, dk_in, dk_out [T, N*A] f32 in scratch. T may be 0.
+ * Needs: A and B at most 128, T N < 2^31.
+ * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at
+ * most 40 KiB); tokens: a warp per token and key head; gates: a block per sequence and value head.
+ * Bound: per token and thread 4 A (5 B) operations in f32 registers, N S blocks: instruction issue, and too few blocks
+ * for few sequences and heads.     Moves: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
+ * Numerics: f32 sums in a fixed order, bitwise repeatable.
+ * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
+#include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
+
+struct delta_job {
+    struct delta_shape s;
+    int64_t n_tok, ld_qkv, ld_ba, ldo, ld_dqkv, ld_dba;
+    const int32_t *cu;
+    const bf16 *qkv, *ba, *dout;
+    const float *a_log, *dt_bias;
+    bf16 *o, *dqkv, *dba;
+    float *err, *dd;            /* [T, N*B] */
+    float *dq, *dk_in, *dk_out; /* [T, N*A] */
+    float *dbeta, *dg;          /* [T, N]; dg: dG */
+};
+
+/* The value head of a block, and its columns. */
+struct head {
+    int64_t first, len;
+    int n, q_col, k_col, v_col;
+};
+
+static __device__ inline struct head find_head(const struct delta_job *job)
+{
+    const int n = (int)blockIdx.y, key = n / (int)(job->s.n_value / job->s.n_key), a = (int)job->s.key_dim;
+    const int64_t first = job->cu[blockIdx.x];
+    const int width = (int)job->s.n_key * a;
+    struct head h = {first,           job->cu[blockIdx.x + 1] - first,      n, key * a,
+                     width + key * a, 2 * width + n * (int)job->s.value_dim};
+    return h;
+}
+
+static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+static __device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+
+/* beta and e^g of a token. */
+static __device__ inline void gates(float *beta, float *decay, const struct delta_job *job, int64_t t, int n)
+{
+    const bf16 *row = job->ba + t * job->ld_ba;
+    const float a = __bfloat162float(row[job->s.n_value + n]) + job->dt_bias[n];
+    *beta = sigmoid(__bfloat162float(row[n]));
+    *decay = expf(-expf(job->a_log[n]) * softplus(a));
+}
+
+/* out[i] = factor * x / |x| of n tokens from t on, zero beyond their dim columns. A warp computes a token. */
+template <int DIM>
+static __device__ inline void load_units(float (*out)[DIM], const bf16 *x, int64_t ld, int64_t t, int n, int dim,
+                                         float factor)
+{
+    const int lane = (int)threadIdx.x % 32;
+    for (int i = (int)threadIdx.x / 32; i < n; i += (int)blockDim.x / 32) {
+        float v[DIM / 32], sum = 0;
+#pragma unroll
+        for (int e = 0; e < DIM / 32; e++) {
+            const int c = lane + 32 * e;
+            v[e] = c < dim ? __bfloat162float(x[(t + i) * ld + c]) : 0;
+            sum += v[e] * v[e];
+        }
+        const float r = factor / sqrtf(warp_sum(sum) + 1e-6f);
+#pragma unroll
+        for (int e = 0; e < DIM / 32; e++) out[i][lane + 32 * e] = r * v[e];
+    }
+}
+
+/* out[i] = factor[i] * x of n tokens from t on, zero beyond their dim columns; factor NULL: 1. */
+template <int DIM, typename T>
+static __device__ inline void load_rows(float (*out)[DIM], const T *x, int64_t ld, int64_t t, int n, int dim,
+                                        const float *factor)
+{
+    for (int i = (int)threadIdx.x; i < n * DIM; i += (int)blockDim.x) {
+        const int row = i / DIM, c = i % DIM;
+        const float v = c < dim ? (float)x[(t + row) * ld + c] : 0;
+        out[row][c] = factor ? factor[row] * v : v;
+    }
+}
+
+static __device__ inline void load_gates(float *beta, float *decay, const struct delta_job *job, const struct head *h,
+                                         int64_t t, int n)
+{
+    const int i = (int)threadIdx.x;
+    if (i < n) gates(&beta[i], &decay[i], job, t + i, h->n);
+}
+
+/* The sum of s[r] v[r], in four parts. */
+template <int DIM> static __device__ inline float dot(const float s[DIM], const float *v)
+{
+    float sum[4] = {0};
+#pragma unroll
+    for (int r = 0; r < DIM; r += 4) {
+        const float4 x = *(const float4 *)(v + r);
+        sum[0] = fmaf(s[r], x.x, sum[0]);
+        sum[1] = fmaf(s[r + 1], x.y, sum[1]);
+        sum[2] = fmaf(s[r + 2], x.z, sum[2]);
+        sum[3] = fmaf(s[r + 3], x.w, sum[3]);
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* s = decay * s + by * v */
+template <int DIM> static __device__ inline void update(float s[DIM], float decay, const float *v, float by)
+{
+#pragma unroll
+    for (int r = 0; r < DIM; r += 4) {
+        const float4 x = *(const float4 *)(v + r);
+        s[r] = fmaf(by, x.x, decay * s[r]);
+        s[r + 1] = fmaf(by, x.y, decay * s[r + 1]);
+        s[r + 2] = fmaf(by, x.z, decay * s[r + 2]);
+        s[r + 3] = fmaf(by, x.w, decay * s[r + 3]);
+    }
+}
+
+/* o, or err for the backward. */
+template <int DIM, bool ERR> static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta_job job)
+{
+    __shared__ __align__(16) float q[TILE][DIM], k[TILE][DIM], v[TILE][DIM];
+    __shared__ float beta[TILE], decay[TILE];
+    const struct head h = find_head(&job);
+    const int c = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
+    float s[DIM] = {0};
+    for (int64_t at = 0; at < h.len; at += TILE) {
+        const int64_t t = h.first + at;
+        const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
+        __syncthreads();
+        if (!ERR) load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_rows<DIM>(v, job.qkv + h.v_col, job.ld_qkv, t, n, b, (const float *)NULL);
+        load_gates(beta, decay, &job, &h, t, n);
+        __syncthreads();
+        if (c >= b) continue;
+        for (int i = 0; i < n; i++) {
+            const float err = v[i][c] - decay[i] * dot<DIM>(s, k[i]);
+            update<DIM>(s, decay[i], k[i], beta[i] * err);
+            if (ERR)
+                job.err[((t + i) * job.s.n_value + h.n) * b + c] = err;
+            else
+                job.o[(t + i) * job.ldo + h.n * b + c] = __float2bfloat16_rn(dot<DIM>(s, q[i]));
+        }
+    }
+}
+
+/* dd and dv. */
+template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) columns_bwd(const struct delta_job job)
+{
+    __shared__ __align__(16) float q[TILE][DIM], k[TILE][DIM], dout[TILE][DIM];
+    __shared__ float beta[TILE], decay[TILE];
+    const struct head h = find_head(&job);
+    const int c = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
+    float e[DIM] = {0};
+    for (int64_t at = (h.len - 1) / TILE * TILE; at >= 0 && h.len > 0; at -= TILE) {
+        const int64_t t = h.first + at;
+        const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
+        __syncthreads();
+        load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_rows<DIM>(dout, job.dout + h.n * b, job.ldo, t, n, b, (const float *)NULL);
+        load_gates(beta, decay, &job, &h, t, n);
+        __syncthreads();
+        if (c >= b) continue;
+        for (int i = n - 1; i >= 0; i--) {
+            update<DIM>(e, 1, q[i], dout[i][c]);
+            const float dd = dot<DIM>(e, k[i]);
+            update<DIM>(e, decay[i], k[i], -decay[i] * beta[i] * dd);
+            job.dd[((t + i) * job.s.n_value + h.n) * b + c] = dd;
+            job.dqkv[(t + i) * job.ld_dqkv + h.v_col + c] = __float2bfloat16_rn(beta[i] * dd);
+        }
+    }
+}
+
+/* Loads what both kernels of rows read: dout, delta = beta err, dmem = -beta dd. */
+template <int DIM>
+static __device__ inline void load_deltas(float (*dout)[DIM], float (*delta)[DIM], float (*dmem)[DIM], float *beta,
+                                          float *minus, const struct delta_job *job, const struct head *h, int64_t t,
+                                          int n)
+{
+    const int b = (int)job->s.value_dim;
+    const int64_t ld = job->s.n_value * b;
+    if ((int)threadIdx.x < n) minus[threadIdx.x] = -beta[threadIdx.x];
+    __syncthreads();
+    load_rows<DIM>(dout, job->dout + h->n * b, job->ldo, t, n, b, (const float *)NULL);
+    load_rows<DIM>(delta, (const float *)job->err + h->n * b, ld, t, n, b, (const float *)beta);
+    load_rows<DIM>(dmem, (const float *)job->dd + h->n * b, ld, t, n, b, (const float *)minus);
+}
+
+/* dk_in and dq. */
+template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_fwd(const struct delta_job job)
+{
+    __shared__ __align__(16) float k[TILE][DIM], dout[TILE][DIM], delta[TILE][DIM], dmem[TILE][DIM];
+    __shared__ float beta[TILE], decay[TILE], minus[TILE];
+    const struct head h = find_head(&job);
+    const int r = (int)threadIdx.x, a = (int)job.s.key_dim;
+    float s[DIM] = {0};
+    for (int64_t at = 0; at < h.len; at += TILE) {
+        const int64_t t = h.first + at;
+        const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
+        __syncthreads();
+        load_gates(beta, decay, &job, &h, t, n);
+        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_deltas<DIM>(dout, delta, dmem, beta, minus, &job, &h, t, n);
+        __syncthreads();
+        if (r >= a) continue;
+        for (int i = 0; i < n; i++) {
+            const int64_t out = ((t + i) * job.s.n_value + h.n) * a + r;
+            job.dk_in[out] = decay[i] * dot<DIM>(s, dmem[i]);
+            update<DIM>(s, decay[i], delta[i], k[i][r]);
+            job.dq[out] = dot<DIM>(s, dout[i]);
+        }
+    }
+}
+
+/* dk_out. */
+template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_bwd(const struct delta_job job)
+{
+    __shared__ __align__(16) float q[TILE][DIM], k[TILE][DIM], dout[TILE][DIM], delta[TILE][DIM], dmem[TILE][DIM];
+    __shared__ float beta[TILE], decay[TILE], minus[TILE];
+    const struct head h = find_head(&job);
+    const int r = (int)threadIdx.x, a = (int)job.s.key_dim;
+    float e[DIM] = {0};
+    for (int64_t at = (h.len - 1) / TILE * TILE; at >= 0 && h.len > 0; at -= TILE) {
+        const int64_t t = h.first + at;
+        const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
+        __syncthreads();
+        load_gates(beta, decay, &job, &h, t, n);
+        load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_deltas<DIM>(dout, delta, dmem, beta, minus, &job, &h, t, n);
+        __syncthreads();
+        if (r >= a) continue;
+        for (int i = n - 1; i >= 0; i--) {
+            update<DIM>(e, 1, dout[i], q[i][r]);
+            job.dk_out[((t + i) * job.s.n_value + h.n) * a + r] = dot<DIM>(e, delta[i]);
+            update<DIM>(e, decay[i], dmem[i], decay[i] * k[i][r]);
+        }
+    }
+}
+
+/* ---- tokens ---- */
+
+/* The elements of a row that a lane holds, zero beyond dim. */
+template <int DIM, typename T> static __device__ inline void lane_load(float v[DIM / 32], const T *x, int dim)
+{
+#pragma unroll
+    for (int e = 0; e < DIM / 32; e++) {
+        const int c = (int)(threadIdx.x % 32) + 32 * e;
+        v[e] = c < dim ? (float)x[c] : 0;
+    }
+}
+
+template <int N> static __device__ inline float lane_dot(const float a[N], const float b[N])
+{
+    float sum = 0;
+#pragma unroll
+    for (int e = 0; e < N; e++) sum += a[e] * b[e];
+    return warp_sum(sum);
+}
+
+/* out = factor r (dy - y <dy, y>), y = x r */
+template <int DIM>
+static __device__ inline void write_unit_grad(bf16 *out, const float dy[DIM / 32], const float y[DIM / 32], float r,
+                                              int dim)
+{
+    const float along = lane_dot<DIM / 32>(dy, y);
+#pragma unroll
+    for (int e = 0; e < DIM / 32; e++) {
+        const int c = (int)(threadIdx.x % 32) + 32 * e;
+        if (c < dim) out[c] = __float2bfloat16_rn(r * (dy[e] - y[e] * along));
+    }
+}
+
+/* A warp per token and key head: dq and dk of the op, and dbeta, dG of the value heads. */
+template <int DIM> static __global__ void __launch_bounds__(128) tokens(const struct delta_job job)
+{
+    const int64_t i = (int64_t)blockIdx.x * 4 + threadIdx.x / 32, t = i / job.s.n_key;
+    const int key = (int)(i % job.s.n_key), group = (int)(job.s.n_value / job.s.n_key);
+    const int a = (int)job.s.key_dim, b = (int)job.s.value_dim, q_col = key * a, k_col = (int)job.s.n_key * a + q_col;
+    const float scale = rsqrtf((float)a);
+    float q[DIM / 32], k[DIM / 32], sum_q[DIM / 32] = {0}, sum_k[DIM / 32] = {0}, x[DIM / 32], y[DIM / 32];
+    if (t >= job.n_tok) return;
+    lane_load<DIM>(q, job.qkv + t * job.ld_qkv + q_col, a);
+    lane_load<DIM>(k, job.qkv + t * job.ld_qkv + k_col, a);
+    const float rq = 1 / sqrtf(lane_dot<DIM / 32>(q, q) + 1e-6f), rk = 1 / sqrtf(lane_dot<DIM / 32>(k, k) + 1e-6f);
+#pragma unroll
+    for (int e = 0; e < DIM / 32; e++) q[e] *= rq, k[e] *= rk;
+    for (int n = key * group; n < (key + 1) * group; n++) {
+        const int64_t head = t * job.s.n_value + n;
+        float dg;
+        lane_load<DIM>(x, job.dq + head * a, a);
+        dg = scale * lane_dot<DIM / 32>(q, x);
+#pragma unroll
+        for (int e = 0; e < DIM / 32; e++) sum_q[e] += x[e];
+        lane_load<DIM>(x, job.dk_in + head * a, a);
+        lane_load<DIM>(y, job.dk_out + head * a, a);
+#pragma unroll
+        for (int e = 0; e < DIM / 32; e++) {
+            sum_k[e] += x[e] + y[e];
+            x[e] -= y[e];
+        }
+        dg += lane_dot<DIM / 32>(k, x);
+        lane_load<DIM>(x, job.err + head * b, b);
+        lane_load<DIM>(y, job.dd + head * b, b);
+        const float dbeta = lane_dot<DIM / 32>(x, y);
+        if (threadIdx.x % 32 == 0) job.dg[head] = dg, job.dbeta[head] = dbeta;
+    }
+    write_unit_grad<DIM>(job.dqkv + t * job.ld_dqkv + q_col, sum_q, q, scale * rq, a);
+    write_unit_grad<DIM>(job.dqkv + t * job.ld_dqkv + k_col, sum_k, k, rk, a);
+}
+
+/* A block per sequence and value head, from the last token to the first: dg = the sum of dG over the tokens after. */
+static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job job)
+{
+    __shared__ float part[SCAN / 32];
+    const struct head h = find_head(&job);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    float carry = 0;
+    for (int64_t end = h.len; end > 0; end -= SCAN) {
+        const int64_t at = end - 1 - (int64_t)threadIdx.x, t = h.first + at;
+        float sum = at >= 0 ? job.dg[t * job.s.n_value + h.n] : 0;
+        for (int step = 1; step < 32; step *= 2) {
+            const float other = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        if (lane == 31) part[warp] = sum;
+        __syncthreads();
+        float before = carry;
+        for (int w = 0; w < SCAN / 32; w++) {
+            if (w == warp) sum += before;
+            before += part[w];
+        }
+        carry = before;
+        __syncthreads();
+        if (at < 0) continue;
+        const bf16 *row = job.ba + t * job.ld_ba;
+        const float a = __bfloat162float(row[job.s.n_value + h.n]) + job.dt_bias[h.n];
+        const float beta = sigmoid(__bfloat162float(row[h.n]));
+        bf16 *out = job.dba + t * job.ld_dba;
+        out[h.n] = __float2bfloat16_rn(job.dbeta[t * job.s.n_value + h.n] * beta * (1 - beta));
+        out[job.s.n_value + h.n] = __float2bfloat16_rn(-sum * expf(job.a_log[h.n]) * sigmoid(a));
+    }
+}
+
+/* ---- ops ---- */
+
+static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                               const struct seqs *seqs, const struct delta_shape *shape)
+{
+    struct delta_job job = {};
+    job.s = *shape;
+    job.n_tok = qkv.shape[0];
+    job.qkv = bf16_ptr(qkv);
+    job.ld_qkv = qkv.ld;
+    job.ba = bf16_ptr(ba);
+    job.ld_ba = ba.ld;
+    job.a_log = f32_ptr(a_log);
+    job.dt_bias = f32_ptr(dt_bias);
+    job.cu = i32_ptr(seqs->cu);
+    MT_REQUIRE(shape->key_dim <= MAX_DIM && shape->value_dim <= MAX_DIM && shape->n_value <= 65535,
+               "gated delta rule: heads of %lld and %lld; the CUDA kernels take up to %d", (long long)shape->key_dim,
+               (long long)shape->value_dim, MAX_DIM);
+    return job;
+}
+
+/* The instance whose threads hold the wider of a row and a column. */
+#define LAUNCH(kernel, job, grid, threads)                                                                             \
+    do {                                                                                                               \
+        const int64_t delta_dim = MT_MAX((job).s.key_dim, (job).s.value_dim);                                          \
+        if (delta_dim <= 32)                                                                                           \
+            kernel(32)<<<grid, threads, 0, cuda.stream>>>(job);                                                        \
+        else if (delta_dim <= 64)                                                                                      \
+            kernel(64)<<<grid, threads, 0, cuda.stream>>>(job);                                                        \
+        else                                                                                                           \
+            kernel(128)<<<grid, threads, 0, cuda.stream>>>(job);                                                       \
+        CUDA_CHECK_LAUNCH();                                                                                           \
+    } while (0)
+#define OUTPUTS(dim)  columns_fwd<dim, false>
+#define ERRORS(dim)   columns_fwd<dim, true>
+#define COLUMNS(dim)  columns_bwd<dim>
+#define ROWS(dim)     rows_fwd<dim>
+#define ROWS_BWD(dim) rows_bwd<dim>
+#define TOKENS(dim)   tokens<dim>
+
+static unsigned threads_of(int64_t dim) { return (unsigned)(ceil_div(dim, 32) * 32); }
+
+extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
+                               struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                               const struct delta_shape *shape)
+{
+    if (delta_wgmma_takes(qkv, o, shape)) return delta_fwd_wgmma(dev, o, qkv, ba, a_log, dt_bias, seqs, shape);
+    if (dev->dry_run || qkv.shape[0] == 0) return;
+    struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
+    const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
+    job.o = bf16_ptr(o);
+    job.ldo = o.ld;
+    LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
+}
+
+extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                               struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                               const struct seqs *seqs, const struct delta_shape *shape)
+{
+    if (delta_wgmma_takes(qkv, dout, shape) && rows_aligned(dqkv))
+        return delta_bwd_wgmma(dev, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
+    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
+    struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
+    float **of_values[] = {&job.err, &job.dd}, **of_keys[] = {&job.dq, &job.dk_in, &job.dk_out};
+    for (int i = 0; i < 2; i++)
+        *of_values[i] = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->value_dim));
+    for (int i = 0; i < 3; i++) *of_keys[i] = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->key_dim));
+    job.dbeta = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n));
+    job.dg = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n));
+    if (!dev->dry_run && n_tok > 0) {
+        const dim3 grid(grid_x(seqs->n_seq), (unsigned)n);
+        job.dqkv = bf16_ptr(dqkv);
+        job.ld_dqkv = dqkv.ld;
+        job.dba = bf16_ptr(dba);
+        job.ld_dba = dba.ld;
+        job.dout = bf16_ptr(dout);
+        job.ldo = dout.ld;
+        LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
+        LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
+        LAUNCH(ROWS, job, grid, threads_of(shape->key_dim));
+        LAUNCH(ROWS_BWD, job, grid, threads_of(shape->key_dim));
+        LAUNCH(TOKENS, job, grid_x(ceil_div(n_tok * shape->n_key, 4)), 128);
+        gates_bwd<<<grid, SCAN, 0, cuda.stream>>>(job);
+        CUDA_CHECK_LAUNCH();
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,35 @@
+/* embed.cu - token embedding: one decoded row of the table for each token.
+ * Shapes: y [T, D] bf16 (view), w [V, D] in any format, tok [T] i32.
+ * Needs: D % 8 == 0 (MXFP4: % 32), 16-byte aligned rows; ids below V (an invalid id traps). T may be 0.
+ * Grid: one block per token, one thread per eight columns.
+ * Moves: each row once, in 16-byte loads; so the table may be in host memory mapped for the device.
+ * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, bf16: 84 us, 2244 GB/s,
+ *   76 % of copy. */
+#include <stdio.h>
+
+#include "kernels/cuda/parts/rows.cuh"
+
+static __global__ void embed(bf16 *y, int64_t ldy, const struct weight w, const int32_t *tok)
+{
+    const int64_t id = tok[blockIdx.x];
+    if (id < 0 || id >= w.n_out) {
+        if (threadIdx.x == 0)
+            printf("embedding: token %lld of a vocabulary of %lld\n", (long long)id, (long long)w.n_out);
+        __trap();
+    }
+    for (int64_t col = 8 * threadIdx.x; col < w.n_in; col += 8 * blockDim.x) {
+        float v[8];
+        weight_load8(v, &w, id * w.n_in + col);
+        store16(y + blockIdx.x * ldy + col, pack8(v));
+    }
+}
+
+extern "C" void cuda_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
+{
+    if (dev->dry_run || y.shape[0] == 0) return;
+    MT_REQUIRE(weight_loads8(w) && rows_aligned(y), "an embedding of %lld columns in %s", (long long)w->n_in,
+               weight_format_name(w->format));
+    const int threads = (int)MT_MIN(ceil_div(w->n_in / 8, 32) * 32, 512);
+    embed<<<grid_x(y.shape[0]), threads, 0, cuda.stream>>>(bf16_ptr(y), y.ld, *w, i32_ptr(tok));
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,400 @@
+/* index.cu - the indexer of compressed attention: the K entries of every token with the largest scores.
+ * Math: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>) of the entries e < n = (t + 1) / ratio of t's sequence.
+ *   Tokens with n <= K take them all. Larger scores first, of equal ones the lower entry; written in ascending order,
+ *   then -1.
+ * Shapes: q [T, H*A], k [N, A], w [T, H] bf16 (views), idx [T, K] i32, cu [S+1] i32. T may be 0.
+ * Needs: fast: A 128, H a multiple of 8 up to 64, 16-byte aligned rows; on Hopper and with 64 heads index_wgmma.cu
+ *   computes the scores. Otherwise a thread computes a score by itself.
+ * Scores: into scratch of at most 64 MiB, a chunk of tokens at a time. A block has 256 entries and 16 tokens; each of
+ *   its 4 warps keeps the rows of 64 entries in registers as operands of mma.sync (m16n8k16) and multiplies them by the
+ *   heads of one token after the other, which arrive in shared memory by cp.async, 2 x 16 KiB. A lane adds up its
+ *   heads, four lanes their sums. Entries that no token of the block sees are skipped. 216 registers, no spills.
+ * Choice: a block per token, of 64 threads up to 4096 entries, of 256 beyond. Scores become integers in the same
+ *   order, in shared memory when n is at most 11008. A histogram of as many equal parts of their range as threads
+ *   finds the part of the K-th largest; the scores in it are ranked pair by pair when they are at most 512,
+ *   otherwise bisection finds the threshold. Then every warp has a range of entries, counts those it takes, and
+ *   writes them after those of earlier warps.
+ * Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
+ * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result.
+ * Measured: H200, the commit that wrote this line, 64 heads of 128, ratio 4, K 512; FLOPs of the entries of tokens
+ *   that see more than K. us on Hopper and by the portable kernel: T 4096 81, 116 (39, 27 % of the roof); 16384
+ *   1215, 1688 (55, 39 %); 4 x 4096 267, 355 (47, 36 %). Before, at 61c7d7f: 112, 131; 1570, 1893; 363, 435. Of the
+ *   25 us that the choice took at T 4096 most were instructions that eight warps repeated.
+ * Tried, T 32768: choice by bisection alone, portable 7831 us (7281 by bins). 8 tokens per block: T 4096 85, 117 us;
+ *   16384 1372, 1733 us. */
+#include "kernels/cuda/parts/index.cuh"
+
+enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
+enum { ANY = 256, KEYS = 11008, FEW = 4096, LIST = 512 };
+static const int64_t SCRATCH = (int64_t)64 << 20;
+
+/* ---- scores ---- */
+
+/* The heads and weights of one token. */
+struct __align__(128) stage
+{
+    unsigned char q[INDEX_HEADS * INDEX_DIM * 2]; /* tile_offset<CHUNKS> */
+    bf16 w[INDEX_HEADS];
+};
+
+/* Copies what `from` points at; the threads copy eight heads at a time. to: of a stage */
+struct token {
+    const bf16 *q, *w; /* at this thread's first piece */
+};
+static __device__ inline void copy_token(const struct stage *s, const struct token &from, int n_head)
+{
+    static_assert(WARPS * 32 == 8 * CHUNKS, "a thread per piece of eight heads");
+    const uint32_t to = shared_address(s->q) + tile_offset<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+#pragma unroll
+    for (int head = 0; head < INDEX_HEADS; head += 8)
+        if (head < n_head) copy_async16(to + head * CHUNKS * 16, from.q + head * INDEX_DIM, 16);
+    if (threadIdx.x < n_head / 8) copy_async16(shared_address(s->w + threadIdx.x * 8), from.w, 16);
+}
+
+/* sum [tile]: of this warp's entries, the part of the heads of this lane: 2 (lane % 4) and the next of every eight. */
+static __device__ inline void score_token(float sum[TILES][2], const uint32_t a[TILES][INDEX_STEPS][4],
+                                          const struct stage *s, int n_head)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < TILES; m++) sum[m][0] = sum[m][1] = 0;
+#pragma unroll 2
+    for (int head = 0; head < n_head; head += 8) {
+        uint32_t b[INDEX_STEPS / 2][4];
+        float c[TILES][4] = {};
+#pragma unroll
+        for (int i = 0; i < INDEX_STEPS / 2; i++)
+            load_matrix4(b[i], shared_address(s->q) + tile_offset<CHUNKS>(head + lane % 8, 4 * i + lane / 8));
+#pragma unroll
+        for (int k = 0; k < INDEX_STEPS; k++)
+#pragma unroll
+            for (int m = 0; m < TILES; m++) mma_bf16(c[m], a[m][k], &b[k / 2][k % 2 * 2]);
+        const uint32_t w = *(const uint32_t *)(s->w + head + lane % 4 * 2);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) index_add(sum[m], c[m], w);
+    }
+}
+
+/* The scores of a block's entries, from `first` on, for tokens begin .. end - 1 of the sequence that begins at start.
+ */
+static __device__ inline void score_tokens(struct stage stages[2], const struct index_job &job, int64_t start,
+                                           int first, int64_t begin, int64_t end)
+{
+    uint32_t a[TILES][INDEX_STEPS][4];
+    const int own = first + threadIdx.x / 32 * TILES * 16, n_tok = (int)(end - begin);
+    /* The first token, counted from `begin`, that sees an entry of this warp. */
+    const int64_t seen = start + ((int64_t)own + 1) * job.ratio - 1 - begin;
+    float *out = index_out(job, begin, own);
+    struct token next = {job.q + begin * job.ld_q + threadIdx.x * 8, job.w + begin * job.ld_w + threadIdx.x * 8};
+    copy_token(&stages[0], next, job.n_head);
+    copy_commit();
+#pragma unroll
+    for (int m = 0; m < TILES; m++) index_rows(a[m], job, start / job.ratio + own + m * 16);
+    for (int t = 0; t < n_tok; t++, out += job.ld_score) {
+        next.q += job.ld_q;
+        next.w += job.ld_w;
+        if (t + 1 < n_tok) copy_token(&stages[(t + 1) % 2], next, job.n_head);
+        copy_commit();
+        copy_wait<1>();
+        __syncthreads();
+        if (t >= seen) { /* the whole warp */
+            float sum[TILES][2];
+            score_token(sum, a, &stages[t % 2], job.n_head);
+#pragma unroll
+            for (int m = 0; m < TILES; m++) index_write(out + m * 16, sum[m], m);
+        }
+        __syncthreads();
+    }
+}
+
+static_assert(TILES == 4, "each of four lanes writes one tile");
+
+static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struct index_job job)
+{
+    __shared__ struct stage stages[2];
+    index_walk(job, [&](int64_t start, int first, int64_t begin, int64_t end) {
+        score_tokens(stages, job, start, first, begin, end);
+    });
+}
+
+/* Any sizes: a block per token, a thread per entry. */
+static __global__ void __launch_bounds__(ANY) index_scores_any(const struct index_job job)
+{
+    const int64_t t = job.first + blockIdx.x, start = job.cu[index_find(job, t)];
+    const int n = (int)((t - start + 1) / job.ratio);
+    if (n <= job.n_top) return;
+    const bf16 *q = job.q + t * job.ld_q;
+    for (int e = threadIdx.x; e < n; e += ANY) {
+        const bf16 *k = job.k + (start / job.ratio + e) * job.ld_k;
+        float score = 0;
+        for (int h = 0; h < job.n_head; h++) {
+            float dot = 0;
+            for (int c = 0; c < job.dim; c++)
+                dot = fmaf(__bfloat162float(q[h * job.dim + c]), __bfloat162float(k[c]), dot);
+            score = fmaf(__bfloat162float(job.w[t * job.ld_w + h]), fmaxf(dot, 0), score);
+        }
+        job.score[blockIdx.x * job.ld_score + e] = score;
+    }
+}
+
+/* ---- choice ---- */
+
+/* A score as an integer in the same order; -0 and 0 are equal. */
+static __device__ inline uint32_t key_of(float score)
+{
+    const uint32_t u = __float_as_uint(score + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+static __device__ inline float score_of(uint32_t key)
+{
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/* The n keys of a token, in shared memory or computed again from its scores. */
+struct keys {
+    const uint32_t *stored; /* or NULL */
+    const float *score;
+};
+static __device__ inline uint32_t key_at(const struct keys &k, int e)
+{
+    return k.stored ? k.stored[e] : key_of(k.score[e]);
+}
+
+/* What the warps of a block tell each other; index: 0 or 1 in turns, so that one barrier per exchange suffices. */
+template <int BLOCK> struct exchange {
+    uint32_t of_warp[2][BLOCK / 32][2];
+};
+
+/* The least and the greatest key. */
+template <int BLOCK>
+static __device__ inline void range(uint32_t *low, uint32_t *high, const struct keys &k, int n,
+                                    struct exchange<BLOCK> *x)
+{
+    uint32_t least = 0xffffffffu, most = 0;
+    for (int e = threadIdx.x; e < n; e += BLOCK) {
+        const uint32_t key = key_at(k, e);
+        least = min(least, key);
+        most = max(most, key);
+    }
+    least = __reduce_min_sync(0xffffffffu, least);
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) {
+        x->of_warp[1][threadIdx.x / 32][0] = least;
+        x->of_warp[1][threadIdx.x / 32][1] = most;
+    }
+    __syncthreads();
+    *low = x->of_warp[1][0][0];
+    *high = x->of_warp[1][0][1];
+    for (int w = 1; w < BLOCK / 32; w++) {
+        *low = min(*low, x->of_warp[1][w][0]);
+        *high = max(*high, x->of_warp[1][w][1]);
+    }
+}
+
+/* The bin of a score among BINS equal parts of low .. high: does not decrease with the score. */
+template <int BINS> static __device__ inline int bin_of(uint32_t key, float low, float scale)
+{
+    return min(BINS - 1, (int)((score_of(key) - low) * scale));
+}
+
+/* Keys of one bin; a thread has one of the bins. */
+template <int BLOCK> struct bins {
+    int count[BLOCK], of_warp[BLOCK / 32], chosen, rank, n_list;
+    uint32_t list[LIST], limit;
+};
+
+/* chosen = the bin of the n_top-th largest key, rank = its rank among the keys of that bin, from 1 on. */
+template <int BLOCK>
+static __device__ inline void find_bin(struct bins<BLOCK> *b, const struct keys &k, int n, int n_top, float low,
+                                       float scale)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, own = BLOCK - 1 - (int)threadIdx.x;
+    b->count[threadIdx.x] = 0;
+    if (threadIdx.x == 0) b->n_list = 0;
+    __syncthreads();
+    for (int e = threadIdx.x; e < n; e += BLOCK) atomicAdd(&b->count[bin_of<BLOCK>(key_at(k, e), low, scale)], 1);
+    __syncthreads();
+    const int count = b->count[own];
+    int sum = count; /* of this thread's bin and those above it */
+    for (int step = 1; step < 32; step *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= step ? other : 0;
+    }
+    if (lane == 31) b->of_warp[warp] = sum;
+    __syncthreads();
+    for (int w = 0; w < warp; w++) sum += b->of_warp[w];
+    if (sum >= n_top && sum - count < n_top) {
+        b->chosen = own;
+        b->rank = n_top - (sum - count);
+    }
+    __syncthreads();
+}
+
+/* The n_top-th largest of n keys between low and high, which differ, if few keys share its bin. */
+template <int BLOCK>
+static __device__ inline bool threshold_by_bins(uint32_t *limit, struct bins<BLOCK> *b, const struct keys &k, int n,
+                                                int n_top, uint32_t low, uint32_t high)
+{
+    const float least = score_of(low), scale = BLOCK / (score_of(high) - least);
+    find_bin(b, k, n, n_top, least, scale);
+    const int n_list = b->count[b->chosen];
+    if (n_list > LIST) return false;
+    for (int e = threadIdx.x; e < n; e += BLOCK) {
+        const uint32_t key = key_at(k, e);
+        if (bin_of<BLOCK>(key, least, scale) == b->chosen) b->list[atomicAdd(&b->n_list, 1)] = key;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_list; i += BLOCK) {
+        int above = 0, equal = 0;
+        for (int j = 0; j < n_list; j++) {
+            above += b->list[j] > b->list[i];
+            equal += b->list[j] == b->list[i];
+        }
+        if (above < b->rank && b->rank <= above + equal) b->limit = b->list[i]; /* all that write, write the same */
+    }
+    __syncthreads();
+    *limit = b->limit;
+    return true;
+}
+
+/* The n_top-th largest of n keys between low and high, by bisection; or a threshold that exactly n_top reach. */
+template <int BLOCK>
+static __device__ inline uint32_t threshold_by_bisection(const struct keys &k, int n, int n_top, uint32_t low,
+                                                         uint32_t high, struct exchange<BLOCK> *x)
+{
+    for (int turn = 0; low < high; turn ^= 1) {
+        const uint32_t middle = low + (high - low) / 2 + 1;
+        int reach = 0;
+        for (int e = threadIdx.x; e < n; e += BLOCK) reach += key_at(k, e) >= middle;
+        reach = __reduce_add_sync(0xffffffffu, reach);
+        if (threadIdx.x % 32 == 0) x->of_warp[turn][threadIdx.x / 32][0] = reach;
+        __syncthreads();
+        reach = 0;
+        for (int w = 0; w < BLOCK / 32; w++) reach += x->of_warp[turn][w][0];
+        if (reach >= n_top)
+            low = middle;
+        else
+            high = middle - 1;
+        if (reach == n_top) break;
+    }
+    return low;
+}
+
+template <int BLOCK> static __device__ inline uint32_t threshold(const struct keys &k, int n, int n_top)
+{
+    __shared__ struct exchange<BLOCK> x;
+    __shared__ struct bins<BLOCK> b;
+    uint32_t low, high, limit;
+    range(&low, &high, k, n, &x);
+    if (low == high || threshold_by_bins(&limit, &b, k, n, n_top, low, high)) return low == high ? low : limit;
+    return threshold_by_bisection(k, n, n_top, low, high, &x);
+}
+
+/* Writes the entries above the threshold, and the first of those at it, in ascending order. */
+template <int BLOCK>
+static __device__ inline void write_chosen(int32_t *out, const struct keys &k, int n, int n_top, uint32_t limit)
+{
+    __shared__ int counts[BLOCK / 32][2];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = (n / (BLOCK / 32) / 32 + 1) * 32;
+    const int begin = min(warp * share, n), end = min(begin + share, n);
+    int above = 0, equal = 0, n_above = 0;
+    for (int e = begin + lane; e < end; e += 32) {
+        const uint32_t key = key_at(k, e);
+        above += key > limit;
+        equal += key == limit;
+    }
+    above = __reduce_add_sync(0xffffffffu, above);
+    equal = __reduce_add_sync(0xffffffffu, equal);
+    if (lane == 0) {
+        counts[warp][0] = above;
+        counts[warp][1] = equal;
+    }
+    __syncthreads();
+    above = equal = 0; /* of the warps before */
+    for (int w = 0; w < BLOCK / 32; w++) {
+        n_above += counts[w][0];
+        above += w < warp ? counts[w][0] : 0;
+        equal += w < warp ? counts[w][1] : 0;
+    }
+    const int wanted = n_top - n_above; /* of those at the threshold */
+    for (int base = begin; base < end; base += 32) {
+        const int e = base + lane;
+        const uint32_t key = e < end ? key_at(k, e) : 0, before = (1u << lane) - 1;
+        const uint32_t over = __ballot_sync(0xffffffffu, e < end && key > limit);
+        const uint32_t same = __ballot_sync(0xffffffffu, e < end && key == limit);
+        const int rank = equal + __popc(same & before);
+        const bool taken = over >> lane & 1 || (same >> lane & 1 && rank < wanted);
+        if (taken) out[above + __popc(over & before) + min(rank, wanted)] = e;
+        above += __popc(over);
+        equal += __popc(same);
+    }
+}
+
+template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choose(const struct index_job job)
+{
+    extern __shared__ uint32_t room[]; /* [most], or none */
+    const int64_t t = job.first + blockIdx.x;
+    const int n = (int)((t - job.cu[index_find(job, t)] + 1) / job.ratio);
+    int32_t *out = job.idx + t * job.ld_idx;
+    if (n <= job.n_top) {
+        for (int i = threadIdx.x; i < job.n_top; i += BLOCK) out[i] = i < n ? i : -1;
+        return;
+    }
+    const float *score = job.score + blockIdx.x * job.ld_score;
+    if (job.most <= KEYS) {
+        for (int e = threadIdx.x; e < n; e += BLOCK) room[e] = key_of(score[e]);
+        __syncthreads();
+    }
+    const struct keys k = {job.most <= KEYS ? room : NULL, score};
+    write_chosen<BLOCK>(out, k, n, job.n_top, threshold<BLOCK>(k, n, job.n_top));
+}
+
+extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
+                                struct tensor w, const struct seqs *seqs, int64_t ratio)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = q.shape[0], most = seqs->max_len / ratio;
+    const int64_t ld = ceil_div(most, INDEX_ENTRIES) * INDEX_ENTRIES, row_bytes = ld * (int64_t)sizeof(float);
+    const bool scored = most > idx.shape[1];
+    /* The size grows with T and with most, so that a dry run of the largest batch bounds all. */
+    const int64_t bytes = scored ? MT_MIN(n_tok * row_bytes, MT_MAX(SCRATCH, row_bytes)) : 0;
+    struct index_job job = {};
+    job.score = (float *)arena_push(&dev->work, bytes);
+    const int64_t chunk = scored ? MT_MAX(1, bytes / row_bytes) : MT_MAX(1, n_tok);
+    job.q = bf16_ptr(q);
+    job.k = bf16_ptr(k);
+    job.w = bf16_ptr(w);
+    job.idx = i32_ptr(idx);
+    job.cu = i32_ptr(seqs->cu);
+    job.ld_q = q.ld;
+    job.ld_k = k.ld;
+    job.ld_w = w.ld;
+    job.ld_score = ld;
+    job.ld_idx = idx.ld;
+    job.n_row = k.shape[0];
+    job.n_seq = (int)seqs->n_seq;
+    job.n_head = (int)w.shape[1];
+    job.dim = (int)k.shape[1];
+    job.n_top = (int)idx.shape[1];
+    job.ratio = (int)ratio;
+    job.most = (int)most;
+    const bool fast = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
+                      rows_aligned(k) && rows_aligned(w);
+    const size_t room = scored && most <= KEYS ? (size_t)most * sizeof(uint32_t) : 0;
+    for (job.first = 0; job.first < n_tok && !dev->dry_run; job.first = job.end) {
+        job.end = MT_MIN(job.first + chunk, n_tok);
+        const int64_t n = job.end - job.first;
+        if (scored && fast && cuda.hopper && job.n_head == INDEX_HEADS)
+            index_scores_wgmma(&job);
+        else if (scored && fast)
+            index_scores<<<index_grid(&job), WARPS * 32, 0, cuda.stream>>>(job);
+        else if (scored)
+            index_scores_any<<<grid_x(n), ANY, 0, cuda.stream>>>(job);
+        if (most <= FEW)
+            index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(job);
+        else
+            index_choose<256><<<grid_x(n), 256, room, cuda.stream>>>(job);
+        CUDA_CHECK_LAUNCH();
+    }
+    arena_release(&dev->work, mark);
+}

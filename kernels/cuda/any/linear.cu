@@ -1,0 +1,492 @@
+/* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
+ *
+ * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
+ *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa and dA, and dxa and dB except where
+ *           grouped_pass_wgmma.cu computes both in one pass over dy: on Hopper, r 8 or 16. On Hopper, where the tiles
+ *           of dense_wgmma.cu occupy the GPU, it computes a product with W, that with B or A, bias and residual in one
+ *           pass. Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds it, bias
+ *           and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
+ *           with W is added. With a residual, the product with W comes first, since the residual may be thousands of
+ *           times larger than the rest and is added last. A residual without bias and adapter is copied, and the
+ *           product added.
+ * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
+ * Needs:    in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; out and the
+ *           segments may have any width (in_proj_b and in_proj_a of gated DeltaNet have a row per value head). T may be
+ *           0. W in any format; any but bf16 is first decoded into scratch.
+ * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r with operands loaded from global memory
+ *           (xa and B are small and stay in the caches): 78 registers, no shared memory, no spills; 126 where it adds
+ *           to y or a residual, which a thread loads at once, before the products. Another instance stores column by
+ *           column, for widths that are not multiples of 8: 78 registers.
+ *           drop_kernel: one thread per 8 columns; 32 registers.
+ * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
+ *           bound. drop: 4*T*in.
+ * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once. Otherwise without a residual bias +
+ *           adapter, then y; with one x W^T, then y, so that only one rounding has the magnitude of the residual;
+ *           drop(dxa A), dx. Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in
+ *           f32. Bitwise repeatable.
+ * Measured: H100 80GB HBM3, commit 5a37c46 (where addend_kernel also came first with a residual), T 16384, r 16:
+ *           qkv 2880 -> 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 ->
+ *           2880 forward 656 us, 594, 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward
+ *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). H200,
+ *           commit 1e14671, T 16384, r 8: addend_kernel with y and residual of 2048 columns 53 us (92 where each 16
+ *           bytes were loaded, added and stored in turn). dy B and dB in one pass: tests/RESULTS.md, "Adapters of dense
+ *           layers".
+ * Tried and dropped: dA by the experts' kernel (grouped_wgrad.cu) instead of cuBLASLt: backward 0 to 3 % slower. */
+#include "kernels/cuda/parts/dense.h"
+#include "kernels/cuda/parts/grouped.h"
+#include "kernels/cuda/parts/mma.cuh"
+#include "kernels/cuda/parts/rng.cuh"
+
+enum { VECTOR = 8, THREADS = 256, ROWS = 128, COLS = 64, GROUP = 32, MAX_PARTS = 7 };
+
+/* Columns first .. end-1 of y: one segment, or a range without adapter (seg < 0). */
+struct part {
+    int first, end, n_tile;
+    int seg, b_row; /* row of b for column `first` */
+    float scale;
+};
+
+struct addend {
+    bf16 *y;
+    bool to_y;                /* add to y instead of overwriting it */
+    const bf16 *res, *xa, *b; /* res and xa, b: or NULL */
+    const float *bias;        /* or NULL */
+    int64_t ld_y, ld_res, ld_xa, n_row;
+    int ld_b, r;
+    struct part part[MAX_PARTS];
+};
+
+/* The adapter's product for one warp: rows row and row+8 of the lane times two groups of 32 columns from col. The order
+ * of the summed index and of the columns is permuted so that the operands and results of a lane are contiguous: lane
+ * 4i+q has values 4q .. 4q+3 of 16 along r, and columns 8q .. 8q+7 of a group, one pair from each of four tiles. */
+static __device__ __forceinline__ void adapter_product(float acc[8][4], const struct addend &p, const struct part &part,
+                                                       int64_t row, int col)
+{
+    const int lane = threadIdx.x % 32, i = lane / 4, q = lane % 4;
+    const bf16 *a0 = p.xa + min(row, p.n_row - 1) * p.ld_xa + part.seg * p.r;
+    const bf16 *a1 = p.xa + min(row + 8, p.n_row - 1) * p.ld_xa + part.seg * p.r;
+    int b[8]; /* offsets in p.b */
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const int c = min(col + t / 4 * GROUP + 8 * (i / 2) + 2 * (t % 4) + i % 2, part.end - 1);
+        b[t] = (part.b_row + c - part.first) * p.ld_b;
+    }
+    int k = 0;
+#pragma unroll 1
+    for (; k + 16 <= p.r; k += 16) {
+        const uint2 x0 = *(const uint2 *)(a0 + k + 4 * q), x1 = *(const uint2 *)(a1 + k + 4 * q);
+        const uint32_t a[4] = {x0.x, x1.x, x0.y, x1.y};
+#pragma unroll
+        for (int t = 0; t < 8; t++) {
+            const uint2 y = *(const uint2 *)(p.b + b[t] + k + 4 * q);
+            const uint32_t pair[2] = {y.x, y.y};
+            mma_bf16(acc[t], a, pair);
+        }
+    }
+    if (k == p.r) return;
+    const uint32_t a[4] = {*(const uint32_t *)(a0 + k + 2 * q), *(const uint32_t *)(a1 + k + 2 * q), 0, 0};
+#pragma unroll
+    for (int t = 0; t < 8; t++) {
+        const uint32_t pair[2] = {*(const uint32_t *)(p.b + b[t] + k + 2 * q), 0};
+        mma_bf16(acc[t], a, pair);
+    }
+}
+
+static __device__ __forceinline__ void add_bf16x8(float v[8], uint4 x)
+{
+    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        v[2 * j] += __uint_as_float(words[j] << 16);
+        v[2 * j + 1] += __uint_as_float(words[j] & 0xffff0000);
+    }
+}
+
+static __device__ __forceinline__ uint4 round_bf16x8(const float v[8])
+{
+    uint32_t words[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+        words[j] = *(const uint32_t *)&pair;
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* What eight columns of a row are added to; loaded before the adapter's product, all at once. */
+struct terms {
+    uint4 y, res;
+};
+static __device__ __forceinline__ struct terms load_terms(const struct addend &p, int64_t row, int col)
+{
+    struct terms t = {};
+    if (p.to_y) t.y = *(const uint4 *)(p.y + row * p.ld_y + col);
+    if (p.res) t.res = *(const uint4 *)(p.res + row * p.ld_res + col);
+    return t;
+}
+
+/* Stores eight columns of one row of y; v: the adapter's product. The residual may be by far the largest term, so it is
+ * added last. */
+static __device__ __forceinline__ void store_addend(const struct addend &p, float scale, int64_t row, int col,
+                                                    float v[8], const struct terms &t)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] *= scale;
+    if (p.bias) {
+        const float4 lo = *(const float4 *)(p.bias + col), hi = *(const float4 *)(p.bias + col + 4);
+        const float bias[8] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] += bias[j];
+    }
+    if (p.to_y) add_bf16x8(v, t.y);
+    if (p.res) add_bf16x8(v, t.res);
+    *(uint4 *)(p.y + row * p.ld_y + col) = round_bf16x8(v);
+}
+
+/* The same for columns col .. end-1 of at most eight, one by one. */
+static __device__ __forceinline__ void store_addend_columns(const struct addend &p, float scale, int64_t row, int col,
+                                                            int end, const float v[8])
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        bf16 *y = p.y + row * p.ld_y + col + j;
+        float sum = v[j] * scale;
+        if (col + j >= end) return;
+        if (p.bias) sum += p.bias[col + j];
+        if (p.to_y) sum += __bfloat162float(*y);
+        if (p.res) sum += __bfloat162float(p.res[row * p.ld_res + col + j]);
+        *y = __float2bfloat16_rn(sum);
+    }
+}
+
+/* EIGHTS: bounds of the parts and distances of the rows are multiples of 8, and rows are 16-byte aligned. ADDS: to_y or
+ * a residual. */
+template <bool EIGHTS, bool ADDS>
+static __global__ void __launch_bounds__(THREADS, EIGHTS &&ADDS ? 2 : 3)
+    addend_kernel(const __grid_constant__ struct addend p)
+{
+    int tile = blockIdx.x, s = 0;
+    while (tile >= p.part[s].n_tile) tile -= p.part[s++].n_tile;
+    const struct part part = p.part[s];
+    const int lane = threadIdx.x % 32, col = part.first + tile * COLS;
+    const int64_t row = (int64_t)blockIdx.y * ROWS + threadIdx.x / 32 * 16 + lane / 4;
+    float acc[8][4] = {};
+    struct terms terms[2][2] = {};
+#pragma unroll
+    for (int i = 0; EIGHTS && ADDS && i < 4; i++) {
+        const int c = col + i % 2 * GROUP + lane % 4 * VECTOR;
+        if (row + i / 2 * 8 < p.n_row && c < part.end) terms[i / 2][i % 2] = load_terms(p, row + i / 2 * 8, c);
+    }
+    if (part.seg >= 0) adapter_product(acc, p, part, row, col);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int group = 0; group < 2; group++) {
+            const int c = col + group * GROUP + lane % 4 * VECTOR;
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = acc[4 * group + j / 2][2 * half + j % 2];
+            if (row + 8 * half >= p.n_row || c >= part.end) continue;
+            if (EIGHTS)
+                store_addend(p, part.scale, row + 8 * half, c, v, terms[half][group]);
+            else
+                store_addend_columns(p, part.scale, row + 8 * half, c, part.end, v);
+        }
+    }
+}
+
+/* dst = src where kept, else 0; dst may be src. The random counter of element (t, i) is t * n_in + i. */
+static __global__ void __launch_bounds__(THREADS)
+    drop_kernel(bf16 *dst, int64_t ld_dst, const bf16 *src, int64_t ld_src, int64_t n_row, int64_t n_in, uint64_t key,
+                uint64_t threshold)
+{
+    const int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * VECTOR;
+    if (at >= n_row * n_in) return;
+    const int64_t t = at / n_in, i = at - t * n_in;
+    const uint4 x = *(const uint4 *)(src + t * ld_src + i);
+    uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        const uint64_t counter = (uint64_t)(at + 2 * j);
+        if (!rng_at_least(key, counter, threshold)) words[j] &= 0xffff0000;
+        if (!rng_at_least(key, counter + 1, threshold)) words[j] &= 0xffff;
+    }
+    *(uint4 *)(dst + t * ld_dst + i) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* ---- host ---- */
+
+static void drop(struct tensor dst, struct tensor src, const struct lora *lora)
+{
+    const int64_t n = tensor_count(src);
+    if (!n) return;
+    drop_kernel<<<grid_x(ceil_div(n, THREADS * VECTOR)), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(dst), dst.ld, bf16_ptr(src), src.ld, src.shape[0], src.shape[1], lora->dropout_key,
+        rng_threshold((double)lora->dropout));
+    CUDA_CHECK_LAUNCH();
+}
+
+/* The input of the adapter: x, or with dropout a copy with elements cleared, which a dry run does not fill. */
+static struct tensor adapter_input(struct device *dev, struct tensor x, const struct lora *lora)
+{
+    if (lora->dropout <= 0) return x;
+    struct tensor kept = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
+    if (!dev->dry_run) drop(kept, x, lora);
+    return kept;
+}
+
+/* The adapter that products add: none where it is merged into the matrix. */
+static const struct lora *added_adapter(const struct lora *lora)
+{
+    static const struct lora none = {};
+    return lora->merged ? &none : lora;
+}
+
+static float keep_factor(const struct lora *lora) { return lora->dropout > 0 ? 1 / (1 - lora->dropout) : 1; }
+
+/* Rows of b, and of its gradient, that belong to segment s. */
+static struct tensor segment_rows(struct tensor b, const struct lora *lora, int s)
+{
+    int64_t first = 0;
+    for (int i = 0; i < s; i++) first += lora->seg_cols[i];
+    return tensor_rows(b, first, lora->seg_cols[s]);
+}
+
+static bool is_aligned(struct tensor x)
+{
+    return !x.ndim || ((uintptr_t)x.data % 16 == 0 && (x.ndim < 2 || x.ld % VECTOR == 0));
+}
+
+static void want_aligned(const char *name, struct tensor x)
+{
+    MT_REQUIRE(is_aligned(x), "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
+}
+
+static void want_shapes(const struct weight *w, const struct lora *lora)
+{
+    bool fine =
+        w->n_in % VECTOR == 0 && w->n_out < INT32_MAX && lora->r % VECTOR == 0 && tensor_count(lora->b) < INT32_MAX;
+    int64_t end = 0;
+    for (int s = 0; lora->r && s < lora->n_seg; s++) {
+        fine = fine && lora->seg_first[s] >= end;
+        end = lora->seg_first[s] + lora->seg_cols[s];
+    }
+    MT_REQUIRE(
+        fine, "[%lld, %lld] with an adapter of rank %lld: columns or rank not multiples of 8, or segments out of order",
+        (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
+}
+
+/* Divides the columns of y at the segments; returns the number of tiles. */
+static int64_t cut_columns(struct part part[MAX_PARTS], int64_t n_out, const struct lora *lora)
+{
+    int64_t n = 0, n_tile = 0, b_row = 0, at = 0;
+    const int n_seg = lora->r ? lora->n_seg : 0;
+    for (int s = 0; s <= n_seg; s++) {
+        const int64_t first = s < n_seg ? lora->seg_first[s] : n_out, cols = s < n_seg ? lora->seg_cols[s] : 0;
+        const struct part between = {(int)at, (int)first, (int)ceil_div(first - at, COLS), -1, 0, 0};
+        const struct part segment = {(int)first, (int)(first + cols), (int)ceil_div(cols, COLS),
+                                     s,          (int)b_row,          cols ? lora->scale[s] : 0};
+        if (between.n_tile) part[n++] = between;
+        if (segment.n_tile) part[n++] = segment;
+        n_tile += between.n_tile + segment.n_tile;
+        b_row += cols;
+        at = first + cols;
+    }
+    return n_tile;
+}
+
+/* Whether the parts may be stored eight columns at a time. */
+static bool in_eights(const struct part *part, int64_t n_tile)
+{
+    for (; n_tile > 0; n_tile -= part++->n_tile)
+        if (part->first % VECTOR || part->end % VECTOR) return false;
+    return true;
+}
+
+/* y = (to_y: +=) res + bias + adapter */
+static void write_addend(struct tensor y, bool to_y, struct tensor xa, struct tensor bias, struct tensor res,
+                         const struct lora *lora)
+{
+    struct addend p = {};
+    p.y = bf16_ptr(y), p.ld_y = y.ld, p.n_row = y.shape[0];
+    p.to_y = to_y;
+    p.bias = f32_ptr(bias);
+    p.res = bf16_ptr(res), p.ld_res = res.ld;
+    p.r = (int)lora->r;
+    if (lora->r) p.xa = bf16_ptr(xa), p.ld_xa = xa.ld, p.b = bf16_ptr(lora->b), p.ld_b = (int)lora->b.ld;
+    const int64_t n_tile = cut_columns(p.part, y.shape[1], lora), n_band = ceil_div(y.shape[0], ROWS);
+    MT_REQUIRE(n_band <= 65535, "%lld rows", (long long)y.shape[0]);
+    const bool eights = in_eights(p.part, n_tile) && is_aligned(y) && is_aligned(res) && is_aligned(bias);
+    const bool adds = to_y || res.ndim;
+    const auto kernel = !eights ? addend_kernel<false, true>
+                        : adds  ? addend_kernel<true, true>
+                                : addend_kernel<true, false>;
+    kernel<<<dim3(grid_x(n_tile), (unsigned)n_band), THREADS, 0, cuda.stream>>>(p);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- on Hopper: one product, with the adapter in its accumulators; false: the kernel does not take it */
+
+static bool fused_product(struct dense *d, struct tensor out, struct tensor a, struct tensor dense)
+{
+    d->n_row = out.shape[0];
+    d->n_out = out.shape[1];
+    d->n_in = a.shape[1];
+    d->a = bf16_ptr(a);
+    d->lda = a.ld;
+    d->b = bf16_ptr(dense);
+    d->out = bf16_ptr(out);
+    d->ld_out = out.ld;
+    /* with one tile per multiprocessor nothing overlaps with its epilogue */
+    const bool small = ceil_div(d->n_row, DENSE_ROWS) * ceil_div(d->n_out, DENSE_COLS) <= DIVISION_SM;
+    if (small || cuda_dense_occupancy(d->n_row, d->n_out) < 0.75 || !cuda_dense_takes(d)) return false;
+    cuda_dense_wgmma(d);
+    return true;
+}
+
+/* y = x W^T + bias + adapter + res */
+static bool fused_fwd(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense, struct tensor bias,
+                      struct tensor res, const struct lora *lora)
+{
+    struct dense d = {};
+    int64_t row = 0;
+    d.bias = f32_ptr(bias);
+    d.res = bf16_ptr(res), d.ld_res = res.ld;
+    if (lora->r) d.r = lora->r, d.la = bf16_ptr(xa), d.ld_la = xa.ld, d.lb = bf16_ptr(lora->b), d.n_part = lora->n_seg;
+    for (int s = 0; s < d.n_part; row += lora->seg_cols[s++]) {
+        const int64_t first = lora->seg_first[s];
+        d.part[s] = {(int)first, (int)(first + lora->seg_cols[s]), (int)(s * lora->r), (int)row, lora->scale[s]};
+    }
+    return fused_product(&d, y, x, dense);
+}
+
+/* dx = dy W + dxa A */
+static bool fused_bwd(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
+                      const struct lora *lora)
+{
+    struct dense d = {};
+    if (!lora->r || lora->dropout > 0) return false;
+    d.kn = true;
+    d.r = lora->n_seg * lora->r;
+    d.la = bf16_ptr(dxa);
+    d.ld_la = dxa.ld;
+    d.lb = bf16_ptr(lora->a);
+    d.n_part = 1;
+    d.part[0] = {0, (int)dx.shape[1], 0, 0, 1};
+    return fused_product(&d, dx, dy, dense);
+}
+
+/* ---- ops */
+
+/* y = x W^T + bias + adapter + res by cuBLASLt and addend_kernel. */
+static void product_and_addend(struct tensor y, struct tensor xa, struct tensor x, struct tensor dense,
+                               struct tensor bias, struct tensor res, const struct lora *added)
+{
+    const bool small = added->r || bias.ndim, last = small && res.ndim, first = !last && (small || res.ndim);
+    if (first) write_addend(y, false, xa, bias, res, added);
+    cuda_gemm(y, x, false, dense, true, 1, first);
+    if (last) write_addend(y, true, xa, bias, res, added);
+}
+
+extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                                const struct proj *proj, struct tensor res)
+{
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    const struct tensor bias = proj->bias;
+    const int64_t mark = arena_mark(&dev->work);
+    want_shapes(w, lora);
+    const struct tensor dense = cuda_dense_proj(dev, proj);
+    const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
+    const struct lora *added = added_adapter(lora);
+    if (!dev->dry_run && tensor_count(y)) {
+        const bool fusable = added->r || res.ndim;
+        if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
+        if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
+        if (!fusable || !fused_fwd(y, xa, x, dense, bias, res, added))
+            product_and_addend(y, xa, x, dense, bias, res, added);
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* dx = dy W + drop(dxa A) */
+static void input_gradient(struct tensor dx, struct tensor dy, struct tensor dxa, struct tensor dense,
+                           const struct lora *lora)
+{
+    if (fused_bwd(dx, dy, dxa, dense, lora)) return;
+    if (lora->r) cuda_gemm(dx, dxa, false, lora->a, false, keep_factor(lora), 0);
+    if (lora->r && lora->dropout > 0) drop(dx, dx, lora);
+    cuda_gemm(dx, dy, false, dense, false, 1, lora->r > 0);
+}
+
+/* dxa = scale dy B, dB += scale dy^T xa */
+static void two_passes(struct tensor dxa, struct tensor dy, struct tensor xa, const struct proj *proj)
+{
+    const struct lora *lora = &proj->lora;
+    for (int s = 0; s < lora->n_seg; s++) {
+        const struct tensor of_dy = tensor_cols(dy, lora->seg_first[s], lora->seg_cols[s]);
+        cuda_gemm(tensor_cols(dxa, s * lora->r, lora->r), of_dy, false, segment_rows(lora->b, lora, s), false,
+                  lora->scale[s], 0);
+        cuda_gemm(segment_rows(proj->grad.b, lora, s), of_dy, true, tensor_cols(xa, s * lora->r, lora->r), false,
+                  lora->scale[s], 1);
+    }
+}
+
+/* Both in one pass over dy; false: the kernel does not take it. */
+static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, const struct proj *proj, void *partial)
+{
+    const struct lora *lora = &proj->lora;
+    struct grouped_wgrad pass[GROUPED_PASSES] = {};
+    bool takes = cuda_grouped_pass_takes(lora->r) && lora->n_seg <= GROUPED_PASSES && is_aligned(dy) && is_aligned(xa);
+    for (int s = 0; takes && s < lora->n_seg; s++) {
+        struct grouped_wgrad *g = &pass[s];
+        takes = lora->seg_first[s] % VECTOR == 0 && lora->seg_cols[s] % VECTOR == 0 && lora->seg_cols[s] > 0;
+        g->n_row = dy.shape[0];
+        g->n_exp = 1;
+        g->n_wide = lora->seg_cols[s];
+        g->r = lora->r;
+        g->wide = bf16_ptr(dy) + lora->seg_first[s];
+        g->ld_wide = dy.ld;
+        g->thin = bf16_ptr(xa) + s * lora->r;
+        g->ld_thin = xa.ld;
+        g->scale = g->product_scale = lora->scale[s];
+        g->out = f32_ptr(segment_rows(proj->grad.b, lora, s));
+        g->partial = partial;
+        g->b = bf16_ptr(segment_rows(lora->b, lora, s));
+        g->product = bf16_ptr(dxa) + s * lora->r;
+        g->ld_product = dxa.ld;
+    }
+    if (takes) cuda_grouped_pass(pass, lora->n_seg);
+    return takes;
+}
+static int64_t one_pass_bytes(int64_t n_row, const struct lora *lora)
+{
+    int64_t bytes = 0;
+    for (int s = 0; cuda_grouped_pass_takes(lora->r) && s < lora->n_seg; s++)
+        bytes += cuda_grouped_pass_bytes(n_row, lora->seg_cols[s], lora->r);
+    return bytes;
+}
+
+extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                                struct tensor xa, const struct proj *proj)
+{
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
+    struct tensor dense = {}, dxa = {}, kept = x;
+    void *partial = NULL;
+    want_shapes(w, lora);
+    if (dx.ndim) dense = cuda_dense_proj(dev, proj);
+    if (r) {
+        dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
+        kept = adapter_input(dev, x, lora);
+        partial = arena_push(&dev->work, one_pass_bytes(n_row, lora));
+    }
+    if (!dev->dry_run && n_row) {
+        want_aligned("dx", dx), want_aligned("x", x);
+        if (r && !one_pass(dxa, dy, xa, proj, partial)) two_passes(dxa, dy, xa, proj);
+        if (dx.ndim) input_gradient(dx, dy, dxa, dense, added_adapter(lora));
+        if (r) cuda_gemm(proj->grad.a, dxa, true, kept, false, keep_factor(lora), 1);
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,295 @@
+/* loss.cu - fused linear cross-entropy over the labelled rows, in chunks.
+ *
+ * Math:     logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties
+ *           to the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits:
+ *           cuBLASLt writes them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With
+ *           exponentials (Hopper, V a multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit
+ *           - max) of each row in a tile of 192 columns, with maximum and sum; gradient_kernel reads these tallies
+ *           and scales the exponentials in place. That moves 6 instead of 14 bytes per logit. The product of dlogits
+ *           and W is that of dense_wgmma.cu where its tiles occupy the GPU, otherwise cuBLASLt's.
+ * Shapes:   x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32;
+ *           nll [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from
+ *           the start of the same rows; or exponentials [chunk, V] bf16 and tallies [chunk, V / 192].
+ * Needs:    D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary
+ *           gives a NaN loss.
+ * Grid:     loss_kernel: 512 threads per row; one pass for maximum, arg max and sum, one for the gradient: 32
+ *           registers, 192 bytes of shared memory, no spills. gradient_kernel: the same, the first pass over
+ *           tallies. move_kernel: 128 threads copy a row; 38 registers.
+ * Moves:    loss_kernel: 4*N*V bytes read for the loss, 4*N*V read and 2*N*V written for the gradient;
+ *           gradient_kernel: 2*N*V read and written -> memory bound.
+ * Numerics: f32 logits and sums in a fixed order; loss and arg max from them. dlogits rounded to bf16; with
+ *           exponentials twice, but that of the label once, from its f32 logit. Bitwise repeatable. A NaN stays in
+ *           its row.
+ * Measured: H100 80GB HBM3, commit cfa73e2, with logits, op alone, T = N = 16384, V 201088, D 2880, forward and dX,
+ *           of which the forward takes 34 ms: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of
+ *           1024 66; of 1280 68; of 1536 65 (1.15 GiB). H200, inside a step: chunks of 512 67.3 ms (0abb89a), of
+ *           1536 64.2 (31162e7), of 3072 64.7. With exponentials: tests/RESULTS.md, "Dense layers and the loss head
+ *           ...".
+ * Tried and dropped: a cluster of eight blocks per row that holds it in shared memory, to read the logits once: 65.6
+ *           ms instead of 67.1, forward alone 35.8 instead of 34.3; the same, persistent, prefetching the next row:
+ *           68. Not tried: logits in bf16, with an error of 0.06 for a logit of 16. */
+#include <math.h>
+
+#include "kernels/cuda/parts/dense.h"
+#include "kernels/cuda/parts/loss.cuh"
+
+/* Of some logits: maximum, its first index, and the sum of exp(logit - max). */
+struct tally {
+    float max, sum;
+    int id;
+};
+
+static __device__ __forceinline__ struct tally merge(struct tally a, struct tally b)
+{
+    struct tally c;
+    c.max = fmaxf(a.max, b.max);
+    c.sum = a.sum * exp2f((a.max - c.max) * LOG2_E) + b.sum * exp2f((b.max - c.max) * LOG2_E);
+    c.id = a.max > b.max ? a.id : b.max > a.max ? b.id : min(a.id, b.id);
+    return c;
+}
+
+/* Merges the tallies of all threads of the block; every thread gets the result. */
+static __device__ __forceinline__ struct tally merge_block(struct tally all)
+{
+    __shared__ struct tally part[WARPS];
+    for (int step = 16; step; step /= 2) {
+        const struct tally other = {__shfl_xor_sync(~0u, all.max, step), __shfl_xor_sync(~0u, all.sum, step),
+                                    __shfl_xor_sync(~0u, all.id, step)};
+        all = merge(all, other);
+    }
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = all;
+    __syncthreads();
+    all = part[0];
+    for (int i = 1; i < WARPS; i++) all = merge(all, part[i]);
+    return all;
+}
+
+/* The tally of a row; every thread of the block gets it. */
+static __device__ __forceinline__ struct tally tally_row(const float *row, int n)
+{
+    struct tally all = {-FLT_MAX, 0, INT32_MAX}; /* finite: exp(-inf - max) is 0 from the start */
+    for (int g = threadIdx.x; g < (n + VECTOR - 1) / VECTOR; g += THREADS) {
+        float v[VECTOR], max = all.max;
+        load_group(v, row, g, n);
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) {
+            if (v[j] > max) all.id = g * VECTOR + j;
+            max = fmaxf(max, v[j]);
+        }
+        all.sum *= exp2f((all.max - max) * LOG2_E);
+        all.max = max;
+#pragma unroll
+        for (int j = 0; j < VECTOR; j++) all.sum += exp2f((v[j] - max) * LOG2_E);
+    }
+    return merge_block(all);
+}
+
+/* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
+ * synchronises, then writes. It only overwrites groups that have been read, since bf16 takes half the space. */
+static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct tally *all, float scale)
+{
+    const float factor = scale / all->sum;
+    const int n_group = (n + VECTOR - 1) / VECTOR;
+    uint4 *out = (uint4 *)row;
+    for (int first = 0; first < n_group; first += THREADS) {
+        const int g = first + threadIdx.x;
+        uint32_t words[4];
+        if (g < n_group) {
+            float v[VECTOR];
+            load_group(v, row, g, n);
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++) {
+                v[j] = exp2f((v[j] - all->max) * LOG2_E) * factor;
+                if (g * VECTOR + j == id) v[j] -= scale;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
+                words[j] = *(const uint32_t *)&pair;
+            }
+        }
+        __syncthreads();
+        if (g < n_group) out[g] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_t *hit, float *logits, int64_t ld,
+                                                              int n, const int32_t *ids, float scale, bool gradient)
+{
+    float *row = logits + blockIdx.x * ld;
+    const int id = ids[blockIdx.x];
+    const bool known = id >= 0 && id < n;
+    const float own = known && threadIdx.x == 0 ? row[id] : NAN;
+    const struct tally all = tally_row(row, n);
+    if (threadIdx.x == 0) {
+        nll[blockIdx.x] = logf(all.sum) + (all.max - own); /* max - own first: both may be large */
+        hit[blockIdx.x] = known && all.id == id;
+    }
+    if (gradient) write_gradient(row, n, id, &all, scale);
+}
+
+/* Row blockIdx.x of the exponentials `row` of n logits, with the tallies of its tiles and the logit of its label; in
+ * place they become scale * (softmax - onehot). */
+static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float of_id, const struct dense_tally *tile,
+                                                 const struct tally &all, float scale)
+{
+    const float factor = scale / all.sum;
+#pragma unroll 4
+    for (int g = threadIdx.x; g < n / VECTOR; g += THREADS) {
+        const float own = exp2f((tile[g / (DENSE_COLS / VECTOR)].max - all.max) * LOG2_E) * factor;
+        const uint4 x = ((const uint4 *)row)[g];
+        uint32_t words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            float low = __uint_as_float(words[j] << 16) * own, high = __uint_as_float(words[j] & 0xffff0000) * own;
+            if (g * VECTOR + 2 * j == id) low = of_id;
+            if (g * VECTOR + 2 * j + 1 == id) high = of_id;
+            const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+            words[j] = *(const uint32_t *)&pair;
+        }
+        ((uint4 *)row)[g] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/* own [N]: the logits of the labels; n: a multiple of 8. */
+static __global__ void __launch_bounds__(THREADS)
+    gradient_kernel(float *nll, int32_t *hit, bf16 *rows, int n, const struct dense_tally *tallies, const float *own,
+                    const int32_t *ids, float scale, bool gradient)
+{
+    const int n_tile = (n + DENSE_COLS - 1) / DENSE_COLS, id = ids[blockIdx.x];
+    const struct dense_tally *tile = tallies + (int64_t)blockIdx.x * n_tile;
+    const float logit = id >= 0 && id < n ? own[blockIdx.x] : NAN;
+    struct tally all = {-FLT_MAX, 0, INT32_MAX};
+    for (int i = threadIdx.x; i < n_tile; i += THREADS) all = merge(all, {tile[i].max, tile[i].sum, tile[i].id});
+    all = merge_block(all);
+    if (threadIdx.x == 0) {
+        nll[blockIdx.x] = logf(all.sum) + (all.max - logit); /* max - logit first: both may be large */
+        hit[blockIdx.x] = id >= 0 && id < n && all.id == id;
+    }
+    const float of_id = scale * (exp2f((logit - all.max) * LOG2_E) / all.sum - 1);
+    if (gradient) scale_row(rows + (int64_t)blockIdx.x * n, n, id, of_id, tile, all, scale);
+}
+
+/* ---- host ---- */
+
+/* What a chunk of the labels needs: rows, ids and results of its labels, scratch. */
+struct chunk {
+    struct tensor nll, hit, rows, ids;
+    struct tensor part;        /* [rows, D] bf16: x, then dx */
+    struct tensor logits;      /* [rows, V padded] f32, or [rows, V] bf16 of the second path */
+    struct tensor own;         /* second path: [rows] f32 */
+    struct dense_tally *tally; /* second path: [rows, V / 192] */
+};
+
+bool cuda_exponentials(int64_t n_vocab) { return cuda.hopper && n_vocab % VECTOR == 0; }
+
+/* With logits; the gradient ends in the first half of every row. Returns dlogits. */
+static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float scale, bool gradient)
+{
+    const int64_t n = c->rows.shape[0], n_vocab = w.shape[0];
+    struct tensor dlogits = tensor_2d(c->logits.data, DT_BF16, n, n_vocab);
+    dlogits.ld = 2 * c->logits.ld;
+    cuda_gemm(tensor_cols(c->logits, 0, n_vocab), c->part, false, w, true, 1, 0);
+    loss_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(f32_ptr(c->nll), i32_ptr(c->hit), f32_ptr(c->logits),
+                                                        c->logits.ld, (int)n_vocab, i32_ptr(c->ids), scale, gradient);
+    CUDA_CHECK_LAUNCH();
+    return dlogits;
+}
+
+/* The product a b, b [n_in, n_out] or, transposed, [n_out, n_in]. */
+static struct dense product_of(struct tensor out, struct tensor a, struct tensor b, bool kn)
+{
+    struct dense d = {};
+    d.n_row = out.shape[0], d.n_out = out.shape[1], d.n_in = a.shape[1];
+    d.a = bf16_ptr(a), d.lda = a.ld;
+    d.b = bf16_ptr(b), d.kn = kn;
+    d.out = bf16_ptr(out), d.ld_out = out.ld;
+    return d;
+}
+
+/* With exponentials, in place. */
+static void loss_from_exponentials(const struct chunk *c, struct tensor w, float scale, bool gradient)
+{
+    struct dense d = product_of(c->logits, c->part, w, false);
+    d.tally = c->tally;
+    d.label = i32_ptr(c->ids);
+    d.own = f32_ptr(c->own);
+    cuda_dense_wgmma(&d);
+    gradient_kernel<<<grid_x(d.n_row), THREADS, 0, cuda.stream>>>(f32_ptr(c->nll), i32_ptr(c->hit), d.out, (int)d.n_out,
+                                                                  c->tally, f32_ptr(c->own), i32_ptr(c->ids), scale,
+                                                                  gradient);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* part = dlogits W */
+static void gradient_of_hidden(struct tensor part, struct tensor dlogits, struct tensor w)
+{
+    const struct dense d = product_of(part, dlogits, w, true);
+    if (cuda_dense_takes(&d) && cuda_dense_occupancy(d.n_row, d.n_out) >= 0.85)
+        cuda_dense_wgmma(&d);
+    else
+        cuda_gemm(part, dlogits, false, w, false, 1, 0);
+}
+
+static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor x, struct tensor w, float scale)
+{
+    const int64_t n = c->rows.shape[0];
+    const int32_t *row = i32_ptr(c->rows);
+    struct tensor dlogits = c->logits;
+    move_rows(c->part, NULL, x, row, n);
+    if (c->tally)
+        loss_from_exponentials(c, w, scale, dx.ndim > 0);
+    else
+        dlogits = loss_from_logits(c, w, scale, dx.ndim > 0);
+    if (!dx.ndim) return;
+    gradient_of_hidden(c->part, dlogits, w);
+    move_rows(dx, row, c->part, NULL, n);
+}
+
+/* Rows of a chunk: at most `chunk`, and of these the number whose tiles occupy the GPU best. It does not depend on the
+ * number of labels, so that fewer labels than in the dry run never need more scratch. */
+static int64_t rows_of_chunk(int64_t chunk, const struct weight *w)
+{
+    int64_t best = chunk;
+    double most = 0;
+    for (int64_t rows = chunk; cuda.hopper && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
+        const double occupancy = cuda_dense_occupancy(rows, w->n_in);
+        if (occupancy <= most) continue;
+        most = occupancy;
+        best = rows;
+    }
+    return best;
+}
+
+extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx,
+                               struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                               float scale, int64_t chunk)
+{
+    const int64_t n_label = rows.shape[0], most = MT_MIN(rows_of_chunk(chunk, w), n_label),
+                  mark = arena_mark(&dev->work);
+    const bool exponentials = cuda_exponentials(w->n_out);
+    check_head(w, x);
+    if (dx.ndim) check_head(w, dx);
+    const struct tensor dense = cuda_dense_bf16(dev, w);
+    struct chunk all = {};
+    all.part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
+    all.logits = exponentials ? arena_tensor_2d(&dev->work, DT_BF16, most, w->n_out)
+                              : arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
+    if (exponentials) {
+        all.own = arena_tensor_1d(&dev->work, DT_F32, most);
+        all.tally = (struct dense_tally *)arena_push(&dev->work, most * ceil_div(w->n_out, DENSE_COLS) *
+                                                                     (int64_t)sizeof(*all.tally));
+    }
+    if (!dev->dry_run) {
+        if (dx.ndim) zero_rows(dx);
+        for (int64_t first = 0, n; first < n_label; first += n) {
+            struct chunk c = all;
+            n = MT_MIN(most, n_label - first);
+            c.nll = tensor_rows(nll, first, n), c.hit = tensor_rows(hit, first, n);
+            c.rows = tensor_rows(rows, first, n), c.ids = tensor_rows(ids, first, n);
+            c.part = tensor_rows(all.part, 0, n), c.logits = tensor_rows(all.logits, 0, n);
+            loss_of_chunk(&c, dx, x, dense, scale);
+        }
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,674 @@
+/* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
+ *
+ * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group
+ * experts are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer
+ * rows than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in
+ * the buffer, which has min(E, M) of them. With M >= E there is no list and no further launch. On Hopper, products of
+ * few rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of
+ *   very many rows decode it into a ring, beside the products with the experts before (grouped_ahead_wgmma.cu).
+ * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
+ * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
+ *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
+ *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
+ *   On Hopper with r <= 16 one pass over dy computes dy B and dB.
+ *   On Hopper the thin product before a bf16 product of tokens writes the rows that it gathers, and the main product
+ *   reads these by TMA (push_copy).
+ * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
+ *   combine; all 16-byte aligned.
+ * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
+ *   registers, no shared memory, no spills.
+ * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no epilogue for
+ *   it (cuda_grouped_swiglu) 6*M*F: memory bound.
+ * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs.
+ * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, roof
+ *   814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward 4.53, 60 %.
+ *   With MXFP4 decoded first, and a roof that includes decoding (5876eac): 4.51, 2.13, 3.55, 4.94; 71, 75, 45, 65 %.
+ *   bench lora, kernels of commit cfa73e2, the experts of one layer, forward and backward: time without adapters, and
+ *   what r 16, 32, 64 add. gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
+ *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
+ *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
+ *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16).
+ *   Rows written by the thin product, H200, 16,384 tokens, us per call in the same call: gpt-oss-20b r 16 up forward
+ *   4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899; without them the products of
+ *   narrow experts are slower still (grouped_wgmma.cu).
+ * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch (bench lora --split,
+ *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
+ *   third launch ran at the speed of a copy. */
+#include "kernels/cuda/parts/grouped_epilogue.cuh"
+#include "kernels/cuda/parts/grouped_fp8.h"
+#include "kernels/moe_packed.h"
+#include "kernels/moe_part.h"
+
+enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 192 /* per expert */ };
+
+static const struct tensor absent = {};
+static const struct fp8_rows no_fp8_rows = {};
+
+/* ---- the grouped products ---- */
+
+/* A contiguous tensor's data; NULL when it is absent. */
+static void *whole(struct tensor x)
+{
+    MT_REQUIRE(!x.ndim || x.ld == x.shape[x.ndim - 1],
+               "a tensor of the experts is not contiguous: rows of %lld, %lld apart", (long long)x.shape[x.ndim - 1],
+               (long long)x.ld);
+    return x.data;
+}
+
+/* A product over the rows of all experts. tokens: `a` has one row per token and is gathered; else it is in expert
+ * order. */
+static struct grouped rows_of(struct tensor a, bool tokens, const struct route *r)
+{
+    struct grouped g = {};
+    g.n_row = r->row_slot.shape[0];
+    g.n_exp = g.count = r->offs.shape[0] - 1;
+    g.offs = i32_ptr(r->offs);
+    g.a = bf16_ptr(a);
+    g.lda = a.ld;
+    g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
+    g.token = quotient_by(r->idx.shape[1]);
+    g.epilogue = GROUPED_STORE;
+    return g;
+}
+
+/* What a product with one factor of an adapter writes; absent: not written. */
+struct thin {
+    struct tensor product; /* [M, r] */
+    struct tensor gated;   /* [M, r], backward only: the product times the gate of each row */
+    struct tensor rows;    /* [M, in] the rows that it reads, in expert order; r <= THIN_RANK */
+};
+enum { THIN_RANK = 64 }; /* of cuda_grouped_thin */
+
+/* out.product = a A_e^T (forward) or a B_e (backward); factor [E, r, in] or [E, out, r]. */
+static void thin_product(const struct thin *out, struct tensor a, bool tokens, struct tensor factor, bool backward,
+                         const struct route *r)
+{
+    struct grouped g = rows_of(a, tokens, r);
+    g.n_out = factor.shape[backward ? 2 : 1];
+    g.n_in = factor.shape[backward ? 1 : 2];
+    g.b = (const bf16 *)whole(factor);
+    g.kn = backward;
+    g.out = (bf16 *)whole(out->product);
+    g.rows = (bf16 *)whole(out->rows);
+    if (out->gated.ndim) {
+        g.epilogue = GROUPED_GATED;
+        g.act = (bf16 *)whole(out->gated);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+    }
+    if (g.n_out <= THIN_RANK)
+        cuda_grouped_thin(&g);
+    else
+        cuda_grouped_mma(&g);
+}
+
+/* A merged adapter is part of the matrix. */
+static void take_adapter(struct grouped *g, const struct lora *lora, struct tensor la, struct tensor lb)
+{
+    if (!lora->r || lora->merged) return;
+    g->r = lora->r;
+    g->scale = lora->scale[0];
+    g->la = (const bf16 *)whole(la);
+    g->lb = (const bf16 *)whole(lb);
+}
+
+/* No fake quantisation, no FP8 products. */
+static bool is_plain(const struct proj *p) { return !p->quant.format.bits && !p->in.format.bits && !p->fp8.step.ndim; }
+
+extern "C" bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return dev->ops->name == cuda.name && is_plain(experts) && cuda_grouped_packed_fits(&experts->w, n_row);
+}
+extern "C" bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return ops_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
+}
+
+/* The experts that a product reads, and scratch for decoded matrices. */
+struct decoded {
+    bool packed;     /* the products read the packed w itself */
+    bool ahead;      /* the products decode w into `data`, AHEAD_SLOTS matrices */
+    bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 or packed */
+    int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
+    int64_t count;   /* places of one launch */
+    int32_t *ids;    /* [n_place]; NULL: no list */
+    int32_t *offs;   /* [n_place + 1] rows of each place */
+};
+static struct decoded push_decoded(struct device *dev, const struct proj *proj, const struct route *r)
+{
+    const struct weight *w = &proj->w;
+    const int64_t n_row = r->row_slot.shape[0];
+    struct decoded d = {false, false, NULL, w->n_exp, w->n_exp, NULL, NULL};
+    if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
+    d.packed = ops_reads_packed(dev, proj, n_row);
+    if (d.packed) return d;
+    d.ahead = is_plain(proj) && !dev->expert_group && !dev->collectives && cuda_grouped_ahead_fits(w, n_row);
+    if (d.ahead) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
+    if (d.ahead) return d;
+    d.n_place = MT_MIN(w->n_exp, n_row);
+    d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
+    d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
+    /* always as large as for E experts, so that the scratch of a larger M is never smaller */
+    int32_t *list = (int32_t *)arena_push(&dev->work, (2 * w->n_exp + 1) * (int64_t)sizeof(*list));
+    if (n_row >= w->n_exp || dev->dry_run) return d;
+    d.ids = list;
+    d.offs = list + w->n_exp;
+    return d;
+}
+
+/* ids = the experts that have rows, ascending; to = their row offsets. Later places have no rows, and their ids are not
+ * written. One block. */
+static __global__ void __launch_bounds__(MAX_EXP)
+    list_kernel(int32_t *ids, int32_t *to, int n_place, const int32_t *offs, int n_exp)
+{
+    __shared__ int own[MAX_EXP / WARP]; /* experts with rows in each warp */
+    const int e = (int)threadIdx.x, lane = e % WARP, warp = e / WARP;
+    const int32_t first = offs[min(e, n_exp)];
+    const bool has = e < n_exp && first < offs[e + 1];
+    const unsigned same = __ballot_sync(~0u, has);
+    if (lane == 0) own[warp] = __popc(same);
+    __syncthreads();
+    int before = 0, all = 0;
+    for (int w = 0; w < MAX_EXP / WARP; w++) {
+        if (w < warp) before += own[w];
+        all += own[w];
+    }
+    const int place = before + __popc(same & ((1u << lane) - 1));
+    if (has) ids[place] = e, to[place] = first;
+    if (e >= all && e <= n_place) to[e] = offs[n_exp];
+}
+
+/* The rows of an FP8 product: what a product with proj reads instead of x, which has one row per token or is in expert
+ * order. Takes their scratch; nothing without FP8 products. */
+static struct fp8_rows push_fp8_rows(struct device *dev, const struct proj *proj, struct tensor x, bool tokens,
+                                     const struct route *r)
+{
+    const int64_t n_row = r->row_slot.shape[0], n_in = x.shape[1];
+    struct fp8_rows rows = {};
+    if (!proj->fp8.step.ndim) return rows;
+    if (proj->fp8.pair) {
+        rows.codes = (uint8_t *)arena_push(&dev->work, n_row * n_in);
+        rows.step = (float *)arena_push(&dev->work, n_row * (int64_t)sizeof(*rows.step));
+    } else {
+        rows.values = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_row, n_in));
+    }
+    if (dev->dry_run) return rows;
+    const struct fp8_source from = {bf16_ptr(x),
+                                    x.ld,
+                                    n_in,
+                                    n_row,
+                                    i32_ptr(r->offs),
+                                    r->offs.shape[0] - 1,
+                                    (const float *)proj->fp8.step.data,
+                                    tokens ? i32_ptr(r->slot_row) : NULL,
+                                    r->idx.shape[0],
+                                    r->idx.shape[1]};
+    cuda_fp8_rows(&rows, &from);
+    return rows;
+}
+
+/* The main product where the codes of exact experts are in memory: one launch for each run of experts that are exact,
+ * or are not. Most often all are. */
+static void product_of_codes(struct grouped *g, const struct proj *proj, const struct fp8_rows *rows)
+{
+    const struct weight *w = &proj->w;
+    struct grouped_fp8 f = {*g, rows->codes, rows->step, (const uint8_t *)w->data, f32_ptr(proj->fp8.step)};
+    f.g.slot = NULL;
+    for (int64_t i = 0, end; i < w->n_exp; i = end) {
+        const bool exact = proj->fp8.host_step[i] > 0;
+        for (end = i + 1; end < w->n_exp && (proj->fp8.host_step[end] > 0) == exact;) end++;
+        f.g.first = g->first = i;
+        f.g.count = g->count = end - i;
+        g->b = (const bf16 *)w->data + i * w->n_out * w->n_in;
+        if (exact)
+            cuda_grouped_fp8(&f);
+        else
+            cuda_grouped_wgmma(g);
+    }
+}
+
+/* The main product with proj, in launches of d.count experts. Sets ids, offs, n_out, n_in, first, count and b of g. */
+static void product(struct grouped *g, const struct proj *proj, struct decoded d, struct fp8_rows rows)
+{
+    const struct weight *w = &proj->w;
+    g->n_out = g->kn ? w->n_in : w->n_out;
+    g->n_in = g->kn ? w->n_out : w->n_in;
+    if (rows.codes && g->n_row) product_of_codes(g, proj, &rows);
+    if (rows.codes) return;
+    if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
+    if (d.packed) return cuda_grouped_packed(g, w);
+    if (d.ahead) return cuda_grouped_ahead(g, w, d.data);
+    if (d.ids && g->n_row) {
+        MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
+        list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
+        CUDA_CHECK_LAUNCH();
+        g->ids = d.ids;
+        g->offs = d.offs;
+    }
+    for (int64_t i = 0; i < d.n_place && g->n_row; i += d.count) {
+        g->first = i;
+        g->count = MT_MIN(d.count, d.n_place - i);
+        g->b = d.data ? d.data : (const bf16 *)w->data + i * w->n_out * w->n_in;
+        if (d.data) cuda_decode_proj(d.data, proj, i, g->count, g->ids, g->offs);
+        if (cuda.hopper && g->n_out >= 64)
+            cuda_grouped_wgmma(g);
+        else
+            cuda_grouped_mma(g);
+    }
+}
+
+/* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
+ * thin = xa. In a dry run it only takes its scratch. beside: dy B, computed in the same pass over dy, or NULL. */
+static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
+                        struct tensor thin, const struct thin *beside, const struct route *r)
+{
+    const struct lora *lora = &proj->lora;
+    const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
+    struct grouped_wgrad g = {};
+    g.n_row = n_row;
+    g.n_exp = r->offs.shape[0] - 1;
+    g.n_wide = wide.shape[1];
+    g.r = lora->r;
+    g.offs = i32_ptr(r->offs);
+    g.wide = bf16_ptr(wide);
+    g.ld_wide = wide.ld;
+    g.slot = tokens ? i32_ptr(r->row_slot) : NULL;
+    g.token = quotient_by(r->idx.shape[1]);
+    g.thin = (const bf16 *)whole(thin);
+    g.scale = lora->scale[0];
+    g.thin_first = of_a;
+    g.out = (float *)whole(of_a ? proj->grad.a : proj->grad.b);
+    if (beside) {
+        g.b = (const bf16 *)whole(lora->b);
+        g.product_scale = 1;
+        g.ld_thin = g.ld_product = g.r;
+        g.product = (bf16 *)whole(beside->product);
+        g.gated = (bf16 *)whole(beside->gated);
+        g.rows = (bf16 *)whole(beside->rows);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+    }
+    const auto bytes = beside ? cuda_grouped_pass_bytes : cuda_grouped_wgrad_bytes;
+    g.partial = arena_push(&dev->work, bytes(n_row, g.n_wide, g.r));
+    if (!dev->dry_run && beside) cuda_grouped_pass(&g, 1);
+    if (!dev->dry_run && !beside) cuda_grouped_wgrad(&g);
+    arena_release(&dev->work, mark);
+}
+
+/* out->product = dy B; dB += scale dy^T xa unless the adapter is frozen. */
+static void back_through_b(struct device *dev, const struct thin *out, struct tensor dy, bool tokens, struct tensor xa,
+                           const struct proj *proj, const struct route *r)
+{
+    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && cuda_grouped_pass_takes(proj->lora.r);
+    if (!one_pass && !dev->dry_run) thin_product(out, dy, tokens, proj->lora.b, true, r);
+    if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
+}
+
+/* ---- rows in expert order ---- */
+
+/* y[i] = x[rows[i] / share], one warp per row; rows of x are `apart` words apart. */
+template <typename word>
+static __global__ void __launch_bounds__(THREADS)
+    gather_kernel(word *y, const word *x, int64_t apart, const int32_t *rows, int64_t n_row, int n_word, int share)
+{
+    enum { UNROLL = 4 };
+    const int64_t row = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP;
+    if (row >= n_row) return;
+    const word *from = x + rows[row] / share * apart;
+    word *to = y + row * n_word;
+    for (int w = threadIdx.x % WARP; w < n_word; w += WARP * UNROLL) {
+        word v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) v[u] = from[w + u * WARP];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (w + u * WARP < n_word) to[w + u * WARP] = v[u];
+    }
+}
+
+template <typename word> static void gather(struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t n_word = x.shape[1] * dtype_size(x.dtype) / (int64_t)sizeof(word);
+    MT_REQUIRE(n_word <= INT32_MAX && share <= INT32_MAX, "rows of %lld words", (long long)n_word);
+    gather_kernel<<<grid_x(ceil_div(y.shape[0] * WARP, THREADS)), THREADS, 0, cuda.stream>>>(
+        (word *)y.data, (const word *)x.data, x.ld * dtype_size(x.dtype) / (int64_t)sizeof(word), i32_ptr(rows),
+        y.shape[0], (int)n_word, (int)share);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* Whether a thin product with an adapter of this rank can write the rows that it reads. */
+static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
+/* Room for the rows of x [T, C] in expert order, which the main product of n_out columns then reads by TMA; absent
+ * where that product gathers them, or reads codes of them. */
+static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
+                               const struct route *r)
+{
+    if (!cuda.hopper || n_out < 64 || proj->fp8.step.ndim) return absent;
+    return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
+}
+/* Writes the copy unless a thin product does. */
+static void fill_copy(struct tensor copy, struct tensor x, const struct proj *proj, const struct route *r)
+{
+    if (copy.ndim && copy.shape[0] && !writes_rows(proj->lora.r)) gather<uint4>(copy, x, r->row_slot, r->idx.shape[1]);
+}
+
+/* ---- small kernels ---- */
+
+/* The row and first column of this thread's 8 columns; false beyond the last row. */
+struct octet {
+    int64_t row, col;
+};
+static __device__ __forceinline__ bool find_octet(struct octet *o, int64_t n_row, int64_t n_col)
+{
+    const uint32_t i = blockIdx.x * THREADS + threadIdx.x, per_row = (uint32_t)n_col / 8;
+    o->row = i / per_row;
+    o->col = i % per_row * 8;
+    return o->row < n_row;
+}
+static unsigned octet_grid(int64_t n_row, int64_t n_col)
+{
+    const int64_t n = n_row * (n_col / 8);
+    MT_REQUIRE(n < INT32_MAX, "%lld rows of %lld", (long long)n_row, (long long)n_col);
+    return grid_x(ceil_div(n, THREADS));
+}
+
+/* act = glu(pre), with gates in the first half of a row and ups in the second. */
+static __global__ void __launch_bounds__(THREADS)
+    glu_kernel(bf16 *act, const bf16 *pre, int64_t n_row, int64_t width, struct glu glu)
+{
+    struct octet o;
+    if (!find_octet(&o, n_row, width)) return;
+    const struct glu_form form = glu_form_of(glu);
+    const bf16 *from = pre + o.row * 2 * width + o.col;
+    float gate[8], up[8];
+    bf16_unpack8(gate, *(const uint4 *)from);
+    bf16_unpack8(up, *(const uint4 *)(from + width));
+#pragma unroll
+    for (int i = 0; i < 8; i++) gate[i] = glu_value(form, gate[i], up[i]);
+    *(uint4 *)(act + o.row * width + o.col) = bf16_pack8(gate);
+}
+
+/* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; without res 0, without gate 1. */
+static __global__ void __launch_bounds__(THREADS)
+    sum_slots_kernel(bf16 *out, int64_t ld_out, const bf16 *res, int64_t ld_res, const float *gate, const bf16 *y,
+                     int64_t ld_y, const int32_t *slot_row, int64_t n_tok, int64_t n_col, int top_k)
+{
+    struct octet o;
+    if (!find_octet(&o, n_tok, n_col)) return;
+    float sum[8] = {}, x[8];
+    for (int64_t s = o.row * top_k; s < (o.row + 1) * top_k; s++) {
+        const float weight = gate ? gate[s] : 1.0f;
+        bf16_unpack8(x, *(const uint4 *)(y + slot_row[s] * ld_y + o.col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += weight * x[i];
+    }
+    if (res) {
+        bf16_unpack8(x, *(const uint4 *)(res + o.row * ld_res + o.col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += x[i];
+    }
+    *(uint4 *)(out + o.row * ld_out + o.col) = bf16_pack8(sum);
+}
+
+static bool vectors(struct tensor x) { return !x.ndim || ((uintptr_t)x.data % 16 == 0 && x.ld % 8 == 0); }
+
+static void sum_slots(struct tensor out, struct tensor res, const float *gate, struct tensor y, const struct route *r)
+{
+    const int64_t n_tok = out.shape[0], n_col = out.shape[1];
+    MT_REQUIRE(n_col % 8 == 0 && vectors(out) && vectors(res) && vectors(y), "rows of %lld", (long long)n_col);
+    if (n_tok == 0) return;
+    sum_slots_kernel<<<octet_grid(n_tok, n_col), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(out), out.ld, bf16_ptr(res), res.ld, gate, bf16_ptr(y), y.ld, i32_ptr(r->slot_row), n_tok, n_col,
+        (int)r->idx.shape[1]);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* gated[m] = gate of row m times ha[m].  [M, rank] */
+static __global__ void __launch_bounds__(THREADS)
+    gate_kernel(bf16 *gated, const bf16 *ha, const float *gate, const int32_t *row_slot, int64_t n_row, int64_t rank)
+{
+    struct octet o;
+    if (!find_octet(&o, n_row, rank)) return;
+    const float weight = gate[row_slot[o.row]];
+    float x[8];
+    bf16_unpack8(x, *(const uint4 *)(ha + o.row * rank + o.col));
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] *= weight;
+    *(uint4 *)(gated + o.row * rank + o.col) = bf16_pack8(x);
+}
+
+static void gate_rows(struct tensor gated, struct tensor ha, const struct route *r)
+{
+    const int64_t n_row = gated.shape[0], rank = gated.shape[1];
+    if (n_row == 0) return;
+    gate_kernel<<<octet_grid(n_row, rank), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(gated), (const bf16 *)whole(ha), (const float *)whole(r->gate), i32_ptr(r->row_slot), n_row, rank);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* dgate[t, j] = sum of part[:, m] + <bias of its expert, dout[t]>, m = slot_row[t, j]; one warp per token, which
+ * reads its row of dout once for every four j. */
+static __global__ void __launch_bounds__(THREADS)
+    dgate_kernel(float *dgate, const float *part, int64_t n_part, const float *bias, const bf16 *dout, int64_t ld_dout,
+                 int64_t n_col, const int32_t *slot_row, const int32_t *idx, int top_k, int64_t n_tok)
+{
+    const int64_t t = ((int64_t)blockIdx.x * THREADS + threadIdx.x) / WARP, n_row = n_tok * top_k;
+    const int lane = threadIdx.x % WARP;
+    if (t >= n_tok) return;
+    for (int first = 0; first < top_k; first += 4) {
+        const float *b[4];
+        float sum[4] = {};
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int64_t slot = t * top_k + min(first + k, top_k - 1), m = slot_row[slot];
+            b[k] = bias + (bias ? idx[slot] * n_col : 0);
+            for (int64_t p = lane; p < n_part; p += WARP) sum[k] += part[p * n_row + m];
+        }
+        for (int64_t n = lane * 8; bias && n < n_col; n += WARP * 8) {
+            float x[8];
+            bf16_unpack8(x, *(const uint4 *)(dout + t * ld_dout + n));
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const float4 low = __ldg((const float4 *)(b[k] + n)), high = __ldg((const float4 *)(b[k] + n + 4));
+                sum[k] += low.x * x[0] + low.y * x[1] + low.z * x[2] + low.w * x[3];
+                sum[k] += high.x * x[4] + high.y * x[5] + high.z * x[6] + high.w * x[7];
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            for (int i = WARP / 2; i > 0; i /= 2) sum[k] += __shfl_xor_sync(~0u, sum[k], i);
+            if (lane == 0 && first + k < top_k) dgate[t * top_k + first + k] = sum[k];
+        }
+    }
+}
+
+/* ---- the ops ---- */
+
+extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa,
+                                struct tensor x, const struct route *r, const struct proj *up, const struct glu *glu)
+{
+    const struct lora *lora = &up->lora;
+    const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
+    const struct tensor copy = push_copy(dev, x, up->w.n_out, up, r);
+    const struct thin thin = {xa, absent, copy};
+    const struct decoded matrices = push_decoded(dev, up, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, up, x, true, r);
+    if (!dev->dry_run) {
+        if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
+        fill_copy(copy, x, up, r);
+        struct grouped g = rows_of(copy.ndim ? copy : x, !copy.ndim, r);
+        take_adapter(&g, lora, xa, lora->b);
+        g.bias = (const float *)whole(up->bias);
+        g.out = (bf16 *)whole(pre);
+        g.act = (bf16 *)whole(act);
+        g.glu = *glu;
+        g.form = glu_form_of(*glu);
+        g.n_out = up->w.n_out;
+        const bool fused = glu->interleaved || (!rows.codes && !matrices.packed && cuda_grouped_swiglu(&g));
+        g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
+        product(&g, up, matrices, rows);
+        if (g.epilogue == GROUPED_STORE && n_row) {
+            glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
+            CUDA_CHECK_LAUNCH();
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
+                                  const struct route *r, const struct proj *down)
+{
+    const struct lora *lora = &down->lora;
+    const int64_t mark = arena_mark(&dev->work);
+    const struct decoded matrices = push_decoded(dev, down, r);
+    const struct fp8_rows rows = y.ndim ? push_fp8_rows(dev, down, act, false, r) : no_fp8_rows;
+    if (!dev->dry_run) {
+        const struct thin thin = {ha, absent, absent};
+        if (lora->r) thin_product(&thin, act, false, lora->a, false, r);
+        struct grouped g = rows_of(act, false, r);
+        take_adapter(&g, lora, ha, lora->b);
+        g.bias = (const float *)whole(down->bias);
+        g.out = (bf16 *)whole(y);
+        if (y.ndim) product(&g, down, matrices, rows);
+    }
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
+{
+    const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
+    MT_REQUIRE(bytes % 4 == 0, "rows of %lld bytes", (long long)bytes);
+    if (dev->dry_run || y.shape[0] == 0) return;
+    if (bytes % 16 == 0)
+        gather<uint4>(y, x, rows, share);
+    else
+        gather<uint32_t>(y, x, rows, share);
+}
+
+extern "C" void cuda_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
+                                     const struct route *r)
+{
+    if (!dev->dry_run) sum_slots(out, res, (const float *)whole(r->gate), y, r);
+}
+
+extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                                  struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                                  const struct proj *down, const struct glu *glu)
+{
+    const struct weight *w = &down->w;
+    const struct lora *lora = &down->lora;
+    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], n_part = ceil_div(w->n_in, GROUPED_PART);
+    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const bool trained = lora->r && down->grad.a.ndim;
+    const int64_t product_mark = arena_mark(&dev->work);
+    const struct tensor copy = push_copy(dev, dout, w->n_in, down, r);
+    const struct thin thin = {db, db_gated, copy};
+    if (trained && !dev->dry_run) gate_rows(ha_gated, ha, r);
+    if (lora->r) back_through_b(dev, &thin, dout, true, ha_gated, down, r);
+    const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
+    const struct decoded matrices = push_decoded(dev, down, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
+    if (!dev->dry_run && n_row) {
+        fill_copy(copy, dout, down, r);
+        struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
+        take_adapter(&g, lora, db, lora->a);
+        g.kn = true;
+        g.epilogue = down->in.format.bits ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
+        g.in_amax = f32_ptr(down->in.amax);
+        g.out = (bf16 *)whole(dpre);
+        g.act = (bf16 *)whole(act);
+        g.glu = *glu;
+        g.form = glu_form_of(*glu);
+        g.pre = (const bf16 *)whole(pre);
+        g.row_slot = i32_ptr(r->row_slot);
+        g.gate = (const float *)whole(r->gate);
+        g.dgate_part = f32_ptr(part);
+        product(&g, down, matrices, rows);
+        dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
+            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), bf16_ptr(dout), dout.ld,
+            w->n_out, i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
+        CUDA_CHECK_LAUNCH();
+    }
+    arena_release(&dev->work, product_mark);
+    if (trained) factor_grad(dev, down, true, act, false, db_gated, NULL, r);
+    arena_release(&dev->work, mark);
+}
+
+extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x,
+                                struct tensor xa, const struct route *r, const struct proj *up)
+{
+    const struct weight *w = &up->w;
+    const struct lora *lora = &up->lora;
+    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
+    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
+    const struct thin thin = {db, absent, absent};
+    if (lora->r) back_through_b(dev, &thin, dpre, false, xa, up, r);
+    if (lora->r && up->grad.a.ndim) factor_grad(dev, up, true, x, true, db, NULL, r);
+    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
+    const struct decoded matrices = push_decoded(dev, up, r);
+    const struct fp8_rows rows = push_fp8_rows(dev, up, dpre, false, r);
+    if (!dev->dry_run) {
+        struct grouped g = rows_of(dpre, false, r);
+        take_adapter(&g, lora, db, lora->a);
+        g.kn = true;
+        g.out = bf16_ptr(out);
+        product(&g, up, matrices, rows);
+        sum_slots(dx, absent, NULL, out, r);
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* ---- the products one by one, for a benchmark ---- */
+
+static void base_or_hybrid(struct device *dev, const struct moe_part *p, const struct route *r)
+{
+    const struct tensor copy = p->tokens ? push_copy(dev, p->in, p->out.shape[1], p->proj, r) : absent;
+    const struct decoded matrices = push_decoded(dev, p->proj, r);
+    if (dev->dry_run) return;
+    if (copy.ndim && copy.shape[0]) gather<uint4>(copy, p->in, r->row_slot, r->idx.shape[1]);
+    struct grouped g = rows_of(copy.ndim ? copy : p->in, p->tokens && !copy.ndim, r);
+    if (p->kind == MOE_HYBRID)
+        take_adapter(&g, &p->proj->lora, p->thin, p->backward ? p->proj->lora.a : p->proj->lora.b);
+    g.kn = p->backward;
+    g.bias = p->backward ? NULL : (const float *)whole(p->proj->bias);
+    g.out = (bf16 *)whole(p->out);
+    product(&g, p->proj, matrices, no_fp8_rows);
+}
+
+/* out += scale * thin times a factor of the adapter, as a product with a depth of r. */
+static void add_adapter(const struct moe_part *p, const struct route *r)
+{
+    const struct lora *lora = &p->proj->lora;
+    struct grouped g = rows_of(p->thin, false, r);
+    g.n_in = lora->r;
+    g.n_out = p->out.shape[1];
+    g.b = (const bf16 *)whole(p->backward ? lora->a : lora->b);
+    g.kn = p->backward;
+    g.scale = lora->scale[0];
+    g.epilogue = GROUPED_ADD;
+    g.out = (bf16 *)whole(p->out);
+    cuda_grouped_mma(&g);
+}
+
+extern "C" bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
+{
+    const struct lora *lora = &p->proj->lora;
+    const struct thin thin = {p->thin, absent, absent};
+    const int64_t mark = arena_mark(&dev->work);
+    switch (p->kind) {
+    case MOE_THIN:
+        if (!dev->dry_run) thin_product(&thin, p->in, p->tokens, p->backward ? lora->b : lora->a, p->backward, r);
+        break;
+    case MOE_BASE:
+    case MOE_HYBRID: base_or_hybrid(dev, p, r); break;
+    case MOE_ADD:
+        if (!dev->dry_run) add_adapter(p, r);
+        break;
+    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, NULL, r); break;
+    }
+    arena_release(&dev->work, mark);
+    return true;
+}

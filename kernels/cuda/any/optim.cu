@@ -1,0 +1,154 @@
+/* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW, cast to bf16.
+ * Shapes: flat, n up to 2^40.
+ * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time).
+ * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8.
+ *   Registers on sm_90a, no spills: sumsq 34, adamw 40, cast 18.
+ * Moves: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, cast 6 n: memory bound.
+ * Numerics: squares and sums in f64, in an order that depends only on n and the alignment; AdamW in f32.
+ * Measured: H100 80GB HBM3, commit 5a37c46, n 185 M: AdamW 1723 us, 3.0 TB/s;
+ *   cast 366 us, 3.0 TB/s; sumsq 252 us, 2.9 TB/s: all at the speed of a copy. */
+#include "kernels/adamw_value.h"
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { BLOCK = 256, CHUNK = 65536 };
+
+struct square_sum {
+    double sum;
+    int64_t n_bad; /* not finite */
+};
+
+static __device__ inline void add_square(struct square_sum *s, float v)
+{
+    s->sum += (double)v * (double)v;
+    s->n_bad += !isfinite(v);
+}
+
+/* Sum over the block; thread 0 gets it. */
+static __device__ inline struct square_sum block_total(struct square_sum s)
+{
+    __shared__ struct square_sum part[BLOCK / 32];
+    s.sum = warp_sum(s.sum);
+    s.n_bad = warp_sum(s.n_bad);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = s;
+    __syncthreads();
+    if (threadIdx.x) return s;
+    for (int i = 1; i < BLOCK / 32; i++) {
+        s.sum += part[i].sum;
+        s.n_bad += part[i].n_bad;
+    }
+    return s;
+}
+
+static __device__ inline void load_piece(float v[8], const float *p) { load_f32x8(v, p); }
+static __device__ inline void load_piece(float v[8], const bf16 *p) { unpack8(v, load16(p)); }
+static __device__ inline float value(float v) { return v; }
+static __device__ inline float value(bf16 v) { return __bfloat162float(v); }
+
+/* One chunk of g per block. aligned: loads eight values at a time. */
+template <typename T>
+static __global__ void __launch_bounds__(BLOCK)
+    sumsq_chunks(struct square_sum *out, const T *g, int64_t n, bool aligned)
+{
+    const int64_t first = (int64_t)blockIdx.x * CHUNK, left = n - first;
+    const int count = (int)(left < CHUNK ? left : CHUNK), whole = aligned ? count / 8 * 8 : 0;
+    struct square_sum s = {0, 0};
+    g += first;
+#pragma unroll 4
+    for (int i = 8 * (int)threadIdx.x; i < whole; i += 8 * BLOCK) {
+        float v[8];
+        load_piece(v, g + i);
+#pragma unroll
+        for (int k = 0; k < 8; k++) add_square(&s, v[k]);
+    }
+    for (int i = whole + (int)threadIdx.x; i < count; i += BLOCK) add_square(&s, value(g[i]));
+    s = block_total(s);
+    if (threadIdx.x == 0) out[blockIdx.x] = s;
+}
+
+static __global__ void __launch_bounds__(BLOCK) sumsq_total(double *out, const struct square_sum *part, int64_t n)
+{
+    struct square_sum s = {0, 0};
+    for (int64_t i = threadIdx.x; i < n; i += BLOCK) {
+        s.sum += part[i].sum;
+        s.n_bad += part[i].n_bad;
+    }
+    s = block_total(s);
+    if (threadIdx.x) return;
+    out[0] = s.sum;
+    out[1] = (double)s.n_bad;
+}
+
+extern "C" void cuda_sumsq(struct device *dev, struct tensor out, struct tensor g)
+{
+    const int64_t mark = arena_mark(&dev->work), n = tensor_count(g), n_chunk = ceil_div(n, CHUNK);
+    struct square_sum *part = (struct square_sum *)arena_push(&dev->work, n_chunk * (int64_t)sizeof(*part));
+    arena_release(&dev->work, mark);
+    if (dev->dry_run) return;
+    const bool aligned = (uintptr_t)g.data % 16 == 0;
+    if (n_chunk && g.dtype == DT_BF16)
+        sumsq_chunks<<<grid_x(n_chunk), BLOCK, 0, cuda.stream>>>(part, bf16_ptr(g), n, aligned);
+    else if (n_chunk)
+        sumsq_chunks<<<grid_x(n_chunk), BLOCK, 0, cuda.stream>>>(part, f32_ptr(g), n, aligned);
+    CUDA_CHECK_LAUNCH();
+    sumsq_total<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, part, n_chunk);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- AdamW */
+
+static __global__ void __launch_bounds__(BLOCK)
+    adamw(float *p, float *m, float *v, const float *g, int64_t n, const struct adamw_step s)
+{
+    const int64_t i = 4 * ((int64_t)blockIdx.x * BLOCK + threadIdx.x);
+    const float decay = adamw_decay(&s);
+    if (i + 4 > n) {
+        for (int64_t k = i; k < n; k++) adamw_value(p + k, m + k, v + k, g[k], &s, decay);
+        return;
+    }
+    float4 p4 = *(const float4 *)(p + i), m4 = *(const float4 *)(m + i), v4 = *(const float4 *)(v + i);
+    const float4 g4 = *(const float4 *)(g + i);
+    adamw_value(&p4.x, &m4.x, &v4.x, g4.x, &s, decay);
+    adamw_value(&p4.y, &m4.y, &v4.y, g4.y, &s, decay);
+    adamw_value(&p4.z, &m4.z, &v4.z, g4.z, &s, decay);
+    adamw_value(&p4.w, &m4.w, &v4.w, g4.w, &s, decay);
+    *(float4 *)(p + i) = p4;
+    *(float4 *)(m + i) = m4;
+    *(float4 *)(v + i) = v4;
+}
+
+static bool flat_aligned(struct tensor x) { return (uintptr_t)x.data % 16 == 0; }
+
+extern "C" void cuda_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+                           const struct adamw_step *step)
+{
+    const int64_t n = tensor_count(p);
+    if (dev->dry_run || n == 0) return;
+    MT_REQUIRE(flat_aligned(p) && flat_aligned(m) && flat_aligned(v) && flat_aligned(g),
+               "an array of AdamW is not 16-byte aligned");
+    adamw<<<grid_x(ceil_div(n, 4 * BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(p), f32_ptr(m), f32_ptr(v), f32_ptr(g), n,
+                                                                     *step);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- cast */
+
+static __global__ void __launch_bounds__(BLOCK) cast(bf16 *dst, const float *src, int64_t n)
+{
+    const int64_t i = 8 * ((int64_t)blockIdx.x * BLOCK + threadIdx.x);
+    if (i + 8 > n) {
+        for (int64_t k = i; k < n; k++) dst[k] = __float2bfloat16_rn(src[k]);
+        return;
+    }
+    float v[8];
+    load_f32x8(v, src + i);
+    store16(dst + i, pack8(v));
+}
+
+extern "C" void cuda_cast(struct device *dev, struct tensor dst, struct tensor src)
+{
+    const int64_t n = tensor_count(dst);
+    if (dev->dry_run || n == 0) return;
+    MT_REQUIRE(flat_aligned(dst) && flat_aligned(src), "an array of cast is not 16-byte aligned");
+    cast<<<grid_x(ceil_div(n, 8 * BLOCK)), BLOCK, 0, cuda.stream>>>(bf16_ptr(dst), f32_ptr(src), n);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,140 @@
+/* route_sort.cu - a stable counting sort of the routed slots by expert, entirely on the device.
+ * Shapes: idx [T, J] i32 in; offs [E+1], row_slot [M], slot_row [T, J] i32 out, M = T J.
+ * Needs: E <= 512, M below 2^31. M may be 0: then offs is zeros.
+ * Grid: each warp handles 512 consecutive slots. (1) counts per (expert, warp); (2) one warp per expert turns its
+ *   counts into exclusive prefix sums over the warps; (3) the warps of (1) again: the row of a slot is the start of
+ *   its expert + the expert's slots in earlier warps + those earlier in this warp. Registers on sm_90a, no spills:
+ *   26, 24, 32; shared memory 8, 0, 8 KiB.
+ * Moves: idx twice, 8 M bytes of maps, 4 E M / 512 bytes of counts four times.
+ * Numerics: integers only.
+ * Measured: H100 80GB HBM3, commit 5a37c46, M 65536, E 32: 23 us, three launches. H200, M 24576, E 256: 16 us; where
+ *   a warp loads 32 slots at a time, 24 us. */
+#include "kernels/cuda/core/cuda.h"
+
+enum { WARPS = 4, SLOTS = 512, STEPS = SLOTS / 32, MAX_EXP = 512, ALL = -1 };
+
+/* Inclusive prefix sum over the lanes. */
+static __device__ inline int warp_scan(int v)
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int below = __shfl_up_sync(0xffffffffu, v, step);
+        if (lane >= step) v += below;
+    }
+    return v;
+}
+
+/* out = exclusive prefix sums of in[n], by one warp; returns the total. in may be out. */
+static __device__ inline int warp_prefix(int *out, const int *in, int n)
+{
+    enum { AHEAD = 4 }; /* loads at a time */
+    const int lane = (int)threadIdx.x % 32;
+    int before = 0, v[AHEAD];
+    for (int first = lane; first - lane < n; first += 32 * AHEAD) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) v[k] = first + 32 * k < n ? in[first + 32 * k] : 0;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int sum = warp_scan(v[k]);
+            if (first + 32 * k < n) out[first + 32 * k] = before + sum - v[k];
+            before += __shfl_sync(0xffffffffu, sum, 31);
+        }
+    }
+    return before;
+}
+
+/* The experts of a part of 512 slots: e[i] of slot first + 32 i + lane, ALL beyond the last. All loads at once. */
+static __device__ inline void load_part(int e[STEPS], const int32_t *idx, int64_t first, int64_t n_slot)
+{
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        const int64_t slot = first + 32 * i + threadIdx.x % 32;
+        e[i] = slot < n_slot ? idx[slot] : ALL;
+    }
+}
+
+/* count [E, n_part]: slots of expert e in each part of 512. */
+static __global__ void __launch_bounds__(32 * WARPS)
+    count_slots(int *count, const int32_t *idx, int64_t n_slot, int n_exp, int n_part)
+{
+    __shared__ int own[WARPS][MAX_EXP];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = (int)blockIdx.x * WARPS + warp;
+    int of_slot[STEPS];
+    load_part(of_slot, idx, (int64_t)part * SLOTS, n_slot);
+    for (int e = lane; e < n_exp; e += 32) own[warp][e] = 0;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+        if (of_slot[i] != ALL) atomicAdd(&own[warp][of_slot[i]], 1);
+    __syncwarp();
+    if (part >= n_part) return;
+    for (int e = lane; e < n_exp; e += 32) count[(int64_t)e * n_part + part] = own[warp][e];
+}
+
+/* The counts of each expert become exclusive prefix sums over the parts; total [E]. */
+static __global__ void __launch_bounds__(32 * WARPS) scan_parts(int *total, int *count, int n_exp, int n_part)
+{
+    const int e = (int)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    if (e >= n_exp) return;
+    int *of_expert = count + (int64_t)e * n_part;
+    const int sum = warp_prefix(of_expert, of_expert, n_part);
+    if (threadIdx.x % 32 == 0) total[e] = sum;
+}
+
+static __global__ void __launch_bounds__(32 * WARPS)
+    place_slots(int32_t *offs, int32_t *row_slot, int32_t *slot_row, const int32_t *idx, const int *total,
+                const int *count, int64_t n_slot, int n_exp, int n_part)
+{
+    __shared__ int next[WARPS][MAX_EXP]; /* the next row of each expert */
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, part = (int)blockIdx.x * WARPS + warp;
+    const int64_t first = (int64_t)part * SLOTS;
+    int of_slot[STEPS];
+    load_part(of_slot, idx, first, n_slot);
+    const int n_row = warp_prefix(next[warp], total, n_exp);
+    __syncwarp();
+    if (part == 0) { /* the first row of each expert, before the counts are added */
+        for (int e = lane; e < n_exp; e += 32) offs[e] = next[warp][e];
+        if (lane == 0) offs[n_exp] = n_row;
+    }
+    if (part >= n_part) return;
+    for (int e = lane; e < n_exp; e += 32) next[warp][e] += count[(int64_t)e * n_part + part];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) {
+        if (first + 32 * i >= n_slot) break; /* the whole warp */
+        const int64_t slot = first + 32 * i + lane;
+        const int e = of_slot[i];
+        const bool in = e != ALL;
+        const unsigned same = __match_any_sync(0xffffffffu, e), below = same & ((1u << lane) - 1);
+        const int row = in ? next[warp][e] + __popc(below) : 0;
+        __syncwarp();
+        if (in) {
+            row_slot[row] = (int32_t)slot;
+            slot_row[slot] = row;
+            if (!below) next[warp][e] = row + __popc(same);
+        }
+        __syncwarp();
+    }
+}
+
+extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_exp)
+{
+    const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(r->idx);
+    const int64_t n_part =
+        MT_MAX(ceil_div(n_slot, SLOTS), 1); /* at least one: part 0 writes offs, also without slots */
+    int *count = (int *)arena_push(&dev->work, n_exp * n_part * (int64_t)sizeof(*count));
+    int *total = (int *)arena_push(&dev->work, n_exp * (int64_t)sizeof(*total));
+    arena_release(&dev->work, mark);
+    if (dev->dry_run) return;
+    MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
+               (long long)n_slot, (long long)n_exp);
+    const unsigned grid = grid_x(ceil_div(n_part, WARPS));
+    count_slots<<<grid, 32 * WARPS, 0, cuda.stream>>>(count, i32_ptr(r->idx), n_slot, (int)n_exp, (int)n_part);
+    CUDA_CHECK_LAUNCH();
+    scan_parts<<<grid_x(ceil_div(n_exp, WARPS)), 32 * WARPS, 0, cuda.stream>>>(total, count, (int)n_exp, (int)n_part);
+    CUDA_CHECK_LAUNCH();
+    place_slots<<<grid, 32 * WARPS, 0, cuda.stream>>>(i32_ptr(r->offs), i32_ptr(r->row_slot), i32_ptr(r->slot_row),
+                                                      i32_ptr(r->idx), total, count, n_slot, (int)n_exp, (int)n_part);
+    CUDA_CHECK_LAUNCH();
+}

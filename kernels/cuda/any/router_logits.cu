@@ -1,0 +1,93 @@
+/* router_logits.cu - logits of a router with weights in bf16, where router.cu does not leave them to cuBLASLt.
+ * Math: logits = x W^T + bias.
+ * Shapes: x [T, D] bf16 (a view), W [E, D] bf16, logits [T, E] f32.
+ * Needs: D % 8 == 0, rows of x 16-byte aligned.
+ * Grid: eight warps for 32 tokens by 32 experts share the summed index: each takes every eighth part of 64 and has
+ *   separate sums, which are added in the order of the warps. 33 KiB of shared memory, two blocks per SM; 128
+ *   registers, 4 bytes spilled outside the loop.
+ * Moves: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
+ *   the other.
+ * Numerics: products of bf16 are exact; f32 sums, in the same order for all columns, so that equal rows of W give equal
+ *   logits; 64 products are summed by the tensor cores, then added with one rounding. Bitwise repeatable.
+ * Measured: tests/RESULTS.md, "Router". */
+#include "kernels/cuda/parts/mma.cuh"
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { ROWS = 32, WARPS = 8, THREADS = WARPS * 32, DEPTH = 64, STRIDE = ROWS + 1 };
+
+/* Loads columns col + 8q .. col + 8q + 7 of rows lane/4 + 8j, for lane 4i + q; zeros after column n_in. Rows after the
+ * last one repeat it: what comes of them is not stored. The order of the summed index within 32 is permuted, the same
+ * in x and W, so that the operands of a lane are contiguous: the first four columns serve in one mma, the others in the
+ * next. */
+static __device__ __forceinline__ void fetch(uint4 to[4], const bf16 *p, int ld, int last, int col, int n_in)
+{
+    const int row = (int)threadIdx.x % 32 / 4, at = col + (int)threadIdx.x % 4 * 8;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        to[j] = at < n_in ? load16(p + min(row + 8 * j, last) * ld + at) : make_uint4(0, 0, 0, 0);
+}
+
+/* sum [32 tokens, 32 experts] += x w^T over 64 columns */
+static __device__ __forceinline__ void add_part(float sum[2][4][4], const uint4 x[2][4], const uint4 w[2][4])
+{
+#pragma unroll
+    for (int tile = 0; tile < 8; tile++) {
+        const int m = tile / 4, n = tile % 4;
+        float part[4] = {};
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const uint4 u = x[k][2 * m], v = x[k][2 * m + 1];
+            const uint32_t first[4] = {u.x, v.x, u.y, v.y}, second[4] = {u.z, v.z, u.w, v.w};
+            const uint32_t b[4] = {w[k][n].x, w[k][n].y, w[k][n].z, w[k][n].w};
+            mma_bf16(part, first, b);
+            mma_bf16(part, second, b + 2);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum[m][n][i] += part[i];
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, 2)
+    logits_kernel(float *logits, int64_t ld, const bf16 *x, int64_t ldx, const struct weight w, const float *bias,
+                  int64_t n_tok)
+{
+    __shared__ float all[WARPS][ROWS * STRIDE];
+    const int64_t first = (int64_t)blockIdx.x * ROWS, first_exp = (int64_t)blockIdx.y * ROWS;
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n_in = (int)w.n_in;
+    const bf16 *rows = x + first * ldx, *of_exp = (const bf16 *)w.data + first_exp * n_in;
+    const int last_row = (int)MT_MIN(ROWS, n_tok - first) - 1, last_exp = (int)MT_MIN(ROWS, w.n_out - first_exp) - 1;
+    float sum[2][4][4] = {};
+#pragma unroll 1
+    for (int col = warp * DEPTH; col < n_in; col += WARPS * DEPTH) {
+        uint4 a[2][4], b[2][4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            fetch(a[k], rows, (int)ldx, last_row, col + 32 * k, n_in);
+            fetch(b[k], of_exp, n_in, last_exp, col + 32 * k, n_in);
+        }
+        add_part(sum, a, b);
+    }
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int m = i / 16, n = i / 4 % 4, k = i % 4, row = 16 * m + lane / 4 + k / 2 * 8;
+        all[warp][row * STRIDE + 8 * n + lane % 4 * 2 + k % 2] = sum[m][n][k];
+    }
+    __syncthreads();
+    if (lane > last_exp) return;
+    const float of_bias = bias ? bias[first_exp + lane] : 0;
+    for (int row = warp; row <= last_row; row += WARPS) {
+        float v = all[0][row * STRIDE + lane];
+#pragma unroll
+        for (int i = 1; i < WARPS; i++) v += all[i][row * STRIDE + lane];
+        logits[(first + row) * ld + first_exp + lane] = v + of_bias;
+    }
+}
+
+void cuda_router_logits(struct tensor logits, struct tensor x, const struct weight *w, const float *bias)
+{
+    const dim3 grid(grid_x(ceil_div(x.shape[0], ROWS)), (unsigned)ceil_div(w->n_out, ROWS));
+    MT_REQUIRE(x.ld <= INT32_MAX / ROWS && w->n_in <= INT32_MAX / ROWS, "a router of %lld columns", (long long)x.ld);
+    logits_kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w, bias,
+                                                     x.shape[0]);
+    CUDA_CHECK_LAUNCH();
+}

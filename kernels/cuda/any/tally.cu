@@ -1,0 +1,79 @@
+/* tally.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows of every expert.
+ * Shapes: nll, hit, kl [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
+ * Grid: one block of 1024 threads; row_count one thread per expert.     Numerics: f64 sums in a fixed order. */
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { BLOCK = 1024 };
+
+/* Sums over the block; the first warp gets them. All threads must call it, once. */
+template <int N> static __device__ inline void block_sums(double (&v)[N])
+{
+    __shared__ double part[N][BLOCK / 32];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        v[k] = warp_sum(v[k]);
+        if (threadIdx.x % 32 == 0) part[k][threadIdx.x / 32] = v[k];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < N && threadIdx.x < 32; k++) v[k] = warp_sum(part[k][threadIdx.x]);
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    loss_sum(double *out, const float *nll, const int32_t *hit, const float *kl, int64_t n)
+{
+    enum { AHEAD = 4 }; /* loads at a time */
+    double sums[3] = {0, 0, 0};
+    for (int64_t first = threadIdx.x; first < n; first += AHEAD * BLOCK) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int64_t i = first + k * BLOCK;
+            if (i >= n) continue;
+            sums[0] += (double)nll[i];
+            sums[1] += (double)hit[i];
+            if (kl) sums[2] += (double)kl[i];
+        }
+    }
+    block_sums(sums);
+    if (threadIdx.x < 3) out[threadIdx.x] += threadIdx.x == 0 ? sums[0] : threadIdx.x == 1 ? sums[1] : sums[2];
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    aux_sum(double *out, const float *count, const float *prob, int64_t n_exp, double factor)
+{
+    double sum[1] = {0};
+    for (int64_t i = threadIdx.x; i < n_exp; i += BLOCK) sum[0] += (double)count[i] * (double)prob[i];
+    block_sums(sum);
+    if (threadIdx.x == 0) out[0] += factor * sum[0];
+}
+
+static __global__ void __launch_bounds__(BLOCK) row_count(double *out, const int32_t *offs, int64_t n_exp)
+{
+    const int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (e < n_exp) out[e] += (double)(offs[e + 1] - offs[e]);
+}
+
+extern "C" void cuda_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit,
+                              struct tensor kl)
+{
+    if (dev->dry_run || nll.shape[0] == 0) return;
+    loss_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(nll), i32_ptr(hit), kl.ndim ? f32_ptr(kl) : NULL,
+                                           nll.shape[0]);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
+{
+    if (dev->dry_run) return;
+    aux_sum<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, f32_ptr(aux->count), f32_ptr(aux->prob),
+                                          aux->count.shape[0], factor);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_row_count(struct device *dev, struct tensor out, struct tensor offs)
+{
+    const int64_t n_exp = out.shape[0];
+    if (dev->dry_run || n_exp == 0) return;
+    row_count<<<grid_x(ceil_div(n_exp, BLOCK)), BLOCK, 0, cuda.stream>>>((double *)out.data, i32_ptr(offs), n_exp);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,138 @@
+/* token_gate.cu - the gate of the shared experts: a sigmoid router of one expert, which every token uses.
+ * Math: logit = x w, gate = scale sigmoid(logit), idx = 0; dx += dl w, dl = dgate scale s (1 - s), s = sigmoid(logit).
+ * Shapes: x, dx [T, D] bf16 (views), w [1, D] in any format, logits, gate, dgate [T, 1] f32, idx [T, 1].
+ * Needs: D % 8 == 0 (MXFP4: % 32), 16-byte aligned rows. T may be 0.
+ * Grid: a warp per token, blocks of 256; a lane loads eight pieces of eight columns at once. Registers on sm_90a, w in
+ *   bf16: forward 53, backward 54.
+ * Moves: fwd 2 T D bytes, bwd 4 T D: memory bound.     Numerics: f32 sums in an order that depends on D alone; one
+ *   rounding at the end.
+ * Measured: H200, commit 60d698a, T 16384, D 2048: backward 37 us, 3648 GB/s, 87 % of copy;
+ *   forward in a step of 40 layers 24 us, 2831 GB/s, 68 %, with plain loads 29 us (61c7d7f, in turn). A copy of the
+ *   same 67 MB takes 21 us. Two tokens per warp, or blocks that loop over tokens: no faster. As a router of 32 columns,
+ * of which one is used (router.cu): 51 and 77 us. */
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { BLOCK = 256, PIECES = 8 };
+
+struct gate_job {
+    bf16 *x; /* backward: dx */
+    int64_t ldx, ld_gate, ld_logits, n_tok;
+    struct weight w;
+    float *logits, *gate; /* backward: gate is dgate */
+    int32_t *idx;
+    float scale;
+};
+
+static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
+
+/* Pieces of x from column `first` on; zeros beyond the row. STREAM: L2 evicts them first. */
+template <bool STREAM>
+static __device__ inline void load_pieces(uint4 piece[PIECES], const bf16 *x, int64_t first, int64_t n_in)
+{
+#pragma unroll
+    for (int k = 0; k < PIECES; k++) {
+        const uint4 *from = (const uint4 *)(x + first + 256 * k);
+        piece[k] = first + 256 * k >= n_in ? make_uint4(0, 0, 0, 0) : STREAM ? __ldcs(from) : *from;
+    }
+}
+
+/* BF16: the weight is bf16. */
+template <bool BF16> static __device__ inline void load_weight(float v[8], const struct weight &w, int64_t col)
+{
+    if (BF16)
+        unpack8(v, load16((const bf16 *)w.data + col));
+    else
+        weight_load8(v, &w, col);
+}
+
+/* Calls use(v, w, col) for the lane's columns of row x, eight at a time: their values, those of the weight, and the
+ * first of them. */
+template <bool BF16, bool STREAM, typename USE>
+static __device__ __forceinline__ void each_eight(const bf16 *x, const struct weight &weight, int lane, USE use)
+{
+    float v[8], w[8];
+    for (int64_t first = 8 * lane; first < weight.n_in; first += 256 * PIECES) {
+        uint4 piece[PIECES];
+        load_pieces<STREAM>(piece, x, first, weight.n_in);
+#pragma unroll
+        for (int k = 0; k < PIECES; k++) {
+            if (first + 256 * k >= weight.n_in) break;
+            load_weight<BF16>(w, weight, first + 256 * k);
+            unpack8(v, piece[k]);
+            use(v, w, first + 256 * k);
+        }
+    }
+}
+
+template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    float sum = 0;
+    if (t >= job.n_tok) return;
+    each_eight<BF16, true>(job.x + t * job.ldx, job.w, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += v[i] * w[i];
+    });
+    sum = warp_sum(sum);
+    if (lane) return;
+    job.logits[t * job.ld_logits] = sum;
+    job.gate[t * job.ld_gate] = sigmoid(sum) * job.scale;
+    job.idx[t] = 0;
+}
+
+template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
+{
+    const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    if (t >= job.n_tok) return;
+    const float s = sigmoid(job.logits[t * job.ld_logits]);
+    const float dl = job.scale * job.gate[t * job.ld_gate] * s * (1 - s);
+    bf16 *dx = job.x + t * job.ldx;
+    each_eight<BF16, false>(dx, job.w, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) v[i] += dl * w[i];
+        store16(dx + col, pack8(v));
+    });
+}
+
+static struct gate_job job_of(struct tensor x, struct tensor gate, struct tensor logits, const struct weight *w,
+                              const struct router *router)
+{
+    struct gate_job job = {};
+    MT_REQUIRE(weight_loads8(w) && rows_aligned(x), "a gate of %lld columns in %s", (long long)w->n_in,
+               weight_format_name(w->format));
+    job.x = bf16_ptr(x);
+    job.ldx = x.ld;
+    job.gate = f32_ptr(gate);
+    job.ld_gate = gate.ld;
+    job.logits = f32_ptr(logits);
+    job.ld_logits = logits.ld;
+    job.n_tok = x.shape[0];
+    job.w = *w;
+    job.scale = router->scale;
+    return job;
+}
+
+bool cuda_token_gate_is(const struct weight *w, const struct router *router)
+{
+    return w->n_out == 1 && router->kind == ROUTER_SIGMOID;
+}
+
+void cuda_token_gate_fwd(struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                         const struct router *router)
+{
+    struct gate_job job = job_of(x, r->gate, logits, w, router);
+    job.idx = i32_ptr(r->idx);
+    const unsigned grid = grid_x(ceil_div(job.n_tok, BLOCK / 32));
+    (w->format == WF_BF16 ? gate_fwd<true> : gate_fwd<false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+void cuda_token_gate_bwd(struct tensor dx, struct tensor dgate, struct tensor logits, const struct weight *w,
+                         const struct router *router)
+{
+    const struct gate_job job = job_of(dx, dgate, logits, w, router);
+    const unsigned grid = grid_x(ceil_div(job.n_tok, BLOCK / 32));
+    (w->format == WF_BF16 ? gate_bwd<true> : gate_bwd<false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}

@@ -1,0 +1,152 @@
+/* cuda.h - shared by the files of this folder: the GPU of this process, its stream, error checks, and functions that
+ * one file offers to another. Everything runs on one stream, in the order of the calls; no function here waits for the
+ * device unless its comment says so. */
+#ifndef MT_CUDA_CUDA_H
+#define MT_CUDA_CUDA_H
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include "kernels/comm/comm.h"
+#include "kernels/ops/ops.h"
+
+typedef __nv_bfloat16 bf16;
+
+/* Multiprocessors, those of an H100, for which sums are divided into parts and kernels chosen. A constant, so that the
+ * bits do not depend on the GPU; the sizes of grids, which change no bits, follow from cuda.n_sm. */
+enum { DIVISION_SM = 132 };
+
+/* The GPU of this process, open since the first ops_cuda(). */
+struct cuda {
+    cudaStream_t stream;
+    int index;          /* among the GPUs that this process sees */
+    int n_sm, all_sm;   /* multiprocessors that launches take, at most; those of the GPU's context */
+    int capability;     /* compute capability: 10 * major + minor */
+    bool integrated;    /* device and host memory are one */
+    bool host_pointers; /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
+    bool hopper;        /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
+    char name[256];
+};
+extern struct cuda cuda;
+
+/* A failed call or a dead GPU ends the process: file, line, call, reason. */
+#define CUDA_CHECK(call)                                                                                               \
+    do {                                                                                                               \
+        const cudaError_t cuda_rc = (call);                                                                            \
+        if (cuda_rc != cudaSuccess) die_at(__FILE__, __LINE__, #call, "CUDA: %s", cudaGetErrorString(cuda_rc));        \
+    } while (0)
+#define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+/* A grid dimension x, checked against the limit of CUDA. */
+static inline unsigned grid_x(int64_t n)
+{
+    MT_REQUIRE(n > 0 && n <= INT32_MAX, "a grid of %lld blocks", (long long)n);
+    return (unsigned)n;
+}
+/* Lets a kernel use this many bytes of shared memory, always the same number; call it before each launch. */
+template <auto KERNEL> static inline void allow_shared(int bytes)
+{
+    static bool allowed;
+    if (!allowed) CUDA_CHECK(cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    allowed = true;
+}
+static inline bf16 *bf16_ptr(struct tensor x) { return (bf16 *)x.data; }
+static inline float *f32_ptr(struct tensor x) { return (float *)x.data; }
+static inline int32_t *i32_ptr(struct tensor x) { return (int32_t *)x.data; }
+
+/* ---- prof.cu: slots of struct ops, for kernels/prof.c */
+
+void cuda_mark(int slot);
+double cuda_mark_ms(int from, int to);
+void cuda_copy(void *dst, const void *src, int64_t bytes);
+void cuda_count_calls(bool on, struct dev_calls *calls);
+
+/* ---- host_copy.cu: slots of struct ops */
+
+void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
+void cuda_host_join(int ticket);
+
+/* ---- loss.cu: whether linear_ce keeps exponentials in bf16 instead of logits in f32 */
+
+bool cuda_exponentials(int64_t n_vocab);
+
+/* ---- find.cu */
+
+/* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated, host_pointers and name.
+ * Error: why it cannot be used. */
+int cuda_find(struct err *err);
+/* After the context of the GPU exists: lowers n_sm and all_sm to the multiprocessors that it has, which MPS can limit
+ * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): blocks of a cooperative launch must all run at the same time. */
+void cuda_find_sms(void);
+
+/* ---- sm90.cu */
+
+/* Whether this program has sm_90a code that runs on the open GPU. Waits for the device. */
+bool cuda_has_sm90(void);
+
+/* ---- device.cu */
+
+/* Records the memory in use now as fixed (fixed_bytes of struct ops); later allocations are the run's. */
+void cuda_note_fixed(void);
+
+/* ---- comm_peer.cu: all-to-all by copies into the work arenas of other ranks, for comm_nccl.cu; one group at a time */
+
+/* handle = an IPC handle of `work`, this rank's arena. Error: the memory cannot be shared. */
+int cuda_peers_offer(void *work, char handle[COMM_HANDLE], struct err *err);
+/* Maps the work arenas of all other ranks; handles [world, COMM_HANDLE]. */
+int cuda_peers_reach(const struct comm *c, const char *handles, struct err *err);
+void cuda_peers_leave(void); /* unmaps what is mapped, also after an error; waits for the device */
+/* comm_all_to_all in stream s: when s has passed it, the rows from and for this rank have been copied. A stream that
+ * reads them must call cuda_peers_acquire first. */
+void cuda_peers_exchange(const struct comm *c, const struct comm_rows *t, int n, const int64_t *rows, cudaStream_t s);
+/* Makes the rows of an exchange visible to later kernels of stream s, which already waits for the exchange. */
+void cuda_peers_acquire(cudaStream_t s);
+
+/* ---- dequant.cu */
+
+/* Decodes matrices of w into out: [count, n_out, n_in] bf16 contiguous, row-major. Place first + i is out[i]. ids: the
+ * expert of each place, i32 on the device; NULL: place e is expert e. offs: the rows of each place, [places + 1] i32 on
+ * the device, or NULL. With offs, places without rows are skipped: their part of `out` is not written. */
+extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
+                             const int32_t *offs);
+/* w (n_exp = 1) as a bf16 matrix [n_out, n_in]: w itself if it is bf16, else decoded into scratch on dev->work, which
+ * the caller releases. A dry run only takes the scratch. */
+struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
+
+/* ---- proj.cu */
+
+/* The same for what products with proj read, fake-quantised where it asks. */
+void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
+                      const int32_t *offs);
+struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj);
+
+/* ---- token_gate.cu: a sigmoid router of one expert without bias, for router.cu; T > 0 */
+
+bool cuda_token_gate_is(const struct weight *w, const struct router *router);
+void cuda_token_gate_fwd(struct route *r, struct tensor logits, struct tensor x, const struct weight *w,
+                         const struct router *router);
+/* dx += */
+void cuda_token_gate_bwd(struct tensor dx, struct tensor dgate, struct tensor logits, const struct weight *w,
+                         const struct router *router);
+
+/* ---- router_logits.cu: W in bf16; router_tile.cu: in other formats */
+
+/* logits = x W^T + bias; bias NULL: none */
+void cuda_router_logits(struct tensor logits, struct tensor x, const struct weight *w, const float *bias);
+void cuda_router_logits_tile(struct tensor logits, struct tensor x, const struct weight *w, const float *bias);
+/* dx += dl W */
+void cuda_router_dx_tile(struct tensor dx, struct tensor dl, const struct weight *w);
+
+/* ---- gemm.cu: cuBLASLt */
+
+/* Opens the library. Error: it is not installed. */
+int cuda_gemm_find(struct err *err);
+void cuda_gemm_open(void); /* creates the handle and workspace; the GPU must be open */
+/* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes may
+ * be 0. f32 accumulation; bitwise repeatable. */
+void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
+/* Slot of struct ops: on Hopper, for the portable kernels. All calls have the same shape. */
+bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w);
+
+#endif

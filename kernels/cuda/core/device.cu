@@ -1,0 +1,312 @@
+/* device.cu - opens the GPU; its memory, transfers through pinned staging buffers, and the table of its ops.
+ *
+ * Staging: two pinned buffers. An upload is copied to the current buffer and from there asynchronously to the device.
+ * When a buffer is full, uploads continue in the other one, after its copies are complete. So a large upload runs at
+ * the speed of the link, and the few KiB of a micro-batch never wait. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/core/cuda.h"
+#include "kernels/memory.h"
+
+enum { STAGING_HALF = 32 << 20 };
+
+struct cuda cuda = {.n_sm = DIVISION_SM,
+                    .all_sm = DIVISION_SM,
+                    .hopper = true,
+                    .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
+
+static struct {
+    char *base; /* two buffers of STAGING_HALF bytes, pinned */
+    int half;
+    int64_t used;
+    cudaEvent_t done[2]; /* completion of the copies from each buffer */
+} staging;
+
+/* ---- memory ---- */
+
+/* Bytes that plans must leave free: memory in use after opening the GPU (context, libraries, other processes), plus
+ * what the driver allocates at the first launches of kernels. The initial value is that of an H100. */
+enum { LAUNCHED_LATER = 72 << 20 };
+static int64_t fixed = (561 << 20) + LAUNCHED_LATER;
+
+static void *gpu_alloc(int64_t bytes)
+{
+    void *p = NULL;
+    if (cudaMalloc(&p, (size_t)MT_MAX(bytes, 1)) == cudaSuccess) return p;
+    cudaGetLastError(); /* clears the error: the caller handles out of memory */
+    return NULL;
+}
+
+static void gpu_free(void *p) { CUDA_CHECK(cudaFree(p)); }
+
+/* Pinning mapped pages is ten times as fast as cudaHostAlloc on an H200: tests/RESULTS.md, "Memory against speed".
+ * Where kernels cannot use the host's addresses of such pages, cudaHostAlloc gives addresses that both can use. */
+static void *gpu_alloc_host(int64_t bytes)
+{
+    void *p = NULL;
+    if (!cuda.host_pointers) {
+        if (cudaHostAlloc(&p, (size_t)bytes, cudaHostAllocDefault) == cudaSuccess) return p;
+        cudaGetLastError();
+        return NULL;
+    }
+    p = memory_map(bytes);
+    if (!p || cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped) == cudaSuccess) return p;
+    cudaGetLastError();
+    memory_unmap(p, bytes);
+    return NULL;
+}
+
+static void gpu_free_host(void *p, int64_t bytes)
+{
+    if (!cuda.host_pointers) {
+        CUDA_CHECK(cudaFreeHost(p));
+        return;
+    }
+    CUDA_CHECK(cudaHostUnregister(p));
+    memory_unmap(p, bytes);
+}
+
+/* Of an integrated GPU cudaMemGetInfo does not count what the system gives up for others, such as its cache of files.
+ * What others use is not known: `used` is what has gone since this process opened the GPU. */
+static int64_t free_before;
+static bool gpu_integrated(void) { return cuda.integrated; }
+
+static int64_t gpu_free_bytes(void)
+{
+    size_t available, total;
+    if (!cuda.stream) return -1;
+    if (cuda.integrated) return memory_room("");
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return (int64_t)available;
+}
+
+static int64_t gpu_used_bytes(void)
+{
+    size_t available, total;
+    if (cuda.integrated) return MT_MAX(free_before - memory_room(""), 0);
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return (int64_t)(total - available);
+}
+
+/* A process that ended after this one opened the GPU may have held memory then. */
+static int64_t gpu_fixed_bytes(void) { return cuda.stream ? MT_MIN(fixed, gpu_used_bytes() + LAUNCHED_LATER) : fixed; }
+
+void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }
+
+static char *staging_room(int64_t bytes)
+{
+    if (staging.used + bytes > STAGING_HALF) {
+        CUDA_CHECK(cudaEventRecord(staging.done[staging.half], cuda.stream));
+        staging.half ^= 1;
+        staging.used = 0;
+        CUDA_CHECK(cudaEventSynchronize(staging.done[staging.half]));
+    }
+    char *room = staging.base + staging.half * (int64_t)STAGING_HALF + staging.used;
+    staging.used += (bytes + 255) / 256 * 256;
+    return room;
+}
+
+static void gpu_upload(void *dst, const void *src, int64_t bytes)
+{
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
+        char *room = staging_room(n);
+        memcpy(room, (const char *)src + at, (size_t)n);
+        CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, room, (size_t)n, cudaMemcpyDefault, cuda.stream));
+    }
+}
+
+static void gpu_wait(void) { CUDA_CHECK(cudaStreamSynchronize(cuda.stream)); }
+
+static void gpu_download(void *dst, const void *src, int64_t bytes)
+{
+    for (int64_t at = 0, n; at < bytes; at += n) {
+        n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
+        char *room = staging_room(n);
+        CUDA_CHECK(cudaMemcpyAsync(room, (const char *)src + at, (size_t)n, cudaMemcpyDefault, cuda.stream));
+        gpu_wait();
+        memcpy((char *)dst + at, room, (size_t)n);
+    }
+}
+
+static void gpu_zero(void *dst, int64_t bytes)
+{
+    if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, (size_t)bytes, cuda.stream));
+}
+
+static bool gpu_fp8_products(void) { return cuda.hopper; }
+
+static int64_t gpu_logit_bytes(int64_t n_vocab) { return cuda_exponentials(n_vocab) ? sizeof(bf16) : sizeof(float); }
+
+/* ---- table ---- */
+
+static const struct ops table = {
+    .name = cuda.name,
+    .act_dtype = DT_BF16,
+    .stat_dtype = DT_F32,
+    .own_memory = true,
+    .integrated = gpu_integrated,
+    .fp8_products = gpu_fp8_products,
+    .logit_bytes = gpu_logit_bytes,
+    .rank_multiple = 8,
+    .alloc = gpu_alloc,
+    .alloc_host = gpu_alloc_host,
+    .free = gpu_free,
+    .free_host = gpu_free_host,
+    .free_bytes = gpu_free_bytes,
+    .used_bytes = gpu_used_bytes,
+    .fixed_bytes = gpu_fixed_bytes,
+    .upload = gpu_upload,
+    .download = gpu_download,
+    .zero = gpu_zero,
+    .wait = gpu_wait,
+    .copy = cuda_copy,
+    .host_copy = cuda_host_copy,
+    .host_join = cuda_host_join,
+    .mark = cuda_mark,
+    .mark_ms = cuda_mark_ms,
+    .count_calls = cuda_count_calls,
+    .portable_product = cuda_portable_product,
+    .comm = &cuda_comm,
+    .embed_fwd = cuda_embed_fwd,
+    .rmsnorm_fwd = cuda_rmsnorm_fwd,
+    .rmsnorm_bwd = cuda_rmsnorm_bwd,
+    .linear_fwd = cuda_linear_fwd,
+    .linear_bwd = cuda_linear_bwd,
+    .rope_fwd = cuda_rope_fwd,
+    .rope_bwd = cuda_rope_bwd,
+    .attn_fwd = cuda_attn_fwd,
+    .attn_bwd = cuda_attn_bwd,
+    .qk_norm_fwd = cuda_qk_norm_fwd,
+    .qk_norm_bwd = cuda_qk_norm_bwd,
+    .mla_qkv_fwd = cuda_mla_qkv_fwd,
+    .mla_qkv_bwd = cuda_mla_qkv_bwd,
+    .conv_silu_fwd = cuda_conv_silu_fwd,
+    .conv_silu_bwd = cuda_conv_silu_bwd,
+    .delta_fwd = cuda_delta_fwd,
+    .delta_bwd = cuda_delta_bwd,
+    .gated_norm_fwd = cuda_gated_norm_fwd,
+    .gated_norm_bwd = cuda_gated_norm_bwd,
+    .attn_split_fwd = cuda_attn_split_fwd,
+    .attn_split_bwd = cuda_attn_split_bwd,
+    .attn_gate_fwd = cuda_attn_gate_fwd,
+    .attn_gate_bwd = cuda_attn_gate_bwd,
+    .hyper_pre_fwd = cuda_hyper_pre_fwd,
+    .hyper_post_fwd = cuda_hyper_post_fwd,
+    .hyper_post_bwd = cuda_hyper_post_bwd,
+    .hyper_pre_bwd = cuda_hyper_pre_bwd,
+    .compress_fwd = cuda_compress_fwd,
+    .compress_bwd = cuda_compress_bwd,
+    .index_topk = cuda_index_topk,
+    .shared_attn_fwd = cuda_shared_attn_fwd,
+    .shared_attn_bwd = cuda_shared_attn_bwd,
+    .tail_rope_fwd = cuda_tail_rope_fwd,
+    .tail_rope_bwd = cuda_tail_rope_bwd,
+    .group_linear_fwd = cuda_group_linear_fwd,
+    .group_linear_bwd = cuda_group_linear_bwd,
+    .hash_route = cuda_hash_route,
+    .router_fwd = cuda_router_fwd,
+    .route_sort = cuda_route_sort,
+    .aux_stats = cuda_aux_stats,
+    .router_bwd = cuda_router_bwd,
+    .glu_fwd = cuda_glu_fwd,
+    .glu_bwd = cuda_glu_bwd,
+    .add = cuda_add,
+    .moe_up_fwd = cuda_moe_up_fwd,
+    .glu_quant_fwd = cuda_glu_quant_fwd,
+    .moe_down_fwd = cuda_moe_down_fwd,
+    .moe_combine_fwd = cuda_moe_combine_fwd,
+    .moe_down_bwd = cuda_moe_down_bwd,
+    .moe_up_bwd = cuda_moe_up_bwd,
+    .linear_ce = cuda_linear_ce,
+    .linear_kl = cuda_linear_kl,
+    .linear_topk = cuda_linear_topk,
+    .sumsq = cuda_sumsq,
+    .adamw = cuda_adamw,
+    .cast = cuda_cast,
+    .decode = cuda_decode,
+    .mx_range = cuda_mx_range,
+    .expert_codes = cuda_expert_codes,
+    .proj_amax = cuda_proj_amax,
+    .loss_sum = cuda_loss_sum,
+    .aux_sum = cuda_aux_sum,
+    .row_count = cuda_row_count,
+    .gather = cuda_gather,
+    .amax = cuda_amax,
+    .fake_quant = cuda_fake_quant,
+    .fake_quant_bwd = cuda_fake_quant_bwd,
+    .quant_pack = cuda_quant_pack,
+};
+
+/* ---- opening ---- */
+
+static __global__ void probe_kernel() {}
+
+/* Error: this program has no code for this GPU, or the GPU is not available. */
+static int probe(struct err *err)
+{
+    probe_kernel<<<1, 1, 0, cuda.stream>>>();
+    cudaError_t rc = cudaGetLastError();
+    if (rc == cudaSuccess) rc = cudaStreamSynchronize(cuda.stream);
+    if (rc == cudaSuccess) return 0;
+    cudaGetLastError();
+    if (rc == cudaErrorNoKernelImageForDevice || rc == cudaErrorUnsupportedPtxVersion)
+        return err_set(err,
+                       "%s has compute capability %d.%d, for which this program has no code (it has %s): build "
+                       "it with cmake -DCMAKE_CUDA_ARCHITECTURES=%d",
+                       cuda.name, cuda.capability / 10, cuda.capability % 10, ops_cuda_built(), cuda.capability);
+    return err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
+}
+
+static int open_gpu(struct err *err)
+{
+    free_before = memory_room("");
+    cudaError_t rc = cudaSetDevice(cuda.index);
+    if (rc == cudaSuccess) rc = cudaStreamCreateWithFlags(&cuda.stream, cudaStreamNonBlocking);
+    if (rc != cudaSuccess) err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
+    if (rc == cudaSuccess) cuda_find_sms();
+    if (rc != cudaSuccess || probe(err)) {
+        cudaDeviceReset(); /* frees the memory of this process on the GPU */
+        cudaGetLastError();
+        cuda.stream = NULL;
+        return -1;
+    }
+    cuda.hopper = cuda.capability == 90 && cuda_has_sm90();
+    CUDA_CHECK(cudaHostAlloc((void **)&staging.base, 2 * (size_t)STAGING_HALF, cudaHostAllocDefault));
+    for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&staging.done[i], cudaEventDisableTiming));
+    cuda_gemm_open();
+    cuda_note_fixed();
+    return 0;
+}
+
+extern "C" void ops_cuda_choose(int n) { cuda.index = n; }
+
+extern "C" int ops_cuda_sms(int n) { return cuda.n_sm = n > 0 ? MT_MIN(n, cuda.all_sm) : cuda.all_sm; }
+
+extern "C" int ops_cuda_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+
+extern "C" const struct ops *ops_cuda_table(bool hopper)
+{
+    if (!cuda.stream) cuda.hopper = hopper;
+    return &table;
+}
+
+extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
+{
+    static bool capable; /* the GPU and the build support the Hopper kernels */
+    static size_t name_len;
+    if (!cuda.stream) {
+        if (cuda_find(err) || cuda_gemm_find(err) || open_gpu(err)) return NULL;
+        capable = cuda.hopper;
+        name_len = strlen(cuda.name);
+    }
+    cuda.hopper = capable && !portable;
+    snprintf(cuda.name + name_len, sizeof(cuda.name) - name_len, ", %s kernels%s", cuda.hopper ? "sm_90a" : "portable",
+             cuda.capability == 90 && !capable ? " (built without sm_90a)" : "");
+    return &table;
+}

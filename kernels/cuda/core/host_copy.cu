@@ -1,0 +1,38 @@
+/* host_copy.cu - copies between the device and pinned host memory on other streams, beside the ops.
+ *
+ * Where a copy starts after the ops before it, its stream waits for an event of theirs. A ticket is a stream and an
+ * event behind its last copy; host_join makes the ops' stream wait for it. With a stream each, small copies do not wait
+ * for large ones of other tickets. Streams and events are created at first use and never freed.
+ * Moves: the bytes once over PCIe. */
+#include "kernels/cuda/core/cuda.h"
+
+static struct {
+    cudaStream_t stream[DEV_TICKETS];
+    cudaEvent_t ready, done[DEV_TICKETS];
+} aside;
+
+static void open_ticket(int ticket)
+{
+    MT_REQUIRE(ticket >= 0 && ticket < DEV_TICKETS, "ticket %d", ticket);
+    if (aside.stream[ticket]) return;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&aside.stream[ticket], cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&aside.done[ticket], cudaEventDisableTiming));
+    if (!aside.ready) CUDA_CHECK(cudaEventCreateWithFlags(&aside.ready, cudaEventDisableTiming));
+}
+
+void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops)
+{
+    open_ticket(ticket);
+    if (after_ops) {
+        CUDA_CHECK(cudaEventRecord(aside.ready, cuda.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(aside.stream[ticket], aside.ready, 0));
+    }
+    CUDA_CHECK(cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, aside.stream[ticket]));
+    CUDA_CHECK(cudaEventRecord(aside.done[ticket], aside.stream[ticket]));
+}
+
+void cuda_host_join(int ticket)
+{
+    MT_REQUIRE(ticket >= 0 && ticket < DEV_TICKETS, "ticket %d", ticket);
+    if (aside.stream[ticket]) CUDA_CHECK(cudaStreamWaitEvent(cuda.stream, aside.done[ticket], 0));
+}

@@ -1,0 +1,366 @@
+/* attn.cuh - shared by the forward and backward attention kernels: tiles in shared memory, the products of a warp, the
+ * causal and window mask, and the rows of each block of the grid.
+ *
+ * A tile is some rows of one head, DIM bf16 each, in chunks of 16 bytes. Chunk c of row r is stored at c ^ (r & 7), so
+ * that ldmatrix, which reads the same chunk of 8 rows, has no bank conflicts. Tiles are aligned to 512 bytes: the next
+ * chunk is then an xor of the address, the next 16 rows an addition.
+ *
+ * Layout of a warp's accumulator c[MT][NT][4]: element e of lane 4g + t is row 16 m + g + 8 (e / 2), column
+ * 8 n + 2 t + e % 2. Two adjacent n, rounded to bf16, are the A operand of a product that sums over the columns, so
+ * weights never pass through shared memory. */
+#ifndef MT_CUDA_ATTN_H
+#define MT_CUDA_ATTN_H
+
+#include "kernels/cuda/parts/mma.cuh"
+#include "kernels/cuda/parts/rows.cuh"
+
+enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
+#define LOG2_E 1.44269504f
+
+/* Passed by value to every kernel. Pointers are at row 0 of the batch. */
+struct attn_args {
+    const int32_t *cu;
+    int n_seq, n_tok, n_head, n_kv;
+    int dim;     /* head width, a multiple of 8, at most DIM; the rest of a tile's row is zeros and is not stored */
+    int dim_v;   /* the same of values and outputs */
+    int window;  /* keys that a query attends to, itself included; NO_WINDOW: all before it */
+    int max_len; /* no sequence is longer */
+    float scale, scale_log2;
+    const bf16 *qkv;
+    int64_t ld_qkv;
+    const float *sinks; /* [H] or NULL; forward only */
+    bf16 *o;
+    int64_t ld_o;
+    float *lse;
+    int64_t ld_lse;
+    uint32_t *key_norm; /* forward on Hopper: attn_norm_at; NULL: not known */
+    const bf16 *dout;   /* this and the fields below: backward only */
+    int64_t ld_dout;
+    bf16 *dqkv;
+    int64_t ld_dqkv;
+    float2 *stat;     /* [H / stat_group, T, stat_group]: lse / ln 2 and <dout, o>; then one entry that makes p = 0 */
+    int stat_group;   /* number of adjacent heads in stat */
+    float *dq_sum;    /* this and the fields below: Hopper kernels whose blocks of keys add to dq; as many as dq has */
+    uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
+    uint32_t *ticket; /* a zero */
+};
+
+/* Keys that a query of a sequence attends to, the mean. Choices of tiles are made by it for each sequence, so that its
+ * bits do not depend on the other sequences of the batch. */
+__host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, int len)
+{
+    return MT_MIN((len + 1) / 2, a.window);
+}
+
+/* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
+ * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
+ * have at least attn_bounded_len rows, so that no two begin in the same attn_bounded_len rows of the batch: key_norm
+ * has an entry per kv head for each of these, the bits of the largest |k|^2. */
+enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
+__host__ __device__ static inline bool attn_bounded(const struct attn_args &a, int len)
+{
+    return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
+}
+__host__ __device__ static inline int attn_bounded_len(int group)
+{
+    return 2 * ((BOUNDED_KEYS + group - 1) / group) - 1;
+}
+/* The entry of kv head 0 of the sequence that begins at row `first`; at row n_tok: of one more. */
+__host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a, int64_t first)
+{
+    return first / attn_bounded_len(a.n_head / a.n_kv) * a.n_kv;
+}
+
+/* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
+__device__ static inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* ---- which rows ---- */
+
+/* The last sequence that begins at a row before `row` or at it; an empty one that begins there too comes before it. */
+__device__ static inline int sequence_of(const struct attn_args &a, int row)
+{
+    int low = 0, high = a.n_seq - 1;
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (a.cu[middle] <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
+ * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
+struct seq_block {
+    int64_t first;           /* row of the batch where the sequence begins */
+    int len, block, n_block; /* block >= n_block: an unused slot */
+};
+__device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
+{
+    int low = 0, high = a.n_seq - 1; /* the last sequence that begins at this slot or before */
+    while (low < high) {
+        const int middle = low + (high - low + 1) / 2;
+        if (a.cu[middle] / size + middle <= slot)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    const int first = a.cu[low], len = a.cu[low + 1] - first;
+    struct seq_block b;
+    b.first = first;
+    b.len = len;
+    b.block = slot - first / size - low;
+    b.n_block = (len + size - 1) / size;
+    return b;
+}
+/* Blocks of sequence s; 0 beyond the last sequence. */
+__device__ static inline int blocks_of(const struct attn_args &a, int s, int size)
+{
+    return s < a.n_seq ? (a.cu[s + 1] - a.cu[s] + size - 1) / size : 0;
+}
+/* Number of blocks that are at least the n-th from the end of their sequence. All lanes of a warp call it. */
+__device__ static inline int blocks_behind(const struct attn_args &a, int n, int size)
+{
+    int sum = 0;
+    for (int s = threadIdx.x % 32; s < a.n_seq; s += 32) sum += max(blocks_of(a, s, size) + 1 - n, 0);
+    return __reduce_add_sync(~0u, sum);
+}
+/* The same slots in another order: blocks with the most blocks of their sequence behind them first, so that short ones
+ * end last. For kernels whose work is that, as queries attend to all keys before them. All lanes of a warp call it. */
+__device__ static inline struct seq_block find_longest(const struct attn_args &a, int slot, int size)
+{
+    enum { MOST = 256 }; /* counting the blocks of more sequences takes too long */
+    if (a.n_seq > MOST || a.window != NO_WINDOW) return find_block(a, slot, size);
+    int low = 0, high = a.n_tok / size + 2; /* blocks_behind(high) <= slot; blocks_behind(low) > slot where low > 0 */
+    while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (blocks_behind(a, middle, size) > slot ? low : high) = middle;
+    }
+    int rest = slot - blocks_behind(a, high, size); /* place among the sequences with at least `low` blocks */
+    for (int first = 0; low && first < a.n_seq; first += 32) {
+        uint32_t having = __ballot_sync(~0u, blocks_of(a, first + threadIdx.x % 32, size) >= low);
+        if (rest >= __popc(having)) {
+            rest -= __popc(having);
+            continue;
+        }
+        for (; rest > 0; rest--) having &= having - 1;
+        const int s = first + __ffs((int)having) - 1, n = blocks_of(a, s, size);
+        return {a.cu[s], a.cu[s + 1] - a.cu[s], n - low, n};
+    }
+    return {0, 0, 0, 0}; /* an unused slot */
+}
+static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head)
+{
+    return grid_x(((int64_t)a->n_tok / size + a->n_seq) * n_head);
+}
+
+/* Query i attends to key j when 0 <= i - j < window. For nq queries from q on and nk keys from k on: */
+__device__ static inline bool all_masked(int q, int nq, int k, int nk, int window)
+{
+    return q + nq - 1 < k || q - (k + nk - 1) >= window;
+}
+__device__ static inline bool none_masked(int q, int nq, int k, int nk, int window)
+{
+    return q >= k + nk - 1 && q + nq - 1 - k < window;
+}
+
+/* c = -inf where the query does not attend to the key. distance: query - key of row 0 and column 0. sign 1: rows are
+ * queries; -1: rows are keys. */
+template <int MT, int NT>
+__device__ static inline void apply_mask(float c[MT][NT][4], int distance, int sign, int window)
+{
+    const int lane = threadIdx.x % 32, corner = distance + sign * (lane / 4 - lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int d = corner + sign * (16 * m + 8 * (e / 2) - 8 * n - e % 2);
+                if ((unsigned)d >= (unsigned)window) c[m][n][e] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* ---- tiles ---- */
+
+/* DIM is 64, 128 or 256, the smallest that holds a head. Query rows of a warp / 16; fewer for wide heads, so that the
+ * accumulators stay in registers. */
+template <int DIM> __host__ __device__ constexpr int query_tiles(void) { return DIM == 256 ? 1 : 2; }
+
+/* All threads load rows row .. row+ROWS-1 of a matrix [n_row, dim]; zeros beyond its end. */
+template <int ROWS, int DIM>
+__device__ static inline void load_tile(uint32_t tile, const bf16 *src, int64_t ld, int row, int n_row, int dim)
+{
+    const int chunks = DIM / 8, step = ATTN_THREADS / chunks;
+    const int r = threadIdx.x / chunks, c = threadIdx.x % chunks;
+    const uint32_t dst = tile + tile_offset<DIM / 8>(r, c);
+    static_assert(step % 8 == 0 || step == 4, "the swizzled position of chunk c repeats after one or two steps");
+#pragma unroll
+    for (int i = 0; i < ROWS; i += step) {
+        const bool present = row + r + i < n_row && c * 8 < dim;
+        copy_async16((dst ^ ((i % 8) << 4)) + i * DIM * 2, src + (present ? (row + r + i) * ld + c * 8 : 0),
+                     present ? 16 : 0);
+    }
+}
+
+/* ldmatrix address of this lane in a tile. lane_rows: for the A operand, and for B when the sum is over rows
+ * (transposed). lane_cols: for B when the sum is over the elements of a row. */
+template <int DIM> __device__ static inline uint32_t lane_rows(uint32_t tile)
+{
+    const int lane = threadIdx.x % 32, r = lane % 16, c = lane / 16;
+    return tile + tile_offset<DIM / 8>(r, c);
+}
+template <int DIM> __device__ static inline uint32_t lane_cols(uint32_t tile)
+{
+    const int lane = threadIdx.x % 32, r = lane % 8 + lane / 16 * 8, c = lane / 8 % 2;
+    return tile + tile_offset<DIM / 8>(r, c);
+}
+
+/* A operand: elements 16 step .. 16 step + 15 of 16 MT rows. */
+template <int MT, int DIM> __device__ static inline void load_rows(uint32_t a[MT][4], uint32_t rows, int step)
+{
+#pragma unroll
+    for (int m = 0; m < MT; m++) load_matrix4(a[m], (rows ^ (step << 5)) + m * 16 * DIM * 2);
+}
+
+/* c += a b^T over 16 elements of a row; b: 8 NT rows, address from lane_cols. */
+template <int MT, int NT, int DIM>
+__device__ static inline void dot_step(float c[MT][NT][4], const uint32_t a[MT][4], uint32_t b, int step)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t f[4];
+        load_matrix4(f, (b ^ (step << 5)) + n * 8 * DIM * 2);
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            mma_bf16(c[m][n], a[m], f);
+            mma_bf16(c[m][n + 1], a[m], f + 2);
+        }
+    }
+}
+
+/* c += a b^T over all DIM elements; a: 16 MT rows, address from lane_rows. */
+template <int MT, int NT, int DIM> __device__ static inline void dot_rows(float c[MT][NT][4], uint32_t a, uint32_t b)
+{
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) {
+        uint32_t f[MT][4];
+        load_rows<MT, DIM>(f, a, step);
+        dot_step<MT, NT, DIM>(c, f, b, step);
+    }
+}
+
+/* The same with a in registers: an operand that is the same for all tiles is read once. */
+template <int MT, int NT, int DIM>
+__device__ static inline void dot_registers(float c[MT][NT][4], const uint32_t a[DIM / 16][MT][4], uint32_t b)
+{
+#pragma unroll
+    for (int step = 0; step < DIM / 16; step++) dot_step<MT, NT, DIM>(c, a[step], b, step);
+}
+
+/* acc += p b. p [16 MT, 8 NT]: an accumulator, rounded to bf16 here; b: 8 NT rows, address from lane_rows. */
+template <int MT, int NT, int DIM>
+__device__ static inline void add_product(float acc[MT][DIM / 8][4], const float p[MT][NT][4], uint32_t b)
+{
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+        uint32_t a[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = pack2(p[m][n + i / 2][i % 2 * 2], p[m][n + i / 2][i % 2 * 2 + 1]);
+        }
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) {
+            uint32_t f[4];
+            load_matrix4_trans(f, (b ^ (step << 5)) + n * 8 * DIM * 2);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma_bf16(acc[m][2 * step], a[m], f);
+                mma_bf16(acc[m][2 * step + 1], a[m], f + 2);
+            }
+        }
+    }
+}
+
+/* Stores the first n_row of a warp's 16 MT rows of dim elements, times factor, as bf16. `tile` is shared memory for 16
+ * MT rows that no other warp uses any more; rearranging rows there makes every store 16 bytes wide. */
+template <int MT, int DIM>
+__device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int dim, const float acc[MT][DIM / 8][4],
+                                         float factor, char *tile)
+{
+    const int lane = threadIdx.x % 32, chunks = DIM / 8;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            char *p = tile + (16 * m + lane / 4) * DIM * 2 + ((n ^ (lane / 4)) << 4) + lane % 4 * 4;
+            *(uint32_t *)p = pack2(factor * acc[m][n][0], factor * acc[m][n][1]);
+            *(uint32_t *)(p + 8 * DIM * 2) = pack2(factor * acc[m][n][2], factor * acc[m][n][3]);
+        }
+    }
+    __syncwarp();
+    const int c = lane % chunks;
+    for (int r = lane / chunks; r < MT * 16 && r < n_row && c * 8 < dim; r += 32 / chunks)
+        *(uint4 *)(dst + r * ld + c * 8) = *(const uint4 *)(tile + tile_offset<DIM / 8>(r, c));
+}
+
+/* Values of kv head `kv` of a row of q | k | v: the column where they begin. */
+__host__ __device__ static inline int64_t value_col(const struct attn_args &a, int kv)
+{
+    return (int64_t)(a.n_head + a.n_kv) * a.dim + kv * a.dim_v;
+}
+
+/* ---- host ---- */
+
+/* The Hopper kernels of a width of keys and of values; their backward needs stat_group = query heads per kv head. NULL:
+ * there are none for this shape, or not on this GPU. */
+struct attn_wgmma {
+    int dim, dim_v;
+    bool adds_dq; /* bwd needs dq_sum, turn and ticket */
+    void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
+};
+const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s);
+
+static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
+                                            const struct seqs *seqs, const struct attn_shape *s)
+{
+    const int64_t n_tok = qkv.shape[0], dim_v = attn_value_dim(s);
+    struct attn_args a = {};
+    MT_REQUIRE(s->head_dim >= 8 && s->head_dim <= 256 && s->head_dim % 8 == 0 && dim_v >= 8 && dim_v <= 256 &&
+                   dim_v % 8 == 0,
+               "head_dim %lld, values of %lld: the CUDA kernels take multiples of 8 up to 256", (long long)s->head_dim,
+               (long long)dim_v);
+    MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
+               (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
+    MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");
+    a.cu = i32_ptr(seqs->cu);
+    a.n_seq = (int)seqs->n_seq;
+    a.n_tok = (int)n_tok;
+    a.n_head = (int)s->n_head;
+    a.n_kv = (int)s->n_kv;
+    a.dim = (int)s->head_dim;
+    a.dim_v = (int)dim_v;
+    a.window = s->window && s->window < NO_WINDOW ? (int)s->window : (int)NO_WINDOW;
+    a.max_len = (int)MT_MIN(seqs->max_len, n_tok);
+    a.scale = s->scale;
+    a.scale_log2 = s->scale * LOG2_E;
+    a.qkv = bf16_ptr(qkv);
+    a.ld_qkv = qkv.ld;
+    a.o = bf16_ptr(o);
+    a.ld_o = o.ld;
+    a.lse = f32_ptr(lse);
+    a.ld_lse = lse.ld;
+    return a;
+}
+
+#endif

@@ -1,0 +1,184 @@
+/* grouped.h - grouped GEMM over experts: one launch multiplies the rows of each expert with its matrix, for a range of
+ * experts, or of a list of the experts that have rows. The kernels read the number of rows of each expert from device
+ * memory (offs); the host never knows it.
+ *
+ * For every place i of first .. first+count-1, its expert e = ids ? ids[i] : i, and every row m of offs[i] ..
+ * offs[i+1]-1, with a_row(m) = slot ? slot[m] / top_k : m and all sums in f32:
+ *
+ *     v[m, :] = scale * (la[m, :] lb_e) + a[a_row(m), :] b_e + bias_e
+ *
+ * Without `kn` b_e is stored transposed, [n_out, n_in] (forward); with `kn` it is stored as [n_in, n_out] (backward,
+ * with the same bytes). lb_e is [n_out, r] or, with kn, [r, n_out]. The epilogue says what is stored from v. */
+#ifndef MT_CUDA_GROUPED_H
+#define MT_CUDA_GROUPED_H
+
+#include <math.h>
+
+#include "kernels/cuda/core/cuda.h"
+
+/* n / divisor for 0 <= n < 2^31, by a multiplication. factor * divisor is above 2^shift by at most divisor, which is at
+ * most 2^(shift - 31). So n * factor / 2^shift is above n / divisor by less than 1 / divisor. */
+struct quotient {
+    uint32_t factor;
+    int shift;
+};
+static inline struct quotient quotient_by(int64_t divisor)
+{
+    struct quotient q = {0, 31};
+    MT_REQUIRE(divisor > 0 && divisor < INT32_MAX, "a division by %lld", (long long)divisor);
+    while (((int64_t)1 << (q.shift - 31)) < divisor) q.shift++;
+    q.factor = (uint32_t)(((uint64_t)1 << q.shift) / (uint64_t)divisor + 1);
+    return q;
+}
+__device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
+{
+    return (int)((uint64_t)(uint32_t)n * q.factor >> q.shift);
+}
+
+enum grouped_epilogue {
+    GROUPED_STORE,   /* out[m] = v */
+    GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
+                      * cuda_grouped_swiglu */
+    GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
+                      * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
+                      * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
+    GROUPED_GLU_BWD_QUANT, /* the same where the product read Q(h), which act has: it takes the place of h in
+                            * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
+    GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
+                            * cuda_grouped_wgmma */
+    GROUPED_ADD, /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
+    GROUPED_EPILOGUES
+};
+enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
+
+/* All activations are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha
+ * 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
+struct glu_form {
+    float alpha, offset, limit, exponent;
+};
+static inline __host__ __device__ struct glu_form glu_form_of(const struct glu &glu)
+{
+    const bool plain = glu.kind == GLU_SWIGLU, clamped = glu.kind == GLU_CLAMPED;
+    const float alpha = clamped ? glu.alpha : 1.0f;
+    return {alpha, clamped ? 1.0f : 0.0f, plain ? HUGE_VALF : glu.limit, alpha * -1.44269504f};
+}
+
+struct grouped {
+    int64_t n_row, n_out, n_in;  /* M (all experts), columns of v, length of the sums */
+    int64_t n_exp, first, count; /* b holds places first .. first+count-1; all other per-expert arrays hold n_exp */
+    const int32_t *ids;          /* expert of each place, device; NULL: place i is expert i, of n_exp */
+    const int32_t *offs;         /* rows of each place: [places + 1] device */
+    const bf16 *a;               /* rows of n_in, lda apart */
+    int64_t lda;
+    const int32_t *slot;   /* [M]: a is in token order, gather it; NULL: a is in expert order */
+    struct quotient token; /* of a slot: by top_k */
+    const bf16 *b;         /* [count, n_out, n_in], with kn [count, n_in, n_out] */
+    bool kn;
+    int64_t r; /* 0: no adapter; else a multiple of 8, at most 256 */
+    float scale;
+    const bf16 *la; /* [M, r] */
+    const bf16 *lb; /* [n_exp, n_out, r], with kn [n_exp, r, n_out] */
+
+    enum grouped_epilogue epilogue;
+    const float *bias; /* [n_exp, n_out] or NULL */
+    bf16 *out;         /* [M, n_out]; GROUPED_GLU_BWD: [M, 2 n_out] */
+    bf16 *act;         /* [M, F]; GROUPED_GATED: [M, n_out] */
+    struct glu glu;
+    struct glu_form form;    /* of glu */
+    const bf16 *pre;         /* [M, 2F] */
+    const int32_t *row_slot; /* [M]: index in gate of row m */
+    const float *gate;       /* [T*J] */
+    float *dgate_part;       /* [ceil(F / GROUPED_PART), M] */
+    const float *in_amax;    /* GROUPED_GLU_BWD_QUANT: [1] */
+    bf16 *rows;              /* [M, n_in] or NULL. Only cuda_grouped_thin: rows[m] = a[a_row(m)] too */
+};
+
+__device__ __forceinline__ int64_t grouped_expert(const struct grouped &g, int64_t place)
+{
+    return g.ids ? __ldg(g.ids + place) : place;
+}
+
+static inline bool grouped_aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+/* Requirements of all kernels of this header. */
+static inline void grouped_require(const struct grouped *g)
+{
+    MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
+               "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
+               (long long)g->n_in, (long long)g->lda);
+    MT_REQUIRE(g->r % 8 == 0 && g->r <= 256, "adapter of rank %lld: a multiple of 8, at most 256, is needed",
+               (long long)g->r);
+    MT_REQUIRE(grouped_aligned(g->a) && grouped_aligned(g->b) && grouped_aligned(g->la) && grouped_aligned(g->lb) &&
+                   grouped_aligned(g->out) && grouped_aligned(g->act) && grouped_aligned(g->pre) &&
+                   grouped_aligned(g->bias),
+               "grouped product: a tensor is not 16-byte aligned");
+}
+
+/* Needs n_in and n_out multiples of 8 and 16-byte aligned rows. Writes all rows of places first .. first+count-1 and
+ * nothing else. Deterministic. grouped_mma.cu: mma.sync and cp.async, any GPU since sm_80. grouped_wgmma.cu: wgmma and
+ * TMA, sm_90a, n_out >= 64. */
+void cuda_grouped_mma(const struct grouped *g);
+void cuda_grouped_wgmma(const struct grouped *g);
+/* The same with the packed experts of w instead of b, for all experts, without ids and slot: grouped_packed_wgmma.cu.
+ * Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. The choice for M = n_row rows is a
+ * function of sizes and formats alone. */
+bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row);
+void cuda_grouped_packed(const struct grouped *g, const struct weight *w);
+/* What cuda_grouped_packed calls for many rows per expert: grouped_decode_wgmma.cu. */
+void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
+/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products, for more
+ * rows than cuda_grouped_packed_fits allows, without ids and slot; all epilogues of cuda_grouped_wgmma. Blocks wait for
+ * each other: no other kernel may hold multiprocessors until a later one ends. grouped_ahead_wgmma.cu. */
+enum {
+    PACKED_ROWS = 768, /* per expert, at most, of cuda_grouped_packed_fits; with more this is faster */
+    AHEAD_SLOTS = 4
+};
+bool cuda_grouped_ahead_fits(const struct weight *w, int64_t n_row);
+void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring);
+/* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
+ * bias, F a multiple of 128. */
+bool cuda_grouped_swiglu(const struct grouped *g);
+/* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
+void cuda_grouped_thin(const struct grouped *g);
+
+/* Weight gradients of the adapters, a sum over the rows of each expert: out_e += scale * sum over its rows m of
+ *
+ *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
+ *
+ * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends only on n_row,
+ * n_wide, r, offs and the number of SMs. out of experts without rows does not change. Needs n_wide, ld_wide and r
+ * multiples of 8, r at most 256, 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows
+ * (dense layers). */
+struct grouped_wgrad {
+    int64_t n_row, n_exp, n_wide, r;
+    const int32_t *offs;
+    const bf16 *wide; /* rows of n_wide, ld_wide apart */
+    int64_t ld_wide;
+    const int32_t *slot;
+    struct quotient token;
+    const bf16 *thin; /* [M, r] */
+    float scale;
+    bool thin_first;
+    float *out;
+    void *partial; /* scratch of cuda_grouped_wgrad_bytes, cuda_grouped_pass_bytes */
+
+    /* Only cuda_grouped_pass: product[m] = product_scale * wide[w_row(m)] b_e, with f32 sums */
+    const bf16 *b; /* [n_exp, n_wide, r] */
+    float product_scale;
+    int64_t ld_thin, ld_product; /* distances of the rows of thin and of product */
+    bf16 *product;               /* [M, r] */
+    bf16 *gated;                 /* [M, r] product times gate[row_slot[m]], rounded once; or NULL */
+    const int32_t *row_slot;     /* [M] */
+    const float *gate;           /* [T*J] */
+    bf16 *rows;                  /* [M, n_wide] = wide[w_row(m)], or NULL */
+};
+int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
+void cuda_grouped_wgrad(const struct grouped_wgrad *g);
+/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, for the ranks that it takes. One
+ * launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and slot; g[0]
+ * has the scratch of all. */
+enum { GROUPED_PASSES = 3 };
+bool cuda_grouped_pass_takes(int64_t r);
+int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
+void cuda_grouped_pass(const struct grouped_wgrad *g, int n);
+
+#endif

@@ -1,0 +1,318 @@
+/* attn_bwd.cu - causal grouped-query attention inside packed sequences, with window and sink: backward.
+ *
+ * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>);
+ *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
+ *   k_j. lse includes the sink, so it needs no further term.
+ * Shapes: dqkv, qkv [T, (H+K)*A+K*B] bf16, dout, o [T, H*B] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0. B, the
+ *   width of values, is A in most models.
+ * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16
+ *   bytes; 8*T*H bytes of scratch.
+ * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. stat: one block per
+ *   row. dkv: 4 warps per 128 (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the
+ *   group and the queries that attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp
+ *   hold only one of them. dq: 4 warps per 128 (width 256: 64) queries of a sequence and head, which loop over their
+ *   keys. Two cp.async stages of 64 (width 128, 256: 32) rows; tiles that are masked for the whole block are not
+ *   loaded. Width 256 holds keys (dq: queries) in registers as operands: a warp has only 16 rows, and would read them
+ *   again for every two products. sm_90a: width 64, dkv 255 registers, 65 KiB, dq 241, 64 KiB; 128, dkv 243, 64.5 KiB,
+ *   dq 255, 96 KiB; 256, 255 registers, dk 96.5 KiB, dv 64.5 KiB, dq 96 KiB, available on every GPU since sm_80. Two
+ *   blocks per SM; spills: 20 bytes of dkv, width 64, 4 bytes of dv, width 256.
+ * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2. 14*A*H*pairs FLOP, 4 of the 14 to
+ *   recompute p and ds (width 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
+ * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
+ *   sequence are loaded as zeros, so NaN and infinity stay in their sequence.
+ * Source: FlashAttention-2, arXiv 2307.08691.
+ * On Hopper, attn_wgmma_bwd.cu (heads of 64), attn_wgmma_dkv.cuh and attn_wgmma_dq.cuh (wider heads) replace dkv
+ * and dq for the widths of attn_widths.cu; they use the stat kernel of this file.
+ * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 5.34 ms, 257 TFLOP/s of 5 products;
+ *   S 8192 10.5 ms, 263; window 128 0.80 ms. Another H100 80GB HBM3, commit fc16b76, S 4096, H 16, K 2, A 256: 9.05 to
+ *   9.58 ms, 144 to 152 (2465f77: 11.3, 121). */
+#include "kernels/cuda/parts/attn.cuh"
+
+enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one when the registers hold only one */
+
+/* Rows of a stage; rows of it that a warp processes at a time; keys of a block of dkv, 32 or 16 for each of 4 warps;
+ * queries of a block of dq. */
+template <int DIM> __host__ __device__ constexpr int stage_rows(void) { return DIM == 64 ? 64 : 32; }
+template <int DIM> __host__ __device__ constexpr int sub_rows(void) { return DIM == 256 ? 16 : 32; }
+template <int DIM> __host__ __device__ constexpr int dkv_rows(void) { return DIM == 64 ? 128 : 64; }
+template <int DIM> __host__ __device__ constexpr int dq_rows(void) { return 64 * query_tiles<DIM>(); }
+template <int DIM, int GRADS> __host__ __device__ constexpr int dkv_bytes(void)
+{
+    const int tiles = DIM < 256 ? 2 : GRADS & DK ? 1 : 0;
+    return (tiles * dkv_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2 + 2 * stage_rows<DIM>() * (int)sizeof(float2);
+}
+template <int DIM> __host__ __device__ constexpr int dq_bytes(void)
+{
+    return ((DIM < 256 ? 2 : 1) * dq_rows<DIM>() + 4 * stage_rows<DIM>()) * DIM * 2;
+}
+
+__device__ static inline void copy_async8(uint32_t shared, const void *global, int bytes)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+
+/* stat: one block per row; `lanes` lanes per head: dim_v / 8 rounded up to a power of two. */
+__global__ void __launch_bounds__(ATTN_THREADS) attn_stat_kernel(const struct attn_args a, int lanes)
+{
+    const int64_t t = blockIdx.x;
+    const int n = a.n_head * lanes, group = a.stat_group;
+    if (t == 0 && threadIdx.x == 0) a.stat[(int64_t)a.n_head * a.n_tok] = make_float2(INFINITY, 0);
+    for (int i = threadIdx.x; i - (int)threadIdx.x < n; i += ATTN_THREADS) {
+        const int head = i / lanes, col = i % lanes * 8;
+        float o[8], d[8], sum = 0;
+        if (i < n && col < a.dim_v) {
+            unpack8(o, load16(a.o + t * a.ld_o + head * a.dim_v + col));
+            unpack8(d, load16(a.dout + t * a.ld_dout + head * a.dim_v + col));
+#pragma unroll
+            for (int e = 0; e < 8; e++) sum += o[e] * d[e];
+        }
+        sum = warp_sum(sum, lanes);
+        if (i < n && col == 0)
+            a.stat[(head / group * (int64_t)a.n_tok + t) * group + head % group] =
+                make_float2(a.lse[t * a.ld_lse + head] * LOG2_E, sum);
+    }
+}
+
+/* dk and dv of a block of keys. Queries are loaded in stages, head by head of the group; a warp keeps the sums of its
+ * keys in registers. Products are transposed, [keys, queries]: the weights are then in the layout of the A operand. A
+ * query beyond the end of its sequence is all zeros, dout too, and adds nothing. */
+template <int DIM, int GRADS>
+__global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dkv_kernel(const struct attn_args a)
+{
+    extern __shared__ __align__(1024) char smem[];
+    constexpr int K_ROWS = dkv_rows<DIM>(), MT = K_ROWS / 64, Q_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
+    const int k_bytes = K_ROWS * DIM * 2, q_bytes = Q_ROWS * DIM * 2, warp_bytes = MT * 16 * DIM * 2;
+    const int kv = blockIdx.x % a.n_kv, group = a.n_head / a.n_kv;
+    const struct seq_block seq = find_longest(a, blockIdx.x / a.n_kv, K_ROWS);
+    if (seq.block >= seq.n_block) return;
+    const int k0 = seq.block * K_ROWS, end = min(seq.len, k0 + K_ROWS - 1 + a.window); /* queries k0 .. end-1 */
+
+    const bf16 *q = a.qkv + seq.first * a.ld_qkv + kv * group * a.dim;
+    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + kv) * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, kv);
+    const bf16 *dout = a.dout + seq.first * a.ld_dout + kv * group * a.dim_v;
+    const float2 *stat = a.stat + (int64_t)kv * group * a.n_tok + seq.first;
+    /* Tiles: keys, values, two stages. HELD: keys go to registers, and lie where the second stage will be. */
+    constexpr bool HELD = DIM == 256;
+    const uint32_t start = shared_address(smem), v_tile = HELD ? start : start + k_bytes;
+    const uint32_t stages = HELD && !(GRADS & DK) ? start : v_tile + k_bytes, stats = stages + 4 * q_bytes;
+    const uint32_t k_tile = HELD ? stages + 2 * q_bytes : start;
+    const auto fetch = [&](int g, int row, int stage) {
+        const uint32_t tile = stages + stage * 2 * q_bytes;
+        load_tile<Q_ROWS, DIM>(tile, q + g * a.dim, a.ld_qkv, row, seq.len, a.dim);
+        load_tile<Q_ROWS, DIM>(tile + q_bytes, dout + g * a.dim_v, a.ld_dout, row, seq.len, a.dim_v);
+        if (threadIdx.x < Q_ROWS) {
+            const int i = row + threadIdx.x;
+            copy_async8(stats + (stage * Q_ROWS + threadIdx.x) * sizeof(float2),
+                        stat + (int64_t)g * a.n_tok + min(i, seq.len - 1), i < seq.len ? 8 : 0);
+        }
+        copy_commit();
+    };
+    load_tile<K_ROWS, DIM>(k_tile, k, a.ld_qkv, k0, seq.len, a.dim);
+    if (GRADS & DK) load_tile<K_ROWS, DIM>(v_tile, v, a.ld_qkv, k0, seq.len, a.dim_v);
+    fetch(0, k0, 0);
+
+    const int warp = threadIdx.x / 32, w0 = k0 + warp * MT * 16; /* first key of this warp */
+    const uint32_t k_rows = lane_rows<DIM>(k_tile + warp * warp_bytes);
+    const uint32_t v_rows = lane_rows<DIM>(v_tile + warp * warp_bytes);
+    float dk[MT][DIM / 8][4] = {}, dv[MT][DIM / 8][4] = {};
+    uint32_t k_regs[DIM / 16][MT][4]; /* keys as A operands */
+    if (HELD) {
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(k_regs[step], k_rows, step);
+    }
+    for (int g = 0, row = k0, stage = 0; g < group; stage ^= 1) {
+        const bool last = row + Q_ROWS >= end;
+        const int next_g = g + last, next_row = last ? k0 : row + Q_ROWS;
+        copy_wait<0>();
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
+        if (next_g < group) fetch(next_g, next_row, stage ^ 1);
+#pragma unroll 1
+        for (int sub = 0; sub < Q_ROWS; sub += SUB) {
+            const int q0 = row + sub;
+            if (all_masked(q0, SUB, w0, MT * 16, a.window)) continue;
+            const uint32_t q_tile = stages + stage * 2 * q_bytes + sub * DIM * 2;
+            const char *sub_stat = smem + (stats - start) + (stage * Q_ROWS + sub) * sizeof(float2);
+            float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
+            if (HELD)
+                dot_registers<MT, SUB / 8, DIM>(p, k_regs, lane_cols<DIM>(q_tile));
+            else
+                dot_rows<MT, SUB / 8, DIM>(p, k_rows, lane_cols<DIM>(q_tile));
+            if (GRADS & DK) dot_rows<MT, SUB / 8, DIM>(ds, v_rows, lane_cols<DIM>(q_tile + q_bytes));
+            if (!none_masked(q0, SUB, w0, MT * 16, a.window)) apply_mask<MT, SUB / 8>(p, q0 - w0, -1, a.window);
+#pragma unroll
+            for (int n = 0; n < SUB / 8; n++) {
+                const float4 s = ((const float4 *)sub_stat)[n * 4 + threadIdx.x % 4]; /* of two adjacent queries */
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        p[m][n][e] = exp2_fast(p[m][n][e] * a.scale_log2 - (e % 2 ? s.z : s.x));
+                        ds[m][n][e] = p[m][n][e] * (ds[m][n][e] - (e % 2 ? s.w : s.y));
+                    }
+                }
+            }
+            if (GRADS & DV) add_product<MT, SUB / 8, DIM>(dv, p, lane_rows<DIM>(q_tile + q_bytes));
+            if (GRADS & DK) add_product<MT, SUB / 8, DIM>(dk, ds, lane_rows<DIM>(q_tile));
+        }
+        g = next_g;
+        row = next_row;
+    }
+
+    bf16 *out = a.dqkv + (seq.first + w0) * a.ld_dqkv;
+    if (HELD) __syncthreads(); /* rows are arranged in a stage */
+    if (GRADS & DK)
+        store_rows<MT, DIM>(out + (a.n_head + kv) * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dk, a.scale,
+                            smem + warp * warp_bytes);
+    if (GRADS & DV)
+        store_rows<MT, DIM>(out + value_col(a, kv), a.ld_dqkv, seq.len - w0, a.dim_v, dv, 1,
+                            smem + (HELD ? 0 : k_bytes) + warp * warp_bytes);
+}
+
+/* dq of a block of queries of one head. As in the forward, keys and values are loaded in stages. */
+template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_dq_kernel(const struct attn_args a)
+{
+    extern __shared__ __align__(1024) char smem[];
+    constexpr int MT = query_tiles<DIM>(), ROWS = 16 * MT, DQ_ROWS = dq_rows<DIM>();
+    constexpr int K_ROWS = stage_rows<DIM>(), SUB = sub_rows<DIM>();
+    const int q_bytes = DQ_ROWS * DIM * 2, k_bytes = K_ROWS * DIM * 2;
+    const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
+    const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, DQ_ROWS);
+    const int q0 = (seq.n_block - 1 - seq.block) * DQ_ROWS; /* queries with the most keys first */
+    if (q0 < 0) return;
+
+    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
+    constexpr bool HELD = DIM == 256; /* queries, as keys in dkv */
+    const uint32_t start = shared_address(smem), d_tile = HELD ? start : start + q_bytes, stages = d_tile + q_bytes;
+    const uint32_t q_tile = HELD ? stages + 2 * k_bytes : start;
+    const int end = min(q0 + DQ_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
+    const auto fetch = [&](int row, int stage) {
+        const uint32_t tile = stages + stage * 2 * k_bytes;
+        load_tile<K_ROWS, DIM>(tile, k, a.ld_qkv, row, seq.len, a.dim);
+        load_tile<K_ROWS, DIM>(tile + k_bytes, v, a.ld_qkv, row, seq.len, a.dim_v);
+        copy_commit();
+    };
+    load_tile<DQ_ROWS, DIM>(q_tile, a.qkv + seq.first * a.ld_qkv + head * a.dim, a.ld_qkv, q0, seq.len, a.dim);
+    load_tile<DQ_ROWS, DIM>(d_tile, a.dout + seq.first * a.ld_dout + head * a.dim_v, a.ld_dout, q0, seq.len, a.dim_v);
+    fetch(begin, 0);
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
+    const uint32_t d_rows = lane_rows<DIM>(d_tile + warp * ROWS * DIM * 2);
+    float dq[MT][DIM / 8][4] = {};
+    float2 stat[2 * MT]; /* of this thread's rows */
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        stat[r] = row < seq.len ? a.stat[(int64_t)head * a.n_tok + seq.first + row] : make_float2(0, 0);
+    }
+    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands */
+    if (DIM != 128) {
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(q_regs[step], q_rows, step);
+    }
+    for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
+        copy_wait<0>();
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
+        if (k0 + K_ROWS < end) fetch(k0 + K_ROWS, stage ^ 1);
+#pragma unroll 1
+        for (int sub = 0; sub < K_ROWS; sub += SUB) {
+            if (all_masked(w0, ROWS, k0 + sub, SUB, a.window)) continue;
+            const uint32_t k_tile = stages + stage * 2 * k_bytes + sub * DIM * 2;
+            float p[MT][SUB / 8][4] = {}, ds[MT][SUB / 8][4] = {};
+            if (DIM != 128)
+                dot_registers<MT, SUB / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
+            else
+                dot_rows<MT, SUB / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
+            dot_rows<MT, SUB / 8, DIM>(ds, d_rows, lane_cols<DIM>(k_tile + k_bytes));
+            if (!none_masked(w0, ROWS, k0 + sub, SUB, a.window)) apply_mask<MT, SUB / 8>(p, w0 - k0 - sub, 1, a.window);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+#pragma unroll
+                for (int n = 0; n < SUB / 8; n++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float2 s = stat[2 * m + e / 2];
+                        ds[m][n][e] = exp2_fast(p[m][n][e] * a.scale_log2 - s.x) * (ds[m][n][e] - s.y);
+                    }
+                }
+            }
+            add_product<MT, SUB / 8, DIM>(dq, ds, lane_rows<DIM>(k_tile));
+        }
+    }
+
+    store_rows<MT, DIM>(a.dqkv + (seq.first + w0) * a.ld_dqkv + head * a.dim, a.ld_dqkv, seq.len - w0, a.dim, dq,
+                        a.scale, smem + warp * ROWS * DIM * 2);
+}
+
+template <int DIM, int GRADS> static void attn_dkv(const struct attn_args *a)
+{
+    const int bytes = dkv_bytes<DIM, GRADS>();
+    allow_shared<attn_dkv_kernel<DIM, GRADS>>(bytes);
+    attn_dkv_kernel<DIM, GRADS><<<attn_grid(a, dkv_rows<DIM>(), a->n_kv), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+template <int DIM> static void attn_dq(const struct attn_args *a)
+{
+    const int bytes = dq_bytes<DIM>();
+    allow_shared<attn_dq_kernel<DIM>>(bytes);
+    attn_dq_kernel<DIM><<<attn_grid(a, dq_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* The stat kernel must have been launched. */
+static void attn_bwd(const struct attn_args *a, const struct attn_wgmma *hopper)
+{
+    const int widest = MT_MAX(a->dim, a->dim_v);
+    if (hopper) {
+        hopper->bwd(a);
+    } else if (widest <= 64) {
+        attn_dkv<64, DK | DV>(a);
+        attn_dq<64>(a);
+    } else if (widest <= 128) {
+        attn_dkv<128, DK | DV>(a);
+        attn_dq<128>(a);
+    } else {
+        attn_dkv<256, DK>(a);
+        attn_dkv<256, DV>(a);
+        attn_dq<256>(a);
+    }
+}
+
+extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o,
+                              struct tensor lse, struct tensor qkv, const struct seqs *seqs,
+                              const struct attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
+    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
+    const int64_t n_add = hopper && hopper->adds_dq ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
+    const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
+    const struct tensor sum = arena_tensor_1d(&dev->work, DT_F32, n_add);
+    const struct tensor turn = arena_tensor_1d(&dev->work, DT_I32, n_add ? n_tok * shape->n_kv + 1 : 0);
+    if (!dev->dry_run && n_tok) {
+        struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
+        MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
+        a.dout = bf16_ptr(dout);
+        a.ld_dout = dout.ld;
+        a.dqkv = bf16_ptr(dqkv);
+        a.ld_dqkv = dqkv.ld;
+        a.stat = (float2 *)stat.data;
+        a.dq_sum = (float *)sum.data;
+        a.turn = (uint32_t *)turn.data;
+        a.ticket = a.turn + n_tok * shape->n_kv;
+        if (n_add) CUDA_CHECK(cudaMemsetAsync(turn.data, 0, (size_t)tensor_bytes(turn), cuda.stream));
+        a.stat_group = hopper ? a.n_head / a.n_kv : 1;
+        int lanes = 1;
+        while (lanes * 8 < a.dim_v) lanes *= 2;
+        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
+        CUDA_CHECK_LAUNCH();
+        attn_bwd(&a, hopper);
+    }
+    arena_release(&dev->work, mark);
+}

@@ -1,0 +1,181 @@
+/* attn_fwd.cu - causal grouped-query attention inside packed sequences, with window and sink: forward.
+ *
+ * Math: o_i = sum_j p_ij v_j, p_ij = exp(scale <q_i, k_j> - lse_i) over keys 0 <= i - j < window of the same sequence;
+ *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online softmax: the running maximum starts at the sink; a
+ *   tile of keys that raises it rescales the sums.
+ * Shapes: qkv [T, (H+K)*A+K*B] bf16, o [T, H*B] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0. B, the width of
+ *   values, is A in most models.
+ * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes; on Hopper 4 K
+ *   bytes of scratch per attn_bounded_len tokens.
+ * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
+ *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
+ *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238
+ *   registers, 48 KiB; 128, 249 registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two
+ *   blocks per SM; no spills, on sm_80 neither.
+ * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
+ *   compute bound; memory bound with a narrow window.
+ * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
+ *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
+ *   stay in their sequence.     Source: FlashAttention-2, arXiv 2307.08691.
+ * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu.
+ * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.76 ms, 312 TFLOP/s; S 8192
+ *   3.44 ms, 320; window 128 0.33 ms. */
+#include "kernels/cuda/parts/attn.cuh"
+
+/* Queries of a block, and keys of a stage; fewer for wide heads, so that all accumulators stay in registers. */
+template <int DIM> __host__ __device__ constexpr int query_rows(void) { return 64 * query_tiles<DIM>(); }
+template <int DIM> __host__ __device__ constexpr int key_rows(void) { return DIM == 64 ? 64 : 32; }
+
+/* Scores become weights p = 2^(c (s - max)), c = scale / ln 2, with max the maximum so far. Updates max and sum (over
+ * this thread's columns only). The caller multiplies earlier sums by `factor`. A row without a key so far has max =
+ * -inf and weights 0. Row r of a thread is row 16 (r / 2) + g + 8 (r % 2) of the warp. */
+template <int MT, int NT>
+__device__ static inline void online_softmax(float p[MT][NT][4], float max[2 * MT], float sum[2 * MT],
+                                             float factor[2 * MT], float c)
+{
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        float top = max[r];
+#pragma unroll
+        for (int n = 0; n < NT; n++) top = fmaxf(top, fmaxf(p[r / 2][n][r % 2 * 2], p[r / 2][n][r % 2 * 2 + 1]));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+        const float shift = top == -INFINITY ? 0 : top * c;
+        factor[r] = top == max[r] ? 1 : exp2_fast((max[r] - top) * c);
+        max[r] = top;
+        float total = 0;
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = r % 2 * 2; e < r % 2 * 2 + 2; e++) {
+                p[r / 2][n][e] = exp2_fast(p[r / 2][n][e] * c - shift);
+                total += p[r / 2][n][e];
+            }
+        }
+        sum[r] = sum[r] * factor[r] + total;
+    }
+}
+
+/* Rescales the sums to the new maxima. Skipped when no row of the warp has a new maximum, the usual case. */
+template <int MT, int NT> __device__ static inline void rescale(float acc[MT][NT][4], const float factor[2 * MT])
+{
+    bool same = true;
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) same = same && factor[r] == 1;
+    if (__all_sync(0xffffffff, same)) return;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) acc[m][n][e] *= factor[2 * m + e / 2];
+        }
+    }
+}
+
+template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_kernel(const struct attn_args a)
+{
+    extern __shared__ __align__(1024) char smem[];
+    constexpr int MT = query_tiles<DIM>(), Q_ROWS = query_rows<DIM>(), K_ROWS = key_rows<DIM>(), ROWS = 16 * MT;
+    const int k_bytes = K_ROWS * DIM * 2, stage_bytes = 2 * k_bytes; /* a stage: keys, then values */
+    const int head = blockIdx.x % a.n_head, group = a.n_head / a.n_kv;
+    const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, Q_ROWS);
+    const int q0 = (seq.n_block - 1 - seq.block) * Q_ROWS; /* queries with the most keys first */
+    if (q0 < 0) return;
+
+    const bf16 *q = a.qkv + seq.first * a.ld_qkv + head * a.dim;
+    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
+    const uint32_t q_tile = shared_address(smem), stages = q_tile + Q_ROWS * DIM * 2;
+    const int end = min(q0 + Q_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
+    load_tile<Q_ROWS, DIM>(q_tile, q, a.ld_qkv, q0, seq.len, a.dim);
+    load_tile<K_ROWS, DIM>(stages, k, a.ld_qkv, begin, seq.len, a.dim);
+    load_tile<K_ROWS, DIM>(stages + k_bytes, v, a.ld_qkv, begin, seq.len, a.dim_v);
+    copy_commit();
+
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
+    const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
+    uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
+    float acc[MT][DIM / 8][4] = {}, max[2 * MT], sum[2 * MT] = {};
+    const float sink = a.sinks ? a.sinks[head] / a.scale : -INFINITY;
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) max[r] = sink;
+    if (DIM == 64) {
+        copy_wait<0>();
+        __syncthreads();
+#pragma unroll
+        for (int step = 0; step < DIM / 16; step++) load_rows<MT, DIM>(q_regs[step], q_rows, step);
+    }
+
+    for (int k0 = begin, stage = 0; k0 < end; k0 += K_ROWS, stage ^= 1) {
+        const uint32_t k_tile = stages + stage * stage_bytes;
+        copy_wait<0>();
+        __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
+        if (k0 + K_ROWS < end) {
+            const uint32_t next = stages + (stage ^ 1) * stage_bytes;
+            load_tile<K_ROWS, DIM>(next, k, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
+            load_tile<K_ROWS, DIM>(next + k_bytes, v, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim_v);
+            copy_commit();
+        }
+        if (all_masked(w0, ROWS, k0, K_ROWS, a.window)) continue;
+
+        float p[MT][K_ROWS / 8][4] = {}, factor[2 * MT];
+        if (DIM == 64)
+            dot_registers<MT, K_ROWS / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
+        else
+            dot_rows<MT, K_ROWS / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
+        if (!none_masked(w0, ROWS, k0, K_ROWS, a.window)) apply_mask<MT, K_ROWS / 8>(p, w0 - k0, 1, a.window);
+        online_softmax<MT, K_ROWS / 8>(p, max, sum, factor, a.scale_log2);
+        rescale<MT, DIM / 8>(acc, factor);
+        add_product<MT, K_ROWS / 8, DIM>(acc, p, lane_rows<DIM>(k_tile + k_bytes));
+    }
+
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        const int row = w0 + 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        float total = sum[r];
+        total += __shfl_xor_sync(0xffffffff, total, 1);
+        total += __shfl_xor_sync(0xffffffff, total, 2);
+        if (a.sinks) total += exp2_fast((sink - max[r]) * a.scale_log2);
+        const float inverse = 1 / total;
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+            acc[r / 2][n][r % 2 * 2] *= inverse;
+            acc[r / 2][n][r % 2 * 2 + 1] *= inverse;
+        }
+        if (row < seq.len && lane % 4 == 0) a.lse[(seq.first + row) * a.ld_lse + head] = max[r] * a.scale + logf(total);
+    }
+    store_rows<MT, DIM>(a.o + (seq.first + w0) * a.ld_o + head * a.dim_v, a.ld_o, seq.len - w0, a.dim_v, acc, 1,
+                        smem + warp * ROWS * DIM * 2);
+}
+
+template <int DIM> static void attn_fwd(const struct attn_args *a)
+{
+    const int bytes = (query_rows<DIM>() + 4 * key_rows<DIM>()) * DIM * 2;
+    allow_shared<attn_fwd_kernel<DIM>>(bytes);
+    attn_fwd_kernel<DIM><<<attn_grid(a, query_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
+                              struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], group = shape->n_head / shape->n_kv;
+    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
+    const int64_t n_norm = hopper && shape->head_dim <= BOUNDED_WIDTH ? n_tok / attn_bounded_len((int)group) + 1 : 0;
+    const struct tensor norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv);
+    if (!dev->dry_run && n_tok) {
+        struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
+        a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
+        if (n_norm) a.key_norm = (uint32_t *)norm.data;
+        if (hopper)
+            hopper->fwd(&a);
+        else if (MT_MAX(a.dim, a.dim_v) <= 64)
+            attn_fwd<64>(&a);
+        else if (MT_MAX(a.dim, a.dim_v) <= 128)
+            attn_fwd<128>(&a);
+        else
+            attn_fwd<256>(&a);
+    }
+    arena_release(&dev->work, mark);
+}

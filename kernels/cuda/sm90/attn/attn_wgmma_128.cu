@@ -1,0 +1,16 @@
+/* attn_wgmma_128.cu - the Hopper attention kernels for heads of 128. */
+#include "kernels/cuda/sm90/attn/attn_wgmma_dkv.cuh"
+#include "kernels/cuda/sm90/attn/attn_wgmma_dq.cuh"
+#include "kernels/cuda/sm90/attn/attn_wgmma_fwd.cuh"
+
+void attn_fwd_wgmma_128(struct attn_args *a)
+{
+    find_key_norms<128>(a);
+    attn_fwd_wgmma<128, 128, 128>(a, 0, INT32_MAX);
+}
+
+void attn_bwd_wgmma_128(const struct attn_args *a)
+{
+    attn_dkv_wide<128, 128>(a);
+    attn_dq_wide<128, 128>(a);
+}

@@ -1,0 +1,130 @@
+/* grouped_wgmma.cu - the grouped GEMM of grouped.h on Hopper: wgmma fed by TMA.
+ *
+ * Math: v = scale * la lb_e + a b_e + bias_e per expert, then the epilogue of grouped_epilogue.cuh. The adapter extends
+ *   the depth of the same accumulators: steps of la and lb, a multiplication by scale, then steps of a and b.
+ * Shapes: grouped.h. Tiles of 128 rows x 192 columns, 64 of depth per step.
+ * Needs: sm_90a; n_in, n_out, lda, r multiples of 8, 16-byte aligned bases, at most 512 experts per launch.
+ * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which alternate between the
+ *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. Between them 5 stages of the
+ *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB. 168 registers at launch, then 40 and 232;
+ *   at most 8 bytes of spills.
+ * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
+ *
+ * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
+ * stored. Gathered rows are loaded by cp.async of all 128 loading threads, into the same swizzle. Out-of-bounds
+ * elements are zeros: depth that is no multiple of 64, columns, LoRA ranks.
+ *
+ * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), when it cannot see that only wgmmas write
+ * sums between the first product of a tile and the last: so r > 0 stands before the loop over r, and clear() is not
+ * moved.
+ *
+ * Measured: H200, r 16, 16,384 tokens, random router, hardware counters: clocks of a launch, tensor cores
+ *   busy. Before, in another call: 448bdac, where both warpgroups shared a tile. Now: ff7cfa7.
+ *     gpt-oss-20b, up forward with GLU         5.42 M, 78 %  ->  4.64 M, 89 %
+ *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
+ *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
+ *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
+ *   Down backward at 0331e54, with 5 stages and a shorter epilogue: 2.77 M, 75 %.
+ *   The card is at its power limit, so that other ops then run at a lower clock. Steps, ops, and the wait in
+ *   begin_tile: tests/RESULTS.md, "Grouped products whose ...".
+ * Tried and dropped (H200; those without a commit are not in the history):
+ *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory: 2 % of a step of gpt-oss-20b,
+ *     but qwen3-30b-a3b slower; with clusters of two blocks that share b by multicast, or these alone (81e663b): slower
+ *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills. With a loader that spilled too, down
+ *     backward took 2.77 instead of 2.49 ms
+ *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
+ *     with their numbers in registers of the loader, which then spills: 3.00
+ *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower
+ *   - GLU's backward whose blocks do not begin tiles together, or that pauses between parts of its epilogue:
+ *     tests/RESULTS.md, "The GLU's backward in fewer clocks" */
+#include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/* ---- loading ---- */
+
+/* rows [128] in shared memory: the row of a for each row of a tile. A warp copies rows 4 w .. 4 w + 3 of every 16, and
+ * finds them itself. Rows beyond the expert's last repeat it and are not stored. */
+static __device__ __forceinline__ void find_rows(int *rows, const struct grouped &g, const struct tile &t, int thread)
+{
+    const int lane = thread % 32, row = thread / 32 * 4 + lane % 4 + lane / 4 * 16;
+    __syncwarp(); /* all lanes have read those of the tile before */
+    rows[row] = quotient_of(g.token, g.slot[t.m + MT_MIN(row, t.n_row - 1)]);
+    __syncwarp();
+}
+/* Starts the copy of this thread's chunks of 64 of depth from k on: 8 threads per row, 16 rows apart. */
+static __device__ __forceinline__ void copy_rows(uint32_t to, const int *rows, const struct grouped &g, int k,
+                                                 int thread)
+{
+    const int chunk = k + thread % 8 * 8;
+    const bf16 *a = g.a + chunk;
+    to += sm90_swizzle(thread / 8, thread % 8);
+#pragma unroll
+    for (int i = 0; i < 8; i++) cp_async_16(to + i * 2048, a + rows[thread / 8 + 16 * i] * g.lda, chunk < (int)g.n_in);
+}
+
+template <typename PIPE, int EPILOGUE, bool KN>
+static __device__ __forceinline__ void load_tiles(const struct wgmma_args &p, const struct tiles *tiles,
+                                                  struct ring ring, int *rows)
+{
+    const struct grouped &g = p.g;
+    const int half = EPILOGUE == SWIGLU ? (int)g.n_out / 2 : 0, thread = threadIdx.x % LOADERS;
+    const bool gathered = g.slot != NULL;
+    const int n_thin = count_thin(g), n_block = count_steps(g);
+    const int n_tile = tiles->first[tiles->n_exp] * tiles->n_col;
+    bool waits = waits_for_tiles();
+    if (!gathered && thread != 0) return;
+
+    if (thread == 0 && (int)blockIdx.x < n_tile) announce_tile(p.counter);
+    for (int at = blockIdx.x, e = 0, turn = 0; at < n_tile; at += gridDim.x, turn ^= 1) {
+        const struct tile t = tile_at(tiles, at, &e);
+        if (thread == 0) begin_tile(p.counter, at, n_tile, 0, 1, &waits);
+        if (gathered) find_rows(rows, g, t, thread);
+        for (int block = 0; block < n_block; block++) {
+            const bool thin = block < n_thin, a_by_tma = thin || !gathered;
+            const int k = DEPTH * (thin ? block : block - n_thin);
+            const uint32_t to = ring.data + ring.stage * PIPE::BYTES,
+                           full = ring.full + 8 * (ring.stage + turn * PIPE::STAGES);
+            mbarrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
+            if (thread == 0) {
+                if (block == MT_MAX(0, n_block - ANNOUNCED) && at + (int)gridDim.x < n_tile) announce_tile(p.counter);
+                mbarrier_arrive_expect(full, PIPE::BYTES - (a_by_tma ? 0 : PIPE::ROW_BYTES));
+                if (a_by_tma) tma_load(to, thin ? &p.la : &p.a, full, k, t.m, 0);
+                load_b<KN>(to + PIPE::ROW_BYTES, thin ? &p.lb : &p.b, full, k, t.n,
+                           thin ? (int)grouped_expert(g, g.first + t.e) : t.e, half);
+            }
+            if (!thin && gathered) copy_rows(to, rows, g, k, thread);
+            if (gathered) cp_async_arrive(full);
+            ring_advance<PIPE::STAGES>(&ring);
+        }
+    }
+}
+#endif
+
+struct loads_bf16 {
+    enum { LOADER = LOADER_REGISTERS, CONSUMER = CONSUMER_REGISTERS, IN_TURNS = true, SCRATCH_BYTES = ROWS * 4 };
+    using pipe = struct pipeline<5>;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    static __device__ __forceinline__ int arrivals(const struct grouped &g) { return g.slot ? 1 + LOADERS : 1; }
+    static __device__ __forceinline__ void tile_loaded(const struct wgmma_args &, int) {}
+    template <int EPILOGUE, bool KN>
+    static __device__ __forceinline__ void load(const struct wgmma_args &p, const struct tiles *tiles,
+                                                const struct ring &ring, void *rows)
+    {
+        load_tiles<pipe, EPILOGUE, KN>(p, tiles, ring, (int *)rows);
+    }
+#endif
+};
+
+/* ---- host ---- */
+
+bool cuda_grouped_swiglu(const struct grouped *g)
+{
+    return cuda.hopper && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved && g->n_out % 256 == 0 && !g->bias && !g->kn;
+}
+
+void cuda_grouped_wgmma(const struct grouped *g)
+{
+    if (has_tiles(g)) launch_epilogue<loads_bf16>(g, NULL, NULL);
+}

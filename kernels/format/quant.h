@@ -1,0 +1,65 @@
+/* quant.h - the 4-bit formats and FP8, element by element, on the host. quant_value defines them: tests compare the
+ * decoders of the backends with it. Quantising at load and tests use these encoders. */
+#ifndef MT_QUANT_H
+#define MT_QUANT_H
+
+#include "kernels/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Values of the sixteen codes. FP4 has bitsandbytes' order, which differs from e2m1; in both, bit 3 is the sign. */
+extern const float quant_nf4_code[16], quant_fp4_code[16], quant_e2m1_code[16];
+/* bitsandbytes' signed dynamic map, ascending: the values of q8 in a nested absmax. */
+void quant_dynamic_map(float map[256]);
+
+float quant_e8m0(uint8_t scale);                                      /* 2^(scale - 127); NaN for 255 */
+float quant_absmax(const struct weight *w, int64_t e, int64_t block); /* of one block of expert e, nested or plain */
+/* Element i of expert e's flat matrix, any format: each product and sum is rounded to f32, as in the
+ * publishers' implementations. */
+float quant_value(const struct weight *w, int64_t e, int64_t i);
+
+/* Encoders. They return the number of inputs that are not finite, which are encoded as 0. */
+
+/* nibbles [n/2], scales [n/32], n a multiple of 32. The shared exponent is that of the largest magnitude minus two, so
+ * values between 6 and 8 steps saturate; elements round to nearest, ties to the even code. */
+int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, int64_t n);
+/* format WF_NF4 or WF_FP4; nibbles [ceil(n/2)], absmax [ceil(n/block)], block even. Writes the bytes of bitsandbytes'
+ * CUDA kernels, thresholds included: some differ by an ulp from the centre between two codes. A block of zeros decodes
+ * to zeros. */
+int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
+                         int64_t block);
+/* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads threads
+ * on pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, NF4 and FP4 absmax. NVFP4 takes
+ * x as one matrix: it fills scales, and *absmax with the global scale, a factor (kernels/format/fakequant.h has the
+ * rule). */
+int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
+                     enum weight_format dense, int64_t n, int n_threads);
+/* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */
+void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
+void quant_fp8_values(float value[256]); /* of every FP8 byte */
+/* FP8 codes (e4m3) [n_out, n_in] as bf16, in out, which may be unaligned: code * scale, rounded to f32 and then to
+ * bf16. There is one scale per `rows` rows and `cols` columns; blocks at the edges may be smaller. */
+void quant_fp8_decode(char *out, const uint8_t *codes, const float *scale, int64_t n_out, int64_t n_in, int64_t rows,
+                      int64_t cols, int n_threads);
+/* Groups of 4-bit integers as bf16, in out, which may be unaligned: (nibble - 8) * scale, the low nibble first. */
+void quant_int4_decode(char *out, const uint8_t *nibbles, const float *scale, int64_t n_group, int64_t group,
+                       int n_threads);
+/* MXFP4 for x that replaces packed values (old_*; NULL: none). A block takes its old shared exponent or that of
+ * quant_mxfp4_encode, whichever gives the smaller sum of squared errors; on a tie the old one. An element whose nearest
+ * value is its old value keeps its exact code. So x = the old values gives the old bytes. Returns the number of inputs
+ * that are not finite. */
+int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, const uint8_t *old_nibbles,
+                          const uint8_t *old_scales, int64_t n, int n_threads);
+/* FP8 of x [n_out, n_in] with exponents [ceil(n_out/128), ceil(n_in/128)] as scales of blocks: the least power of two
+ * that holds the block's largest value. Returns the number of inputs that are not finite. */
+int64_t quant_fp8_blocks(uint8_t *codes, uint8_t *scales, const float *x, int64_t n_out, int64_t n_in, int n_threads);
+/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */
+void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
+                         const float map[256]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,726 @@
+/* ops.h - the contract of every op. Model code calls op_*, which checks shapes, counts work and calls dev->ops->*.
+ *
+ * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
+ * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
+ * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat_dtype; small frozen vectors (norms, biases, sinks) are f32;
+ * indices are i32.
+ * "=" overwrites, "+=" adds. An op takes its scratch from dev->work and releases it before it returns. It allocates
+ * nothing, is asynchronous on the device and never reads back. In a dry run it only takes and releases its scratch.
+ * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
+ * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R]. */
+#ifndef MT_OPS_H
+#define MT_OPS_H
+
+#include "kernels/device.h"
+#include "kernels/format/fakequant.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An adapter on one matrix. r == 0: no adapter, and every tensor that belongs to it is absent (ndim 0).
+ * A dense matrix may carry several adapters side by side, one per segment of its output columns (q | k | v):
+ * a [n_seg*R, in], b [sum of seg_cols, R] with the segments' rows stacked in order; xa is then [T, n_seg*R].
+ * On experts n_seg is 1 and a [E, R, in], b [E, out, R], xa [M, R]. */
+struct lora {
+    struct tensor a, b; /* act */
+    int64_t r;
+    int n_seg;
+    float scale[3];                    /* of each segment */
+    int64_t seg_first[3], seg_cols[3]; /* output columns of each segment */
+    float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
+    uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
+    bool merged; /* the matrix contains scale B A: products do not add the adapter, but still write xa and gradients */
+    struct tensor master_a, master_b; /* if merged: the trained values, shaped like a and b, dtype stat */
+};
+/* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
+struct lora_grad {
+    struct tensor a, b;
+};
+
+/* Fake quantisation of a projection (quantisation-aware training): in place of W_e its products read Q(W_e), or, with
+ * lora.merged, Q(M_e), M_e = W_e + scale B_e A_e. M is f32: the sum over the rank in ascending order by fused
+ * multiply-adds, times scale, plus W, one rounding each. The gradient passes straight through Q. */
+struct proj_quant {
+    struct fakequant format; /* bits 0: off */
+    int n_part;              /* parts of the rows, each quantised as a matrix by itself: q | k | v; experts: 1 */
+    int64_t part_rows[3];
+    struct tensor amax; /* [E * n_part] f32, as op_proj_amax writes it; absent where the format reads none */
+};
+
+/* Fake quantisation of a projection's input: its products and its adapter read Q(x) in place of x. One amax for all
+ * rows, calibrated before training and fixed: the gradient passes straight through Q where |x| <= amax, and is 0
+ * elsewhere. The caller quantises the input, except in glu_quant_fwd and moe_down_bwd (model/layers/input_quant.h). */
+struct input_quant {
+    struct fakequant format;  /* bits 0: off */
+    struct tensor amax;       /* [1] f32 */
+    struct input_range *seen; /* host, while calibrating; not read by ops */
+};
+
+/* FP8 products of a projection of experts (train.expert_dtype). W_e is exact in e4m3 where step[e] is a power of two:
+ * every value is step[e] times a value of e4m3. Products with such an expert read rows of e4m3 too: each row x has one
+ * power of two s, the least with max |x| <= 448 s (e4m3_row_step), and the product reads e4m3(x / s) s, rounded to
+ * nearest even. Sums are f32. Forward products quantise their input this way, backward products the gradient of the
+ * output; the gradient passes straight through. The adapter and its gradients read x itself. Experts with step 0 are
+ * not exact: their products read x itself. */
+struct proj_fp8 {
+    struct tensor step;     /* [E] f32; absent: no FP8 products */
+    const float *host_step; /* the same in host memory */
+    bool pair;              /* w is BF16, and the bytes of an exact expert are the e4m3 codes of W_e [out, in], then
+                             * those of its transpose [in, out] (op_expert_codes) */
+};
+
+/* A projection: a frozen matrix, or a stack with one per expert, its bias, its adapter and the adapter's gradients. */
+struct proj {
+    struct weight w;    /* [out, in]; experts [E, out, in] */
+    struct tensor bias; /* [out] f32, experts [E, out]; or absent */
+    struct lora lora;
+    struct lora_grad grad;
+    struct proj_quant quant;
+    struct input_quant in;
+    struct proj_fp8 fp8; /* experts; without quant and in */
+    int64_t n_active;    /* experts with rows, known to `bench`, for the bytes of an op's cost; 0: not known, all */
+};
+
+/* The routing of tokens to experts. Row m of the expert-ordered [M, ...] tensors belongs to slot row_slot[m] = t*J + j;
+ * slot_row is the inverse map. Expert e has rows offs[e] .. offs[e+1]-1, in token order. idx[t] ascends, so sums over j
+ * are in ascending expert order. Ops that do not read gate accept a route without it. */
+struct route {
+    struct tensor idx;      /* [T, J] i32, chosen experts, ascending */
+    struct tensor gate;     /* [T, J] stat, combine weights */
+    struct tensor offs;     /* [E+1] i32 */
+    struct tensor row_slot; /* [M] i32 */
+    struct tensor slot_row; /* [T, J] i32 */
+};
+
+/* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
+ * (u + 1) * g * sigmoid(alpha * g).  GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same
+ * way. The gradient passes at equality. */
+enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED };
+struct glu {
+    enum glu_kind kind;
+    float alpha, limit;
+    bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F) */
+};
+
+/* The packed sequences: sequence s has rows cu[s] .. cu[s+1]-1. cu [S+1] i32 is on the device, the counts on the host.
+ */
+struct seqs {
+    struct tensor cu;
+    int64_t n_seq, max_len;
+    double pairs; /* (query, key) pairs under the causal mask, without a window, of all sequences; for FLOP counts */
+};
+struct attn_shape {
+    int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
+    float scale;
+    int64_t value_dim; /* width of a value and of a head's output; 0: head_dim, the width of queries and keys */
+};
+static inline int64_t attn_value_dim(const struct attn_shape *s) { return s->value_dim ? s->value_dim : s->head_dim; }
+
+/* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
+ * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
+ * f_i p_i, averaged over layers; count and prob are then of one layer, rows is T, and coef includes the 1 / layers of
+ * the average. */
+struct aux {
+    float coef;
+    bool pooled;
+    struct tensor count; /* [E] stat, += rows of expert e, over the layers counted */
+    struct tensor prob;  /* [E] stat, += softmax(logits) */
+    int64_t rows;        /* rows of the layers counted: pooled layers * T, else T */
+};
+
+/* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
+typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
+
+/* RMSNorm: eps, and the roundings to bf16: once at the end (gpt-oss), or round_twice: also x * rstd before the weight
+ * (Llama). In F32 and F64 both give the same result. */
+struct norm {
+    float eps;
+    bool round_twice;
+};
+/* y = x * rstd * w, rstd = 1/sqrt(mean(x^2) + eps).  x,y [T,D] act, y =; rstd [T] stat =; w [D] f32 */
+typedef void rmsnorm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
+                            const struct norm *norm);
+/* dx += rstd * (g - xhat * mean(g * xhat)), g = dy * w, xhat = x * rstd.  dx,dy,x [T,D] act */
+typedef void rmsnorm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
+                            struct tensor w);
+
+/* y = res + x W^T + bias + LoRA.  y [T,out] act =, x [T,in] act, res [T,out] act or absent; xa [T, n_seg*R] act =:
+ * dropout(x) A^T, saved for the backward */
+typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                           const struct proj *proj, struct tensor res);
+/* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not computed), dy [T,out] act */
+typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                           const struct proj *proj);
+
+/* In place: rotates the first W channels of the first n_head heads of every row, half-split: pairs (i, i + W/2). Head h
+ * begins at column h * head_dim; its channels from W on do not change. A view of columns rotates other channels: then
+ * the last head may end after W channels.  qkv [T, >= (n_head-1)*head_dim + W] act; pos [T] i32; table [P, W] f32: row
+ * p holds cos [W/2] then sin [W/2], attention factor included. The backward rotates by the negative angle. */
+typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                         int64_t head_dim);
+typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
+                         int64_t head_dim);
+
+/* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
+ * without a value. o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
+ * of values (attn_value_dim), sinks [H] f32 or absent */
+typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                         const struct seqs *seqs, const struct attn_shape *shape);
+/* dqkv [T,(H+K)*A+K*B] act =, dout [T,H*B] act */
+typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                         struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
+
+/* In place, before RoPE: RMSNorm of the q and k columns of every row, per head (wq, wk [A]), or over all heads of q and
+ * over all heads of k (wq [H*A], wk [K*A]); v does not change. qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q |
+ * k, saved; rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
+typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *shape,
+                            const struct norm *norm);
+/* In place: the q and k columns of dqkv become the gradient with respect to the input of the norm. */
+typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *shape);
+
+/* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones; the rotated
+ * key is one for all heads. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i and 2i+1,
+ * otherwise i and i + G/2; in q | k | v it is always i and i + G/2. Queries at position p are multiplied by
+ * 1 + beta log(1 + floor(p / beta_len)); beta 0: 1. */
+struct mla_shape {
+    int64_t n_head, nope, rope, value; /* H, N, G, B */
+    bool interleaved;
+    int64_t beta_len;
+    float beta;
+};
+/* The packed q | k | v of attention: copies and RoPE.  qkv [T,H(2(N+G)+B)] act =; q [T,H(N+G)] act; kv [T,H(N+B)] act:
+ * per head key | value; k_rope [T,G] act; pos [T] i32; table [P,G] f32 as in rope_fwd */
+typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv,
+                            struct tensor k_rope, struct tensor pos, struct tensor table,
+                            const struct mla_shape *shape);
+/* dq, dkv, dk_rope =, shaped as in the forward; dk_rope is the sum over the heads */
+typedef void mla_qkv_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope,
+                            struct tensor dqkv, struct tensor pos, struct tensor table, const struct mla_shape *shape);
+
+/* ---- gated DeltaNet (Qwen3.5, Qwen3-Next): G key heads of width A, N value heads of width B; N/G value heads share a
+ * key head. Rows q | k | v have C = 2 G A + N B columns. */
+enum { MT_MAX_TAPS = 8, MT_DELTA_CHUNK = 64 };
+struct delta_shape {
+    int64_t n_key, n_value, key_dim, value_dim;
+};
+/* y[t,c] = silu(u), u = sum_j w[c,j] x[t - (J-1) + j, c]; rows before the sequence are 0. x, y [T,C] act, y =;
+ * w [C,J] f32, J <= MT_MAX_TAPS */
+typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
+                              const struct seqs *seqs);
+/* dx [T,C] act =, dy [T,C] act */
+typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
+                              const struct seqs *seqs);
+/* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
+ *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
+ * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
+ * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
+typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                          struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
+/* dqkv [T,C] act =, dba [T,2N] act =, dout [T,N*B] act */
+typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                          struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                          const struct seqs *seqs, const struct delta_shape *shape);
+/* RMSNorm of every head, times a gate: y = x * rstd * w * silu(z). x, z, y [T,N*B] act, y =; rstd [T,N] stat =; w [B]
+ * f32 */
+typedef void gated_norm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
+                               struct tensor z, struct tensor w, const struct norm *norm);
+/* dx, dz, dy [T,N*B] act, dx and dz =; dx may be dy */
+typedef void gated_norm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy,
+                               struct tensor x, struct tensor rstd, struct tensor z, struct tensor w);
+
+/* ---- attention with an output gate (Qwen3.5, Qwen3-Next). wide [T,(2H+2K)*A] act: of every query head A columns of q
+ * and A of the gate, then k | v. */
+/* qkv [T,(H+2K)*A] act = q | k | v of wide, after RMSNorm per head of q and of k (qk_norm_fwd), then RoPE (rope_fwd).
+ * rstd [T,H+K] stat =, saved; wq, wk [A] f32; pos [T] i32; table [P, W] f32, W <= A */
+typedef void attn_split_fwd_fn(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide,
+                               struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                               const struct attn_shape *shape, const struct norm *norm);
+/* The columns q, k and v of dwide =; those of the gate do not change. dqkv [T,(H+2K)*A] act */
+typedef void attn_split_bwd_fn(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                               struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos,
+                               struct tensor table, const struct attn_shape *shape);
+/* y = o * sigmoid(gate).  y, o [T,H*A] act, y = */
+typedef void attn_gate_fwd_fn(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
+                              const struct attn_shape *shape);
+/* dout, dy [T,H*A] act, dout =, in place allowed; the columns of the gate of dwide =, others do not change */
+typedef void attn_gate_bwd_fn(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy,
+                              struct tensor o, struct tensor wide, const struct attn_shape *shape);
+
+/* ---- hyper-connections (DeepSeek-V4): the residual of a token is N streams of D columns, a row x [N*D]. Before a
+ * mixer or a network the streams are added up with weights pre [N]. After it they are mixed by C [N,N], and its output
+ * is added with weights post [N]. All three follow from x:
+ *   m       = rstd * (fn x), rstd = 1/sqrt(mean(x^2) + norm_eps); (2 + N) N values in stat: of pre, of post, of C
+ *   pre_i   = sigmoid(m_i scale_0 + base_i) + eps
+ *   post_i  = 2 sigmoid(m_(N+i) scale_1 + base_(N+i))
+ *   C_j     = softmax over k of (m_(2N+Nj+k) scale_2 + base_(2N+Nj+k)), + eps; then every column / (its sum + eps);
+ *             then n_iter - 1 times: every row / (its sum + eps), every column / (its sum + eps)
+ * The head of the model has pre alone: fn [N, N*D], base [N], scale [1], and m has N values. */
+enum { MT_MAX_STREAMS = 4, MT_MAX_SINKHORN = 32 };
+struct hyper {
+    int64_t n_stream; /* N, 1 .. MT_MAX_STREAMS */
+    int n_iter;       /* 1 .. MT_MAX_SINKHORN; the head has none */
+    float eps, norm_eps;
+    struct tensor fn, base, scale; /* [(2+N)N, N*D], [(2+N)N], [3] f32 */
+};
+/* Number of values of m: (2 + N) N, or N of the head. */
+static inline int64_t hyper_values(const struct hyper *h) { return h->fn.shape[0]; }
+/* y = sum_i pre_i x_i.  y [T,D] act =; m [T, hyper_values] stat =, rstd [T] stat =: saved; x [T,N*D] act */
+typedef void hyper_pre_fwd_fn(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd, struct tensor x,
+                              const struct hyper *h);
+/* out_k = post_k f + sum_j C_jk x_j.  out [T,N*D] act =, x [T,N*D] act, f [T,D] act: output of the mixer or network */
+typedef void hyper_post_fwd_fn(struct device *dev, struct tensor out, struct tensor x, struct tensor f, struct tensor m,
+                               const struct hyper *h);
+/* Gradients of hyper_post_fwd.  df [T,D] act =; dx [T,N*D] act =: through C x alone, may be dout in place; dm [T,
+ * hyper_values] stat =: through post and C, zero in the N values of pre; dout [T,N*D] act */
+typedef void hyper_post_bwd_fn(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm,
+                               struct tensor dout, struct tensor x, struct tensor f, struct tensor m,
+                               const struct hyper *h);
+/* Gradients of hyper_pre_fwd: dx += pre_i dy + through m, whose gradient is dm plus that of pre.  dx [T,N*D] act +=; dm
+ * as hyper_post_bwd wrote it, absent for the head; dy [T,D] act */
+typedef void hyper_pre_bwd_fn(struct device *dev, struct tensor dx, struct tensor dm, struct tensor dy, struct tensor x,
+                              struct tensor m, struct tensor rstd, const struct hyper *h);
+
+/* ---- compressed attention (DeepSeek-V4): all H heads share one key of width A, which is the value too. A query sees
+ * the keys of a sliding window, and entries that each sum up `ratio` tokens.
+ *
+ * Entry e of sequence s, e < len(s) / ratio, is row cu[s] / ratio + e (rounded down) of tensors with N = T / ratio rows
+ * (rounded down, at least 1); other rows are zero. It belongs to the position e * ratio in its sequence. Query t (from
+ * 0 in its sequence) sees entry e when (e + 1) * ratio <= t + 1. */
+struct compress_shape {
+    int64_t ratio, width; /* width: of an entry */
+    bool overlap;         /* entries of 2 * ratio tokens: those of the entry before, and its own */
+};
+/* One per entry, column by column: y_c = sum_j softmax_j(gate_j,c + bias_j,c) value_j,c over the tokens j of the entry.
+ * Without overlap: kg [T,2W] act: value | gate; bias [ratio,W] f32. With overlap: kg [T,4W]: value a, value b, gate a,
+ * gate b; bias [ratio,2W]: a, b. Entry e then sums 2 * ratio tokens: those of entry e - 1 with their columns a, and its
+ * own tokens with their columns b. Entry 0 sums its own tokens alone.  y [N,W] act =; pos [N] i32 =: position of the
+ * entry, 0 in other rows */
+typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
+                             struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
+/* dkg like kg, =: zero in the tokens of no entry; dy [N,W] act */
+typedef void compress_bwd_fn(struct device *dev, struct tensor dkg, struct tensor dy, struct tensor kg,
+                             struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
+
+/* Scores of entries: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>), and the K visible entries e of every token with
+ * the largest scores (ties: lower e first). idx [T,K] i32 =: e ascending, then -1; q [T,H*A] act, k [N,A] act, w [T,H]
+ * act */
+typedef void index_topk_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
+                           const struct seqs *seqs, int64_t ratio);
+
+struct shared_attn_shape {
+    int64_t n_head, head_dim, window; /* window W: keys j with i-W < j <= i of the same sequence */
+    int64_t ratio;                    /* of the entries; 0: none */
+    float scale;
+};
+/* o = softmax over window, entries and sink (a logit without a value) of scale <q, key>, times the keys. o [T,H*A] act
+ * =, lse [T,H] stat = (sink included), q [T,H*A] act, kv [T,A] act, entry [N,A] act or absent; idx [T,K] i32 as
+ * index_topk writes it: the entries that a token sees; absent: all visible ones; sinks [H] f32 or absent */
+typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
+                                struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
+                                const struct seqs *seqs, const struct shared_attn_shape *shape);
+/* dq [T,H*A], dkv [T,A], dentry [N,A] act = (absent like entry; zero in rows of no entry); dout [T,H*A] act */
+typedef void shared_attn_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
+                                struct tensor dout, struct tensor o, struct tensor lse, struct tensor q,
+                                struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
+                                const struct shared_attn_shape *shape);
+
+/* RoPE of the last G columns of every head as adjacent pairs (2i, 2i+1), table [P,G] as in rope_fwd; before it, when
+ * rstd is present, RMSNorm without a weight of every head (all A columns). inverse: rotates by the negative angle. */
+struct tail_rope {
+    int64_t n_head, head_dim;
+    float eps; /* of the norm */
+    bool inverse;
+};
+/* y, x [T,H*A] act, y =, in place allowed without rstd; rstd [T,H] stat = or absent; pos [T] i32 */
+typedef void tail_rope_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
+                              struct tensor pos, struct tensor table, const struct tail_rope *r);
+/* dx, dy [T,H*A] act, dx =, in place allowed; x is read when rstd is present */
+typedef void tail_rope_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                              struct tensor rstd, struct tensor pos, struct tensor table, const struct tail_rope *r);
+
+/* A block-diagonal product: y[:, g*O .. ] = x[:, g*I .. ] W_g^T for every group g.  y [T,G*O] act =, x [T,G*I] act,
+ * w [G,O,I] */
+typedef void group_linear_fwd_fn(struct device *dev, struct tensor y, struct tensor x, const struct weight *w);
+/* dx [T,G*I] act =, dy [T,G*O] act */
+typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, const struct weight *w);
+
+/* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
+ * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
+ * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
+ * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: the same with s = sqrt(softplus(logits))
+ * (DeepSeek-V4). The three are the sigmoid kinds. */
+enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
+/* scale, groups and given belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses
+ * in the top_group groups with the largest sum of their two best choice values (ties: lower group first). */
+struct router {
+    enum router_kind kind;
+    float scale;
+    int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
+    bool given;             /* r->idx is an input (hash_route): the router computes logits and gates alone */
+};
+static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
+static inline bool router_divides(const struct router *r)
+{
+    return r->kind == ROUTER_SIGMOID_CHOSEN || r->kind == ROUTER_SQRT_CHOSEN;
+}
+/* logits = x W^T; the J experts with the largest choice values (ties: lower id first) -> r->idx ascending, r->gate by
+ * kind. The softmax kinds add the bias to the logits, which are the choice values. The choice values of the sigmoid
+ * kinds are s + bias; their logits and gates are without bias.
+ * logits [T,E] stat = (always written; the backward and the auxiliary loss read them); x [T,D] act; w [E,D]; bias [E]
+ * f32 or absent */
+typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
+                           const struct weight *w, struct tensor bias, const struct router *router);
+/* idx [T,J] i32 =: the experts of a token by its id, ascending.  table [V,J] i32: distinct experts of every id; tok [T]
+ * i32 */
+typedef void hash_route_fn(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok);
+/* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
+typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
+/* aux->count and aux->prob += over the T rows of one layer */
+typedef void aux_stats_fn(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r);
+/* ROUTER_CHOSEN: dl_i = gate_i (dgate_i - sum_j gate_j dgate_j) for chosen i. ROUTER_PROBABILITY, dense over E:
+ * dl_i = P_i ([i chosen] dgate_i - sum_j gate_j dgate_j), P = softmax(logits). Sigmoid, for chosen i, with z = sum of
+ * the chosen s + 1e-20: ROUTER_SIGMOID_CHOSEN: dl_i = scale / z (dgate_i - sum_j s_j / z dgate_j) s_i (1 - s_i),
+ * ROUTER_SIGMOID: dl_i = scale dgate_i s_i (1 - s_i). ROUTER_SQRT_CHOSEN has sigmoid(l_i) / (2 s_i) in place of
+ * s_i (1 - s_i). All are finite at logits of any size. Plus the auxiliary gradient when aux->coef != 0 (softmax kinds
+ * only); dx += dl W.  dx [T,D] act; dgate [T,J] stat; logits as saved, read by aux and by all kinds but ROUTER_CHOSEN
+ */
+typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
+                           struct tensor logits, const struct weight *w, const struct aux *aux,
+                           const struct router *router);
+
+/* The activation of a dense feed-forward network, which a gate may scale per token: act[t] = gate[t] glu(pre[t]).
+ * act [T,F] act =, pre [T,2F] act, gate [T,1] stat or absent: 1 */
+typedef void glu_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
+                        const struct glu *glu);
+/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,2F] act =, may be pre;
+ * dgate [T,1] stat = or absent as gate, dact [T,F] act */
+typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact,
+                        struct tensor pre, struct tensor gate, const struct glu *glu);
+/* y += x.  y, x [T,D] act */
+typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
+
+/* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
+ * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
+typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
+                           const struct route *r, const struct proj *up, const struct glu *glu);
+/* act[m] = Q(h) with `in`, h = glu(pre[m]) rounded to act: the input of a down product. It follows from pre alone, so a
+ * backward has the bits of the forward.  act [M,F] act =, pre [M,2F] act, F a multiple of the format's block */
+typedef void glu_quant_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
+                              const struct input_quant *in);
+/* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, absent: only ha is computed; ha [M,R] act = (saved);
+ * down [E,D,F] */
+typedef void moe_down_fwd_fn(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
+                             const struct route *r, const struct proj *down);
+/* y[i] = x[rows[i] / share].  y [N,C] =, x [*,C], of one dtype and contiguous; rows [N] i32 */
+typedef void gather_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share);
+/* out[t] = res[t] + sum_j gate[t,j] y[slot_row[t,j]], f32 sum in ascending j; an absent res is 0, absent gates are 1.
+ * out, res [T,D] act; out = */
+typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
+                                const struct route *r);
+/* Backward of combine, down product and activation in one op. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
+ * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
+ * With down->in, act is an input, Q(h) of glu_quant_fwd, and takes the place of h; g is 0 in dpre where |h| > amax.
+ * dpre [M,2F] act =, may be pre; dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
+ * pre [M,2F], ha [M,R] as saved */
+typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
+                             struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
+                             const struct proj *down, const struct glu *glu);
+/* dx[t] = sum over its rows (ascending j) of dpre[m] W_e + LoRA; up->grad +=.  dx [T,D] act =, xa as saved */
+typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
+                           const struct route *r, const struct proj *up);
+
+/* Fused linear cross-entropy over labelled tokens only, `chunk` at a time, so the [N,V] logits are never in memory.
+ * nll [N] stat = : -log softmax(W x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
+ * dx [T,D] act = : scale * dnll/dx, zero in rows without label; absent: forward only
+ * x [T,D] act, w [V,D], rows [N] i32 (ascending), ids [N] i32 */
+typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                          const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
+
+/* What a student learns from besides the labels: for each labelled token the teacher's distribution q over the
+ * vocabulary, as its final hidden state, whose logits the same head makes, or as K ids and log q of each (id -1: no
+ * entry). q is at `temperature` T. The rest of the probability, q_r = max(0, 1 - sum q_k), is one bucket of all other
+ * ids; KL_REVERSE needs hidden states. */
+enum kl_kind { KL_FORWARD, KL_REVERSE };
+struct teacher {
+    enum kl_kind kind;
+    float alpha, temperature;  /* share of the cross-entropy in the loss, [0, 1]; T > 0 */
+    struct tensor hidden;      /* [N, D] act, after the final norm; or absent */
+    struct tensor id, logprob; /* [N, K] i32, stat: distinct ids, log softmax(z / T); or absent */
+};
+/* linear_ce with a teacher. p = softmax(W x[row] / T). FORWARD: kl = sum_v q (log q - log p), where the bucket is one
+ * more v. REVERSE: kl = sum_v p (log p - log q).
+ * kl [N] stat =; dx [T,D] act = : scale * d(alpha * nll + (1 - alpha) * T^2 * kl)/dx; all else as linear_ce. Teacher
+ * and student of equal hidden states have kl = 0, and with alpha = 0 dx = 0, exactly. */
+typedef void linear_kl_fn(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
+                          struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                          const struct teacher *teacher, float scale, int64_t chunk);
+/* The K largest logits of each row (ties: lower id first) as log softmax(W x[row] / T), ids ascending.
+ * id [N,K] i32 =, logprob [N,K] stat =; K <= V; x, w, rows, chunk as linear_ce */
+typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
+                            const struct weight *w, struct tensor rows, float temperature, int64_t chunk);
+
+/* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
+ * g any shape, contiguous, stat or act; out [2] f64 = */
+typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
+/* AdamW with decoupled decay on n values (optim/adamw.h has the formula); g is multiplied by grad_scale first.
+ * p, m, v [n] stat in place; g [n] stat */
+struct adamw_step {
+    float lr, beta1, beta2, eps, weight_decay, grad_scale;
+    float correction1, correction2; /* 1 - beta^step */
+};
+typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+                      const struct adamw_step *step);
+
+/* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
+typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
+/* y = the matrices that products with proj read: its weight decoded, and fake-quantised with proj->quant. With offs,
+ * experts without rows are neither read nor written.  y [E,out,in] bf16 where act is bf16, else f32; offs [E+1] i32,
+ * absent: all experts */
+typedef void decode_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs);
+/* range[e] = smallest and largest scale byte among the blocks of expert e with a value other than 0; 255 and -1 where
+ * there are none.  range [E,2] i32 =; w MXFP4 */
+typedef void mx_range_fn(struct device *dev, struct tensor range, const struct weight *w);
+/* The experts as FP8 products read them (struct proj_fp8): of an exact one the e4m3 codes of W_e / step[e] [out, in],
+ * then those of its transpose [in, out]; of others W_e in bf16.  y [E,2*out,in] u8 =; w MXFP4; step [E] f32 */
+typedef void expert_codes_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor step);
+/* amax [E*n_part] f32 = largest magnitude of each part of W_e, or of M_e when the adapter is merged; NaN when an
+ * element is NaN */
+typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct proj *proj);
+
+struct fakequant; /* kernels/format/fakequant.h */
+/* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device; F64, read as F32, where act is F64.
+ * amax [E] f32, or [1]: one for all experts; absent for formats that do not read it. Values are finite. */
+
+/* amax = max |x| of each expert or of all, NaN and infinities left out; n_bad = how many these are.
+ * amax [E] or [1] f32 =, n_bad the same f64 = */
+typedef void amax_fn(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x);
+/* y = Q(x), rounded to the dtype of x.  y like x, =, in place allowed */
+typedef void fake_quant_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor amax,
+                           const struct fakequant *f);
+/* Straight through, where amax is fixed: dx = dy where |x| <= amax, else 0.  dx, dy like x, dx =, in place allowed */
+typedef void fake_quant_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                               struct tensor amax);
+/* What y decodes from. codes [.., in] u8, 4-bit formats [.., in/2], the low half first =; scales [.., in/block]: u8
+ * e4m3 (NVFP4), u8 e8m0 (MXFP4), f32 factors of the codes (integers); absent without blocks; top [E] f32 =: factor of
+ * the codes (integers, FP8) or of the scales (NVFP4); else absent. */
+typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tensor scales, struct tensor top,
+                           struct tensor x, struct tensor amax, const struct fakequant *f);
+
+/* Sums that stay on the device until the end of the step; all f64, "+=", in a fixed order.
+ * out [3]: sum of nll, of hit, of kl.  nll [N] stat, hit [N] i32, kl [N] stat or absent */
+typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl);
+/* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
+typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux *aux, double factor);
+/* out [E] += rows of each expert.  offs [E+1] i32 */
+typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
+
+/* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same);
+ * free_host takes the bytes of alloc_host. free_bytes: what alloc can still provide, -1 without a device
+ * (device_open_plan). used_bytes: used on the device, on a CPU the peak of this process. fixed_bytes: used outside the
+ * arenas, by the backend and others; plans leave it free. upload has read src on return and is ordered before later
+ * ops; download waits for earlier ops; wait: for all ops. */
+typedef void *dev_alloc_fn(int64_t bytes);
+typedef void dev_free_fn(void *p);
+typedef void dev_free_host_fn(void *p, int64_t bytes);
+typedef int64_t dev_bytes_fn(void);
+typedef void dev_upload_fn(void *dst, const void *src, int64_t bytes);
+typedef void dev_download_fn(void *dst, const void *src, int64_t bytes);
+typedef void dev_zero_fn(void *dst, int64_t bytes);
+typedef void dev_wait_fn(void);
+/* dst = src, both on the device; asynchronous. */
+typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
+
+/* Copies between the device and memory of alloc_host, aside from the ops. host_copy starts at once, or after_ops when
+ * the ops before it are done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in the
+ * order of their calls. host_join(ticket): later ops wait for the last copy with this ticket; without one it does
+ * nothing. */
+enum { DEV_TICKETS = 13 };
+typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
+typedef void dev_host_join_fn(int ticket);
+
+/* For kernels/prof.c. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms is the time
+ * between two marks, valid after a wait. count_calls(true) starts counting the host's calls to the device,
+ * count_calls(false) stops; `missing`: why nothing was counted, or NULL. */
+enum { DEV_MARKS = 1 << 15 };
+struct dev_calls {
+    int64_t launches, waits; /* kernels; calls in which the host waits for the device */
+    const char *missing;
+};
+/* y [n, n] = x [n, n] w [n, n]^T in act_dtype, as fast as the instructions of the portable kernels allow. False,
+ * without a product: no kernel is known that has no others, or the device's own kernels use them all. */
+typedef bool dev_portable_product_fn(struct tensor y, struct tensor x, struct tensor w);
+typedef void dev_mark_fn(int slot);
+typedef double dev_mark_ms_fn(int from, int to);
+typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
+
+struct comm_ops;
+struct ops {
+    const char *name;
+    enum dtype act_dtype, stat_dtype;
+    bool own_memory;                         /* a GPU: the host reaches its tensors by copies alone */
+    bool (*integrated)(void);                /* its memory is that of the host all the same; NULL: no */
+    bool (*fp8_products)(void);              /* reads experts as expert_codes writes them; NULL: no */
+    int64_t (*logit_bytes)(int64_t n_vocab); /* of a logit in the scratch of linear_ce; NULL: of an f32 */
+    int64_t rank_multiple;                   /* LoRA ranks are padded to a multiple of this */
+    dev_alloc_fn *alloc, *alloc_host;
+    dev_free_fn *free;
+    dev_free_host_fn *free_host;
+    dev_bytes_fn *free_bytes, *used_bytes, *fixed_bytes;
+    dev_upload_fn *upload;
+    dev_download_fn *download;
+    dev_zero_fn *zero;
+    dev_wait_fn *wait;
+    dev_copy_fn *copy;
+    dev_host_copy_fn *host_copy;
+    dev_host_join_fn *host_join;
+    dev_mark_fn *mark;
+    dev_mark_ms_fn *mark_ms;
+    dev_count_calls_fn *count_calls;
+    dev_portable_product_fn *portable_product; /* for a roof (kernels/prof.c); NULL: none */
+    const struct comm_ops *comm;               /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
+    embed_fwd_fn *embed_fwd;
+    rmsnorm_fwd_fn *rmsnorm_fwd;
+    rmsnorm_bwd_fn *rmsnorm_bwd;
+    linear_fwd_fn *linear_fwd;
+    linear_bwd_fn *linear_bwd;
+    rope_fwd_fn *rope_fwd;
+    rope_bwd_fn *rope_bwd;
+    attn_fwd_fn *attn_fwd;
+    attn_bwd_fn *attn_bwd;
+    qk_norm_fwd_fn *qk_norm_fwd;
+    qk_norm_bwd_fn *qk_norm_bwd;
+    mla_qkv_fwd_fn *mla_qkv_fwd;
+    mla_qkv_bwd_fn *mla_qkv_bwd;
+    conv_silu_fwd_fn *conv_silu_fwd;
+    conv_silu_bwd_fn *conv_silu_bwd;
+    delta_fwd_fn *delta_fwd;
+    delta_bwd_fn *delta_bwd;
+    gated_norm_fwd_fn *gated_norm_fwd;
+    gated_norm_bwd_fn *gated_norm_bwd;
+    attn_split_fwd_fn *attn_split_fwd;
+    attn_split_bwd_fn *attn_split_bwd;
+    attn_gate_fwd_fn *attn_gate_fwd;
+    attn_gate_bwd_fn *attn_gate_bwd;
+    hyper_pre_fwd_fn *hyper_pre_fwd;
+    hyper_post_fwd_fn *hyper_post_fwd;
+    hyper_post_bwd_fn *hyper_post_bwd;
+    hyper_pre_bwd_fn *hyper_pre_bwd;
+    compress_fwd_fn *compress_fwd;
+    compress_bwd_fn *compress_bwd;
+    index_topk_fn *index_topk;
+    shared_attn_fwd_fn *shared_attn_fwd;
+    shared_attn_bwd_fn *shared_attn_bwd;
+    tail_rope_fwd_fn *tail_rope_fwd;
+    tail_rope_bwd_fn *tail_rope_bwd;
+    group_linear_fwd_fn *group_linear_fwd;
+    group_linear_bwd_fn *group_linear_bwd;
+    hash_route_fn *hash_route;
+    router_fwd_fn *router_fwd;
+    route_sort_fn *route_sort;
+    aux_stats_fn *aux_stats;
+    router_bwd_fn *router_bwd;
+    glu_fwd_fn *glu_fwd;
+    glu_bwd_fn *glu_bwd;
+    add_fn *add;
+    moe_up_fwd_fn *moe_up_fwd;
+    glu_quant_fwd_fn *glu_quant_fwd;
+    moe_down_fwd_fn *moe_down_fwd;
+    moe_combine_fwd_fn *moe_combine_fwd;
+    moe_down_bwd_fn *moe_down_bwd;
+    moe_up_bwd_fn *moe_up_bwd;
+    linear_ce_fn *linear_ce;
+    linear_kl_fn *linear_kl;
+    linear_topk_fn *linear_topk;
+    sumsq_fn *sumsq;
+    adamw_fn *adamw;
+    cast_fn *cast;
+    decode_fn *decode;
+    mx_range_fn *mx_range;
+    expert_codes_fn *expert_codes;
+    proj_amax_fn *proj_amax;
+    loss_sum_fn *loss_sum;
+    aux_sum_fn *aux_sum;
+    row_count_fn *row_count;
+    gather_fn *gather;
+    amax_fn *amax;
+    fake_quant_fn *fake_quant;
+    fake_quant_bwd_fn *fake_quant_bwd;
+    quant_pack_fn *quant_pack;
+};
+
+embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd, cuda_embed_fwd;
+rmsnorm_fwd_fn op_rmsnorm_fwd, cpu_rmsnorm_fwd, cpu64_rmsnorm_fwd, cuda_rmsnorm_fwd;
+rmsnorm_bwd_fn op_rmsnorm_bwd, cpu_rmsnorm_bwd, cpu64_rmsnorm_bwd, cuda_rmsnorm_bwd;
+linear_fwd_fn op_linear_fwd, cpu_linear_fwd, cpu64_linear_fwd, cuda_linear_fwd;
+linear_bwd_fn op_linear_bwd, cpu_linear_bwd, cpu64_linear_bwd, cuda_linear_bwd;
+rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd, cuda_rope_fwd;
+rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd, cuda_rope_bwd;
+attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd, cuda_attn_fwd;
+attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd, cuda_attn_bwd;
+qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd, cuda_qk_norm_fwd;
+qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd, cuda_qk_norm_bwd;
+mla_qkv_fwd_fn op_mla_qkv_fwd, cpu_mla_qkv_fwd, cpu64_mla_qkv_fwd, cuda_mla_qkv_fwd;
+mla_qkv_bwd_fn op_mla_qkv_bwd, cpu_mla_qkv_bwd, cpu64_mla_qkv_bwd, cuda_mla_qkv_bwd;
+conv_silu_fwd_fn op_conv_silu_fwd, cpu_conv_silu_fwd, cpu64_conv_silu_fwd, cuda_conv_silu_fwd;
+conv_silu_bwd_fn op_conv_silu_bwd, cpu_conv_silu_bwd, cpu64_conv_silu_bwd, cuda_conv_silu_bwd;
+delta_fwd_fn op_delta_fwd, cpu_delta_fwd, cpu64_delta_fwd, cuda_delta_fwd;
+delta_bwd_fn op_delta_bwd, cpu_delta_bwd, cpu64_delta_bwd, cuda_delta_bwd;
+gated_norm_fwd_fn op_gated_norm_fwd, cpu_gated_norm_fwd, cpu64_gated_norm_fwd, cuda_gated_norm_fwd;
+gated_norm_bwd_fn op_gated_norm_bwd, cpu_gated_norm_bwd, cpu64_gated_norm_bwd, cuda_gated_norm_bwd;
+attn_split_fwd_fn op_attn_split_fwd, cpu_attn_split_fwd, cpu64_attn_split_fwd, cuda_attn_split_fwd;
+attn_split_bwd_fn op_attn_split_bwd, cpu_attn_split_bwd, cpu64_attn_split_bwd, cuda_attn_split_bwd;
+attn_gate_fwd_fn op_attn_gate_fwd, cpu_attn_gate_fwd, cpu64_attn_gate_fwd, cuda_attn_gate_fwd;
+attn_gate_bwd_fn op_attn_gate_bwd, cpu_attn_gate_bwd, cpu64_attn_gate_bwd, cuda_attn_gate_bwd;
+hyper_pre_fwd_fn op_hyper_pre_fwd, cpu_hyper_pre_fwd, cpu64_hyper_pre_fwd, cuda_hyper_pre_fwd;
+hyper_post_fwd_fn op_hyper_post_fwd, cpu_hyper_post_fwd, cpu64_hyper_post_fwd, cuda_hyper_post_fwd;
+hyper_post_bwd_fn op_hyper_post_bwd, cpu_hyper_post_bwd, cpu64_hyper_post_bwd, cuda_hyper_post_bwd;
+hyper_pre_bwd_fn op_hyper_pre_bwd, cpu_hyper_pre_bwd, cpu64_hyper_pre_bwd, cuda_hyper_pre_bwd;
+compress_fwd_fn op_compress_fwd, cpu_compress_fwd, cpu64_compress_fwd, cuda_compress_fwd;
+compress_bwd_fn op_compress_bwd, cpu_compress_bwd, cpu64_compress_bwd, cuda_compress_bwd;
+index_topk_fn op_index_topk, cpu_index_topk, cpu64_index_topk, cuda_index_topk;
+shared_attn_fwd_fn op_shared_attn_fwd, cpu_shared_attn_fwd, cpu64_shared_attn_fwd, cuda_shared_attn_fwd;
+shared_attn_bwd_fn op_shared_attn_bwd, cpu_shared_attn_bwd, cpu64_shared_attn_bwd, cuda_shared_attn_bwd;
+tail_rope_fwd_fn op_tail_rope_fwd, cpu_tail_rope_fwd, cpu64_tail_rope_fwd, cuda_tail_rope_fwd;
+tail_rope_bwd_fn op_tail_rope_bwd, cpu_tail_rope_bwd, cpu64_tail_rope_bwd, cuda_tail_rope_bwd;
+group_linear_fwd_fn op_group_linear_fwd, cpu_group_linear_fwd, cpu64_group_linear_fwd, cuda_group_linear_fwd;
+group_linear_bwd_fn op_group_linear_bwd, cpu_group_linear_bwd, cpu64_group_linear_bwd, cuda_group_linear_bwd;
+hash_route_fn op_hash_route, cpu_hash_route, cpu64_hash_route, cuda_hash_route;
+router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
+route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
+aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;
+router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd, cuda_router_bwd;
+glu_fwd_fn op_glu_fwd, cpu_glu_fwd, cpu64_glu_fwd, cuda_glu_fwd;
+glu_bwd_fn op_glu_bwd, cpu_glu_bwd, cpu64_glu_bwd, cuda_glu_bwd;
+add_fn op_add, cpu_add, cpu64_add, cuda_add;
+moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
+glu_quant_fwd_fn op_glu_quant_fwd, cpu_glu_quant_fwd, cpu64_glu_quant_fwd, cuda_glu_quant_fwd;
+moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
+gather_fn op_gather, cpu_gather, cpu64_gather, cuda_gather;
+moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd, cuda_moe_combine_fwd;
+moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd, cuda_moe_down_bwd;
+moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd, cuda_moe_up_bwd;
+linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
+linear_kl_fn op_linear_kl, cpu_linear_kl, cpu64_linear_kl, cuda_linear_kl;
+linear_topk_fn op_linear_topk, cpu_linear_topk, cpu64_linear_topk, cuda_linear_topk;
+sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
+adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
+cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
+decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
+mx_range_fn op_mx_range, cpu_mx_range, cpu64_mx_range, cuda_mx_range;
+expert_codes_fn op_expert_codes, cpu_expert_codes, cpu64_expert_codes, cuda_expert_codes;
+proj_amax_fn op_proj_amax, cpu_proj_amax, cpu64_proj_amax, cuda_proj_amax;
+loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
+aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
+row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;
+amax_fn op_amax, cpu_amax, cpu64_amax, cuda_amax;
+fake_quant_fn op_fake_quant, cpu_fake_quant, cpu64_fake_quant, cuda_fake_quant;
+fake_quant_bwd_fn op_fake_quant_bwd, cpu_fake_quant_bwd, cpu64_fake_quant_bwd, cuda_fake_quant_bwd;
+quant_pack_fn op_quant_pack, cpu_quant_pack, cpu64_quant_pack, cuda_quant_pack;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,190 @@
+/* ops_delta.c - the wrappers op_* of gated DeltaNet and of the output gate of attention. */
+#include "kernels/ops/ops_check.h"
+
+static void want_seqs(const struct seqs *seqs) { WANT(seqs->cu, DT_I32, seqs->n_seq + 1); }
+
+static void want_conv(struct device *dev, struct tensor x, struct tensor y, struct tensor w, const struct seqs *seqs)
+{
+    const int64_t n_tok = x.shape[0], n_col = x.shape[1], n_tap = w.ndim == 2 ? w.shape[1] : 0;
+    MT_REQUIRE(n_tap >= 1 && n_tap <= MT_MAX_TAPS, "a convolution of %lld taps (1 to %d)", (long long)n_tap,
+               MT_MAX_TAPS);
+    WANT(x, dev->act_dtype, n_tok, n_col);
+    WANT(y, dev->act_dtype, n_tok, n_col);
+    WANT(w, DT_F32, n_col, n_tap);
+    want_seqs(seqs);
+}
+
+void op_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+{
+    want_conv(dev, x, y, w, seqs);
+    MOVES(dev, y, x, w);
+    RUN(0, conv_silu_fwd, y, x, w, seqs);
+    round_act(dev, y);
+}
+
+void op_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
+                      const struct seqs *seqs)
+{
+    want_conv(dev, x, dy, w, seqs);
+    want_conv(dev, x, dx, w, seqs);
+    MOVES(dev, dx, dy, x, w);
+    RUN(0, conv_silu_bwd, dx, dy, x, w, seqs);
+    round_act(dev, dx);
+}
+
+static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, struct tensor ba,
+                       const struct delta_shape *s)
+{
+    const int64_t n_tok = qkv.shape[0];
+    MT_REQUIRE(s->n_key > 0 && s->n_value > 0 && s->n_value % s->n_key == 0 && s->key_dim > 0 && s->value_dim > 0,
+               "%lld key heads of %lld, %lld value heads of %lld", (long long)s->n_key, (long long)s->key_dim,
+               (long long)s->n_value, (long long)s->value_dim);
+    WANT(qkv, dev->act_dtype, n_tok, 2 * s->n_key * s->key_dim + s->n_value * s->value_dim);
+    WANT(o, dev->act_dtype, n_tok, s->n_value * s->value_dim);
+    WANT(ba, dev->act_dtype, n_tok, 2 * s->n_value);
+}
+
+/* Products per token and value head: `inside` of a row of the chunk with key_dim columns, `values` with value_dim
+ * columns, `across` with a state. */
+static void count_delta(struct device *dev, int64_t n_tok, const struct delta_shape *s, int inside, int values,
+                        int across)
+{
+    const double a = (double)s->key_dim, b = (double)s->value_dim;
+    dev->op.flops +=
+        2 * (double)n_tok * (double)s->n_value * (MT_DELTA_CHUNK * (inside * a + values * b) + across * a * b);
+}
+
+void op_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                  struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+{
+    want_delta(dev, qkv, o, ba, shape);
+    WANT(a_log, DT_F32, shape->n_value);
+    WANT(dt_bias, DT_F32, shape->n_value);
+    want_seqs(seqs);
+    count_delta(dev, qkv.shape[0], shape, 3, 2, 3); /* K K^T, Q K^T, W; U, m X; W S, Q S, K^T X */
+    MOVES(dev, o, qkv, ba);
+    RUN(0, delta_fwd, o, qkv, ba, a_log, dt_bias, seqs, shape);
+    round_act(dev, o);
+}
+
+void op_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
+                  struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                  const struct delta_shape *shape)
+{
+    want_delta(dev, qkv, dout, ba, shape);
+    want_delta(dev, dqkv, dout, dba, shape);
+    WANT(a_log, DT_F32, shape->n_value);
+    WANT(dt_bias, DT_F32, shape->n_value);
+    want_seqs(seqs);
+    /* again K K^T, Q K^T, W; U; W S, K^T X. Then dW, dL W, dm K, dm^T Q, dL K, dL^T K; m^T dO, dm, dU, dL U; E and S by
+     * K, dO, X, dX; two for E */
+    count_delta(dev, qkv.shape[0], shape, 9, 5, 8);
+    MOVES(dev, dqkv, dba, dout, qkv, ba);
+    RUN(0, delta_bwd, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
+    round_act(dev, dqkv);
+    round_act(dev, dba);
+}
+
+static void want_gated(struct device *dev, struct tensor x, struct tensor y, struct tensor z, struct tensor rstd,
+                       struct tensor w)
+{
+    const int64_t n_tok = x.shape[0], dim = w.shape[0], n_head = rstd.ndim == 2 ? rstd.shape[1] : 0;
+    WANT(x, dev->act_dtype, n_tok, n_head * dim);
+    WANT(y, dev->act_dtype, n_tok, n_head * dim);
+    WANT(z, dev->act_dtype, n_tok, n_head * dim);
+    WANT(rstd, dev->stat_dtype, n_tok, n_head);
+    WANT(w, DT_F32, dim);
+}
+
+void op_gated_norm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor z,
+                       struct tensor w, const struct norm *norm)
+{
+    want_gated(dev, x, y, z, rstd, w);
+    MOVES(dev, y, rstd, x, z, w);
+    RUN(0, gated_norm_fwd, y, rstd, x, z, w, norm);
+    round_act(dev, y);
+}
+
+void op_gated_norm_bwd(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy, struct tensor x,
+                       struct tensor rstd, struct tensor z, struct tensor w)
+{
+    want_gated(dev, x, dx, dz, rstd, w);
+    want_gated(dev, x, dy, z, rstd, w);
+    MOVES(dev, dx, dz, dy, x, rstd, z, w);
+    RUN(0, gated_norm_bwd, dx, dz, dy, x, rstd, z, w);
+    round_act(dev, dx);
+    round_act(dev, dz);
+}
+
+static void want_wide(struct device *dev, struct tensor wide, const struct attn_shape *s)
+{
+    MT_REQUIRE(s->n_head > 0 && s->n_kv > 0 && s->head_dim > 0, "%lld heads, %lld kv heads of %lld",
+               (long long)s->n_head, (long long)s->n_kv, (long long)s->head_dim);
+    WANT(wide, dev->act_dtype, wide.shape[0], 2 * (s->n_head + s->n_kv) * s->head_dim);
+}
+
+static void want_split(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *s)
+{
+    want_wide(dev, wide, s);
+    WANT(qkv, dev->act_dtype, wide.shape[0], (s->n_head + 2 * s->n_kv) * s->head_dim);
+    WANT(rstd, dev->stat_dtype, wide.shape[0], s->n_head + s->n_kv);
+    WANT(wq, DT_F32, s->head_dim);
+    WANT(wk, DT_F32, s->head_dim);
+    WANT(pos, DT_I32, wide.shape[0]);
+    WANT(table, DT_F32, table.shape[0], table.shape[1]);
+    MT_REQUIRE(table.shape[1] % 2 == 0 && table.shape[1] <= s->head_dim, "%lld of %lld channels are rotated",
+               (long long)table.shape[1], (long long)s->head_dim);
+}
+
+void op_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *shape,
+                       const struct norm *norm)
+{
+    want_split(dev, qkv, rstd, wide, wq, wk, pos, table, shape);
+    MOVES(dev, qkv, qkv, rstd, pos); /* of wide as many columns as of qkv */
+    RUN(0, attn_split_fwd, qkv, rstd, wide, wq, wk, pos, table, shape, norm);
+    round_act(dev, qkv);
+}
+
+void op_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                       struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                       const struct attn_shape *shape)
+{
+    const int64_t n_q = shape->n_head * shape->head_dim, n_kv = shape->n_kv * shape->head_dim;
+    want_split(dev, dqkv, rstd, wide, wq, wk, pos, table, shape);
+    want_wide(dev, dwide, shape);
+    MOVES(dev, dqkv, dqkv, tensor_cols(dqkv, 0, n_q + n_kv), rstd, pos); /* of wide q and k */
+    RUN(0, attn_split_bwd, dwide, dqkv, wide, rstd, wq, wk, pos, table, shape);
+    for (int64_t h = 0; h < shape->n_head; h++)
+        round_act(dev, tensor_cols(dwide, 2 * h * shape->head_dim, shape->head_dim));
+    round_act(dev, tensor_cols(dwide, 2 * n_q, n_kv));
+}
+
+void op_attn_gate_fwd(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
+                      const struct attn_shape *shape)
+{
+    const int64_t n_col = shape->n_head * shape->head_dim;
+    want_wide(dev, wide, shape);
+    WANT(y, dev->act_dtype, wide.shape[0], n_col);
+    WANT(o, dev->act_dtype, wide.shape[0], n_col);
+    MOVES(dev, y, o, o);
+    RUN(0, attn_gate_fwd, y, o, wide, shape);
+    round_act(dev, y);
+}
+
+void op_attn_gate_bwd(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy, struct tensor o,
+                      struct tensor wide, const struct attn_shape *shape)
+{
+    const int64_t n_tok = wide.shape[0], n_col = shape->n_head * shape->head_dim;
+    want_wide(dev, wide, shape);
+    want_wide(dev, dwide, shape);
+    WANT(dout, dev->act_dtype, n_tok, n_col);
+    WANT(dy, dev->act_dtype, n_tok, n_col);
+    WANT(o, dev->act_dtype, n_tok, n_col);
+    MOVES(dev, dout, dout, dy, o, o);
+    RUN(0, attn_gate_bwd, dout, dwide, dy, o, wide, shape);
+    round_act(dev, dout);
+    for (int64_t h = 0; h < shape->n_head; h++)
+        round_act(dev, tensor_cols(dwide, (2 * h + 1) * shape->head_dim, shape->head_dim));
+}

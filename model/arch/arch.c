@@ -1,0 +1,780 @@
+/* arch.c - the table of model families, and the reader of config.json as transformers 4 and 5 write it. */
+#include "model/arch/arch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/arch/arch_compressed.h"
+#include "model/arch/arch_range.h"
+#include "model/arch/arch_rope.h"
+#include "model/layer.h"
+
+/* Facts that config.json does not contain. A family with a new formula adds a field here, not a branch elsewhere. */
+struct family {
+    const char *model_type;
+    const char *text_type;              /* model_type of its text part by itself, or NULL */
+    const struct mixer_kind *mixer;     /* kind of every layer */
+    const struct mixer_kind *linear;    /* kind of the layers that layer_types calls linear_attention, or NULL */
+    const struct ffn_kind *ffn, *dense; /* kinds of layers with and without routed experts */
+    struct tensor_names names;
+    const char *width;               /* config.json's key for the width of an expert */
+    const char *n_exp;               /* key of the number of experts; NULL: num_experts */
+    const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
+    double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
+    int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
+    double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
+    int64_t max_len, window;
+    bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
+    bool local_experts;  /* the number of experts is num_local_experts; num_experts is the same, and vice versa */
+    bool rope_named;     /* rope_scaling or rope_parameters is required: the family was trained with YaRN */
+    bool kv_as_heads;    /* num_key_value_heads may be missing: then K = H */
+    bool norm_topk;      /* norm_topk_prob is read; missing means false: gates are not renormalised */
+    bool renormalises;   /* norm_topk_prob is read; missing means true */
+    bool may_be_dense;   /* mlp_only_layers and decoder_sparse_step are read */
+    bool sigmoid;        /* sigmoid router; routed_scaling_factor, n_group and topk_group are read */
+    double routed_scale; /* default of routed_scaling_factor; 0: 1 */
+    int64_t n_group, top_group; /* defaults of n_group and topk_group; 0: 1 */
+    bool predicts;              /* num_nextn_predict_layers is read */
+    bool dense_first;           /* first_k_dense_replace and mlp_layer_types are read */
+    int64_t first_dense;        /* default of first_k_dense_replace */
+    /* Layers with a sliding window when layer_types is absent. SLIDE_NEVER: layer_types must not name one either. */
+    enum { SLIDE_NEVER, SLIDE_EVEN, SLIDE_ALL } slide;
+    bool qk_norm_named; /* use_qk_norm is read; missing means that q and k have no norm */
+    bool out_unbiased;  /* attention_bias does not concern the output projection */
+    bool attn_gate, norm_plus_one;
+    bool delta_fused; /* delta_arch.fused */
+    bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
+    enum rope_keys rope_keys;
+    enum qk_norm qk_norm;
+    struct glu glu;
+};
+
+#define EXPERT_NAMES                                                                                                   \
+    .router = {"mlp.gate"}, .gate = "mlp.experts.#.gate_proj", .up = "mlp.experts.#.up_proj",                          \
+    .down = "mlp.experts.#.down_proj"
+
+/* DeepSeek-V3 and the families that follow it. */
+#define DEEPSEEK_NAMES                                                                                                 \
+    EXPERT_NAMES, .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts", .shared_by_weight = true, \
+                  .excluded = ".*vision_tower.*"
+
+/* What the families with latent attention have in common. */
+#define LATENT_FAMILY                                                                                                  \
+    .mixer = &mixer_mla, .ffn = &ffn_moe, .dense = &ffn_dense, .names = {DEEPSEEK_NAMES},                              \
+    .width = "moe_intermediate_size", .n_exp = "n_routed_experts", .theta = 10000, .router_bias = true,                \
+    .round_twice = true, .kv_as_heads = true, .sigmoid = true, .renormalises = true, .dense_first = true,              \
+    .predicts = true, .rope_keys = ROPE_KEYS_MSCALE
+
+/* What the families with gated DeltaNet have in common. */
+#define DELTANET_NAMES EXPERT_NAMES, .shared = "mlp.shared_expert", .shared_gate = "mlp.shared_expert_gate"
+#define DELTANET_FAMILY                                                                                                \
+    .mixer = &mixer_attention, .linear = &mixer_deltanet, .ffn = &ffn_moe, .dense = &ffn_dense,                        \
+    .width = "moe_intermediate_size", .d_shared = "shared_expert_intermediate_size", .theta = 10000, .eps = 1e-6,      \
+    .head_dim = 256, .rotated = 0.25, .max_len = 32768, .attn_gate = true, .norm_plus_one = true,                      \
+    .qk_norm = QK_NORM_HEAD
+
+static const struct family families[] = {
+    {.model_type = "gpt_oss",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.router = {"mlp.router", "mlp.router.linear"},
+               .gate = "mlp.experts.gate_up_projs.#",
+               .down = "mlp.experts.down_projs.#"},
+     .width = "intermediate_size",
+     .local_experts = true,
+     .theta = 150000,
+     .eps = 1e-5,
+     .alpha = 1.702,
+     .limit = 7,
+     .head_dim = 64,
+     .max_len = 131072,
+     .window = 128,
+     .attn_bias = true,
+     .expert_bias = true,
+     .router_bias = true,
+     .sinks = true,
+     .transposed_experts = true,
+     .rope_named = true,
+     .slide = SLIDE_EVEN,
+     .glu = {.kind = GLU_CLAMPED, .interleaved = true}},
+    {.model_type = "qwen3_moe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {EXPERT_NAMES},
+     .width = "moe_intermediate_size",
+     .theta = 10000,
+     .eps = 1e-6,
+     .max_len = 32768,
+     .round_twice = true,
+     .norm_topk = true,
+     .may_be_dense = true,
+     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "olmoe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {EXPERT_NAMES},
+     .width = "intermediate_size",
+     .theta = 10000,
+     .eps = 1e-5,
+     .max_len = 4096,
+     .round_twice = true,
+     .kv_as_heads = true,
+     .norm_topk = true,
+     .qk_norm = QK_NORM_WHOLE},
+    {.model_type = "mixtral",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {.router = {"block_sparse_moe.gate", "mlp.gate"},
+               .gate = "block_sparse_moe.experts.#.w1",
+               .up = "block_sparse_moe.experts.#.w3",
+               .down = "block_sparse_moe.experts.#.w2"},
+     .width = "intermediate_size",
+     .local_experts = true,
+     .theta = 1000000,
+     .eps = 1e-5,
+     .max_len = 131072,
+     .round_twice = true,
+     .slide = SLIDE_ALL},
+    {.model_type = "glm4_moe",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {DEEPSEEK_NAMES},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-5,
+     .rotated = 0.5,
+     .max_len = 131072,
+     .router_bias = true,
+     .round_twice = true,
+     .sigmoid = true,
+     .renormalises = true,
+     .predicts = true,
+     .dense_first = true,
+     .first_dense = 1,
+     .qk_norm_named = true,
+     .out_unbiased = true,
+     .qk_norm = QK_NORM_HEAD},
+    {.model_type = "glm4_moe_lite",
+     LATENT_FAMILY,
+     .eps = 1e-5,
+     .max_len = 202752,
+     .first_dense = 1,
+     .routed_scale = 1.8},
+    {.model_type = "deepseek_v3",
+     LATENT_FAMILY,
+     .eps = 1e-6,
+     .max_len = 4096,
+     .first_dense = 3,
+     .routed_scale = 2.5,
+     .n_group = 8,
+     .top_group = 4},
+    {.model_type = "kimi_k2", /* its class is DeepSeek-V3's */
+     LATENT_FAMILY,
+     .eps = 1e-6,
+     .max_len = 4096,
+     .first_dense = 3,
+     .routed_scale = 2.5,
+     .n_group = 8,
+     .top_group = 4},
+    {.model_type = "mistral4",
+     .mixer = &mixer_mla,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {EXPERT_NAMES, .shared = "mlp.shared_experts", .excluded = ".*vision_tower.*"},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .theta = 10000,
+     .eps = 1e-6,
+     .max_len = 1048576,
+     .round_twice = true,
+     .rope_named = true,
+     .kv_as_heads = true,
+     .rope_keys = ROPE_KEYS_GROWTH,
+     .renormalises = true,
+     .dense_first = true},
+    {.model_type = "deepseek_v4",
+     .mixer = &mixer_compressed,
+     .ffn = &ffn_moe,
+     .names = {EXPERT_NAMES, .router_bias = ".e_score_correction_bias", .shared = "mlp.shared_experts",
+               .qualified = true, .published = true},
+     .width = "moe_intermediate_size",
+     .n_exp = "n_routed_experts",
+     .eps = 1e-6,
+     .limit = 10,
+     .head_dim = 512,
+     .max_len = 1048576,
+     .router_bias = true,
+     .sinks = true,
+     .compressed = true,
+     .predicts = true,
+     .glu = {.kind = GLU_SWIGLU_CLAMPED}},
+    {.model_type = "qwen3_5_moe", .text_type = "qwen3_5_moe_text", DELTANET_FAMILY, .names = {DELTANET_NAMES}},
+    {.model_type = "qwen3_next",
+     DELTANET_FAMILY,
+     .names = {DELTANET_NAMES, .shared_by_weight = true},
+     .renormalises = true,
+     .may_be_dense = true,
+     .delta_fused = true},
+};
+
+/* Classes with a vision tower, of any family: model_type of their text_config names it. */
+static bool is_wrapper(struct json root)
+{
+    static const char *const types[] = {"kimi_k25", "mistral3"};
+    const char *type = "";
+    if (json_get_str(root, "model_type", &type, NULL)) return false;
+    for (int i = 0; i < MT_LEN(types); i++)
+        if (!strcmp(type, types[i])) return json_type(json_find(root, "text_config")) == JSON_OBJECT;
+    return false;
+}
+
+/* Whether a configuration, or a part of it, has a count of experts above 1. */
+static bool counts_experts(struct json j)
+{
+    const char *key;
+    struct json value;
+    double n;
+    for (int64_t i = 0; json_member(j, i, &key, &value); i++)
+        if (counts_experts(value) || (strstr(key, "expert") && !json_f64(value, &n, NULL) && n > 1)) return true;
+    return false;
+}
+
+static int find_family(const struct family **out, struct json root, struct err *err)
+{
+    const char *type;
+    char known[32 * MT_LEN(families)] = "";
+    if (json_get_str(root, "model_type", &type, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(families); i++) {
+        const struct family *f = &families[i];
+        *out = f;
+        if (!strcmp(f->model_type, type) || (f->text_type && !strcmp(f->text_type, type))) return 0;
+        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", f->model_type);
+    }
+    return json_error(root, err, "model_type \"%s\" is %s; this version trains: %s", type,
+                      counts_experts(root) ? "not supported" : "a dense model, and dense models are not supported",
+                      known);
+}
+
+/* Sizes of the layers with gated DeltaNet; the defaults are those of transformers' configuration class. */
+static int read_delta(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct delta_shape *s = &a->delta.shape;
+    bool gated = true;
+    if (!f->linear) return 0;
+    *s = (struct delta_shape){.n_key = 16, .n_value = 32, .key_dim = 128, .value_dim = 128};
+    a->delta.n_tap = 4;
+    a->delta.fused = f->delta_fused;
+    if (json_opt_i64(root, "linear_num_key_heads", 1, 4096, &s->n_key, err) ||
+        json_opt_i64(root, "linear_num_value_heads", 1, 4096, &s->n_value, err) ||
+        json_opt_i64(root, "linear_key_head_dim", 1, 4096, &s->key_dim, err) ||
+        json_opt_i64(root, "linear_value_head_dim", 1, 4096, &s->value_dim, err) ||
+        json_opt_i64(root, "linear_conv_kernel_dim", 1, MT_MAX_TAPS, &a->delta.n_tap, err) ||
+        json_opt_bool(root, "attn_output_gate", &gated, err))
+        return -1;
+    if (s->n_value % s->n_key)
+        return json_error(root, err, "linear_num_value_heads %lld is no multiple of linear_num_key_heads %lld",
+                          (long long)s->n_value, (long long)s->n_key);
+    if (!gated) return json_error(root, err, "attn_output_gate = false is not supported (true)");
+    return 0;
+}
+
+/* Reads a count that has two names; if the file has both, they must be equal. A file without it lacks the first. */
+static int read_count(struct json root, const char *name, const char *other, int64_t *out, struct err *err)
+{
+    int64_t again;
+    if (json_get_i64(root, json_has(root, name) || !json_has(root, other) ? name : other, 1, 65536, out, err))
+        return -1;
+    again = *out;
+    if (json_opt_i64(root, other, 1, 65536, &again, err)) return -1;
+    if (again != *out)
+        return json_error(root, err, "%s is %lld, but %s is %lld", name, (long long)*out, other, (long long)again);
+    return 0;
+}
+
+static int read_kv_heads(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    a->n_kv = a->n_head;
+    return f->kv_as_heads ? json_opt_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err)
+                          : json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err);
+}
+
+static int read_sizes(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    const int64_t big = 1 << 24;
+    int64_t head_dim = f->head_dim;
+    a->max_len = f->max_len;
+    a->d_ff_key = f->width;
+    if (json_get_i64(root, "num_hidden_layers", 1, MT_MAX_LAYERS, &a->n_layer, err) ||
+        json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
+        json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||
+        json_opt_i64(root, "head_dim", 2, 4096, &head_dim, err) ||
+        (f->n_exp ? json_get_i64(root, f->n_exp, 1, 65536, &a->n_exp, err)
+                  : read_count(root, f->local_experts ? "num_local_experts" : "num_experts",
+                               f->local_experts ? "num_experts" : "num_local_experts", &a->n_exp, err)) ||
+        read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
+        json_get_i64(root, f->width, 1, big, &a->d_ff, err) ||
+        json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
+        json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
+        return -1;
+    if (a->n_head % a->n_kv)
+        return json_error(root, err, "num_attention_heads %lld is no multiple of num_key_value_heads %lld",
+                          (long long)a->n_head, (long long)a->n_kv);
+    if (a->top_k > a->n_exp)
+        return json_error(root, err, "%lld experts per token, but there are %lld experts", (long long)a->top_k,
+                          (long long)a->n_exp);
+    if (f->mixer == &mixer_mla) return 0; /* read_mla reads the width of a head */
+    if (!head_dim && a->d_model % a->n_head)
+        return json_error(root, err, "head_dim is missing and hidden_size %lld is no multiple of num_attention_heads",
+                          (long long)a->d_model);
+    a->head_dim = head_dim ? head_dim : a->d_model / a->n_head;
+    if (a->head_dim % 2) return json_error(root, err, "head_dim %lld is odd", (long long)a->head_dim);
+    return 0;
+}
+
+/* RoPE as one of both keys has it, or neither. */
+static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
+                        const struct family *f, struct err *err)
+{
+    const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->head_dim;
+    double rotated = f->rotated > 0 ? f->rotated : 1;
+    *r = (struct rope_arch){.theta = f->theta,
+                            .factor = 1,
+                            .beta_fast = 32,
+                            .beta_slow = 1,
+                            .attention_factor = 1,
+                            .softmax_gain = 1,
+                            .truncate = true};
+    if (rope_read_theta(&r->theta, root, "rope_theta", scaling, err) ||
+        (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)) ||
+        json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
+        return -1;
+    if (a->mla.kv_lora && (int64_t)(rotated * (double)a->head_dim) == a->mla.rope) rotated = 1; /* share of a head */
+    if (rotated != 1 && !(f->rotated > 0))
+        return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
+    if (!(rotated > 0 && rotated <= 1))
+        return json_error(root, err, "partial_rotary_factor %g is not above 0 and at most 1", rotated);
+    r->width = (int64_t)((double)head_dim * rotated); /* truncated as in transformers */
+    if (r->width < 2 || r->width % 2)
+        return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
+                          rotated, (long long)r->width, (long long)head_dim);
+    return rope_read_type(r, root, scaling, f->rope_keys, err);
+}
+
+/* transformers 5 writes rope_parameters; 4 writes rope_theta and rope_scaling. Where a file has both they must agree.
+ */
+static int read_rope(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct json scaling, other;
+    struct rope_arch again;
+    if (rope_find(&scaling, &other, root, err)) return -1;
+    if (!rope_given(scaling) && f->rope_named)
+        return json_error(root, err, "rope_parameters and rope_scaling are both missing");
+    if (read_rope_of(&a->rope, a, root, scaling, f, err)) return -1;
+    if (!rope_given(other)) return 0;
+    if (read_rope_of(&again, a, root, other, f, err)) return -1;
+    return rope_same(&a->rope, &again) ? 0 : rope_differs(other, err);
+}
+
+/* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
+ * families. */
+static int read_mla(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    struct mla_arch *m = &a->mla;
+    const int64_t big = 1 << 20;
+    if (f->mixer != &mixer_mla) return 0;
+    m->interleaved = true;
+    if ((json_type(json_find(root, "q_lora_rank")) != JSON_NULL &&
+         json_get_i64(root, "q_lora_rank", 1, big, &m->q_lora, err)) ||
+        json_get_i64(root, "kv_lora_rank", 1, big, &m->kv_lora, err) ||
+        json_get_i64(root, "qk_nope_head_dim", 1, 4096, &m->nope, err) ||
+        json_get_i64(root, "qk_rope_head_dim", 2, 4096, &m->rope, err) ||
+        json_get_i64(root, "v_head_dim", 1, 4096, &m->value, err) ||
+        json_opt_flag(root, "rope_interleave", &m->interleaved, err))
+        return -1;
+    if (m->rope % 2) return json_error(root, err, "qk_rope_head_dim %lld is odd", (long long)m->rope);
+    if (a->n_kv != a->n_head)
+        return json_error(root, err,
+                          "num_key_value_heads %lld is not supported: latent attention has a key for each of "
+                          "the %lld heads",
+                          (long long)a->n_kv, (long long)a->n_head);
+    a->head_dim = m->nope + m->rope;
+    return 0;
+}
+
+/* The kinds of the layers: windows of attention, and the layers with another mixer. */
+static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t window = f->window, interval = 4; /* every interval-th layer is no linear one */
+    struct json types = json_find(root, "layer_types");
+    const bool spaced = f->linear && json_type(json_find(root, "full_attention_interval")) == JSON_INT;
+    if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) ||
+        (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
+        return -1;
+    if (!json_given(types)) {
+        for (int64_t l = 0; l < a->n_layer; l++) {
+            a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
+            if (f->linear && (l + 1) % interval) a->mixer[l] = f->linear;
+        }
+        return 0;
+    }
+    if (json_type(types) != JSON_ARRAY || json_count(types) != a->n_layer)
+        return json_error(types, err, "is not a list of %lld names", (long long)a->n_layer);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const char *name;
+        int64_t size;
+        struct json item = json_at(types, l);
+        if (json_str(item, &name, &size, err)) return -1;
+        const bool slides = f->slide && !strcmp(name, "sliding_attention");
+        if (slides && window)
+            a->window[l] = window;
+        else if (slides)
+            return json_error(item, err, "is sliding_attention, but sliding_window is not set");
+        else if (!strcmp(name, "full_attention"))
+            a->window[l] = 0;
+        else if (!strcmp(name, "linear_attention") && f->linear)
+            a->mixer[l] = f->linear;
+        else
+            return json_error(item, err, "\"%s\" is not supported (%sfull_attention)", name,
+                              f->linear  ? "linear_attention, "
+                              : f->slide ? "sliding_attention, "
+                                         : "");
+        if (spaced && (a->mixer[l] == f->linear) != ((l + 1) % interval != 0))
+            return json_error(item, err,
+                              "is %s, but full_attention_interval = %lld contradicts it: correct one, or remove "
+                              "full_attention_interval",
+                              name, (long long)interval);
+    }
+    return 0;
+}
+
+/* The width of the shared experts of a layer. */
+static int read_shared(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t n = 1;
+    if (!f->names.shared) return 0;
+    if (f->d_shared) return json_get_i64(root, f->d_shared, 1, 1 << 24, &a->d_shared, err);
+    if (json_opt_i64(root, "n_shared_experts", 0, 1024, &n, err)) return -1;
+    a->d_shared = n * a->d_ff;
+    return 0;
+}
+
+/* Families whose first layers are dense: first_k_dense_replace, or mlp_layer_types with a kind for each layer. */
+static int read_first_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    const struct json kinds = json_find(root, "mlp_layer_types");
+    const bool counted = json_type(json_find(root, "first_k_dense_replace")) == JSON_INT;
+    int64_t first = f->first_dense, size;
+    if (!f->dense_first) return 0;
+    if (json_opt_i64(root, "first_k_dense_replace", 0, MT_MAX_LAYERS, &first, err)) return -1;
+    for (int64_t l = 0; l < a->n_layer; l++) a->dense[l] = l < first;
+    if (!json_given(kinds)) return 0;
+    if (json_type(kinds) != JSON_ARRAY || json_count(kinds) != a->n_layer)
+        return json_error(kinds, err, "is not a list of %lld names", (long long)a->n_layer);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        const char *kind;
+        if (json_str(json_at(kinds, l), &kind, &size, err)) return -1;
+        a->dense[l] = !strcmp(kind, "dense");
+        if (!a->dense[l] && strcmp(kind, "sparse"))
+            return json_error(json_at(kinds, l), err, "\"%s\" is not supported (dense, sparse)", kind);
+        if (counted && a->dense[l] != (l < first))
+            return json_error(json_at(kinds, l), err,
+                              "is %s, but first_k_dense_replace = %lld contradicts it: correct one, or remove "
+                              "first_k_dense_replace",
+                              kind, (long long)first);
+    }
+    return 0;
+}
+
+/* Finds the dense layers. Qwen's configurations list them (mlp_only_layers), or give experts only to every n-th layer
+ * (decoder_sparse_step). Others begin with some dense layers (first_k_dense_replace). */
+static int read_dense(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t step = 1, layer;
+    bool any = false;
+    struct json only = json_find(root, "mlp_only_layers");
+    if (read_first_dense(a, root, f, err)) return -1;
+    for (int64_t l = 0; l < a->n_layer; l++) any |= a->dense[l];
+    if (!f->may_be_dense) return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
+    if (json_opt_i64(root, "decoder_sparse_step", 1, MT_MAX_LAYERS, &step, err)) return -1;
+    if (json_given(only) && json_type(only) != JSON_ARRAY) return json_error(only, err, "is not a list of layers");
+    for (int64_t i = 0; i < json_count(only); i++) {
+        if (json_i64(json_at(only, i), 0, a->n_layer - 1, &layer, err)) return -1;
+        a->dense[layer] = true;
+    }
+    for (int64_t l = 0; l < a->n_layer; l++) any |= a->dense[l] |= (l + 1) % step != 0;
+    return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
+}
+
+/* Rejects features that moetrain does not implement. */
+static int refuse_variants(struct json root, struct err *err)
+{
+    bool slides = false;
+    double jitter = 0;
+    const struct json clip = json_find(root, "clip_qkv");
+    if (json_opt_bool(root, "use_sliding_window", &slides, err) ||
+        json_opt_f64(root, "router_jitter_noise", &jitter, err))
+        return -1;
+    if (slides) return json_error(root, err, "use_sliding_window = true is not supported");
+    if (jitter != 0) return json_error(root, err, "router_jitter_noise %g is not supported (0)", jitter);
+    if (json_given(clip)) return json_error(clip, err, "is not supported (null)");
+    return 0;
+}
+
+/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
+ * decoded since. A method whose tensors the loader does not know is refused here, because a missing tensor explains
+ * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
+ * and other longer names. */
+static int refuse_quantization(struct json root, struct err *err)
+{
+    static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",
+                                        "modelopt"};
+    const struct json q = json_find(root, "quantization_config");
+    const char *method = known[0];
+    char names[128] = "";
+    if (!json_given(q)) return 0;
+    if (json_type(q) != JSON_OBJECT)
+        return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
+    if (json_opt_str(q, "quant_method", &method, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(known); i++) {
+        if (!strcmp(method, known[i]) || !strncmp(method, "modelopt_", 9)) return 0;
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "", known[i]);
+    }
+    return json_error(q, err,
+                      "quant_method \"%s\" is not supported (%s): use the checkpoint without quantisation, or remove "
+                      "quantization_config if the tensors are not quantised",
+                      method, names);
+}
+
+/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores most. */
+static int refuse_routers(struct json root, const char *supported, struct err *err)
+{
+    const char *score = supported, *method = "noaux_tc";
+    int64_t every = 1;
+    if (json_opt_str(root, "scoring_func", &score, err) || json_opt_str(root, "topk_method", &method, err) ||
+        json_opt_i64(root, "moe_layer_freq", 1, MT_MAX_LAYERS, &every, err))
+        return -1;
+    if (strcmp(score, supported))
+        return json_error(root, err, "scoring_func \"%s\" is not supported (%s)", score, supported);
+    if (strcmp(method, "noaux_tc"))
+        return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
+    if (every != 1) return json_error(root, err, "moe_layer_freq %lld is not supported (1)", (long long)every);
+    return 0;
+}
+
+/* Keys of DeepSeek's routers with one supported value where the router is a softmax. Families without them lack them.
+ */
+static int refuse_softmax_variants(struct json root, struct err *err)
+{
+    double scale = 1;
+    int64_t n_group = 1;
+    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+        json_opt_i64(root, "n_group", 1, 65536, &n_group, err))
+        return -1;
+    if (scale != 1)
+        return json_error(root, err, "routed_scaling_factor %g is not supported with a softmax router (1)", scale);
+    if (n_group != 1)
+        return json_error(root, err, "n_group %lld is not supported with a softmax router (1)", (long long)n_group);
+    return 0;
+}
+
+/* A null is neither the default nor one group: transformers stops at it. */
+static int refuse_null_groups(struct json root, struct err *err)
+{
+    static const char *const keys[] = {"n_group", "topk_group"};
+    for (int i = 0; i < MT_LEN(keys); i++) {
+        const struct json v = json_find(root, keys[i]);
+        if (json_type(v) == JSON_NULL) return json_error(v, err, "is null: write 1 for a router without groups");
+    }
+    return 0;
+}
+
+static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    bool renormalise = f->renormalises || !f->norm_topk;
+    double scale = f->routed_scale > 0 ? f->routed_scale : 1;
+    int64_t n_group = MT_MAX(1, f->n_group), top_group = MT_MAX(1, f->top_group);
+    if (f->compressed)
+        return refuse_routers(root, "sqrtsoftplus", err) || compressed_read_router(a, root, err) ? -1 : 0;
+    if ((f->renormalises || f->norm_topk) && json_opt_flag(root, "norm_topk_prob", &renormalise, err)) return -1;
+    a->router = (struct router){.kind = renormalise ? ROUTER_CHOSEN : ROUTER_PROBABILITY};
+    if (!f->sigmoid) return f->dense_first ? refuse_softmax_variants(root, err) : 0;
+    if (refuse_null_groups(root, err) || refuse_routers(root, "sigmoid", err) ||
+        json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
+        json_opt_i64(root, "n_group", 1, 65536, &n_group, err) ||
+        json_opt_i64(root, "topk_group", 1, 65536, &top_group, err))
+        return -1;
+    if (range_factor(root, "routed_scaling_factor", scale, err)) return -1;
+    if (n_group > 1 && (a->n_exp % n_group || a->n_exp / n_group < 2))
+        return json_error(root, err, "n_group %lld: %lld experts are not that many groups of two or more",
+                          (long long)n_group, (long long)a->n_exp);
+    if (top_group > n_group || top_group * (a->n_exp / n_group) < a->top_k)
+        return json_error(root, err, "topk_group %lld of n_group %lld: too few or too many for %lld experts per token",
+                          (long long)top_group, (long long)n_group, (long long)a->top_k);
+    a->router = (struct router){.kind = renormalise ? ROUTER_SIGMOID_CHOSEN : ROUTER_SIGMOID,
+                                .scale = (float)scale,
+                                .n_group = (int)n_group,
+                                .top_group = (int)top_group};
+    return 0;
+}
+
+/* A limit that is never reached is none, and no mistake. */
+static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
+{
+    if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
+    if (f->glu.kind == GLU_SWIGLU || limit >= 1e-3) return 0;
+    return json_error(root, err, "swiglu_limit %g is not at least 0.001", limit);
+}
+
+/* Reads the settings that change the mathematics, and rejects unsupported values. */
+static int read_switches(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
+    bool bias = f->attn_bias, qk_norm = !f->qk_norm_named;
+    const char *act = "silu";
+    if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
+        json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
+        json_opt_bool(root, "attention_bias", &bias, err) ||
+        (f->qk_norm_named && json_opt_bool(root, "use_qk_norm", &qk_norm, err)) ||
+        (f->predicts && json_opt_i64(root, "num_nextn_predict_layers", 0, MT_MAX_LAYERS, &a->n_mtp, err)) ||
+        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
+        return -1;
+    if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
+    if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
+    if (range_eps(root, "rms_norm_eps", eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
+    a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
+    a->qk_norm = qk_norm ? f->qk_norm : QK_NORM_NONE;
+    a->transposed_experts = f->transposed_experts;
+    a->attn_gate = f->attn_gate;
+    a->norm_plus_one = f->norm_plus_one;
+    a->shared_gate = f->names.shared_gate;
+    a->attn_bias = bias;
+    a->out_bias = bias && !f->out_unbiased;
+    a->expert_bias = f->expert_bias;
+    a->router_bias = f->router_bias;
+    a->sinks = f->sinks;
+    a->attn_scale = (float)(a->rope.softmax_gain / sqrt((double)a->head_dim));
+    if (a->mla.kv_lora && !a->mla.q_lora && bias)
+        return json_error(root, err, "attention_bias without q_lora_rank is not supported");
+    a->glu = f->glu;
+    a->glu.alpha = (float)alpha;
+    a->glu.limit = (float)limit;
+    return 0;
+}
+
+/* The kinds of layers, and their RoPE. */
+static int read_kinds(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    return read_mla(a, root, f, err) || read_delta(a, root, f, err) || read_rope(a, root, f, err) ||
+                   read_windows(a, root, f, err)
+               ? -1
+               : 0;
+}
+
+/* A class with other parts has its sizes in text_config. */
+static int want_text_config(const struct family *f, struct json root, struct err *err)
+{
+    const struct json text = json_find(root, "text_config");
+    const bool has = json_has(root, "text_config");
+    if (!f->text_type || json_type(text) == JSON_OBJECT || (!has && json_has(root, "num_hidden_layers"))) return 0;
+    return json_error(text, err, "is %s: the sizes of a %s model are in it", has ? "not an object" : "missing",
+                      f->model_type);
+}
+
+int arch_parse(struct arch *a, struct json root, struct err *err)
+{
+    const struct family *f = NULL;
+    *a = (struct arch){0};
+    const struct json whole = root;
+    const bool wrapped = is_wrapper(root);
+    bool tied = false;
+    if (wrapped) root = json_find(root, "text_config");
+    if (find_family(&f, root, err) || want_text_config(f, root, err)) return -1;
+    a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
+    if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
+    if (a->nested && !wrapped) root = json_find(root, "text_config");
+    if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
+    if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
+        read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
+        read_router(a, root, f, err) || read_switches(a, root, f, err))
+        return -1;
+    a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        if (!a->mixer[l]) a->mixer[l] = f->mixer;
+        a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;
+    }
+    a->family = f->model_type;
+    a->names = &f->names;
+    return 0;
+}
+
+int arch_load(struct arch *a, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    *a = (struct arch){0};
+    if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
+    struct json_doc *doc = json_load(path, 16 << 20, err);
+    if (!doc) return -1;
+    int rc = arch_parse(a, json_root(doc), err);
+    json_free(doc);
+    return rc;
+}
+
+struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
+{
+    return a->dense[layer] ? (struct ffn_size){1, 1, a->d_dense} : (struct ffn_size){a->n_exp, a->top_k, a->d_ff};
+}
+
+bool arch_is_other_part(const char *name)
+{
+    static const char *const parts[] = {"model.visual.", "visual.",       "mtp.",
+                                        "vision_tower.", "mm_projector.", "multi_modal_projector."};
+    for (int i = 0; i < MT_LEN(parts); i++)
+        if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
+    return false;
+}
+
+bool arch_is_prediction(const struct arch *a, const char *name)
+{
+    const int64_t layer = !strncmp(name, "model.layers.", 13) ? strtoll(name + 13, NULL, 10) : 0;
+    return layer >= a->n_layer && layer < a->n_layer + a->n_mtp;
+}
+
+int64_t arch_stored_row(const struct row_order *o, int64_t row)
+{
+    int64_t group = 0, before = 0;
+    if (!o->n_group) return row;
+    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
+    for (int i = 0; i < ROW_PARTS; before += o->part[i++]) {
+        const int64_t n = o->n_group * o->part[i];
+        if (row < n) return row / o->part[i] * group + before + row % o->part[i];
+        row -= n;
+    }
+    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
+}
+
+int64_t arch_row_in_memory(const struct row_order *o, int64_t row)
+{
+    int64_t group = 0, first = 0;
+    if (!o->n_group) return row;
+    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
+    int64_t in_group = row % group;
+    for (int i = 0; i < ROW_PARTS; first += o->n_group * o->part[i++]) {
+        if (in_group < o->part[i]) return first + row / group * o->part[i] + in_group;
+        in_group -= o->part[i];
+    }
+    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
+}
+
+int64_t arch_stream_cols(const struct arch *a) { return MT_MAX(a->hyper.n_stream, 1) * a->d_model; }
+
+int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
+
+int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n_head * a->head_dim; }

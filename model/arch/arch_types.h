@@ -1,0 +1,113 @@
+/* arch_types.h - struct arch: every size and switch of a model family. */
+#ifndef MT_ARCH_TYPES_H
+#define MT_ARCH_TYPES_H
+
+#include "data/json/json.h"
+#include "kernels/ops/ops.h"
+
+#define MT_MAX_LAYERS 512
+
+struct rope_arch {
+    double theta, factor, beta_fast, beta_slow, attention_factor; /* factor 1: plain RoPE */
+    double softmax_gain; /* factor of the softmax scale: mscale_all_dim of latent attention's YaRN; else 1 */
+    double query_beta;   /* queries grow with the position: beta of struct mla_shape, whose beta_len is original_len */
+    int64_t original_len;
+    int64_t width; /* rotated channels of a head, from the first on */
+    bool yarn, truncate;
+};
+
+/* RMSNorm of q and k before RoPE: none, per head (Qwen3), over all heads as one vector (OLMoE). */
+enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
+
+/* Tensor names of a layer's router and experts in a checkpoint, without "model.layers.N." and ".weight". # stands for
+ * the number of the expert. */
+struct tensor_names {
+    const char *router[2];        /* the second: an alternative name, or NULL */
+    const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both */
+    const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
+    const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
+    const char *shared_gate;      /* the gate of the shared experts; NULL: none */
+    const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */
+    bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
+                              parameters */
+    bool qualified;        /* other modules have the names of attention's targets: PEFT needs them with self_attn. */
+    bool published; /* published checkpoints have other names, which model/stored/published.c translates to these */
+};
+
+/* Sizes of latent attention (mixer_mla.c). */
+struct mla_arch {
+    int64_t q_lora, kv_lora;   /* widths of the projections; q_lora 0: queries have none. kv_lora 0: another mixer */
+    int64_t nope, rope, value; /* of a head: columns of queries and keys without position, rotated ones; of values */
+    bool interleaved;          /* rotated pairs are adjacent columns */
+};
+
+/* Sizes of gated DeltaNet (mixer_deltanet.c); n_tap: width of its convolution. */
+struct delta_arch {
+    struct delta_shape shape;
+    int64_t n_tap;
+    bool fused; /* checkpoints have in_proj_qkvz and in_proj_ba, whose rows are grouped by key head */
+};
+
+/* Sizes of compressed attention (mixer_compressed.c). */
+enum compress_kind { COMPRESS_NONE, COMPRESS_HEAVY, COMPRESS_SPARSE }; /* of a layer: window alone, HCA, CSA */
+struct compress_arch {
+    int64_t q_lora, n_group, o_lora;       /* width of the queries' projection; the output's groups and their width */
+    int64_t rope;                          /* rotated columns of a head, its last ones */
+    int64_t ratio[COMPRESS_SPARSE + 1];    /* tokens per entry of each kind */
+    int64_t n_index, index_dim, index_top; /* of the indexer: heads, their width, entries per token */
+    enum compress_kind kind[MT_MAX_LAYERS];
+};
+
+/* Hyper-connections: parallel residual streams (kernels/ops/ops.h). n_stream 0: one residual. */
+struct hyper_arch {
+    int64_t n_stream;
+    int n_iter;
+    double eps;
+};
+
+/* The order of the rows of a matrix in a checkpoint, when it is another than in memory. The checkpoint has n_group
+ * groups; each has part[0] rows of part 0, then part[1] rows of part 1, and so on. In memory all rows of part 0 come
+ * first, then all rows of part 1, each in the order of the checkpoint. n_group 0: both orders are the same. */
+enum { ROW_PARTS = 4 };
+struct row_order {
+    int64_t n_group, part[ROW_PARTS]; /* unused parts are 0 */
+};
+
+struct mixer_kind;
+struct ffn_kind;
+struct arch {
+    const char *family; /* "gpt_oss": model_type of config.json */
+    const struct tensor_names *names;
+    const char *d_ff_key;                             /* of d_ff in config.json */
+    int64_t n_layer, d_model, n_head, n_kv, head_dim; /* head_dim: of queries and keys */
+    int64_t n_exp, top_k, d_ff;                       /* of a layer with routed experts; d_ff: width of one expert */
+    int64_t d_dense;                                  /* width of a dense layer */
+    int64_t d_shared;                                 /* width of all shared experts of a layer together; 0: none */
+    int64_t vocab, max_len;
+    int64_t n_mtp; /* layers of multi-token prediction after the last layer in the checkpoint, which are not read */
+    struct norm norm;
+    float attn_scale;
+    bool attn_bias, out_bias; /* of q, k and v; of the output projection */
+    bool expert_bias, router_bias, sinks, tied;
+    bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
+    bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
+    bool attn_gate;          /* the rows of q_proj are, of every head, those of q, then those of an output gate */
+    bool norm_plus_one;      /* norms multiply by 1 + weight, except the gated one of DeltaNet */
+    bool nested;             /* config.json has these settings in text_config: the class has other parts too */
+    enum qk_norm qk_norm;
+    struct mla_arch mla;
+    struct delta_arch delta;
+    struct compress_arch compress;
+    struct hyper_arch hyper;
+    int64_t n_hash;              /* first layers whose experts follow from the token's id */
+    struct rope_arch rope_entry; /* of layers with entries: of queries, keys and entries */
+    struct router router;
+    struct glu glu;
+    struct rope_arch rope;
+    int64_t window[MT_MAX_LAYERS];                 /* 0: full causal */
+    bool dense[MT_MAX_LAYERS];                     /* the layer has no routed experts: one dense feed-forward network */
+    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h */
+    const struct ffn_kind *ffn[MT_MAX_LAYERS];
+};
+
+#endif

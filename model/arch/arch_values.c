@@ -1,0 +1,142 @@
+/* arch_values.c - the table of the values in struct arch, under the names that config.json has for them. */
+#include "model/arch/arch_values.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/layer.h"
+
+enum kind { TEXT, I64, INT, BOOL, FLOAT, DOUBLE, QK_NORM, NORMALISED };
+
+#define NAMED(member) offsetof(struct arch, member)
+static const struct row {
+    const char *name;
+    enum kind kind;
+    size_t offset;
+} rows[] = {
+    {"model_type", TEXT, NAMED(family)},
+    {"num_hidden_layers", I64, NAMED(n_layer)},
+    {"hidden_size", I64, NAMED(d_model)},
+    {"num_attention_heads", I64, NAMED(n_head)},
+    {"num_key_value_heads", I64, NAMED(n_kv)},
+    {"head_dim", I64, NAMED(head_dim)},
+    {"num_experts", I64, NAMED(n_exp)},
+    {"num_experts_per_tok", I64, NAMED(top_k)},
+    {"moe_intermediate_size", I64, NAMED(d_ff)},
+    {"intermediate_size", I64, NAMED(d_dense)},
+    {"shared_expert_intermediate_size", I64, NAMED(d_shared)},
+    {"vocab_size", I64, NAMED(vocab)},
+    {"rms_norm_eps", FLOAT, NAMED(norm.eps)},
+    {"attention_bias", BOOL, NAMED(attn_bias)},
+    {"tie_word_embeddings", BOOL, NAMED(tied)},
+    {"use_qk_norm", QK_NORM, NAMED(qk_norm)},
+    {"q_lora_rank", I64, NAMED(mla.q_lora)},
+    {"kv_lora_rank", I64, NAMED(mla.kv_lora)},
+    {"qk_nope_head_dim", I64, NAMED(mla.nope)},
+    {"qk_rope_head_dim", I64, NAMED(mla.rope)},
+    {"v_head_dim", I64, NAMED(mla.value)},
+    {"rope_interleave", BOOL, NAMED(mla.interleaved)},
+    {"linear_num_key_heads", I64, NAMED(delta.shape.n_key)},
+    {"linear_num_value_heads", I64, NAMED(delta.shape.n_value)},
+    {"linear_key_head_dim", I64, NAMED(delta.shape.key_dim)},
+    {"linear_value_head_dim", I64, NAMED(delta.shape.value_dim)},
+    {"linear_conv_kernel_dim", I64, NAMED(delta.n_tap)},
+    {"norm_topk_prob", NORMALISED, NAMED(router.kind)},
+    {"routed_scaling_factor", FLOAT, NAMED(router.scale)},
+    {"n_group", INT, NAMED(router.n_group)},
+    {"topk_group", INT, NAMED(router.top_group)},
+    {"swiglu_alpha", FLOAT, NAMED(glu.alpha)},
+    {"swiglu_limit", FLOAT, NAMED(glu.limit)},
+    {"rope_theta", DOUBLE, NAMED(rope.theta)},
+    {"rotated channels", I64, NAMED(rope.width)}, /* partial_rotary_factor */
+    {"rope_type = yarn", BOOL, NAMED(rope.yarn)},
+    {"factor", DOUBLE, NAMED(rope.factor)},
+    {"beta_fast", DOUBLE, NAMED(rope.beta_fast)},
+    {"beta_slow", DOUBLE, NAMED(rope.beta_slow)},
+    {"truncate", BOOL, NAMED(rope.truncate)},
+    {"original_max_position_embeddings", I64, NAMED(rope.original_len)},
+    {"attention_factor", DOUBLE, NAMED(rope.attention_factor)},
+    {"softmax factor of mscale_all_dim", DOUBLE, NAMED(rope.softmax_gain)},
+    {"llama_4_scaling_beta", DOUBLE, NAMED(rope.query_beta)},
+    {"q_lora_rank of compressed attention", I64, NAMED(compress.q_lora)},
+    {"o_groups", I64, NAMED(compress.n_group)},
+    {"o_lora_rank", I64, NAMED(compress.o_lora)},
+    {"compressed_sparse_attention", I64, NAMED(compress.ratio[COMPRESS_SPARSE])},
+    {"heavily_compressed_attention", I64, NAMED(compress.ratio[COMPRESS_HEAVY])},
+    {"index_n_heads", I64, NAMED(compress.n_index)},
+    {"index_head_dim", I64, NAMED(compress.index_dim)},
+    {"index_topk", I64, NAMED(compress.index_top)},
+    {"hc_mult", I64, NAMED(hyper.n_stream)},
+    {"hc_sinkhorn_iters", INT, NAMED(hyper.n_iter)},
+    {"hc_eps", DOUBLE, NAMED(hyper.eps)},
+    {"num_hash_layers", I64, NAMED(n_hash)},
+    {"compress_rope_theta", DOUBLE, NAMED(rope_entry.theta)},
+    {"compress.rope_type = yarn", BOOL, NAMED(rope_entry.yarn)},
+    {"compress.factor", DOUBLE, NAMED(rope_entry.factor)},
+    {"compress.beta_fast", DOUBLE, NAMED(rope_entry.beta_fast)},
+    {"compress.beta_slow", DOUBLE, NAMED(rope_entry.beta_slow)},
+    {"compress.truncate", BOOL, NAMED(rope_entry.truncate)},
+    {"compress.original_max_position", I64, NAMED(rope_entry.original_len)},
+    {"compress.attention_factor", DOUBLE, NAMED(rope_entry.attention_factor)},
+};
+
+/* YaRN's factors come from logarithms, whose last bit depends on the C library: twelve digits. */
+static void write_value(char *text, size_t size, enum kind kind, const void *at)
+{
+    switch (kind) {
+    case TEXT: snprintf(text, size, "%s", *(const char *const *)at); break;
+    case I64: snprintf(text, size, "%" PRId64, *(const int64_t *)at); break;
+    case INT: snprintf(text, size, "%d", *(const int *)at); break;
+    case BOOL: snprintf(text, size, "%s", *(const bool *)at ? "true" : "false"); break;
+    case FLOAT: snprintf(text, size, "%.7g", (double)*(const float *)at); break;
+    case DOUBLE: snprintf(text, size, "%.12g", *(const double *)at); break;
+    case QK_NORM: snprintf(text, size, "%s", *(const enum qk_norm *)at == QK_NORM_NONE ? "false" : "true"); break;
+    case NORMALISED: {
+        const enum router_kind router = *(const enum router_kind *)at;
+        snprintf(text, size, "%s",
+                 router == ROUTER_CHOSEN || router == ROUTER_SIGMOID_CHOSEN || router == ROUTER_SQRT_CHOSEN ? "true"
+                                                                                                            : "false");
+        break;
+    }
+    }
+}
+
+/* The names of layer_types and mlp_layer_types. */
+static void write_layer(char *text, size_t size, const struct arch *a, int64_t layer)
+{
+    const char *ffn = a->dense[layer] ? "dense" : "sparse";
+    static const char *const compressed[] = {[COMPRESS_NONE] = "sliding_attention",
+                                             [COMPRESS_HEAVY] = "heavily_compressed_attention",
+                                             [COMPRESS_SPARSE] = "compressed_sparse_attention"};
+    if (a->mixer[layer] == &mixer_compressed)
+        snprintf(text, size, "%s, window %" PRId64 ", %s", compressed[a->compress.kind[layer]], a->window[layer], ffn);
+    else if (a->mixer[layer] == &mixer_deltanet)
+        snprintf(text, size, "linear_attention, %s", ffn);
+    else if (a->window[layer])
+        snprintf(text, size, "sliding_attention of %" PRId64 ", %s", a->window[layer], ffn);
+    else
+        snprintf(text, size, "full_attention, %s", ffn);
+}
+
+bool arch_value(const struct arch *a, int64_t i, struct arch_value *v)
+{
+    const int64_t layer = i - MT_LEN(rows);
+    if (layer >= a->n_layer) return false;
+    if (layer < 0) {
+        snprintf(v->name, sizeof(v->name), "%s", rows[i].name);
+        write_value(v->text, sizeof(v->text), rows[i].kind, (const char *)a + rows[i].offset);
+    } else {
+        snprintf(v->name, sizeof(v->name), "layers.%" PRId64, layer);
+        write_layer(v->text, sizeof(v->text), a, layer);
+    }
+    return true;
+}
+
+void arch_values_write(struct json_out *o, const char *key, const struct arch *a)
+{
+    struct arch_value v;
+    json_out_open(o, key, '{');
+    for (int64_t i = 0; arch_value(a, i, &v); i++) json_out_str(o, v.name, v.text);
+    json_out_close(o, '}');
+}

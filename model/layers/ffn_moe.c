@@ -1,0 +1,119 @@
+/* ffn_moe.c - routed experts.
+ *
+ *   ffn_norm [T,D] -> route: idx, gate [T,J], offs [E+1] -> experts (experts.h): gather [M,D] -> gate_up (+lora) [M,2F]
+ *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
+#include <stddef.h>
+
+#include "model/layers/experts.h"
+
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const struct ffn_size z = arch_ffn(a, layer);
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, up),
+                            .n_exp = z.n_exp,
+                            .n_out = 2 * z.d_ff,
+                            .n_in = a->d_model,
+                            .experts = true,
+                            .n_target = 1,
+                            .target = {LORA_UP},
+                            .rows = {2 * z.d_ff}};
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, down),
+                            .n_exp = z.n_exp,
+                            .n_out = a->d_model,
+                            .n_in = z.d_ff,
+                            .experts = true,
+                            .n_target = 1,
+                            .target = {LORA_DOWN},
+                            .rows = {a->d_model}};
+}
+
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const struct ffn_size z = arch_ffn(a, layer);
+    const struct tensor_names *n = a->names;
+    const char *other = n->router[1] ? n->router[1] : n->router[0];
+    const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
+    const char *bias = n->router_bias ? n->router_bias : ".bias";
+    const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
+    const bool hashed = layer < a->n_hash;
+    static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
+    if (hashed ? weights_refuse(f, router, bias, "router bias", keys)
+               : weights_refuse(f, table, "", "table of experts by token id", keys))
+        return -1;
+    return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
+                   (hashed && weights_hash_table(f, &lw->hash, table, z.top_k, z.n_exp)) ||
+                   (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
+                   weights_experts(f, &lw->up, &up, &lw->down, &down)
+               ? -1
+               : 0;
+}
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
+{
+    const struct experts *experts = p->experts;
+    struct moe_acts *m = &s->moe;
+    struct device *dev = p->dev;
+    struct arena *work = &dev->work;
+    const struct ffn_size z = arch_ffn(p->a, p->layer);
+    const int64_t n_tok = p->n_tok, n_row = experts->n_row(p, &z);
+    if (group == ACTS_KEPT)
+        m->route = (struct route){
+            .idx = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
+            .gate = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.top_k),
+            .offs = arena_tensor_1d(work, DT_I32, z.n_exp + 1),
+            .row_slot = arena_tensor_1d(work, DT_I32, n_tok * z.top_k),
+            .slot_row = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
+        };
+    if (group == (p->keep_logits ? ACTS_KEPT : ACTS_SCRATCH))
+        m->logits = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.n_exp);
+    if (group == ACTS_FFN) {
+        m->pre = acts_2d(p, n_row, 2 * z.d_ff);
+        m->up_xa = acts_xa(p, n_row, &p->w.up.lora);
+    }
+    if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
+}
+
+/* The router of a layer; in the first ones, the token's id chooses the experts. */
+static struct router router_of(const struct block *b)
+{
+    struct router r = b->a->router;
+    r.given = b->layer < b->a->n_hash;
+    return r;
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    const struct router router = router_of(b);
+    struct moe_acts *m = &s->moe;
+    if (router.given) op_hash_route(dev, m->route.idx, b->w->hash, b->tok);
+    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, &router);
+    op_route_sort(dev, &m->route, m->logits.shape[1]);
+    if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
+    host_experts_need(b->host_experts, dev, b->layer);
+    /* 2 experts */ b->experts->fwd(b, s, y);
+    host_experts_done(b->host_experts, dev, b->layer, PASS_FORWARD);
+}
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct router router = router_of(b);
+    const struct moe_acts *m = &s->moe;
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
+    host_experts_need(b->host_experts, dev, b->layer);
+    /* 2 experts */ b->experts->bwd(b, s, dnorm, dgate, dres);
+    host_experts_done(b->host_experts, dev, b->layer, PASS_BACKWARD);
+    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &router);
+    arena_release(&dev->work, mark);
+}
+
+static void recompute(const struct block *b, struct layer_acts *s)
+{
+    host_experts_need(b->host_experts, b->dev, b->layer);
+    b->experts->recompute(b, s);
+}
+
+const struct ffn_kind ffn_moe = {true, products, load, plan, fwd, recompute, bwd};

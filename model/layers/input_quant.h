@@ -1,0 +1,34 @@
+/* input_quant.h - fake quantisation of the inputs of projections (struct input_quant), and its calibration.
+ *
+ * All rows of a product share one amax: that of gate and up, and that of down, of a layer. So do all experts. Readers
+ * compute this way: vLLM takes the largest input scale over the experts of a layer, because a token's quantised row is
+ * shared by its experts and sent once. A scale per expert would train values that no reader computes. It also makes
+ * every expert's scale known, whether calibration gave it rows or not. Files have it once per expert (adapters.amax).
+ */
+#ifndef MT_INPUT_QUANT_H
+#define MT_INPUT_QUANT_H
+
+#include "kernels/ops/ops.h"
+
+/* What calibration has seen of an input. */
+struct input_range {
+    float amax;   /* largest magnitude of its finite values */
+    double n_bad; /* values that are not finite */
+};
+
+/* x as the products of p read it: Q(x) [T, n_in] on dev->work, or x itself where the input is not quantised. While
+ * calibrating, x enlarges p->in.seen, which waits for the device. */
+struct tensor input_quant_fwd(struct device *dev, const struct proj *p, struct tensor x);
+/* dx, the gradient with respect to Q(x), in place: that with respect to x. */
+void input_quant_bwd(struct device *dev, const struct proj *p, struct tensor dx, struct tensor x);
+/* op_linear_fwd and op_linear_bwd of a projection that may read a quantised input. */
+void input_quant_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
+                            const struct proj *p, struct tensor res);
+void input_quant_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                            const struct proj *p);
+/* The same for the input of a down product of experts: act = Q(h) of pre in the place of h. A backward calls it again
+ * before op_moe_down_bwd, which applies the mask. */
+void input_quant_act(struct device *dev, const struct proj *down, struct tensor act, struct tensor pre,
+                     const struct glu *glu);
+
+#endif

@@ -1,0 +1,150 @@
+/* mixer_attention.c - causal grouped-query attention: fused qkv, norm of q and k (some families), RoPE, sinks, sliding
+ * windows, an output gate (some families).
+ *
+ *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
+ *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op; attention *
+ *   sigmoid(gate) -> out */
+#include <stddef.h>
+
+#include "model/layers/input_quant.h"
+#include "model/layer.h"
+
+static const struct tensor absent = {0};
+
+static struct attn_shape shape_of(const struct block *b)
+{
+    const struct arch *a = b->a;
+    return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale, 0};
+}
+
+/* Columns of the first product. */
+static int64_t wide_cols(const struct arch *a) { return arch_q_rows(a) + 2 * a->n_kv * a->head_dim; }
+
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const int64_t q = arch_q_rows(a), kv = a->n_kv * a->head_dim, n_out = a->n_head * a->head_dim;
+    (void)layer;
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+                            .n_exp = 1,
+                            .n_out = q + 2 * kv,
+                            .n_in = a->d_model,
+                            .n_target = 3,
+                            .target = {LORA_Q, LORA_K, LORA_V},
+                            .rows = {q, kv, kv}};
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, out),
+                            .n_exp = 1,
+                            .n_out = a->d_model,
+                            .n_in = n_out,
+                            .n_target = 1,
+                            .target = {LORA_O},
+                            .rows = {a->d_model}};
+}
+
+static int load_norms(struct fill *f, const struct arch *a, struct layer_weights *lw)
+{
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    const int64_t q = whole ? a->n_head * a->head_dim : a->head_dim, k = whole ? a->n_kv * a->head_dim : a->head_dim;
+    if (a->qk_norm == QK_NORM_NONE) return 0;
+    return weights_norm(f, &lw->q_norm, "self_attn.q_norm", q) || weights_norm(f, &lw->k_norm, "self_attn.k_norm", k)
+               ? -1
+               : 0;
+}
+
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const int64_t kv = a->n_kv * a->head_dim;
+    const struct stored_rows qkv = {.part = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+                                    .rows = {arch_q_rows(a), kv, kv},
+                                    .n_in = a->d_model,
+                                    .n_part = 3};
+    const struct stored_rows out = {
+        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = a->n_head * a->head_dim, .n_part = 1};
+    (void)layer;
+    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias) || weights_rows(f, &lw->out, &out, a->out_bias) ||
+                   (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head)) || load_norms(f, a, lw)
+               ? -1
+               : 0;
+}
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
+{
+    struct attention_acts *t = &s->attention;
+    const struct arch *a = p->a;
+    struct device *dev = p->dev;
+    const int64_t n_tok = p->n_tok, n_head = a->n_head + a->n_kv;
+    if (group == ACTS_CORE) {
+        t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
+        t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->n_head);
+    }
+    if (group != ACTS_MIXER) return;
+    t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
+    if (a->qk_norm != QK_NORM_NONE) {
+        if (!a->attn_gate) t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
+        t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
+    }
+    if (a->attn_gate) {
+        t->wide = acts_2d(p, n_tok, wide_cols(a));
+        t->gated = acts_2d(p, n_tok, a->n_head * a->head_dim);
+    }
+    t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
+    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+}
+
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct attn_shape shape = shape_of(b);
+    struct attention_acts *t = &s->attention;
+    /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->sinks, b->seqs, &shape);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct attn_shape shape = shape_of(b);
+    struct attention_acts *t = &s->attention;
+
+    /* 1 qkv  */ input_quant_linear_fwd(dev, a->attn_gate ? t->wide : t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
+    if (a->attn_gate) {
+        /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->q_norm, w->k_norm, b->pos, b->rope, &shape,
+                                       &a->norm);
+    } else {
+        if (a->qk_norm != QK_NORM_NONE)
+            /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
+        /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+    }
+    /* 4 attn */ if (!b->core_saved)
+        core(b, s);
+    if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
+    /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
+}
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct attn_shape shape = shape_of(b);
+    const struct attention_acts *t = &s->attention;
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
+    struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a));
+    struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, a->n_head * a->head_dim);
+    struct tensor dwide = a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, wide_cols(a)) : dqkv;
+
+    /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->out);
+    if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
+    /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
+    if (a->attn_gate) {
+        /* 2, 3   */ op_attn_split_bwd(dev, dwide, dqkv, t->wide, t->rstd_qk, w->q_norm, w->k_norm, b->pos, b->rope,
+                                       &shape);
+    } else {
+        /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+        if (a->qk_norm != QK_NORM_NONE)
+            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
+    }
+    /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->qkv);
+    arena_release(&dev->work, mark);
+}
+
+const struct mixer_kind mixer_attention = {products, load, plan, core, fwd, bwd};

@@ -1,0 +1,207 @@
+/* mixer_mla.c - multi-head latent attention: queries, and keys with values, pass through a narrow projection with its
+ * own norm. The last rope columns of queries and keys are rotated; the rotated key is one for all heads.
+ *
+ *   attn_norm [T,D] -> q_a | kv_a (+lora) [T, Lq + Lkv + G] -> norm of q_a, of kv_a
+ *                   -> q_b (+lora) [T,H(N+G)], kv_b (+lora) [T,H(N+B)] -> rope, pack [T,H(2(N+G)+B)]
+ *                   -> attention [T,HB] -> out (+lora) -> + x = h
+ *   Without q_lora_rank, q [T,H(N+G)] takes the place of q_a and q_b. */
+#include <stddef.h>
+
+#include "model/layers/input_quant.h"
+#include "model/layer.h"
+
+static const struct tensor absent = {0};
+
+static struct attn_shape attention_of(const struct block *b)
+{
+    const struct arch *a = b->a;
+    return (struct attn_shape){.n_head = a->n_head,
+                               .n_kv = a->n_head,
+                               .head_dim = a->head_dim,
+                               .window = a->window[b->layer],
+                               .scale = a->attn_scale,
+                               .value_dim = a->mla.value};
+}
+
+static struct mla_shape shape_of(const struct arch *a)
+{
+    const struct mla_arch *m = &a->mla;
+    return (struct mla_shape){.n_head = a->n_head,
+                              .nope = m->nope,
+                              .rope = m->rope,
+                              .value = m->value,
+                              .interleaved = m->interleaved,
+                              .beta_len = a->rope.original_len,
+                              .beta = (float)a->rope.query_beta};
+}
+
+/* The norms of the projections: transformers' class default of eps, whatever rms_norm_eps is. */
+static struct norm norm_of(const struct arch *a)
+{
+    return (struct norm){.eps = 1e-6f, .round_twice = a->norm.round_twice};
+}
+
+/* Columns of the first product, and of its parts: queries or their projection; keys and values, then the rotated key.
+ */
+static int64_t q_cols(const struct arch *a) { return a->mla.q_lora ? a->mla.q_lora : a->n_head * a->head_dim; }
+static int64_t kv_cols(const struct arch *a) { return a->mla.kv_lora + a->mla.rope; }
+static int64_t query_cols(const struct arch *a) { return a->n_head * a->head_dim; }
+static int64_t key_value_cols(const struct arch *a) { return a->n_head * (a->mla.nope + a->mla.value); }
+static int64_t out_cols(const struct arch *a) { return a->n_head * a->mla.value; }
+
+static struct product product_of(size_t proj, enum lora_target t, int64_t n_out, int64_t n_in)
+{
+    return (struct product){
+        .proj = proj, .n_exp = 1, .n_out = n_out, .n_in = n_in, .n_target = 1, .target = {t}, .rows = {n_out}};
+}
+
+static void products(const struct arch *a, int64_t layer, struct product *p)
+{
+    const struct mla_arch *m = &a->mla;
+    (void)layer;
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+                            .n_exp = 1,
+                            .n_out = q_cols(a) + kv_cols(a),
+                            .n_in = a->d_model,
+                            .n_target = 2,
+                            .target = {m->q_lora ? LORA_Q_A : LORA_Q, LORA_KV_A},
+                            .rows = {q_cols(a), kv_cols(a)}};
+    p[1] = product_of(offsetof(struct layer_weights, out), LORA_O, a->d_model, out_cols(a));
+    p[2] = product_of(offsetof(struct layer_weights, kv_b), LORA_KV_B, key_value_cols(a), m->kv_lora);
+    if (m->q_lora) p[3] = product_of(offsetof(struct layer_weights, q_b), LORA_Q_B, query_cols(a), m->q_lora);
+}
+
+static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+{
+    const struct mla_arch *m = &a->mla;
+    const struct stored_rows first = {
+        .part = {m->q_lora ? "self_attn.q_a_proj" : "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa"},
+        .rows = {q_cols(a), kv_cols(a)},
+        .n_in = a->d_model,
+        .n_part = 2};
+    const struct stored_rows q_b = {
+        .part = {"self_attn.q_b_proj"}, .rows = {query_cols(a)}, .n_in = m->q_lora, .n_part = 1};
+    const struct stored_rows kv_b = {
+        .part = {"self_attn.kv_b_proj"}, .rows = {key_value_cols(a)}, .n_in = m->kv_lora, .n_part = 1};
+    const struct stored_rows out = {
+        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = out_cols(a), .n_part = 1};
+    (void)layer;
+    if (m->q_lora && (weights_vector(f, &lw->q_a_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
+                      weights_rows(f, &lw->q_b, &q_b, false)))
+        return -1;
+    return weights_rows(f, &lw->qkv, &first, a->attn_bias) ||
+                   weights_vector(f, &lw->kv_a_norm, "self_attn.kv_a_layernorm", ".weight", m->kv_lora) ||
+                   weights_rows(f, &lw->kv_b, &kv_b, false) || weights_rows(f, &lw->out, &out, a->out_bias)
+               ? -1
+               : 0;
+}
+
+static struct tensor rstd(const struct acts_plan *p)
+{
+    return arena_tensor_1d(&p->dev->work, p->dev->stat_dtype, p->n_tok);
+}
+
+static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
+{
+    struct mla_acts *t = &s->mla;
+    const struct arch *a = p->a;
+    const struct mla_arch *m = &a->mla;
+    const int64_t n_tok = p->n_tok;
+    if (group == ACTS_CORE) {
+        t->o = acts_2d(p, n_tok, out_cols(a));
+        t->lse = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, a->n_head);
+    }
+    if (group != ACTS_MIXER) return;
+    t->a = acts_2d(p, n_tok, q_cols(a) + kv_cols(a));
+    t->a_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
+    if (m->q_lora) {
+        t->q_norm = acts_2d(p, n_tok, m->q_lora);
+        t->q_rstd = rstd(p);
+        t->q_xa = acts_xa(p, n_tok, &p->w.q_b.lora);
+    }
+    t->kv_norm = acts_2d(p, n_tok, m->kv_lora);
+    t->kv_rstd = rstd(p);
+    t->kv_xa = acts_xa(p, n_tok, &p->w.kv_b.lora);
+    t->qkv = acts_2d(p, n_tok, 2 * query_cols(a) + out_cols(a));
+    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+}
+
+/* Views of the first product's columns, or of their gradients. */
+struct parts {
+    struct tensor q, kv, rope;
+};
+static struct parts parts_of(const struct arch *a, struct tensor x)
+{
+    return (struct parts){tensor_cols(x, 0, q_cols(a)), tensor_cols(x, q_cols(a), a->mla.kv_lora),
+                          tensor_cols(x, q_cols(a) + a->mla.kv_lora, a->mla.rope)};
+}
+
+static void core(const struct block *b, struct layer_acts *s)
+{
+    const struct attn_shape attention = attention_of(b);
+    struct mla_acts *t = &s->mla;
+    /* 5 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct mla_shape shape = shape_of(a);
+    const struct norm norm = norm_of(a);
+    struct mla_acts *t = &s->mla;
+    const struct parts part = parts_of(a, t->a);
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
+    struct tensor q = part.q, kv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, key_value_cols(a));
+
+    /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->qkv, absent);
+    if (a->mla.q_lora) {
+        q = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, query_cols(a));
+        /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->q_a_norm, &norm);
+        input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->q_b, absent);
+    }
+    /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
+    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
+    /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
+    /* 5 attn */ if (!b->core_saved)
+        core(b, s);
+    /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
+    arena_release(&dev->work, mark);
+}
+
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+{
+    struct device *dev = b->dev;
+    const struct layer_weights *w = b->w;
+    const struct arch *a = b->a;
+    const struct attn_shape attention = attention_of(b);
+    const struct mla_shape shape = shape_of(a);
+    const struct mla_acts *t = &s->mla;
+    struct arena *work = &dev->work;
+    const enum dtype act = dev->act_dtype;
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(work);
+    struct tensor da = arena_tensor_2d(work, act, n_tok, q_cols(a) + kv_cols(a));
+    struct tensor dkv_norm = arena_tensor_2d(work, act, n_tok, a->mla.kv_lora);
+    struct tensor dkv = arena_tensor_2d(work, act, n_tok, key_value_cols(a));
+    struct tensor dqkv = arena_tensor_2d(work, act, n_tok, 2 * query_cols(a) + out_cols(a));
+    struct tensor dout = arena_tensor_2d(work, act, n_tok, out_cols(a));
+    const struct parts part = parts_of(a, t->a), dpart = parts_of(a, da);
+    struct tensor dq = a->mla.q_lora ? arena_tensor_2d(work, act, n_tok, query_cols(a)) : dpart.q;
+
+    device_zero(dev, da); /* the norms add to it */
+    /* 6 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
+    /* 5 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &attention);
+    /* 4 rope */ op_mla_qkv_bwd(dev, dq, dkv, dpart.rope, dqkv, b->pos, b->rope, &shape);
+    /* 3 kv   */ input_quant_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->kv_b);
+    op_rmsnorm_bwd(dev, dpart.kv, dkv_norm, part.kv, t->kv_rstd, w->kv_a_norm);
+    if (a->mla.q_lora) {
+        struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, a->mla.q_lora);
+        /* 2 q    */ input_quant_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->q_b);
+        op_rmsnorm_bwd(dev, dpart.q, dq_norm, part.q, t->q_rstd, w->q_a_norm);
+    }
+    /* 1 a    */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->qkv);
+    arena_release(work, mark);
+}
+
+const struct mixer_kind mixer_mla = {products, load, plan, core, fwd, bwd};

@@ -1,0 +1,223 @@
+/* finite.c - finds values that are not finite. The largest magnitude of a piece says whether it has one: a loop that
+ * the compiler vectorises. Only then the position is looked for. Matrices with scales are decoded value by value only
+ * if the largest scale times the largest code is not finite. */
+#include "model/stored/finite.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/format/minifloat.h"
+#include "kernels/format/quant.h"
+
+#define ADVICE "the checkpoint is damaged; download or convert it again"
+
+/* How a value is stored: the bits of its magnitude, and the largest of a finite one. */
+struct coding {
+    int64_t size; /* bytes; 0: the dtype has no value that is not finite */
+    uint32_t magnitude, largest;
+};
+
+static struct coding coding_of(const struct st_tensor *t)
+{
+    if (!strcmp(t->st_dtype, "F8_E4M3")) return (struct coding){1, 0x7f, 0x7e};
+    if (!strcmp(t->st_dtype, "F8_E8M0")) return (struct coding){1, 0xff, 254};
+    if (t->dtype == DT_F32) return (struct coding){4, 0x7fffffff, 0x7f7fffff};
+    if (t->dtype == DT_BF16) return (struct coding){2, 0x7fff, 0x7f7f};
+    if (t->dtype == DT_F16) return (struct coding){2, 0x7fff, 0x7bff};
+    return (struct coding){0};
+}
+
+static uint32_t bits_at(const uint8_t *data, int64_t size)
+{
+    uint16_t half;
+    uint32_t bits;
+    if (size == 1) return *data;
+    if (size == 2) return memcpy(&half, data, 2), half;
+    return memcpy(&bits, data, 4), bits;
+}
+
+/* The largest magnitude of `bytes` bytes, as bits; the data may be unaligned. Without the sign a magnitude is a signed
+ * integer of its size, whose maximum every x86-64 CPU computes for 16 bytes at once. */
+static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c)
+{
+    const int64_t n = c.size ? bytes / c.size : 0;
+    if (c.size == 1) {
+        const uint8_t mask = (uint8_t)c.magnitude;
+        uint8_t max = 0;
+        for (int64_t i = 0; i < n; i++) max = MT_MAX(max, (uint8_t)(data[i] & mask));
+        return max;
+    }
+    if (c.size == 2) {
+        int16_t max = 0, bits;
+        for (int64_t i = 0; i < n; i++) {
+            memcpy(&bits, data + 2 * i, 2);
+            bits &= 0x7fff;
+            max = MT_MAX(max, bits);
+        }
+        return (uint32_t)max;
+    }
+    int32_t max = 0, bits;
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(&bits, data + 4 * i, 4);
+        bits &= 0x7fffffff;
+        max = MT_MAX(max, bits);
+    }
+    return (uint32_t)max;
+}
+
+/* A value by its bits. */
+static float value_of(const struct st_tensor *t, uint32_t bits)
+{
+    if (!strcmp(t->st_dtype, "F8_E4M3")) return e4m3_value(bits);
+    if (!strcmp(t->st_dtype, "F8_E8M0")) return quant_e8m0((uint8_t)bits);
+    if (t->dtype == DT_BF16) return bf16_to_f32((uint16_t)bits);
+    if (t->dtype == DT_F16) return f16_to_f32((uint16_t)bits);
+    return bits_float(bits);
+}
+
+/* "model.safetensors: tensor NAME", and the place of a byte of a tensor or a part of one: " at [3, 17]" in its shape,
+ * "" of a scalar. */
+struct place {
+    char tensor[640], at[128];
+};
+static struct place place_of(const struct safetensors *st, const struct st_tensor *t, int64_t byte)
+{
+    const struct st_tensor *whole = safetensors_find(st, t->name);
+    const char *file = t->shard < st->n_shards && st->maps ? st->shard_names[t->shard] : NULL;
+    struct place p = {.at = ""};
+    int64_t count = 1, index[8];
+    snprintf(p.tensor, sizeof(p.tensor), "%s%stensor %s", file ? file : "", file ? ": " : "", safetensors_stored(t));
+    if (!whole) whole = t;
+    for (int i = 0; i < whole->ndim; i++) count *= whole->shape[i];
+    int64_t rest = (t->data - whole->data + byte) / MT_MAX(whole->bytes / MT_MAX(count, 1), 1);
+    for (int i = whole->ndim - 1; i >= 0; i--) {
+        index[i] = rest % whole->shape[i];
+        rest /= whole->shape[i];
+    }
+    for (int i = 0; i < whole->ndim; i++)
+        snprintf(p.at + strlen(p.at), sizeof(p.at) - strlen(p.at), "%s%lld%s", i ? ", " : " at [", (long long)index[i],
+                 i == whole->ndim - 1 ? "]" : "");
+    return p;
+}
+
+int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n, struct err *err)
+{
+    const struct coding c = coding_of(t);
+    if (largest_bits(t->data + at, n, c) <= c.largest) return 0;
+    while ((bits_at(t->data + at, c.size) & c.magnitude) <= c.largest) at += c.size;
+    const struct place p = place_of(st, t, at);
+    const float x = value_of(t, bits_at(t->data + at, c.size));
+    return err_set(err, "%s has the value %s%s: " ADVICE, p.tensor, isnan(x) ? "nan" : x < 0 ? "-inf" : "inf", p.at);
+}
+
+int finite_check_data(const struct safetensors *st, const struct source *s, struct err *err)
+{
+    return s->block ? 0 : finite_check(st, s->data, 0, s->data->bytes, err); /* nibbles have any dtype */
+}
+
+/* ---- matrices with scales ---- */
+
+static float largest_of(const struct st_tensor *t)
+{
+    return value_of(t, largest_bits(t->data, t->bytes, coding_of(t)));
+}
+
+/* No decoded value has a larger magnitude; NaN or infinite if that is unknown. */
+static float bound(const struct source *s)
+{
+    float x;
+    if (s->absmax && s->nested_absmax)
+        return largest_of(s->code) *
+               (largest_of(s->nested_map) * largest_of(s->nested_absmax) + fabsf(s->nested_offset));
+    if (s->absmax) return largest_of(s->code) * largest_of(s->absmax);
+    if (s->group) return 8 * largest_of(s->scale);
+    if (s->format == WF_MXFP4)
+        return 6 * quant_e8m0((uint8_t)largest_bits(s->scale->data, s->scale->bytes, (struct coding){1, 0xff, 254}));
+    if (s->format == WF_NVFP4) {
+        source_f32(s->scale2, 1, &x);
+        return 6 * (s->scale2_divides ? largest_of(s->scale) / x : largest_of(s->scale) * x);
+    }
+    return 448 * largest_of(s->scale);
+}
+
+static bool fits_bf16(float x) { return isfinite(bf16_to_f32(f32_to_bf16(x))); }
+
+/* A source as a matrix that quant_value reads. */
+struct decoded {
+    struct weight w;
+    float code[16], *scales; /* scales: of rows or blocks, mem_free them */
+    char *nibbles;           /* the bytes and scales of a transposed one, in order */
+};
+
+static int decoded_open(struct decoded *d, const struct source *s, struct err *err)
+{
+    const int64_t n = s->n_out * s->n_in;
+    *d = (struct decoded){.w = {.format = s->format, .n_exp = 1, .n_out = s->n_out, .n_in = s->n_in}};
+    d->w.data = s->data->data;
+    if (s->absmax) {
+        memcpy(d->code, s->code->data, sizeof(d->code));
+        d->scales = mem_array(source_blocks(s), sizeof(float));
+        source_absmax(s, d->scales);
+        d->w.code = d->code, d->w.absmax = d->scales, d->w.block = s->block;
+    } else if (s->format == WF_MXFP4) {
+        d->w.scale = s->scale->data;
+    } else if (s->format == WF_NVFP4) {
+        d->scales = mem_array(s->n_out, sizeof(float));
+        d->nibbles = mem_alloc(n / 2 + n / 16);
+        d->w.data = d->nibbles, d->w.scale = (const uint8_t *)d->nibbles + n / 2, d->w.scale2 = d->scales;
+        d->w.scale2_divides = s->scale2_divides;
+        if (source_copy(s, d->nibbles, 1, err) || source_scales(s, (uint8_t *)d->nibbles + n / 2, d->scales, err))
+            return -1;
+        for (int64_t r = 1; r < s->n_out; r++) d->scales[r] = d->scales[0];
+    } else if (s->scale_rows) {
+        d->w.format = WF_FP8, d->w.block = s->scale_cols;
+        d->scales = mem_array(s->n_out * weight_row_scales(&d->w), sizeof(float));
+        d->w.scale2 = d->scales;
+        return source_fp8_scales(s, d->scales, err);
+    } else { /* INT4: a scale per group of columns */
+        d->scales = mem_array(n / s->group, sizeof(float));
+        source_f32(s->scale, n / s->group, d->scales);
+    }
+    return 0;
+}
+
+static float decoded_value(const struct decoded *d, const struct source *s, int64_t i)
+{
+    if (!s->group) return quant_value(&d->w, 0, i);
+    const uint8_t byte = s->data->data[i / 2];
+    return (float)((i & 1 ? byte >> 4 : byte & 15) - 8) * d->scales[i / s->group];
+}
+
+/* The byte that has the code of element i. */
+static int64_t byte_of(const struct source *s, int64_t i)
+{
+    if (s->scale_rows) return i;
+    return s->transposed ? i % s->n_in / 2 * s->n_out + i / s->n_in : i / 2;
+}
+
+int finite_check_scaled(const struct safetensors *st, const struct source *s, struct err *err)
+{
+    const struct st_tensor *scale = s->absmax && s->nested_absmax ? s->nested_absmax : s->absmax ? s->absmax : s->scale;
+    struct decoded d;
+    int rc;
+    if (!scale || fits_bf16(bound(s))) return 0;
+    if (finite_check(st, scale, 0, scale->bytes, err) ||
+        (s->scale2 && finite_check(st, s->scale2, 0, s->scale2->bytes, err)) ||
+        (s->code && finite_check(st, s->code, 0, s->code->bytes, err)))
+        return -1;
+    rc = decoded_open(&d, s, err);
+    for (int64_t i = 0; i < s->n_out * s->n_in && !rc; i++) {
+        const float x = decoded_value(&d, s, i);
+        if (fits_bf16(x)) continue;
+        const struct place p = place_of(st, s->data, byte_of(s, i));
+        rc = err_set(err, "%s decodes to %s%s, with the scales of tensor %s: " ADVICE, p.tensor,
+                     isnan(x) ? "nan"
+                     : x < 0  ? "-inf"
+                              : "inf",
+                     p.at, safetensors_stored(scale));
+    }
+    mem_free(d.scales);
+    mem_free(d.nibbles);
+    return rc;
+}

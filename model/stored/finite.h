@@ -1,0 +1,16 @@
+/* finite.h - refuses values of a checkpoint that are not finite: file, tensor, position and value are in the error. */
+#ifndef MT_FINITE_H
+#define MT_FINITE_H
+
+#include "model/stored/source.h"
+
+/* Checks bytes [at, at + n) of a tensor, or of a part of one: floats, FP8 (F8_E4M3) and exponents (F8_E8M0). Other
+ * dtypes have no such values. */
+int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n,
+                 struct err *err) MT_CHECK;
+/* The same of a whole source; of one with scales only the products of codes and scales, which must be finite in bf16.
+ * The caller has checked the codes of FP8. */
+int finite_check_data(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
+int finite_check_scaled(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,20 @@
+/* published.h - the tensor names of DeepSeek-V4's publisher, and transformers' names of the same tensors, in
+ * checkpoints and in adapters. */
+#ifndef MT_PUBLISHED_H
+#define MT_PUBLISHED_H
+
+#include "data/safetensors.h"
+#include "model/arch/arch.h"
+
+/* Gives the tensors of a checkpoint transformers' names, by which all code asks for them, where the family has others
+ * (struct tensor_names). Names that are transformers' already stay. */
+int published_rename(struct safetensors *st, const struct arch *a, struct err *err) MT_CHECK;
+/* The publisher's name of transformers' `name`; false: it is the same. */
+bool published_name(char *to, size_t size, const char *name);
+/* The same of adapters: "base_model.model.layers.0.attn.wq_a.lora_A.weight" is transformers'
+ * "base_model.model.model.layers.0.self_attn.q_a_proj.lora_A.weight". An adapter without the publisher's names keeps
+ * all of its names. */
+int published_rename_adapter(struct safetensors *st, struct err *err) MT_CHECK;
+bool published_adapter_name(char *to, size_t size, const char *name);
+
+#endif

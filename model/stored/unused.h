@@ -1,0 +1,11 @@
+/* unused.h - the tensors of a checkpoint that were not read. */
+#ifndef MT_UNUSED_H
+#define MT_UNUSED_H
+
+#include "model/stored/source.h"
+
+/* The number of tensors that were not read and whose purpose is unknown; first: the name of the first of them. The log
+ * has the numbers of those that moetrain knows and does not need, unless quiet. */
+int64_t unused_count(const struct checkpoint *ck, const struct arch *a, bool quiet, const char **first);
+
+#endif
