@@ -12,6 +12,7 @@ enum { GROUPS = INDEX_ENTRIES / 64, PAIR = 2, STAGES = 3, THREADS = (GROUPS + 1)
 /* Bytes of 64 columns of all entries, and of the heads of a pair of tokens. Columns 64 .. 127 follow. */
 enum { HALF_K = INDEX_ENTRIES * 128, HALF_Q = PAIR * INDEX_HEADS * 128, STAGE = 2 * HALF_Q };
 enum { BARS = 2 * HALF_K + STAGES * STAGE, BYTES = BARS + (1 + 2 * STAGES) * 8, ROOM = BYTES + 1024 };
+enum { PART_DONE = 1 }; /* named barrier */
 static_assert(INDEX_DIM == 128, "two halves of 64 columns");
 /* Registers of a thread: at launch, then of a warpgroup that multiplies, and of the one that loads. */
 enum { REGISTERS = 96, MORE = 104, LESS = 40 };
@@ -127,14 +128,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    /* After each part of a walk the entries are free. */
+    /* After each part of a walk the entries are free. The two kinds of warpgroups wait in different places of the code,
+     * which only a named barrier allows. */
     if (threadIdx.x < GROUPS * 128) {
         sm90_registers_more<MORE>();
         index_walk(job, [&](int64_t start, int first, int64_t begin, int64_t end) {
             mbarrier_wait(r.loaded(), part++ & 1);
             score_tokens(r, job, start, first, begin, end, step);
             step += (int)(end - begin + PAIR - 1) / PAIR;
-            __syncthreads();
+            named_sync(PART_DONE, THREADS);
         });
     } else {
         sm90_registers_less<LESS>();
@@ -142,7 +144,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             if (threadIdx.x == GROUPS * 128)
                 load(r, maps, (int)(start / job.ratio) + first, (int)begin, (int)end, step);
             step += (int)(end - begin + PAIR - 1) / PAIR;
-            __syncthreads();
+            __syncwarp();
+            named_sync(PART_DONE, THREADS);
         });
     }
 #else
