@@ -102,7 +102,7 @@ check_includes() {
         cuda = top "|kernels/cuda/(core"
         may["kernels/cuda/core"] = cuda ")/.*"
         may["kernels/cuda/format"] = cuda "|format)/.*"
-        may["kernels/cuda/parts"] = may["kernels/cuda/bench"] = cuda "|format|parts)/.*"
+        may["kernels/cuda/parts"] = cuda "|format|parts)/.*"
         may["kernels/cuda/sm80"] = cuda "|format|parts|sm80)/.*"
         may["kernels/cuda/sm90"] = cuda "|format|parts)/.*|kernels/cuda/sm90/[^/]*"
         for (i = split("attn grouped delta", part, " "); i; i--)

@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/moe_loop.h"
-
 #ifdef MT_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -338,15 +336,12 @@ void op_check_need_gpu(void)
     skip();
 }
 
-enum gpu_kind { GPU_HOPPER, GPU_PORTABLE, GPU_LOOP, GPU_PRESORT };
+enum gpu_kind { GPU_HOPPER, GPU_PORTABLE, GPU_KINDS };
 
-/* loop: the op table of a device that computes the experts in a loop on the host. */
-static void open_cuda(struct device *dev, enum gpu_kind kind, struct ops *loop)
+static void open_cuda(struct device *dev, enum gpu_kind kind)
 {
     struct err err = {{0}};
     if (device_open(dev, kind == GPU_PORTABLE ? "cuda-portable" : "cuda", "auto", &err)) fail_msg("%s", err.msg);
-    *loop = *dev->ops;
-    if (kind >= GPU_LOOP && ops_loop_experts(loop, kind == GPU_PRESORT)) dev->ops = loop;
     if (device_reserve(dev, &dev->work, "work", OP_GPU_WORK, &err)) fail_msg("%s", err.msg);
 }
 
@@ -382,14 +377,12 @@ static int64_t prepare_scratch(op_case_fn *run, const void *params, struct devic
     return measure.work.peak;
 }
 
-/* Checks that the peak of the work arena equals `peak`, with experts in a loop may be lower, and that nothing was
- * written beyond it. */
-static void check_scratch(struct device *dev, int64_t peak, bool loop)
+/* Checks that the peak of the work arena equals `peak`, and that nothing was written beyond it. */
+static void check_scratch(struct device *dev, int64_t peak)
 {
     static unsigned char guard[SCRATCH_GUARD];
     int64_t broken = 0;
-    if (loop) assert_in_range(dev->work.peak, 0, peak);
-    if (!loop) assert_int_equal(peak, dev->work.peak);
+    assert_int_equal(peak, dev->work.peak);
     device_download(dev, guard, dev->work.base + peak, SCRATCH_GUARD);
     for (int i = 0; i < SCRATCH_GUARD; i++) broken += guard[i] != 0xff;
     if (broken) fail_msg("%lld bytes beyond the scratch of the dry run were written", (long long)broken);
@@ -416,10 +409,10 @@ static void run_on(struct device *dev, op_case_fn *run, const void *params, stru
     ops_cuda_sms(0);
 }
 
-static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first, enum gpu_kind last)
+void op_check_cuda(op_case_fn *run, const void *params)
 {
     struct device exact, near_dev, dev;
-    struct op_outputs want = {.n = 0}, near = {.n = 0}, loop = {.n = 0};
+    struct op_outputs want = {.n = 0}, near = {.n = 0};
     struct err err = {{0}};
     bf16_inputs = true;
     op_check_begin(&exact, true);
@@ -429,28 +422,19 @@ static void check_kinds(op_case_fn *run, const void *params, enum gpu_kind first
         fail_msg("%s", err.msg);
     run(&near_dev, params, &near);
     device_close(&near_dev);
-    struct ops table;
     on_gpu = true;
-    for (enum gpu_kind kind = first; kind <= last; kind++) {
+    for (enum gpu_kind kind = GPU_HOPPER; kind < GPU_KINDS; kind++) {
         struct op_outputs got = {.n = 0}, again = {.n = 0};
-        open_cuda(&dev, kind, &table);
+        open_cuda(&dev, kind);
         const int64_t peak = prepare_scratch(run, params, &dev);
         run_on(&dev, run, params, &got, 0);
         run_on(&dev, run, params, &again, other_sms());
         compare_gpu(&want, &near, &got);
-        if (kind == GPU_LOOP) loop = got;
-        for (int i = 0; i < got.n; i++) {
-            assert_same_bits(got.out[i], again.out[i]);
-            if (kind == GPU_PRESORT) assert_same_bits(got.out[i], loop.out[i]);
-        }
-        check_scratch(&dev, peak, kind >= GPU_LOOP);
+        for (int i = 0; i < got.n; i++) assert_same_bits(got.out[i], again.out[i]);
+        check_scratch(&dev, peak);
         assert_int_equal(dev.work.used, 0);
         device_close(&dev);
     }
     on_gpu = bf16_inputs = false;
     op_check_end(&exact);
 }
-
-void op_check_cuda(op_case_fn *run, const void *params) { check_kinds(run, params, GPU_HOPPER, GPU_PORTABLE); }
-
-void op_check_loops(op_case_fn *run, const void *params) { check_kinds(run, params, GPU_LOOP, GPU_PRESORT); }

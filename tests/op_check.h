@@ -70,8 +70,5 @@ void op_check_need_gpu(void);
  * starts as NaN. */
 enum { OP_GPU_WORK = 3 << 29 };
 void op_check_cuda(op_case_fn *run, const void *params);
-/* The same checks for the experts computed in a loop on the host (kernels/moe_loop.h). Its scratch depends on the
- * routing and is at most that of a dry run. Both kinds of loop give the same bits. */
-void op_check_loops(op_case_fn *run, const void *params);
 
 #endif

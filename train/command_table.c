@@ -206,8 +206,7 @@ static int do_bench_ops(const void *args, struct config *cfg, struct err *err)
 static int do_bench_lora(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
-    const struct bench_experts_options *o = args;
-    return o->split ? bench_split(o, err) : bench_lora(o, err);
+    return bench_lora(args, err);
 }
 
 static int do_bench_dequant(const void *args, struct config *cfg, struct err *err)
@@ -450,11 +449,7 @@ static const struct cli_rule synth_rules[] = {
     JSON(bench_options)
 
 static const struct cli_row bench_ops_rows[] = {BENCH("2, or more until every kind of layer is there")};
-static const struct cli_row bench_step_rows[] = {
-    BENCH("all"),
-    OPTION(bench_options, paths, "--path", "NAME,...", BENCH_PATHS, NULL,
-           "on a GPU: compare implementations of the experts"),
-};
+static const struct cli_row bench_step_rows[] = {BENCH("all")};
 
 #define BENCH_EXPERTS(formats, usual_formats, usual_tokens) \
     USUALLY(bench_experts_options, arch, "--arch", "NAME", NULL, "by bench and device", \
@@ -468,12 +463,10 @@ static const struct cli_row bench_step_rows[] = {
     JSON(bench_experts_options)
 
 static const struct cli_row bench_lora_rows[] = {
-    BENCH_EXPERTS(BENCH_QUANTS, "as published; with --split bf16", "2048,16384; on a CPU 64,256"),
+    BENCH_EXPERTS(BENCH_QUANTS, "as published", "2048,16384; on a CPU 64,256"),
     OPTION(bench_experts_options, ranks, "--rank", "R,...", "[1, 256]", "16,32,64", "LoRA ranks"),
     OPTION(bench_experts_options, routings, "--routing", "NAME,...", BENCH_ROUTINGS, "uniform",
            "one: every token goes to the same experts"),
-    FLAG(bench_experts_options, split, "--split",
-         "on a GPU: compare each product with its adapter, as training runs it, with three launches"),
 };
 static const struct cli_row bench_dequant_rows[] = {BENCH_EXPERTS(BENCH_PACKED, "all", "1,4,16,64,128,512")};
 

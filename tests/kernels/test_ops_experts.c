@@ -2,7 +2,6 @@
  * experts have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split
  * form of an adapter. On the CPU and on the GPU. */
 #include "kernels/moe_packed.h"
-#include "kernels/moe_part.h"
 #include "tests/expert_layer.h"
 
 #include <string.h>
@@ -339,89 +338,6 @@ static void experts_64_128_256_large_on_the_gpu(void **state)
     expert_layer_on_gpu(many_experts, MT_LEN(many_experts));
 }
 
-/* ---- hybrid and split adapters (kernels/moe_part.h) ---- */
-
-static struct tensor part(struct layer *l, struct moe_part *p, enum moe_part_kind kind)
-{
-    p->kind = kind;
-    assert_true(ops_moe_part(l->dev, p, &l->route));
-    if (!l->dev->dry_run) l->dev->ops->wait();
-    return kind == MOE_THIN ? p->thin : p->out;
-}
-
-/* One product of p->proj: the split form is within 0.01 of the hybrid, and the adapter changes the result by more. */
-static void check_forms(struct layer *l, struct moe_part p, int64_t n_thin, int64_t n_out)
-{
-    p.thin = make_empty(DT_BF16, l->pre.shape[0], n_thin, -1);
-    p.out = make_empty(DT_BF16, l->pre.shape[0], n_out, -1);
-    part(l, &p, MOE_THIN);
-    struct tensor hybrid = part(l, &p, MOE_HYBRID);
-    p.out = make_empty(DT_BF16, l->pre.shape[0], n_out, -1);
-    struct tensor base = part(l, &p, MOE_BASE);
-    if (l->dev->dry_run) {
-        part(l, &p, MOE_ADD);
-        return;
-    }
-    base = make_copy(base);
-    const struct tensor split = part(l, &p, MOE_ADD);
-    assert_finite(split);
-    assert_true(tensor_error(split, hybrid) < 0.01);
-    assert_true(tensor_error(base, hybrid) > 0.1);
-}
-
-/* Both forms of the four products. The parts that training runs give the bits of the ops. */
-static void check_parts(struct layer *l)
-{
-    struct moe_part up = {.tokens = true, .in = l->x, .proj = &l->up}, down = {.in = l->act, .proj = &l->down};
-    const struct moe_part down_dx = {.backward = true, .tokens = true, .in = l->dout, .proj = &l->down};
-    struct moe_part up_dx = {.backward = true, .in = l->dpre, .proj = &l->up};
-    const int64_t n_row = l->pre.shape[0], r = l->up.lora.r;
-    check_forms(l, up, r, l->pre.shape[1]);
-    check_forms(l, down, l->down.lora.r, l->y.shape[1]);
-    check_forms(l, down_dx, l->down.lora.r, l->act.shape[1]);
-    check_forms(l, up_dx, r, l->x.shape[1]);
-
-    down.thin = make_empty(DT_BF16, n_row, l->down.lora.r, -1);
-    down.out = make_empty(DT_BF16, n_row, l->y.shape[1], -1);
-    const struct tensor ha = part(l, &down, MOE_THIN), y = part(l, &down, MOE_HYBRID);
-    struct proj again = l->up;
-    again.grad.a = make_zero(DT_F32, l->up.w.n_exp, r, l->up.w.n_in);
-    again.grad.b = make_zero(DT_F32, l->up.w.n_exp, l->up.w.n_out, r);
-    up.proj = up_dx.proj = &again;
-    up.thin = make_empty(DT_BF16, n_row, r, -1);
-    up_dx.thin = l->xa;
-    struct moe_part db = up_dx;
-    db.thin = up.thin;
-    part(l, &db, MOE_THIN);
-    part(l, &up, MOE_GRAD);
-    part(l, &up_dx, MOE_GRAD);
-    if (l->dev->dry_run) return;
-    assert_same_bits(ha, l->ha);
-    assert_same_bits(y, l->y);
-    assert_same_bits(again.grad.a, l->up.grad.a);
-    assert_same_bits(again.grad.b, l->up.grad.b);
-}
-
-static void run_parts(struct device *dev, const void *params, struct op_outputs *outputs)
-{
-    struct layer l = expert_layer_make(dev, params);
-    expert_layer_both(&l, outputs);
-    if (!dev->dry_run) dev->ops->wait();
-    if (dev->ops->own_memory) check_parts(&l);
-}
-
-static void split_adapter_equals_hybrid_on_the_gpu(void **state)
-{
-    static const struct setup cases[] = {
-        {{WF_MXFP4, 0, false}, 7, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD},
-        {{WF_BF16, 0, false}, 70, 6, 4, 200, 144, 16, 136, SWIGLU, false, SPREAD},
-        {{WF_NF4, 64, false}, 2, 64, 8, 64, 64, 64, 16, SWIGLU, false, APART},
-    };
-    op_check_need_gpu();
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_parts, &cases[i]);
-    (void)state;
-}
-
 int test_ops_experts(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,7 +353,6 @@ int test_ops_experts(void)
         cmocka_unit_test(scale_0_and_b_0_equal_the_base_on_the_gpu),
         cmocka_unit_test(experts_64_128_256),
         cmocka_unit_test(experts_64_128_256_large_on_the_gpu),
-        cmocka_unit_test(split_adapter_equals_hybrid_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_experts", tests, NULL, NULL);
 }

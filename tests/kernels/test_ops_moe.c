@@ -338,28 +338,6 @@ static void layer_on_the_gpu(void **state)
     expert_layer_on_gpu(grouped_cases, MT_LEN(grouped_cases));
 }
 
-/* The loops of `bench step --path`. */
-static void loops_on_the_gpu(const struct gpu_setup *cases, int64_t n)
-{
-    op_check_need_gpu();
-    for (int64_t i = 0; i < n; i++) op_check_loops(expert_layer_run_gpu, &cases[i]);
-}
-static void loops_on_the_gpu_by_cublas(void **state)
-{
-    static const struct gpu_setup many = {/* more slots than one block selects from */
-                                          {{WF_MXFP4, 0, false}, 700, 6, 4, 96, 64, 8, 8, GPTOSS_2, true, SPREAD},
-                                          0,
-                                          true};
-    (void)state;
-    loops_on_the_gpu(small_cases, MT_LEN(small_cases));
-    loops_on_the_gpu(&many, 1);
-}
-static void loops_large_on_the_gpu(void **state)
-{
-    (void)state;
-    loops_on_the_gpu(grouped_cases, MT_LEN(grouped_cases));
-}
-
 /* Tiles with one row, with one row too many; more row tiles than a band has (2048 rows); columns that end inside every
  * part of a tile; every lora rank with a separate kernel. */
 static void layer_large_on_the_gpu(void **state)
@@ -437,8 +415,6 @@ int test_ops_moe(void)
         cmocka_unit_test(layer_on_the_gpu),
         cmocka_unit_test(decoded_ahead_on_the_gpu),
         cmocka_unit_test(frozen_on_the_gpu),
-        cmocka_unit_test(loops_on_the_gpu_by_cublas),
-        cmocka_unit_test(loops_large_on_the_gpu),
         cmocka_unit_test(layer_large_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_moe", tests, NULL, NULL);

@@ -149,22 +149,11 @@ static void test_errors(void **state)
     assert_says(said.err, "cuda");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--arch", "gpt-oss-2b"), 1);
     assert_says(said.err, "gpt-oss-20b");
-    assert_int_equal(RUN("bench", "step", "--device", "cpu", "--path", "loop,grouped"), 1);
-    assert_says(said.err, "on a GPU; this device is cpu");
     static const char *const quantised[] = {"--qat", "--qat-inputs"};
     for (int i = 0; i < MT_LEN(quantised); i++) {
         assert_int_equal(RUN("bench", "step", "--expert-dtype", "fp8", quantised[i], "nvfp4", SMALL), 1);
         assert_says(said.err, "--expert-dtype fp8 excludes --qat and --qat-inputs");
     }
-    assert_int_equal(RUN("bench", "ops", "--path", "loop"), 2);
-    assert_says(said.err, "bench step");
-    static const char *const paths[] = {"loop,", "loop,grouped,pre", "loop,loop,loop,loop,loop,loop,loop,loop,loop"};
-    for (int i = 0; i < MT_LEN(paths); i++) {
-        assert_int_equal(RUN("bench", "step", "--path", paths[i]), 2);
-        assert_says(said.err, "of grouped|loop|presort");
-    }
-    assert_int_equal(RUN("bench", "step", "--path", ""), 2);
-    assert_says(said.err, "--path is empty");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--layers", "99"), 1);
     assert_says(said.err, "--layers 99");
     assert_int_equal(RUN("bench", "step", "--device", "cpu", "--memory-gb", "0.01"), 1);
@@ -302,44 +291,6 @@ static void test_attn(void **state)
     assert_says(said.out, "% of 128");
 }
 
-static void test_split_needs_a_gpu(void **state)
-{
-    (void)state;
-    assert_int_equal(RUN("bench", "lora", "--split", "--device", "cpu", "--threads", "1"), 1);
-    assert_says(said.err, "--split times products of a GPU; this device is cpu");
-}
-
-/* 20 training steps with a host loop over the experts and with the grouped kernels. */
-static void check_paths(const char *arch)
-{
-    const double most = 0.0022;
-    const int rc = RUN("bench", "step", "--path", "loop,grouped", "--arch", arch, "--tokens", "16384", "--seq", "512",
-                       "--rank", "8", "--json"); /* the more tokens, the less one router's tie moves the mean */
-    if (rc && strstr(said.err, "on a GPU; this device is")) {
-        print_message("skip: losses of loop and grouped experts: no GPU\n");
-        skip();
-    }
-    if (rc) fail_msg("exit %d: %s", rc, said.err);
-    struct json_doc *doc = said_json();
-    const struct json grouped = json_at(json_find(json_root(doc), "paths"), 1);
-    const double apart = number(grouped, "loss_apart");
-    check_text(grouped, "path", "grouped");
-    assert_int_equal(json_count(json_find(grouped, "losses")), 20);
-    print_message("%s: losses of 20 steps with loop and grouped experts are at most %.2g apart, allowed %g\n", arch,
-                  apart, most);
-    assert_true(apart > 0 && apart <= most);
-    json_free(doc);
-}
-
-static void loop_and_grouped_train_alike_on_the_gpu(void **state)
-{
-    (void)state;
-    check_paths("gpt-oss-tiny");
-    check_paths("qwen3-tiny");
-    check_paths("olmoe-tiny");
-    check_paths("mixtral-tiny");
-}
-
 /* in_proj_b and in_proj_a of qwen3.5-tiny have four rows each. */
 static void every_projection_on_the_gpu(void **state)
 {
@@ -442,20 +393,12 @@ static void test_memory(void **state)
 int test_bench(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ops),
-        cmocka_unit_test(test_ops_of_each_kind),
-        cmocka_unit_test(test_step),
-        cmocka_unit_test(test_text),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_dequant),
-        cmocka_unit_test(test_expert_errors),
-        cmocka_unit_test(test_quant),
-        cmocka_unit_test(test_attn),
-        cmocka_unit_test(test_split_needs_a_gpu),
-        cmocka_unit_test(loop_and_grouped_train_alike_on_the_gpu),
-        cmocka_unit_test(every_projection_on_the_gpu),
+        cmocka_unit_test(test_ops),           cmocka_unit_test(test_ops_of_each_kind),
+        cmocka_unit_test(test_step),          cmocka_unit_test(test_text),
+        cmocka_unit_test(test_errors),        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_lora),          cmocka_unit_test(test_dequant),
+        cmocka_unit_test(test_expert_errors), cmocka_unit_test(test_quant),
+        cmocka_unit_test(test_attn),          cmocka_unit_test(every_projection_on_the_gpu),
     };
     return cmocka_run_group_tests_name("bench", tests, NULL, NULL);
 }

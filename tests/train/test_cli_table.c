@@ -356,8 +356,8 @@ static void test_bash(void **state)
     } cases[] = {
         {"ev", "eval\n", "export"},
         {"bench ''", "step\n", "eval"},
-        {"bench step --pa", "--path\n", "--quant"},
-        {"bench lora --rou", "--routing\n", "--path"},
+        {"bench step --ro", "--routing\n", "--quant"},
+        {"bench lora --rou", "--routing\n", "--layers"},
         {"export a.ini --to merged", "merged-bf16\nmerged-mxfp4\nmerged-nvfp4\nmerged-fp8\n", "gguf"},
         {"my.ini --s", "--set\n", "--to"},
         {"eval a.ini --set train.dev", "train.device=\n", "optim"},

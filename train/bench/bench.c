@@ -2,8 +2,6 @@
  * part.
  *
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
- *                --path: the same model with several implementations of the experts, one after the other; without
- *                --decoded no layer is decoded, because common loops decode at each use
  *   bench ops    the fewest first layers, at least two, that have every kind of layer (gpt-oss: one with a sliding
  *                window, one without), embedding, head and optimizer: only the time of each op
  *
@@ -16,29 +14,21 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/moe_loop.h"
 #include "model/layer.h"
 #include "train/bench/bench_routing.h"
 #include "train/report/profile.h"
 #include "train/session/run.h"
 #include "train/synth/synth.h"
 
-enum { WARM_UP = 3, COMPARED = 20, MAX_PATHS = CLI_VALUES };
-
-/* Ways to run the experts: all of a layer in one launch, or in a loop on the host (kernels/moe_loop.h). */
-enum path { PATH_GROUPED, PATH_LOOP, PATH_PRESORT }; /* as --path lists them */
-static const char *const path_names[] = {"grouped", "loop", "presort"};
+enum { WARM_UP = 3 };
 
 struct bench {
     bool ops, json;
     bool usual_targets;                /* --targets was not given */
     const char *arch, *quant, *routed; /* routed: --routing */
-    int n_paths;                       /* 0: no comparison */
-    enum path paths[MAX_PATHS], path;
     int64_t n_layer, n_tok, n_step;
     struct config cfg;
     struct run run;
-    struct ops loop; /* the device's ops, with the experts as loops */
     struct routing routing;
     struct routing_rows rows; /* of one step */
     struct synth_memory memory;
@@ -74,7 +64,7 @@ static void choose_sizes(struct bench *b)
     struct config *cfg = &b->cfg;
     if (!b->arch) b->arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
     if (!b->n_tok) b->n_tok = gpu ? 16384 : 1024;
-    if (!b->n_step) b->n_step = b->n_paths ? COMPARED - WARM_UP : gpu ? 10 : 5;
+    if (!b->n_step) b->n_step = gpu ? 10 : 5;
     if (!cfg->data.seq_len) cfg->data.seq_len = MT_MIN(gpu ? 4096 : 512, b->n_tok);
     cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
 }
@@ -87,12 +77,11 @@ static void choose_targets(struct bench *b)
         if (a->mixer[l] != &mixer_attention) snprintf(b->cfg.lora.targets, sizeof(b->cfg.lora.targets), "all-linear");
 }
 
-/* Random tokens; a different batch for every number. */
-static void fill_batch(struct bench *b, int64_t number)
+static void fill_batch(struct bench *b)
 {
-    const uint64_t key = rng_key(0, "bench"), first = (uint64_t)(number * b->n_tok);
+    const uint64_t key = rng_key(0, "bench");
     for (int64_t i = 0; i < b->n_tok; i++)
-        b->tok[i] = (int32_t)(rng_u64(key, first + (uint64_t)i) % (uint64_t)b->run.arch.vocab);
+        b->tok[i] = (int32_t)(rng_u64(key, (uint64_t)i) % (uint64_t)b->run.arch.vocab);
     for (int64_t i = 0; i < b->batch.n_label; i++) b->label_id[i] = b->tok[b->label_row[i] + 1];
 }
 
@@ -118,7 +107,7 @@ static void make_batch(struct bench *b)
                                     .cu = b->cu,
                                     .label_row = b->label_row,
                                     .label_id = b->label_id};
-    fill_batch(b, 0);
+    fill_batch(b);
 }
 
 /* --qat-inputs: scales from the first batch. */
@@ -127,7 +116,6 @@ static int calibrate(struct bench *b, struct err *err)
     struct model *m = &b->run.model;
     const struct model_pass seen = {.inputs = QAT_INPUTS_SEEN};
     if (model_calibrated(m)) return 0;
-    if (b->n_paths) return err_set(err, "--path and --qat-inputs: the loops over experts do not quantise inputs");
     qat_calibrate_begin(&m->qat);
     model_begin(m, &b->batch, &seen);
     model_fwd(m);
@@ -170,14 +158,8 @@ static int bench_open(struct bench *b, struct err *err)
     if (device_open(&r->dev, device_name(&b->cfg), dtype_option(&b->cfg), err)) return -1;
     device_log_choice();
     if (b->cfg.train.threads) r->dev.n_threads = (int)b->cfg.train.threads;
-    if (b->n_paths && !r->dev.ops->own_memory)
-        return err_set(err, "--path compares ways to run the experts on a GPU; this device is %s", r->dev.name);
-    if (b->n_paths && b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8)
-        return err_set(err, "--path compares products in bf16: leave out --expert-dtype fp8");
     if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
         return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: leave it out, or both of them");
-    b->loop = *r->dev.ops;
-    if (b->path != PATH_GROUPED && ops_loop_experts(&b->loop, b->path == PATH_PRESORT)) r->dev.ops = &b->loop;
     choose_sizes(b);
     if (b->n_tok % b->cfg.data.seq_len)
         return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->n_tok,
@@ -262,8 +244,6 @@ static int measure_steps(struct bench *b, struct err *err)
     struct device *dev = &b->run.dev;
     for (int64_t i = 0; i < WARM_UP + b->n_step; i++) {
         const bool count = i == WARM_UP - 1;
-        if (b->n_paths)
-            fill_batch(b, i); /* on a single batch the model would memorise it, and amplify rounding differences */
         if (count) read_rows(b, false);
         if (i == WARM_UP) {
             read_rows(b, true);
@@ -415,140 +395,6 @@ static void print_json(const struct bench *b)
     end_json(&o);
 }
 
-/* ---- ways to run the experts, side by side ---- */
-
-/* Allowed difference, in nats, of the losses of two kinds of bf16 products in the first training steps. */
-#define LOSS_APART 5e-3
-
-/* Results of one path. */
-struct trial {
-    enum path path;
-    double ms, *loss; /* [n_loss] */
-    int64_t n_loss;
-    double apart; /* largest distance of a loss from the first trial's, at step `at` */
-    int64_t at;
-};
-
-static struct trial keep_trial(struct bench *b, const struct trial *first)
-{
-    struct trial t = {b->path, b->ms, b->loss, WARM_UP + b->n_step, 0, 1};
-    b->loss = NULL;
-    for (int64_t i = 0; first->loss && i < t.n_loss; i++) {
-        const double apart = fabs(t.loss[i] - first->loss[i]);
-        if (apart <= t.apart) continue;
-        t.apart = apart;
-        t.at = i + 1;
-    }
-    return t;
-}
-
-/* The loops do the same arithmetic in the same order; the grouped products use another order. */
-static double allowed_apart(const struct trial *a, const struct trial *b)
-{
-    return (a->path == PATH_GROUPED) == (b->path == PATH_GROUPED) ? 0 : LOSS_APART;
-}
-
-static void print_trial(const struct bench *b, const struct trial *t, const struct trial *first)
-{
-    char launches[32] = "?", waits[32] = "?", peak[32];
-    if (t == first) {
-        print_setup(b);
-        printf("  %-8s %10s %20s %9s %7s %10s %8s %12s  losses of %lld steps\n", "path", "step ms", "range", "tok/s",
-               "speed", "launches", "waits", "memory", (long long)t->n_loss);
-    }
-    if (!b->calls.missing) {
-        snprintf(launches, sizeof(launches), "%lld", (long long)b->calls.launches);
-        snprintf(waits, sizeof(waits), "%lld", (long long)b->calls.waits);
-    }
-    printf("  %-8s %10.1f %9.1f - %8.1f %9.0f %6.2fx %10s %8s %12s  %.6f to %.6f\n", path_names[t->path], t->ms,
-           b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / t->ms, first->ms / t->ms, launches, waits,
-           str_bytes(peak, b->run.dev.ops->used_bytes()), t->loss[0], t->loss[t->n_loss - 1]);
-    fflush(stdout);
-}
-
-static void put_trial(const struct bench *b, const struct trial *t, const struct trial *first, struct json_out *o)
-{
-    if (t == first) {
-        put_setup(b, o);
-        json_out_open(o, "paths", '[');
-    }
-    json_out_open(o, NULL, '{');
-    json_out_str(o, "path", path_names[t->path]);
-    put_step(b, o);
-    json_out_f64(o, "speed", first->ms / t->ms);
-    json_out_f64(o, "loss_apart", t->apart);
-    json_out_f64(o, "loss_apart_allowed", allowed_apart(t, first));
-    json_out_open(o, "losses", '[');
-    for (int64_t i = 0; i < t->n_loss; i++) json_out_f64(o, NULL, t->loss[i]);
-    json_out_close(o, ']');
-    json_out_close(o, '}');
-}
-
-/* The mode with the least recomputation whose groups the plan saves in every layer. */
-static int uniform_mode(const struct run *r)
-{
-    int mode = RECOMPUTE_NONE;
-    for (int64_t l = 0; l < r->arch.n_layer; l++)
-        while (acts_save_mode((enum recompute)mode).groups[l] & ~r->plan.opt.save.groups[l]) mode++;
-    return mode + CFG_RECOMPUTE_NONE;
-}
-
-/* Each path trains a new model with the same seeds, batches and recompute mode as the first path. */
-static int run_trials(struct bench *b, struct trial trials[MAX_PATHS], struct json_out *o, struct err *err)
-{
-    static struct bench one;
-    for (int i = 0; i < b->n_paths; i++) {
-        one = *b;
-        one.path = b->paths[i];
-        int rc = bench_open(&one, err);
-        if (!rc && i == 0 && b->cfg.train.recompute == CFG_RECOMPUTE_AUTO) {
-            b->cfg.train.recompute = uniform_mode(&one.run);
-            bench_close(&one);
-            one = *b;
-            one.path = b->paths[i];
-            rc = bench_open(&one, err);
-        }
-        if (!rc) rc = measure_steps(&one, err);
-        if (!rc) {
-            trials[i] = keep_trial(&one, &trials[0]);
-            if (b->json)
-                put_trial(&one, &trials[i], &trials[0], o);
-            else
-                print_trial(&one, &trials[i], &trials[0]);
-        }
-        bench_close(&one);
-        if (rc) return -1;
-    }
-    return 0;
-}
-
-static int compare_paths(struct bench *b, struct err *err)
-{
-    struct trial trials[MAX_PATHS] = {0};
-    struct json_out o = {.indent = true};
-    if (b->cfg.train.decoded_layers < 0) b->cfg.train.decoded_layers = 0; /* common loops decode per use */
-    json_out_open(&o, NULL, '{');
-    int rc = run_trials(b, trials, &o, err);
-    if (!rc && b->json) {
-        json_out_close(&o, ']');
-        end_json(&o);
-    }
-    for (int i = 1; i < b->n_paths && !rc; i++) {
-        const struct trial *t = &trials[i], *first = &trials[0];
-        const double allowed = allowed_apart(t, first);
-        if (!b->json)
-            printf("losses of %s: at most %.3g from those of %s, at step %lld; allowed %g\n", path_names[t->path],
-                   t->apart, path_names[first->path], (long long)t->at, allowed);
-        if (t->apart > allowed)
-            rc = err_set(
-                err, "the losses of %s and %s are %g apart at step %lld, allowed are %g: they do not compute the same",
-                path_names[first->path], path_names[t->path], t->apart, (long long)t->at, allowed);
-    }
-    for (int i = 0; i < b->n_paths; i++) mem_free(trials[i].loss);
-    json_out_free(&o);
-    return rc;
-}
-
 int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err)
 {
     static struct bench b;
@@ -557,7 +403,6 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
                        .arch = o->arch,
                        .quant = o->quant,
                        .routed = o->routing,
-                       .n_paths = (int)o->paths.n,
                        .n_layer = o->layers,
                        .n_tok = o->tokens,
                        .n_step = o->steps,
@@ -566,10 +411,8 @@ int bench_run(const struct bench_options *o, const struct config *cfg, bool ops,
     for (int64_t i = 0; i < o->common.sets.n; i++)
         if (o->common.sets.items[i].key && !strcmp(o->common.sets.items[i].key, "lora.targets"))
             b.usual_targets = false;
-    for (int i = 0; i < b.n_paths; i++) b.paths[i] = (enum path)o->paths.v[i];
     snprintf(b.cfg.distill.teacher, sizeof(b.cfg.distill.teacher), "%s", o->teacher);
     b.cfg.data.seq_len = o->seq; /* 0: the device's default */
-    if (b.n_paths) return compare_paths(&b, err);
     int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
     if (!rc) (b.json ? print_json : print_text)(&b);
     bench_close(&b);

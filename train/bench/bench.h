@@ -11,10 +11,8 @@ struct bench_options {
     const char *teacher;                /* distill.teacher: none or base */
     const char *routing;                /* as routing_open takes it */
     int64_t tokens, seq, layers, steps; /* 0: the device's default */
-    struct cli_list paths;              /* of the experts, by BENCH_PATHS */
     bool json;
 };
-#define BENCH_PATHS "grouped|loop|presort"
 /* `bench step`, or with `ops` `bench ops`. Prints to standard output. */
 int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err) MT_CHECK;
 

@@ -14,7 +14,6 @@ struct bench_experts_options {
         quants;               /* quants: indices into BENCH_QUANTS; empty tokens or quants: the bench's default */
     struct cli_list routings; /* by BENCH_ROUTINGS; of `bench lora` */
     int64_t repeats, threads;
-    bool split; /* of `bench lora` */
     bool json;
 };
 #define BENCH_PACKED   "mxfp4|nf4|nf4-nested|nvfp4|fp8"
@@ -22,7 +21,6 @@ struct bench_experts_options {
 #define BENCH_ROUTINGS "uniform|one"
 /* They print to standard output. */
 int bench_lora(const struct bench_experts_options *o, struct err *err) MT_CHECK;
-int bench_split(const struct bench_experts_options *o, struct err *err) MT_CHECK; /* bench lora --split */
 int bench_dequant(const struct bench_experts_options *o, struct err *err) MT_CHECK;
 
 /* The experts of one layer: E experts, top J, width F, rows of D. gpt_oss: with biases, interleaved gate and up, and

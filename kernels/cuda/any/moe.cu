@@ -31,13 +31,12 @@
  *   Rows written by the thin product, H200, 16,384 tokens, us per call in the same call: gpt-oss-20b r 16 up forward
  *   4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899; without them the products of
  *   narrow experts are slower still (grouped_wgmma.cu).
- * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch (bench lora --split,
- *   tests/RESULTS.md): 1.02 .. 1.86 times as long over the products of five models, and longer for a layer even if the
- *   third launch ran at the speed of a copy. */
+ * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch: 1.02 .. 1.86
+ *   times as long over the products of five models, and longer for a layer even if the third launch ran at the speed of
+ *   a copy. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
 #include "kernels/moe_packed.h"
-#include "kernels/moe_part.h"
 
 enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 192 /* per expert */ };
 
@@ -619,56 +618,4 @@ extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct ten
         sum_slots(dx, absent, NULL, out, r);
     }
     arena_release(&dev->work, mark);
-}
-
-/* ---- the products one by one, for a benchmark ---- */
-
-static void base_or_hybrid(struct device *dev, const struct moe_part *p, const struct route *r)
-{
-    const struct tensor copy = p->tokens ? push_copy(dev, p->in, p->out.shape[1], p->proj, r) : absent;
-    const struct decoded matrices = push_decoded(dev, p->proj, r);
-    if (dev->dry_run) return;
-    if (copy.ndim && copy.shape[0]) gather<uint4>(copy, p->in, r->row_slot, r->idx.shape[1]);
-    struct grouped g = rows_of(copy.ndim ? copy : p->in, p->tokens && !copy.ndim, r);
-    if (p->kind == MOE_HYBRID)
-        take_adapter(&g, &p->proj->lora, p->thin, p->backward ? p->proj->lora.a : p->proj->lora.b);
-    g.kn = p->backward;
-    g.bias = p->backward ? NULL : (const float *)whole(p->proj->bias);
-    g.out = (bf16 *)whole(p->out);
-    product(&g, p->proj, matrices, no_fp8_rows);
-}
-
-/* out += scale * thin times a factor of the adapter, as a product with a depth of r. */
-static void add_adapter(const struct moe_part *p, const struct route *r)
-{
-    const struct lora *lora = &p->proj->lora;
-    struct grouped g = rows_of(p->thin, false, r);
-    g.n_in = lora->r;
-    g.n_out = p->out.shape[1];
-    g.b = (const bf16 *)whole(p->backward ? lora->a : lora->b);
-    g.kn = p->backward;
-    g.scale = lora->scale[0];
-    g.epilogue = GROUPED_ADD;
-    g.out = (bf16 *)whole(p->out);
-    cuda_grouped_mma(&g);
-}
-
-extern "C" bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
-{
-    const struct lora *lora = &p->proj->lora;
-    const struct thin thin = {p->thin, absent, absent};
-    const int64_t mark = arena_mark(&dev->work);
-    switch (p->kind) {
-    case MOE_THIN:
-        if (!dev->dry_run) thin_product(&thin, p->in, p->tokens, p->backward ? lora->b : lora->a, p->backward, r);
-        break;
-    case MOE_BASE:
-    case MOE_HYBRID: base_or_hybrid(dev, p, r); break;
-    case MOE_ADD:
-        if (!dev->dry_run) add_adapter(p, r);
-        break;
-    case MOE_GRAD: factor_grad(dev, p->proj, !p->backward, p->in, p->tokens, p->thin, NULL, r); break;
-    }
-    arena_release(&dev->work, mark);
-    return true;
 }

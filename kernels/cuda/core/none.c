@@ -1,7 +1,5 @@
 /* none.c - replaces the CUDA backend in a build without CUDA. */
-#include "kernels/moe_loop.h"
 #include "kernels/moe_packed.h"
-#include "kernels/moe_part.h"
 
 const struct ops *ops_cuda(bool portable, struct err *err)
 {
@@ -20,21 +18,6 @@ const struct ops *ops_cuda_table(bool hopper)
 {
     (void)hopper;
     return NULL;
-}
-
-bool ops_loop_experts(struct ops *ops, bool presort)
-{
-    (void)ops;
-    (void)presort;
-    return false;
-}
-
-bool ops_moe_part(struct device *dev, const struct moe_part *p, const struct route *r)
-{
-    (void)dev;
-    (void)p;
-    (void)r;
-    return false;
 }
 
 bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)

@@ -46,7 +46,6 @@ enum grouped_epilogue {
                             * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
     GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
                             * cuda_grouped_wgmma */
-    GROUPED_ADD, /* out[m] += scale * v, without adapter and bias. Only in cuda_grouped_mma; for ops_moe_part */
     GROUPED_EPILOGUES
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */

@@ -301,20 +301,6 @@ template <int LAYOUT> __device__ __forceinline__ struct pre8 load_columns(const 
     return p;
 }
 
-/* GROUPED_ADD for 32 columns of row m. old: out of this lane's eight columns. */
-__device__ __forceinline__ void grouped_finish_add(const struct grouped &g, int64_t m, int64_t n, bool live,
-                                                   const float v[4][2], uint4 old)
-{
-    const int64_t mine = n + 8 * (threadIdx.x & 3);
-    float x[8], y[8];
-    quad_columns(x, v);
-    if (!live || mine >= g.n_out) return;
-    bf16_unpack8(y, old);
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[i] += g.scale * x[i];
-    store16(g.out + m * g.n_out + mine, bf16_pack8(y));
-}
-
 /* Columns n .. n+7 of row m, rounded; GROUPED_GLU: also their activations, of four pairs. */
 template <int EPILOGUE>
 __device__ __forceinline__ void grouped_store8(const struct grouped &g, int64_t m, int64_t n, uint4 v)

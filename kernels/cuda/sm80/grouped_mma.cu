@@ -7,7 +7,7 @@
  *   out of bounds skips its products.
  *     pair        128 columns, 4 warps, 3 stages of 16 KiB: two blocks per SM of 100 KiB (8.6, 8.9, 12.0)
  *     deep pair   the same with 5 stages: two blocks per SM of 164 KiB or more
- *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64 and GROUPED_ADD
+ *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64
  *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
  *   with little waste.
  * Grid: persistent, as many blocks as the GPU holds. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but
@@ -209,7 +209,7 @@ static __device__ __forceinline__ void store_tile(const struct grouped &g, const
                                                   float c[][T::WN / 8][4], int warp_m, int warp_n)
 {
     constexpr bool glu_bwd = grouped_is_glu_bwd(EPILOGUE), quant = EPILOGUE == GROUPED_GLU_BWD_QUANT;
-    constexpr bool gated = glu_bwd || EPILOGUE == GROUPED_GATED, adds = EPILOGUE == GROUPED_ADD;
+    constexpr bool gated = glu_bwd || EPILOGUE == GROUPED_GATED;
     constexpr int COLS = T::WN / 32, CHUNKS = T::WM / 8 * COLS;
     constexpr int WIDE = LAYOUT == GLU_PAIRS ? 2 : 1;    /* elements of pre for a column, next to each other */
     constexpr int SECOND = LAYOUT == GLU_PAIRS ? 16 : 4; /* where a lane's second four columns begin */
@@ -222,7 +222,6 @@ static __device__ __forceinline__ void store_tile(const struct grouped &g, const
         return load_columns<LAYOUT>(from, n_out, row_of(i) < p.n_row ? n_out - column_of(i) : 0);
     };
     float gate[2] = {}, bias[COLS][4][2] = {}, sum = 0.0f; /* gate: of rows lane and lane + 32 */
-    uint4 old[adds ? CHUNKS : 1] = {};
     struct pre8 pre[8] = {};
     /* Chunks whose pre is loaded before chunk i. */
     const auto n_ahead = [](int i) { return glu_bwd ? MT_MIN(CHUNKS, i + MT_MIN(2 + i / 2, 5)) : 0; };
@@ -231,12 +230,7 @@ static __device__ __forceinline__ void store_tile(const struct grouped &g, const
         if (gated && first + i + lane < p.n_row)
             gate[i / 32] = __ldg(g.gate + __ldg(g.row_slot + p.row + first + i + lane));
 #pragma unroll
-    for (int i = 0; i < COLS && !gated && !adds; i++)
-        grouped_bias(bias[i], g, grouped_expert(g, p.place), col + i * 32);
-#pragma unroll
-    for (int i = 0; i < CHUNKS && adds; i++)
-        if (row_of(i) < p.n_row && column_of(i) < n_out)
-            old[i] = *(const uint4 *)(g.out + (int64_t)(p.row + row_of(i)) * n_out + column_of(i));
+    for (int i = 0; i < COLS && !gated; i++) grouped_bias(bias[i], g, grouped_expert(g, p.place), col + i * 32);
 #pragma unroll
     for (int i = 0; i < n_ahead(0); i++) pre[i] = load_pre(i);
 #pragma unroll
@@ -261,8 +255,6 @@ static __device__ __forceinline__ void store_tile(const struct grouped &g, const
             sum = quad_sum(sum);
             if (lane % 4 == 0 && live && col < n_out) g.dgate_part[(int64_t)(col / GROUPED_PART) * g.n_row + m] = sum;
             sum = 0.0f;
-        } else if constexpr (adds) {
-            grouped_finish_add(g, m, col + j * 8, live, v, old[i]);
         } else {
             grouped_finish<EPILOGUE>(g, m, col + j * 8, live, v, bias[j / 4], weight);
         }
@@ -414,7 +406,6 @@ template <class T> static void launch_store(const struct grouped *g)
     else
         launch<T, false, GROUPED_STORE>(g);
 }
-/* Every epilogue but GROUPED_ADD. */
 template <class T> static void launch_any(const struct grouped *g)
 {
     if (g->epilogue == GROUPED_GLU)
@@ -431,14 +422,11 @@ void cuda_grouped_mma(const struct grouped *g)
 {
     grouped_require(g);
     MT_REQUIRE(g->kn == (grouped_is_glu_bwd(g->epilogue) || g->epilogue == GROUPED_GATED) ||
-                   g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_ADD,
+                   g->epilogue == GROUPED_STORE,
                "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
-    MT_REQUIRE(g->epilogue != GROUPED_ADD || (!g->r && !g->bias), "%s", "GROUPED_ADD takes no adapter and no bias");
     if (g->n_row == 0 || g->count == 0) return;
     const int c = cuda.capability;
-    if (g->epilogue == GROUPED_ADD) /* memory bound: small tiles, more blocks per SM */
-        g->kn ? launch<thin_tile, true, GROUPED_ADD>(g) : launch<thin_tile, false, GROUPED_ADD>(g);
-    else if (g->n_out <= 64 && (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED))
+    if (g->n_out <= 64 && (g->epilogue == GROUPED_STORE || g->epilogue == GROUPED_GATED))
         launch_store<thin_tile>(g);
     else if (c == 86 || c == 89 || c >= 120)
         launch_any<pair_tile>(g);
