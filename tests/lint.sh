@@ -47,11 +47,17 @@ check_sources() {
         header = file ~ /\.(h|cuh)$/; guard = define = ""; start = 0
         if (index($0, "/* " name " - ") != 1) bad(file, 1, "no head comment: /* " name " - what it does")
     }
-    FNR == 1 { head = 1 }
-    head && /^ \* .*[.;] (Needs|Grid|Moves|Bound|Numerics|Measured|Tried and dropped): / {
+    FNR == 1 { opening = 1; kernel = file ~ /^kernels\/cuda\// }
+    opening && /^ \* .*[.;] (Math|Shapes|Needs|Grid|Bound|Numerics): / {
         bad(file, FNR, "label of a head comment inside a line")
     }
-    /\*\// { head = 0 }
+    opening && kernel && /^ \* *(Moves|Measured|Tried)/ {
+        bad(file, FNR, "label of a head comment: experiments are in tests/notebook/")
+    }
+    opening && /\*\// {
+        opening = 0
+        if (kernel && FNR > 20) bad(file, FNR, "head comment of " FNR " lines, over 20")
+    }
     { lines = FNR }
     /[^ ]/ { last = $0 }
     header && !guard && /^#ifndef MT_[A-Z0-9_]+_H$/ { guard = $2; next }
@@ -388,8 +394,12 @@ prove() {
     add data/file/file.c "int x; "; expect data/file/file.c:4 "blank or"
     add data/file/file.c "/* $(printf '%0120d' 0) */"; expect data/file/file.c:4 "longer than 120"
     add data/file/file.c "/* TO""DO */"; expect data/file/file.c:4 "unfinished"
-    sed -i '1s|.*|/* file.c - f\n * Math: y = x. Moves: all bytes. */|' "$tree/data/file/file.c"
+    sed -i '1s|.*|/* file.c - f\n * Math: y = x. Bound: memory. */|' "$tree/data/file/file.c"
     expect data/file/file.c:2 "label of a head comment"
+    mkdir "$tree/kernels/cuda"; add kernels/cuda/a.cu '/* a.cu - a\n * Measured: 2 ms. */'
+    expect kernels/cuda/a.cu:2 "label of a head comment: experiments"
+    mkdir "$tree/kernels/cuda"; add kernels/cuda/a.cu "/* a.cu - a$(printf '\\n * x%.0s' {1..20}) */"
+    expect kernels/cuda/a.cu:21 "head comment of 21 lines"
     add data/file/file.c 'char *s = getenv("MT_FAST");'; expect data/file/file.c:4 "environment"
     add data/file/file.c 'f(getenv("HF_HOME"), getenv("MT_HOME"));'; expect data/file/file.c:4 "environment"
     add kernels/ops/ops.c 'FILE *f = fopen(path, "w");'; expect kernels/ops/ops.c:4 "opens a file to write"

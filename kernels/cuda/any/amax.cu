@@ -7,11 +7,8 @@
  *           block stores its result, and the last block of an expert waits for these and combines them: no memory has
  *           to be cleared by another launch, and no block but the last ones waits. GPUs start blocks in the order of
  *           their indices, so the blocks that it waits for have started.
- * Moves:    each value read once -> memory bound.
- * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter.
- * Measured: `moetrain bench quant`; tests/RESULTS.md. H200, commit 0d9e97d, us for 4 experts of [2688, 1856]: 14.5;
- * with two memsets and atomic maxima 14.6, and 5 % slower for 128 of [3712, 2688]; with a counter of finished blocks,
- * for which every block waits, 16.5; with at most 2048 blocks 14.4, and 4 % slower for the 128. */
+ * Bound:    each value read once -> memory bound.
+ * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter. */
 #include "kernels/cuda/parts/eight.cuh"
 
 enum {

@@ -9,11 +9,8 @@
  * Grid: a block of 256 has one head; a warp has two tokens, whose loads are issued together. A thread has 8 channels.
  *   It loads those that they are paired with too: 16 bytes where W is a multiple of 16, otherwise one by one. 70 to 74
  *   registers on sm_90a, no spills.
- * Moves: forward 4 bytes per value of qkv, backward 4 and 2 per value of q and k: memory bound.
- * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight.
- * Measured: H200, commit a26ac28, T 16384, H 16, K 2, A 256, W 64: forward 212 us, backward 180 us, 38 and 65 % of a
- *   copy; the three ops that it replaces, split, norm and RoPE: 238, 240 us.
- * Tried and dropped: a warp with four heads of a token (6454aa2): forward 110 us, backward 217 us, 110 registers. */
+ * Bound: forward 4 bytes per value of qkv, backward 4 and 2 per value of q and k: memory bound.
+ * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
 #include <stdio.h>
 
 #include "kernels/cuda/parts/rows.cuh"

@@ -9,15 +9,8 @@
  *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
  *   atomics. Its last S items write the zeros of tokens of no entry. At most 64
  *   registers, no spills.
- * Moves: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
- * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end.
- * Measured: H200, the commit that wrote this line, inputs not in the L2 cache, one sequence, us forward and backward of
- * W 512: ratio 4 with overlap, T 4096 14.6, 20.4 (29, 41 % of copy), T 16384 36.0, 55.2 (48, 60 %); ratio 128, T 4096
- * 12.5, 15.0 (17, 27 %: memsets of 4 bytes take 2.1), T 16384 25.7, 35.6 (32, 45 %). Before, at 61c7d7f: 16.0, 22.0,
- * 38.7, 58.3; 12.9, 16.4, 26.0, 36.4. Tried, T 16384, the same four with inputs in the cache (33.7, 54.2, 18.7, 33.8):
- * eight tokens at a time with 80 registers 34.3, 53.4, 20.3, 39.1; 32 groups 34.0, 54.7, 22.8, 36.4; 2 columns per
- * thread 36.0, 59.4, 22.1, 37.5. 8 columns per thread, two exact e^x per token and 32 groups: 52.1, 69.2, 41.9, 48.6.
- */
+ * Bound: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
+ * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end. */
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { BLOCK = 256, LANES = 16, FEW = 16, BATCH = 4 };

@@ -14,7 +14,7 @@
  * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at
  * most 40 KiB); tokens: a warp per token and key head; gates: a block per sequence and value head.
  * Bound: per token and thread 4 A (5 B) operations in f32 registers, N S blocks: instruction issue, and too few blocks
- * for few sequences and heads.     Moves: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
+ * for few sequences and heads. Bytes: fwd 2 T (C + N B) bytes; bwd about 4 T N (7 B + 7 A).
  * Numerics: f32 sums in a fixed order, bitwise repeatable.
  * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"

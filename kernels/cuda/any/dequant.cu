@@ -12,16 +12,8 @@
  *           conflicts. Blocks of experts without rows return at once; products with fewer rows than experts pass a
  *           list of the experts that have rows (moe.cu), which leaves few such blocks. 32 registers (FP8: 40), 72 bytes
  *           of shared memory, no spills (decode_any_kernel: 30 registers).
- * Moves:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64, NVFP4), 1 (FP8), 2 or 4 (dense) in: memory bound.
- * Numerics: exact in the sense above; NaN gives NaN, with any payload.
- * Measured: H100 80GB HBM3, kernel of commit 1d28d06, kernel alone, MXFP4, 32 matrices [5760, 2880]: 0.461 ms,
- *           2.9 TB/s, 98 % of copy; [2880, 2880] 0.231 ms. bench dequant, kernels of commit cfa73e2: all experts of
- *           five models, every format, 93 .. 98 % of copy. 256 experts [1024, 2048], MXFP4, 0.471 ms; only the 8
- *           experts of one token, 33.6 MB instead of 1074, 0.0465 ms (31 % of copy; two thirds of the time are the
- *           empty blocks of the 248 others, 0.5 ns each); the 101 experts of 16 tokens 0.191 ms; the 221 of 64 tokens
- *           0.408 ms; 512 tokens use all.
- * Tried and dropped: 64 blocks per SM that loop over an expert, which leaves fewer empty blocks: 0.0237 ms for those 8
- *           experts, but 2 .. 6 % more for all experts. */
+ * Bound:    per value 2 bytes out and 0.53 (MXFP4), 0.56 (NF4 of 64, NVFP4), 1 (FP8), 2 or 4 (dense) in: memory bound.
+ * Numerics: exact in the sense above; NaN gives NaN, with any payload. */
 #include "kernels/cuda/format/dequant.cuh"
 
 enum { THREADS = 256, UNROLL = 4 };

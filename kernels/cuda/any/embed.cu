@@ -2,9 +2,7 @@
  * Shapes: y [T, D] bf16 (view), w [V, D] in any format, tok [T] i32.
  * Needs: D % 8 == 0 (MXFP4: % 32), 16-byte aligned rows; ids below V (an invalid id traps). T may be 0.
  * Grid: one block per token, one thread per eight columns.
- * Moves: each row once, in 16-byte loads; so the table may be in host memory mapped for the device.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880, bf16: 84 us, 2244 GB/s,
- *   76 % of copy. */
+ * Bound: each row once, in 16-byte loads; so the table may be in host memory mapped for the device. */
 #include <stdio.h>
 
 #include "kernels/cuda/parts/rows.cuh"

@@ -1,19 +1,18 @@
 /* fakequant.cu - fake quantisation of all experts in one launch, its packed form and its gradient.
  *
  * Math:     kernels/format/fakequant.h, element by element: the results have the bits of the CPU. y = Q(x); codes and
- * scales of the same; dx = |x| <= amax ? dy : 0. Shapes:   x, y, dx, dy [E, out, in] bf16, f16 or f32; amax [E] or [1]
- * f32; codes [E, out, in or in/2] u8; scales [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
+ *           scales of the same; dx = |x| <= amax ? dy : 0.
+ * Shapes:   x, y, dx, dy [E, out, in] bf16, f16 or f32; amax [E] or [1] f32; codes [E, out, in or in/2] u8; scales
+ *           [E, out, in / block]; top [E] f32. E, out, in may be 0; E at most 65535.
  * Needs:    in a multiple of 8 and 16-byte aligned tensors for the kernels that move eight values at a time; others
  *           take a thread per block, or per byte of codes where there are no blocks.
  * Grid:     [ceil(out * in / 8192), E] blocks of 256 threads; a thread has 8 values in flight 4 times. It loads them
  *           first; then one thread computes what depends on the expert alone. The lanes of a block of 16, 32 or 128
  *           values are neighbours, find its largest magnitude by shuffles and share the work on the scales.
- * Moves:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
+ * Bound:    fake_quant: each value read and written once; pack: read once, codes and scales written -> memory bound. At
  *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
  *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.
- * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept.
- * Measured: `moetrain bench quant`; tests/RESULTS.md. Tried and dropped, H200, commit 0d9e97d, 4 to 128 experts: blocks
- * of 128 threads, at most 48 registers: within 1 %; loads and stores that do not stay in the caches: 5 % slower. */
+ * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept. */
 #include "kernels/cuda/parts/eight.cuh"
 #include "kernels/format/fakequant.h"
 

@@ -5,13 +5,8 @@
  * Needs: rows of a multiple of 8 elements, 16-byte aligned; MXFP4 for the experts' codes.
  * Grid: rows: one block of 128 threads per row, which holds 3072 or 6144 columns in registers (39, 54; no spills);
  *   codes: blocks of 32 x 32 elements, transposed through shared memory, once per load.
- * Moves: rows from tokens 2*T*D + T*J*(D + 4) bytes, others 3*M*K + 4*M: memory bound.
- * Numerics: bitwise those of kernels/format/minifloat.h.
- * Measured: H200, kernels alone, T 16384, J 4, commit 61c7d7f with this file: rows of tokens [16384, 2880] 0.080 ms
- *   (3.6 TB/s), of the activation [65536, 2880] 0.147 (3.9), of dpre [65536, 5760] 0.264 (4.3).
- * Tried and dropped, ms of the three: one warp per row 0.086, 0.152, 0.316; two warps 0.081, 0.137, 0.280; converting a
- *   token's row again for each of its experts 0.173. A step per row needs the whole row before its first code, so the
- *   products' epilogues, which see 192 columns, cannot write codes. */
+ * Bound: rows from tokens 2*T*D + T*J*(D + 4) bytes, others 3*M*K + 4*M: memory bound.
+ * Numerics: bitwise those of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/format/dequant.cuh"

@@ -6,9 +6,7 @@
  * Needs:    F a multiple of 8 and of the format's block; contiguous, 16-byte aligned rows.
  * Grid:     256 threads, 8 columns of a row each. The lanes of a block of 16, 32 or 128 columns are neighbours and find
  *           its largest magnitude by shuffles.
- * Moves:    6 M F bytes: memory bound.
- * Measured: H200, commit 507c5db, M = 65,536, F = 2880: fp8 3.63 TB/s, 87 % of a copy; nvfp4 2.82 TB/s, 68 %, bound by
- *           its arithmetic.
+ * Bound:    6 M F bytes: memory bound.
  * Numerics: h has the bits of the GROUPED_GLU epilogue (the same function without an operation that could be fused);
  *           Q those of the CPU for equal h. Forward and backward call this kernel with the same pre: the same bits. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"

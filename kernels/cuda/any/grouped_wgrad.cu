@@ -7,22 +7,10 @@
  * Needs: n_wide, ld_wide, r multiples of 8, r <= 256, 16-byte aligned rows.
  * Grid: (ceil(n_wide / 128), n_row / share + n_exp, ceil(r / RT)) blocks of 256 threads; blocks beyond the last part
  *   return at once. RT 16, 32 or 64: 56, 64 and 80 registers, 40, 40 and 48 KiB of shared memory; no spills.
- * Moves: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), with 2 * r FLOP per 2
+ * Bound: 2 * M * n_wide bytes (again for every 64 of r) and 2 * M * r * ceil(n_wide / 128), with 2 * r FLOP per 2
  *   bytes: memory bound for the usual r. Partial sums: at most 16 tiles of 512 * RT bytes per SM.
  * Numerics: f32 sums over the rows of a part in order, then over the parts in order, then one addition to out. The
- *   result does not depend on the order in which blocks run.
- * Measured: H200, commit ce5f92c, dA and dB of both projections of a layer, 16,384 tokens, r 16 and 64, in ms (bench
- *   lora, --routing): gpt-oss-20b 0.58, 0.99 with uniform routing, 0.59, 0.92 with every token on the same 4 of 32
- *   experts; qwen3-30b-a3b 0.61, 0.97 and, on the same 8 of 128 experts, 0.65, 0.93.
- *   H200, commit 7ff64c2, qwen3.5-35b-a3b (256 experts), 16,384 tokens, r 8, in us, kernels alone inside a step:
- *   gathered rows of 2048 183 (261 where each step waited for the slots of the next one and divided by top-k), rows
- *   of 1024 106, of 512 63.
- * Tried and dropped: clusters of up to 8 blocks that divide an expert's rows by the mean row count and add through
- *   distributed shared memory: 0.66, 1.12 and 0.64, 1.15 with uniform routing in the same run, and 5 to 15 times that
- *   when few experts have all rows. Gathered rows expert by expert within 128 columns, so that concurrent blocks share
- *   tokens: 189 us instead of 183. Blocks of 512 columns and 128 rows per step (grouped_pass_wgmma.cu without the
- *   product), H200: qwen3.5-35b-a3b r 8 gathered 115 us instead of 144, but rows of 512 64 instead of 55; gpt-oss-20b
- *   r 16 101 and 101, rows of 2880 135 instead of 111; qwen3-30b-a3b r 16 142 instead of 121 and 90 instead of 72. */
+ *   result does not depend on the order in which blocks run. */
 #include "kernels/cuda/parts/grouped_parts.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 

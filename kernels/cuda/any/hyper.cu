@@ -10,14 +10,9 @@
  *   Post backward: `mix`; `unmix`, a block per token: df, dx, the N (N + 1) dot products; `mix_bwd`.
  *   Pre backward: `pre_dots`, a block per token; `values_bwd`, mma.sync: a warp keeps 32 columns of fn in registers and
  *   walks over 128 tokens. Both factors are sums of two bf16, whose error (2^-16) is below the rounding of dx.
- * Moves at N = 4, in rows of D bf16 per token: pre forward 5, and x again; post forward 9; post backward 14; pre
+ * Bound at N = 4, in rows of D bf16 per token: pre forward 5, and x again; post forward 9; post backward 14; pre
  *   backward 13, and x and dy again: memory bound.
- * Measured: H200, commit 7eb2dea, T 4096, D 4096, N 4: pre forward 109 us (values 64), 37 % of the floor; post
- *   forward 84 us, 86 %; post backward 140 us, 80 %; pre backward 228 us (values_bwd 179), 46 %.
- * Numerics: f32, one rounding at the end; sums in a fixed order, no atomics.
- * Tried and dropped: values_bwd without tensor cores: 267 us with two columns per thread, 223 us with four. values
- *   with 64 tokens per warp: 78 us; with 3 blocks per multiprocessor: 97 us. pre_sum and values_bwd from the last
- *   token on, whose x is in the L2 cache: 1 %. */
+ * Numerics: f32, one rounding at the end; sums in a fixed order, no atomics. */
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 

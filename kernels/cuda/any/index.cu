@@ -14,14 +14,8 @@
  *   finds the part of the K-th largest; the scores in it are ranked pair by pair when they are at most 512,
  *   otherwise bisection finds the threshold. Then every warp has a range of entries, counts those it takes, and
  *   writes them after those of earlier warps.
- * Moves: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
- * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result.
- * Measured: H200, the commit that wrote this line, 64 heads of 128, ratio 4, K 512; FLOPs of the entries of tokens
- *   that see more than K. us on Hopper and by the portable kernel: T 4096 81, 116 (39, 27 % of the roof); 16384
- *   1215, 1688 (55, 39 %); 4 x 4096 267, 355 (47, 36 %). Before, at 61c7d7f: 112, 131; 1570, 1893; 363, 435. Of the
- *   25 us that the choice took at T 4096 most were instructions that eight warps repeated.
- * Tried, T 32768: choice by bisection alone, portable 7831 us (7281 by bins). 8 tokens per block: T 4096 85, 117 us;
- *   16384 1372, 1733 us. */
+ * Bound: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
+ * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result. */
 #include "kernels/cuda/parts/index.cuh"
 
 enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };

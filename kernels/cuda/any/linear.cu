@@ -1,37 +1,23 @@
 /* linear.cu - a frozen dense projection with bias, residual and an adapter of up to three segments.
- *
- * Math:     y = x W^T + res + bias + scale * (drop(x) A^T) B^T;  dx = dy W + drop(dxa A), dxa = scale * dy B;
- *           dA += dxa^T drop(x), dB += scale * dy^T xa. cuBLASLt computes xa and dA, and dxa and dB except where
- *           grouped_pass_wgmma.cu computes both in one pass over dy: on Hopper, r 8 or 16. On Hopper, where the tiles
- *           of dense_wgmma.cu occupy the GPU, it computes a product with W, that with B or A, bias and residual in one
- *           pass. Otherwise cuBLASLt computes all products but that with B. One kernel, addend_kernel, adds it, bias
- *           and residual in one pass over y. Order: without a residual, addend_kernel writes y and the product
- *           with W is added. With a residual, the product with W comes first, since the residual may be thousands of
- *           times larger than the rest and is added last. A residual without bias and adapter is copied, and the
- *           product added.
- * Shapes:   x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
- * Needs:    in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; out and the
- *           segments may have any width (in_proj_b and in_proj_a of gated DeltaNet have a row per value head). T may be
- *           0. W in any format; any but bf16 is first decoded into scratch.
- * Grid:     addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r with operands loaded from global memory
- *           (xa and B are small and stay in the caches): 78 registers, no shared memory, no spills; 126 where it adds
- *           to y or a residual, which a thread loads at once, before the products. Another instance stores column by
- *           column, for widths that are not multiples of 8: 78 registers.
- *           drop_kernel: one thread per 8 columns; 32 registers.
- * Moves:    addend: 2*T*out bytes written, twice as many read with a residual; each block reads its xa and B -> memory
- *           bound. drop: 4*T*in.
- * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once. Otherwise without a residual bias +
- *           adapter, then y; with one x W^T, then y, so that only one rounding has the magnitude of the residual;
- *           drop(dxa A), dx. Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in
- *           f32. Bitwise repeatable.
- * Measured: H100 80GB HBM3, commit 5a37c46 (where addend_kernel also came first with a residual), T 16384, r 16:
- *           qkv 2880 -> 5120 forward 792 us, 619 TFLOP/s, 75 % of the roof, backward 872 us, 570, 70 %; out 4096 ->
- *           2880 forward 656 us, 594, 73 %, backward 728 us, 541, 66 %. H200, inside a step of gpt-oss-20b, out forward
- *           with the residual: 695 us at commit 14931fb, 744 us with the residual added last (0765d1f). H200,
- *           commit 1e14671, T 16384, r 8: addend_kernel with y and residual of 2048 columns 53 us (92 where each 16
- *           bytes were loaded, added and stored in turn). dy B and dB in one pass: tests/RESULTS.md, "Adapters of dense
- *           layers".
- * Tried and dropped: dA by the experts' kernel (grouped_wgrad.cu) instead of cuBLASLt: backward 0 to 3 % slower. */
+ * Math: y = x W^T + res + bias + scale * (drop(x) A^T) B^T; dx = dy W + drop(dxa A), dxa = scale * dy B; dA += dxa^T
+ *   drop(x), dB += scale * dy^T xa. cuBLASLt computes xa, dA, dxa and dB; on Hopper with r 8 or 16
+ *   grouped_pass_wgmma.cu computes dxa and dB in one pass over dy. On Hopper, where the tiles of dense_wgmma.cu occupy
+ *   the GPU, it computes the products with W and with B or A, bias and residual in one pass. Otherwise cuBLASLt
+ *   multiplies by W, and addend_kernel adds the product with B, bias and residual in one pass over y: before the
+ *   product with W without a residual; after it with one, which may be thousands of times larger than the rest. A
+ *   residual without bias and adapter is copied, and the product added.
+ * Shapes: x, dx [T,in], y, res, dy [T,out], xa, dxa [T, n_seg*r] bf16; bias [out] f32; gradients f32.
+ * Needs: in and r multiples of 8, segments in ascending order, rows of x and xa 16-byte aligned; any width of out and
+ *   the segments; T may be 0. W in any format; any but bf16 is first decoded into scratch.
+ * Grid: addend_kernel: 8 warps, 128 rows x 64 columns of y; mma.sync over r, operands from global memory (xa and B are
+ *   small and stay in the caches): 78 registers, 126 where it adds to y or a residual, which a thread loads before the
+ *   products. Another instance stores column by column, for widths that are not multiples of 8. drop_kernel: a thread
+ *   per 8 columns.
+ * Bound: memory: addend writes 2*T*out bytes and reads twice as many with a residual; drop 4*T*in.
+ * Numerics: f32 sums. Rounded to bf16: xa, dxa; by dense_wgmma.cu y and dx once; otherwise bias + adapter, then y;
+ *   with a residual x W^T, then y, so that only one rounding has the magnitude of the residual; drop(dxa A), dx.
+ *   Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in f32.
+ *   Bitwise repeatable. */
 #include "kernels/cuda/parts/dense.h"
 #include "kernels/cuda/parts/grouped.h"
 #include "kernels/cuda/parts/mma.cuh"

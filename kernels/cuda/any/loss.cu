@@ -1,33 +1,23 @@
 /* loss.cu - fused linear cross-entropy over the labelled rows, in chunks.
- *
- * Math:     logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties
- *           to the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits:
- *           cuBLASLt writes them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With
- *           exponentials (Hopper, V a multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit
- *           - max) of each row in a tile of 192 columns, with maximum and sum; gradient_kernel reads these tallies
- *           and scales the exponentials in place. That moves 6 instead of 14 bytes per logit. The product of dlogits
- *           and W is that of dense_wgmma.cu where its tiles occupy the GPU, otherwise cuBLASLt's.
- * Shapes:   x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32;
- *           nll [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from
- *           the start of the same rows; or exponentials [chunk, V] bf16 and tallies [chunk, V / 192].
- * Needs:    D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary
- *           gives a NaN loss.
- * Grid:     loss_kernel: 512 threads per row; one pass for maximum, arg max and sum, one for the gradient: 32
- *           registers, 192 bytes of shared memory, no spills. gradient_kernel: the same, the first pass over
- *           tallies. move_kernel: 128 threads copy a row; 38 registers.
- * Moves:    loss_kernel: 4*N*V bytes read for the loss, 4*N*V read and 2*N*V written for the gradient;
- *           gradient_kernel: 2*N*V read and written -> memory bound.
+ * Math: logits = x[rows] W^T; nll = log(sum exp(logit - max)) + (max - logit[id]); hit = id is the arg max, ties to
+ *   the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits: cuBLASLt
+ *   writes them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With exponentials (Hopper, V a
+ *   multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit - max) of each row in a tile of 192
+ *   columns, with maximum and sum (tallies); gradient_kernel reads the tallies and scales the exponentials in place: 6
+ *   bytes per logit instead of 14. dense_wgmma.cu multiplies dlogits by W where its tiles occupy the GPU, otherwise
+ *   cuBLASLt.
+ * Shapes: x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32; nll
+ *   [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from the start of the
+ *   same rows; or exponentials [chunk, V] bf16 and tallies [chunk, V / 192].
+ * Needs: D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary gives
+ *   a NaN loss.
+ * Grid: loss_kernel, gradient_kernel: 512 threads per row; a pass for maximum, arg max and sum (gradient_kernel: over
+ *   tallies), one for the gradient; 32 registers, 192 bytes of shared memory. move_kernel: 128 threads copy a row. No
+ *   spills.
+ * Bound: memory: loss_kernel reads 4*N*V bytes for the loss, reads 4*N*V and writes 2*N*V for the gradient;
+ *   gradient_kernel reads and writes 2*N*V.
  * Numerics: f32 logits and sums in a fixed order; loss and arg max from them. dlogits rounded to bf16; with
- *           exponentials twice, but that of the label once, from its f32 logit. Bitwise repeatable. A NaN stays in
- *           its row.
- * Measured: H100 80GB HBM3, commit cfa73e2, with logits, op alone, T = N = 16384, V 201088, D 2880, forward and dX,
- *           of which the forward takes 34 ms: chunks of 512 67 ms, 565 TFLOP/s (0.38 GiB of logits); of 640 70; of
- *           1024 66; of 1280 68; of 1536 65 (1.15 GiB). H200, inside a step: chunks of 512 67.3 ms (0abb89a), of
- *           1536 64.2 (31162e7), of 3072 64.7. With exponentials: tests/RESULTS.md, "Dense layers and the loss head
- *           ...".
- * Tried and dropped: a cluster of eight blocks per row that holds it in shared memory, to read the logits once: 65.6
- *           ms instead of 67.1, forward alone 35.8 instead of 34.3; the same, persistent, prefetching the next row:
- *           68. Not tried: logits in bf16, with an error of 0.06 for a logit of 16. */
+ *   exponentials twice, but that of the label once, from its f32 logit. Bitwise repeatable. A NaN stays in its row. */
 #include <math.h>
 
 #include "kernels/cuda/parts/dense.h"

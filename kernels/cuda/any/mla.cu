@@ -7,7 +7,7 @@
  * Needs: N and B multiples of 8, G of 16, at most 256; 16-byte aligned rows; 0 <= pos < P (an invalid position traps).
  * Grid: one block of 256 threads per token. A thread copies 8 columns or rotates 8 pairs. Backward: then the threads
  *   share the heads of dk_rope and add their sums in 16 KiB of shared memory.
- * Moves: fwd 2 T (H(3N+3G+2B+N) + G) bytes, reading k_rope once; bwd the same and dk again, from L2: memory bound.
+ * Bound: fwd 2 T (H(3N+3G+2B+N) + G) bytes, reading k_rope once; bwd the same and dk again, from L2: memory bound.
  * Numerics: f32; one rounding at the end; the sum over heads in a fixed order, no atomics. */
 #include <stdio.h>
 

@@ -1,39 +1,23 @@
 /* moe.cu - the experts' ops, made of grouped products, and the small kernels between them.
- *
  * Math: kernels/ops/ops.h; kernels/cpu/moe.c does the same in plain loops. Per launch, the matrices of expert_group
- * experts are decoded to bf16 and multiplied with the rows of those experts; bf16 weights are used in place. With fewer
- * rows than experts (M < E), the experts that have rows are listed on the device first, and only they have a place in
- * the buffer, which has min(E, M) of them. With M >= E there is no list and no further launch. On Hopper, products of
- * few rows per expert decode MXFP4 on the way (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of
- *   very many rows decode it into a ring, beside the products with the experts before (grouped_ahead_wgmma.cu).
- * Adapters: forward xa = x A^T (thin); the main product then adds scale * xa B^T in its accumulators. Backward db = dy
- * B (thin), dx = dy W + scale * db A, dA += scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do
- *   not contain the gate. So the thin operands of its gradients, db and ha, are multiplied by the gate in f32 and
- *   rounded once, and the epilogue of the activation's gradient multiplies by the gate.
- *   On Hopper with r <= 16 one pass over dy computes dy B and dB.
- *   On Hopper the thin product before a bf16 product of tokens writes the rows that it gathers, and the main product
- *   reads these by TMA (push_copy).
- * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y of
- *   combine; all 16-byte aligned.
+ *   experts are decoded to bf16 and multiplied by the rows of those experts; bf16 weights are used in place. With
+ *   fewer rows than experts (M < E), the experts that have rows are listed on the device first, and only they have a
+ *   place in the buffer, which has min(E, M) of them. On Hopper, products of few rows per expert decode MXFP4 inside
+ *   (grouped_packed_wgmma.cu, grouped_decode_wgmma.cu): no buffer. Those of very many rows decode it into a ring,
+ *   beside the products of the experts before (grouped_ahead_wgmma.cu). Adapters: forward xa = x A^T (thin); the main
+ *   product then adds scale * xa B^T in its accumulators. Backward db = dy B (thin), dx = dy W + scale * db A, dA +=
+ *   scale * db^T x, dB += scale * dy^T xa. The rows dout of the down product do not contain the gate: the thin
+ *   operands of its gradients, db and ha, are multiplied by the gate in f32 and rounded once, and the epilogue of the
+ *   activation's gradient multiplies by the gate. On Hopper with r <= 16 one pass over dy computes dy B and dB, and
+ *   the thin product before a bf16 product of tokens writes the rows that it gathers, which the main product reads by
+ *   TMA (push_copy).
+ * Needs: D, F, r and row strides multiples of 8; r <= 256; contiguous tensors except x, dx, dout, out, res and the y
+ *   of combine; all 16-byte aligned.
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
  *   registers, no shared memory, no spills.
- * Moves: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no epilogue for
- *   it (cuda_grouped_swiglu) 6*M*F: memory bound.
- * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs.
- * Measured: H100 80GB HBM3, commit b8e3659, gpt-oss-20b, T 16384, r 16, inside a step, experts resident in bf16, roof
- *   814 TFLOP/s: up forward 4.11 ms, 66 %; down forward 1.93, 70 %; down backward 3.37, 41 %; up backward 4.53, 60 %.
- *   With MXFP4 decoded first, and a roof that includes decoding (5876eac): 4.51, 2.13, 3.55, 4.94; 71, 75, 45, 65 %.
- *   bench lora, kernels of commit cfa73e2, the experts of one layer, forward and backward: time without adapters, and
- *   what r 16, 32, 64 add. gpt-oss-20b, MXFP4, T 2048 3.34 ms, 8, 10, 15 %, T 16384 13.1 ms, 11, 13, 15 %; 256 experts
- *   [1024, 2048] and [2048, 512], top 8, NF4, T 2048 2.88 ms, 10, 16, 31 %, T 16384 5.65 ms, 22, 26, 41 %. Of the
- *   1.44 ms that r 16 adds to gpt-oss at T 16384, the forward takes 0.28, dX 0.46, dA and dB 0.73. NF4 experts take
- *   1.73 times as long as bf16 ones at T 2048, 1.14 times at 16384 (qwen3-30b-a3b, r 16).
- *   Rows written by the thin product, H200, 16,384 tokens, us per call in the same call: gpt-oss-20b r 16 up forward
- *   4,042 and 4,109 -> 3,771 and 3,824, down backward 3,201 and 3,165 -> 3,014 and 2,899; without them the products of
- *   narrow experts are slower still (grouped_wgmma.cu).
- * Tried and dropped: the product without adapter, then y += scale xa B^T in a third launch: 1.02 .. 1.86
- *   times as long over the products of five models, and longer for a layer even if the third launch ran at the speed of
- *   a copy. */
+ * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no
+ *   epilogue for it (cuda_grouped_swiglu) 6*M*F.
+ * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
 #include "kernels/moe_packed.h"

@@ -6,12 +6,8 @@
  * Grid: a team of 16, 32 or 256 threads per group, blocks of 256. The group is read once and stays in registers; the
  *   backward loads two or four pieces of dx at once. Registers on sm_90a by width: fwd 35 to 114, bwd 40 to 224; 32
  *   bytes of shared memory; no spills.
- * Moves: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward: memory bound.
- * Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the weight.
- * Measured: H100 80GB HBM3, commit 5a37c46, T 16384, D 2880: forward 73 us, 2591 GB/s, 87 % of copy; backward 162 us,
- *   2327 GB/s, 78 %. H200, commit 8695624, T 16384, D 2048: forward 39 us, 83 %; backward 79 us, 3396 GB/s, 81 %
- *   (one piece of dx at once: 92 us). 18 heads of 256: forward 122 us, 89 %, backward 134 us, 81 % (64-bit division:
- *   143, 204 us). */
+ * Bound: fwd 4 T D bytes, bwd 8 T D; queries and keys 6 bytes per value forward, 6 backward: memory bound.
+ * Numerics: f32 sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { BLOCK = 256, MAX_DIM = 16384 };

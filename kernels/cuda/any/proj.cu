@@ -8,11 +8,9 @@
  * Grid:     256 threads, 64 rows x 256 columns of one expert: a warp has 8 rows, a lane 8 columns side by side of each.
  *           A block along a row is at most 128 elements, so 16 lanes of one warp find its largest magnitude by
  *           shuffles. A and B pass through shared memory, 16 of r at a time: 20 KiB.
- * Moves:    as dequant.cu, and A once per 64 rows (from L2) -> memory bound without an adapter; with one 2 r FLOPs per
+ * Bound:    as dequant.cu, and A once per 64 rows (from L2) -> memory bound without an adapter; with one 2 r FLOPs per
  *           value outside the tensor cores: bound by these from r = 16 on.
- * Numerics: exact: the bits of kernels/cpu/proj.c before the rounding to bf16.
- * Measured: H200, kernel of commit 79d01f1, in a step of gpt-oss-20b, r 16: amax of 32 matrices [5760, 2880] 1.15 ms,
- *           of [2880, 2880] 0.59 ms; a step of 4 x 4096 tokens takes 1.17 (MXFP4) and 1.28 (NVFP4) times as long. */
+ * Numerics: exact: the bits of kernels/cpu/proj.c before the rounding to bf16. */
 #include "kernels/cuda/format/dequant.cuh"
 
 enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8, BAND = WARPS * ROWS, COLS = 32 * VECTOR, DEPTH = 16 };

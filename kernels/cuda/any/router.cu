@@ -10,12 +10,8 @@
  *   router_tile.cu.
  * Grid: one warp per token; dx_chosen: blocks of 64 columns, which they keep in 32 KiB of shared memory. Registers on
  *   sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80; no spills.
- * Moves: backward 4 T D: memory bound.
- * Numerics: f32. dx_chosen: in ascending order of the experts.
- * Measured: H200, commit 0f4f405, T 16384, D 2048, E 256, J 8: backward 136 us; where a team loads its experts at once,
- *   74 us. Commit de17c25, T 4096, D 4096, E 256, J 6 by sqrt(softplus): forward 33 us, with given
- *   experts 27 us; backward 35 us. With loads behind the branches of a score, and dl by loops over the slots: 35, 31
- *   and 54 us. Backward by tiles and now: tests/RESULTS.md, "Router". */
+ * Bound: backward 4 T D: memory bound.
+ * Numerics: f32. dx_chosen: in ascending order of the experts. */
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { WARP_THREADS = 256, MAX_EXP = 512, MANY = 64 /* experts whose logits cuBLASLt computes, without bias */ };

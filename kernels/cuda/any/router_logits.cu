@@ -5,11 +5,10 @@
  * Grid: eight warps for 32 tokens by 32 experts share the summed index: each takes every eighth part of 64 and has
  *   separate sums, which are added in the order of the warps. 33 KiB of shared memory, two blocks per SM; 128
  *   registers, 4 bytes spilled outside the loop.
- * Moves: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
+ * Bound: 2 T D bytes per 32 experts: memory bound. With few tokens the time is that of a warp's loads, one part after
  *   the other.
  * Numerics: products of bf16 are exact; f32 sums, in the same order for all columns, so that equal rows of W give equal
- *   logits; 64 products are summed by the tensor cores, then added with one rounding. Bitwise repeatable.
- * Measured: tests/RESULTS.md, "Router". */
+ *   logits; 64 products are summed by the tensor cores, then added with one rounding. Bitwise repeatable. */
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 

@@ -3,7 +3,7 @@
  * Where a copy starts after the ops before it, its stream waits for an event of theirs. A ticket is a stream and an
  * event behind its last copy; host_join makes the ops' stream wait for it. With a stream each, small copies do not wait
  * for large ones of other tickets. Streams and events are created at first use and never freed.
- * Moves: the bytes once over PCIe. */
+ * Bound: the bytes once over PCIe. */
 #include "kernels/cuda/core/cuda.h"
 
 static struct {

@@ -1,31 +1,23 @@
 /* attn_bwd.cu - causal grouped-query attention inside packed sequences, with window and sink: backward.
- *
- * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>);
- *   dv_j = sum_i p_ij dout_i, dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij
- *   k_j. lse includes the sink, so it needs no further term.
+ * FlashAttention-2, arXiv 2307.08691. On Hopper, attn_wgmma_bwd.cu, attn_wgmma_dkv.cuh and attn_wgmma_dq.cuh replace
+ * dkv and dq for the widths of attn_widths.cu; they use the stat kernel of this file.
+ * Math: p_ij = exp(scale <q_i, k_j> - lse_i), ds_ij = p_ij (<dout_i, v_j> - <dout_i, o_i>); dv_j = sum_i p_ij dout_i,
+ *   dk_j = scale sum_i ds_ij q_i (both over the heads of the group), dq_i = scale sum_j ds_ij k_j. lse includes the
+ *   sink.
  * Shapes: dqkv, qkv [T, (H+K)*A+K*B] bf16, dout, o [T, H*B] bf16, lse [T, H] f32, cu [S+1] i32; T may be 0. B, the
  *   width of values, is A in most models.
- * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16
- *   bytes; 8*T*H bytes of scratch.
- * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. stat: one block per
- *   row. dkv: 4 warps per 128 (width 128, 256: 64) keys of a sequence and kv head, which loop over the heads of the
- *   group and the queries that attend to these keys. Width 256 takes two launches, dk and dv: the registers of a warp
- *   hold only one of them. dq: 4 warps per 128 (width 256: 64) queries of a sequence and head, which loop over their
- *   keys. Two cp.async stages of 64 (width 128, 256: 32) rows; tiles that are masked for the whole block are not
- *   loaded. Width 256 holds keys (dq: queries) in registers as operands: a warp has only 16 rows, and would read them
- *   again for every two products. sm_90a: width 64, dkv 255 registers, 65 KiB, dq 241, 64 KiB; 128, dkv 243, 64.5 KiB,
- *   dq 255, 96 KiB; 256, 255 registers, dk 96.5 KiB, dv 64.5 KiB, dq 96 KiB, available on every GPU since sm_80. Two
- *   blocks per SM; spills: 20 bytes of dkv, width 64, 4 bytes of dv, width 256.
- * Moves: 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2. 14*A*H*pairs FLOP, 4 of the 14 to
- *   recompute p and ds (width 256: 16, 6): the price of sums in a fixed order without atomics -> compute bound.
+ * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of the four bf16 matrices aligned to 16 bytes;
+ *   8*T*H bytes of scratch.
+ * Grid: a head is padded with zeros to 64, 128 or 256 columns. stat: a block per row. dkv: 4 warps per 128 (width 128,
+ *   256: 64) keys of a sequence and kv head, which loop over the heads of the group and the queries that attend to
+ *   these keys. dq: 4 warps per 128 (256: 64) queries of a sequence and head. Two cp.async stages of 64 (128, 256: 32)
+ *   rows; tiles that are masked for the whole block are not loaded. Width 256 holds keys (dq: queries) in registers,
+ *   since a warp of 16 rows would read them again for every two products, and takes two launches, dk and dv. At most
+ *   255 registers, 96.5 KiB; two blocks per SM; spills: 20 bytes of dkv, width 64, 4 bytes of dv, width 256.
+ * Bound: compute: 14*A*H*pairs FLOP, 4 of the 14 to recompute p and ds (width 256: 16, 6), the price of sums in a
+ *   fixed order without atomics; 2*T*(7*H+6*K)*A + 28*T*H bytes; each block reads its tiles again, from L2.
  * Numerics: f32 sums; p and ds rounded to bf16 before the last products; bitwise repeatable. Rows beyond the end of a
- *   sequence are loaded as zeros, so NaN and infinity stay in their sequence.
- * Source: FlashAttention-2, arXiv 2307.08691.
- * On Hopper, attn_wgmma_bwd.cu (heads of 64), attn_wgmma_dkv.cuh and attn_wgmma_dq.cuh (wider heads) replace dkv
- * and dq for the widths of attn_widths.cu; they use the stat kernel of this file.
- * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 5.34 ms, 257 TFLOP/s of 5 products;
- *   S 8192 10.5 ms, 263; window 128 0.80 ms. Another H100 80GB HBM3, commit fc16b76, S 4096, H 16, K 2, A 256: 9.05 to
- *   9.58 ms, 144 to 152 (2465f77: 11.3, 121). */
+ *   sequence are loaded as zeros, so NaN and infinity stay in their sequence. */
 #include "kernels/cuda/parts/attn.cuh"
 
 enum grads { DK = 1, DV = 2 }; /* what a launch of dkv computes: both, or one when the registers hold only one */

@@ -1,5 +1,5 @@
 /* attn_fwd.cu - causal grouped-query attention inside packed sequences, with window and sink: forward.
- *
+ * FlashAttention-2, arXiv 2307.08691.
  * Math: o_i = sum_j p_ij v_j, p_ij = exp(scale <q_i, k_j> - lse_i) over keys 0 <= i - j < window of the same sequence;
  *   lse_i = log(sum_j exp(scale <q_i, k_j>) + exp(sink)). Online softmax: the running maximum starts at the sink; a
  *   tile of keys that raises it rescales the sums.
@@ -12,14 +12,12 @@
  *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238
  *   registers, 48 KiB; 128, 249 registers, 64 KiB; 256, 247 registers, 96 KiB, available on every GPU since sm_80. Two
  *   blocks per SM; no spills, on sm_80 neither.
- * Moves: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
+ * Bound: 2*T*(2*H+2*K)*A + 4*T*H bytes; each block reads its keys and values again, from L2; 4*A*H*pairs FLOP ->
  *   compute bound; memory bound with a narrow window.
  * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
  *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
- *   stay in their sequence.     Source: FlashAttention-2, arXiv 2307.08691.
- * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu.
- * Measured: H100 80GB HBM3, commit 4b2b765, T 16384, H 64, K 8: S 4096 1.76 ms, 312 TFLOP/s; S 8192
- *   3.44 ms, 320; window 128 0.33 ms. */
+ *   stay in their sequence.
+ * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu. */
 #include "kernels/cuda/parts/attn.cuh"
 
 /* Queries of a block, and keys of a stage; fewer for wide heads, so that all accumulators stay in registers. */

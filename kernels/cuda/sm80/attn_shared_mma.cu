@@ -11,23 +11,7 @@
  *   heads, 88 KiB. Two blocks per SM where shared memory has room.
  * Bound: clocks per tile of 16 keys and 32 heads: products, at the rate of 8.0, 512 in the forward and 768 in dq;
  *   shared memory, at 128 bytes per clock, 550 and 900. 800 per stage of dkey. From L2 16 KiB per tile.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200: dkey 1.37 ms with two blocks per SM, 1.98 with one
- *   (T 4096, an entry per 4 tokens). dq of 809f0f6, a window alone: 0.63 ms; a copy of its
- *   bytes takes 0.29.
- *   Backward, H200, T 4096, second of two runs in one call, 0e2ce98 and now: a window 0.975 and 0.843 ms, an entry
- *   per 128 tokens 1.078 and 0.939, per 4 tokens 3.696 and 3.369, at most 512 of these 3.204 and 2.983. Of it, in dq:
- *   fewer addresses in registers, loads a step ahead and stores of 16 bytes 0.943 and 3.520 (a window, an entry per 4
- *   tokens); heads turned, so that a warp's own terms need no selects, 0.949 and 3.447; then q, dout, the first keys
- *   and o are loaded together at the begin of a block.
- * Tried and dropped: a block of dkey with all 192 rows of an item and 128 columns, 3.96 instead of 3.73 ms of the
- *   backward (T 4096, an entry per 4 tokens); that, with half of the warps copying after their products, 3.77. H200,
- *   not in the history, backward of a window alone, 0.97 ms: dq with three stages, which multiplies tile i + 1 before
- *   the second barrier, 1.03; o read into L2 at the start of a block, 0.98; that, and q, dout and o of a later block,
- *   1.10. In another call, where 0e2ce98 took 0.974 and 3.706, a window and an entry per 4 tokens: a quarter of q in
- *   shared memory in dq, 0.966 and 3.677; one block of dq per SM, which takes 64 heads of one token after another,
- *   with one ring of tiles for both halves, 225 KiB, 0.999 and 3.868; a forward that keeps terms in registers as dq
- *   does, 0.386 and 1.475, not 0.373 and 1.429. */
+ * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/parts/attn.cuh"
 #include "kernels/cuda/parts/attn_shared.cuh"
 

@@ -1,33 +1,20 @@
 /* grouped_mma.cu - grouped products on any GPU since sm_80: mma.sync fed by ldmatrix and cp.async.
- *
- * Math, shapes: grouped.h. The loop first sums la lb_e, multiplies the accumulators by scale, then continues with a b_e
- *   in the same accumulators. The adapter costs ceil(r / 32) more steps and no separate pass over the output.
+ * Math: grouped.h. The loop first sums la lb_e, multiplies the accumulators by scale, then continues with a b_e in the
+ *   same accumulators. The adapter costs ceil(r / 32) more steps and no separate pass over the output.
  * Needs: n_in, n_out, lda, r multiples of 8; r <= 256; a, b, la, lb, out, act, pre, bias 16-byte aligned.
- * Tiles of 128 rows, depth 32 per step; a warp has 64 x 64, in thin tiles 16 x 64. A warp whose rows or columns are all
- *   out of bounds skips its products.
- *     pair        128 columns, 4 warps, 3 stages of 16 KiB: two blocks per SM of 100 KiB (8.6, 8.9, 12.0)
- *     deep pair   the same with 5 stages: two blocks per SM of 164 KiB or more
- *     thin        64 columns, 8 warps, 4 stages of 12 KiB: for n_out <= 64
- *   Of two blocks one multiplies while the other has its epilogue or a barrier, and 128 divides 2880 and 5760 columns
- *   with little waste.
- * Grid: persistent, as many blocks as the GPU holds. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but
- *   48 bytes in the GLU's backward. Block i processes tiles i, i + grid, ... in the order
- *   of find_tile. The number of tiles is only known after reading all of offs.
- * Pipeline: the copies of a block run STAGES - 1 steps ahead of its products, over the ends of products and of tiles.
- *   A warp has two sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too,
- *   whose barrier is between the two halves of this step. Copies, fetches and products are one block of code without
- *   branches, so a warp has its operands in registers at every product and after every barrier.
- * Moves: a tile reads (128 + 128) * 2 bytes per 2*128*128 FLOP of depth, mostly from L2: the tiles of a band of 16 row
- *   tiles share rows of a, and the tiles of a column share b. For a step of two blocks 32 KiB are written to shared
- *   memory and 64 KiB read: 768 clocks at 128 bytes, without bank conflicts; the products take 1024 at the rate of 8.0,
- *   2048 on 8.6, 8.9 and 12.0. A thin product is memory bound: 2 * M * n_in bytes.
- * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end.
- * Measured: tests/RESULTS.md, "Portable grouped products".
- * Tried and dropped: fetches of a step after its barrier, and one block of 8 warps per SM with tiles of 256 columns.
- *   Segments of steps, without a test in every step whether the copies' product ends: beside cuBLASLt in the same call
- *   4 to 6 % slower forward, 2 % backward than 0331e54 in another (H200).
- *   The epilogue of the GLU's backward as a loop over 16 rows, with pre of two chunks ahead: moe_down_bwd of
- * gpt-oss-20b 4 % slower than at f69be96, of four chunks, which spills: 30 % (H200). */
+ * Grid: persistent, as many blocks as the GPU holds; block i processes tiles i, i + grid, ... of find_tile. Tiles of
+ *   128 rows, depth 32 per step; a warp has 64 x 64, in thin tiles 16 x 64. Pair: 128 columns, 4 warps, 3 stages of 16
+ *   KiB, two blocks per SM of 100 KiB (8.6, 8.9, 12.0). Deep pair: 5 stages, for 164 KiB or more. Thin: 64 columns, 8
+ *   warps, 4 stages of 12 KiB, for n_out <= 64. Of two blocks one multiplies while the other has its
+ *   epilogue or a barrier. Copies run STAGES - 1 steps ahead, over the ends of products and of tiles. A warp has two
+ *   sets of fragments: while it multiplies 16 of the depth it fetches the next 16, of the next step too, whose barrier
+ *   is between the two halves of this step. This is one block of code without branches, so operands are in registers
+ *   at every product. Registers on sm_90a: 250 .. 255, thin 122 .. 128; no spills, but 48 bytes in the GLU's backward.
+ * Bound: tensor cores: per tile and depth (128 + 128) * 2 bytes, mostly from L2, and 2*128*128 FLOP; the tiles of a
+ *   band of 16 row tiles share rows of a, those of a column share b. A step of two blocks writes 32 KiB to shared
+ *   memory and reads 64: 768 clocks; its products take 1024 at the rate of 8.0, 2048 on 8.6, 8.9 and 12.0. Thin:
+ *   memory, 2 * M * n_in bytes.
+ * Numerics: f32 sums in one order that depends only on the shape; one rounding to bf16 at the end. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 

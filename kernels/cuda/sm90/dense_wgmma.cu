@@ -7,10 +7,9 @@
  * Needs: sm_90a; n_out, r and the distances of rows multiples of 8, 16-byte aligned rows.
  * Grid: persistent, one block per SM: one thread loads by TMA, two consumer warpgroups take tiles in turns
  *   (turn_wgmma.cuh); 5 stages, 201 KiB; 168 registers at launch, then 40 and 232, no spills.
- * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
+ * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; out is written once, res read once. 2
  *   n_row n_in n_out FLOP: compute-bound. The blocks begin every 128 steps of a tile together.
- * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable.
- * Measured: tests/RESULTS.md, "Dense layers and the loss head ...". */
+ * Numerics: f32 sums in one fixed order, one rounding: bitwise repeatable. */
 #include "kernels/cuda/parts/dense.h"
 
 #include <float.h>

@@ -16,16 +16,7 @@
  * Bound: dq per tile: wgmma of 32 columns, for both warpgroups 1450 clocks as measured (23 per instruction, not
  *   16), and of 256 columns, 550; with a window alone, memory: 256 KiB per token. dkey per stage: wgmma 1536 clocks;
  *   copies from L2 56 KiB, 18 bytes per clock: L2.
- * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys"; H200, T 4096, commit 7e79498: of 0.63 ms with a window
- *   alone, dkey 0.22, sum 0.01. Before a warpgroup loaded (commit 61ca83e), of 2.34 ms with an entry per 4 tokens, dq
- *   1.37, dkey 0.91, sum 0.06; clocks of a tile of dq, about 4000: issuing the products of scores and dp 750, of dq
- *   250, p 560, ds 500; both warpgroups also copied, 400 to 1100, and stored p and ds, 500.
- * Tried and dropped: items of 128 rows and 64 tokens, dkey 1.39 ms instead of 0.91; dkey with the next product issued
- *   before the last one ends, 0.91, and 11 % slower for 4 sequences; in dq of 61ca83e, tiles of 64 keys in one stage
- *   1.58 ms instead of 1.37, a barrier per exchange instead of two per tile 1.57, a block for many tokens, which
- *   needs a loading warpgroup, 1.62. Heads of a block's next token prefetched into L2, which evicts some of them:
- *   with a window alone dq read 1.37 GB where it needs 0.8, and the backward took 0.70 ms instead of 0.63. */
+ * Numerics: f32 sums; p and ds rounded to bf16; no atomics, bitwise repeatable. */
 #include <type_traits>
 
 #include "kernels/cuda/sm90/attn/attn_shared_wgmma.cuh"

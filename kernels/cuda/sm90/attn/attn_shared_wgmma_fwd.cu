@@ -8,8 +8,7 @@
  *   first computes the scores of tile i + 1 before it adds weights times keys of tile i, and the weights meanwhile.
  * Bound: per tile wgmma 2048 clocks per SM; copies from L2 64 KiB, 24 bytes per clock. With a window alone, memory:
  *   4*T*H*A bytes.
- * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable.
- * Measured: tests/RESULTS.md, "Attention with shared keys". */
+ * Numerics: f32 sums; weights rounded to bf16; no atomics, bitwise repeatable. */
 #include "kernels/cuda/sm90/attn/attn_shared_wgmma.cuh"
 
 enum { KEYS = 64, TILE_BYTES = KEYS * SHARED_DIM * 2, WEIGHT_BYTES = SHARED_HEADS * PANEL_ROW, SLOTS = 2, COPIERS = 4 };

@@ -8,27 +8,15 @@
  *   warpgroups compute weights, dk and dv of 64 keys each; k is an A operand in registers. They pass ds through shared
  *   memory to a third, which computes dq. The last one has a warp that loads and three threads that add to dq_sum.
  *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few registers. Shared memory: 180 KiB.
- * Moves: as attn_bwd.cu, and for 64 rows by 128 keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
- * Bound, in clocks per SM for 64 rows by 128 keys: wgmma 1280, 2^x 512, shared memory 1500. Measured 2092 (H200, ncu, a
- *   state with the fence before pass_ds): a warp of dk and dv needs so long for its 360 instructions, and a scheduler
- *   has two of them.
+ * Bound: instruction issue, in clocks per SM for 64 rows by 128 keys: 2092 on an H200, in which a scheduler issues 360
+ *   instructions of each of two warps of dk and dv; wgmma 1280, 2^x 512, shared memory 1500. Bytes: as attn_bwd.cu, and
+ *   for these rows and keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
  * Numerics: as attn_bwd.cu; ds from weights rounded to bf16; sums of dq in f32, subnormal ones are 0. NaN and infinity
  *   stay in their sequence: rows beyond the end of a sequence are cleared before the products read them.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. Place of the fence for ds: PTX ISA, causality order.
  *
  * From the first product of a group to the wait for it, nothing else may read or change an accumulator of these
- * products, or change an A operand; otherwise ptxas waits for each product (C7514, C7515).
- * Measured: T 16384, H 64, K 8. H200, commit ecb1f07, beside two kernels of seven products (ec611c4) in one call:
- *   S 4096 2.90, 2.97 ms, 474, 463 TFLOP/s (3.55, 3.52 ms), inside a step of gpt-oss-20b 3.63, 3.67 ms (4.39, 4.42);
- *   T 131072 in one sequence inside a step, another H200: 466 TFLOP/s. H100 80GB HBM3, ec611c4, ecb1f07 and 82a7404,
- *   which loads the sums for the last turn ahead, in one call: S 4096 3.43, 3.51 -> 3.05, 3.16 -> 2.97, 3.00 ms;
- *   window 128 0.62, 0.63 -> 0.72, 0.71 -> 0.57, 0.57 ms; S 512 0.85 -> 0.70 -> 0.60 ms. S 65536: RESULTS.md,
- *   "Attention backward without waits for ds".
- * Tried and dropped: dq added by red.global from registers (its fence takes as long as the tile); scores and dp in one
- *   group, without work behind them; all of stat loaded before the products; -<dout, o> as the initial dp; k or v from
- *   shared memory; warpgroups that take turns with the weights; 2^x of a quarter on the FMA pipe. Without the order of
- *   the sums it is at most 2 % faster. ds as a product of pairs of bf16 takes 2.6 % less time; its error is 1.2 times
- *   as large. */
+ * products, or change an A operand; otherwise ptxas waits for each product (C7514, C7515). */
 #include "kernels/cuda/sm90/attn/attn_wgmma_keys.cuh"
 
 enum {

@@ -13,12 +13,6 @@
  *   per clock. So heads of more than 128 are bound by shared memory and L2.
  * Numerics: as attn_bwd.cu; by role, ds = p (dp - <dout, o>) with p rounded to bf16. Queries and dout beyond the end of
  *   a sequence are cleared.
- * Tried and dropped, heads of 128: dk, dv and dq in one kernel of five products, as for heads of 64, where both
- *   warpgroups also compute dq (H200, T 16384, S 4096, backward: 32/4 heads 3.05 to 3.09 instead of 2.83 to 2.89 ms,
- *   96/8 heads 9.56 instead of 9.8 to 10.0: shared memory has room for one tile of sums of dq); scores of the next tile
- *   behind ds, and ds from rounded weights (H100: 6 % slower, spills). The longest blocks of all sequences first also
- *   for wider heads (H100, 16/2 and 20/20 heads of 256, S 4096: 3.8 -> 4.2, 4.4 -> 5.3 ms; 128/128 of 192, S 512: 4.4
- *   -> 5.3): more queries in flight than L2 holds, and one head is not long enough for the search.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */
 #ifndef MT_CUDA_ATTN_WGMMA_DKV_H
 #define MT_CUDA_ATTN_WGMMA_DKV_H

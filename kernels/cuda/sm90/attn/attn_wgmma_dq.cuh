@@ -13,8 +13,6 @@
  * Bound, in clocks per SM for a tile of keys by 128 rows: wgmma 3072 for each width (tiles of 128, 96 and 64 keys), 2^x
  *   1024, 768, 512; loads from L2 64, 60, 64 KiB, 21 bytes per clock.
  * Numerics: as attn_bwd.cu. Keys and values beyond the end of a sequence are cleared, as in attn_wgmma_bwd.cu.
- * Measured: H200, commit e0aa143, T 16384, S 4096, with the stat kernel: 32/4 heads of 128 1.29 ms, 638 TFLOP/s of 3
- *   products; 16/2 heads of 256 1.46 ms, 566.
  * Source: FlashAttention-2 and -3, arXiv 2307.08691, 2407.08608. */
 #ifndef MT_CUDA_ATTN_WGMMA_DQ_H
 #define MT_CUDA_ATTN_WGMMA_DQ_H

@@ -1,44 +1,23 @@
-/* attn_wgmma_fwd.cuh - attention forward on Hopper: the function of attn_fwd.cu with wgmma and TMA.
- *
- * Math: as attn_fwd.cu, with a lazy maximum: the maximum of the online softmax is only raised when a score exceeds
- *   it by a factor of 2^8. So the sums are rescaled a few times per row, not at every tile. Where the lengths of
- *   queries and keys bound the scores well enough (bound_max), the maximum is set once, after the first tile, and later
- *   tiles do not look for theirs. A kernel before this one finds the longest key of every sequence that is long enough
- *   for that, and kv head. Heads of 64: sequences whose queries have many keys are computed in a separate launch, with
+/* attn_wgmma_fwd.cuh - attention forward on Hopper: attn_fwd.cu with wgmma and TMA; arXiv 2407.08608.
+ * Math: lazy maximum: it is only raised when a score exceeds it by a factor of 2^8. Where the lengths of queries and
+ *   keys bound the scores well enough (bound_max), it is set once, after the first tile; a kernel finds the longest
+ *   key of every long sequence and kv head first. Heads of 64: sequences with many keys have a separate launch, with
  *   larger tiles of keys.
- * Shapes: as attn_fwd.cu.
- * Needs: sm_90a, widths A of keys and B of values in fwd_tiles, at most 64 query heads to a kv head, rows aligned to
- *   16 bytes.
+ * Needs: shapes of attn_fwd.cu, sm_90a, widths A and B in fwd_tiles, at most 64 query heads to a kv head, rows aligned
+ *   to 16 bytes.
  * Grid: persistent, one block per SM, which takes tiles of 64 rows per consumer warpgroup (192 rows: 24 queries of a
- *   group of 8) from a queue, with one producer warpgroup. TMA loads keys and values in stages; with two tiles of
- *   queries, the next one during the current one. No spills.
+ *   group of 8) from a queue; a producer warpgroup. TMA loads keys and values in stages. No spills.
  *   A, B      warpgroups  keys, stages  tiles of queries  registers (used)  KiB  clocks: wgmma, 2^x  L2 bytes per clock
  *   64, 64    3           96, 4         2                 160 (132)         146  1152, 1152          21
  *   64, 64    3           128, 4        2                 160 (154)         178  1536, 1536          21
  *   128, 128  2           128, 2        2                 240 (184)         193  2048, 1024          32
  *   192, 128  2           128, 2        1                 240 (184)         209  2560, 1024          32
  *   256, 256  2           80, 2         1                 240 (214)         225  2560, 640           32
- * Moves: as attn_fwd.cu, but keys and values are read once for the whole group: 12 KiB from L2 for 96 x 192 scores. For
- *   the lengths of keys, all keys once.
- * Bound: the table has the clocks per SM for a tile of keys. Heads of 64: the power limit of the GPU, which runs at 1.5
- *   to 1.7 GHz then (H200); 1,783 clocks for a tile of 96 keys, in which a scheduler issues 775 instructions. Wider
- *   heads: wgmma, then L2: with many kv heads, the order of items decides whether L2 holds the tiles (slot_at).
- * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics but for a maximum, bitwise repeatable. NaN and infinity
- *   stay in their sequence: values beyond its end are cleared.
- * Measured: tests/RESULTS.md, "Attention without the maximum of every tile", "Attention by width of heads".
- * Tried and dropped, TFLOP/s:
- *   - H200, heads of 64, T 65536 in one sequence, against 563 with 96 keys and 571 with 128: 112 keys 571 to 577;
- *     without the order of TURN 571 to 576, but sequences of 512 and windows up to 8 % slower
- *   - the maxima of both rows before their weights: tiles that need their maximum 6 to 8 % slower
- *   - before bound_max, S 4096 and 8192 (485, 505): arithmetic after the wait, where the compiler puts it without
- *     before_wait, 463, 423. H100 80GB HBM3, S 4096 and 16384 (446 to 463, 478 to 499): the maximum found in scores
- *     less the earlier one, as integers, three at a time, without shuffles 426, 455 to 461; with that, waits tested
- *     ahead 420 to 438, 464 to 477, every fourth 2^x on the FMA pipe 403 to 424, 455 to 457, one warpgroup at a time in
- *     its 2^x 423 to 431, 457 to 475
- *   - queries as an operand in registers, heads of 64 and 128, H200, against fcac2c2: no difference, S 4096, 32768
- *   - kv heads in flight (NEAR_HEADS), 128 kv heads of 192/128: all 503, 32 575, 8 620, 4 663; but heads of 64, 8 kv
- *     heads: 8 462, 4 436
- * Source: FlashAttention-3, arXiv 2407.08608 (warpgroups in turns; softmax of a tile overlaps with the next scores). */
+ * Bound: heads of 64: power; 775 instructions of a scheduler in 1,783 clocks for a tile of 96 keys. Wider: wgmma, then
+ *   L2, where the order of items (slot_at) decides whether it holds the tiles of many kv heads. Keys and values are
+ *   read once for a group.
+ * Numerics: as attn_fwd.cu: f32 sums in one order, no atomics but for a maximum, bitwise repeatable. Values beyond the
+ *   end of a sequence are cleared. */
 #ifndef MT_CUDA_ATTN_WGMMA_FWD_H
 #define MT_CUDA_ATTN_WGMMA_FWD_H
 

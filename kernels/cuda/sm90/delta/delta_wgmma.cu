@@ -1,7 +1,4 @@
-/* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh).
- *
- * Measured: H200, commit 8085118, T 16384, G 16, N 32, heads of 128, kernels alone: 4 sequences forward 0.370 ms,
- *   backward 1.252 ms; one sequence 0.662, 1.850 ms. flash-linear-attention: tests/RESULTS.md. */
+/* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh). */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 
 bool delta_wgmma_takes(struct tensor qkv, struct tensor values, const struct delta_shape *shape)

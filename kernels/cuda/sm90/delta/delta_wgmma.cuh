@@ -1,7 +1,22 @@
-/* delta_wgmma.cuh - shared by the chunked gated delta rule on Hopper, key and value heads of 128 (math:
- * kernels/cpu/delta.c).
- *
- * Vectors stay as they are in qkv: the norms of q and k, the gates and the decay inside a chunk are factors of rows.
+/* delta_wgmma.cuh - shared by the chunked gated delta rule on Hopper, key and value heads of 128.
+ * Math: kernels/cpu/delta.c; its form in chunks is below. Kernels: factors, T and M of all chunks; the recurrence over
+ *   the chunks of a sequence, forward (O, or X and states) and backward (Y and E); the gradients of all chunks.
+ * Grid: the recurrence holds S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of
+ *   the next product is then an accumulator rounded to bf16, in registers, and no warp waits for another. Tiles are
+ *   loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends over its end into the next one, whose
+ *   rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
+ * Shapes: scratch is addressed by token, so that its size does not depend on the sequences. States and E at the start
+ *   of chunk i > 0 are in the slot of the 64 rows of the micro-batch in which the chunk begins, less one: no two
+ *   chunks after the first of a sequence begin in the same 64 rows. */
+#ifndef MT_CUDA_DELTA_WGMMA_H
+#define MT_CUDA_DELTA_WGMMA_H
+
+#include <string.h>
+
+#include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/sm90/sm90.cuh"
+
+/* Vectors stay as they are in qkv: the norms of q and k, the gates and the decay inside a chunk are factors of rows.
  * With r the factor 1 / |k| (of q: A^-1/2 / |q|), G the sum of g in the chunk, n its last row, u = e^G,
  * D_ij = e^(G_i - G_j):
  *
@@ -17,27 +32,7 @@
  *          + D_ni E X_i + sum_j D_ji <dO_j, X_i> q_j - sum_j D_ji <Y_j, X_i> k_j         out of row i
  *   db_i = <Y_i, X_i> (1 - beta_i) / beta_i
  *   dG_i = <q_i, dq_i> + <k_i, dk_i into> - <k_i, dk_i out of>
- *   dg_i = sum of dG over the rows from i on + <S after the chunk, E>
- *
- * The kernels: factors, T and M of all chunks; the recurrence over the chunks of a sequence, forward (O, or X and
- * states) and backward (Y and E); the gradients of all chunks.
- *
- * The recurrence holds S^T and E^T, 64 value columns by 128, in the accumulators of one warpgroup: an operand of the
- * next product is then an accumulator rounded to bf16, in registers, and no warp waits for another.
- *
- * Tiles are loaded by TMA as 64 rows of 64 columns. The last chunk of a sequence extends over its end into the next
- * one, whose rows may hold NaN or infinity: its rows beyond the end are zeroed before a product reads them.
- *
- * Scratch is addressed by token, so that its size does not depend on the sequences. States and E at the start of chunk
- * i > 0 are in the slot of the 64 rows of the micro-batch in which the chunk begins, less one: no two chunks after the
- * first of a sequence begin in the same 64 rows. */
-#ifndef MT_CUDA_DELTA_WGMMA_H
-#define MT_CUDA_DELTA_WGMMA_H
-
-#include <string.h>
-
-#include "kernels/cuda/parts/rows.cuh"
-#include "kernels/cuda/sm90/sm90.cuh"
+ *   dg_i = sum of dG over the rows from i on + <S after the chunk, E> */
 
 enum {
     DELTA_DIM = 128,              /* width of a key and of a value */

@@ -8,18 +8,13 @@
  * Needs: grouped_require; sm_90a; rows in expert order, no list of experts; cuda_grouped_ahead_fits.
  * Grid: as grouped_wgmma.cu, a cooperative launch. Of the loading warpgroup one thread loads; warps 1 .. 3 decode
  *   PIECE words at a time, which the warps of all blocks take at equal distances. At most 32 bytes of spills.
- * Moves: as grouped_wgmma.cu, and w once, packed, and decoded into the ring: 0.53 bytes in, 2 out for a weight.
+ * Bound: as grouped_wgmma.cu, and w once, packed, and decoded into the ring: 0.53 bytes in, 2 out for a weight.
  * Numerics: as in grouped_wgmma.cu.
  *
  * Order: experts_decoded counts the warps that have decoded an expert, tiles_done its tiles whose loads are complete. A
  * tile waits until all warps have decoded its expert. A warp decodes an expert when all tiles of the last one with rows
  * in its slot are done. All blocks run at the same time, so that there is no deadlock. What the warps have written is
- * ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order).
- *
- * Measured: tests/RESULTS.md, "Experts decoded ahead of the products". With 512 rows per expert and a random router,
- *   decoding is the limit, 0.4 T weights/s, and grouped_decode_wgmma.cu is faster.
- * Tried and dropped: the places of words loaded anew as soon as they are decoded, 8 of a lane; 8 slots; stores of whole
- *   lines: equal. 2 slots, and a block of 32 weights per lane: slower. */
+ * ready for TMA after the proxy fence of the thread that loads (PTX ISA, causality order). */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/format/mxfp4_words.cuh"
 

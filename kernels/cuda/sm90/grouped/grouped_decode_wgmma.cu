@@ -1,35 +1,21 @@
-/* grouped_decode_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for many rows per expert: no
- * decoded copy of an expert exists in global memory. The loading warpgroup decodes a step of b into a stage; products
- * and epilogues are those of grouped_wgmma.cuh.
- *
+/* grouped_decode_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for many rows per expert:
+ * no decoded copy of an expert exists in global memory. The loading warpgroup decodes a step of b into a stage;
+ * products and epilogues are those of grouped_wgmma.cuh.
  * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, and the sums have the
- *   same order.
- * Tiles: up to 256 rows x 192 columns. A consumer warpgroup has 128 of the rows; of at most 128 rows, 64. Experts with
- *   the largest tiles come first, since blocks take tiles at equal distances.
- * Decoding: 32 weights with one scale are 16 bytes. A thread has three of these blocks in each step. TMA loads them 4
- *   steps ahead into slots of shared memory. Four registers hold the bytes of the values of codes 0 .. 7 times the
- *   scale, which are exact; prmt looks up four bytes at a time. The 16-byte stores have no bank conflicts.
+ *   same order. 32 weights with one scale are 16 bytes. Four registers hold the bytes of the values of codes 0 .. 7
+ *   times the scale, which are exact; prmt looks up four bytes at a time.
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts; rows in expert order.
- * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which share every tile; 3 stages
- *   and 7 slots of packed weights, 211 KiB. 168 registers at launch, then 56 and 224; no spills. In the GLU's backward
- *   half of the sums are in local memory meanwhile, 384 bytes per thread.
- * Moves: w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192 columns, from L2.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
- *
- * Bound: shared memory: of a step of 192 rows wgmma reads 96 KB, stores and loads of the decoding and TMA are 68 KB, at
- *   128 bytes per clock. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a step
- *   has about 225 of these.
- * Measured: tests/RESULTS.md, "Experts decoded inside the products". H200, us of the four products of a layer of
- *   gpt-oss-20b at 128 rows per expert: 985; with weights and scales by cp.async and two more masks per word (0e2ce98)
- *   1,050.
- * Tried and dropped: H200, not in the history; ms of the experts of a layer of gpt-oss-20b with adapters by `bench
- *   lora`, 32, 128 and 512 rows per expert. grouped_packed_wgmma.cu: 0.865, 1.378, 4.09; this kernel then:
- *   0.977, 1.320, 3.415.
- *   - tiles of 128 x 192, which the warpgroups take in turns: 0.994, 1.512, 4.318
- *   - two loading warpgroups with 32 registers, which take steps in turns: 0.933, 1.298, 3.609; each step then takes
- *     2,070 clocks
- *   - the same with tiles of 128 rows, 4 stages and 88 registers: 0.865, 1.425 */
+ * Grid: persistent, one block per SM: a loading warpgroup and two consumer warpgroups, which share every tile of up to
+ *   256 rows x 192 columns: 128 rows each, or 64. Experts with the largest tiles come first, since blocks take tiles
+ *   at equal distances. TMA loads packed weights 4 steps ahead into 7 slots; a thread decodes three blocks of 32 in
+ *   each step, its 16-byte stores have no bank conflicts. 3 stages, 211 KiB. 168 registers at launch, then 56 and 224;
+ *   no spills. In the GLU's backward half of the sums are in local memory meanwhile, 384 bytes per thread.
+ * Bound: shared memory: of a step of 192 rows wgmma reads 96 KB, stores and loads of the decoding and TMA are 68 KB,
+ *   at 128 bytes per clock. While the tensor cores are busy a scheduler issues at most 0.25 PRMT or LOP3 per clock; a
+ *   step has about 225 of these. w is read once per 256 rows of its expert, 0.53 bytes a weight; rows once per 192
+ *   columns, from L2.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/format/mxfp4_words.cuh"

@@ -1,47 +1,23 @@
 /* grouped_packed_wgmma.cu - the grouped GEMM of grouped.h on Hopper with experts in MXFP4, for few rows per expert: no
- * decoded copy of an expert exists in global memory. A warpgroup decodes its columns of a step into shared memory while
- * its products of the step before run. grouped_decode_wgmma.cu: for many rows.
- *
- * Math: as in grouped_wgmma.cu. A decoded weight is the exact bf16 value that dequant.cu writes, so the products are
- *   the same, and only the order of the f32 sums differs.
- * Operands change places: columns of the output are the 64 rows of a wgmma; rows of the experts (tokens) are its N
- *   columns. So a tile has the rows of its expert rounded up to 16, not to 64.
- * Tiles: 128 columns of the output for each consumer warpgroup. LARGE_TILES: two of them, up to 160 rows. SMALL_TILES:
- *   three, up to 96 rows. A thread has two adjacent columns, as rows i and i + 8 of a product, i = lane / 4.
- * Decoding: 32 weights with one scale are 16 bytes; a thread has two of these blocks in a step. The bits of a code
- *   go to their places in a bf16, where they are its value times 2^-126: a multiplication moves the sign and the other
- *   three bits, two masks remove the rest. The product with the scale times 2^126 is exact. Backward two weights that
- *   are four apart are in the halves of a word; forward prmt puts neighbours there, and even rows of w are read first.
+ * decoded copy of an expert exists in global memory. A warpgroup decodes its columns of a step into shared memory
+ * while its products of the step before run. grouped_decode_wgmma.cu: for many rows.
+ * Math: as in grouped_wgmma.cu, with exact decoded weights; only the order of the f32 sums differs. Operands change
+ *   places: columns of the output are the 64 rows of a wgmma, rows of the experts its N columns, rounded up to 16.
+ *   Decoding: the bits of a code go to their places in a bf16, where they are its value times 2^-126: a multiplication
+ *   moves the sign and the other three bits, two masks remove the rest. The product with the scale times 2^126 is
+ *   exact. Backward two weights that are four apart are in the halves of a word; forward prmt puts neighbours there,
+ *   and even rows of w are read first.
  * Needs: sm_90a; n_in of w a multiple of 32, n_out of 8; fewer than 2^31 weights per expert; grouped_require; at most
  *   512 experts.
- * Grid: persistent, one block per SM: a loading thread and the consumer warpgroups. LARGE_TILES: 5 stages and two
- *   buffers of decoded weights for each warpgroup, 218 KiB; 168 registers at launch, then 40 and 232. SMALL_TILES:
- *   4 stages, 222 KiB; 128, then 24 and 160. 4 bytes of spills in the GLU's backward, none elsewhere.
- * Moves: w is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
- * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
- *
- * Bound: shared memory. In a step of 96 rows by 256 columns 141 KB go through it, which take 1,100 clocks: packed
- *   weights 16 KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768
- *   clocks, the step about 1,300 (H200, samples of ncu). Waits that were removed came back elsewhere. The epilogue of
- *   the GLU's backward took a fifth of the samples before 0331e54, where it got a third shorter by a count of its
- *   instructions and their stalls; no products run meanwhile.
- * Measured: tests/RESULTS.md, "Experts decoded inside the products", "The GLU's backward in fewer clocks". At 64 rows
- *   per expert SMALL_TILES are 8 % faster with uniform routing, LARGE_TILES 4 % with a random router, which gives some
- *   experts several times the mean.
- * Tried and dropped, on an H200 by `bench lora`, against states of dc0e698:
- *   - four warpgroups of 64 columns with a in registers (8e07279): forward from 3 % slower to 9 % faster, backward from
- *     2 % faster to 34 % slower. What follows is not in the history:
- *   - a loading warpgroup that decodes for all, tiles of 192 x 192: 1,290 clocks a step at 16 rows per expert
- *   - three consumer warpgroups of 64 columns, up to 192 rows: 1,220 clocks there, for 192 columns
- *   - tiles of up to 192 rows with 4 stages: spills, and no faster
- *   - scales by the other warps of the loading warpgroup, through shared memory: 5 to 16 % slower
- *   - scales loaded before the products are issued: up to 4 % slower
- *   On an H200 by `bench step`, against states of d3c2c10:
- *   - scales two steps ahead, their factors ahead too, the next packed weights before the fence: within 2 %
- *   - sums stored from registers (529c078): forward 4 to 6 % slower, this product of moe_down_bwd 10 % by samples
- *   - pre loaded for 16 rows, not 32: moe_down_bwd 2 to 3 % slower; moved into the L2 cache by the loading thread:
- *     within 1 %
- *   - two rows of a thread at once in the epilogue: spills, moe_down_bwd 11 to 18 % slower */
+ * Grid: persistent, one block per SM: a loading thread and consumer warpgroups of 128 columns. LARGE_TILES: two of
+ *   them, up to 160 rows, 5 stages and two buffers of decoded weights each, 218 KiB; 168 registers at launch, then 40
+ *   and 232. SMALL_TILES: three, up to 96 rows, 4 stages, 222 KiB; 128, then 24 and 160. A thread has two adjacent
+ *   columns, as rows i and i + 8 of a product, i = lane / 4, and two blocks of 32 weights in a step. 4 bytes of spills
+ *   in the GLU's backward, none elsewhere.
+ * Bound: shared memory: in a step of 96 rows by 256 columns 141 KB go through it in 1,100 clocks: packed weights 16
+ *   KB, rows 12, decoded weights 2 x 32, and the rows again for every 64 columns, 49. The products take 768 clocks. w
+ *   is read once per 160 (96) rows of its expert, 0.53 bytes a weight; rows once per 256 (384) columns, from L2.
+ * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable. */
 #include <string.h>
 
 #include "kernels/cuda/format/mxfp4_words.cuh"

@@ -10,24 +10,9 @@
  * Grid: (n_row / share + n_exp, slabs) blocks of 256 threads, two per SM; blocks beyond the last part return at once.
  *   Slab by slab, so that the columns of gathered rows that concurrent blocks read stay in L2. Three stages of 32 KiB,
  *   all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32 registers.
- * Moves: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
+ * Bound: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
- *   then over the parts in order. They depend only on the shapes, offs and the number of SMs.
- * Measured: H200, this kernel as it was added, alone, 16,384 tokens unless noted, in us; in brackets the thin product
- *   and the gradient in two passes, in the same call. dout, gathered and with gates, then dpre:
- *     qwen3.5-35b-a3b r 8   135 (106 + 155)   103 (78 + 88)     every token on the same 8 experts 123 (236), 98 (157)
- *     the same, r 16        186 (106 + 156)   119 (82 + 89)     r 8 with 2,048 tokens 52 (76), 30 (46)
- *     qwen3-30b-a3b r 16    163 (99 + 121)    159 (111 + 112)
- *     olmoe-1b-7b r 16      167 (98 + 135)    192 (138 + 153)
- *     gpt-oss-20b r 16      126 (68 + 101)    257 (187 + 189)   every token on the same 4 experts 113 (168), 265 (382)
- *     the same, r 8         98 (68 + 103)     223 (183 + 188)   r 16 with 1,024 tokens 21 (28), 45 (57)
- *   Dense layers: tests/RESULTS.md, "Adapters of dense layers".
- * Tried and dropped, us of dout and dpre of qwen3.5-35b-a3b r 8, then of gpt-oss-20b r 16:
- *   - mma.sync and ldmatrix instead of wgmma: 133, 103, 133, 264; with a branch per 16 rows 149, 108, 148, 282
- *   - one block per SM with six stages: 192, 132, 164, 290
- *   - parts for 2 blocks per SM instead of 4: 135, 98, 139, 240; for 8: 161, 111, 127, 258
- *   - row by row instead of slab by slab: 138, 101, 139, 247
- *   The copies alone, without products, take 101, 96, 100, 245. */
+ *   then over the parts in order. They depend only on the shapes, offs and the number of SMs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_parts.cuh"
 #include "kernels/cuda/parts/mma.cuh"

@@ -8,7 +8,7 @@
  *   tiles of the block (ping-pong): while one multiplies, the other is in its epilogue. Between them 5 stages of the
  *   pipeline, 212 KiB; in the GLU's backward also 18 KiB for sums, 227 KiB. 168 registers at launch, then 40 and 232;
  *   at most 8 bytes of spills.
- * Moves: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Bound: a is read once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
  * Numerics: f32 sums in one fixed order, no atomics: bitwise repeatable.
  *
  * TMA loads b, and a when its rows are contiguous; rows of the next expert at the end of a tile are computed but not
@@ -17,27 +17,7 @@
  *
  * Compiling: ptxas makes wgmmas wait for each other, and says so (C7515), when it cannot see that only wgmmas write
  * sums between the first product of a tile and the last: so r > 0 stands before the loop over r, and clear() is not
- * moved.
- *
- * Measured: H200, r 16, 16,384 tokens, random router, hardware counters: clocks of a launch, tensor cores
- *   busy. Before, in another call: 448bdac, where both warpgroups shared a tile. Now: ff7cfa7.
- *     gpt-oss-20b, up forward with GLU         5.42 M, 78 %  ->  4.64 M, 89 %
- *     down forward                             2.48 M, 84 %  ->  2.29 M, 91 %
- *     down backward with GLU backward          3.37 M, 62 %  ->  2.89 M, 72 %
- *     up backward                              4.58 M, 91 %  ->  4.43 M, 93 %
- *   Down backward at 0331e54, with 5 stages and a shorter epilogue: 2.77 M, 75 %.
- *   The card is at its power limit, so that other ops then run at a lower clock. Steps, ops, and the wait in
- *   begin_tile: tests/RESULTS.md, "Grouped products whose ...".
- * Tried and dropped (H200; those without a commit are not in the history):
- *   - a separate epilogue warpgroup, which receives tiles in bf16 through shared memory: 2 % of a step of gpt-oss-20b,
- *     but qwen3-30b-a3b slower; with clusters of two blocks that share b by multicast, or these alone (81e663b): slower
- *   - GLU's backward with all sums in registers: 100 to 400 bytes of spills. With a loader that spilled too, down
- *     backward took 2.77 instead of 2.49 ms
- *   - gathered rows of qwen3-30b-a3b's up forward, instead of a copy in expert order (moe.cu): 2.32 instead of 1.52 ms;
- *     with their numbers in registers of the loader, which then spills: 3.00
- *   - 128 columns for widths of 512 and 1024, which 192 does not divide: up to 4 % slower
- *   - GLU's backward whose blocks do not begin tiles together, or that pauses between parts of its epilogue:
- *     tests/RESULTS.md, "The GLU's backward in fewer clocks" */
+ * moved. */
 #include "kernels/cuda/sm90/grouped/grouped_wgmma.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -8,8 +8,7 @@
  *   SCRATCH_BYTES          of shared memory for the loading warpgroup
  *   arrivals(g)            at the full barrier of a stage
  *   tile_loaded(p, e)      called by a thread when all loads of a tile of expert e are complete
- *   load<EPILOGUE, KN>(p, tiles, ring, scratch)    called by the 128 threads of the loading warpgroup
- */
+ *   load<EPILOGUE, KN>(p, tiles, ring, scratch)    called by the 128 threads of the loading warpgroup */
 #ifndef MT_CUDA_GROUPED_WGMMA_H
 #define MT_CUDA_GROUPED_WGMMA_H
 

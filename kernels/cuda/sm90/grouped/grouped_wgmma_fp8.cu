@@ -8,22 +8,8 @@
  * Needs: sm_90a; n_in a multiple of 16, n_out and r of 8, 16-byte aligned bases, at most 512 experts per launch.
  * Grid: persistent, one block per SM: one producer thread, two consumer warpgroups of 64 rows each, 5 stages of 40 KiB.
  *   While one warpgroup adds its sums, the other multiplies.
- * Moves: a once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
- * Numerics: products exact, f32 sums in one fixed order, no atomics: bitwise repeatable.
- * Measured: H200, kernels alone, means of 20 under the power limit, 32 experts, 65536 rows, D = F = 2880, r 16, commit
- *   61c7d7f with this file, ms and TFLOP/s, beside bf16 in the same run:
- *     up forward with GLU              2.24 ms  971     bf16, which gathers its rows  3.72 ms  584
- *     down forward                     1.07    1019                                   1.67     650
- *     down backward with GLU backward  1.85     588                                   2.53     429
- *     up backward                      1.87    1166                                   3.18     683
- *   A step of gpt-oss-20b: tests/RESULTS.md.
- * Tried and dropped, in another run, ms of the four ops up forward, down forward, down backward, up backward (this
- *   kernel 2.13, 0.99, 1.68, 1.74; without adding every 128 to f32 sums, which is wrong, 2.03, 0.97, 1.67, 1.71):
- *   - tiles of 128 columns: 2.51, 1.21, 1.62, 2.10
- *   - 232 and 40 registers, and loads of the GLU backward after the adapter's product: 2.15, 1.06, 1.81, 1.94
- *   - blocks that begin their tiles together (product_wgmma.cuh), ops inside a step of gpt-oss-20b: 2.34, 1.21, 2.29,
- *     2.46 -> 2.39, 1.25, 2.36, 2.51
- *   - sums of one half of a tile added while the other half multiplies: ptxas serialises wgmma (C7514) */
+ * Bound: a once per 192 columns and b once per 128 rows, mostly from L2; 2 M n_in n_out FLOP: compute-bound.
+ * Numerics: products exact, f32 sums in one fixed order, no atomics: bitwise repeatable. */
 #include <string.h>
 
 #include "kernels/cuda/parts/grouped_fp8.h"
