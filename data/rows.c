@@ -370,7 +370,7 @@ static int read_sharegpt(struct row_reader *r, struct json row, struct err *err)
         const struct json turn = json_at(turns, i);
         const char *from;
         if (json_get_str(turn, "from", &from, err)) return -1;
-        if (!chat_alias_of(from) && chat_role_index(from) == CHAT_ROLES)
+        if (!chat_rules_alias(from) && chat_rules_role_index(from) == CHAT_ROLES)
             return json_error(turn, err, "`from` \"%s\" is unknown", from);
         if (put_message(r, from, json_find(turn, "value"), turn, err)) return -1;
     }

@@ -279,10 +279,10 @@ static int step(struct training *t, struct err *err)
     warn_of_chunks(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
-    if (m.skipped && is_first(t)) loss_warn_skipped(cfg, s, m.loss);
+    if (m.skipped && is_first(t)) loss_warnings_skipped(cfg, s, m.loss);
     if (is_first(t)) warn_of_divergence(t);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
-    return m.skipped ? loss_check_skipped(cfg, s, t->schedule.total_steps, bad, err) : 0;
+    return m.skipped ? loss_warnings_check(cfg, s, t->schedule.total_steps, bad, err) : 0;
 }
 
 /* ---- evaluation, checkpoints, the end */
@@ -318,7 +318,7 @@ static int evaluate(struct training *t, struct err *err)
     if (!t->run.eval.n_docs) return 0;
     s->eval_from = e.from;
     if (s->step == 0 && isfinite(e.loss)) s->first_loss = e.loss;
-    if (metrics && !isfinite(e.loss)) loss_warn_evaluation(t->run.cfg, s);
+    if (metrics && !isfinite(e.loss)) loss_warnings_evaluation(t->run.cfg, s);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
     s->best_loss = e.loss;
@@ -656,7 +656,7 @@ static int open_metrics(struct training *t, struct err *err)
 static int open_record(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
-    if (!(t->complete && record_config_is_of(cfg, &t->from)) && record_config(cfg, err)) return -1;
+    if (!(t->complete && run_config_is_of(cfg, &t->from)) && run_config_write(cfg, err)) return -1;
     if (!t->complete || !file_exists(out_path(cfg, "metrics.jsonl").s)) return open_metrics(t, err);
     const struct metrics_end end = metrics_end_of(t);
     return metrics_cut(cfg->output.dir, &end, err);
@@ -677,7 +677,7 @@ static int check_complete(struct training *t, bool loaded, struct err *err)
     t->complete = true;
     if (take_settings(t, err) || (!t->from.elsewhere && leave_later(t, err))) return -1;
     if (is_first(t) && open_record(t, err)) return -1;
-    return is_first(t) && record_report_is_old(t->run.cfg) ? report(t, err) : 0;
+    return is_first(t) && run_config_report_is_old(t->run.cfg) ? report(t, err) : 0;
 }
 
 static int training_open(struct training *t, const struct config *cfg, struct comm *all, const struct loop_hook *hook,
@@ -702,7 +702,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     base_model_copy(&t->run.model.adapters.base, &t->run.base);
     const bool same_run = t->from.found && !t->from.elsewhere;
     if (same_run ? leave_later(t, err) : is_first(t) && keep_earlier_run(cfg, err)) return -1;
-    if (is_first(t)) opening_print(&t->run, t->schedule.total_steps);
+    if (is_first(t)) run_banner_print(&t->run, t->schedule.total_steps);
     if (packing_check_run(&t->run, t->state.pos, err)) return -1;
     t->loader = loader_open(&t->run.train, &lo, t->state.pos);
     profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps, t->run.par.all->rank, t->run.par.all->world);

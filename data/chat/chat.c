@@ -240,7 +240,7 @@ static int put_developer(struct chat *c, struct json tools, int64_t *first, stru
         text_put_bytes(c->out, text.s, text.size);
         text_put(c->out, "\n\n");
     }
-    if (json_truthy(tools) && chat_put_tools(c->out, tools, err)) return -1;
+    if (json_truthy(tools) && chat_tools_put(c->out, tools, err)) return -1;
     text_put(c->out, "<|end|>");
     return 0;
 }

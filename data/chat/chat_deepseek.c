@@ -419,7 +419,7 @@ static int render(struct chat *c, int64_t n, struct err *err)
     return 0;
 }
 
-int chat_render_deepseek(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
+int chat_deepseek_render(struct text_buf *out, struct json row, struct json tools, struct json kwargs,
                          const struct chat_options *opt, struct err *err)
 {
     struct chat c = {.out = out, .tools = tools, .drop = true};

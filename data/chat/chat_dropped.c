@@ -251,7 +251,7 @@ static uint64_t hash_keys(uint64_t h, struct json object)
     return h;
 }
 
-void chat_shapes(uint64_t *shapes, struct json row)
+void chat_dropped_shapes(uint64_t *shapes, struct json row)
 {
     const struct json messages = json_find(row, "messages"), kwargs = json_find(row, "chat_template_kwargs");
     const int64_t n = json_count(messages);
@@ -279,7 +279,7 @@ static void skip_reasoning(const char **s, int64_t *size)
     }
 }
 
-bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message)
+bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message)
 {
     const char *s, *hit;
     int64_t size;

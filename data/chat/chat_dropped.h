@@ -24,10 +24,10 @@ void chat_marks_free(struct chat_marks *m);
 
 /* shapes [number of messages]: for each message a hash of what a template may look at, but the texts themselves: its
  * role and keys, those of its neighbours and of the last message, whether it is the first, whether there are tools. */
-void chat_shapes(uint64_t *shapes, struct json row);
+void chat_dropped_shapes(uint64_t *shapes, struct json row);
 /* The text of a message, without white space around it and reasoning in <think> before it, is in text after *at, raw or
  * as a JSON string; moves *at past it. Contents that are empty or not a string count
  * as found. */
-bool chat_text_in(const struct text_buf *text, int64_t *at, struct json message);
+bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message);
 
 #endif

@@ -2,7 +2,7 @@
  *
  * Whether a template leaves out a part is found by marks: the row is rendered again with a mark in each part, and a
  * part is written when its mark is in a sample. Only rows with a doubt are rendered again: those in which a message has
- * a shape (chat_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+ * a shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
 #include <string.h>
@@ -98,12 +98,12 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
         r->mute = mem_grow(r->mute, r->cap_shapes, 2 * count, sizeof(*r->mute));
         r->cap_shapes = 2 * count;
     }
-    chat_shapes(r->shapes, row);
+    chat_dropped_shapes(r->shapes, row);
     for (int64_t i = 0, at = 0; i < n; i++) {
         const struct json message = json_at(messages, i);
-        bool found = chat_text_in(last, &at, message);
+        bool found = chat_dropped_text_in(last, &at, message);
         for (int64_t k = 0, from = 0; !found && k + 1 < r->samples.count; k++, from = 0)
-            found = chat_text_in(&r->samples.items[k], &from, message);
+            found = chat_dropped_text_in(&r->samples.items[k], &from, message);
         if (!found || !is_seen(r, r->shapes[i])) return true;
     }
     return false;

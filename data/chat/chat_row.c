@@ -192,7 +192,7 @@ static const struct chat_alias *call_alias(const struct writer *w, struct json m
 {
     const char *role;
     if (json_get_str(message, "role", &role, NULL)) return NULL;
-    const struct chat_alias *alias = chat_alias_of(role);
+    const struct chat_alias *alias = chat_rules_alias(role);
     return alias && alias->call && strcmp(chat_rules_role(w->opt->rules, role), role) ? alias : NULL;
 }
 
@@ -211,7 +211,7 @@ static bool is_media(struct json part)
 static bool flattens(const struct chat_rules *rules, const char *role, struct json content)
 {
     if (json_type(content) != JSON_ARRAY) return false;
-    const int64_t r = chat_role_index(role);
+    const int64_t r = chat_rules_role_index(role);
     bool flags = false, media = false, typed = true; /* flags: a part that switches its loss */
     for (int64_t i = 0; i < json_count(content); i++) {
         const struct json part = json_at(content, i);
@@ -334,7 +334,7 @@ static bool is_number(struct json j) { return json_type(j) == JSON_INT || json_t
 
 static bool takes_number(const struct writer *w, const char *role)
 {
-    const int64_t r = chat_role_index(role);
+    const int64_t r = chat_rules_role_index(role);
     return r < CHAT_ROLES && w->opt->rules->takes_number[r];
 }
 

@@ -19,9 +19,9 @@ static const struct chat_alias aliases[] = {
 };
 _Static_assert(MT_LEN(aliases) <= CHAT_ALIASES, "chat_rules.keeps is too small");
 
-int64_t chat_role_index(const char *role) { return str_index(role, chat_roles, CHAT_ROLES); }
+int64_t chat_rules_role_index(const char *role) { return str_index(role, chat_roles, CHAT_ROLES); }
 
-const struct chat_alias *chat_alias_of(const char *role)
+const struct chat_alias *chat_rules_alias(const char *role)
 {
     for (int64_t i = 0; i < MT_LEN(aliases); i++)
         if (!strcmp(aliases[i].name, role)) return &aliases[i];
@@ -30,7 +30,7 @@ const struct chat_alias *chat_alias_of(const char *role)
 
 const char *chat_rules_role(const struct chat_rules *rules, const char *role)
 {
-    const struct chat_alias *alias = chat_alias_of(role);
+    const struct chat_alias *alias = chat_rules_alias(role);
     return alias && !rules->keeps[alias - aliases] ? alias->role : role;
 }
 

@@ -11,11 +11,11 @@ struct chat_alias {
     bool token; /* chat formats use this name too: it stays where the template writes it */
 };
 /* NULL: none. */
-const struct chat_alias *chat_alias_of(const char *role);
+const struct chat_alias *chat_rules_alias(const char *role);
 
 enum { CHAT_ROLES = 4, CHAT_ALIASES = 24 };
 extern const char *const chat_roles[CHAT_ROLES]; /* user, assistant, system, tool */
-int64_t chat_role_index(const char *role);       /* CHAT_ROLES: another role */
+int64_t chat_rules_role_index(const char *role); /* CHAT_ROLES: another role */
 
 struct chat_rules {
     bool keeps[CHAT_ALIASES];      /* the template knows this alias */

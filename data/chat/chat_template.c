@@ -418,9 +418,9 @@ static int kimi_prepare(struct kimi *k, struct vars *v, struct json *tools, stru
     add(v, "thinking", JINJA_TRUTH)->truth = true;
     add(v, "preserve_thinking", JINJA_TRUTH)->truth = false;
     if (!json_truthy(*tools)) return 0;
-    if (!(k->tools = chat_sorted(*tools, err))) return -1;
+    if (!(k->tools = chat_typescript_sorted(*tools, err))) return -1;
     *tools = json_root(k->tools);
-    if (!chat_put_typescript(&k->typescript, *tools, NULL)) add_text(v, KIMI_TOOLS, k->typescript.text);
+    if (!chat_typescript_put(&k->typescript, *tools, NULL)) add_text(v, KIMI_TOOLS, k->typescript.text);
     return 0;
 }
 
@@ -432,7 +432,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     struct kimi kimi = {0};
     struct json messages;
     struct json_doc *copy = NULL;
-    if (chat_template_is_deepseek(t)) return chat_render_deepseek(out, row, tools, kwargs, opt, err);
+    if (chat_template_is_deepseek(t)) return chat_deepseek_render(out, row, tools, kwargs, opt, err);
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     for (int64_t i = 0; i < t->n_others; i++) add_text(&v, t->others[i].name, t->others[i].text);

@@ -215,7 +215,7 @@ static int put_function(struct text_buf *t, struct json tool, struct err *err)
     return 0;
 }
 
-int chat_put_tools(struct text_buf *t, struct json tools, struct err *err)
+int chat_tools_put(struct text_buf *t, struct json tools, struct err *err)
 {
     text_put(t, "# Tools\n\n## functions\n\nnamespace functions {\n\n");
     for (int64_t i = 0; i < json_count(tools); i++)

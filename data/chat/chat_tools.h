@@ -6,6 +6,6 @@
 #include "data/json/text.h"
 
 /* Writes harmony's namespace "functions". tools: a non-empty array of {function: {name, description, parameters}}. */
-int chat_put_tools(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
+int chat_tools_put(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
 
 #endif

@@ -442,7 +442,7 @@ static int put_function(struct text_buf *t, struct scope *s, struct json functio
     return 0;
 }
 
-int chat_put_typescript(struct text_buf *t, struct json tools, struct err *err)
+int chat_typescript_put(struct text_buf *t, struct json tools, struct err *err)
 {
     static const char head[] = "# Tools\n\n## functions\nnamespace functions {\n";
     struct scope *s = mem_array(1, sizeof(*s));
@@ -494,7 +494,7 @@ static int put_sorted(struct text_buf *t, struct json j, struct err *err)
     return rc;
 }
 
-struct json_doc *chat_sorted(struct json value, struct err *err)
+struct json_doc *chat_typescript_sorted(struct json value, struct err *err)
 {
     struct text_buf t = {0};
     struct json_doc *doc = put_sorted(&t, value, err) ? NULL : json_parse(t.text, t.size, "tools", err);

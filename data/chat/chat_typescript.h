@@ -5,9 +5,9 @@
 #include "data/json/text.h"
 
 /* A copy of the value with the members of all objects sorted by key, as Kimi's tokenizer passes tools on. */
-struct json_doc *chat_sorted(struct json value, struct err *err) MT_CHECK;
+struct json_doc *chat_typescript_sorted(struct json value, struct err *err) MT_CHECK;
 /* Appends the declarations of `tools`, sorted, which is a list that is not empty. -1: Kimi's tokenizer fails for them
  * too, and its template then writes them as JSON. */
-int chat_put_typescript(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
+int chat_typescript_put(struct text_buf *t, struct json tools, struct err *err) MT_CHECK;
 
 #endif

@@ -184,8 +184,8 @@ static int cut_object(struct json_scan *s, struct cut *c, const char *parent)
     return 0;
 }
 
-struct json_doc *json_parse_without(const char *text, int64_t size, const char *name, const char *parent,
-                                    const char *const *keys, struct json_part *parts, int64_t n, struct err *err)
+struct json_doc *json_scan_without(const char *text, int64_t size, const char *name, const char *parent,
+                                   const char *const *keys, struct json_part *parts, int64_t n, struct err *err)
 {
     if (size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3)) text += 3, size -= 3; /* as json_parse does */
     struct json_scan s = {.at = text, .end = text + size};

@@ -11,9 +11,9 @@ struct json_part {
 };
 /* json_parse without the objects and arrays under keys[0..n) of the object `parent` at the root. The tree has {} or []
  * in their place; parts[i] is their text. */
-struct json_doc *json_parse_without(const char *text, int64_t size, const char *name, const char *parent,
-                                    const char *const *keys, struct json_part *parts, int64_t n,
-                                    struct err *err) MT_CHECK;
+struct json_doc *json_scan_without(const char *text, int64_t size, const char *name, const char *parent,
+                                   const char *const *keys, struct json_part *parts, int64_t n,
+                                   struct err *err) MT_CHECK;
 
 /* Goes through a part: call json_scan_next for each item, then exactly one of the readers below for its value. */
 struct json_scan {

@@ -200,7 +200,7 @@ static struct tokenizer *parse(const char *text, int64_t size, const char *name,
 {
     static const char *const large[] = {"vocab", "merges"};
     struct json_part parts[MT_LEN(large)];
-    struct json_doc *doc = json_parse_without(text, size, name, "model", large, parts, MT_LEN(large), err);
+    struct json_doc *doc = json_scan_without(text, size, name, "model", large, parts, MT_LEN(large), err);
     if (!doc) return NULL;
     struct tokenizer *tok = mem_alloc(sizeof(*tok));
     tok->hash = rng_bytes(rng_key((uint64_t)size, "tokenizer"), text, size);

@@ -11,7 +11,7 @@ static const char *const keys[] = {"p", "q"};
 
 static struct json_doc *parse_without(const char *text, int64_t size, struct json_part parts[2], struct err *err)
 {
-    return json_parse_without(text, size, "f.json", "m", keys, parts, 2, err);
+    return json_scan_without(text, size, "f.json", "m", keys, parts, 2, err);
 }
 
 /* The value under m is extracted or stays in the tree; all other values stay. */

@@ -266,7 +266,7 @@ static const char *save_adapter(const char *name, const struct lora_options *opt
     OK(arch_load(&a, case_path(name, ""), &err));
     struct adapters ad;
     OK(adapters_plan(&ad, &a, opt, &err));
-    const struct shape shape = shape_of(&ad);
+    const struct shape shape = cpu_adapter_shape(&ad);
     OK(cpu_adapter_open(&h, &a, &shape, &err));
     for (int64_t i = 0; i < h.ad.n_params; i++) {
         const struct lora_param *p = &h.ad.params[i];

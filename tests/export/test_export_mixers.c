@@ -72,7 +72,7 @@ static const char *adapter(const char *model, const char *targets, float b)
     const struct lora_options opt = {.r = RANK, .alpha = 6, .targets = targets, .layers = ""};
     OK(arch_load(&a, model, &err));
     OK(adapters_plan(&ad, &a, &opt, &err));
-    const struct shape shape = shape_of(&ad);
+    const struct shape shape = cpu_adapter_shape(&ad);
     OK(cpu_adapter_open(&h, &a, &shape, &err));
     for (int64_t i = 0; i < h.ad.n_params; i++) {
         const struct lora_param *p = &h.ad.params[i];

@@ -8,7 +8,7 @@
 #include "data/safetensors.h"
 #include "model/qat.h"
 
-int amax_write(const struct adapters *ad, const float *values, const char *dir, struct err *err)
+int amax_file_write(const struct adapters *ad, const float *values, const char *dir, struct err *err)
 {
     const struct amax_table *t = &ad->amax;
     char path[MT_PATH];
@@ -60,7 +60,7 @@ static int check_count(const struct safetensors *st, const char *path, const str
         path, (long long)have, (long long)need);
 }
 
-int amax_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
+int amax_file_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err)
 {
     const struct amax_table *t = &ad->amax;
     struct safetensors st;

@@ -9,9 +9,9 @@
 #define AMAX_FILE "quant_amax.safetensors"
 
 /* Writes values, of qat_gather, into dir; NULL: nothing. */
-int amax_write(const struct adapters *ad, const float *values, const char *dir, struct err *err) MT_CHECK;
+int amax_file_write(const struct adapters *ad, const float *values, const char *dir, struct err *err) MT_CHECK;
 /* Reads the file into ad->amax, which must keep its amax. Error: no such file; other tensors than those of ad; a value
  * that is not a finite magnitude. */
-int amax_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
+int amax_file_load(struct adapters *ad, struct device *dev, const char *dir, struct err *err) MT_CHECK;
 
 #endif

@@ -64,8 +64,8 @@ static struct json_doc *parse(const char *text)
     return text ? json_parse(text, (int64_t)strlen(text), "base model", &unused) : NULL;
 }
 
-bool base_differs(char text[BASE_TEXT], const struct base_model *then, const struct base_model *now,
-                  const struct arch *a, const char *path)
+bool base_check_differs(char text[BASE_TEXT], const struct base_model *then, const struct base_model *now,
+                        const struct arch *a, const char *path)
 {
     struct json_doc *old = parse(then->weights), *new = parse(now->weights), *config = parse(then->config);
     struct changes parts = {.n = 0}, values = {.n = 0};

@@ -12,8 +12,8 @@ void base_check_record(struct base_model *m, uint64_t sample, const struct base_
 enum { BASE_TEXT = 1024 + MT_PATH };
 /* Sets text to what differs, for a message that names model.path = path. False: nothing does, as far as both are known.
  * a: the architecture of `now`. */
-bool base_differs(char text[BASE_TEXT], const struct base_model *then, const struct base_model *now,
-                  const struct arch *a, const char *path);
+bool base_check_differs(char text[BASE_TEXT], const struct base_model *then, const struct base_model *now,
+                        const struct arch *a, const char *path);
 /* Lists the values of `a` that are not those in `saved`, an object of arch_values_write. */
 void base_check_config(struct changes *c, struct json saved, const struct arch *a);
 

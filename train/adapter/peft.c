@@ -188,7 +188,7 @@ int peft_save(const struct adapters *ad, struct device *dev, const char *dir, co
     float *flat = mem_array(whole->n_flat, sizeof(*flat));
     adapters_gather(ad, dev, ad->opt.param, DT_F32, flat);
     const int rc = atomic_dir_begin(dir, tmp, err) || write_weights(whole, ad, flat, tmp, err) ||
-                   amax_write(ad, amax, tmp, err) || peft_write_config(whole, tmp, base_model, err) ||
+                   amax_file_write(ad, amax, tmp, err) || peft_config_write(whole, tmp, base_model, err) ||
                    write_card(tmp, card, err) || atomic_dir_commit(tmp, dir, err);
     mem_free(flat);
     mem_free(amax);
@@ -316,7 +316,7 @@ static int read_config(struct source *src, struct err *err)
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = -1;
-    if (peft_refuse_variants(root, err) || read_target_parameters(src, root, err) ||
+    if (peft_config_check(root, err) || read_target_parameters(src, root, err) ||
         json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
         read_patterns(src, root, err) || json_opt_bool(root, "use_rslora", &src->rslora, err) ||
         json_opt_str(root, "peft_version", &version, err))

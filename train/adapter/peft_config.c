@@ -159,7 +159,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_close(o, '}');
 }
 
-int peft_write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err)
+int peft_config_write(const struct adapters *ad, const char *dir, const char *base_model, struct err *err)
 {
     struct json_out o = {.indent = true};
     char path[MT_PATH];
@@ -172,7 +172,7 @@ int peft_write_config(const struct adapters *ad, const char *dir, const char *ba
 
 /* ---- variants ---- */
 
-int peft_refuse_variants(struct json root, struct err *err)
+int peft_config_check(struct json root, struct err *err)
 {
     static const char *const keys[] = {
         "alora_invocation_tokens", "arrow_config", "fan_in_fan_out",  "kasa_config",

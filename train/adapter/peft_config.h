@@ -6,8 +6,8 @@
 #include "model/lora.h"
 
 #define PEFT_CONFIG_NAME "adapter_config.json"
-int peft_write_config(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
+int peft_config_write(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
 /* An error that names every variant of LoRA in an adapter_config.json that moetrain would compute differently. */
-int peft_refuse_variants(struct json root, struct err *err) MT_CHECK;
+int peft_config_check(struct json root, struct err *err) MT_CHECK;
 
 #endif

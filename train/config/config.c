@@ -496,7 +496,7 @@ int config_load(struct config *c, const char *path, struct err *err)
     char *text = file_read(path, MT_CONFIG_BYTES, &size, err);
     const int rc = text ? config_parse(c, text, size, path, err) : -1;
     mem_free(text);
-    if (rc) (void)mistaken_for_config(path, err);
+    if (rc) (void)config_guess_for_config(path, err);
     return rc;
 }
 

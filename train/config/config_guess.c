@@ -125,7 +125,7 @@ static bool describe_file(const char *path, struct err *err)
     return describe_text(path, head, err);
 }
 
-bool mistaken_for_config(const char *path, struct err *err)
+bool config_guess_for_config(const char *path, struct err *err)
 {
     struct stat st;
     if (stat(path, &st)) return false;
@@ -158,7 +158,7 @@ static bool describe_gguf(const char *dir, struct err *err)
                           "set model.path to the directory of the original checkpoint (config.json and safetensors)");
 }
 
-bool mistaken_for_model(const char *path, struct err *err)
+bool config_guess_for_model(const char *path, struct err *err)
 {
     struct stat st;
     char head[HEAD + 1], run[MT_PATH], base[512];

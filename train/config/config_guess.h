@@ -1,13 +1,13 @@
 /* config_guess.h - what a file or directory is that was given in place of a configuration or a model. */
-#ifndef MT_MISTAKEN_H
-#define MT_MISTAKEN_H
+#ifndef MT_CONFIG_GUESS_H
+#define MT_CONFIG_GUESS_H
 
 #include "kernels/base.h"
 
 /* Data, a model, an adapter, a run: fills err with what path is and the configuration key that it belongs to. False:
  * it is none of these, and err is unchanged. */
-bool mistaken_for_config(const char *path, struct err *err);
+bool config_guess_for_config(const char *path, struct err *err);
 /* The same in place of a model's directory: a file of weights, an adapter, a run. */
-bool mistaken_for_model(const char *path, struct err *err);
+bool config_guess_for_model(const char *path, struct err *err);
 
 #endif

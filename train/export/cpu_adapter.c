@@ -7,7 +7,7 @@
 
 #include "train/adapter/peft.h"
 
-struct shape shape_of(const struct adapters *ad)
+struct shape cpu_adapter_shape(const struct adapters *ad)
 {
     struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
     memcpy(s.target, ad->target, sizeof(s.target));
@@ -15,7 +15,7 @@ struct shape shape_of(const struct adapters *ad)
     return s;
 }
 
-float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
+float cpu_adapter_rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
 {
     const double ratio = (double)r / (double)ad->rank[t];
     return (float)(ad->rslora ? sqrt(ratio) : ratio);

@@ -17,9 +17,9 @@ struct shape {
     bool rslora, target[LORA_TARGETS];
     const bool *layer_on; /* [n_layer] */
 };
-struct shape shape_of(const struct adapters *ad);
+struct shape cpu_adapter_shape(const struct adapters *ad);
 /* Factor for a target's B when a format stores it with rank r and the same alpha; 1 when r is the target's rank. */
-float rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
+float cpu_adapter_rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
 /* All values 0. */
 int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
 /* Reads the adapters of a PEFT directory. */

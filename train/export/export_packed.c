@@ -50,7 +50,7 @@ static void put_numbers(struct json_out *o, const char *key, int bits, const cha
 /* Model-Optimizer's name: inputs of 4 or of 16 bits. */
 static const char *algorithm(bool inputs) { return inputs ? "NVFP4" : "W4A16_NVFP4"; }
 
-void packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n)
+void export_packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n)
 {
     json_out_open(o, "quantization_config", '{');
     json_out_str(o, "quant_method", nvfp4 ? "modelopt" : "compressed-tensors");
@@ -74,7 +74,7 @@ void packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *cons
     json_out_close(o, '}');
 }
 
-void packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n)
+void export_packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n)
 {
     json_out_open(o, NULL, '{');
     put_producer(o);

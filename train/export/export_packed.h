@@ -7,9 +7,9 @@
 
 /* Adds quantization_config to config.json: NVFP4 as Model-Optimizer writes it, or FP8 as compressed-tensors does.
  * inputs: the checkpoint has scales of quantised inputs. ignore [n]: modules that are not quantised. */
-void packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n);
+void export_packed_config(struct json_out *o, bool nvfp4, bool inputs, const char *const *ignore, int64_t n);
 /* The text of Model-Optimizer's hf_quant_config.json for NVFP4. */
-void packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n);
+void export_packed_hf_config(struct json_out *o, bool inputs, const char *const *ignore, int64_t n);
 
 /* A checkpoint whose quantised matrices of one layer are decoded to F32, under their names. */
 struct packed_view {

@@ -116,7 +116,7 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
         return -1;
     if (qat_open(&x->qat, &x->quant_dev, &x->run.arch, &x->adapter.ad, opt, err)) return -1;
     qat_use_inputs(&x->qat, &x->run.arch, &x->adapter.ad, QAT_INPUTS_PLAIN);
-    return x->adapter.ad.amax.rows ? amax_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
+    return x->adapter.ad.amax.rows ? amax_file_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
 int export_quant_open(struct export *x, struct err *err)

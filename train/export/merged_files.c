@@ -66,9 +66,9 @@ static int write_packed_config(const struct export *x, struct json_out *config, 
 {
     const bool nvfp4 = x->format == EXPORT_MERGED_NVFP4, inputs = x->qat.opt.inputs.bits;
     struct json_out o = {.indent = true};
-    packed_config(config, nvfp4, inputs, dense, n);
+    export_packed_config(config, nvfp4, inputs, dense, n);
     if (!nvfp4) return 0;
-    packed_hf_config(&o, inputs, dense, n);
+    export_packed_hf_config(&o, inputs, dense, n);
     return put_json(x, "hf_quant_config.json", &o, err);
 }
 

@@ -13,7 +13,7 @@
 /* Converts rank 2r, A = [A_gate; A_up], B = [B_gate 0; 0 B_up] back to rank r; both A must be equal. */
 static int fold(struct cpu_adapter *out, const struct cpu_adapter *wide, const struct arch *a, struct err *err)
 {
-    struct shape shape = shape_of(&wide->ad);
+    struct shape shape = cpu_adapter_shape(&wide->ad);
     const int64_t r = shape.r / 2;
     shape.r = r;
     shape.alpha /= 2;
@@ -213,7 +213,7 @@ static int read_gguf(struct cpu_adapter *read, const struct export *x, struct er
         return -1;
     int rc = check_header(&g, err);
     if (!rc) {
-        struct shape shape = shape_of(&x->adapter.ad);
+        struct shape shape = cpu_adapter_shape(&x->adapter.ad);
         shape.rslora = false;
         shape.alpha = (double)gguf_value(&g, "adapter.lora.alpha")->f32;
         rc = cpu_adapter_open(read, &x->run.arch, &shape, err) || fill_from(read, &g, &x->run.arch, err) ? -1 : 0;
@@ -241,7 +241,7 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
     const int64_t r = read->ad.rank[p->target];
     const int64_t n_row = p->is_b ? p->rows : r,
                   n_col = p->is_b ? r : p->cols; /* of the trained adapter, of the export */
-    const float factor = want && p->is_b ? rank_factor(&trained->ad, p->target, r) : 1;
+    const float factor = want && p->is_b ? cpu_adapter_rank_factor(&trained->ad, p->target, r) : 1;
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {
             const bool there = want && row < want->rows && col < want->cols;
@@ -282,7 +282,7 @@ void verify_values(struct losses *l, const struct cpu_adapter *trained, const st
 {
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const double scale = (double)trained->ad.scale[t];
-        const double got = (double)(rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
+        const double got = (double)(cpu_adapter_rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
         if (trained->ad.target[t] && !(fabs(got - scale) <= 1e-6 * scale))
             losses_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
     }

@@ -7,7 +7,7 @@ static bool has_role(struct json message, const char *role)
 {
     const char *own;
     if (json_get_str(message, "role", &own, NULL)) return false;
-    const struct chat_alias *alias = chat_alias_of(own);
+    const struct chat_alias *alias = chat_rules_alias(own);
     return !strcmp(alias ? alias->role : own, role);
 }
 

@@ -79,7 +79,7 @@ int inputs_check(const struct config *cfg, struct err *err)
 {
     char dir[MT_PATH];
     const char *model = cfg->model.path, *adapter = cfg->lora.init_from;
-    if (!is_hub(model) && mistaken_for_model(model, err)) return err_prefix(err, "model.path");
+    if (!is_hub(model) && config_guess_for_model(model, err)) return err_prefix(err, "model.path");
     if (!is_hub(model) &&
         look("model.path", model, true,
              "correct the path; to download from huggingface.co write model.path = hub:OWNER/NAME", err))

@@ -12,7 +12,7 @@ static const char *start_text(const struct config *cfg)
     return cfg->lora.init_from[0] ? "the base model's weights, lora.init_from" : "the base model's weights";
 }
 
-void loss_warn_skipped(const struct config *cfg, const struct train_state *s, double loss)
+void loss_warnings_skipped(const struct config *cfg, const struct train_state *s, double loss)
 {
     const long long step = s->step, most = cfg->train.max_nonfinite;
     if (s->n_nonfinite != 1) return;
@@ -27,7 +27,7 @@ void loss_warn_skipped(const struct config *cfg, const struct train_state *s, do
                  step, most);
 }
 
-void loss_warn_evaluation(const struct config *cfg, const struct train_state *s)
+void loss_warnings_evaluation(const struct config *cfg, const struct train_state *s)
 {
     const bool never = s->eval_from == 0 && !isfinite(s->best_loss);
     if (!is_untrained(s) && !never)
@@ -39,8 +39,8 @@ void loss_warn_evaluation(const struct config *cfg, const struct train_state *s)
                  is_untrained(s) ? "before any update" : "as at step 0", start_text(cfg));
 }
 
-int loss_check_skipped(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
-                       struct err *err)
+int loss_warnings_check(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
+                        struct err *err)
 {
     const bool over = s->n_nonfinite >= cfg->train.max_nonfinite;
     if (is_untrained(s) && (over || s->step == total_steps))

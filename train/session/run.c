@@ -123,7 +123,7 @@ static int open_arch(struct opening *o, bool plan_only, bool *headers, struct er
     const char *path = r->cfg->model.path, *revision = r->cfg->model.revision;
     int rc = plan_only ? hub_model_headers(r->model_dir, path, revision, headers, err)
                        : hub_model(r->model_dir, path, revision, &check, err);
-    if (!rc) rc = mistaken_for_model(r->model_dir, err) ? -1 : file_check_kind(r->model_dir, true, err);
+    if (!rc) rc = config_guess_for_model(r->model_dir, err) ? -1 : file_check_kind(r->model_dir, true, err);
     if (!rc) return o->called ? 0 : before_weights(o, r->model_dir, err);
     return o->failed                  ? -1
            : strncmp(path, "hub:", 4) ? err_prefix(err, "model.path")
@@ -439,7 +439,7 @@ int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
 int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err)
 {
     char text[BASE_TEXT];
-    if (!base_differs(text, &ad->base, &r->base, &r->arch, r->cfg->model.path)) return 0;
+    if (!base_check_differs(text, &ad->base, &r->base, &r->arch, r->cfg->model.path)) return 0;
     return err_set(err, "%s was trained with another base model: %s: set model.path to that model", dir, text);
 }
 
@@ -518,7 +518,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     base_model_copy(&r->model.adapters.base, &r->base);
     if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
-    if (adapter_dir && r->model.adapters.amax.rows && amax_load(&r->model.adapters, &r->dev, adapter_dir, err))
+    if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;
     if (!train && !model_calibrated(&r->model))
         return err_set(err,

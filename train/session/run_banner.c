@@ -70,7 +70,7 @@ static void print_quant(const struct run *r)
                      : "lora.targets adapts none of them: add experts to it");
 }
 
-void opening_print(const struct run *r, int64_t n_step)
+void run_banner_print(const struct run *r, int64_t n_step)
 {
     const struct arch *a = &r->arch;
     char *table = lora_table(&r->model.adapters, a), peak[32], roofs[256], text[PLAN_TEXT];

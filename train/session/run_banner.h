@@ -1,10 +1,10 @@
 /* run_banner.h - what a run prints when its model is loaded. */
-#ifndef MT_OPENING_H
-#define MT_OPENING_H
+#ifndef MT_RUN_BANNER_H
+#define MT_RUN_BANNER_H
 
 #include "train/session/run.h"
 
 /* n_step: optimizer steps of the whole run. */
-void opening_print(const struct run *r, int64_t n_step);
+void run_banner_print(const struct run *r, int64_t n_step);
 
 #endif

@@ -400,7 +400,7 @@ static int amax_read(const char *dir, struct adapters *ad, struct device *dev, s
 {
     char adapter[MT_PATH];
     if (!ad->amax.rows) return 0;
-    return join(adapter, dir, "adapter", err) || amax_load(ad, dev, adapter, err) ? -1 : 0;
+    return join(adapter, dir, "adapter", err) || amax_file_load(ad, dev, adapter, err) ? -1 : 0;
 }
 
 /* ---- the folder of checkpoints ---- */

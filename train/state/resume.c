@@ -355,7 +355,7 @@ static int check_base(const struct resume *r, const struct config *cfg, const st
     char dir[MT_PATH], text[BASE_TEXT];
     struct base_model then = {0};
     int rc = str_format(dir, sizeof(dir), err, "path", "%s/adapter", r->path) || peft_base(&then, dir, err) ? -1 : 0;
-    if (!rc && base_differs(text, &then, now, a, cfg->model.path)) {
+    if (!rc && base_check_differs(text, &then, now, a, cfg->model.path)) {
         struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
         rc = err_set(err, "%s was made with another base model%s%s: %s: " WHAT_TO_DO, r->path, c.n ? ", " : "",
                      c.n ? changes_text(&c) : "", text);

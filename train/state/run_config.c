@@ -12,7 +12,7 @@ static int path_of(char path[MT_PATH], const struct config *cfg, const char *nam
     return str_format(path, MT_PATH, err, "path", "%s/%s", cfg->output.dir, name);
 }
 
-int record_config(const struct config *cfg, struct err *err)
+int run_config_write(const struct config *cfg, struct err *err)
 {
     struct config *again = mem_alloc(sizeof(*again));
     char path[MT_PATH];
@@ -33,7 +33,7 @@ int record_config(const struct config *cfg, struct err *err)
     return rc;
 }
 
-bool record_config_is_of(const struct config *cfg, const struct resume *from)
+bool run_config_is_of(const struct config *cfg, const struct resume *from)
 {
     struct config *there = mem_alloc(sizeof(*there));
     char path[MT_PATH];
@@ -45,7 +45,7 @@ bool record_config_is_of(const struct config *cfg, const struct resume *from)
     return same;
 }
 
-bool record_report_is_old(const struct config *cfg)
+bool run_config_report_is_old(const struct config *cfg)
 {
     static const char *const shown[] = {"metrics.jsonl", "config.ini"};
     char path[MT_PATH];

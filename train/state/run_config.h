@@ -1,15 +1,15 @@
 /* run_config.h - config.ini of a run, and whether its report is of the current files. */
-#ifndef MT_RECORD_H
-#define MT_RECORD_H
+#ifndef MT_RUN_CONFIG_H
+#define MT_RUN_CONFIG_H
 
 #include "train/state/resume.h"
 
 /* Writes output.dir/config.ini, always with train.resume = auto: a run with this file then continues. With `never` it
  * would archive the run; with a path it would return to that checkpoint. */
-int record_config(const struct config *cfg, struct err *err) MT_CHECK;
+int run_config_write(const struct config *cfg, struct err *err) MT_CHECK;
 /* Whether output.dir/config.ini has the settings of the checkpoint (resume_has_settings). */
-bool record_config_is_of(const struct config *cfg, const struct resume *from);
+bool run_config_is_of(const struct config *cfg, const struct resume *from);
 /* Whether output.dir/report.html is missing, or older than a file that it shows. */
-bool record_report_is_old(const struct config *cfg);
+bool run_config_report_is_old(const struct config *cfg);
 
 #endif
