@@ -29,6 +29,7 @@
 #include "train/session/chat_file.h"
 #include "train/session/model_card.h"
 #include "train/report/profile.h"
+#include "train/report/report.h"
 #include "train/state/resume.h"
 #include "train/session/run.h"
 #include "train/generate/eval_prompts.h"
@@ -684,7 +685,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
                          struct err *err)
 {
     const struct loader_options lo = run_loader_options(cfg, true);
-    *t = (struct training){.saved_step = -1};
+    *t = (struct training){.saved_step = -1, .profile.dir = cfg->output.dir};
     if (run_check_ranks(all->world, cfg, err) || inputs_check(cfg, err) || run_open_training(&t->run, cfg, err) ||
         run_join(&t->run, all, err) || take_output(t, err) || resume_find(&t->from, cfg, &t->run.arch, err) ||
         run_open_data(&t->run, true, err) || prepare(t, err) || check_complete(t, false, err))
@@ -693,7 +694,7 @@ static int training_open(struct training *t, const struct config *cfg, struct co
     if (t->complete) return 0;
     if (t->from.found && t->from.state.step >= t->schedule.total_steps && take_settings(t, err)) return -1;
     if (eval_prompts_open(&t->samples, &t->run, err) ||
-        profile_parse(&t->profile, cfg->train.profile, cfg->output.dir, err) ||
+        config_profile(cfg->train.profile, &t->profile.first, &t->profile.last, err) ||
         (is_first(t) && prof_measure_roofs(&t->run.dev, err)) || run_open_model(&t->run, NULL, true, err))
         return -1;
     set_optimizer(t);

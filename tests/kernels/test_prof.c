@@ -10,6 +10,7 @@
 #include "data/json/json.h"
 #include "tests/op_check.h"
 #include "tests/process.h"
+#include "train/config/config.h"
 #include "train/report/profile.h"
 
 static const struct norm norm = {.eps = 1e-5f};
@@ -283,13 +284,13 @@ static void test_profile_range(void **state)
     static const char *const bad[] = {"3", "0:2", "5:4", "1:2x", "a:b", "-1:3"};
     struct profile p;
     struct err err = {{0}};
-    assert_int_equal(profile_parse(&p, "", "", &err), 0);
+    assert_int_equal(config_profile("", &p.first, &p.last, &err), 0);
     assert_int_equal(p.first, 0);
-    assert_int_equal(profile_parse(&p, "3:14", "", &err), 0);
+    assert_int_equal(config_profile("3:14", &p.first, &p.last, &err), 0);
     assert_int_equal(p.first, 3);
     assert_int_equal(p.last, 14);
     for (int i = 0; i < MT_LEN(bad); i++) {
-        assert_int_equal(profile_parse(&p, bad[i], "", &err), -1);
+        assert_int_equal(config_profile(bad[i], &p.first, &p.last, &err), -1);
         assert_non_null(strstr(err.msg, bad[i]));
     }
 }
@@ -300,13 +301,12 @@ static void test_profile_files(void **state)
     const char *dir = scratch_dir();
     char path[MT_PATH];
     struct device dev;
-    struct profile p;
+    struct profile p = {.first = 2, .last = 3, .dir = dir};
     struct err err = {{0}};
     struct json_doc *doc;
     double ts = -1, last = -1;
     const char *name;
     op_check_begin(&dev, false);
-    assert_int_equal(profile_parse(&p, "2:3", dir, &err), 0);
     snprintf(path, sizeof(path), "%s/trace.json", dir);
     for (int64_t step = 1; step <= 5; step++) {
         profile_step_begin(&p, &dev, step);

@@ -11,6 +11,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "train/report/metrics.h"
+#include "train/report/report.h"
 
 static const char *in(const char *dir, const char *name)
 {

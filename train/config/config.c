@@ -16,7 +16,6 @@
 #include "model/lora.h"
 #include "train/config/config_guess.h"
 #include "train/config/peer_keys.h"
-#include "train/report/profile.h"
 
 #define MT_CONFIG_BYTES (1 << 20) /* largest file; a path to a checkpoint by mistake fails fast */
 #define MT_CONFIG_LINE  (2 * MT_PATH)

@@ -161,6 +161,8 @@ bool config_unused(const struct config *c, const char *name);
 bool config_quantises(const struct config *c);
 /* A warning that names the unused keys whose values are not the defaults. */
 void config_warn_unused(const struct config *c);
+/* train.profile: "" is no profile, and both are 0. Error: not first:last with 1 <= first <= last. */
+int config_profile(const char *range, int64_t *first, int64_t *last, struct err *err) MT_CHECK;
 /* parallel.gpus; 0: auto. */
 int64_t config_gpus(const struct config *c);
 /* The resolved configuration as an INI file that reads back to the same struct; mem_free the text. */

@@ -6,7 +6,6 @@
 #include "data/chat/chat_template.h"
 #include "model/lora.h"
 #include "train/config/config.h"
-#include "train/report/profile.h"
 
 /* timegm moves a day that the month does not have to the next month. */
 static bool is_date(const char *s)
@@ -198,9 +197,21 @@ static int validate_quant(const struct config *c, struct err *err)
                    of_inputs ? "activations" : "weights", of_inputs ? inputs : weights);
 }
 
+int config_profile(const char *range, int64_t *first, int64_t *last, struct err *err)
+{
+    long long from = 0, to = 0;
+    int used = 0;
+    if (range[0] && (sscanf(range, "%lld:%lld%n", &from, &to, &used) != 2 || range[used] || from < 1 || to < from))
+        return err_set(err, "train.profile is \"%s\": write first:last, two steps of the run, e.g. 10:12", range);
+    *first = from;
+    *last = to;
+    return 0;
+}
+
 int config_validate(const struct config *c, struct err *err)
 {
-    bool held_out = c->data.eval[0] || c->data.eval_split > 0;
+    const bool held_out = c->data.eval[0] || c->data.eval_split > 0;
+    int64_t first, last;
     if (!c->model.path[0])
         return err_set(err, "model.path is not set: the directory of the base model, or hub:OWNER/NAME");
     if (c->model.quantize_attention && c->model.quantize == CFG_QUANTIZE_NONE)
@@ -234,10 +245,8 @@ int config_validate(const struct config *c, struct err *err)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
     if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_quant(c, err) ||
-        validate_parallel(c, err))
+        validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
         return -1;
-    struct profile profile;
-    if (profile_parse(&profile, c->train.profile, c->output.dir, err)) return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",
                        (long long)c->optim.warmup_steps, (long long)c->train.steps);

@@ -1,4 +1,4 @@
-/* metrics.h - the step line, metrics.jsonl, report.html. */
+/* metrics.h - the step line, metrics.jsonl. */
 #ifndef MT_METRICS_H
 #define MT_METRICS_H
 
@@ -79,9 +79,5 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s);
 void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp);
 void metrics_end_line(struct metrics *m);
 int metrics_close(struct metrics *m, struct err *err) MT_CHECK; /* reports a full disk at the latest */
-
-/* dir/metrics.jsonl -> dir/report.html, self-contained: SVG plots of train and eval loss, learning rate, gradient norm,
- * throughput; heat map of tokens per expert per layer; the configuration. Plots without data are omitted. */
-int report_write(const char *dir, const char *title, const char *config_text, struct err *err) MT_CHECK;
 
 #endif

@@ -181,19 +181,6 @@ int profile_trace(const struct prof *p, int rank, int world, const char *path, s
 
 /* ---- train.profile ---- */
 
-int profile_parse(struct profile *p, const char *range, const char *dir, struct err *err)
-{
-    long long first = 0, last = 0;
-    int used = 0;
-    *p = (struct profile){.dir = dir};
-    if (!range[0]) return 0;
-    if (sscanf(range, "%lld:%lld%n", &first, &last, &used) != 2 || range[used] || first < 1 || last < first)
-        return err_set(err, "train.profile is \"%s\": write first:last, two steps of the run, e.g. 10:12", range);
-    p->first = first;
-    p->last = last;
-    return 0;
-}
-
 static bool covers(const struct profile *p, int64_t step) { return p->first && step >= p->first && step <= p->last; }
 
 void profile_step_begin(struct profile *p, struct device *dev, int64_t step)

@@ -20,7 +20,7 @@ char *profile_roofs(char text[256], const struct device *dev);
 /* Text: number of launches and waits, or the reason why they were not counted. */
 char *profile_calls(char text[128], const struct dev_calls *calls, int64_t steps);
 
-/* train.profile = first:last: records these optimizer steps (counted from 1). After the last one, or when the run ends
+/* train.profile: records the optimizer steps first to last (config_profile). After the last one, or when the run ends
  * earlier, it writes trace.json and profile.txt to dir (rank N > 0: trace-rankN.json and profile-rankN.txt). Zeroed: no
  * profile. */
 struct profile {
@@ -30,8 +30,6 @@ struct profile {
     const char *dir; /* owned by the caller */
     struct prof prof;
 };
-/* "": no profile. Otherwise first:last with 1 <= first <= last. */
-int profile_parse(struct profile *p, const char *range, const char *dir, struct err *err) MT_CHECK;
 /* The run makes steps first to last as rank `rank` of `world`; warns when it will record none of them. */
 void profile_plan(struct profile *p, int64_t first, int64_t last, int rank, int world);
 /* Call around every step; call cancel instead of end when the step was interrupted. */

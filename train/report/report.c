@@ -1,6 +1,6 @@
 /* report.c - metrics.jsonl -> report.html: key figures, plots, heat map, evaluations, configuration, in one file
  * without scripts. */
-#include "train/report/metrics.h"
+#include "train/report/report.h"
 
 #include <math.h>
 #include <stdlib.h>
