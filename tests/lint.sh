@@ -266,20 +266,24 @@ check_circles() {
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^tests/')
 }
 
-# ---- every op that kernels/ops/ops.h declares: typed, in the table, with a wrapper and a CPU body
+# ---- every op in the list of kernels/ops/ops.h has a contract, a wrapper and a CPU body; every contract is in the list
 check_ops() {
-    [ -e kernels/ops/ops.h ] || return 0
-    local n fn op
-    while read -r n fn op; do
-        [ "$fn" = "${op}_fn" ] || echo "kernels/ops/ops.h:$n: op_$op is declared with $fn"
-        grep -q "^typedef void ${op}_fn(" kernels/ops/ops.h || echo "kernels/ops/ops.h:$n: no contract for op_$op"
-        grep -q "^ *${op}_fn \*${op};" kernels/ops/ops.h || echo "kernels/ops/ops.h:$n: struct ops has no slot for $op"
-        grep -Eq "^void op_${op}\(" kernels/ops/*.c || echo "kernels/ops/ops.h:$n: no wrapper op_$op in kernels/ops/"
-        grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "kernels/ops/ops.h:$n: no CPU($op) in kernels/cpu/"
-        grep -Eq "\.${op} = |CPU_OP\($op\)" kernels/cpu/*.c || echo "kernels/ops/ops.h:$n: $op is not in the CPU table"
-    done < <(sed -n 's/^\([a-z0-9_]*_fn\) op_\([a-z0-9_]*\),.*/\1 \2/p' kernels/ops/ops.h | while read -r fn op; do
-        echo "$(grep -n "^$fn op_$op," kernels/ops/ops.h | cut -d: -f1) $fn $op"
-    done)
+    local file=kernels/ops/ops.h n op
+    [ -e $file ] || return 0
+    while read -r n op; do
+        grep -q "^typedef void ${op}_fn(" $file || echo "$file:$n: no contract for $op"
+        grep -Eq "^void op_${op}\(" kernels/ops/*.c || echo "$file:$n: no wrapper op_$op in kernels/ops/"
+        grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "$file:$n: no CPU($op) in kernels/cpu/"
+    done < <(awk '/^#define OPS\(X\)/ { list = 1 }
+        list { rest = $0
+            while (match(rest, /X\([a-z0-9_]+\)/)) {
+                print FNR, substr(rest, RSTART + 2, RLENGTH - 3); rest = substr(rest, RSTART + RLENGTH)
+            } }
+        !/\\$/ { list = 0 }' $file)
+    while IFS=: read -r n op; do
+        grep -q "X($op)" $file || echo "$file:$n: $op is not in the list OPS"
+    done < <(sed -n '/^typedef void [a-z0-9_]*_fn(struct device /{=;s/^typedef void \([a-z0-9_]*\)_fn(.*/\1/p}' $file |
+        paste -d : - -)
 }
 
 # ---- every folder with sources has a README.md, whose tables name each file and no other; few files in a folder
@@ -363,16 +367,16 @@ prove() {
         row kernels/cpu add.c; row kernels/ops ops.h ops.c; row data a.c b.c; row train
         cp "$(dirname "$self")/../.clang-format" "$tree/"
         printf '/* base.h - b */\n#ifndef MT_BASE_H\n#define MT_BASE_H\n#endif\n' > "$tree/kernels/base.h"
-        printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(int x);\nstruct ops {\n' \
+        printf '/* ops.h - o */\n#ifndef MT_OPS_H\n#define MT_OPS_H\ntypedef void add_fn(struct device *dev);\n' \
             > "$tree/kernels/ops/ops.h"
-        printf '    add_fn *add;\n};\nadd_fn op_add, cpu_add;\n#endif\n' >> "$tree/kernels/ops/ops.h"
+        printf '#define OPS(X) X(add)\n#endif\n' >> "$tree/kernels/ops/ops.h"
         printf '/* ops.c - o */\n#include "kernels/device.h"\nvoid op_add(int x) { device_zero(); }\n' \
             > "$tree/kernels/ops/ops.c"
         # no circle: an include of a table, a static function with the name of another, a call in a comment and a string
         printf '/* device.c - op_add(1) */\n#include "kernels/ops/ops.h"\nstatic void op_add(char *x) {}\n' \
             > "$tree/kernels/device.c"
         printf 'void device_zero(void) { op_add("op_add(1)"); }\n' >> "$tree/kernels/device.c"
-        printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t = {.add = 0};\n' > "$tree/kernels/cpu/add.c"
+        printf '/* add.c - a */\nvoid CPU(add)(int x) {}\nstruct ops t;\n' > "$tree/kernels/cpu/add.c"
         printf '/* file.c - f */\n#include <zlib.h>\n#include "kernels/base.h"\n' > "$tree/data/file/file.c"
         printf '/* hub_curl.h - h */\n#ifndef MT_HUB_CURL_H\n#define MT_HUB_CURL_H\n#include <curl/curl.h>\n#endif\n' \
             > "$tree/data/hub/hub_curl.h"
@@ -429,10 +433,11 @@ prove() {
     add data/none.c 'int x;'; expect data/none.c:1 "no head comment"
     add kernels/bare.h '/* bare.h - b */'; expect kernels/bare.h:1 "no include guard"
     add kernels/base.h 'int f(int *restrict a);'; expect kernels/base.h:5 "header that nvcc"
-    sed -i 's/add_fn \*add;//' "$tree/kernels/ops/ops.h"; expect kernels/ops/ops.h:8 "struct ops has no slot for add"
-    sed -i 's/\.add/.sub/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:8 "add is not in the CPU table"
-    sed -i 's/op_add/op_sub/' "$tree/kernels/ops/ops.c"; expect kernels/ops/ops.h:8 "no wrapper op_add"
-    sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:8 "no CPU(add)"
+    sed -i 's/add_fn(/sub_fn(/' "$tree/kernels/ops/ops.h"; expect kernels/ops/ops.h:5 "no contract for add"
+    add kernels/ops/ops.h 'typedef void sub_fn(struct device *dev);'
+    expect kernels/ops/ops.h:7 "sub is not in the list"
+    sed -i 's/op_add/op_sub/' "$tree/kernels/ops/ops.c"; expect kernels/ops/ops.h:5 "no wrapper op_add"
+    sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:5 "no CPU(add)"
     rm "$tree/data/file/README.md"; expect data/file:1 "no README.md"
     rm "$tree/data/hub/hub_http.c"; expect data/hub/README.md:2 "no file hub_http.c"
     add data/file/more.c '/* more.c - m */'; expect data/file/README.md:1 "no row for more.c"

@@ -556,6 +556,23 @@ typedef void dev_mark_fn(int slot);
 typedef double dev_mark_ms_fn(int from, int to);
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
+/* Every op, once: struct ops, the declarations below and the tables of the backends follow from this list. */
+/* clang-format off */
+#define OPS(X) \
+    X(embed_fwd) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
+    X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(qk_norm_fwd) X(qk_norm_bwd) X(mla_qkv_fwd) X(mla_qkv_bwd) \
+    X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) X(attn_gate_bwd) \
+    X(conv_silu_fwd) X(conv_silu_bwd) X(delta_fwd) X(delta_bwd) X(gated_norm_fwd) X(gated_norm_bwd) \
+    X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
+    X(index_topk) X(shared_attn_fwd) X(shared_attn_bwd) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) \
+    X(group_linear_bwd) \
+    X(hash_route) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
+    X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(row_count) \
+    X(linear_ce) X(linear_kl) X(linear_topk) X(loss_sum) X(aux_sum) \
+    X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
+    X(sumsq) X(adamw) X(cast)
+/* clang-format on */
+
 struct comm_ops;
 struct ops {
     const char *name;
@@ -580,145 +597,16 @@ struct ops {
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
     dev_portable_product_fn *portable_product; /* for a roof (kernels/prof.c); NULL: none */
-    const struct comm_ops *comm;               /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
-    embed_fwd_fn *embed_fwd;
-    rmsnorm_fwd_fn *rmsnorm_fwd;
-    rmsnorm_bwd_fn *rmsnorm_bwd;
-    linear_fwd_fn *linear_fwd;
-    linear_bwd_fn *linear_bwd;
-    rope_fwd_fn *rope_fwd;
-    rope_bwd_fn *rope_bwd;
-    attn_fwd_fn *attn_fwd;
-    attn_bwd_fn *attn_bwd;
-    qk_norm_fwd_fn *qk_norm_fwd;
-    qk_norm_bwd_fn *qk_norm_bwd;
-    mla_qkv_fwd_fn *mla_qkv_fwd;
-    mla_qkv_bwd_fn *mla_qkv_bwd;
-    conv_silu_fwd_fn *conv_silu_fwd;
-    conv_silu_bwd_fn *conv_silu_bwd;
-    delta_fwd_fn *delta_fwd;
-    delta_bwd_fn *delta_bwd;
-    gated_norm_fwd_fn *gated_norm_fwd;
-    gated_norm_bwd_fn *gated_norm_bwd;
-    attn_split_fwd_fn *attn_split_fwd;
-    attn_split_bwd_fn *attn_split_bwd;
-    attn_gate_fwd_fn *attn_gate_fwd;
-    attn_gate_bwd_fn *attn_gate_bwd;
-    hyper_pre_fwd_fn *hyper_pre_fwd;
-    hyper_post_fwd_fn *hyper_post_fwd;
-    hyper_post_bwd_fn *hyper_post_bwd;
-    hyper_pre_bwd_fn *hyper_pre_bwd;
-    compress_fwd_fn *compress_fwd;
-    compress_bwd_fn *compress_bwd;
-    index_topk_fn *index_topk;
-    shared_attn_fwd_fn *shared_attn_fwd;
-    shared_attn_bwd_fn *shared_attn_bwd;
-    tail_rope_fwd_fn *tail_rope_fwd;
-    tail_rope_bwd_fn *tail_rope_bwd;
-    group_linear_fwd_fn *group_linear_fwd;
-    group_linear_bwd_fn *group_linear_bwd;
-    hash_route_fn *hash_route;
-    router_fwd_fn *router_fwd;
-    route_sort_fn *route_sort;
-    aux_stats_fn *aux_stats;
-    router_bwd_fn *router_bwd;
-    glu_fwd_fn *glu_fwd;
-    glu_bwd_fn *glu_bwd;
-    add_fn *add;
-    moe_up_fwd_fn *moe_up_fwd;
-    glu_quant_fwd_fn *glu_quant_fwd;
-    moe_down_fwd_fn *moe_down_fwd;
-    moe_combine_fwd_fn *moe_combine_fwd;
-    moe_down_bwd_fn *moe_down_bwd;
-    moe_up_bwd_fn *moe_up_bwd;
-    linear_ce_fn *linear_ce;
-    linear_kl_fn *linear_kl;
-    linear_topk_fn *linear_topk;
-    sumsq_fn *sumsq;
-    adamw_fn *adamw;
-    cast_fn *cast;
-    decode_fn *decode;
-    mx_range_fn *mx_range;
-    expert_codes_fn *expert_codes;
-    proj_amax_fn *proj_amax;
-    loss_sum_fn *loss_sum;
-    aux_sum_fn *aux_sum;
-    row_count_fn *row_count;
-    gather_fn *gather;
-    amax_fn *amax;
-    fake_quant_fn *fake_quant;
-    fake_quant_bwd_fn *fake_quant_bwd;
-    quant_pack_fn *quant_pack;
+#define SLOT(op) op##_fn *op;
+    OPS(SLOT)
+#undef SLOT
+    const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
 };
 
-embed_fwd_fn op_embed_fwd, cpu_embed_fwd, cpu64_embed_fwd, cuda_embed_fwd;
-rmsnorm_fwd_fn op_rmsnorm_fwd, cpu_rmsnorm_fwd, cpu64_rmsnorm_fwd, cuda_rmsnorm_fwd;
-rmsnorm_bwd_fn op_rmsnorm_bwd, cpu_rmsnorm_bwd, cpu64_rmsnorm_bwd, cuda_rmsnorm_bwd;
-linear_fwd_fn op_linear_fwd, cpu_linear_fwd, cpu64_linear_fwd, cuda_linear_fwd;
-linear_bwd_fn op_linear_bwd, cpu_linear_bwd, cpu64_linear_bwd, cuda_linear_bwd;
-rope_fwd_fn op_rope_fwd, cpu_rope_fwd, cpu64_rope_fwd, cuda_rope_fwd;
-rope_bwd_fn op_rope_bwd, cpu_rope_bwd, cpu64_rope_bwd, cuda_rope_bwd;
-attn_fwd_fn op_attn_fwd, cpu_attn_fwd, cpu64_attn_fwd, cuda_attn_fwd;
-attn_bwd_fn op_attn_bwd, cpu_attn_bwd, cpu64_attn_bwd, cuda_attn_bwd;
-qk_norm_fwd_fn op_qk_norm_fwd, cpu_qk_norm_fwd, cpu64_qk_norm_fwd, cuda_qk_norm_fwd;
-qk_norm_bwd_fn op_qk_norm_bwd, cpu_qk_norm_bwd, cpu64_qk_norm_bwd, cuda_qk_norm_bwd;
-mla_qkv_fwd_fn op_mla_qkv_fwd, cpu_mla_qkv_fwd, cpu64_mla_qkv_fwd, cuda_mla_qkv_fwd;
-mla_qkv_bwd_fn op_mla_qkv_bwd, cpu_mla_qkv_bwd, cpu64_mla_qkv_bwd, cuda_mla_qkv_bwd;
-conv_silu_fwd_fn op_conv_silu_fwd, cpu_conv_silu_fwd, cpu64_conv_silu_fwd, cuda_conv_silu_fwd;
-conv_silu_bwd_fn op_conv_silu_bwd, cpu_conv_silu_bwd, cpu64_conv_silu_bwd, cuda_conv_silu_bwd;
-delta_fwd_fn op_delta_fwd, cpu_delta_fwd, cpu64_delta_fwd, cuda_delta_fwd;
-delta_bwd_fn op_delta_bwd, cpu_delta_bwd, cpu64_delta_bwd, cuda_delta_bwd;
-gated_norm_fwd_fn op_gated_norm_fwd, cpu_gated_norm_fwd, cpu64_gated_norm_fwd, cuda_gated_norm_fwd;
-gated_norm_bwd_fn op_gated_norm_bwd, cpu_gated_norm_bwd, cpu64_gated_norm_bwd, cuda_gated_norm_bwd;
-attn_split_fwd_fn op_attn_split_fwd, cpu_attn_split_fwd, cpu64_attn_split_fwd, cuda_attn_split_fwd;
-attn_split_bwd_fn op_attn_split_bwd, cpu_attn_split_bwd, cpu64_attn_split_bwd, cuda_attn_split_bwd;
-attn_gate_fwd_fn op_attn_gate_fwd, cpu_attn_gate_fwd, cpu64_attn_gate_fwd, cuda_attn_gate_fwd;
-attn_gate_bwd_fn op_attn_gate_bwd, cpu_attn_gate_bwd, cpu64_attn_gate_bwd, cuda_attn_gate_bwd;
-hyper_pre_fwd_fn op_hyper_pre_fwd, cpu_hyper_pre_fwd, cpu64_hyper_pre_fwd, cuda_hyper_pre_fwd;
-hyper_post_fwd_fn op_hyper_post_fwd, cpu_hyper_post_fwd, cpu64_hyper_post_fwd, cuda_hyper_post_fwd;
-hyper_post_bwd_fn op_hyper_post_bwd, cpu_hyper_post_bwd, cpu64_hyper_post_bwd, cuda_hyper_post_bwd;
-hyper_pre_bwd_fn op_hyper_pre_bwd, cpu_hyper_pre_bwd, cpu64_hyper_pre_bwd, cuda_hyper_pre_bwd;
-compress_fwd_fn op_compress_fwd, cpu_compress_fwd, cpu64_compress_fwd, cuda_compress_fwd;
-compress_bwd_fn op_compress_bwd, cpu_compress_bwd, cpu64_compress_bwd, cuda_compress_bwd;
-index_topk_fn op_index_topk, cpu_index_topk, cpu64_index_topk, cuda_index_topk;
-shared_attn_fwd_fn op_shared_attn_fwd, cpu_shared_attn_fwd, cpu64_shared_attn_fwd, cuda_shared_attn_fwd;
-shared_attn_bwd_fn op_shared_attn_bwd, cpu_shared_attn_bwd, cpu64_shared_attn_bwd, cuda_shared_attn_bwd;
-tail_rope_fwd_fn op_tail_rope_fwd, cpu_tail_rope_fwd, cpu64_tail_rope_fwd, cuda_tail_rope_fwd;
-tail_rope_bwd_fn op_tail_rope_bwd, cpu_tail_rope_bwd, cpu64_tail_rope_bwd, cuda_tail_rope_bwd;
-group_linear_fwd_fn op_group_linear_fwd, cpu_group_linear_fwd, cpu64_group_linear_fwd, cuda_group_linear_fwd;
-group_linear_bwd_fn op_group_linear_bwd, cpu_group_linear_bwd, cpu64_group_linear_bwd, cuda_group_linear_bwd;
-hash_route_fn op_hash_route, cpu_hash_route, cpu64_hash_route, cuda_hash_route;
-router_fwd_fn op_router_fwd, cpu_router_fwd, cpu64_router_fwd, cuda_router_fwd;
-route_sort_fn op_route_sort, cpu_route_sort, cpu64_route_sort, cuda_route_sort;
-aux_stats_fn op_aux_stats, cpu_aux_stats, cpu64_aux_stats, cuda_aux_stats;
-router_bwd_fn op_router_bwd, cpu_router_bwd, cpu64_router_bwd, cuda_router_bwd;
-glu_fwd_fn op_glu_fwd, cpu_glu_fwd, cpu64_glu_fwd, cuda_glu_fwd;
-glu_bwd_fn op_glu_bwd, cpu_glu_bwd, cpu64_glu_bwd, cuda_glu_bwd;
-add_fn op_add, cpu_add, cpu64_add, cuda_add;
-moe_up_fwd_fn op_moe_up_fwd, cpu_moe_up_fwd, cpu64_moe_up_fwd, cuda_moe_up_fwd;
-glu_quant_fwd_fn op_glu_quant_fwd, cpu_glu_quant_fwd, cpu64_glu_quant_fwd, cuda_glu_quant_fwd;
-moe_down_fwd_fn op_moe_down_fwd, cpu_moe_down_fwd, cpu64_moe_down_fwd, cuda_moe_down_fwd;
-gather_fn op_gather, cpu_gather, cpu64_gather, cuda_gather;
-moe_combine_fwd_fn op_moe_combine_fwd, cpu_moe_combine_fwd, cpu64_moe_combine_fwd, cuda_moe_combine_fwd;
-moe_down_bwd_fn op_moe_down_bwd, cpu_moe_down_bwd, cpu64_moe_down_bwd, cuda_moe_down_bwd;
-moe_up_bwd_fn op_moe_up_bwd, cpu_moe_up_bwd, cpu64_moe_up_bwd, cuda_moe_up_bwd;
-linear_ce_fn op_linear_ce, cpu_linear_ce, cpu64_linear_ce, cuda_linear_ce;
-linear_kl_fn op_linear_kl, cpu_linear_kl, cpu64_linear_kl, cuda_linear_kl;
-linear_topk_fn op_linear_topk, cpu_linear_topk, cpu64_linear_topk, cuda_linear_topk;
-sumsq_fn op_sumsq, cpu_sumsq, cpu64_sumsq, cuda_sumsq;
-adamw_fn op_adamw, cpu_adamw, cpu64_adamw, cuda_adamw;
-cast_fn op_cast, cpu_cast, cpu64_cast, cuda_cast;
-decode_fn op_decode, cpu_decode, cpu64_decode, cuda_decode;
-mx_range_fn op_mx_range, cpu_mx_range, cpu64_mx_range, cuda_mx_range;
-expert_codes_fn op_expert_codes, cpu_expert_codes, cpu64_expert_codes, cuda_expert_codes;
-proj_amax_fn op_proj_amax, cpu_proj_amax, cpu64_proj_amax, cuda_proj_amax;
-loss_sum_fn op_loss_sum, cpu_loss_sum, cpu64_loss_sum, cuda_loss_sum;
-aux_sum_fn op_aux_sum, cpu_aux_sum, cpu64_aux_sum, cuda_aux_sum;
-row_count_fn op_row_count, cpu_row_count, cpu64_row_count, cuda_row_count;
-amax_fn op_amax, cpu_amax, cpu64_amax, cuda_amax;
-fake_quant_fn op_fake_quant, cpu_fake_quant, cpu64_fake_quant, cuda_fake_quant;
-fake_quant_bwd_fn op_fake_quant_bwd, cpu_fake_quant_bwd, cpu64_fake_quant_bwd, cuda_fake_quant_bwd;
-quant_pack_fn op_quant_pack, cpu_quant_pack, cpu64_quant_pack, cuda_quant_pack;
+/* The wrapper, the CPU's two precisions, the GPU. */
+#define DECLARE(op) op##_fn op_##op, cpu_##op, cpu64_##op, cuda_##op;
+OPS(DECLARE)
+#undef DECLARE
 
 #ifdef __cplusplus
 }
