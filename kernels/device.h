@@ -132,7 +132,7 @@ bool device_in_host_memory(const struct device *dev);
 void device_close(struct device *dev); /* frees the arenas; a zeroed or closed device is valid */
 
 /* Around every op, for the wrappers. The end adds dev->op, the cost of the op, to dev->flops and dev->floor_ms. part
- * distinguishes calls of one op that differ in kind (ops_layer.c); 0: no parts. */
+ * distinguishes calls of one op that differ in kind (ops_check.h); 0: no parts. */
 void device_op_begin(struct device *dev, const char *name, int64_t part);
 void device_op_end(struct device *dev);
 

@@ -1,5 +1,9 @@
-/* ops_check.h - what the wrappers op_* share: checks of shapes, counts of FLOPs and bytes, the call of the backend,
- * rounding. */
+/* ops_check.h - what the wrappers op_* share: checks of every shape and dtype, counts of FLOPs and bytes, the call of
+ * the backend, rounding of activations when dtype = bf16 on the CPU. A wrong shape is a bug in the caller and stops the
+ * process with both shapes in the message.
+ *
+ * FLOPs: matrix products only, a multiply and an add being two; each count names its product. Element-wise work and
+ * reductions over rows are not counted. Bytes: the minimum traffic, inputs once, outputs once, sums ("+=") twice. */
 #ifndef MT_OPS_CHECK_H
 #define MT_OPS_CHECK_H
 

@@ -1,4 +1,4 @@
-/* ops_delta.c - the wrappers op_* of gated DeltaNet and of the output gate of attention. */
+/* ops_delta.c - the wrappers op_* of gated DeltaNet. */
 #include "kernels/ops/ops_check.h"
 
 static void want_seqs(const struct seqs *seqs) { WANT(seqs->cu, DT_I32, seqs->n_seq + 1); }
@@ -114,77 +114,4 @@ void op_gated_norm_bwd(struct device *dev, struct tensor dx, struct tensor dz, s
     RUN(0, gated_norm_bwd, dx, dz, dy, x, rstd, z, w);
     round_act(dev, dx);
     round_act(dev, dz);
-}
-
-static void want_wide(struct device *dev, struct tensor wide, const struct attn_shape *s)
-{
-    MT_REQUIRE(s->n_head > 0 && s->n_kv > 0 && s->head_dim > 0, "%lld heads, %lld kv heads of %lld",
-               (long long)s->n_head, (long long)s->n_kv, (long long)s->head_dim);
-    WANT(wide, dev->act_dtype, wide.shape[0], 2 * (s->n_head + s->n_kv) * s->head_dim);
-}
-
-static void want_split(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
-                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *s)
-{
-    want_wide(dev, wide, s);
-    WANT(qkv, dev->act_dtype, wide.shape[0], (s->n_head + 2 * s->n_kv) * s->head_dim);
-    WANT(rstd, dev->stat_dtype, wide.shape[0], s->n_head + s->n_kv);
-    WANT(wq, DT_F32, s->head_dim);
-    WANT(wk, DT_F32, s->head_dim);
-    WANT(pos, DT_I32, wide.shape[0]);
-    WANT(table, DT_F32, table.shape[0], table.shape[1]);
-    MT_REQUIRE(table.shape[1] % 2 == 0 && table.shape[1] <= s->head_dim, "%lld of %lld channels are rotated",
-               (long long)table.shape[1], (long long)s->head_dim);
-}
-
-void op_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
-                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *shape,
-                       const struct norm *norm)
-{
-    want_split(dev, qkv, rstd, wide, wq, wk, pos, table, shape);
-    MOVES(dev, qkv, qkv, rstd, pos); /* of wide as many columns as of qkv */
-    RUN(0, attn_split_fwd, qkv, rstd, wide, wq, wk, pos, table, shape, norm);
-    round_act(dev, qkv);
-}
-
-void op_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
-                       struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
-                       const struct attn_shape *shape)
-{
-    const int64_t n_q = shape->n_head * shape->head_dim, n_kv = shape->n_kv * shape->head_dim;
-    want_split(dev, dqkv, rstd, wide, wq, wk, pos, table, shape);
-    want_wide(dev, dwide, shape);
-    MOVES(dev, dqkv, dqkv, tensor_cols(dqkv, 0, n_q + n_kv), rstd, pos); /* of wide q and k */
-    RUN(0, attn_split_bwd, dwide, dqkv, wide, rstd, wq, wk, pos, table, shape);
-    for (int64_t h = 0; h < shape->n_head; h++)
-        round_act(dev, tensor_cols(dwide, 2 * h * shape->head_dim, shape->head_dim));
-    round_act(dev, tensor_cols(dwide, 2 * n_q, n_kv));
-}
-
-void op_attn_gate_fwd(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
-                      const struct attn_shape *shape)
-{
-    const int64_t n_col = shape->n_head * shape->head_dim;
-    want_wide(dev, wide, shape);
-    WANT(y, dev->act_dtype, wide.shape[0], n_col);
-    WANT(o, dev->act_dtype, wide.shape[0], n_col);
-    MOVES(dev, y, o, o);
-    RUN(0, attn_gate_fwd, y, o, wide, shape);
-    round_act(dev, y);
-}
-
-void op_attn_gate_bwd(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy, struct tensor o,
-                      struct tensor wide, const struct attn_shape *shape)
-{
-    const int64_t n_tok = wide.shape[0], n_col = shape->n_head * shape->head_dim;
-    want_wide(dev, wide, shape);
-    want_wide(dev, dwide, shape);
-    WANT(dout, dev->act_dtype, n_tok, n_col);
-    WANT(dy, dev->act_dtype, n_tok, n_col);
-    WANT(o, dev->act_dtype, n_tok, n_col);
-    MOVES(dev, dout, dout, dy, o, o);
-    RUN(0, attn_gate_bwd, dout, dwide, dy, o, wide, shape);
-    round_act(dev, dout);
-    for (int64_t h = 0; h < shape->n_head; h++)
-        round_act(dev, tensor_cols(dwide, (2 * h + 1) * shape->head_dim, shape->head_dim));
 }

@@ -1,43 +1,48 @@
-/* ops_tensor.c - the wrappers op_* of whole tensors, without layers: the optimizer, quantised formats, the sums of a
- * step. */
+/* ops_quant.c - the wrappers op_* of packed weights and of fake quantisation. */
 #include "kernels/format/fakequant.h"
-#include "kernels/ops/ops_check.h"
+#include "kernels/ops/ops_proj.h"
 
-/* ---- parameters ---- */
-
-void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
+/* The host does not know which experts have rows: counts all experts. */
+void op_decode(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs)
 {
-    WANT(out, DT_F64, 2);
-    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat_dtype || g.dtype == dev->act_dtype),
-               "sumsq of %s with %d dimensions", dtype_name(g.dtype), g.ndim);
-    MOVES(dev, g);
-    RUN(0, sumsq, out, g);
+    const struct weight *w = &proj->w;
+    WANT(y, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
+    WANT_OPT(offs, DT_I32, w->n_exp + 1);
+    MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
+               (long long)y.ld);
+    want_quant(dev, proj);
+    dev->op.bytes += (double)weight_bytes(w);
+    MOVES(dev, y);
+    RUN(0, decode, y, proj, offs);
 }
 
-void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
-              const struct adamw_step *step)
+void op_mx_range(struct device *dev, struct tensor range, const struct weight *w)
 {
-    int64_t n = p.shape[0];
-    WANT(p, dev->stat_dtype, n);
-    WANT(m, dev->stat_dtype, n);
-    WANT(v, dev->stat_dtype, n);
-    WANT(g, dev->stat_dtype, n);
-    MOVES(dev, p, p, m, m, v, v, g);
-    RUN(0, adamw, p, m, v, g, step);
+    WANT(range, DT_I32, w->n_exp, 2);
+    MT_REQUIRE(w->format == WF_MXFP4, "the exponents of %s", weight_format_name(w->format));
+    dev->op.bytes += (double)weight_bytes(w);
+    RUN(w->n_out, mx_range, range, w);
 }
 
-void op_cast(struct device *dev, struct tensor dst, struct tensor src)
+void op_expert_codes(struct device *dev, struct tensor y, const struct weight *w, struct tensor step)
 {
-    MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&
-                   src.dtype == dev->stat_dtype && tensor_count(dst) == tensor_count(src),
-               "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
-               (long long)tensor_count(dst), dtype_name(dst.dtype));
-    MOVES(dev, dst, src);
-    RUN(0, cast, dst, src);
-    round_act(dev, dst);
+    WANT(y, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
+    WANT(step, DT_F32, w->n_exp);
+    MT_REQUIRE(w->format == WF_MXFP4 && contiguous(y), "e4m3 codes of %s", weight_format_name(w->format));
+    dev->op.bytes += (double)weight_bytes(w);
+    MOVES(dev, y);
+    RUN(w->n_out, expert_codes, y, w, step);
 }
 
-/* ---- quantised formats ---- */
+void op_proj_amax(struct device *dev, struct tensor amax, const struct proj *proj)
+{
+    MT_REQUIRE(proj->quant.format.bits, "the largest magnitudes of a projection that is not quantised");
+    want_quant(dev, proj);
+    WANT(amax, DT_F32, proj->w.n_exp * proj->quant.n_part);
+    dev->op.bytes += (double)weight_bytes(&proj->w);
+    if (proj->lora.merged) MOVES(dev, proj->lora.a, proj->lora.b);
+    RUN(proj->w.n_out, proj_amax, amax, proj);
+}
 
 /* x [E, out, in] of a 16- or 32-bit float, or an activation. */
 static void want_values(const struct device *dev, const char *op, struct tensor x)
@@ -107,35 +112,4 @@ void op_quant_pack(struct device *dev, struct tensor codes, struct tensor scales
                (long long)scales.ld);
     MOVES(dev, codes, scales, top, x, amax);
     RUN(0, quant_pack, codes, scales, top, x, amax, f);
-}
-
-/* ---- sums of a step ---- */
-
-void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
-{
-    int64_t n = nll.shape[0];
-    WANT(out, DT_F64, 3);
-    WANT(nll, dev->stat_dtype, n);
-    WANT(hit, DT_I32, n);
-    WANT_OPT(kl, dev->stat_dtype, n);
-    MOVES(dev, nll, hit, kl);
-    RUN(0, loss_sum, out, nll, hit, kl);
-}
-
-void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
-{
-    int64_t n_exp = aux->count.shape[0];
-    WANT(out, DT_F64, 1);
-    WANT(aux->count, dev->stat_dtype, n_exp);
-    WANT(aux->prob, dev->stat_dtype, n_exp);
-    MOVES(dev, aux->count, aux->prob);
-    RUN(0, aux_sum, out, aux, factor);
-}
-
-void op_row_count(struct device *dev, struct tensor out, struct tensor offs)
-{
-    WANT(out, DT_F64, offs.shape[0] - 1);
-    WANT(offs, DT_I32, out.shape[0] + 1);
-    MOVES(dev, out, out, offs);
-    RUN(0, row_count, out, offs);
 }

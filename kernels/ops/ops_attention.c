@@ -1,0 +1,231 @@
+/* ops_attention.c - the wrappers op_* of attention: RoPE, norms of q and k, latent attention, the output gate. */
+#include "kernels/ops/ops_check.h"
+
+static void want_heads(const struct attn_shape *s)
+{
+    MT_REQUIRE(s->n_kv > 0 && s->n_head > 0 && s->n_head % s->n_kv == 0 && s->head_dim > 0 && s->value_dim >= 0 &&
+                   s->window >= 0,
+               "%lld heads, %lld kv heads of %lld, values of %lld, window %lld", (long long)s->n_head,
+               (long long)s->n_kv, (long long)s->head_dim, (long long)attn_value_dim(s), (long long)s->window);
+}
+
+static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, struct tensor lse,
+                      const struct seqs *seqs, const struct attn_shape *s)
+{
+    int64_t n_tok = qkv.shape[0], value_dim = attn_value_dim(s);
+    want_heads(s);
+    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * s->head_dim + s->n_kv * value_dim);
+    WANT(o, dev->act_dtype, n_tok, s->n_head * value_dim);
+    WANT(lse, dev->stat_dtype, n_tok, s->n_head);
+    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+}
+
+/* FLOPs of attention products over the (query, key) pairs of the mask: n_key of the width of keys, n_value of that of
+ * values. Where a window limits the keys per query: exact for sequences of one length. */
+static void count_attn(struct device *dev, int n_key, int n_value, int64_t n_tok, const struct seqs *seqs,
+                       const struct attn_shape *s)
+{
+    const double len = mean_len(seqs, n_tok), near = (double)n_tok / len * window_pairs(len, (double)s->window);
+    const double pairs = s->window && s->window < seqs->max_len ? near : seqs->pairs;
+    dev->op.flops += 2 * pairs * (double)(s->n_head * (n_key * s->head_dim + n_value * attn_value_dim(s)));
+}
+
+/* Checks the arguments, counts the bytes; returns the columns from the first to the last that is rotated. */
+static struct tensor want_rope(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table,
+                               int64_t n_head, int64_t head_dim)
+{
+    const int64_t width = table.shape[1], n_col = (n_head - 1) * head_dim + width;
+    WANT(qkv, dev->act_dtype, qkv.shape[0], qkv.shape[1]);
+    WANT(pos, DT_I32, qkv.shape[0]);
+    WANT(table, DT_F32, table.shape[0], width);
+    MT_REQUIRE(width % 2 == 0 && width <= head_dim && n_head >= 1 && qkv.ndim == 2 && qkv.shape[1] >= n_col,
+               "%lld of the %lld channels of %lld heads in rows of %lld", (long long)width, (long long)head_dim,
+               (long long)n_head, (long long)qkv.shape[1]);
+    const struct tensor rotated = tensor_cols(qkv, 0, n_head * width); /* as many columns; only their size counts */
+    MOVES(dev, rotated, rotated, pos);
+    return tensor_cols(qkv, 0, n_col);
+}
+
+void op_rope_fwd(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
+                 int64_t head_dim)
+{
+    const struct tensor heads = want_rope(dev, qkv, pos, table, n_head, head_dim);
+    RUN(0, rope_fwd, qkv, pos, table, n_head, head_dim);
+    round_act(dev, heads);
+}
+
+void op_rope_bwd(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
+                 int64_t head_dim)
+{
+    const struct tensor heads = want_rope(dev, dqkv, pos, table, n_head, head_dim);
+    RUN(0, rope_bwd, dqkv, pos, table, n_head, head_dim);
+    round_act(dev, heads);
+}
+
+void op_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
+                 const struct seqs *seqs, const struct attn_shape *shape)
+{
+    want_attn(dev, qkv, o, lse, seqs, shape);
+    WANT_OPT(sinks, DT_F32, shape->n_head);
+    count_attn(dev, 1, 1, qkv.shape[0], seqs, shape); /* Q K^T; P V */
+    MOVES(dev, o, lse, qkv);
+    RUN(shape->window, attn_fwd, o, lse, qkv, sinks, seqs, shape);
+    round_act(dev, o);
+}
+
+void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                 struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    want_attn(dev, qkv, o, lse, seqs, shape);
+    want_attn(dev, dqkv, dout, lse, seqs, shape);
+    count_attn(dev, 3, 2, qkv.shape[0], seqs, shape); /* Q K^T again, dS^T Q, dS K; dO V^T, P^T dO */
+    MOVES(dev, dqkv, dout, o, lse, qkv);
+    RUN(shape->window, attn_bwd, dqkv, dout, o, lse, qkv, seqs, shape);
+    round_act(dev, dqkv);
+}
+
+/* Returns the number of columns of q and k. The width of wq selects the norm: per head or over all heads. */
+static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
+                            struct tensor wq, struct tensor wk, const struct attn_shape *s)
+{
+    int64_t n_tok = qkv.shape[0], dim = s->head_dim;
+    want_heads(s);
+    bool whole = wq.shape[0] != dim;
+    WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * dim);
+    WANT(raw, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * dim);
+    WANT(rstd, dev->stat_dtype, n_tok, whole ? 2 : s->n_head + s->n_kv);
+    WANT(wq, DT_F32, whole ? s->n_head * dim : dim);
+    WANT(wk, DT_F32, whole ? s->n_kv * dim : dim);
+    return (s->n_head + s->n_kv) * dim;
+}
+
+void op_qk_norm_fwd(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd, struct tensor wq,
+                    struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
+{
+    int64_t n_col = want_qk_norm(dev, qkv, raw, rstd, wq, wk, shape);
+    const struct tensor heads = tensor_cols(qkv, 0, n_col);
+    MOVES(dev, heads, heads, raw, rstd);
+    RUN(0, qk_norm_fwd, qkv, raw, rstd, wq, wk, shape, norm);
+    round_act(dev, heads);
+    round_act(dev, raw);
+}
+
+void op_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd, struct tensor wq,
+                    struct tensor wk, const struct attn_shape *shape)
+{
+    int64_t n_col = want_qk_norm(dev, dqkv, raw, rstd, wq, wk, shape);
+    const struct tensor heads = tensor_cols(dqkv, 0, n_col);
+    MOVES(dev, heads, heads, raw, rstd);
+    RUN(0, qk_norm_bwd, dqkv, raw, rstd, wq, wk, shape);
+    round_act(dev, heads);
+}
+
+static void want_mla(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
+                     struct tensor pos, struct tensor table, const struct mla_shape *s)
+{
+    const int64_t n_tok = qkv.shape[0], dim = s->nope + s->rope;
+    MT_REQUIRE(s->n_head > 0 && s->nope >= 0 && s->rope > 0 && s->rope % 2 == 0 && s->value > 0,
+               "%lld heads of %lld + %lld, values of %lld", (long long)s->n_head, (long long)s->nope,
+               (long long)s->rope, (long long)s->value);
+    MT_REQUIRE(s->beta >= 0 && (!(s->beta > 0) || s->beta_len > 0), "beta %g of queries, after %lld positions",
+               (double)s->beta, (long long)s->beta_len);
+    WANT(qkv, dev->act_dtype, n_tok, s->n_head * (2 * dim + s->value));
+    WANT(q, dev->act_dtype, n_tok, s->n_head * dim);
+    WANT(kv, dev->act_dtype, n_tok, s->n_head * (s->nope + s->value));
+    WANT(k_rope, dev->act_dtype, n_tok, s->rope);
+    WANT(pos, DT_I32, n_tok);
+    WANT(table, DT_F32, table.shape[0], s->rope);
+}
+
+void op_mla_qkv_fwd(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
+                    struct tensor pos, struct tensor table, const struct mla_shape *shape)
+{
+    want_mla(dev, qkv, q, kv, k_rope, pos, table, shape);
+    MOVES(dev, qkv, q, kv, k_rope, pos);
+    RUN(0, mla_qkv_fwd, qkv, q, kv, k_rope, pos, table, shape);
+    round_act(dev, qkv);
+}
+
+void op_mla_qkv_bwd(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope, struct tensor dqkv,
+                    struct tensor pos, struct tensor table, const struct mla_shape *shape)
+{
+    want_mla(dev, dqkv, dq, dkv, dk_rope, pos, table, shape);
+    MOVES(dev, dqkv, dq, dkv, dk_rope, pos);
+    RUN(0, mla_qkv_bwd, dq, dkv, dk_rope, dqkv, pos, table, shape);
+    round_act(dev, dq);
+    round_act(dev, dkv);
+    round_act(dev, dk_rope);
+}
+
+static void want_wide(struct device *dev, struct tensor wide, const struct attn_shape *s)
+{
+    MT_REQUIRE(s->n_head > 0 && s->n_kv > 0 && s->head_dim > 0, "%lld heads, %lld kv heads of %lld",
+               (long long)s->n_head, (long long)s->n_kv, (long long)s->head_dim);
+    WANT(wide, dev->act_dtype, wide.shape[0], 2 * (s->n_head + s->n_kv) * s->head_dim);
+}
+
+static void want_split(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *s)
+{
+    want_wide(dev, wide, s);
+    WANT(qkv, dev->act_dtype, wide.shape[0], (s->n_head + 2 * s->n_kv) * s->head_dim);
+    WANT(rstd, dev->stat_dtype, wide.shape[0], s->n_head + s->n_kv);
+    WANT(wq, DT_F32, s->head_dim);
+    WANT(wk, DT_F32, s->head_dim);
+    WANT(pos, DT_I32, wide.shape[0]);
+    WANT(table, DT_F32, table.shape[0], table.shape[1]);
+    MT_REQUIRE(table.shape[1] % 2 == 0 && table.shape[1] <= s->head_dim, "%lld of %lld channels are rotated",
+               (long long)table.shape[1], (long long)s->head_dim);
+}
+
+void op_attn_split_fwd(struct device *dev, struct tensor qkv, struct tensor rstd, struct tensor wide, struct tensor wq,
+                       struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *shape,
+                       const struct norm *norm)
+{
+    want_split(dev, qkv, rstd, wide, wq, wk, pos, table, shape);
+    MOVES(dev, qkv, qkv, rstd, pos); /* of wide as many columns as of qkv */
+    RUN(0, attn_split_fwd, qkv, rstd, wide, wq, wk, pos, table, shape, norm);
+    round_act(dev, qkv);
+}
+
+void op_attn_split_bwd(struct device *dev, struct tensor dwide, struct tensor dqkv, struct tensor wide,
+                       struct tensor rstd, struct tensor wq, struct tensor wk, struct tensor pos, struct tensor table,
+                       const struct attn_shape *shape)
+{
+    const int64_t n_q = shape->n_head * shape->head_dim, n_kv = shape->n_kv * shape->head_dim;
+    want_split(dev, dqkv, rstd, wide, wq, wk, pos, table, shape);
+    want_wide(dev, dwide, shape);
+    MOVES(dev, dqkv, dqkv, tensor_cols(dqkv, 0, n_q + n_kv), rstd, pos); /* of wide q and k */
+    RUN(0, attn_split_bwd, dwide, dqkv, wide, rstd, wq, wk, pos, table, shape);
+    for (int64_t h = 0; h < shape->n_head; h++)
+        round_act(dev, tensor_cols(dwide, 2 * h * shape->head_dim, shape->head_dim));
+    round_act(dev, tensor_cols(dwide, 2 * n_q, n_kv));
+}
+
+void op_attn_gate_fwd(struct device *dev, struct tensor y, struct tensor o, struct tensor wide,
+                      const struct attn_shape *shape)
+{
+    const int64_t n_col = shape->n_head * shape->head_dim;
+    want_wide(dev, wide, shape);
+    WANT(y, dev->act_dtype, wide.shape[0], n_col);
+    WANT(o, dev->act_dtype, wide.shape[0], n_col);
+    MOVES(dev, y, o, o);
+    RUN(0, attn_gate_fwd, y, o, wide, shape);
+    round_act(dev, y);
+}
+
+void op_attn_gate_bwd(struct device *dev, struct tensor dout, struct tensor dwide, struct tensor dy, struct tensor o,
+                      struct tensor wide, const struct attn_shape *shape)
+{
+    const int64_t n_tok = wide.shape[0], n_col = shape->n_head * shape->head_dim;
+    want_wide(dev, wide, shape);
+    want_wide(dev, dwide, shape);
+    WANT(dout, dev->act_dtype, n_tok, n_col);
+    WANT(dy, dev->act_dtype, n_tok, n_col);
+    WANT(o, dev->act_dtype, n_tok, n_col);
+    MOVES(dev, dout, dout, dy, o, o);
+    RUN(0, attn_gate_bwd, dout, dwide, dy, o, wide, shape);
+    round_act(dev, dout);
+    for (int64_t h = 0; h < shape->n_head; h++)
+        round_act(dev, tensor_cols(dwide, (2 * h + 1) * shape->head_dim, shape->head_dim));
+}

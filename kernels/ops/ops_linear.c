@@ -1,0 +1,144 @@
+/* ops_linear.c - the wrappers op_* of embedding, norm, dense projection, activation and residual. */
+#include "kernels/ops/ops_proj.h"
+
+/* An adapter on a dense [out, in] matrix, and its saved product xa. */
+static void want_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row, int64_t n_out,
+                      int64_t n_in)
+{
+    if (!l->r) return;
+    int64_t rows = 0;
+    MT_REQUIRE(l->n_seg >= 1 && l->n_seg <= 3 && l->dropout >= 0 && l->dropout < 1, "adapter: %d segments, dropout %g",
+               l->n_seg, (double)l->dropout);
+    for (int s = 0; s < l->n_seg; rows += l->seg_cols[s++])
+        MT_REQUIRE(l->seg_first[s] >= 0 && l->seg_cols[s] >= 0 && l->seg_first[s] <= n_out - l->seg_cols[s],
+                   "adapter: segment %d is columns %lld + %lld of %lld", s, (long long)l->seg_first[s],
+                   (long long)l->seg_cols[s], (long long)n_out);
+    WANT(l->a, dev->act_dtype, l->n_seg * l->r, n_in);
+    WANT(l->b, dev->act_dtype, rows, l->r);
+    WANT(xa, dev->act_dtype, n_row, l->n_seg * l->r);
+}
+
+/* The same for a dense matrix: the products with A, with B, or both. */
+static void count_dense_lora(struct device *dev, int64_t m, const struct lora *l, bool a, bool b)
+{
+    if (l->r) count_lora(dev, m, l, a ? l->n_seg * l->a.shape[1] : 0, b ? l->b.shape[0] : 0);
+}
+
+void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok)
+{
+    WANT(y, dev->act_dtype, tok.shape[0], w->n_in);
+    WANT(tok, DT_I32, y.shape[0]);
+    want_weight(__func__, w, 1, w->n_out, y.shape[1]);
+    MOVES(dev, y, y, tok);
+    RUN(0, embed_fwd, y, w, tok);
+    round_act(dev, y);
+}
+
+void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
+                    const struct norm *norm)
+{
+    int64_t n_tok = x.shape[0], dim = w.shape[0];
+    WANT(y, dev->act_dtype, n_tok, dim);
+    WANT(rstd, dev->stat_dtype, n_tok);
+    WANT(x, dev->act_dtype, n_tok, dim);
+    WANT(w, DT_F32, dim);
+    MOVES(dev, y, rstd, x, w);
+    RUN(0, rmsnorm_fwd, y, rstd, x, w, norm);
+    round_act(dev, y);
+}
+
+void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
+                    struct tensor w)
+{
+    int64_t n_tok = x.shape[0], dim = w.shape[0];
+    WANT(dx, dev->act_dtype, n_tok, dim);
+    WANT(dy, dev->act_dtype, n_tok, dim);
+    WANT(x, dev->act_dtype, n_tok, dim);
+    WANT(rstd, dev->stat_dtype, n_tok);
+    WANT(w, DT_F32, dim);
+    MOVES(dev, dx, dx, dy, x, rstd, w);
+    RUN(0, rmsnorm_bwd, dx, dy, x, rstd, w);
+    round_act(dev, dx);
+}
+
+void op_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj,
+                   struct tensor res)
+{
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    int64_t n_tok = x.shape[0];
+    want_weight(__func__, w, 1, y.shape[1], x.shape[1]);
+    WANT(y, dev->act_dtype, n_tok, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    WANT_OPT(proj->bias, DT_F32, w->n_out);
+    WANT_OPT(res, dev->act_dtype, n_tok, w->n_out);
+    want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
+    want_quant(dev, proj);
+    count_dense(dev, n_tok, w->n_out, w->n_in);              /* x W^T */
+    count_dense_lora(dev, n_tok, lora, true, !lora->merged); /* x A^T; (x A^T) B^T */
+    MOVES(dev, y, xa, x, proj->bias, res);
+    moves_matrix(dev, proj, n_tok);
+    moves_lora(dev, proj);
+    RUN(w->n_out, linear_fwd, y, xa, x, proj, res);
+    round_act(dev, y);
+    if (lora->r) round_act(dev, xa);
+}
+
+void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                   const struct proj *proj)
+{
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    int64_t n_tok = dy.shape[0];
+    want_weight(__func__, w, 1, dy.shape[1], x.shape[1]);
+    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(dy, dev->act_dtype, n_tok, w->n_out);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    want_lora(dev, lora, xa, n_tok, w->n_out, w->n_in);
+    want_grad(dev, proj);
+    want_quant(dev, proj);
+    if (dx.ndim) count_dense(dev, n_tok, w->n_out, w->n_in); /* dy W */
+    count_dense_lora(dev, n_tok, lora, !lora->merged, true); /* dy B; (dy B) A */
+    count_dense_lora(dev, n_tok, lora, true, true);          /* dy^T xa; (dy B)^T x */
+    MOVES(dev, dx, dy, xa);
+    if (lora->r) MOVES(dev, x);
+    if (dx.ndim) moves_matrix(dev, proj, n_tok);
+    moves_grad(dev, proj);
+    RUN(w->n_out, linear_bwd, dx, dy, x, xa, proj);
+    round_act(dev, dx);
+}
+
+void op_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate, const struct glu *glu)
+{
+    const int64_t n_tok = act.shape[0], width = act.shape[1];
+    WANT(act, dev->act_dtype, n_tok, width);
+    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
+    MOVES(dev, act, pre, gate);
+    RUN(0, glu_fwd, act, pre, gate, glu);
+    round_act(dev, act);
+}
+
+void op_glu_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact, struct tensor pre,
+                struct tensor gate, const struct glu *glu)
+{
+    const int64_t n_tok = dact.shape[0], width = dact.shape[1];
+    WANT(dpre, dev->act_dtype, n_tok, 2 * width);
+    WANT(dact, dev->act_dtype, n_tok, width);
+    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
+    WANT_OPT(dgate, dev->stat_dtype, n_tok, 1);
+    MT_REQUIRE(!gate.ndim == !dgate.ndim, "a gate and its gradient");
+    MOVES(dev, dpre, dact, pre, gate, dgate);
+    RUN(0, glu_bwd, dpre, dgate, dact, pre, gate, glu);
+    round_act(dev, dpre);
+}
+
+void op_add(struct device *dev, struct tensor y, struct tensor x)
+{
+    WANT(y, dev->act_dtype, x.shape[0], x.shape[1]);
+    WANT(x, dev->act_dtype, y.shape[0], y.shape[1]);
+    MOVES(dev, y, y, x);
+    RUN(0, add, y, x);
+    round_act(dev, y);
+}

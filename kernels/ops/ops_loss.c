@@ -1,0 +1,97 @@
+/* ops_loss.c - the wrappers op_* of the head: losses, distributions, their sums over a step. */
+#include "kernels/ops/ops_check.h"
+
+void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                  const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+{
+    int64_t n_label = rows.shape[0], n_tok = x.shape[0];
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    WANT(nll, dev->stat_dtype, n_label);
+    WANT(hit, DT_I32, n_label);
+    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    WANT(rows, DT_I32, n_label);
+    WANT(ids, DT_I32, n_label);
+    MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
+    count_dense(dev, n_label, w->n_out, w->n_in);              /* x W^T */
+    if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* dlogits W */
+    MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
+    moves_weight(dev, w, n_label);
+    RUN(0, linear_ce, nll, hit, dx, x, w, rows, ids, scale, chunk);
+    round_act(dev, dx);
+}
+
+static void want_teacher(struct device *dev, const struct teacher *t, int64_t n_label, int64_t n_in)
+{
+    const int64_t n_top = t->id.ndim == 2 ? t->id.shape[1] : 0;
+    WANT_OPT(t->hidden, dev->act_dtype, n_label, n_in);
+    WANT_OPT(t->id, DT_I32, n_label, n_top);
+    WANT_OPT(t->logprob, dev->stat_dtype, n_label, n_top);
+    MT_REQUIRE(!t->hidden.ndim == !!t->id.ndim && !t->id.ndim == !t->logprob.ndim,
+               "a teacher has hidden states, or ids with log probabilities");
+    MT_REQUIRE(t->kind == KL_FORWARD || t->hidden.ndim, "the reverse KL needs the whole distribution");
+    MT_REQUIRE(t->alpha >= 0 && t->alpha <= 1 && t->temperature > 0, "alpha %g, temperature %g", (double)t->alpha,
+               (double)t->temperature);
+}
+
+void op_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
+                  struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                  const struct teacher *teacher, float scale, int64_t chunk)
+{
+    int64_t n_label = rows.shape[0], n_tok = x.shape[0];
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    WANT(nll, dev->stat_dtype, n_label);
+    WANT(kl, dev->stat_dtype, n_label);
+    WANT(hit, DT_I32, n_label);
+    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
+    WANT(x, dev->act_dtype, n_tok, w->n_in);
+    WANT(rows, DT_I32, n_label);
+    WANT(ids, DT_I32, n_label);
+    want_teacher(dev, teacher, n_label, w->n_in);
+    MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
+    count_dense(dev, n_label, w->n_out, w->n_in);                           /* x W^T */
+    if (teacher->hidden.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* hidden W^T */
+    if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in);              /* dlogits W */
+    MOVES(dev, nll, kl, hit, rows, ids, dx, tensor_rows(x, 0, n_label), teacher->hidden, teacher->id, teacher->logprob);
+    moves_weight(dev, w, n_label);
+    RUN(0, linear_kl, nll, kl, hit, dx, x, w, rows, ids, teacher, scale, chunk);
+    round_act(dev, dx);
+}
+
+void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
+                    const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
+{
+    int64_t n_label = rows.shape[0], n_top = id.ndim == 2 ? id.shape[1] : 0;
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    WANT(id, DT_I32, n_label, n_top);
+    WANT(logprob, dev->stat_dtype, n_label, n_top);
+    WANT(x, dev->act_dtype, x.shape[0], w->n_in);
+    WANT(rows, DT_I32, n_label);
+    MT_REQUIRE(chunk > 0 && temperature > 0 && n_top >= 1 && n_top <= w->n_out, "%lld of %lld logits, temperature %g",
+               (long long)n_top, (long long)w->n_out, (double)temperature);
+    count_dense(dev, n_label, w->n_out, w->n_in);
+    MOVES(dev, id, logprob, rows, tensor_rows(x, 0, n_label));
+    moves_weight(dev, w, n_label);
+    RUN(0, linear_topk, id, logprob, x, w, rows, temperature, chunk);
+}
+
+void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
+{
+    int64_t n = nll.shape[0];
+    WANT(out, DT_F64, 3);
+    WANT(nll, dev->stat_dtype, n);
+    WANT(hit, DT_I32, n);
+    WANT_OPT(kl, dev->stat_dtype, n);
+    MOVES(dev, nll, hit, kl);
+    RUN(0, loss_sum, out, nll, hit, kl);
+}
+
+void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
+{
+    int64_t n_exp = aux->count.shape[0];
+    WANT(out, DT_F64, 1);
+    WANT(aux->count, dev->stat_dtype, n_exp);
+    WANT(aux->prob, dev->stat_dtype, n_exp);
+    MOVES(dev, aux->count, aux->prob);
+    RUN(0, aux_sum, out, aux, factor);
+}

@@ -1,0 +1,94 @@
+/* ops_proj.h - what the wrappers of projections share: checks of fake quantisation and gradients, work and bytes of the
+ * matrix and of the adapter. */
+#ifndef MT_OPS_PROJ_H
+#define MT_OPS_PROJ_H
+
+#include "kernels/moe_packed.h"
+#include "kernels/ops/ops_check.h"
+
+/* Fake quantisation: parts that cover the rows, blocks that divide them, and what a merged adapter is read from. */
+static inline void want_quant(struct device *dev, const struct proj *p)
+{
+    const struct proj_quant *q = &p->quant;
+    const struct lora *l = &p->lora;
+    if (!q->format.bits) return;
+    int64_t rows = 0;
+    MT_REQUIRE(q->n_part >= 1 && q->n_part <= 3 && (q->n_part == 1 || p->w.n_exp == 1), "%d parts of %lld matrices",
+               q->n_part, (long long)p->w.n_exp);
+    for (int i = 0; i < q->n_part; i++) rows += q->part_rows[i];
+    MT_REQUIRE(rows == p->w.n_out && (!q->format.block || p->w.n_in % q->format.block == 0),
+               "fake quantisation of [%lld, %lld] in %lld rows, blocks of %d", (long long)p->w.n_out,
+               (long long)p->w.n_in, (long long)rows, q->format.block);
+    if (fakequant_reads_amax(&q->format)) WANT(q->amax, DT_F32, p->w.n_exp * q->n_part);
+    if (!l->r || !l->merged) return;
+    MT_REQUIRE(l->dropout <= 0, "a merged adapter with dropout %g", (double)l->dropout);
+    want(__func__, "master_a", l->master_a, dev->stat_dtype, l->a.ndim, l->a.shape);
+    want(__func__, "master_b", l->master_b, dev->stat_dtype, l->b.ndim, l->b.shape);
+}
+
+static inline void want_grad(struct device *dev, const struct proj *p)
+{
+    const struct lora *l = &p->lora;
+    if (!l->r || !p->grad.a.ndim) return;
+    want(__func__, "grad.a", p->grad.a, dev->stat_dtype, l->a.ndim, l->a.shape);
+    want(__func__, "grad.b", p->grad.b, dev->stat_dtype, l->b.ndim, l->b.shape);
+}
+
+/* One pass of m rows through an adapter: x A^T and (x A^T) B^T, or the two products of their gradients. */
+static inline void count_lora(struct device *dev, int64_t m, const struct lora *l, int64_t n_in, int64_t n_out)
+{
+    if (l->r) count_gemm(dev, m, l->r, n_in + n_out);
+}
+
+/* Experts that a product of n_row rows reads, at most. */
+static inline int64_t read_experts(const struct proj *p, int64_t n_row)
+{
+    return p->n_active ? MT_MIN(p->n_active, n_row) : n_row;
+}
+
+/* The matrix of a projection: as moves_weight, or its packed bytes alone where the product decodes them; of FP8
+ * products, a byte per value, and their FLOPs; fake-quantised, it is written first, and the product B A computed. */
+static inline void moves_matrix(struct device *dev, const struct proj *p, int64_t n_row)
+{
+    const struct weight *w = &p->w;
+    const int64_t n_read = read_experts(p, n_row);
+    const double decode = dev->op.decode, share = MT_MIN(1, (double)n_read / (double)w->n_exp);
+    if (ops_reads_packed(dev, p, n_row)) {
+        dev->op.bytes += share * (double)weight_bytes(w);
+        return;
+    }
+    moves_weight(dev, w, n_read);
+    if (p->fp8.pair) { /* as if all experts were exact */
+        dev->op.bytes -= share * (double)weight_bytes(w) / 2;
+        dev->op.fp8 += 2 * (double)n_row * (double)w->n_out * (double)w->n_in;
+    }
+    if (!p->quant.format.bits || n_row == 0) return;
+    if (dev->op.decode <= decode)
+        dev->op.decode += share * (double)(weight_bytes(w) + 2 * w->n_exp * w->n_out * w->n_in);
+    if (p->lora.r && p->lora.merged)
+        dev->op.flops += 2 * share * (double)(w->n_exp * w->n_out * w->n_in) * (double)p->lora.r;
+}
+
+/* The bytes that were counted since `before` belong to experts: only those with rows are read and written. */
+static inline void of_active(struct device *dev, const struct proj *p, double before)
+{
+    const double share = p->n_active ? (double)p->n_active / (double)p->w.n_exp : 1;
+    dev->op.bytes = before + share * (dev->op.bytes - before);
+}
+
+/* Counts the bytes of an adapter in a backward: factors read, gradients read and written. */
+static inline void moves_grad(struct device *dev, const struct proj *p)
+{
+    const double before = dev->op.bytes;
+    if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b, p->grad.a, p->grad.a, p->grad.b, p->grad.b);
+    of_active(dev, p, before);
+}
+
+static inline void moves_lora(struct device *dev, const struct proj *p)
+{
+    const double before = dev->op.bytes;
+    if (p->lora.r) MOVES(dev, p->lora.a, p->lora.b);
+    of_active(dev, p, before);
+}
+
+#endif

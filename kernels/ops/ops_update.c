@@ -1,0 +1,34 @@
+/* ops_update.c - the wrappers op_* of the optimizer. */
+#include "kernels/ops/ops_check.h"
+
+void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
+{
+    WANT(out, DT_F64, 2);
+    MT_REQUIRE(g.ndim && contiguous(g) && (g.dtype == dev->stat_dtype || g.dtype == dev->act_dtype),
+               "sumsq of %s with %d dimensions", dtype_name(g.dtype), g.ndim);
+    MOVES(dev, g);
+    RUN(0, sumsq, out, g);
+}
+
+void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
+              const struct adamw_step *step)
+{
+    int64_t n = p.shape[0];
+    WANT(p, dev->stat_dtype, n);
+    WANT(m, dev->stat_dtype, n);
+    WANT(v, dev->stat_dtype, n);
+    WANT(g, dev->stat_dtype, n);
+    MOVES(dev, p, p, m, m, v, v, g);
+    RUN(0, adamw, p, m, v, g, step);
+}
+
+void op_cast(struct device *dev, struct tensor dst, struct tensor src)
+{
+    MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&
+                   src.dtype == dev->stat_dtype && tensor_count(dst) == tensor_count(src),
+               "cast of %lld %s to %lld %s", (long long)tensor_count(src), dtype_name(src.dtype),
+               (long long)tensor_count(dst), dtype_name(dst.dtype));
+    MOVES(dev, dst, src);
+    RUN(0, cast, dst, src);
+    round_act(dev, dst);
+}
