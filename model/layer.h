@@ -16,10 +16,9 @@ struct block {
     int64_t layer;
     const struct layer_weights *w;
     const struct seqs *seqs;
-    struct tensor tok;        /* [T] i32: ids of the tokens */
-    struct tensor pos, rope;  /* [T] i32, [P, arch.rope.width] f32 */
-    struct tensor rope_entry; /* [P, arch.rope_entry.width] f32; absent where no layer has entries */
-    struct aux *aux;          /* auxiliary loss of this layer; coef 0: off */
+    struct tensor tok;       /* [T] i32: ids of the tokens */
+    struct tensor pos, rope; /* [T] i32; [P, width] f32: of the layer's kind of attention, absent without RoPE */
+    struct aux *aux;         /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
     const struct offload *offload; /* [OFFLOAD_KINDS] */
     struct host_experts *host_experts;

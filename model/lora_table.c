@@ -12,9 +12,9 @@ static double frozen_params(const struct arch *a, int64_t l)
     const struct compress_arch *c = &a->compress;
     if (a->mixer[l] != &mixer_compressed) return 0;
     const enum compress_kind kind = c->kind[l];
-    const double d = (double)a->d_model, dim = (double)a->head_dim, heads = (double)c->n_index;
+    const double d = (double)a->d_model, dim = (double)a->attn[0].head_dim, heads = (double)c->n_index;
     const double index = d * (4 * (double)c->index_dim + heads) + heads * (double)(c->index_dim * c->q_lora);
-    const double out = (double)(c->o_lora * a->n_head) * dim;
+    const double out = (double)(c->o_lora * a->attn[0].n_head) * dim;
     return out + (kind == COMPRESS_HEAVY ? 2 * d * dim : kind == COMPRESS_SPARSE ? 4 * d * dim + index : 0);
 }
 
@@ -135,10 +135,30 @@ static const char *dropout_text(const struct adapters *ad)
                               : " on nothing (PEFT has none for experts)";
 }
 
+/* The line of a target's matrices that have the shape of layer `first`, if no earlier layer has this shape; returns the
+ * characters. */
+static int target_text(const struct adapters *ad, const struct arch *a, enum lora_target t, int64_t first, char *text,
+                       size_t line)
+{
+    struct product q, other;
+    int64_t n_here = 0, out, rows;
+    char a_text[64], b_text[64];
+    if (!lora_find_product(a, first, t, &q, &out)) return 0;
+    for (int64_t n = 0; n < a->n_layer; n++) {
+        if (!lora_find_product(a, n, t, &other, &rows) || other.n_in != q.n_in || rows != out) continue;
+        if (n < first) return 0;
+        n_here += ad->layer_on[n];
+    }
+    shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
+    shape_text(b_text, q.n_exp, out, ad->rank[t]);
+    return snprintf(text, line, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
+                    b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
+}
+
 char *lora_table(const struct adapters *ad, const struct arch *a)
 {
     enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (LORA_TARGETS + 2 * KINDS + 7);
+    int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7);
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
     for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
     adapters_ranks_text(ad, ranks);
@@ -150,18 +170,8 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
                   ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
                   ad->dropout, dropout_text(ad));
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
-        struct product q = {.n_exp = 0}, other;
-        int64_t n_here = 0, out = 0, rows;
-        char a_text[64], b_text[64];
-        if (!ad->target[t]) continue;
-        for (int64_t n = a->n_layer - 1; n >= 0; n--)
-            if (lora_find_product(a, n, t, &other, &rows)) q = other, out = rows, n_here += ad->layer_on[n];
-        shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
-        shape_text(b_text, q.n_exp, out, ad->rank[t]);
-        s += snprintf(s, LINE, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
-                      b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
-    }
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of the trained layers %s dense, without routed experts\n", (long long)n_dense,
                       n_dense == 1 ? "is" : "are");

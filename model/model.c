@@ -12,6 +12,19 @@ int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teac
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
 }
 
+static bool fits_kernels(int64_t head_dim, int64_t widest)
+{
+    return head_dim >= 8 && head_dim <= widest && head_dim % 8 == 0;
+}
+
+/* The width of heads of the first layer that the kernels do not support, or of the last layer. */
+static int64_t odd_head_dim(const struct arch *a, int64_t widest)
+{
+    int64_t l = 0;
+    while (l < a->n_layer - 1 && fits_kernels(arch_attn(a, l)->head_dim, widest)) l++;
+    return arch_attn(a, l)->head_dim;
+}
+
 /* Rejects expert counts that the ranks cannot divide evenly, and sizes that the CUDA kernels do not support. */
 static int check_shapes(const struct device *dev, const struct arch *a, const struct adapters *ad, int n_ep,
                         struct err *err)
@@ -20,14 +33,14 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
     const struct compress_arch *c = &a->compress;
     const bool latent = a->mla.kv_lora > 0;
     const int64_t widest = c->q_lora ? 512 : 256; /* head that the kernels of the mixer support */
+    const int64_t head_dim = odd_head_dim(a, widest);
     const struct {
         const char *what;
         int64_t value;
         bool fits;
         const char *need;
     } rows[] = {
-        {latent ? "qk_nope_head_dim + qk_rope_head_dim" : "head_dim", a->head_dim,
-         a->head_dim >= 8 && a->head_dim <= widest && a->head_dim % 8 == 0,
+        {latent ? "qk_nope_head_dim + qk_rope_head_dim" : "head_dim", head_dim, fits_kernels(head_dim, widest),
          widest == 256 ? "a multiple of 8 from 8 to 256" : "a multiple of 8 from 8 to 512"},
         {"v_head_dim", a->mla.value, a->mla.value % 8 == 0 && a->mla.value <= 256, "a multiple of 8, at most 256"},
         {"qk_rope_head_dim", a->mla.rope, a->mla.rope % 16 == 0, "a multiple of 16"},
@@ -85,8 +98,8 @@ static struct tensor load_rope(struct device *dev, const struct rope_arch *r, in
 static void load_tables(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
-    m->rope = load_rope(m->dev, &a->rope, opt->max_len);
-    if (a->rope_entry.width) m->rope_entry = load_rope(m->dev, &a->rope_entry, opt->max_len);
+    for (int k = 0; k < ATTN_KINDS; k++)
+        if (a->rope[k].width) m->rope[k] = load_rope(m->dev, &a->rope[k], opt->max_len);
     m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 8);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
     device_zero(m->dev, m->tally);
@@ -283,8 +296,7 @@ static struct block layer(struct model *m, int64_t l)
         .seqs = &m->seqs,
         .tok = m->tok,
         .pos = m->pos,
-        .rope = m->rope,
-        .rope_entry = m->rope_entry,
+        .rope = m->rope[arch_attn(a, l)->rope],
         .aux = &m->aux[l],
         .experts = m->acts.experts,
         .offload = m->acts.offload,

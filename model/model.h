@@ -101,10 +101,9 @@ struct model {
     struct weights weights;
     struct adapters adapters;
     struct qat qat;
-    struct tensor rope;       /* [max_len, arch.rope.width] f32 */
-    struct tensor rope_entry; /* [max_len, arch.rope_entry.width] f32; absent where its width is 0 */
-    struct tensor tally;      /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
-                                 gradient; the same two of expert-parallel gradients */
+    struct tensor rope[ATTN_KINDS]; /* [max_len, arch.rope.width] f32; absent where its width is 0 */
+    struct tensor tally;   /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
+                              gradient; the same two of expert-parallel gradients */
     struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_read_expert_rows */
     int64_t ce_chunk;
     double aux_coef;

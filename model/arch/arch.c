@@ -3,7 +3,6 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "model/arch/arch_compressed.h"
@@ -299,22 +298,23 @@ static int read_count(struct json root, const char *name, const char *other, int
     return 0;
 }
 
-static int read_kv_heads(struct arch *a, struct json root, const struct family *f, struct err *err)
+static int read_kv_heads(struct attn_arch *h, struct json root, const struct family *f, struct err *err)
 {
-    a->n_kv = a->n_head;
-    return f->kv_as_heads ? json_opt_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err)
-                          : json_get_i64(root, "num_key_value_heads", 1, 4096, &a->n_kv, err);
+    h->n_kv = h->n_head;
+    return f->kv_as_heads ? json_opt_i64(root, "num_key_value_heads", 1, 4096, &h->n_kv, err)
+                          : json_get_i64(root, "num_key_value_heads", 1, 4096, &h->n_kv, err);
 }
 
 static int read_sizes(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     const int64_t big = 1 << 24;
+    struct attn_arch *h = &a->attn[0];
     int64_t head_dim = f->head_dim;
     a->max_len = f->max_len;
     a->d_ff_key = f->width;
     if (json_get_i64(root, "num_hidden_layers", 1, MT_MAX_LAYERS, &a->n_layer, err) ||
         json_get_i64(root, "hidden_size", 1, big, &a->d_model, err) ||
-        json_get_i64(root, "num_attention_heads", 1, 4096, &a->n_head, err) || read_kv_heads(a, root, f, err) ||
+        json_get_i64(root, "num_attention_heads", 1, 4096, &h->n_head, err) || read_kv_heads(h, root, f, err) ||
         json_opt_i64(root, "head_dim", 2, 4096, &head_dim, err) ||
         (f->n_exp ? json_get_i64(root, f->n_exp, 1, 65536, &a->n_exp, err)
                   : read_count(root, f->local_experts ? "num_local_experts" : "num_experts",
@@ -324,18 +324,18 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
         json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
         return -1;
-    if (a->n_head % a->n_kv)
+    if (h->n_head % h->n_kv)
         return json_error(root, err, "num_attention_heads %lld is no multiple of num_key_value_heads %lld",
-                          (long long)a->n_head, (long long)a->n_kv);
+                          (long long)h->n_head, (long long)h->n_kv);
     if (a->top_k > a->n_exp)
         return json_error(root, err, "%lld experts per token, but there are %lld experts", (long long)a->top_k,
                           (long long)a->n_exp);
     if (f->mixer == &mixer_mla) return 0; /* read_mla reads the width of a head */
-    if (!head_dim && a->d_model % a->n_head)
+    if (!head_dim && a->d_model % h->n_head)
         return json_error(root, err, "head_dim is missing and hidden_size %lld is no multiple of num_attention_heads",
                           (long long)a->d_model);
-    a->head_dim = head_dim ? head_dim : a->d_model / a->n_head;
-    if (a->head_dim % 2) return json_error(root, err, "head_dim %lld is odd", (long long)a->head_dim);
+    h->head_dim = head_dim ? head_dim : a->d_model / h->n_head;
+    if (h->head_dim % 2) return json_error(root, err, "head_dim %lld is odd", (long long)h->head_dim);
     return 0;
 }
 
@@ -343,7 +343,7 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
 {
-    const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->head_dim;
+    const int64_t head_dim = a->mla.kv_lora ? a->mla.rope : a->attn[0].head_dim;
     double rotated = f->rotated > 0 ? f->rotated : 1;
     *r = (struct rope_arch){.theta = f->theta,
                             .factor = 1,
@@ -356,7 +356,8 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
         (f->rotated > 0 && json_opt_f64(root, "partial_rotary_factor", &rotated, err)) ||
         json_opt_f64(scaling, "partial_rotary_factor", &rotated, err))
         return -1;
-    if (a->mla.kv_lora && (int64_t)(rotated * (double)a->head_dim) == a->mla.rope) rotated = 1; /* share of a head */
+    if (a->mla.kv_lora && (int64_t)(rotated * (double)a->attn[0].head_dim) == a->mla.rope)
+        rotated = 1; /* share of a head */
     if (rotated != 1 && !(f->rotated > 0))
         return json_error(scaling, err, "partial_rotary_factor %g is not supported (1)", rotated);
     if (!(rotated > 0 && rotated <= 1))
@@ -377,10 +378,10 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
     if (rope_find(&scaling, &other, root, err)) return -1;
     if (!rope_given(scaling) && f->rope_named)
         return json_error(root, err, "rope_parameters and rope_scaling are both missing");
-    if (read_rope_of(&a->rope, a, root, scaling, f, err)) return -1;
+    if (read_rope_of(&a->rope[0], a, root, scaling, f, err)) return -1;
     if (!rope_given(other)) return 0;
     if (read_rope_of(&again, a, root, other, f, err)) return -1;
-    return rope_same(&a->rope, &again) ? 0 : rope_differs(other, err);
+    return rope_same(&a->rope[0], &again) ? 0 : rope_differs(other, err);
 }
 
 /* Sizes of latent attention. Its queries and keys have a head each, whatever num_key_value_heads says in other
@@ -388,6 +389,7 @@ static int read_rope(struct arch *a, struct json root, const struct family *f, s
 static int read_mla(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     struct mla_arch *m = &a->mla;
+    struct attn_arch *h = &a->attn[0];
     const int64_t big = 1 << 20;
     if (f->mixer != &mixer_mla) return 0;
     m->interleaved = true;
@@ -400,14 +402,17 @@ static int read_mla(struct arch *a, struct json root, const struct family *f, st
         json_opt_flag(root, "rope_interleave", &m->interleaved, err))
         return -1;
     if (m->rope % 2) return json_error(root, err, "qk_rope_head_dim %lld is odd", (long long)m->rope);
-    if (a->n_kv != a->n_head)
+    if (h->n_kv != h->n_head)
         return json_error(root, err,
                           "num_key_value_heads %lld is not supported: latent attention has a key for each of "
                           "the %lld heads",
-                          (long long)a->n_kv, (long long)a->n_head);
-    a->head_dim = m->nope + m->rope;
+                          (long long)h->n_kv, (long long)h->n_head);
+    h->head_dim = m->nope + m->rope;
     return 0;
 }
+
+/* Kinds of attention. */
+enum { FULL, SLIDING };
 
 /* The kinds of the layers: windows of attention, and the layers with another mixer. */
 static int read_windows(struct arch *a, struct json root, const struct family *f, struct err *err)
@@ -418,9 +423,11 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
     if (json_opt_i64(root, "sliding_window", 1, 1 << 24, &window, err) ||
         (f->linear && json_opt_i64(root, "full_attention_interval", 1, MT_MAX_LAYERS, &interval, err)))
         return -1;
+    a->attn[SLIDING] = a->attn[FULL];
+    a->attn[SLIDING].window = window;
     if (!json_given(types)) {
         for (int64_t l = 0; l < a->n_layer; l++) {
-            a->window[l] = f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0) ? window : 0;
+            if (f->slide == SLIDE_ALL || (f->slide == SLIDE_EVEN && l % 2 == 0)) a->attn_of[l] = SLIDING;
             if (f->linear && (l + 1) % interval) a->mixer[l] = f->linear;
         }
         return 0;
@@ -434,14 +441,12 @@ static int read_windows(struct arch *a, struct json root, const struct family *f
         if (json_str(item, &name, &size, err)) return -1;
         const bool slides = f->slide && !strcmp(name, "sliding_attention");
         if (slides && window)
-            a->window[l] = window;
+            a->attn_of[l] = SLIDING;
         else if (slides)
             return json_error(item, err, "is sliding_attention, but sliding_window is not set");
-        else if (!strcmp(name, "full_attention"))
-            a->window[l] = 0;
         else if (!strcmp(name, "linear_attention") && f->linear)
             a->mixer[l] = f->linear;
-        else
+        else if (strcmp(name, "full_attention"))
             return json_error(item, err, "\"%s\" is not supported (%sfull_attention)", name,
                               f->linear  ? "linear_attention, "
                               : f->slide ? "sliding_attention, "
@@ -660,7 +665,10 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->expert_bias = f->expert_bias;
     a->router_bias = f->router_bias;
     a->sinks = f->sinks;
-    a->attn_scale = (float)(a->rope.softmax_gain / sqrt((double)a->head_dim));
+    for (int k = 0; k < ATTN_KINDS; k++) {
+        struct attn_arch *h = &a->attn[k];
+        h->scale = (float)(a->rope[h->rope].softmax_gain / sqrt((double)h->head_dim));
+    }
     if (a->mla.kv_lora && !a->mla.q_lora && bias)
         return json_error(root, err, "attention_bias without q_lora_rank is not supported");
     a->glu = f->glu;
@@ -726,55 +734,3 @@ int arch_load(struct arch *a, const char *dir, struct err *err)
     json_free(doc);
     return rc;
 }
-
-struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
-{
-    return a->dense[layer] ? (struct ffn_size){1, 1, a->d_dense} : (struct ffn_size){a->n_exp, a->top_k, a->d_ff};
-}
-
-bool arch_is_other_part(const char *name)
-{
-    static const char *const parts[] = {"model.visual.", "visual.",       "mtp.",
-                                        "vision_tower.", "mm_projector.", "multi_modal_projector."};
-    for (int i = 0; i < MT_LEN(parts); i++)
-        if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
-    return false;
-}
-
-bool arch_is_prediction(const struct arch *a, const char *name)
-{
-    const int64_t layer = !strncmp(name, "model.layers.", 13) ? strtoll(name + 13, NULL, 10) : 0;
-    return layer >= a->n_layer && layer < a->n_layer + a->n_mtp;
-}
-
-int64_t arch_stored_row(const struct row_order *o, int64_t row)
-{
-    int64_t group = 0, before = 0;
-    if (!o->n_group) return row;
-    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
-    for (int i = 0; i < ROW_PARTS; before += o->part[i++]) {
-        const int64_t n = o->n_group * o->part[i];
-        if (row < n) return row / o->part[i] * group + before + row % o->part[i];
-        row -= n;
-    }
-    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
-}
-
-int64_t arch_row_in_memory(const struct row_order *o, int64_t row)
-{
-    int64_t group = 0, first = 0;
-    if (!o->n_group) return row;
-    for (int i = 0; i < ROW_PARTS; i++) group += o->part[i];
-    int64_t in_group = row % group;
-    for (int i = 0; i < ROW_PARTS; first += o->n_group * o->part[i++]) {
-        if (in_group < o->part[i]) return first + row / group * o->part[i] + in_group;
-        in_group -= o->part[i];
-    }
-    MT_REQUIRE(false, "row %lld is past the parts", (long long)row);
-}
-
-int64_t arch_stream_cols(const struct arch *a) { return MT_MAX(a->hyper.n_stream, 1) * a->d_model; }
-
-int64_t arch_qkv_cols(const struct arch *a) { return (a->n_head + 2 * a->n_kv) * a->head_dim; }
-
-int64_t arch_q_rows(const struct arch *a) { return (a->attn_gate ? 2 : 1) * a->n_head * a->head_dim; }

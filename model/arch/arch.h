@@ -21,7 +21,10 @@ bool arch_is_other_part(const char *name);
 int64_t arch_stored_row(const struct row_order *o, int64_t row);    /* row of memory -> row of the checkpoint */
 int64_t arch_row_in_memory(const struct row_order *o, int64_t row); /* row of the checkpoint -> row of memory */
 int64_t arch_stream_cols(const struct arch *a);                     /* columns of the residual: D, or n_stream * D */
-int64_t arch_qkv_cols(const struct arch *a);                        /* (H + 2K) * A */
-int64_t arch_q_rows(const struct arch *a); /* of q_proj: H * A, with an output gate 2 * H * A */
+int64_t arch_qkv_cols(const struct arch *a, int64_t layer);         /* (H + 2K) * A */
+int64_t arch_q_rows(const struct arch *a, int64_t layer); /* of q_proj: H * A, with an output gate 2 * H * A */
+const struct attn_arch *arch_attn(const struct arch *a, int64_t layer);
+/* Whether two layers have equal kinds and sizes. */
+bool arch_same_layer(const struct arch *a, int64_t x, int64_t y);
 
 #endif

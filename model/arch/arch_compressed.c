@@ -10,6 +10,9 @@
 
 static const char sparse_name[] = "compressed_sparse_attention", heavy_name[] = "heavily_compressed_attention";
 
+/* Kinds of attention: RoPE differs. */
+enum { WINDOW_ALONE, WITH_ENTRIES };
+
 static int read_attention(struct arch *a, struct json root, struct err *err)
 {
     struct compress_arch *c = &a->compress;
@@ -27,12 +30,12 @@ static int read_attention(struct arch *a, struct json root, struct err *err)
         return -1;
     if (bias || mlp_bias)
         return json_error(root, err, "%s = true is not supported (false)", bias ? "attention_bias" : "mlp_bias");
-    if (a->n_kv != 1)
+    if (a->attn[0].n_kv != 1)
         return json_error(root, err, "num_key_value_heads %lld is not supported: all heads share one key (1)",
-                          (long long)a->n_kv);
-    if (a->n_head % c->n_group)
-        return json_error(root, err, "num_attention_heads %lld is no multiple of o_groups %lld", (long long)a->n_head,
-                          (long long)c->n_group);
+                          (long long)a->attn[0].n_kv);
+    if (a->attn[0].n_head % c->n_group)
+        return json_error(root, err, "num_attention_heads %lld is no multiple of o_groups %lld",
+                          (long long)a->attn[0].n_head, (long long)c->n_group);
     return 0;
 }
 
@@ -106,12 +109,15 @@ static int read_kinds(struct arch *a, struct json root, struct err *err)
         return json_error(list, err, "is not a list of %lld layers", (long long)a->n_layer);
     if (json_given(ratios) && (json_type(ratios) != JSON_ARRAY || json_count(ratios) < a->n_layer))
         return json_error(ratios, err, "is not a list of %lld layers", (long long)a->n_layer);
+    a->attn[WINDOW_ALONE].window = window;
+    a->attn[WITH_ENTRIES] = a->attn[WINDOW_ALONE];
+    a->attn[WITH_ENTRIES].rope = WITH_ENTRIES;
     for (int64_t l = 0; l < a->n_layer; l++) {
         enum compress_kind *kind = &a->compress.kind[l];
         const struct json item = json_at(list, l);
         enum compress_kind other;
         if (named ? kind_of_name(item, kind, err) : kind_of_ratio(a, item, kind, err)) return -1;
-        a->window[l] = window;
+        a->attn_of[l] = *kind == COMPRESS_NONE ? WINDOW_ALONE : WITH_ENTRIES;
         if (!named || !json_given(ratios)) continue;
         if (kind_of_ratio(a, json_at(ratios, l), &other, err)) return -1;
         if (other != *kind)
@@ -159,7 +165,7 @@ static int read_hash(struct arch *a, struct json root, struct err *err)
 static int read_width(struct arch *a, struct json root, struct json main, struct json entry, struct err *err)
 {
     const struct json holder[] = {root, main, entry};
-    int64_t *width = &a->compress.rope, named = a->head_dim / 8;
+    int64_t *width = &a->compress.rope, named = a->attn[0].head_dim / 8;
     const bool has = json_has(root, "qk_rope_head_dim");
     if (json_opt_i64(root, "qk_rope_head_dim", 2, 4096, &named, err)) return -1;
     *width = named;
@@ -169,15 +175,15 @@ static int read_width(struct arch *a, struct json root, struct json main, struct
         if (json_get_f64(holder[i], "partial_rotary_factor", &share, err)) return -1;
         if (!(share > 0 && share <= 1))
             return json_error(holder[i], err, "partial_rotary_factor %g is not above 0 and at most 1", share);
-        const int64_t cols = (int64_t)((double)a->head_dim * share); /* truncated as in transformers */
+        const int64_t cols = (int64_t)((double)a->attn[0].head_dim * share); /* truncated as in transformers */
         if (n++ && cols != *width)
             return json_error(holder[i], err, "partial_rotary_factor %g rotates %lld columns, another key %lld", share,
                               (long long)cols, (long long)*width);
         *width = cols;
     }
-    if (*width < 2 || *width % 2 || *width > a->head_dim || *width > a->compress.index_dim)
+    if (*width < 2 || *width % 2 || *width > a->attn[0].head_dim || *width > a->compress.index_dim)
         return json_error(root, err, "qk_rope_head_dim %lld is not even, or above head_dim %lld or index_head_dim %lld",
-                          (long long)*width, (long long)a->head_dim, (long long)a->compress.index_dim);
+                          (long long)*width, (long long)a->attn[0].head_dim, (long long)a->compress.index_dim);
     return 0;
 }
 
@@ -238,10 +244,12 @@ static int read_ropes_of(struct arch *a, struct json root, struct json scaling, 
         rope_read_theta(&entry_theta, root, "compress_rope_theta", entry, err) ||
         read_width(a, root, main, nested ? entry : scaling, err))
         return -1;
-    a->rope = plain_rope(a, theta);
-    a->rope_entry = plain_rope(a, entry_theta);
-    if (read_one(&a->rope, root, main, err) || read_one(&a->rope_entry, root, nested ? entry : scaling, err)) return -1;
-    if (a->rope.yarn) return json_error(main, err, "rope_type \"yarn\" is not supported (default)");
+    a->rope[WINDOW_ALONE] = plain_rope(a, theta);
+    a->rope[WITH_ENTRIES] = plain_rope(a, entry_theta);
+    if (read_one(&a->rope[WINDOW_ALONE], root, main, err) ||
+        read_one(&a->rope[WITH_ENTRIES], root, nested ? entry : scaling, err))
+        return -1;
+    if (a->rope[WINDOW_ALONE].yarn) return json_error(main, err, "rope_type \"yarn\" is not supported (default)");
     return 0;
 }
 
@@ -251,9 +259,11 @@ static int read_ropes(struct arch *a, struct json root, struct err *err)
     if (refuse_outside(root, err) || rope_find(&scaling, &other, root, err) || read_ropes_of(a, root, scaling, err))
         return -1;
     if (!rope_given(other)) return 0;
-    const struct rope_arch rope = a->rope, entry = a->rope_entry;
+    const struct rope_arch rope = a->rope[WINDOW_ALONE], entry = a->rope[WITH_ENTRIES];
     if (read_ropes_of(a, root, other, err)) return -1;
-    return rope_same(&rope, &a->rope) && rope_same(&entry, &a->rope_entry) ? 0 : rope_differs(other, err);
+    return rope_same(&rope, &a->rope[WINDOW_ALONE]) && rope_same(&entry, &a->rope[WITH_ENTRIES])
+               ? 0
+               : rope_differs(other, err);
 }
 
 static int read_hyper(struct arch *a, struct json root, struct err *err)

@@ -34,6 +34,15 @@ struct tensor_names {
     bool published; /* published checkpoints have other names, which model/stored/published.c translates to these */
 };
 
+/* Attention of one kind of layer. Only its window and its RoPE may differ in latent and compressed attention. */
+enum { ATTN_KINDS = 2 };
+struct attn_arch {
+    int64_t n_head, n_kv, head_dim; /* head_dim: of queries and keys */
+    int64_t window;                 /* 0: full causal */
+    int rope;                       /* in arch.rope */
+    float scale;                    /* of the softmax */
+};
+
 /* Sizes of latent attention (mixer_mla.c). */
 struct mla_arch {
     int64_t q_lora, kv_lora;   /* widths of the projections; q_lora 0: queries have none. kv_lora 0: another mixer */
@@ -78,15 +87,14 @@ struct ffn_kind;
 struct arch {
     const char *family; /* "gpt_oss": model_type of config.json */
     const struct tensor_names *names;
-    const char *d_ff_key;                             /* of d_ff in config.json */
-    int64_t n_layer, d_model, n_head, n_kv, head_dim; /* head_dim: of queries and keys */
-    int64_t n_exp, top_k, d_ff;                       /* of a layer with routed experts; d_ff: width of one expert */
-    int64_t d_dense;                                  /* width of a dense layer */
-    int64_t d_shared;                                 /* width of all shared experts of a layer together; 0: none */
+    const char *d_ff_key; /* of d_ff in config.json */
+    int64_t n_layer, d_model;
+    int64_t n_exp, top_k, d_ff; /* of a layer with routed experts; d_ff: width of one expert */
+    int64_t d_dense;            /* width of a dense layer */
+    int64_t d_shared;           /* width of all shared experts of a layer together; 0: none */
     int64_t vocab, max_len;
     int64_t n_mtp; /* layers of multi-token prediction after the last layer in the checkpoint, which are not read */
     struct norm norm;
-    float attn_scale;
     bool attn_bias, out_bias; /* of q, k and v; of the output projection */
     bool expert_bias, router_bias, sinks, tied;
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
@@ -99,12 +107,12 @@ struct arch {
     struct delta_arch delta;
     struct compress_arch compress;
     struct hyper_arch hyper;
-    int64_t n_hash;              /* first layers whose experts follow from the token's id */
-    struct rope_arch rope_entry; /* of layers with entries: of queries, keys and entries */
+    int64_t n_hash; /* first layers whose experts follow from the token's id */
     struct router router;
     struct glu glu;
-    struct rope_arch rope;
-    int64_t window[MT_MAX_LAYERS];                 /* 0: full causal */
+    struct attn_arch attn[ATTN_KINDS];
+    struct rope_arch rope[ATTN_KINDS];             /* width 0: unused */
+    uint8_t attn_of[MT_MAX_LAYERS];                /* kind of attention of each layer, in attn */
     bool dense[MT_MAX_LAYERS];                     /* the layer has no routed experts: one dense feed-forward network */
     const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h */
     const struct ffn_kind *ffn[MT_MAX_LAYERS];

@@ -18,9 +18,9 @@ static const struct row {
     {"model_type", TEXT, NAMED(family)},
     {"num_hidden_layers", I64, NAMED(n_layer)},
     {"hidden_size", I64, NAMED(d_model)},
-    {"num_attention_heads", I64, NAMED(n_head)},
-    {"num_key_value_heads", I64, NAMED(n_kv)},
-    {"head_dim", I64, NAMED(head_dim)},
+    {"num_attention_heads", I64, NAMED(attn[0].n_head)},
+    {"num_key_value_heads", I64, NAMED(attn[0].n_kv)},
+    {"head_dim", I64, NAMED(attn[0].head_dim)},
     {"num_experts", I64, NAMED(n_exp)},
     {"num_experts_per_tok", I64, NAMED(top_k)},
     {"moe_intermediate_size", I64, NAMED(d_ff)},
@@ -48,17 +48,17 @@ static const struct row {
     {"topk_group", INT, NAMED(router.top_group)},
     {"swiglu_alpha", FLOAT, NAMED(glu.alpha)},
     {"swiglu_limit", FLOAT, NAMED(glu.limit)},
-    {"rope_theta", DOUBLE, NAMED(rope.theta)},
-    {"rotated channels", I64, NAMED(rope.width)}, /* partial_rotary_factor */
-    {"rope_type = yarn", BOOL, NAMED(rope.yarn)},
-    {"factor", DOUBLE, NAMED(rope.factor)},
-    {"beta_fast", DOUBLE, NAMED(rope.beta_fast)},
-    {"beta_slow", DOUBLE, NAMED(rope.beta_slow)},
-    {"truncate", BOOL, NAMED(rope.truncate)},
-    {"original_max_position_embeddings", I64, NAMED(rope.original_len)},
-    {"attention_factor", DOUBLE, NAMED(rope.attention_factor)},
-    {"softmax factor of mscale_all_dim", DOUBLE, NAMED(rope.softmax_gain)},
-    {"llama_4_scaling_beta", DOUBLE, NAMED(rope.query_beta)},
+    {"rope_theta", DOUBLE, NAMED(rope[0].theta)},
+    {"rotated channels", I64, NAMED(rope[0].width)}, /* partial_rotary_factor */
+    {"rope_type = yarn", BOOL, NAMED(rope[0].yarn)},
+    {"factor", DOUBLE, NAMED(rope[0].factor)},
+    {"beta_fast", DOUBLE, NAMED(rope[0].beta_fast)},
+    {"beta_slow", DOUBLE, NAMED(rope[0].beta_slow)},
+    {"truncate", BOOL, NAMED(rope[0].truncate)},
+    {"original_max_position_embeddings", I64, NAMED(rope[0].original_len)},
+    {"attention_factor", DOUBLE, NAMED(rope[0].attention_factor)},
+    {"softmax factor of mscale_all_dim", DOUBLE, NAMED(rope[0].softmax_gain)},
+    {"llama_4_scaling_beta", DOUBLE, NAMED(rope[0].query_beta)},
     {"q_lora_rank of compressed attention", I64, NAMED(compress.q_lora)},
     {"o_groups", I64, NAMED(compress.n_group)},
     {"o_lora_rank", I64, NAMED(compress.o_lora)},
@@ -71,14 +71,14 @@ static const struct row {
     {"hc_sinkhorn_iters", INT, NAMED(hyper.n_iter)},
     {"hc_eps", DOUBLE, NAMED(hyper.eps)},
     {"num_hash_layers", I64, NAMED(n_hash)},
-    {"compress_rope_theta", DOUBLE, NAMED(rope_entry.theta)},
-    {"compress.rope_type = yarn", BOOL, NAMED(rope_entry.yarn)},
-    {"compress.factor", DOUBLE, NAMED(rope_entry.factor)},
-    {"compress.beta_fast", DOUBLE, NAMED(rope_entry.beta_fast)},
-    {"compress.beta_slow", DOUBLE, NAMED(rope_entry.beta_slow)},
-    {"compress.truncate", BOOL, NAMED(rope_entry.truncate)},
-    {"compress.original_max_position", I64, NAMED(rope_entry.original_len)},
-    {"compress.attention_factor", DOUBLE, NAMED(rope_entry.attention_factor)},
+    {"compress_rope_theta", DOUBLE, NAMED(rope[1].theta)},
+    {"compress.rope_type = yarn", BOOL, NAMED(rope[1].yarn)},
+    {"compress.factor", DOUBLE, NAMED(rope[1].factor)},
+    {"compress.beta_fast", DOUBLE, NAMED(rope[1].beta_fast)},
+    {"compress.beta_slow", DOUBLE, NAMED(rope[1].beta_slow)},
+    {"compress.truncate", BOOL, NAMED(rope[1].truncate)},
+    {"compress.original_max_position", I64, NAMED(rope[1].original_len)},
+    {"compress.attention_factor", DOUBLE, NAMED(rope[1].attention_factor)},
 };
 
 /* YaRN's factors come from logarithms, whose last bit depends on the C library: twelve digits. */
@@ -102,21 +102,34 @@ static void write_value(char *text, size_t size, enum kind kind, const void *at)
     }
 }
 
+/* Sizes of attention where they differ from those of the rows. */
+static void write_heads(char text[96], const struct arch *a, int64_t layer)
+{
+    const struct attn_arch *h = arch_attn(a, layer), *first = &a->attn[0];
+    text[0] = '\0';
+    if (h->n_head != first->n_head || h->n_kv != first->n_kv || h->head_dim != first->head_dim)
+        snprintf(text, 96, " with %" PRId64 " heads of %" PRId64 ", %" PRId64 " for keys", h->n_head, h->head_dim,
+                 h->n_kv);
+}
+
 /* The names of layer_types and mlp_layer_types. */
 static void write_layer(char *text, size_t size, const struct arch *a, int64_t layer)
 {
+    const struct attn_arch *h = arch_attn(a, layer);
     const char *ffn = a->dense[layer] ? "dense" : "sparse";
     static const char *const compressed[] = {[COMPRESS_NONE] = "sliding_attention",
                                              [COMPRESS_HEAVY] = "heavily_compressed_attention",
                                              [COMPRESS_SPARSE] = "compressed_sparse_attention"};
+    char heads[96];
+    write_heads(heads, a, layer);
     if (a->mixer[layer] == &mixer_compressed)
-        snprintf(text, size, "%s, window %" PRId64 ", %s", compressed[a->compress.kind[layer]], a->window[layer], ffn);
+        snprintf(text, size, "%s, window %" PRId64 ", %s", compressed[a->compress.kind[layer]], h->window, ffn);
     else if (a->mixer[layer] == &mixer_deltanet)
         snprintf(text, size, "linear_attention, %s", ffn);
-    else if (a->window[layer])
-        snprintf(text, size, "sliding_attention of %" PRId64 ", %s", a->window[layer], ffn);
+    else if (h->window)
+        snprintf(text, size, "sliding_attention of %" PRId64 "%s, %s", h->window, heads, ffn);
     else
-        snprintf(text, size, "full_attention, %s", ffn);
+        snprintf(text, size, "full_attention%s, %s", heads, ffn);
 }
 
 bool arch_value(const struct arch *a, int64_t i, struct arch_value *v)

@@ -13,17 +13,21 @@ static const struct tensor absent = {0};
 
 static struct attn_shape shape_of(const struct block *b)
 {
-    const struct arch *a = b->a;
-    return (struct attn_shape){a->n_head, a->n_kv, a->head_dim, a->window[b->layer], a->attn_scale, 0};
+    const struct attn_arch *h = arch_attn(b->a, b->layer);
+    return (struct attn_shape){h->n_head, h->n_kv, h->head_dim, h->window, h->scale, 0};
 }
 
 /* Columns of the first product. */
-static int64_t wide_cols(const struct arch *a) { return arch_q_rows(a) + 2 * a->n_kv * a->head_dim; }
+static int64_t wide_cols(const struct arch *a, int64_t layer)
+{
+    const struct attn_arch *h = arch_attn(a, layer);
+    return arch_q_rows(a, layer) + 2 * h->n_kv * h->head_dim;
+}
 
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
-    const int64_t q = arch_q_rows(a), kv = a->n_kv * a->head_dim, n_out = a->n_head * a->head_dim;
-    (void)layer;
+    const struct attn_arch *h = arch_attn(a, layer);
+    const int64_t q = arch_q_rows(a, layer), kv = h->n_kv * h->head_dim, n_out = h->n_head * h->head_dim;
     p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
                             .n_exp = 1,
                             .n_out = q + 2 * kv,
@@ -40,10 +44,11 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .rows = {a->d_model}};
 }
 
-static int load_norms(struct fill *f, const struct arch *a, struct layer_weights *lw)
+static int load_norms(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
+    const struct attn_arch *h = arch_attn(a, layer);
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    const int64_t q = whole ? a->n_head * a->head_dim : a->head_dim, k = whole ? a->n_kv * a->head_dim : a->head_dim;
+    const int64_t q = (whole ? h->n_head : 1) * h->head_dim, k = (whole ? h->n_kv : 1) * h->head_dim;
     if (a->qk_norm == QK_NORM_NONE) return 0;
     return weights_norm(f, &lw->q_norm, "self_attn.q_norm", q) || weights_norm(f, &lw->k_norm, "self_attn.k_norm", k)
                ? -1
@@ -52,16 +57,17 @@ static int load_norms(struct fill *f, const struct arch *a, struct layer_weights
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    const int64_t kv = a->n_kv * a->head_dim;
+    const struct attn_arch *h = arch_attn(a, layer);
+    const int64_t kv = h->n_kv * h->head_dim;
     const struct stored_rows qkv = {.part = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
-                                    .rows = {arch_q_rows(a), kv, kv},
+                                    .rows = {arch_q_rows(a, layer), kv, kv},
                                     .n_in = a->d_model,
                                     .n_part = 3};
     const struct stored_rows out = {
-        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = a->n_head * a->head_dim, .n_part = 1};
-    (void)layer;
+        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = h->n_head * h->head_dim, .n_part = 1};
     return weights_rows(f, &lw->qkv, &qkv, a->attn_bias) || weights_rows(f, &lw->out, &out, a->out_bias) ||
-                   (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head)) || load_norms(f, a, lw)
+                   (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", h->n_head)) ||
+                   load_norms(f, a, layer, lw)
                ? -1
                : 0;
 }
@@ -70,23 +76,24 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
 {
     struct attention_acts *t = &s->attention;
     const struct arch *a = p->a;
+    const struct attn_arch *h = arch_attn(a, p->layer);
     struct device *dev = p->dev;
-    const int64_t n_tok = p->n_tok, n_head = a->n_head + a->n_kv;
+    const int64_t n_tok = p->n_tok, n_head = h->n_head + h->n_kv, out = h->n_head * h->head_dim;
     if (group == ACTS_CORE) {
-        t->o = acts_2d(p, n_tok, a->n_head * a->head_dim);
-        t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->n_head);
+        t->o = acts_2d(p, n_tok, out);
+        t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, h->n_head);
     }
     if (group != ACTS_MIXER) return;
     t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
-        if (!a->attn_gate) t->qk = acts_2d(p, n_tok, n_head * a->head_dim);
+        if (!a->attn_gate) t->qk = acts_2d(p, n_tok, n_head * h->head_dim);
         t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
     }
     if (a->attn_gate) {
-        t->wide = acts_2d(p, n_tok, wide_cols(a));
-        t->gated = acts_2d(p, n_tok, a->n_head * a->head_dim);
+        t->wide = acts_2d(p, n_tok, wide_cols(a, p->layer));
+        t->gated = acts_2d(p, n_tok, out);
     }
-    t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a));
+    t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a, p->layer));
     t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
 }
 
@@ -112,7 +119,8 @@ static void fwd(const struct block *b, struct layer_acts *s)
     } else {
         if (a->qk_norm != QK_NORM_NONE)
             /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
-        /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+        if (b->rope.ndim)
+            /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
     }
     /* 4 attn */ if (!b->core_saved)
         core(b, s);
@@ -128,9 +136,10 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct attn_shape shape = shape_of(b);
     const struct attention_acts *t = &s->attention;
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
-    struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a));
-    struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, a->n_head * a->head_dim);
-    struct tensor dwide = a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, wide_cols(a)) : dqkv;
+    struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a, b->layer));
+    struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, shape.n_head * shape.head_dim);
+    struct tensor dwide =
+        a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, wide_cols(a, b->layer)) : dqkv;
 
     /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->out);
     if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
@@ -139,7 +148,8 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
         /* 2, 3   */ op_attn_split_bwd(dev, dwide, dqkv, t->wide, t->rstd_qk, w->q_norm, w->k_norm, b->pos, b->rope,
                                        &shape);
     } else {
-        /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, a->n_head + a->n_kv, a->head_dim);
+        if (b->rope.ndim)
+            /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
         if (a->qk_norm != QK_NORM_NONE)
             /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
     }

@@ -16,16 +16,20 @@
 
 static const struct tensor absent = {0};
 
+/* Sizes are those of all layers. */
+static int64_t n_head(const struct arch *a) { return a->attn[0].n_head; }
+static int64_t head_dim(const struct arch *a) { return a->attn[0].head_dim; }
+
 static enum compress_kind kind_of(const struct block *b) { return b->a->compress.kind[b->layer]; }
 
 static struct shared_attn_shape attention_of(const struct block *b)
 {
-    const struct arch *a = b->a;
-    return (struct shared_attn_shape){.n_head = a->n_head,
-                                      .head_dim = a->head_dim,
-                                      .window = a->window[b->layer],
-                                      .ratio = a->compress.ratio[kind_of(b)],
-                                      .scale = a->attn_scale};
+    const struct attn_arch *h = arch_attn(b->a, b->layer);
+    return (struct shared_attn_shape){.n_head = h->n_head,
+                                      .head_dim = h->head_dim,
+                                      .window = h->window,
+                                      .ratio = b->a->compress.ratio[kind_of(b)],
+                                      .scale = h->scale};
 }
 
 /* Entries of a width: those of attention, or of the indexer. */
@@ -43,8 +47,8 @@ static int64_t n_entry(const struct arch *a, enum compress_kind kind, int64_t n_
 /* Columns of values and gates, and of their position bias. */
 static int64_t bias_cols(enum compress_kind kind, int64_t width) { return kind == COMPRESS_SPARSE ? 2 * width : width; }
 static int64_t pair_cols(enum compress_kind kind, int64_t width) { return 2 * bias_cols(kind, width); }
-static int64_t first_cols(const struct arch *a) { return a->compress.q_lora + a->head_dim; }
-static int64_t query_cols(const struct arch *a) { return a->n_head * a->head_dim; }
+static int64_t first_cols(const struct arch *a) { return a->compress.q_lora + head_dim(a); }
+static int64_t query_cols(const struct arch *a) { return n_head(a) * head_dim(a); }
 static int64_t group_cols(const struct arch *a) { return a->compress.n_group * a->compress.o_lora; }
 static int64_t index_cols(const struct arch *a) { return a->compress.n_index * a->compress.index_dim; }
 
@@ -55,12 +59,9 @@ static bool is_chosen(const struct arch *a, int64_t layer, int64_t n_tok)
     return c->kind[layer] == COMPRESS_SPARSE && n_tok / c->ratio[COMPRESS_SPARSE] > c->index_top;
 }
 
-/* Layers with entries have another table than those with a window alone. */
-static struct tensor rope_of(const struct block *b) { return kind_of(b) == COMPRESS_NONE ? b->rope : b->rope_entry; }
-
-static struct tail_rope rope_heads(const struct arch *a, int64_t n_head, int64_t head_dim, bool inverse)
+static struct tail_rope rope_heads(const struct arch *a, int64_t n, int64_t width, bool inverse)
 {
-    return (struct tail_rope){.n_head = n_head, .head_dim = head_dim, .eps = a->norm.eps, .inverse = inverse};
+    return (struct tail_rope){.n_head = n, .head_dim = width, .eps = a->norm.eps, .inverse = inverse};
 }
 
 static struct product product_of(size_t proj, enum lora_target t, int64_t n_out, int64_t n_in)
@@ -78,7 +79,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .n_in = a->d_model,
                             .n_target = 2,
                             .target = {LORA_Q_A, LORA_KV},
-                            .rows = {a->compress.q_lora, a->head_dim}};
+                            .rows = {a->compress.q_lora, head_dim(a)}};
     p[1] = product_of(offsetof(struct layer_weights, out), LORA_O_B, a->d_model, group_cols(a));
     p[2] = product_of(offsetof(struct layer_weights, q_b), LORA_Q_B, query_cols(a), a->compress.q_lora);
 }
@@ -134,7 +135,7 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
     if (kind == COMPRESS_NONE && refuse_entries(f, own_part, "compressor")) return -1;
     if (kind != COMPRESS_SPARSE && refuse_indexer(f)) return -1;
     if (kind == COMPRESS_NONE) return 0;
-    if (load_entries(f, a, kind, a->head_dim, &lw->entry, own_part)) return -1;
+    if (load_entries(f, a, kind, head_dim(a), &lw->entry, own_part)) return -1;
     if (kind != COMPRESS_SPARSE) return 0;
     return load_entries(f, a, kind, c->index_dim, &lw->index, index_part) || weights_rows(f, &lw->index_q, &q, false) ||
                    weights_rows(f, &lw->index_scale, &scale, false)
@@ -146,7 +147,7 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
 {
     const struct compress_arch *c = &a->compress;
     const struct stored_rows first = {.part = {"self_attn.q_a_proj", "self_attn.kv_proj"},
-                                      .rows = {c->q_lora, a->head_dim},
+                                      .rows = {c->q_lora, head_dim(a)},
                                       .n_in = a->d_model,
                                       .n_part = 2};
     const struct stored_rows q_b = {
@@ -157,8 +158,8 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     if (weights_rows(f, &lw->qkv, &first, false) ||
         weights_vector(f, &lw->q_a_norm, "self_attn.q_a_norm", ".weight", c->q_lora) ||
         weights_rows(f, &lw->q_b, &q_b, false) ||
-        weights_vector(f, &lw->kv_a_norm, "self_attn.kv_norm", ".weight", a->head_dim) ||
-        weights_vector(f, &lw->sinks, "self_attn.sinks", "", a->n_head) || load_compressor(f, a, layer, lw) ||
+        weights_vector(f, &lw->kv_a_norm, "self_attn.kv_norm", ".weight", head_dim(a)) ||
+        weights_vector(f, &lw->sinks, "self_attn.sinks", "", n_head(a)) || load_compressor(f, a, layer, lw) ||
         weights_matrix(f, group, "self_attn.o_a_proj", group_cols(a), query_cols(a) / c->n_group) ||
         weights_rows(f, &lw->out, &out, false))
         return -1;
@@ -187,7 +188,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         if (is_chosen(a, p->layer, n_tok))
             t->idx = arena_tensor_2d(&p->dev->work, DT_I32, n_tok, a->compress.index_top);
         t->o = acts_2d(p, n_tok, query_cols(a));
-        t->lse = stat_2d(p, n_tok, a->n_head);
+        t->lse = stat_2d(p, n_tok, n_head(a));
     }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, first_cols(a));
@@ -196,16 +197,16 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     t->q_rstd = stat_1d(p, n_tok);
     t->q_xa = acts_xa(p, n_tok, &p->w.q_b.lora);
     t->q_in = acts_2d(p, n_tok, query_cols(a));
-    t->head_rstd = stat_2d(p, n_tok, a->n_head);
+    t->head_rstd = stat_2d(p, n_tok, n_head(a));
     t->q = acts_2d(p, n_tok, query_cols(a));
-    t->kv = acts_2d(p, n_tok, a->head_dim);
+    t->kv = acts_2d(p, n_tok, head_dim(a));
     t->kv_rstd = stat_1d(p, n_tok);
     if (kind != COMPRESS_NONE) {
         const int64_t n = n_entry(a, kind, n_tok);
-        t->pair = acts_2d(p, n_tok, pair_cols(kind, a->head_dim));
-        t->entry_in = acts_2d(p, n, a->head_dim);
+        t->pair = acts_2d(p, n_tok, pair_cols(kind, head_dim(a)));
+        t->entry_in = acts_2d(p, n, head_dim(a));
         t->entry_rstd = stat_1d(p, n);
-        t->entry = acts_2d(p, n, a->head_dim);
+        t->entry = acts_2d(p, n, head_dim(a));
         t->entry_pos = arena_tensor_1d(&p->dev->work, DT_I32, n);
     }
     t->group = acts_2d(p, n_tok, group_cols(a));
@@ -223,7 +224,7 @@ static void entries_fwd(const struct block *b, struct tensor pair, struct tensor
     op_linear_fwd(dev, pair, absent, x, &e->pair, absent);
     op_compress_fwd(dev, in, pos, pair, e->bias, b->seqs, &shape);
     op_rmsnorm_fwd(dev, y, rstd, in, e->norm, &b->a->norm);
-    op_tail_rope_fwd(dev, y, absent, y, pos, rope_of(b), &rope);
+    op_tail_rope_fwd(dev, y, absent, y, pos, b->rope, &rope);
 }
 
 /* The entries that a token sees; the scale of scores does not change their order. */
@@ -244,7 +245,7 @@ static void choose_entries(const struct block *b, struct tensor idx, struct tens
     struct tensor scale = arena_tensor_2d(work, act, n_tok, c->n_index);
     entries_fwd(b, pair, in, rstd, key, pos, x, &w->index);
     op_linear_fwd(dev, q, absent, q_norm, &w->index_q, absent);
-    op_tail_rope_fwd(dev, q, absent, q, b->pos, rope_of(b), &rope);
+    op_tail_rope_fwd(dev, q, absent, q, b->pos, b->rope, &rope);
     op_linear_fwd(dev, scale, absent, x, &w->index_scale, absent);
     op_index_topk(dev, idx, q, key, scale, b->seqs, c->ratio[COMPRESS_SPARSE]);
     arena_release(work, mark);
@@ -272,13 +273,13 @@ static void fwd(const struct block *b, struct layer_acts *s)
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
-    const struct tail_rope heads = rope_heads(a, a->n_head, a->head_dim, false),
-                           key = rope_heads(a, 1, a->head_dim, false);
-    const struct tail_rope back = rope_heads(a, a->n_head, a->head_dim, true);
+    const struct tail_rope heads = rope_heads(a, n_head(a), head_dim(a), false),
+                           key = rope_heads(a, 1, head_dim(a), false);
+    const struct tail_rope back = rope_heads(a, n_head(a), head_dim(a), true);
     struct compressed_acts *t = &s->compressed;
-    const struct tensor x = s->attn_norm, rope = rope_of(b);
+    const struct tensor x = s->attn_norm, rope = b->rope;
     const struct tensor q_a = tensor_cols(t->a, 0, a->compress.q_lora);
-    const struct tensor kv = tensor_cols(t->a, a->compress.q_lora, a->head_dim);
+    const struct tensor kv = tensor_cols(t->a, a->compress.q_lora, head_dim(a));
     const int64_t mark = arena_mark(&dev->work);
     struct tensor o = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], query_cols(a));
 
@@ -306,14 +307,14 @@ static void entries_bwd(const struct block *b, const struct layer_acts *s, struc
     const struct arch *a = b->a;
     const struct compressed_acts *t = &s->compressed;
     const struct entry_weights *e = &b->w->entry;
-    const struct compress_shape shape = entries_of(a, kind_of(b), a->head_dim);
-    const struct tail_rope key = rope_heads(a, 1, a->head_dim, false);
+    const struct compress_shape shape = entries_of(a, kind_of(b), head_dim(a));
+    const struct tail_rope key = rope_heads(a, 1, head_dim(a), false);
     const int64_t mark = arena_mark(work);
-    struct tensor din = arena_tensor_2d(work, dev->act_dtype, dentry.shape[0], a->head_dim);
+    struct tensor din = arena_tensor_2d(work, dev->act_dtype, dentry.shape[0], head_dim(a));
     struct tensor dpair = arena_tensor_2d(work, dev->act_dtype, dx.shape[0], t->pair.shape[1]);
     struct tensor part = arena_tensor_2d(work, dev->act_dtype, dx.shape[0], dx.shape[1]);
     device_zero(dev, din); /* the norm adds to it */
-    op_tail_rope_bwd(dev, dentry, dentry, absent, absent, t->entry_pos, rope_of(b), &key);
+    op_tail_rope_bwd(dev, dentry, dentry, absent, absent, t->entry_pos, b->rope, &key);
     op_rmsnorm_bwd(dev, din, dentry, t->entry_in, t->entry_rstd, e->norm);
     op_compress_bwd(dev, dpair, din, t->pair, e->bias, b->seqs, &shape);
     op_linear_bwd(dev, part, dpair, s->attn_norm, absent, &e->pair);
@@ -327,20 +328,20 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
     const struct shared_attn_shape attention = attention_of(b);
-    const struct tail_rope heads = rope_heads(a, a->n_head, a->head_dim, false),
-                           key = rope_heads(a, 1, a->head_dim, false);
-    const struct tail_rope back = rope_heads(a, a->n_head, a->head_dim, true);
+    const struct tail_rope heads = rope_heads(a, n_head(a), head_dim(a), false),
+                           key = rope_heads(a, 1, head_dim(a), false);
+    const struct tail_rope back = rope_heads(a, n_head(a), head_dim(a), true);
     const struct compressed_acts *t = &s->compressed;
     struct arena *work = &dev->work;
     const enum dtype act = dev->act_dtype;
-    const struct tensor rope = rope_of(b), entry = t->entry;
+    const struct tensor rope = b->rope, entry = t->entry;
     const int64_t n_tok = s->attn_norm.shape[0], q_lora = a->compress.q_lora, mark = arena_mark(work);
     struct tensor da = arena_tensor_2d(work, act, n_tok, first_cols(a));
     struct tensor dgroup = arena_tensor_2d(work, act, n_tok, group_cols(a));
     struct tensor dout = arena_tensor_2d(work, act, n_tok, query_cols(a));
     struct tensor dq = arena_tensor_2d(work, act, n_tok, query_cols(a));
-    struct tensor dkv = arena_tensor_2d(work, act, n_tok, a->head_dim);
-    struct tensor dentry = entry.ndim ? arena_tensor_2d(work, act, entry.shape[0], a->head_dim) : absent;
+    struct tensor dkv = arena_tensor_2d(work, act, n_tok, head_dim(a));
+    struct tensor dentry = entry.ndim ? arena_tensor_2d(work, act, entry.shape[0], head_dim(a)) : absent;
     struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, q_lora);
 
     device_zero(dev, da); /* the norms add to it */
@@ -350,7 +351,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     /* 6 attn    */ op_shared_attn_bwd(dev, dq, dkv, dentry, dout, t->o, t->lse, t->q, t->kv, entry, chosen(b, t),
                                        b->seqs, &attention);
     /* 3 kv      */ op_tail_rope_bwd(dev, dkv, dkv, absent, absent, b->pos, rope, &key);
-    op_rmsnorm_bwd(dev, tensor_cols(da, q_lora, a->head_dim), dkv, tensor_cols(t->a, q_lora, a->head_dim), t->kv_rstd,
+    op_rmsnorm_bwd(dev, tensor_cols(da, q_lora, head_dim(a)), dkv, tensor_cols(t->a, q_lora, head_dim(a)), t->kv_rstd,
                    w->kv_a_norm);
     /* 2 q       */ op_tail_rope_bwd(dev, dout, dq, t->q_in, t->head_rstd, b->pos, rope, &heads); /* dout: free again */
     input_quant_linear_bwd(dev, dq_norm, dout, t->q_norm, t->q_xa, &w->q_b);

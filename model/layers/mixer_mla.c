@@ -14,25 +14,29 @@ static const struct tensor absent = {0};
 
 static struct attn_shape attention_of(const struct block *b)
 {
-    const struct arch *a = b->a;
-    return (struct attn_shape){.n_head = a->n_head,
-                               .n_kv = a->n_head,
-                               .head_dim = a->head_dim,
-                               .window = a->window[b->layer],
-                               .scale = a->attn_scale,
-                               .value_dim = a->mla.value};
+    const struct attn_arch *h = arch_attn(b->a, b->layer);
+    return (struct attn_shape){.n_head = h->n_head,
+                               .n_kv = h->n_head,
+                               .head_dim = h->head_dim,
+                               .window = h->window,
+                               .scale = h->scale,
+                               .value_dim = b->a->mla.value};
 }
+
+/* Sizes are those of all layers. */
+static int64_t n_head(const struct arch *a) { return a->attn[0].n_head; }
+static int64_t query_cols(const struct arch *a) { return n_head(a) * a->attn[0].head_dim; }
 
 static struct mla_shape shape_of(const struct arch *a)
 {
     const struct mla_arch *m = &a->mla;
-    return (struct mla_shape){.n_head = a->n_head,
+    return (struct mla_shape){.n_head = n_head(a),
                               .nope = m->nope,
                               .rope = m->rope,
                               .value = m->value,
                               .interleaved = m->interleaved,
-                              .beta_len = a->rope.original_len,
-                              .beta = (float)a->rope.query_beta};
+                              .beta_len = a->rope[0].original_len,
+                              .beta = (float)a->rope[0].query_beta};
 }
 
 /* The norms of the projections: transformers' class default of eps, whatever rms_norm_eps is. */
@@ -43,11 +47,10 @@ static struct norm norm_of(const struct arch *a)
 
 /* Columns of the first product, and of its parts: queries or their projection; keys and values, then the rotated key.
  */
-static int64_t q_cols(const struct arch *a) { return a->mla.q_lora ? a->mla.q_lora : a->n_head * a->head_dim; }
+static int64_t q_cols(const struct arch *a) { return a->mla.q_lora ? a->mla.q_lora : query_cols(a); }
 static int64_t kv_cols(const struct arch *a) { return a->mla.kv_lora + a->mla.rope; }
-static int64_t query_cols(const struct arch *a) { return a->n_head * a->head_dim; }
-static int64_t key_value_cols(const struct arch *a) { return a->n_head * (a->mla.nope + a->mla.value); }
-static int64_t out_cols(const struct arch *a) { return a->n_head * a->mla.value; }
+static int64_t key_value_cols(const struct arch *a) { return n_head(a) * (a->mla.nope + a->mla.value); }
+static int64_t out_cols(const struct arch *a) { return n_head(a) * a->mla.value; }
 
 static struct product product_of(size_t proj, enum lora_target t, int64_t n_out, int64_t n_in)
 {
@@ -109,7 +112,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const int64_t n_tok = p->n_tok;
     if (group == ACTS_CORE) {
         t->o = acts_2d(p, n_tok, out_cols(a));
-        t->lse = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, a->n_head);
+        t->lse = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, n_head(a));
     }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, q_cols(a) + kv_cols(a));

@@ -100,7 +100,7 @@ static const float *trained_matrices(struct trained *t, const struct proj *produ
     struct err err;
     struct proj p = *product;
     const bool qkv = product == &t->lw.qkv;
-    const int64_t kv = t->arch.n_kv * t->arch.head_dim;
+    const int64_t kv = t->arch.attn[0].n_kv * t->arch.attn[0].head_dim;
     p.lora.merged = true;
     p.quant.n_part = qkv ? 3 : 1;
     p.quant.part_rows[0] = p.w.n_out - (qkv ? 2 * kv : 0);

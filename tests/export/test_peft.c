@@ -294,7 +294,7 @@ static void file_of_peft_loads(void **state)
     struct tiny t;
     struct err err = {.msg = ""};
     struct parts theirs, ours;
-    a.n_layer = 2, a.d_model = 128, a.n_head = 4, a.n_kv = 2, a.head_dim = 32, a.n_exp = 8, a.d_ff = 96;
+    a.n_layer = 2, a.d_model = 128, a.attn[0].head_dim = 32, a.n_exp = 8, a.d_ff = 96;
     struct lora_options opt = tiny_options(ALL_TARGETS);
     opt.r = 8, opt.alpha = 16;
     const char *dir = scratch_dir();

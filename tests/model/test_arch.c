@@ -70,24 +70,36 @@ static void test_published(void **state)
     (void)state;
     const struct arch a = loaded(v4);
     assert_string_equal(a.family, "gpt_oss");
-    const int64_t sizes[][2] = {
-        {a.n_layer, 4},     {a.d_model, 2880}, {a.n_head, 64},     {a.n_kv, 8},       {a.head_dim, 64},
-        {a.n_exp, 32},      {a.top_k, 4},      {a.d_ff, 2880},     {a.vocab, 201088}, {a.max_len, 131072},
-        {a.window[0], 128}, {a.window[1], 0},  {a.window[2], 128}, {a.window[3], 0},  {arch_qkv_cols(&a), 5120}};
+    const int64_t sizes[][2] = {{a.n_layer, 4},
+                                {a.d_model, 2880},
+                                {a.attn[0].n_head, 64},
+                                {a.attn[0].n_kv, 8},
+                                {a.attn[0].head_dim, 64},
+                                {a.n_exp, 32},
+                                {a.top_k, 4},
+                                {a.d_ff, 2880},
+                                {a.vocab, 201088},
+                                {a.max_len, 131072},
+                                {arch_attn(&a, 0)->window, 128},
+                                {arch_attn(&a, 1)->window, 0},
+                                {arch_attn(&a, 2)->window, 128},
+                                {arch_attn(&a, 3)->window, 0},
+                                {arch_qkv_cols(&a, 0), 5120}};
     for (int i = 0; i < MT_LEN(sizes); i++) assert_int_equal(sizes[i][0], sizes[i][1]);
     assert_true(a.attn_bias && a.out_bias && a.expert_bias && a.router_bias && a.sinks && !a.tied);
-    assert_true(a.norm.eps == 1e-5f && a.attn_scale == 0.125f);
+    assert_true(a.norm.eps == 1e-5f && a.attn[0].scale == 0.125f);
     assert_true(a.glu.kind == GLU_CLAMPED && a.glu.interleaved && a.glu.alpha == 1.702f && a.glu.limit == 7);
-    assert_true(a.rope.yarn && !a.rope.truncate && a.rope.theta == 150000 && a.rope.factor == 32);
-    assert_true(a.rope.beta_fast == 32 && a.rope.beta_slow == 1 && a.rope.original_len == 4096);
+    assert_true(a.rope[0].yarn && !a.rope[0].truncate && a.rope[0].theta == 150000 && a.rope[0].factor == 32);
+    assert_true(a.rope[0].beta_fast == 32 && a.rope[0].beta_slow == 1 && a.rope[0].original_len == 4096);
 }
 
 static void assert_same_arch(const struct arch *a, const struct arch *b)
 {
-    const struct rope_arch *r = &a->rope, *q = &b->rope;
+    const struct rope_arch *r = &a->rope[0], *q = &b->rope[0];
     assert_string_equal(a->family, b->family);
     assert_memory_equal(&a->n_layer, &b->n_layer, offsetof(struct arch, attn_bias) - offsetof(struct arch, n_layer));
-    assert_memory_equal(a->window, b->window, sizeof(a->window));
+    assert_memory_equal(a->attn, b->attn, sizeof(a->attn));
+    assert_memory_equal(a->attn_of, b->attn_of, sizeof(a->attn_of));
     assert_true(a->attn_bias == b->attn_bias && a->expert_bias == b->expert_bias && a->router_bias == b->router_bias);
     assert_int_equal(a->out_bias, b->out_bias);
     assert_true(a->sinks == b->sinks && a->tied == b->tied && a->glu.kind == b->glu.kind);
@@ -145,19 +157,19 @@ static void test_variants(void **state)
 {
     (void)state;
     struct arch a = loaded(edit(v4, "[\"sliding_attention\"", "[\"full_attention\""));
-    assert_int_equal(a.window[0], 0);
+    assert_int_equal(arch_attn(&a, 0)->window, 0);
     a = loaded(edit(v4, "\"sliding_window\": 128", "\"sliding_window\": 96"));
-    assert_int_equal(a.window[2], 96);
+    assert_int_equal(arch_attn(&a, 2)->window, 96);
     a = loaded(edit(v4, "\"attention_bias\": true", "\"attention_bias\": false"));
     assert_false(a.attn_bias);
     a = loaded(edit(v4, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": true"));
     assert_true(a.tied);
     a = loaded(edit(v4, "\"truncate\": false", "\"truncate\": false, \"attention_factor\": 1.5"));
-    assert_true(a.rope.attention_factor == 1.5);
+    assert_true(a.rope[0].attention_factor == 1.5);
     a = loaded(edit(v4, ", \"truncate\": false", "")); /* transformers rounds by default */
-    assert_true(a.rope.truncate);
+    assert_true(a.rope[0].truncate);
     a = loaded(edit(v5, "\"yarn\"", "\"default\""));
-    assert_true(!a.rope.yarn && a.rope.attention_factor == 1 && a.rope.theta == 150000);
+    assert_true(!a.rope[0].yarn && a.rope[0].attention_factor == 1 && a.rope[0].theta == 150000);
 }
 
 /* ---- RoPE */
@@ -166,8 +178,8 @@ static void test_variants(void **state)
 static void frequencies(const struct arch *a, double inv_freq[32], double *factor)
 {
     float table[2 * 64];
-    assert_int_equal(a->head_dim, 64);
-    arch_rope_table(&a->rope, 2, table);
+    assert_int_equal(a->attn[0].head_dim, 64);
+    arch_rope_table(&a->rope[0], 2, table);
     *factor = (double)table[0];
     for (int i = 0; i < 32; i++) {
         assert_true(table[i] == table[0] && table[32 + i] == 0); /* position 0: cos 1, sin 0 */
@@ -237,7 +249,7 @@ static void test_far_position(void **state)
     const struct arch a = loaded(v4);
     float *table = mem_array((int64_t)N * 64, sizeof(*table)), *last = table + (int64_t)(N - 1) * 64;
     double f[32], factor;
-    arch_rope_table(&a.rope, N, table);
+    arch_rope_table(&a.rope[0], N, table);
     frequencies(&a, f, &factor);
     for (int i = 0; i < 32; i++) {
         const float angle = (float)(N - 1) * (float)f[i]; /* f is the f32 frequency to 3e-7: angle to 0.04 at most */

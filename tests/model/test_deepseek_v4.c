@@ -74,38 +74,40 @@ static void test_both_styles(void **state)
     for (int i = 0; i < 2; i++) {
         const struct arch a = parsed(texts[i]);
         const struct compress_arch *c = &a.compress;
-        assert_true(a.n_layer == 4 && a.n_kv == 1 && a.head_dim == 32 && a.d_ff == 32 && a.d_shared == 32);
+        assert_true(a.n_layer == 4 && a.attn[0].n_kv == 1 && a.attn[0].head_dim == 32 && a.d_ff == 32 &&
+                    a.d_shared == 32);
         assert_true(c->q_lora == 32 && c->n_group == 2 && c->o_lora == 16 && c->rope == 8);
         assert_true(c->n_index == 2 && c->index_dim == 16 && c->index_top == 4);
         assert_true(c->ratio[COMPRESS_SPARSE] == 4 && c->ratio[COMPRESS_HEAVY] == 8);
         assert_true(c->kind[0] == COMPRESS_NONE && c->kind[1] == COMPRESS_SPARSE && c->kind[2] == COMPRESS_HEAVY &&
                     c->kind[3] == COMPRESS_SPARSE);
-        for (int l = 0; l < 4; l++) assert_true(a.window[l] == 8 && !a.dense[l] && a.ffn[l] == &ffn_shared);
+        for (int l = 0; l < 4; l++)
+            assert_true(arch_attn(&a, l)->window == 8 && !a.dense[l] && a.ffn[l] == &ffn_shared);
         assert_true(a.hyper.n_stream == 2 && a.hyper.n_iter == 5 && a.hyper.eps == 1e-6 && a.n_hash == 1);
-        assert_true(a.rope.theta == 10000 && !a.rope.yarn && a.rope.width == 8);
-        assert_true(a.rope_entry.theta == 160000 && a.rope_entry.yarn && a.rope_entry.factor == 16 &&
-                    a.rope_entry.original_len == 65536 && a.rope_entry.width == 8);
-        assert_true(a.rope_entry.attention_factor == 1);
+        assert_true(a.rope[0].theta == 10000 && !a.rope[0].yarn && a.rope[0].width == 8);
+        assert_true(a.rope[1].theta == 160000 && a.rope[1].yarn && a.rope[1].factor == 16 &&
+                    a.rope[1].original_len == 65536 && a.rope[1].width == 8);
+        assert_true(a.rope[1].attention_factor == 1);
         assert_true(a.router.kind == ROUTER_SQRT_CHOSEN && a.router.scale == 1.5f && !a.router.given && a.router_bias);
         assert_true(a.glu.kind == GLU_SWIGLU_CLAMPED && a.glu.limit == 7 && !a.glu.interleaved);
         assert_true(a.sinks && !a.attn_bias && !a.norm.round_twice && a.names->published);
     }
     assert_int_equal(parsed(edit(PUBLISHED, "\"num_hash_layers\": 1, ", "")).n_hash, 3);
     /* The published code has no factor for cos and sin; transformers has one where a nested file names none. */
-    assert_true(parsed(edit(TRANSFORMERS, ", \"attention_factor\": 1.0", "")).rope_entry.attention_factor == 1);
+    assert_true(parsed(edit(TRANSFORMERS, ", \"attention_factor\": 1.0", "")).rope[1].attention_factor == 1);
     /* Both styles at once agree. */
     const struct arch both = parsed(edit(TRANSFORMERS, "\"layer_types\"", RATIOS "\"layer_types\""));
     assert_true(both.compress.kind[2] == COMPRESS_HEAVY && both.n_hash == 1);
-    assert_true(parsed(edit(TRANSFORMERS, "\"layer_types\"", AGREEING "\"layer_types\"")).rope_entry.yarn);
+    assert_true(parsed(edit(TRANSFORMERS, "\"layer_types\"", AGREEING "\"layer_types\"")).rope[1].yarn);
     /* main and compress may be null. */
     assert_true(parsed(edit(PUBLISHED, "\"type\": \"yarn\"", "\"main\": null, \"compress\": null, \"type\": \"yarn\""))
-                    .rope_entry.yarn);
+                    .rope[1]
+                    .yarn);
     const struct arch scaled =
         parsed(edit(PUBLISHED, "\"type\": \"yarn\"", "\"attention_factor\": 1.5, \"type\": \"yarn\""));
-    assert_true(scaled.rope_entry.attention_factor == 1.5 && scaled.rope.attention_factor == 1);
-    assert_false(parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"other\"")).rope_entry.yarn);
-    assert_true(
-        parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"rope_parameters\": {}, \"rope_scaling\"")).rope_entry.yarn);
+    assert_true(scaled.rope[1].attention_factor == 1.5 && scaled.rope[0].attention_factor == 1);
+    assert_false(parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"other\"")).rope[1].yarn);
+    assert_true(parsed(edit(PUBLISHED, "\"rope_scaling\"", "\"rope_parameters\": {}, \"rope_scaling\"")).rope[1].yarn);
     assert_true(parsed(edit(PUBLISHED, "4, 8, 4, 0]", "128, 4, 128, 0, 0, 0]")).compress.ratio[COMPRESS_HEAVY] == 128);
 }
 

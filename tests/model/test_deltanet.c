@@ -38,8 +38,9 @@ static void config_is_read(void **state)
         "{\"model_type\": \"qwen3_5_moe\", \"text_config\": {\"model_type\": \"qwen3_5_moe_text\", " TEXT "}}";
     const char *text = "{\"model_type\": \"qwen3_5_moe_text\", " TEXT ", \"full_attention_interval\": 2}";
     if (parse(&a, nested, &err)) fail_msg("%s", err.msg);
-    assert_true(a.nested && a.attn_gate && a.norm_plus_one && a.shared_gate && a.d_shared == 24 && a.rope.width == 4);
-    assert_true(a.delta.n_tap == 4 && a.delta.shape.n_value == 4 && arch_q_rows(&a) == 128);
+    assert_true(a.nested && a.attn_gate && a.norm_plus_one && a.shared_gate && a.d_shared == 24 &&
+                a.rope[0].width == 4);
+    assert_true(a.delta.n_tap == 4 && a.delta.shape.n_value == 4 && arch_q_rows(&a, 3) == 128);
     for (int l = 0; l < 4; l++) assert_ptr_equal(a.mixer[l], l == 3 ? &mixer_attention : &mixer_deltanet);
     for (int i = 0; i < 2; i++) { /* inside and outside text_config */
         static const char awq[] = "\"quantization_config\": {\"quant_method\": \"awq\"}, ";

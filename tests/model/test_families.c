@@ -61,11 +61,14 @@ static void test_rows(void **state)
 {
     (void)state;
     struct arch q = load(QWEN), o = load(OLMOE), m = load(MIXTRAL);
-    assert_true(q.head_dim == 16 && q.n_kv == 2 && q.n_exp == 8 && q.top_k == 2 && q.d_ff == 24);
-    assert_true(q.qk_norm == QK_NORM_HEAD && q.router.kind == ROUTER_CHOSEN && q.norm.eps == 1e-6f && q.window[0] == 0);
-    assert_true(o.head_dim == 8 && o.n_kv == 4 && o.d_ff == 48 && o.rope.theta == 10000 && o.norm.eps == 1e-5f);
+    assert_true(q.attn[0].head_dim == 16 && q.attn[0].n_kv == 2 && q.n_exp == 8 && q.top_k == 2 && q.d_ff == 24);
+    assert_true(q.qk_norm == QK_NORM_HEAD && q.router.kind == ROUTER_CHOSEN && q.norm.eps == 1e-6f &&
+                arch_attn(&q, 0)->window == 0);
+    assert_true(o.attn[0].head_dim == 8 && o.attn[0].n_kv == 4 && o.d_ff == 48 && o.rope[0].theta == 10000 &&
+                o.norm.eps == 1e-5f);
     assert_true(o.qk_norm == QK_NORM_WHOLE && o.router.kind == ROUTER_PROBABILITY);
-    assert_true(m.head_dim == 8 && m.n_kv == 2 && m.d_ff == 48 && m.rope.theta == 1000000 && m.window[2] == 0);
+    assert_true(m.attn[0].head_dim == 8 && m.attn[0].n_kv == 2 && m.d_ff == 48 && m.rope[0].theta == 1000000 &&
+                arch_attn(&m, 2)->window == 0);
     assert_true(m.qk_norm == QK_NORM_NONE && m.router.kind == ROUTER_CHOSEN);
     const struct arch *all[] = {&q, &o, &m};
     for (int i = 0; i < 3; i++) {
@@ -73,8 +76,8 @@ static void test_rows(void **state)
         assert_true(a->norm.round_twice && a->glu.kind == GLU_SWIGLU && !a->glu.interleaved);
         assert_false(a->sinks || a->attn_bias || a->out_bias || a->expert_bias || a->router_bias ||
                      a->transposed_experts);
-        assert_true(a->rope.factor == 1 && a->rope.attention_factor == 1 && !a->dense[0]);
-        assert_int_equal(a->rope.width, a->head_dim);
+        assert_true(a->rope[0].factor == 1 && a->rope[0].attention_factor == 1 && !a->dense[0]);
+        assert_int_equal(a->rope[0].width, a->attn[0].head_dim);
     }
     char text[1024];
     snprintf(text, sizeof(text), "%s", QWEN);
@@ -82,8 +85,9 @@ static void test_rows(void **state)
     assert_int_equal(load(text).router.kind, ROUTER_PROBABILITY); /* a missing key means false */
     assert_int_equal(load(with(OLMOE, "\"norm_topk_prob\": true")).router.kind, ROUTER_CHOSEN);
     assert_true(load(with(QWEN, "\"attention_bias\": true")).out_bias);
-    assert_int_equal(load(with(MIXTRAL, "\"sliding_window\": 64")).window[1], 64);
-    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {\"rope_theta\": 5e5}")).rope.theta == 5e5);
+    const struct arch windows = load(with(MIXTRAL, "\"sliding_window\": 64"));
+    assert_int_equal(arch_attn(&windows, 1)->window, 64);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {\"rope_theta\": 5e5}")).rope[0].theta == 5e5);
 }
 
 static void test_glm(void **state)
@@ -94,13 +98,14 @@ static void test_glm(void **state)
     assert_true(a.dense[0] && !a.dense[1] && !a.dense[2] && a.n_mtp == 1);
     assert_true(a.router.kind == ROUTER_SIGMOID_CHOSEN && a.router.scale == 2.5f && a.router.n_group == 4 &&
                 a.router.top_group == 2 && a.router_bias);
-    assert_true(a.rope.width == 8 && a.attn_bias && !a.out_bias && a.qk_norm == QK_NORM_NONE && a.norm.eps == 1e-5f);
+    assert_true(a.rope[0].width == 8 && a.attn_bias && !a.out_bias && a.qk_norm == QK_NORM_NONE && a.norm.eps == 1e-5f);
     assert_int_equal(load(with(GLM, "\"use_qk_norm\": true")).qk_norm, QK_NORM_HEAD);
     assert_int_equal(load(with(GLM, "\"norm_topk_prob\": false")).router.kind, ROUTER_SIGMOID);
     assert_true(load(with(GLM, "\"first_k_dense_replace\": 2")).dense[1]);
     assert_false(load(with(GLM, "\"first_k_dense_replace\": 0")).dense[0]);
     assert_int_equal(
-        load(with(GLM, "\"rope_parameters\": {\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}")).rope.width, 4);
+        load(with(GLM, "\"rope_parameters\": {\"partial_rotary_factor\": 0.25, \"rope_theta\": 1e6}")).rope[0].width,
+        4);
     assert_int_equal(load(with(MIXTRAL, "\"n_shared_experts\": 1, \"partial_rotary_factor\": 0.5")).d_shared, 0);
 }
 
@@ -112,11 +117,11 @@ static void test_glm(void **state)
 static void test_two_keys(void **state)
 {
     (void)state;
-    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {" YARN2 "}")).rope.factor == 2);
-    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {}")).rope.factor == 2);
-    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {" YARN2 "}")).rope.factor ==
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {" YARN2 "}")).rope[0].factor == 2);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {}")).rope[0].factor == 2);
+    assert_true(load(with(MIXTRAL, "\"rope_parameters\": {" YARN2 "}, \"rope_scaling\": {" YARN2 "}")).rope[0].factor ==
                 2);
-    assert_false(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {}")).rope.yarn);
+    assert_false(load(with(MIXTRAL, "\"rope_parameters\": {}, \"rope_scaling\": {}")).rope[0].yarn);
     assert_true(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": 1")).dense[0]);
     assert_false(load(with(GLM, KINDS3 ", \"first_k_dense_replace\": null")).dense[1]);
 }
@@ -689,7 +694,7 @@ static void test_dense_gradient(void **state)
 
 static void linear_products(const struct arch *a, int64_t layer, struct product *p)
 {
-    const int64_t q = a->n_head * a->head_dim;
+    const int64_t q = a->attn[0].n_head * a->attn[0].head_dim;
     (void)layer;
     p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
                             .n_exp = 1,
@@ -709,7 +714,7 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
 
 static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    const int64_t q = a->n_head * a->head_dim;
+    const int64_t q = a->attn[0].n_head * a->attn[0].head_dim;
     const struct stored_rows first = {.part = {"self_attn.q_proj"}, .rows = {q}, .n_in = a->d_model, .n_part = 1};
     const struct stored_rows second = {.part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = q, .n_part = 1};
     (void)layer;
@@ -718,7 +723,7 @@ static int linear_load(struct fill *f, const struct arch *a, int64_t layer, stru
 
 static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
-    if (group == ACTS_KEPT) s->attention.qkv = acts_2d(p, p->n_tok, p->a->n_head * p->a->head_dim);
+    if (group == ACTS_KEPT) s->attention.qkv = acts_2d(p, p->n_tok, p->a->attn[0].n_head * p->a->attn[0].head_dim);
     if (group != ACTS_MIXER) return;
     s->attention.qkv_xa = acts_xa(p, p->n_tok, &p->w.qkv.lora);
     s->attention.out_xa = acts_xa(p, p->n_tok, &p->w.out.lora);

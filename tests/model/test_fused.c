@@ -348,7 +348,8 @@ static void config_is_read(void **state)
         if (!doc || arch_parse(&a, json_root(doc), &err)) fail_msg("%s", err.msg);
         json_free(doc);
         assert_true(a.attn_gate && a.norm_plus_one && a.shared_gate && a.delta.fused && !a.nested);
-        assert_true(a.head_dim == 256 && a.rope.width == 64 && a.delta.shape.n_value == 32 && a.delta.n_tap == 4);
+        assert_true(a.attn[0].head_dim == 256 && a.rope[0].width == 64 && a.delta.shape.n_value == 32 &&
+                    a.delta.n_tap == 4);
         for (int l = 0; l < 4; l++) n_dense += a.dense[l], n_linear += a.mixer[l] == &mixer_deltanet;
         assert_true(a.router.kind == rows[i].router && n_dense == rows[i].n_dense && n_linear == rows[i].n_linear);
     }

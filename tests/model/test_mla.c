@@ -165,20 +165,20 @@ static void sizes_are_read(void **state)
     struct arch a;
     struct err err = {.msg = ""};
     if (arch_load(&a, write_config(config_text(&sizes[0])), &err)) fail_msg("%s", err.msg);
-    assert_true(a.head_dim == 10 && a.rope.width == 6 && a.mla.interleaved && a.mla.q_lora == 10);
-    assert_true(a.attn_scale == (float)(1 / sqrt(10)));
+    assert_true(a.attn[0].head_dim == 10 && a.rope[0].width == 6 && a.mla.interleaved && a.mla.q_lora == 10);
+    assert_true(a.attn[0].scale == (float)(1 / sqrt(10)));
     if (arch_load(&a, write_config(config_text(&sizes[2])), &err)) fail_msg("%s", err.msg);
     const double gain = 0.1 * log(4) + 1;
-    assert_true(a.mla.q_lora == 0 && a.rope.attention_factor == 1);
-    assert_close((double)a.attn_scale, gain * gain / 3, 1e-7);
+    assert_true(a.mla.q_lora == 0 && a.rope[0].attention_factor == 1);
+    assert_close((double)a.attn[0].scale, gain * gain / 3, 1e-7);
     struct sizes s = sizes[2];
     s.keys = YARN(", \"mscale\": 0.5, \"mscale_all_dim\": 1.0");
     if (arch_load(&a, write_config(config_text(&s)), &err)) fail_msg("%s", err.msg);
-    assert_close(a.rope.attention_factor, (0.05 * log(4) + 1) / gain, 1e-15);
+    assert_close(a.rope[0].attention_factor, (0.05 * log(4) + 1) / gain, 1e-15);
     s.keys = YARN("");
     if (arch_load(&a, write_config(config_text(&s)), &err)) fail_msg("%s", err.msg);
-    assert_close(a.rope.attention_factor, gain, 1e-15);
-    assert_close((double)a.attn_scale, 1.0 / 3, 1e-7);
+    assert_close(a.rope[0].attention_factor, gain, 1e-15);
+    assert_close((double)a.attn[0].scale, 1.0 / 3, 1e-7);
 }
 
 /* The kinds of feed-forward networks: a number of dense layers, or a list. */
@@ -291,11 +291,11 @@ static void mistral_is_read(void **state)
         if (arch_load(&a, write_config(text), &err) != (rows[i].says ? -1 : 0)) fail_msg("row %d: %s", (int)i, err.msg);
         if (rows[i].says && !strstr(err.msg, rows[i].says)) fail_msg("%s: %s", rows[i].says, err.msg);
         if (rows[i].says) continue;
-        assert_true(a.rope.query_beta == 0.1 && a.rope.original_len == 8192 && a.rope.width == 4);
+        assert_true(a.rope[0].query_beta == 0.1 && a.rope[0].original_len == 8192 && a.rope[0].width == 4);
         assert_int_equal(export_family_check(EXPORT_VLLM, &a, &err), -1); /* no program reads the text part alone */
         assert_int_equal(export_family_check(EXPORT_PEFT, &a, &err), 0);
         assert_true(a.router.kind == ROUTER_CHOSEN && !a.router_bias && !a.dense[0] && a.d_shared == 8);
-        assert_close((double)a.attn_scale, pow(0.1 * log(128) + 1, 2) / sqrt(8), 1e-6);
+        assert_close((double)a.attn[0].scale, pow(0.1 * log(128) + 1, 2) / sqrt(8), 1e-6);
     }
 }
 

@@ -103,7 +103,7 @@ static int64_t of_values(const struct delta_shape *s, enum lora_target t, int64_
 /* The row of the trained B for row i of the written one. */
 static int64_t row_of(const struct arch *a, const struct part *part, int64_t i)
 {
-    const int64_t n = part->p->rows, d = a->head_dim;
+    const int64_t n = part->p->rows, d = arch_attn(a, part->p->layer)->head_dim;
     switch (part->rows) {
     case ROWS_ALL:
     case COLUMNS_VALUES: break;

@@ -53,7 +53,7 @@ struct stream {
     struct acts acts;
     int64_t n_tok, n_seq, max_len;
     int32_t *ids, *at, *starts; /* host: [T], [T], [S+1] */
-    struct tensor tok, pos, cu, rope, rope_entry;
+    struct tensor tok, pos, cu, rope[ATTN_KINDS];
     struct kl part[PARTS], effect[PARTS]; /* KL of trainer from export, of trainer from base */
 };
 
@@ -129,8 +129,8 @@ static void push_state(struct stream *s)
     s->tok = push_indices(dev, s->ids, s->n_tok);
     s->pos = push_indices(dev, s->at, s->n_tok);
     s->cu = push_indices(dev, s->starts, s->n_seq + 1);
-    s->rope = push_rope(s, &a->rope);
-    if (a->rope_entry.width) s->rope_entry = push_rope(s, &a->rope_entry);
+    for (int k = 0; k < ATTN_KINDS; k++)
+        if (a->rope[k].width) s->rope[k] = push_rope(s, &a->rope[k]);
     for (int i = 0; i < SIDES; i++)
         s->sides[i].x = arena_tensor_2d(&dev->state, dev->act_dtype, s->n_tok, arch_stream_cols(a));
 }
@@ -177,8 +177,7 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
         .seqs = &seqs,
         .tok = s->tok,
         .pos = s->pos,
-        .rope = s->rope,
-        .rope_entry = s->rope_entry,
+        .rope = s->rope[arch_attn(a, l)->rope],
         .aux = &no_aux,
     };
     acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, false);

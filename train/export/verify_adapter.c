@@ -124,7 +124,7 @@ static int64_t fused_place(const struct delta_shape *s, bool z, int64_t row)
  * stack them; llama's q and k interleave the two halves of every head. */
 static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_t row, int64_t rows)
 {
-    const int64_t half = a->head_dim / 2, in_head = row % a->head_dim;
+    const int64_t head_dim = arch_attn(a, n->layer)->head_dim, half = head_dim / 2, in_head = row % head_dim;
     if (!n->is_b) return row;
     if (n->target == LORA_UP) return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
     if (n->target == LORA_IN_QKVZ) return fused_place(&a->delta.shape, n->up, row);

@@ -43,8 +43,8 @@ int merged_open(struct merged *m, const struct export *x, struct err *err)
         published_rename(&m->st, &m->arch, err))
         return -1;
     const struct arch *b = &m->arch;
-    if (a->n_layer == b->n_layer && a->d_model == b->d_model && a->vocab == b->vocab && a->n_head == b->n_head &&
-        a->n_kv == b->n_kv && a->head_dim == b->head_dim && a->n_exp == b->n_exp && a->d_ff == b->d_ff &&
+    if (a->n_layer == b->n_layer && a->d_model == b->d_model && a->vocab == b->vocab &&
+        !memcmp(a->attn, b->attn, sizeof(a->attn)) && a->n_exp == b->n_exp && a->d_ff == b->d_ff &&
         a->names == b->names)
         return 0;
     merged_close(m);

@@ -107,9 +107,8 @@ static bool same_kind(const struct search *s, int64_t x, int64_t y)
 {
     const struct arch *a = s->q->a;
     const struct adapters *ad = &s->probe.model.adapters;
-    return a->mixer[x] == a->mixer[y] && a->ffn[x] == a->ffn[y] && a->window[x] == a->window[y] &&
-           a->compress.kind[x] == a->compress.kind[y] && (x < a->n_hash) == (y < a->n_hash) &&
-           ad->layer_on[x] == ad->layer_on[y] && (x < ad->lowest_layer) == (y < ad->lowest_layer);
+    return arch_same_layer(a, x, y) && ad->layer_on[x] == ad->layer_on[y] &&
+           (x < ad->lowest_layer) == (y < ad->lowest_layer);
 }
 
 /* What layer l gains and takes when it saves the groups `save` beside `others`. */

@@ -187,7 +187,8 @@ static void add_compressed(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const struct compress_arch *c = &a->compress;
-    const int64_t d = a->d_model, head = a->head_dim, q = a->n_head * head, ratio = c->ratio[c->kind[layer]];
+    const int64_t d = a->d_model, n_head = a->attn[0].n_head, head = a->attn[0].head_dim, q = n_head * head,
+                  ratio = c->ratio[c->kind[layer]];
     const bool sparse = c->kind[layer] == COMPRESS_SPARSE;
     const char *indexer = "self_attn.compressor.indexer";
     add_blocks(s, layer_name(s, layer, "self_attn.q_a_proj"), c->q_lora, d, spread(d));
@@ -199,7 +200,7 @@ static void add_compressed(struct synth *s, int64_t layer)
                spread(q / c->n_group));
     add_blocks(s, layer_name(s, layer, "self_attn.o_b_proj"), d, c->n_group * c->o_lora,
                spread(c->n_group * c->o_lora) * residual_gain(a));
-    add_f32(s, layer_name(s, layer, "self_attn.sinks").s, a->n_head, 0, 0, 0.5);
+    add_f32(s, layer_name(s, layer, "self_attn.sinks").s, n_head, 0, 0, 0.5);
     if (c->kind[layer] == COMPRESS_NONE) return;
     add_compressor(s, layer, "self_attn.compressor", ratio, head, sparse ? 2 * head : head);
     if (!sparse) return;
@@ -225,7 +226,7 @@ static void add_latent(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const struct mla_arch *m = &a->mla;
-    const int64_t d = a->d_model, q = a->n_head * a->head_dim, o = a->n_head * m->value;
+    const int64_t d = a->d_model, n_head = a->attn[0].n_head, q = n_head * a->attn[0].head_dim, o = n_head * m->value;
     if (m->q_lora) {
         add_linear(s, layer_name(s, layer, "self_attn.q_a_proj"), m->q_lora, d, spread(d), a->attn_bias);
         add_values(s, layer_name(s, layer, "self_attn.q_a_layernorm.weight").s, m->q_lora, 0, normal(1, 0.1));
@@ -236,7 +237,7 @@ static void add_latent(struct synth *s, int64_t layer)
     add_linear(s, layer_name(s, layer, "self_attn.kv_a_proj_with_mqa"), m->kv_lora + m->rope, d, spread(d),
                a->attn_bias);
     add_values(s, layer_name(s, layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
-    add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), a->n_head * (m->nope + m->value), m->kv_lora,
+    add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), n_head * (m->nope + m->value), m->kv_lora,
                spread(m->kv_lora), false);
     add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
 }
@@ -268,16 +269,17 @@ static void add_delta(struct synth *s, int64_t layer)
 static void add_attention(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    const int64_t d = a->d_model, q = a->n_head * a->head_dim, kv = a->n_kv * a->head_dim;
+    const struct attn_arch *h = arch_attn(a, layer);
+    const int64_t d = a->d_model, q = h->n_head * h->head_dim, kv = h->n_kv * h->head_dim;
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    add_linear(s, layer_name(s, layer, "self_attn.q_proj"), arch_q_rows(a), d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.q_proj"), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
     add_linear(s, layer_name(s, layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
     add_linear(s, layer_name(s, layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
     add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
-    if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, a->n_head, 0, normal(0, 0.5));
+    if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
-    add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : a->head_dim);
-    add_norm(s, layer_name(s, layer, "self_attn.k_norm"), whole ? kv : a->head_dim);
+    add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : h->head_dim);
+    add_norm(s, layer_name(s, layer, "self_attn.k_norm"), whole ? kv : h->head_dim);
 }
 
 /* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
@@ -525,9 +527,7 @@ static int64_t layers_of_each_kind(const struct arch *a)
     int64_t n = MT_MIN(a->n_layer, 2);
     for (int64_t l = n; l < a->n_layer; l++) {
         bool seen = false;
-        for (int64_t k = 0; k < n; k++)
-            seen = seen || (a->mixer[k] == a->mixer[l] && a->ffn[k] == a->ffn[l] && a->window[k] == a->window[l] &&
-                            a->compress.kind[k] == a->compress.kind[l] && (k < a->n_hash) == (l < a->n_hash));
+        for (int64_t k = 0; k < n; k++) seen = seen || arch_same_layer(a, k, l);
         if (!seen) n = l + 1;
     }
     return n;

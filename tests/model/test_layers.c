@@ -1,0 +1,118 @@
+/* test_layers.c - what layers of one model may differ in, beyond the families of today: gradients against finite
+ * differences, recomputation, packed documents. */
+#include "tests/test.h"
+
+#include <string.h>
+
+#include "model/arch/arch_values.h"
+#include "model/lora_table.h"
+#include "tests/checkpoints.h"
+#include "tests/whole_model.h"
+
+#define TARGETS "q_proj,k_proj,v_proj,o_proj,experts"
+
+/* A change to the architecture of a case, and the tensors that follow from it. */
+struct variant {
+    void (*edit)(struct arch *a);
+    void (*write)(struct draft *d, const struct arch *a);
+};
+
+/* ---- layer 1 has other heads, a window and no RoPE */
+
+static void edit_heads(struct arch *a)
+{
+    a->attn[1] = (struct attn_arch){.n_head = 6, .n_kv = 3, .head_dim = 10, .window = 3, .rope = 1, .scale = 0.4f};
+    a->attn_of[1] = 1;
+}
+
+static void write_heads(struct draft *d, const struct arch *a)
+{
+    const struct attn_arch *h = arch_attn(a, 1);
+    const int64_t q = h->n_head * h->head_dim, kv = h->n_kv * h->head_dim;
+    draft_random(d, "model.", 1, "self_attn.q_proj.weight", q, a->d_model);
+    draft_random(d, "model.", 1, "self_attn.k_proj.weight", kv, a->d_model);
+    draft_random(d, "model.", 1, "self_attn.v_proj.weight", kv, a->d_model);
+    draft_random(d, "model.", 1, "self_attn.o_proj.weight", a->d_model, q);
+    draft_random(d, "model.", 1, "self_attn.q_norm.weight", h->head_dim, 0);
+    draft_random(d, "model.", 1, "self_attn.k_norm.weight", h->head_dim, 0);
+}
+
+static const struct variant variants[] = {{edit_heads, write_heads}};
+
+static const char *write_model(const struct variant *v)
+{
+    static const char fixture_name[] = "parity/qwen3";
+    struct draft d;
+    struct arch a;
+    struct err err;
+    if (arch_load(&a, fixture(fixture_name), &err)) fail_msg("%s", err.msg);
+    v->edit(&a);
+    draft_open_case(&d, fixture_name);
+    v->write(&d, &a);
+    const char *dir = draft_save(&d, 1);
+    draft_free(&d);
+    whole_model_edit(v->edit);
+    return dir;
+}
+
+static int tear_down(void **state)
+{
+    (void)state;
+    whole_model_edit(NULL);
+    return 0;
+}
+
+static void gradients(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(variants); i++) {
+        struct config cfg;
+        struct run r;
+        whole_model_open(&r, &cfg, write_model(&variants[i]), TARGETS, CFG_RECOMPUTE_NONE);
+        assert_int_equal(r.model.weights.n_unused, 0);
+        whole_model_check_slopes(&r);
+        run_close(&r);
+    }
+}
+
+static void recomputation(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(variants); i++) whole_model_check_recomputation(write_model(&variants[i]), TARGETS);
+}
+
+static void packed_equals_separate(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(variants); i++) whole_model_check_packing(write_model(&variants[i]), TARGETS);
+}
+
+/* What a resumed run compares has the sizes of every layer, and the table of adapters a line per shape. */
+static void sizes_are_told(void **state)
+{
+    (void)state;
+    struct config cfg;
+    struct run r;
+    struct arch_value v;
+    int64_t i = 0;
+    whole_model_open(&r, &cfg, write_model(&variants[0]), TARGETS, CFG_RECOMPUTE_NONE);
+    while (arch_value(&r.arch, i, &v) && strcmp(v.name, "layers.1")) i++;
+    assert_string_equal(v.text, "sliding_attention of 3 with 6 heads of 10, 3 for keys, sparse");
+    char *table = lora_table(&r.model.adapters, &r.arch);
+    if (!strstr(table, "k_proj                  1  [3, 40]                [24, 3]") ||
+        !strstr(table, "k_proj                  1  [3, 40]                [30, 3]"))
+        fail_msg("%s", table);
+    mem_free(table);
+    run_close(&r);
+}
+
+int test_layers(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(gradients, tear_down),
+        cmocka_unit_test_teardown(recomputation, tear_down),
+        cmocka_unit_test_teardown(packed_equals_separate, tear_down),
+        cmocka_unit_test_teardown(sizes_are_told, tear_down),
+    };
+    return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
+}
