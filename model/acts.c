@@ -72,6 +72,8 @@ static void push_site(const struct acts_plan *p, struct site_acts *site)
 }
 static void push_streams(const struct acts_plan *p, struct stream_acts *s, enum acts_group group)
 {
+    const bool whole = p->a->mixer[p->layer] && p->a->ffn[p->layer] && !arch_norm_name(p->a, NORM_MIXER_POST);
+    MT_REQUIRE(whole, "streams in a layer without mixer or network, or with norms after them");
     if (group == ACTS_KEPT) s->out = acts_2d(p, p->n_tok, p->a->d_model);
     if (group == ACTS_MIXER) push_site(p, &s->mixer);
     if (group != ACTS_FFN) return;
@@ -88,14 +90,18 @@ static void push_norm(const struct acts_plan *p, struct tensor *norm, struct ten
 /* Allocates the tensors of one group: the layer's own and those of its mixer and feed-forward network. */
 static void push_group(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
-    if (group == ACTS_MIXER) s->h = acts_2d(p, p->n_tok, p->a->d_model);
+    const struct mixer_kind *mixer = p->a->mixer[p->layer];
+    const struct ffn_kind *ffn = p->a->ffn[p->layer];
+    if (group == ACTS_MIXER && mixer && (ffn || !p->saved[group])) s->h = acts_2d(p, p->n_tok, p->a->d_model);
     if (p->a->hyper.n_stream) push_streams(p, &s->streams, group);
-    p->a->mixer[p->layer]->plan(p, s, group);
-    p->a->ffn[p->layer]->plan(p, s, group);
-    if (group == ACTS_NORMS) {
-        push_norm(p, &s->attn_norm, &s->attn_rstd);
-        push_norm(p, &s->ffn_norm, &s->ffn_rstd);
-    }
+    if (group == ACTS_KEPT && ffn && arch_norm_name(p->a, NORM_FFN_POST))
+        push_norm(p, &s->ffn_post.out, &s->ffn_post.rstd);
+    if (group == ACTS_MIXER && mixer && arch_norm_name(p->a, NORM_MIXER_POST))
+        push_norm(p, &s->mixer_post.out, &s->mixer_post.rstd);
+    if (mixer) mixer->plan(p, s, group);
+    if (ffn) ffn->plan(p, s, group);
+    if (group == ACTS_NORMS && mixer) push_norm(p, &s->attn_norm, &s->attn_rstd);
+    if (group == ACTS_NORMS && ffn) push_norm(p, &s->ffn_norm, &s->ffn_rstd);
 }
 
 static void set_layer(struct acts_plan *p, const struct acts *s, const struct adapters *ad, int64_t layer)

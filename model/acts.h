@@ -149,16 +149,23 @@ struct stream_acts {
     struct tensor out; /* [T, D] act: output of the network */
 };
 
+/* Activations of the norm after a mixer or a network; absent without. */
+struct post_acts {
+    struct tensor out, rstd; /* [T, D] act, [T] stat: what the norm reads */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  */
 struct layer_acts {
     struct tensor x;                    /* [T, D] act; with N streams [T, N*D] */
     struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: input of the mixer */
-    struct tensor h;                    /* [T, D] act: x + mixer; with streams the mixer's output alone */
+    struct tensor h;                    /* [T, D] act: x + mixer; with streams the mixer's output alone; absent without
+                                           mixer, and without network unless it is recomputed */
     struct tensor ffn_norm, ffn_rstd;   /* [T, D] act, [T] stat: input of the feed-forward network */
     struct tensor mixer_res, ffn_res;   /* what the mixer and the network add their outputs to: views that block.c
                                            sets, of x and h; absent with streams */
     struct stream_acts streams;
+    struct post_acts mixer_post, ffn_post; /* groups MIXER and KEPT */
     struct attention_acts attention;
     struct mla_acts mla;
     struct deltanet_acts deltanet;

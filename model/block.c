@@ -3,6 +3,9 @@
  *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]        mixer: attention                 mixer_*.c
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c
  *
+ * A layer may lack the mixer (then h is x) or the network (y is h). Where the output of either has a norm of its own,
+ * steps 2 and 4 apply it before they add the residual.
+ *
  * With N residual streams (hyper-connections, kernels/ops/ops.h) x, the streams between mixer and network and y are
  * [T,N*D]. Steps 1 and 3 then begin with the sum of the streams. After steps 2 and 4 the output, without residual, is
  * added to the mixed streams. */
@@ -24,6 +27,12 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
 
 static const struct tensor absent = {0};
 
+static const struct mixer_kind *mixer_of(const struct block *b) { return b->a->mixer[b->layer]; }
+static const struct ffn_kind *ffn_of(const struct block *b) { return b->a->ffn[b->layer]; }
+
+/* The residual between mixer and network, without streams. */
+static struct tensor between(const struct block *b, const struct layer_acts *s) { return mixer_of(b) ? s->h : s->x; }
+
 /* The input of a norm: the residual x, or the sum of its streams. */
 static struct tensor sum_streams(const struct block *b, const struct site_acts *site, struct tensor x,
                                  const struct hyper *h)
@@ -33,21 +42,44 @@ static struct tensor sum_streams(const struct block *b, const struct site_acts *
     return site->sum;
 }
 
-static void norm_mix(const struct block *b, struct layer_acts *s)
+/* y = x + norm(out) */
+static void add_normed(const struct block *b, struct tensor y, const struct post_acts *post, struct tensor x,
+                       struct tensor weight)
+{
+    op_rmsnorm_fwd(b->dev, y, post->rstd, post->out, weight, &b->a->norm);
+    op_add(b->dev, y, x);
+}
+
+/* The gradient of out from that of y = x + norm(out), or dy itself without norm. */
+static struct tensor normed_bwd(const struct block *b, struct tensor dy, const struct post_acts *post,
+                                struct tensor weight)
+{
+    if (!weight.ndim) return dy;
+    const struct tensor dout = arena_tensor_2d(&b->dev->work, dy.dtype, dy.shape[0], dy.shape[1]);
+    device_zero(b->dev, dout); /* the norm adds to it */
+    op_rmsnorm_bwd(b->dev, dout, dy, post->out, post->rstd, weight);
+    return dout;
+}
+
+/* y: the residual after the mixer; with streams the mixer's output alone. */
+static void mix(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct layer_weights *w = b->w;
+    const bool normed = w->mixer_post.ndim, alone = normed || w->hyper_attn.n_stream;
+    if (!mixer_of(b)) return;
     const struct tensor x = sum_streams(b, &s->streams.mixer, s->x, &w->hyper_attn);
-    s->mixer_res = w->hyper_attn.n_stream ? absent : s->x;
+    s->mixer_res = alone ? absent : s->x;
     /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, w->attn_norm, &b->a->norm);
-    /* 2 mixer */ b->a->mixer[b->layer]->fwd(b, s);
+    /* 2 mixer */ mixer_of(b)->fwd(b, s, normed ? s->mixer_post.out : y);
+    if (normed) add_normed(b, y, &s->mixer_post, s->x, w->mixer_post);
 }
 
 static void norm_ffn(const struct block *b, struct layer_acts *s)
 {
     const struct layer_weights *w = b->w;
     const struct stream_acts *t = &s->streams;
-    struct tensor h = s->h;
-    s->ffn_res = s->h;
+    struct tensor h = between(b, s);
+    s->ffn_res = w->ffn_post.ndim ? absent : h;
     if (w->hyper_ffn.n_stream) {
         op_hyper_post_fwd(b->dev, t->h, s->x, s->h, t->mixer.m, &w->hyper_attn);
         h = sum_streams(b, &t->ffn, t->h, &w->hyper_ffn);
@@ -56,18 +88,26 @@ static void norm_ffn(const struct block *b, struct layer_acts *s)
     /* 3 norm  */ op_rmsnorm_fwd(b->dev, s->ffn_norm, s->ffn_rstd, h, w->ffn_norm, &b->a->norm);
 }
 
+static void network(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct layer_weights *w = b->w;
+    const struct stream_acts *t = &s->streams;
+    const bool normed = w->ffn_post.ndim, streams = w->hyper_ffn.n_stream;
+    if (!ffn_of(b)) return;
+    norm_ffn(b, s);
+    /* 4 ffn   */ ffn_of(b)->fwd(b, s, normed ? s->ffn_post.out : streams ? t->out : y);
+    if (normed) add_normed(b, y, &s->ffn_post, between(b, s), w->ffn_post);
+    if (streams) op_hyper_post_fwd(b->dev, y, t->h, t->out, t->ffn.m, &w->hyper_ffn);
+}
+
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    const struct stream_acts *t = &s->streams;
-    const struct hyper *hyper = &b->w->hyper_ffn;
     const struct offload *mixer = &b->offload[OFFLOAD_MIXER], *ffn = &b->offload[OFFLOAD_FFN];
     offload_reuse(mixer, b->dev, b->layer);
-    norm_mix(b, s);
+    mix(b, s, ffn_of(b) ? s->h : y);
     offload_store(mixer, b->dev, b->layer);
     offload_reuse(ffn, b->dev, b->layer);
-    norm_ffn(b, s);
-    /* 4 ffn   */ b->a->ffn[b->layer]->fwd(b, s, hyper->n_stream ? t->out : y);
-    if (hyper->n_stream) op_hyper_post_fwd(b->dev, y, t->h, t->out, t->ffn.m, hyper);
+    network(b, s, y);
     offload_store(ffn, b->dev, b->layer);
 }
 
@@ -75,11 +115,11 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;
-    const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : s->h;
+    const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : between(b, s);
     if (saved & SAVE_NORMS) return;
-    if (saved & SAVE_MIXER)
+    if (saved & SAVE_MIXER && mixer_of(b))
         /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, b->w->attn_norm, &b->a->norm);
-    if (saved & SAVE_FFN)
+    if (saved & SAVE_FFN && ffn_of(b))
         /* 3 norm  */ op_rmsnorm_fwd(b->dev, s->ffn_norm, s->ffn_rstd, h, b->w->ffn_norm, &b->a->norm);
 }
 
@@ -87,23 +127,27 @@ void block_recompute(const struct block *b, struct layer_acts *s, int saved)
 {
     struct block again = *b;
     again.core_saved = saved & SAVE_CORE;
-    if (!(saved & SAVE_MIXER)) norm_mix(&again, s);
+    if (!(saved & SAVE_MIXER)) mix(&again, s, s->h);
     norms_again(b, s, saved);
-    if ((saved & (SAVE_CORE | SAVE_MIXER)) == SAVE_MIXER) b->a->mixer[b->layer]->core(b, s);
-    if (saved & SAVE_FFN) return;
+    if ((saved & (SAVE_CORE | SAVE_MIXER)) == SAVE_MIXER && mixer_of(b)) mixer_of(b)->core(b, s);
+    if (saved & SAVE_FFN || !ffn_of(b)) return;
     norm_ffn(b, s);
-    /* 4 ffn   */ b->a->ffn[b->layer]->recompute(b, s);
+    /* 4 ffn   */ ffn_of(b)->recompute(b, s);
 }
 
 /* One residual: dres is the gradient of y, of h and of x in turn. */
 static void residual_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     struct device *dev = b->dev;
-    /* 4 ffn   */ b->a->ffn[b->layer]->bwd(b, s, dnorm, dres);
-    /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->h, s->ffn_rstd, b->w->ffn_norm);
+    const struct layer_weights *w = b->w;
+    if (ffn_of(b)) {
+        /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->ffn_post, w->ffn_post));
+        /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, between(b, s), s->ffn_rstd, w->ffn_norm);
+    }
     offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
-    /* 2 mixer */ b->a->mixer[b->layer]->bwd(b, s, dnorm, dres);
-    /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, b->w->attn_norm);
+    if (!mixer_of(b)) return;
+    /* 2 mixer */ mixer_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->mixer_post, w->mixer_post));
+    /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, w->attn_norm);
 }
 
 /* Several streams: the same with the gradients df of a network's or mixer's output, dm of the weights of the streams,
@@ -118,14 +162,14 @@ static void streams_bwd(const struct block *b, const struct layer_acts *s, struc
     struct tensor dm = arena_tensor_2d(&dev->work, dev->stat_dtype, site->m.shape[0], site->m.shape[1]);
 
     op_hyper_post_bwd(dev, df, dres, dm, dres, t->h, t->out, site->m, &w->hyper_ffn);
-    /* 4 ffn   */ b->a->ffn[b->layer]->bwd(b, s, dnorm, df);
+    /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, df);
     device_zero(dev, dsum); /* the norm adds to it */
     /* 3 norm  */ op_rmsnorm_bwd(dev, dsum, dnorm, site->sum, s->ffn_rstd, w->ffn_norm);
     op_hyper_pre_bwd(dev, dres, dm, dsum, t->h, site->m, site->rstd, &w->hyper_ffn);
     offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
     site = &t->mixer;
     op_hyper_post_bwd(dev, df, dres, dm, dres, s->x, s->h, site->m, &w->hyper_attn);
-    /* 2 mixer */ b->a->mixer[b->layer]->bwd(b, s, dnorm, df);
+    /* 2 mixer */ mixer_of(b)->bwd(b, s, dnorm, df);
     device_zero(dev, dsum);
     /* 1 norm  */ op_rmsnorm_bwd(dev, dsum, dnorm, site->sum, s->attn_rstd, w->attn_norm);
     op_hyper_pre_bwd(dev, dres, dm, dsum, s->x, site->m, site->rstd, &w->hyper_attn);

@@ -83,7 +83,7 @@ int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
 static const char *what_of(const struct fill *f, enum role role)
 {
     if (role == ROLE_EXPERTS) return "routed experts";
-    if (role == ROLE_NETWORK) return f->a->ffn[f->layer]->routed ? "shared experts" : "dense layers";
+    if (role == ROLE_NETWORK) return arch_is_routed(f->a, f->layer) ? "shared experts" : "dense layers";
     return "attention";
 }
 
@@ -91,7 +91,7 @@ static int formats_differ(struct fill *f, const struct source *s, const struct s
 {
     const char *a = safetensors_stored(s->data), *b = safetensors_stored(other->data);
     const bool experts = role == ROLE_EXPERTS;
-    if (experts && f->a->ffn[f->layer]->routed)
+    if (experts && arch_is_routed(f->a, f->layer))
         return err_set(
             f->err, "tensors %s and %s are quantised in different ways: all experts of a layer need one format", a, b);
     return err_set(f->err,
@@ -223,7 +223,7 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
 {
     char *text = f->w->experts;
     const char *name = weight_format_name(held);
-    const bool routed = f->a->ffn[f->layer]->routed;
+    const bool routed = arch_is_routed(f->a, f->layer);
     if (text[0] && (!routed || f->described)) return;
     f->described = routed;
     f->w->expert_format = packed ? f->quantizer.q.format : held;

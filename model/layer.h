@@ -1,7 +1,7 @@
 /* layer.h - interfaces of mixers (struct mixer_kind) and feed-forward networks (struct ffn_kind). A layer is norm,
- * mixer, residual, norm, feed-forward network, residual; block.c says what several residual streams change. A mixer or
- * network adds its output to a residual, or has none. model/arch/arch.c chooses both kinds for every layer; block.c
- * calls them through these interfaces alone. */
+ * mixer, residual, norm, feed-forward network, residual; one of both may be missing. block.c says what several residual
+ * streams change, and norms after mixer and network. A mixer or network adds its output to a residual, or has none.
+ * model/arch/arch.c chooses both kinds for every layer; block.c calls them through these interfaces alone. */
 #ifndef MT_LAYER_H
 #define MT_LAYER_H
 
@@ -50,10 +50,10 @@ struct mixer_kind {
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* Computes the group CORE from s->attn_norm and the groups KEPT and MIXER. */
     void (*core)(const struct block *b, struct layer_acts *s);
-    /* s->h = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again, perhaps with core_saved:
-     * both calls must give the same bits. */
-    void (*fwd)(const struct block *b, struct layer_acts *s);
-    /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of s->h. Adapter gradients +=. */
+    /* y = mixer(s->attn_norm) + s->mixer_res where present. Recomputation calls it again, perhaps with core_saved: both
+     * calls must give the same bits. */
+    void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
+    /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 };
 

@@ -90,8 +90,8 @@ void lora_param_name(const struct lora_param *p, char name[64])
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS])
 {
     memset(p, 0, LAYER_PRODUCTS * sizeof(*p));
-    a->mixer[layer]->products(a, layer, p);
-    a->ffn[layer]->products(a, layer, p + MIXER_PRODUCTS);
+    if (a->mixer[layer]) a->mixer[layer]->products(a, layer, p);
+    if (a->ffn[layer]) a->ffn[layer]->products(a, layer, p + MIXER_PRODUCTS);
 }
 
 bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, struct product *out, int64_t *rows)

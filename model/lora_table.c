@@ -33,7 +33,7 @@ static double base_params(const struct arch *a)
         struct product q[LAYER_PRODUCTS];
         layer_products(a, l, q);
         sum += frozen_params(a, l);
-        if (a->ffn[l]->routed) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
+        if (arch_is_routed(a, l)) sum += (double)arch_ffn(a, l).n_exp * (double)a->d_model;
         for (int i = 0; i < LAYER_PRODUCTS; i++) sum += (double)q[i].n_exp * (double)q[i].n_out * (double)q[i].n_in;
     }
     return sum;
@@ -61,7 +61,7 @@ static enum kind product_kind(const struct arch *a, int64_t layer, int i, const 
 {
     if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
     if (lora_target_is_shared(q->target[0])) return KIND_SHARED;
-    return a->ffn[layer]->routed ? KIND_ROUTED : KIND_DENSE;
+    return arch_is_routed(a, layer) ? KIND_ROUTED : KIND_DENSE;
 }
 
 /* Per kind of layer that the model has: layers, parameters of matrices without routers and gates, and those that
@@ -160,7 +160,8 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
     enum { LINE = 256 };
     int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7);
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
-    for (int64_t n = 0; n < ad->n_layer; n++) n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && !a->ffn[n]->routed;
+    for (int64_t n = 0; n < ad->n_layer; n++)
+        n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->ffn[n] && !a->ffn[n]->routed;
     adapters_ranks_text(ad, ranks);
     if (ranks[0])
         snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");

@@ -253,7 +253,7 @@ int model_check_quant(struct model *m, struct err *err)
 static int64_t moe_layers(const struct arch *a)
 {
     int64_t n = 0;
-    for (int64_t l = 0; l < a->n_layer; l++) n += a->ffn[l]->routed;
+    for (int64_t l = 0; l < a->n_layer; l++) n += arch_is_routed(a, l);
     return n;
 }
 
@@ -274,7 +274,7 @@ static void push_aux(struct model *m, int64_t n_tok)
     pool.coef = (float)(m->aux_pooled || !n_moe ? coef : coef / (double)n_moe);
     for (int64_t l = 0; l < a->n_layer; l++) {
         m->aux[l] = (struct aux){0};
-        if (pool.coef == 0 || !a->ffn[l]->routed) continue;
+        if (pool.coef == 0 || !arch_is_routed(a, l)) continue;
         if (!pool.count.ndim || !pool.pooled) {
             pool.count = push_zeros(m->dev, a->n_exp);
             pool.prob = push_zeros(m->dev, a->n_exp);
@@ -533,7 +533,7 @@ void model_bwd(struct model *m)
     }
     if (m->pass.last) overlap(m, false);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
-        if (m->arch.ffn[l]->routed) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
+        if (arch_is_routed(&m->arch, l)) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
 }
 
 void model_end(struct model *m)

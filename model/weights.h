@@ -17,7 +17,8 @@ struct entry_weights {
 };
 
 struct layer_weights {
-    struct tensor attn_norm, ffn_norm;  /* [D] f32 */
+    struct tensor attn_norm, ffn_norm;  /* [D] f32: before the mixer, the network; absent without */
+    struct tensor mixer_post, ffn_post; /* [D] f32: after them; absent without such norms */
     struct hyper hyper_attn, hyper_ffn; /* before and after the mixer, the network; zeroed without arch.hyper */
     struct proj qkv, out;               /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
     struct tensor q_norm, k_norm;       /* f32: both [A], or [HA] and [KA]; absent without such norms */

@@ -25,7 +25,7 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
  * dense layer. */
 static void read_experts(struct fill *f, bool other)
 {
-    f->ck.reader = !f->a->ffn[f->layer]->routed ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;
+    f->ck.reader = !arch_is_routed(f->a, f->layer) ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;
 }
 
 /* The part of a tensor of all experts that this rank holds. */
@@ -260,7 +260,7 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     f->arena = &f->dev->weights;
     f->ck.reader = READ_BY_ALL;
     if (rc) return -1;
-    const bool fp8 = f->w->fp8 && f->a->ffn[f->layer]->routed;
+    const bool fp8 = f->w->fp8 && arch_is_routed(f->a, f->layer);
     if (fp8 && fp8_experts_open(f, proj)) return -1;
     if (decoded && fp8_experts_have_codes(f, proj))
         fp8_experts_decode(f, proj);
@@ -280,7 +280,7 @@ int weights_experts(struct fill *f, struct proj *up, const struct stored_experts
     const int64_t bytes = f->dev->weights.used - before;
     const char *kept = host_experts_keep(&f->w->host, f->dev, f->layer);
     if (kept) quantizer_moved(&f->quantizer, slot->base, slot->used, kept);
-    if (f->a->ffn[f->layer]->routed && f->layer < f->first_decoded && !slot)
+    if (arch_is_routed(f->a, f->layer) && f->layer < f->first_decoded && !slot)
         f->w->packed_bytes = MT_MAX(f->w->packed_bytes, bytes);
     f->w->expert_bytes += bytes;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */

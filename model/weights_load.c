@@ -38,8 +38,8 @@ static void set_layer(struct fill *f, int64_t layer)
 {
     f->layer = layer;
     f->ffn = arch_ffn(f->a, layer);
-    f->own =
-        f->a->ffn[layer]->routed ? weights_experts_here(f->ep, f->ffn.n_exp) : (struct expert_range){0, f->ffn.n_exp};
+    f->own = arch_is_routed(f->a, layer) ? weights_experts_here(f->ep, f->ffn.n_exp)
+                                         : (struct expert_range){0, f->ffn.n_exp};
 }
 
 static void describe_decoded(struct fill *f)
@@ -63,13 +63,25 @@ static int load_site(struct fill *f, struct hyper *h, const char *site)
     return f->a->hyper.n_stream ? fill_hyper(f, h, name, false) : 0;
 }
 
+/* The norms before and after the mixer and the network of the layer, in the order of enum norm_name. */
+static int load_norms(struct fill *f, struct layer_weights *lw)
+{
+    struct tensor *const norm[NORM_NAMES] = {&lw->attn_norm, &lw->mixer_post, &lw->ffn_norm, &lw->ffn_post};
+    for (enum norm_name n = NORM_MIXER; n < NORM_NAMES; n++) {
+        const char *name = arch_norm_name(f->a, n);
+        const bool has = n < NORM_FFN ? f->a->mixer[f->layer] != NULL : f->a->ffn[f->layer] != NULL;
+        if (name && has && weights_norm(f, norm[n], name, f->a->d_model)) return -1;
+    }
+    return 0;
+}
+
 static int load_layer(struct fill *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
-    return weights_norm(f, &lw->attn_norm, "input_layernorm", a->d_model) ||
-                   weights_norm(f, &lw->ffn_norm, "post_attention_layernorm", a->d_model) ||
-                   load_site(f, &lw->hyper_attn, "attn_hc") || load_site(f, &lw->hyper_ffn, "ffn_hc") ||
-                   a->mixer[f->layer]->load(f, a, f->layer, lw) || a->ffn[f->layer]->load(f, a, f->layer, lw)
+    const struct mixer_kind *mixer = a->mixer[f->layer];
+    const struct ffn_kind *ffn = a->ffn[f->layer];
+    return load_norms(f, lw) || load_site(f, &lw->hyper_attn, "attn_hc") || load_site(f, &lw->hyper_ffn, "ffn_hc") ||
+                   (mixer && mixer->load(f, a, f->layer, lw)) || (ffn && ffn->load(f, a, f->layer, lw))
                ? -1
                : 0;
 }
@@ -131,10 +143,10 @@ static void open_host_experts(struct fill *f, const struct weights_options *opt)
 {
     bool in_host[MT_MAX_LAYERS] = {false};
     int64_t n = 0, seen = 0;
-    for (int64_t l = 0; l < f->first_decoded; l++) n += f->a->ffn[l]->routed;
+    for (int64_t l = 0; l < f->first_decoded; l++) n += arch_is_routed(f->a, l);
     const int64_t wanted = MT_MIN(opt->host_layers, n);
     for (int64_t l = 0; l < f->first_decoded; l++) {
-        if (!f->a->ffn[l]->routed) continue;
+        if (!arch_is_routed(f->a, l)) continue;
         in_host[l] = (seen + 1) * wanted / n > seen * wanted / n;
         seen++;
     }

@@ -23,6 +23,8 @@ int64_t arch_row_in_memory(const struct row_order *o, int64_t row); /* row of th
 int64_t arch_stream_cols(const struct arch *a);                     /* columns of the residual: D, or n_stream * D */
 int64_t arch_qkv_cols(const struct arch *a, int64_t layer);         /* (H + 2K) * A */
 int64_t arch_q_rows(const struct arch *a, int64_t layer); /* of q_proj: H * A, with an output gate 2 * H * A */
+bool arch_is_routed(const struct arch *a, int64_t layer); /* the layer has routed experts */
+const char *arch_norm_name(const struct arch *a, enum norm_name n); /* NULL: no such norm */
 const struct attn_arch *arch_attn(const struct arch *a, int64_t layer);
 /* Whether two layers have equal kinds and sizes. */
 bool arch_same_layer(const struct arch *a, int64_t x, int64_t y);

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/arch/arch.h"
+#include "model/layer.h"
 
 struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 {
@@ -64,6 +64,16 @@ int64_t arch_q_rows(const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);
     return (a->attn_gate ? 2 : 1) * h->n_head * h->head_dim;
+}
+
+bool arch_is_routed(const struct arch *a, int64_t layer) { return a->ffn[layer] && a->ffn[layer]->routed; }
+
+const char *arch_norm_name(const struct arch *a, enum norm_name n)
+{
+    static const char *const common[NORM_NAMES] = {
+        [NORM_MIXER] = "input_layernorm", [NORM_FFN] = "post_attention_layernorm"};
+    const char *const *own = a->names->norm;
+    return own[NORM_MIXER] || own[NORM_FFN] ? own[n] : common[n];
 }
 
 bool arch_same_layer(const struct arch *a, int64_t x, int64_t y)

@@ -21,7 +21,10 @@ enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
 
 /* Tensor names of a layer's router and experts in a checkpoint, without "model.layers.N." and ".weight". # stands for
  * the number of the expert. */
+enum norm_name { NORM_MIXER, NORM_MIXER_POST, NORM_FFN, NORM_FFN_POST, NORM_NAMES };
 struct tensor_names {
+    const char *norm[NORM_NAMES]; /* before and after the mixer, before and after the network; NULL: none. All NULL:
+                                     input_layernorm and post_attention_layernorm, before both */
     const char *router[2];        /* the second: an alternative name, or NULL */
     const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both */
     const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
@@ -114,7 +117,7 @@ struct arch {
     struct rope_arch rope[ATTN_KINDS];             /* width 0: unused */
     uint8_t attn_of[MT_MAX_LAYERS];                /* kind of attention of each layer, in attn */
     bool dense[MT_MAX_LAYERS];                     /* the layer has no routed experts: one dense feed-forward network */
-    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h */
+    const struct mixer_kind *mixer[MT_MAX_LAYERS]; /* kinds of each layer: model/layer.h; one of both may be NULL */
     const struct ffn_kind *ffn[MT_MAX_LAYERS];
 };
 

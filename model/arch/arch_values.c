@@ -116,13 +116,15 @@ static void write_heads(char text[96], const struct arch *a, int64_t layer)
 static void write_layer(char *text, size_t size, const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);
-    const char *ffn = a->dense[layer] ? "dense" : "sparse";
+    const char *ffn = !a->ffn[layer] ? "no network" : a->dense[layer] ? "dense" : "sparse";
     static const char *const compressed[] = {[COMPRESS_NONE] = "sliding_attention",
                                              [COMPRESS_HEAVY] = "heavily_compressed_attention",
                                              [COMPRESS_SPARSE] = "compressed_sparse_attention"};
     char heads[96];
     write_heads(heads, a, layer);
-    if (a->mixer[layer] == &mixer_compressed)
+    if (!a->mixer[layer])
+        snprintf(text, size, "no mixer, %s", ffn);
+    else if (a->mixer[layer] == &mixer_compressed)
         snprintf(text, size, "%s, window %" PRId64 ", %s", compressed[a->compress.kind[layer]], h->window, ffn);
     else if (a->mixer[layer] == &mixer_deltanet)
         snprintf(text, size, "linear_attention, %s", ffn);

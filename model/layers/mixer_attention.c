@@ -104,7 +104,7 @@ static void core(const struct block *b, struct layer_acts *s)
     /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->sinks, b->seqs, &shape);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -125,7 +125,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 4 attn */ if (!b->core_saved)
         core(b, s);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
-    /* 5 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
+    /* 5 out  */ input_quant_linear_fwd(dev, y, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

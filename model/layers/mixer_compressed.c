@@ -268,7 +268,7 @@ static void core(const struct block *b, struct layer_acts *s)
                                        &attention);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -295,7 +295,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
         core(b, s);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
-    /* 9 out     */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->group, &w->out, s->mixer_res);
+    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 

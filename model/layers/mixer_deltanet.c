@@ -131,7 +131,7 @@ static void core(const struct block *b, struct layer_acts *s)
     /* 4 delta */ op_delta_fwd(b->dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &b->a->delta.shape);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -146,7 +146,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 4 delta */ if (!b->core_saved)
         core(b, s);
     /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
-    /* 6 out   */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->y, &w->out, s->mixer_res);
+    /* 6 out   */ input_quant_linear_fwd(dev, y, t->out_xa, t->y, &w->out, s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

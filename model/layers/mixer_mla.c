@@ -146,7 +146,7 @@ static void core(const struct block *b, struct layer_acts *s)
     /* 5 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s)
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -169,7 +169,7 @@ static void fwd(const struct block *b, struct layer_acts *s)
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
     /* 5 attn */ if (!b->core_saved)
         core(b, s);
-    /* 6 out  */ input_quant_linear_fwd(dev, s->h, t->out_xa, t->o, &w->out, s->mixer_res);
+    /* 6 out  */ input_quant_linear_fwd(dev, y, t->out_xa, t->o, &w->out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 

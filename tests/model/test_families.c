@@ -731,10 +731,10 @@ static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum ac
 
 static void no_core(const struct block *b, struct layer_acts *s) { (void)b, (void)s; }
 
-static void linear_mixer_fwd(const struct block *b, struct layer_acts *s)
+static void linear_mixer_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     op_linear_fwd(b->dev, s->attention.qkv, s->attention.qkv_xa, s->attn_norm, &b->w->qkv, (struct tensor){0});
-    op_linear_fwd(b->dev, s->h, s->attention.out_xa, s->attention.qkv, &b->w->out, s->x);
+    op_linear_fwd(b->dev, y, s->attention.out_xa, s->attention.qkv, &b->w->out, s->x);
 }
 
 static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)

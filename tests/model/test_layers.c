@@ -2,6 +2,7 @@
  * differences, recomputation, packed documents. */
 #include "tests/test.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "model/arch/arch_values.h"
@@ -37,7 +38,71 @@ static void write_heads(struct draft *d, const struct arch *a)
     draft_random(d, "model.", 1, "self_attn.k_norm.weight", h->head_dim, 0);
 }
 
-static const struct variant variants[] = {{edit_heads, write_heads}};
+/* ---- norms after mixer and network, under the names of Gemma-4 */
+
+static void edit_norms(struct arch *a)
+{
+    static struct tensor_names names;
+    names = *a->names;
+    names.norm[NORM_MIXER] = "input_layernorm";
+    names.norm[NORM_MIXER_POST] = "post_attention_layernorm";
+    names.norm[NORM_FFN] = "pre_feedforward_layernorm";
+    names.norm[NORM_FFN_POST] = "post_feedforward_layernorm";
+    a->names = &names;
+}
+
+static void write_norms(struct draft *d, const struct arch *a)
+{
+    for (int64_t l = 0; l < a->n_layer; l++)
+        for (enum norm_name n = NORM_FFN; a->ffn[l] && n <= NORM_FFN_POST; n++) {
+            char name[64];
+            snprintf(name, sizeof(name), "%s.weight", arch_norm_name(a, n));
+            draft_random(d, "model.", l, name, a->d_model, 0);
+        }
+}
+
+/* ---- layer 0 has no network, layer 1 no mixer */
+
+static void edit_halves(struct arch *a)
+{
+    a->ffn[0] = NULL;
+    a->mixer[1] = NULL;
+}
+
+static void remove_tensors(struct draft *d, const char *prefix)
+{
+    for (int64_t i = d->n - 1; i >= 0; i--)
+        if (!strncmp(d->entries[i].name, prefix, strlen(prefix))) draft_remove(d, d->entries[i].name);
+}
+
+static void write_halves(struct draft *d, const struct arch *a)
+{
+    (void)a;
+    remove_tensors(d, "model.layers.0.mlp.");
+    remove_tensors(d, "model.layers.0.post_attention_layernorm");
+    remove_tensors(d, "model.layers.1.self_attn.");
+    remove_tensors(d, "model.layers.1.input_layernorm");
+}
+
+/* ---- both: norms after the only half of a layer */
+
+static void edit_both(struct arch *a)
+{
+    edit_norms(a);
+    edit_halves(a);
+}
+
+static void write_both(struct draft *d, const struct arch *a)
+{
+    remove_tensors(d, "model.layers.0.mlp.");
+    remove_tensors(d, "model.layers.1.self_attn.");
+    remove_tensors(d, "model.layers.1.input_layernorm");
+    remove_tensors(d, "model.layers.1.post_attention_layernorm");
+    write_norms(d, a);
+}
+
+static const struct variant variants[] = {
+    {edit_heads, write_heads}, {edit_norms, write_norms}, {edit_halves, write_halves}, {edit_both, write_both}};
 
 static const char *write_model(const struct variant *v)
 {

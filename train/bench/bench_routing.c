@@ -150,9 +150,9 @@ static int upload_all(struct routing *r, const char *name, const struct recorded
     double *load = mem_array(a->n_exp, sizeof(*load));
     int64_t n = 0, i = 0;
     int rc = 0;
-    for (int64_t l = 0; l < a->n_layer; l++) n += a->ffn[l]->routed;
+    for (int64_t l = 0; l < a->n_layer; l++) n += arch_is_routed(a, l);
     for (int64_t l = 0; l < a->n_layer && !rc; l++) {
-        if (!a->ffn[l]->routed) continue;
+        if (!arch_is_routed(a, l)) continue;
         fill_loads(load, name, run, i++, n, a);
         rc = upload(r, l, load, a, err);
     }
@@ -213,7 +213,7 @@ struct routing_rows routing_measure(const struct arch *a, const int64_t *rows)
             sum += of[e];
             most = MT_MAX(most, of[e]);
         }
-        if (!a->ffn[l]->routed || !sum) continue;
+        if (!arch_is_routed(a, l) || !sum) continue;
         const double ratio = (double)(most * n_exp) / (double)sum;
         m.fullest += ratio;
         m.least = fmin(m.least, ratio);
@@ -230,6 +230,6 @@ void routing_count_active(struct model *m, const int64_t *rows)
     const int64_t n_exp = m->arch.n_exp;
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct layer_weights *w = &m->weights.layers[l];
-        if (m->arch.ffn[l]->routed) w->up.n_active = w->down.n_active = experts_with_rows(rows + l * n_exp, n_exp);
+        if (arch_is_routed(&m->arch, l)) w->up.n_active = w->down.n_active = experts_with_rows(rows + l * n_exp, n_exp);
     }
 }

@@ -360,7 +360,7 @@ static void add_layer(struct merge *m, int64_t l, const struct layer_weights *lw
     layer_products(a, l, p);
     for (int i = 0; i < LAYER_PRODUCTS; i++)
         if (!p[i].experts) add_linears(m, l, lw, &p[i]);
-    if (!a->ffn[l]->routed) return;
+    if (!arch_is_routed(a, l)) return;
     add_router(m, l, lw);
     add_experts(m, l, lw);
 }

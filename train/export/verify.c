@@ -140,7 +140,7 @@ static void push_state(struct stream *s)
 /* Copies the weights of the feed-forward network. */
 static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
 {
-    to->ffn_norm = from->ffn_norm;
+    to->ffn_norm = from->ffn_norm, to->ffn_post = from->ffn_post;
     to->hyper_ffn = from->hyper_ffn;
     to->router = from->router, to->router_bias = from->router_bias;
     to->hash = from->hash;
@@ -183,7 +183,9 @@ static void run_layer(struct stream *s, struct side *side, const struct layer_we
     acts_push(&s->acts, dev, a, &side->on, s->n_tok, false, false);
     struct layer_acts *acts = &s->acts.layers[l];
     acts->x = side->x;
-    block_fwd(&b, acts, side->x);
+    const struct tensor y = s->acts.layers[l + 1].x;
+    block_fwd(&b, acts, y);
+    if (!dev->dry_run) memcpy(side->x.data, y.data, (size_t)tensor_bytes(y));
     arena_release(&dev->work, mark);
 }
 

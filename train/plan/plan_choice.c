@@ -387,7 +387,7 @@ static double spread(struct search *s, const struct place *p)
 static int64_t packed_layers(const struct search *s)
 {
     int64_t n = 0;
-    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += s->q->a->ffn[l]->routed;
+    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += arch_is_routed(s->q->a, l);
     return n;
 }
 

@@ -365,7 +365,7 @@ static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
         const struct layer_weights *lw = &p->model.weights.layers[l];
         const struct weight *const products[] = {&lw->up.w, &lw->down.w};
         const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
-        for (int i = 0; i < MT_LEN(products) && p->q->a->ffn[l]->routed; i++) {
+        for (int i = 0; i < MT_LEN(products) && arch_is_routed(p->q->a, l); i++) {
             const struct weight *w = products[i];
             const int64_t beyond = MT_MIN(64 * w->n_exp, n_row / 2), bytes = 2 * w->n_exp * w->n_out * w->n_in;
             const int n_use = i == 0 && !(save->groups[l] & SAVE_FFN) ? 3 : 2;
