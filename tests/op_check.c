@@ -204,7 +204,8 @@ void set_value(struct tensor x, int64_t i, double v)
 struct tensor make_random(enum dtype t, uint64_t stream, double amplitude, int64_t n0, int64_t n1, int64_t n2)
 {
     struct tensor x = make_empty(t, n0, n1, n2);
-    for (int64_t i = 0; i < tensor_count(x); i++) {
+    const int64_t n = tensor_count(x);
+    for (int64_t i = 0; i < n; i++) {
         const double v = amplitude * test_value(stream, (uint64_t)i);
         put_value(x, i, bf16_inputs ? (double)bf16_to_f32(f32_to_bf16((float)v)) : v);
     }
@@ -223,7 +224,8 @@ void assert_same_bits(struct tensor a, struct tensor b)
     assert_int_equal(a.dtype, b.dtype);
     assert_int_equal(tensor_count(a), tensor_count(b));
     op_settle();
-    for (int64_t i = 0; i < tensor_count(a); i++) {
+    const int64_t n = tensor_count(a);
+    for (int64_t i = 0; i < n; i++) {
         if (memcmp(element(a, i), element(b, i), (size_t)dtype_size(a.dtype)))
             fail_msg("element %lld: %.17g and %.17g", (long long)i, value_at(a, i), value_at(b, i));
     }

@@ -15,13 +15,14 @@ static bool in_params(const struct warp *w, uint64_t a, int64_t bytes)
     return a >= first && a + (uint64_t)bytes <= first + (uint64_t)w->block->kernel->param_bytes;
 }
 
+/* bytes: a power of two */
 char *reach(struct warp *w, int lane, enum space space, uint64_t a, int64_t bytes)
 {
     if (space == GENERIC) {
         space = a >> 60 == 1 ? SHARED : a >> 60 == 2 ? LOCAL : GLOBAL;
         a &= (1ull << 60) - 1;
     }
-    if (a % (uint64_t)bytes)
+    if (a & (uint64_t)(bytes - 1))
         fault(w, lane, "address 0x%llx is not a multiple of %d", (unsigned long long)a, (int)bytes);
     switch (space) {
     case SHARED:
@@ -55,6 +56,29 @@ static bool is_global(const struct ins *i, uint64_t a)
     return i->space == GLOBAL || (i->space == GENERIC && a >> 60 == 0);
 }
 
+/* 1, 2, 4 or 8 bytes: for a constant size, memcpy is one instruction. */
+static uint64_t get_bytes(const char *from, int size)
+{
+    uint64_t x = 0;
+    uint32_t y = 0;
+    uint16_t z = 0;
+    switch (size) {
+    case 8: return memcpy(&x, from, 8), x;
+    case 4: return memcpy(&y, from, 4), y;
+    case 2: return memcpy(&z, from, 2), z;
+    default: return (unsigned char)*from;
+    }
+}
+static void put_bytes(char *to, uint64_t x, int size)
+{
+    switch (size) {
+    case 8: memcpy(to, &x, 8); break;
+    case 4: memcpy(to, &(uint32_t){(uint32_t)x}, 4); break;
+    case 2: memcpy(to, &(uint16_t){(uint16_t)x}, 2); break;
+    default: *to = (char)x;
+    }
+}
+
 void ptx_load(struct warp *w, const struct ins *i, uint32_t m)
 {
     for (; m; m &= m - 1) {
@@ -64,8 +88,7 @@ void ptx_load(struct warp *w, const struct ins *i, uint32_t m)
         const bool global = is_global(i, a);
         if (global && !i->order) order_read(w, l, from, i->size * i->vec, false);
         for (int k = 0; k < i->vec; k++, from += i->size) {
-            uint64_t x = 0;
-            memcpy(&x, from, i->size);
+            uint64_t x = get_bytes(from, i->size);
             if (i->sign && i->size < 8) x = (uint64_t)((int64_t)(x << (64 - 8 * i->size)) >> (64 - 8 * i->size));
             if (i->wide)
                 ((uint64_t *)row(w, i, k))[l] = x;
@@ -88,8 +111,9 @@ void ptx_store(struct warp *w, const struct ins *i, uint32_t m)
             order_write(w, to, i->size * i->vec);
         for (int k = 1; k <= i->vec; k++, to += i->size) {
             const uint64_t x = i->wide ? ((uint64_t *)row(w, i, k))[l] : ((uint32_t *)row(w, i, k))[l];
-            if (memcmp(to, &x, i->size)) proxy_write(w, to, i->size);
-            memcpy(to, &x, i->size);
+            const int unused = 64 - 8 * i->size;
+            if (get_bytes(to, i->size) != x << unused >> unused) proxy_write(w, to, i->size);
+            put_bytes(to, x, i->size);
         }
     }
 }

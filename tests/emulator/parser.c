@@ -53,7 +53,9 @@ void skip(struct parser *s)
         if (!strncmp(s->p, "//", 2)) {
             s->p = strchr(s->p, '\n');
         } else if (!strncmp(s->p, ".loc", 4) && isspace((unsigned char)s->p[4])) {
-            sscanf(s->p, ".loc %*d %d", &s->line);
+            char *file_end; /* sscanf would read all of the text for each line */
+            strtol(s->p + 4, &file_end, 10);
+            s->line = (int)strtol(file_end, NULL, 10);
             s->p = strchr(s->p, '\n');
         } else {
             return;
