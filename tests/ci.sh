@@ -21,7 +21,7 @@ healthy() {
     printf '1:old\n' | tee "$tree/build/$list" > "$tree/build-asan/$list" # of an earlier run
     stub bin/ctest
     stub bin/nvcc
-    stub bin/python3
+    stub bin/python3 # turns.py
     stub configs/setup.sh
     losses 6.0 3.0
     stub tests/tsan.sh
@@ -58,10 +58,10 @@ stub bin/ctest "printf '2:train\n9:qat\n' > build-asan/Testing/Temporary/LastTes
 expect 8 "FAILED: tests with sanitizers, exit code 8; groups: train qat"
 stub tests/run.sh "printf '7:system\n' > build/Testing/Temporary/LastTestsFailed.log" 'exit 8'
 expect 8 "FAILED: tests, exit code 8; groups: system"
-stub bin/python3 'exit 1'
+stub bin/python3 '[ "$1" != tests/mutations.py ]'
 expect 1 "FAILED: mutations, exit code 1"
 stub tests/tsan.sh 'exit 123'
-expect 123 "FAILED: tests with ThreadSanitizer, exit code 123"
+expect 123 "FAILED: ThreadSanitizer, exit code 123"
 for last in "6.0 4.0" "6.0 null" "null null" "null 3.0" "6.0 nan" "6.0 -inf" "6.0" "6.0 1e999999999999 null 3.0"; do
     # shellcheck disable=SC2086 # several losses
     losses $last
@@ -70,7 +70,24 @@ done
 stub configs/demo.sh 'exit 5'
 expect 5 "FAILED: demo, exit code 5"
 stub tests/tsan.sh 'kill "$(cat ci.pid)"'
-expect 143 "FAILED: tests with ThreadSanitizer, exit code 143"
+expect 143 "FAILED: ThreadSanitizer, exit code 143"
+stub bin/python3 '[ "$1" != tests/turns.py ]'
+expect 1 "FAILED: tests with sanitizers, exit code 1"
+
+# Each test on the CPU runs at each commit, and under sanitizers at every fourth; the longest ones in the emulator at
+# every third.
+PYTHONPATH=$root/tests python3 - << 'END' || failed=1
+from turns import EMULATED, PLAIN, chosen
+NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "configs", "lint", "emulated_hopper_quant"}
+tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(EMULATED)]
+for first in range(12):
+    sanitized = [chosen(tests, "sanitized", first + k) for k in range(4)]
+    plain = [chosen(tests, "plain", first + k) for k in range(3)]
+    for s, p in zip(sanitized, plain):
+        assert s | p >= NAMES and not s & p, (first, s, p)
+    assert sorted(sum(map(sorted, sanitized), [])) == sorted(n for n in NAMES if not PLAIN.fullmatch(n)), first
+    assert sorted(n for p in plain for n in p if n in EMULATED) == sorted(EMULATED), first
+END
 
 # gpu.sh on a machine with one GPU: a stage that is named and cannot run is a failure.
 cp "$root/tests/gpu.sh" "$tree/tests/"

@@ -216,14 +216,15 @@ static int follow_each(struct bed *b, int n[SUGGESTIONS], const char *message)
     return found;
 }
 
-/* Over a grid of options, of memory between the weights and what is needed, and of host memory. */
+/* Over a grid of options, of memory between the weights and what is needed, and of host memory. Two layers: one of each
+ * attention. */
 static void every_suggestion_needs_less(void **state)
 {
     (void)state;
     static const double shares[] = {0.2, 0.7, 0.97}, host_mib[] = {0.001, 12, 4096};
     int n[SUGGESTIONS] = {0}, n_none = 0;
     for (int i = 0; i < 144; i++) {
-        struct bed *b = bed_open();
+        struct bed *b = bed_of("gpt-oss-tiny", 2);
         struct config *cfg = &b->cfg;
         struct err err;
         const int kind = i / 9 % 16;

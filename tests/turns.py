@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""turns.py - which tests of ctest run at a commit of CI, where not all of them fit into its time.
+
+    python3 tests/turns.py BUILD_DIR sanitized|plain N
+
+N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. Every
+test on the CPU runs at each commit: a quarter of the groups with sanitizers, the others without, and the quarter
+changes with N. Tests in the emulator run at each commit, but the longest ones at every third."""
+import json
+import re
+import subprocess
+import sys
+
+# matrix, configs, plan_advice and the comparisons with PyTorch repeat under sanitizers what other groups run, with more
+# or larger cases. Of the groups of single ops, ops_kl runs, and qat runs the op of fakequant.
+PLAIN = re.compile(r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice|lint|ci|emulat.*")
+SHARE = 4
+EMULATED = [  # at the same commit: each third one
+    "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",
+    "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts"]
+EMULATED_SHARE = 3
+
+
+def cost(test):
+    return next((float(p["value"]) for p in test.get("properties", []) if p["name"] == "COST"), 0.0)
+
+
+def chosen(tests, kind, number):
+    """The names of the tests that run, of those that ctest describes."""
+    names = [t["name"] for t in sorted(tests, key=lambda t: (-cost(t), t["name"]))]
+    groups = [n for n in names if not PLAIN.fullmatch(n)]
+    sanitized = {n for i, n in enumerate(groups) if (i + number) % SHARE == 0}
+    if kind == "sanitized":
+        return sanitized
+    wait = {n for i, n in enumerate(EMULATED) if (i + number) % EMULATED_SHARE}
+    return set(names) - sanitized - wait
+
+
+def main():
+    if len(sys.argv) != 4 or sys.argv[2] not in ("sanitized", "plain") or not sys.argv[3].isdecimal():
+        sys.exit(__doc__)
+    shown = subprocess.run(["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], check=True, capture_output=True)
+    tests = json.loads(shown.stdout)["tests"]
+    run = chosen(tests, sys.argv[2], int(sys.argv[3]))
+    print(f"^({'|'.join(sorted(run))})$")
+    print(*sorted({t["name"] for t in tests} - run))
+
+
+if __name__ == "__main__":
+    main()
