@@ -1,19 +1,31 @@
 #!/usr/bin/env python3
-"""results.py - measures the speed of a GPU and writes the tables of tests/RESULTS.md.
+"""results.py - measures the speed of a GPU, keeps figures in tests/results/ and writes the tables of pages from them.
 
   python3 tests/results.py measure BINARY DIR [NAME ...]   runs `BINARY bench ... --json`; writes a file per run to DIR
-  python3 tests/results.py write DIR                       writes the tables of tests/RESULTS.md from DIR
+  python3 tests/results.py collect DIR                     figures of DIR's runs into tests/results/
+  python3 tests/results.py write                           tables of README.md, tests/RESULTS.md, tests/notebook/
+  python3 tests/results.py check                           fails where a page differs from the figures
 
+tests/results/NAME.json is a table: columns, and rows with commit, GPU, date, what was run, and a value per column: a
+text or [number, unit]. A page has it between `<!-- table: NAME -->` and `<!-- end -->`; the first may have
+`rows=0,3 columns=0,1`.
 Python 3 and its standard library. `measure` skips runs whose file is in DIR already."""
+import glob
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 
-RESULTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "RESULTS.md")
-BEGIN, END = "<!-- begin: tests/results.py write -->\n", "<!-- end -->\n"
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+TABLES = os.path.join(ROOT, "tests", "results")
+NOTEBOOK = os.path.join(ROOT, "tests", "notebook")
+RESULTS_WORDS = 4000
+MARK = re.compile(r"<!-- table: (\w+)(?: rows=([\d,]+))?(?: columns=([\d,]+))? -->\n(.*?)<!-- end -->", re.S)
+FIGURE = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)? (?:tokens/s|GiB|times|%|ms)(?!\w)|(?<![\w.=])\d(?:\.\d+)?e-\d+"
+                    r"|(?<=loss )\d\.\d+")
 
 STEPS = [  # name, note, options of `bench step`
     ("20b", "", "--arch gpt-oss-20b"),
@@ -42,13 +54,7 @@ STEPS = [  # name, note, options of `bench step`
     ("mixtral", "", "--arch mixtral-8x7b --tokens 8192 --quant nf4"),
     ("120b", "", "--arch gpt-oss-120b --tokens 4096 --rank 8 --steps 3"),
 ]
-PATHS = [
-    ("path-20b", "--arch gpt-oss-20b --tokens 4096"),
-    ("path-olmoe", "--arch olmoe-1b-7b --tokens 4096"),
-    ("path-qwen3", "--arch qwen3-30b-a3b --tokens 4096 --quant nf4"),
-]
-LORA, SPLIT, QUANT, TORCH = "lora", "split", "quant", "quant-torch"
-PUBLISHED = ("gpt-oss-20b", "gpt-oss-120b", "qwen3-30b-a3b", "olmoe-1b-7b", "mixtral-8x7b")
+LORA, QUANT, TORCH = "lora", "quant", "quant-torch"
 
 
 def output_of(*command):
@@ -86,12 +92,10 @@ def measure(binary, folder, names):
     with open(os.path.join(folder, "machine.json"), "w", encoding="utf-8") as f:
         json.dump(machine, f)
     runs = [(n, ["step", *o.split()]) for n, _, o in STEPS]
-    runs += [(n, ["step", "--path", "loop,presort,grouped", *o.split()]) for n, o in PATHS]
     runs += [(LORA, ["lora", "--arch", "all", "--rank", "16"]), (QUANT, ["quant"])]
-    runs += [(SPLIT, ["lora", "--split", "--arch", "all", "--rank", "16,64"])]
     commands = [(n, [binary, "bench", *words, "--json"]) for n, words in runs]
     if importlib.util.find_spec("torch"):
-        commands.append((TORCH, [sys.executable, os.path.join(os.path.dirname(RESULTS), "parity", "quant_speed.py")]))
+        commands.append((TORCH, [sys.executable, os.path.join(ROOT, "tests", "parity", "quant_speed.py")]))
     fine = [run(folder, n, command) for n, command in commands if not names or n in names]
     return 0 if all(fine) else 1
 
@@ -104,166 +108,191 @@ def load(folder, name):
         return json.load(f)
 
 
+# ---- from runs to tests/results/
+
 def gib(n):
-    return f"{n / 2**30:.1f}"
+    return [round(n / 2**30, 1), "GiB"]
 
 
-def step_rows(folder):
-    yield ("| model | experts, note | tokens per step | r | tokens/s | step (least to most) | floor | of the floor | "
-           "recompute | decoded layers | peak, plan |")
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
-    for name, note, _ in STEPS:
+def step_values(folder):
+    for name, note, options in STEPS:
         b = load(folder, name)
         if not b:
             continue
-        kind = b["experts"].split(",")[0]  # without the number of decoded layers, which has its own column
+        kind = b["experts"].split(",")[0]  # without the number of decoded layers, which has a separate column
         kind = kind.upper() if kind != "bf16" else kind
-        yield (f"| {b['arch']} | {', '.join(x for x in (kind, note) if x)} | {b['tokens'] // b['seq']} x {b['seq']} | "
-               f"{b['rank']} | {b['tok_s']:,.0f} | {b['step_ms']:.1f} ms ({b['step_ms_min']:.1f} to "
-               f"{b['step_ms_max']:.1f}) | {b['floor_ms']:.1f} ms | {b['roof_pct']:.0f} % | {b['recompute']} | "
-               f"{b['decoded_layers']} of {b['layers']} | {gib(b['peak_bytes'])}, {gib(b['plan_bytes'])} GiB |")
+        yield options, [b["arch"], ", ".join(x for x in (kind, note) if x), f"{b['tokens'] // b['seq']} x {b['seq']}",
+                        str(b["rank"]), [round(b["tok_s"]), "tokens/s"], [round(b["step_ms"], 1), "ms"],
+                        [round(b["floor_ms"], 1), "ms"], [round(b["roof_pct"]), "%"], b["recompute"],
+                        f"{b['decoded_layers']} of {b['layers']}", gib(b["peak_bytes"]), gib(b["plan_bytes"]),
+                        f"{b['step_ms_min']:.1f} to {b['step_ms_max']:.1f} ms"]
 
 
-def share_rows(folder):
-    b = load(folder, "20b")
-    if not b:
-        return
-    yield f"The largest parts of the first step, {b['launches']:,} launches, host waits: {b['waits']}."
-    yield ""
-    yield "| op | calls | ms | of the step | TFLOP/s | of the floor |"
-    yield "|---|---|---|---|---|---|"
+def step_ops_values(folder):
+    b = load(folder, "20b") or {"ops": []}
     total = sum(o["us"] for o in b["ops"])
     for o in sorted(b["ops"], key=lambda o: -o["us"])[:12]:
-        part = f" {o['part']}" if o["part"] else ""
-        rate = f"{o['tflops']:.0f}" if o["flops"] else ""
-        yield (f"| {o['op']}{part} | {o['calls']} | {o['us'] / 1e3:.1f} | {100 * o['us'] / total:.1f} % | {rate} | "
-               f"{100 * o['floor_us'] / o['us']:.0f} % |")
+        yield STEPS[0][2], [f"{o['op']} {o['part'] or ''}".strip(), str(o["calls"]), [round(o["us"] / 1e3, 1), "ms"],
+                            [round(100 * o["us"] / total, 1), "%"], [round(o["tflops"]), "TFLOP/s"],
+                            [round(100 * o["floor_us"] / o["us"]), "%"]]
 
 
-def path_rows(folder):
-    yield ("| model, 1 x 4096 tokens per step | loop: a wait per expert | one wait per layer | grouped, as training | "
-           "losses of 20 steps, loop and grouped |")
-    yield "|---|---|---|---|---|"
-    for name, _ in PATHS:
-        b = load(folder, name)
-        if b:
-            cells = [f"{p['tok_s']:,.0f} tokens/s, waits: {p['waits']:,}" for p in b["paths"]]
-            apart = max(p["loss_apart"] for p in b["paths"])
-            yield f"| {b['arch']}, {b['experts']} | " + " | ".join(cells) + f" | at most {apart:.2g} apart |"
-
-
-def lora_rows(folder):
-    b = load(folder, LORA)
-    yield "| experts | tokens | without adapters | with r = 16 | forward + dX + dA, dB |"
-    yield "|---|---|---|---|---|"
-    for row in b["rows"] if b else []:
+def lora_values(folder):
+    for row in (load(folder, LORA) or {"rows": []})["rows"]:
         x = row["layer"]
-        yield (f"| {row['arch']}, {row['quant']} | {row['tokens']:,} | {x['base_ms']:.2f} ms | "
-               f"+{x['overhead_pct']:.0f} % | "
-               f"{x['fwd_ms'] - x['fwd_base_ms']:.2f} + {x['dx_lora_ms']:.2f} + {x['dab_ms']:.2f} ms |")
+        yield "lora", [f"{row['arch']}, {row['quant']}", f"{row['tokens']:,}", [round(x["base_ms"], 2), "ms"],
+                       [round(x["overhead_pct"]), "%"], [round(x["fwd_ms"] - x["fwd_base_ms"], 2), "ms"],
+                       [round(x["dx_lora_ms"], 2), "ms"], [round(x["dab_ms"], 2), "ms"]]
 
 
-def split_lines(folder):
-    b = load(folder, SPLIT)
-    if not b:
-        return
-    rows = [r for r in b["rows"] if r["arch"] in PUBLISHED]
-    yield from ("### Adapters in the product (hybrid) or in a third launch (split)", "",
-                "`bench lora --split`, bf16 experts of one layer. Hybrid, as training runs it: x A^T, then one product",
-                "with the adapter. Split: x A^T, the product without adapter, y += s xa B^T. No activation is applied;",
-                "the split form of a layer could apply it only after its third launch. A row sums gate_up and down,",
-                "forward and dX. dA and dB are the same in both forms.", "", *split_verdict(rows), "")
-    yield ("| experts | tokens | r | without adapter | hybrid | split | split, third launch at copy speed | "
-           "dA | dB |")
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for row in rows:
-        ms = {key: sum(p.get(key, 0) for p in row["products"])
-              for key in ("base_ms", "hybrid_ms", "split_ms", "split_at_copy_ms", "da_ms", "db_ms")}
-        yield (f"| {row['arch']} | {row['tokens']:,} | {row['rank']} | {ms['base_ms']:.2f} ms | "
-               f"{ms['hybrid_ms']:.2f} ms | {ms['split_ms']:.2f} ms, {ms['split_ms'] / ms['hybrid_ms']:.2f} times | "
-               f"{ms['split_at_copy_ms']:.2f} ms, {ms['split_at_copy_ms'] / ms['hybrid_ms']:.2f} times | "
-               f"{ms['da_ms']:.2f} ms | {ms['db_ms']:.2f} ms |")
-    yield ""
-
-
-def split_verdict(rows):
-    where = [f"{r['arch']}, {r['tokens']:,} tokens, r = {r['rank']}" for r in rows]
-    text = []
-    for key, form in (("split_ms", "as measured"), ("split_at_copy_ms", "with a third launch at copy speed")):
-        one, of = min((p[key] / p["hybrid_ms"], f"{w}, {p['product']}") for r, w in zip(rows, where)
-                      for p in r["products"])
-        layer = min(sum(p[key] for p in r["products"]) / sum(p["hybrid_ms"] for p in r["products"]) for r in rows)
-        text.append(f"{form} at least {layer:.2f} times for a layer and {one:.2f} times for a product ({of})")
-    return ["The split form takes, relative to the hybrid, over the five published models:",
-            f"{text[0]};", f"{text[1]}.", "Training uses the hybrid for every shape."]
-
-
-def quant_verdict(rows, loops):
-    def span(ratios):
-        digits = 0 if max(ratios) >= 10 else 1
-        return f"{min(ratios):.{digits}f} to {max(ratios):.{digits}f}"
-    for name, chosen in (("Fake quantisation reaches", [r for r in rows if r["op"] != "amax"]),
-                         ("amax reaches", [r for r in rows if r["op"] == "amax"])):
-        copies = [r["same_copy_pct"] for r in chosen]
-        torch = [loops[key] / r["ms"] for r in chosen if (key := (r["op"], r["experts"], r["out"])) in loops]
-        yield f"{name} {min(copies):.0f} to {max(copies):.0f} % of a copy of the same size. One call per expert takes"
-        yield f"{span([r['loop_ratio'] for r in chosen])} times as long" + (
-            f", the loop of PyTorch operations {span(torch)} times." if torch else ".")
-
-
-def quant_lines(folder):
-    b = load(folder, QUANT)
-    if not b:
-        return
-    peer = load(folder, TORCH)
-    loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in peer["rows"]} if peer else {}
-    yield from ("### Fake quantisation of bf16 experts, all in one call", "")
-    yield from ("Calls run back to back on one stack of experts after another; a stack comes up again after 512 MiB of",
-                "other inputs, so the caches are cold. The copy of the same size moves as many bytes, read and written",
-                "together, with cudaMemcpyAsync between the same buffers, timed in the same way. A large copy moves",
-                "256 MiB. The op is compared with two loops over the experts: one calls our kernels once per expert,",
-                "the other runs PyTorch operations (`tests/parity/quant_speed.py`).", "")
-    yield from (*quant_verdict(b["rows"], loops), "")
-    yield ("| op | experts | GB/s | of a copy of the same size | of a large copy | one call per expert takes | "
-           "a loop of PyTorch operations takes | launches |")
-    yield "|---|---|---|---|---|---|---|---|"
-    for row in b["rows"]:
+def quant_values(folder):
+    loops = {(r["op"], r["experts"], r["out"]): r["ms"] for r in (load(folder, TORCH) or {"rows": []})["rows"]}
+    for row in (load(folder, QUANT) or {"rows": []})["rows"]:
         loop = loops.get((row["op"], row["experts"], row["out"]))
-        times = f"{loop / row['ms']:.0f} times as long" if loop else ""
-        yield (f"| {row['op']} | {row['experts']} x [{row['out']}, {row['in']}] | {row['gbs']:,.0f} | "
-               f"{row['same_copy_pct']:.0f} % | {row['copy_pct']:.0f} % | "
-               f"{row['loop_ratio']:.1f} times as long | {times} | {row.get('launches', '')} |")
-    yield ""
+        yield "quant", [row["op"], f"{row['experts']} x [{row['out']}, {row['in']}]", [round(row["gbs"]), "GB/s"],
+                        [round(row["same_copy_pct"]), "%"], [round(row["copy_pct"]), "%"],
+                        [round(row["loop_ratio"], 1), "times"], [round(loop / row["ms"]), "times"] if loop else None]
 
 
-def write(folder):
-    machine, first = load(folder, "machine"), load(folder, "20b")
-    gpu, driver = (machine["gpu"] + ",").split(",")[:2]
-    lines = [f"{gpu}, driver {driver.strip()}, commit {machine['commit']}, {machine['date']}. "
-             f"A large bf16 product reaches {first['roof_tflops']:.0f} TFLOP/s, a large copy "
-             f"{first['roof_gbs'] / 1e3:.2f} TB/s.", "",
-             "### A training step", "",
-             "LoRA on attention and all experts unless noted, bf16 activations, random weights; median of 10 steps.",
-             "",
-             *step_rows(folder), "", *share_rows(folder), "",
-             "### Grouped experts against loops over experts, in this program", "", *path_rows(folder), "",
-             "### What adapters cost on the experts of one layer, forward and backward", "", *lora_rows(folder), "",
-             *split_lines(folder),
-             *quant_lines(folder)]
-    with open(RESULTS, encoding="utf-8") as f:
-        text = f.read()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END, 1)[1]
-    with open(RESULTS, "w", encoding="utf-8") as f:
-        f.write(head + BEGIN + "\n".join(lines) + "\n" + END + tail)
+COLLECTED = {"step": step_values, "step_ops": step_ops_values, "lora": lora_values, "quant": quant_values}
+
+
+def collect(folder):
+    machine = load(folder, "machine")
+    gpu = machine["gpu"].split(",")[0].replace("NVIDIA ", "")
+    for name, values in COLLECTED.items():
+        rows = [{"commit": machine["commit"], "gpu": gpu, "date": machine["date"], "run": f"moetrain bench {run}",
+                 "values": v} for run, v in values(folder)]
+        if rows:
+            table = load(TABLES, name)
+            lines = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+            with open(os.path.join(TABLES, name + ".json"), "w", encoding="utf-8") as f:
+                f.write(f'{{\n"columns": {json.dumps(table["columns"])},\n"rows": [\n{lines}\n]\n}}\n')
     return 0
 
 
+# ---- from tests/results/ to pages
+
+def value_of(tables, value):
+    """A text or [number, unit]. {"row": [table, row, column]} is a value of another table; {"ratio": [table, row, row,
+    column]} divides the value of one row by that of another."""
+    if not isinstance(value, dict):
+        return value or ""
+    if "row" in value:
+        name, row, column = value["row"]
+        return tables[name]["rows"][row]["values"][column]
+    name, above, below, column = value["ratio"]
+    rows = tables[name]["rows"]
+    return [round(rows[above]["values"][column][0] / rows[below]["values"][column][0], 2), "times"]
+
+
+def cell(value, column):
+    if isinstance(value, str):
+        return value
+    number, unit = value
+    return f"{number:,}" if unit == column else f"{number:,} {unit}"
+
+
+def source(row):
+    return f"{row['commit']}, {row['gpu']}, {row['date']}".rstrip(", ")
+
+
+def render(tables, name, rows, columns):
+    table = tables[name]
+    chosen = [int(i) for i in columns.split(",")] if columns else range(len(table["columns"]))
+    titles = [table["columns"][i] for i in chosen]
+    lines = ["| " + " | ".join(titles + ["commit, GPU, date"]) + " |", "|" + "---|" * (len(titles) + 1)]
+    for row in [table["rows"][int(i)] for i in rows.split(",")] if rows else table["rows"]:
+        cells = [cell(value_of(tables, row["values"][i]), table["columns"][i]) for i in chosen]
+        lines.append("| " + " | ".join(cells + [source(row)]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def load_tables():
+    return {os.path.basename(p)[:-5]: load(TABLES, os.path.basename(p)[:-5])
+            for p in sorted(glob.glob(os.path.join(TABLES, "*.json")))}
+
+
+def load_pages():
+    paths = [os.path.join(ROOT, "README.md"), os.path.join(ROOT, "tests", "RESULTS.md")]
+    pages = {}
+    for path in paths + sorted(glob.glob(os.path.join(NOTEBOOK, "*.md"))):
+        with open(path, encoding="utf-8") as f:
+            pages[os.path.relpath(path, ROOT)] = f.read()
+    return pages
+
+
+def write():
+    tables = load_tables()
+    for path, text in load_pages().items():
+        def fill(mark):
+            head = mark.group(0).split("\n", 1)[0]
+            return head + "\n" + render(tables, *mark.group(1, 2, 3)) + "<!-- end -->"
+        written = MARK.sub(fill, text)
+        if written != text:
+            with open(os.path.join(ROOT, path), "w", encoding="utf-8") as f:
+                f.write(written)
+    return 0
+
+
+def problems(tables, pages):
+    """What is wrong in the pages, a line each."""
+    used = set()
+    for path, text in pages.items():
+        for mark in MARK.finditer(text):
+            used.add(mark.group(1))
+            if mark.group(1) not in tables:
+                yield f"{path}: no table tests/results/{mark.group(1)}.json"
+            elif mark.group(4) != render(tables, *mark.group(1, 2, 3)):
+                yield f"{path}: table {mark.group(1)} differs from its figures: python3 tests/results.py write"
+    for name, table in tables.items():
+        if name not in used:
+            yield f"tests/results/{name}.json: no page has this table"
+        for row in table["rows"]:
+            complete = all(row.get(key) for key in ("commit", "gpu", "date", "run"))
+            if not complete or len(row["values"]) != len(table["columns"]):
+                yield f"tests/results/{name}.json: a row without commit, gpu, date, run or a value: {row['values'][0]}"
+    known = "\n".join(cell(value_of(tables, v), None) for t in tables.values() for r in t["rows"] for v in r["values"])
+    for figure in FIGURE.findall(pages["README.md"]):
+        if not re.search(r"(?<![\d.,])" + re.escape(figure), known):
+            yield f"README.md: {figure} is in no table of tests/results/"
+    words = len(pages["tests/RESULTS.md"].split())
+    if words > RESULTS_WORDS:
+        yield f"tests/RESULTS.md: {words:,} words, over {RESULTS_WORDS:,}"
+    index = pages["tests/notebook/README.md"]
+    listed = {"tests/notebook/" + name for name in re.findall(r"^\| \[(\w+\.md)\]", index, re.M)}
+    there = {path for path in pages if path.startswith("tests/notebook/")} - {"tests/notebook/README.md"}
+    for path in sorted(listed ^ there):
+        yield f"tests/notebook/README.md: {path} " + ("has no row" if path in there else "is no file")
+
+
+def check():
+    tables, pages = load_tables(), load_pages()
+    found = list(problems(tables, pages))
+    # Proof: each kind of fault is found.
+    results, readme = pages["tests/RESULTS.md"], pages["README.md"]
+    for fault, path, text in (
+            ("differs from its figures", "tests/RESULTS.md", results.replace(MARK.search(results).group(4), "", 1)),
+            ("is in no table", "README.md", readme + "\n98,765 tokens/s\n"),
+            ("no table", "README.md", readme + "<!-- table: none -->\n<!-- end -->"),
+            ("words, over", "tests/RESULTS.md", results + " word" * RESULTS_WORDS),
+            ("has no row", "tests/notebook/new.md", "# New\n")):
+        if not any(fault in line for line in problems(tables, {**pages, path: text})):
+            found.append(f"results.py: its own proof failed: '{fault}' was not found")
+    for line in found:
+        print(line)
+    print(f"results.py: {len(found)} problems")
+    return 1 if found else 0
+
+
 def main():
-    if len(sys.argv) >= 4 and sys.argv[1] == "measure":
-        return measure(sys.argv[2], sys.argv[3], sys.argv[4:])
-    if len(sys.argv) == 3 and sys.argv[1] == "write":
-        return write(sys.argv[2])
+    words = sys.argv[1:]
+    if len(words) >= 3 and words[0] == "measure":
+        return measure(words[1], words[2], words[3:])
+    if len(words) == 2 and words[0] == "collect":
+        return collect(words[1])
+    if words in (["write"], ["check"]):
+        return write() if words == ["write"] else check()
     print(__doc__, file=sys.stderr)
     return 2
 
