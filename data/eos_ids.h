@@ -2,7 +2,7 @@
 #ifndef MT_EOS_IDS_H
 #define MT_EOS_IDS_H
 
-#include "kernels/base.h"
+#include "data/tokenizer/tokenizer.h"
 
 struct eos_ids {
     int32_t ids[16]; /* further ones are ignored */
@@ -12,5 +12,8 @@ struct eos_ids {
 /* eos_token_id, a number or a list, of dir/generation_config.json, else of dir/config.json. Empty when neither has it.
  */
 int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err) MT_CHECK;
+/* The token after a document: eos_token of dir/tokenizer_config.json; of special_tokens_map.json where the first has no
+ * added_tokens_decoder, as in transformers, or no eos_token; else the first of eos_ids_load. */
+int eos_ids_main(int32_t *out, const char *dir, const struct tokenizer *tok, struct err *err) MT_CHECK;
 
 #endif

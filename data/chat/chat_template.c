@@ -34,7 +34,8 @@ struct chat_template {
     bool never_ends;
     enum chat_arguments arguments; /* the form that the template takes */
     struct json_doc *kwargs;       /* NULL: none */
-    char *text;                    /* of main */
+    char *text, *tools_text;       /* of main and tools */
+    bool tools_only;               /* main is the template "tool_use": the checkpoint has none for rows without tools */
     bool types;                    /* it reads KIMI_TOOLS */
     bool foreign;                  /* the tokenizer of transformers does not find this text in the checkpoint */
     uint64_t hash;
@@ -53,6 +54,7 @@ void chat_template_free(struct chat_template *t)
     text_free(&t->stops);
     json_free(t->kwargs);
     mem_free(t->text);
+    mem_free(t->tools_text);
     mem_free(t);
 }
 
@@ -125,7 +127,7 @@ static int set(struct chat_template *t, const char *name, const char *text, int6
     if (!to || *to) return 0;
     if (!main) t->hash = rng_bytes(t->hash, name, (int64_t)strlen(name));
     t->hash = rng_bytes(t->hash, text, size);
-    if (main) t->text = mem_strdup(text);
+    *(main ? &t->text : &t->tools_text) = mem_strdup(text);
     *to = jinja_parse(text, size, path, err);
     return *to ? 0 : -1;
 }
@@ -188,6 +190,17 @@ static int load_named(struct chat_template *t, const char *dir, struct json conf
     return 0;
 }
 
+/* As in transformers, a template "tool_use" serves rows with tools also where there is no "default". */
+static void use_tools_only(struct chat_template *t)
+{
+    if (t->main || !t->tools) return;
+    t->main = t->tools;
+    t->text = t->tools_text;
+    t->tools = NULL;
+    t->tools_text = NULL;
+    t->tools_only = true;
+}
+
 /* [{name, template}, ...] or {name: template, ...} */
 static int load_list(struct chat_template *t, struct json list, const char *path, struct err *err)
 {
@@ -200,7 +213,8 @@ static int load_list(struct chat_template *t, struct json list, const char *path
         if (json_get_str(entry, map ? name : "template", &text, err)) return -1;
         if (set(t, name, text, (int64_t)strlen(text), path, err)) return err_prefix(err, "chat_template \"%s\"", name);
     }
-    return t->main ? 0 : json_error(list, err, "has no template named \"default\"");
+    use_tools_only(t);
+    return t->main ? 0 : json_error(list, err, "has no template named \"default\" or \"tool_use\"");
 }
 
 /* `chat_template` of a JSON file. tokens: also the special tokens; tokens_only: these alone. */
@@ -239,12 +253,8 @@ static int load_files(struct chat_template *t, const char *dir, struct err *err)
         if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, files[i][1]) ||
             (file_exists(path) && load_file(t, files[i][0], path, err)))
             return -1;
-    if (t->main || !t->tools) return 0;
-    return err_set(
-        err,
-        "%s: a template for tools hides the one of tokenizer_config.json in transformers: add " CHAT_TEMPLATE_FILE
-        " for other rows",
-        path);
+    use_tools_only(t);
+    return 0;
 }
 
 /* In the order of transformers: these files, tokenizer_config.json, and the file of its older processors. */
@@ -462,8 +472,8 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     return rc ? json_error(messages, err, "%s", why.msg) : 0;
 }
 
-int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
-                         const struct chat_options *opt, struct err *err)
+static int render_row(struct text_buf *out, const struct chat_template *t, struct json row,
+                      const struct chat_options *opt, struct err *err)
 {
     struct json tools = json_find(row, "tools");
     const char *text;
@@ -476,6 +486,15 @@ int chat_template_render(struct text_buf *out, const struct chat_template *t, st
     int rc = render(out, t, row, json_root(doc), opt, err);
     json_free(doc);
     return rc;
+}
+
+int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
+                         const struct chat_options *opt, struct err *err)
+{
+    if (t && t->tools_only && !json_given(json_find(row, "tools")))
+        return err_set(err, "a row without tools: the checkpoint has only the chat template \"tool_use\", none named "
+                            "\"default\"; set data.chat_template");
+    return render_row(out, t, row, opt, err);
 }
 
 /* ---- what a template does, found by rendering short conversations ---- */
@@ -493,7 +512,7 @@ static int render_turn(struct text_buf *out, const struct chat_template *t, cons
              answer, role);
     struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "an answer", &err);
     out->size = out->n_spans = 0;
-    int rc = doc ? chat_template_render(out, t, json_root(doc), &opt, &err) : -1;
+    int rc = doc ? render_row(out, t, json_root(doc), &opt, &err) : -1;
     json_free(doc);
     return rc;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/eos_ids.h"
 #include "data/file/file.h"
 #include "data/json/text.h"
 #include "data/tokenizer/tokenizer.h"
@@ -281,11 +282,54 @@ static void config_tokens(void **state)
     }
 }
 
+static void write_in(const char *dir, const char *name, const char *text)
+{
+    char path[512];
+    struct err err;
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    if (text) assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+}
+
+/* The token after a document, wherever transformers finds it. */
+static void end_of_documents(void **state)
+{
+    (void)state;
+#define DECODER "\"added_tokens_decoder\": {}"
+    static const struct {
+        const char *config, *map, *generation, *error; /* texts of the files; NULL: there is none */
+        int32_t eos;
+    } rows[] = {
+        {"{\"eos_token\": \"a\"}", NULL, NULL, NULL, 97},
+        {"{\"eos_token\": {\"content\": \"a\"}, " DECODER "}", "{\"eos_token\": \"b\"}", NULL, NULL, 97},
+        {"{\"eos_token\": \"a\"}", "{\"eos_token\": \"b\"}", NULL, NULL, 98},
+        {"{\"eos_token\": null, " DECODER "}", "{\"eos_token\": {\"content\": \"b\"}}", NULL, NULL, 98},
+        {"{}", NULL, "{\"eos_token_id\": [99, 98]}", NULL, 99},
+        {NULL, "{\"pad_token\": \"b\"}", "{\"eos_token_id\": 99}", NULL, 99},
+        {"{\"eos_token\": \"<none>\"}", NULL, "{\"eos_token_id\": 99}", "eos_token \"<none>\" is not a token", 0},
+        {"{\"eos_token\": null}", NULL, NULL, "set eos_token in tokenizer_config.json, or eos_token_id in ", 0},
+        {"{\"eos_token\": 5}", NULL, NULL, "tokenizer_config.json", 0},
+    };
+    struct err err = {""};
+    struct tokenizer *tok = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const char *dir = scratch_dir();
+        int32_t eos = -1;
+        write_in(dir, "tokenizer_config.json", rows[i].config);
+        write_in(dir, "special_tokens_map.json", rows[i].map);
+        write_in(dir, "generation_config.json", rows[i].generation);
+        const int rc = eos_ids_main(&eos, dir, tok, &err);
+        if (rc != (rows[i].error ? -1 : 0)) fail_msg("row %d: %d, %s", i, rc, err.msg);
+        if (rc && !strstr(err.msg, rows[i].error)) fail_msg("row %d: %s", i, err.msg);
+        if (!rc) assert_int_equal(eos, rows[i].eos);
+    }
+    tokenizer_free(tok);
+}
+
 int test_added(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(added_flags),        cmocka_unit_test(long_added),    cmocka_unit_test(long_space),
-        cmocka_unit_test(growing_normalizer), cmocka_unit_test(config_tokens),
+        cmocka_unit_test(growing_normalizer), cmocka_unit_test(config_tokens), cmocka_unit_test(end_of_documents),
     };
     return cmocka_run_group_tests_name("added", tests, NULL, NULL);
 }

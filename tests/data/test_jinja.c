@@ -547,6 +547,59 @@ static void places_of_the_template(void **state)
     assert_non_null(strstr(err.msg, "mine.jinja:2: "));
 }
 
+static void assert_refused(const char *dir, const char *json, const char *words)
+{
+    struct chat_template *t;
+    struct err err = {""};
+    struct text_buf out = {0};
+    struct json_doc *doc = json_parse(json, (int64_t)strlen(json), "row", &err);
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), 0);
+    chat_template_probe(t);
+    assert_int_equal(chat_template_render(&out, t, json_root(doc), &(struct chat_options){0}, &err), -1);
+    if (!strstr(err.msg, words)) fail_msg("%s", err.msg);
+    json_free(doc);
+    text_free(&out);
+    chat_template_free(t);
+}
+
+/* A list with "tool_use" and no "default" serves rows with tools, as in transformers. */
+static void only_a_template_for_tools(void **state)
+{
+    (void)state;
+    static const char row[] = "{\"messages\": []}", tools[] = "{\"messages\": [], \"tools\": [{}]}";
+    const char *dir = scratch_dir();
+    struct chat_template *t;
+    struct err err = {""};
+    write_text(dir, "tokenizer_config.json", "{\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"}]}");
+    assert_rendered(dir, NULL, tools, "T");
+    assert_refused(dir, row, "only the chat template \"tool_use\"");
+    assert_refused(dir, "{\"messages\": [], \"tools\": null}", "none named \"default\"");
+    write_text(dir, "tokenizer_config.json", "{\"chat_template\": [{\"name\": \"rag\", \"template\": \"R\"}]}");
+    assert_int_equal(chat_template_load(&t, dir, NULL, &err), -1);
+    assert_non_null(strstr(err.msg, "has no template named \"default\" or \"tool_use\""));
+}
+
+/* An unknown filter is an error of the template; in an `if` or a macro only where it is used, as in jinja2. */
+static void unknown_filters(void **state)
+{
+    (void)state;
+    static const char *const always[] = {"{{ 1|nothing }}",
+                                         "{% if 1 %}{% endif %}{% for i in [] %}{{ i|nothing }}{% endfor %}",
+                                         "{% set a = [1|string|nothing] %}", "{{ (1 if x else 2)|nothing }}"};
+    static const char *const at_use[] = {"{% if 0 %}{{ 1|nothing }}{% endif %}", "{{ 1|nothing if x else 2 }}",
+                                         "{{ 2 if 1 else 1|nothing }}", "{% macro m() %}{{ 1|nothing }}{% endmacro %}"};
+    struct err err = {""};
+    for (int i = 0; i < MT_LEN(always); i++) {
+        assert_null(jinja_parse(always[i], (int64_t)strlen(always[i]), "t.jinja", &err));
+        if (!strstr(err.msg, "t.jinja:1: the filter `nothing` is not supported")) fail_msg("%s", err.msg);
+    }
+    for (int i = 0; i < MT_LEN(at_use); i++) {
+        struct jinja *t = jinja_parse(at_use[i], (int64_t)strlen(at_use[i]), "t.jinja", &err);
+        if (!t) fail_msg("%s", err.msg);
+        jinja_free(t);
+    }
+}
+
 /* As in transformers 5: files of templates hide tokenizer_config.json, tool_use is for rows that have tools, and the
  * template of an old processor is the last choice. */
 static void additional_templates(void **state)
@@ -574,8 +627,8 @@ static void additional_templates(void **state)
     write_text(path, "rag.jinja", "{{ not parsed");
     assert_rendered(dir, NULL, tools, "C");
     write_text(path, "tool_use.jinja", "T");
-    assert_int_equal(chat_template_load(&t, dir, NULL, &err), -1);
-    assert_non_null(strstr(err.msg, "tool_use.jinja: a template for tools hides the one of tokenizer_config.json"));
+    assert_rendered(dir, NULL, tools, "T");
+    assert_refused(dir, row, "only the chat template \"tool_use\"");
     write_text(dir, "chat_template.jinja", "F");
     assert_rendered(dir, NULL, row, "F");
     assert_rendered(dir, NULL, none, "F");
@@ -658,6 +711,8 @@ int test_jinja(void)
         cmocka_unit_test(what_carries_loss),
         cmocka_unit_test(places_of_the_template),
         cmocka_unit_test(additional_templates),
+        cmocka_unit_test(only_a_template_for_tools),
+        cmocka_unit_test(unknown_filters),
         cmocka_unit_test(special_tokens),
         cmocka_unit_test(work_by_size),
         cmocka_unit_test(wide_numbers),

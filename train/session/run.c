@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "data/duplicates.h"
+#include "data/eos_ids.h"
 #include "data/hub/hub.h"
-#include "data/json/json.h"
 #include "model/stored/published.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/amax_file.h"
@@ -261,26 +261,6 @@ static void pass_turn(struct comm *ranks)
     for (int i = turn(ranks); i < 2; i++) comm_barrier(ranks);
 }
 
-/* tokenizer_config.json writes eos_token as a string or as an added-token object. */
-static int find_eos(const struct run *r, int32_t *eos, struct err *err)
-{
-    char path[MT_PATH];
-    const char *text = NULL;
-    if (str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", r->model_dir)) return -1;
-    struct json_doc *doc = json_load(path, 64 << 20, err);
-    if (!doc) return -1;
-    struct json root = json_root(doc);
-    const bool object = json_type(json_find(root, "eos_token")) == JSON_OBJECT;
-    int rc = object ? json_get_str(json_find(root, "eos_token"), "content", &text, err)
-                    : json_get_str(root, "eos_token", &text, err);
-    if (!rc) {
-        *eos = tokenizer_id(r->tok, text);
-        if (*eos < 0) rc = json_error(root, err, "eos_token \"%s\" is not a token of the tokenizer", text);
-    }
-    json_free(doc);
-    return rc;
-}
-
 /* Prints the counts of a data set and of its bad rows. After data.eval_split, the row counts of both parts are in the
  * training set. */
 static void print_dataset(const char *what, const struct dataset *ds, bool rows, bool cut)
@@ -322,7 +302,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .columns = cfg->data.columns,
         .cache_dir = cache};
     if (cache && str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir)) return -1;
-    if (find_eos(r, &r->eos, err)) return -1;
+    if (eos_ids_main(&r->eos, r->model_dir, r->tok, err)) return -1;
     opt->eos = r->eos;
     return 0;
 }

@@ -317,42 +317,50 @@ FILTER(filter_reject) { return choose(st, self, NULL, a[0], a[1], false); }
 FILTER(filter_selectattr) { return choose(st, self, &a[0], a[1], a[2], true); }
 FILTER(filter_rejectattr) { return choose(st, self, &a[0], a[1], a[2], false); }
 
+static const struct jinja_fn filters[] = {
+    {"abs", filter_abs, "", NULL},
+    {"capitalize", filter_capitalize, "", NULL},
+    {"count", filter_length, "", NULL},
+    {"d", filter_default, "default_value boolean", NULL},
+    {"default", filter_default, "default_value boolean", NULL},
+    {"dictsort", filter_dictsort, "case_sensitive by reverse", NULL},
+    {"first", filter_first, "", NULL},
+    {"float", filter_float, "default", NULL},
+    {"indent", filter_indent, "width first blank", NULL},
+    {"int", filter_int, "default", NULL},
+    {"items", filter_items, "", NULL},
+    {"join", filter_join, "d attribute", NULL},
+    {"last", filter_last, "", NULL},
+    {"length", filter_length, "", NULL},
+    {"list", filter_list, "", NULL},
+    {"lower", filter_lower, "", NULL},
+    {"map", filter_map, "filter attribute default", NULL},
+    {"reject", filter_reject, "test argument", NULL},
+    {"rejectattr", filter_rejectattr, "attribute test argument", NULL},
+    {"replace", filter_replace, "old new count", NULL},
+    {"reverse", filter_reverse, "", NULL},
+    {"safe", filter_string, "", NULL},
+    {"select", filter_select, "test argument", NULL},
+    {"selectattr", filter_selectattr, "attribute test argument", NULL},
+    {"sort", filter_sort, "reverse case_sensitive attribute", NULL},
+    {"string", filter_string, "", NULL},
+    {"title", filter_title, "", NULL},
+    {"tojson", filter_tojson, "ensure_ascii indent separators", NULL},
+    {"trim", filter_trim, "chars", NULL},
+    {"unique", filter_unique, "case_sensitive attribute", NULL},
+    {"upper", filter_upper, "", NULL},
+};
+
+bool jinja_is_filter(const char *name)
+{
+    for (int64_t i = 0; i < MT_LEN(filters); i++)
+        if (!strcmp(filters[i].name, name)) return true;
+    return false;
+}
+
 struct value jinja_filter(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args)
 {
-    static const struct jinja_fn rows[] = {
-        {"abs", filter_abs, "", NULL},
-        {"capitalize", filter_capitalize, "", NULL},
-        {"count", filter_length, "", NULL},
-        {"d", filter_default, "default_value boolean", NULL},
-        {"default", filter_default, "default_value boolean", NULL},
-        {"dictsort", filter_dictsort, "case_sensitive by reverse", NULL},
-        {"first", filter_first, "", NULL},
-        {"float", filter_float, "default", NULL},
-        {"indent", filter_indent, "width first blank", NULL},
-        {"int", filter_int, "default", NULL},
-        {"items", filter_items, "", NULL},
-        {"join", filter_join, "d attribute", NULL},
-        {"last", filter_last, "", NULL},
-        {"length", filter_length, "", NULL},
-        {"list", filter_list, "", NULL},
-        {"lower", filter_lower, "", NULL},
-        {"map", filter_map, "filter attribute default", NULL},
-        {"reject", filter_reject, "test argument", NULL},
-        {"rejectattr", filter_rejectattr, "attribute test argument", NULL},
-        {"replace", filter_replace, "old new count", NULL},
-        {"reverse", filter_reverse, "", NULL},
-        {"safe", filter_string, "", NULL},
-        {"select", filter_select, "test argument", NULL},
-        {"selectattr", filter_selectattr, "attribute test argument", NULL},
-        {"sort", filter_sort, "reverse case_sensitive attribute", NULL},
-        {"string", filter_string, "", NULL},
-        {"title", filter_title, "", NULL},
-        {"tojson", filter_tojson, "ensure_ascii indent separators", NULL},
-        {"trim", filter_trim, "chars", NULL},
-        {"unique", filter_unique, "case_sensitive attribute", NULL},
-        {"upper", filter_upper, "", NULL},
-    };
-    return call_row(st, rows, MT_LEN(rows), "the filter", name, self, args);
+    return call_row(st, filters, MT_LEN(filters), "the filter", name, self, args);
 }
 
 /* ---- tests ---- */

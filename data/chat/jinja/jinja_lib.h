@@ -22,6 +22,7 @@ struct jinja_fn {
 };
 
 struct value jinja_filter(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
+bool jinja_is_filter(const char *name);
 bool jinja_test(struct jinja_state *st, const char *name, struct value self, const struct jinja_args *args);
 bool jinja_is_function(const char *name); /* of the global names */
 struct value jinja_function(struct jinja_state *st, const char *name, const struct jinja_args *args);

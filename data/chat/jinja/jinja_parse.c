@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "data/chat/jinja/jinja_lex.h"
+#include "data/chat/jinja/jinja_lib.h"
 
 #define NESTING 150 /* of expressions and blocks in a template's text */
 
@@ -17,6 +18,10 @@ struct parser {
     struct err *err;
     int depth, loops;
     bool failed, generation;
+    /* The first unknown filter that every rendering needs; NULL: none. As in jinja2, one in an `if` fails when it is
+     * used. */
+    const char *unknown;
+    int unknown_line;
 };
 
 static const struct token the_end = {.kind = TOKEN_END, .s = ""};
@@ -261,6 +266,7 @@ static struct node *postfix(struct parser *p, struct node *n)
 static struct node *filter(struct parser *p, struct node *n)
 {
     const char *name = want_name(p);
+    if (!p->failed && !p->unknown && !jinja_is_filter(name)) p->unknown = name, p->unknown_line = p->at->line;
     struct node *f = named(p, NODE_FILTER, name, n, NULL);
     if (take_op(p, "(")) f->b = arguments(p);
     return f;
@@ -382,11 +388,13 @@ static struct node *disjunction(struct parser *p)
 static struct node *expression(struct parser *p)
 {
     if (!deeper(p)) return NULL;
+    const char *unknown = p->unknown;
     struct node *n = disjunction(p);
     while (take_word(p, "if")) {
         struct node *condition = disjunction(p);
         n = node(p, NODE_CHOICE, condition, n);
         if (take_word(p, "else")) n->c = expression(p);
+        p->unknown = unknown;
     }
     p->depth--;
     return n;
@@ -435,6 +443,7 @@ static struct node *parse_if(struct parser *p)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     if (!deeper(p)) return NULL;
+    const char *unknown = p->unknown;
     struct node *n = node(p, NODE_IF, NULL, NULL);
     n->a = expressions(p);
     end_block(p);
@@ -447,6 +456,7 @@ static struct node *parse_if(struct parser *p)
         if (!take_word(p, "endif")) fail(p, "{%% endif %%} is missing");
         end_block(p);
     }
+    p->unknown = unknown;
     p->depth--;
     return n;
 }
@@ -509,6 +519,7 @@ static struct node *parse_set(struct parser *p)
 
 static struct node *parse_macro(struct parser *p)
 {
+    const char *unknown = p->unknown; /* nothing may call the macro */
     struct node *n = named(p, NODE_MACRO, want_name(p), NULL, NULL);
     struct chain c = {0};
     want_op(p, "(");
@@ -524,6 +535,7 @@ static struct node *parse_macro(struct parser *p)
     int loops = p->loops;
     p->loops = 0;
     n->body = body(p, "endmacro");
+    p->unknown = unknown;
     p->loops = loops;
     return n;
 }
@@ -591,6 +603,8 @@ int jinja_tree(struct node **root, bool *generation, struct jinja_arena *arena, 
         *root = statements(&p, NULL);
         *generation = p.generation;
         rc = p.failed ? -1 : 0;
+        if (!rc && p.unknown)
+            rc = err_set(err, "%s:%d: the filter `%s` is not supported", name, p.unknown_line, p.unknown);
     }
     mem_free(tokens.items);
     return rc;
