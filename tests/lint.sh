@@ -136,9 +136,10 @@ check_includes() {
         may["train/plan"] = "train/(plan|adapter|config)/.*|" below
         may["train/state"] = "train/(state|plan|adapter|config)/.*|" below
         may["train/report"] = "train/(report|config)/.*|" below
-        may["train/session"] = "train/(session|state|plan|adapter|report|config)/.*|" below
+        may["train/run"] = "train/(run|state|plan|adapter|report|config)/.*|" below
+        may["train/session"] = "train/(session|generate|run|state|plan|adapter|report|config)/.*|" below
         may["train/synth"] = "train/(synth|launch)/.*|" below
-        commands = "train/(cli|session|state|plan|adapter|launch|report|config)/.*|" below
+        commands = "train/(cli|run|state|plan|adapter|launch|report|config)/.*|" below
         may["train/generate"] = "train/(generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth)/.*|" commands
         may["train/export"] = "train/export/.*|" commands

@@ -9,7 +9,7 @@
 #include "train/session/calibrate.h"
 #include "train/loop.h"
 #include "train/adapter/peft.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 void recorded_ok(int rc, const struct err *err, int line)
 {

@@ -4,7 +4,7 @@
 #define MT_TEST_WHOLE_MODEL_H
 
 #include "model/model.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* 0.1 times the sum of nll of the batch plus coef times its auxiliary losses; unless grad is NULL, the gradient of all
  * parameters in the device layout. */

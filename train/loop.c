@@ -21,17 +21,17 @@
 #include "train/config/epochs.h"
 #include "train/session/inputs.h"
 #include "train/state/lock.h"
-#include "train/session/loss_warnings.h"
+#include "train/session/step_checks.h"
 #include "train/session/run_banner.h"
 #include "train/session/packing_check.h"
 #include "train/adapter/peft.h"
 #include "train/state/run_config.h"
-#include "train/session/chat_file.h"
-#include "train/session/model_card.h"
+#include "train/run/chat_file.h"
+#include "train/run/model_card.h"
 #include "train/report/profile.h"
 #include "train/report/report.h"
 #include "train/state/resume.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 #include "train/generate/eval_prompts.h"
 
 static volatile sig_atomic_t stop_signal, tells; /* tells: this rank says what it does */
@@ -280,10 +280,10 @@ static int step(struct training *t, struct err *err)
     warn_of_chunks(t);
     m.bad = bad;
     if (is_first(t)) metrics_step(&t->metrics, &m, cfg->log.every && s->step % cfg->log.every == 0);
-    if (m.skipped && is_first(t)) loss_warnings_skipped(cfg, s, m.loss);
+    if (m.skipped && is_first(t)) step_checks_skipped(cfg, s, m.loss);
     if (is_first(t)) warn_of_divergence(t);
     if (profile_step_end(&t->profile, m.step, err)) return -1;
-    return m.skipped ? loss_warnings_check(cfg, s, t->schedule.total_steps, bad, err) : 0;
+    return m.skipped ? step_checks_check(cfg, s, t->schedule.total_steps, bad, err) : 0;
 }
 
 /* ---- evaluation, checkpoints, the end */
@@ -319,7 +319,7 @@ static int evaluate(struct training *t, struct err *err)
     if (!t->run.eval.n_docs) return 0;
     s->eval_from = e.from;
     if (s->step == 0 && isfinite(e.loss)) s->first_loss = e.loss;
-    if (metrics && !isfinite(e.loss)) loss_warnings_evaluation(t->run.cfg, s);
+    if (metrics && !isfinite(e.loss)) step_checks_evaluation(t->run.cfg, s);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
     s->best_loss = e.loss;

@@ -11,7 +11,7 @@
 #include "tests/checkpoints.h"
 #include "tests/process.h"
 #include "tests/whole_model.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 enum { HIDDEN = 24, VOCAB = 40, HEADS = 4, DIM = 8, Q_LORA = 6, GROUPS = 2, O_LORA = 5, N_EXP = 4, WIDTH = 8 };
 enum { INDEX_HEADS = 16, INDEX_DIM = 6, STREAMS = 4 };

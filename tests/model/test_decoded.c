@@ -8,7 +8,7 @@
 #include "kernels/ops/ops.h"
 #include "tests/checkpoints.h"
 #include "tests/packed.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 #include "train/synth/synth.h"
 
 /* ---- the op ---- */

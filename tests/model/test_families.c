@@ -14,7 +14,7 @@
 #include "tests/tiny_lora.h"
 #include "tests/whole_model.h"
 #include "train/adapter/peft.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define ENDS                                                                                                           \
     "\"vocab_size\": 100, \"hidden_size\": 32, \"num_hidden_layers\": 3, \"num_attention_heads\": 4, "                 \

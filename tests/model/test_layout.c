@@ -10,7 +10,7 @@
 #include "tests/tiny_lora.h"
 #include "train/state/checkpoint.h"
 #include "train/adapter/peft.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define OPTIMIZER "optimizer.safetensors"
 #define OK(rc)    assert_int_equal(check_rc(rc, &err, __LINE__), 0)

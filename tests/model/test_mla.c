@@ -11,7 +11,7 @@
 #include "tests/checkpoints.h"
 #include "tests/whole_model.h"
 #include "train/export/export_targets.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 enum { LAYERS = 2, HIDDEN = 40, HEADS = 3, VOCAB = 40, DENSE = 32 };
 

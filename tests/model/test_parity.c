@@ -12,7 +12,7 @@
 #include "kernels/format/quant.h"
 #include "train/loop.h"
 #include "train/adapter/peft.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define MAX_ACCUM 8
 #define TINY      "../../configs/tiny-gptoss"

@@ -10,7 +10,7 @@
 #include "tests/test.h"
 #include "tests/whole_model.h"
 #include "train/adapter/peft.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define TARGETS "mixers,experts,shared_experts,dense"
 

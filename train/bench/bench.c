@@ -17,7 +17,7 @@
 #include "model/layer.h"
 #include "train/bench/bench_routing.h"
 #include "train/report/profile.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 #include "train/synth/synth.h"
 
 enum { WARM_UP = 3 };

@@ -25,7 +25,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define F32_BOUND 1e-4
 #define ROUNDING  0x1p-9 /* of bf16 */

@@ -9,7 +9,7 @@
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/amax_file.h"
 #include "data/file/atomic_dir.h"
-#include "train/session/chat_file.h"
+#include "train/run/chat_file.h"
 #include "train/export/export_card.h"
 #include "train/export/export_job.h"
 #include "train/export/export_quant.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/session/model_card.h"
+#include "train/run/model_card.h"
 
 static const char use[] = "\n## Use\n", title[] = "# LoRA adapter for ", library[] = "\nlibrary_name: peft\n";
 

@@ -9,7 +9,7 @@
 
 #include "model/qat.h"
 #include "train/export/cpu_adapter.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 enum export_format {
     EXPORT_PEFT,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "data/file/file.h"
-#include "train/session/chat_file.h"
+#include "train/run/chat_file.h"
 #include "train/export/export_packed.h"
 
 static void copy_json(struct json_out *o, const char *key, struct json j)

@@ -7,7 +7,7 @@
 
 #include <stdio.h>
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 enum { SAMPLER_STOPS = 16 };
 

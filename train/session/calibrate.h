@@ -2,7 +2,7 @@
 #ifndef MT_CALIBRATE_H
 #define MT_CALIBRATE_H
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* Runs the first quant.calibration micro-batches of the training data, at most an epoch, forward without
  * quantised inputs, and keeps the largest magnitude of every input over them and over the ranks. All ranks call it.

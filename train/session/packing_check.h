@@ -2,7 +2,7 @@
 #ifndef MT_PACKING_CHECK_H
 #define MT_PACKING_CHECK_H
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* Takes a few hundred tokens of b around its first document boundary: up to three documents or parts of them. Runs one
  * forward pass on them packed, and one on each alone with positions from 0. Both losses are means over all tokens

@@ -2,7 +2,7 @@
 #ifndef MT_RUN_BANNER_H
 #define MT_RUN_BANNER_H
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* n_step: optimizer steps of the whole run. */
 void run_banner_print(const struct run *r, int64_t n_step);

@@ -7,7 +7,7 @@
 #include "data/json/json.h"
 #include "model/lora_table.h"
 #include "train/plan/gpu_table.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* adapter NULL: the base model. */
 static void print_eval(const struct config *cfg, const struct eval_metrics *e, const char *adapter)

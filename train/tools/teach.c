@@ -9,7 +9,7 @@
 #include "data/json/text.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/launch/process.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 struct teach {
     struct run run;

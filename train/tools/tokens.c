@@ -12,7 +12,7 @@
 #include "data/json/json.h"
 #include "data/json/text.h"
 #include "data/tokenizer/normalize.h"
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
 

@@ -1,5 +1,5 @@
 /* chat_file.c - chat_template.jinja beside an adapter and in exports. */
-#include "train/session/chat_file.h"
+#include "train/run/chat_file.h"
 
 #include <string.h>
 

@@ -2,7 +2,7 @@
 #ifndef MT_CHAT_FILE_H
 #define MT_CHAT_FILE_H
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* Writes dir/chat_template.jinja when transformers does not find the run's template in the checkpoint:
  * data.chat_template or chat_template.json. */

@@ -1,6 +1,6 @@
-/* loss_warnings.c - warnings and errors about a loss that is not finite. Before the first update neither the learning
+/* step_checks.c - warnings and errors about a loss that is not finite. Before the first update neither the learning
  * rate nor the run is its cause. */
-#include "train/session/loss_warnings.h"
+#include "train/session/step_checks.h"
 
 #include <math.h>
 
@@ -12,7 +12,7 @@ static const char *start_text(const struct config *cfg)
     return cfg->lora.init_from[0] ? "the base model's weights, lora.init_from" : "the base model's weights";
 }
 
-void loss_warnings_skipped(const struct config *cfg, const struct train_state *s, double loss)
+void step_checks_skipped(const struct config *cfg, const struct train_state *s, double loss)
 {
     const long long step = s->step, most = cfg->train.max_nonfinite;
     if (s->n_nonfinite != 1) return;
@@ -27,7 +27,7 @@ void loss_warnings_skipped(const struct config *cfg, const struct train_state *s
                  step, most);
 }
 
-void loss_warnings_evaluation(const struct config *cfg, const struct train_state *s)
+void step_checks_evaluation(const struct config *cfg, const struct train_state *s)
 {
     const bool never = s->eval_from == 0 && !isfinite(s->best_loss);
     if (!is_untrained(s) && !never)
@@ -39,8 +39,8 @@ void loss_warnings_evaluation(const struct config *cfg, const struct train_state
                  is_untrained(s) ? "before any update" : "as at step 0", start_text(cfg));
 }
 
-int loss_warnings_check(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
-                        struct err *err)
+int step_checks_check(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
+                      struct err *err)
 {
     const bool over = s->n_nonfinite >= cfg->train.max_nonfinite;
     if (is_untrained(s) && (over || s->step == total_steps))

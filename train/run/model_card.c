@@ -1,5 +1,5 @@
 /* model_card.c - README.md of an adapter. */
-#include "train/session/model_card.h"
+#include "train/run/model_card.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 /* Returns Markdown with the front matter that model hubs read; the caller frees it (mem_free). Needs an open run.
  * Losses come from output.dir/metrics.jsonl. Has no date or times: equal runs give equal text. */

@@ -1,6 +1,6 @@
 /* run.c - opens what a run needs, cheapest checks first, so that errors are reported before a large file is loaded. */
 #define _GNU_SOURCE /* sched_getaffinity */
-#include "train/session/run.h"
+#include "train/run/run.h"
 
 #include <math.h>
 #include <sched.h>
