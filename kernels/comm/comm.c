@@ -421,6 +421,18 @@ void comm_barrier(struct comm *c)
     mem_free(all);
 }
 
+static int turn(const struct comm *c) { return c->rank == 0 ? 0 : c->local_rank == 0 ? 1 : 2; }
+
+void comm_turn_begin(struct comm *c)
+{
+    for (int i = 0; i < turn(c); i++) comm_barrier(c);
+}
+
+void comm_turn_end(struct comm *c)
+{
+    for (int i = turn(c); i < 2; i++) comm_barrier(c);
+}
+
 static double fold(struct comm *c, double v, bool max)
 {
     double *all = mem_array(c->world, sizeof(*all));

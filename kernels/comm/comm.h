@@ -113,6 +113,10 @@ void comm_overlap_end(struct comm *c, struct device *dev);
 /* ---- collectives on the host */
 
 void comm_barrier(struct comm *c);
+/* Ranks run the code between these two in turns, so that later ranks find the cache files of earlier ones: rank 0, then
+ * the first rank of every other machine, which may have a separate disk, then all others. */
+void comm_turn_begin(struct comm *c);
+void comm_turn_end(struct comm *c);
 /* all [P * bytes] = every rank's `mine`, by rank. */
 void comm_host_gather(struct comm *c, void *all, const void *mine, int64_t bytes);
 double comm_host_min(struct comm *c, double v);

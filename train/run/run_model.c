@@ -1,0 +1,178 @@
+/* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks whose they are. */
+#include <string.h>
+
+#include "train/adapter/adapter_dir.h"
+#include "train/adapter/amax_file.h"
+#include "train/adapter/base_check.h"
+#include "train/adapter/peft.h"
+#include "train/run/run.h"
+
+/* Path of the packed weights: beside the model, where all its runs find them; in output.dir when the model's directory
+ * is read-only. There is a file per quantisation, and per rank of an expert-parallel group. */
+static int find_packed(struct run *r, const struct quantize *q, struct err *err)
+{
+    char beside[MT_PATH];
+    const char *model = r->model_dir, *attention = q->attention ? "-attention" : "";
+    const struct comm *ep = r->par.ep;
+    char part[32] = "";
+    if (ep->world > 1) snprintf(part, sizeof(part), "-%d-of-%d", ep->rank + 1, ep->world);
+    if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
+        str_format(r->packed, MT_PATH, err, "path", "%s/%s%s%s.safetensors", beside, quantize_name(q), attention, part))
+        return -1;
+    if (file_exists(r->packed) || file_is_writable(file_is_dir(beside) ? beside : model)) return 0;
+    return str_format(r->packed, MT_PATH, err, "path", "%s/cache/%s%s%s.safetensors", r->cfg->output.dir,
+                      quantize_name(q), attention, part);
+}
+
+/* Arenas by the plan. */
+static int reserve_memory(struct run *r, bool train, struct err *err)
+{
+    struct device *dev = &r->dev;
+    const struct plan_memory *memory = &r->plan.memory;
+    const double start = clock_ms();
+    char a[32];
+    if (memory->host && device_reserve_host(dev, memory->host, err)) return -1;
+    if (memory->host && dev->ops->own_memory)
+        log_info("pinned %s of host memory in %.1f s", str_bytes(a, memory->host), (clock_ms() - start) / 1e3);
+    return device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
+                   device_reserve(dev, &dev->state, "state", memory->state, err) ||
+                   device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err)
+               ? -1
+               : 0;
+}
+
+/* Weights and adapters; a teacher's adapters without their values. */
+static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, struct err *err)
+{
+    struct device *dev = &r->dev;
+    const bool packs = r->cfg->model.quantize != CFG_QUANTIZE_NONE;
+    struct model_options opt;
+    r->plan.opt.quantize.cache = r->packed;
+    if (find_packed(r, &r->plan.opt.quantize, err)) return -1;
+    const char *way = comm_share_work(r->par.ep, dev);
+    if (r->par.ep->world > 1) log_info("all-to-all of the experts' rows: %s", way);
+    if (packs) comm_turn_begin(r->par.all);
+    opt = r->plan.opt;
+    opt.teacher = teacher;
+    if (model_open(&r->model, dev, &r->arch, &r->st, ad, &opt, (uint64_t)r->cfg->train.seed, err)) return -1;
+    if (packs) comm_turn_end(r->par.all);
+    struct weights *w = &r->model.weights;
+    base_hash_join(&w->hash, r->par.ep);
+    base_check_record(&r->base, w->base, &w->hash, &r->arch);
+    return 0;
+}
+
+int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err)
+{
+    const struct quantize q = plan_quantize(r->cfg);
+    const struct weights_options opt = {.quantize = &q, .ep = r->par.ep, .hashed = true};
+    struct device dev;
+    struct weights w;
+    device_dry_run(&dev, &r->dev);
+    if (weights_load(&w, &dev, &r->arch, &r->st, &opt, err)) return -1;
+    *fingerprint = w.fingerprint;
+    base_check_record(&r->base, w.base, NULL, &r->arch);
+    weights_free(&w);
+    return 0;
+}
+
+int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err)
+{
+    char text[BASE_TEXT];
+    if (!base_check_differs(text, &ad->base, &r->base, &r->arch, r->cfg->model.path)) return 0;
+    return err_set(err, "%s was trained with another base model: %s: set model.path to that model", dir, text);
+}
+
+int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err)
+{
+    struct err why;
+    if (peft_load(ad, &r->dev, dir, err)) return -1;
+    if (run_check_base(r, ad, dir, &why)) log_warn("%s", why.msg);
+    return 0;
+}
+
+static uint64_t hash_value(int64_t at, float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    return bits ? rng_u64((uint64_t)at, bits) : 0;
+}
+
+/* A hash of the adapters' values and scales, the same for any number of expert-parallel ranks, which have zeros in the
+ * place of other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
+static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, struct comm *ep)
+{
+    const struct adapters *whole = adapters_logical(ad);
+    float *values = mem_array(whole->n_flat, sizeof(*values));
+    uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
+    adapters_get(ad, dev, ad->opt.param, DT_F32, values);
+    for (int64_t i = 0; i < whole->n_params; i++) {
+        const struct lora_param *p = &whole->params[i], *here = adapters_find(ad, p->layer, p->target, p->is_b);
+        if (ep->rank > 0 && here->n_exp == p->n_exp) continue;
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) sum += hash_value(k, values[k]);
+    }
+    for (int t = 0; t < LORA_TARGETS && !ep->rank; t++) sum += hash_value(-1 - t, ad->scale[t]);
+    comm_host_gather(ep, sums, &sum, (int64_t)sizeof(sum));
+    for (int i = 0; i < ep->world; i++) hash += sums[i];
+    mem_free(values);
+    mem_free(sums);
+    return hash;
+}
+
+/* The values of a teacher's adapters; their hash becomes part of the model's fingerprint, so that a run continues with
+ * the same teacher alone. */
+static int load_teacher(struct run *r, struct err *err)
+{
+    struct adapters *ad = &r->model.teacher;
+    const char *given;
+    char dir[MT_PATH];
+    if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
+    if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || run_load_adapter(r, ad, dir, err)) return -1;
+    uint64_t *fingerprint = &r->model.weights.fingerprint;
+    *fingerprint = rng_u64(*fingerprint, hash_adapters(ad, &r->dev, r->par.ep));
+    log_info("teacher: the same weights with the adapter %s", dir);
+    return 0;
+}
+
+static void warn_of_holes(const struct run *r)
+{
+    char path[MT_PATH];
+    struct err why;
+    for (int i = 0; i < r->st.n_shards && !r->par.all->rank; i++)
+        if (!str_format(path, sizeof(path), NULL, "path", "%s/%s", r->model_dir, r->st.shard_names[i]) &&
+            file_check_holes(path, &why))
+            log_warn("%s", why.msg);
+}
+
+int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
+{
+    struct adapters ad = {0}, teacher = {0}, *planned = NULL;
+    char a[32];
+    if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
+        reserve_memory(r, train, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+        return -1;
+    const double start = clock_ms();
+    const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
+    adapters_free(&ad); /* empty where the model has taken them */
+    adapters_free(&teacher);
+    base_model_copy(&r->model.adapters.base, &r->base);
+    if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
+        return -1;
+    if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))
+        return -1;
+    if (!train && !model_calibrated(&r->model))
+        return err_set(err,
+                       "quant.activations needs the magnitudes of a run's calibration: name the adapter of a run that "
+                       "had it, or set quant.activations = none");
+    if (model_check_quant(&r->model, err)) return -1;
+    warn_of_holes(r);
+    const struct plan_memory *memory = &r->plan.memory;
+    const int64_t host = memory->host - memory->host_moments - memory->host_inputs; /* embedding, experts */
+    const int64_t bytes = plan_weights(&r->plan) - memory->expert_slots + host - memory->decoded;
+    r->dev.ops->wait();
+    const double s = (clock_ms() - start) / 1e3;
+    log_info("loaded %s of weights in %.1f s (%.1f GB/s) on device %s", str_bytes(a, bytes), s, (double)bytes / s / 1e9,
+             r->dev.name);
+    safetensors_close(&r->st);
+    return 0;
+}
