@@ -100,7 +100,7 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     const bool adapted = eval && !eval->base;
     char adapter[MT_PATH];
     struct suited suited = {.cfg = cfg};
-    const struct loop_hook hook = {find_export, &suited};
+    const struct training_hook hook = {find_export, &suited};
     int code = EXIT_DONE;
     if (config_validate(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err))) return -1;
     int rc = launch(&place, cfg, &code, err);

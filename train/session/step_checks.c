@@ -1,8 +1,76 @@
-/* step_checks.c - warnings and errors about a loss that is not finite. Before the first update neither the learning
- * rate nor the run is its cause. */
+/* step_checks.c - what a run says about its steps. Before the first update neither the learning rate nor the run is the
+ * cause of a loss that is not finite. */
 #include "train/session/step_checks.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The first non-finite tensor in the order of the micro-batches, on all ranks. */
+static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
+{
+    struct {
+        int64_t at;
+        char bad[64];
+    } own = {.at = at}, *all = mem_array(ranks->world, sizeof(own)), *first = all;
+    memcpy(own.bad, bad, sizeof(own.bad));
+    comm_host_gather(ranks, all, &own, (int64_t)sizeof(own));
+    for (int r = 1; r < ranks->world; r++)
+        if (all[r].at < first->at) first = &all[r];
+    memcpy(bad, first->bad, sizeof(own.bad));
+    mem_free(all);
+}
+
+void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64])
+{
+    struct model *m = &t->run.model;
+    struct model_tally sum;
+    if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
+    struct comm *ranks = t->run.par.all;
+    int64_t at = n; /* the micro-batch; n: none */
+    /* The ranks of t->run.par.ep stay in step to the end. */
+    for (int64_t i = ranks->rank; i < (t->run.par.ep->world > 1 ? n : at); i += ranks->world) {
+        const struct model_pass pass = training_pass(t, i, labels);
+        model_clear(m);
+        run_forward(&t->run, &b[i], &pass);
+        model_read(m, &sum);
+        const bool found = at == n && !isfinite(model_objective(m, &sum));
+        if (found) model_first_bad(m, bad);
+        model_end(m);
+        if (found) at = i;
+    }
+    if (!*bad) snprintf(bad, 64, "gradient norm");
+    agree_on_bad(ranks, at, bad);
+}
+
+/* Warns when memory exceeds a hard limit. Not in host memory, whose figure includes the mapped checkpoint. */
+static void warn_of_memory(struct training *t, int64_t used)
+{
+    const struct plan *p = &t->run.plan;
+    char a[32], b[32];
+    if (p->in_host_memory || !p->capped || used <= p->budget || t->warned.memory) return;
+    t->warned.memory = true;
+    log_warn("%s of device memory are in use, more than train.memory_gb = %s: lower it by the difference",
+             str_bytes(a, used), str_bytes(b, p->budget));
+}
+
+/* Warns once when unbalanced routing makes the ranks use more chunks per layer, which is slower. */
+static void warn_of_chunks(struct training *t)
+{
+    const struct model *m = &t->run.model;
+    const int64_t planned = m->acts.ep.n_chunk;
+    if (t->warned.chunks || !planned || m->n_chunk <= planned) return;
+    t->warned.chunks = true;
+    log_info("routing is unbalanced: a layer is cut into %lld chunks instead of %lld; raise parallel.capacity_factor "
+             "(%g) to avoid that",
+             (long long)m->n_chunk, (long long)planned, m->acts.ep.capacity_factor);
+}
+
+void step_checks_device(struct training *t, int64_t used_bytes)
+{
+    warn_of_memory(t, used_bytes);
+    warn_of_chunks(t);
+}
 
 static bool is_untrained(const struct train_state *s) { return s->n_nonfinite == s->step; }
 
@@ -12,7 +80,7 @@ static const char *start_text(const struct config *cfg)
     return cfg->lora.init_from[0] ? "the base model's weights, lora.init_from" : "the base model's weights";
 }
 
-void step_checks_skipped(const struct config *cfg, const struct train_state *s, double loss)
+static void warn_of_skipped(const struct config *cfg, const struct train_state *s, double loss)
 {
     const long long step = s->step, most = cfg->train.max_nonfinite;
     if (s->n_nonfinite != 1) return;
@@ -27,8 +95,30 @@ void step_checks_skipped(const struct config *cfg, const struct train_state *s, 
                  step, most);
 }
 
-void step_checks_evaluation(const struct config *cfg, const struct train_state *s)
+/* Warns of divergence: from the 10th step with a finite loss on, a smoothed loss above 1.5 times the loss before the
+ * first update, plus 0.5; once per start. */
+static void warn_of_divergence(struct training *t)
 {
+    const struct train_state *s = &t->state;
+    const int64_t finite = s->step - s->n_nonfinite;
+    if (t->warned.diverged || finite < 10 || !(s->smooth_loss > 1.5 * s->first_loss + 0.5)) return;
+    t->warned.diverged = true;
+    metrics_end_line(&t->metrics);
+    log_warn("the loss diverges: %.4f (smoothed) at step %lld, %.4f before the first update. Lower optim.lr, or raise "
+             "optim.warmup_steps",
+             s->smooth_loss, (long long)s->step, s->first_loss);
+}
+
+void step_checks_loss(struct training *t, bool skipped, double loss)
+{
+    if (skipped) warn_of_skipped(t->run.cfg, &t->state, loss);
+    warn_of_divergence(t);
+}
+
+void step_checks_evaluation(const struct training *t)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct train_state *s = &t->state;
     const bool never = s->eval_from == 0 && !isfinite(s->best_loss);
     if (!is_untrained(s) && !never)
         log_warn("the held-out loss at step %lld is not finite: the adapters have diverged. Lower optim.lr, or raise "
@@ -39,11 +129,12 @@ void step_checks_evaluation(const struct config *cfg, const struct train_state *
                  is_untrained(s) ? "before any update" : "as at step 0", start_text(cfg));
 }
 
-int step_checks_check(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
-                      struct err *err)
+int step_checks_skipped(const struct training *t, const char *bad, struct err *err)
 {
+    const struct config *cfg = t->run.cfg;
+    const struct train_state *s = &t->state;
     const bool over = s->n_nonfinite >= cfg->train.max_nonfinite;
-    if (is_untrained(s) && (over || s->step == total_steps))
+    if (is_untrained(s) && (over || s->step == t->schedule.total_steps))
         return err_set(err,
                        "nothing was trained: no step had a finite loss and gradient; not finite in the last one: %s. "
                        "Check the data and %s",

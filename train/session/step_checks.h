@@ -1,17 +1,19 @@
-/* step_checks.h - what a run says about a loss that is not finite. */
+/* step_checks.h - what a run says about its steps: values that are not finite, divergence, memory, chunks. */
 #ifndef MT_STEP_CHECKS_H
 #define MT_STEP_CHECKS_H
 
-#include "train/state/checkpoint.h"
-#include "train/config/config.h"
+#include "train/session/training.h"
 
-/* Warns of the first skipped step; loss is that of the step. */
-void step_checks_skipped(const struct config *cfg, const struct train_state *s, double loss);
-/* Warns of a held-out loss that is not finite, at this step. */
-void step_checks_evaluation(const struct config *cfg, const struct train_state *s);
+/* The first tensor of a step that is not finite, on all ranks: runs the n micro-batches b again, one at a time. */
+void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64]);
+/* After a step: warns when it used more device memory than the limit, and when unbalanced routing needs more chunks. */
+void step_checks_device(struct training *t, int64_t used_bytes);
+/* Warns of the first skipped step, and of divergence; loss is that of the step. Only the first rank calls it. */
+void step_checks_loss(struct training *t, bool skipped, double loss);
 /* After a skipped step: 0 when the run goes on. Else the error with which it ends; bad: the first tensor of the step
  * that was not finite. */
-int step_checks_check(const struct config *cfg, const struct train_state *s, int64_t total_steps, const char *bad,
-                      struct err *err) MT_CHECK;
+int step_checks_skipped(const struct training *t, const char *bad, struct err *err) MT_CHECK;
+/* Warns of a held-out loss that is not finite, at this step. */
+void step_checks_evaluation(const struct training *t);
 
 #endif

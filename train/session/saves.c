@@ -1,0 +1,110 @@
+/* saves.c - what a training run writes, and what it says about that. */
+#include "train/session/saves.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/adapter/peft.h"
+#include "train/report/report.h"
+#include "train/run/chat_file.h"
+#include "train/run/model_card.h"
+#include "train/state/best.h"
+
+/* The model card, on the rank that writes it. */
+static char *card_of(const struct training *t)
+{
+    return training_is_first(t) ? model_card(&t->run, &t->state, t->schedule.total_steps) : NULL;
+}
+
+int saves_adapter(struct training *t, const char *name, struct err *err)
+{
+    const struct training_path dir = training_path(t, name);
+    char *card = card_of(t);
+    int rc = peft_save(&t->run.model.adapters, &t->run.dev, dir.s, t->run.model_name, card, err);
+    if (!rc && training_is_first(t)) rc = chat_file_save(&t->run, dir.s, err);
+    mem_free(card);
+    return rc;
+}
+
+int saves_best(struct training *t, struct err *err)
+{
+    comm_busy(t->run.par.all, "saving");
+    int rc = saves_adapter(t, BEST_NEW, err);
+    if (!rc && training_is_first(t)) rc = best_replace(t->run.cfg->output.dir, t->saved_step, t->saved_best, err);
+    comm_busy(t->run.par.all, NULL);
+    return rc;
+}
+
+int saves_report(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (!cfg->log.report || !training_is_first(t)) return 0;
+    char *text = config_dump(cfg), title[MT_PATH + 32];
+    snprintf(title, sizeof(title), "moetrain: %s", t->run.model_name);
+    const int rc = report_write(cfg->output.dir, title, text, err);
+    mem_free(text);
+    return rc;
+}
+
+int saves_checkpoint(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct model *m = &t->run.model;
+    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
+    model_read_expert_rows(m, rows);
+    if (training_is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
+    mem_free(rows);
+    comm_busy(t->run.par.all, "saving");
+    char *card = card_of(t);
+    int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
+                             card, cfg->output.keep, err);
+    mem_free(card);
+    if (!rc) t->saved_step = t->state.step, t->saved_best = t->state.best_step;
+    if (!rc) rc = saves_report(t, err);
+    comm_busy(t->run.par.all, NULL);
+    return rc;
+}
+
+void saves_tell_interrupted(struct training *t, int signal)
+{
+    const long long step = t->state.step;
+    metrics_end_line(&t->metrics);
+    if (signal == SIGPIPE)
+        log_info("standard output or error was closed after step %lld: saving", step);
+    else if (signal == SIGUSR1)
+        log_info("interrupted after step %lld: saving", step);
+    else if (signal)
+        log_info("interrupted by signal %d after step %lld: saving", signal, step);
+    else
+        log_info("another rank was interrupted after step %lld: saving", step);
+}
+
+/* The same command, unless train.resume is never or a directory. */
+void saves_tell_continuation(const struct training *t)
+{
+    if (!training_is_first(t)) return;
+    log_info("saved step %lld of %lld: run the same command%s to continue", (long long)t->state.step,
+             (long long)t->schedule.total_steps,
+             strcmp(t->run.cfg->train.resume, "auto") ? " with train.resume = auto" : "");
+}
+
+static void tell_of_patience(const struct training *t)
+{
+    const struct train_state *s = &t->state;
+    char loss[64] = "finite loss";
+    if (isfinite(s->best_loss))
+        snprintf(loss, sizeof(loss), "lower loss than %.4f of step %lld", s->best_loss, (long long)s->best_step);
+    log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld; raise "
+             "eval.patience to continue",
+             (long long)t->run.cfg->eval.patience, (long long)s->n_worse, loss, (long long)s->step,
+             (long long)t->schedule.total_steps);
+}
+
+void saves_tell_end(const struct training *t)
+{
+    if (!training_is_first(t)) return;
+    if (t->state.step < t->schedule.total_steps && training_out_of_patience(t, &t->state)) tell_of_patience(t);
+    best_print(t->run.cfg->output.dir, &t->state);
+}

@@ -1,0 +1,25 @@
+/* saves.h - what a training run writes: adapters, checkpoints, best/, report.html; and what it says about them. */
+#ifndef MT_SAVES_H
+#define MT_SAVES_H
+
+#include "train/session/training.h"
+
+/* All ranks call these; the first one writes. */
+
+/* The adapter in output.dir/name, with its model card and chat template. */
+int saves_adapter(struct training *t, const char *name, struct err *err) MT_CHECK;
+/* The adapter as best/. */
+int saves_best(struct training *t, struct err *err) MT_CHECK;
+/* A checkpoint; then the report, which shows it. */
+int saves_checkpoint(struct training *t, struct err *err) MT_CHECK;
+/* report.html, with log.report. */
+int saves_report(struct training *t, struct err *err) MT_CHECK;
+
+/* Before the checkpoint of an interrupted run: why it stops, by the signal that this rank got (0: another rank did). */
+void saves_tell_interrupted(struct training *t, int signal);
+/* After it: how to continue. */
+void saves_tell_continuation(const struct training *t);
+/* At the end: which adapter is the best; that eval.patience ended the run. */
+void saves_tell_end(const struct training *t);
+
+#endif

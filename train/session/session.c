@@ -1,0 +1,434 @@
+/* session.c - opens a training run, stage by stage. */
+#include "train/session/session.h"
+
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file/atomic_dir.h"
+#include "data/file/file.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/config/epochs.h"
+#include "train/session/calibrate.h"
+#include "train/session/inputs.h"
+#include "train/session/packing_check.h"
+#include "train/session/run_banner.h"
+#include "train/session/saves.h"
+#include "train/state/archive.h"
+#include "train/state/best.h"
+#include "train/state/run_config.h"
+
+/* ---- output.dir, and the checkpoint to continue from */
+
+/* Deletes temporary files of a killed run. */
+static void remove_unfinished(const struct training *t)
+{
+    static const char *const names[] = {"config.ini.tmp", "metrics.jsonl.tmp", "report.html.tmp"};
+    for (int64_t i = 0; i < MT_LEN(names); i++) unlink(training_path(t, names[i]).s);
+}
+
+/* Rank 0 locks output.dir and cleans it up; then the others read it. */
+static int take_output(struct training *t, struct err *err)
+{
+    static const char *const adapters[] = {"adapter", "best", BEST_NEW};
+    const char *dir = t->run.cfg->output.dir;
+    if (training_is_first(t) &&
+        (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
+         atomic_dir_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
+        return -1;
+    if (training_is_first(t)) remove_unfinished(t);
+    comm_barrier(t->run.par.all);
+    return 0;
+}
+
+/* A failed start deletes an output.dir that it created. In an existing one, the token cache is kept for the next start.
+ */
+static void undo_output(struct training *t)
+{
+    const char *dir = t->run.cfg->output.dir;
+    struct err err;
+    if (t->lock.held && t->lock.there < (int64_t)strlen(dir) && file_remove_tree(training_path(t, "cache").s, &err))
+        log_warn("%s", err.msg);
+    lock_undo(&t->lock, dir);
+}
+
+static void close_output(struct training *t) { lock_release(&t->lock); }
+
+static int find_checkpoint(struct training *t, struct err *err)
+{
+    return resume_find(&t->from, t->run.cfg, &t->run.arch, err);
+}
+
+static void close_checkpoint(struct training *t) { resume_free(&t->from); }
+
+/* Archives outputs of another run, so that they are not mixed with this run's: with train.resume = never, or that of a
+ * checkpoint elsewhere, all; with auto those of a run that ended before its first checkpoint. */
+static int keep_earlier_run(const struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const bool another = strcmp(cfg->train.resume, "auto") != 0;
+    if (!another && !file_is_dir(training_path(t, "adapter").s) && !file_is_dir(training_path(t, "best").s)) return 0;
+    return archive_run(cfg->output.dir, err);
+}
+
+/* The next evaluation writes best/ whatever its loss. */
+static void forget_best(struct train_state *s)
+{
+    s->best_loss = INFINITY;
+    s->best_step = s->n_worse = 0;
+    s->eval_step = s->eval_from = -1;
+}
+
+/* A run that continues from an earlier step leaves a best/ of a later one behind. Later checkpoints too, where
+ * train.resume names the one to continue from: with auto they would be the newest. */
+static int leave_later(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct best_found best = {.later = false};
+    if (training_is_first(t)) best_find(&best, cfg->output.dir, &t->from.state);
+    if (!t->complete && comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) {
+        forget_best(&t->state);
+        if (training_is_first(t))
+            log_info("the best adapter, of step %lld, is gone: the next evaluation writes best/ again",
+                     (long long)t->from.state.best_step);
+    }
+    t->saved_step = t->from.state.step;
+    t->saved_best = t->from.state.best_step;
+    const bool named = strcmp(cfg->train.resume, "auto") != 0;
+    if (!training_is_first(t)) return 0;
+    return best_restore(&best, cfg->output.dir, &t->from.state, named, err) ||
+                   checkpoint_prune(cfg->output.dir, t->from.state.step, cfg->output.keep, err)
+               ? -1
+               : 0;
+}
+
+/* ---- data and schedule */
+
+static int open_data(struct training *t, struct err *err) { return run_open_data(&t->run, true, err); }
+
+/* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
+static uint64_t eval_hash(const struct training *t)
+{
+    return rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
+}
+
+/* Settings in steps, against those of the run, which train.epochs gives only now. */
+static int check_steps(const struct config *cfg, int64_t total, struct err *err)
+{
+    if (config_quantises(cfg) && cfg->quant.start >= total)
+        return err_set(err, "quant.start = %lld: no step of the run's %lld would be quantised: lower it",
+                       (long long)cfg->quant.start, (long long)total);
+    if (cfg->optim.warmup_steps > total)
+        return err_set(err, "optim.warmup_steps = %lld is more than the run's %lld steps: lower it",
+                       (long long)cfg->optim.warmup_steps, (long long)total);
+    return 0;
+}
+
+/* Before the model is loaded: sets the schedule and a new state, and checks that the checkpoint fits this run. */
+static int open_schedule(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct loader_options lo = run_loader_options(cfg, true);
+    struct loader *counting = loader_open(&t->run.train, &lo, (struct loader_pos){0, 0});
+    t->schedule = resume_schedule(cfg, epochs_steps(cfg, counting, training_is_first(t)));
+    if (check_steps(cfg, t->schedule.total_steps, err)) {
+        loader_close(counting);
+        return -1;
+    }
+    t->state = (struct train_state){.smooth_loss = 0,
+                                    .best_loss = INFINITY,
+                                    .eval_step = -1,
+                                    .eval_from = -1,
+                                    .seed = (uint64_t)cfg->train.seed,
+                                    .total_steps = t->schedule.total_steps,
+                                    .data_hash = t->run.train.hash,
+                                    .eval_hash = eval_hash(t)};
+    const struct resume_run this_run = {.cfg = cfg,
+                                        .schedule = t->schedule,
+                                        .data_hash = t->state.data_hash,
+                                        .eval_hash = t->state.eval_hash,
+                                        .loader = counting};
+    const int rc = resume_check(&t->from, &this_run, err);
+    if (!rc && t->from.found && training_is_first(t)) resume_tell(&t->from, &this_run);
+    loader_close(counting);
+    return rc;
+}
+
+/* ---- files that say what this run does */
+
+/* The end of metrics.jsonl at the checkpoint. An evaluation on other held-out data than this run's stays. */
+static struct metrics_end metrics_end_of(const struct training *t)
+{
+    const struct train_state *found = &t->from.state, *now = &t->state;
+    const bool again = !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step &&
+                       training_evaluation_due(t, now);
+    return (struct metrics_end){.step = found->step,
+                                .evaluated = found->eval_step == found->step && !again,
+                                .held_out = found->eval_hash,
+                                .complete = t->complete};
+}
+
+static int open_metrics(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct metrics_end end = metrics_end_of(t), *from = t->from.found ? &end : NULL;
+    const int64_t first_step = from && (end.step || end.evaluated) ? end.step + 1 : 0;
+    if (metrics_open(&t->metrics, cfg->output.dir, from, err) ||
+        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
+        return -1;
+    metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
+                                                       .total_steps = t->schedule.total_steps,
+                                                       .run = cfg->output.dir,
+                                                       .model = cfg->model.path,
+                                                       .data = cfg->data.train,
+                                                       .eval_data = cfg->data.eval,
+                                                       .device = t->run.dev.name,
+                                                       .ranks = t->run.par.all->world});
+    return 0;
+}
+
+/* Opens the files that say what this run does. Where nothing is left to do they are complete, unless a run to more
+ * steps was killed before its first checkpoint. */
+static int open_record(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (!training_is_first(t)) return 0;
+    if (!(t->complete && run_config_is_of(cfg, &t->from)) && run_config_write(cfg, err)) return -1;
+    if (!t->complete || !file_exists(training_path(t, "metrics.jsonl").s)) return open_metrics(t, err);
+    const struct metrics_end end = metrics_end_of(t);
+    return metrics_cut(cfg->output.dir, &end, err);
+}
+
+/* After an error; a run that ends has closed them. */
+static void close_record(struct training *t)
+{
+    struct err other;
+    if (metrics_close(&t->metrics, &other)) log_warn("%s", other.msg);
+}
+
+/* ---- a run that is complete */
+
+/* Whether the checkpoint is the end of this run: no step or evaluation is left, and adapter/ is of this checkpoint. */
+static bool at_the_end(const struct training *t)
+{
+    const struct train_state *s = &t->from.state;
+    return t->from.found && (s->step >= t->schedule.total_steps || training_out_of_patience(t, s)) &&
+           (s->eval_hash == t->state.eval_hash || !t->run.eval.n_docs) && !training_evaluation_due(t, s) &&
+           checkpoint_is_saved(t->from.path, t->run.cfg->output.dir);
+}
+
+/* A run without a step to make has the learning rate and steps of its checkpoint, whatever the command says: with them
+ * it trained. */
+static int take_settings(struct training *t, struct err *err)
+{
+    if (t->run.cfg == &t->settings) return 0;
+    t->settings = *t->run.cfg;
+    t->run.cfg = &t->settings;
+    return resume_take_settings(&t->from, &t->settings, err);
+}
+
+/* Sets t->complete when nothing is left to do; the files of the run then stay as they are. */
+static int check_complete(struct training *t, bool loaded, struct err *err)
+{
+    uint64_t fingerprint;
+    if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
+    if (!loaded && (run_fingerprint(&t->run, &fingerprint, err) ||
+                    resume_check_model(&t->from, t->run.cfg, fingerprint, &t->run.base, &t->run.arch, err)))
+        return -1;
+    t->state = t->from.state;
+    t->complete = true;
+    if (take_settings(t, err) || (!t->from.elsewhere && leave_later(t, err)) || open_record(t, err)) return -1;
+    return training_is_first(t) && run_config_report_is_old(t->run.cfg) ? saves_report(t, err) : 0;
+}
+
+/* Before the model is loaded, the fingerprint of its weights is compared; that of a teacher's adapter needs the model.
+ */
+static int check_complete_headers(struct training *t, struct err *err)
+{
+    const char *dir;
+    if (config_teacher(t->run.cfg, &dir) != TEACHER_ADAPTER && check_complete(t, false, err)) return -1;
+    if (training_is_first(t) && t->hook) t->hook->opened(t->hook->user, &t->run.arch, &t->run.st, t->complete);
+    const bool last = t->from.found && t->from.state.step >= t->schedule.total_steps;
+    return !t->complete && last ? take_settings(t, err) : 0;
+}
+
+static int check_complete_model(struct training *t, struct err *err) { return check_complete(t, true, err); }
+
+/* ---- model and adapters */
+
+static int set_optimizer(struct training *t, struct err *err)
+{
+    (void)err;
+    const struct config *cfg = t->run.cfg;
+    struct adamw *opt = &t->run.model.adapters.opt;
+    opt->beta1 = cfg->optim.beta1;
+    opt->beta2 = cfg->optim.beta2;
+    opt->eps = cfg->optim.eps;
+    opt->weight_decay = cfg->optim.weight_decay;
+    opt->clip_norm = cfg->optim.clip_norm;
+    return 0;
+}
+
+/* Takes over the checkpoint's state, without fields that do not apply to this run. */
+static void take_state(struct training *t, const struct train_state *found)
+{
+    const struct train_state fresh = t->state;
+    t->state = *found;
+    t->state.total_steps = fresh.total_steps;
+    t->state.model_hash = fresh.model_hash;
+    if (found->eval_hash == fresh.eval_hash || !t->run.eval.n_docs) return;
+    t->state.eval_hash = fresh.eval_hash;
+    forget_best(&t->state);
+    log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
+             "step %lld, and the next evaluation writes best/ again",
+             (long long)t->state.step);
+}
+
+/* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
+static int restore(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    struct adapters *ad = &t->run.model.adapters;
+    struct train_state found;
+    t->state.model_hash = t->run.model.weights.fingerprint;
+    if (resume_check_model(&t->from, cfg, t->state.model_hash, &t->run.base, &t->run.arch, err)) return -1;
+    if (t->from.found) {
+        if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
+        take_state(t, &found);
+        ad->step = found.step;
+        return 0;
+    }
+    if (!cfg->lora.init_from[0]) return 0;
+    char dir[MT_PATH];
+    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || run_load_adapter(&t->run, ad, dir, err))
+        return -1;
+    ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
+    ad->step = 0;
+    return 0;
+}
+
+/* All ranks must have the same state and adapters. */
+static int agree_on_start(struct training *t, struct err *err)
+{
+    struct comm *ranks = t->run.par.all;
+    if (comm_agree(ranks, "base model", rng_key(t->state.model_hash, t->run.base.weights), err)) return -1;
+    if (comm_agree(ranks, "newest checkpoint in output.dir (all machines must see the same directory)",
+                   (uint64_t)t->state.step, err))
+        return -1;
+    adapters_broadcast(&t->run.model.adapters, &t->run.dev);
+    return model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err) ? -1 : 0;
+}
+
+/* ---- the order of opening: cheap checks before downloads, data before weights */
+
+static int check_ranks(struct training *t, struct err *err) { return run_check_ranks(t->all->world, t->run.cfg, err); }
+
+static int check_inputs(struct training *t, struct err *err) { return inputs_check(t->run.cfg, err); }
+
+static int open_headers(struct training *t, struct err *err) { return run_open_training(&t->run, t->run.cfg, err); }
+
+static void close_headers(struct training *t) { run_close(&t->run); }
+
+static int join(struct training *t, struct err *err) { return run_join(&t->run, t->all, err); }
+
+static int open_prompts(struct training *t, struct err *err) { return eval_prompts_open(&t->samples, &t->run, err); }
+
+static void close_prompts(struct training *t) { eval_prompts_close(&t->samples); }
+
+static int open_profile(struct training *t, struct err *err)
+{
+    t->profile.dir = t->run.cfg->output.dir;
+    return config_profile(t->run.cfg->train.profile, &t->profile.first, &t->profile.last, err);
+}
+
+static void close_profile(struct training *t) { profile_close(&t->profile); }
+
+static int measure_roofs(struct training *t, struct err *err)
+{
+    return training_is_first(t) ? prof_measure_roofs(&t->run.dev, err) : 0;
+}
+
+static int open_model(struct training *t, struct err *err) { return run_open_model(&t->run, NULL, true, err); }
+
+/* What output.dir has of an earlier run, or of later steps of this one. */
+static int open_outputs(struct training *t, struct err *err)
+{
+    const bool same_run = t->from.found && !t->from.elsewhere;
+    base_model_copy(&t->run.model.adapters.base, &t->run.base);
+    if (same_run) return leave_later(t, err);
+    return training_is_first(t) ? keep_earlier_run(t, err) : 0;
+}
+
+static int print_banner(struct training *t, struct err *err)
+{
+    (void)err;
+    if (training_is_first(t)) run_banner_print(&t->run, t->schedule.total_steps);
+    return 0;
+}
+
+static int check_packing(struct training *t, struct err *err) { return packing_check_run(&t->run, t->state.pos, err); }
+
+static int open_loader(struct training *t, struct err *err)
+{
+    (void)err;
+    const struct comm *ranks = t->run.par.all;
+    const struct loader_options lo = run_loader_options(t->run.cfg, true);
+    t->loader = loader_open(&t->run.train, &lo, t->state.pos);
+    profile_plan(&t->profile, t->state.step + 1, t->schedule.total_steps, ranks->rank, ranks->world);
+    return 0;
+}
+
+static void close_loader(struct training *t)
+{
+    if (t->loader) loader_close(t->loader);
+}
+
+/* A stage that finds the run complete ends the opening. Where a stage fails, it and those before it are undone and
+ * closed, the last first; a part that was not opened is closed too. */
+static const struct stage {
+    int (*open)(struct training *, struct err *);
+    void (*undo)(struct training *), (*close)(struct training *);
+} stages[] = {
+    {.open = check_ranks},
+    {.open = check_inputs},
+    {.open = open_headers, .close = close_headers},
+    {.open = join},
+    {.open = take_output, .undo = undo_output, .close = close_output},
+    {.open = find_checkpoint, .close = close_checkpoint},
+    {.open = open_data},
+    {.open = open_schedule},
+    {.open = check_complete_headers},
+    {.open = open_prompts, .close = close_prompts},
+    {.open = open_profile, .close = close_profile},
+    {.open = measure_roofs},
+    {.open = open_model},
+    {.open = set_optimizer},
+    {.open = restore},
+    {.open = agree_on_start},
+    {.open = check_complete_model},
+    {.open = open_outputs},
+    {.open = print_banner},
+    {.open = check_packing},
+    {.open = open_loader, .close = close_loader},
+    {.open = open_record, .close = close_record},
+};
+
+int session_open(struct training *t, const struct config *cfg, struct comm *all, const struct training_hook *hook,
+                 struct err *err)
+{
+    *t = (struct training){.all = all, .hook = hook, .run.cfg = cfg, .saved_step = -1};
+    while (t->n_open < MT_LEN(stages) && !t->complete) {
+        if (!stages[t->n_open++].open(t, err)) continue;
+        for (int i = t->n_open; i-- > 0;)
+            if (stages[i].undo) stages[i].undo(t);
+        session_close(t);
+        return -1;
+    }
+    return 0;
+}
+
+void session_close(struct training *t)
+{
+    for (; t->n_open; t->n_open--)
+        if (stages[t->n_open - 1].close) stages[t->n_open - 1].close(t);
+}

@@ -1,0 +1,41 @@
+/* training.c - what the state of a training run decides. */
+#include "train/session/training.h"
+
+bool training_is_first(const struct training *t) { return t->run.par.all->rank == 0; }
+
+struct model_pass training_pass(const struct training *t, int64_t i, int64_t labels)
+{
+    const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
+    return (struct model_pass){.backward = true,
+                               .distill = true,
+                               .unquantised = t->run.model.qat.waiting,
+                               .loss_scale = 1 / (double)MT_MAX(labels, 1),
+                               .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
+                               .dropout_key = rng_u64(key, (uint64_t)i),
+                               .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
+}
+
+bool training_evaluation_due(const struct training *t, const struct train_state *state)
+{
+    const struct config *cfg = t->run.cfg;
+    const int64_t s = state->step;
+    if (s == state->eval_step) return false; /* the evaluation was made before the run stopped at this step */
+    if (s == 0) return cfg->eval.at_start;
+    if (s == t->schedule.total_steps) return cfg->eval.at_end;
+    return cfg->eval.every && s % cfg->eval.every == 0;
+}
+
+bool training_out_of_patience(const struct training *t, const struct train_state *state)
+{
+    const int64_t patience = t->run.cfg->eval.patience;
+    return patience && state->n_worse >= patience;
+}
+
+struct training_path training_path(const struct training *t, const char *name)
+{
+    struct training_path p;
+    struct err err;
+    if (str_format(p.s, sizeof(p.s), &err, "path", "%s/%s", t->run.cfg->output.dir, name))
+        MT_REQUIRE(false, "%s", err.msg);
+    return p;
+}
