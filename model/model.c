@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
 {
@@ -141,6 +142,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .adapters = *ad,
                         .aux_coef = opt->aux_coef,
                         .aux_pooled = opt->aux_pooled,
+                        .objective = opt->distill.from == DISTILL_NONE ? &objective_sft : &objective_distill,
                         .distill = opt->distill};
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
@@ -339,17 +341,13 @@ static struct tensor sum_streams(struct model *m, struct site_acts *end, struct 
     return end->sum;
 }
 
-static bool distils(const struct model *m) { return m->pass.distill && m->distill.from != DISTILL_NONE; }
-
-/* The teacher's forward pass, and of it the final hidden states of the labelled rows. It takes no more work memory than
- * an evaluation. */
-static void teach(struct model *m, int64_t n_tok)
+struct tensor model_reference(struct model *m, int64_t n_tok)
 {
     struct device *dev = m->dev;
     const struct arch *a = &m->arch;
     const struct model_pass pass = m->pass;
     const int64_t n_label = m->label_row.shape[0];
-    m->kl.hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
+    struct tensor hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
     const int64_t mark = arena_mark(&dev->work);
     struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
@@ -362,27 +360,17 @@ static void teach(struct model *m, int64_t n_tok)
     acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, false);
     model_fwd(m);
     op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
-    op_rmsnorm_fwd(dev, m->kl.hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
+    op_rmsnorm_fwd(dev, hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
     m->teaching = false;
     m->pass = pass;
     arena_release(&dev->work, mark);
+    return hidden;
 }
 
-/* What the student learns from, for the labelled rows of the micro-batch. */
-static void push_teacher(struct model *m, const struct model_batch *b)
+/* Passes that only compare losses have the cross-entropy, whatever is trained. */
+static const struct objective *of_pass(const struct model *m)
 {
-    const struct distill *d = &m->distill;
-    m->kl = (struct teacher){.kind = d->kl, .alpha = (float)d->alpha, .temperature = (float)d->temperature};
-    if (!distils(m)) return;
-    if (d->from == DISTILL_MODEL) {
-        teach(m, b->n_tok);
-        return;
-    }
-    m->kl.id = arena_tensor_2d(&m->dev->work, DT_I32, b->n_label, d->n_top);
-    m->kl.logprob = arena_tensor_2d(&m->dev->work, m->dev->stat_dtype, b->n_label, d->n_top);
-    if (m->dev->dry_run) return;
-    device_upload(m->dev, m->kl.id.data, b->topk_id, tensor_bytes(m->kl.id));
-    device_set_f32(m->dev, m->kl.logprob, b->topk_logprob);
+    return m->pass.distill ? m->objective : &objective_sft;
 }
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)
@@ -398,7 +386,8 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->label_id = push_indices(m, b->label_id, b->n_label);
     m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
-    push_teacher(m, b);
+    m->kl = (struct teacher){.alpha = 0};
+    if (of_pass(m)->begin) of_pass(m)->begin(m, b);
     push_aux(m, b->n_tok);
     const enum qat_inputs inputs = pass->unquantised ? QAT_INPUTS_PLAIN : pass->inputs;
     MT_REQUIRE(inputs != QAT_INPUTS_QUANTISED || model_calibrated(m) || dev->dry_run, "inputs without amax");
@@ -439,17 +428,10 @@ void model_loss(struct model *m)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor nll = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
     struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
-    struct tensor kl = distils(m) ? arena_tensor_1d(&dev->work, dev->stat_dtype, n_label) : (struct tensor){0};
-    const float scale = (float)m->pass.loss_scale;
 
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
-    if (distils(m))
-        op_linear_kl(dev, nll, kl, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, &m->kl,
-                     scale, m->ce_chunk);
-    else
-        op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, scale,
-                     m->ce_chunk);
-    op_loss_sum(dev, tensor_rows(m->tally, 0, 3), nll, hit, kl);
+    const struct tensor second = of_pass(m)->loss(m, nll, hit);
+    op_loss_sum(dev, tensor_rows(m->tally, 0, 3), nll, hit, second);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
     arena_release(&dev->work, mark);
@@ -576,11 +558,17 @@ void model_read(struct model *m, struct model_tally *out)
                                 .n_bad_grad = (int64_t)(sum[5] + sum[7])};
 }
 
-double model_objective(const struct model *m, const struct model_tally *t)
+double model_objective(const struct model *m, const struct model_tally *t) { return m->objective->value(m, t); }
+
+struct objective_means model_parts(const struct model *m, const struct model_tally *t, int64_t n_label)
 {
-    const struct distill *d = &m->distill;
-    if (d->from == DISTILL_NONE) return t->nll;
-    return d->alpha * t->nll + (1 - d->alpha) * d->temperature * d->temperature * t->kl;
+    struct objective_means e = {.n = 0};
+    for (const struct objective_part *p = m->objective->part; e.n < OBJECTIVE_PARTS && p[e.n].name; e.n++) {
+        double sum;
+        memcpy(&sum, (const char *)t + p[e.n].sum, sizeof(sum));
+        e.of[e.n] = (struct objective_mean){p[e.n].name, p[e.n].format, sum / (double)MT_MAX(n_label, 1)};
+    }
+    return e;
 }
 
 void model_read_expert_rows(struct model *m, int64_t *rows)

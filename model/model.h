@@ -2,14 +2,14 @@
  *
  *   model_begin   allocates work memory, uploads the batch
  *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
- *   model_loss    final norm, head, cross-entropy over the labelled tokens (and KL to a teacher), added to the tally
+ *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the tally
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees the work memory
  *
  * For generation, model_logits replaces model_loss; model_topk does so to write the likeliest tokens of a teacher.
  *
- * In a distillation from a model (pass.distill), model_begin first runs the forward pass of the teacher: the same
- * weights with other adapters or none, without dropout. It keeps the final hidden states of the labelled rows.
+ * model_begin lets the objective (model/objective/) run a forward pass of a reference first: the same weights with
+ * other adapters or none.
  *
  * None of these waits for the device. Losses and counts of a step accumulate in the tally, in device memory. The host
  * reads it once, at the end of the step:
@@ -23,6 +23,7 @@
 
 #include "data/safetensors.h"
 #include "model/block.h"
+#include "model/objective/objective.h"
 #include "model/qat.h"
 
 /* What the student learns from besides the labels. MODEL: the same weights with other adapters; ROWS: the data have the
@@ -110,6 +111,7 @@ struct model {
     bool aux_pooled;
     int64_t n_label; /* labelled tokens since model_clear, on this rank */
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
+    const struct objective *objective;
     struct distill distill;
     struct adapters teacher; /* of DISTILL_MODEL, frozen; without parameters when the teacher is the base model */
     bool teaching;           /* inside the forward pass of the teacher */
@@ -140,6 +142,9 @@ int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);
+/* For an objective, in model_begin: a forward pass with the teacher's adapters or none, without dropout. Returns the
+ * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
+struct tensor model_reference(struct model *m, int64_t n_tok);
 void model_loss(struct model *m);
 void model_bwd(struct model *m);
 /* Logits of the token after row `row` of the micro-batch: [V] on the host, rounded to act. Needs less work memory than
@@ -154,8 +159,10 @@ void model_clear(struct model *m);
 void model_sum(struct model *m);
 void model_norm(struct model *m);
 void model_read(struct model *m, struct model_tally *out); /* waits for the device */
-/* Sum over labelled tokens of the loss that is trained: nll, or alpha * nll + (1 - alpha) * temperature^2 * kl. */
+/* Sum over labelled tokens of the loss that is trained. */
 double model_objective(const struct model *m, const struct model_tally *t);
+/* Its parts, as means over n_label tokens. */
+struct objective_means model_parts(const struct model *m, const struct model_tally *t, int64_t n_label);
 /* rows [L*E] host: rows of every expert since the last call, summed over all ranks; 0 in dense layers. Resets the
  * counts. Waits for the device. */
 void model_read_expert_rows(struct model *m, int64_t *rows);

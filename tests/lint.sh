@@ -124,7 +124,7 @@ check_includes() {
         may["data/hub"] = "data/hub/.*|" files
         may["optim"] = "optim/.*|" top
         files = "data/(safetensors|json/json)\\.h|" top
-        may["model"] = may["model/layers"] = "model/.*|optim/.*|" files
+        may["model"] = may["model/layers"] = may["model/objective"] = "model/.*|optim/.*|" files
         may["model/arch"] = "model/(arch/.*|layer\\.h)|" files
         may["model/stored"] = "model/(arch|stored)/.*|" files
         below = "model/.*|optim/.*|data/.*|" top

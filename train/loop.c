@@ -56,11 +56,8 @@ static void update(struct training *t, const struct batch *b, struct step_metric
     struct model *model = &t->run.model;
     struct model_tally sum;
     model_read(model, &sum);
-    const double labels = (double)MT_MAX(m->labels, 1);
-    m->loss = model_objective(model, &sum) / labels;
-    m->distill = model->distill.from != DISTILL_NONE;
-    m->ce = sum.nll / labels;
-    m->kl = sum.kl / labels;
+    m->loss = model_objective(model, &sum) / (double)MT_MAX(m->labels, 1);
+    m->parts = model_parts(model, &sum, m->labels);
     m->grad_norm = sum.grad_norm;
     m->skipped = !isfinite(m->loss) || sum.n_bad_grad || !isfinite(sum.grad_norm);
     if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, m->labels, bad);

@@ -96,12 +96,12 @@ void metrics_end_line(struct metrics *m)
     fflush(stdout);
 }
 
-enum { STEP, LOSS, CE, KL, SMOOTH, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
+enum { STEP, LOSS, PART, SMOOTH = PART + OBJECTIVE_PARTS, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
 
 /* Joins the fields; omits fields that do not fit into `columns`, the least important first. */
 static void draw_fields(char fields[N_FIELDS][64], int columns)
 {
-    static const int dispensable[] = {MEM, LR, ROOF, SMOOTH, CE, GRAD, DONE, LEFT, SPEED};
+    static const int dispensable[] = {MEM, LR, ROOF, SMOOTH, PART, GRAD, DONE, LEFT, SPEED};
     int width = -2, dropped = 0;
     for (int i = 0; i < N_FIELDS; i++) width += (int)strlen(fields[i]) + 2;
     for (; width > columns && dropped < MT_LEN(dispensable); dropped++) {
@@ -130,9 +130,8 @@ static void draw_step(const struct metrics *m, const struct step_metrics *s)
     double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
     snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
     snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
-    fields[CE][0] = fields[KL][0] = 0;
-    if (s->distill) snprintf(fields[CE], 64, "ce %.4f", s->ce);
-    if (s->distill) snprintf(fields[KL], 64, "kl %.4g", s->kl);
+    for (int i = 0; i < OBJECTIVE_PARTS; i++) fields[PART + i][0] = 0;
+    for (int i = 0; i < s->parts.n; i++) objective_text(fields[PART + i], &s->parts.of[i]);
     snprintf(fields[SMOOTH], 64, "smooth %.4f", s->smooth_loss);
     snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
     snprintf(fields[LR], 64, "lr %.2e", s->lr);
@@ -164,6 +163,18 @@ static void print_step(struct metrics *m, const struct step_metrics *s)
 
 /* ---- events */
 
+static void put_part_scalars(const struct metrics *m, const char *group, int64_t step,
+                             const struct objective_means *parts)
+{
+    char names[OBJECTIVE_PARTS][64];
+    struct scalar scalars[OBJECTIVE_PARTS];
+    for (int i = 0; i < parts->n; i++) {
+        snprintf(names[i], sizeof(names[i]), "%s/%s", group, parts->of[i].name);
+        scalars[i] = (struct scalar){names[i], parts->of[i].mean};
+    }
+    if (parts->n) tensorboard_put(m->events, step, scalars, parts->n);
+}
+
 static void put_step_scalars(const struct metrics *m, const struct step_metrics *s)
 {
     const struct scalar scalars[] = {{"train/loss", s->loss},
@@ -172,26 +183,21 @@ static void put_step_scalars(const struct metrics *m, const struct step_metrics 
                                      {"train/lr", s->lr},
                                      {"train/tokens_per_second", s->ms > 0 ? (double)s->tokens / s->ms * 1e3 : 0},
                                      {"train/memory_gib", (double)s->mem_bytes / (double)(1 << 30)}};
-    const struct scalar distill[] = {{"train/ce", s->ce}, {"train/kl", s->kl}};
     tensorboard_put(m->events, s->step, scalars, MT_LEN(scalars));
-    if (s->distill) tensorboard_put(m->events, s->step, distill, MT_LEN(distill));
+    put_part_scalars(m, "train", s->step, &s->parts);
 }
 
 static void put_eval_scalars(const struct metrics *m, const struct eval_metrics *e)
 {
     const struct scalar scalars[] = {
         {"eval/loss", e->loss}, {"eval/perplexity", e->perplexity}, {"eval/accuracy", e->accuracy}};
-    const struct scalar distill[] = {{"eval/ce", e->ce}, {"eval/kl", e->kl}};
     tensorboard_put(m->events, e->step, scalars, MT_LEN(scalars));
-    if (e->distill) tensorboard_put(m->events, e->step, distill, MT_LEN(distill));
+    put_part_scalars(m, "eval", e->step, &e->parts);
 }
 
-/* The two parts of a distillation's loss. */
-static void put_parts(struct json_out *o, bool distill, double ce, double kl)
+static void put_parts(struct json_out *o, const struct objective_means *parts)
 {
-    if (!distill) return;
-    json_out_f64(o, "ce", ce);
-    json_out_f64(o, "kl", kl);
+    for (int i = 0; i < parts->n; i++) json_out_f64(o, parts->of[i].name, parts->of[i].mean);
 }
 
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
@@ -204,7 +210,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     struct json_out o = {0};
     event_open(&o, "step", s->step);
     json_out_f64(&o, "loss", s->loss);
-    put_parts(&o, s->distill, s->ce, s->kl);
+    put_parts(&o, &s->parts);
     json_out_f64(&o, "smooth_loss", s->smooth_loss);
     json_out_f64(&o, "grad_norm", s->grad_norm);
     json_out_f64(&o, "lr", s->lr);
@@ -234,20 +240,19 @@ static const char *best_text(const struct eval_metrics *e, char text[64])
 
 void metrics_eval(struct metrics *m, const struct eval_metrics *e)
 {
-    char tokens[32], text[64], parts[64] = "";
-    if (e->distill) snprintf(parts, sizeof(parts), "  ce %.4f  kl %.4g", e->ce, e->kl);
+    char tokens[32], text[64], parts[128];
     if (m->run_steps > 0) m->eval_ms += e->ms;
     metrics_end_line(m);
     printf("eval at step %lld: loss %.4f%s  perplexity %.4g  accuracy %.1f%%  (%s token%s%s)\n", (long long)e->step,
-           e->loss, parts, e->perplexity, 100 * e->accuracy, svg_number(tokens, (double)e->tokens),
-           str_plural(e->tokens), best_text(e, text));
+           e->loss, objective_texts(parts, &e->parts, "  "), e->perplexity, 100 * e->accuracy,
+           svg_number(tokens, (double)e->tokens), str_plural(e->tokens), best_text(e, text));
     fflush(stdout);
 
     struct json_out o = {0};
     if (m->events) put_eval_scalars(m, e);
     event_open(&o, "eval", e->step);
     json_out_f64(&o, "loss", e->loss);
-    put_parts(&o, e->distill, e->ce, e->kl);
+    put_parts(&o, &e->parts);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);

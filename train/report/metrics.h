@@ -5,27 +5,26 @@
 #include <stdio.h>
 
 #include "kernels/base.h"
+#include "model/objective/objective.h"
 #include "train/report/metrics_cut.h"
 
 struct step_metrics {
     int64_t step, total_steps; /* optimizer steps */
     double loss, smooth_loss, grad_norm, lr;
-    int64_t tokens;    /* processed in this step */
-    int64_t labels;    /* of them with loss */
-    double ms;         /* wall time of the step */
-    double roof;       /* share of the device's peak, 0 to 1; 0: unknown */
-    int64_t mem_bytes; /* peak resident (CPU) or device memory */
-    bool skipped;      /* non-finite: no update */
-    const char *bad;   /* first bad tensor, when skipped; NULL or "": the loss */
-    bool distill;      /* there is a teacher: loss is alpha * ce + (1 - alpha) * temperature^2 * kl */
-    double ce, kl;     /* means over labelled tokens, without factors */
+    int64_t tokens;               /* processed in this step */
+    int64_t labels;               /* of them with loss */
+    double ms;                    /* wall time of the step */
+    double roof;                  /* share of the device's peak, 0 to 1; 0: unknown */
+    int64_t mem_bytes;            /* peak resident (CPU) or device memory */
+    bool skipped;                 /* non-finite: no update */
+    const char *bad;              /* first bad tensor, when skipped; NULL or "": the loss */
+    struct objective_means parts; /* of the loss, without factors */
 };
 struct eval_metrics {
     int64_t step, tokens;
     double loss, perplexity, accuracy; /* perplexity of the cross-entropy; accuracy in [0, 1] */
-    bool distill;                      /* as in step_metrics */
-    double ce, kl;
-    bool best;         /* saved as best/ */
+    struct objective_means parts;      /* as in step_metrics */
+    bool best;                         /* saved as best/ */
     uint64_t held_out; /* hash of the held-out data and their number of micro-batches; only losses with the same hash
                           are compared */
     int64_t from;      /* step of the first evaluation on these data */

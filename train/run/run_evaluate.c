@@ -79,10 +79,8 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     model_read(&r->model, &sum);
     out->tokens = n_label;
     out->loss = model_objective(&r->model, &sum) / (double)MT_MAX(n_label, 1);
-    out->distill = r->model.distill.from != DISTILL_NONE;
-    out->ce = sum.nll / (double)MT_MAX(n_label, 1);
-    out->kl = sum.kl / (double)MT_MAX(n_label, 1);
-    out->perplexity = exp(out->ce);
+    out->parts = model_parts(&r->model, &sum, n_label);
+    out->perplexity = exp(sum.nll / (double)MT_MAX(n_label, 1));
     out->accuracy = (double)sum.n_hit / (double)MT_MAX(n_label, 1);
     out->ms = clock_ms() - start;
     return !stopped;

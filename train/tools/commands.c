@@ -22,8 +22,7 @@ static void print_eval(const struct config *cfg, const struct eval_metrics *e, c
     if (cfg->quant.activations != CFG_QUANT_NONE && config_choice(QUANT_INPUTS, cfg->quant.activations, format))
         json_out_str(&o, "activations", format);
     json_out_f64(&o, "loss", e->loss);
-    if (e->distill) json_out_f64(&o, "ce", e->ce);
-    if (e->distill) json_out_f64(&o, "kl", e->kl);
+    for (int i = 0; i < e->parts.n; i++) json_out_f64(&o, e->parts.of[i].name, e->parts.of[i].mean);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);
@@ -36,7 +35,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
 {
     struct run r;
     struct eval_metrics e = {0};
-    char text[200];
+    char text[200], parts[128];
     int rc = -1;
     comm_busy(all, "loading");
     if (run_open_headers(&r, cfg, err) || run_join(&r, all, err) || run_open_data(&r, false, err)) goto out;
@@ -51,9 +50,9 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
              quant ? run_quant_text(text, cfg, adapter_dir && qat_is_adapted(&r.model.qat, &r.arch, &r.model.adapters))
                    : "");
     run_evaluate(&r, &e, NULL);
-    if (e.distill) snprintf(text, sizeof(text), ", ce %.4f, kl %.4g", e.ce, e.kl);
-    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld token%s in %.1f s", e.loss, e.distill ? text : "",
-             e.perplexity, 100 * e.accuracy, (long long)e.tokens, str_plural(e.tokens), e.ms / 1e3);
+    log_info("loss %.4f%s, perplexity %.3f, accuracy %.1f%% over %lld token%s in %.1f s", e.loss,
+             objective_texts(parts, &e.parts, ", "), e.perplexity, 100 * e.accuracy, (long long)e.tokens,
+             str_plural(e.tokens), e.ms / 1e3);
     if (!isfinite(e.loss))
         log_warn("the loss is not finite: %s",
                  adapter_dir ? "the adapter has diverged, unless the loss with --base is not finite either"
