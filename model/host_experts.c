@@ -3,8 +3,8 @@
 
 #include "kernels/ops/ops.h"
 #include "model/boundary.h"
-#include "model/lora.h"
 #include "model/offload.h"
+#include "optim/host_update.h"
 
 enum { FIRST_TICKET = BOUNDARY_RING + OFFLOAD_KINDS * OFFLOAD_REGIONS };
 _Static_assert(FIRST_TICKET + HOST_EXPERT_SLOTS + HOST_UPDATE_TICKETS <= DEV_TICKETS, "a ticket per place");

@@ -19,6 +19,7 @@
 #include <string.h>
 
 #include "model/layer.h"
+#include "optim/host_update.h"
 
 #define GROUP_ALIGN      64
 #define MAX_RANK         65536
@@ -378,6 +379,8 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
     ad->params = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
     ad->layers = mem_array(a->n_layer, sizeof(*ad->layers));
+    ad->groups = mem_array(2 * a->n_layer, sizeof(*ad->groups));
+    ad->opt.kind = &optimizer_adamw;
     if (parse_layers(ad, opt->layers, err)) {
         adapters_free(ad);
         return -1;
@@ -493,7 +496,7 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
 }
 
 /* The elements of a layer's experts, or of its other parameters; with both, all of them. They are contiguous. */
-static struct flat_range find_range(const struct adapters *ad, int64_t layer, bool common, bool experts)
+static struct param_group find_group(const struct adapters *ad, int64_t layer, bool common, bool experts)
 {
     int64_t first = 0, end = 0;
     for (int64_t i = 0; i < ad->n_params; i++) {
@@ -502,32 +505,37 @@ static struct flat_range find_range(const struct adapters *ad, int64_t layer, bo
         if (!end) first = p->off;
         end = p->off + lora_param_count(p);
     }
-    return (struct flat_range){first, end - first};
+    return (struct param_group){first, end - first, layer};
+}
+
+static struct tensor flat_array(struct device *dev, struct arena *arena, enum dtype dtype, int64_t n)
+{
+    const struct tensor flat = arena_tensor_1d(arena, dtype, n);
+    if (!dev->dry_run) device_zero(dev, flat);
+    return flat;
 }
 
 /* Allocates masters and working copies; with `training` also gradients and moments. */
 static void alloc(struct adapters *ad, struct device *dev, const struct arch *a, bool training)
 {
-    struct tensor *flat[] = {&ad->opt.param, &ad->opt.grad, &ad->opt.m, &ad->opt.v, &ad->working};
-    bool copy = dev->act_dtype != dev->stat_dtype || dev->round_bf16;
-    if (!ad->n_moment) ad->n_moment = ad->n_flat;
-    for (int i = 0; i < 4 + copy; i++) {
-        if (!training && i > 0 && i < 4) continue;
-        const bool moment = i == 2 || i == 3;
-        const bool in_host = (moment && ad->host_moments) || (i == 0 && ad->cpu_update);
-        struct arena *arena = in_host ? &dev->host : &dev->state;
-        *flat[i] = arena_tensor_1d(arena, i < 4 ? dev->stat_dtype : dev->act_dtype, moment ? ad->n_moment : ad->n_flat);
-        if (!dev->dry_run) device_zero(dev, *flat[i]);
+    struct optimizer *opt = &ad->opt;
+    const bool copy = dev->act_dtype != dev->stat_dtype || dev->round_bf16;
+    if (!opt->n_state) opt->n_state = ad->n_flat;
+    opt->param = flat_array(dev, opt->cpu_update ? &dev->host : &dev->state, dev->stat_dtype, ad->n_flat);
+    if (training) {
+        opt->grad = flat_array(dev, &dev->state, dev->stat_dtype, ad->n_flat);
+        optimizer_alloc(opt, dev);
     }
-    if (!copy) ad->working = ad->opt.param;
-    if (ad->cpu_update) host_update_alloc(ad, dev);
-    ad->opt.first = ad->first_moment;
+    ad->working = copy ? flat_array(dev, &dev->state, dev->act_dtype, ad->n_flat) : opt->param;
+    if (opt->cpu_update) host_update_open(opt, dev, ad->working, ad->n_layer);
+    opt->group = ad->groups;
+    opt->n_group = 2 * ad->n_layer;
     for (int64_t n = 0; n < ad->n_layer; n++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, n, q);
         for (int i = 0; i < LAYER_PRODUCTS; i++) ad->layers[n].of[i] = view_adapter(ad, n, &q[i]);
-        ad->layers[n].common = find_range(ad, n, true, !ad->ep);
-        ad->layers[n].experts = find_range(ad, n, false, ad->ep);
+        ad->groups[2 * n] = find_group(ad, n, true, !ad->ep);
+        ad->groups[2 * n + 1] = find_group(ad, n, false, ad->ep);
     }
 }
 
@@ -560,34 +568,56 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
 void adapters_shard_moments(struct adapters *ad)
 {
     const struct comm *ranks = ad->par.dp;
+    struct optimizer *opt = &ad->opt;
     const int64_t multiple = 64 * ranks->world; /* parts begin at multiples of 64 elements */
     ad->n_flat = (ad->n_flat + multiple - 1) / multiple * multiple;
-    ad->n_moment = ad->n_flat / ranks->world;
-    ad->first_moment = ad->n_moment * ranks->rank;
+    MT_REQUIRE(opt->kind->elementwise, "ZeRO-1 with %s", opt->kind->name);
+    opt->n_state = ad->n_flat / ranks->world;
+    opt->first = opt->n_state * ranks->rank;
 }
 
-static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, const struct flat_range *part)
+static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, const struct param_group *part)
 {
     if (part->n) comm_all_reduce_sum(ranks, dev, tensor_rows(ad->opt.grad, part->first, part->n));
 }
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    reduce(ad, dev, ad->par.all, &ad->layers[layer].common);
-    reduce(ad, dev, ad->par.dp, &ad->layers[layer].experts);
+    reduce(ad, dev, ad->par.all, &ad->groups[2 * layer]);
+    reduce(ad, dev, ad->par.dp, &ad->groups[2 * layer + 1]);
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)
 {
-    if (ad->cpu_update) {
-        host_update_note(ad, dev, lr, norm);
+    const struct optimizer *opt = &ad->opt;
+    if (opt->cpu_update) {
+        host_update_note(&ad->opt, dev, lr, norm);
+        ad->version++;
         return;
     }
-    adamw_update(dev, &ad->opt, lr, norm);
-    if (ad->n_moment < ad->n_flat)
-        comm_all_gather(ad->par.dp, dev, ad->opt.param, tensor_rows(ad->opt.param, ad->first_moment, ad->n_moment));
+    optimizer_update(&ad->opt, dev, lr, norm);
+    if (opt->n_state < ad->n_flat)
+        comm_all_gather(ad->par.dp, dev, opt->param, tensor_rows(opt->param, opt->first, opt->n_state));
     adapters_refresh(ad, dev);
 }
+
+int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update)
+{
+    const int64_t more = 2 * tensor_bytes(ad->opt.param) + tensor_bytes(ad->working); /* masters, gradients, copies */
+    return optimizer_state_bytes(&ad->opt) + (cpu_update ? more : 0);
+}
+
+void adapters_complete(struct adapters *ad, struct device *dev, int64_t layer)
+{
+    host_update_complete(&ad->opt, dev, layer);
+}
+
+void adapters_need(const struct adapters *ad, struct device *dev, int64_t layer)
+{
+    host_update_need(&ad->opt, dev, layer);
+}
+
+void adapters_settle(const struct adapters *ad, struct device *dev) { host_update_settle(&ad->opt, dev); }
 
 const struct adapters *adapters_logical(const struct adapters *ad) { return ad->logical ? ad->logical : ad; }
 
@@ -618,7 +648,7 @@ static void read_flat(struct device *dev, void *host, struct tensor flat, enum d
         device_get_f32(dev, host, flat);
 }
 
-/* Downloads flat to host. With ZeRO-1, rank 0 of par.dp receives all parts of m and v. */
+/* Downloads flat to host. With ZeRO-1, rank 0 of par.dp receives all parts of a state. */
 static void download(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, char *host)
 {
     struct comm *dp = ad->par.dp;
@@ -648,7 +678,7 @@ void adapters_gather(const struct adapters *ad, struct device *dev, struct tenso
 
 void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, const void *host)
 {
-    const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->first_moment : 0;
+    const int64_t width = dtype_size(dtype), first = flat.shape[0] < ad->n_flat ? ad->opt.first : 0;
     char *from = (char *)(uintptr_t)host, *part = ad->logical ? mem_array(ad->n_flat, width) : from;
     adapters_settle(ad, dev);
     if (ad->logical) copy_part(ad, ad->par.ep->rank, from, part, false, width);
@@ -691,8 +721,9 @@ void adapters_free(struct adapters *ad)
     mem_free(ad->layer_on);
     mem_free(ad->params);
     mem_free(ad->layers);
+    mem_free(ad->groups);
     mem_free(ad->amax.rows);
     base_model_free(&ad->base);
-    host_update_free(ad);
+    host_update_close(&ad->opt);
     *ad = (struct adapters){0};
 }

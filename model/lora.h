@@ -1,7 +1,8 @@
 /* lora.h - the adapters: which parameters are trained, their offsets in the flat arrays, and the ops' views of them.
  *
- * One flat array of dtype stat holds all parameters (the masters). Gradients, m and v are three arrays of the same
- * layout. Ops read working copies of dtype act: a fifth array, or the masters themselves when both dtypes are equal.
+ * One flat array of dtype stat holds all parameters (the masters). Gradients and the
+ * optimizer's states (optim/optimizer.h) are arrays of the same layout. Ops read working copies of dtype act: a fifth
+ * array, or the masters themselves when both dtypes are equal.
  *
  * There are two layouts. The device layout may pad lora ranks, it orders the rows of B as the weight in memory, and
  * with expert parallelism it has only the experts of this rank. The logical layout has the configured lora ranks, the
@@ -14,7 +15,7 @@
 #include "kernels/comm/comm.h"
 #include "model/arch/arch.h"
 #include "model/stored/base_model.h"
-#include "optim/adamw.h"
+#include "optim/optimizer.h"
 
 enum lora_target {
     LORA_Q,
@@ -80,13 +81,8 @@ struct adapter {
     struct proj_quant quant; /* model/qat.h */
     struct input_quant in;
 };
-struct flat_range {
-    int64_t first, n;
-};
 struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
-    struct flat_range common,
-        experts; /* its elements of the flat arrays; experts is empty without expert parallelism */
 };
 
 /* The largest magnitudes that scales of quantisation-aware training come from and that a run keeps: of the inputs, by
@@ -117,17 +113,6 @@ struct lora_options {
     const char *layers;  /* "" or "all": every layer; else "0-3,7" */
 };
 
-/* AdamW on the CPU: masters and moments are in dev->host. The backward pass copies the gradients of a layer out when
- * they are complete. adapters_update only notes the step: a layer is updated when the next pass comes to it, while the
- * GPU computes the layers before (lora_host.c). */
-struct host_update {
-    struct tensor grad;     /* [n_flat] f32, of the noted step */
-    struct tensor working;  /* [n_flat] bf16, on their way to adapters.working */
-    struct adamw_step step; /* the noted step */
-    bool *copied, *pending; /* [n_layer]: its gradients of this pass are copied out; the noted step is not made yet */
-    double *ms;             /* [1] the time of all updates so far */
-};
-
 struct adapters {
     int64_t r;                  /* lora rank of targets that lora_options.ranks does not name */
     int64_t rank[LORA_TARGETS]; /* lora rank of each target; r if it is not trained */
@@ -149,21 +134,19 @@ struct adapters {
     bool *layer_on;       /* [n_layer] host: the layer has trained parameters */
     int64_t lowest_layer; /* backward stops here; n_layer when nothing is trained */
     int64_t n_params;
-    struct lora_param *params;      /* [n_params] host, sorted by off */
-    int64_t n_values;               /* trainable values, over all ranks */
-    int64_t n_flat;                 /* length of the flat arrays, padding included */
-    bool host_moments;              /* the moments are in dev->host instead of dev->state */
-    bool cpu_update;                /* and so are the masters, and the CPU makes the update; not with ZeRO-1 */
-    struct host_update host;        /* if cpu_update */
-    int64_t n_moment, first_moment; /* elements that this rank updates (ZeRO-1: its part), and the first of them */
-    struct adamw opt;               /* param, grad, m, v [n_flat] stat; m, v [n_moment] */
-    struct tensor working;          /* [n_flat] act; == opt.param when both dtypes are equal */
-    int64_t version;                /* changes with the values */
-    struct lora_layer *layers;      /* [n_layer] host; r == 0 where nothing is trained */
-    struct adapters *logical;       /* parameters in the logical layout; NULL: same as the device layout */
-    struct parallel par;            /* the ranks that train these adapters */
-    bool ep;                        /* expert parallel: this rank holds a part of the experts */
-    struct amax_table amax;         /* filled by qat_open */
+    struct lora_param *params;  /* [n_params] host, sorted by off */
+    int64_t n_values;           /* trainable values, over all ranks */
+    int64_t n_flat;             /* length of the flat arrays, padding included */
+    struct optimizer opt;       /* param, grad [n_flat] stat; states: ZeRO-1 divides them among ranks */
+    struct param_group *groups; /* [2 * n_layer] host, elements of the flat arrays: of every layer the replicated
+                                   ones, then those of its experts, empty without expert parallelism */
+    struct tensor working;      /* [n_flat] act; == opt.param when both dtypes are equal */
+    int64_t version;            /* changes with the values */
+    struct lora_layer *layers;  /* [n_layer] host; r == 0 where nothing is trained */
+    struct adapters *logical;   /* parameters in the logical layout; NULL: same as the device layout */
+    struct parallel par;        /* the ranks that train these adapters */
+    bool ep;                    /* expert parallel: this rank holds a part of the experts */
+    struct amax_table amax;     /* filled by qat_open */
     int64_t n_common; /* if ep: the first n_common elements are replicated on all ranks; this rank's experts follow */
 };
 
@@ -183,7 +166,7 @@ void adapters_shard_moments(struct adapters *ad);
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
 /* The same for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
-/* Bytes that adapters with host_moments have on dev->host; ad may have been allocated without. */
+/* Bytes that adapters with states in host memory have on dev->host; ad may have been allocated without. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
 /* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
  * depend on the other targets. */
@@ -196,22 +179,16 @@ void adapters_complete(struct adapters *ad, struct device *dev, int64_t layer);
 void adapters_need(const struct adapters *ad, struct device *dev, int64_t layer);
 /* The same for all layers; the arrays in dev->host may then be read and written. */
 void adapters_settle(const struct adapters *ad, struct device *dev);
-/* Of lora.c, which calls them with cpu_update: allocates its arrays on dev->host; frees them; notes a step, copies the
- * gradients of layers that adapters_complete was not called for, and waits for all copies. */
-enum { HOST_UPDATE_TICKETS = 2 }; /* the last of DEV_TICKETS */
-void host_update_alloc(struct adapters *ad, struct device *dev);
-void host_update_free(struct adapters *ad);
-void host_update_note(struct adapters *ad, struct device *dev, double lr, double norm);
 /* One optimizer step, with cpu_update only noted. With ZeRO-1 each rank updates its part, then the parts are
  * all-gathered. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
 /* The logical layout. Host arrays and files use it; it does not depend on the device or the number of ranks. */
 const struct adapters *adapters_logical(const struct adapters *ad);
-/* Collects parameters, gradients, m or v of all ranks in a zeroed host array [n_flat of the logical layout] on rank 0.
- * All ranks call it, the others with host = NULL. dtype, here and below, is the host array's: flat.dtype or F32. */
+/* Collects parameters, gradients or a state of all ranks in a zeroed host array [n_flat of the logical layout] on rank
+ * 0. All ranks call it, the others with host = NULL. dtype, here and below, is the host array's: flat.dtype or F32. */
 void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
 /* adapters_put copies this rank's part of such a host array to flat and zeroes the padding. adapters_get copies flat to
- * a zeroed host array. Neither communicates. adapters_get does not accept m and v with ZeRO-1. */
+ * a zeroed host array. Neither communicates. adapters_get does not accept states with ZeRO-1. */
 void adapters_put(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype,
                   const void *host);
 void adapters_get(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);

@@ -154,8 +154,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     }
     adapters_layout(&m->adapters, a, dev->ops->rank_multiple, &m->par);
     if (opt->shard_moments) adapters_shard_moments(&m->adapters);
-    m->adapters.host_moments = opt->host_moments;
-    m->adapters.cpu_update = opt->host_moments && opt->cpu_update;
+    m->adapters.opt.host_states = opt->host_moments;
+    m->adapters.opt.cpu_update = opt->host_moments && opt->cpu_update;
     (opt->frozen ? adapters_alloc_frozen : adapters_alloc)(&m->adapters, dev, a);
     if (qat_open(&m->qat, dev, a, &m->adapters, &opt->qat, err)) {
         model_close(m);

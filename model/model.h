@@ -81,7 +81,7 @@ struct model_pass {
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
-                * are all-reduced then, and with adapters.cpu_update copied out */
+                * are all-reduced then, and with adapters.opt.cpu_update copied out */
 };
 
 /* Sums over the micro-batches since model_clear. */

@@ -29,7 +29,7 @@ MUTATIONS = [
      "return w->code[i & 1 ? byte >> 4 : byte & 15]",
      "quant"),
     # ---- optim
-    ("optim/adamw.c", "fmin(1, opt->clip_norm / (norm + 1e-6))", "opt->clip_norm / (norm + 1e-6)", "optim"),
+    ("optim/optimizer.c", "fmin(1, opt->clip_norm / (norm + 1e-6))", "opt->clip_norm / (norm + 1e-6)", "optim"),
     ("optim/adamw.c", "(float)(1 - pow(beta2, t))", "(float)(1 - pow(beta2, t + 1))", "optim"),
     ("optim/schedule.c", "if (step < warmup) return s->lr * (double)step / (double)warmup;",
      "if (step < warmup) return s->lr * (double)(step - 1) / (double)warmup;", "optim"),

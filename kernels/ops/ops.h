@@ -465,7 +465,7 @@ typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor 
 /* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
  * g any shape, contiguous, stat or act; out [2] f64 = */
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
-/* AdamW with decoupled decay on n values (optim/adamw.h has the formula); g is multiplied by grad_scale first.
+/* AdamW with decoupled decay on n values (optim/adamw.c has the formula); g is multiplied by grad_scale first.
  * p, m, v [n] stat in place; g [n] stat */
 struct adamw_step {
     float lr, beta1, beta2, eps, weight_decay, grad_scale;

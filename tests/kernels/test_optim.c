@@ -6,8 +6,8 @@
 #include <string.h>
 
 #include "kernels/device.h"
-#include "kernels/host_adamw.h"
 #include "optim/adamw.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "tests/op_check.h"
 
@@ -69,7 +69,8 @@ static void open_device(struct device *dev, bool oracle)
     if (device_reserve(dev, &dev->work, "work", 1 << 20, &err)) fail_msg("%s", err.msg);
 }
 
-static void measure_norm(struct device *dev, const struct adamw *opt, struct tensor sum2, double *norm, int64_t *n_bad)
+static void measure_norm(struct device *dev, const struct optimizer *opt, struct tensor sum2, double *norm,
+                         int64_t *n_bad)
 {
     double sums[2];
     op_sumsq(dev, sum2, opt->grad);
@@ -83,8 +84,13 @@ static void check_formula(bool oracle, double tol, double clip_norm)
     static double p[N], m[N], v[N], g[N], got[N];
     struct device dev;
     open_device(&dev, oracle);
-    struct adamw opt = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01, .clip_norm = clip_norm};
-    struct tensor *flat[] = {&opt.param, &opt.grad, &opt.m, &opt.v};
+    struct optimizer opt = {.kind = &optimizer_adamw,
+                            .beta1 = 0.9,
+                            .beta2 = 0.999,
+                            .eps = 1e-8,
+                            .weight_decay = 0.01,
+                            .clip_norm = clip_norm};
+    struct tensor *flat[] = {&opt.param, &opt.grad, &opt.state[0], &opt.state[1]};
     for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat_dtype, N));
     struct tensor sum2 = arena_tensor_1d(&dev.state, DT_F64, 2);
     for (int i = 0; i < N; i++) {
@@ -105,7 +111,7 @@ static void check_formula(bool oracle, double tol, double clip_norm)
         measure_norm(&dev, &opt, sum2, &norm, &n_bad);
         assert_close(norm / sqrt(sum), 1, 1e-12);
         assert_int_equal(n_bad, 0);
-        adamw_update(&dev, &opt, lr, norm);
+        optimizer_update(&opt, &dev, lr, norm);
         double clip = clip_norm > 0 && clip_norm < sqrt(sum) ? (double)(float)(clip_norm / (sqrt(sum) + 1e-6)) : 1;
         for (int i = 0; i < N; i++) {
             double c1 = (double)(float)(1 - pow(b1, t)), c2 = (double)(float)(1 - pow(b2, t));
@@ -117,9 +123,9 @@ static void check_formula(bool oracle, double tol, double clip_norm)
     }
     device_get(&dev, got, opt.param);
     assert_true(relative_error(got, p, N) < tol);
-    device_get(&dev, got, opt.m);
+    device_get(&dev, got, opt.state[0]);
     assert_true(relative_error(got, m, N) < tol);
-    device_get(&dev, got, opt.v);
+    device_get(&dev, got, opt.state[1]);
     assert_true(relative_error(got, v, N) < tol);
     device_close(&dev);
 }
@@ -145,11 +151,11 @@ static void the_first_step_moves_by_lr(void **state)
     (void)state;
     struct device dev;
     open_device(&dev, false);
-    struct adamw opt = {.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
-    struct tensor *flat[] = {&opt.param, &opt.grad, &opt.m, &opt.v};
+    struct optimizer opt = {.kind = &optimizer_adamw, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    struct tensor *flat[] = {&opt.param, &opt.grad, &opt.state[0], &opt.state[1]};
     for (int i = 0; i < 4; i++) device_zero(&dev, *flat[i] = arena_tensor_1d(&dev.state, dev.stat_dtype, 3));
     device_set(&dev, opt.grad, (const double[]){1e-3, -1, 500});
-    adamw_update(&dev, &opt, 0.125, 500);
+    optimizer_update(&opt, &dev, 0.125, 500);
     double p[3];
     device_get(&dev, p, opt.param);
     assert_close(p[0], -0.125, 2e-6); /* eps is 1e-5 of this gradient */
@@ -163,7 +169,7 @@ static void non_finite_values_are_counted(void **state)
     (void)state;
     struct device dev;
     open_device(&dev, false);
-    struct adamw opt = {.grad = arena_tensor_1d(&dev.state, dev.stat_dtype, 5)};
+    struct optimizer opt = {.grad = arena_tensor_1d(&dev.state, dev.stat_dtype, 5)};
     struct tensor sum2 = arena_tensor_1d(&dev.state, DT_F64, 2);
     double norm;
     int64_t n_bad;
@@ -289,7 +295,7 @@ static void check_host_step(struct device *dev, struct host_arrays *h, const str
                             struct tensor m, struct tensor v, struct tensor working)
 {
     float *got[] = {values_of(dev, p), values_of(dev, m), values_of(dev, v), values_of(dev, working)};
-    host_adamw(h->p, h->m, h->v, h->g, h->working, h->n, s, 3);
+    adamw_host(h->p, h->m, h->v, h->g, h->working, h->n, s, 3);
     for (int64_t i = 0; i < h->n; i++) {
         assert_true(same_or_nan(h->p[i], got[0][i]));
         assert_true(same_or_nan(h->m[i], got[1][i]));
@@ -314,8 +320,8 @@ static void the_cpu_beside_a_gpu(void **state)
     set_value(x[0], 3, NAN);
     set_value(x[0], 5, INFINITY);
     struct host_arrays a = host_arrays(&dev, x[0], x[1], x[2], x[3]), b = host_arrays(&dev, x[0], x[1], x[2], x[3]);
-    host_adamw(a.p, a.m, a.v, a.g, a.working, MANY, &s, 1);
-    host_adamw(b.p, b.m, b.v, b.g, b.working, MANY, &s, 7);
+    adamw_host(a.p, a.m, a.v, a.g, a.working, MANY, &s, 1);
+    adamw_host(b.p, b.m, b.v, b.g, b.working, MANY, &s, 7);
     op_adamw(&dev, x[0], x[1], x[2], x[3], &s);
     assert_memory_equal(a.p, b.p, MANY * sizeof(float));
     assert_memory_equal(a.working, b.working, MANY * sizeof(uint16_t));

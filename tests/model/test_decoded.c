@@ -223,7 +223,7 @@ static void job_run(struct job *j)
     struct model_tally sum;
     job_open(j);
     if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
-    const struct adamw *opt = &r->model.adapters.opt;
+    const struct optimizer *opt = &r->model.adapters.opt;
     j->n_grad = tensor_count(opt->param);
     float *values = mem_array(j->n_grad, sizeof(*values));
     for (int64_t i = 0; i < j->n_grad; i++) values[i] = (float)test_value(17, (uint64_t)i) / 16;

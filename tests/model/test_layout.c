@@ -65,7 +65,7 @@ static float *some_values(const struct adapters *whole, uint64_t seed)
 
 static void fill_side(struct tiny *t, uint64_t seed)
 {
-    const struct tensor flat[] = {t->ad.opt.param, t->ad.opt.m, t->ad.opt.v};
+    const struct tensor flat[] = {t->ad.opt.param, t->ad.opt.state[0], t->ad.opt.state[1]};
     for (uint64_t f = 0; f < 3; f++) {
         float *x = some_values(adapters_logical(&t->ad), seed + f);
         adapters_put(&t->ad, &t->dev, flat[f], DT_F32, x);
@@ -177,7 +177,7 @@ static void devices_read_each_others_checkpoints(void **state)
         assert_same_checkpoint(first, again);
         float *want = some_values(adapters_logical(&a.ad), 3),
               *got = mem_array(adapters_logical(&b.ad)->n_flat, sizeof(*got));
-        adapters_get(&b.ad, &b.dev, b.ad.opt.v, DT_F32, got);
+        adapters_get(&b.ad, &b.dev, b.ad.opt.state[1], DT_F32, got);
         assert_memory_equal(got, want, (size_t)adapters_logical(&b.ad)->n_flat * sizeof(*got));
         mem_free(want);
         mem_free(got);
@@ -211,7 +211,7 @@ static void replace_line(const char *out, const char *file)
 static void write_padded(struct tiny *t, const char *out, float spoil)
 {
     static const char *const names[] = {"param", "m", "v"};
-    const struct tensor flat[] = {t->ad.opt.param, t->ad.opt.m, t->ad.opt.v};
+    const struct tensor flat[] = {t->ad.opt.param, t->ad.opt.state[0], t->ad.opt.state[1]};
     const int64_t n = t->ad.n_params;
     struct st_entry *entries = mem_array(3 * n, sizeof(*entries));
     char(*text)[80] = mem_array(3 * n, sizeof(*text)), path[MT_PATH];
@@ -292,7 +292,7 @@ static struct loader *run_begin(int64_t multiple)
     run.dev.ops = &table;
     OK(run_open_data(&run, true, &err));
     OK(run_open_model(&run, NULL, true, &err));
-    struct adamw *opt = &run.model.adapters.opt;
+    struct optimizer *opt = &run.model.adapters.opt;
     opt->beta1 = 0.9, opt->beta2 = 0.999, opt->eps = 1e-8, opt->weight_decay = 0.01, opt->clip_norm = 0.5;
     const struct loader_options lo = run_loader_options(&cfg, true);
     return loader_open(&run.train, &lo, (struct loader_pos){0, 0});

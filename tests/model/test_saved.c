@@ -112,7 +112,7 @@ static void host_memory_gives_the_same_bytes(void **state)
         const int n_expert = experts ? 4 + 2 + 3 * (2 + 2) : 0;
         assert_int_equal(m->host_inputs > 0, inputs);
         assert_int_equal(m->host_moments > 0, ways[i] == CFG_OFFLOAD_MOMENTS || all);
-        assert_int_equal(r.model.adapters.cpu_update, m->host_moments > 0 && on_gpu);
+        assert_int_equal(r.model.adapters.opt.cpu_update, m->host_moments > 0 && on_gpu);
         assert_int_equal(m->host_experts > 0, experts);
         if (!on_gpu) assert_int_equal(late.n_total, n_input + n_expert);
         assert_int_equal(late.n, 0);

@@ -44,7 +44,7 @@ static const struct config *settings(void)
 /* Second moments are not negative. */
 static void fill_moments(struct tiny *t, uint64_t seed)
 {
-    const struct tensor v = t->ad.opt.v;
+    const struct tensor v = t->ad.opt.state[1];
     tiny_fill(t, v, seed);
     for (int64_t i = 0; i < t->ad.n_flat; i++) {
         if (v.dtype == DT_F64)
@@ -60,7 +60,7 @@ static void open_filled(struct tiny *t, const char *targets, const char *dtype)
     struct lora_options opt = tiny_options(targets);
     tiny_open(t, &a, &opt, dtype);
     tiny_fill(t, t->ad.opt.param, 1);
-    tiny_fill(t, t->ad.opt.m, 2);
+    tiny_fill(t, t->ad.opt.state[0], 2);
     fill_moments(t, 3);
     t->ad.opt.step = 41;
 }
@@ -83,8 +83,8 @@ static void path_of(char path[MT_PATH], const char *out, int64_t step, const cha
 
 static void assert_equal_arrays(struct tiny *a, struct tiny *b)
 {
-    struct tensor x[] = {a->ad.opt.param, a->ad.opt.m, a->ad.opt.v, a->ad.working};
-    struct tensor y[] = {b->ad.opt.param, b->ad.opt.m, b->ad.opt.v, b->ad.working};
+    struct tensor x[] = {a->ad.opt.param, a->ad.opt.state[0], a->ad.opt.state[1], a->ad.working};
+    struct tensor y[] = {b->ad.opt.param, b->ad.opt.state[0], b->ad.opt.state[1], b->ad.working};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(tensor_bytes(x[i]), tensor_bytes(y[i]));
         assert_memory_equal(x[i].data, y[i].data, (size_t)tensor_bytes(x[i]));
@@ -111,7 +111,7 @@ static void a_checkpoint_restores_the_exact_state(void **state)
         fill_moments(&b, 9);
         b.ad.opt.step = 0;
         if (!strcmp(dtypes[i], "oracle")) { /* F64 values that F32 cannot represent */
-            double *m = a.ad.opt.m.data;
+            double *m = a.ad.opt.state[0].data;
             m[0] = 1.0 / 3;
         }
         assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, settings(), NULL, NULL, NULL, 2, &err), 0);
@@ -495,7 +495,7 @@ static void forged_tensors_are_refused(void **state)
     open_filled(&t, "q_proj", "fp32");
     path_of(dir, out, 1, "");
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
-        const struct tensor flat[] = {t.ad.opt.param, t.ad.opt.m, t.ad.opt.v};
+        const struct tensor flat[] = {t.ad.opt.param, t.ad.opt.state[0], t.ad.opt.state[1]};
         float *at = (float *)flat[rows[i].flat].data + t.ad.params[0].off, good = *at;
         *at = rows[i].value;
         save(&t, out, 1, 0);

@@ -123,7 +123,7 @@ static int calibrate(struct bench *b, struct err *err)
     return qat_calibrate_end(&m->qat, m->dev, &m->arch, &m->adapters, 1, err);
 }
 
-static void set_optimizer(struct adamw *opt, const struct config *cfg)
+static void set_optimizer(struct optimizer *opt, const struct config *cfg)
 {
     opt->beta1 = cfg->optim.beta1;
     opt->beta2 = cfg->optim.beta2;
@@ -306,7 +306,7 @@ static void print_setup(const struct bench *b)
 static double cpu_update_ms(const struct bench *b)
 {
     const struct adapters *ad = &b->run.model.adapters;
-    return *ad->host.ms / (double)MT_MAX(ad->opt.step - 1, 1);
+    return *ad->opt.host.ms / (double)MT_MAX(ad->opt.step - 1, 1);
 }
 
 static void print_text(const struct bench *b)
@@ -324,7 +324,7 @@ static void print_text(const struct bench *b)
                str_bytes(peak, r->dev.ops->used_bytes()),
                r->dev.ops->own_memory ? "" : " of the process, with the weights as they were generated",
                str_bytes(plan, plan_peak(&r->plan, true)));
-    if (r->model.adapters.cpu_update)
+    if (r->model.adapters.opt.cpu_update)
         printf("AdamW on the CPU, %d threads: %.1f ms a step, beside the forward pass\n", r->dev.n_threads,
                cpu_update_ms(b));
     profile_table(&b->prof, stdout);
@@ -342,7 +342,7 @@ static void put_step(const struct bench *b, struct json_out *o)
     json_out_f64(o, "roof_pct", 100 * b->floor_ms / ms);
     json_out_i64(o, "peak_bytes", r->dev.ops->used_bytes());
     json_out_i64(o, "plan_bytes", plan_peak(&r->plan, true));
-    if (r->model.adapters.cpu_update) json_out_f64(o, "cpu_update_ms", cpu_update_ms(b));
+    if (r->model.adapters.opt.cpu_update) json_out_f64(o, "cpu_update_ms", cpu_update_ms(b));
     if (b->calls.missing) {
         json_out_str(o, "not_counted", b->calls.missing);
     } else {

@@ -413,7 +413,7 @@ static void spread_experts(struct search *s, const struct place *p)
 static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;
-    if (!s->cpu_update) return copy_ms(1.2 * 2 * (double)tensor_bytes(ad->opt.m));
+    if (!s->cpu_update) return copy_ms(1.2 * (double)optimizer_state_bytes(&ad->opt));
     int64_t n_on = 0;
     for (int64_t l = 0; l < s->q->a->n_layer; l++) n_on += ad->layer_on[l];
     return update_ms(s) * (0.2 + 1 / (double)n_on) - 1e3 * 34 * (double)ad->n_flat / nominal.bytes;

@@ -260,7 +260,7 @@ static int set_optimizer(struct training *t, struct err *err)
 {
     (void)err;
     const struct config *cfg = t->run.cfg;
-    struct adamw *opt = &t->run.model.adapters.opt;
+    struct optimizer *opt = &t->run.model.adapters.opt;
     opt->beta1 = cfg->optim.beta1;
     opt->beta2 = cfg->optim.beta2;
     opt->eps = cfg->optim.eps;

@@ -243,21 +243,29 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
 
 /* ---- optimizer.safetensors ---- */
 
-enum { N_FLAT = 3, NAME_SIZE = 80 };
-static const char *const flat_names[N_FLAT] = {"param", "m", "v"};
+enum { MAX_FLAT = 1 + OPTIMIZER_STATES, NAME_SIZE = 80 };
 
-static void flat_arrays(const struct adapters *ad, struct tensor flat[N_FLAT])
+/* The masters and the optimizer's states. */
+struct flat {
+    const char *name;
+    struct tensor x;
+    bool positive;
+};
+static int flat_arrays(const struct adapters *ad, struct flat flat[MAX_FLAT])
 {
-    flat[0] = ad->opt.param;
-    flat[1] = ad->opt.m;
-    flat[2] = ad->opt.v;
+    const struct optimizer *opt = &ad->opt;
+    int n = 0;
+    flat[n++] = (struct flat){"param", opt->param, false};
+    for (int i = 0; i < optimizer_count_states(opt->kind); i++)
+        flat[n++] = (struct flat){opt->kind->state[i].name, opt->state[i], opt->kind->state[i].positive};
+    return n;
 }
 
-static void entry_name(char name[NAME_SIZE], int flat, const struct lora_param *p)
+static void entry_name(char name[NAME_SIZE], const struct flat *flat, const struct lora_param *p)
 {
     char param[64];
     lora_param_name(p, param);
-    snprintf(name, NAME_SIZE, "%s.%s", flat_names[flat], param);
+    snprintf(name, NAME_SIZE, "%s.%s", flat->name, param);
 }
 
 /* Whether the host can read a flat array where it is: on a CPU, with no part at other ranks and no other order in
@@ -269,32 +277,33 @@ static bool readable(const struct adapters *ad, const struct device *dev, struct
 
 static int optimizer_write(const char *dir, const struct adapters *ad, struct device *dev, struct err *err)
 {
-    struct tensor flat[N_FLAT];
-    char path[MT_PATH], *copy[N_FLAT] = {NULL};
+    struct flat flat[MAX_FLAT];
+    char path[MT_PATH], *copy[MAX_FLAT] = {NULL};
+    const int n_flat = flat_arrays(ad, flat);
     const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
     if (join(path, dir, OPTIMIZER, err)) return -1;
-    struct st_entry *entries = mem_array(N_FLAT * whole->n_params, sizeof(*entries));
-    char(*names)[NAME_SIZE] = mem_array(N_FLAT * whole->n_params, NAME_SIZE);
-    flat_arrays(ad, flat);
-    for (int f = 0; f < N_FLAT; f++) {
-        const char *host = flat[f].data;
-        if (!readable(ad, dev, flat[f])) {
+    struct st_entry *entries = mem_array(n_flat * whole->n_params, sizeof(*entries));
+    char(*names)[NAME_SIZE] = mem_array(n_flat * whole->n_params, NAME_SIZE);
+    for (int f = 0; f < n_flat; f++) {
+        const struct tensor x = flat[f].x;
+        const char *host = x.data;
+        if (!readable(ad, dev, x)) {
             host = copy[f] = mem_array(whole->n_flat, width);
-            adapters_gather(ad, dev, flat[f], flat[f].dtype, copy[f]);
+            adapters_gather(ad, dev, x, x.dtype, copy[f]);
         }
         for (int64_t i = 0; i < whole->n_params; i++, n++) {
             const struct lora_param *p = &whole->params[i];
-            entry_name(names[n], f, p);
+            entry_name(names[n], &flat[f], p);
             entries[n] = (struct st_entry){.name = names[n],
-                                           .dtype = flat[f].dtype,
+                                           .dtype = x.dtype,
                                            .ndim = 3,
                                            .shape = {p->n_exp, p->rows, p->cols},
                                            .data = host + p->off * width};
         }
     }
     int rc = safetensors_write(path, entries, n, err);
-    for (int f = 0; f < N_FLAT; f++) mem_free(copy[f]);
+    for (int f = 0; f < n_flat; f++) mem_free(copy[f]);
     mem_free(names);
     mem_free(entries);
     return rc;
@@ -308,13 +317,13 @@ static bool rank_fits(const struct adapters *whole, const struct lora_param *p, 
 }
 
 static const struct st_tensor *find_entry(const struct safetensors *st, const char *path, const struct adapters *whole,
-                                          const struct lora_param *p, int f, enum dtype dtype, struct err *err)
+                                          const struct lora_param *p, const struct flat *flat, struct err *err)
 {
     char name[NAME_SIZE];
-    entry_name(name, f, p);
+    entry_name(name, flat, p);
     const struct st_tensor *t = safetensors_find(st, name);
     if (t && t->ndim == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
-        rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == dtype)
+        rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == flat->x.dtype)
         return t;
     err_set(err, "%s: tensor \"%s\" %s: the checkpoint's adapters do not match the configuration", path, name,
             t ? "has a different shape or dtype" : "is missing");
@@ -331,14 +340,14 @@ static double value_of(const void *data, enum dtype dtype)
     return wide;
 }
 
-/* Refuses values of a forged or wrong state: not finite, or a second moment below zero. */
-static int check_values(const struct st_tensor *t, const char *path, int f, struct err *err)
+/* Refuses values of a forged or wrong state: not finite, or below zero where that cannot be. */
+static int check_values(const struct st_tensor *t, const char *path, bool positive, struct err *err)
 {
     const int64_t width = dtype_size(t->dtype);
     MT_REQUIRE(t->dtype == DT_F32 || t->dtype == DT_F64, "%s", t->name);
     for (int64_t i = 0; i < t->bytes / width; i++) {
         const double x = value_of(t->data + i * width, t->dtype);
-        if (!isfinite(x) || (f == 2 && x < 0))
+        if (!isfinite(x) || (positive && x < 0))
             return err_set(err,
                            "%s: tensor \"%s\": value %" PRId64
                            " is %g: no run can be continued from it; take an earlier "
@@ -370,7 +379,7 @@ static int read_entry(const struct st_tensor *t, const char *path, const struct 
 
 static int optimizer_read(const char *dir, struct adapters *ad, struct device *dev, struct err *err)
 {
-    struct tensor flat[N_FLAT];
+    struct flat flat[MAX_FLAT];
     struct safetensors st;
     char path[MT_PATH];
     const struct adapters *whole = adapters_logical(ad);
@@ -378,18 +387,18 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     if (join(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
     int rc = 0;
     char *host = mem_array(whole->n_flat, width); /* padding is zero in host, as in flat */
-    flat_arrays(ad, flat);
-    if (st.n_tensors != N_FLAT * whole->n_params)
+    const int n_flat = flat_arrays(ad, flat);
+    if (st.n_tensors != n_flat * whole->n_params)
         rc = err_set(err, "%s: %" PRId64 " tensors, but the configuration's adapters have %" PRId64, path, st.n_tensors,
-                     N_FLAT * whole->n_params);
-    for (int f = 0; !rc && f < N_FLAT; f++) {
+                     n_flat * whole->n_params);
+    for (int f = 0; !rc && f < n_flat; f++) {
         for (int64_t i = 0; !rc && i < whole->n_params; i++) {
             const struct lora_param *p = &whole->params[i];
-            const struct st_tensor *t = find_entry(&st, path, whole, p, f, flat[f].dtype, err);
-            rc = t ? check_values(t, path, f, err) : -1;
+            const struct st_tensor *t = find_entry(&st, path, whole, p, &flat[f], err);
+            rc = t ? check_values(t, path, flat[f].positive, err) : -1;
             if (!rc) rc = read_entry(t, path, p, host + p->off * width, err);
         }
-        if (!rc) adapters_put(ad, dev, flat[f], flat[f].dtype, host);
+        if (!rc) adapters_put(ad, dev, flat[f].x, flat[f].x.dtype, host);
     }
     mem_free(host);
     safetensors_close(&st);
@@ -461,10 +470,10 @@ int checkpoint_sweep(const char *out_dir, struct err *err)
 /* What ranks other than 0 do in a save: they send their parts. */
 static int send_parts(const struct adapters *ad, struct device *dev, struct err *err)
 {
-    struct tensor flat[N_FLAT];
-    flat_arrays(ad, flat);
+    struct flat flat[MAX_FLAT];
+    const int n_flat = flat_arrays(ad, flat);
     if (peft_save(ad, dev, "", "", NULL, err)) return -1;
-    for (int f = 0; f < N_FLAT; f++) adapters_gather(ad, dev, flat[f], flat[f].dtype, NULL);
+    for (int f = 0; f < n_flat; f++) adapters_gather(ad, dev, flat[f].x, flat[f].x.dtype, NULL);
     return 0;
 }
 

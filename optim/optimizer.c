@@ -1,0 +1,39 @@
+/* optimizer.c - states, clipping and steps of an optimizer of any kind. */
+#include "optim/optimizer.h"
+
+#include <math.h>
+
+int optimizer_count_states(const struct optimizer_kind *kind)
+{
+    int n = 0;
+    while (n < OPTIMIZER_STATES && kind->state[n].name) n++;
+    return n;
+}
+
+void optimizer_alloc(struct optimizer *opt, struct device *dev)
+{
+    for (int i = 0; i < optimizer_count_states(opt->kind); i++) {
+        opt->state[i] = arena_tensor_1d(opt->host_states ? &dev->host : &dev->state, dev->stat_dtype, opt->n_state);
+        if (!dev->dry_run) device_zero(dev, opt->state[i]);
+    }
+}
+
+int64_t optimizer_state_bytes(const struct optimizer *opt)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < OPTIMIZER_STATES; i++)
+        if (opt->state[i].ndim) bytes += tensor_bytes(opt->state[i]);
+    return bytes;
+}
+
+struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double norm)
+{
+    const double clip = opt->clip_norm > 0 ? fmin(1, opt->clip_norm / (norm + 1e-6)) : 1;
+    return (struct optimizer_step){.lr = lr, .clip = clip, .n = ++opt->step};
+}
+
+void optimizer_update(struct optimizer *opt, struct device *dev, double lr, double norm)
+{
+    const struct optimizer_step step = optimizer_next(opt, lr, norm);
+    opt->kind->update(dev, opt, &step);
+}

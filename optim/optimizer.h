@@ -1,0 +1,78 @@
+/* optimizer.h - an optimizer over the flat arrays of all adapters: its states, clipping, the update on the device or, a
+ * layer at a time, on the CPU (host_update.h).
+ *   g = grad * clip     clip = min(1, clip_norm / (norm + 1e-6)), 1 when clip_norm = 0 (torch's clip_grad_norm_) */
+#ifndef MT_OPTIMIZER_H
+#define MT_OPTIMIZER_H
+
+#include "kernels/ops/ops.h"
+
+enum { OPTIMIZER_STATES = 3 };
+struct optimizer;
+
+/* Elements of the flat arrays that are updated together. A layer has one group of replicated parameters, and with
+ * expert parallelism one of its experts. */
+struct param_group {
+    int64_t first, n, layer;
+};
+
+/* One update. */
+struct optimizer_step {
+    double lr, clip;
+    int64_t n; /* its number, from 1 */
+};
+
+struct optimizer_kind {
+    const char *name;
+    /* Arrays with a value per parameter, zero before the first step. */
+    struct {
+        const char *name; /* in checkpoints; NULL: unused */
+        bool positive;    /* a value below zero is an error */
+    } state[OPTIMIZER_STATES];
+    bool elementwise; /* a parameter's update reads its own values alone: ZeRO-1 divides the arrays anywhere */
+    /* Updates param[first ..], as many elements as a state has. */
+    void (*update)(struct device *dev, const struct optimizer *opt, const struct optimizer_step *step);
+    /* The same for one group, of arrays in host memory; grad and working [n] of the group: working = param, rounded to
+     * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. */
+    void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,
+                        uint16_t *working, const struct optimizer_step *step, int n_threads);
+};
+extern const struct optimizer_kind optimizer_adamw;
+
+/* The update on the CPU: masters and states are in dev->host. The backward pass copies the gradients of a layer out
+ * when they are complete. host_update_note only notes the step: a layer is updated when the next pass comes to it,
+ * while the GPU computes the layers before (host_update.c). */
+struct host_update {
+    struct tensor grad;         /* [n_flat] f32, of the noted step */
+    struct tensor working;      /* [n_flat] bf16, on their way to `to` */
+    struct tensor to;           /* [n_flat] bf16 on the device: working copies of param */
+    struct optimizer_step step; /* the noted step */
+    int64_t n_layer;
+    bool *copied, *pending; /* [n_layer]: its gradients of this pass are copied out; the noted step is not made yet */
+    double *ms;             /* [1] the time of all updates so far */
+};
+
+struct optimizer {
+    const struct optimizer_kind *kind;
+    struct tensor param, grad;             /* flat [n] stat, owned by the caller */
+    struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat; of param[first .. first+n_state-1], the part that this
+                                              process updates. n_state < n: ZeRO-1 */
+    int64_t first, n_state;
+    const struct param_group *group; /* [n_group] in order of layers, owned by the caller */
+    int64_t n_group;
+    double beta1, beta2, eps, weight_decay, clip_norm;
+    int64_t step;            /* number of updates done */
+    bool host_states;        /* the states are in dev->host instead of dev->state */
+    bool cpu_update;         /* and so are the masters, and the CPU makes the update; not with ZeRO-1 */
+    struct host_update host; /* if cpu_update */
+};
+
+int optimizer_count_states(const struct optimizer_kind *kind);
+/* Allocates the states, and zeroes them. n_state, host_states are set. */
+void optimizer_alloc(struct optimizer *opt, struct device *dev);
+int64_t optimizer_state_bytes(const struct optimizer *opt);
+/* Counts a step. norm: of the whole gradient (op_sumsq). */
+struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double norm);
+/* Makes one update, on the device. */
+void optimizer_update(struct optimizer *opt, struct device *dev, double lr, double norm);
+
+#endif
