@@ -347,8 +347,9 @@ static const struct cli_row export_rows[] = {
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
     OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; verify the export in DIR"),
-    FLAG(export_args, force, "--force", "without held-out rows: compare values only, not the model's outputs; merge "
-                                     "with another base model than the adapter's"),
+    FLAG(export_args, force, "--force",
+         "without held-out rows: compare values only, not the model's outputs, and of the base model, unless merged, "
+         "64 KiB of each tensor; merge with another base model than the adapter's"),
     OVERRIDES(export_args),
 };
 static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};

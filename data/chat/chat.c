@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "data/chat/chat_dropped.h"
 #include "data/chat/chat_tools.h"
 
 struct chat {
@@ -115,8 +116,8 @@ static int put_tool_call(struct chat *c, struct json message, int64_t index, str
                 function = json_find(call, "function");
     const char *type = "json";
     bool answered = false; /* a final answer follows: the template drops this reasoning */
-    if (json_count(calls) != 1)
-        return json_error(calls, err, "must be an array of one call: a harmony message holds one call");
+    if (json_type(calls) == JSON_ARRAY && json_count(calls) > 1) return chat_dropped_calls(message, err);
+    if (json_count(calls) != 1) return json_error(calls, err, "must be an array of one call");
     if (content.size && thinking.size)
         return json_error(message, err,
                           "has content and thinking with a tool call: put the reasoning into one of the two");
@@ -155,6 +156,7 @@ static int put_assistant(struct chat *c, struct json message, int64_t index, str
         return -1;
     if (refuse_marks(message, content, err) || refuse_marks(message, thinking, err)) return -1;
     if (has_tool_calls(message)) return put_tool_call(c, message, index, content, thinking, err);
+    if (!content.s && json_truthy(json_find(message, "refusal"))) return chat_dropped_part(message, "refusal", err);
     if (!content.s) return json_error(message, err, "has neither content nor tool_calls");
     bool last = index == c->n - 1 && !c->opt->generation_prompt;
     if (last && thinking.s) put_answer(c, "analysis", thinking.s, thinking.size, "<|end|>");

@@ -298,3 +298,21 @@ bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json 
     if (hit) *at = hit - text->text + size;
     return hit;
 }
+
+int chat_dropped_part(struct json message, const char *what, struct err *err)
+{
+    const char *role;
+    if (json_get_str(message, "role", &role, NULL)) role = "?";
+    return json_error(message, err, "the chat template does not write `%s` of this message of role \"%.40s\", %s", what,
+                      role, CHAT_DROPPED_ADVICE);
+}
+
+int chat_dropped_calls(struct json message, struct err *err)
+{
+    const struct json calls = json_find(message, "tool_calls");
+    return json_error(
+        calls, err,
+        "has %lld calls, and the chat template writes only one: give each call a message, followed by its "
+        "result",
+        (long long)json_count(calls));
+}

@@ -30,4 +30,13 @@ void chat_dropped_shapes(uint64_t *shapes, struct json row);
  * as found. */
 bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json message);
 
+/* Errors of every renderer; they return -1. The template does not write this part of a message, or only one of its
+ * calls. */
+int chat_dropped_part(struct json message, const char *what, struct err *err);
+int chat_dropped_calls(struct json message, struct err *err);
+
+#define CHAT_DROPPED_ADVICE                                                                                            \
+    "so it would not be trained: choose a template that writes it (data.chat_template), or remove it; "                \
+    "data.dropped = warn trains the rest"
+
 #endif

@@ -126,18 +126,21 @@ static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t 
 
 static void name_lost(struct chat_reader *r, struct json row, const struct chat_mark *mark)
 {
-    static const char advice[] =
-        "so it would not be trained: choose a template that writes it (data.chat_template), or "
-        "remove it; data.dropped = warn trains the rest";
     const struct json message = json_at(json_find(row, "messages"), mark->message);
-    const char *role;
+    bool other = false; /* another call of the message is written */
     if (mark->message < 0) {
-        (void)json_error(row, &r->why, "the chat template does not write `%s` of this row, %s", mark->what, advice);
+        (void)json_error(row, &r->why, "the chat template does not write `%s` of this row, %s", mark->what,
+                         CHAT_DROPPED_ADVICE);
         return;
     }
-    if (json_get_str(message, "role", &role, NULL)) role = "?";
-    (void)json_error(message, &r->why, "the chat template does not write `%s` of this message of role \"%.40s\", %s",
-                     mark->what, role, advice);
+    for (int64_t i = 0; i < r->marks.n; i++) {
+        const struct chat_mark *m = &r->marks.items[i];
+        other |= m->message == mark->message && m->found && !strcmp(m->what, "tool_calls");
+    }
+    if (other && !strcmp(mark->what, "tool_calls"))
+        (void)chat_dropped_calls(message, &r->why);
+    else
+        (void)chat_dropped_part(message, mark->what, &r->why);
 }
 
 /* Looks for all marks. Sets lost, and mute for answers of which nothing is written. */

@@ -141,7 +141,7 @@ static const struct {
     {"{\"messages\":[{\"role\":\"system\",\"content\":[]}]}",
      "`messages[0].content`: must be a string, not an array: the"},
     {CALL("{\"name\":\"f\",\"arguments\":{}},{\"name\":\"g\",\"arguments\":{}}"),
-     "tool_calls`: must be an array of one"},
+     "tool_calls`: has 2 calls, and the chat template writes only one"},
     {ONE("{\"role\":\"assistant\",\"tool_calls\":{\"a\":1,\"b\":2}}"), "tool_calls`: must be an array of one call"},
     {CALL("{\"arguments\":{}}"), "key `messages[1].tool_calls[0].name`: is missing"},
     {CALL("{\"name\":\"f\"}"), "key `messages[1].tool_calls[0].arguments`: is missing"},

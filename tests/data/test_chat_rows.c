@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/file/file.h"
+
 /* Like Qwen3: strings only, `in` fails for null, no other roles. */
 #define CALLING                                                                                                        \
     "{% if tools %}<t>{% for t in tools %}{{ t | tojson }}{% endfor %}</t>{% endif %}{% for m in messages %}"          \
@@ -140,6 +142,30 @@ static void dropped_parts(void **state)
          "!`messages[0].content[0]`: is a part of type \"image\": images, audio and video are not trained"},
     };
     check_all(rows, MT_LEN(rows), (struct row_options){0});
+}
+
+/* gpt-oss's published template and the built-in renderer give the same errors. */
+static void gptoss_names_dropped_parts(void **state)
+{
+    (void)state;
+    static const char calls[] = ROW(Q ",{\"role\": \"assistant\", \"tool_calls\": [" TOOL(
+        ", \"arguments\": {}") "," TOOL(", \"arguments\": {}") "," TOOL(", \"arguments\": {}") "]}");
+    static const char refusal[] = "{\"role\": \"assistant\", \"content\": null, \"refusal\": \"no\"}";
+    static const char one[] =
+        "!`messages[1].tool_calls`: has 3 calls, and the chat template writes only one: give each";
+    static const char lost[] = "!`messages[1]`: the chat template does not write `refusal` of this message of role "
+                               "\"assistant\", so it would not be trained";
+    struct err err;
+    int64_t size;
+    char row[512],
+        *template = file_read(fixture("../../configs/tiny-gptoss/chat_template.jinja"), 1 << 20, &size, &err);
+    assert_non_null(template);
+    snprintf(row, sizeof(row), "{\"messages\": [%s,%s]}", Q, refusal);
+    for (int i = 0; i < 2; i++) {
+        check(&(struct row){i ? template : NULL, calls, one}, (struct row_options){0});
+        check(&(struct row){i ? template : NULL, row, lost}, (struct row_options){0});
+    }
+    mem_free(template);
 }
 
 /* data.dropped = warn trains what is left, but never an answer of which nothing is written. */
@@ -517,6 +543,7 @@ static void rows_without_answers(void **state)
 int test_chat_rows(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(dropped_parts),
+                                       cmocka_unit_test(gptoss_names_dropped_parts),
                                        cmocka_unit_test(dropped_parts_with_a_warning),
                                        cmocka_unit_test(roles_of_other_programs),
                                        cmocka_unit_test(contents),

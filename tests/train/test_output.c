@@ -9,6 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -347,6 +348,43 @@ static void write_x(const char *dir, const char *name)
     if (file_make_dirs(dir, &err) || file_write_atomic(path, "x", 1, &err)) fail_msg("%s", err.msg);
 }
 
+/* checkpoints/ may be a link to another disk, and foreign files there stay: in training, pruning and archiving. A link
+ * in place of a checkpoint is not followed. */
+static void test_linked_checkpoints(void **state)
+{
+    (void)state;
+    char config[MT_PATH], elsewhere[128], victim[128], path[2 * MT_PATH];
+    struct err err;
+    struct stat st;
+    snprintf(config, sizeof(config), "%s", process_config("save_every = 1\nkeep = 1\n"));
+    snprintf(elsewhere, sizeof(elsewhere), "%s", scratch_dir());
+    snprintf(victim, sizeof(victim), "%s", scratch_dir());
+    assert_int_equal(file_make_dirs(process_output(config, ""), &err), 0);
+    assert_int_equal(symlink(elsewhere, process_output(config, "checkpoints")), 0);
+    write_x(elsewhere, "mine");
+    snprintf(path, sizeof(path), "%s/step-mine", elsewhere);
+    write_x(path, "model");
+    write_x(victim, "state.json");
+    assert_int_equal(RUN(config), 0);
+    snprintf(path, sizeof(path), "output.dir: checkpoints is a link to %s\n", elsewhere);
+    assert_says(said.err, path);
+    assert_entries(elsewhere, "mine step-000002 step-mine");
+    snprintf(path, sizeof(path), "%s/step-000001", elsewhere);
+    assert_int_equal(symlink(victim, path), 0);
+    assert_int_equal(RUN(config, "--set", "train.steps=4"), 0);
+    assert_says(said.err, "continu");
+    assert_entries(elsewhere, "mine step-000004 step-mine");
+    assert_int_equal(RUN(config, "--set", "train.seed=1", "--set", "train.resume=never"), 0);
+    assert_entries(elsewhere, "mine step-000004 step-mine");
+    assert_entries(victim, "state.json");
+    snprintf(path, sizeof(path), "%s/state.json", victim);
+    assert_true(!stat(path, &st) && st.st_size == 1);
+    snprintf(path, sizeof(path), "%s/step-mine", elsewhere);
+    assert_entries(path, "model");
+    assert_true(!lstat(process_output(config, "archive-1/checkpoints"), &st) && S_ISLNK(st.st_mode));
+    assert_true(!lstat(process_output(config, "checkpoints"), &st) && S_ISDIR(st.st_mode));
+}
+
 static void test_interrupted(void **state)
 {
     (void)state;
@@ -411,6 +449,7 @@ int test_output(void)
         cmocka_unit_test(test_archive),
         cmocka_unit_test(test_archive_taken),
         cmocka_unit_test(test_archive_killed),
+        cmocka_unit_test(test_linked_checkpoints),
         cmocka_unit_test(test_never),
         cmocka_unit_test(test_export_by_force),
         cmocka_unit_test(test_interrupted),

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "data/file/file.h"
 #include "train/state/checkpoint.h"
@@ -146,4 +147,16 @@ int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, st
     log_info("this run continues from step %" PRId64 ": moved %s%s%s to %s", step, what, n && best ? " and " : "",
              best ? "best/, of a later step," : "", to);
     return 0;
+}
+
+void archive_links(const char *dir)
+{
+    static const char *const names[] = {"adapter", "best", "checkpoints", "cache", "tensorboard"};
+    char path[MT_PATH], target[MT_PATH];
+    struct stat st;
+    for (int64_t i = 0; i < MT_LEN(names); i++) {
+        if (join(path, dir, names[i], NULL) || lstat(path, &st) || !S_ISLNK(st.st_mode)) continue;
+        const ssize_t n = readlink(path, target, sizeof(target) - 1);
+        if (n >= 0) log_info("output.dir: %s is a link to %.*s", names[i], (int)n, target);
+    }
 }

@@ -14,5 +14,7 @@ int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, st
 /* Undoes either that was killed. When dir has a newer output of the same name, the newer one stays, the older
  * one goes to archive-N, and a warning names it. */
 int archive_recover(const char *dir, struct err *err) MT_CHECK;
+/* Logs which of a run's directories in dir are symbolic links: their files are elsewhere. */
+void archive_links(const char *dir);
 
 #endif
