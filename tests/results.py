@@ -121,8 +121,9 @@ def step_values(folder):
             continue
         kind = b["experts"].split(",")[0]  # without the number of decoded layers, which has a separate column
         kind = kind.upper() if kind != "bf16" else kind
-        yield f"step {options}", [b["arch"], ", ".join(x for x in (kind, note) if x), f"{b['tokens'] // b['seq']} x {b['seq']}",
-                        str(b["rank"]), [round(b["tok_s"]), "tokens/s"], [round(b["step_ms"], 1), "ms"],
+        yield f"step {options}", [b["arch"], ", ".join(x for x in (kind, note) if x),
+                        f"{b['tokens'] // b['seq']} x {b['seq']}", str(b["rank"]), [round(b["tok_s"]), "tokens/s"],
+                        [round(b["step_ms"], 1), "ms"],
                         [round(b["floor_ms"], 1), "ms"], [round(b["roof_pct"]), "%"], b["recompute"],
                         f"{b['decoded_layers']} of {b['layers']}", gib(b["peak_bytes"]), gib(b["plan_bytes"]),
                         f"{b['step_ms_min']:.1f} to {b['step_ms_max']:.1f} ms"]
@@ -132,9 +133,9 @@ def step_ops_values(folder):
     b = load(folder, "20b") or {"ops": []}
     total = sum(o["us"] for o in b["ops"])
     for o in sorted(b["ops"], key=lambda o: -o["us"])[:12]:
-        yield f"step {STEPS[0][2]}", [f"{o['op']} {o['part'] or ''}".strip(), str(o["calls"]), [round(o["us"] / 1e3, 1), "ms"],
-                            [round(100 * o["us"] / total, 1), "%"], [round(o["tflops"]), "TFLOP/s"],
-                            [round(100 * o["floor_us"] / o["us"]), "%"]]
+        yield f"step {STEPS[0][2]}", [f"{o['op']} {o['part'] or ''}".strip(), str(o["calls"]),
+                            [round(o["us"] / 1e3, 1), "ms"], [round(100 * o["us"] / total, 1), "%"],
+                            [round(o["tflops"]), "TFLOP/s"], [round(100 * o["floor_us"] / o["us"]), "%"]]
 
 
 def lora_values(folder):

@@ -316,7 +316,7 @@ static void print_text(const struct bench *b)
     char peak[32], plan[32], calls[128];
     print_setup(b);
     if (!b->ops)
-        printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the floor's speed\n"
+        printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the roof\n"
                "floor %.1f ms, of it %.1f ms decoding 4-bit weights; %s\n"
                "peak memory %s%s (plan %s)\n",
                ms, (long long)b->n_step, b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / ms,

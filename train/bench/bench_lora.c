@@ -211,7 +211,7 @@ static void print_result(const struct result *r)
     print_split("gate_up", &r->up, r->r);
     print_split("down", &r->down, r->r);
     print_split("layer", &r->layer, r->r);
-    printf("      %.1f %% of the floor's speed; memory %s without LoRA, %s with, and %s of adapters\n",
+    printf("      %.1f %% of the roof; memory %s without LoRA, %s with, and %s of adapters\n",
            100 * r->floor_ms / r->layer.all, str_bytes(base, r->base_peak), str_bytes(peak, r->peak),
            str_bytes(adapters, r->adapters));
 }
