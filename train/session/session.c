@@ -36,7 +36,10 @@ static int take_output(struct training *t, struct err *err)
         (lock_take(&t->lock, dir, err) || archive_recover(dir, err) ||
          atomic_dir_sweep(dir, adapters, MT_LEN(adapters), true, err) || checkpoint_sweep(dir, err)))
         return -1;
-    if (training_is_first(t)) remove_unfinished(t);
+    if (training_is_first(t)) {
+        archive_links(dir);
+        remove_unfinished(t);
+    }
     comm_barrier(t->run.par.all);
     return 0;
 }
