@@ -370,7 +370,7 @@ struct tensor model_reference(struct model *m, int64_t n_tok)
 /* Passes that only compare losses have the cross-entropy, whatever is trained. */
 static const struct objective *of_pass(const struct model *m)
 {
-    return m->pass.distill ? m->objective : &objective_sft;
+    return m->pass.objective ? m->objective : &objective_sft;
 }
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass)

@@ -77,7 +77,7 @@ struct model_pass {
     double loss_scale;      /* multiplies dnll: 1 / labelled tokens of the optimizer step */
     double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key;   /* differs for every micro-batch */
-    bool distill;           /* the loss is that of struct distill, when there is a teacher; otherwise cross-entropy */
+    bool objective;         /* the loss is that of the model's objective; otherwise the cross-entropy */
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
@@ -87,7 +87,7 @@ struct model_pass {
 /* Sums over the micro-batches since model_clear. */
 struct model_tally {
     double nll;      /* sum over labelled tokens, natural log */
-    double kl;       /* sum over labelled tokens of the passes with pass.distill, without factors */
+    double kl;       /* sum over labelled tokens of the passes with pass.objective, without factors */
     double aux;      /* auxiliary losses, before coef; 0 when off */
     int64_t n_label; /* on this rank; after model_sum the other members are sums over all ranks */
     int64_t n_hit;
@@ -126,7 +126,7 @@ struct model {
     struct tensor dres;   /* [T, D], with N streams [T, N*D]: gradient of a layer's output in the backward pass */
     int64_t loss_mark;    /* what follows is released when the backward pass has read it */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
-    struct teacher kl;                            /* of a pass with pass.distill; else without tensors */
+    struct teacher kl;                            /* of a pass that distils; else without tensors */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts

@@ -132,7 +132,7 @@ static void first_step(struct run *r)
         labels += b[i].n_label;
     }
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) {
-        const struct model_pass pass = {.backward = true, .distill = true, .loss_scale = 1 / (double)labels};
+        const struct model_pass pass = {.backward = true, .objective = true, .loss_scale = 1 / (double)labels};
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
         batch_free(&b[i]);

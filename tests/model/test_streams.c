@@ -175,7 +175,7 @@ static void teacher_of_streams(void **state)
         if (zero) device_zero(&r.dev, m->adapters.opt.param);
         if (zero) adapters_refresh(&m->adapters, &r.dev);
         model_clear(m);
-        model_begin(m, &batch, &(struct model_pass){.loss_scale = 1, .distill = true});
+        model_begin(m, &batch, &(struct model_pass){.loss_scale = 1, .objective = true});
         model_fwd(m);
         model_loss(m);
         model_read(m, &tally[zero]);

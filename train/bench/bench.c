@@ -207,7 +207,7 @@ static int step(struct bench *b, double *loss, struct err *err)
                                     .aux_share = 1,
                                     .dropout_key = 1,
                                     .last = true,
-                                    .distill = m->distill.from != DISTILL_NONE};
+                                    .objective = true};
     struct model_tally sum;
     device_zero(m->dev, m->adapters.opt.grad);
     model_clear(m);

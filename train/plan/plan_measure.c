@@ -212,7 +212,7 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
 {
     struct model *m = &p->model;
     const struct model_pass pass = {
-        .backward = backward, .loss_scale = 1, .aux_share = 1, .distill = true, .unquantised = !quantised};
+        .backward = backward, .loss_scale = 1, .aux_share = 1, .objective = true, .unquantised = !quantised};
     plan_progress(p->q);
     p->dev.work = arena_measure("work");
     p->dev.flops = p->dev.floor_ms = 0;

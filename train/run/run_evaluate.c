@@ -51,7 +51,7 @@ static void run_empty(struct run *r, const struct model_pass *pass)
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
-    const struct model_pass pass = {.distill = true};
+    const struct model_pass pass = {.objective = true};
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
     struct comm *ranks = r->par.all;
     int64_t n = loader_epoch_batches(l, 0), n_label = 0;

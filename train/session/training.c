@@ -7,7 +7,7 @@ struct model_pass training_pass(const struct training *t, int64_t i, int64_t lab
 {
     const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
     return (struct model_pass){.backward = true,
-                               .distill = true,
+                               .objective = true,
                                .unquantised = t->run.model.qat.waiting,
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,

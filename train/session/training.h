@@ -40,7 +40,7 @@ struct training {
 
 /* The rank that prints and writes. */
 bool training_is_first(const struct training *t);
-/* Settings and passes of micro-batch i of the next step, which has this number of labels. */
+/* The pass of micro-batch i of the next step; labels: of the whole step. */
 struct model_pass training_pass(const struct training *t, int64_t i, int64_t labels);
 /* Whether a run in this state evaluates before its next step. */
 bool training_evaluation_due(const struct training *t, const struct train_state *state);
