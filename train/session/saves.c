@@ -6,11 +6,63 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/file/file.h"
 #include "train/adapter/peft.h"
 #include "train/report/report.h"
 #include "train/run/chat_file.h"
 #include "train/run/model_card.h"
 #include "train/state/best.h"
+#include "train/state/run_config.h"
+
+/* The end of metrics.jsonl at the checkpoint. An evaluation on other held-out data than this run's stays. */
+static struct metrics_end metrics_end_of(const struct training *t)
+{
+    const struct train_state *found = &t->from.state, *now = &t->state;
+    const bool again = !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step &&
+                       training_evaluation_due(t, now);
+    return (struct metrics_end){.step = found->step,
+                                .evaluated = found->eval_step == found->step && !again,
+                                .held_out = found->eval_hash,
+                                .complete = t->complete};
+}
+
+static int open_metrics(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    const struct metrics_end end = metrics_end_of(t), *from = t->from.found ? &end : NULL;
+    const int64_t first_step = from && (end.step || end.evaluated) ? end.step + 1 : 0;
+    if (metrics_open(&t->metrics, cfg->output.dir, from, err) ||
+        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
+        return -1;
+    metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
+                                                       .total_steps = t->schedule.total_steps,
+                                                       .run = cfg->output.dir,
+                                                       .model = cfg->model.path,
+                                                       .data = cfg->data.train,
+                                                       .eval_data = cfg->data.eval,
+                                                       .device = t->run.dev.name,
+                                                       .ranks = t->run.par.all->world});
+    return 0;
+}
+
+/* Where nothing is left to do the files are complete, unless a run to more steps was killed before its first
+ * checkpoint.
+ */
+int saves_open(struct training *t, struct err *err)
+{
+    const struct config *cfg = t->run.cfg;
+    if (!training_is_first(t)) return 0;
+    if (!(t->complete && run_config_is_of(cfg, &t->from)) && run_config_write(cfg, err)) return -1;
+    if (!t->complete || !file_exists(training_path(t, "metrics.jsonl").s)) return open_metrics(t, err);
+    const struct metrics_end end = metrics_end_of(t);
+    return metrics_cut(cfg->output.dir, &end, err);
+}
+
+void saves_close(struct training *t)
+{
+    struct err other;
+    if (metrics_close(&t->metrics, &other)) log_warn("%s", other.msg);
+}
 
 /* The model card, on the rank that writes it. */
 static char *card_of(const struct training *t)

@@ -6,6 +6,10 @@
 
 /* All ranks call these; the first one writes. */
 
+/* Opens the files that say what this run does: config.ini, metrics.jsonl. */
+int saves_open(struct training *t, struct err *err) MT_CHECK;
+void saves_close(struct training *t); /* after an error; a run that ends has closed them */
+
 /* The adapter in output.dir/name, with its model card and chat template. */
 int saves_adapter(struct training *t, const char *name, struct err *err) MT_CHECK;
 /* The adapter as best/. */

@@ -7,16 +7,15 @@
 
 #include "data/file/atomic_dir.h"
 #include "data/file/file.h"
-#include "train/adapter/adapter_dir.h"
 #include "train/config/epochs.h"
 #include "train/session/calibrate.h"
+#include "train/session/earlier.h"
 #include "train/session/inputs.h"
 #include "train/session/packing_check.h"
 #include "train/session/run_banner.h"
 #include "train/session/saves.h"
 #include "train/state/archive.h"
 #include "train/state/best.h"
-#include "train/state/run_config.h"
 
 /* ---- output.dir, and the checkpoint to continue from */
 
@@ -63,47 +62,6 @@ static int find_checkpoint(struct training *t, struct err *err)
 }
 
 static void close_checkpoint(struct training *t) { resume_free(&t->from); }
-
-/* Archives outputs of another run, so that they are not mixed with this run's: with train.resume = never, or that of a
- * checkpoint elsewhere, all; with auto those of a run that ended before its first checkpoint. */
-static int keep_earlier_run(const struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    const bool another = strcmp(cfg->train.resume, "auto") != 0;
-    if (!another && !file_is_dir(training_path(t, "adapter").s) && !file_is_dir(training_path(t, "best").s)) return 0;
-    return archive_run(cfg->output.dir, err);
-}
-
-/* The next evaluation writes best/ whatever its loss. */
-static void forget_best(struct train_state *s)
-{
-    s->best_loss = INFINITY;
-    s->best_step = s->n_worse = 0;
-    s->eval_step = s->eval_from = -1;
-}
-
-/* A run that continues from an earlier step leaves a best/ of a later one behind. Later checkpoints too, where
- * train.resume names the one to continue from: with auto they would be the newest. */
-static int leave_later(struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    struct best_found best = {.later = false};
-    if (training_is_first(t)) best_find(&best, cfg->output.dir, &t->from.state);
-    if (!t->complete && comm_host_max(t->run.par.all, best_is_lost(&best, &t->from.state)) > 0) {
-        forget_best(&t->state);
-        if (training_is_first(t))
-            log_info("the best adapter, of step %lld, is gone: the next evaluation writes best/ again",
-                     (long long)t->from.state.best_step);
-    }
-    t->saved_step = t->from.state.step;
-    t->saved_best = t->from.state.best_step;
-    const bool named = strcmp(cfg->train.resume, "auto") != 0;
-    if (!training_is_first(t)) return 0;
-    return best_restore(&best, cfg->output.dir, &t->from.state, named, err) ||
-                   checkpoint_prune(cfg->output.dir, t->from.state.step, cfg->output.keep, err)
-               ? -1
-               : 0;
-}
 
 /* ---- data and schedule */
 
@@ -157,106 +115,6 @@ static int open_schedule(struct training *t, struct err *err)
     return rc;
 }
 
-/* ---- files that say what this run does */
-
-/* The end of metrics.jsonl at the checkpoint. An evaluation on other held-out data than this run's stays. */
-static struct metrics_end metrics_end_of(const struct training *t)
-{
-    const struct train_state *found = &t->from.state, *now = &t->state;
-    const bool again = !t->complete && found->eval_hash == now->eval_hash && now->eval_step != found->step &&
-                       training_evaluation_due(t, now);
-    return (struct metrics_end){.step = found->step,
-                                .evaluated = found->eval_step == found->step && !again,
-                                .held_out = found->eval_hash,
-                                .complete = t->complete};
-}
-
-static int open_metrics(struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    const struct metrics_end end = metrics_end_of(t), *from = t->from.found ? &end : NULL;
-    const int64_t first_step = from && (end.step || end.evaluated) ? end.step + 1 : 0;
-    if (metrics_open(&t->metrics, cfg->output.dir, from, err) ||
-        (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
-        return -1;
-    metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
-                                                       .total_steps = t->schedule.total_steps,
-                                                       .run = cfg->output.dir,
-                                                       .model = cfg->model.path,
-                                                       .data = cfg->data.train,
-                                                       .eval_data = cfg->data.eval,
-                                                       .device = t->run.dev.name,
-                                                       .ranks = t->run.par.all->world});
-    return 0;
-}
-
-/* Opens the files that say what this run does. Where nothing is left to do they are complete, unless a run to more
- * steps was killed before its first checkpoint. */
-static int open_record(struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    if (!training_is_first(t)) return 0;
-    if (!(t->complete && run_config_is_of(cfg, &t->from)) && run_config_write(cfg, err)) return -1;
-    if (!t->complete || !file_exists(training_path(t, "metrics.jsonl").s)) return open_metrics(t, err);
-    const struct metrics_end end = metrics_end_of(t);
-    return metrics_cut(cfg->output.dir, &end, err);
-}
-
-/* After an error; a run that ends has closed them. */
-static void close_record(struct training *t)
-{
-    struct err other;
-    if (metrics_close(&t->metrics, &other)) log_warn("%s", other.msg);
-}
-
-/* ---- a run that is complete */
-
-/* Whether the checkpoint is the end of this run: no step or evaluation is left, and adapter/ is of this checkpoint. */
-static bool at_the_end(const struct training *t)
-{
-    const struct train_state *s = &t->from.state;
-    return t->from.found && (s->step >= t->schedule.total_steps || training_out_of_patience(t, s)) &&
-           (s->eval_hash == t->state.eval_hash || !t->run.eval.n_docs) && !training_evaluation_due(t, s) &&
-           checkpoint_is_saved(t->from.path, t->run.cfg->output.dir);
-}
-
-/* A run without a step to make has the learning rate and steps of its checkpoint, whatever the command says: with them
- * it trained. */
-static int take_settings(struct training *t, struct err *err)
-{
-    if (t->run.cfg == &t->settings) return 0;
-    t->settings = *t->run.cfg;
-    t->run.cfg = &t->settings;
-    return resume_take_settings(&t->from, &t->settings, err);
-}
-
-/* Sets t->complete when nothing is left to do; the files of the run then stay as they are. */
-static int check_complete(struct training *t, bool loaded, struct err *err)
-{
-    uint64_t fingerprint;
-    if (!(comm_host_min(t->run.par.all, at_the_end(t)) > 0)) return 0;
-    if (!loaded && (run_fingerprint(&t->run, &fingerprint, err) ||
-                    resume_check_model(&t->from, t->run.cfg, fingerprint, &t->run.base, &t->run.arch, err)))
-        return -1;
-    t->state = t->from.state;
-    t->complete = true;
-    if (take_settings(t, err) || (!t->from.elsewhere && leave_later(t, err)) || open_record(t, err)) return -1;
-    return training_is_first(t) && run_config_report_is_old(t->run.cfg) ? saves_report(t, err) : 0;
-}
-
-/* Before the model is loaded, the fingerprint of its weights is compared; that of a teacher's adapter needs the model.
- */
-static int check_complete_headers(struct training *t, struct err *err)
-{
-    const char *dir;
-    if (config_teacher(t->run.cfg, &dir) != TEACHER_ADAPTER && check_complete(t, false, err)) return -1;
-    if (training_is_first(t) && t->hook) t->hook->opened(t->hook->user, &t->run.arch, &t->run.st, t->complete);
-    const bool last = t->from.found && t->from.state.step >= t->schedule.total_steps;
-    return !t->complete && last ? take_settings(t, err) : 0;
-}
-
-static int check_complete_model(struct training *t, struct err *err) { return check_complete(t, true, err); }
-
 /* ---- model and adapters */
 
 static int set_optimizer(struct training *t, struct err *err)
@@ -272,44 +130,6 @@ static int set_optimizer(struct training *t, struct err *err)
     return 0;
 }
 
-/* Takes over the checkpoint's state, without fields that do not apply to this run. */
-static void take_state(struct training *t, const struct train_state *found)
-{
-    const struct train_state fresh = t->state;
-    t->state = *found;
-    t->state.total_steps = fresh.total_steps;
-    t->state.model_hash = fresh.model_hash;
-    if (found->eval_hash == fresh.eval_hash || !t->run.eval.n_docs) return;
-    t->state.eval_hash = fresh.eval_hash;
-    forget_best(&t->state);
-    log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
-             "step %lld, and the next evaluation writes best/ again",
-             (long long)t->state.step);
-}
-
-/* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
-static int restore(struct training *t, struct err *err)
-{
-    const struct config *cfg = t->run.cfg;
-    struct adapters *ad = &t->run.model.adapters;
-    struct train_state found;
-    t->state.model_hash = t->run.model.weights.fingerprint;
-    if (resume_check_model(&t->from, cfg, t->state.model_hash, &t->run.base, &t->run.arch, err)) return -1;
-    if (t->from.found) {
-        if (checkpoint_load(t->from.path, ad, &t->run.dev, &found, err)) return -1;
-        take_state(t, &found);
-        ad->step = found.step;
-        return 0;
-    }
-    if (!cfg->lora.init_from[0]) return 0;
-    char dir[MT_PATH];
-    if (adapter_dir_find(dir, "lora.init_from =", cfg->lora.init_from, err) || run_load_adapter(&t->run, ad, dir, err))
-        return -1;
-    ad->amax.known = ad->amax.calibrated = false; /* those of a run's start are of its first adapter */
-    ad->step = 0;
-    return 0;
-}
-
 /* All ranks must have the same state and adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
@@ -319,6 +139,7 @@ static int agree_on_start(struct training *t, struct err *err)
                    (uint64_t)t->state.step, err))
         return -1;
     adapters_broadcast(&t->run.model.adapters, &t->run.dev);
+    base_model_copy(&t->run.model.adapters.base, &t->run.base);
     return model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err) ? -1 : 0;
 }
 
@@ -352,15 +173,6 @@ static int measure_roofs(struct training *t, struct err *err)
 }
 
 static int open_model(struct training *t, struct err *err) { return run_open_model(&t->run, NULL, true, err); }
-
-/* What output.dir has of an earlier run, or of later steps of this one. */
-static int open_outputs(struct training *t, struct err *err)
-{
-    const bool same_run = t->from.found && !t->from.elsewhere;
-    base_model_copy(&t->run.model.adapters.base, &t->run.base);
-    if (same_run) return leave_later(t, err);
-    return training_is_first(t) ? keep_earlier_run(t, err) : 0;
-}
 
 static int print_banner(struct training *t, struct err *err)
 {
@@ -400,20 +212,20 @@ static const struct stage {
     {.open = find_checkpoint, .close = close_checkpoint},
     {.open = open_data},
     {.open = open_schedule},
-    {.open = check_complete_headers},
+    {.open = earlier_check_headers},
     {.open = open_prompts, .close = close_prompts},
     {.open = open_profile, .close = close_profile},
     {.open = measure_roofs},
     {.open = open_model},
     {.open = set_optimizer},
-    {.open = restore},
+    {.open = earlier_restore},
     {.open = agree_on_start},
-    {.open = check_complete_model},
-    {.open = open_outputs},
+    {.open = earlier_check_model},
+    {.open = earlier_leave},
     {.open = print_banner},
     {.open = check_packing},
     {.open = open_loader, .close = close_loader},
-    {.open = open_record, .close = close_record},
+    {.open = saves_open, .close = saves_close},
 };
 
 int session_open(struct training *t, const struct config *cfg, struct comm *all, const struct training_hook *hook,
