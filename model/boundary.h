@@ -1,7 +1,7 @@
 /* boundary.h - the inputs of the layers in pinned host memory. The forward pass copies each out, the backward pass
  * copies it back, both on separate streams while other layers compute. The device holds n_ring inputs: half of them, 3
  * to BOUNDARY_RING. A ring of 5 gives a copy more time than one of 3: it may have to wait for the longer copies of a
- * network and of experts (tests/RESULTS.md, "Memory against speed").
+ * network and of experts (tests/notebook/memory.md).
  *
  *   x of layer l is ring[l % n_ring]. The last n_ring of a forward pass stay there; the others, l < n_host, are in
  *   host[l].

@@ -130,8 +130,8 @@ static void one_choice(void **state)
 
 /* ---- products that decode on the way */
 
-/* Milliseconds of a step of 8 layers of gpt-oss-20b (tests/RESULTS.md) with 32 experts of 2880 x 8640 weights, whose
- * products have the floor of 820 TFLOP/s. */
+/* Milliseconds of a step of 8 layers of gpt-oss-20b (tests/notebook/decode.md) with 32 experts of 2880 x 8640 weights,
+ * whose products have the floor of 820 TFLOP/s. */
 static void times_are_as_measured(void **state)
 {
     (void)state;

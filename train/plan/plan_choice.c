@@ -231,7 +231,7 @@ static double forward_ms(const struct search *s, double ops_ms) { return s->full
 static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
 
 /* The ranks of a machine share its host memory, which moves the bytes of the CPU's update and those of all copies
- * beside it: 120e9 a second beside an H100, a thread 15e9 (tests/RESULTS.md, "AdamW on the CPU"). */
+ * beside it: 120e9 a second beside an H100, a thread 15e9 (tests/notebook/memory.md). */
 #define THREAD_BYTES (15e9 / 1.35)
 static double host_rate(const struct search *s) { return 120e9 / 1.35 / s->q->par->all->local_world; }
 
@@ -249,8 +249,8 @@ static double n_batch(const struct search *s)
 }
 
 /* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link:
- * on an H200 from 50 to 41 GB/s. A nominal forward pass takes 1.2 times that of an H200 (tests/RESULTS.md, "Memory
- * against speed"). The update is beside the first micro-batch of a step. */
+ * on an H200 from 50 to 41 GB/s. A nominal forward pass takes 1.2 times that of an H200
+ * (tests/notebook/memory.md). The update is beside the first micro-batch of a step. */
 static double waits_ms(const struct search *s, double ops_ms)
 {
     const bool experts = s->opt.expert_layers > 0;
@@ -361,7 +361,7 @@ static double group_room(const struct search *s)
 
 /* As many mixers and networks go to host memory as have room, first the kind that spares more time per byte, evenly
  * spaced. Beside packed experts, whose copies take longer than a layer, only of two layers in three: with mixers of all
- * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed").
+ * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/notebook/memory.md).
  * Returns their bytes. */
 static double spread(struct search *s, const struct place *p)
 {

@@ -13,7 +13,7 @@
  *
  * cuda_portable_product gives the roof of the portable kernels on Hopper, which do not use wgmma. cuBLASLt 13 still has
  * its kernels for Ampere there (cutlass_80_tensorop_bf16_s16816gemm). Their number of stages is configured; kernels
- * with wgmma choose it. Rates: tests/RESULTS.md, "A step of DeepSeek-V4-Flash". */
+ * with wgmma choose it. Rates: tests/notebook/deepseek_v4.md. */
 #include <cublasLt.h>
 #include <math.h>
 #include <string.h>
