@@ -1,4 +1,4 @@
-/* tensor.c - dtypes, views, sizes of packed weights, the arena. Sizes are int64 products that the readers of files have
+/* tensor.c - dtypes, views, the arena. Sizes are int64 products that the readers of files have
  * checked; here an overflow is a bug and stops the process. */
 #include "kernels/tensor.h"
 
@@ -108,81 +108,6 @@ int64_t tensor_count(struct tensor x)
 }
 
 int64_t tensor_bytes(struct tensor x) { return product(tensor_count(x), dtype_size(x.dtype)); }
-
-/* ---- frozen weights ---- */
-
-const char *weight_format_name(enum weight_format f)
-{
-    static const char *const names[] = {
-        [WF_NONE] = "none", [WF_F32] = "f32", [WF_BF16] = "bf16",   [WF_F16] = "f16", [WF_MXFP4] = "mxfp4",
-        [WF_NF4] = "nf4",   [WF_FP4] = "fp4", [WF_NVFP4] = "nvfp4", [WF_FP8] = "fp8"};
-    return names[f];
-}
-
-int64_t weight_scale_block(enum weight_format f) { return f == WF_MXFP4 ? 32 : f == WF_NVFP4 ? 16 : 0; }
-
-int64_t weight_blocks(const struct weight *w)
-{
-    if (w->format != WF_NF4 && w->format != WF_FP4) return 0;
-    return (product(w->n_out, w->n_in) + w->block - 1) / w->block;
-}
-
-int64_t weight_row_scales(const struct weight *w)
-{
-    return w->format == WF_NVFP4 ? 1 : w->format == WF_FP8 ? (w->n_in + w->block - 1) / w->block : 0;
-}
-
-int64_t weight_bytes(const struct weight *w)
-{
-    int64_t n = product(w->n_out, w->n_in); /* elements of an expert */
-    int64_t blocks = weight_blocks(w);
-    switch (w->format) {
-    case WF_NONE: return 0;
-    case WF_F32: return product(w->n_exp, product(n, 4));
-    case WF_BF16:
-    case WF_F16: return product(w->n_exp, product(n, 2));
-    case WF_MXFP4: return product(w->n_exp, n / 2 + n / 32);
-    case WF_NVFP4: return product(w->n_exp, n / 2 + n / 16 + w->n_out * 4);
-    case WF_FP8: return product(w->n_exp, n + product(w->n_out, weight_row_scales(w)) * 4);
-    case WF_NF4:
-    case WF_FP4: break;
-    }
-    int64_t tables = 16 * 4; /* code */
-    if (!w->scale) return product(w->n_exp, (n + 1) / 2 + blocks * 4) + tables;
-    tables += 256 * 4; /* nested_map */
-    return product(w->n_exp, (n + 1) / 2 + blocks + (blocks + 255) / 256 * 4 + 4) + tables;
-}
-
-/* Bytes of n values of one matrix, without scales. */
-static int64_t value_bytes(enum weight_format f, int64_t n)
-{
-    switch (f) {
-    case WF_NONE: return 0;
-    case WF_F32: return 4 * n;
-    case WF_BF16:
-    case WF_F16: return 2 * n;
-    case WF_FP8: return n;
-    case WF_MXFP4:
-    case WF_NVFP4:
-    case WF_NF4:
-    case WF_FP4: break;
-    }
-    return (n + 1) / 2;
-}
-
-struct weight weight_matrix(const struct weight *w, int64_t e)
-{
-    struct weight m = *w;
-    const int64_t n = w->n_out * w->n_in, step = weight_scale_block(w->format), blocks = step ? 0 : weight_blocks(w);
-    m.n_exp = 1;
-    if (w->data) m.data = (const char *)w->data + e * value_bytes(w->format, n);
-    if (w->scale) m.scale = w->scale + e * (step ? n / step : blocks);
-    if (w->absmax) m.absmax = w->absmax + e * blocks;
-    if (w->nested_absmax) m.nested_absmax = w->nested_absmax + e * ((blocks + 255) / 256);
-    if (w->nested_offset) m.nested_offset = w->nested_offset + e;
-    if (w->scale2) m.scale2 = w->scale2 + e * w->n_out * weight_row_scales(w);
-    return m;
-}
 
 /* ---- arena ---- */
 

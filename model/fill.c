@@ -176,9 +176,10 @@ static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, i
     return rc;
 }
 
-static int put_mxfp4_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
+/* A byte per block, as stored. */
+static int put_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
 {
-    const int64_t row = w->n_in / 32;
+    const int64_t row = w->n_in / weight_scale_block(w->format);
     char *scale = fill_alloc(f, w->n_exp * w->n_out * row);
     w->scale = (const uint8_t *)scale;
     for (int64_t i = 0, at = 0; i < n && !f->dev->dry_run; at += s[i++].n_out)
@@ -230,11 +231,11 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
     if (packed)
         snprintf(text, sizeof(f->w->experts), "%s, packed from %s", quantize_name(&f->quantizer.q),
                  stored ? stored : name);
-    else if (stored && held != WF_FP8)
+    else if (stored && weight_is_dense(held))
         snprintf(text, sizeof(f->w->experts), "%s, decoded from %s", name, stored);
     else
         snprintf(text, sizeof(f->w->experts), "%s%s%s", name, nested ? "-nested" : "",
-                 f->quantizer.q.format == WF_NONE || stored ? "" : ", as in the checkpoint");
+                 !f->quantizer.q.format || stored ? "" : ", as in the checkpoint");
 }
 
 /* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
@@ -242,7 +243,7 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
 static int wants_packing(struct fill *f, const struct source *s, enum role role)
 {
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
-    const bool stays = attention && role >= ROLE_NETWORK && s->format >= WF_MXFP4;
+    const bool stays = attention && role >= ROLE_NETWORK && weight_is_packed(s->format);
     const bool meant = (role >= ROLE_NETWORK && !stays) || (role == ROLE_ATTENTION && attention);
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
@@ -286,10 +287,9 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
         at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
     }
     if (s[0].block) return put_absmax(f, w, s, n);
-    return fp8                ? put_fp8_scales(f, w, s, n)
-           : held == WF_NVFP4 ? put_nvfp4(f, w, s, n)
-           : held == WF_MXFP4 ? put_mxfp4_scales(f, w, s, n)
-                              : 0;
+    if (fp8) return put_fp8_scales(f, w, s, n);
+    if (s[0].scale2) return put_nvfp4(f, w, s, n);
+    return weight_scale_block(held) ? put_scales(f, w, s, n) : 0;
 }
 
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)

@@ -41,7 +41,7 @@ int fp8_experts_open(struct fill *f, struct proj *proj)
 {
     const struct weight *w = &proj->w;
     struct fp8_layer *layer = &f->w->fp8[f->layer];
-    if (w->format != WF_MXFP4)
+    if (!format_of(w)->binary)
         return err_set(f->err,
                        "train.expert_dtype = fp8 needs experts in MXFP4, whose values are exact in FP8; those of layer "
                        "%lld are %s: set train.expert_dtype = bf16, or model.quantize = mxfp4 for a "

@@ -147,7 +147,7 @@ bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adap
 bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts)
 {
     const struct fakequant *w = &q->opt.weights;
-    return w->bits && w->kind == FQ_MXFP4 && !q->opt.all && experts == WF_MXFP4 &&
+    return w->bits && w->kind == FQ_MXFP4 && !q->opt.all && format_row(experts, false)->binary &&
            !(q->opt.merged && qat_is_adapted(q, a, ad));
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"
 #include "model/stored/published.h"
+#include "tests/packed.h"
 
 #define CASE     "parity/case_a"
 #define N_LAYER  2
@@ -275,7 +276,7 @@ static void put_4bit(struct draft *d, const char *name, const struct weight *w, 
 /* Packs n values as one matrix. Returns what they decode to. */
 static float *pack_nvfp4(uint8_t *nibbles, uint8_t *scales, float *scale2, bool divides, const float *x, int64_t n)
 {
-    assert_int_equal(quant_encode(WF_NVFP4, nibbles, scales, scale2, x, WF_F32, n, 1), 0);
+    assert_int_equal(packed_encode(WF_NVFP4, nibbles, scales, scale2, x, WF_F32, n, 1), 0);
     if (divides) *scale2 = 1 / *scale2;
     const struct weight w = {.format = WF_NVFP4,
                              .n_exp = 1,

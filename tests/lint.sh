@@ -287,6 +287,18 @@ check_ops() {
         paste -d : - -)
 }
 
+# ---- formats are rows of a table: who asks for one by name is below kernels/format/ or kernels/cuda/
+# Files whose subject is the layout of a format in files are excepted.
+check_formats() {
+    # shellcheck disable=SC2046
+    awk '
+    FILENAME ~ /^(tests|kernels\/(format|cuda))\// { nextfile }
+    FILENAME ~ /^(train\/(export|synth|bench)\/|model\/stored\/(source|finite)\.c$)/ { nextfile }
+    /([=!]=|[<>]=?) *WF_|WF_[A-Z0-9]+ *([=!]=|[<>])|case WF_/ {
+        printf "%s:%d: compares a format: a row of kernels/format/format.h has its properties\n", FILENAME, FNR
+    }' /dev/null $(list '*.c' '*.h')
+}
+
 # ---- every folder with sources has a README.md, whose tables name each file and no other; few files in a folder
 # A row may name x.h for x.c and x.h. Files of data (fixtures, the corpus of the fuzzer) are not sources.
 check_readmes() {
@@ -346,8 +358,9 @@ check_format() {
 }
 
 check() { # prints what is wrong in the current folder, sorted by place
-    { check_lines; check_sources; check_includes; check_circles; check_ops; check_readmes; check_format; } |
-        sort -t : -k 1,1 -k 2,2n
+    {
+        check_lines; check_sources; check_includes; check_circles; check_ops; check_formats; check_readmes; check_format
+    } | sort -t : -k 1,1 -k 2,2n
 }
 
 # ---- proof: a clean tree passes; one violation at a time is found where it is
@@ -439,6 +452,10 @@ prove() {
     expect kernels/ops/ops.h:7 "sub is not in the list"
     sed -i 's/op_add/op_sub/' "$tree/kernels/ops/ops.c"; expect kernels/ops/ops.h:5 "no wrapper op_add"
     sed -i 's/CPU(add)/CPU(sub)/' "$tree/kernels/cpu/add.c"; expect kernels/ops/ops.h:5 "no CPU(add)"
+    add data/a.c '/* a.c - a */\nint x = f == WF_NF4;'; expect data/a.c:2 "compares a format"
+    add data/a.c '/* a.c - a */\nint x = WF_NF4 <= f;'; expect data/a.c:2 "compares a format"
+    add data/a.c '/* a.c - a */\nint x = f >= WF_NF4;'; expect data/a.c:2 "compares a format"
+    add data/a.c '/* a.c - a */\n    case WF_NF4: break;'; expect data/a.c:2 "compares a format"
     rm "$tree/data/file/README.md"; expect data/file:1 "no README.md"
     rm "$tree/data/hub/hub_http.c"; expect data/hub/README.md:2 "no file hub_http.c"
     add data/file/more.c '/* more.c - m */'; expect data/file/README.md:1 "no row for more.c"

@@ -23,9 +23,9 @@ MUTATIONS = [
     ("kernels/cpu/attn.c", "    *l = *l * factor + sum;\n", "    *l = *l + sum;\n", "ops_attn"),
     ("kernels/cpu/moe.c", "real weight = gate.ndim ? real_row(gate, t)[j] : 1;",
      "real weight = 1;", "ops_moe:test_gradients"),
-    ("kernels/format/quant.c", "float outer = w->nested_absmax[e * ((n + 255) / 256) + block / 256];",
+    ("kernels/format/bnb.c", "float outer = w->nested_absmax[e * ((n + 255) / 256) + block / 256];",
      "float outer = w->nested_absmax[e * ((n + 255) / 256)];", "quant"),
-    ("kernels/format/quant.c", "return w->code[i & 1 ? byte & 15 : byte >> 4]",
+    ("kernels/format/bnb.c", "return w->code[i & 1 ? byte & 15 : byte >> 4]",
      "return w->code[i & 1 ? byte >> 4 : byte & 15]",
      "quant"),
     # ---- optim

@@ -9,6 +9,15 @@
 static void *bytes(int64_t n) { return make_empty(DT_U8, n, -1, -1).data; }
 static float *floats(int64_t n) { return make_empty(DT_F32, n, -1, -1).data; }
 
+int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
+                      enum weight_format dense, int64_t n, int n_threads)
+{
+    const struct weight w = {.format = dense, .n_exp = 1, .n_out = 1, .n_in = n, .data = x};
+    void *const plane[PLANES] = {
+        [PLANE_DATA] = nibbles, [PLANE_SCALE] = scales, [PLANE_ABSMAX] = absmax, [PLANE_SCALE2] = absmax};
+    return format_row(format, false)->encode(plane, &w, n_threads);
+}
+
 static void pack_mxfp4(struct weight *w, const float *x)
 {
     int64_t n = w->n_exp * w->n_out * w->n_in;
@@ -28,7 +37,7 @@ static void pack_nvfp4(struct weight *w, const float *x, bool divides)
         for (int64_t row = 0; row < w->n_out; row += third) {
             const int64_t n_row = MT_MIN(third, w->n_out - row), at = e * n + row * w->n_in;
             assert_int_equal(
-                quant_encode(WF_NVFP4, nibbles + at / 2, scales + at / 16, &g, x + at, WF_F32, n_row * w->n_in, 1), 0);
+                packed_encode(WF_NVFP4, nibbles + at / 2, scales + at / 16, &g, x + at, WF_F32, n_row * w->n_in, 1), 0);
             for (int64_t i = 0; i < n_row; i++) scale2[e * w->n_out + row + i] = divides ? 1 / g : g;
         }
     w->data = nibbles;

@@ -12,6 +12,10 @@ struct weight_packing {
     int64_t block;
     bool nested;
 };
+/* Packs n dense values as one row; planes that the format lacks may be NULL. NVFP4: scale2 in *absmax. Returns how many
+ * values are not finite. */
+int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
+                      enum weight_format dense, int64_t n, int n_threads);
 /* The values of make_random, encoded in that format; valid until op_check_end. */
 struct weight make_packed(struct weight_packing p, uint64_t stream, double amplitude, int64_t n_exp, int64_t n_out,
                           int64_t n_in);

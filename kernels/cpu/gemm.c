@@ -34,7 +34,7 @@ static const real *weight_part(const struct weight *w, int64_t row, int64_t n_ro
                                real *buf, int64_t *ld)
 {
 #ifndef MT_F64
-    if (w->format == WF_F32) {
+    if (format_of(w) == &format_f32) {
         *ld = w->n_in;
         return (const real *)w->data + row * w->n_in + col;
     }

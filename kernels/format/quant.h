@@ -1,9 +1,9 @@
-/* quant.h - the 4-bit formats and FP8, element by element, on the host. quant_value defines them: tests compare the
- * decoders of the backends with it. Quantising at load and tests use these encoders. */
+/* quant.h - weights of any format on the host: values, decoding, packing; and the encoders of each format. quant_value
+ * defines the formats: tests compare the decoders of the backends with it. */
 #ifndef MT_QUANT_H
 #define MT_QUANT_H
 
-#include "kernels/tensor.h"
+#include "kernels/format/format.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -30,12 +30,12 @@ int64_t quant_mxfp4_encode(uint8_t *nibbles, uint8_t *scales, const float *x, in
  * to zeros. */
 int64_t quant_bnb_encode(enum weight_format format, uint8_t *nibbles, float *absmax, const float *x, int64_t n,
                          int64_t block);
-/* Encodes a dense x, WF_F32, WF_BF16 or WF_F16, in any format (NF4 and FP4 with blocks of 64), with n_threads threads
- * on pieces of whole blocks; the bytes do not depend on n_threads. MXFP4 fills scales, NF4 and FP4 absmax. NVFP4 takes
- * x as one matrix: it fills scales, and *absmax with the global scale, a factor (kernels/format/fakequant.h has the
- * rule). */
-int64_t quant_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scales, float *absmax, const void *x,
-                     enum weight_format dense, int64_t n, int n_threads);
+/* Packs a dense matrix, WF_F32, WF_BF16 or WF_F16, with n_threads threads on pieces of whole blocks; the bytes do not
+ * depend on n_threads. pack gets n values that begin at element `at`. */
+typedef int64_t quant_piece_fn(void *const plane[PLANES], int64_t at, const float *x, int64_t n);
+int64_t quant_pieces(quant_piece_fn *pack, void *const plane[PLANES], const struct weight *dense, int n_threads);
+float quant_dense_absmax(const struct weight *dense, int n_threads); /* the largest finite magnitude */
+enum { QUANT_BLOCK = 64 };                                           /* of NF4 as model.quantize packs it */
 /* Elements [first, first + n) of expert e's flat matrix, with the values of quant_value. */
 void quant_decode(float *out, const struct weight *w, int64_t e, int64_t first, int64_t n, int n_threads);
 void quant_fp8_values(float value[256]); /* of every FP8 byte */

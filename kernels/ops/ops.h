@@ -13,6 +13,7 @@
 
 #include "kernels/device.h"
 #include "kernels/format/fakequant.h"
+#include "kernels/format/format.h"
 
 #ifdef __cplusplus
 extern "C" {

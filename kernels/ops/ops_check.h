@@ -39,7 +39,7 @@ static inline void want(const char *op, const char *name, struct tensor x, enum 
 
 static inline void want_weight(const char *op, const struct weight *w, int64_t n_exp, int64_t n_out, int64_t n_in)
 {
-    MT_REQUIRE(w->format != WF_NONE && w->n_exp == n_exp && w->n_out == n_out && w->n_in == n_in,
+    MT_REQUIRE(w->format && w->n_exp == n_exp && w->n_out == n_out && w->n_in == n_in,
                "%s: the weight is %s [%lld, %lld, %lld], must be [%lld, %lld, %lld]", op, weight_format_name(w->format),
                (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in, (long long)n_exp, (long long)n_out,
                (long long)n_in);
@@ -60,7 +60,7 @@ static inline void moves_weight(struct device *dev, const struct weight *w, int6
 {
     const double share = MT_MIN(1, (double)n_row / (double)w->n_exp), stored = share * (double)weight_bytes(w);
     const double decoded = 2 * share * (double)w->n_exp * (double)w->n_out * (double)w->n_in;
-    const bool packed = w->format >= WF_MXFP4;
+    const bool packed = weight_is_packed(w->format);
     dev->op.bytes += packed ? decoded : stored;
     if (packed) dev->op.decode += stored + decoded;
 }

@@ -183,7 +183,7 @@ void op_tail_rope_bwd(struct device *dev, struct tensor dx, struct tensor dy, st
 
 static void want_groups(struct device *dev, struct tensor y, struct tensor x, const struct weight *w)
 {
-    MT_REQUIRE(w->format != WF_NONE && w->n_exp > 0 && w->n_out > 0 && w->n_in > 0, "%lld groups of [%lld, %lld]",
+    MT_REQUIRE(w->format && w->n_exp > 0 && w->n_out > 0 && w->n_in > 0, "%lld groups of [%lld, %lld]",
                (long long)w->n_exp, (long long)w->n_out, (long long)w->n_in);
     WANT(y, dev->act_dtype, x.shape[0], w->n_exp * w->n_out);
     WANT(x, dev->act_dtype, x.shape[0], w->n_exp * w->n_in);

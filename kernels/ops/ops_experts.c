@@ -114,7 +114,7 @@ static void want_fp8(const struct proj *p)
 {
     if (!p->fp8.step.ndim) return;
     WANT(p->fp8.step, DT_F32, p->w.n_exp);
-    MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits && (!p->fp8.pair || p->w.format == WF_BF16),
+    MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits && (!p->fp8.pair || format_of(&p->w) == &format_bf16),
                "FP8 products of %s, or of fake-quantised experts", weight_format_name(p->w.format));
 }
 

@@ -8,7 +8,7 @@ void op_decode(struct device *dev, struct tensor y, const struct proj *proj, str
     const struct weight *w = &proj->w;
     WANT(y, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, w->n_exp, w->n_out, w->n_in);
     WANT_OPT(offs, DT_I32, w->n_exp + 1);
-    MT_REQUIRE(w->format != WF_NONE && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
+    MT_REQUIRE(w->format && contiguous(y), "decoding %s into rows %lld apart", weight_format_name(w->format),
                (long long)y.ld);
     want_quant(dev, proj);
     dev->op.bytes += (double)weight_bytes(w);
@@ -19,7 +19,7 @@ void op_decode(struct device *dev, struct tensor y, const struct proj *proj, str
 void op_mx_range(struct device *dev, struct tensor range, const struct weight *w)
 {
     WANT(range, DT_I32, w->n_exp, 2);
-    MT_REQUIRE(w->format == WF_MXFP4, "the exponents of %s", weight_format_name(w->format));
+    MT_REQUIRE(format_of(w)->binary, "the exponents of %s", weight_format_name(w->format));
     dev->op.bytes += (double)weight_bytes(w);
     RUN(w->n_out, mx_range, range, w);
 }
@@ -28,7 +28,7 @@ void op_expert_codes(struct device *dev, struct tensor y, const struct weight *w
 {
     WANT(y, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
     WANT(step, DT_F32, w->n_exp);
-    MT_REQUIRE(w->format == WF_MXFP4 && contiguous(y), "e4m3 codes of %s", weight_format_name(w->format));
+    MT_REQUIRE(format_of(w)->binary && contiguous(y), "e4m3 codes of %s", weight_format_name(w->format));
     dev->op.bytes += (double)weight_bytes(w);
     MOVES(dev, y);
     RUN(w->n_out, expert_codes, y, w, step);

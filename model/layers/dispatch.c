@@ -211,7 +211,7 @@ static struct proj decode(const struct pipeline *t, const struct proj *packed)
     struct proj decoded = *packed;
     struct device *dev = t->b->dev;
     struct weight bf16 = {.format = WF_BF16, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in};
-    const bool as_stored = w->format == WF_BF16 && !packed->quant.format.bits;
+    const bool as_stored = w->format == bf16.format && !packed->quant.format.bits;
     const bool few = t->s->moe.layout->n_chunk == 1 || capacity(t->b) < w->n_exp;
     if (as_stored || !dev->ops->own_memory || dev->expert_group || few) return *packed;
     if (ops_reads_packed(dev, packed, capacity(t->b))) return *packed;

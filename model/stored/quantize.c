@@ -1,10 +1,10 @@
 /* quantize.c - packs dense matrices in 4 bits, one expert at a time; reads and writes the cache file.
  *
- * A packed weight is up to four arrays; each expert has an equal part of every array. The cache is a safetensors file
- * with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the weight), a checksum
- * per weight (NAME.sum), the sums of the bytes that it was made from (NAME.source, which base_model.h adds up as if
- * they were read), and one KEY that identifies the checkpoint. A cache with another KEY is not used. Weights with a
- * wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
+ * A packed weight is a few arrays, the planes of its format; each expert has an equal part of every array. The cache is
+ * a safetensors file with these arrays (NAME.data, NAME.scale, ..., where NAME is the checkpoint's first tensor of the
+ * weight), a checksum per weight (NAME.sum), the sums of the bytes that it was made from (NAME.source, which
+ * base_model.h adds up as if they were read), and one KEY that identifies the checkpoint. A cache with another KEY is
+ * not used. Weights with a wrong checksum are encoded again from the checkpoint, and the file is rewritten. */
 #include "model/stored/quantize.h"
 
 #include <stdio.h>
@@ -15,10 +15,11 @@
 
 #define VERSION "moetrain packed weights 1" /* changes with the encoders' output */
 #define KEY     "moetrain.key.2"            /* changes with the cache's layout */
-enum { BLOCK = 64, N_PART = 4, LOG_MS = 10000 };
+enum { LOG_MS = 10000 };
 
 /* One array of a packed weight. */
 struct part {
+    int plane;
     const char *suffix;
     enum dtype dtype;
     int64_t count, bytes; /* per expert */
@@ -29,7 +30,7 @@ struct part {
 
 struct packed {
     char *name;
-    struct part part[N_PART];
+    struct part part[PLANES];
     int n_part;
     int64_t n_exp;
     uint64_t sum;
@@ -37,68 +38,57 @@ struct packed {
     hash_sum *source; /* [n_source] sums of the bytes of each matrix in the checkpoint */
 };
 
-const char *quantize_name(const struct quantize *q)
-{
-    return q->format == WF_NF4 && q->nested ? "nf4-nested" : weight_format_name(q->format);
-}
+static const struct format *row_of(const struct quantize *q) { return format_row(q->format, q->nested); }
+
+const char *quantize_name(const struct quantize *q) { return row_of(q)->name; }
 
 uint64_t quantize_key(const struct quantize *q, uint64_t seed)
 {
     char text[128];
-    if (q->format == WF_NONE) return seed;
+    if (!q->format) return seed;
     snprintf(text, sizeof(text), VERSION " %s %d", quantize_name(q), q->attention);
     return rng_key(seed, text);
 }
 
-static int list_parts(const struct quantize *q, const struct weight *w, struct part p[N_PART])
+static int list_parts(const struct format *f, const struct weight *w, struct part p[PLANES])
 {
-    const int64_t n = w->n_out * w->n_in, blocks = n / BLOCK;
     int n_part = 0;
-    p[n_part++] = (struct part){.suffix = ".data", .dtype = DT_U8, .count = n / 2};
-    if (weight_scale_block(q->format))
-        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = n / weight_scale_block(q->format)};
-    if (q->format == WF_NVFP4) p[n_part++] = (struct part){.suffix = ".scale2", .dtype = DT_F32, .count = w->n_out};
-    if (q->format == WF_NF4 && !q->nested)
-        p[n_part++] = (struct part){.suffix = ".absmax", .dtype = DT_F32, .count = blocks};
-    if (q->format == WF_NF4 && q->nested) {
-        p[n_part++] = (struct part){.suffix = ".scale", .dtype = DT_U8, .count = blocks};
-        p[n_part++] = (struct part){.suffix = ".nested_absmax", .dtype = DT_F32, .count = (blocks + 255) / 256};
-        p[n_part++] = (struct part){.suffix = ".nested_offset", .dtype = DT_F32, .count = 1};
+    for (int i = 0; i < PLANES; i++) {
+        if (!f->plane[i].suffix) continue;
+        struct part *to = &p[n_part++];
+        *to = (struct part){.plane = i, .suffix = f->plane[i].suffix, .bytes = format_plane_bytes(f, w, i)};
+        to->dtype = f->plane[i].bits == 32 ? DT_F32 : DT_U8;
+        to->count = to->bytes / dtype_size(to->dtype);
     }
-    for (int i = 0; i < n_part; i++) p[i].bytes = p[i].count * dtype_size(p[i].dtype);
     return n_part;
 }
 
 static bool is_permanent(const struct quantizer *z) { return z->arena != &z->dev->work; }
 
-/* Allocates the parts and, with NF4, its tables; sets the weight's pointers. */
+/* The tables that all matrices of the stack share. */
+static void put_tables(struct quantizer *z, struct weight *w, const struct format *f)
+{
+    void *host[PLANES] = {0};
+    for (int i = 0; i < PLANES; i++) {
+        if (f->plane[i].unit != SHARED) continue;
+        w->plane[i] = arena_push(z->arena, format_plane_bytes(f, w, i));
+        host[i] = mem_alloc(format_plane_bytes(f, w, i));
+    }
+    f->tables(host);
+    for (int i = 0; i < PLANES; i++) {
+        if (host[i]) device_upload(z->dev, (void *)(uintptr_t)w->plane[i], host[i], format_plane_bytes(f, w, i));
+        mem_free(host[i]);
+    }
+}
+
+/* Allocates the parts and the tables; sets the weight's planes. */
 static void alloc_parts(struct quantizer *z, struct weight *w, struct part *p, int n_part)
 {
-    struct arena *a = z->arena;
-    float map[256];
+    const struct format *f = row_of(&z->q);
     w->format = z->q.format;
-    for (int i = 0; i < n_part; i++) p[i].src = p[i].dst = arena_push(a, w->n_exp * p[i].bytes);
-    w->data = p[0].dst;
-    if (weight_scale_block(w->format)) {
-        w->scale = (const uint8_t *)p[1].dst;
-        if (w->format == WF_NVFP4) w->scale2 = (const float *)(void *)p[2].dst;
-        return;
-    }
-    float *code = arena_push(a, sizeof(quant_nf4_code));
-    device_upload(z->dev, code, quant_nf4_code, sizeof(quant_nf4_code));
-    w->code = code;
-    w->block = BLOCK;
-    if (!z->q.nested) {
-        w->absmax = (const float *)(void *)p[1].dst;
-        return;
-    }
-    float *nested_map = arena_push(a, sizeof(map));
-    quant_dynamic_map(map);
-    device_upload(z->dev, nested_map, map, sizeof(map));
-    w->scale = (const uint8_t *)p[1].dst;
-    w->nested_absmax = (const float *)(void *)p[2].dst;
-    w->nested_offset = (const float *)(void *)p[3].dst;
-    w->nested_map = nested_map;
+    for (int i = 0; i < n_part; i++)
+        w->plane[p[i].plane] = p[i].src = p[i].dst = arena_push(z->arena, w->n_exp * p[i].bytes);
+    if (f->tables) put_tables(z, w, f);
 }
 
 static uint64_t sum_sources(const struct packed *k)
@@ -107,7 +97,7 @@ static uint64_t sum_sources(const struct packed *k)
 }
 
 /* Uploads the parts of expert e; returns the checksum so far. */
-static uint64_t upload_parts(struct quantizer *z, const struct packed *k, int64_t e, const char *const src[N_PART],
+static uint64_t upload_parts(struct quantizer *z, const struct packed *k, int64_t e, const char *const src[PLANES],
                              uint64_t sum)
 {
     for (int i = 0; i < k->n_part; i++) {
@@ -150,7 +140,7 @@ static void open_cache(struct quantizer *z)
 static bool read_cached(struct quantizer *z, struct packed *k, const struct source *s)
 {
     const int64_t sums = k->n_source * (int64_t)sizeof(*k->source);
-    const struct st_tensor *t[N_PART], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
+    const struct st_tensor *t[PLANES], *stored = cached(z, k->name, ".sum", DT_I64, sizeof(k->sum));
     const struct st_tensor *source = cached(z, k->name, ".source", DT_I64, sums);
     uint64_t want = 0;
     bool good = stored && source;
@@ -159,7 +149,7 @@ static bool read_cached(struct quantizer *z, struct packed *k, const struct sour
         good = t[i] != NULL;
     }
     for (int64_t e = 0; e < k->n_exp && good; e++) {
-        const char *src[N_PART];
+        const char *src[PLANES] = {0};
         for (int i = 0; i < k->n_part; i++) src[i] = (const char *)t[i]->data + e * k->part[i].bytes;
         k->sum = upload_parts(z, k, e, src, k->sum);
         for (int i = 0; i < k->n_part; i++) source_drop(&z->cache, t[i], e * k->part[i].bytes, k->part[i].bytes);
@@ -190,41 +180,18 @@ static void log_progress(struct quantizer *z, double done)
     log_info("quantising to %s: %.0f%%, left %s", quantize_name(&z->q), 100 * done, str_seconds(text, left));
 }
 
-/* Packs one dense expert in host memory; returns the number of values that are not finite. */
-static int64_t encode(const struct quantizer *z, const struct packed *k, char *const out[N_PART], float *absmax,
-                      const char *dense, enum weight_format format)
+static int encode_all(struct quantizer *z, struct packed *k, const struct weight *w, const struct source *s,
+                      struct err *err)
 {
-    const int64_t n = 2 * k->part[0].count;
-    uint8_t *nibbles = (uint8_t *)out[0];
-    if (z->q.format == WF_MXFP4)
-        return quant_encode(WF_MXFP4, nibbles, (uint8_t *)out[1], NULL, dense, format, n, z->dev->n_threads);
-    if (z->q.format == WF_NVFP4) { /* one global scale for the expert's matrix, written to each row */
-        float *rows = (float *)(void *)out[2];
-        const int64_t bad =
-            quant_encode(WF_NVFP4, nibbles, (uint8_t *)out[1], rows, dense, format, n, z->dev->n_threads);
-        for (int64_t r = 1; r < k->part[2].count; r++) rows[r] = rows[0];
-        return bad;
-    }
-    const int64_t bad = quant_encode(WF_NF4, nibbles, NULL, absmax, dense, format, n, z->dev->n_threads);
-    if (z->q.nested) {
-        float map[256];
-        quant_dynamic_map(map);
-        quant_nested_encode((uint8_t *)out[1], (float *)(void *)out[2], (float *)(void *)out[3], absmax, n / BLOCK,
-                            map);
-    } else
-        memcpy(out[1], absmax, (size_t)k->part[1].bytes);
-    return bad;
-}
-
-static int encode_all(struct quantizer *z, struct packed *k, const struct source *s, struct err *err)
-{
-    const int64_t n_row_block = k->n_source / k->n_exp, values = 2 * k->part[0].count;
-    char *dense = mem_array(values, s->format == WF_F32 ? 4 : 2), *out[N_PART] = {0};
-    float *absmax = mem_array(values / BLOCK + 1, sizeof(float));
+    const int64_t n_row_block = k->n_source / k->n_exp;
+    struct weight dense = {.format = s->format, .n_exp = 1, .n_out = w->n_out, .n_in = w->n_in};
+    char *values = mem_alloc(weight_bytes(&dense)), *out[PLANES] = {0};
+    void *plane[PLANES] = {0};
     int rc = 0;
+    dense.data = values;
     for (int i = 0; i < k->n_part; i++) {
         struct part *p = &k->part[i];
-        out[i] = mem_alloc(p->bytes);
+        plane[p->plane] = out[i] = mem_alloc(p->bytes);
         if (z->q.cache && !is_permanent(z)) p->src = p->copy = mem_array(k->n_exp, p->bytes);
     }
     k->sum = 0;
@@ -233,36 +200,35 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct source
         for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++])) {
             k->source[e * n_row_block + i] = checkpoint_hash(z->ck, of[i].data, 0, of[i].data->bytes);
             rc = finite_check_data(z->ck->st, &of[i], err) || finite_check_scaled(z->ck->st, &of[i], err) ||
-                 source_copy(&of[i], dense + at, z->dev->n_threads, err);
+                 source_copy(&of[i], values + at, z->dev->n_threads, err);
             source_drop(z->ck->st, of[i].data, 0, of[i].data->bytes);
         }
         if (rc) break;
-        const int64_t bad = encode(z, k, out, absmax, dense, s->format);
+        const int64_t bad = row_of(&z->q)->encode(plane, &dense, z->dev->n_threads);
         MT_REQUIRE(!bad, "%lld values of %s are not finite", (long long)bad, of->data->name);
         k->sum = upload_parts(z, k, e, (const char *const *)out, k->sum);
     }
     k->sum = rng_u64(k->sum, sum_sources(k));
     z->n_encoded++;
     for (int i = 0; i < k->n_part; i++) mem_free(out[i]);
-    mem_free(absmax);
-    mem_free(dense);
+    mem_free(values);
     return rc;
 }
 
 static int check_blocks(const struct quantizer *z, const struct weight *w, const char *name, struct err *err)
 {
     const long long out = w->n_out, in = w->n_in;
-    const long long block = weight_scale_block(z->q.format);
+    const long long block = row_of(&z->q)->block;
     if (block && in % block)
         return err_set(err,
                        "tensor %s cannot be packed: model.quantize = %s takes blocks of %lld inputs, which do not "
                        "divide its %lld (a matrix of %lld x %lld); choose nf4 or none",
                        name, quantize_name(&z->q), block, in, out, in);
-    if (z->q.format == WF_NF4 && w->n_out * w->n_in % BLOCK)
+    if (!block && w->n_out * w->n_in % QUANT_BLOCK)
         return err_set(err,
                        "tensor %s cannot be packed: model.quantize = %s takes blocks of %d values, which do not divide "
                        "a matrix of %lld x %lld; choose none",
-                       name, quantize_name(&z->q), BLOCK, out, in);
+                       name, quantize_name(&z->q), QUANT_BLOCK, out, in);
     return 0;
 }
 
@@ -281,7 +247,8 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
 {
     struct packed k = {.n_exp = w->n_exp, .n_source = n};
     if (check_blocks(z, w, safetensors_stored(s->data), err)) return -1;
-    k.n_part = list_parts(&z->q, w, k.part);
+    if (!row_of(&z->q)->block) w->block = QUANT_BLOCK;
+    k.n_part = list_parts(row_of(&z->q), w, k.part);
     alloc_parts(z, w, k.part, k.n_part);
     if (z->dev->dry_run) return 0;
     log_progress(z, done);
@@ -289,7 +256,7 @@ int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *
     k.name = mem_strdup(s->data->name);
     k.source = mem_array(n, sizeof(*k.source));
     const bool read = z->cache.n_shards && read_cached(z, &k, s);
-    const int rc = read ? 0 : encode_all(z, &k, s, err);
+    const int rc = read ? 0 : encode_all(z, &k, w, s, err);
     z->packed = mem_grow(z->packed, z->n_packed, z->n_packed + 1, sizeof(*z->packed));
     z->packed[z->n_packed++] = k;
     return rc;
@@ -302,7 +269,7 @@ void quantizer_open(struct quantizer *z, const struct quantize *q, struct device
     *z = (struct quantizer){
         .dev = dev, .arena = &dev->weights, .ck = ck, .start_ms = clock_ms(), .logged_ms = clock_ms()};
     if (q) z->q = *q;
-    if (!z->q.cache || z->q.format == WF_NONE || dev->dry_run) return;
+    if (!z->q.cache || !z->q.format || dev->dry_run) return;
     z->key = quantize_key(&z->q, safetensors_fingerprint(ck->st));
     if (file_exists(z->q.cache)) open_cache(z);
 }
@@ -310,13 +277,13 @@ void quantizer_open(struct quantizer *z, const struct quantize *q, struct device
 int quantizer_wants(const struct quantizer *z, enum weight_format format, bool nested, const char *name,
                     struct err *err)
 {
-    const bool dense = format == WF_F32 || format == WF_BF16 || format == WF_F16;
-    if (dense || z->q.format == WF_NONE) return dense && z->q.format != WF_NONE;
+    const bool dense = weight_is_dense(format);
+    if (dense || !z->q.format) return dense && z->q.format;
     if (format == z->q.format && nested == z->q.nested) return 0;
     return err_set(err,
-                   "tensor %s is packed in the checkpoint as %s%s, but model.quantize = %s: set model.quantize = none "
+                   "tensor %s is packed in the checkpoint as %s, but model.quantize = %s: set model.quantize = none "
                    "to keep its format, model.quantize_attention to pack attention alone, or use a bf16 checkpoint",
-                   name, weight_format_name(format), nested ? "-nested" : "", quantize_name(&z->q));
+                   name, format_row(format, nested)->name, quantize_name(&z->q));
 }
 
 /* Writes the bytes of an entry, from the device or from host memory. */
@@ -360,7 +327,7 @@ static int write_cache(struct quantizer *z, struct err *err)
     int64_t n = 0, size;
     char *head = NULL;
     if (make_folder(z->q.cache, err)) return -1;
-    struct st_entry *entries = mem_array(1 + z->n_packed * (N_PART + 2), sizeof(*entries));
+    struct st_entry *entries = mem_array(1 + z->n_packed * (PLANES + 2), sizeof(*entries));
     struct file_writer out;
     add_entry(&entries[n++], KEY, "", DT_I64, 1, &z->key);
     for (int64_t i = 0; i < z->n_packed; i++) {
@@ -398,7 +365,7 @@ void quantizer_moved(struct quantizer *z, const char *from, int64_t bytes, const
 void quantizer_finish(struct quantizer *z)
 {
     struct err why;
-    if (z->q.format == WF_NONE || z->dev->dry_run) return;
+    if (!z->q.format || z->dev->dry_run) return;
     if (!z->n_packed) {
         log_info("model.quantize: nothing to pack, the checkpoint is already packed in this format");
         return;

@@ -153,7 +153,7 @@ int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int n
                             struct err *err)
 {
     const struct st_tensor *t = safetensors_find(ck->st, name);
-    if (!t || source_dense_format(t->dtype) != WF_NONE) return 0;
+    if (!t || source_dense_format(t->dtype)) return 0;
     return format_error(t,
                         ndim == 2 ? "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or I8,"
                                   : "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8,",
@@ -165,7 +165,7 @@ const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name,
 {
     const struct st_tensor *t = find_data(ck, name, err);
     if (!t) return NULL;
-    bool fits = is_u8 ? t->dtype == DT_U8 : source_dense_format(t->dtype) != WF_NONE;
+    bool fits = is_u8 ? t->dtype == DT_U8 : source_dense_format(t->dtype);
     fits = fits && t->ndim == ndim;
     for (int i = 0; fits && i < ndim; i++) fits = t->shape[i] == shape[i];
     if (fits) return t;
@@ -483,7 +483,7 @@ static const struct st_tensor *find_beside(struct checkpoint *ck, const char *na
 /* A float scale for the whole matrix: [] or [1]. */
 static bool is_scalar(const struct st_tensor *t)
 {
-    return source_dense_format(t->dtype) != WF_NONE && t->bytes == dtype_size(t->dtype);
+    return source_dense_format(t->dtype) && t->bytes == dtype_size(t->dtype);
 }
 
 static int unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
@@ -532,7 +532,7 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
             safetensors_stored(data), (long long)bits, (long long)bits, FORMATS_READ);
     if (in % 8 || !has_shape(data, out, in / 8))
         return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
-    if (source_dense_format(scale->dtype) == WF_NONE) return unsupported(data, scale, err);
+    if (!source_dense_format(scale->dtype)) return unsupported(data, scale, err);
     if (n_group < 1 || in % n_group || in / n_group % 2 || !has_shape(scale, out, n_group))
         return format_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)}, err);
     find_beside(ck, name, "_shape"); /* read: the sizes follow from config.json */
@@ -592,7 +592,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     if (!s->data) return -1;
     if (!has_shape(s->data, out, in)) return shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
     if (!t) return no_scales(ck, s->data, name, err);
-    if (source_dense_format(t->dtype) == WF_NONE && !is_e8m0(t)) return unsupported(s->data, t, err);
+    if (!source_dense_format(t->dtype) && !is_e8m0(t)) return unsupported(s->data, t, err);
     s->format = WF_BF16;
     s->scale = t;
     const bool per_row = t->ndim == 1 ? t->shape[0] == out : has_shape(t, out, 1);
@@ -657,7 +657,7 @@ static int find_fp8_stack(struct source *s, struct checkpoint *ck, const char *n
     s->data = find_data(ck, name, err);
     if (!s->data) return -1;
     if (!t) return err_set(err, "tensor %s is FP8, but %s_scale_inv is not in the checkpoint", name, name);
-    if (s->transposed || source_dense_format(t->dtype) == WF_NONE) return unsupported(s->data, t, err);
+    if (s->transposed || !source_dense_format(t->dtype)) return unsupported(s->data, t, err);
     if (!has_shape_3d(s->data, shape)) return shape_error(s->data, "F8_E4M3", 3, shape, err);
     const bool each = t->bytes == n_exp * dtype_size(t->dtype) && t->ndim > 0 && t->shape[0] == n_exp;
     if (!has_shape_3d(t, blocks) && !each && !is_scalar(t))

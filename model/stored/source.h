@@ -3,6 +3,7 @@
 #define MT_SOURCE_H
 
 #include "data/safetensors.h"
+#include "kernels/format/format.h"
 #include "model/arch/arch.h"
 #include "model/stored/base_model.h"
 

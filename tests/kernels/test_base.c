@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/format/format.h"
 #include "kernels/hash.h"
 #include "kernels/tensor.h"
 

@@ -324,8 +324,8 @@ static void test_nvfp4_encode(void **state)
     for (int64_t i = 0; i < N; i++)
         x[i] = (float)test_value(3, (uint64_t)i) * (i / 16 % 5 ? 1 : 1e-4f) * (i / 16 % 7 > 0);
     x[5] = INFINITY, x[N - 1] = NAN, x[77] = -0.0f;
-    assert_int_equal(quant_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 2);
-    assert_int_equal(quant_encode(WF_NVFP4, nibbles[1], scales[1], &other, x, WF_F32, N, 3), 2);
+    assert_int_equal(packed_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 2);
+    assert_int_equal(packed_encode(WF_NVFP4, nibbles[1], scales[1], &other, x, WF_F32, N, 3), 2);
     assert_memory_equal(nibbles[0], nibbles[1], N / 2);
     assert_memory_equal(scales[0], scales[1], N / 16);
     assert_memory_equal(&g, &other, sizeof(g));
@@ -342,7 +342,7 @@ static void test_nvfp4_encode(void **state)
         assert_same_float(quant_value(&w, 0, i), fakequant_value(&f, &s, fakequant_round(&f, &s, x[i])), "nvfp4", i);
     }
     memset(x, 0, N * sizeof(*x));
-    assert_int_equal(quant_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 0);
+    assert_int_equal(packed_encode(WF_NVFP4, nibbles[0], scales[0], &g, x, WF_F32, N, 1), 0);
     for (int64_t i = 0; i < N; i++) assert_true(quant_value(&w, 0, i) == 0);
     for (int i = 0; i < 2; i++) mem_free(nibbles[i]), mem_free(scales[i]);
     mem_free(x);
@@ -681,11 +681,11 @@ static void test_encode(void **state)
             x[N - 1] = INFINITY;
             const void *in = dense[d] == WF_F32 ? (const void *)x : half;
             assert_int_equal(quant_bnb_encode(WF_NF4, nibbles[0], absmax[0], x, N, 64), 1);
-            assert_int_equal(quant_encode(WF_NF4, nibbles[1], NULL, absmax[1], in, dense[d], N, threads), 1);
+            assert_int_equal(packed_encode(WF_NF4, nibbles[1], NULL, absmax[1], in, dense[d], N, threads), 1);
             assert_memory_equal(nibbles[0], nibbles[1], N / 2);
             assert_memory_equal(absmax[0], absmax[1], N / 64 * 4);
             assert_int_equal(quant_mxfp4_encode(nibbles[0], scales[0], x, N), 1);
-            assert_int_equal(quant_encode(WF_MXFP4, nibbles[1], scales[1], NULL, in, dense[d], N, threads), 1);
+            assert_int_equal(packed_encode(WF_MXFP4, nibbles[1], scales[1], NULL, in, dense[d], N, threads), 1);
             assert_memory_equal(nibbles[0], nibbles[1], N / 2);
             assert_memory_equal(scales[0], scales[1], N / 32);
         }

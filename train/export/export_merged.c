@@ -114,7 +114,7 @@ static const char *rest_of(const struct merge *m, const char *name, int64_t *lay
 static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
-    const bool dense = w->format == WF_F32 || w->format == WF_BF16 || w->format == WF_F16;
+    const bool dense = weight_is_dense(w->format);
     return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
 }
 

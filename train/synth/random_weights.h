@@ -4,7 +4,7 @@
 #ifndef MT_RANDOM_WEIGHTS_H
 #define MT_RANDOM_WEIGHTS_H
 
-#include "kernels/tensor.h"
+#include "kernels/format/format.h"
 
 enum random_kind {
     RANDOM_NORMAL,  /* bf16, normal: mean, std */

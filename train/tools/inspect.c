@@ -385,7 +385,7 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
     fprintf(out, "%-28s  %10s  %12s\n", w.experts, str_bytes(experts, w.expert_bytes),
             str_bytes(all, w.expert_bytes + w.dense_bytes));
     weights_free(&w);
-    return q->format == WF_NONE && f >= WF_MXFP4 && f != WF_FP8;
+    return !q->format && format_row(f, false)->bits == 4;
 }
 
 /* Prints nothing for a directory without a model. The tensors get the names that the loader asks for. */

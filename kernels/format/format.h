@@ -1,0 +1,118 @@
+/* format.h - frozen weights: struct weight, a matrix or a stack of them, and struct format, a row per format in memory,
+ * from which sizes, decoder and encoder follow. */
+#ifndef MT_FORMAT_H
+#define MT_FORMAT_H
+
+#include "kernels/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How the elements of a frozen weight are stored:
+ *   WF_F32, WF_BF16, WF_F16  dense
+ *   WF_MXFP4  e2m1 nibbles, LOW nibble first, one e8m0 byte per 32 along the input axis
+ *   WF_NF4, WF_FP4  bitsandbytes: HIGH nibble first, absmax per `block` elements of the expert's flat matrix;
+ *                   with nested absmax: absmax[i] = nested_map[q[i]] * nested_absmax[i / 256] + nested_offset
+ *   WF_NVFP4  e2m1 nibbles, LOW nibble first, one e4m3 byte per 16 along the input axis, and one f32 per row, because
+ *             the rows of gate and up, or of q, k and v, may come from matrices with different global scales
+ *   WF_FP8    e4m3 bytes, and one f32 per row and `block` columns, for the same reason; a row may have a shorter block
+ *             at its end */
+#define FORMATS(X)                                                                                                     \
+    X(NONE, none)                                                                                                      \
+    X(F32, f32) X(BF16, bf16) X(F16, f16) X(MXFP4, mxfp4) X(NF4, nf4) X(FP4, fp4) X(NVFP4, nvfp4) X(FP8, fp8)
+#define ID(id, row) WF_##id,
+enum weight_format { FORMATS(ID) };
+#undef ID
+
+/* The arrays of a weight, in the order in which they are allocated and stored. A format uses some of them. */
+enum plane_index {
+    PLANE_DATA,
+    PLANE_SCALE,
+    PLANE_ABSMAX,
+    PLANE_NESTED_ABSMAX,
+    PLANE_NESTED_OFFSET,
+    PLANE_CODE,
+    PLANE_NESTED_MAP,
+    PLANE_SCALE2,
+    PLANES
+};
+
+/* A frozen matrix [out, in], or a stack with one per expert [E, out, in] (n_exp = 1 for a dense one). What knows a
+ * format reads its planes by name; sizes, copies and files loop over plane[], whose order the names have too. */
+struct weight {
+    enum weight_format format;
+    int64_t n_exp, n_out, n_in;
+    int64_t block; /* NF4/FP4: elements per absmax; FP8: columns per scale2 */
+    union {
+        const void *plane[PLANES];
+        struct {
+            const void *data;           /* dense elements, nibbles [E, out*in/2], or FP8 bytes [E, out, in] */
+            const uint8_t *scale;       /* MXFP4: e8m0 [E, out, in/32]; NVFP4: e4m3 [E, out, in/16]; NF4/FP4 nested: q8
+                                           [E, n_block] */
+            const float *absmax;        /* NF4/FP4 plain: [E, n_block] */
+            const float *nested_absmax; /* [E, ceil(n_block/256)] */
+            const float *nested_offset; /* [E] */
+            const float *code;          /* NF4/FP4: [16], the table of the file */
+            const float *nested_map;    /* [256] */
+            const float *scale2; /* NVFP4: [E, out], global scale of the row's matrix; FP8: [E, out, ceil(in/block)] */
+        };
+    };
+    bool scale2_divides; /* NVFP4: a scale is divided by scale2 (compressed-tensors), not multiplied (ModelOpt) */
+};
+
+/* What a plane has one entry for. Blocks run over the flat matrix, except those of PER_ROW_BLOCK, which begin with each
+ * row. SHARED: a table of all matrices of the stack. */
+enum plane_unit { PER_VALUE, PER_BLOCK, PER_ROW, PER_ROW_BLOCK, PER_256_BLOCKS, PER_MATRIX, SHARED };
+struct plane {
+    const char *suffix; /* of its tensor in the cache of model.quantize; NULL: not stored */
+    enum plane_unit unit;
+    int bits;    /* of an entry: 32 is f32; 0: the format does not have this plane */
+    int entries; /* SHARED: of the table */
+};
+
+struct format {
+    const char *name;
+    int bits, block; /* of a code; values per scale, 0: weight.block, or no scales */
+    bool dense;      /* without scales */
+    bool binary;     /* scales are bytes of e8m0: powers of two */
+    struct plane plane[PLANES];
+    const struct format
+        *nested; /* the row of the same codes whose scales are packed too, which has w->scale; or NULL */
+    /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
+     * publishers' implementations. */
+    float (*value)(const struct weight *w, int64_t e, int64_t i);
+    /* The same of rows [row, row + n_row) and columns [col, col + n_col), rows ldo apart. Columns begin and end at
+     * multiples of format_step. */
+    void (*tile)(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
+                 int64_t n_col);
+    /* What model.quantize needs; NULL: it cannot pack this format. encode: one matrix, dense, into the planes of one
+     * expert; returns how many values are not finite. tables: the planes that are SHARED. */
+    int64_t (*encode)(void *const plane[PLANES], const struct weight *dense, int n_threads);
+    void (*tables)(void *const plane[PLANES]);
+};
+#define ROW(id, row) extern const struct format format_##row;
+FORMATS(ROW)
+#undef ROW
+
+/* nested: absmax of NF4 and FP4 in 8 bits. */
+const struct format *format_row(enum weight_format f, bool nested);
+const struct format *format_of(const struct weight *w);
+int64_t format_step(const struct format *f); /* values that share a byte or a scale along a row */
+/* Entries and bytes of a plane of f, of one matrix with the shape and block of w; of the whole table if SHARED. */
+int64_t format_plane_count(const struct format *f, const struct weight *w, int plane);
+int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
+
+const char *weight_format_name(enum weight_format f);
+bool weight_is_dense(enum weight_format f);
+bool weight_is_packed(enum weight_format f);                    /* codes with scales */
+int64_t weight_scale_block(enum weight_format f);               /* elements per scale byte of MXFP4 and NVFP4, else 0 */
+int64_t weight_blocks(const struct weight *w);                  /* absmax values per expert (NF4/FP4), else 0 */
+int64_t weight_row_scales(const struct weight *w);              /* scale2 values per row (NVFP4, FP8), else 0 */
+int64_t weight_bytes(const struct weight *w);                   /* packed bytes, scales and tables included */
+struct weight weight_matrix(const struct weight *w, int64_t e); /* matrix e of a stack as a dense one */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
