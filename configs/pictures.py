@@ -79,9 +79,8 @@ def read(path):
         return f.read()
 
 
-def commit(binary):
-    words = subprocess.run([binary, "version"], capture_output=True, text=True, check=True).stdout
-    return re.search(r"commit +(\w{7})", words).group(1)
+def commit(binary, path):
+    return re.search(r"commit +(\w{7})", kept(path, [binary, "version"])).group(1)
 
 
 # ---- rooms: folders of the sources and their includes
@@ -320,8 +319,9 @@ def main():
     config = "configs/gptoss_20b_qlora.ini"
     free = kept(os.path.join(folder, "plan.txt"), [planner, "plan", config, *PLAN])
     limited = kept(os.path.join(folder, "plan12.txt"), [planner, "plan", config, *PLAN, "--set", "train.memory_gb=12"])
-    run = f"moetrain configs/demo.ini, CPU, two threads, commit {commit(binary)}"
-    planned = f"moetrain plan --arch gpt-oss-20b --gpu {GPU}, r = 16, commit {commit(planner)}: computed, not measured"
+    ran, planned = (commit(b, os.path.join(folder, n)) for b, n in ((binary, "binary.txt"), (planner, "planner.txt")))
+    run = f"moetrain configs/demo.ini, CPU, two threads, commit {ran}"
+    planned = f"moetrain plan --arch gpt-oss-20b --gpu {GPU}, r = 16, commit {planned}: computed, not measured"
     draw_rooms()
     draw_arenas(profiled, run + ", train.profile = 3:3")
     draw_layer(profiled, run + ", train.profile = 3:3")
