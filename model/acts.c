@@ -6,6 +6,13 @@
 #include "model/layers/dispatch.h"
 #include "model/layer.h"
 
+#define X(kind)                                                                                                        \
+    _Static_assert(sizeof(struct kind##_weights) <= sizeof(struct compressed_weights) &&                               \
+                       sizeof(struct kind##_acts) <= sizeof(struct compressed_acts),                                   \
+                   "the first of MIXERS is the largest");
+MIXERS(X)
+#undef X
+
 const char *recompute_name(enum recompute r)
 {
     static const char *const names[] = {"none", "selective", "full"};

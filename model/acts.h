@@ -155,7 +155,7 @@ struct post_acts {
 };
 
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
- */
+ * It has one mixer: the members of mixers share memory. */
 struct layer_acts {
     struct tensor x;                    /* [T, D] act; with N streams [T, N*D] */
     struct tensor attn_norm, attn_rstd; /* [T, D] act, [T] stat: input of the mixer */
@@ -166,10 +166,11 @@ struct layer_acts {
                                            sets, of x and h; absent with streams */
     struct stream_acts streams;
     struct post_acts mixer_post, ffn_post; /* groups MIXER and KEPT */
-    struct attention_acts attention;
-    struct mla_acts mla;
-    struct deltanet_acts deltanet;
-    struct compressed_acts compressed;
+    union {
+#define X(kind) struct kind##_acts kind;
+        MIXERS(X)
+#undef X
+    };
     struct moe_acts moe;
     struct shared_acts shared;
 };

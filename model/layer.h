@@ -73,7 +73,9 @@ struct ffn_kind {
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 };
 
-extern const struct mixer_kind mixer_attention, mixer_deltanet, mixer_mla, mixer_compressed;
+#define X(kind) extern const struct mixer_kind mixer_##kind;
+MIXERS(X)
+#undef X
 extern const struct ffn_kind ffn_moe, ffn_shared, ffn_dense;
 
 #endif

@@ -16,25 +16,51 @@ struct entry_weights {
     struct tensor bias, norm; /* [ratio, W or 2W], [W] f32 */
 };
 
+/* Weights of mixer_attention.c. */
+struct attention_weights {
+    struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct tensor q_norm, k_norm; /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor sinks;          /* [H] f32 */
+};
+
+/* Weights of mixer_mla.c. */
+struct mla_weights {
+    struct proj a, out;            /* [Lq+Lkv+G, D]: q_a (or all of q), then kv_a; [D, HB] */
+    struct proj q_b, kv_b;         /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
+    struct tensor q_norm, kv_norm; /* [Lq], [Lkv] f32 */
+};
+
+/* Weights of mixer_compressed.c. */
+struct compressed_weights {
+    struct proj a, q_b, out;           /* [Lq+A, D]: q_a, then kv; [HA, Lq]; [D, GO] */
+    struct tensor q_norm, kv_norm;     /* [Lq], [A] f32 */
+    struct tensor sinks;               /* [H] f32 */
+    struct weight group;               /* [G, O, HA/G] */
+    struct entry_weights entry, index; /* absent in layers without entries, without an indexer */
+    struct proj index_q, index_scale;  /* [heads * width, Lq], [heads, D] of the indexer */
+};
+
+/* Weights of mixer_deltanet.c. */
+struct deltanet_weights {
+    struct proj in, ba, out;                  /* C rows q | k | v and V rows z; N rows b, N rows a; [D, V] */
+    struct tensor conv, a_log, dt_bias, norm; /* [C, taps], [N], [N], [V/N] f32 */
+};
+
+/* The kinds of mixers. A kind x has struct x_weights, struct x_acts (acts.h) and mixer_x (layer.h). The first has the
+ * largest structs: an initialiser of a union zeroes its first member. */
+#define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet)
+
 struct layer_weights {
     struct tensor attn_norm, ffn_norm;  /* [D] f32: before the mixer, the network; absent without */
     struct tensor mixer_post, ffn_post; /* [D] f32: after them; absent without such norms */
     struct hyper hyper_attn, hyper_ffn; /* before and after the mixer, the network; zeroed without arch.hyper */
-    struct proj qkv, out;               /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
-    struct tensor q_norm, k_norm;       /* f32: both [A], or [HA] and [KA]; absent without such norms */
-    /* Latent attention: qkv is [Lq+Lkv+G, D], q_a (or all of q), then kv_a; out [D, HB] */
-    struct proj q_b, kv_b;             /* [H(N+G), Lq], absent without q_lora_rank; [H(N+B), Lkv] */
-    struct tensor q_a_norm, kv_a_norm; /* [Lq], [Lkv] f32 */
-    /* Compressed attention: qkv is [Lq+A, D], q_a, then kv; q_b [HA, Lq]; kv_a_norm is kv's; out [D, GO] */
-    struct weight group;               /* [G, O, HA/G] */
-    struct entry_weights entry, index; /* absent in layers without entries, without an indexer */
-    struct proj index_q, index_scale;  /* [heads * width, Lq], [heads, D] of the indexer */
-    /* Gated DeltaNet: C rows q | k | v and V rows z; N rows b, N rows a; out is [D, V] */
-    struct proj delta_in, delta_ba;
-    struct tensor conv, a_log, dt_bias, delta_norm; /* [C, taps], [N], [N], [V/N] f32 */
-    struct tensor sinks;                            /* [H] f32 */
-    struct weight router;                           /* [E, D]; absent in a dense layer */
-    struct tensor router_bias;                      /* [E] f32 */
+    union {
+#define X(kind) struct kind##_weights kind;
+        MIXERS(X)
+#undef X
+    };
+    struct weight router;               /* [E, D]; absent in a dense layer */
+    struct tensor router_bias;          /* [E] f32 */
     struct tensor hash;                 /* [V, J] i32: experts by token id, of the first arch.n_hash layers */
     struct proj shared_up, shared_down; /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
     struct weight shared_gate;          /* [1, D] */

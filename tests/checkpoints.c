@@ -676,10 +676,17 @@ void assert_same_weights(const struct loaded *a, const struct loaded *b)
 #define SAME_WEIGHT(field) same_weight(#field, i, &x->layers[i].field, &y->layers[i].field)
 #define SAME_TENSOR(field) same_tensor(#field, i, x->layers[i].field, y->layers[i].field)
     for (int64_t i = 0; i < a->arch.n_layer; i++) {
-        SAME_WEIGHT(qkv.w), SAME_WEIGHT(out.w), SAME_WEIGHT(router), SAME_WEIGHT(up.w), SAME_WEIGHT(down.w);
-        SAME_WEIGHT(shared_up.w), SAME_WEIGHT(shared_down.w), SAME_WEIGHT(q_b.w), SAME_WEIGHT(kv_b.w);
-        SAME_TENSOR(attn_norm), SAME_TENSOR(ffn_norm), SAME_TENSOR(qkv.bias), SAME_TENSOR(out.bias), SAME_TENSOR(sinks);
-        SAME_TENSOR(router_bias), SAME_TENSOR(up.bias), SAME_TENSOR(down.bias);
+        struct product p[LAYER_PRODUCTS];
+        layer_products(&a->arch, i, p);
+        for (int k = 0; k < LAYER_PRODUCTS; k++) {
+            const struct proj *of_x = layer_proj(&x->layers[i], &p[k]), *of_y = layer_proj(&y->layers[i], &p[k]);
+            if (!p[k].n_out) continue;
+            same_weight(lora_target_name(p[k].target[0]), i, &of_x->w, &of_y->w);
+            same_tensor("bias", i, of_x->bias, of_y->bias);
+        }
+        SAME_WEIGHT(router), SAME_TENSOR(router_bias);
+        SAME_TENSOR(attn_norm), SAME_TENSOR(ffn_norm);
+        if (a->arch.mixer[i] == &mixer_attention) SAME_TENSOR(attention.sinks);
     }
 #undef SAME_WEIGHT
 #undef SAME_TENSOR

@@ -28,14 +28,14 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     const struct attn_arch *h = arch_attn(a, layer);
     const int64_t q = arch_q_rows(a, layer), kv = h->n_kv * h->head_dim, n_out = h->n_head * h->head_dim;
-    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, attention.qkv),
                             .n_exp = 1,
                             .n_out = q + 2 * kv,
                             .n_in = a->d_model,
                             .n_target = 3,
                             .target = {LORA_Q, LORA_K, LORA_V},
                             .rows = {q, kv, kv}};
-    p[1] = (struct product){.proj = offsetof(struct layer_weights, out),
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, attention.out),
                             .n_exp = 1,
                             .n_out = a->d_model,
                             .n_in = n_out,
@@ -50,7 +50,8 @@ static int load_norms(struct fill *f, const struct arch *a, int64_t layer, struc
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
     const int64_t q = (whole ? h->n_head : 1) * h->head_dim, k = (whole ? h->n_kv : 1) * h->head_dim;
     if (a->qk_norm == QK_NORM_NONE) return 0;
-    return weights_norm(f, &lw->q_norm, "self_attn.q_norm", q) || weights_norm(f, &lw->k_norm, "self_attn.k_norm", k)
+    return weights_norm(f, &lw->attention.q_norm, "self_attn.q_norm", q) ||
+                   weights_norm(f, &lw->attention.k_norm, "self_attn.k_norm", k)
                ? -1
                : 0;
 }
@@ -65,8 +66,9 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
                                     .n_part = 3};
     const struct stored_rows out = {
         .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = h->n_head * h->head_dim, .n_part = 1};
-    return weights_rows(f, &lw->qkv, &qkv, a->attn_bias) || weights_rows(f, &lw->out, &out, a->out_bias) ||
-                   (a->sinks && weights_vector(f, &lw->sinks, "self_attn.sinks", "", h->n_head)) ||
+    return weights_rows(f, &lw->attention.qkv, &qkv, a->attn_bias) ||
+                   weights_rows(f, &lw->attention.out, &out, a->out_bias) ||
+                   (a->sinks && weights_vector(f, &lw->attention.sinks, "self_attn.sinks", "", h->n_head)) ||
                    load_norms(f, a, layer, lw)
                ? -1
                : 0;
@@ -84,7 +86,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, h->n_head);
     }
     if (group != ACTS_MIXER) return;
-    t->qkv_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
+    t->qkv_xa = acts_xa(p, n_tok, &p->w.attention.qkv.lora);
     if (a->qk_norm != QK_NORM_NONE) {
         if (!a->attn_gate) t->qk = acts_2d(p, n_tok, n_head * h->head_dim);
         t->rstd_qk = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, a->qk_norm == QK_NORM_HEAD ? n_head : 2);
@@ -94,14 +96,14 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         t->gated = acts_2d(p, n_tok, out);
     }
     t->qkv = acts_2d(p, n_tok, arch_qkv_cols(a, p->layer));
-    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+    t->out_xa = acts_xa(p, n_tok, &p->w.attention.out.lora);
 }
 
 static void core(const struct block *b, struct layer_acts *s)
 {
     const struct attn_shape shape = shape_of(b);
     struct attention_acts *t = &s->attention;
-    /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->sinks, b->seqs, &shape);
+    /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->attention.sinks, b->seqs, &shape);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -112,20 +114,23 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const struct attn_shape shape = shape_of(b);
     struct attention_acts *t = &s->attention;
 
-    /* 1 qkv  */ input_quant_linear_fwd(dev, a->attn_gate ? t->wide : t->qkv, t->qkv_xa, s->attn_norm, &w->qkv, absent);
+    /* 1 qkv  */ input_quant_linear_fwd(dev, a->attn_gate ? t->wide : t->qkv, t->qkv_xa, s->attn_norm,
+                                        &w->attention.qkv, absent);
     if (a->attn_gate) {
-        /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->q_norm, w->k_norm, b->pos, b->rope, &shape,
-                                       &a->norm);
+        /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->attention.q_norm, w->attention.k_norm,
+                                       b->pos, b->rope, &shape, &a->norm);
     } else {
         if (a->qk_norm != QK_NORM_NONE)
-            /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape, &a->norm);
+            /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm,
+                                        &shape, &a->norm);
         if (b->rope.ndim)
             /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
     }
     /* 4 attn */ if (!b->core_saved)
         core(b, s);
     if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
-    /* 5 out  */ input_quant_linear_fwd(dev, y, t->out_xa, a->attn_gate ? t->gated : t->o, &w->out, s->mixer_res);
+    /* 5 out  */ input_quant_linear_fwd(dev, y, t->out_xa, a->attn_gate ? t->gated : t->o, &w->attention.out,
+                                        s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -141,19 +146,19 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dwide =
         a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, wide_cols(a, b->layer)) : dqkv;
 
-    /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->out);
+    /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->attention.out);
     if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
     /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
     if (a->attn_gate) {
-        /* 2, 3   */ op_attn_split_bwd(dev, dwide, dqkv, t->wide, t->rstd_qk, w->q_norm, w->k_norm, b->pos, b->rope,
-                                       &shape);
+        /* 2, 3   */ op_attn_split_bwd(dev, dwide, dqkv, t->wide, t->rstd_qk, w->attention.q_norm, w->attention.k_norm,
+                                       b->pos, b->rope, &shape);
     } else {
         if (b->rope.ndim)
             /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
         if (a->qk_norm != QK_NORM_NONE)
-            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->q_norm, w->k_norm, &shape);
+            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm, &shape);
     }
-    /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->qkv);
+    /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->attention.qkv);
     arena_release(&dev->work, mark);
 }
 

@@ -73,15 +73,15 @@ static struct product product_of(size_t proj, enum lora_target t, int64_t n_out,
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     (void)layer;
-    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, compressed.a),
                             .n_exp = 1,
                             .n_out = first_cols(a),
                             .n_in = a->d_model,
                             .n_target = 2,
                             .target = {LORA_Q_A, LORA_KV},
                             .rows = {a->compress.q_lora, head_dim(a)}};
-    p[1] = product_of(offsetof(struct layer_weights, out), LORA_O_B, a->d_model, group_cols(a));
-    p[2] = product_of(offsetof(struct layer_weights, q_b), LORA_Q_B, query_cols(a), a->compress.q_lora);
+    p[1] = product_of(offsetof(struct layer_weights, compressed.out), LORA_O_B, a->d_model, group_cols(a));
+    p[2] = product_of(offsetof(struct layer_weights, compressed.q_b), LORA_Q_B, query_cols(a), a->compress.q_lora);
 }
 
 #define COMPRESSOR "self_attn.compressor."
@@ -135,10 +135,11 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
     if (kind == COMPRESS_NONE && refuse_entries(f, own_part, "compressor")) return -1;
     if (kind != COMPRESS_SPARSE && refuse_indexer(f)) return -1;
     if (kind == COMPRESS_NONE) return 0;
-    if (load_entries(f, a, kind, head_dim(a), &lw->entry, own_part)) return -1;
+    if (load_entries(f, a, kind, head_dim(a), &lw->compressed.entry, own_part)) return -1;
     if (kind != COMPRESS_SPARSE) return 0;
-    return load_entries(f, a, kind, c->index_dim, &lw->index, index_part) || weights_rows(f, &lw->index_q, &q, false) ||
-                   weights_rows(f, &lw->index_scale, &scale, false)
+    return load_entries(f, a, kind, c->index_dim, &lw->compressed.index, index_part) ||
+                   weights_rows(f, &lw->compressed.index_q, &q, false) ||
+                   weights_rows(f, &lw->compressed.index_scale, &scale, false)
                ? -1
                : 0;
 }
@@ -154,14 +155,15 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         .part = {"self_attn.q_b_proj"}, .rows = {query_cols(a)}, .n_in = c->q_lora, .n_part = 1};
     const struct stored_rows out = {
         .part = {"self_attn.o_b_proj"}, .rows = {a->d_model}, .n_in = group_cols(a), .n_part = 1};
-    struct weight *group = &lw->group;
-    if (weights_rows(f, &lw->qkv, &first, false) ||
-        weights_vector(f, &lw->q_a_norm, "self_attn.q_a_norm", ".weight", c->q_lora) ||
-        weights_rows(f, &lw->q_b, &q_b, false) ||
-        weights_vector(f, &lw->kv_a_norm, "self_attn.kv_norm", ".weight", head_dim(a)) ||
-        weights_vector(f, &lw->sinks, "self_attn.sinks", "", n_head(a)) || load_compressor(f, a, layer, lw) ||
+    struct weight *group = &lw->compressed.group;
+    if (weights_rows(f, &lw->compressed.a, &first, false) ||
+        weights_vector(f, &lw->compressed.q_norm, "self_attn.q_a_norm", ".weight", c->q_lora) ||
+        weights_rows(f, &lw->compressed.q_b, &q_b, false) ||
+        weights_vector(f, &lw->compressed.kv_norm, "self_attn.kv_norm", ".weight", head_dim(a)) ||
+        weights_vector(f, &lw->compressed.sinks, "self_attn.sinks", "", n_head(a)) ||
+        load_compressor(f, a, layer, lw) ||
         weights_matrix(f, group, "self_attn.o_a_proj", group_cols(a), query_cols(a) / c->n_group) ||
-        weights_rows(f, &lw->out, &out, false))
+        weights_rows(f, &lw->compressed.out, &out, false))
         return -1;
     group->n_exp = c->n_group; /* the rows of the groups follow each other: a stack */
     group->n_out = c->o_lora;
@@ -192,10 +194,10 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, first_cols(a));
-    t->a_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
+    t->a_xa = acts_xa(p, n_tok, &p->w.compressed.a.lora);
     t->q_norm = acts_2d(p, n_tok, a->compress.q_lora);
     t->q_rstd = stat_1d(p, n_tok);
-    t->q_xa = acts_xa(p, n_tok, &p->w.q_b.lora);
+    t->q_xa = acts_xa(p, n_tok, &p->w.compressed.q_b.lora);
     t->q_in = acts_2d(p, n_tok, query_cols(a));
     t->head_rstd = stat_2d(p, n_tok, n_head(a));
     t->q = acts_2d(p, n_tok, query_cols(a));
@@ -210,7 +212,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
         t->entry_pos = arena_tensor_1d(&p->dev->work, DT_I32, n);
     }
     t->group = acts_2d(p, n_tok, group_cols(a));
-    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+    t->out_xa = acts_xa(p, n_tok, &p->w.compressed.out.lora);
 }
 
 /* Entries of attention or of the indexer: in [N,W] before their norm, y after norm and rope. */
@@ -243,10 +245,10 @@ static void choose_entries(const struct block *b, struct tensor idx, struct tens
     struct tensor rstd = arena_tensor_1d(work, dev->stat_dtype, n), pos = arena_tensor_1d(work, DT_I32, n);
     struct tensor q = arena_tensor_2d(work, act, n_tok, index_cols(a));
     struct tensor scale = arena_tensor_2d(work, act, n_tok, c->n_index);
-    entries_fwd(b, pair, in, rstd, key, pos, x, &w->index);
-    op_linear_fwd(dev, q, absent, q_norm, &w->index_q, absent);
+    entries_fwd(b, pair, in, rstd, key, pos, x, &w->compressed.index);
+    op_linear_fwd(dev, q, absent, q_norm, &w->compressed.index_q, absent);
     op_tail_rope_fwd(dev, q, absent, q, b->pos, b->rope, &rope);
-    op_linear_fwd(dev, scale, absent, x, &w->index_scale, absent);
+    op_linear_fwd(dev, scale, absent, x, &w->compressed.index_scale, absent);
     op_index_topk(dev, idx, q, key, scale, b->seqs, c->ratio[COMPRESS_SPARSE]);
     arena_release(work, mark);
 }
@@ -264,8 +266,8 @@ static void core(const struct block *b, struct layer_acts *s)
     const struct tensor idx = chosen(b, t);
     /* 5 choice  */ if (idx.ndim)
         choose_entries(b, idx, s->attn_norm, t->q_norm);
-    /* 6 attn    */ op_shared_attn_fwd(b->dev, t->o, t->lse, t->q, t->kv, t->entry, idx, b->w->sinks, b->seqs,
-                                       &attention);
+    /* 6 attn    */ op_shared_attn_fwd(b->dev, t->o, t->lse, t->q, t->kv, t->entry, idx, b->w->compressed.sinks,
+                                       b->seqs, &attention);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -283,19 +285,19 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor o = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], query_cols(a));
 
-    /* 1 a       */ input_quant_linear_fwd(dev, t->a, t->a_xa, x, &w->qkv, absent);
-    /* 2 q       */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, q_a, w->q_a_norm, &a->norm);
-    input_quant_linear_fwd(dev, t->q_in, t->q_xa, t->q_norm, &w->q_b, absent);
+    /* 1 a       */ input_quant_linear_fwd(dev, t->a, t->a_xa, x, &w->compressed.a, absent);
+    /* 2 q       */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, q_a, w->compressed.q_norm, &a->norm);
+    input_quant_linear_fwd(dev, t->q_in, t->q_xa, t->q_norm, &w->compressed.q_b, absent);
     op_tail_rope_fwd(dev, t->q, t->head_rstd, t->q_in, b->pos, rope, &heads);
-    /* 3 kv      */ op_rmsnorm_fwd(dev, t->kv, t->kv_rstd, kv, w->kv_a_norm, &a->norm);
+    /* 3 kv      */ op_rmsnorm_fwd(dev, t->kv, t->kv_rstd, kv, w->compressed.kv_norm, &a->norm);
     op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, rope, &key);
     /* 4 entries */ if (t->entry.ndim)
-        entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->entry);
+        entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->compressed.entry);
     /* 5, 6      */ if (!b->core_saved)
         core(b, s);
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
-    /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->group);
-    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &w->out, s->mixer_res);
+    /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->compressed.group);
+    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &w->compressed.out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 
@@ -306,7 +308,7 @@ static void entries_bwd(const struct block *b, const struct layer_acts *s, struc
     struct arena *work = &dev->work;
     const struct arch *a = b->a;
     const struct compressed_acts *t = &s->compressed;
-    const struct entry_weights *e = &b->w->entry;
+    const struct entry_weights *e = &b->w->compressed.entry;
     const struct compress_shape shape = entries_of(a, kind_of(b), head_dim(a));
     const struct tail_rope key = rope_heads(a, 1, head_dim(a), false);
     const int64_t mark = arena_mark(work);
@@ -345,18 +347,19 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, q_lora);
 
     device_zero(dev, da); /* the norms add to it */
-    /* 9 out     */ input_quant_linear_bwd(dev, dgroup, dres, t->group, t->out_xa, &w->out);
-    /* 8 group   */ op_group_linear_bwd(dev, dout, dgroup, &w->group);
+    /* 9 out     */ input_quant_linear_bwd(dev, dgroup, dres, t->group, t->out_xa, &w->compressed.out);
+    /* 8 group   */ op_group_linear_bwd(dev, dout, dgroup, &w->compressed.group);
     /* 7 rope    */ op_tail_rope_bwd(dev, dout, dout, absent, absent, b->pos, rope, &back);
     /* 6 attn    */ op_shared_attn_bwd(dev, dq, dkv, dentry, dout, t->o, t->lse, t->q, t->kv, entry, chosen(b, t),
                                        b->seqs, &attention);
     /* 3 kv      */ op_tail_rope_bwd(dev, dkv, dkv, absent, absent, b->pos, rope, &key);
     op_rmsnorm_bwd(dev, tensor_cols(da, q_lora, head_dim(a)), dkv, tensor_cols(t->a, q_lora, head_dim(a)), t->kv_rstd,
-                   w->kv_a_norm);
+                   w->compressed.kv_norm);
     /* 2 q       */ op_tail_rope_bwd(dev, dout, dq, t->q_in, t->head_rstd, b->pos, rope, &heads); /* dout: free again */
-    input_quant_linear_bwd(dev, dq_norm, dout, t->q_norm, t->q_xa, &w->q_b);
-    op_rmsnorm_bwd(dev, tensor_cols(da, 0, q_lora), dq_norm, tensor_cols(t->a, 0, q_lora), t->q_rstd, w->q_a_norm);
-    /* 1 a       */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->qkv);
+    input_quant_linear_bwd(dev, dq_norm, dout, t->q_norm, t->q_xa, &w->compressed.q_b);
+    op_rmsnorm_bwd(dev, tensor_cols(da, 0, q_lora), dq_norm, tensor_cols(t->a, 0, q_lora), t->q_rstd,
+                   w->compressed.q_norm);
+    /* 1 a       */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->compressed.a);
     /* 4 entries */ if (entry.ndim)
         entries_bwd(b, s, dnorm, dentry);
     arena_release(work, mark);

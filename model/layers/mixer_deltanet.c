@@ -47,14 +47,14 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     const int64_t n = a->delta.shape.n_value;
     (void)layer;
-    p[0] = (struct product){.proj = offsetof(struct layer_weights, delta_in),
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, deltanet.in),
                             .n_exp = 1,
                             .n_out = qkv_cols(a) + value_cols(a),
                             .n_in = a->d_model,
                             .n_target = 2,
                             .target = {LORA_IN_QKV, LORA_IN_Z},
                             .rows = {qkv_cols(a), value_cols(a)}};
-    p[1] = (struct product){.proj = offsetof(struct layer_weights, delta_ba),
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, deltanet.ba),
                             .n_exp = 1,
                             .n_out = 2 * n,
                             .n_in = a->d_model,
@@ -65,7 +65,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
         fuse(&p[0], LORA_IN_QKVZ, order_in(a));
         fuse(&p[1], LORA_IN_BA, order_ba(a));
     }
-    p[2] = (struct product){.proj = offsetof(struct layer_weights, out),
+    p[2] = (struct product){.proj = offsetof(struct layer_weights, deltanet.out),
                             .n_exp = 1,
                             .n_out = a->d_model,
                             .n_in = value_cols(a),
@@ -97,12 +97,12 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
         in.order = order_in(a);
         ba.order = order_ba(a);
     }
-    return weights_rows(f, &lw->delta_in, &in, false) || weights_rows(f, &lw->delta_ba, &ba, false) ||
-                   weights_conv(f, &lw->conv, "linear_attn.conv1d", qkv_cols(a), a->delta.n_tap) ||
-                   weights_vector(f, &lw->a_log, "linear_attn.A_log", "", s->n_value) ||
-                   weights_vector(f, &lw->dt_bias, "linear_attn.dt_bias", "", s->n_value) ||
-                   weights_vector(f, &lw->delta_norm, "linear_attn.norm", ".weight", s->value_dim) ||
-                   weights_rows(f, &lw->out, &out, false)
+    return weights_rows(f, &lw->deltanet.in, &in, false) || weights_rows(f, &lw->deltanet.ba, &ba, false) ||
+                   weights_conv(f, &lw->deltanet.conv, "linear_attn.conv1d", qkv_cols(a), a->delta.n_tap) ||
+                   weights_vector(f, &lw->deltanet.a_log, "linear_attn.A_log", "", s->n_value) ||
+                   weights_vector(f, &lw->deltanet.dt_bias, "linear_attn.dt_bias", "", s->n_value) ||
+                   weights_vector(f, &lw->deltanet.norm, "linear_attn.norm", ".weight", s->value_dim) ||
+                   weights_rows(f, &lw->deltanet.out, &out, false)
                ? -1
                : 0;
 }
@@ -115,20 +115,21 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     if (group == ACTS_CORE) t->o = acts_2d(p, n_tok, value_cols(a));
     if (group != ACTS_MIXER) return;
     t->in = acts_2d(p, n_tok, qkv_cols(a) + value_cols(a));
-    t->in_xa = acts_xa(p, n_tok, &p->w.delta_in.lora);
+    t->in_xa = acts_xa(p, n_tok, &p->w.deltanet.in.lora);
     t->ba = acts_2d(p, n_tok, 2 * n);
-    t->ba_xa = acts_xa(p, n_tok, &p->w.delta_ba.lora);
+    t->ba_xa = acts_xa(p, n_tok, &p->w.deltanet.ba.lora);
     t->qkv = acts_2d(p, n_tok, qkv_cols(a));
     t->y = acts_2d(p, n_tok, value_cols(a));
     t->rstd = arena_tensor_2d(&p->dev->work, p->dev->stat_dtype, n_tok, n);
-    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+    t->out_xa = acts_xa(p, n_tok, &p->w.deltanet.out.lora);
 }
 
 static void core(const struct block *b, struct layer_acts *s)
 {
     const struct layer_weights *w = b->w;
     struct deltanet_acts *t = &s->deltanet;
-    /* 4 delta */ op_delta_fwd(b->dev, t->o, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &b->a->delta.shape);
+    /* 4 delta */ op_delta_fwd(b->dev, t->o, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, b->seqs,
+                               &b->a->delta.shape);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -140,13 +141,13 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     struct deltanet_acts *t = &s->deltanet;
     const struct tensor qkv = tensor_cols(t->in, 0, qkv_cols(a)), z = tensor_cols(t->in, qkv_cols(a), value_cols(a));
 
-    /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->delta_in, absent);
-    /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->delta_ba, absent);
-    /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->conv, b->seqs);
+    /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->deltanet.in, absent);
+    /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->deltanet.ba, absent);
+    /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->deltanet.conv, b->seqs);
     /* 4 delta */ if (!b->core_saved)
         core(b, s);
-    /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->delta_norm, &norm);
-    /* 6 out   */ input_quant_linear_fwd(dev, y, t->out_xa, t->y, &w->out, s->mixer_res);
+    /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->deltanet.norm, &norm);
+    /* 6 out   */ input_quant_linear_fwd(dev, y, t->out_xa, t->y, &w->deltanet.out, s->mixer_res);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -162,13 +163,15 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dba = arena_tensor_2d(work, act, n_tok, 2 * a->delta.shape.n_value);
     struct tensor dy = arena_tensor_2d(work, act, n_tok, v), of_ba = arena_tensor_2d(work, act, n_tok, a->d_model);
 
-    /* 6 out   */ input_quant_linear_bwd(dev, dy, dres, t->y, t->out_xa, &w->out);
+    /* 6 out   */ input_quant_linear_bwd(dev, dy, dres, t->y, t->out_xa, &w->deltanet.out);
     /* 5 norm  */ op_gated_norm_bwd(dev, dy, tensor_cols(din, c, v), dy, t->o, t->rstd, tensor_cols(t->in, c, v),
-                                    w->delta_norm);
-    /* 4 delta */ op_delta_bwd(dev, dqkv, dba, dy, t->qkv, t->ba, w->a_log, w->dt_bias, b->seqs, &a->delta.shape);
-    /* 3 conv  */ op_conv_silu_bwd(dev, tensor_cols(din, 0, c), dqkv, tensor_cols(t->in, 0, c), w->conv, b->seqs);
-    /* 2 b, a  */ input_quant_linear_bwd(dev, of_ba, dba, s->attn_norm, t->ba_xa, &w->delta_ba);
-    /* 1 in    */ input_quant_linear_bwd(dev, dnorm, din, s->attn_norm, t->in_xa, &w->delta_in);
+                                    w->deltanet.norm);
+    /* 4 delta */ op_delta_bwd(dev, dqkv, dba, dy, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, b->seqs,
+                               &a->delta.shape);
+    /* 3 conv  */ op_conv_silu_bwd(dev, tensor_cols(din, 0, c), dqkv, tensor_cols(t->in, 0, c), w->deltanet.conv,
+                                   b->seqs);
+    /* 2 b, a  */ input_quant_linear_bwd(dev, of_ba, dba, s->attn_norm, t->ba_xa, &w->deltanet.ba);
+    /* 1 in    */ input_quant_linear_bwd(dev, dnorm, din, s->attn_norm, t->in_xa, &w->deltanet.in);
     op_add(dev, dnorm, of_ba);
     arena_release(work, mark);
 }

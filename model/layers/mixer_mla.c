@@ -62,16 +62,16 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     const struct mla_arch *m = &a->mla;
     (void)layer;
-    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, mla.a),
                             .n_exp = 1,
                             .n_out = q_cols(a) + kv_cols(a),
                             .n_in = a->d_model,
                             .n_target = 2,
                             .target = {m->q_lora ? LORA_Q_A : LORA_Q, LORA_KV_A},
                             .rows = {q_cols(a), kv_cols(a)}};
-    p[1] = product_of(offsetof(struct layer_weights, out), LORA_O, a->d_model, out_cols(a));
-    p[2] = product_of(offsetof(struct layer_weights, kv_b), LORA_KV_B, key_value_cols(a), m->kv_lora);
-    if (m->q_lora) p[3] = product_of(offsetof(struct layer_weights, q_b), LORA_Q_B, query_cols(a), m->q_lora);
+    p[1] = product_of(offsetof(struct layer_weights, mla.out), LORA_O, a->d_model, out_cols(a));
+    p[2] = product_of(offsetof(struct layer_weights, mla.kv_b), LORA_KV_B, key_value_cols(a), m->kv_lora);
+    if (m->q_lora) p[3] = product_of(offsetof(struct layer_weights, mla.q_b), LORA_Q_B, query_cols(a), m->q_lora);
 }
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
@@ -89,12 +89,12 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct stored_rows out = {
         .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = out_cols(a), .n_part = 1};
     (void)layer;
-    if (m->q_lora && (weights_vector(f, &lw->q_a_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
-                      weights_rows(f, &lw->q_b, &q_b, false)))
+    if (m->q_lora && (weights_vector(f, &lw->mla.q_norm, "self_attn.q_a_layernorm", ".weight", m->q_lora) ||
+                      weights_rows(f, &lw->mla.q_b, &q_b, false)))
         return -1;
-    return weights_rows(f, &lw->qkv, &first, a->attn_bias) ||
-                   weights_vector(f, &lw->kv_a_norm, "self_attn.kv_a_layernorm", ".weight", m->kv_lora) ||
-                   weights_rows(f, &lw->kv_b, &kv_b, false) || weights_rows(f, &lw->out, &out, a->out_bias)
+    return weights_rows(f, &lw->mla.a, &first, a->attn_bias) ||
+                   weights_vector(f, &lw->mla.kv_norm, "self_attn.kv_a_layernorm", ".weight", m->kv_lora) ||
+                   weights_rows(f, &lw->mla.kv_b, &kv_b, false) || weights_rows(f, &lw->mla.out, &out, a->out_bias)
                ? -1
                : 0;
 }
@@ -116,17 +116,17 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     }
     if (group != ACTS_MIXER) return;
     t->a = acts_2d(p, n_tok, q_cols(a) + kv_cols(a));
-    t->a_xa = acts_xa(p, n_tok, &p->w.qkv.lora);
+    t->a_xa = acts_xa(p, n_tok, &p->w.mla.a.lora);
     if (m->q_lora) {
         t->q_norm = acts_2d(p, n_tok, m->q_lora);
         t->q_rstd = rstd(p);
-        t->q_xa = acts_xa(p, n_tok, &p->w.q_b.lora);
+        t->q_xa = acts_xa(p, n_tok, &p->w.mla.q_b.lora);
     }
     t->kv_norm = acts_2d(p, n_tok, m->kv_lora);
     t->kv_rstd = rstd(p);
-    t->kv_xa = acts_xa(p, n_tok, &p->w.kv_b.lora);
+    t->kv_xa = acts_xa(p, n_tok, &p->w.mla.kv_b.lora);
     t->qkv = acts_2d(p, n_tok, 2 * query_cols(a) + out_cols(a));
-    t->out_xa = acts_xa(p, n_tok, &p->w.out.lora);
+    t->out_xa = acts_xa(p, n_tok, &p->w.mla.out.lora);
 }
 
 /* Views of the first product's columns, or of their gradients. */
@@ -158,18 +158,18 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
     struct tensor q = part.q, kv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, key_value_cols(a));
 
-    /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->qkv, absent);
+    /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->mla.a, absent);
     if (a->mla.q_lora) {
         q = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, query_cols(a));
-        /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->q_a_norm, &norm);
-        input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->q_b, absent);
+        /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->mla.q_norm, &norm);
+        input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->mla.q_b, absent);
     }
-    /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->kv_a_norm, &norm);
-    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->kv_b, absent);
+    /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->mla.kv_norm, &norm);
+    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->mla.kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
     /* 5 attn */ if (!b->core_saved)
         core(b, s);
-    /* 6 out  */ input_quant_linear_fwd(dev, y, t->out_xa, t->o, &w->out, s->mixer_res);
+    /* 6 out  */ input_quant_linear_fwd(dev, y, t->out_xa, t->o, &w->mla.out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 
@@ -193,17 +193,17 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dq = a->mla.q_lora ? arena_tensor_2d(work, act, n_tok, query_cols(a)) : dpart.q;
 
     device_zero(dev, da); /* the norms add to it */
-    /* 6 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->out);
+    /* 6 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->mla.out);
     /* 5 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &attention);
     /* 4 rope */ op_mla_qkv_bwd(dev, dq, dkv, dpart.rope, dqkv, b->pos, b->rope, &shape);
-    /* 3 kv   */ input_quant_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->kv_b);
-    op_rmsnorm_bwd(dev, dpart.kv, dkv_norm, part.kv, t->kv_rstd, w->kv_a_norm);
+    /* 3 kv   */ input_quant_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->mla.kv_b);
+    op_rmsnorm_bwd(dev, dpart.kv, dkv_norm, part.kv, t->kv_rstd, w->mla.kv_norm);
     if (a->mla.q_lora) {
         struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, a->mla.q_lora);
-        /* 2 q    */ input_quant_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->q_b);
-        op_rmsnorm_bwd(dev, dpart.q, dq_norm, part.q, t->q_rstd, w->q_a_norm);
+        /* 2 q    */ input_quant_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->mla.q_b);
+        op_rmsnorm_bwd(dev, dpart.q, dq_norm, part.q, t->q_rstd, w->mla.q_norm);
     }
-    /* 1 a    */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->qkv);
+    /* 1 a    */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->mla.a);
     arena_release(work, mark);
 }
 

@@ -99,7 +99,7 @@ static const float *trained_matrices(struct trained *t, const struct proj *produ
 {
     struct err err;
     struct proj p = *product;
-    const bool qkv = product == &t->lw.qkv;
+    const bool qkv = product == &t->lw.attention.qkv;
     const int64_t kv = t->arch.attn[0].n_kv * t->arch.attn[0].head_dim;
     p.lora.merged = true;
     p.quant.n_part = qkv ? 3 : 1;
@@ -179,8 +179,12 @@ static void mxfp4_has_the_codes_of_the_training(void **state)
             trained_open(&t, case_path("case_a", ""), case_path("case_a", "adapter_final"), layer);
             compare_blocks(&st, layer, "mlp.experts.gate_up_proj", trained_matrices(&t, &t.lw.up, formats[i]));
             compare_blocks(&st, layer, "mlp.experts.down_proj", trained_matrices(&t, &t.lw.down, formats[i]));
-            if (i) compare_bf16(&st, layer, "self_attn.o_proj.weight", trained_matrices(&t, &t.lw.out, formats[i]));
-            if (i) compare_bf16(&st, layer, "self_attn.q_proj.weight", trained_matrices(&t, &t.lw.qkv, formats[i]));
+            if (i)
+                compare_bf16(&st, layer, "self_attn.o_proj.weight",
+                             trained_matrices(&t, &t.lw.attention.out, formats[i]));
+            if (i)
+                compare_bf16(&st, layer, "self_attn.q_proj.weight",
+                             trained_matrices(&t, &t.lw.attention.qkv, formats[i]));
             trained_close(&t);
         }
         safetensors_close(&st);
@@ -360,7 +364,8 @@ static void nvfp4_and_fp8_have_the_codes_of_the_training(void **state)
         struct trained t;
         trained_open(&t, model, adapter, 0);
         compare_experts(&st, &t, rows[i][0]);
-        if (i == 1) compare_codes(&st, "self_attn.q_proj", false, trained_matrices(&t, &t.lw.qkv, rows[i][0]));
+        if (i == 1)
+            compare_codes(&st, "self_attn.q_proj", false, trained_matrices(&t, &t.lw.attention.qkv, rows[i][0]));
         trained_close(&t);
         safetensors_close(&st);
         snprintf(file, sizeof(file), "%s/config.json", out);

@@ -696,14 +696,14 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
 {
     const int64_t q = a->attn[0].n_head * a->attn[0].head_dim;
     (void)layer;
-    p[0] = (struct product){.proj = offsetof(struct layer_weights, qkv),
+    p[0] = (struct product){.proj = offsetof(struct layer_weights, attention.qkv),
                             .n_exp = 1,
                             .n_out = q,
                             .n_in = a->d_model,
                             .n_target = 1,
                             .target = {LORA_Q},
                             .rows = {q}};
-    p[1] = (struct product){.proj = offsetof(struct layer_weights, out),
+    p[1] = (struct product){.proj = offsetof(struct layer_weights, attention.out),
                             .n_exp = 1,
                             .n_out = a->d_model,
                             .n_in = q,
@@ -718,31 +718,34 @@ static int linear_load(struct fill *f, const struct arch *a, int64_t layer, stru
     const struct stored_rows first = {.part = {"self_attn.q_proj"}, .rows = {q}, .n_in = a->d_model, .n_part = 1};
     const struct stored_rows second = {.part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = q, .n_part = 1};
     (void)layer;
-    return weights_rows(f, &lw->qkv, &first, false) || weights_rows(f, &lw->out, &second, false) ? -1 : 0;
+    return weights_rows(f, &lw->attention.qkv, &first, false) || weights_rows(f, &lw->attention.out, &second, false)
+               ? -1
+               : 0;
 }
 
 static void linear_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group)
 {
     if (group == ACTS_KEPT) s->attention.qkv = acts_2d(p, p->n_tok, p->a->attn[0].n_head * p->a->attn[0].head_dim);
     if (group != ACTS_MIXER) return;
-    s->attention.qkv_xa = acts_xa(p, p->n_tok, &p->w.qkv.lora);
-    s->attention.out_xa = acts_xa(p, p->n_tok, &p->w.out.lora);
+    s->attention.qkv_xa = acts_xa(p, p->n_tok, &p->w.attention.qkv.lora);
+    s->attention.out_xa = acts_xa(p, p->n_tok, &p->w.attention.out.lora);
 }
 
 static void no_core(const struct block *b, struct layer_acts *s) { (void)b, (void)s; }
 
 static void linear_mixer_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    op_linear_fwd(b->dev, s->attention.qkv, s->attention.qkv_xa, s->attn_norm, &b->w->qkv, (struct tensor){0});
-    op_linear_fwd(b->dev, y, s->attention.out_xa, s->attention.qkv, &b->w->out, s->x);
+    op_linear_fwd(b->dev, s->attention.qkv, s->attention.qkv_xa, s->attn_norm, &b->w->attention.qkv,
+                  (struct tensor){0});
+    op_linear_fwd(b->dev, y, s->attention.out_xa, s->attention.qkv, &b->w->attention.out, s->x);
 }
 
 static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
 {
     const int64_t mark = arena_mark(&b->dev->work);
-    struct tensor d = arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->x.shape[0], b->w->qkv.w.n_out);
-    op_linear_bwd(b->dev, d, dres, s->attention.qkv, s->attention.out_xa, &b->w->out);
-    op_linear_bwd(b->dev, dnorm, d, s->attn_norm, s->attention.qkv_xa, &b->w->qkv);
+    struct tensor d = arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->x.shape[0], b->w->attention.qkv.w.n_out);
+    op_linear_bwd(b->dev, d, dres, s->attention.qkv, s->attention.out_xa, &b->w->attention.out);
+    op_linear_bwd(b->dev, dnorm, d, s->attn_norm, s->attention.qkv_xa, &b->w->attention.qkv);
     arena_release(&b->dev->work, mark);
 }
 

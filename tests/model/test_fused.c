@@ -167,7 +167,7 @@ static void formats_load_as_their_values(void **state)
 
 static float *decoded_rows(struct loaded *l)
 {
-    const struct weight *w = &l->model.weights.layers[0].delta_in.w;
+    const struct weight *w = &l->model.weights.layers[0].deltanet.in.w;
     float *x = mem_array(ROWS * HIDDEN, sizeof(*x));
     for (int64_t i = 0; i < ROWS * HIDDEN; i++) x[i] = quant_value(w, 0, i);
     return x;
@@ -188,8 +188,8 @@ static void packing_keeps_the_rows(void **state)
         else
             loaded_open(&l, fixture(CASE));
         const struct layer_weights *w = &l.model.weights.layers[0];
-        assert_int_equal(w->delta_in.w.format, packed ? WF_NF4 : WF_BF16);
-        assert_int_equal(w->delta_ba.w.format, WF_BF16);
+        assert_int_equal(w->deltanet.in.w.format, packed ? WF_NF4 : WF_BF16);
+        assert_int_equal(w->deltanet.ba.w.format, WF_BF16);
         assert_int_equal(l.model.weights.n_unused, 0); /* multi-token prediction is known */
         float *x = decoded_rows(&l);
         for (int64_t i = 0; i < ROWS; i++) {

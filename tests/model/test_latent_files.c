@@ -101,7 +101,7 @@ static void assert_same_packed(const char *stored, const char *decoded, const st
     assert_int_equal(a.model.weights.n_unused, 0);
     const struct layer_weights *dense = &a.model.weights.layers[0], *moe = &a.model.weights.layers[1];
     const struct weight *ffn[] = {&dense->up.w, &dense->down.w, &moe->up.w, &moe->shared_up.w, &moe->shared_down.w};
-    const struct weight *attention[] = {&moe->qkv.w, &moe->q_b.w, &moe->kv_b.w, &moe->out.w};
+    const struct weight *attention[] = {&moe->mla.a.w, &moe->mla.q_b.w, &moe->mla.kv_b.w, &moe->mla.out.w};
     for (int i = 0; i < MT_LEN(ffn) && q->format != WF_NONE; i++) assert_int_equal(ffn[i]->format, q->format);
     for (int i = 0; i < MT_LEN(attention) && q->attention; i++) assert_int_equal(attention[i]->format, q->format);
     loaded_close(&a);

@@ -101,7 +101,7 @@ static void values_are_restored(void **state)
             assert_int_equal(whole->n_flat, want->n_flat);
             assert_int_equal(whole->n_params, want->n_params);
             assert_memory_equal(whole->params, want->params, (size_t)want->n_params * sizeof(*want->params));
-            assert_int_equal(tiny_layer(&t, 0).qkv.lora.r, multiple == 1 ? 5 : 8);
+            assert_int_equal(tiny_layer(&t, 0).attention.qkv.lora.r, multiple == 1 ? 5 : 8);
             assert_int_equal(tiny_layer(&t, 0).down.lora.r, multiple == 1 ? 9 : 16);
             float *out = mem_array(want->n_flat, sizeof(*out));
             adapters_put(&t.ad, &t.dev, t.ad.opt.grad, DT_F32, x);

@@ -99,7 +99,7 @@ static void assert_packs_to(const char *dir, const struct quantize *q, const cha
     struct loaded a, b;
     loaded_open_as(&a, dir, q);
     loaded_open(&b, want);
-    const struct weight *up = &a.model.weights.layers[1].up.w, *qkv = &a.model.weights.layers[1].qkv.w;
+    const struct weight *up = &a.model.weights.layers[1].up.w, *qkv = &a.model.weights.layers[1].attention.qkv.w;
     assert_int_equal(up->format, q->format);
     assert_true((up->nested_map != NULL) == q->nested);
     assert_true((qkv->format == q->format) == q->attention);
@@ -401,7 +401,8 @@ static char *packed_bytes(const struct loaded *l, int64_t *size)
     *size = 0;
     for (int64_t i = 0; i < 4 * N_LAYER; i++) {
         const struct layer_weights *lw = &l->model.weights.layers[i / 4];
-        const struct weight *w = (const struct weight *const[]){&lw->qkv.w, &lw->out.w, &lw->up.w, &lw->down.w}[i % 4];
+        const struct weight *w =
+            (const struct weight *const[]){&lw->attention.qkv.w, &lw->attention.out.w, &lw->up.w, &lw->down.w}[i % 4];
         const int64_t n = w->n_out * w->n_in, blocks = weight_blocks(w);
         const struct {
             const void *data;

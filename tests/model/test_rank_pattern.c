@@ -34,16 +34,16 @@ static void targets_and_views(void **state)
     assert_string_equal(text, "v_proj=3,gate_up_proj=4,down_proj=1");
     assert_int_equal(adapters_max_rank(&t.ad), 4);
     const struct layer_weights w = tiny_layer(&t, 1), *l = &w;
-    const int64_t held[] = {l->qkv.lora.r, l->out.lora.r, l->up.lora.r, l->down.lora.r},
+    const int64_t held[] = {l->attention.qkv.lora.r, l->attention.out.lora.r, l->up.lora.r, l->down.lora.r},
                   want[] = {3, 2, 4, 1}; /* q, k and v share the largest r */
     assert_memory_equal(held, want, sizeof(want));
-    assert_close(l->qkv.lora.scale[0], 6 / 2.0, 1e-6);
-    assert_close(l->qkv.lora.scale[2], 6 / 3.0, 1e-6);
-    assert_close(l->out.lora.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->attention.qkv.lora.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->attention.qkv.lora.scale[2], 6 / 3.0, 1e-6);
+    assert_close(l->attention.out.lora.scale[0], 6 / 2.0, 1e-6);
     assert_close(l->up.lora.scale[0], 6 / 4.0, 1e-6);
     assert_close(l->down.lora.scale[0], 6 / 1.0, 1e-6);
     adapters_init(&t.ad, &t.dev, 1);
-    const float *q = l->qkv.lora.a.data; /* [3 * 3, 8]: q has r = 2 and one padding row, v has r = 3 */
+    const float *q = l->attention.qkv.lora.a.data; /* [3 * 3, 8]: q has r = 2 and one padding row, v has r = 3 */
     for (int64_t i = 0; i < 8; i++) assert_true(q[8 + i] != 0 && q[16 + i] == 0 && q[64 + i] != 0);
     tiny_close(&t);
 }

@@ -177,8 +177,9 @@ static void test_packing(void **state)
     assert_true(dense->up.w.format == WF_NF4 && dense->down.w.format == WF_NF4 && !dense->shared_up.w.n_out);
     assert_true(shared->up.w.format == WF_NF4 && shared->shared_up.w.format == WF_NF4);
     assert_true(shared->shared_down.w.format == WF_NF4 && shared->shared_up.w.n_out == 48);
-    assert_true(shared->qkv.w.format == WF_BF16 && shared->router.format == WF_BF16);
-    assert_true(shared->qkv.bias.ndim == 1 && !shared->out.bias.ndim && shared->router_bias.ndim == 1);
+    assert_true(shared->attention.qkv.w.format == WF_BF16 && shared->router.format == WF_BF16);
+    assert_true(shared->attention.qkv.bias.ndim == 1 && !shared->attention.out.bias.ndim &&
+                shared->router_bias.ndim == 1);
     run_close(&r);
 }
 
