@@ -78,6 +78,7 @@ static double *trained(struct run *r, double loss[3], int64_t *n)
     ad->opt.beta1 = 0.9;
     ad->opt.beta2 = 0.999;
     ad->opt.eps = 1e-8;
+    ad->opt.clip_norm = 0;
     double *x = mem_array(2 * *n, sizeof(*x));
     for (int i = 0; i < 3; i++) { /* B is zero at first */
         loss[i] = whole_model_loss_of_12(&r->model, x);

@@ -123,15 +123,6 @@ static int calibrate(struct bench *b, struct err *err)
     return qat_calibrate_end(&m->qat, m->dev, &m->arch, &m->adapters, 1, err);
 }
 
-static void set_optimizer(struct optimizer *opt, const struct config *cfg)
-{
-    opt->beta1 = cfg->optim.beta1;
-    opt->beta2 = cfg->optim.beta2;
-    opt->eps = cfg->optim.eps;
-    opt->weight_decay = cfg->optim.weight_decay;
-    opt->clip_norm = cfg->optim.clip_norm;
-}
-
 /* Errors of the plan and of the adapters name keys of a configuration, which a benchmark does not have. */
 static int in_options(const struct bench *b, struct err *err)
 {
@@ -173,7 +164,6 @@ static int bench_open(struct bench *b, struct err *err)
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
     if (run_open_model(r, NULL, true, err)) return in_options(b, err);
-    set_optimizer(&r->model.adapters.opt, &b->cfg);
     make_batch(b);
     if (calibrate(b, err)) return -1;
     b->step_ms = mem_array(b->n_step, sizeof(double));

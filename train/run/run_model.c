@@ -144,6 +144,15 @@ static void warn_of_holes(const struct run *r)
             log_warn("%s", why.msg);
 }
 
+static void set_optimizer(struct optimizer *opt, const struct config *cfg)
+{
+    opt->beta1 = cfg->optim.beta1;
+    opt->beta2 = cfg->optim.beta2;
+    opt->eps = cfg->optim.eps;
+    opt->weight_decay = cfg->optim.weight_decay;
+    opt->clip_norm = cfg->optim.clip_norm;
+}
+
 int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
 {
     struct adapters ad = {0}, teacher = {0}, *planned = NULL;
@@ -156,6 +165,7 @@ int run_open_model(struct run *r, const char *adapter_dir, bool train, struct er
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&teacher);
     base_model_copy(&r->model.adapters.base, &r->base);
+    set_optimizer(&r->model.adapters.opt, r->cfg);
     if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))

@@ -117,19 +117,6 @@ static int open_schedule(struct training *t, struct err *err)
 
 /* ---- model and adapters */
 
-static int set_optimizer(struct training *t, struct err *err)
-{
-    (void)err;
-    const struct config *cfg = t->run.cfg;
-    struct optimizer *opt = &t->run.model.adapters.opt;
-    opt->beta1 = cfg->optim.beta1;
-    opt->beta2 = cfg->optim.beta2;
-    opt->eps = cfg->optim.eps;
-    opt->weight_decay = cfg->optim.weight_decay;
-    opt->clip_norm = cfg->optim.clip_norm;
-    return 0;
-}
-
 /* All ranks must have the same state and adapters. */
 static int agree_on_start(struct training *t, struct err *err)
 {
@@ -217,7 +204,6 @@ static const struct stage {
     {.open = open_profile, .close = close_profile},
     {.open = measure_roofs},
     {.open = open_model},
-    {.open = set_optimizer},
     {.open = earlier_restore},
     {.open = agree_on_start},
     {.open = earlier_check_model},
