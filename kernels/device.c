@@ -213,6 +213,14 @@ void device_host_join(struct device *dev, int ticket)
     if (!dev->dry_run) dev->ops->host_join(ticket);
 }
 
+int device_tickets(struct device *dev, int n)
+{
+    const int first = dev->n_ticket;
+    dev->n_ticket += n;
+    MT_REQUIRE(dev->n_ticket <= DEV_TICKETS, "%d tickets for copies to host memory", dev->n_ticket);
+    return first;
+}
+
 static bool contiguous(struct tensor x) { return x.ndim <= 1 || x.ld == x.shape[x.ndim - 1]; }
 
 void device_zero(struct device *dev, struct tensor x)

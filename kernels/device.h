@@ -74,6 +74,7 @@ struct device {
     int n_threads;
     int64_t expert_group; /* experts decoded per launch; 0: all of a layer. The CPU decodes tiles and ignores it */
     bool collectives;     /* with other ranks run beside kernels: blocks of a launch must not wait for each other */
+    int n_ticket;         /* tickets that device_tickets has given */
     double flops;         /* FLOPs of all ops so far, counted by the wrappers */
     double floor_ms;      /* cost_ms of all ops so far */
     struct cost op;       /* of the op in the wrapper */
@@ -143,6 +144,8 @@ void device_zero(struct device *dev, struct tensor x);
 void device_host_copy(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket); /* after_ops */
 void device_host_copy_at_once(struct device *dev, void *dst, const void *src, int64_t bytes, int ticket);
 void device_host_join(struct device *dev, int ticket);
+/* n tickets that nothing else of the model has; returns the first. model_open takes all back. */
+int device_tickets(struct device *dev, int n);
 /* Host doubles <-> a contiguous device tensor of F32, F64 or BF16. In a dry run these and the
  * functions above copy nothing, and reads return zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);

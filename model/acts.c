@@ -36,6 +36,8 @@ const char *acts_save_name(const struct acts_save *s, int64_t n_layer)
     return "per layer";
 }
 
+int64_t acts_input_slots(int64_t n_layer) { return MT_MAX(3, MT_MIN(n_layer / 2 + 1, HOST_RING_SLOTS)); }
+
 static const enum acts_group group_of[OFFLOAD_KINDS] = {[OFFLOAD_MIXER] = ACTS_MIXER, [OFFLOAD_FFN] = ACTS_FFN};
 
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind)
@@ -141,28 +143,41 @@ static void push_groups(struct acts_plan *p, struct acts *s, const struct adapte
         if (p->saved[g] == saved && !host[g]) push_counted(p, s, g);
 }
 
-/* The groups of one kind in host memory take turns in two regions. A dry run may save fewer of them than were opened:
- * the others copy nothing. */
-static void push_regions(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
+/* The groups of one kind in host memory take turns in the places of a ring. A dry run may save fewer of them than were
+ * opened: the others copy nothing. */
+static void push_ring(struct acts *s, enum offload_kind kind, struct acts_plan *p, const struct adapters *ad)
 {
-    struct offload *o = &s->offload[kind];
+    struct host_ring *r = &s->offload[kind];
     struct arena *work = &p->dev->work;
     const int64_t mark = arena_mark(work);
-    o->on = p->backward && o->n;
-    o->region_bytes = 0;
-    for (int64_t i = 0; i < o->n; i++) o->bytes[i] = 0;
-    for (int64_t pass = 0; o->on && pass < OFFLOAD_REGIONS; pass++) /* the first finds the size of a region */
-        for (int64_t i = 0; i < o->n; i++) {
-            if ((pass && i % OFFLOAD_REGIONS != pass) || !acts_in_host(s->save.groups[o->layer[i]], kind)) continue;
+    int64_t most = 0; /* bytes of a group, which the first pass finds */
+    r->on = p->backward && r->n;
+    for (int64_t i = 0; i < r->n; i++) r->bytes[i] = 0;
+    for (int64_t pass = 0; r->on && pass < r->n_slot; pass++)
+        for (int64_t l = 0; l < s->n_layer; l++) {
+            const int64_t i = r->item[l];
+            if (i < 0 || (pass && i % r->n_slot != pass) || !acts_in_host(s->save.groups[l], kind)) continue;
             arena_release(work, mark);
-            arena_push(work, pass * o->region_bytes);
-            set_layer(p, s, ad, o->layer[i]);
+            arena_push(work, pass * most);
+            set_layer(p, s, ad, l);
             push_counted(p, s, group_of[kind]);
-            o->bytes[i] = acts_host_bytes(s, p->layer, kind);
-            if (!pass) o->region_bytes = MT_MAX(o->region_bytes, s->bytes[p->layer][group_of[kind]]);
+            r->bytes[i] = acts_host_bytes(s, l, kind);
+            if (!pass) most = MT_MAX(most, r->bytes[i]);
         }
     arena_release(work, mark);
-    for (int i = 0; o->on && i < OFFLOAD_REGIONS; i++) o->region[i] = arena_push(work, o->region_bytes);
+    for (int64_t i = 0; r->on && i < r->n_slot; i++) r->slot[i] = arena_push(work, most);
+}
+
+/* The inputs of layers in host memory take turns as well. */
+static void push_inputs(struct acts *s, const struct acts_plan *p)
+{
+    struct host_ring *r = &s->inputs;
+    r->on = p->backward && r->n_host;
+    for (int64_t i = 0; r->on && i < r->n_slot; i++) {
+        s->layers[i].x = acts_2d(p, p->n_tok, arch_stream_cols(p->a));
+        r->slot[i] = s->layers[i].x.data;
+    }
+    for (int64_t i = 0; r->on && i < r->n; i++) r->bytes[i] = tensor_bytes(s->layers[0].x);
 }
 
 /* Groups that are not saved: all layers share one slot, because only one layer is computed at a time. */
@@ -179,10 +194,10 @@ static void push_slot(struct acts *s, struct acts_plan *p, const struct adapters
     arena_push(work, end - arena_mark(work));
 }
 
-/* The input of layer l: saved, in the ring of the boundary, or in one of two slots. */
+/* The input of layer l: saved, in its place of the ring, or in one of two slots. */
 static struct tensor push_x(const struct acts *s, const struct acts_plan *p, int64_t l)
 {
-    if (s->boundary.on) return boundary_x(&s->boundary, l);
+    if (s->inputs.on) return s->layers[l % s->inputs.n_slot].x;
     return p->backward || l < 2 ? acts_2d(p, p->n_tok, arch_stream_cols(p->a)) : s->layers[l - 2].x;
 }
 
@@ -198,9 +213,8 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
                           .keep_logits = backward && keep_logits};
     for (int64_t l = 0; l <= a->n_layer; l++) s->layers[l] = (struct layer_acts){0};
     push_slot(s, &p, ad);
-    for (int k = 0; k < OFFLOAD_KINDS; k++) push_regions(s, (enum offload_kind)k, &p, ad);
-    s->boundary.on = false;
-    if (backward && s->boundary.n_host) boundary_push(&s->boundary, dev, n_tok, arch_stream_cols(a));
+    for (int k = 0; k < OFFLOAD_KINDS; k++) push_ring(s, (enum offload_kind)k, &p, ad);
+    push_inputs(s, &p);
     for (int64_t l = 0; l <= a->n_layer; l++) {
         s->layers[l].x = push_x(s, &p, l);
         if (l == a->n_layer) break;
@@ -215,7 +229,7 @@ void acts_free(struct acts *s)
     mem_free(s->layouts);
     mem_free(s->layers);
     mem_free(s->bytes);
-    boundary_close(&s->boundary);
-    for (int k = 0; k < OFFLOAD_KINDS; k++) offload_close(&s->offload[k]);
+    host_ring_close(&s->inputs);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_close(&s->offload[k]);
     *s = (struct acts){0};
 }

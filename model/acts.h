@@ -10,8 +10,8 @@
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
  * Every layer may save other groups (struct acts_save): train/plan/plan_choice.c saves those that spare the most time.
- * The three modes save the same groups in all layers. x may be in host memory (boundary.h), and the groups MIXER and
- * FFN (offload.h).
+ * The three modes save the same groups in all layers. x and the groups MIXER and FFN may be in host memory
+ * (kernels/host_ring.h).
  *
  * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
  * the mixer, FFN the streams between mixer and network and what comes before the network.
@@ -27,21 +27,22 @@
 #ifndef MT_ACTS_H
 #define MT_ACTS_H
 
-#include "model/boundary.h"
+#include "kernels/host_ring.h"
 #include "model/lora.h"
-#include "model/offload.h"
 #include "model/weights.h"
 
 struct experts;
 enum recompute { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL };
 const char *recompute_name(enum recompute r);
 
-/* The groups that a layer saves besides KEPT, as bits. SAVE_*_HOST: the group, where it is saved, is in host memory
- * (offload.h). */
+/* The groups that a layer saves besides KEPT, as bits. SAVE_*_HOST: the group, where it is saved, is in host memory.
+ */
 enum { SAVE_CORE = 1, SAVE_MIXER = 2, SAVE_FFN = 4, SAVE_NORMS = 8, SAVE_MIXER_HOST = 16, SAVE_FFN_HOST = 32 };
 struct acts_save {
     uint8_t groups[MT_MAX_LAYERS];
 };
+enum offload_kind { OFFLOAD_MIXER, OFFLOAD_FFN, OFFLOAD_KINDS };
+enum { OFFLOAD_SLOTS = 2 };                                         /* groups of a kind on the device */
 static inline bool acts_in_host(int groups, enum offload_kind kind) /* groups: of a layer */
 {
     const int bits = kind == OFFLOAD_MIXER ? SAVE_MIXER | SAVE_MIXER_HOST : SAVE_FFN | SAVE_FFN_HOST;
@@ -201,13 +202,17 @@ struct acts {
     struct layout *layouts; /* [n_layer] host */
     struct recv_buf recv_buf;
     struct acts_save save;
-    struct boundary boundary;
-    struct offload offload[OFFLOAD_KINDS];
-    int64_t (*bytes)[ACTS_GROUPS]; /* [n_layer] host: size of every group in the last acts_push */
+    struct host_ring inputs;                 /* x of layers 0 .. n_layer */
+    struct host_ring offload[OFFLOAD_KINDS]; /* groups of some layers */
+    int64_t (*bytes)[ACTS_GROUPS];           /* [n_layer] host: size of every group in the last acts_push */
 };
 
 /* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
+/* x of layers on the device where the others are in host memory: half of them, 3 to HOST_RING_SLOTS. 5 give a copy more
+ * time than 3: it may have to wait for the longer copies of a network and of experts (tests/RESULTS.md, "Memory against
+ * speed"). */
+int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);
 /* Allocates the receive buffers: first of a micro-batch, so that they have the same offset on all ranks. */

@@ -102,13 +102,13 @@ static void network(const struct block *b, struct layer_acts *s, struct tensor y
 
 void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    const struct offload *mixer = &b->offload[OFFLOAD_MIXER], *ffn = &b->offload[OFFLOAD_FFN];
-    offload_reuse(mixer, b->dev, b->layer);
+    struct host_ring *mixer = &b->offload[OFFLOAD_MIXER], *ffn = &b->offload[OFFLOAD_FFN];
+    host_ring_need(mixer, b->dev, b->layer, PASS_FORWARD);
     mix(b, s, ffn_of(b) ? s->h : y);
-    offload_store(mixer, b->dev, b->layer);
-    offload_reuse(ffn, b->dev, b->layer);
+    host_ring_done(mixer, b->dev, b->layer, PASS_FORWARD);
+    host_ring_need(ffn, b->dev, b->layer, PASS_FORWARD);
     network(b, s, y);
-    offload_store(ffn, b->dev, b->layer);
+    host_ring_done(ffn, b->dev, b->layer, PASS_FORWARD);
 }
 
 /* The norms of groups that are saved without them. The other norms are computed with their group. */
@@ -144,7 +144,7 @@ static void residual_bwd(const struct block *b, const struct layer_acts *s, stru
         /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->ffn_post, w->ffn_post));
         /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, between(b, s), s->ffn_rstd, w->ffn_norm);
     }
-    offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
+    host_ring_done(&b->offload[OFFLOAD_FFN], dev, b->layer, PASS_BACKWARD);
     if (!mixer_of(b)) return;
     /* 2 mixer */ mixer_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->mixer_post, w->mixer_post));
     /* 1 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, s->x, s->attn_rstd, w->attn_norm);
@@ -166,7 +166,7 @@ static void streams_bwd(const struct block *b, const struct layer_acts *s, struc
     device_zero(dev, dsum); /* the norm adds to it */
     /* 3 norm  */ op_rmsnorm_bwd(dev, dsum, dnorm, site->sum, s->ffn_rstd, w->ffn_norm);
     op_hyper_pre_bwd(dev, dres, dm, dsum, t->h, site->m, site->rstd, &w->hyper_ffn);
-    offload_load(&b->offload[OFFLOAD_FFN], dev, b->layer);
+    host_ring_done(&b->offload[OFFLOAD_FFN], dev, b->layer, PASS_BACKWARD);
     site = &t->mixer;
     op_hyper_post_bwd(dev, df, dres, dm, dres, s->x, s->h, site->m, &w->hyper_attn);
     /* 2 mixer */ mixer_of(b)->bwd(b, s, dnorm, df);
@@ -181,6 +181,6 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dnorm = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], b->a->d_model);
     (b->w->hyper_attn.n_stream ? streams_bwd : residual_bwd)(b, s, dnorm, dres);
-    offload_load(&b->offload[OFFLOAD_MIXER], dev, b->layer);
+    host_ring_done(&b->offload[OFFLOAD_MIXER], dev, b->layer, PASS_BACKWARD);
     arena_release(&dev->work, mark);
 }

@@ -10,7 +10,7 @@
 struct fill {
     struct device *dev;
     struct arena *arena;   /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
-    struct arena *experts; /* destination of packed experts: dev->weights, or a slot of host_experts.h */
+    struct arena *experts; /* destination of packed experts: dev->weights, or a place of weights.host */
     const struct arch *a;
     const struct comm *ep;
     struct checkpoint ck;

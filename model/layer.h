@@ -20,10 +20,10 @@ struct block {
     struct tensor pos, rope; /* [T] i32; [P, width] f32: of the layer's kind of attention, absent without RoPE */
     struct aux *aux;         /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
-    const struct offload *offload; /* [OFFLOAD_KINDS] */
-    struct host_experts *host_experts;
-    bool save_ffn;   /* forward saves the group FFN (acts.h) for the backward */
-    bool core_saved; /* recomputation: the group CORE is there, and the mixer does not compute it */
+    struct host_ring *offload;      /* [OFFLOAD_KINDS] */
+    struct host_ring *host_experts; /* NULL: none */
+    bool save_ffn;                  /* forward saves the group FFN (acts.h) for the backward */
+    bool core_saved;                /* recomputation: the group CORE is there, and the mixer does not compute it */
 
     /* used with expert parallelism only */
     struct comm *ep;

@@ -128,9 +128,39 @@ static void open_offload(struct model *m, const struct model_options *opt)
     bool in_host[MT_MAX_LAYERS];
     for (enum offload_kind k = 0; k < OFFLOAD_KINDS; k++) {
         for (int64_t l = 0; l < m->arch.n_layer; l++) in_host[l] = !opt->frozen && acts_in_host(opt->save.groups[l], k);
-        offload_open(&m->acts.offload[k], m->dev, k, m->arch.n_layer, in_host, opt->host_bytes[k],
-                     m->adapters.lowest_layer);
+        int64_t n = 0;
+        for (int64_t l = 0; l < m->arch.n_layer; l++) n += in_host[l];
+        host_ring_open(&m->acts.offload[k], m->dev,
+                       &(struct host_ring_use){.n_layer = m->arch.n_layer,
+                                               .in_host = in_host,
+                                               .n_slot = OFFLOAD_SLOTS,
+                                               .n_host = n,
+                                               .bytes = opt->host_bytes[k]});
     }
+}
+
+/* The input of each layer, and of the final norm. */
+static void open_inputs(struct model *m, const struct model_options *opt)
+{
+    const struct device *dev = m->dev;
+    const int64_t n = m->arch.n_layer + 1, n_slot = acts_input_slots(m->arch.n_layer);
+    if (opt->frozen || !opt->host_tok) return;
+    host_ring_open(
+        &m->acts.inputs, m->dev,
+        &(struct host_ring_use){.n_layer = n,
+                                .n_slot = n_slot,
+                                .n_host = MT_MAX(n - n_slot, 0),
+                                .bytes = opt->host_tok * arch_stream_cols(&m->arch) * dtype_size(dev->act_dtype),
+                                .keep = true});
+}
+
+static void open_rings(struct model *m, const struct model_options *opt)
+{
+    open_offload(m, opt);
+    open_inputs(m, opt);
+    host_ring_end(&m->weights.host, m->adapters.lowest_layer);
+    host_ring_end(&m->acts.inputs, m->adapters.lowest_layer);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_end(&m->acts.offload[k], m->adapters.lowest_layer);
 }
 
 int model_open(struct model *m, struct device *dev, const struct arch *a, const struct safetensors *st,
@@ -148,6 +178,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
     dev->collectives = m->par.all->world > 1;
+    dev->n_ticket = 0;
     if (check_shapes(dev, a, &m->adapters, m->par.ep->world, err) || check_aux(a, opt->aux_coef, err)) {
         model_close(m);
         return -1;
@@ -175,12 +206,9 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    host_experts_end(&m->weights.host, m->adapters.lowest_layer);
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
-    open_offload(m, opt);
-    boundary_open(&m->acts.boundary, dev, a->n_layer, opt->frozen ? 0 : opt->host_tok, arch_stream_cols(a),
-                  m->adapters.lowest_layer);
+    open_rings(m, opt);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
@@ -321,8 +349,8 @@ void model_fwd(struct model *m)
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
         if (!m->teaching) adapters_need(&m->adapters, m->dev, l);
-        boundary_store(&m->acts.boundary, m->dev, l);
-        boundary_reuse(&m->acts.boundary, m->dev, l + 1);
+        host_ring_done(&m->acts.inputs, m->dev, l, PASS_FORWARD);
+        host_ring_need(&m->acts.inputs, m->dev, l + 1, PASS_FORWARD);
         block_fwd(&b, &acts[l], acts[l + 1].x);
     }
 }
@@ -505,9 +533,9 @@ void model_bwd(struct model *m)
     if (m->pass.last) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
         struct block b = layer(m, l);
-        boundary_load_for(&m->acts.boundary, dev, l);
-        boundary_need(&m->acts.boundary, dev, l);
-        for (int k = 0; k < OFFLOAD_KINDS; k++) offload_need(&m->acts.offload[k], dev, l);
+        host_ring_done(&m->acts.inputs, dev, l + 1, PASS_BACKWARD);
+        host_ring_need(&m->acts.inputs, dev, l, PASS_BACKWARD);
+        for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_need(&m->acts.offload[k], dev, l, PASS_BACKWARD);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
         if (m->pass.last) adapters_reduce(&m->adapters, dev, l);
@@ -520,8 +548,8 @@ void model_bwd(struct model *m)
 
 void model_end(struct model *m)
 {
-    boundary_join(&m->acts.boundary, m->dev); /* a pass without backward has copies that nothing waited for */
-    for (int k = 0; k < OFFLOAD_KINDS; k++) offload_join(&m->acts.offload[k], m->dev);
+    host_ring_join(&m->acts.inputs, m->dev); /* a pass without backward has copies that nothing waited for */
+    for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_join(&m->acts.offload[k], m->dev);
     arena_release(&m->dev->work, 0);
 }
 
@@ -595,9 +623,10 @@ static bool is_finite(struct device *dev, struct tensor x)
 
 struct tensor model_forward_x(const struct model *m, int64_t l)
 {
-    const struct boundary *b = &m->acts.boundary;
-    const struct tensor x = m->acts.layers[l].x;
-    return b->on && l < b->n_host ? tensor_rows(b->host[l], 0, x.shape[0]) : x;
+    const struct host_ring *r = &m->acts.inputs;
+    struct tensor x = m->acts.layers[l].x;
+    if (r->on && l < r->n_host) x.data = r->host[l];
+    return x;
 }
 
 void model_first_bad(struct model *m, char name[64])
@@ -606,7 +635,7 @@ void model_first_bad(struct model *m, char name[64])
         snprintf(name, 64, "output of the teacher");
         return;
     }
-    boundary_join(&m->acts.boundary, m->dev);
+    host_ring_join(&m->acts.inputs, m->dev);
     for (int64_t l = 0; l <= m->arch.n_layer; l++) {
         if (is_finite(m->dev, model_forward_x(m, l))) continue;
         if (l == 0)

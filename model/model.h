@@ -168,7 +168,7 @@ struct objective_means model_parts(const struct model *m, const struct model_tal
 void model_read_expert_rows(struct model *m, int64_t *rows);
 
 /* The input of layer l, or at n_layer the last output, as the forward left it: on the device or in host memory. After
- * the backward those on the device may be of other layers (boundary.h). */
+ * the backward those on the device may be of other layers (kernels/host_ring.h). */
 struct tensor model_forward_x(const struct model *m, int64_t l);
 /* Names the first tensor of the forward that is not finite, e.g. "output of layer 3". Call it after model_loss. Waits
  * for the device. */

@@ -5,9 +5,9 @@
 
 #include "data/safetensors.h"
 #include "kernels/comm/comm.h"
+#include "kernels/host_ring.h"
 #include "model/arch/arch.h"
 #include "model/stored/base_model.h"
-#include "model/host_experts.h"
 #include "model/stored/quantize.h"
 
 /* A compressor of mixer_compressed.c: values, then gates [2W or 4W, D]; its position bias; its norm. */
@@ -76,6 +76,7 @@ struct fp8_layer {
     int n_step;
 };
 
+enum { HOST_EXPERT_SLOTS = 2 }; /* layers whose packed experts the device holds where others are in host memory */
 struct weights {
     struct weight embed, head;         /* [V, D]; head may share embed's bytes */
     struct tensor norm;                /* [D] f32, final */
@@ -84,9 +85,9 @@ struct weights {
     struct fp8_layer *fp8;             /* [L] host; NULL without FP8 products */
     int64_t n_layer;                   /* of fp8 */
     int64_t expert_bytes, dense_bytes; /* in dev->weights: up and down with their biases; all other weights */
-    struct host_experts host;          /* of the layers in weights_options.host_layers */
-    int64_t packed_bytes;              /* the most that one layer's experts take on the device, if they are packed */
-    int64_t n_decoded, decoded_bytes;  /* layers whose experts are decoded; their bytes minus their packed bytes */
+    struct host_ring host; /* packed experts of weights_options.host_layers; its places are in dev->weights */
+    int64_t packed_bytes;  /* the most that one layer's experts take on the device, if they are packed */
+    int64_t n_decoded, decoded_bytes; /* layers whose experts are decoded; their bytes minus their packed bytes */
     char experts[96]; /* format in memory: "nf4-nested, packed from bf16, 3 of 24 layers decoded to bf16" */
     enum weight_format expert_format; /* before layers are decoded */
     uint64_t fingerprint;  /* hash of the checkpoint's tensors that were read (of each the first 64 KiB, of experts in

@@ -274,13 +274,17 @@ int weights_experts(struct fill *f, struct proj *up, const struct stored_experts
                     const struct stored_experts *stored_down)
 {
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;
-    struct arena *slot = host_experts_place(&f->w->host, f->dev, f->layer);
-    f->experts = slot ? slot : &f->dev->weights;
+    struct host_ring *ring = &f->w->host;
+    const bool in_host = host_ring_has(ring, f->layer);
+    struct arena slot = {.name = "packed experts"};
+    if (in_host) slot.base = host_ring_place(ring, f->dev, f->layer);
+    slot.cap = slot.base ? ring->host_bytes : INT64_MAX;
+    f->experts = in_host ? &slot : &f->dev->weights;
     const int rc = load_product(f, up, stored_up) || load_product(f, down, stored_down);
     const int64_t bytes = f->dev->weights.used - before;
-    const char *kept = host_experts_keep(&f->w->host, f->dev, f->layer);
-    if (kept) quantizer_moved(&f->quantizer, slot->base, slot->used, kept);
-    if (arch_is_routed(f->a, f->layer) && f->layer < f->first_decoded && !slot)
+    const char *kept = in_host ? host_ring_keep(ring, f->dev, f->layer, slot.used) : NULL;
+    if (kept) quantizer_moved(&f->quantizer, slot.base, slot.used, kept);
+    if (arch_is_routed(f->a, f->layer) && f->layer < f->first_decoded && !in_host)
         f->w->packed_bytes = MT_MAX(f->w->packed_bytes, bytes);
     f->w->expert_bytes += bytes;
     f->w->n_decoded = MT_MIN(f->w->n_decoded, n_decoded + 1); /* the layer counts once */

@@ -150,7 +150,16 @@ static void open_host_experts(struct fill *f, const struct weights_options *opt)
         in_host[l] = (seen + 1) * wanted / n > seen * wanted / n;
         seen++;
     }
-    if (wanted) host_experts_open(&f->w->host, f->dev, f->a->n_layer, in_host, opt->host_bytes);
+    if (!wanted) return;
+    struct host_ring *r = &f->w->host;
+    host_ring_open(r, f->dev,
+                   &(struct host_ring_use){.n_layer = f->a->n_layer,
+                                           .in_host = in_host,
+                                           .n_slot = MT_MIN(wanted, HOST_EXPERT_SLOTS),
+                                           .n_host = wanted,
+                                           .bytes = opt->host_bytes,
+                                           .frozen = true});
+    for (int64_t s = 0; s < r->n_slot; s++) r->slot[s] = arena_push(&f->dev->weights, opt->host_bytes);
 }
 
 /* After an error: a missing file, or a format that is not supported, explains more than what followed from it. */
@@ -188,7 +197,8 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
     describe_decoded(&f);
     if (w->fp8 && !dev->dry_run) fp8_experts_log(w);
     if (f.ck.hashed) w->base = f.ck.fingerprint, w->fingerprint = quantize_key(&f.quantizer.q, f.ck.fingerprint);
-    host_experts_settle(&w->host, dev);
+    host_ring_join(&w->host, dev);
+    if (w->host.n && !dev->dry_run) dev->ops->wait();
     if (checkpoint_check_missing(&f.ck, err)) goto out;
     if (!f.checked) w->n_unused = unused_count(&f.ck, a, dev->dry_run, &w->unused);
     quantizer_finish(&f.quantizer);
@@ -205,7 +215,7 @@ void weights_free(struct weights *w)
 {
     for (int64_t l = 0; l < w->n_layer && w->fp8; l++)
         for (int i = 0; i < w->fp8[l].n_step; i++) mem_free(w->fp8[l].steps[i]);
-    host_experts_close(&w->host);
+    host_ring_close(&w->host);
     base_hash_close(&w->hash);
     mem_free(w->fp8);
     mem_free(w->layers);

@@ -1,18 +1,19 @@
 /* host_update.c - updates on the CPU, a layer at a time, while the GPU computes. */
 #include "optim/host_update.h"
 
-enum { GRAD_TICKET = DEV_TICKETS - HOST_UPDATE_TICKETS, WORKING_TICKET };
-
 void host_update_open(struct optimizer *opt, struct device *dev, struct tensor working, int64_t n_layer)
 {
     const int64_t n = opt->param.shape[0];
+    const int ticket = device_tickets(dev, 2);
     opt->host = (struct host_update){.grad = arena_tensor_1d(&dev->host, DT_F32, n),
                                      .working = arena_tensor_1d(&dev->host, DT_BF16, n),
                                      .to = working,
                                      .n_layer = n_layer,
                                      .copied = mem_array(n_layer, sizeof(bool)),
                                      .pending = mem_array(n_layer, sizeof(bool)),
-                                     .ms = mem_array(1, sizeof(double))};
+                                     .ms = mem_array(1, sizeof(double)),
+                                     .grad_ticket = ticket,
+                                     .working_ticket = ticket + 1};
 }
 
 void host_update_close(struct optimizer *opt)
@@ -32,7 +33,7 @@ void host_update_complete(const struct optimizer *opt, struct device *dev, int64
     for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++)
         if (g->layer == layer && g->n)
             device_host_copy(dev, at(opt->host.grad, g->first), at(opt->grad, g->first), g->n * dtype_size(DT_F32),
-                             GRAD_TICKET);
+                             opt->host.grad_ticket);
     opt->host.copied[layer] = true;
 }
 
@@ -42,7 +43,7 @@ void host_update_note(struct optimizer *opt, struct device *dev, double lr, doub
     host_update_settle(opt, dev);
     for (int64_t l = 0; l < h->n_layer; l++)
         if (!h->copied[l]) host_update_complete(opt, dev, l);
-    device_host_join(dev, GRAD_TICKET);
+    device_host_join(dev, h->grad_ticket);
     dev->ops->wait();
     h->step = optimizer_next(opt, lr, norm);
     for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++)
@@ -58,9 +59,9 @@ static void make_step(const struct optimizer *opt, struct device *dev, int64_t l
         if (g->layer != layer || !g->n) continue;
         opt->kind->host_update(opt, g, at(h->grad, g->first), at(h->working, g->first), &h->step, dev->n_threads);
         device_host_copy_at_once(dev, at(h->to, g->first), at(h->working, g->first), g->n * dtype_size(DT_BF16),
-                                 WORKING_TICKET);
+                                 h->working_ticket);
     }
-    device_host_join(dev, WORKING_TICKET);
+    device_host_join(dev, h->working_ticket);
     h->pending[layer] = false;
     *h->ms += clock_ms() - start;
 }

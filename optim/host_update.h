@@ -5,7 +5,6 @@
 
 #include "optim/optimizer.h"
 
-enum { HOST_UPDATE_TICKETS = 2 }; /* the last of DEV_TICKETS */
 /* working: the copies of param on the device. Allocates the arrays on dev->host. */
 void host_update_open(struct optimizer *opt, struct device *dev, struct tensor working, int64_t n_layer);
 void host_update_close(struct optimizer *opt); /* frees the tables */

@@ -49,6 +49,7 @@ struct host_update {
     int64_t n_layer;
     bool *copied, *pending; /* [n_layer]: its gradients of this pass are copied out; the noted step is not made yet */
     double *ms;             /* [1] the time of all updates so far */
+    int grad_ticket, working_ticket; /* of the copies of both */
 };
 
 struct optimizer {

@@ -152,17 +152,17 @@ static void check_host(struct run *r, double loss, const double *g)
                                      SAVE_CORE | FFN,   MIXER,       MIXER | SAVE_FFN | SAVE_NORMS};
     const int64_t n = r->arch.n_layer, bytes = 1 << 20;
     struct err err;
-    bool in_host[MT_MAX_LAYERS];
-    for (int64_t l = 0; l < n; l++) in_host[l] = true;
-    r->dev.ops->free(r->dev.work.base); /* it has no room for the regions */
+    r->dev.ops->free(r->dev.work.base); /* it has no room for the rings */
     if (device_reserve(&r->dev, &r->dev.work, "work", 64 << 20, &err) ||
         device_reserve_host(&r->dev, OFFLOAD_KINDS * n * bytes, &err))
         fail_msg("%s", err.msg);
     for (enum offload_kind k = 0; k < OFFLOAD_KINDS; k++) {
-        struct offload *o = &r->model.acts.offload[k];
-        offload_close(o);
-        offload_open(o, &r->dev, k, n, in_host, bytes, r->model.adapters.lowest_layer);
-        for (int64_t l = 0; l < n; l++) o->bytes[l] = bytes; /* of an earlier micro-batch, more than a region has */
+        struct host_ring *ring = &r->model.acts.offload[k];
+        host_ring_close(ring);
+        host_ring_open(ring, &r->dev,
+                       &(struct host_ring_use){.n_layer = n, .n_slot = OFFLOAD_SLOTS, .n_host = n, .bytes = bytes});
+        host_ring_end(ring, r->model.adapters.lowest_layer);
+        for (int64_t l = 0; l < n; l++) ring->bytes[l] = bytes; /* of an earlier micro-batch, more than a place has */
     }
     check_groups(r, groups, MT_LEN(groups), loss, g);
 }

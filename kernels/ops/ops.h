@@ -538,7 +538,7 @@ typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
  * the ops before it are done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in the
  * order of their calls. host_join(ticket): later ops wait for the last copy with this ticket; without one it does
  * nothing. */
-enum { DEV_TICKETS = 13 };
+enum { DEV_TICKETS = 32 };
 typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 typedef void dev_host_join_fn(int ticket);
 

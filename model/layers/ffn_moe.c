@@ -91,9 +91,9 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, &router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
-    host_experts_need(b->host_experts, dev, b->layer);
+    host_ring_need(b->host_experts, dev, b->layer, PASS_FORWARD);
     /* 2 experts */ b->experts->fwd(b, s, y);
-    host_experts_done(b->host_experts, dev, b->layer, PASS_FORWARD);
+    host_ring_done(b->host_experts, dev, b->layer, PASS_FORWARD);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -103,16 +103,16 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct moe_acts *m = &s->moe;
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], m->route.idx.shape[1]);
-    host_experts_need(b->host_experts, dev, b->layer);
+    host_ring_need(b->host_experts, dev, b->layer, PASS_BACKWARD);
     /* 2 experts */ b->experts->bwd(b, s, dnorm, dgate, dres);
-    host_experts_done(b->host_experts, dev, b->layer, PASS_BACKWARD);
+    host_ring_done(b->host_experts, dev, b->layer, PASS_BACKWARD);
     /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &router);
     arena_release(&dev->work, mark);
 }
 
 static void recompute(const struct block *b, struct layer_acts *s)
 {
-    host_experts_need(b->host_experts, b->dev, b->layer);
+    host_ring_need(b->host_experts, b->dev, b->layer, PASS_BACKWARD);
     b->experts->recompute(b, s);
 }
 

@@ -132,28 +132,33 @@ static void host_memory_gives_the_same_bytes(void **state)
     mem_free(first);
 }
 
-/* As model.c calls it: every layer writes its output and reads its input, in both passes that of its number. */
-static void inputs_pass(struct boundary *b, struct device *dev, int64_t n_layer, int64_t lowest)
+static struct tensor input_of(const struct host_ring *r, int64_t l)
 {
-    set_value(boundary_x(b, 0), 0, 1000);
+    return tensor_2d(r->slot[l % r->n_slot], DT_F32, 1, 8);
+}
+
+/* As model.c calls it: every layer writes its output and reads its input, in both passes that of its number. */
+static void inputs_pass(struct host_ring *r, struct device *dev, int64_t n_layer, int64_t lowest)
+{
+    set_value(input_of(r, 0), 0, 1000);
     for (int64_t l = 0; l < n_layer; l++) {
-        boundary_store(b, dev, l);
-        boundary_reuse(b, dev, l + 1);
-        assert_true(value_at(boundary_x(b, l), 0) == (double)(1000 + l));
-        set_value(boundary_x(b, l + 1), 0, (double)(1001 + l));
+        host_ring_done(r, dev, l, PASS_FORWARD);
+        host_ring_need(r, dev, l + 1, PASS_FORWARD);
+        assert_true(value_at(input_of(r, l), 0) == (double)(1000 + l));
+        set_value(input_of(r, l + 1), 0, (double)(1001 + l));
     }
     for (int64_t l = n_layer - 1; l >= lowest; l--) {
-        boundary_load_for(b, dev, l);
-        boundary_need(b, dev, l);
-        if (!(value_at(boundary_x(b, l), 0) == (double)(1000 + l)))
-            fail_msg("input of layer %d of %d: %g", (int)l, (int)n_layer, value_at(boundary_x(b, l), 0));
-        set_value(boundary_x(b, l + 1), 0, NAN); /* its place may be taken */
+        host_ring_done(r, dev, l + 1, PASS_BACKWARD);
+        host_ring_need(r, dev, l, PASS_BACKWARD);
+        if (!(value_at(input_of(r, l), 0) == (double)(1000 + l)))
+            fail_msg("input of layer %d of %d: %g", (int)l, (int)n_layer, value_at(input_of(r, l), 0));
+        set_value(input_of(r, l + 1), 0, NAN); /* its place may be taken */
     }
-    boundary_join(b, dev);
+    host_ring_join(r, dev);
     assert_int_equal(late.n, 0);
 }
 
-/* Rings of every size: half of the inputs, 3 to BOUNDARY_RING. */
+/* Rings of every size: half of the inputs, 3 to HOST_RING_SLOTS. */
 static void inputs_come_back(void **state)
 {
     static const int64_t ring[] = {3, 3, 3, 3, 3, 4, 4, 5, 5, 5, 5, 5};
@@ -166,13 +171,19 @@ static void inputs_come_back(void **state)
         fail_msg("%s", err.msg);
     for (int64_t n_layer = 1; n_layer <= MT_LEN(ring); n_layer++)
         for (int64_t lowest = 0; lowest < n_layer; lowest++) {
-            struct boundary b;
-            boundary_open(&b, &r.dev, n_layer, 1, 8, lowest);
-            boundary_push(&b, &r.dev, 1, 8);
-            assert_int_equal(b.n_ring, ring[n_layer - 1]);
-            assert_int_equal(b.n_host, MT_MAX(n_layer + 1 - b.n_ring, 0));
-            inputs_pass(&b, &r.dev, n_layer, lowest);
-            boundary_close(&b);
+            struct host_ring inputs;
+            const int64_t n_slot = acts_input_slots(n_layer), n_host = MT_MAX(n_layer + 1 - n_slot, 0);
+            assert_int_equal(n_slot, ring[n_layer - 1]);
+            r.dev.n_ticket = 0;
+            host_ring_open(&inputs, &r.dev,
+                           &(struct host_ring_use){
+                               .n_layer = n_layer + 1, .n_slot = n_slot, .n_host = n_host, .bytes = 32, .keep = true});
+            host_ring_end(&inputs, lowest);
+            inputs.on = n_host > 0;
+            for (int64_t i = 0; i < n_slot; i++) inputs.slot[i] = arena_push(&r.dev.work, 32);
+            for (int64_t i = 0; i <= n_layer; i++) inputs.bytes[i] = 32;
+            inputs_pass(&inputs, &r.dev, n_layer, lowest);
+            host_ring_close(&inputs);
             arena_release(&r.dev.work, 0);
             arena_release(&r.dev.host, 0);
         }

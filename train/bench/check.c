@@ -364,7 +364,7 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     c->norm = mem_array(tensor_count(m->final_norm), sizeof(float));
     device_get_f32(&r->dev, c->norm, m->final_norm);
     c->x = mem_array((n_layer + 1) * n_x, sizeof(float));
-    boundary_join(&m->acts.boundary, &r->dev);
+    host_ring_join(&m->acts.inputs, &r->dev);
     for (int64_t l = 0; l <= n_layer; l++) device_get_f32(&r->dev, c->x + l * n_x, model_forward_x(m, l));
     model_bwd(m);
     take(m, c);

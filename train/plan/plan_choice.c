@@ -423,13 +423,11 @@ static double moments_ms(const struct search *s)
 static double place_ms(const struct search *s, const struct place *p)
 {
     const struct plan_probe *probe = &s->probe;
-    const struct boundary *b = &probe->model.acts.boundary;
     const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
     double bytes = 0;
     if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
-    if (p->inputs && b->n_host) bytes += 0.05 * 2 * (double)(b->n_host * tensor_bytes(b->host[0]));
-    for (int k = 0; k < OFFLOAD_KINDS; k++)
-        bytes += 0.05 * 2 * (double)(probe->model.acts.offload[k].n * s->opt.host_bytes[k]);
+    bytes += 0.05 * 2 * (double)host_ring_bytes(&probe->model.acts.inputs);
+    for (int k = 0; k < OFFLOAD_KINDS; k++) bytes += 0.05 * 2 * (double)host_ring_bytes(&probe->model.acts.offload[k]);
     return copy_ms(bytes) + (p->moments ? moments_ms(s) / n_batch(s) : 0);
 }
 

@@ -390,13 +390,12 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
     if (plan_probe_open(&p, q, opt, err)) return -1;
     const struct weights *w = &p.model.weights;
     const struct adapters *ad = &p.model.adapters;
-    const struct boundary *b = &p.model.acts.boundary;
     p.dev.roofs = q->rates;
     *m = (struct plan_memory){.experts = w->expert_bytes,
                               .dense = p.dev.weights.peak - w->expert_bytes,
                               .host = p.dev.host.peak,
                               .host_moments = ad->opt.host_states ? adapters_host_bytes(ad, ad->opt.cpu_update) : 0,
-                              .host_inputs = b->n_host ? b->n_host * tensor_bytes(b->host[0]) : 0,
+                              .host_inputs = host_ring_bytes(&p.model.acts.inputs),
                               .host_shared = plan_host_shared(q->dev, p.dev.host.peak),
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
@@ -407,10 +406,10 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .n_packed = plan_packed_layers(&p),
                               .n_unused = w->n_unused,
                               .unused = w->unused};
-    m->host_experts = w->host.n * w->host.slot_bytes;
-    m->expert_slots = MT_MIN(w->host.n, HOST_EXPERT_SLOTS) * w->host.slot_bytes;
+    m->host_experts = host_ring_bytes(&w->host);
+    m->expert_slots = w->host.n_slot * w->host.host_bytes;
     memcpy(m->format, w->experts, sizeof(m->format));
-    for (int k = 0; k < OFFLOAD_KINDS; k++) m->host_inputs += p.model.acts.offload[k].n * opt->host_bytes[k];
+    for (int k = 0; k < OFFLOAD_KINDS; k++) m->host_inputs += host_ring_bytes(&p.model.acts.offload[k]);
     m->inside_ms = plan_inside_ms(&p, &q->rates, &unused);
     m->tile_ms = tile_ms(&p, &opt->save);
     measure_passes(&p, m, opt->frozen);

@@ -1,0 +1,68 @@
+/* host_ring.h - items in pinned host memory that take turns on the device: inputs of layers, activations of mixers and
+ * networks, packed experts. The copies run beside the ops, on the streams of their tickets. Item i is in place
+ * i % n_slot of the device, from need to done in each pass.
+ *
+ *   forward:   need(l) before the first op of layer l that uses its item, done(l) after the last. An item that is
+ *              written goes to host memory then; the last n_slot of a pass stay on the device.
+ *   backward:  the same in reverse. done(l) brings the item that has the place next.
+ *   frozen:    nothing writes the items, and none goes to host memory after place and keep, while loading. Passes begin
+ *              and end with those that are on the device. */
+#ifndef MT_HOST_RING_H
+#define MT_HOST_RING_H
+
+#include "kernels/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { HOST_RING_SLOTS = 5 };
+struct host_ring {
+    int64_t n, n_slot;             /* items, ascending by layer; places on the device */
+    int64_t n_host, host_bytes;    /* items that have host memory, the first; bytes of it, each */
+    int64_t first;                 /* the backward pass ends with this item */
+    int64_t *item, *bytes;         /* [n_layer] item of a layer, -1: none; [n] that a copy of it moves */
+    char **host;                   /* [n_host] on dev->host */
+    char *slot[HOST_RING_SLOTS];   /* places on the device */
+    int64_t held[HOST_RING_SLOTS]; /* frozen: the item that is in the place, or on its way there */
+    int ticket;                    /* of the first place */
+    bool frozen;
+    bool keep;    /* items below `first` go to host memory too, for messages that read all */
+    bool on;      /* the current pass uses it */
+    bool returns; /* frozen: the current pass has a backward */
+};
+
+struct host_ring_use {
+    int64_t n_layer;
+    const bool *in_host; /* [n_layer] layers that have an item; NULL: all */
+    int64_t n_slot;      /* places, at most HOST_RING_SLOTS */
+    int64_t n_host, bytes;
+    bool frozen, keep;
+};
+/* Allocates on dev->host. The caller sets slot[], and bytes[] and `on` before each pass. Without items it does nothing,
+ * like all functions below. A zeroed ring has no items. */
+void host_ring_open(struct host_ring *r, struct device *dev, const struct host_ring_use *use);
+void host_ring_close(struct host_ring *r);
+/* The backward pass ends with layer `lowest`: it reads no items below. */
+void host_ring_end(struct host_ring *r, int64_t lowest);
+
+/* Of host memory. */
+static inline int64_t host_ring_bytes(const struct host_ring *r) { return r->n_host * r->host_bytes; }
+
+/* Nothing for layers without an item, where not on, and with r NULL. */
+enum pass_step { PASS_FORWARD = 1, PASS_BACKWARD = -1 };
+void host_ring_need(struct host_ring *r, struct device *dev, int64_t layer, enum pass_step step);
+void host_ring_done(struct host_ring *r, struct device *dev, int64_t layer, enum pass_step step);
+void host_ring_join(const struct host_ring *r, struct device *dev); /* later ops wait for all copies */
+
+/* Frozen items, while loading. */
+bool host_ring_has(const struct host_ring *r, int64_t layer);
+/* Where to write the item of a layer; NULL in a dry run. */
+char *host_ring_place(const struct host_ring *r, struct device *dev, int64_t layer);
+/* Copies `bytes` of it to host memory, and returns where they are after host_ring_join; NULL in a dry run. */
+char *host_ring_keep(struct host_ring *r, struct device *dev, int64_t layer, int64_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
