@@ -50,11 +50,15 @@ struct recorder {
     bool open;              /* between device_op_begin and device_op_end of a recorded call */
 };
 
+/* Kernels of the CUDA backend by the architecture that they were written for. Those of CUDA_SM80, the portable ones,
+ * run on all GPUs, and serve where an architecture has no others. */
+enum cuda_arch { CUDA_SM80, CUDA_SM90, CUDA_SM100, CUDA_SM120 };
+
 /* A GPU to plan for. host_bytes: free host memory of its machine; 0: not known. */
 struct device_card {
     int64_t bytes, host_bytes;
-    bool hopper;     /* uses the kernels for Hopper */
-    bool integrated; /* its memory is that of the host */
+    enum cuda_arch arch; /* of its kernels */
+    bool integrated;     /* its memory is that of the host */
 };
 enum { GPU_CAPABILITY = 80 }; /* the least compute capability that the CUDA kernels run on: 8.0 */
 
@@ -106,9 +110,9 @@ int ops_cuda_count(void); /* number of GPUs that this process sees; the process 
 /* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns the number that they take.
  * The bits of the outputs do not depend on it. */
 int ops_cuda_sms(int n);
-/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. Scratch is that of the kernels for Hopper or
- * of the portable ones, where no GPU is open in this process. */
-const struct ops *ops_cuda_table(bool hopper);
+/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. Scratch is that of the kernels of `arch`
+ * where no GPU is open in this process. */
+const struct ops *ops_cuda_table(enum cuda_arch arch);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
  * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 
+#include "kernels/choice.h"
 #include "kernels/format/minifloat.h"
 #include "kernels/ops/ops.h"
 
@@ -58,8 +59,7 @@ int fp8_experts_open(struct fill *f, struct proj *proj)
 
 bool fp8_experts_have_codes(const struct fill *f, const struct proj *proj)
 {
-    const struct ops *ops = f->dev->ops;
-    return proj->fp8.step.ndim && ops->fp8_products && ops->fp8_products() && proj->w.n_out % 16 == 0;
+    return proj->fp8.step.ndim && choice_fp8_products(f->dev) && proj->w.n_out % 16 == 0;
 }
 
 void fp8_experts_decode(struct fill *f, struct proj *proj)

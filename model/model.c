@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/choice.h"
+
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
 {
-    const int64_t size = dev->ops->logit_bytes && !teacher ? dev->ops->logit_bytes(a->vocab) : (int64_t)sizeof(float);
+    const int64_t size = teacher ? dtype_size(DT_F32) : choice_logit_bytes(dev, a->vocab);
     const int64_t fit = logits_bytes / (size * a->vocab),
                   unit = fit < 512 ? 64 : 128; /* multiple of a tile of the product's rows */
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);

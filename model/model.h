@@ -177,7 +177,7 @@ void model_first_bad(struct model *m, char name[64]);
 bool model_first_bad_grad(struct model *m, char name[64]);
 
 /* Labelled tokens per pass of the loss head whose logits take about logits_bytes. teacher: of a distillation, whose
- * logits are f32; others as dev->ops->logit_bytes says. */
+ * logits are f32; others as choice_logit_bytes says. */
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes);
 
 #endif

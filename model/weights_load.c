@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/choice.h"
 #include "kernels/ops/ops.h"
 #include "model/stored/formats.h"
 #include "model/fp8_experts.h"
@@ -48,7 +49,7 @@ static void describe_decoded(struct fill *f)
     if (f->w->n_decoded)
         snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", %lld of %lld layer%s decoded to %s",
                  (long long)f->w->n_decoded, (long long)f->a->n_layer, str_plural(f->a->n_layer),
-                 f->w->fp8 && f->dev->ops->fp8_products && f->dev->ops->fp8_products()
+                 f->w->fp8 && choice_fp8_products(f->dev)
                      ? "e4m3"
                      : weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
     else if (f->w->fp8)

@@ -578,11 +578,10 @@ struct comm_ops;
 struct ops {
     const char *name;
     enum dtype act_dtype, stat_dtype;
-    bool own_memory;                         /* a GPU: the host reaches its tensors by copies alone */
-    bool (*integrated)(void);                /* its memory is that of the host all the same; NULL: no */
-    bool (*fp8_products)(void);              /* reads experts as expert_codes writes them; NULL: no */
-    int64_t (*logit_bytes)(int64_t n_vocab); /* of a logit in the scratch of linear_ce; NULL: of an f32 */
-    int64_t rank_multiple;                   /* LoRA ranks are padded to a multiple of this */
+    bool own_memory;              /* a GPU: the host reaches its tensors by copies alone */
+    bool (*integrated)(void);     /* its memory is that of the host all the same; NULL: no */
+    enum cuda_arch (*arch)(void); /* of the kernels that run, for choice.h; NULL: no GPU */
+    int64_t rank_multiple;        /* LoRA ranks are padded to a multiple of this */
     dev_alloc_fn *alloc, *alloc_host;
     dev_free_fn *free;
     dev_free_host_fn *free_host;

@@ -3,7 +3,7 @@
 #ifndef MT_OPS_PROJ_H
 #define MT_OPS_PROJ_H
 
-#include "kernels/moe_packed.h"
+#include "kernels/choice.h"
 #include "kernels/ops/ops_check.h"
 
 /* Fake quantisation: parts that cover the rows, blocks that divide them, and what a merged adapter is read from. */
@@ -53,7 +53,7 @@ static inline void moves_matrix(struct device *dev, const struct proj *p, int64_
     const struct weight *w = &p->w;
     const int64_t n_read = read_experts(p, n_row);
     const double decode = dev->op.decode, share = MT_MIN(1, (double)n_read / (double)w->n_exp);
-    if (ops_reads_packed(dev, p, n_row)) {
+    if (choice_reads_packed(dev, p, n_row)) {
         dev->op.bytes += share * (double)weight_bytes(w);
         return;
     }

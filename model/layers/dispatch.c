@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/moe_packed.h"
+#include "kernels/choice.h"
 #include "model/layers/input_quant.h"
 
 static struct tensor push(const struct block *b, enum dtype t, int64_t rows, int64_t cols)
@@ -214,7 +214,7 @@ static struct proj decode(const struct pipeline *t, const struct proj *packed)
     const bool as_stored = w->format == bf16.format && !packed->quant.format.bits;
     const bool few = t->s->moe.layout->n_chunk == 1 || capacity(t->b) < w->n_exp;
     if (as_stored || !dev->ops->own_memory || dev->expert_group || few) return *packed;
-    if (ops_reads_packed(dev, packed, capacity(t->b))) return *packed;
+    if (choice_reads_packed(dev, packed, capacity(t->b))) return *packed;
     const struct tensor y = arena_tensor_3d(&dev->work, DT_BF16, w->n_exp, w->n_out, w->n_in);
     op_decode(dev, y, packed, absent);
     bf16.data = y.data;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/choice.h"
 #include "kernels/format/minifloat.h"
 #include "model/fp8_experts.h"
 
@@ -160,7 +161,7 @@ static void use_fp8(struct device *dev, struct proj *p, const struct fp8_case *c
     if (c->wide) widen(w);
     p->fp8.step = steps_of(w);
     p->fp8.host_step = make_copy(p->fp8.step).data;
-    if (c->packed || !dev->ops->fp8_products || !dev->ops->fp8_products()) return;
+    if (c->packed || !choice_fp8_products(dev)) return;
     const struct tensor y = make_empty(DT_U8, w->n_exp, 2 * w->n_out, w->n_in);
     op_expert_codes(dev, y, w, p->fp8.step);
     p->fp8.pair = true;

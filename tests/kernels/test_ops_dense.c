@@ -698,9 +698,8 @@ static void loss_head_scratch_of_the_plan(void **state)
     struct device card, plan;
     struct err err;
     (void)state;
-    for (int hopper = 0; hopper < 2; hopper++) {
-        if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = hopper}, "auto",
-                             &err)) {
+    for (enum cuda_arch arch = CUDA_SM80; arch <= CUDA_SM90; arch++) {
+        if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .arch = arch}, "auto", &err)) {
             print_message("skip: scratch of the loss head: %s\n", err.msg);
             skip();
         }

@@ -1,7 +1,7 @@
 /* test_ops_experts.c - adapters on the experts, and many of them: decoded experts are only those that have rows; idle
  * experts have no gradient; adapters that add nothing change no bit; 64, 128 and 256 experts; the hybrid and the split
  * form of an adapter. On the CPU and on the GPU. */
-#include "kernels/moe_packed.h"
+#include "kernels/choice.h"
 #include "tests/expert_layer.h"
 
 #include <string.h>
@@ -49,7 +49,7 @@ static void decode_buffer_of_the_plan(void **state)
     enum { MATRIX = 1024 * 2048 * 2, SMALL = 64 << 10 }; /* SMALL: rows, and the list of experts */
     struct err err;
     (void)state;
-    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .arch = CUDA_SM90}, "auto", &err)) {
         print_message("skip: plan of the decode buffer: %s\n", err.msg);
         skip();
     }
@@ -101,11 +101,12 @@ static void ring_of_the_plan(void **state)
                  {MOST + 1, 2, 2, false}, {2 * MOST, 0, 4, false}, {2 * MOST, 16, 16, false}};
     struct err err;
     (void)state;
-    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .arch = CUDA_SM90}, "auto", &err)) {
         print_message("skip: plan of the ring: %s\n", err.msg);
         skip();
     }
-    if (!ops_reads_packed(&card, &(struct proj){.w = {.format = WF_MXFP4, .n_exp = 2, .n_out = 64, .n_in = 64}}, 8)) {
+    if (!choice_reads_packed(&card, &(struct proj){.w = {.format = WF_MXFP4, .n_exp = 2, .n_out = 64, .n_in = 64}},
+                             8)) {
         print_message("skip: plan of the ring: the GPU of this machine has no Hopper kernels\n");
         skip();
     }
@@ -134,13 +135,13 @@ static void packed_products_take_no_decode_buffer_on_the_gpu(void **state)
         print_message("skip: products of packed experts: they need a Hopper GPU, this is %s\n", card.name);
         skip();
     }
-    assert_true(ops_reads_packed(&card, &up, 8));
+    assert_true(choice_reads_packed(&card, &up, 8));
     for (enum planned_op op = UP_FWD; op <= UP_BWD; op++)
         for (int64_t n_tok = 1; n_tok <= 1024; n_tok *= 32)
             assert_int_equal(planned(op, n_tok, WF_MXFP4, 0), planned(op, n_tok, WF_BF16, 0));
     struct proj quantised = up;
     quantised.quant.format.bits = 4;
-    assert_false(ops_reads_packed(&card, &quantised, 8));
+    assert_false(choice_reads_packed(&card, &quantised, 8));
     device_close(&card);
 }
 

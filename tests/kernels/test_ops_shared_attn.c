@@ -450,7 +450,7 @@ static void scratch_of_the_plan(void **state)
     struct device card;
     struct err err;
     (void)state;
-    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .hopper = true}, "auto", &err)) {
+    if (device_open_card(&card, &(struct device_card){.bytes = (int64_t)80 << 30, .arch = CUDA_SM90}, "auto", &err)) {
         print_message("skip: scratch of the plan: %s\n", err.msg);
         skip();
     }

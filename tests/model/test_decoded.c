@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "kernels/moe_packed.h"
+#include "kernels/choice.h"
 #include "kernels/ops/ops.h"
 #include "tests/checkpoints.h"
 #include "tests/packed.h"
@@ -366,7 +366,8 @@ static void test_runs_on_the_gpu(void **state)
         job_run(&none);
         const struct arch *a = &none.run.arch;
         const struct proj *up = &none.run.model.weights.layers[0].up;
-        const bool packed = ops_reads_packed(&none.run.dev, up, MAX_TOK * a->top_k); /* few rows: they are preferred */
+        const bool packed =
+            choice_reads_packed(&none.run.dev, up, MAX_TOK * a->top_k); /* few rows: they are preferred */
         for (int n = 1; n >= -1; n -= 2) {
             j = (struct job){.arch = model[0], .quant = model[1], .device = device, .decoded = n};
             job_run(&j);

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/choice.h"
 #include "tests/checkpoints.h"
 #include "tests/plan_bed.h"
 #include "tests/process.h"
@@ -141,9 +142,9 @@ static void times_are_as_measured(void **state)
     for (int i = 0; i < MT_LEN(measured); i++) {
         const double floor_ms = 2 * 2 * (measured[i].rows * 32) * (2880.0 * 8640) / 820e12 * 1e3;
         const double share = (measured[i].inside_ms - measured[i].decoded_ms) / 8 / floor_ms;
-        assert_true(fabs(plan_inside_share(measured[i].rows) - (share > 0 ? share : 0)) < 0.02);
+        assert_true(fabs(choice_packed_share(measured[i].rows) - (share > 0 ? share : 0)) < 0.02);
     }
-    assert_true(!(plan_inside_share(96) > 0) && !(plan_inside_share(32) > 0));
+    assert_true(!(choice_packed_share(96) > 0) && !(choice_packed_share(32) > 0));
 }
 
 /* More decoded layers take less time at 193 to 768 rows per expert too, so the knapsack takes them. */
@@ -159,7 +160,7 @@ static void decoded_layers_are_worth_memory(void **state)
     struct plan_memory m;
     struct err err;
     int64_t unused;
-    const struct device_card card = {.bytes = (int64_t)8 << 30, .hopper = true};
+    const struct device_card card = {.bytes = (int64_t)8 << 30, .arch = CUDA_SM90};
     assert_int_equal(device_open_card(&b->dev, &card, "auto", &err), 0);
     b->cfg.data.seq_len = 512 * b->memory.arch.n_exp / b->memory.arch.top_k;
     struct plan_request q =

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "kernels/choice.h"
 #include "train/plan/plan_advice.h"
 #include "train/plan/plan_choice.h"
 
@@ -61,7 +62,7 @@ static bool others_end(struct plan_request *q)
 /* FP8 products exist for Hopper alone. Others compute with the same rounded rows, in bf16 or f32. */
 static void warn_fp8(const struct device *dev, const struct config *cfg)
 {
-    if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || (dev->ops->fp8_products && dev->ops->fp8_products())) return;
+    if (cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8 || choice_fp8_products(dev)) return;
     log_warn("train.expert_dtype = fp8: only the kernels for Hopper have FP8 products; here training rounds the same "
              "rows and is not faster than with bf16");
 }

@@ -7,8 +7,8 @@
 #include <unistd.h>
 
 #include "data/loader.h"
+#include "kernels/choice.h"
 #include "kernels/memory.h"
-#include "kernels/moe_packed.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/peft.h"
 
@@ -320,11 +320,9 @@ int64_t plan_packed_layers(const struct plan_probe *p)
     int64_t n = 0;
     if (config_quantises(p->q->cfg) || p->q->cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8) return 0;
     for (int64_t l = 0; l < p->q->a->n_layer; l++)
-        n += ops_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
+        n += choice_prefers_packed(&p->dev, &p->model.weights.layers[l].up, p->q->n_tok * arch_ffn(p->q->a, l).top_k);
     return n;
 }
-
-double plan_inside_share(double rows) { return rows > 192 ? 0.11 * (1 - 192 / rows) : 0; }
 
 /* Time of one product of n_row rows in bf16 that reads `bytes` of matrices. */
 static double product_ms(const struct roofs *r, const struct weight *w, int64_t n_row, int64_t bytes)
@@ -345,10 +343,10 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
         const struct proj *const products[] = {&lw->up, &lw->down};
         for (int i = 0; i < MT_LEN(products); i++) {
             const struct weight *w = &products[i]->w;
-            if (!ops_reads_packed(&p->dev, products[i], n_row)) continue;
+            if (!choice_reads_packed(&p->dev, products[i], n_row)) continue;
             const int64_t decoded_bytes = 2 * w->n_exp * w->n_out * w->n_in;
             const double decoded = product_ms(roofs, w, n_row, decoded_bytes);
-            const double gain = 2 * decoded * plan_inside_share((double)n_row / (double)w->n_exp);
+            const double gain = 2 * decoded * choice_packed_share((double)n_row / (double)w->n_exp);
             *gain_ms += gain;
             ms += gain + 2 * (decoded - product_ms(roofs, w, n_row, weight_bytes(w)));
         }
@@ -356,8 +354,8 @@ double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, dou
     return ms;
 }
 
-/* What tiles that reach beyond the rows of their expert add to the floor of a micro-batch: half a tile of 128 rows per
- * expert, in forward, in the gradient of the input, and where the network is computed again. */
+/* What tiles that reach beyond the rows of their expert add to the floor of a micro-batch: half a tile per expert, in
+ * forward, in the gradient of the input, and where the network is computed again. */
 static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
 {
     double ms = 0;
@@ -367,7 +365,8 @@ static double tile_ms(const struct plan_probe *p, const struct acts_save *save)
         const int64_t n_row = p->q->n_tok * arch_ffn(p->q->a, l).top_k;
         for (int i = 0; i < MT_LEN(products) && arch_is_routed(p->q->a, l); i++) {
             const struct weight *w = products[i];
-            const int64_t beyond = MT_MIN(64 * w->n_exp, n_row / 2), bytes = 2 * w->n_exp * w->n_out * w->n_in;
+            const int64_t beyond = MT_MIN(GROUPED_ROWS / 2 * w->n_exp, n_row / 2),
+                          bytes = 2 * w->n_exp * w->n_out * w->n_in;
             const int n_use = i == 0 && !(save->groups[l] & SAVE_FFN) ? 3 : 2;
             ms += n_use *
                   (product_ms(&p->q->rates, w, n_row + beyond, bytes) - product_ms(&p->q->rates, w, n_row, bytes));

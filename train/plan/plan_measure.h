@@ -83,10 +83,6 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms);
 int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
-/* By how much longer products that decode experts on the way take than products with decoded layers, as a share of the
- * floor of the latter, by rows per expert: 7 % at 512, nothing up to 192 (gpt-oss-20b on an H200,
- * tests/notebook/decode.md: with balanced experts nothing up to 256; routers are not balanced). */
-double plan_inside_share(double rows);
 /* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers
  * would save of it; the rest is time of reading bf16, which the floor does not count for them. */
 double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "data/json/json.h"
+#include "kernels/choice.h"
 #include "model/lora_table.h"
 #include "train/plan/gpu_table.h"
 #include "train/run/run.h"
@@ -65,12 +66,13 @@ out:
     return rc;
 }
 
-static void print_card(const struct gpu_model *c, bool hopper)
+static void print_card(const struct gpu_model *c, enum cuda_arch arch)
 {
+    static const char *const names[] = {"portable", "Hopper", "sm_100", "sm_120"};
     char bytes[32];
     printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
     if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
-    printf(", %s kernels%s\n", hopper ? "Hopper" : "portable", c->integrated ? "; host memory is the same memory" : "");
+    printf(", %s kernels%s\n", names[arch], c->integrated ? "; host memory is the same memory" : "");
 }
 
 int commands_plan(const struct config *of, const struct arch *arch, struct safetensors *st, const char *gpu,
@@ -88,16 +90,16 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
         if (card.integrated && host_gb > 0)
             return err_set(err, "--host-gb %g: memory of the %s and host memory are one: leave --host-gb out", host_gb,
                            card.title);
-        const struct device_card plan_for = {.bytes = card.bytes,
-                                             .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
-                                             .integrated = card.integrated,
-                                             .hopper =
-                                                 card.capability == 90 && of->train.device != CFG_DEVICE_CUDA_PORTABLE};
+        const struct device_card plan_for = {
+            .bytes = card.bytes,
+            .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
+            .integrated = card.integrated,
+            .arch = of->train.device == CFG_DEVICE_CUDA_PORTABLE ? CUDA_SM80 : choice_arch(card.capability)};
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;
         if (run_open_plan(&r, cfg, &plan_for, arch, st, err)) goto out;
-        print_card(&card, plan_for.hopper);
+        print_card(&card, plan_for.arch);
         rates = card.rates;
     } else if (run_open_plan(&r, cfg, NULL, arch, st, err)) {
         goto out;

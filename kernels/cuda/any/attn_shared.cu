@@ -289,6 +289,21 @@ static void want_aligned(const struct tensor *x, int n)
         MT_REQUIRE(!x[i].ndim || rows_aligned(x[i]), "rows of attention must be aligned to 16 bytes");
 }
 
+/* Kernels by tiles; the first row whose architecture runs. */
+static const struct shared_variant {
+    unsigned archs;
+    shared_fwd_run *fwd;
+    shared_bwd_run *dq, *dkey;
+} variants[] = {{ARCH_BIT(CUDA_SM90), shared_fwd_wgmma, shared_dq_wgmma, shared_dkey_wgmma},
+                {EVERY_ARCH, shared_fwd_mma, shared_dq_mma, shared_dkey_mma}};
+
+static const struct shared_variant *variant(void)
+{
+    const struct shared_variant *v = variants;
+    while (!cuda_runs(v->archs)) v++;
+    return v;
+}
+
 extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
                                      struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                      const struct seqs *seqs, const struct shared_attn_shape *shape)
@@ -300,7 +315,7 @@ extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct
     if (by_tiles(&a)) {
         const struct tensor rows[] = {q, kv, entry, o};
         want_aligned(rows, MT_LEN(rows));
-        (cuda.hopper ? shared_fwd_wgmma : shared_fwd_mma)(&a);
+        variant()->fwd(&a);
         return;
     }
     shared_fwd_kernel<<<token_grid(&a), WARPS * 32, 0, cuda.stream>>>(a);
@@ -337,8 +352,8 @@ static void bwd_in_chunks(const struct shared_args *a, struct shared_chunk x)
     for (; x.first < a->n_tok; x.first += x.n) {
         x.n = MT_MIN(n_chunk, a->n_tok - x.first);
         const int row0 = MT_MAX(0, x.first - a->window + 1);
-        (cuda.hopper ? shared_dq_wgmma : shared_dq_mma)(a, &x);
-        (cuda.hopper ? shared_dkey_wgmma : shared_dkey_mma)(a, &x);
+        variant()->dq(a, &x);
+        variant()->dkey(a, &x);
         shared_sum_kernel<<<grid_x((int64_t)x.first + x.n - row0 + n_row), SUM_THREADS, 0, cuda.stream>>>(*a, x, row0);
         CUDA_CHECK_LAUNCH();
     }

@@ -378,7 +378,7 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
     for (job.first = 0; job.first < n_tok && !dev->dry_run; job.first = job.end) {
         job.end = MT_MIN(job.first + chunk, n_tok);
         const int64_t n = job.end - job.first;
-        if (scored && fast && cuda.hopper && job.n_head == INDEX_HEADS)
+        if (scored && fast && cuda.arch == CUDA_SM90 && job.n_head == INDEX_HEADS)
             index_scores_wgmma(&job);
         else if (scored && fast)
             index_scores<<<index_grid(&job), WARPS * 32, 0, cuda.stream>>>(job);

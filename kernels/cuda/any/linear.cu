@@ -323,9 +323,7 @@ static bool fused_product(struct dense *d, struct tensor out, struct tensor a, s
     d->b = bf16_ptr(dense);
     d->out = bf16_ptr(out);
     d->ld_out = out.ld;
-    /* with one tile per multiprocessor nothing overlaps with its epilogue */
-    const bool small = ceil_div(d->n_row, DENSE_ROWS) * ceil_div(d->n_out, DENSE_COLS) <= DIVISION_SM;
-    if (small || cuda_dense_occupancy(d->n_row, d->n_out) < 0.75 || !cuda_dense_takes(d)) return false;
+    if (!choice_fused_dense(cuda.arch, d->n_row, d->n_out) || !cuda_dense_takes(d)) return false;
     cuda_dense_wgmma(d);
     return true;
 }

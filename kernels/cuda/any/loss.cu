@@ -171,8 +171,6 @@ struct chunk {
     struct dense_tally *tally; /* second path: [rows, V / 192] */
 };
 
-bool cuda_exponentials(int64_t n_vocab) { return cuda.hopper && n_vocab % VECTOR == 0; }
-
 /* With logits; the gradient ends in the first half of every row. Returns dlogits. */
 static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float scale, bool gradient)
 {
@@ -215,7 +213,7 @@ static void loss_from_exponentials(const struct chunk *c, struct tensor w, float
 static void gradient_of_hidden(struct tensor part, struct tensor dlogits, struct tensor w)
 {
     const struct dense d = product_of(part, dlogits, w, true);
-    if (cuda_dense_takes(&d) && cuda_dense_occupancy(d.n_row, d.n_out) >= 0.85)
+    if (choice_fused_head(cuda.arch, d.n_row, d.n_out) && cuda_dense_takes(&d))
         cuda_dense_wgmma(&d);
     else
         cuda_gemm(part, dlogits, false, w, false, 1, 0);
@@ -236,28 +234,13 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
     move_rows(dx, row, c->part, NULL, n);
 }
 
-/* Rows of a chunk: at most `chunk`, and of these the number whose tiles occupy the GPU best. It does not depend on the
- * number of labels, so that fewer labels than in the dry run never need more scratch. */
-static int64_t rows_of_chunk(int64_t chunk, const struct weight *w)
-{
-    int64_t best = chunk;
-    double most = 0;
-    for (int64_t rows = chunk; cuda.hopper && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
-        const double occupancy = cuda_dense_occupancy(rows, w->n_in);
-        if (occupancy <= most) continue;
-        most = occupancy;
-        best = rows;
-    }
-    return best;
-}
-
 extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx,
                                struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
                                float scale, int64_t chunk)
 {
-    const int64_t n_label = rows.shape[0], most = MT_MIN(rows_of_chunk(chunk, w), n_label),
+    const int64_t n_label = rows.shape[0], most = MT_MIN(choice_head_rows(cuda.arch, chunk, w->n_in), n_label),
                   mark = arena_mark(&dev->work);
-    const bool exponentials = cuda_exponentials(w->n_out);
+    const bool exponentials = choice_exponentials(cuda.arch, w->n_out);
     check_head(w, x);
     if (dx.ndim) check_head(w, dx);
     const struct tensor dense = cuda_dense_bf16(dev, w);

@@ -20,9 +20,8 @@
  * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
-#include "kernels/moe_packed.h"
 
-enum { THREADS = 256, WARP = 32, MAX_EXP = 512, PREFERRED_ROWS = 192 /* per expert */ };
+enum { THREADS = 256, WARP = 32 };
 
 static const struct tensor absent = {};
 static const struct fp8_rows no_fp8_rows = {};
@@ -95,23 +94,25 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->lb = (const bf16 *)whole(lb);
 }
 
-/* No fake quantisation, no FP8 products. */
-static bool is_plain(const struct proj *p) { return !p->quant.format.bits && !p->in.format.bits && !p->fp8.step.ndim; }
+/* The product with bf16 experts: the first row whose architecture runs and that takes the columns. */
+static const struct grouped_variant {
+    unsigned archs;
+    int64_t n_out; /* at least */
+    bool by_tma;   /* gathered rows are slower than a copy of them in expert order */
+    void (*run)(const struct grouped *g);
+} variants[] = {{ARCH_BIT(CUDA_SM90), 64, true, cuda_grouped_wgmma}, {EVERY_ARCH, 0, false, cuda_grouped_mma}};
 
-extern "C" bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+static const struct grouped_variant *variant_of(int64_t n_out)
 {
-    return dev->ops->name == cuda.name && is_plain(experts) && cuda_grouped_packed_fits(&experts->w, n_row);
-}
-extern "C" bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
-{
-    return ops_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
+    const struct grouped_variant *v = variants;
+    while (!cuda_runs(v->archs) || n_out < v->n_out) v++;
+    return v;
 }
 
 /* The experts that a product reads, and scratch for decoded matrices. */
 struct decoded {
-    bool packed;     /* the products read the packed w itself */
-    bool ahead;      /* the products decode w into `data`, AHEAD_SLOTS matrices */
-    bf16 *data;      /* `count` matrices; NULL: the products read w itself, which is bf16 or packed */
+    enum grouped_way way;
+    bf16 *data; /* `count` matrices, AHEAD_SLOTS of GROUPED_AHEAD; NULL: the products read w, which is bf16 or packed */
     int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
     int64_t count;   /* places of one launch */
     int32_t *ids;    /* [n_place]; NULL: no list */
@@ -121,13 +122,11 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
 {
     const struct weight *w = &proj->w;
     const int64_t n_row = r->row_slot.shape[0];
-    struct decoded d = {false, false, NULL, w->n_exp, w->n_exp, NULL, NULL};
+    struct decoded d = {GROUPED_FIRST, NULL, w->n_exp, w->n_exp, NULL, NULL};
     if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
-    d.packed = ops_reads_packed(dev, proj, n_row);
-    if (d.packed) return d;
-    d.ahead = is_plain(proj) && !dev->expert_group && !dev->collectives && cuda_grouped_ahead_fits(w, n_row);
-    if (d.ahead) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
-    if (d.ahead) return d;
+    d.way = choice_grouped_of(dev, proj, n_row);
+    if (d.way == GROUPED_AHEAD) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
+    if (d.way != GROUPED_FIRST) return d;
     d.n_place = MT_MIN(w->n_exp, n_row);
     d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
     d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
@@ -141,10 +140,10 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
 
 /* ids = the experts that have rows, ascending; to = their row offsets. Later places have no rows, and their ids are not
  * written. One block. */
-static __global__ void __launch_bounds__(MAX_EXP)
+static __global__ void __launch_bounds__(GROUPED_EXPERTS)
     list_kernel(int32_t *ids, int32_t *to, int n_place, const int32_t *offs, int n_exp)
 {
-    __shared__ int own[MAX_EXP / WARP]; /* experts with rows in each warp */
+    __shared__ int own[GROUPED_EXPERTS / WARP]; /* experts with rows in each warp */
     const int e = (int)threadIdx.x, lane = e % WARP, warp = e / WARP;
     const int32_t first = offs[min(e, n_exp)];
     const bool has = e < n_exp && first < offs[e + 1];
@@ -152,7 +151,7 @@ static __global__ void __launch_bounds__(MAX_EXP)
     if (lane == 0) own[warp] = __popc(same);
     __syncthreads();
     int before = 0, all = 0;
-    for (int w = 0; w < MAX_EXP / WARP; w++) {
+    for (int w = 0; w < GROUPED_EXPERTS / WARP; w++) {
         if (w < warp) before += own[w];
         all += own[w];
     }
@@ -219,11 +218,11 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
     if (rows.codes && g->n_row) product_of_codes(g, proj, &rows);
     if (rows.codes) return;
     if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
-    if (d.packed) return cuda_grouped_packed(g, w);
-    if (d.ahead) return cuda_grouped_ahead(g, w, d.data);
+    if (grouped_is_packed(d.way)) return cuda_grouped_packed(g, w, d.way);
+    if (d.way == GROUPED_AHEAD) return cuda_grouped_ahead(g, w, d.data);
     if (d.ids && g->n_row) {
-        MT_REQUIRE(w->n_exp <= MAX_EXP, "%lld experts", (long long)w->n_exp);
-        list_kernel<<<1, MAX_EXP, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
+        MT_REQUIRE(w->n_exp <= GROUPED_EXPERTS, "%lld experts", (long long)w->n_exp);
+        list_kernel<<<1, GROUPED_EXPERTS, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
         CUDA_CHECK_LAUNCH();
         g->ids = d.ids;
         g->offs = d.offs;
@@ -233,10 +232,7 @@ static void product(struct grouped *g, const struct proj *proj, struct decoded d
         g->count = MT_MIN(d.count, d.n_place - i);
         g->b = d.data ? d.data : (const bf16 *)w->data + i * w->n_out * w->n_in;
         if (d.data) cuda_decode_proj(d.data, proj, i, g->count, g->ids, g->offs);
-        if (cuda.hopper && g->n_out >= 64)
-            cuda_grouped_wgmma(g);
-        else
-            cuda_grouped_mma(g);
+        variant_of(g->n_out)->run(g);
     }
 }
 
@@ -327,7 +323,7 @@ static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
 static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
                                const struct route *r)
 {
-    if (!cuda.hopper || n_out < 64 || proj->fp8.step.ndim) return absent;
+    if (!variant_of(n_out)->by_tma || proj->fp8.step.ndim) return absent;
     return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
 }
 /* Writes the copy unless a thin product does. */
@@ -488,7 +484,8 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.glu = *glu;
         g.form = glu_form_of(*glu);
         g.n_out = up->w.n_out;
-        const bool fused = glu->interleaved || (!rows.codes && !matrices.packed && cuda_grouped_swiglu(&g));
+        const bool fused =
+            glu->interleaved || (!rows.codes && !grouped_is_packed(matrices.way) && cuda_grouped_swiglu(&g));
         g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
         product(&g, up, matrices, rows);
         if (g.epilogue == GROUPED_STORE && n_row) {

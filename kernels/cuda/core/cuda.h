@@ -7,27 +7,28 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include "kernels/choice.h"
 #include "kernels/comm/comm.h"
 #include "kernels/ops/ops.h"
 
 typedef __nv_bfloat16 bf16;
 
-/* Multiprocessors, those of an H100, for which sums are divided into parts and kernels chosen. A constant, so that the
- * bits do not depend on the GPU; the sizes of grids, which change no bits, follow from cuda.n_sm. */
-enum { DIVISION_SM = 132 };
-
 /* The GPU of this process, open since the first ops_cuda(). */
 struct cuda {
     cudaStream_t stream;
-    int index;          /* among the GPUs that this process sees */
-    int n_sm, all_sm;   /* multiprocessors that launches take, at most; those of the GPU's context */
-    int capability;     /* compute capability: 10 * major + minor */
-    bool integrated;    /* device and host memory are one */
-    bool host_pointers; /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
-    bool hopper;        /* use the sm_90a kernels where they exist; false: the portable kernels (sm_80 and later) */
+    int index;           /* among the GPUs that this process sees */
+    int n_sm, all_sm;    /* multiprocessors that launches take, at most; those of the GPU's context */
+    int capability;      /* compute capability: 10 * major + minor */
+    bool integrated;     /* device and host memory are one */
+    bool host_pointers;  /* kernels can use the host's addresses of memory that cudaHostRegister has pinned */
+    enum cuda_arch arch; /* kernels for it run where they exist, else those of CUDA_SM80 */
     char name[256];
 };
 extern struct cuda cuda;
+
+/* Whether a row of a table of variants is for the kernels that run: `archs` has bits ARCH_BIT. */
+static inline bool cuda_runs(unsigned archs) { return archs & ARCH_BIT(cuda.arch); }
+#define EVERY_ARCH (~0u)
 
 /* A failed call or a dead GPU ends the process: file, line, call, reason. */
 #define CUDA_CHECK(call)                                                                                               \
@@ -66,10 +67,6 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 void cuda_host_join(int ticket);
-
-/* ---- loss.cu: whether linear_ce keeps exponentials in bf16 instead of logits in f32 */
-
-bool cuda_exponentials(int64_t n_vocab);
 
 /* ---- find.cu */
 

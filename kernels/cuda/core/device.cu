@@ -13,7 +13,7 @@ enum { STAGING_HALF = 32 << 20 };
 
 struct cuda cuda = {.n_sm = DIVISION_SM,
                     .all_sm = DIVISION_SM,
-                    .hopper = true,
+                    .arch = CUDA_SM90,
                     .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
 
 static struct {
@@ -135,9 +135,7 @@ static void gpu_zero(void *dst, int64_t bytes)
     if (bytes) CUDA_CHECK(cudaMemsetAsync(dst, 0, (size_t)bytes, cuda.stream));
 }
 
-static bool gpu_fp8_products(void) { return cuda.hopper; }
-
-static int64_t gpu_logit_bytes(int64_t n_vocab) { return cuda_exponentials(n_vocab) ? sizeof(bf16) : sizeof(float); }
+static enum cuda_arch gpu_arch(void) { return cuda.arch; }
 
 /* ---- table ---- */
 
@@ -147,8 +145,7 @@ static const struct ops table = {
     .stat_dtype = DT_F32,
     .own_memory = true,
     .integrated = gpu_integrated,
-    .fp8_products = gpu_fp8_products,
-    .logit_bytes = gpu_logit_bytes,
+    .arch = gpu_arch,
     .rank_multiple = 8,
     .alloc = gpu_alloc,
     .alloc_host = gpu_alloc_host,
@@ -194,6 +191,13 @@ static int probe(struct err *err)
     return err_set(err, "%s cannot be used: %s", cuda.name, cudaGetErrorString(rc));
 }
 
+/* The kernels for this GPU, if they are in this program. */
+static enum cuda_arch built_arch(void)
+{
+    const enum cuda_arch arch = choice_arch(cuda.capability);
+    return arch == CUDA_SM90 && cuda_has_sm90() ? arch : CUDA_SM80;
+}
+
 static int open_gpu(struct err *err)
 {
     free_before = memory_room("");
@@ -207,7 +211,7 @@ static int open_gpu(struct err *err)
         cuda.stream = NULL;
         return -1;
     }
-    cuda.hopper = cuda.capability == 90 && cuda_has_sm90();
+    cuda.arch = built_arch();
     CUDA_CHECK(cudaHostAlloc((void **)&staging.base, 2 * (size_t)STAGING_HALF, cudaHostAllocDefault));
     for (int i = 0; i < 2; i++) CUDA_CHECK(cudaEventCreateWithFlags(&staging.done[i], cudaEventDisableTiming));
     cuda_gemm_open();
@@ -225,23 +229,26 @@ extern "C" int ops_cuda_count(void)
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
 }
 
-extern "C" const struct ops *ops_cuda_table(bool hopper)
+extern "C" const struct ops *ops_cuda_table(enum cuda_arch arch)
 {
-    if (!cuda.stream) cuda.hopper = hopper;
+    if (!cuda.stream) cuda.arch = arch;
     return &table;
 }
 
 extern "C" const struct ops *ops_cuda(bool portable, struct err *err)
 {
-    static bool capable; /* the GPU and the build support the Hopper kernels */
+    static const char *const names[] = {"portable", "sm_90a", "sm_100a", "sm_120a"};
+    static enum cuda_arch built;
     static size_t name_len;
     if (!cuda.stream) {
         if (cuda_find(err) || cuda_gemm_find(err) || open_gpu(err)) return NULL;
-        capable = cuda.hopper;
+        built = cuda.arch;
         name_len = strlen(cuda.name);
     }
-    cuda.hopper = capable && !portable;
-    snprintf(cuda.name + name_len, sizeof(cuda.name) - name_len, ", %s kernels%s", cuda.hopper ? "sm_90a" : "portable",
-             cuda.capability == 90 && !capable ? " (built without sm_90a)" : "");
+    cuda.arch = portable ? CUDA_SM80 : built;
+    const enum cuda_arch own = choice_arch(cuda.capability);
+    const size_t room = sizeof(cuda.name) - name_len;
+    const int n = snprintf(cuda.name + name_len, room, ", %s kernels", names[cuda.arch]);
+    if (own != built) snprintf(cuda.name + name_len + n, room - n, " (built without %s)", names[own]);
     return &table;
 }

@@ -1,5 +1,5 @@
 /* none.c - replaces the CUDA backend in a build without CUDA. */
-#include "kernels/moe_packed.h"
+#include "kernels/device.h"
 
 const struct ops *ops_cuda(bool portable, struct err *err)
 {
@@ -14,23 +14,10 @@ int ops_cuda_sms(int n) { return 0 * n; }
 
 int ops_cuda_count(void) { return 0; }
 
-const struct ops *ops_cuda_table(bool hopper)
+const struct ops *ops_cuda_table(enum cuda_arch arch)
 {
-    (void)hopper;
+    (void)arch;
     return NULL;
-}
-
-bool ops_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
-{
-    (void)dev;
-    (void)experts;
-    (void)n_row;
-    return false;
-}
-
-bool ops_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
-{
-    return ops_reads_packed(dev, experts, n_row);
 }
 
 const char *ops_cuda_built(void) { return "not built in"; }

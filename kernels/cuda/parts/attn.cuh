@@ -322,14 +322,16 @@ __host__ __device__ static inline int64_t value_col(const struct attn_args &a, i
 
 /* ---- host ---- */
 
-/* The Hopper kernels of a width of keys and of values; their backward needs stat_group = query heads per kv head. NULL:
- * there are none for this shape, or not on this GPU. */
-struct attn_wgmma {
+/* Kernels for one width of keys and of values; their backward needs stat_group = query heads per kv head. NULL: none
+ * for this shape run on this GPU, and the kernels of sm80/ do. */
+struct attn_variant {
+    unsigned archs;
     int dim, dim_v;
-    bool adds_dq; /* bwd needs dq_sum, turn and ticket */
+    int most_group; /* query heads per kv head */
+    bool adds_dq;   /* bwd needs dq_sum, turn and ticket */
     void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
 };
-const struct attn_wgmma *attn_wgmma_of(const struct attn_shape *s);
+const struct attn_variant *attn_variant_of(const struct attn_shape *s);
 
 static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, struct tensor qkv,
                                             const struct seqs *seqs, const struct attn_shape *s)

@@ -11,8 +11,6 @@
 
 #include "kernels/cuda/core/cuda.h"
 
-enum { DENSE_ROWS = 128, DENSE_COLS = 192 }; /* of a tile */
-
 /* The adapter of columns first .. end-1: r columns of la from column `la` on; lb has row `lb` for column `first`. */
 struct dense_part {
     int first, end, la, lb;
@@ -46,8 +44,6 @@ struct dense {
 /* Whether the kernel takes d: sizes are multiples of 8 and rows 16-byte aligned, parts that share a tile have the same
  * scale. */
 bool cuda_dense_takes(const struct dense *d);
-/* n_row x n_out relative to what the tiles of as many rounds on DIVISION_SM multiprocessors compute. */
-double cuda_dense_occupancy(int64_t n_row, int64_t n_out);
 void cuda_dense_wgmma(const struct dense *d);
 
 #endif

@@ -118,20 +118,14 @@ static inline void grouped_require(const struct grouped *g)
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
 /* The same with the packed experts of w instead of b, for all experts, without ids and slot: grouped_packed_wgmma.cu.
- * Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. The choice for M = n_row rows is a
- * function of sizes and formats alone. */
-bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row);
-void cuda_grouped_packed(const struct grouped *g, const struct weight *w);
-/* What cuda_grouped_packed calls for many rows per expert: grouped_decode_wgmma.cu. */
+ * Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. way: one for which
+ * grouped_is_packed. */
+void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way);
+/* What cuda_grouped_packed calls for GROUPED_DECODE: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
-/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products, for more
- * rows than cuda_grouped_packed_fits allows, without ids and slot; all epilogues of cuda_grouped_wgmma. Blocks wait for
+/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products,
+ * without ids and slot; all epilogues of cuda_grouped_wgmma. Blocks wait for
  * each other: no other kernel may hold multiprocessors until a later one ends. grouped_ahead_wgmma.cu. */
-enum {
-    PACKED_ROWS = 768, /* per expert, at most, of cuda_grouped_packed_fits; with more this is faster */
-    AHEAD_SLOTS = 4
-};
-bool cuda_grouped_ahead_fits(const struct weight *w, int64_t n_row);
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring);
 /* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
  * bias, F a multiple of 128. */

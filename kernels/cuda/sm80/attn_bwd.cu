@@ -259,11 +259,11 @@ template <int DIM> static void attn_dq(const struct attn_args *a)
 }
 
 /* The stat kernel must have been launched. */
-static void attn_bwd(const struct attn_args *a, const struct attn_wgmma *hopper)
+static void attn_bwd(const struct attn_args *a, const struct attn_variant *own)
 {
     const int widest = MT_MAX(a->dim, a->dim_v);
-    if (hopper) {
-        hopper->bwd(a);
+    if (own) {
+        own->bwd(a);
     } else if (widest <= 64) {
         attn_dkv<64, DK | DV>(a);
         attn_dq<64>(a);
@@ -282,8 +282,8 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
-    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
-    const int64_t n_add = hopper && hopper->adds_dq ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
+    const struct attn_variant *own = attn_variant_of(shape);
+    const int64_t n_add = own && own->adds_dq ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
     const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
     const struct tensor sum = arena_tensor_1d(&dev->work, DT_F32, n_add);
     const struct tensor turn = arena_tensor_1d(&dev->work, DT_I32, n_add ? n_tok * shape->n_kv + 1 : 0);
@@ -299,12 +299,12 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
         a.turn = (uint32_t *)turn.data;
         a.ticket = a.turn + n_tok * shape->n_kv;
         if (n_add) CUDA_CHECK(cudaMemsetAsync(turn.data, 0, (size_t)tensor_bytes(turn), cuda.stream));
-        a.stat_group = hopper ? a.n_head / a.n_kv : 1;
+        a.stat_group = own ? a.n_head / a.n_kv : 1;
         int lanes = 1;
         while (lanes * 8 < a.dim_v) lanes *= 2;
         attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
         CUDA_CHECK_LAUNCH();
-        attn_bwd(&a, hopper);
+        attn_bwd(&a, own);
     }
     arena_release(&dev->work, mark);
 }

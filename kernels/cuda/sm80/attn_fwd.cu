@@ -159,15 +159,15 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
                               struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], group = shape->n_head / shape->n_kv;
-    const struct attn_wgmma *hopper = attn_wgmma_of(shape);
-    const int64_t n_norm = hopper && shape->head_dim <= BOUNDED_WIDTH ? n_tok / attn_bounded_len((int)group) + 1 : 0;
+    const struct attn_variant *own = attn_variant_of(shape);
+    const int64_t n_norm = own && shape->head_dim <= BOUNDED_WIDTH ? n_tok / attn_bounded_len((int)group) + 1 : 0;
     const struct tensor norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv);
     if (!dev->dry_run && n_tok) {
         struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
         a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
         if (n_norm) a.key_norm = (uint32_t *)norm.data;
-        if (hopper)
-            hopper->fwd(&a);
+        if (own)
+            own->fwd(&a);
         else if (MT_MAX(a.dim, a.dim_v) <= 64)
             attn_fwd<64>(&a);
         else if (MT_MAX(a.dim, a.dim_v) <= 128)

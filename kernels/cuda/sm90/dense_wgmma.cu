@@ -286,7 +286,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dense_wgmma_kernel(const __
         multiply_tiles<KN, TALLY>(p, ring);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 
@@ -317,7 +317,8 @@ template <bool KN, bool TALLY> static void launch(const struct dense *d)
 bool cuda_dense_takes(const struct dense *d)
 {
     const int64_t eights[] = {d->n_out, d->r, d->lda, d->ld_out, d->ld_res, d->ld_la};
-    bool fits = cuda.hopper && d->n_row < INT32_MAX / 2 && d->n_out < INT32_MAX / 2 && d->n_in < INT32_MAX / 2 &&
+    bool fits = cuda.arch == CUDA_SM90 && d->n_row < INT32_MAX / 2 && d->n_out < INT32_MAX / 2 &&
+                d->n_in < INT32_MAX / 2 &&
                 ceil_div(d->n_row, ROWS) * ceil_div(d->n_out, COLS) * ceil_div(d->n_in, DEPTH) < INT32_MAX / 2 &&
                 d->r <= 256 && !(d->kn && d->n_part > 1) && !(!d->kn && d->n_in % 8);
     const void *const rows[] = {d->a, d->b, d->out, d->res, d->la, d->lb, d->bias};
@@ -328,12 +329,6 @@ bool cuda_dense_takes(const struct dense *d)
         fits = fits && (d->part[i].scale == d->part[i - 1].scale ||
                         (d->part[i].first % COLS == 0 && d->part[i - 1].end <= d->part[i].first));
     return fits;
-}
-
-double cuda_dense_occupancy(int64_t n_row, int64_t n_out)
-{
-    const int64_t n_tile = ceil_div(n_row, ROWS) * ceil_div(n_out, COLS);
-    return (double)(n_row * n_out) / (double)(ceil_div(n_tile, DIVISION_SM) * DIVISION_SM * ROWS * COLS);
 }
 
 void cuda_dense_wgmma(const struct dense *d)

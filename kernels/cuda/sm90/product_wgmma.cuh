@@ -16,7 +16,7 @@ enum {
     STAGE_BYTES = A_BYTES + COLS * DEPTH * 2, /* of the pipeline */
     CHUNK_BYTES = DEPTH * 128,                /* b with kn: 64 columns of one depth step */
     BAND = 16,                                /* row tiles per band (tile_at) */
-    MAX_EXPERTS = 512,
+    MAX_EXPERTS = GROUPED_EXPERTS,
     LOADERS = 128,
     CONSUMERS = 2 * 128,
     THREADS = CONSUMERS + LOADERS,

@@ -465,7 +465,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             store_jobs(m, a, x, warp - COPIERS);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 
@@ -531,7 +531,7 @@ static __global__ void __launch_bounds__(TRIPLE, 1)
     }
     clear_rest(to, written);
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

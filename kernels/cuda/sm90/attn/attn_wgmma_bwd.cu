@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         load_and_add(p, m, b);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

@@ -261,7 +261,7 @@ static __global__ void __launch_bounds__(PAIR_THREADS, 1)
         multiply_dq<A, B>(p, m);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

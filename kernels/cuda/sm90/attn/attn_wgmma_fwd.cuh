@@ -371,7 +371,7 @@ static __global__ void __launch_bounds__(fwd_sizes<A, B, KEYS>::THREADS, 1)
         attend<A, B, KEYS>(p, m);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

@@ -3,8 +3,8 @@
 
 bool delta_wgmma_takes(struct tensor qkv, struct tensor values, const struct delta_shape *shape)
 {
-    return cuda.hopper && shape->key_dim == DELTA_DIM && shape->value_dim == DELTA_DIM && rows_aligned(qkv) &&
-           rows_aligned(values) && 2 * qkv.shape[0] * shape->n_value < INT32_MAX;
+    return cuda.arch == CUDA_SM90 && shape->key_dim == DELTA_DIM && shape->value_dim == DELTA_DIM &&
+           rows_aligned(qkv) && rows_aligned(values) && 2 * qkv.shape[0] * shape->n_value < INT32_MAX;
 }
 
 /* [n_tok, n, 64] bf16, rows ld apart, in boxes of a tile. */

@@ -301,7 +301,7 @@ static __global__ void __launch_bounds__(THREADS, 4)
         store_matrices(s, p, c, n + slot, slot, thread);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

@@ -388,7 +388,7 @@ static __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
     __syncthreads();
     if (s.len > 0) scan<SCAN, WARPGROUPS>(p, s, bytes, t);
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

@@ -5,7 +5,7 @@
  * Math: as in grouped_wgmma.cu, with the same products in the same order: a decoded weight is the bf16 value that
  *   dequant.cu writes.
  * Shapes: grouped.h; ring [AHEAD_SLOTS, n_out, n_in] bf16 as w has them; expert e is in slot e % AHEAD_SLOTS.
- * Needs: grouped_require; sm_90a; rows in expert order, no list of experts; cuda_grouped_ahead_fits.
+ * Needs: grouped_require; sm_90a; rows in expert order, no list of experts; choice_grouped_fits.
  * Grid: as grouped_wgmma.cu, a cooperative launch. Of the loading warpgroup one thread loads; warps 1 .. 3 decode
  *   PIECE words at a time, which the warps of all blocks take at equal distances. At most 32 bytes of spills.
  * Bound: as grouped_wgmma.cu, and w once, packed, and decoded into the ring: 0.53 bytes in, 2 out for a weight.
@@ -172,17 +172,10 @@ struct loads_ahead {
 
 /* ---- host ---- */
 
-bool cuda_grouped_ahead_fits(const struct weight *w, int64_t n_row)
-{
-    return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > AHEAD_SLOTS && w->n_exp <= MAX_EXPERTS &&
-           n_row > PACKED_ROWS * w->n_exp && w->n_in % 32 == 0 && w->n_in >= 64 && w->n_out >= 64 &&
-           w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
-}
-
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring)
 {
-    MT_REQUIRE(!g->slot && !g->ids && g->first == 0 && g->count == w->n_exp && cuda_grouped_ahead_fits(w, g->n_row) &&
-                   (uintptr_t)w->data % 4 == 0 && (uintptr_t)w->scale % 4 == 0,
+    MT_REQUIRE(!g->slot && !g->ids && g->first == 0 && g->count == w->n_exp && w->format == WF_MXFP4 &&
+                   choice_grouped_fits(GROUPED_AHEAD, w) && (uintptr_t)w->data % 4 == 0 && (uintptr_t)w->scale % 4 == 0,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (has_tiles(g)) launch_epilogue<loads_ahead>(g, w, ring);
 }

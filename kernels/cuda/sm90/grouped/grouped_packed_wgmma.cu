@@ -35,9 +35,7 @@ enum {
     BLOCK_BYTES = BLOCK_COLS * DEPTH * 2, /* decoded */
     OWN_BYTES = BLOCKS * BLOCK_BYTES,
     OWN_BUFFERS = 2,
-    SUM_STRIDE = BLOCK_COLS + 4, /* floats from row to row of sums in shared memory: few bank conflicts */
-    FEW_ROWS = 48,               /* per expert: SMALL_TILES */
-    SOME_ROWS = 144              /* per expert; with more, grouped_decode_wgmma.cu, which a random router favours */
+    SUM_STRIDE = BLOCK_COLS + 4 /* floats from row to row of sums in shared memory: few bank conflicts */
 };
 static_assert(BLOCK_COLS * DEPTH == 128 * BLOCK, "a block of a thread");
 static_assert((int)BLOCK_COLS == (int)GROUPED_PART, "a block of columns is a part");
@@ -600,7 +598,7 @@ static __global__ void __launch_bounds__(S::MULTIPLIERS + LOADERS, 1)
         multiply_tiles<S, EPILOGUE, KN>(p, &tiles, ring, decoded, weight);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 
@@ -656,24 +654,17 @@ template <typename S> static void launch_tiles(const struct grouped *g, const st
         MT_REQUIRE(false, "epilogue %d with%s kn", (int)g->epilogue, g->kn ? "" : "out");
 }
 
-bool cuda_grouped_packed_fits(const struct weight *w, int64_t n_row)
-{
-    return cuda.hopper && w->format == WF_MXFP4 && w->n_exp > 1 && w->n_exp <= MAX_EXPERTS &&
-           n_row <= PACKED_ROWS * w->n_exp && w->n_in % BLOCK == 0 && w->n_in >= 64 && w->n_out >= 64 &&
-           w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
-}
-
-void cuda_grouped_packed(const struct grouped *g, const struct weight *w)
+void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way)
 {
     const int64_t n_tile = (ceil_div(g->n_row, UNIT) + g->n_exp) * ceil_div(g->n_out, (int64_t)OWN);
     grouped_require(g);
-    MT_REQUIRE(cuda_grouped_packed_fits(w, g->n_row) && !g->ids && !g->slot && g->first == 0 && g->count == w->n_exp &&
-                   n_tile + cuda.n_sm <= INT32_MAX,
+    MT_REQUIRE(w->format == WF_MXFP4 && choice_grouped_fits(way, w) && !g->ids && !g->slot && g->first == 0 &&
+                   g->count == w->n_exp && n_tile + cuda.n_sm <= INT32_MAX,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (g->n_row == 0) return;
-    if (g->n_row > SOME_ROWS * w->n_exp)
+    if (way == GROUPED_DECODE)
         cuda_grouped_decode(g, w);
-    else if (g->n_row > FEW_ROWS * w->n_exp)
+    else if (way == GROUPED_PACKED_160)
         launch_tiles<LARGE_TILES>(g, w);
     else
         launch_tiles<SMALL_TILES>(g, w);

@@ -292,7 +292,7 @@ static __global__ void __launch_bounds__(THREADS, 2) pass_kernel(const __grid_co
     if (u.parts > 1 && !sum_parts(g, c, u, blockIdx.y, gridDim.y)) return;
     add_slab<RT, COLS>(g, c, u.expert, first);
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 
@@ -376,7 +376,7 @@ static int64_t partial_slabs(int64_t n_row, int64_t n_slab)
     return MT_MIN(ceil_div(2 * n_row * n_slab, MIN_SHARE), (int64_t)2 * BLOCKS_PER_SM * DIVISION_SM) + n_slab;
 }
 
-bool cuda_grouped_pass_takes(int64_t r) { return cuda.hopper && (r == 8 || r == 16); }
+bool cuda_grouped_pass_takes(int64_t r) { return cuda.arch == CUDA_SM90 && (r == 8 || r == 16); }
 
 int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r)
 {

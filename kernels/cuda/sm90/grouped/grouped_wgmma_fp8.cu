@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(THREADS, 1) grouped_fp8_wgmma_kernel(co
         multiply_tiles<EPILOGUE, KN>(p, &tiles, ring, bias);
     }
 #else
-    __trap(); /* cuda.hopper is true only when this was compiled for sm_90a */
+    __trap(); /* cuda.arch is CUDA_SM90 only when this was compiled for sm_90a */
 #endif
 }
 

@@ -1,0 +1,117 @@
+/* choice.c - the thresholds between kernels (choice.h). Where they come from: tests/RESULTS.md, and the heads of the
+ * kernels. */
+#include "kernels/choice.h"
+
+enum cuda_arch choice_arch(int capability)
+{
+    static const struct {
+        int capability;
+        enum cuda_arch arch;
+    } archs[] = {{90, CUDA_SM90}};
+    for (int i = 0; i < MT_LEN(archs); i++)
+        if (archs[i].capability == capability) return archs[i].arch;
+    return CUDA_SM80;
+}
+
+/* ---- products of routed experts */
+
+/* The first that a product's rows fit; without one, or where the kernel does not take the sizes, GROUPED_FIRST. */
+static const struct rule {
+    unsigned archs;
+    enum weight_format format;
+    int64_t rows; /* per expert, at most */
+    enum grouped_way way;
+} rules[] = {
+    {ARCH_BIT(CUDA_SM90), WF_MXFP4, 48, GROUPED_PACKED_96},
+    {ARCH_BIT(CUDA_SM90), WF_MXFP4, 144, GROUPED_PACKED_160}, /* beyond, a random router favours GROUPED_DECODE */
+    {ARCH_BIT(CUDA_SM90), WF_MXFP4, 768, GROUPED_DECODE},
+    {ARCH_BIT(CUDA_SM90), WF_MXFP4, INT32_MAX, GROUPED_AHEAD},
+};
+enum { PREFERRED_ROWS = 192 }; /* per expert */
+
+bool choice_grouped_fits(enum grouped_way way, const struct weight *w)
+{
+    return w->n_exp > (way == GROUPED_AHEAD ? AHEAD_SLOTS : 1) && w->n_exp <= GROUPED_EXPERTS && w->n_in % 32 == 0 &&
+           w->n_in >= 64 && w->n_out >= 64 && w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
+}
+
+enum grouped_way choice_grouped(const struct grouped_query *q)
+{
+    const struct weight *w = q->w;
+    for (int i = 0; i < MT_LEN(rules) && q->plain; i++) {
+        const struct rule *r = &rules[i];
+        if (!(r->archs & ARCH_BIT(q->arch)) || r->format != w->format || q->n_row > r->rows * w->n_exp) continue;
+        const bool possible = r->way != GROUPED_AHEAD || q->together;
+        return possible && choice_grouped_fits(r->way, w) ? r->way : GROUPED_FIRST;
+    }
+    return GROUPED_FIRST;
+}
+
+enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    const struct grouped_query q = {.arch = dev->ops->arch(),
+                                    .w = &experts->w,
+                                    .n_row = n_row,
+                                    .plain = !experts->quant.format.bits && !experts->in.format.bits &&
+                                             !experts->fp8.step.ndim,
+                                    .together = !dev->expert_group && !dev->collectives};
+    return choice_grouped(&q);
+}
+
+bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return dev->ops->arch && grouped_is_packed(choice_grouped_of(dev, experts, n_row));
+}
+
+bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row)
+{
+    return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
+}
+
+double choice_packed_share(double rows) { return rows > PREFERRED_ROWS ? 0.11 * (1 - PREFERRED_ROWS / rows) : 0; }
+
+bool choice_fp8_products(const struct device *dev) { return dev->ops->arch && dev->ops->arch() == CUDA_SM90; }
+
+/* ---- dense products and the loss head */
+
+static int64_t tiles(int64_t n_row, int64_t n_out)
+{
+    return ((n_row + DENSE_ROWS - 1) / DENSE_ROWS) * ((n_out + DENSE_COLS - 1) / DENSE_COLS);
+}
+
+/* n_row x n_out relative to what the tiles of as many rounds on DIVISION_SM multiprocessors compute. */
+static double occupancy(int64_t n_row, int64_t n_out)
+{
+    const int64_t rounds = (tiles(n_row, n_out) + DIVISION_SM - 1) / DIVISION_SM;
+    return (double)(n_row * n_out) / (double)(rounds * DIVISION_SM * DENSE_ROWS * DENSE_COLS);
+}
+
+bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out)
+{
+    /* with one tile per multiprocessor nothing overlaps with its epilogue */
+    return arch == CUDA_SM90 && tiles(n_row, n_out) > DIVISION_SM && occupancy(n_row, n_out) >= 0.75;
+}
+
+bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out)
+{
+    return arch == CUDA_SM90 && occupancy(n_row, n_out) >= 0.85;
+}
+
+bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab) { return arch == CUDA_SM90 && n_vocab % 8 == 0; }
+
+int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab)
+{
+    return dev->ops->arch && choice_exponentials(dev->ops->arch(), n_vocab) ? dtype_size(DT_BF16) : dtype_size(DT_F32);
+}
+
+int64_t choice_head_rows(enum cuda_arch arch, int64_t chunk, int64_t n_in)
+{
+    int64_t best = chunk;
+    double most = 0;
+    for (int64_t rows = chunk; arch == CUDA_SM90 && rows >= DENSE_ROWS; rows = (rows - 1) / DENSE_ROWS * DENSE_ROWS) {
+        if (occupancy(rows, n_in) <= most) continue;
+        most = occupancy(rows, n_in);
+        best = rows;
+    }
+    return best;
+}

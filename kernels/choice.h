@@ -1,0 +1,80 @@
+/* choice.h - which kernel computes a product: host C for the CUDA backend, which launches it, and for plans, which
+ * count its memory and time. The answers depend on sizes, formats and the architecture alone, so that runs are
+ * repeatable. */
+#ifndef MT_CHOICE_H
+#define MT_CHOICE_H
+
+#include "kernels/ops/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ARCH_BIT(arch) (1u << (arch))
+
+/* The kernels for GPUs of a compute capability (90: 9.0), in a program that has them. */
+enum cuda_arch choice_arch(int capability);
+
+/* Multiprocessors, those of an H100, for which sums are divided into parts and kernels chosen. A constant, so that the
+ * bits do not depend on the GPU; the sizes of grids, which change no bits, follow from its own number. */
+enum { DIVISION_SM = 132 };
+
+/* ---- products of routed experts */
+
+enum grouped_way {
+    GROUPED_FIRST,      /* reads bf16 experts: in place, or those that another kernel has decoded before */
+    GROUPED_PACKED_96,  /* reads packed experts and decodes them on the way: tiles of 96 rows, */
+    GROUPED_PACKED_160, /* of 160 rows, */
+    GROUPED_DECODE,     /* or of 128 rows, with warps that decode */
+    GROUPED_AHEAD       /* decodes experts into a ring, beside the products of those before */
+};
+enum {
+    GROUPED_EXPERTS = 512, /* the most that the kernels of sm90/ take */
+    AHEAD_SLOTS = 4,       /* experts in the ring of GROUPED_AHEAD */
+    GROUPED_ROWS = 128     /* of a tile, in most of them */
+};
+struct grouped_query {
+    enum cuda_arch arch;
+    const struct weight *w;
+    int64_t n_row; /* of all experts */
+    bool plain;    /* products read w as it is: no fake quantisation, no FP8 */
+    bool together; /* one launch has all experts, and its blocks may wait for each other */
+};
+enum grouped_way choice_grouped(const struct grouped_query *q);
+/* Whether a kernel takes experts of these sizes. */
+bool choice_grouped_fits(enum grouped_way way, const struct weight *w);
+
+/* The choice for n_row rows with these experts on a device with CUDA kernels. */
+enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *experts, int64_t n_row);
+/* Whether products read packed experts, without a decoded copy in memory. */
+static inline bool grouped_is_packed(enum grouped_way way) { return way >= GROUPED_PACKED_96 && way <= GROUPED_DECODE; }
+bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
+/* Whether they are then faster than products with experts that are kept in bf16 (train.decoded_layers). */
+bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
+/* By how much longer they take, as a share of the floor of the latter, with so many rows per expert: 7 % at 512,
+ * nothing up to 192 (gpt-oss-20b on an H200, tests/RESULTS.md, "Experts decoded inside the products": with balanced
+ * experts nothing up to 256; routers are not balanced). */
+double choice_packed_share(double rows);
+/* FP8 products; others compute with the same rounded rows. */
+bool choice_fp8_products(const struct device *dev);
+
+/* ---- dense products and the loss head */
+
+/* A tile of the product of sm90/dense_wgmma.cu. */
+enum { DENSE_ROWS = 128, DENSE_COLS = 192 };
+/* Whether it, with the adapter in its accumulators, is faster than cuBLASLt and a kernel that adds the adapter. */
+bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out);
+/* Whether it is faster than cuBLASLt for the gradient of the loss head's input. */
+bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out);
+/* Whether the loss head keeps exponentials in bf16 instead of logits in f32. */
+bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab);
+/* Bytes of a logit in the scratch of linear_ce. */
+int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab);
+/* Rows of a chunk of the loss head, at most `chunk`: the number whose tiles occupy the GPU best. It does not depend on
+ * the number of labels, so that fewer labels than in the dry run never need more scratch. */
+int64_t choice_head_rows(enum cuda_arch arch, int64_t chunk, int64_t n_in);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
