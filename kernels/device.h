@@ -56,6 +56,7 @@ enum cuda_arch { CUDA_SM80, CUDA_SM90, CUDA_SM100, CUDA_SM120 };
 
 /* A GPU to plan for. host_bytes: free host memory of its machine; 0: not known. */
 struct device_card {
+    char name[48]; /* as device.name says it */
     int64_t bytes, host_bytes;
     enum cuda_arch arch; /* of its kernels */
     bool integrated;     /* its memory is that of the host */

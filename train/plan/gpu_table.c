@@ -7,43 +7,44 @@
 #include <string.h>
 
 /* mib: total memory as nvidia-smi shows it, with ECC on where the card has it, or as the driver reports it. tflops,
- * gbs: published, of dense bf16 products with fp32 sums and of the memory. */
+ * gbs: published, of dense bf16 products with fp32 sums and of the memory. link_gbs: of PCIe, each way: 4.0 x16
+ * has 31.5, 5.0 twice that. */
 static const struct {
     const char *name, *title;
     int64_t mib;
     int capability;
-    double tflops, gbs;
+    double tflops, gbs, link_gbs;
     bool integrated;
 } cards[] = {
-    {"v100", "V100", 32768, 70, 125, 900, false},
-    {"t4", "T4", 15360, 75, 65, 320, false},
-    {"a100", "A100 80 GB", 81920, 80, 312, 2039, false},
-    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555, false},
-    {"a30", "A30", 24576, 80, 165, 933, false},
-    {"a10", "A10", 23028, 86, 125, 600, false},
-    {"a40", "A40", 46068, 86, 149.7, 696, false},
-    {"a6000", "RTX A6000", 49140, 86, 154.8, 768, false},
-    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360, false},
-    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760, false},
-    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936, false},
-    {"l4", "L4", 23034, 89, 121, 300, false},
-    {"l40s", "L40S", 46068, 89, 362, 864, false},
-    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960, false},
-    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288, false},
-    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504, false},
-    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717, false},
-    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008, false},
-    {"h100", "H100 80 GB", 81559, 90, 989, 3350, false},
-    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938, false},
-    {"h200", "H200", 143771, 90, 989, 4800, false},
-    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000, false},
-    {"b200", "B200", 183359, 100, 2250, 8000, false},
-    {"b300", "B300", 275040, 103, 2250, 8000, false},
-    {"thor", "Jetson Thor", 125748, 110, 258.5, 273, true},
-    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960, false},
-    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792, false},
-    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792, false},
-    {"gb10", "GB10", 124546, 121, 125, 273, true},
+    {"v100", "V100", 32768, 70, 125, 900, 15.75, false},
+    {"t4", "T4", 15360, 75, 65, 320, 15.75, false},
+    {"a100", "A100 80 GB", 81920, 80, 312, 2039, 31.5, false},
+    {"a100-40gb", "A100 40 GB", 40960, 80, 312, 1555, 31.5, false},
+    {"a30", "A30", 24576, 80, 165, 933, 31.5, false},
+    {"a10", "A10", 23028, 86, 125, 600, 31.5, false},
+    {"a40", "A40", 46068, 86, 149.7, 696, 31.5, false},
+    {"a6000", "RTX A6000", 49140, 86, 154.8, 768, 31.5, false},
+    {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360, 31.5, false},
+    {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760, 31.5, false},
+    {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936, 31.5, false},
+    {"l4", "L4", 23034, 89, 121, 300, 31.5, false},
+    {"l40s", "L40S", 46068, 89, 362, 864, 31.5, false},
+    {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960, 31.5, false},
+    {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288, 15.75, false},
+    {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504, 31.5, false},
+    {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717, 31.5, false},
+    {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008, 31.5, false},
+    {"h100", "H100 80 GB", 81559, 90, 989, 3350, 63, false},
+    {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938, 63, false},
+    {"h200", "H200", 143771, 90, 989, 4800, 63, false},
+    {"gh200", "GH200 96 GB", 97871, 90, 989, 4000, 450, false},
+    {"b200", "B200", 183359, 100, 2250, 8000, 63, false},
+    {"b300", "B300", 275040, 103, 2250, 8000, 63, false},
+    {"thor", "Jetson Thor", 125748, 110, 258.5, 273, 63, true},
+    {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960, 63, false},
+    {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792, 63, false},
+    {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792, 63, false},
+    {"gb10", "GB10", 124546, 121, 125, 273, 63, true},
 };
 
 /* The next letter or digit, in lower case; 0: end of the text. */
@@ -105,12 +106,27 @@ static bool is_named(const char *device, const char *name)
     return all;
 }
 
-struct roofs gpu_table_rates(const char *device)
+/* -1: none. */
+static int card_of(const char *device)
 {
     int best = -1;
     for (int i = 0; i < MT_LEN(cards); i++)
         if (is_named(device, cards[i].name) && (best < 0 || strlen(cards[i].name) > strlen(cards[best].name))) best = i;
-    return best < 0 ? (struct roofs){0} : rates_of(best);
+    return best;
+}
+
+struct roofs gpu_table_rates(const char *device)
+{
+    const int i = card_of(device);
+    return i < 0 ? (struct roofs){0} : rates_of(i);
+}
+
+struct gpu_scale gpu_table_scale(const char *device)
+{
+    const int i = card_of(device), h200 = card_of("H200");
+    if (i < 0 || cards[i].capability == cards[h200].capability) return (struct gpu_scale){1, 1, 1};
+    return (struct gpu_scale){cards[i].tflops / cards[h200].tflops, cards[i].gbs / cards[h200].gbs,
+                              cards[i].link_gbs / cards[h200].link_gbs};
 }
 
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)

@@ -19,4 +19,11 @@ int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT
 /* The rates of the GPU whose name is part of a device's name; 0: not in the table. */
 struct roofs gpu_table_rates(const char *device);
 
+/* Published rates relative to an H200: of products, memory, and copies to the host. 1 for all GPUs of compute
+ * capability 9.0, and for those that are not in the table. */
+struct gpu_scale {
+    double flops, bytes, link;
+};
+struct gpu_scale gpu_table_scale(const char *device);
+
 #endif

@@ -7,17 +7,12 @@
  * at a time; embedding, inputs of layers, moments and packed experts on the device or in host memory. The choice with
  * the shortest estimated time wins.
  *
- * The times are computed for one nominal device. So `plan` on any machine makes the same choice as the run. */
+ * The times follow from the constants in machine.c and the name of the GPU. So `plan` on any machine makes the same
+ * choice as the run. */
 #include "train/plan/plan_choice.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-/* The nominal device. Its times are 1.35 times those of an H200, which copies pinned memory at 50e9 bytes/s. */
-static const struct roofs nominal = {.flops = 400e12, .bytes = 3e12};
-#define PCIE_BYTES (50e9 / 1.35)
-/* Share of the step that launches per 8 experts, or per expert, cost. */
-static const double group_cost[PLAN_EXPERT_GROUPS] = {0, 0.03, 0.05, 0.09, 0.15};
 
 /* Fewer threads of a rank take longer than the GPU with moments over PCIe. */
 enum { CPU_UPDATE_THREADS = 4 };
@@ -174,12 +169,12 @@ static int list_decoded(struct search *s, struct err *err)
     plan_probe_work(&s->probe, &packed_ms);
     opt.decoded_layers = n;
     if (plan_probe_open(&all, s->q, &opt, err)) return -1;
-    all.dev.roofs = nominal;
+    all.dev.roofs = s->q->machine.roofs;
     all.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&all, &ms);
     const int64_t n_decoded = all.model.weights.n_decoded;
     if (n_decoded) {
-        const double inside_ms = plan_inside_ms(&s->probe, &nominal, &gain_ms);
+        const double inside_ms = plan_inside_ms(&s->probe, &s->q->machine.roofs, &gain_ms);
         s->decode_ms = (inside_ms > 0 ? gain_ms : packed_ms - ms) / (double)n_decoded;
         s->decode_bytes = (all.dev.weights.peak - before + n_decoded - 1) / n_decoded;
     }
@@ -195,7 +190,7 @@ static int list_items(struct search *s, struct err *err)
     s->listed = true;
     s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
     s->moment_bytes = (double)adapters_host_bytes(&s->probe.model.adapters, s->cpu_update);
-    s->update_bytes = 30 * (double)s->probe.model.adapters.n_flat;
+    s->update_bytes = s->q->machine.update_bytes * (double)s->probe.model.adapters.n_flat;
     for (int i = 0; i < ORDERS; i++) s->items[i] = mem_array(5 * s->q->a->n_layer, sizeof(*s->items[i]));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
@@ -228,18 +223,17 @@ static void take(const struct search *s, struct model_options *opt, const struct
 /* Forward takes a quarter of a pass that recomputes all. */
 static double forward_ms(const struct search *s, double ops_ms) { return s->full_ms > 0 ? s->full_ms / 4 : ops_ms / 4; }
 
-static double copy_ms(double bytes) { return 1e3 * bytes / PCIE_BYTES; }
+static double copy_ms(const struct search *s, double bytes) { return 1e3 * bytes / s->q->machine.link; }
 
 /* The ranks of a machine share its host memory, which moves the bytes of the CPU's update and those of all copies
- * beside it: 120e9 a second beside an H100, a thread 15e9 (tests/notebook/memory.md). */
-#define THREAD_BYTES (15e9 / 1.35)
-static double host_rate(const struct search *s) { return 120e9 / 1.35 / s->q->par->all->local_world; }
+ * beside it. */
+static double host_rate(const struct search *s) { return s->q->machine.host / s->q->par->all->local_world; }
 
 static double host_ms(const struct search *s, double bytes) { return 1e3 * bytes / host_rate(s); }
 
 static double update_ms(const struct search *s)
 {
-    return 1e3 * s->update_bytes / MT_MIN(host_rate(s), (double)s->q->room.threads * THREAD_BYTES);
+    return 1e3 * s->update_bytes / MT_MIN(host_rate(s), (double)s->q->room.threads * s->q->machine.thread);
 }
 
 /* Micro-batches of a rank in a step. */
@@ -248,18 +242,18 @@ static double n_batch(const struct search *s)
     return (double)MT_MAX(s->q->cfg->train.grad_accum / s->q->par->all->world, 1);
 }
 
-/* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link:
- * on an H200 from 50 to 41 GB/s. A nominal forward pass takes 1.2 times that of an H200
- * (tests/notebook/memory.md). The update is beside the first micro-batch of a step. */
+/* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link.
+ * The update is beside the first micro-batch of a step. */
 static double waits_ms(const struct search *s, double ops_ms)
 {
+    const struct machine *m = &s->q->machine;
     const bool experts = s->opt.expert_layers > 0;
     const double fwd = forward_ms(s, ops_ms);
-    const double link = experts ? 1.2 / 1.35 * copy_ms(s->in_fwd + 0.4 * s->out_fwd) : 0;
+    const double link = experts ? m->forward_link * copy_ms(s, s->in_fwd + m->out_share * s->out_fwd) : 0;
     const double copied = s->in_fwd + s->out_fwd;
     const double host = s->opt.cpu_update ? MT_MAX(update_ms(s), host_ms(s, s->update_bytes + copied)) : 0;
     const double in_fwd = MT_MAX(link - fwd, 0), first = MT_MAX(MT_MAX(link, host) - fwd, 0);
-    const double in_bwd = experts ? copy_ms(s->in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
+    const double in_bwd = experts ? copy_ms(s, s->in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
     return in_fwd + (first - in_fwd) / n_batch(s) + MT_MAX(in_bwd, 0);
 }
 
@@ -278,9 +272,10 @@ static int64_t measure(struct search *s, struct plan_choice *c)
     const double head_bytes = (double)weight_bytes(head) * 2 * (double)((n_label + opt->ce_chunk - 1) / opt->ce_chunk);
     const double head_flops = 4 * (double)n_label * (double)head->n_out * (double)head->n_in;
     c->ops_ms += s->inside_ms - s->decode_ms * (double)n_decoded;
-    c->ms = c->ops_ms + 1e3 * MT_MAX(head_bytes / nominal.bytes - head_flops / nominal.flops, 0);
+    c->ms =
+        c->ops_ms + 1e3 * MT_MAX(head_bytes / s->q->machine.roofs.bytes - head_flops / s->q->machine.roofs.flops, 0);
     for (int i = 0; i < PLAN_EXPERT_GROUPS; i++)
-        if (opt->expert_group == plan_expert_group(i)) c->ms *= 1 + group_cost[i];
+        if (opt->expert_group == plan_expert_group(i)) c->ms *= 1 + s->q->machine.group_cost[i];
     c->ms += s->extra_ms + waits_ms(s, c->ops_ms);
     c->peak = s->constant + n_decoded * s->decode_bytes + MT_MAX(work, s->other);
     return c->peak;
@@ -350,18 +345,18 @@ static double host_room(const struct search *s, const struct place *p)
     return (double)s->host_bytes - others;
 }
 
-/* Bytes of mixers and networks that can be copied beside the forward pass: 50e9 in a nominal second of it, less what
- * the CPU's update leaves in the mean of a step's micro-batches. */
+/* Bytes of mixers and networks that can be copied beside the forward pass, less what the CPU's update leaves in the
+ * mean of a step's micro-batches. */
 static double group_room(const struct search *s)
 {
-    const double fwd = 1e-3 * forward_ms(s, 0), link = fwd * 50e9 - s->out_fwd;
+    const double fwd = 1e-3 * forward_ms(s, 0), link = fwd * s->q->machine.group_link - s->out_fwd;
     const double update = s->update_bytes / n_batch(s);
     return s->opt.cpu_update ? MT_MIN(link, fwd * host_rate(s) - update - s->in_fwd - s->out_fwd) : link;
 }
 
 /* As many mixers and networks go to host memory as have room, first the kind that spares more time per byte, evenly
  * spaced. Beside packed experts, whose copies take longer than a layer, only of two layers in three: with mixers of all
- * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/notebook/memory.md).
+ * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed").
  * Returns their bytes. */
 static double spread(struct search *s, const struct place *p)
 {
@@ -409,14 +404,15 @@ static void spread_experts(struct search *s, const struct place *p)
 
 /* Time that moments in host memory add to a step, beside waits_ms. The GPU reads and writes them over PCIe. The CPU
  * updates a layer while the GPU computes the ones before it: before the first layer the GPU waits, but it makes no
- * update itself. A fifth of the CPU's time is what steps took longer than by this sum. */
+ * update itself. */
 static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;
-    if (!s->cpu_update) return copy_ms(1.2 * (double)optimizer_state_bytes(&ad->opt));
+    if (!s->cpu_update) return copy_ms(s, s->q->machine.moment_link * (double)optimizer_state_bytes(&ad->opt));
     int64_t n_on = 0;
     for (int64_t l = 0; l < s->q->a->n_layer; l++) n_on += ad->layer_on[l];
-    return update_ms(s) * (0.2 + 1 / (double)n_on) - 1e3 * 34 * (double)ad->n_flat / nominal.bytes;
+    return update_ms(s) * (s->q->machine.update_lag + 1 / (double)n_on) -
+           1e3 * s->q->machine.gpu_update * (double)ad->n_flat / s->q->machine.roofs.bytes;
 }
 
 /* Time that a place adds to a micro-batch. Inputs are copied while layers compute. */
@@ -426,9 +422,10 @@ static double place_ms(const struct search *s, const struct place *p)
     const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
     double bytes = 0;
     if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
-    bytes += 0.05 * 2 * (double)host_ring_bytes(&probe->model.acts.inputs);
-    for (int k = 0; k < OFFLOAD_KINDS; k++) bytes += 0.05 * 2 * (double)host_ring_bytes(&probe->model.acts.offload[k]);
-    return copy_ms(bytes) + (p->moments ? moments_ms(s) / n_batch(s) : 0);
+    bytes += s->q->machine.visible * 2 * (double)host_ring_bytes(&probe->model.acts.inputs);
+    for (int k = 0; k < OFFLOAD_KINDS; k++)
+        bytes += s->q->machine.visible * 2 * (double)host_ring_bytes(&probe->model.acts.offload[k]);
+    return copy_ms(s, bytes) + (p->moments ? moments_ms(s) / n_batch(s) : 0);
 }
 
 /* Labelled tokens per pass of the loss head, for one size of the logits. */
@@ -476,7 +473,7 @@ static int find_expert_bytes(struct search *s, struct err *err)
     if (s->expert_bytes) return 0;
     if (plan_probe_open(&probe, s->q, &s->opt, err)) return -1;
     s->expert_bytes = probe.model.weights.packed_bytes;
-    probe.dev.roofs = nominal;
+    probe.dev.roofs = s->q->machine.roofs;
     probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     if (s->q->train) plan_probe_work(&probe, &s->full_ms);
     plan_probe_close(&probe);
@@ -505,7 +502,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
     s->in_bwd = s->in_fwd + s->out_fwd;
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
-    s->probe.dev.roofs = nominal;
+    s->probe.dev.roofs = s->q->machine.roofs;
     const int64_t load = s->probe.dev.work.peak;
     if (list_items(s, err)) {
         plan_probe_close(&s->probe);
@@ -517,7 +514,7 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
     if (s->opt.cpu_update) s->in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / n_batch(s);
-    s->inside_ms = plan_inside_ms(&s->probe, &nominal, &unused_ms);
+    s->inside_ms = plan_inside_ms(&s->probe, &s->q->machine.roofs, &unused_ms);
     const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
     const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
     struct peaks least = {INT64_MAX, INT64_MAX};

@@ -163,7 +163,8 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .adapter_dir = adapter_dir,
                              .train = train,
                              .n_tok = loader_max_tokens(&lo),
-                             .seq_len = cfg->data.seq_len};
+                             .seq_len = cfg->data.seq_len,
+                             .machine = machine_of(dev, par->all)};
     plan_request_room(&q);
     return q;
 }

@@ -5,6 +5,7 @@
 
 #include "model/model.h"
 #include "train/config/config.h"
+#include "train/plan/machine.h"
 
 /* Bytes of a run with one choice of recompute mode, scratch and decoded layers. */
 struct plan_memory {
@@ -54,6 +55,7 @@ struct plan_request {
     int64_t n_tok;
     int64_t seq_len;
     struct plan_room room;
+    struct machine machine;
     struct roofs rates; /* of the device, for estimates; 0: not known */
     bool checked;       /* weights_options: plan_settle has measured this checkpoint */
 };
@@ -97,7 +99,7 @@ int64_t plan_memory_peak(const struct plan_memory *m, int64_t fixed, bool train)
 /* Sizes of scratch, the largest first: bytes of logits, and experts decoded at a time (0: all of a layer; a CPU decodes
  * tile by tile, and reads no group). Larger ones are faster: the head's matrix is read once per chunk of labelled
  * tokens. */
-enum { PLAN_LOGITS = 5, PLAN_EXPERT_GROUPS = 5 };
+enum { PLAN_LOGITS = 5 };
 int64_t plan_logits_bytes(const struct device *dev, int i);
 int64_t plan_expert_group(int i);
 /* Shapes of the adapters: from the [lora] section, or from adapter_dir (a PEFT directory) when it is given.

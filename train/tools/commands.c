@@ -90,11 +90,12 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
         if (card.integrated && host_gb > 0)
             return err_set(err, "--host-gb %g: memory of the %s and host memory are one: leave --host-gb out", host_gb,
                            card.title);
-        const struct device_card plan_for = {
+        struct device_card plan_for = {
             .bytes = card.bytes,
             .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
             .integrated = card.integrated,
             .arch = of->train.device == CFG_DEVICE_CUDA_PORTABLE ? CUDA_SM80 : choice_arch(card.capability)};
+        snprintf(plan_for.name, sizeof(plan_for.name), "%s", card.title);
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;

@@ -1,0 +1,28 @@
+/* machine.h - what a machine does in a second, for the times by which plan_choice.c compares choices. */
+#ifndef MT_MACHINE_H
+#define MT_MACHINE_H
+
+#include "kernels/comm/comm.h"
+
+enum { PLAN_EXPERT_GROUPS = 5 }; /* sizes of plan_expert_group */
+struct machine {
+    struct roofs roofs;  /* of ops */
+    double link;         /* bytes/s between device and pinned host memory */
+    double group_link;   /* of it what mixers and networks may take beside a forward pass, in bytes/s of its time */
+    double host, thread; /* bytes/s of host memory for all ranks of a machine; for a thread of the CPU's update */
+
+    double forward_link; /* time of copies beside a forward pass, relative to those alone */
+    double out_share;    /* bytes that are copied out beside it count so much of those that are copied in */
+    double visible;      /* share of copies beside layers that ops wait for */
+    double moment_link;  /* bytes over the link per byte of states that the GPU updates there */
+    double update_lag;   /* share of the CPU's update that steps took longer than its parts */
+    double update_bytes; /* that the CPU moves for a trained value */
+    double gpu_update;   /* bytes that the GPU moves for one */
+    double group_cost[PLAN_EXPERT_GROUPS]; /* share of a step that launches per few experts cost */
+};
+
+/* The machine that a plan is for: that of the measurements with a Hopper GPU, a CPU, or a GPU that gpu_table.c does not
+ * know; others by their published rates. With several ranks the slowest of each; all call it. */
+struct machine machine_of(const struct device *dev, struct comm *all);
+
+#endif
