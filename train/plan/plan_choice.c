@@ -14,21 +14,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/plan/streams.h"
+
 /* Fewer threads of a rank take longer than the GPU with moments over PCIe. */
 enum { CPU_UPDATE_THREADS = 4 };
-
-/* What is kept in host memory. */
-enum { ALL_EXPERTS = 12 };
-struct place {
-    bool embed, inputs, moments;
-    int kinds;   /* bits 1 << enum offload_kind: groups of some layers */
-    int experts; /* packed experts of this share of the layers, in parts of ALL_EXPERTS */
-};
-enum { PLACES = (ALL_EXPERTS + 1) * 8 << OFFLOAD_KINDS };
-static struct place place_of(int i)
-{
-    return (struct place){i & 1, i & 2, i & 4, i >> 3 & ((1 << OFFLOAD_KINDS) - 1), i >> (3 + OFFLOAD_KINDS)};
-}
 
 struct item {
     int64_t layer, bytes;
@@ -36,38 +25,27 @@ struct item {
     double ms;
 };
 
-struct gain {
-    double ms;
-    int64_t bytes;
-};
-
 enum { BY_RATIO, NETWORKS_FIRST, ORDERS };
 struct search {
     const struct plan_request *q;
+    struct streams h; /* host memory */
     int64_t fixed, budget;
-    int64_t host_bytes;         /* of host memory that the choice may take */
     int64_t least_host;         /* with `least`: the least of places whose peak is at most the budget */
-    bool least;                 /* looks for the lowest peak alone */
     struct item *items[ORDERS]; /* the same items: by time per byte; networks first */
     int64_t n_item;
     int64_t decode_bytes; /* of a layer */
     double decode_ms;     /* that it spares; below 0: fake quantisation reads packed experts faster */
     double full_ms;       /* of a micro-batch that recomputes all */
-    bool cpu_update;      /* where moments are in host memory, masters are too (model_options) */
-    double embed_bytes, moment_bytes, update_bytes; /* update: that the CPU moves for it */
-    int64_t expert_bytes;                           /* the most of a layer's packed experts; 0: not known yet */
-    struct gain host[OFFLOAD_KINDS];                /* of the largest group of a kind when it is saved in host memory */
-    bool listed, ends;                              /* ends: every item fits in a place that adds no time */
+    bool listed, ends;    /* ends: every item fits in a place that adds no time */
 
     /* the place that is tried */
     struct plan_probe probe;
     struct model_options opt;
-    int64_t constant, other;        /* bytes in every pass; peak of the work arena in passes that save nothing */
-    double inside_ms;               /* of products that decode experts on the way, beyond their floor */
-    double extra_ms;                /* of the place */
-    double in_fwd, out_fwd, in_bwd; /* bytes that are copied to and from the device in each pass, beside the ops */
-    bool slower;                    /* than the best choice so far, even if all items fitted */
-    bool enough;                    /* host memory for the place */
+    int64_t constant, other; /* bytes in every pass; peak of the work arena in passes that save nothing */
+    double inside_ms;        /* of products that decode experts on the way, beyond their floor */
+    double extra_ms;         /* of the place */
+    bool slower;             /* than the best choice so far, even if all items fitted */
+    bool enough;             /* host memory for the place */
 };
 
 /* ---- items ---- */
@@ -128,7 +106,7 @@ static struct gain gain_of(struct search *s, int64_t l, int save, int others)
 static void note_host(struct search *s, int64_t l, enum offload_kind kind, double ms)
 {
     const int64_t bytes = acts_host_bytes(&s->probe.model.acts, l, kind);
-    if (bytes > s->host[kind].bytes) s->host[kind] = (struct gain){ms, bytes};
+    if (bytes > s->h.host[kind].bytes) s->h.host[kind] = (struct gain){ms, bytes};
 }
 
 /* The groups of every layer. What each of the first three spares does not depend on the others. Norms spare time beside
@@ -144,6 +122,7 @@ static void list_groups(struct search *s)
     struct gain(*of)[KINDS] = mem_array(n, sizeof(*of));
     acts->save = acts_save_mode(RECOMPUTE_FULL);
     plan_probe_work(&s->probe, &s->full_ms);
+    s->h.forward_ms = s->full_ms / 4;
     for (int64_t l = 0; l < n; l++) {
         int64_t like = 0;
         while (!same_kind(s, l, like)) like++;
@@ -186,11 +165,11 @@ static int list_decoded(struct search *s, struct err *err)
 static int list_items(struct search *s, struct err *err)
 {
     const struct config *cfg = s->q->cfg;
-    if (s->listed || s->least || !s->q->train) return 0;
+    if (s->listed || s->h.least || !s->q->train) return 0;
     s->listed = true;
-    s->embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
-    s->moment_bytes = (double)adapters_host_bytes(&s->probe.model.adapters, s->cpu_update);
-    s->update_bytes = s->q->machine.update_bytes * (double)s->probe.model.adapters.n_flat;
+    s->h.embed_bytes = (double)weight_bytes(&s->probe.model.weights.embed);
+    s->h.moment_bytes = (double)adapters_host_bytes(&s->probe.model.adapters, s->h.cpu_update);
+    s->h.update_bytes = s->q->machine.update_bytes * (double)s->probe.model.adapters.n_flat;
     for (int i = 0; i < ORDERS; i++) s->items[i] = mem_array(5 * s->q->a->n_layer, sizeof(*s->items[i]));
     if (cfg->train.recompute == CFG_RECOMPUTE_AUTO) list_groups(s);
     if (plan_decoded_layers(s->q) < 0 && s->q->dev->ops->own_memory && s->budget < INT64_MAX && list_decoded(s, err))
@@ -221,26 +200,12 @@ static void take(const struct search *s, struct model_options *opt, const struct
 }
 
 /* Forward takes a quarter of a pass that recomputes all. */
-static double forward_ms(const struct search *s, double ops_ms) { return s->full_ms > 0 ? s->full_ms / 4 : ops_ms / 4; }
-
-static double copy_ms(const struct search *s, double bytes) { return 1e3 * bytes / s->q->machine.link; }
-
-/* The ranks of a machine share its host memory, which moves the bytes of the CPU's update and those of all copies
- * beside it. */
-static double host_rate(const struct search *s) { return s->q->machine.host / s->q->par->all->local_world; }
-
-static double host_ms(const struct search *s, double bytes) { return 1e3 * bytes / host_rate(s); }
-
-static double update_ms(const struct search *s)
+static double forward_ms(const struct search *s, double ops_ms)
 {
-    return 1e3 * s->update_bytes / MT_MIN(host_rate(s), (double)s->q->room.threads * s->q->machine.thread);
+    return s->h.forward_ms > 0 ? s->h.forward_ms : ops_ms / 4;
 }
 
-/* Micro-batches of a rank in a step. */
-static double n_batch(const struct search *s)
-{
-    return (double)MT_MAX(s->q->cfg->train.grad_accum / s->q->par->all->world, 1);
-}
+static double copy_ms(const struct search *s, double bytes) { return streams_copy_ms(&s->h, bytes); }
 
 /* Time in which ops wait for packed experts and for the CPU's update. What forward copies out meanwhile slows the link.
  * The update is beside the first micro-batch of a step. */
@@ -249,12 +214,14 @@ static double waits_ms(const struct search *s, double ops_ms)
     const struct machine *m = &s->q->machine;
     const bool experts = s->opt.expert_layers > 0;
     const double fwd = forward_ms(s, ops_ms);
-    const double link = experts ? m->forward_link * copy_ms(s, s->in_fwd + m->out_share * s->out_fwd) : 0;
-    const double copied = s->in_fwd + s->out_fwd;
-    const double host = s->opt.cpu_update ? MT_MAX(update_ms(s), host_ms(s, s->update_bytes + copied)) : 0;
+    const double link = experts ? m->forward_link * copy_ms(s, s->h.in_fwd + m->out_share * s->h.out_fwd) : 0;
+    const double copied = s->h.in_fwd + s->h.out_fwd;
+    const double host = s->opt.cpu_update ? MT_MAX(streams_update_ms(&s->h),
+                                                   1e3 * (s->h.update_bytes + copied) / streams_host_rate(&s->h))
+                                          : 0;
     const double in_fwd = MT_MAX(link - fwd, 0), first = MT_MAX(MT_MAX(link, host) - fwd, 0);
-    const double in_bwd = experts ? copy_ms(s, s->in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
-    return in_fwd + (first - in_fwd) / n_batch(s) + MT_MAX(in_bwd, 0);
+    const double in_bwd = experts ? copy_ms(s, s->h.in_bwd) - MT_MAX(ops_ms - fwd, 0) : 0;
+    return in_fwd + (first - in_fwd) / streams_batches(&s->h) + MT_MAX(in_bwd, 0);
 }
 
 /* Sets peak and times of the options at the place of the probe; returns the peak. */
@@ -328,90 +295,16 @@ static bool pack(struct search *s, const struct item *items, struct plan_choice 
     return all;
 }
 
-static bool fixed_offload(const struct search *s) { return s->q->cfg->train.offload != CFG_OFFLOAD_AUTO; }
-
-/* Bytes of the inputs of all layers. */
-static double input_bytes(const struct search *s)
-{
-    return (double)s->q->a->n_layer * (double)s->q->n_tok * (double)arch_stream_cols(s->q->a) *
-           (double)dtype_size(s->q->dev->act_dtype);
-}
-
-/* Host memory that the place leaves. */
-static double host_room(const struct search *s, const struct place *p)
-{
-    const double others =
-        (p->inputs ? input_bytes(s) : 0) + (p->embed ? s->embed_bytes : 0) + (p->moments ? s->moment_bytes : 0);
-    return (double)s->host_bytes - others;
-}
-
-/* Bytes of mixers and networks that can be copied beside the forward pass, less what the CPU's update leaves in the
- * mean of a step's micro-batches. */
-static double group_room(const struct search *s)
-{
-    const double fwd = 1e-3 * forward_ms(s, 0), link = fwd * s->q->machine.group_link - s->out_fwd;
-    const double update = s->update_bytes / n_batch(s);
-    return s->opt.cpu_update ? MT_MIN(link, fwd * host_rate(s) - update - s->in_fwd - s->out_fwd) : link;
-}
-
-/* As many mixers and networks go to host memory as have room, first the kind that spares more time per byte, evenly
- * spaced. Beside packed experts, whose copies take longer than a layer, only of two layers in three: with mixers of all
- * 24 layers 37 ms of 300 were between the ops, with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed").
- * Returns their bytes. */
-static double spread(struct search *s, const struct place *p)
-{
-    static const uint8_t bits[OFFLOAD_KINDS] = {
-        [OFFLOAD_MIXER] = SAVE_MIXER | SAVE_MIXER_HOST, [OFFLOAD_FFN] = SAVE_FFN | SAVE_FFN_HOST};
-    const int64_t n = s->q->a->n_layer;
-    const double before = MT_MIN(group_room(s), host_room(s, p));
-    double room = before;
-    const struct gain *mixer = &s->host[OFFLOAD_MIXER], *ffn = &s->host[OFFLOAD_FFN];
-    const int first = mixer->ms * (double)ffn->bytes > ffn->ms * (double)mixer->bytes ? OFFLOAD_MIXER : OFFLOAD_FFN;
-    for (int i = 0; i < OFFLOAD_KINDS; i++) {
-        const int k = i ? OFFLOAD_KINDS - 1 - first : first;
-        const int64_t bytes = s->opt.host_bytes[k] = s->host[k].bytes;
-        const bool wanted = p->kinds & 1 << k && bytes && s->host[k].ms > 0;
-        const int64_t most = p->experts ? 2 * n / 3 : n;
-        const int64_t fit = wanted ? MT_MIN((int64_t)MT_MAX(room / (double)bytes, 0), most) : 0;
-        for (int64_t j = 0; j < fit; j++) s->opt.save.groups[(2 * j + 1) * n / (2 * fit)] |= bits[k];
-        room -= (double)(fit * bytes);
-    }
-    return before - room;
-}
-
-static int64_t packed_layers(const struct search *s)
-{
-    int64_t n = 0;
-    for (int64_t l = 0; l < s->q->a->n_layer - s->opt.decoded_layers; l++) n += arch_is_routed(s->q->a, l);
-    return n;
-}
-
-/* Whether the packed experts of all layers fit in host memory. Then those of some layers there do not give the least
- * memory. */
-static bool all_experts_fit(const struct search *s, const struct place *p)
-{
-    return (double)(packed_layers(s) * s->expert_bytes) <= host_room(s, p);
-}
-
-/* The packed experts of some layers or all. What is in the slots is not copied. */
-static void spread_experts(struct search *s, const struct place *p)
-{
-    const int64_t n = packed_layers(s) * p->experts / ALL_EXPERTS;
-    s->opt.expert_layers = n > HOST_EXPERT_SLOTS ? n : 0;
-    s->opt.expert_bytes = s->expert_bytes;
-    s->in_fwd = (double)(n - HOST_EXPERT_SLOTS) * (double)s->expert_bytes;
-}
-
 /* Time that moments in host memory add to a step, beside waits_ms. The GPU reads and writes them over PCIe. The CPU
  * updates a layer while the GPU computes the ones before it: before the first layer the GPU waits, but it makes no
  * update itself. */
 static double moments_ms(const struct search *s)
 {
     const struct adapters *ad = &s->probe.model.adapters;
-    if (!s->cpu_update) return copy_ms(s, s->q->machine.moment_link * (double)optimizer_state_bytes(&ad->opt));
+    if (!s->h.cpu_update) return copy_ms(s, s->q->machine.moment_link * (double)optimizer_state_bytes(&ad->opt));
     int64_t n_on = 0;
     for (int64_t l = 0; l < s->q->a->n_layer; l++) n_on += ad->layer_on[l];
-    return update_ms(s) * (s->q->machine.update_lag + 1 / (double)n_on) -
+    return streams_update_ms(&s->h) * (s->q->machine.update_lag + 1 / (double)n_on) -
            1e3 * s->q->machine.gpu_update * (double)ad->n_flat / s->q->machine.roofs.bytes;
 }
 
@@ -421,18 +314,18 @@ static double place_ms(const struct search *s, const struct place *p)
     const struct plan_probe *probe = &s->probe;
     const double act = (double)dtype_size(probe->dev.act_dtype), n_tok = (double)s->q->n_tok;
     double bytes = 0;
-    if (p->embed) bytes += n_tok * (double)s->q->a->d_model * act;
+    if (p->choice[STREAM_EMBED]) bytes += n_tok * (double)s->q->a->d_model * act;
     bytes += s->q->machine.visible * 2 * (double)host_ring_bytes(&probe->model.acts.inputs);
     for (int k = 0; k < OFFLOAD_KINDS; k++)
         bytes += s->q->machine.visible * 2 * (double)host_ring_bytes(&probe->model.acts.offload[k]);
-    return copy_ms(s, bytes) + (p->moments ? moments_ms(s) / n_batch(s) : 0);
+    return copy_ms(s, bytes) + (p->choice[STREAM_MOMENTS] ? moments_ms(s) / streams_batches(&s->h) : 0);
 }
 
 /* Labelled tokens per pass of the loss head, for one size of the logits. */
-static int64_t chunk_of(const struct search *s, int size)
+static int64_t chunk_of(const struct search *s, const struct model_options *opt, int size)
 {
     const struct plan_request *q = s->q;
-    return MT_MIN(model_ce_chunk(q->dev, q->a, s->opt.distill.from, plan_logits_bytes(q->dev, size)), q->n_tok);
+    return MT_MIN(model_ce_chunk(q->dev, q->a, opt->distill.from, plan_logits_bytes(q->dev, size)), q->n_tok);
 }
 
 /* With one size of the logits, which share the memory with the items. load: peak of the work arena while loading.
@@ -440,7 +333,7 @@ static int64_t chunk_of(const struct search *s, int size)
 static bool try_logits(struct search *s, int64_t load, int size, struct plan_choice *best)
 {
     bool all = s->slower = false;
-    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, size);
+    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, &s->opt, size);
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
     for (int i = 0; i < ORDERS && !all && !s->slower; i++) {
         struct plan_choice c = {0};
@@ -459,23 +352,35 @@ struct peaks {
 static struct peaks peaks_of(struct search *s, int64_t load)
 {
     struct plan_choice none = {0}, all = {0};
-    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, s->q->dev->ops->own_memory ? PLAN_LOGITS - 1 : 0);
+    s->opt.ce_chunk = s->probe.model.ce_chunk = chunk_of(s, &s->opt, s->q->dev->ops->own_memory ? PLAN_LOGITS - 1 : 0);
     s->other = MT_MAX(load, plan_probe_other(&s->probe));
     none.opt = with_items(s, s->items[BY_RATIO], 0);
     all.opt = with_items(s, s->items[BY_RATIO], s->n_item);
     return (struct peaks){measure(s, &none), measure(s, &all)};
 }
 
-/* The most that a layer's packed experts take, from a dry run without any in host memory; and full_ms. */
-static int find_expert_bytes(struct search *s, struct err *err)
+/* Of a place, before any item. */
+static struct model_options options_of(const struct search *s)
+{
+    struct model_options opt = plan_fixed_options(s->q);
+    opt.save = first_save(s);
+    opt.ce_chunk = chunk_of(s, &opt, 0);
+    return opt;
+}
+
+/* The most that a layer's packed experts take, from a dry run without any in host memory; and the time of forward. */
+static int find_expert_bytes(struct search *s, const struct place *p, struct err *err)
 {
     struct plan_probe probe = {0};
-    if (s->expert_bytes) return 0;
-    if (plan_probe_open(&probe, s->q, &s->opt, err)) return -1;
-    s->expert_bytes = probe.model.weights.packed_bytes;
+    struct model_options opt = options_of(s);
+    if (s->h.expert_bytes) return 0;
+    streams_set(&s->h, p, &opt); /* without experts, whose bytes are not known */
+    if (plan_probe_open(&probe, s->q, &opt, err)) return -1;
+    s->h.expert_bytes = probe.model.weights.packed_bytes;
     probe.dev.roofs = s->q->machine.roofs;
     probe.model.acts.save = acts_save_mode(RECOMPUTE_FULL);
     if (s->q->train) plan_probe_work(&probe, &s->full_ms);
+    s->h.forward_ms = s->full_ms / 4;
     plan_probe_close(&probe);
     return 0;
 }
@@ -483,23 +388,14 @@ static int find_expert_bytes(struct search *s, struct err *err)
 static int try_place(struct search *s, const struct place *p, struct plan_choice *best, struct err *err)
 {
     const struct device *dev = s->q->dev;
-    const bool gpu = dev->ops->own_memory;
+    const bool gpu = dev->ops->own_memory, experts = p->choice[STREAM_EXPERTS];
     double unused_ms;
-    s->opt = plan_fixed_options(s->q);
-    s->in_fwd = s->out_fwd = s->in_bwd = 0;
-    s->opt.save = first_save(s);
-    s->opt.embed_on_host = p->embed;
-    s->opt.host_tok = p->inputs && s->q->train ? s->q->n_tok : 0;
-    s->opt.host_moments = p->moments && s->q->train;
-    s->opt.cpu_update = s->opt.host_moments && s->cpu_update;
-    s->opt.ce_chunk = chunk_of(s, 0);
-    if (p->experts && find_expert_bytes(s, err)) return -1;
-    if (s->least && !s->budget && p->experts && p->experts < ALL_EXPERTS && all_experts_fit(s, p)) return 0;
-    if (p->experts && s->expert_bytes) spread_experts(s, p);
-    if (p->experts && !s->opt.expert_layers && !fixed_offload(s)) return 0;
-    s->out_fwd = p->inputs ? input_bytes(s) : 0;
-    if (p->kinds) s->out_fwd += spread(s, p);
-    s->in_bwd = s->in_fwd + s->out_fwd;
+    if (experts && find_expert_bytes(s, p, err)) return -1;
+    s->opt = options_of(s);
+    if (s->h.least && !s->budget && experts && p->choice[STREAM_EXPERTS] < ALL_EXPERTS &&
+        streams_fit_experts(&s->h, p, &s->opt))
+        return 0;
+    if (!streams_set(&s->h, p, &s->opt)) return 0;
     s->probe = (struct plan_probe){0};
     if (plan_probe_open(&s->probe, s->q, &s->opt, err)) return -1;
     s->probe.dev.roofs = s->q->machine.roofs;
@@ -508,15 +404,16 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
         plan_probe_close(&s->probe);
         return -1;
     }
-    const bool fixed = fixed_offload(s);
-    s->enough = s->probe.dev.host.peak <= s->host_bytes;
+    s->enough = s->probe.dev.host.peak <= s->h.host_bytes;
     s->constant =
         s->fixed + s->probe.dev.weights.peak + s->probe.dev.state.peak + plan_host_shared(dev, s->probe.dev.host.peak);
     s->extra_ms = place_ms(s, p);
-    if (s->opt.cpu_update) s->in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / n_batch(s);
+    if (s->opt.cpu_update)
+        s->h.in_fwd += (double)tensor_bytes(s->probe.model.adapters.working) / streams_batches(&s->h);
     s->inside_ms = plan_inside_ms(&s->probe, &s->q->machine.roofs, &unused_ms);
-    const bool possible = s->enough || (!p->embed && (fixed || (!p->inputs && !p->moments && !p->experts)));
-    const int group = gpu && s->least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->least ? PLAN_LOGITS - 1 : 0;
+    const bool others = p->choice[STREAM_INPUTS] || p->choice[STREAM_MOMENTS] || experts;
+    const bool possible = s->enough || (!p->choice[STREAM_EMBED] && (streams_fixed(&s->h) || !others));
+    const int group = gpu && s->h.least ? PLAN_EXPERT_GROUPS - 1 : 0, size = gpu && s->h.least ? PLAN_LOGITS - 1 : 0;
     struct peaks least = {INT64_MAX, INT64_MAX};
     bool ends = false; /* the next groups and sizes of this place only add time */
     for (int i = group; i < (gpu ? PLAN_EXPERT_GROUPS : 1) && possible && !ends; i++) {
@@ -538,41 +435,21 @@ static int try_place(struct search *s, const struct place *p, struct plan_choice
 
 /* ---- all places ---- */
 
-/* Whether the configuration allows a place. Automatic places need host memory of this machine for a run on it. */
-static bool allowed(const struct search *s, const struct place *p)
-{
-    const struct plan_request *q = s->q;
-    const int offload = q->cfg->train.offload;
-    const bool apart = !device_in_host_memory(q->dev);
-    const bool inputs = offload == CFG_OFFLOAD_ACTIVATIONS || offload == CFG_OFFLOAD_ALL;
-    const bool moments = offload == CFG_OFFLOAD_MOMENTS || offload == CFG_OFFLOAD_ALL;
-    const bool away = offload == CFG_OFFLOAD_EXPERTS || offload == CFG_OFFLOAD_ALL;
-    const bool packed = !config_quantises(q->cfg) && q->cfg->train.expert_dtype != CFG_EXPERTS_IN_FP8;
-    if ((p->embed || p->kinds) && !apart) return false;
-    if (p->experts && !packed) return false;
-    if (offload == CFG_OFFLOAD_AUTO && p->experts && (!apart || !p->embed || (q->train && !p->inputs))) return false;
-    if (offload != CFG_OFFLOAD_AUTO && packed && p->experts != (away ? ALL_EXPERTS : 0)) return false;
-    if (!q->train) return !p->inputs && !p->moments;
-    if (p->kinds && (!p->inputs || q->cfg->train.recompute != CFG_RECOMPUTE_AUTO || s->least)) return false;
-    if (offload != CFG_OFFLOAD_AUTO) return p->inputs == inputs && p->moments == moments;
-    return apart || (!p->inputs && !p->moments);
-}
-
 /* Its dry runs check few tensors: plan_settle follows, or came before. */
 static int search(struct search *s, struct plan_choice *best, struct err *err)
 {
     struct plan_request q = *s->q;
     int rc = 0;
     q.checked = true;
-    s->q = &q;
-    s->cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 &&
-                    !(q.cfg->parallel.zero && q.par->dp->world > 1) && !config_quantises(q.cfg) &&
-                    q.room.threads >= CPU_UPDATE_THREADS;
+    s->q = s->h.q = &q;
+    s->h.cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 &&
+                      !(q.cfg->parallel.zero && q.par->dp->world > 1) && !config_quantises(q.cfg) &&
+                      q.room.threads >= CPU_UPDATE_THREADS;
     *best = (struct plan_choice){.peak = INT64_MAX};
     s->least_host = INT64_MAX;
-    for (int i = 0; i < PLACES && !rc && !s->ends; i++) {
-        const struct place p = place_of(i);
-        if (allowed(s, &p)) rc = try_place(s, &p, best, err);
+    for (int i = 0; i < streams_places() && !rc && !s->ends; i++) {
+        const struct place p = streams_place(i);
+        if (streams_allowed(&s->h, &p)) rc = try_place(s, &p, best, err);
     }
     for (int i = 0; i < ORDERS; i++) mem_free(s->items[i]);
     /* An evaluation has no items. It is quantised whatever quant.start is. */
@@ -582,10 +459,10 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
 
 int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fixed, int64_t budget, struct err *err)
 {
-    struct search s = {.q = q, .fixed = fixed, .budget = budget, .host_bytes = q->room.host};
+    struct search s = {.q = q, .fixed = fixed, .budget = budget, .h.host_bytes = q->room.host};
     struct search half = s;
     if (q->cfg->train.offload == CFG_OFFLOAD_AUTO && q->room.host < INT64_MAX) {
-        half.host_bytes /= 2;
+        half.h.host_bytes /= 2;
         if (search(&half, c, err)) return -1;
         if (c->peak <= budget) return 0;
     }
@@ -594,14 +471,14 @@ int plan_choose(struct plan_choice *c, const struct plan_request *q, int64_t fix
 
 int plan_choose_least(struct plan_choice *c, const struct plan_request *q, int64_t fixed, struct err *err)
 {
-    struct search s = {.q = q, .fixed = fixed, .host_bytes = q->room.host, .least = true};
+    struct search s = {.q = q, .fixed = fixed, .h = {.host_bytes = q->room.host, .least = true}};
     return search(&s, c, err);
 }
 
 int plan_least_host(int64_t *bytes, const struct plan_request *q, int64_t fixed, int64_t budget, struct err *err)
 {
     struct plan_choice c;
-    struct search s = {.q = q, .fixed = fixed, .budget = budget, .host_bytes = INT64_MAX, .least = true};
+    struct search s = {.q = q, .fixed = fixed, .budget = budget, .h = {.host_bytes = INT64_MAX, .least = true}};
     if (search(&s, &c, err)) return -1;
     *bytes = s.least_host;
     return 0;
