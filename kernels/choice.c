@@ -1,5 +1,4 @@
-/* choice.c - the thresholds between kernels (choice.h). Where they come from: tests/RESULTS.md, and the heads of the
- * kernels. */
+/* choice.c - the thresholds between kernels (choice.h). Where they come from: tests/notebook/. */
 #include "kernels/choice.h"
 
 enum cuda_arch choice_arch(int capability)

@@ -210,8 +210,7 @@ struct acts {
 /* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
 /* x of layers on the device where the others are in host memory: half of them, 3 to HOST_RING_SLOTS. 5 give a copy more
- * time than 3: it may have to wait for the longer copies of a network and of experts (tests/RESULTS.md, "Memory against
- * speed"). */
+ * time than 3: it may have to wait for the longer copies of a network and of experts (tests/notebook/memory.md). */
 int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);

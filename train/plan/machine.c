@@ -1,5 +1,5 @@
-/* machine.c - the constants of the planner's estimates, measured on an H100 and an H200 (tests/RESULTS.md), and scaled
- * for other GPUs. Plans for both are the same, so that a run of one continues on the other. */
+/* machine.c - the constants of the planner's estimates, measured on an H100 and an H200 (tests/notebook/memory.md), and
+ * scaled for other GPUs. Plans for both are the same, so that a run of one continues on the other. */
 #include "train/plan/machine.h"
 
 #include "train/plan/gpu_table.h"
@@ -11,10 +11,10 @@ static const struct machine measured = {
     .roofs = {.flops = 400e12, .bytes = 3e12},
     .link = 50e9 / SLOWER, /* an H200 copies 50e9 */
     .group_link = 50e9,
-    .host = 120e9 / SLOWER,  /* beside an H100: "AdamW on the CPU" */
+    .host = 120e9 / SLOWER,  /* beside an H100 */
     .thread = 15e9 / SLOWER, /* there */
     /* What forward copies out slows the link: on an H200 from 50 to 41 GB/s. A forward pass takes 1.2 times that of an
-     * H200: "Memory against speed". */
+     * H200. */
     .forward_link = 1.2 / SLOWER,
     .out_share = 0.4,
     .visible = 0.05,

@@ -138,7 +138,7 @@ static double groups_room(const struct streams *h, bool cpu_update)
 
 /* As many as have room, first the kind that spares more time per byte, evenly spaced. Beside packed experts, whose
  * copies take longer than a layer, only of two layers in three: with mixers of all 24 layers 37 ms of 300 were between
- * the ops, with those of 16 layers 6 (tests/RESULTS.md, "Memory against speed"). */
+ * the ops, with those of 16 layers 6 (tests/notebook/memory.md). */
 static void groups_set(struct streams *h, const struct place *p, struct model_options *opt)
 {
     static const uint8_t bits[OFFLOAD_KINDS] = {
