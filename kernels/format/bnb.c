@@ -198,21 +198,22 @@ static void tables(void *const plane[PLANES])
 
 #define PLAIN                                                                                                          \
     {                                                                                                                  \
-        [PLANE_DATA] = {".data", PER_VALUE, 4}, [PLANE_ABSMAX] = {".absmax", PER_BLOCK, 32}, [PLANE_CODE] = {          \
+        [PLANE_DATA] = {".data", PLANE_PER_VALUE, 4}, [PLANE_ABSMAX] = {".absmax", PLANE_PER_BLOCK, 32},               \
+        [PLANE_CODE] = {                                                                                               \
             NULL,                                                                                                      \
-            SHARED,                                                                                                    \
+            PLANE_SHARED,                                                                                              \
             32,                                                                                                        \
             16                                                                                                         \
         }                                                                                                              \
     }
 #define NESTED                                                                                                         \
     {                                                                                                                  \
-        [PLANE_DATA] = {".data", PER_VALUE, 4}, [PLANE_SCALE] = {".scale", PER_BLOCK, 8},                              \
-        [PLANE_NESTED_ABSMAX] = {".nested_absmax", PER_256_BLOCKS, 32},                                                \
-        [PLANE_NESTED_OFFSET] = {".nested_offset", PER_MATRIX, 32}, [PLANE_CODE] = {NULL, SHARED, 32, 16},             \
+        [PLANE_DATA] = {".data", PLANE_PER_VALUE, 4}, [PLANE_SCALE] = {".scale", PLANE_PER_BLOCK, 8},                  \
+        [PLANE_NESTED_ABSMAX] = {".nested_absmax", PLANE_PER_256_BLOCKS, 32},                                          \
+        [PLANE_NESTED_OFFSET] = {".nested_offset", PLANE_PER_MATRIX, 32}, [PLANE_CODE] = {NULL, PLANE_SHARED, 32, 16}, \
         [PLANE_NESTED_MAP] = {                                                                                         \
             NULL,                                                                                                      \
-            SHARED,                                                                                                    \
+            PLANE_SHARED,                                                                                              \
             32,                                                                                                        \
             256                                                                                                        \
         }                                                                                                              \

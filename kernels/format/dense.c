@@ -22,7 +22,7 @@ static float f16_of(const void *data, int64_t i) { return f16_to_f32(((const uin
     const struct format format_##type = {.name = #type,                                                                \
                                          .bits = n,                                                                    \
                                          .dense = true,                                                                \
-                                         .plane = {[PLANE_DATA] = {NULL, PER_VALUE, n}},                               \
+                                         .plane = {[PLANE_DATA] = {NULL, PLANE_PER_VALUE, n}},                         \
                                          .value = type##_value,                                                        \
                                          .tile = type##_tile};
 FORMAT(f32, 32)

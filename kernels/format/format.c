@@ -36,13 +36,13 @@ int64_t format_plane_count(const struct format *f, const struct weight *w, int p
     const int64_t n = product(w->n_out, w->n_in), block = f->block ? f->block : w->block;
     if (!p->bits) return 0;
     switch (p->unit) {
-    case PER_VALUE: return n;
-    case PER_BLOCK: return parts(n, block);
-    case PER_ROW: return w->n_out;
-    case PER_ROW_BLOCK: return product(w->n_out, parts(w->n_in, block));
-    case PER_256_BLOCKS: return parts(parts(n, block), 256);
-    case PER_MATRIX: return 1;
-    case SHARED: break;
+    case PLANE_PER_VALUE: return n;
+    case PLANE_PER_BLOCK: return parts(n, block);
+    case PLANE_PER_ROW: return w->n_out;
+    case PLANE_PER_ROW_BLOCK: return product(w->n_out, parts(w->n_in, block));
+    case PLANE_PER_256_BLOCKS: return parts(parts(n, block), 256);
+    case PLANE_PER_MATRIX: return 1;
+    case PLANE_SHARED: break;
     }
     return p->entries;
 }
@@ -76,7 +76,7 @@ int64_t weight_bytes(const struct weight *w)
     const struct format *f = format_of(w);
     int64_t bytes = 0;
     for (int i = 0; i < PLANES; i++)
-        bytes += product(f->plane[i].unit == SHARED ? 1 : w->n_exp, format_plane_bytes(f, w, i));
+        bytes += product(f->plane[i].unit == PLANE_SHARED ? 1 : w->n_exp, format_plane_bytes(f, w, i));
     return bytes;
 }
 
@@ -86,7 +86,7 @@ struct weight weight_matrix(const struct weight *w, int64_t e)
     struct weight m = *w;
     m.n_exp = 1;
     for (int i = 0; i < PLANES; i++)
-        if (m.plane[i] && f->plane[i].unit != SHARED)
+        if (m.plane[i] && f->plane[i].unit != PLANE_SHARED)
             m.plane[i] = (const char *)m.plane[i] + e * format_plane_bytes(f, w, i);
     return m;
 }

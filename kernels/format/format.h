@@ -61,14 +61,22 @@ struct weight {
     bool scale2_divides; /* NVFP4: a scale is divided by scale2 (compressed-tensors), not multiplied (ModelOpt) */
 };
 
-/* What a plane has one entry for. Blocks run over the flat matrix, except those of PER_ROW_BLOCK, which begin with each
- * row. SHARED: a table of all matrices of the stack. */
-enum plane_unit { PER_VALUE, PER_BLOCK, PER_ROW, PER_ROW_BLOCK, PER_256_BLOCKS, PER_MATRIX, SHARED };
+/* What a plane has one entry for. Blocks run over the flat matrix, except those of PLANE_PER_ROW_BLOCK, which begin
+ * with each row. PLANE_SHARED: a table of all matrices of the stack. */
+enum plane_unit {
+    PLANE_PER_VALUE,
+    PLANE_PER_BLOCK,
+    PLANE_PER_ROW,
+    PLANE_PER_ROW_BLOCK,
+    PLANE_PER_256_BLOCKS,
+    PLANE_PER_MATRIX,
+    PLANE_SHARED
+};
 struct plane {
     const char *suffix; /* of its tensor in the cache of model.quantize; NULL: not stored */
     enum plane_unit unit;
     int bits;    /* of an entry: 32 is f32; 0: the format does not have this plane */
-    int entries; /* SHARED: of the table */
+    int entries; /* PLANE_SHARED: of the table */
 };
 
 struct format {
@@ -87,7 +95,7 @@ struct format {
     void (*tile)(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
                  int64_t n_col);
     /* What model.quantize needs; NULL: it cannot pack this format. encode: one matrix, dense, into the planes of one
-     * expert; returns how many values are not finite. tables: the planes that are SHARED. */
+     * expert; returns how many values are not finite. tables: the planes that are PLANE_SHARED. */
     int64_t (*encode)(void *const plane[PLANES], const struct weight *dense, int n_threads);
     void (*tables)(void *const plane[PLANES]);
 };
@@ -99,7 +107,8 @@ FORMATS(ROW)
 const struct format *format_row(enum weight_format f, bool nested);
 const struct format *format_of(const struct weight *w);
 int64_t format_step(const struct format *f); /* values that share a byte or a scale along a row */
-/* Entries and bytes of a plane of f, of one matrix with the shape and block of w; of the whole table if SHARED. */
+/* Entries and bytes of a plane of f, of one matrix with the shape and block of w; of the whole table if PLANE_SHARED.
+ */
 int64_t format_plane_count(const struct format *f, const struct weight *w, int plane);
 int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
 

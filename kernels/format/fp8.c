@@ -40,7 +40,7 @@ static void tile(float *out, int64_t ldo, const struct weight *w, int64_t e, int
 const struct format format_fp8 = {
     .name = "fp8",
     .bits = 8,
-    .plane = {[PLANE_DATA] = {NULL, PER_VALUE, 8}, [PLANE_SCALE2] = {NULL, PER_ROW_BLOCK, 32}},
+    .plane = {[PLANE_DATA] = {NULL, PLANE_PER_VALUE, 8}, [PLANE_SCALE2] = {NULL, PLANE_PER_ROW_BLOCK, 32}},
     .value = value,
     .tile = tile};
 

@@ -59,7 +59,7 @@ const struct format format_mxfp4 = {
     .bits = 4,
     .block = 32,
     .binary = true,
-    .plane = {[PLANE_DATA] = {".data", PER_VALUE, 4}, [PLANE_SCALE] = {".scale", PER_BLOCK, 8}},
+    .plane = {[PLANE_DATA] = {".data", PLANE_PER_VALUE, 4}, [PLANE_SCALE] = {".scale", PLANE_PER_BLOCK, 8}},
     .value = value,
     .tile = tile,
     .encode = encode};

@@ -62,9 +62,9 @@ static int64_t encode(void *const plane[PLANES], const struct weight *dense, int
 const struct format format_nvfp4 = {.name = "nvfp4",
                                     .bits = 4,
                                     .block = 16,
-                                    .plane = {[PLANE_DATA] = {".data", PER_VALUE, 4},
-                                              [PLANE_SCALE] = {".scale", PER_BLOCK, 8},
-                                              [PLANE_SCALE2] = {".scale2", PER_ROW, 32}},
+                                    .plane = {[PLANE_DATA] = {".data", PLANE_PER_VALUE, 4},
+                                              [PLANE_SCALE] = {".scale", PLANE_PER_BLOCK, 8},
+                                              [PLANE_SCALE2] = {".scale2", PLANE_PER_ROW, 32}},
                                     .value = value,
                                     .tile = tile,
                                     .encode = encode};

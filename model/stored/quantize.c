@@ -70,7 +70,7 @@ static void put_tables(struct quantizer *z, struct weight *w, const struct forma
 {
     void *host[PLANES] = {0};
     for (int i = 0; i < PLANES; i++) {
-        if (f->plane[i].unit != SHARED) continue;
+        if (f->plane[i].unit != PLANE_SHARED) continue;
         w->plane[i] = arena_push(z->arena, format_plane_bytes(f, w, i));
         host[i] = mem_alloc(format_plane_bytes(f, w, i));
     }
