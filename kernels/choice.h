@@ -52,8 +52,8 @@ bool choice_reads_packed(const struct device *dev, const struct proj *experts, i
 /* Whether they are then faster than products with experts that are kept in bf16 (train.decoded_layers). */
 bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
 /* By how much longer they take, as a share of the floor of the latter, with so many rows per expert: 7 % at 512,
- * nothing up to 192 (gpt-oss-20b on an H200, tests/notebook/decode.md: with balanced
- * experts nothing up to 256; routers are not balanced). */
+ * nothing up to 192 (gpt-oss-20b on an H200, tests/notebook/decode.md: with balanced experts nothing up to 256; routers
+ * are not balanced). */
 double choice_packed_share(double rows);
 /* FP8 products; others compute with the same rounded rows. */
 bool choice_fp8_products(const struct device *dev);

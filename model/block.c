@@ -3,8 +3,8 @@
  *   x [T,D] -> 1 norm -> attn_norm -> 2 mixer -> + x = h [T,D]        mixer: attention                 mixer_*.c
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c
  *
- * A layer may lack the mixer (then h is x) or the network (y is h). Where the output of either has a norm of its own,
- * steps 2 and 4 apply it before they add the residual.
+ * A layer may lack the mixer (then h is x) or the network (y is h). Some families normalise the output of either:
+ * steps 2 and 4 do so before they add the residual.
  *
  * With N residual streams (hyper-connections, kernels/ops/ops.h) x, the streams between mixer and network and y are
  * [T,N*D]. Steps 1 and 3 then begin with the sum of the streams. After steps 2 and 4 the output, without residual, is

@@ -196,27 +196,21 @@ static void tables(void *const plane[PLANES])
     if (plane[PLANE_NESTED_MAP]) quant_dynamic_map(plane[PLANE_NESTED_MAP]);
 }
 
+#define TABLE(n)                                                                                                       \
+    {                                                                                                                  \
+        NULL, PLANE_SHARED, 32, n                                                                                      \
+    }
 #define PLAIN                                                                                                          \
     {                                                                                                                  \
         [PLANE_DATA] = {".data", PLANE_PER_VALUE, 4}, [PLANE_ABSMAX] = {".absmax", PLANE_PER_BLOCK, 32},               \
-        [PLANE_CODE] = {                                                                                               \
-            NULL,                                                                                                      \
-            PLANE_SHARED,                                                                                              \
-            32,                                                                                                        \
-            16                                                                                                         \
-        }                                                                                                              \
+        [PLANE_CODE] = TABLE(16)                                                                                       \
     }
 #define NESTED                                                                                                         \
     {                                                                                                                  \
         [PLANE_DATA] = {".data", PLANE_PER_VALUE, 4}, [PLANE_SCALE] = {".scale", PLANE_PER_BLOCK, 8},                  \
         [PLANE_NESTED_ABSMAX] = {".nested_absmax", PLANE_PER_256_BLOCKS, 32},                                          \
-        [PLANE_NESTED_OFFSET] = {".nested_offset", PLANE_PER_MATRIX, 32}, [PLANE_CODE] = {NULL, PLANE_SHARED, 32, 16}, \
-        [PLANE_NESTED_MAP] = {                                                                                         \
-            NULL,                                                                                                      \
-            PLANE_SHARED,                                                                                              \
-            32,                                                                                                        \
-            256                                                                                                        \
-        }                                                                                                              \
+        [PLANE_NESTED_OFFSET] = {".nested_offset", PLANE_PER_MATRIX, 32}, [PLANE_CODE] = TABLE(16),                    \
+        [PLANE_NESTED_MAP] = TABLE(256)                                                                                \
     }
 static const struct format nf4_nested = {.name = "nf4-nested",
                                          .bits = 4,

@@ -85,8 +85,8 @@ struct format {
     bool dense;      /* without scales */
     bool binary;     /* scales are bytes of e8m0: powers of two */
     struct plane plane[PLANES];
-    const struct format
-        *nested; /* the row of the same codes whose scales are packed too, which has w->scale; or NULL */
+    /* The row of the same codes whose scales are packed too, which has w->scale; or NULL. */
+    const struct format *nested;
     /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
      * publishers' implementations. */
     float (*value)(const struct weight *w, int64_t e, int64_t i);
