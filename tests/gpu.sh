@@ -87,14 +87,7 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
 kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_delta ops_dense ops_experts ops_hyper ops_kl
     ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim quant)
 stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
-# synccheck reports named barriers for which warpgroups wait in different places of the code. PTX allows them; kernels
-# of ops_compress and ops_shared_attn have some.
-stage_synccheck() {
-    local groups=" ${kernel_groups[*]} "
-    groups=${groups/ ops_compress / }
-    # shellcheck disable=SC2086 # names of groups
-    sanitize synccheck -- ${groups/ ops_shared_attn / }
-}
+stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
 stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
 # racecheck does not know the ordering by TMA and mbarriers and reports false hazards in kernels that use them. The
 # stage therefore excludes kernels with wgmma in their name (their tests also run the portable kernels), and tests that

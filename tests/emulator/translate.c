@@ -482,7 +482,7 @@ static void translate(struct parser *s, struct line *x)
         memory_access(s, x, *op.p == 'l');
     } else if (begins(op, "mov.")) {
         move(s, x);
-    } else if (begins(op, "bar.")) {
+    } else if (begins(op, "bar.") || begins(op, "barrier.sync")) {
         barrier(s, x);
     } else if (begins(op, "ldmatrix") || begins(op, "stmatrix") || begins(op, "mma.")) {
         matrix(s, x);

@@ -127,15 +127,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
         mbarrier_init_fence();
     }
     __syncthreads();
-    /* After each part of a walk the entries are free. The two kinds of warpgroups wait in different places of the code,
-     * which only a named barrier allows. */
+    /* After each part of a walk the entries are free. */
     if (threadIdx.x < GROUPS * 128) {
         sm90_registers_more<MORE>();
         index_walk(job, [&](int64_t start, int first, int64_t begin, int64_t end) {
             mbarrier_wait(r.loaded(), part++ & 1);
             score_tokens(r, job, start, first, begin, end, step);
             step += (int)(end - begin + PAIR - 1) / PAIR;
-            named_sync(PART_DONE, THREADS);
+            named_sync_apart(PART_DONE, THREADS);
         });
     } else {
         sm90_registers_less<LESS>();
@@ -144,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 load(r, maps, (int)(start / job.ratio) + first, (int)begin, (int)end, step);
             step += (int)(end - begin + PAIR - 1) / PAIR;
             __syncwarp();
-            named_sync(PART_DONE, THREADS);
+            named_sync_apart(PART_DONE, THREADS);
         });
     }
 #else

@@ -81,6 +81,11 @@ __device__ __forceinline__ void named_sync(int id, int count)
 {
     asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
 }
+/* The same for warps that wait in different places of the code: bar.sync promises that all wait in one. */
+__device__ __forceinline__ void named_sync_apart(int id, int count)
+{
+    asm volatile("barrier.sync %0, %1;\n" ::"r"(id), "r"(count) : "memory");
+}
 /* Arrives without waiting. */
 __device__ __forceinline__ void named_arrive(int id, int count)
 {

@@ -203,7 +203,7 @@ static __device__ __forceinline__ void store_sums(const struct fwd_room &m, cons
                                                   int wg)
 {
     const int warp = threadIdx.x % 128 / 32, row = warp * 16 + threadIdx.x % 32 / 4;
-    named_sync(BOTH_GROUPS, PAIR); /* the sums are complete; no product reads the last tile any more */
+    named_sync_apart(BOTH_GROUPS, PAIR); /* the sums are complete; no product reads the last tile any more */
     const float inverse[2] = {1.0f / m.told->sums[row], 1.0f / m.told->sums[row + 8]};
     store_heads(a.o + j.t * a.ld_o + (int64_t)(j.head0 + warp * 16) * SHARED_DIM + wg * SHARED_COLUMNS, o, inverse,
                 m.smem + m.slot_at(place) + (wg * 4 + warp) * 4096);
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void weigh_jobs(const struct fwd_room &m, cons
         wgmma_use(s);
         tell_weights(m, s, &x, c, live, place);
         for (; live > KEYS; live -= KEYS, place++) {
-            named_sync(BOTH_GROUPS, PAIR); /* the weights are complete; no product reads those of the tile before */
+            named_sync_apart(BOTH_GROUPS, PAIR); /* the weights are complete; nothing reads those before */
             scale_sums(o, x.factor);
             m.wait_full(place + 1);
             fence_proxy_async();
@@ -249,7 +249,7 @@ static __device__ __forceinline__ void weigh_jobs(const struct fwd_room &m, cons
             arrive_warp(m.empty(place));
         }
         arrive_warp(m.bar(FREE));
-        named_sync(BOTH_GROUPS, PAIR);
+        named_sync_apart(BOTH_GROUPS, PAIR);
         scale_sums(o, x.factor);
         add_tile(o, m.base + m.weights_at(place), m.slot(place), 0);
         tell_sums(m, a, x, j, c);
@@ -272,7 +272,7 @@ static __device__ __forceinline__ void add_jobs(const struct fwd_room &m, const 
         for (;; live -= KEYS, place++) {
             m.wait_full(place);
             fence_proxy_async();
-            named_sync(BOTH_GROUPS, PAIR);
+            named_sync_apart(BOTH_GROUPS, PAIR);
             const float *factors = m.told->factors[place % 2];
             const float f[2] = {factors[row], factors[row + 8]};
             scale_sums(o, f);
