@@ -323,3 +323,12 @@ const struct kernel *module_kernel(struct module *m, const char *name)
     }
     return NULL;
 }
+
+void module_show(const struct module *m, const char *name)
+{
+    for (int64_t k = 0; k < m->variables.n; k++) {
+        const struct symbol *x = &m->variables.at[k];
+        if (x->space == GLOBAL && x->size == 4 && contains(x->name, name))
+            fprintf(stderr, "emulator: %s %u\n", name, *(const uint32_t *)(uintptr_t)x->at);
+    }
+}

@@ -346,6 +346,13 @@ void __cudaRegisterFunction(void **image, const char *host, char *device, const 
     *grow(&functions) = f;
 }
 
+/* For split.sh. MT_EMULATOR_SHOW=NAME: at the end, the values of the 32-bit variables NAME of all modules. */
+static GROW(struct module *) modules;
+static void show(void)
+{
+    for (int64_t k = 0; k < modules.n; k++) module_show(modules.at[k], getenv("MT_EMULATOR_SHOW"));
+}
+
 /* For mutations.sh. MT_EMULATOR_REPLACE=OLD=NEW:K/N replaces in every module the occurrences K, K + N, ... of OLD,
  * counted from 0. Frees text. */
 static char *replaced(char *text)
@@ -410,10 +417,12 @@ static struct module *load(struct image *image)
         best = text;
         best_arch = e->arch;
     }
-    if (best) best = replaced(best);
-    struct module *m = best ? module_new(best, (int64_t)strlen(best)) : NULL;
+    if (!best) return NULL;
+    best = replaced(best);
+    if (!modules.n && getenv("MT_EMULATOR_SHOW")) atexit(show);
+    *grow(&modules) = module_new(best, (int64_t)strlen(best));
     free(best);
-    return m;
+    return modules.at[modules.n - 1];
 }
 
 static struct function *find(const void *host)
