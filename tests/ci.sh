@@ -60,6 +60,7 @@ stub tests/run.sh "printf '7:system\n' > build/Testing/Temporary/LastTestsFailed
 expect 8 "FAILED: tests, exit code 8; groups: system"
 stub bin/python3 '[ "$1" != tests/mutations.py ]'
 expect 1 "FAILED: mutations, exit code 1"
+stub bin/python3 'echo thread'
 stub tests/tsan.sh 'exit 123'
 expect 123 "FAILED: ThreadSanitizer, exit code 123"
 for last in "6.0 4.0" "6.0 null" "null null" "null 3.0" "6.0 nan" "6.0 -inf" "6.0" "6.0 1e999999999999 null 3.0"; do
@@ -69,24 +70,28 @@ for last in "6.0 4.0" "6.0 null" "null null" "null 3.0" "6.0 nan" "6.0 -inf" "6.
 done
 stub configs/demo.sh 'exit 5'
 expect 5 "FAILED: demo, exit code 5"
+stub bin/python3 'echo thread'
 stub tests/tsan.sh 'kill "$(cat ci.pid)"'
 expect 143 "FAILED: ThreadSanitizer, exit code 143"
-stub bin/python3 '[ "$1" != tests/turns.py ]'
+stub bin/python3 '[ "$3" != sanitized ]'
 expect 1 "FAILED: tests with sanitizers, exit code 1"
+stub bin/python3 '[ "$2" != sanitizer ]'
+expect 1 "FAILED: CUDA compiler, exit code 1"
 
-# Each test on the CPU runs at each commit, and under sanitizers at every fourth; the longest ones in the emulator at
-# every third.
+# Each test on the CPU runs at each commit, and twice under AddressSanitizer in twelve commits. In three commits in a
+# row ThreadSanitizer runs once, and each of the longest tests in the emulator once.
 PYTHONPATH=$root/tests python3 - << 'END' || failed=1
-from turns import EMULATED, PLAIN, chosen
+from turns import EMULATED, PLAIN, chosen, sanitizer
 NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "configs", "lint", "emulated_hopper_quant"}
 tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(EMULATED)]
 for first in range(12):
-    sanitized = [chosen(tests, "sanitized", first + k) for k in range(4)]
-    plain = [chosen(tests, "plain", first + k) for k in range(3)]
+    sanitized = [chosen(tests, "sanitized", first + k) for k in range(12)]
+    plain = [chosen(tests, "plain", first + k) for k in range(12)]
     for s, p in zip(sanitized, plain):
         assert s | p >= NAMES and not s & p, (first, s, p)
-    assert sorted(sum(map(sorted, sanitized), [])) == sorted(n for n in NAMES if not PLAIN.fullmatch(n)), first
-    assert sorted(n for p in plain for n in p if n in EMULATED) == sorted(EMULATED), first
+    assert sorted(sum(map(sorted, sanitized), [])) == sorted(2 * [n for n in NAMES if not PLAIN.fullmatch(n)]), first
+    assert sorted(n for p in plain[:3] for n in p if n in EMULATED) == sorted(EMULATED), first
+    assert [sanitizer(first + k) for k in range(3)].count("thread") == 1, first
 END
 
 # gpu.sh on a machine with one GPU: a stage that is named and cannot run is a failure.

@@ -2,10 +2,12 @@
 """turns.py - which tests of ctest run at a commit of CI, where not all of them fit into its time.
 
     python3 tests/turns.py BUILD_DIR sanitized|plain N
+    python3 tests/turns.py sanitizer N
 
 N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. Every
-test on the CPU runs at each commit: a quarter of the groups with sanitizers, the others without, and the quarter
-changes with N. Tests in the emulator run at each commit, but the longest ones at every third."""
+test on the CPU runs at each commit: at two of three commits a quarter of the groups with AddressSanitizer and UBSan,
+the others without, and the quarter changes with N. At each third commit ThreadSanitizer is in turn; the second form
+says which: address or thread. Tests in the emulator run at each commit, but the longest ones at every third."""
 import json
 import re
 import subprocess
@@ -25,11 +27,15 @@ def cost(test):
     return next((float(p["value"]) for p in test.get("properties", []) if p["name"] == "COST"), 0.0)
 
 
+def sanitizer(number):
+    return "address" if number % 3 else "thread"
+
+
 def chosen(tests, kind, number):
     """The names of the tests that run, of those that ctest describes."""
     names = [t["name"] for t in sorted(tests, key=lambda t: (-cost(t), t["name"]))]
     groups = [n for n in names if not PLAIN.fullmatch(n)]
-    sanitized = {n for i, n in enumerate(groups) if (i + number) % SHARE == 0}
+    sanitized = {n for i, n in enumerate(groups) if (i + number) % SHARE == 0 and sanitizer(number) == "address"}
     if kind == "sanitized":
         return sanitized
     wait = {n for i, n in enumerate(EMULATED) if (i + number) % EMULATED_SHARE}
@@ -37,6 +43,9 @@ def chosen(tests, kind, number):
 
 
 def main():
+    if len(sys.argv) == 3 and sys.argv[1] == "sanitizer" and sys.argv[2].isdecimal():
+        print(sanitizer(int(sys.argv[2])))
+        return
     if len(sys.argv) != 4 or sys.argv[2] not in ("sanitized", "plain") or not sys.argv[3].isdecimal():
         sys.exit(__doc__)
     shown = subprocess.run(["ctest", "--test-dir", sys.argv[1], "--show-only=json-v1"], check=True, capture_output=True)
