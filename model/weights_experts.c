@@ -124,7 +124,7 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
     struct source *s = mem_array(e, sizeof(*s));
     for (int64_t i = 0; i < e; i++) {
         slice[i] = expert_part(&own, i, e);
-        s[i] = (struct source){.format = source_dense_format(t->dtype),
+        s[i] = (struct source){.format = checkpoint_dense_format(t->dtype),
                                .n_out = n_out,
                                .n_in = n_in,
                                .data = &slice[i],
@@ -238,7 +238,7 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
 static void decode(struct fill *f, struct weight *w)
 {
     const enum dtype t = fill_decoded_dtype(f->dev);
-    const enum weight_format format = source_dense_format(t);
+    const enum weight_format format = checkpoint_dense_format(t);
     const struct tensor y = arena_tensor_3d(&f->dev->weights, t, w->n_exp, w->n_out, w->n_in);
     op_decode(f->dev, y, &(struct proj){.w = *w}, (struct tensor){0});
     if (w->format != format) {

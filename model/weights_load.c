@@ -51,7 +51,7 @@ static void describe_decoded(struct fill *f)
                  (long long)f->w->n_decoded, (long long)f->a->n_layer, str_plural(f->a->n_layer),
                  f->w->fp8 && choice_fp8_products(f->dev)
                      ? "e4m3"
-                     : weight_format_name(source_dense_format(fill_decoded_dtype(f->dev))));
+                     : weight_format_name(checkpoint_dense_format(fill_decoded_dtype(f->dev))));
     else if (f->w->fp8)
         snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", inputs in e4m3");
 }

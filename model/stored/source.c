@@ -8,174 +8,16 @@
 #include "data/json/json.h"
 #include "kernels/format/quant.h"
 #include "model/stored/formats.h"
-#include "model/stored/published.h"
-
-static const char *shape_text(char to[128], int ndim, const int64_t *shape)
-{
-    *to = 0;
-    for (int i = 0; i < ndim; i++)
-        snprintf(to + strlen(to), 128 - strlen(to), "%s%lld", i ? ", " : "", (long long)shape[i]);
-    return to;
-}
-
-static int unexpected(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, const char *advice,
-                      struct err *err)
-{
-    char want[128], have[128];
-    return err_set(err, "tensor %s is %s [%s], expected %s [%s]: %s", safetensors_stored(t), t->st_dtype,
-                   shape_text(have, t->ndim, t->shape), what, shape_text(want, ndim, shape), advice);
-}
-
-static int shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
-{
-    return unexpected(t, what, ndim, shape, "the checkpoint does not fit its config.json", err);
-}
-
-/* A dtype or scales of a quantisation that is not read. */
-static int format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape, struct err *err)
-{
-    return unexpected(t, what, ndim, shape, "this quantisation is not supported, use a checkpoint in " FORMATS_READ,
-                      err);
-}
-
-static int damaged_scale(const struct st_tensor *t, float value, struct err *err)
-{
-    return err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
-                   safetensors_stored(t), (double)value);
-}
-
-bool checkpoint_has(const struct checkpoint *ck, const char *name)
-{
-    if (safetensors_find(ck->st, name)) return true;
-    const int64_t missing = ck->asked ? safetensors_missing(ck->st, name) : -1;
-    if (missing >= 0) ck->asked[missing] = true;
-    return false;
-}
-
-int checkpoint_check_missing(const struct checkpoint *ck, struct err *err)
-{
-    for (int64_t i = 0; i < ck->st->n_missing; i++)
-        if (ck->asked[i]) return safetensors_missing_error(ck->st, i, err);
-    return 0;
-}
-
-const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name)
-{
-    const struct st_tensor *t = safetensors_find(ck->st, name);
-    bool renamed = false;
-    if (t) return safetensors_stored(t);
-    for (int64_t i = 0; i < ck->st->n_tensors && !renamed; i++) renamed = ck->st->tensors[i].stored != NULL;
-    return renamed && published_name(to, size, name) ? to : name;
-}
-
-void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads)
-{
-    *ck = (struct checkpoint){.st = st, .hash = hash, .n_threads = n_threads};
-    ck->used = mem_array(st->n_tensors, sizeof(*ck->used));
-    if (hash) ck->later = mem_array(st->n_tensors, sizeof(*ck->later));
-}
-
-void checkpoint_close(struct checkpoint *ck)
-{
-    mem_free(ck->used);
-    mem_free(ck->asked);
-    mem_free(ck->later);
-    *ck = (struct checkpoint){.st = NULL};
-}
-
-/* The whole tensor, if its bytes are hashed where they are read. */
-static const struct st_tensor *find_later(const struct checkpoint *ck, const struct st_tensor *t)
-{
-    const struct st_tensor *whole = ck->hash ? safetensors_find(ck->st, t->name) : NULL;
-    return whole && ck->later[whole - ck->st->tensors] ? whole : NULL;
-}
-
-hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n)
-{
-    const struct st_tensor *whole = find_later(ck, t);
-    if (!whole) return 0;
-    const hash_sum sum = hash_sum_of(t->data - whole->data + at, t->data + at, n, ck->n_threads);
-    base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
-    return sum;
-}
-
-void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum)
-{
-    const struct st_tensor *whole = find_later(ck, t);
-    if (whole) base_hash_bytes(ck->hash, whole, sum, ck->reader == READ_HERE);
-}
-
-/* A tensor whose bytes the caller hashes where it reads them, as all ranks of the group do not read all of them. */
-static const struct st_tensor *find_data(struct checkpoint *ck, const char *name, struct err *err)
-{
-    char full[512], other[512];
-    const struct st_tensor *t = safetensors_find(ck->st, name);
-    if (t) {
-        bool *used = &ck->used[t - ck->st->tensors];
-        if (ck->hashed && !*used) ck->fingerprint += rng_bytes(base_tensor_key(t), t->data, MT_MIN(t->bytes, 1 << 16));
-        if (ck->hash && !*used && ck->reader != READ_ELSEWHERE) {
-            base_hash_tensor(ck->hash, t, ck->reader == READ_HERE);
-            ck->later[t - ck->st->tensors] = true;
-        }
-        *used = true;
-        return t;
-    }
-    const char *near = checkpoint_has(ck, name) ? NULL : safetensors_nearest(ck->st, name);
-    err_set(err, "tensor %s is not in the checkpoint%s%s", checkpoint_name(ck, full, sizeof(full), name),
-            near ? "; the nearest name there is " : "", near ? checkpoint_name(ck, other, sizeof(other), near) : "");
-    return NULL;
-}
-
-static const struct st_tensor *find(struct checkpoint *ck, const char *name, struct err *err)
-{
-    const struct st_tensor *t = find_data(ck, name, err);
-    if (t) checkpoint_hash(ck, t, 0, t->bytes);
-    if (t && ck->hash) ck->later[t - ck->st->tensors] = false;
-    return t;
-}
 
 static bool has_shape(const struct st_tensor *t, int64_t rows, int64_t cols)
 {
     return t->ndim == 2 && t->shape[0] == rows && t->shape[1] == cols;
 }
 
-const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
-                                            struct err *err)
+static int damaged_scale(const struct st_tensor *t, float value, struct err *err)
 {
-    const struct st_tensor *t = find(ck, name, err);
-    if (!t) return NULL;
-    if ((t->dtype == DT_I64 || t->dtype == DT_I32) && has_shape(t, n_row, n_col)) return t;
-    shape_error(t, "I64 or I32", 2, (int64_t[]){n_row, n_col}, err);
-    return NULL;
-}
-
-int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
-                            struct err *err)
-{
-    const struct st_tensor *t = safetensors_find(ck->st, name);
-    if (!t || source_dense_format(t->dtype)) return 0;
-    return format_error(t,
-                        ndim == 2 ? "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8 or I8,"
-                                  : "BF16, F16, F32, F8_E4M3 with scales, or 4-bit codes with scales in U8,",
-                        ndim, shape, err);
-}
-
-const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
-                                        const int64_t *shape, struct err *err)
-{
-    const struct st_tensor *t = find_data(ck, name, err);
-    if (!t) return NULL;
-    bool fits = is_u8 ? t->dtype == DT_U8 : source_dense_format(t->dtype);
-    fits = fits && t->ndim == ndim;
-    for (int i = 0; fits && i < ndim; i++) fits = t->shape[i] == shape[i];
-    if (fits) return t;
-    shape_error(t, is_u8 ? "U8" : "BF16, F16 or F32", ndim, shape, err);
-    return NULL;
-}
-
-enum weight_format source_dense_format(enum dtype t)
-{
-    return t == DT_BF16 ? WF_BF16 : t == DT_F16 ? WF_F16 : t == DT_F32 ? WF_F32 : WF_NONE;
+    return err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
+                   safetensors_stored(t), (double)value);
 }
 
 void source_f32(const struct st_tensor *t, int64_t n, float *out)
@@ -424,11 +266,11 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
 {
     char full[512];
     if (str_format(full, sizeof(full), err, "tensor name", "%s%s", name, suffix)) return NULL;
-    const struct st_tensor *t = find(ck, full, err);
+    const struct st_tensor *t = checkpoint_find(ck, full, err);
     if (!t) return NULL;
     if (t->dtype == dtype && t->bytes == n * dtype_size(dtype)) return t;
     const bool absmax = !strcmp(suffix, ".absmax") && t->dtype != dtype;
-    shape_error(t, absmax ? "F32 or U8" : dtype_name(dtype), 1, &n, err);
+    checkpoint_shape_error(t, absmax ? "F32 or U8" : dtype_name(dtype), 1, &n, err);
     return NULL;
 }
 
@@ -437,13 +279,13 @@ static int find_4bit(struct source *s, struct checkpoint *ck, const char *name, 
                      const char *type, struct err *err)
 {
     char absmax[512];
-    const struct st_tensor *state = find(ck, state_name, err);
-    if (!state || !(s->data = find_data(ck, name, err)) ||
+    const struct st_tensor *state = checkpoint_find(ck, state_name, err);
+    if (!state || !(s->data = checkpoint_find_data(ck, name, err)) ||
         str_format(absmax, sizeof(absmax), err, "tensor name", "%s.absmax", name) ||
-        !(s->absmax = find(ck, absmax, err)))
+        !(s->absmax = checkpoint_find(ck, absmax, err)))
         return -1;
     const bool nested = s->absmax->dtype == DT_U8;
-    if (state->dtype != DT_U8) return shape_error(state, "U8", 1, &state->bytes, err);
+    if (state->dtype != DT_U8) return checkpoint_shape_error(state, "U8", 1, &state->bytes, err);
     if (ck->st->headers)
         guess_block(s);
     else if (read_quant_state(s, state, type, nested, err))
@@ -477,13 +319,13 @@ static bool has_beside(const struct checkpoint *ck, char full[512], const char *
 static const struct st_tensor *find_beside(struct checkpoint *ck, const char *name, const char *suffix)
 {
     char full[512];
-    return has_beside(ck, full, name, suffix) ? find(ck, full, NULL) : NULL;
+    return has_beside(ck, full, name, suffix) ? checkpoint_find(ck, full, NULL) : NULL;
 }
 
 /* A float scale for the whole matrix: [] or [1]. */
 static bool is_scalar(const struct st_tensor *t)
 {
-    return source_dense_format(t->dtype) && t->bytes == dtype_size(t->dtype);
+    return checkpoint_dense_format(t->dtype) && t->bytes == dtype_size(t->dtype);
 }
 
 static int unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
@@ -501,9 +343,10 @@ static int find_nvfp4(struct source *s, const struct st_tensor *data, const stru
     if (in % 16)
         return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", safetensors_stored(data),
                        (long long)in);
-    if (!has_shape(data, out, in / 2)) return shape_error(data, "U8", 2, (int64_t[]){out, in / 2}, err);
-    if (!has_shape(scale, out, in / 16)) return shape_error(scale, "F8_E4M3", 2, (int64_t[]){out, in / 16}, err);
-    if (!is_scalar(scale2)) return shape_error(scale2, "BF16, F16 or F32", 0, NULL, err);
+    if (!has_shape(data, out, in / 2)) return checkpoint_shape_error(data, "U8", 2, (int64_t[]){out, in / 2}, err);
+    if (!has_shape(scale, out, in / 16))
+        return checkpoint_shape_error(scale, "F8_E4M3", 2, (int64_t[]){out, in / 16}, err);
+    if (!is_scalar(scale2)) return checkpoint_shape_error(scale2, "BF16, F16 or F32", 0, NULL, err);
     s->format = WF_NVFP4;
     s->data = data;
     s->scale = scale;
@@ -531,10 +374,11 @@ static int find_int4(struct source *s, struct checkpoint *ck, const char *name, 
             "INT4 is supported: use a checkpoint in %s",
             safetensors_stored(data), (long long)bits, (long long)bits, FORMATS_READ);
     if (in % 8 || !has_shape(data, out, in / 8))
-        return shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
-    if (!source_dense_format(scale->dtype)) return unsupported(data, scale, err);
+        return checkpoint_shape_error(data, "I32 with 8 codes of 4 bits each,", 2, (int64_t[]){out, in / 8}, err);
+    if (!checkpoint_dense_format(scale->dtype)) return unsupported(data, scale, err);
     if (n_group < 1 || in % n_group || in / n_group % 2 || !has_shape(scale, out, n_group))
-        return format_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)}, err);
+        return checkpoint_format_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)},
+                                       err);
     find_beside(ck, name, "_shape"); /* read: the sizes follow from config.json */
     s->format = WF_BF16;
     s->data = data;
@@ -548,7 +392,7 @@ static int find_packed(struct source *s, struct checkpoint *ck, const char *name
 {
     const bool divides = *suffix != 0;
     char full[512];
-    const struct st_tensor *data = has_beside(ck, full, name, suffix) ? find_data(ck, full, err) : NULL;
+    const struct st_tensor *data = has_beside(ck, full, name, suffix) ? checkpoint_find_data(ck, full, err) : NULL;
     const struct st_tensor *scale = find_beside(ck, name, "_scale");
     const struct st_tensor *scale2 = find_beside(ck, name, divides ? "_global_scale" : "_scale_2");
     if (data->dtype == DT_I32 && scale) return find_int4(s, ck, name, data, scale, err);
@@ -588,11 +432,11 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     const int64_t rows = (out + FP8_BLOCK - 1) / FP8_BLOCK, cols = (in + FP8_BLOCK - 1) / FP8_BLOCK;
     const struct st_tensor *inverse = find_beside(ck, name, "_scale_inv"), *t = inverse;
     if (!t) t = find_beside(ck, name, "_scale");
-    s->data = find_data(ck, name, err);
+    s->data = checkpoint_find_data(ck, name, err);
     if (!s->data) return -1;
-    if (!has_shape(s->data, out, in)) return shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
+    if (!has_shape(s->data, out, in)) return checkpoint_shape_error(s->data, "F8_E4M3", 2, (int64_t[]){out, in}, err);
     if (!t) return no_scales(ck, s->data, name, err);
-    if (!source_dense_format(t->dtype) && !is_e8m0(t)) return unsupported(s->data, t, err);
+    if (!checkpoint_dense_format(t->dtype) && !is_e8m0(t)) return unsupported(s->data, t, err);
     s->format = WF_BF16;
     s->scale = t;
     const bool per_row = t->ndim == 1 ? t->shape[0] == out : has_shape(t, out, 1);
@@ -605,7 +449,7 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
     else if (!inverse && per_row)
         s->scale_rows = 1, s->scale_cols = in;
     else
-        return format_error(t, fp8_scales_wanted(is_e8m0(t), inverse), 2, (int64_t[]){rows, cols}, err);
+        return checkpoint_format_error(t, fp8_scales_wanted(is_e8m0(t), inverse), 2, (int64_t[]){rows, cols}, err);
     return 0;
 }
 
@@ -614,14 +458,15 @@ static int find_fp8(struct source *s, struct checkpoint *ck, const char *name, s
 static int find_mxfp4(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const int64_t out = s->n_out, in = s->n_in;
-    s->data = find_data(ck, name, err);
+    s->data = checkpoint_find_data(ck, name, err);
     s->scale = find_beside(ck, name, "_scale_inv");
     if (in % 32)
         return err_set(err, "tensor %s: MXFP4 needs an input width that 32 divides, not %lld",
                        safetensors_stored(s->data), (long long)in);
-    if (!has_shape(s->data, out, in / 2)) return shape_error(s->data, "I8 or U8", 2, (int64_t[]){out, in / 2}, err);
+    if (!has_shape(s->data, out, in / 2))
+        return checkpoint_shape_error(s->data, "I8 or U8", 2, (int64_t[]){out, in / 2}, err);
     if (!has_shape(s->scale, out, in / 32))
-        return shape_error(s->scale, "F8_E8M0 or U8", 2, (int64_t[]){out, in / 32}, err);
+        return checkpoint_shape_error(s->scale, "F8_E8M0 or U8", 2, (int64_t[]){out, in / 32}, err);
     if (!is_e8m0(s->scale) && s->scale->dtype != DT_U8) return unsupported(s->data, s->scale, err);
     s->format = WF_MXFP4;
     return 0;
@@ -654,14 +499,14 @@ static int find_fp8_stack(struct source *s, struct checkpoint *ck, const char *n
     const int64_t out = s->n_out, in = s->n_in, shape[] = {n_exp, out, in};
     const int64_t blocks[] = {n_exp, (out + FP8_BLOCK - 1) / FP8_BLOCK, (in + FP8_BLOCK - 1) / FP8_BLOCK};
     const struct st_tensor *t = find_beside(ck, name, "_scale_inv");
-    s->data = find_data(ck, name, err);
+    s->data = checkpoint_find_data(ck, name, err);
     if (!s->data) return -1;
     if (!t) return err_set(err, "tensor %s is FP8, but %s_scale_inv is not in the checkpoint", name, name);
-    if (s->transposed || !source_dense_format(t->dtype)) return unsupported(s->data, t, err);
-    if (!has_shape_3d(s->data, shape)) return shape_error(s->data, "F8_E4M3", 3, shape, err);
+    if (s->transposed || !checkpoint_dense_format(t->dtype)) return unsupported(s->data, t, err);
+    if (!has_shape_3d(s->data, shape)) return checkpoint_shape_error(s->data, "F8_E4M3", 3, shape, err);
     const bool each = t->bytes == n_exp * dtype_size(t->dtype) && t->ndim > 0 && t->shape[0] == n_exp;
     if (!has_shape_3d(t, blocks) && !each && !is_scalar(t))
-        return format_error(t, "one scale, one per expert, or blocks", 3, blocks, err);
+        return checkpoint_format_error(t, "one scale, one per expert, or blocks", 3, blocks, err);
     s->scale = t;
     s->scale_rows = each || is_scalar(t) ? out : FP8_BLOCK;
     s->scale_cols = each || is_scalar(t) ? in : FP8_BLOCK;
@@ -683,15 +528,16 @@ int source_find_stack(struct source *s, struct checkpoint *ck, const char *name,
                        : i == 1 ? "_weight_scale"
                                 : "_weight_scale_2"))
             return -1;
-    if (!(s->data = find_data(ck, full[0], err)) || !(s->scale = find(ck, full[1], err))) return -1;
+    if (!(s->data = checkpoint_find_data(ck, full[0], err)) || !(s->scale = checkpoint_find(ck, full[1], err)))
+        return -1;
     if (s->data->dtype != DT_U8 || !is_e4m3(s->scale)) return unsupported(s->data, s->scale, err);
-    if (!(s->scale2 = find(ck, full[2], err))) return -1;
+    if (!(s->scale2 = checkpoint_find(ck, full[2], err))) return -1;
     if (in % 16)
         return err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", name, (long long)in);
-    if (!has_shape_3d(s->data, half)) return shape_error(s->data, "U8", 3, half, err);
-    if (!has_shape_3d(s->scale, blocks)) return shape_error(s->scale, "F8_E4M3", 3, blocks, err);
+    if (!has_shape_3d(s->data, half)) return checkpoint_shape_error(s->data, "U8", 3, half, err);
+    if (!has_shape_3d(s->scale, blocks)) return checkpoint_shape_error(s->scale, "F8_E4M3", 3, blocks, err);
     if (!is_scalar(s->scale2) && (s->scale2->dtype != DT_F32 || s->scale2->bytes != n_exp * (int64_t)sizeof(float)))
-        return shape_error(s->scale2, "F32, or one value for all in BF16, F16 or F32,", 1, &n_exp, err);
+        return checkpoint_shape_error(s->scale2, "F32, or one value for all in BF16, F16 or F32,", 1, &n_exp, err);
     s->format = WF_NVFP4;
     return 0;
 }
@@ -724,7 +570,7 @@ int source_find(struct source *s, struct checkpoint *ck, const char *name, int64
     if (checkpoint_check_matrix(ck, name, 2, (int64_t[]){n_out, n_in}, err)) return -1;
     s->data = checkpoint_take(ck, name, false, 2, (int64_t[]){n_out, n_in}, err);
     if (!s->data) return -1;
-    s->format = source_dense_format(s->data->dtype);
+    s->format = checkpoint_dense_format(s->data->dtype);
     return 0;
 }
 

@@ -2,34 +2,8 @@
 #ifndef MT_SOURCE_H
 #define MT_SOURCE_H
 
-#include "data/safetensors.h"
-#include "kernels/format/format.h"
 #include "model/arch/arch.h"
-#include "model/stored/base_model.h"
-
-/* Which ranks of an expert-parallel group read what is read from now on. */
-enum reader { READ_BY_ALL, READ_HERE, READ_ELSEWHERE };
-/* A checkpoint, and which of its tensors were read. */
-struct checkpoint {
-    const struct safetensors *st;
-    bool *used;             /* [st->n_tensors] */
-    bool *asked;            /* [st->n_missing] whether it was looked for; NULL: not counted */
-    bool hashed;            /* tensors found from now on enter the fingerprint, each once */
-    uint64_t fingerprint;   /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
-                               first 64 KiB as stored */
-    struct base_hash *hash; /* of all bytes; NULL: none */
-    bool *later;            /* [st->n_tensors] if hash: checkpoint_hash adds the bytes where they are read */
-    enum reader reader;
-    int n_threads;
-};
-/* Allocates `used` and, with hash, `later`. checkpoint_close frees all arrays. */
-void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads);
-void checkpoint_close(struct checkpoint *ck);
-/* Call where bytes [at, at + n) of a tensor, or of a part of one, are read that checkpoint_take or source_find (data)
- * found. Adds them to the hash; returns their sum. All other tensors are hashed where they are found. */
-hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n);
-/* The same where the bytes are not read, because what was made of them is kept: their sum was `sum`. */
-void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum);
+#include "model/stored/checkpoint.h"
 
 struct source {
     enum weight_format format;
@@ -48,23 +22,6 @@ struct source {
     int64_t group;                          /* INT4: columns per scale, not 0. The format is WF_BF16, as of FP8; the
                                                data are nibbles, code + 8 */
 };
-
-/* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
-const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
-                                        const int64_t *shape, struct err *err) MT_CHECK;
-/* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format. It names
- * all dtypes that they may have. 0 for a tensor that is missing. */
-int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
-                            struct err *err) MT_CHECK;
-/* The same of integers [n_row, n_col]. */
-const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
-                                            struct err *err) MT_CHECK;
-bool checkpoint_has(const struct checkpoint *ck, const char *name);
-/* An error where a tensor was looked for that the index names and no file has: whether it has one may change how others
- * are read. */
-int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
-/* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
-const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
 
 /* The matrix `name` ([out, in], e.g. "model.layers.0.self_attn.q_proj.weight"), with all shapes and sizes checked:
  *   bitsandbytes 4-bit when name.quant_state.bitsandbytes__nf4 / __fp4 exists;
@@ -89,7 +46,6 @@ int64_t source_blocks(const struct source *s); /* number of absmax values */
 void source_absmax(const struct source *s, float *out);
 /* Converts n values of a float tensor to f32. */
 void source_f32(const struct st_tensor *t, int64_t n, float *out);
-enum weight_format source_dense_format(enum dtype t);
 const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose format is WF_BF16; else NULL */
 int64_t source_bytes(const struct source *s);       /* of what source_copy writes */
 /* Copies a dense matrix as [out, in] in its own dtype, or the nibbles of NVFP4; out may be unaligned. FP8 and INT4

@@ -1,0 +1,62 @@
+/* checkpoint.h - the tensors of a checkpoint: found by name, with dtype and shape checked, counted and hashed. */
+#ifndef MT_STORED_CHECKPOINT_H
+#define MT_STORED_CHECKPOINT_H
+
+#include "data/safetensors.h"
+#include "kernels/format/format.h"
+#include "model/stored/base_model.h"
+
+/* Which ranks of an expert-parallel group read what is read from now on. */
+enum reader { READ_BY_ALL, READ_HERE, READ_ELSEWHERE };
+/* A checkpoint, and which of its tensors were read. */
+struct checkpoint {
+    const struct safetensors *st;
+    bool *used;             /* [st->n_tensors] */
+    bool *asked;            /* [st->n_missing] whether it was looked for; NULL: not counted */
+    bool hashed;            /* tensors found from now on enter the fingerprint, each once */
+    uint64_t fingerprint;   /* a sum over these tensors, so that their order does not matter: name, dtype, shape and the
+                               first 64 KiB as stored */
+    struct base_hash *hash; /* of all bytes; NULL: none */
+    bool *later;            /* [st->n_tensors] if hash: checkpoint_hash adds the bytes where they are read */
+    enum reader reader;
+    int n_threads;
+};
+/* Allocates `used` and, with hash, `later`. checkpoint_close frees all arrays. */
+void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads);
+void checkpoint_close(struct checkpoint *ck);
+/* Call where bytes [at, at + n) of a tensor, or of a part of one, are read that checkpoint_take or source_find (data)
+ * found. Adds them to the hash; returns their sum. All other tensors are hashed where they are found. */
+hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n);
+/* The same where the bytes are not read, because what was made of them is kept: their sum was `sum`. */
+void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum);
+
+/* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
+const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name, bool is_u8, int ndim,
+                                        const int64_t *shape, struct err *err) MT_CHECK;
+/* Error: the tensor has a dtype that neither a matrix (ndim 2) nor a stack of them (ndim 3) has in any format. It names
+ * all dtypes that they may have. 0 for a tensor that is missing. */
+int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
+                            struct err *err) MT_CHECK;
+/* The same of integers [n_row, n_col]. */
+const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
+                                            struct err *err) MT_CHECK;
+bool checkpoint_has(const struct checkpoint *ck, const char *name);
+/* An error where a tensor was looked for that the index names and no file has: whether it has one may change how others
+ * are read. */
+int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
+/* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
+const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
+/* Of a float dtype; else WF_NONE. */
+enum weight_format checkpoint_dense_format(enum dtype t);
+/* Any tensor; an error where it is missing. find_data: its bytes are hashed where they are read, as checkpoint_hash
+ * says. */
+const struct st_tensor *checkpoint_find(struct checkpoint *ck, const char *name, struct err *err);
+const struct st_tensor *checkpoint_find_data(struct checkpoint *ck, const char *name, struct err *err);
+/* Errors "tensor T is U8 [3], expected WHAT SHAPE: ...": the checkpoint does not fit its config.json; it has a
+ * quantisation that is not read. They return -1. */
+int checkpoint_shape_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape,
+                           struct err *err);
+int checkpoint_format_error(const struct st_tensor *t, const char *what, int ndim, const int64_t *shape,
+                            struct err *err);
+
+#endif
