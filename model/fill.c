@@ -57,7 +57,7 @@ int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n
     checkpoint_hash(&f->ck, t, 0, t->bytes);
     if (finite_check(f->ck.st, t, 0, n * dtype_size(t->dtype), f->err)) return -1;
     float *host = mem_array(n, sizeof(float));
-    source_f32(t, n, host);
+    checkpoint_f32(t, n, host);
     warn_of_magnitude(f, t, host, n);
     for (int64_t i = 0; plus > 0 && i < n; i++) host[i] += plus;
     device_upload(f->dev, dst, host, n * (int64_t)sizeof(float));
@@ -103,7 +103,7 @@ static int formats_differ(struct fill *f, const struct source *s, const struct s
 static int same_tables(struct fill *f, const struct source *s, int64_t n, enum role role)
 {
     for (int64_t i = 1; i < n; i++) {
-        bool same = s[i].format == s[0].format && s[i].block == s[0].block && s[i].group == s[0].group &&
+        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
                     !s[i].nested_absmax == !s[0].nested_absmax && s[i].scale2_divides == s[0].scale2_divides;
         const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
         if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
@@ -113,111 +113,39 @@ static int same_tables(struct fill *f, const struct source *s, int64_t n, enum r
     return 0;
 }
 
-static int64_t absmax_room(const struct source *s, int64_t n)
+/* The plane of one source, at dst. */
+static int put_plane(struct fill *f, char *dst, const struct source *s, const struct format *to, int plane)
 {
-    int64_t blocks = 0;
-    for (int64_t i = 0; i < n; i++) blocks += source_blocks(&s[i]);
-    return blocks;
-}
-
-/* Copies absmax as stored when every source is one expert. Several sources that form one matrix get absmax in f32,
- * because a nested absmax has one offset per matrix. */
-static int put_absmax(struct fill *f, struct weight *w, const struct source *s, int64_t n)
-{
-    const int64_t f32 = (int64_t)sizeof(float);
-    const bool nested = s[0].nested_absmax && n == w->n_exp, dry_run = f->dev->dry_run;
-    const int64_t blocks = absmax_room(s, n), outer = nested ? s[0].nested_absmax->bytes : 0;
-    char *absmax = fill_alloc(f, nested ? blocks : blocks * f32);
-    char *outer_scale = nested ? fill_alloc(f, n * outer) : NULL, *offset = nested ? fill_alloc(f, n * f32) : NULL;
-    for (int64_t i = 0, at = 0; i < n && !dry_run; at += source_blocks(&s[i++])) {
-        if (nested) {
-            if (fill_put(f, absmax + at, s[i].absmax) || fill_put(f, outer_scale + i * outer, s[i].nested_absmax))
-                return -1;
-            device_upload(f->dev, offset + i * f32, &s[i].nested_offset, f32);
-            continue;
-        }
-        float *host = mem_array(source_blocks(&s[i]), f32);
-        source_absmax(&s[i], host);
-        device_upload(f->dev, absmax + at * f32, host, source_blocks(&s[i]) * f32);
-        mem_free(host);
+    const int64_t bytes = source_bytes(s, to, plane);
+    const struct st_tensor *from = s->plane[plane];
+    if (source_is_plane(s, to, plane)) {
+        struct st_tensor t = *from;
+        if (to->plane[plane].bits < 8) t.dtype = DT_U8, t.st_dtype = "U8"; /* bitsandbytes' nibbles have any dtype */
+        return fill_put(f, dst, &t);
     }
-    char *code = fill_alloc(f, s[0].code->bytes), *map = nested ? fill_alloc(f, s[0].nested_map->bytes) : NULL;
-    if (fill_put(f, code, s[0].code) || (nested && fill_put(f, map, s[0].nested_map))) return -1;
-    w->block = s[0].block;
-    w->code = (const float *)(void *)code;
-    w->scale = nested ? (const uint8_t *)absmax : NULL;
-    w->absmax = nested ? NULL : (const float *)(void *)absmax;
-    w->nested_absmax = (const float *)(void *)outer_scale;
-    w->nested_offset = (const float *)(void *)offset;
-    w->nested_map = (const float *)(void *)map;
-    return 0;
-}
-
-/* The rows of every source get its global scale. */
-static int put_nvfp4(struct fill *f, struct weight *w, const struct source *s, int64_t n)
-{
-    const int64_t f32 = (int64_t)sizeof(float);
-    char *scale = fill_alloc(f, w->n_exp * w->n_out * w->n_in / 16), *scale2 = fill_alloc(f, w->n_exp * w->n_out * f32);
-    w->scale = (const uint8_t *)scale;
-    w->scale2 = (const float *)(void *)scale2;
-    w->scale2_divides = s[0].scale2_divides;
-    int rc = 0;
-    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
-        uint8_t *host = mem_alloc(s[i].scale->bytes);
-        float *rows = mem_array(s[i].n_out, f32);
-        rc = source_scales(&s[i], host, rows, f->err);
-        for (int64_t r = 1; r < s[i].n_out; r++) rows[r] = rows[0];
-        device_upload(f->dev, scale + at * w->n_in / 16, host, s[i].scale->bytes);
-        device_upload(f->dev, scale2 + at * f32, rows, s[i].n_out * f32);
-        source_drop(f->ck.st, s[i].scale, 0, s[i].scale->bytes);
-        mem_free(host);
-        mem_free(rows);
-    }
-    return rc;
-}
-
-/* A byte per block, as stored. */
-static int put_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
-{
-    const int64_t row = w->n_in / weight_scale_block(w->format);
-    char *scale = fill_alloc(f, w->n_exp * w->n_out * row);
-    w->scale = (const uint8_t *)scale;
-    for (int64_t i = 0, at = 0; i < n && !f->dev->dry_run; at += s[i++].n_out)
-        if (fill_put(f, scale + at * row, s[i].scale)) return -1;
-    return 0;
-}
-
-/* The rows of every source get its scales. */
-static int put_fp8_scales(struct fill *f, struct weight *w, const struct source *s, int64_t n)
-{
-    const int64_t row = weight_row_scales(w) * (int64_t)sizeof(float);
-    char *scale2 = fill_alloc(f, w->n_exp * w->n_out * row);
-    w->scale2 = (const float *)(void *)scale2;
-    int rc = 0;
-    for (int64_t i = 0, at = 0; i < n && !rc && !f->dev->dry_run; at += s[i++].n_out) {
-        float *host = mem_alloc(s[i].n_out * row);
-        rc = source_fp8_scales(&s[i], host, f->err);
-        device_upload(f->dev, scale2 + at * row, host, s[i].n_out * row);
-        mem_free(host);
-    }
-    return rc;
-}
-
-static int put_source(struct fill *f, char *dst, const struct source *s)
-{
-    const int64_t bytes = source_bytes(s);
-    struct st_tensor codes = *s->data;
-    if (s->block) codes.dtype = DT_U8, codes.st_dtype = "U8"; /* bitsandbytes stores nibbles as any dtype */
-    if (!s->transposed && bytes == s->data->bytes) return fill_put(f, dst, &codes);
-    if (f->dev->dry_run) return 0;
-    checkpoint_hash(&f->ck, s->data, 0, s->data->bytes);
-    if (finite_check_data(f->ck.st, s, f->err)) return -1;
+    if (from) checkpoint_hash(&f->ck, from, 0, from->bytes);
+    if (plane == PLANE_DATA && finite_check_data(f->ck.st, s, f->err)) return -1;
     char *host = mem_alloc(bytes);
-    const int rc = source_copy(s, host, f->dev->n_threads, f->err);
-    if (!rc) device_upload(f->dev, dst, host, bytes);
-    source_drop(f->ck.st, s->data, 0, s->data->bytes);
+    source_copy(s, to, plane, host, f->dev->n_threads);
+    device_upload(f->dev, dst, host, bytes);
+    if (from) source_drop(f->ck.st, from, 0, from->bytes);
     mem_free(host);
-    return rc;
+    return 0;
+}
+
+/* A plane of n sources, one after the other; a table is that of the first one, which all have. */
+static int put_planes(struct fill *f, struct weight *w, const struct source *s, int64_t n, const struct format *to,
+                      int plane)
+{
+    const bool shared = to->plane[plane].unit == PLANE_SHARED;
+    char *dst = fill_alloc(f, (shared ? 1 : w->n_exp) * format_plane_bytes(to, w, plane));
+    w->plane[plane] = dst;
+    if (f->dev->dry_run) return 0;
+    for (int64_t i = 0, at = 0; i < (shared ? 1 : n); at += source_bytes(&s[i++], to, plane)) {
+        if (plane == PLANE_DATA && finite_check_scaled(f->ck.st, &s[i], f->err)) return -1;
+        if (put_plane(f, dst + at, &s[i], to, plane)) return -1;
+    }
+    return 0;
 }
 
 void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed)
@@ -248,48 +176,36 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
     return meant ? quantizer_wants(&f->quantizer, s->format, nested, safetensors_stored(s->data), f->err) : 0;
 }
 
-/* Whether sources stay FP8 in memory: all have scales for as many columns. Others, and embedding, head, router and the
- * compressors of DeepSeek-V4, are decoded to bf16. */
-static bool stays_fp8(const struct source *s, int64_t n, enum role role)
+/* A source of several that form one matrix must end with a block of the matrix. */
+static int check_ends(struct fill *f, const struct weight *w, const struct source *s, int64_t n)
 {
-    bool same = role != ROLE_OTHER;
-    for (int64_t i = 0; i < n; i++) same = same && s[i].scale_rows && s[i].scale_cols == s[0].scale_cols;
-    return same;
+    for (int64_t i = 0; i < n && n != w->n_exp; i++)
+        if (s[i].block && s[i].n_out * s[i].n_in % s[i].block)
+            return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
+                           safetensors_stored(s[i].data), (long long)s[i].block);
+    return 0;
 }
 
 int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
-    int64_t bytes = 0;
     if (same_tables(f, s, n, role)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
-    const bool fp8 = !packing && stays_fp8(s, n, role);
-    const enum weight_format held = fp8 ? WF_FP8 : s[0].format;
+    const enum weight_format held = source_held(s, n, !packing && role != ROLE_OTHER);
     if (role >= ROLE_NETWORK) fill_describe(f, held, s->nested_absmax, source_decoded(s), packing);
     f->quantizer.arena = f->arena;
     if (packing)
         return quantizer_stack(&f->quantizer, w, s, n, what_of(f, role), (double)f->layer / (double)f->a->n_layer,
                                f->err);
+    /* A nested absmax has one offset per matrix: where several sources form one, it becomes f32. */
+    const struct format *to = format_row(held, s->nested_absmax && n == w->n_exp);
     w->format = held;
-    if (fp8) w->block = s[0].scale_cols;
-    for (int64_t i = 0; i < n; i++) {
-        bytes += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
-        if (s[i].block && n != w->n_exp && s[i].n_out * s[i].n_in % s[i].block)
-            return err_set(f->err, "tensor %s ends inside a block of %lld: it cannot be joined with its neighbours",
-                           safetensors_stored(s[i].data), (long long)s[i].block);
-    }
-    char *data = fill_alloc(f, bytes);
-    w->data = data;
-    for (int64_t i = 0, at = 0; i < n; i++) {
-        char *dst = data ? data + at : NULL;
-        if (!f->dev->dry_run && finite_check_scaled(f->ck.st, &s[i], f->err)) return -1;
-        if (fp8 ? fill_put(f, dst, s[i].data) : put_source(f, dst, &s[i])) return -1;
-        at += fp8 ? s[i].data->bytes : source_bytes(&s[i]);
-    }
-    if (s[0].block) return put_absmax(f, w, s, n);
-    if (fp8) return put_fp8_scales(f, w, s, n);
-    if (s[0].scale2) return put_nvfp4(f, w, s, n);
-    return weight_scale_block(held) ? put_scales(f, w, s, n) : 0;
+    w->block = source_block(s, to);
+    w->scale2_divides = s->scale2_divides;
+    if (check_ends(f, w, s, n)) return -1;
+    for (int p = 0; p < PLANES; p++)
+        if (to->plane[p].bits && put_planes(f, w, s, n, to, p)) return -1;
+    return 0;
 }
 
 int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)

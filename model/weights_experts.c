@@ -1,10 +1,9 @@
-/* weights_experts.c - loads the routed experts of a layer from any layout: one tensor for all, or one per expert;
- * dense, MXFP4, NVFP4, FP8 or bitsandbytes. Layers that weights_options decodes are packed in dev->work first. */
+/* weights_experts.c - loads the routed experts of a layer: one tensor for all, or one per expert, in any layout of
+ * model/stored/. Layers that weights_options decodes are packed in dev->work first. */
 #include <stdio.h>
 #include <string.h>
 
 #include "kernels/ops/ops.h"
-#include "model/stored/finite.h"
 #include "model/fp8_experts.h"
 #include "model/layer.h"
 
@@ -38,104 +37,22 @@ static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t
     return part;
 }
 
-/* [E, out, in/32, 16] nibbles beside [E, out, in/32] exponents, as gpt-oss publishes them. */
-static int load_mxfp4(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+/* One tensor for all experts; each expert is a source. As source_find_stack: 1, 0 or -1. */
+static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    const int64_t e = f->ffn.n_exp;
-    char blocks[320], scales[320];
-    snprintf(blocks, sizeof(blocks), "%s_blocks", name);
-    snprintf(scales, sizeof(scales), "%s_scales", name);
-    if (n_in % 32)
-        return err_set(f->err, "%s: MXFP4 needs an input width that 32 divides, not %lld", name, (long long)n_in);
-    const struct st_tensor *b = checkpoint_take(&f->ck, blocks, true, 4, (int64_t[]){e, n_out, n_in / 32, 16}, f->err);
-    if (!b) return -1;
-    const struct st_tensor *s = checkpoint_take(&f->ck, scales, true, 3, (int64_t[]){e, n_out, n_in / 32}, f->err);
-    if (!s) return -1;
-    const bool stays = f->quantizer.q.attention; /* as wants_packing of fill.c */
-    if (!stays && quantizer_wants(&f->quantizer, WF_MXFP4, false, blocks, f->err) < 0) return -1;
-    fill_describe(f, WF_MXFP4, false, NULL, false);
-    const struct st_tensor own_b = own_part(f, b), own_s = own_part(f, s);
-    *w = (struct weight){.format = WF_MXFP4, .n_exp = f->own.count, .n_out = n_out, .n_in = n_in};
-    char *data = fill_alloc(f, own_b.bytes), *scale = fill_alloc(f, own_s.bytes);
-    w->data = data;
-    w->scale = (const uint8_t *)scale;
-    const struct source all = {
-        .format = WF_MXFP4, .n_out = f->own.count * n_out, .n_in = n_in, .data = &own_b, .scale = &own_s};
-    if (!f->dev->dry_run && finite_check_scaled(f->ck.st, &all, f->err)) return -1;
-    read_experts(f, false);
-    return fill_put(f, data, &own_b) || fill_put(f, scale, &own_s) ? -1 : 0;
-}
-
-/* The part of expert i of n. */
-static struct st_tensor expert_part(const struct st_tensor *t, int64_t i, int64_t n)
-{
-    struct st_tensor part = *t;
-    part.bytes = t->bytes / n;
-    part.data += i * part.bytes;
-    part.offset += i * part.bytes;
-    return part;
-}
-
-static struct st_tensor one_or_part(const struct st_tensor *t, int64_t i, int64_t n)
-{
-    return t->bytes == dtype_size(t->dtype) ? *t : expert_part(t, i, n);
-}
-
-/* All experts in one tensor with scales: FP8; or ModelOpt's NVFP4, bytes [E, out, in/2], scales [E, out, in/16], one
- * global scale for all or each; the last two axes change places where transformers has [E, in, out]. */
-static int load_scaled_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
-{
-    const int64_t e = f->ffn.n_exp, count = f->own.count;
-    const bool turned = f->a->transposed_experts;
-    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = turned};
-    if (source_find_stack(&all, &f->ck, name, e, f->err)) return -1;
-    struct st_tensor *part = mem_array(3 * count, sizeof(*part));
+    const int64_t count = f->own.count;
+    struct source all = {.n_out = n_out, .n_in = n_in, .transposed = f->a->transposed_experts};
+    const int found = source_find_stack(&all, &f->ck, name, f->ffn.n_exp, f->err);
+    if (found <= 0) return found;
+    struct st_tensor *part = mem_array(count, PLANES * sizeof(*part));
     struct source *s = mem_array(count, sizeof(*s));
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t x = f->own.first + i;
-        s[i] = all;
-        part[3 * i] = expert_part(all.data, x, e);
-        s[i].data = &part[3 * i];
-        part[3 * i + 1] = one_or_part(all.scale, x, e);
-        s[i].scale = &part[3 * i + 1];
-        if (!all.scale2) continue;
-        part[3 * i + 2] = one_or_part(all.scale2, x, e);
-        s[i].scale2 = &part[3 * i + 2];
-    }
+    for (int64_t i = 0; i < count; i++) s[i] = source_of_stack(&all, f->own.first + i, f->ffn.n_exp, part + i * PLANES);
     *w = (struct weight){.n_exp = count, .n_out = n_out, .n_in = n_in};
     read_experts(f, false);
     const int rc = fill_stack(f, w, s, count, ROLE_EXPERTS);
     mem_free(part);
     mem_free(s);
-    return rc;
-}
-
-/* One tensor for all experts, [E, out, in] or transformers' [E, in, out]; each expert is a source. */
-static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
-{
-    const int64_t e = f->own.count;
-    const bool transposed = f->a->transposed_experts;
-    const int64_t shape[] = {f->ffn.n_exp, transposed ? n_in : n_out, transposed ? n_out : n_in};
-    if (checkpoint_check_matrix(&f->ck, name, 3, shape, f->err)) return -1;
-    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 3, shape, f->err);
-    if (!t) return -1;
-    const struct st_tensor own = own_part(f, t);
-    struct st_tensor *slice = mem_array(e, sizeof(*slice));
-    struct source *s = mem_array(e, sizeof(*s));
-    for (int64_t i = 0; i < e; i++) {
-        slice[i] = expert_part(&own, i, e);
-        s[i] = (struct source){.format = checkpoint_dense_format(t->dtype),
-                               .n_out = n_out,
-                               .n_in = n_in,
-                               .data = &slice[i],
-                               .transposed = transposed};
-    }
-    *w = (struct weight){.n_exp = e, .n_out = n_out, .n_in = n_in};
-    read_experts(f, false);
-    const int rc = fill_stack(f, w, s, e, ROLE_EXPERTS);
-    mem_free(slice);
-    mem_free(s);
-    return rc;
+    return rc ? -1 : 1;
 }
 
 static int load_expert_biases(struct fill *f, struct tensor *bias, const struct stored_experts *p)
@@ -178,60 +95,45 @@ static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias
     return rc;
 }
 
-static bool has(const struct fill *f, const char *name, const char *suffix)
-{
-    char full[320];
-    snprintf(full, sizeof(full), "%s%s", name, suffix);
-    return checkpoint_has(&f->ck, full);
-}
-
 /* Whether the checkpoint has a separate tensor for the first expert. */
 static bool has_experts(const struct fill *f, const struct stored_experts *p)
 {
     bool any = false;
     for (int i = 0; i < 2 && p->part[i]; i++)
-        any = any || checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".weight").s) ||
-              checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".weight_packed").s) ||
+        any = any || source_exists(&f->ck, expert_name(f, p->part[i], 0, ".weight").s) ||
               checkpoint_has(&f->ck, expert_name(f, p->part[i], 0, ".bias").s);
     return any;
 }
 
-static bool is_fp8(const struct fill *f, const char *name)
+/* [E, out] beside a stack. */
+static int load_stack_bias(struct fill *f, struct tensor *bias, const char *stack, int64_t n_out)
 {
-    const struct st_tensor *t = safetensors_find(f->ck.st, name);
-    return t && !strcmp(t->st_dtype, "F8_E4M3");
+    char name[320];
+    snprintf(name, sizeof(name), "%s_bias", stack);
+    f->ck.reader = READ_BY_ALL;
+    const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 2, (int64_t[]){f->ffn.n_exp, n_out}, f->err);
+    if (!t) return -1;
+    const struct st_tensor own = own_part(f, t);
+    read_experts(f, false);
+    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, n_out);
+    return fill_put_f32(f, bias->data, &own, f->own.count * n_out, 0);
 }
 
-/* Loads the stack of one product from any layout: per expert, MXFP4, NVFP4, FP8, or one dense tensor. */
+/* Loads the stack of one product in any layout: a tensor per expert, or one for all. */
 static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
-    char bias_name[320];
     const struct name name = fill_name(f, p->stack, "");
-    int rc;
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
-    if (has(f, name.s, "_blocks") || has(f, name.s, "_scales"))
-        rc = load_mxfp4(f, w, name.s, p->n_out, p->n_in);
-    else if (has(f, name.s, "_weight_scale") || is_fp8(f, name.s))
-        rc = load_scaled_stack(f, w, name.s, p->n_out, p->n_in);
-    else if (has(f, name.s, ""))
-        rc = load_stack(f, w, name.s, p->n_out, p->n_in);
-    else if (f->a->names->published) /* its error names the tensor that is missing */
+    const int found = load_stack(f, w, name.s, p->n_out, p->n_in);
+    if (!found && f->a->names->published) /* its error names the tensor that is missing */
         return load_per_expert(f, w, bias, p);
-    else
+    if (!found)
         return err_set(f->err,
                        "tensor %s is not in the checkpoint in any form: looked for %s_blocks (MXFP4), for %s and for "
                        "%s",
                        name.s, name.s, name.s, expert_name(f, p->part[0], 0, ".weight").s);
-    if (rc || !f->a->expert_bias) return rc;
-    snprintf(bias_name, sizeof(bias_name), "%s_bias", name.s);
-    f->ck.reader = READ_BY_ALL;
-    const struct st_tensor *t =
-        checkpoint_take(&f->ck, bias_name, false, 2, (int64_t[]){f->ffn.n_exp, p->n_out}, f->err);
-    if (!t) return -1;
-    const struct st_tensor own = own_part(f, t);
-    read_experts(f, false);
-    *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
-    return fill_put_f32(f, bias->data, &own, f->own.count * p->n_out, 0);
+    if (found < 0 || !f->a->expert_bias) return found < 0 ? -1 : 0;
+    return load_stack_bias(f, bias, name.s, p->n_out);
 }
 
 /* Decodes w from dev->work to dev->weights. */

@@ -92,23 +92,19 @@ static int load_embed(struct fill *f, struct weight *embed)
     return fill_matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
 }
 
-static struct name head_name(const struct fill *f, const char *suffix)
+static struct name head_name(const struct fill *f)
 {
     struct name n;
-    snprintf(n.s, sizeof(n.s), "%slm_head%s", strcmp(f->prefix, TEXT_FIRST) ? "" : "language_model.", suffix);
+    snprintf(n.s, sizeof(n.s), "%slm_head.weight", strcmp(f->prefix, TEXT_FIRST) ? "" : "language_model.");
     return n;
 }
 
-static bool has_head(const struct fill *f)
-{
-    return checkpoint_has(&f->ck, head_name(f, ".weight").s) ||
-           checkpoint_has(&f->ck, head_name(f, ".weight_packed").s);
-}
+static bool has_head(const struct fill *f) { return source_exists(&f->ck, head_name(f).s); }
 
 /* Loads the head; without it and with tied embeddings it stays the embedding. */
 static int load_head(struct fill *f, struct weight *head)
 {
-    const struct name name = head_name(f, ".weight");
+    const struct name name = head_name(f);
     if (has_head(f)) return fill_matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
     if (f->a->tied) return 0;
     char full[512];

@@ -355,11 +355,46 @@ static void put_fp8(struct draft *d, const char *name, const float *x, int64_t n
     put_floats(d, full, form->fp8 == FP8_BLOCKS ? DT_BF16 : DT_F32, ndim, (int64_t[]){rows, cols}, scale);
 }
 
+/* Groups of 32 columns, as compressed-tensors stores symmetric 4-bit integers; the codes are random. */
+static void put_int4(struct draft *d, const char *name, int64_t n_out, int64_t n_in, bool decoded)
+{
+    enum { GROUP = 32 };
+    const int64_t n = n_out * n_in;
+    uint8_t *nibbles = mem_alloc(n / 2);
+    uint16_t *scale = mem_array(n / GROUP, sizeof(*scale)), *value = mem_array(n, sizeof(*value));
+    char full[MAX_NAME];
+    const uint64_t key = rng_key(5, name);
+    for (int64_t i = 0; i < n; i++) {
+        const int code = (int)(rng_u64(key, (uint64_t)i) % 16);
+        if (i % GROUP == 0) scale[i / GROUP] = f32_to_bf16((float)(0.02 + 0.01 * test_value(6, (uint64_t)i)));
+        nibbles[i / 2] |= (uint8_t)(code << 4 * (i % 2));
+        value[i] = f32_to_bf16((float)(code - 8) * bf16_to_f32(scale[i / GROUP]));
+    }
+    if (decoded) {
+        draft_put(d, name, DT_BF16, 2, (int64_t[]){n_out, n_in}, value);
+        mem_free(nibbles);
+        mem_free(scale);
+        return;
+    }
+    mem_free(value);
+    if (place(d, name) < d->n) draft_remove(d, name);
+    snprintf(full, sizeof(full), "%s_packed", name);
+    draft_put(d, full, DT_I32, 2, (int64_t[]){n_out, n_in / 8}, nibbles);
+    snprintf(full, sizeof(full), "%s_scale", name);
+    draft_put(d, full, DT_BF16, 2, (int64_t[]){n_out, n_in / GROUP}, scale);
+    snprintf(full, sizeof(full), "%s_shape", name);
+    draft_put(d, full, DT_I64, 1, (int64_t[]){2}, copy((int64_t[]){n_out, n_in}, 16));
+}
+
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form)
 {
     const int64_t n = n_out * n_in;
     struct weight w = {.format = form->format, .n_exp = 1, .n_out = n_out, .n_in = n_in, .block = form->block};
+    if (form->int4) {
+        put_int4(d, name, n_out, n_in, form->decoded);
+        return;
+    }
     if (!form->fp8 && (form->format == WF_F32 || form->format == WF_BF16)) {
         const enum dtype t = form->format == WF_F32 ? DT_F32 : DT_BF16;
         put_floats(d, name, t, 2, (int64_t[]){n_out, n_in}, copy(x, 4 * n));

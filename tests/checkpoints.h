@@ -38,6 +38,7 @@ struct linear_form {
     int64_t block;
     bool nested;         /* NVFP4: the tensors of compressed-tensors, not of ModelOpt */
     enum fp8_scales fp8; /* FP8 instead of a format: one scale, [out], [out, 1], [blocks, blocks], weight_scale_inv */
+    bool int4;           /* with format WF_BF16: INT4 of compressed-tensors, random codes in groups of 32 columns */
     enum dtype storage;  /* of the nibbles; DT_NONE: U8 */
     bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight;
                             FP8 with format WF_BF16: rounded to BF16 */

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "kernels/format/minifloat.h"
 #include "model/stored/formats.h"
 #include "model/stored/published.h"
 
@@ -165,4 +166,17 @@ const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name,
 enum weight_format checkpoint_dense_format(enum dtype t)
 {
     return t == DT_BF16 ? WF_BF16 : t == DT_F16 ? WF_F16 : t == DT_F32 ? WF_F32 : WF_NONE;
+}
+
+void checkpoint_f32(const struct st_tensor *t, int64_t n, float *out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint16_t h;
+        if (t->dtype == DT_F32) {
+            memcpy(&out[i], t->data + 4 * i, 4);
+            continue;
+        }
+        memcpy(&h, t->data + 2 * i, 2);
+        out[i] = t->dtype == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+    }
 }

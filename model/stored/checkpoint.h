@@ -48,6 +48,8 @@ int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CH
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);
 /* Of a float dtype; else WF_NONE. */
 enum weight_format checkpoint_dense_format(enum dtype t);
+/* Converts n values of a float tensor to f32. */
+void checkpoint_f32(const struct st_tensor *t, int64_t n, float *out);
 /* Any tensor; an error where it is missing. find_data: its bytes are hashed where they are read, as checkpoint_hash
  * says. */
 const struct st_tensor *checkpoint_find(struct checkpoint *ck, const char *name, struct err *err);

@@ -118,97 +118,25 @@ int finite_check_data(const struct safetensors *st, const struct source *s, stru
 
 /* ---- matrices with scales ---- */
 
-static float largest_of(const struct st_tensor *t)
-{
-    return value_of(t, largest_bits(t->data, t->bytes, coding_of(t)));
-}
-
-/* No decoded value has a larger magnitude; NaN or infinite if that is unknown. */
-static float bound(const struct source *s)
-{
-    float x;
-    if (s->absmax && s->nested_absmax)
-        return largest_of(s->code) *
-               (largest_of(s->nested_map) * largest_of(s->nested_absmax) + fabsf(s->nested_offset));
-    if (s->absmax) return largest_of(s->code) * largest_of(s->absmax);
-    if (s->group) return 8 * largest_of(s->scale);
-    if (s->format == WF_MXFP4)
-        return 6 * quant_e8m0((uint8_t)largest_bits(s->scale->data, s->scale->bytes, (struct coding){1, 0xff, 254}));
-    if (s->format == WF_NVFP4) {
-        source_f32(s->scale2, 1, &x);
-        return 6 * (s->scale2_divides ? largest_of(s->scale) / x : largest_of(s->scale) * x);
-    }
-    return 448 * largest_of(s->scale);
-}
+float finite_largest(const struct st_tensor *t) { return value_of(t, largest_bits(t->data, t->bytes, coding_of(t))); }
 
 static bool fits_bf16(float x) { return isfinite(bf16_to_f32(f32_to_bf16(x))); }
-
-/* A source as a matrix that quant_value reads. */
-struct decoded {
-    struct weight w;
-    float code[16], *scales; /* scales: of rows or blocks, mem_free them */
-    char *nibbles;           /* the bytes and scales of a transposed one, in order */
-};
-
-static int decoded_open(struct decoded *d, const struct source *s, struct err *err)
-{
-    const int64_t n = s->n_out * s->n_in;
-    *d = (struct decoded){.w = {.format = s->format, .n_exp = 1, .n_out = s->n_out, .n_in = s->n_in}};
-    d->w.data = s->data->data;
-    if (s->absmax) {
-        memcpy(d->code, s->code->data, sizeof(d->code));
-        d->scales = mem_array(source_blocks(s), sizeof(float));
-        source_absmax(s, d->scales);
-        d->w.code = d->code, d->w.absmax = d->scales, d->w.block = s->block;
-    } else if (s->format == WF_MXFP4) {
-        d->w.scale = s->scale->data;
-    } else if (s->format == WF_NVFP4) {
-        d->scales = mem_array(s->n_out, sizeof(float));
-        d->nibbles = mem_alloc(n / 2 + n / 16);
-        d->w.data = d->nibbles, d->w.scale = (const uint8_t *)d->nibbles + n / 2, d->w.scale2 = d->scales;
-        d->w.scale2_divides = s->scale2_divides;
-        if (source_copy(s, d->nibbles, 1, err) || source_scales(s, (uint8_t *)d->nibbles + n / 2, d->scales, err))
-            return -1;
-        for (int64_t r = 1; r < s->n_out; r++) d->scales[r] = d->scales[0];
-    } else if (s->scale_rows) {
-        d->w.format = WF_FP8, d->w.block = s->scale_cols;
-        d->scales = mem_array(s->n_out * weight_row_scales(&d->w), sizeof(float));
-        d->w.scale2 = d->scales;
-        return source_fp8_scales(s, d->scales, err);
-    } else { /* INT4: a scale per group of columns */
-        d->scales = mem_array(n / s->group, sizeof(float));
-        source_f32(s->scale, n / s->group, d->scales);
-    }
-    return 0;
-}
-
-static float decoded_value(const struct decoded *d, const struct source *s, int64_t i)
-{
-    if (!s->group) return quant_value(&d->w, 0, i);
-    const uint8_t byte = s->data->data[i / 2];
-    return (float)((i & 1 ? byte >> 4 : byte & 15) - 8) * d->scales[i / s->group];
-}
 
 /* The byte that has the code of element i. */
 static int64_t byte_of(const struct source *s, int64_t i)
 {
-    if (s->scale_rows) return i;
-    return s->transposed ? i % s->n_in / 2 * s->n_out + i / s->n_in : i / 2;
+    const int64_t in_byte = s->n_out * s->n_in / s->data->bytes;
+    return s->transposed ? i % s->n_in / in_byte * s->n_out + i / s->n_in : i / in_byte;
 }
 
-int finite_check_scaled(const struct safetensors *st, const struct source *s, struct err *err)
+static int check_products(const struct safetensors *st, const struct source *s, const struct st_tensor *scale,
+                          struct err *err)
 {
-    const struct st_tensor *scale = s->absmax && s->nested_absmax ? s->nested_absmax : s->absmax ? s->absmax : s->scale;
-    struct decoded d;
-    int rc;
-    if (!scale || fits_bf16(bound(s))) return 0;
-    if (finite_check(st, scale, 0, scale->bytes, err) ||
-        (s->scale2 && finite_check(st, s->scale2, 0, s->scale2->bytes, err)) ||
-        (s->code && finite_check(st, s->code, 0, s->code->bytes, err)))
-        return -1;
-    rc = decoded_open(&d, s, err);
+    struct weight w;
+    char *planes = source_read(&w, s, s->format, 1);
+    int rc = 0;
     for (int64_t i = 0; i < s->n_out * s->n_in && !rc; i++) {
-        const float x = decoded_value(&d, s, i);
+        const float x = quant_value(&w, 0, i);
         if (fits_bf16(x)) continue;
         const struct place p = place_of(st, s->data, byte_of(s, i));
         rc = err_set(err, "%s decodes to %s%s, with the scales of tensor %s: " ADVICE, p.tensor,
@@ -217,7 +145,18 @@ int finite_check_scaled(const struct safetensors *st, const struct source *s, st
                               : "inf",
                      p.at, safetensors_stored(scale));
     }
-    mem_free(d.scales);
-    mem_free(d.nibbles);
+    mem_free(planes);
     return rc;
+}
+
+int finite_check_scaled(const struct safetensors *st, const struct source *s, struct err *err)
+{
+    const struct st_tensor *scale = s->nested_absmax ? s->nested_absmax : s->absmax ? s->absmax : s->scale;
+    const struct st_tensor *const tables[] = {scale, s->scale2, s->code};
+    if (!scale) return 0;
+    const bool fits = fits_bf16(s->stored->bound(s));
+    for (int i = 0; i < MT_LEN(tables) && !fits; i++)
+        if (tables[i] && finite_check(st, tables[i], 0, tables[i]->bytes, err)) return -1;
+    if (source_check(s, err)) return -1;
+    return fits ? 0 : check_products(st, s, scale, err);
 }

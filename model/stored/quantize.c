@@ -184,6 +184,7 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct weight
                       struct err *err)
 {
     const int64_t n_row_block = k->n_source / k->n_exp;
+    const struct format *from = format_row(s->format, false);
     struct weight dense = {.format = s->format, .n_exp = 1, .n_out = w->n_out, .n_in = w->n_in};
     char *values = mem_alloc(weight_bytes(&dense)), *out[PLANES] = {0};
     void *plane[PLANES] = {0};
@@ -197,10 +198,10 @@ static int encode_all(struct quantizer *z, struct packed *k, const struct weight
     k->sum = 0;
     for (int64_t e = 0; e < k->n_exp && !rc; e++) {
         const struct source *of = s + e * n_row_block;
-        for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++])) {
+        for (int64_t i = 0, at = 0; i < n_row_block && !rc; at += source_bytes(&of[i++], from, PLANE_DATA)) {
             k->source[e * n_row_block + i] = checkpoint_hash(z->ck, of[i].data, 0, of[i].data->bytes);
-            rc = finite_check_data(z->ck->st, &of[i], err) || finite_check_scaled(z->ck->st, &of[i], err) ||
-                 source_copy(&of[i], values + at, z->dev->n_threads, err);
+            rc = finite_check_data(z->ck->st, &of[i], err) || finite_check_scaled(z->ck->st, &of[i], err);
+            if (!rc) source_copy(&of[i], from, PLANE_DATA, values + at, z->dev->n_threads);
             source_drop(z->ck->st, of[i].data, 0, of[i].data->bytes);
         }
         if (rc) break;

@@ -62,39 +62,21 @@ static void rows_are_grouped_by_key_head(void **state)
 
 /* ---- stored formats */
 
-/* Rows `first` .. of the whole matrix have the bytes, scales and absmax of the run. */
+/* Rows `first` .. of the whole matrix have the planes of the run. */
 static void compare_run(const struct source *whole, const struct source *run, int64_t first)
 {
-    struct err err = {.msg = ""};
-    const int64_t rows = run->n_out, bytes = source_bytes(whole) / whole->n_out;
-    char *a = mem_alloc(source_bytes(whole)), *b = mem_alloc(source_bytes(run));
-    if (source_copy(whole, a, 1, &err) || source_copy(run, b, 1, &err)) fail_msg("%s", err.msg);
-    assert_memory_equal(b, a + first * bytes, (size_t)(rows * bytes));
-    mem_free(a);
-    mem_free(b);
-    if (whole->block) {
-        const int64_t per_row = whole->n_in / whole->block;
-        float *x = mem_array(source_blocks(whole), sizeof(*x)), *y = mem_array(source_blocks(run), sizeof(*y));
-        source_absmax(whole, x);
-        source_absmax(run, y);
-        assert_memory_equal(y, x + first * per_row, (size_t)(rows * per_row) * sizeof(*x));
-        mem_free(x);
-        mem_free(y);
-    }
-    if (whole->format == WF_NVFP4) {
-        uint8_t *x = mem_alloc(whole->scale->bytes), *y = mem_alloc(run->scale->bytes);
-        float of[2];
-        if (source_scales(whole, x, &of[0], &err) || source_scales(run, y, &of[1], &err)) fail_msg("%s", err.msg);
-        assert_memory_equal(y, x + first * whole->n_in / 16, (size_t)(rows * whole->n_in / 16));
-        assert_true(of[0] == of[1]);
-        mem_free(x);
-        mem_free(y);
-    }
-    if (whole->scale_rows) {
-        const int64_t n = (whole->n_in + whole->scale_cols - 1) / whole->scale_cols;
-        float *x = mem_array(whole->n_out * n, sizeof(*x)), *y = mem_array(rows * n, sizeof(*y));
-        if (source_fp8_scales(whole, x, &err) || source_fp8_scales(run, y, &err)) fail_msg("%s", err.msg);
-        assert_memory_equal(y, x + first * n, (size_t)(rows * n) * sizeof(*x));
+    const enum weight_format held[] = {whole->format, source_held(whole, 1, true)};
+    for (int i = 0; i < MT_LEN(held); i++) {
+        const struct format *to = format_row(held[i], false);
+        struct weight a, b;
+        char *x = source_read(&a, whole, held[i], 1), *y = source_read(&b, run, held[i], 1);
+        for (int p = 0; p < PLANES; p++) {
+            const bool shared = to->plane[p].unit == PLANE_SHARED;
+            const int64_t row = shared ? 0 : source_bytes(whole, to, p) / whole->n_out;
+            if (!to->plane[p].bits) continue;
+            assert_memory_equal(b.plane[p], (const char *)a.plane[p] + first * row,
+                                (size_t)(shared ? source_bytes(whole, to, p) : run->n_out * row));
+        }
         mem_free(x);
         mem_free(y);
     }
@@ -110,6 +92,8 @@ static void runs_have_their_scales(void **state)
                                                {.format = WF_NF4, .block = 64},
                                                {.format = WF_NF4, .block = 64, .nested = true},
                                                {.format = WF_NVFP4},
+                                               {.format = WF_NVFP4, .nested = true},
+                                               {.format = WF_BF16, .int4 = true},
                                                {.format = WF_BF16, .fp8 = FP8_TENSOR},
                                                {.format = WF_BF16, .fp8 = FP8_ROWS},
                                                {.format = WF_BF16, .fp8 = FP8_COLUMN},

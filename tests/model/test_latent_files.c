@@ -45,39 +45,10 @@ static void to_fp8(struct draft *d, const struct st_entry *e, const float *x, bo
     draft_linear(d, e->name, x, e->shape[0], e->shape[1], &form);
 }
 
-/* Groups of 32 columns, as compressed-tensors stores symmetric 4-bit integers; the codes are random. */
 static void to_int4(struct draft *d, const struct st_entry *e, const float *x, bool decoded)
 {
-    enum { GROUP = 32 };
-    const int64_t out = e->shape[0], in = e->shape[1], n = out * in;
-    uint8_t *nibbles = mem_alloc(n / 2);
-    uint16_t *scale = mem_array(n / GROUP, sizeof(*scale)), *value = mem_array(n, sizeof(*value));
-    int64_t *shape = mem_array(2, sizeof(*shape));
-    char name[160];
-    (void)x;
-    shape[0] = out, shape[1] = in;
-    const uint64_t key = rng_key(5, e->name);
-    for (int64_t i = 0; i < n; i++) {
-        const int code = (int)(rng_u64(key, (uint64_t)i) % 16);
-        if (i % GROUP == 0) scale[i / GROUP] = f32_to_bf16((float)(0.02 + 0.01 * test_value(6, (uint64_t)i)));
-        nibbles[i / 2] |= (uint8_t)(code << 4 * (i % 2));
-        value[i] = f32_to_bf16((float)(code - 8) * bf16_to_f32(scale[i / GROUP]));
-    }
-    if (decoded) draft_put(d, e->name, DT_BF16, 2, (int64_t[]){out, in}, value);
-    if (!decoded) {
-        draft_remove(d, e->name);
-        snprintf(name, sizeof(name), "%s_packed", e->name);
-        draft_put(d, name, DT_I32, 2, (int64_t[]){out, in / 8}, nibbles);
-        snprintf(name, sizeof(name), "%s_scale", e->name);
-        draft_put(d, name, DT_BF16, 2, (int64_t[]){out, in / GROUP}, scale);
-        snprintf(name, sizeof(name), "%s_shape", e->name);
-        draft_put(d, name, DT_I64, 1, (int64_t[]){2}, shape);
-        mem_free(value);
-        return;
-    }
-    mem_free(nibbles);
-    mem_free(scale);
-    mem_free(shape);
+    const struct linear_form form = {.format = WF_BF16, .int4 = true, .decoded = decoded};
+    draft_linear(d, e->name, x, e->shape[0], e->shape[1], &form);
 }
 
 static const char *saved(const char *part, void (*change)(struct draft *, const struct st_entry *, const float *, bool),

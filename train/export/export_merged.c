@@ -541,8 +541,14 @@ static int put_decoded(struct merge *m, int64_t i, struct err *err)
     char *out = NULL;
     checkpoint_open(&ck, &m->x->run.st, NULL, m->dev.n_threads);
     int rc = source_find(&s, &ck, t->name, t->shape[0], t->shape[1], err);
-    if (!rc) out = mem_alloc(source_bytes(&s));
-    if (!rc) rc = source_copy(&s, out, m->dev.n_threads, err) || put(m, i, 0, out, source_bytes(&s), err) ? -1 : 0;
+    if (!rc) rc = source_check(&s, err);
+    if (!rc) {
+        const struct format *to = format_row(s.format, false);
+        const int64_t bytes = source_bytes(&s, to, PLANE_DATA);
+        out = mem_alloc(bytes);
+        source_copy(&s, to, PLANE_DATA, out, m->dev.n_threads);
+        rc = put(m, i, 0, out, bytes, err);
+    }
     mem_free(out);
     checkpoint_close(&ck);
     return rc;

@@ -1,0 +1,78 @@
+/* stored.c - the table of layouts, and what their files share. */
+#include "model/stored/stored.h"
+
+#include <string.h>
+
+#include "model/stored/formats.h"
+
+bool stored_is(const struct st_tensor *t, const char *st_dtype) { return t && !strcmp(t->st_dtype, st_dtype); }
+
+bool stored_has_shape(const struct st_tensor *t, int ndim, const int64_t *shape)
+{
+    return t->ndim == ndim && !memcmp(t->shape, shape, (size_t)ndim * sizeof(*shape));
+}
+
+bool stored_is_scalar(const struct st_tensor *t)
+{
+    return checkpoint_dense_format(t->dtype) && t->bytes == dtype_size(t->dtype);
+}
+
+bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix)
+{
+    char full[512];
+    return !str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) && checkpoint_has(ck, full);
+}
+
+const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix)
+{
+    char full[512];
+    if (!stored_has(ck, name, suffix)) return NULL;
+    return str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) ? NULL
+                                                                                     : checkpoint_find(ck, full, NULL);
+}
+
+int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
+{
+    return err_set(err, "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use %s",
+                   safetensors_stored(data), data->st_dtype, safetensors_stored(scale), scale->st_dtype, FORMATS_READ);
+}
+
+int stored_no_scales(const struct checkpoint *ck, const struct st_tensor *data, const char *name, struct err *err)
+{
+    char inverse[512], full[512];
+    if (str_format(inverse, sizeof(inverse), err, "tensor name", "%s_scale_inv", name)) return -1;
+    const char *scale = checkpoint_name(ck, full, sizeof(full), inverse);
+    if (scale == full)
+        return err_set(err, "tensor %s is %s, but its scales %s are not in the checkpoint", safetensors_stored(data),
+                       data->st_dtype, scale);
+    return err_set(err, "tensor %s is FP8, but neither %s_scale nor %s is in the checkpoint", name, name, inverse);
+}
+
+int stored_damaged(const struct st_tensor *scale, float value, struct err *err)
+{
+    return err_set(err, "tensor %s has the value %g, which is not a scale: the checkpoint is damaged",
+                   safetensors_stored(scale), (double)value);
+}
+
+/* ---- the table ---- */
+
+/* Products with a matrix of these quantisations need more than the matrix, which could be read. */
+static int refuse(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
+{
+    static const char *const parts[] = {".pre_quant_scale", ".svdquant_lora_a", ".weight_zero_point"};
+    const size_t n = strlen(name), tail = strlen(".weight");
+    char full[512];
+    (void)s;
+    if (n < tail || strcmp(name + n - tail, ".weight")) return 0;
+    for (int i = 0; i < MT_LEN(parts); i++) {
+        if (str_format(full, sizeof(full), err, "tensor name", "%.*s%s", (int)(n - tail), name, parts[i])) return -1;
+        if (checkpoint_has(ck, full))
+            return err_set(err, "tensor %s: this quantisation is not supported; use a checkpoint without it", full);
+    }
+    return 0;
+}
+static const struct stored corrected = {.find = refuse};
+
+const struct stored *const stored_rows[] = {&stored_bnb,          &corrected,    &stored_int4,
+                                            &stored_nvfp4_packed, &stored_mxfp4, &stored_fp8,
+                                            &stored_nvfp4,        &stored_dense, NULL};

@@ -1,0 +1,68 @@
+/* stored.h - a row per layout in which files store a matrix: how it is found, and how its tensors become the planes of
+ * a weight (kernels/format/format.h). For the files of layouts, and for the loops over them. */
+#ifndef MT_STORED_H
+#define MT_STORED_H
+
+#include "model/stored/checkpoint.h"
+
+/* One matrix of a checkpoint, in any layout. source.h has the functions. */
+struct source {
+    const struct stored *stored; /* its layout */
+    enum weight_format format;   /* in memory: that of its codes, or WF_BF16 where source_copy decodes them */
+    int64_t n_out, n_in;
+    int64_t block;                  /* bitsandbytes: values per absmax; INT4: columns per scale; else 0 */
+    int64_t scale_rows, scale_cols; /* FP8: rows and columns per scale; else 0 */
+    int64_t first_row;              /* its first row in the matrix that its scales are for; source_runs sets it */
+    bool transposed;                /* stored as [in, out] */
+    bool scale2_divides;            /* as in struct weight */
+    float offset;                   /* bitsandbytes: of a nested absmax */
+    /* Its tensors, by the plane whose bytes they have, or from which source_copy computes planes; the others are NULL.
+     * FP8 and INT4 have `scale`. */
+    union {
+        const struct st_tensor *plane[PLANES];
+        struct {
+            const struct st_tensor *data, *scale, *absmax, *nested_absmax, *nested_offset, *code, *nested_map, *scale2;
+        };
+    };
+};
+
+struct stored {
+    const char *suffix; /* of the tensor with the values, after the name of the matrix: "" or "_packed" */
+    const char *name;   /* for logs, where copy decodes the values to bf16; else NULL */
+    /* The format whose planes can have the codes as they are, where copy can also decode them; else WF_NONE. */
+    enum weight_format codes;
+    /* 1: found, all shapes are right, and s has its tensors and its format; the caller has set its n_out and n_in. 0:
+     * the checkpoint has the matrix in another layout. -1: an error. */
+    int (*find)(struct source *s, struct checkpoint *ck, const char *name, struct err *err);
+    /* The same of n_exp matrices in one tensor; s gets tensors of all. The caller has also set transposed; a layout
+     * that is never transposed clears it. NULL: there are none. */
+    int (*find_stack)(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err);
+    /* Refuses scales that are finite, but that no quantiser writes; NULL: all are allowed. */
+    int (*check)(const struct source *s, struct err *err);
+    /* Writes the plane of s where its bytes are not those of a tensor (source_copy); NULL: there is none. */
+    void (*copy)(const struct source *s, int plane, char *out, int n_threads);
+    /* No decoded value has a larger magnitude; NaN or infinite if that is unknown. NULL: without scales. */
+    float (*bound)(const struct source *s);
+};
+/* In the order in which they are looked for: errors depend on it. The last one is NULL. */
+extern const struct stored *const stored_rows[];
+extern const struct stored stored_bnb, stored_int4, stored_nvfp4_packed, stored_mxfp4, stored_fp8, stored_nvfp4,
+    stored_dense;
+
+/* ---- for the files of layouts ---- */
+
+#define STORED_E4M3 "F8_E4M3"
+#define STORED_E8M0 "F8_E8M0"
+bool stored_is(const struct st_tensor *t, const char *st_dtype); /* false if t is NULL */
+bool stored_has_shape(const struct st_tensor *t, int ndim, const int64_t *shape);
+bool stored_is_scalar(const struct st_tensor *t); /* a float scale for a whole matrix: [] or [1] */
+/* name + suffix: whether the checkpoint has it; the tensor, or NULL. */
+bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix);
+const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix);
+/* Errors; they return -1: dtypes of codes and scales that no layout has together; codes whose scales, name_scale_inv,
+ * are missing; a value that is no scale. */
+int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err);
+int stored_no_scales(const struct checkpoint *ck, const struct st_tensor *data, const char *name, struct err *err);
+int stored_damaged(const struct st_tensor *scale, float value, struct err *err);
+
+#endif
