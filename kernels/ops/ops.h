@@ -172,6 +172,25 @@ typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse,
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 
+/* Decoding: what earlier tokens left, in pages of MT_PAGE rows. The token at position p of sequence s has row p %
+ * MT_PAGE of page table[s, p / MT_PAGE % P]. A sequence of more than P pages keeps its last P * MT_PAGE tokens. */
+enum { MT_PAGE = 64 };
+struct pages {
+    struct tensor rows;  /* [pages * MT_PAGE, C] act */
+    struct tensor table; /* [>= S, P] i32: no page belongs to two sequences that are written to */
+};
+/* The rows of tokens in their pages = x; other rows do not change. x [T,C] act; pos [T] i32: in a sequence each is one
+ * more than the one before */
+typedef void page_store_fn(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
+                           const struct seqs *seqs);
+/* attn_fwd of one query per sequence, T = S, at pos, with the keys and values in pages: those at positions up to pos,
+ * its own included, which the window lets it see; min(pos + 1, window) are at most P * MT_PAGE. o [S,H*B] act =; q
+ * [S,H*A] act; pages.rows [.., K*(A+B)] act: k | v; pos [S] i32; sinks [H] f32 or absent; of seqs only the counts are
+ * read: pairs = sum of pos + 1 */
+typedef void attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
+                            struct tensor sinks, struct tensor pos, const struct seqs *seqs,
+                            const struct attn_shape *shape);
+
 /* In place, before RoPE: RMSNorm of the q and k columns of every row, per head (wq, wk [A]), or over all heads of q and
  * over all heads of k (wq [H*A], wk [K*A]); v does not change. qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q |
  * k, saved; rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
@@ -561,8 +580,8 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 /* clang-format off */
 #define OPS(X) \
     X(embed_fwd) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
-    X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(qk_norm_fwd) X(qk_norm_bwd) X(mla_qkv_fwd) X(mla_qkv_bwd) \
-    X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) X(attn_gate_bwd) \
+    X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
+    X(mla_qkv_fwd) X(mla_qkv_bwd) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) X(attn_gate_bwd) \
     X(conv_silu_fwd) X(conv_silu_bwd) X(delta_fwd) X(delta_bwd) X(gated_norm_fwd) X(gated_norm_bwd) \
     X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
     X(index_topk) X(shared_attn_fwd) X(shared_attn_bwd) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) \

@@ -1,4 +1,5 @@
-/* ops_attention.c - the wrappers op_* of attention: RoPE, norms of q and k, latent attention, the output gate. */
+/* ops_attention.c - the wrappers op_* of attention: RoPE, norms of q and k, decoding, latent attention, the output
+ * gate. */
 #include "kernels/ops/ops_check.h"
 
 static void want_heads(const struct attn_shape *s)
@@ -82,6 +83,47 @@ void op_attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, str
     MOVES(dev, dqkv, dout, o, lse, qkv);
     RUN(shape->window, attn_bwd, dqkv, dout, o, lse, qkv, seqs, shape);
     round_act(dev, dqkv);
+}
+
+static void want_pages(struct device *dev, const struct pages *p, struct tensor pos, const struct seqs *seqs,
+                       int64_t n_col)
+{
+    WANT(p->rows, dev->act_dtype, p->rows.shape[0], n_col);
+    WANT(p->table, DT_I32, p->table.shape[0], p->table.shape[1]);
+    WANT(pos, DT_I32, pos.shape[0]);
+    MT_REQUIRE(p->rows.shape[0] % MT_PAGE == 0 && p->table.shape[0] >= seqs->n_seq && p->table.shape[1] > 0,
+               "%lld rows, pages of %lld sequences, %lld each; %lld sequences", (long long)p->rows.shape[0],
+               (long long)p->table.shape[0], (long long)p->table.shape[1], (long long)seqs->n_seq);
+}
+
+void op_page_store(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
+                   const struct seqs *seqs)
+{
+    want_pages(dev, pages, pos, seqs, x.shape[1]);
+    WANT(x, dev->act_dtype, pos.shape[0], x.shape[1]);
+    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    MOVES(dev, x, x, pos);
+    RUN(0, page_store, pages, x, pos, seqs);
+}
+
+void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
+                    struct tensor sinks, struct tensor pos, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    const int64_t value_dim = attn_value_dim(shape), n_col = shape->n_kv * (shape->head_dim + value_dim);
+    /* Where a window limits the keys: exact for sequences of one length. */
+    const double near = (double)seqs->n_seq * (double)shape->window;
+    const double keys = shape->window ? MT_MIN(seqs->pairs, near) : seqs->pairs;
+    want_heads(shape);
+    want_pages(dev, pages, pos, seqs, n_col);
+    WANT(pos, DT_I32, seqs->n_seq);
+    WANT(q, dev->act_dtype, seqs->n_seq, shape->n_head * shape->head_dim);
+    WANT(o, dev->act_dtype, seqs->n_seq, shape->n_head * value_dim);
+    WANT_OPT(sinks, DT_F32, shape->n_head);
+    dev->op.flops += 2 * keys * (double)(shape->n_head * (shape->head_dim + value_dim)); /* q K^T; p V */
+    dev->op.bytes += keys * (double)(n_col * dtype_size(dev->act_dtype));
+    MOVES(dev, o, q, pos);
+    RUN(shape->window, attn_decode, o, q, pages, sinks, pos, seqs, shape);
+    round_act(dev, o);
 }
 
 /* Returns the number of columns of q and k. The width of wq selects the norm: per head or over all heads. */

@@ -1,0 +1,273 @@
+/* test_ops_decode.c - decoding: rows of tokens in pages, and attention of one query per sequence against its
+ * definition; sequences side by side and alone, the GPU against the CPU. */
+#include "tests/test.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "tests/op_check.h"
+
+enum { MAX_SEQ = 9, MAX_PAGES = 64 };
+
+struct shape {
+    int64_t n_head, n_kv, head_dim, value_dim, window; /* value_dim 0: head_dim */
+    bool sink, ring;                                   /* ring: as many pages as the window needs */
+    int n_seq;
+    int64_t len[MAX_SEQ]; /* tokens of each sequence, the query's included */
+};
+
+/* Lengths around pages; windows of one key, around a page, and longer than a sequence; rings that wrap several times.
+ */
+#define BORDERS                                                                                                        \
+    9, { 1, 63, 64, 65, 2, 128, 129, 191, 300 }
+static const struct shape shapes[] = {
+    {2, 2, 4, 0, 0, false, false, 1, {1}},         {4, 2, 6, 0, 0, true, false, BORDERS},
+    {4, 1, 5, 0, 7, false, false, BORDERS},        {4, 4, 3, 0, 1, true, true, BORDERS},
+    {6, 3, 8, 4, 63, true, true, BORDERS},         {3, 1, 8, 12, 64, false, true, BORDERS},
+    {8, 2, 16, 0, 65, true, true, BORDERS},        {4, 2, 24, 0, 1000, false, false, BORDERS},
+    {2, 1, 4, 0, 0, true, false, 0, {0}},          {4, 2, 64, 0, 128, true, true, 3, {700, 5, 257}},
+    {8, 1, 128, 96, 0, false, false, 2, {130, 3}}, {2, 2, 256, 0, 0, true, false, 2, {64, 31}},
+};
+
+struct decode {
+    struct device *dev;
+    struct attn_shape shape;
+    struct pages pages;
+    struct tensor q, kv, o, sinks, pos, last; /* pos [T] of the tokens kv [T, C], last [S] of the queries */
+    struct seqs tokens, queries;
+};
+
+/* Columns of a wider tensor. */
+static struct tensor view_of(struct tensor wide) { return tensor_cols(wide, 8, wide.shape[1] - 16); }
+
+/* Pages in another order than that of their positions. */
+static struct pages make_pages(struct device *dev, const struct shape *s, int64_t n_col)
+{
+    int32_t table[MAX_PAGES];
+    int64_t most = 1, n;
+    for (int i = 0; i < s->n_seq; i++) most = MT_MAX(most, s->len[i]);
+    if (s->ring) most = s->window;
+    const int64_t n_of_seq = (most + MT_PAGE - 1) / MT_PAGE;
+    n = s->n_seq * n_of_seq;
+    assert_true(n <= MAX_PAGES);
+    for (int64_t i = 0; i < n; i++) table[i] = (int32_t)(n - 1 - i);
+    struct tensor pages = make_i32(table, n);
+    pages = tensor_2d(pages.data, DT_I32, s->n_seq, n_of_seq);
+    return (struct pages){.rows = make_empty(dev->act_dtype, (n + 1) * MT_PAGE, n_col, -1), .table = pages};
+}
+
+static struct decode decode_make(struct device *dev, const struct shape *s)
+{
+    const int64_t value_dim = s->value_dim ? s->value_dim : s->head_dim, n_col = s->n_kv * (s->head_dim + value_dim);
+    int32_t cu[MAX_SEQ + 1] = {0}, each[MAX_SEQ + 1], last[MAX_SEQ] = {0}, pos[2048];
+    double pairs = 0;
+    for (int i = 0; i < s->n_seq; i++) {
+        for (int32_t p = 0; p < s->len[i]; p++) pos[cu[i] + p] = p;
+        cu[i + 1] = cu[i] + (int32_t)s->len[i];
+        last[i] = (int32_t)s->len[i] - 1;
+        pairs += (double)s->len[i];
+    }
+    for (int32_t i = 0; i <= s->n_seq; i++) each[i] = i;
+    assert_true(cu[s->n_seq] <= MT_LEN(pos));
+    struct decode d = {
+        .dev = dev,
+        .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim), s->value_dim},
+        .pages = make_pages(dev, s, n_col),
+        .q = view_of(make_random(dev->act_dtype, 1, 2, s->n_seq, s->n_head * s->head_dim + 16, -1)),
+        .kv = view_of(make_random(dev->act_dtype, 3, 2, cu[s->n_seq], n_col + 16, -1)),
+        .o = view_of(make_empty(dev->act_dtype, s->n_seq, s->n_head * value_dim + 16, -1)),
+        .pos = make_i32(pos, cu[s->n_seq]),
+        .last = make_i32(last, s->n_seq),
+        .tokens = {.cu = make_i32(cu, s->n_seq + 1), .n_seq = s->n_seq},
+        .queries = {.cu = make_i32(each, s->n_seq + 1), .n_seq = s->n_seq, .pairs = pairs},
+    };
+    if (s->sink) d.sinks = make_random(DT_F32, 2, 2, s->n_head, -1, -1);
+    return d;
+}
+
+static void store(struct decode *d) { op_page_store(d->dev, &d->pages, d->kv, d->pos, &d->tokens); }
+static void attend(struct decode *d)
+{
+    op_attn_decode(d->dev, d->o, d->q, &d->pages, d->sinks, d->last, &d->queries, &d->shape);
+}
+
+static void run(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct decode d = decode_make(dev, params);
+    store(&d);
+    attend(&d);
+    outputs->out[outputs->n++] = d.o;
+}
+
+/* ---- the definition ---- */
+
+/* The output of head h, whose query is the last token of the sequence of len tokens from row `first` of kv on. */
+static void reference(const struct decode *d, int64_t seq, int64_t first, int64_t len, int64_t h, double *out)
+{
+    const struct attn_shape *s = &d->shape;
+    const int64_t dim = s->head_dim, value_dim = attn_value_dim(s), width = d->kv.shape[1],
+                  kv = h / (s->n_head / s->n_kv);
+    double total = d->sinks.ndim ? exp(value_at(d->sinks, h)) : 0;
+    for (int64_t c = 0; c < value_dim; c++) out[c] = 0;
+    for (int64_t j = s->window ? MT_MAX(len - s->window, 0) : 0; j < len; j++) {
+        const int64_t row = (first + j) * width;
+        double score = 0;
+        for (int64_t c = 0; c < dim; c++)
+            score += value_at(d->q, (seq * s->n_head + h) * dim + c) * value_at(d->kv, row + kv * dim + c);
+        const double e = exp((double)s->scale * score);
+        total += e;
+        for (int64_t c = 0; c < value_dim; c++) out[c] += e * value_at(d->kv, row + s->n_kv * dim + kv * value_dim + c);
+    }
+    for (int64_t c = 0; c < value_dim; c++) out[c] /= total;
+}
+
+static void is_the_definition(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) {
+        const struct shape *s = &shapes[i];
+        struct device dev;
+        op_check_begin(&dev, true);
+        struct decode d = decode_make(&dev, s);
+        store(&d);
+        attend(&d);
+        const int64_t value_dim = attn_value_dim(&d.shape);
+        int64_t first = 0;
+        for (int64_t seq = 0; seq < s->n_seq; first += s->len[seq++])
+            for (int64_t h = 0; h < s->n_head; h++) {
+                double out[256];
+                reference(&d, seq, first, s->len[seq], h, out);
+                for (int64_t c = 0; c < value_dim; c++)
+                    assert_close(value_at(d.o, (seq * s->n_head + h) * value_dim + c), out[c], 1e-12);
+            }
+        op_check_end(&dev);
+    }
+}
+
+/* ---- pages ---- */
+
+/* Every row holds the last token that has it; rows of no token stay as they were. */
+static void check_rows(const struct decode *d, const struct shape *s)
+{
+    const struct pages *p = &d->pages;
+    const int64_t n_row = p->rows.shape[0], n_of_seq = p->table.shape[1];
+    int64_t *token = mem_array(n_row, sizeof(*token)), t = 0;
+    for (int64_t seq = 0; seq < s->n_seq; seq++)
+        for (int64_t at = 0; at < s->len[seq]; at++) {
+            const double page = value_at(p->table, seq * n_of_seq + at / MT_PAGE % n_of_seq);
+            token[(int64_t)page * MT_PAGE + at % MT_PAGE] = ++t;
+        }
+    for (int64_t r = 0; r < n_row; r++) {
+        if (token[r])
+            assert_same_bits(tensor_rows(p->rows, r, 1), tensor_rows(d->kv, token[r] - 1, 1));
+        else
+            assert_true(isnan(value_at(p->rows, r * p->rows.shape[1])));
+    }
+    mem_free(token);
+}
+
+static void run_stored(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    struct decode d = decode_make(dev, params);
+    store(&d);
+    if (!dev->dry_run) check_rows(&d, params);
+    outputs->out[outputs->n++] = d.kv;
+}
+
+static void stores_the_last(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) op_check_case(run_stored, &shapes[i], 1e-6);
+}
+
+/* ---- neighbours ---- */
+
+/* A sequence alone, whose tokens arrive one by one, has the bits that it has beside others. */
+static void run_alone(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct decode all = decode_make(dev, s);
+    int64_t first = 0;
+    store(&all);
+    attend(&all);
+    outputs->out[outputs->n++] = all.o;
+    for (int i = 0; i < s->n_seq; first += s->len[i++]) {
+        struct shape one = *s;
+        one.n_seq = 1;
+        one.len[0] = s->len[i];
+        struct decode d = decode_make(dev, &one);
+        d.q = tensor_rows(all.q, i, 1);
+        d.tokens.cu = d.queries.cu;
+        for (int64_t p = 0; p < s->len[i]; p++)
+            op_page_store(dev, &d.pages, tensor_rows(all.kv, first + p, 1), tensor_rows(d.pos, p, 1), &d.tokens);
+        attend(&d);
+        if (!dev->dry_run) assert_same_bits(d.o, tensor_rows(all.o, i, 1));
+    }
+}
+
+static void neighbours_change_no_bits(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) {
+        struct device dev;
+        struct op_outputs outputs = {.n = 0};
+        op_check_begin(&dev, false);
+        run_alone(&dev, &shapes[i], &outputs);
+        op_check_end(&dev);
+    }
+}
+
+static void precision_threads_measure(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(shapes); i++) op_check_case(run, &shapes[i], 2e-6);
+}
+
+/* ---- costs and the GPU ---- */
+
+static void work_is_counted(void **state)
+{
+    (void)state;
+    static const struct shape full = {4, 2, 8, 6, 0, true, false, 2, {10, 90}},
+                              window = {4, 2, 8, 6, 20, true, true, 2, {90, 90}};
+    struct device dev;
+    struct op_call call[2];
+    struct recorder r = {.calls = call, .cap = 2};
+    op_check_begin(&dev, false);
+    struct decode d = decode_make(&dev, &full);
+    dev.recorder = &r;
+    store(&d);
+    assert_close(dev.flops, 0, 0);
+    attend(&d);
+    dev.recorder = NULL;
+    assert_close(dev.flops, 2.0 * 100 * 4 * (8 + 6), 1e-15);
+    assert_close(call[0].cost.bytes, 100 * (2.0 * 4 * 2 * (8 + 6) + 4), 1e-15);
+    assert_close(call[1].cost.bytes, 100 * 4.0 * 2 * (8 + 6) + 2 * 4.0 * (4 * (8 + 6) + 1), 1e-15);
+    dev.flops = 0;
+    d = decode_make(&dev, &window);
+    store(&d);
+    attend(&d);
+    assert_close(dev.flops, 2.0 * 2 * 20 * 4 * (8 + 6), 1e-15);
+    op_check_end(&dev);
+}
+
+static void on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(shapes); i++) {
+        op_check_cuda(run, &shapes[i]);
+        op_check_cuda(run_stored, &shapes[i]);
+    }
+    op_check_cuda(run_alone, &shapes[6]);
+}
+
+int test_ops_decode(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(is_the_definition),         cmocka_unit_test(stores_the_last),
+        cmocka_unit_test(neighbours_change_no_bits), cmocka_unit_test(precision_threads_measure),
+        cmocka_unit_test(work_is_counted),           cmocka_unit_test(on_the_gpu),
+    };
+    return cmocka_run_group_tests_name("ops_decode", tests, NULL, NULL);
+}
