@@ -43,11 +43,12 @@ struct bed *bed_open(void) { return bed_of("gpt-oss-tiny", 0); }
 
 int bed_plan(struct bed *b, const struct parallel *par, struct err *err)
 {
-    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, true, err);
+    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN, err);
 }
 
 int bed_plan_alone(struct bed *b, bool train, struct err *err)
 {
     const struct parallel *par = &parallel_alone;
-    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, train, err);
+    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL,
+                     train ? PLAN_TRAIN : PLAN_EVAL, err);
 }

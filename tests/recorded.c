@@ -147,7 +147,7 @@ void recorded_gradients(const struct config *cfg, const char *path, int64_t stri
     char ours[MT_PATH + 64], dir[MT_PATH];
     OK(run_open_headers(&r, cfg, &err));
     OK(run_open_data(&r, true, &err));
-    OK(run_open_model(&r, NULL, true, &err));
+    OK(run_open_model(&r, NULL, PLAN_TRAIN, &err));
     OK(peft_load(&r.model.adapters, &r.dev, cfg->lora.init_from, &err));
     r.model.adapters.amax.known = false;
     OK(calibrate_run(&r, &err));

@@ -43,7 +43,7 @@ void whole_model_open(struct run *r, struct config *cfg, const char *dir, const 
     if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     if (edit_arch) edit_arch(&r->arch);
     device_open_oracle(&r->dev);
-    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
     const struct adapters *ad = &r->model.adapters;
     double *x = mem_array(ad->n_flat, sizeof(*x));
     device_get(&r->dev, x, ad->opt.param);

@@ -614,7 +614,7 @@ static void check_slope(const char *dir_of_model, enum cfg_aux convention, const
     if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
     if (mixer) r.arch.mixer[0] = mixer;
     device_open_oracle(&r.dev);
-    if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(&r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
     const int64_t n = r.model.adapters.n_flat;
     double *x = mem_array(4 * n, sizeof(*x)), *g = x + n, *dir = x + 2 * n, *at = x + 3 * n, slope = 0, loss[2];
     device_get(&r.dev, x, r.model.adapters.opt.param);

@@ -409,7 +409,7 @@ static void open_run(struct run *r, struct config *cfg, const char *name)
     recorded_set(cfg, "quant.calibration", "3");
     OK(run_open_headers(r, cfg, &err));
     OK(run_open_data(r, true, &err));
-    OK(run_open_model(r, NULL, true, &err));
+    OK(run_open_model(r, NULL, PLAN_TRAIN, &err));
 }
 
 /* The largest magnitudes are those that the rows of the passes have: found again from the activations of a layer. */

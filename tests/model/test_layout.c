@@ -291,7 +291,7 @@ static struct loader *run_begin(int64_t multiple)
     table.rank_multiple = multiple;
     run.dev.ops = &table;
     OK(run_open_data(&run, true, &err));
-    OK(run_open_model(&run, NULL, true, &err));
+    OK(run_open_model(&run, NULL, PLAN_TRAIN, &err));
     struct optimizer *opt = &run.model.adapters.opt;
     opt->beta1 = 0.9, opt->beta2 = 0.999, opt->eps = 1e-8, opt->weight_decay = 0.01, opt->clip_norm = 0.5;
     const struct loader_options lo = run_loader_options(&cfg, true);

@@ -21,7 +21,7 @@ static void open_run(struct run *r, struct config *cfg, const char *model, const
     assert_int_equal(config_set(cfg, set, &err), 0);
     snprintf(set, sizeof(set), "train.dtype=%s", dtype);
     assert_int_equal(config_set(cfg, set, &err), 0);
-    if (run_open_headers(r, cfg, &err) || run_open_data(r, true, &err) || run_open_model(r, NULL, true, &err))
+    if (run_open_headers(r, cfg, &err) || run_open_data(r, true, &err) || run_open_model(r, NULL, PLAN_TRAIN, &err))
         fail_msg("%s", err.msg);
 }
 

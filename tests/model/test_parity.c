@@ -259,7 +259,7 @@ static void test_forward(void **state)
     int64_t n_tok, n;
     case_config(&cfg, scratch_dir());
     OK(run_open_headers(&r, &cfg, &err));
-    OK(run_open_model(&r, path_in(path, fixture(parity_case->dir), "adapter_init"), true, &err));
+    OK(run_open_model(&r, path_in(path, fixture(parity_case->dir), "adapter_init"), PLAN_TRAIN, &err));
     OK(safetensors_open(&st, path_in(path, fixture(parity_case->dir), "forward.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
     forward(&r.model, ids, n_tok);
@@ -290,7 +290,7 @@ static void test_tiny_logits(void **state)
     snprintf(cfg.lora.targets, sizeof(cfg.lora.targets), "experts");
     cfg.data.seq_len = 128;
     OK(run_open_headers(&r, &cfg, &err));
-    OK(run_open_model(&r, NULL, true, &err));
+    OK(run_open_model(&r, NULL, PLAN_TRAIN, &err));
     OK(safetensors_open(&st, path_in(path, fixture(TINY), "reference_logits.safetensors"), &err));
     double *ids = read_tensor(&st, "input_ids", &n_tok), *theirs = read_tensor(&st, "logits", &n);
     assert_int_equal(n, n_tok * r.arch.vocab);
@@ -333,7 +333,7 @@ static void check_gradients(enum cfg_recompute recompute)
     cfg.train.recompute = (int)recompute;
     OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, true, &err));
-    OK(run_open_model(&r, path_in(adapter, fixture(parity_case->dir), "adapter_init"), true, &err));
+    OK(run_open_model(&r, path_in(adapter, fixture(parity_case->dir), "adapter_init"), PLAN_TRAIN, &err));
     const struct loader_options opt = run_loader_options(&cfg, true);
     assert_true(cfg.train.grad_accum <= MAX_ACCUM);
     struct loader *l = loader_open(&r.train, &opt, (struct loader_pos){0, 0});
@@ -431,7 +431,7 @@ static void test_base_eval(void **state)
     case_config(&cfg, scratch_dir());
     OK(run_open_headers(&r, &cfg, &err));
     OK(run_open_data(&r, false, &err));
-    OK(run_open_model(&r, NULL, true, &err));
+    OK(run_open_model(&r, NULL, PLAN_TRAIN, &err));
     assert_true(run_evaluate(&r, &e, NULL));
     if (!on_gpu()) { /* in bf16 two logits may be equal */
         const int64_t n_right = count_right(&r, &n_label);

@@ -68,7 +68,7 @@ static void open_model(struct run *r, struct config *cfg, int offload)
 {
     struct err err = {.msg = ""};
     open_device(r, cfg, offload);
-    if (run_open_model(r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
 }
 
 static double *trained(struct run *r, double loss[3], int64_t *n)

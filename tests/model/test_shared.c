@@ -87,7 +87,7 @@ static double check_slope(struct config *cfg, bool gated)
     names.shared_gate = "mlp.shared_gate";
     if (gated) r.arch.names = &names, r.arch.shared_gate = true;
     device_open_oracle(&r.dev);
-    if (run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(&r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
     struct adapters *ad = &r.model.adapters;
     const int64_t n = ad->n_flat;
     double *x = mem_array(4 * n, sizeof(*x)), *g = x + n, *dir = x + 2 * n, *at = x + 3 * n, slope = 0, loss[2];
@@ -141,7 +141,7 @@ static void test_aux_is_refused(void **state)
     struct err err = {.msg = ""};
     cfg.train.aux_loss_coef = 0.01;
     if (run_open_headers(&r, &cfg, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(run_open_model(&r, NULL, true, &err), -1);
+    assert_int_equal(run_open_model(&r, NULL, PLAN_TRAIN, &err), -1);
     assert_non_null(strstr(err.msg, "train.aux_loss_coef = 0.01: a correction bias balances the router of glm4_moe"));
     run_close(&r);
 }
@@ -155,7 +155,7 @@ static void test_prediction_is_ignored(void **state)
         struct config cfg = case_config(gated_model(says, false), "q_proj");
         struct run r;
         struct err err = {.msg = ""};
-        if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+        if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
         assert_int_equal(r.model.weights.n_unused, says ? 2 : 3); /* the two gates, which this family does not have */
         assert_int_equal(arch_is_prediction(&r.arch, "model.layers.3.eh_proj.weight"), says);
         assert_false(arch_is_prediction(&r.arch, "model.layers.2.mlp.gate.weight"));
@@ -172,7 +172,7 @@ static void test_packing(void **state)
     struct run r;
     struct err err = {.msg = ""};
     cfg.model.quantize = CFG_QUANTIZE_NF4;
-    if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, true, &err)) fail_msg("%s", err.msg);
+    if (run_open_headers(&r, &cfg, &err) || run_open_model(&r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
     const struct layer_weights *dense = &r.model.weights.layers[0], *shared = &r.model.weights.layers[1];
     assert_true(dense->up.w.format == WF_NF4 && dense->down.w.format == WF_NF4 && !dense->shared_up.w.n_out);
     assert_true(shared->up.w.format == WF_NF4 && shared->shared_up.w.format == WF_NF4);

@@ -53,7 +53,8 @@ static struct plan_memory plan_with(struct run_of *r, const struct parallel *par
     struct bed *b = r->bed;
     struct plan *p = &b->plan;
     struct err err;
-    if (plan_make(p, &b->dev, par, &r->memory.arch, &r->memory.st, &b->cfg, NULL, train, &err)) fail_msg("%s", err.msg);
+    const enum plan_use use = train ? PLAN_TRAIN : PLAN_EVAL;
+    if (plan_make(p, &b->dev, par, &r->memory.arch, &r->memory.st, &b->cfg, NULL, use, &err)) fail_msg("%s", err.msg);
     const struct plan_memory *m = &p->memory;
     const int64_t work = train ? MT_MAX(MT_MAX(m->work, m->work_eval), m->work_load) : m->work_eval;
     assert_int_equal(plan_peak(p, train), p->fixed + m->experts + m->dense + m->state + m->host / 4096 * 8 + work);
@@ -266,7 +267,7 @@ static void logits(void **state)
         const int64_t chunk = r.bed->plan.opt.ce_chunk;
         assert_int_equal(chunk, ((int64_t)1280 << 20) / (4 * s->V) / 64 * 64);
         const struct plan_request q =
-            plan_request_of(&r.bed->dev, &parallel_alone, &r.memory.arch, &r.memory.st, &r.bed->cfg, NULL, true);
+            plan_request_of(&r.bed->dev, &parallel_alone, &r.memory.arch, &r.memory.st, &r.bed->cfg, NULL, PLAN_TRAIN);
         for (int k = 0; k < 2; k++) {
             struct model_options opt = r.bed->plan.opt;
             opt.ce_chunk = chunk - 64 * k;

@@ -163,7 +163,7 @@ static int bench_open(struct bench *b, struct err *err)
     choose_targets(b);
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
-    if (run_open_model(r, NULL, true, err)) return in_options(b, err);
+    if (run_open_model(r, NULL, PLAN_TRAIN, err)) return in_options(b, err);
     make_batch(b);
     if (calibrate(b, err)) return -1;
     b->step_ms = mem_array(b->n_step, sizeof(double));

@@ -407,7 +407,7 @@ static int cpu_side(struct check *k, bool oracle, bool fp8, struct capture *c, i
     if (oracle) device_open_oracle(&r->dev);
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     r->arch.n_layer = k->arch.n_layer;
-    if (run_open_model(r, NULL, true, err)) {
+    if (run_open_model(r, NULL, PLAN_TRAIN, err)) {
         run_close(r);
         return err_prefix(err, "the CPU's side of the check (--layers N takes the first N layers)");
     }
@@ -449,7 +449,7 @@ static int device_side(struct check *k, struct err *err)
     log_info("the batch: %d sequences; check truncates documents to %lld tokens and puts loss on every token", N_SEQ,
              (long long)k->cfg.data.seq_len);
     if (run_open_data(r, true, err)) return -1;
-    if (run_open_model(r, NULL, true, err)) return in_check(r, err);
+    if (run_open_model(r, NULL, PLAN_TRAIN, err)) return in_check(r, err);
     struct loader *l = loader_open(&r->train, &lo, (struct loader_pos){0, 0});
     loader_next(l, &k->batch, NULL);
     loader_close(l);

@@ -97,7 +97,7 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
     struct run *r = &g->run;
     struct plan *p = &r->plan;
     char need[32], have[32], fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
-    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, false, err)) return -1;
+    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, PLAN_EVAL, err)) return -1;
     if (p->longest > g->sampler.n_prompt)
         snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
     else if (p->longest)
@@ -118,7 +118,7 @@ static int generate(struct generate *g, struct err *err)
     if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
         check_length(g, err))
         return -1;
-    if (run_open_model(r, dir, false, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
+    if (run_open_model(r, dir, PLAN_EVAL, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
     return write_text(g, err);
 }
 

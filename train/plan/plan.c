@@ -99,10 +99,10 @@ static void warn_decoded(const struct plan *p, const struct config *cfg)
 }
 
 static int make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
                 struct err *err)
 {
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, use);
     *p = (struct plan){.n_tok = q.n_tok,
                        .grad_accum = cfg->train.grad_accum,
                        .n_layer = a->n_layer,
@@ -114,11 +114,11 @@ static int make(struct plan *p, const struct device *dev, const struct parallel 
                        (long long)cfg->data.seq_len, (long long)a->max_len);
     p->in_host_memory = device_in_host_memory(dev);
     if (choose(p, &q, err)) return -1;
-    for (int i = 0; i < WAITS && plan_peak(p, train) > p->budget && others_end(&q); i++)
+    for (int i = 0; i < WAITS && plan_peak(p, q.train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
-    if (train) warn_fp8(dev, cfg);
+    if (q.train) warn_fp8(dev, cfg);
     warn_offload(p, dev, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
@@ -130,17 +130,17 @@ static int make(struct plan *p, const struct device *dev, const struct parallel 
         opt.decoded_layers = MT_MAX(plan_decoded_layers(&q), 0);
         if (plan_measure(&p->by_mode[r], &p->trainable, &q, &opt, err)) return -1;
     }
-    if (plan_peak(p, train) <= p->budget) warn_host(p);
-    if (plan_peak(p, train) <= p->budget) return plan_check_host(p, &q, err);
+    if (plan_peak(p, q.train) <= p->budget) warn_host(p);
+    if (plan_peak(p, q.train) <= p->budget) return plan_check_host(p, &q, err);
     p->too_large = true;
     return plan_too_large(p, &q, err);
 }
 
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
               struct err *err)
 {
-    const int rc = make(p, dev, par, a, st, cfg, adapter_dir, train, err);
+    const int rc = make(p, dev, par, a, st, cfg, adapter_dir, use, err);
     plan_progress_end();
     return rc;
 }
@@ -161,11 +161,11 @@ static int find_faster(struct plan *p, struct plan_request q, struct err *err)
 }
 
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
                  struct err *err)
 {
     const int64_t unit = 64;
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, train);
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, use);
     struct model_options alone = p->opt;
     struct plan_memory m;
     struct plan_choice c;

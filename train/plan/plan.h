@@ -6,14 +6,14 @@
 
 #include "train/plan/plan_sums.h"
 
-/* Fills p for the device's kind; train = false plans an evaluation. When nothing fits the budget, the error has the
+/* Fills p for the device's kind. When nothing fits the budget, the error has the
  * numbers and what to change. */
 int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
               struct err *err) MT_CHECK;
 /* Fills p->longest, p->eval_alone and p->host_faster; takes a few seconds. */
 int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, bool train,
+                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
                  struct err *err) MT_CHECK;
 /* What the plan saves, decodes and keeps in host memory, in one line. */
 const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, const struct plan_memory *m,

@@ -122,7 +122,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
                   const struct safetensors *st, const struct config *cfg, const struct roofs *rates, FILE *out,
                   struct err *err)
 {
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, NULL, true);
+    struct plan_request q = plan_request_of(dev, par, a, st, cfg, NULL, PLAN_TRAIN);
     struct row rows[ROWS];
     q.rates = *rates;
     q.checked = true;

@@ -152,7 +152,7 @@ void plan_request_room(struct plan_request *q)
 
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
-                                    bool train)
+                                    enum plan_use use)
 {
     const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
     struct plan_request q = {.dev = dev,
@@ -161,7 +161,7 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .st = st,
                              .cfg = cfg,
                              .adapter_dir = adapter_dir,
-                             .train = train,
+                             .train = use == PLAN_TRAIN,
                              .n_tok = loader_max_tokens(&lo),
                              .seq_len = cfg->data.seq_len,
                              .machine = machine_of(dev, par->all)};

@@ -43,6 +43,8 @@ struct plan_room {
     int64_t threads;      /* of a rank; INT64_MAX: not in train.threads, and the device is not here */
 };
 
+enum plan_use { PLAN_EVAL, PLAN_TRAIN };
+
 /* Kind of device, model, data. */
 struct plan_request {
     const struct device *dev;
@@ -63,7 +65,7 @@ struct plan_request {
 /* All ranks call it. */
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
-                                    bool train);
+                                    enum plan_use use);
 
 /* Reads the room again. All ranks call it. */
 void plan_request_room(struct plan_request *q);

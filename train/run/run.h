@@ -49,7 +49,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
 /* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;
  * NULL: new ones. Prints the time. */
-int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err) MT_CHECK;
+int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err) MT_CHECK;
 /* Call after run_open_headers: makes this process a rank of `all`, which the caller owns and which must outlive the
  * run. Divides the machine's cores among its ranks and connects the devices. */
 int run_join(struct run *r, struct comm *all, struct err *err) MT_CHECK;

@@ -153,11 +153,12 @@ static void set_optimizer(struct optimizer *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
-int run_open_model(struct run *r, const char *adapter_dir, bool train, struct err *err)
+int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err)
 {
+    const bool train = use == PLAN_TRAIN;
     struct adapters ad = {0}, teacher = {0}, *planned = NULL;
     char a[32];
-    if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, train, err) ||
+    if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use, err) ||
         reserve_memory(r, train, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const double start = clock_ms();

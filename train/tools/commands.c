@@ -44,7 +44,7 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
         err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train");
         goto out;
     }
-    if (run_open_model(&r, adapter_dir, false, err)) goto out;
+    if (run_open_model(&r, adapter_dir, PLAN_EVAL, err)) goto out;
     comm_busy(all, NULL);
     const bool quant = config_quantises(cfg);
     log_info("evaluating %s%s%s", adapter_dir ? adapter_dir : "the base model", quant ? ": " : "",
@@ -117,8 +117,8 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
     char *table = lora_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);
-    rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
-    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, true, err);
+    rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, PLAN_TRAIN, err);
+    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, PLAN_TRAIN, err);
     if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
     if (!rc) rc = plan_frontier(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, &rates, stdout, err);
 out:

@@ -189,7 +189,7 @@ static int teach(struct teach *t, const struct teach_options *o, struct config *
     t->n_top = MT_MIN(topk, r->arch.vocab);
     snprintf(cfg->distill.teacher, sizeof(cfg->distill.teacher), "rows");
     cfg->distill.topk = t->n_top;
-    if (run_open_model(r, o->base ? NULL : adapter, false, err)) return -1;
+    if (run_open_model(r, o->base ? NULL : adapter, PLAN_EVAL, err)) return -1;
     if (!o->out && file_make_dirs(cfg->output.dir, err)) return -1;
     if (write_rows(t, ds, out, err)) return -1;
     tell_how_to_train(t, ds, out, o->base ? "the base model" : adapter, o->eval);
