@@ -61,6 +61,12 @@ static struct tensor normed_bwd(const struct block *b, struct tensor dy, const s
     return dout;
 }
 
+static void run_mixer(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct mixer_kind *m = mixer_of(b);
+    (!b->pages ? m->fwd : b->decode ? m->decode : m->prefill)(b, s, y);
+}
+
 /* y: the residual after the mixer; with streams the mixer's output alone. */
 static void mix(const struct block *b, struct layer_acts *s, struct tensor y)
 {
@@ -70,7 +76,7 @@ static void mix(const struct block *b, struct layer_acts *s, struct tensor y)
     const struct tensor x = sum_streams(b, &s->streams.mixer, s->x, &w->hyper_attn);
     s->mixer_res = alone ? absent : s->x;
     /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, w->attn_norm, &b->a->norm);
-    /* 2 mixer */ mixer_of(b)->fwd(b, s, normed ? s->mixer_post.out : y);
+    /* 2 mixer */ run_mixer(b, s, normed ? s->mixer_post.out : y);
     if (normed) add_normed(b, y, &s->mixer_post, s->x, w->mixer_post);
 }
 

@@ -24,6 +24,8 @@ struct block {
     struct host_ring *host_experts; /* NULL: none */
     bool save_ffn;                  /* forward saves the group FFN (acts.h) for the backward */
     bool core_saved;                /* recomputation: the group CORE is there, and the mixer does not compute it */
+    const struct pages *pages;      /* of this layer, in a pass with a cache; else NULL */
+    bool decode;                    /* the pass has one token per sequence, after those in pages */
 
     /* used with expert parallelism only */
     struct comm *ep;
@@ -40,6 +42,12 @@ static inline struct proj *layer_proj(struct layer_weights *w, const struct prod
 /* Copies the adapters' views into the layer's projections. Called again whenever a view changes (its dropout key). */
 void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora);
 
+/* What decoding keeps of a layer's tokens. */
+struct cache_need {
+    int64_t cols;   /* values of a token, act */
+    int64_t window; /* tokens that a query sees, its own included; 0: all */
+};
+
 /* A mixer: each output row depends on several tokens of its document. */
 struct mixer_kind {
     /* Describes its matrices, at most MIXER_PRODUCTS, in p, which is zeroed (lora.h). */
@@ -55,6 +63,13 @@ struct mixer_kind {
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
+
+    /* For decoding with a cache (model/cache.h); NULL: the model cannot. */
+    struct cache_need (*cache)(const struct arch *a, int64_t layer);
+    /* fwd of the sequences' first tokens, which it stores in b->pages. */
+    void (*prefill)(const struct block *b, struct layer_acts *s, struct tensor y);
+    /* fwd of one token per sequence, T = S: it sees those in b->pages, where it is stored too. */
+    void (*decode)(const struct block *b, struct layer_acts *s, struct tensor y);
 };
 
 /* A feed-forward network: each output row depends on one token. */

@@ -208,6 +208,10 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
+    if (opt->cache_seqs && cache_open(&m->cache, dev, &dev->state, a, opt->cache_seqs, opt->max_len, err)) {
+        model_close(m);
+        return -1;
+    }
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
     open_rings(m, opt);
@@ -223,6 +227,7 @@ void model_close(struct model *m)
     weights_free(&m->weights);
     adapters_free(&m->adapters);
     adapters_free(&m->teacher);
+    cache_close(&m->cache);
     mem_free(m->aux);
     *m = (struct model){0};
 }
@@ -234,9 +239,12 @@ static struct tensor push_indices(struct model *m, const int32_t *host, int64_t 
     return t;
 }
 
-static double visible_pairs(const struct model_batch *b)
+/* The last token of a sequence sees its position + 1 tokens. */
+static double visible_pairs(const struct model_batch *b, bool decodes)
 {
     double pairs = 0, whole = (double)b->max_len;
+    for (int64_t s = 0; decodes && s < b->n_seq; s++) pairs += b->pos[s] + 1;
+    if (decodes) return pairs;
     if (!b->cu) return (double)b->n_tok * (whole + 1) / 2;
     for (int64_t s = 0; s < b->n_seq; s++) {
         double len = b->cu[s + 1] - b->cu[s];
@@ -333,6 +341,8 @@ static struct block layer(struct model *m, int64_t l)
         .experts = m->acts.experts,
         .offload = m->acts.offload,
         .host_experts = &m->weights.host,
+        .pages = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
+        .decode = m->decodes,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
@@ -409,12 +419,13 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     const struct arch *a = &m->arch;
     MT_REQUIRE(dev->work.used == 0, "model_begin before model_end");
     m->pass = *pass;
+    m->decodes = pass->cache && cache_begin(pass->cache, b->n_seq, b->cu, b->pos);
     acts_push_recv_buf(&m->acts, dev, a);
     m->tok = push_indices(m, b->tok, b->n_tok);
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
     m->label_id = push_indices(m, b->label_id, b->n_label);
-    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b)};
+    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b, m->decodes)};
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
     m->kl = (struct teacher){.alpha = 0};
     if (of_pass(m)->begin) of_pass(m)->begin(m, b);

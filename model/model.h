@@ -6,7 +6,8 @@
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees the work memory
  *
- * For generation, model_logits replaces model_loss; model_topk does so to write the likeliest tokens of a teacher.
+ * For generation, model_logits replaces model_loss, and pass.cache keeps what later tokens see; model_topk does so to
+ * write the likeliest tokens of a teacher.
  *
  * model_begin lets the objective (model/objective/) run a forward pass of a reference first: the same weights with
  * other adapters or none.
@@ -23,6 +24,7 @@
 
 #include "data/safetensors.h"
 #include "model/block.h"
+#include "model/cache.h"
 #include "model/objective/objective.h"
 #include "model/qat.h"
 
@@ -57,6 +59,7 @@ struct model_options {
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
     bool frozen;                /* forward only: no gradients, no moments */
+    int64_t cache_seqs;         /* sequences of max_len tokens of model.cache; 0: none */
     struct qat_options qat;
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
@@ -80,6 +83,7 @@ struct model_pass {
     bool objective;         /* the loss is that of the model's objective; otherwise the cross-entropy */
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
+    struct cache *cache;    /* forward only: the tokens are stored there, and see those before (cache.h); NULL: none */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
                 * are all-reduced then, and with adapters.opt.cpu_update copied out */
 };
@@ -115,9 +119,11 @@ struct model {
     struct distill distill;
     struct adapters teacher; /* of DISTILL_MODEL, frozen; without parameters when the teacher is the base model */
     bool teaching;           /* inside the forward pass of the teacher */
+    struct cache cache;      /* in dev->state, for generation; without sequences: none */
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;
+    bool decodes; /* pass.cache has tokens before this pass: one more of each sequence */
     struct acts acts;
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;

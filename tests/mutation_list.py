@@ -21,6 +21,8 @@ MUTATIONS = [
      "rotate(dev, dqkv, pos, table, n_head, head_dim, 1);", "ops_dense:rope"),
     ("kernels/cpu/attn.c", "MT_MAX(0, i - h->s->window + 1)", "MT_MAX(0, i - h->s->window)", "ops_attn"),
     ("kernels/cpu/attn.c", "    *l = *l * factor + sum;\n", "    *l = *l + sum;\n", "ops_attn"),
+    ("kernels/cpu/attn_decode.c", "MT_MAX(0, pos - s->window + 1)", "MT_MAX(0, pos - s->window)", "ops_decode"),
+    ("kernels/cpu/attn_decode.c", "            l *= factor;\n", "", "ops_decode"),
     ("kernels/cpu/moe.c", "real weight = gate.ndim ? real_row(gate, t)[j] : 1;",
      "real weight = 1;", "ops_moe:test_gradients"),
     ("kernels/format/bnb.c", "float outer = w->nested_absmax[e * ((n + 255) / 256) + block / 256];",
@@ -53,6 +55,8 @@ MUTATIONS = [
     # ---- model
     ("model/lora.c", "sqrt((double)ad->rank[t]) :", "(double)ad->rank[t] :", "lora"),
     ("model/lora.c", "double bound = 1 / sqrt((double)p->cols);", "double bound = 1 / sqrt((double)p->rows);", "lora"),
+    ("model/model.c", ".decode = m->decodes,", ".decode = false,", "cache:equals*"),
+    ("model/layers/mixer_attention.c", "    store(b, s);\n    /* 4 attn */", "    /* 4 attn */", "cache:equals*"),
     # ---- train
     ("train/loop.c", "s->n_worse = lowest ? 0 : s->n_worse + 1;",
      "s->n_worse = lowest ? s->n_worse : s->n_worse + 1;", "bookkeeping"),

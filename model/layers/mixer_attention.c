@@ -106,7 +106,8 @@ static void core(const struct block *b, struct layer_acts *s)
     /* 4 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, b->w->attention.sinks, b->seqs, &shape);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+/* attn_norm -> qkv */
+static void project(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
@@ -126,11 +127,56 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
         if (b->rope.ndim)
             /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
     }
+}
+
+/* o -> y */
+static void output(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct attn_shape shape = shape_of(b);
+    struct attention_acts *t = &s->attention;
+    const bool gate = b->a->attn_gate;
+    if (gate) op_attn_gate_fwd(b->dev, t->gated, t->o, t->wide, &shape);
+    /* 5 out  */ input_quant_linear_fwd(b->dev, y, t->out_xa, gate ? t->gated : t->o, &b->w->attention.out,
+                                        s->mixer_res);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    project(b, s);
     /* 4 attn */ if (!b->core_saved)
         core(b, s);
-    if (a->attn_gate) op_attn_gate_fwd(dev, t->gated, t->o, t->wide, &shape);
-    /* 5 out  */ input_quant_linear_fwd(dev, y, t->out_xa, a->attn_gate ? t->gated : t->o, &w->attention.out,
-                                        s->mixer_res);
+    output(b, s, y);
+}
+
+static struct cache_need cache(const struct arch *a, int64_t layer)
+{
+    const struct attn_arch *h = arch_attn(a, layer);
+    return (struct cache_need){.cols = 2 * h->n_kv * h->head_dim, .window = h->window};
+}
+
+static void store(const struct block *b, const struct layer_acts *s)
+{
+    const struct attn_shape shape = shape_of(b);
+    const int64_t q = shape.n_head * shape.head_dim;
+    const struct tensor qkv = s->attention.qkv, kv = tensor_cols(qkv, q, qkv.shape[1] - q);
+    op_page_store(b->dev, b->pages, kv, b->pos, b->seqs);
+}
+
+static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    fwd(b, s, y);
+    store(b, s);
+}
+
+static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct attn_shape shape = shape_of(b);
+    const struct attention_acts *t = &s->attention;
+    project(b, s);
+    store(b, s);
+    /* 4 attn */ op_attn_decode(b->dev, t->o, tensor_cols(t->qkv, 0, shape.n_head * shape.head_dim), b->pages,
+                                b->w->attention.sinks, b->pos, b->seqs, &shape);
+    output(b, s, y);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -162,4 +208,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(&dev->work, mark);
 }
 
-const struct mixer_kind mixer_attention = {products, load, plan, core, fwd, bwd};
+const struct mixer_kind mixer_attention = {products, load, plan, core, fwd, bwd, cache, prefill, decode};

@@ -365,4 +365,5 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_compressed = {products, load, plan, core, fwd, bwd};
+const struct mixer_kind mixer_compressed = {
+    .products = products, .load = load, .plan = plan, .core = core, .fwd = fwd, .bwd = bwd};

@@ -752,8 +752,12 @@ static void linear_mixer_bwd(const struct block *b, const struct layer_acts *s, 
 /* Loading, plan, adapters, dropout, recomputation and backward of a model with two kinds of mixers. */
 static void test_other_mixer(void **state)
 {
-    static const struct mixer_kind mixer = {linear_products, linear_load,      linear_plan,
-                                            no_core,         linear_mixer_fwd, linear_mixer_bwd};
+    static const struct mixer_kind mixer = {.products = linear_products,
+                                            .load = linear_load,
+                                            .plan = linear_plan,
+                                            .core = no_core,
+                                            .fwd = linear_mixer_fwd,
+                                            .bwd = linear_mixer_bwd};
     double value, attention;
     (void)state;
     check_slope(fixture("parity/qwen3"), CFG_AUX_MEGATRON, &mixer, &value);

@@ -74,6 +74,7 @@ struct model_options plan_fixed_options(const struct plan_request *q)
     const struct config *cfg = q->cfg;
     struct model_options opt = {.max_len = q->seq_len,
                                 .frozen = !q->train,
+                                .cache_seqs = q->cache && cache_possible(q->a) ? cfg->train.micro_batch : 0,
                                 .quantize = plan_quantize(cfg),
                                 .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
                                 .fp8_experts = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8,
@@ -162,6 +163,7 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .cfg = cfg,
                              .adapter_dir = adapter_dir,
                              .train = use == PLAN_TRAIN,
+                             .cache = use == PLAN_GENERATE,
                              .n_tok = loader_max_tokens(&lo),
                              .seq_len = cfg->data.seq_len,
                              .machine = machine_of(dev, par->all)};
@@ -400,6 +402,7 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->opt.host_states ? 0 : optimizer_state_bytes(&ad->opt),
+                              .cache = p.model.cache.bytes,
                               .work_load = p.dev.work.peak,
                               .decoded = w->decoded_bytes,
                               .n_decoded = w->n_decoded,

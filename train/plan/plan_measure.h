@@ -19,6 +19,7 @@ struct plan_memory {
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;       /* part of state */
     int64_t moments;         /* part of state */
+    int64_t cache;           /* part of state: keys and values of earlier tokens */
     int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward pass */
@@ -43,7 +44,7 @@ struct plan_room {
     int64_t threads;      /* of a rank; INT64_MAX: not in train.threads, and the device is not here */
 };
 
-enum plan_use { PLAN_EVAL, PLAN_TRAIN };
+enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE }; /* GENERATE: PLAN_EVAL with a KV cache of its batch */
 
 /* Kind of device, model, data. */
 struct plan_request {
@@ -54,6 +55,7 @@ struct plan_request {
     const struct config *cfg;
     const char *adapter_dir;
     bool train; /* false: forward only */
+    bool cache; /* of micro_batch sequences, where the model can decode with one */
     int64_t n_tok;
     int64_t seq_len;
     struct plan_room room;
