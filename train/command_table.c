@@ -516,8 +516,8 @@ const struct command commands[] = {
      "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.",
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
-     "Special tokens are printed, except the one that ends the text. There is no KV cache: each token costs a forward "
-     "pass over all tokens before it.",
+     "Special tokens are printed, except the one that ends the text. A KV cache keeps earlier tokens where all layers "
+     "have plain attention; with other kinds each token costs a forward pass over all before it.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
     {"teach", "write the likeliest tokens of the adapter or the base model, to train another model on them",
      "Writes a JSONL row per document: input_ids, loss_mask, temperature, and for each labelled token topk_ids with "

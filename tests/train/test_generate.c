@@ -74,6 +74,7 @@ static void greedy(void **state)
                                      adapter ? dir : NULL,
                                      NULL};
         if (process_run(words)) fail_msg("%s", said.err);
+        assert_says(said.err, strstr(model, "deepseek") ? "deepseek_v4 has no KV cache yet" : "KV cache of ");
         struct json_doc *doc = parse_said();
         assert_same_ids(json_root(doc), want, "prompt_ids");
         assert_same_ids(json_root(doc), want, "ids");
@@ -263,6 +264,7 @@ static void wrong_arguments(void **state)
     assert_int_equal(RUN(TIGHT, "2000"), 1);
     assert_says(said.err, "--tokens 2000: ");
     assert_null(strstr(said.err, "data.seq_len"));
+    assert_says(said.err, " (KV cache ");
     const char *at = strstr(said.err, "(train.memory_gb): --tokens ");
     if (!at || sscanf(at, "(train.memory_gb): --tokens %lld fits", &fits) != 1) fail_msg("%s", said.err);
     assert_true(fits > 0 && fits < 2000);

@@ -96,16 +96,27 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
 {
     struct run *r = &g->run;
     struct plan *p = &r->plan;
-    char need[32], have[32], fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
-    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, PLAN_EVAL, err)) return -1;
+    char need[32], have[32], part[32], cache[64] = "", fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
+    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, PLAN_GENERATE, err)) return -1;
     if (p->longest > g->sampler.n_prompt)
         snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
     else if (p->longest)
         snprintf(fits, sizeof(fits), "shorten the prompt to less than %lld tokens", (long long)p->longest);
-    return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s, the budget is %s (%s): %s%s",
+    if (p->memory.cache) snprintf(cache, sizeof(cache), " (KV cache %s)", str_bytes(part, p->memory.cache));
+    return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s%s, the budget is %s (%s): %s%s",
                    (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens,
-                   str_bytes(need, plan_peak(p, false)), str_bytes(have, p->budget), p->limit, fits,
+                   str_bytes(need, plan_peak(p, false)), cache, str_bytes(have, p->budget), p->limit, fits,
                    plan_host_advice(host, p));
+}
+
+static void log_cache(const struct run *r)
+{
+    const struct cache *c = &r->model.cache;
+    char b[32];
+    if (c->n_seq)
+        log_info("KV cache of %lld tokens: %s", (long long)c->max_len, str_bytes(b, c->bytes));
+    else
+        log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
 }
 
 static int generate(struct generate *g, struct err *err)
@@ -118,7 +129,8 @@ static int generate(struct generate *g, struct err *err)
     if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
         check_length(g, err))
         return -1;
-    if (run_open_model(r, dir, PLAN_EVAL, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
+    if (run_open_model(r, dir, PLAN_GENERATE, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
+    log_cache(r);
     return write_text(g, err);
 }
 

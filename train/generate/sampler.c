@@ -94,17 +94,28 @@ static int32_t choose(const struct sampler *s, const float *logits, struct candi
     return c[MT_MAX(kept, 1) - 1].id;
 }
 
-/* Logits of the next token after all ids so far. pos [n] counts from 0. */
+/* NULL: the model cannot decode with one, or was opened to train. */
+static struct cache *cache_of(struct sampler *s)
+{
+    struct cache *c = &s->run->model.cache;
+    return c->n_seq ? c : NULL;
+}
+
+/* Logits of the next token after all ids so far. pos [n] counts from 0. The pass has the tokens that the cache lacks,
+ * or all. */
 static void forward(struct sampler *s, const int32_t *pos, float *logits)
 {
-    const int64_t n = s->ids.count;
+    struct model *m = &s->run->model;
+    struct cache *cache = cache_of(s);
+    const int64_t first = cache ? cache->len[0] : 0, n = s->ids.count - first;
     const int32_t cu[] = {0, (int32_t)n};
-    const struct model_batch b = {.n_tok = n, .n_seq = 1, .max_len = n, .tok = s->ids.ids, .pos = pos, .cu = cu};
-    const struct model_pass pass = {.backward = false};
-    model_begin(&s->run->model, &b, &pass);
-    model_fwd(&s->run->model);
-    model_logits(&s->run->model, n - 1, logits);
-    model_end(&s->run->model);
+    const struct model_batch b = {
+        .n_tok = n, .n_seq = 1, .max_len = n, .tok = s->ids.ids + first, .pos = pos + first, .cu = cu};
+    const struct model_pass pass = {.cache = cache};
+    model_begin(m, &b, &pass);
+    model_fwd(m);
+    model_logits(m, n - 1, logits);
+    model_end(m);
 }
 
 /* ---- text ---- */
@@ -203,6 +214,7 @@ int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
     int32_t *pos = mem_array(most, sizeof(*pos));
     int rc = 0;
     for (int64_t i = 0; i < most; i++) pos[i] = (int32_t)i;
+    if (cache_of(s)) cache_clear(cache_of(s));
     token_list_reserve(&s->ids, n_tokens);
     s->stopped = -1;
     while (!rc && s->stopped < 0 && s->ids.count < most) {

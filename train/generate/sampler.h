@@ -1,7 +1,8 @@
 /* sampler.h - text from an open model, token by token, for `generate` and for eval.prompts.
  *
- * There is no KV cache: for every token the training forward pass runs over all tokens before it. That is fast enough
- * for a few hundred tokens. The tokens depend only on model, prompt and seed. */
+ * With the model's cache (PLAN_GENERATE) a pass has one token, after that of the prompt. Without it the training
+ * forward pass runs over all tokens for each one, which is fast enough for a few hundred. The tokens depend only on
+ * model, prompt and seed. */
 #ifndef MT_SAMPLER_H
 #define MT_SAMPLER_H
 
