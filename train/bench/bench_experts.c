@@ -13,10 +13,21 @@ static const struct expert_shape others[] = {{"qwen3.5-35b-a3b", 256, 8, 2048, 5
 /* The architectures of --arch all. */
 static const char *const all_archs[] = {"qwen3.5-35b-a3b", "qwen3-30b-a3b", "olmoe-1b-7b",
                                         "mixtral-8x7b",    "gpt-oss-20b",   "gpt-oss-120b"};
-static const struct expert_quant all_quants[] = {/* as BENCH_QUANTS */
-                                                 {"mxfp4", WF_MXFP4, false},   {"nf4", WF_NF4, false},
-                                                 {"nf4-nested", WF_NF4, true}, {"nvfp4", WF_NVFP4, false},
-                                                 {"fp8", WF_FP8, false},       {"bf16", WF_BF16, false}};
+/* As BENCH_QUANTS. A nested absmax is 0.02 to 0.06: offset 0.04, and the map, with values in [-1, 1], scales a random
+ * byte. */
+static const struct expert_quant all_quants[] = {
+    {"mxfp4", WF_MXFP4, .plane = {[PLANE_DATA] = {RANDOM_NIBBLES, 0}, [PLANE_SCALE] = {RANDOM_E8M0, 0}}},
+    {"nf4", WF_NF4, .plane = {[PLANE_DATA] = {RANDOM_NF4, 0}, [PLANE_ABSMAX] = {RANDOM_ABSMAX, 0}}},
+    {"nf4-nested", WF_NF4, .nested = true,
+     .plane = {[PLANE_DATA] = {RANDOM_NF4, 0},
+               [PLANE_SCALE] = {RANDOM_NIBBLES, 0},
+               [PLANE_NESTED_ABSMAX] = {.constant = 0.02f},
+               [PLANE_NESTED_OFFSET] = {.constant = 0.04f}}},
+    {"nvfp4", WF_NVFP4,
+     .plane =
+         {[PLANE_DATA] = {RANDOM_NIBBLES, 0}, [PLANE_SCALE] = {RANDOM_E4M3, 0}, [PLANE_SCALE2] = {.constant = 1e-4f}}},
+    {"fp8", WF_FP8, .row_block = true, .plane = {[PLANE_DATA] = {RANDOM_FP8, 0}, [PLANE_SCALE2] = {.constant = 0.01f}}},
+    {"bf16", WF_BF16, .plane = {[PLANE_DATA] = {RANDOM_NORMAL, 0}}}};
 
 const char *const routing_names[N_ROUTING] = {"uniform", "one"}; /* as BENCH_ROUTINGS */
 
@@ -28,7 +39,7 @@ static int find_shape(struct expert_shape *s, const char *name, struct err *err)
         if (!strcmp(others[i].name, name)) return *s = others[i], 0;
     const struct preset *p = preset_find(name, err);
     if (!p) return -1;
-    *s = (struct expert_shape){p->name, p->n_exp, p->top_k, p->d_model, p->d_ff, p->family->experts == WF_MXFP4};
+    *s = (struct expert_shape){p->name, p->n_exp, p->top_k, p->d_model, p->d_ff, weight_is_packed(p->family->experts)};
     return 0;
 }
 
@@ -119,7 +130,7 @@ static void *push_drawn(struct device *dev, enum random_kind kind, int64_t bytes
     return x.data;
 }
 
-static float *push_floats(struct device *dev, const float *values, int64_t n)
+static void *push_floats(struct device *dev, const float *values, int64_t n)
 {
     const struct tensor x = arena_tensor_1d(&dev->weights, DT_F32, n);
     device_set_f32(dev, x, values);
@@ -127,53 +138,42 @@ static float *push_floats(struct device *dev, const float *values, int64_t n)
 }
 
 /* Sets all n values to one value. */
-static float *push_constant(struct device *dev, float value, int64_t n)
+static void *push_constant(struct device *dev, float value, int64_t n)
 {
     float *host = mem_array(n, sizeof(float));
     for (int64_t i = 0; i < n; i++) host[i] = value;
-    float *x = push_floats(dev, host, n);
+    void *x = push_floats(dev, host, n);
     mem_free(host);
     return x;
 }
 
-/* Absmax from 0.02 to 0.06: offset 0.04, and the map, with values in [-1, 1], scales a random byte. */
-static void push_nested(struct device *dev, struct weight *w, uint64_t key)
+/* The tables that all matrices share. */
+static void push_tables(struct device *dev, struct weight *w, const struct format *f)
 {
-    const int64_t n_block = weight_blocks(w);
-    float map[256];
-    quant_dynamic_map(map);
-    w->scale = push_drawn(dev, RANDOM_NIBBLES, w->n_exp * n_block, key);
-    w->nested_absmax = push_constant(dev, 0.02f, w->n_exp * ((n_block + 255) / 256));
-    w->nested_offset = push_constant(dev, 0.04f, w->n_exp);
-    w->nested_map = push_floats(dev, map, 256);
+    void *host[PLANES] = {0};
+    for (int p = 0; p < PLANES; p++)
+        if (f->plane[p].unit == PLANE_SHARED) host[p] = mem_alloc(format_plane_bytes(f, w, p));
+    if (f->tables) f->tables(host);
+    for (int p = 0; p < PLANES; p++) {
+        if (host[p]) w->plane[p] = push_floats(dev, host[p], format_plane_count(f, w, p));
+        mem_free(host[p]);
+    }
 }
 
 struct weight bench_weight(struct device *dev, const struct expert_quant *q, int64_t n_exp, int64_t n_out, int64_t n_in,
                            uint64_t key)
 {
-    struct weight w = {.format = q->format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .block = 64};
-    const int64_t n = n_exp * n_out * n_in;
-    if (q->format == WF_BF16) {
-        w.data = push_drawn(dev, RANDOM_NORMAL, 2 * n, key);
-    } else if (q->format == WF_MXFP4) {
-        w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
-        w.scale = push_drawn(dev, RANDOM_E8M0, n / 32, key + 1);
-    } else if (q->format == WF_NVFP4) {
-        w.data = push_drawn(dev, RANDOM_NIBBLES, n / 2, key);
-        w.scale = push_drawn(dev, RANDOM_E4M3, n / 16, key + 1);
-        w.scale2 = push_constant(dev, 1e-4f, n_exp * n_out);
-    } else if (q->format == WF_FP8) {
-        w.block = n_in;
-        w.data = push_drawn(dev, RANDOM_FP8, n, key);
-        w.scale2 = push_constant(dev, 0.01f, n_exp * n_out);
-    } else {
-        w.data = push_drawn(dev, RANDOM_NF4, n / 2, key);
-        w.code = push_floats(dev, quant_nf4_code, 16);
-        if (q->nested)
-            push_nested(dev, &w, key + 1);
-        else
-            w.absmax = push_drawn(dev, RANDOM_ABSMAX, n_exp * weight_blocks(&w) * 4, key + 1);
+    const struct format *f = format_row(q->format, q->nested);
+    struct weight w = {
+        .format = q->format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .block = q->row_block ? n_in : QUANT_BLOCK};
+    for (int p = 0; p < PLANES; p++) {
+        const struct expert_plane *x = &q->plane[p];
+        const int64_t n = n_exp * format_plane_count(f, &w, p), bytes = n_exp * format_plane_bytes(f, &w, p);
+        if (!bytes || f->plane[p].unit == PLANE_SHARED) continue;
+        w.plane[p] =
+            x->constant > 0 ? push_constant(dev, x->constant, n) : push_drawn(dev, x->kind, bytes, key + (p > 0));
     }
+    push_tables(dev, &w, f);
     return w;
 }
 

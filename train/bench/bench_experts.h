@@ -7,6 +7,7 @@
 #include "kernels/ops/ops.h"
 #include "train/bench/bench_kernel.h"
 #include "train/cli/cli.h"
+#include "train/synth/random_weights.h"
 
 struct bench_experts_options {
     const char *arch, *device, *dtype; /* arch NULL: the device's default */
@@ -30,10 +31,17 @@ struct expert_shape {
     int64_t n_exp, top_k, dim, width;
     bool gpt_oss;
 };
+/* How a plane is filled; a table of all matrices as the format has it. */
+struct expert_plane {
+    enum random_kind kind;
+    float constant; /* 0: drawn */
+};
 struct expert_quant {
     const char *name;
     enum weight_format format;
-    bool nested; /* absmax of NF4 is quantised too (nested) */
+    bool nested;    /* absmax of NF4 is quantised too (nested) */
+    bool row_block; /* a scale for each row */
+    struct expert_plane plane[PLANES];
 };
 
 /* uniform: all experts are equally likely; one: every token goes to the first J experts. */

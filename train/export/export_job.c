@@ -1,10 +1,20 @@
-/* export_job.c - names of the formats, and progress. */
+/* export_job.c - the formats, and progress. */
 #include "train/export/export_job.h"
 
-static const char *const names[EXPORT_FORMATS] = {"peft",         "vllm",         "gguf",      "merged-bf16",
-                                                  "merged-mxfp4", "merged-nvfp4", "merged-fp8"};
+static const struct {
+    const char *name;
+    enum weight_format packs;
+} formats[EXPORT_FORMATS] = {[EXPORT_PEFT] = {"peft", WF_NONE},
+                             [EXPORT_VLLM] = {"vllm", WF_NONE},
+                             [EXPORT_GGUF] = {"gguf", WF_NONE},
+                             [EXPORT_MERGED_BF16] = {"merged-bf16", WF_NONE},
+                             [EXPORT_MERGED_MXFP4] = {"merged-mxfp4", WF_MXFP4},
+                             [EXPORT_MERGED_NVFP4] = {"merged-nvfp4", WF_NVFP4},
+                             [EXPORT_MERGED_FP8] = {"merged-fp8", WF_FP8}};
 
-const char *export_format_name(enum export_format f) { return names[f]; }
+const char *export_format_name(enum export_format f) { return formats[f].name; }
+
+enum weight_format export_format_packs(enum export_format f) { return formats[f].packs; }
 
 struct progress progress_start(const char *what, int64_t total)
 {

@@ -22,6 +22,8 @@ enum export_format {
     EXPORT_FORMATS
 };
 const char *export_format_name(enum export_format f); /* "peft", ..., "merged-fp8" */
+/* The format of the matrices that the export quantises; WF_NONE: none. */
+enum weight_format export_format_packs(enum export_format f);
 
 /* One export. */
 struct export

@@ -66,6 +66,11 @@ static const struct proj *proj_in(const struct layer_weights *lw, size_t proj)
 
 /* ---- the list of tensors ---- */
 
+/* Whether w is in the format that the export has its quantised matrices in. */
+static bool has_format(const struct merge *m, const struct weight *w)
+{
+    return w->format == export_format_packs(m->x->format);
+}
 static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERGED_MXFP4; }
 /* Whether the export has the layout of DeepSeek-V4's publisher. Its names it has in bf16 too: transformers reads no
  * others. */
@@ -115,7 +120,7 @@ static const struct st_tensor *as_it_is(const struct merge *m, const char *name,
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     const bool dense = weight_is_dense(w->format);
-    return t && (packed ? w->format == WF_MXFP4 : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
+    return t && (packed ? has_format(m, w) : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
 }
 
 static void add_codes(struct merge *m, const char *name, int64_t n_in, const struct fakequant *f, struct made how)
@@ -139,20 +144,19 @@ static void add_codes(struct merge *m, const char *name, int64_t n_in, const str
 static bool add_same_codes(struct merge *m, const char *name, const struct proj *p, const struct made *how)
 {
     const struct safetensors *st = &m->x->run.st;
-    const bool nvfp4 = p->w.format == WF_NVFP4 && p->quant.format.kind == FQ_NVFP4;
-    const bool fp8 = p->w.format == WF_FP8 && p->quant.format.bits == 8;
+    const bool blocks = p->quant.format.block; /* NVFP4; else FP8 */
     char scale[300], global[300];
     snprintf(scale, sizeof(scale), "%s_scale", name);
     snprintf(global, sizeof(global), "%s_scale_2", name);
     const struct st_tensor *t = safetensors_find(st, name), *s = safetensors_find(st, scale);
-    const struct st_tensor *top = nvfp4 ? safetensors_find(st, global) : s;
-    if (m->x->trained || how->a || !(nvfp4 || fp8) || !t || !s || !top || top->dtype != DT_F32 || top->bytes != 4 ||
-        t->dtype != (nvfp4 ? DT_U8 : DT_NONE))
+    const struct st_tensor *top = blocks ? safetensors_find(st, global) : s;
+    if (m->x->trained || how->a || !has_format(m, &p->w) || !t || !s || !top || top->dtype != DT_F32 ||
+        top->bytes != 4 || t->dtype != (blocks ? DT_U8 : DT_NONE))
         return false;
     add_copy(m, name, t);
     m->made[m->n - 1].form = CODES; /* quantised in the configuration */
     add_copy(m, scale, s);
-    if (nvfp4) add_copy(m, global, top);
+    if (blocks) add_copy(m, global, top);
     return true;
 }
 
@@ -185,7 +189,7 @@ static bool add_published(struct merge *m, const char *name, const struct weight
     if (!s) return false;
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     const bool fp8 = is_fp8(t->st_dtype);
-    if (!how.a && !how.quantised && w->format == (fp8 ? WF_FP8 : WF_MXFP4)) {
+    if (!how.a && !how.quantised && format_of(w)->bits == (fp8 ? 8 : 4)) {
         add_copy(m, name, t);
         add_copy(m, s->name, s);
         return true;
@@ -477,7 +481,7 @@ static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int
 
 static int check_published(const struct merge *m, const struct layer_weights *lw, int64_t l, struct err *err)
 {
-    const bool mxfp4 = lw->up.w.format == WF_MXFP4;
+    const bool mxfp4 = has_format(m, &lw->up.w);
     if (mxfp4 && export_quant_published(&m->x->run.st, l)) return 0;
     return err_set(err, "merged-mxfp4: training read the experts %s%s, not in MXFP4 as published: use merged-bf16",
                    mxfp4 ? "packed by model.quantize" : "in ", mxfp4 ? "" : weight_format_name(lw->up.w.format));
@@ -597,7 +601,7 @@ static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *valu
                       struct err *err)
 {
     const int64_t n = w->n_out * w->n_in;
-    const bool again = w->format == WF_MXFP4;
+    const bool again = has_format(m, w);
     const uint8_t *old = again ? (const uint8_t *)w->data + nth * n / 2 : NULL;
     uint8_t *out = mem_alloc(n / 2 + n / 32), *scales = out + n / 2;
     const int64_t n_bad =

@@ -69,27 +69,34 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
 }
 
 /* Distance of t from the nearest MXFP4 value: 0, 0.5, 1, 1.5, 2, 3, 4 or 6 times the block's scale. */
-static double mxfp4_distance(float t, uint8_t scale)
+static double mxfp4_error(const struct weight *w, int64_t e, int64_t i, double t)
 {
-    const double step = (double)quant_e8m0(scale), v = fabs((double)t) / step;
+    const double step = (double)quant_e8m0(w->scale[(e * w->n_out * w->n_in + i) / 32]), v = fabs(t) / step;
     const double below = v < 2 ? floor(2 * v) / 2 : v < 4 ? floor(v) : v < 6 ? 4 : 6;
     const double gap = v < 2 ? 0.5 : v < 4 ? 1 : v < 6 ? 2 : INFINITY;
     return step * fmin(v - below, below + gap - v);
 }
 
 /* Half a step of e4m3 at t, in the scale of its block. */
-static double fp8_distance(const struct weight *w, int64_t e, int64_t i, float t)
+static double fp8_error(const struct weight *w, int64_t e, int64_t i, double t)
 {
     const int64_t per_row = weight_row_scales(w), row = e * w->n_out + i / w->n_in;
     const double step = (double)w->scale2[row * per_row + i % w->n_in / w->block];
-    return fmax(fabs((double)t) * 0x1p-4, step * 0x1p-10);
+    return fmax(fabs(t) * 0x1p-4, step * 0x1p-10);
 }
 
+/* How far element i of expert e may be from t, by rounding. A format without a row has the bits of f32. */
 static double allowed_error(const struct weight *w, int64_t e, int64_t i, float t)
 {
-    if (w->format == WF_MXFP4) return mxfp4_distance(t, w->scale[(e * w->n_out * w->n_in + i) / 32]);
-    if (w->format == WF_FP8) return fp8_distance(w, e, i, t);
-    return fabs((double)t) * (w->format == WF_BF16 ? 0x1p-8 : w->format == WF_F16 ? 0x1p-11 : 0x1p-23);
+    static const struct {
+        double half_step; /* relative to t */
+        double (*error)(const struct weight *w, int64_t e, int64_t i, double t);
+    } rows[] = {[WF_BF16] = {.half_step = 0x1p-8},
+                [WF_F16] = {.half_step = 0x1p-11},
+                [WF_MXFP4] = {.error = mxfp4_error},
+                [WF_FP8] = {.error = fp8_error}};
+    if (rows[w->format].error) return rows[w->format].error(w, e, i, (double)t);
+    return fabs((double)t) * fmax(rows[w->format].half_step, 0x1p-23);
 }
 
 static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, int64_t row, int64_t n_row, float *space)
@@ -174,10 +181,11 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
     }
     if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
-    struct rounded *r = m->quantised                      ? m->trained ? NULL : &l->experts
-                        : m->exported->format == WF_MXFP4 ? &l->experts
-                        : m->exported->format == WF_FP8   ? &l->others
-                                                          : NULL;
+    const bool packed = weight_is_packed(m->exported->format);
+    struct rounded *r = m->quantised                        ? m->trained ? NULL : &l->experts
+                        : !packed                           ? NULL
+                        : format_of(m->exported)->bits == 4 ? &l->experts
+                                                            : &l->others;
     if (r) r->delta2 += all.delta2, r->arrived += all.dot, r->step2 += all.step2;
     const double product = sqrt(all.delta2) * sqrt(all.step2);
     fprintf(l->report,

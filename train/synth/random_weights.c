@@ -140,7 +140,8 @@ float random_weights_scale(enum weight_format format, double std)
 {
     double square = 0; /* of a scale byte */
     for (uint32_t i = 0; i < 16; i++) square += pow((double)e4m3_value(0x38 + i), 2) / 16;
-    return (float)(format == WF_FP8 ? std / FP8_STD : std / sqrt(square * mean_square(quant_e2m1_code)));
+    return (float)(format_row(format, false)->bits == 8 ? std / FP8_STD
+                                                        : std / sqrt(square * mean_square(quant_e2m1_code)));
 }
 
 uint8_t random_weights_exponent(double std) { return (uint8_t)(127 + lround(log2(std / FP8_STD))); }
