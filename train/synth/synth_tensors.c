@@ -1,0 +1,442 @@
+/* synth_tensors.c - the list of a checkpoint's tensors with the distribution of each.
+ *
+ * Every matrix has std 1 / sqrt(in), so that a normalised input gives outputs near 1: attention scores, router logits
+ * and the head's logits are neither flat nor saturated. Matrices that write to the residual stream are also scaled by
+ * GAIN / sqrt(2 L), so the stream about doubles over all layers. The rows of the router have unequal norms, so experts
+ * get unequal loads.
+ * Measured: tests/train/test_synth.c. */
+#include "train/synth/synth_tensors.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/format/quant.h"
+#include "model/layer.h"
+#include "model/stored/published.h"
+
+#define NF4_BLOCK 64
+#define GAIN      4.0
+
+/* Whether the checkpoint has the names of DeepSeek-V4's publisher, the only ones that transformers reads; and its FP8
+ * beside the experts. */
+static bool published_names(const struct synth *s)
+{
+    return s->p->family->compress && (s->experts == WF_MXFP4 || s->experts == WF_FP8 || s->experts == WF_BF16);
+}
+static bool as_published(const struct synth *s) { return published_names(s) && s->experts != WF_BF16; }
+
+static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
+                   const int64_t *shape, struct random_weights draw)
+{
+    char stored[256];
+    struct st_entry e = {.dtype = dtype, .st_dtype = st_dtype, .ndim = ndim};
+    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
+    s->bytes += safetensors_entry_bytes(&e);
+    if (s->sizes) return;
+    s->entries = mem_reserve(s->entries, &s->cap, s->n + 1, sizeof(*s->entries));
+    struct random_weights *d = mem_alloc(sizeof(*d));
+    if (published_names(s) && published_name(stored, sizeof(stored), name)) name = stored;
+    *d = draw;
+    d->key = rng_key(s->seed, name);
+    e.name = mem_strdup(name);
+    e.data = d;
+    s->entries[s->n++] = e;
+}
+
+static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
+                struct random_weights draw)
+{
+    add_as(s, name, dtype, NULL, ndim, shape, draw);
+}
+
+/* bf16 values, n_out of them, or [n_out, n_in] unless n_in is 0. */
+static void add_values(struct synth *s, const char *name, int64_t n_out, int64_t n_in, struct random_weights draw)
+{
+    add(s, name, DT_BF16, n_in ? 2 : 1, (int64_t[]){n_out, n_in}, draw);
+    s->n_params += n_out * MT_MAX(n_in, 1);
+}
+
+static struct random_weights normal(double mean, double std)
+{
+    return (struct random_weights){.kind = RANDOM_NORMAL, .mean = mean, .std = std};
+}
+
+/* Of all tensors but the head. */
+static const char *prefix(const struct synth *s)
+{
+    return s->p->family->text_type ? "model.language_model." : "model.";
+}
+
+/* "model.layers.7." + rest */
+struct name {
+    char s[256];
+};
+static struct name layer_name(const struct synth *s, int64_t layer, const char *rest)
+{
+    struct name n;
+    snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s", prefix(s), (long long)layer, rest);
+    return n;
+}
+
+static struct name with(struct name n, const char *suffix)
+{
+    strncat(n.s, suffix, sizeof(n.s) - strlen(n.s) - 1);
+    return n;
+}
+
+static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
+static double residual_gain(const struct arch *a) { return GAIN / sqrt(2 * (double)a->n_layer); }
+
+static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std, bool bias)
+{
+    add_values(s, with(name, ".weight").s, n_out, n_in, normal(0, std));
+    if (bias) add_values(s, with(name, ".bias").s, n_out, 0, normal(0, 0.1));
+}
+
+/* The weight of a norm. */
+static void add_norm(struct synth *s, struct name name, int64_t n)
+{
+    add_values(s, with(name, ".weight").s, n, 0, normal(s->a.norm_plus_one ? 0 : 1, 0.1));
+}
+
+/* f32 values, as add_values. */
+static void add_f32(struct synth *s, const char *name, int64_t n_out, int64_t n_in, double mean, double std)
+{
+    add(s, name, DT_F32, n_in ? 2 : 1, (int64_t[]){n_out, n_in},
+        (struct random_weights){.kind = RANDOM_F32, .mean = mean, .std = std});
+    s->n_params += n_out * MT_MAX(n_in, 1);
+}
+
+/* FP8 with an exponent per block of 128 x 128, as DeepSeek-V4 is published; else bf16. */
+static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std)
+{
+    if (!as_published(s)) {
+        add_linear(s, name, n_out, n_in, std, false);
+        return;
+    }
+    add_as(s, with(name, ".weight").s, DT_U8, "F8_E4M3", 2, (int64_t[]){n_out, n_in},
+           (struct random_weights){.kind = RANDOM_FP8});
+    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2,
+           (int64_t[]){(n_out + 127) / 128, (n_in + 127) / 128},
+           (struct random_weights){.kind = RANDOM_FILL, .byte = random_weights_exponent(std)});
+    s->n_params += n_out * n_in;
+}
+
+/* One expert's matrix as DeepSeek-V4 is published: nibbles, and an exponent per 32 columns. */
+static void add_mxfp4(struct synth *s, struct name name, const struct matrix *p)
+{
+    add_as(s, with(name, ".weight").s, DT_U8, "I8", 2, (int64_t[]){p->n_out, p->n_in / 2},
+           (struct random_weights){.kind = RANDOM_NIBBLES});
+    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2, (int64_t[]){p->n_out, p->n_in / 32},
+           (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* Gates, pooled values and the bias of each token in an entry; width: of an entry, twice with overlap. */
+static void add_compressor(struct synth *s, int64_t layer, const char *module, int64_t ratio, int64_t dim,
+                           int64_t width)
+{
+    const int64_t d = s->a.d_model;
+    const struct name at = layer_name(s, layer, module);
+    add_linear(s, with(at, ".kv_proj"), width, d, spread(d), false);
+    add_linear(s, with(at, ".gate_proj"), width, d, spread(d), false);
+    add_f32(s, with(at, ".position_bias").s, ratio, width, 0, 0.5);
+    add_norm(s, with(at, ".kv_norm"), dim);
+}
+
+static void add_compressed(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct compress_arch *c = &a->compress;
+    const int64_t d = a->d_model, n_head = a->attn[0].n_head, head = a->attn[0].head_dim, q = n_head * head,
+                  ratio = c->ratio[c->kind[layer]];
+    const bool sparse = c->kind[layer] == COMPRESS_SPARSE;
+    const char *indexer = "self_attn.compressor.indexer";
+    add_blocks(s, layer_name(s, layer, "self_attn.q_a_proj"), c->q_lora, d, spread(d));
+    add_norm(s, layer_name(s, layer, "self_attn.q_a_norm"), c->q_lora);
+    add_blocks(s, layer_name(s, layer, "self_attn.q_b_proj"), q, c->q_lora, spread(c->q_lora));
+    add_blocks(s, layer_name(s, layer, "self_attn.kv_proj"), head, d, spread(d));
+    add_norm(s, layer_name(s, layer, "self_attn.kv_norm"), head);
+    add_blocks(s, layer_name(s, layer, "self_attn.o_a_proj"), c->n_group * c->o_lora, q / c->n_group,
+               spread(q / c->n_group));
+    add_blocks(s, layer_name(s, layer, "self_attn.o_b_proj"), d, c->n_group * c->o_lora,
+               spread(c->n_group * c->o_lora) * residual_gain(a));
+    add_f32(s, layer_name(s, layer, "self_attn.sinks").s, n_head, 0, 0, 0.5);
+    if (c->kind[layer] == COMPRESS_NONE) return;
+    add_compressor(s, layer, "self_attn.compressor", ratio, head, sparse ? 2 * head : head);
+    if (!sparse) return;
+    add_compressor(s, layer, indexer, ratio, c->index_dim, 2 * c->index_dim);
+    add_blocks(s, with(layer_name(s, layer, indexer), ".q_b_proj"), c->n_index * c->index_dim, c->q_lora,
+               spread(c->q_lora));
+    add_linear(s, with(layer_name(s, layer, indexer), ".scorer.weights_proj"), c->n_index, d, spread(d), false);
+}
+
+/* One place of hyper-connections. Base and scale keep the streams apart: each goes on mainly as itself. */
+static void add_hyper(struct synth *s, struct name name, const char *part, int64_t n_value, int64_t n_scale)
+{
+    const int64_t cols = s->a.hyper.n_stream * s->a.d_model;
+    char leaf[3][16];
+    static const char *const leaves[] = {"fn", "base", "scale"};
+    for (int i = 0; i < 3; i++) snprintf(leaf[i], sizeof(leaf[i]), "%s%s", part, leaves[i]);
+    add_f32(s, with(name, leaf[0]).s, n_value, cols, 0, spread(cols));
+    add_f32(s, with(name, leaf[1]).s, n_value, 0, 0, 0.5);
+    add_f32(s, with(name, leaf[2]).s, n_scale, 0, 0.5, 0.1);
+}
+
+static void add_latent(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct mla_arch *m = &a->mla;
+    const int64_t d = a->d_model, n_head = a->attn[0].n_head, q = n_head * a->attn[0].head_dim, o = n_head * m->value;
+    if (m->q_lora) {
+        add_linear(s, layer_name(s, layer, "self_attn.q_a_proj"), m->q_lora, d, spread(d), a->attn_bias);
+        add_values(s, layer_name(s, layer, "self_attn.q_a_layernorm.weight").s, m->q_lora, 0, normal(1, 0.1));
+        add_linear(s, layer_name(s, layer, "self_attn.q_b_proj"), q, m->q_lora, spread(m->q_lora), false);
+    } else {
+        add_linear(s, layer_name(s, layer, "self_attn.q_proj"), q, d, spread(d), false);
+    }
+    add_linear(s, layer_name(s, layer, "self_attn.kv_a_proj_with_mqa"), m->kv_lora + m->rope, d, spread(d),
+               a->attn_bias);
+    add_values(s, layer_name(s, layer, "self_attn.kv_a_layernorm.weight").s, m->kv_lora, 0, normal(1, 0.1));
+    add_linear(s, layer_name(s, layer, "self_attn.kv_b_proj"), n_head * (m->nope + m->value), m->kv_lora,
+               spread(m->kv_lora), false);
+    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, o, spread(o) * residual_gain(a), a->out_bias);
+}
+
+/* Gated DeltaNet. A_log around -3: a state keeps about 0.95 of itself per token. */
+static void add_delta(struct synth *s, int64_t layer)
+{
+    const struct delta_shape *h = &s->a.delta.shape;
+    const int64_t d = s->a.d_model, v = h->n_value * h->value_dim, c = 2 * h->n_key * h->key_dim + v;
+    const int64_t taps = s->a.delta.n_tap;
+    if (s->a.delta.fused) {
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkvz"), c + v, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_ba"), 2 * h->n_value, d, spread(d), false);
+    } else {
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_qkv"), c, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_z"), v, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_b"), h->n_value, d, spread(d), false);
+        add_linear(s, layer_name(s, layer, "linear_attn.in_proj_a"), h->n_value, d, spread(d), false);
+    }
+    add_linear(s, layer_name(s, layer, "linear_attn.out_proj"), d, v, spread(v) * residual_gain(&s->a), false);
+    add(s, layer_name(s, layer, "linear_attn.conv1d.weight").s, DT_BF16, 3, (int64_t[]){c, 1, taps},
+        normal(0, spread(taps)));
+    s->n_params += c * taps;
+    add_values(s, layer_name(s, layer, "linear_attn.A_log").s, h->n_value, 0, normal(-3, 1));
+    add_values(s, layer_name(s, layer, "linear_attn.dt_bias").s, h->n_value, 0, normal(0, 0.5));
+    add_values(s, layer_name(s, layer, "linear_attn.norm.weight").s, h->value_dim, 0, normal(1, 0.1));
+}
+
+static void add_attention(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const struct attn_arch *h = arch_attn(a, layer);
+    const int64_t d = a->d_model, q = h->n_head * h->head_dim, kv = h->n_kv * h->head_dim;
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    add_linear(s, layer_name(s, layer, "self_attn.q_proj"), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
+    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
+    if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
+    if (a->qk_norm == QK_NORM_NONE) return;
+    add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : h->head_dim);
+    add_norm(s, layer_name(s, layer, "self_attn.k_norm"), whole ? kv : h->head_dim);
+}
+
+/* One expert's matrix as bitsandbytes stores a Linear; absmax and quant_map are f32 and not counted as parameters. */
+static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
+{
+    const struct name weight = with(name, ".weight");
+    const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
+    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, (struct random_weights){.kind = RANDOM_NF4});
+    add(s, with(weight, ".absmax").s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
+        (struct random_weights){.kind = RANDOM_ABSMAX, .std = p->std});
+    add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = quant_nf4_code});
+    add(s, with(weight, ".quant_state.bitsandbytes__nf4").s, DT_U8, 1, (int64_t[]){state},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = p->state});
+    s->n_params += n;
+}
+
+/* One expert's matrix as ModelOpt stores NVFP4. */
+static void add_nvfp4(struct synth *s, struct name name, const struct matrix *p)
+{
+    const struct name weight = with(name, ".weight");
+    add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, (struct random_weights){.kind = RANDOM_NIBBLES});
+    add_as(s, with(weight, "_scale").s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in / 16},
+           (struct random_weights){.kind = RANDOM_E4M3});
+    add(s, with(weight, "_scale_2").s, DT_F32, 0, (int64_t[]){1},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* One expert's matrix as compressed-tensors stores FP8 with one scale. */
+static void add_fp8(struct synth *s, struct name name, const struct matrix *p)
+{
+    const struct name weight = with(name, ".weight");
+    add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in},
+           (struct random_weights){.kind = RANDOM_FP8});
+    add(s, with(weight, "_scale").s, DT_F32, 1, (int64_t[]){1},
+        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    s->n_params += p->n_out * p->n_in;
+}
+
+/* A Linear per expert. */
+static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const size_t before = strcspn(p->pattern, "#");
+    char rest[192];
+    for (int64_t x = 0; x < s->a.n_exp; x++) {
+        snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
+        const struct name name = layer_name(s, layer, rest);
+        if (as_published(s) && s->experts == WF_FP8) {
+            add_blocks(s, name, p->n_out, p->n_in, p->std);
+            continue;
+        }
+        if (s->experts == WF_BF16) {
+            add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
+            continue;
+        }
+        (s->experts == WF_NF4     ? add_nf4
+         : s->experts == WF_FP8   ? add_fp8
+         : s->experts == WF_MXFP4 ? add_mxfp4
+                                  : add_nvfp4)(s, name, p);
+        if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
+    }
+}
+
+/* gpt-oss: one tensor of all experts, as MXFP4, or in the [E, in, out] of transformers as bf16 or ModelOpt's NVFP4. */
+static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const int64_t e = s->a.n_exp, groups = p->n_in / 32;
+    const struct name name = layer_name(s, layer, p->stack);
+    if (s->experts == WF_MXFP4) {
+        add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16},
+            (struct random_weights){.kind = RANDOM_NIBBLES});
+        add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
+            (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    } else if (s->experts == WF_NVFP4) {
+        add(s, name.s, DT_U8, 3, (int64_t[]){e, p->n_in / 2, p->n_out},
+            (struct random_weights){.kind = RANDOM_NIBBLES});
+        add_as(s, with(name, "_weight_scale").s, DT_U8, "F8_E4M3", 3, (int64_t[]){e, p->n_in / 16, p->n_out},
+               (struct random_weights){.kind = RANDOM_E4M3});
+        add(s, with(name, "_weight_scale_2").s, DT_F32, 0, (int64_t[]){1},
+            (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    } else {
+        add(s, name.s, DT_BF16, 3, (int64_t[]){e, p->n_in, p->n_out}, normal(0, p->std));
+    }
+    s->n_params += e * p->n_out * p->n_in;
+    add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
+}
+
+/* The layout of struct preset_family.stacked, which has gate and up in one tensor. */
+static bool is_stacked(const struct synth *s) { return s->p->family->stacked && s->experts == WF_BF16; }
+
+static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const int64_t e = s->a.n_exp;
+    add(s, layer_name(s, layer, p->stack).s, DT_BF16, 3, (int64_t[]){e, p->n_out, p->n_in}, normal(0, p->std));
+    s->n_params += e * p->n_out * p->n_in;
+}
+
+static void add_shared(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_SHARED_DOWN; t++) {
+        const bool down = t == LORA_SHARED_DOWN;
+        const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
+        char module[LORA_MODULE_TEXT];
+        lora_target_module(a->names, t, module);
+        add_blocks(s, layer_name(s, layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1));
+    }
+    if (a->shared_gate)
+        add_values(s, with(layer_name(s, layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
+                   normal(0, spread(a->d_model)));
+}
+
+static void add_dense(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, f = a->d_dense;
+    add_linear(s, layer_name(s, layer, "mlp.gate_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "mlp.up_proj"), f, d, spread(d), false);
+    add_linear(s, layer_name(s, layer, "mlp.down_proj"), d, f, spread(f) * residual_gain(a), false);
+}
+
+static void add_experts(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    const char *bias = a->names->router_bias ? a->names->router_bias : ".bias";
+    const struct name router = layer_name(s, layer, a->names->router[0]);
+    const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
+    add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
+    if (layer < a->n_hash)
+        add(s, with(router, ".tid2eid").s, DT_I64, 2, (int64_t[]){a->vocab, a->top_k},
+            (struct random_weights){.kind = RANDOM_HASH, .row = a->top_k, .n_exp = a->n_exp});
+    else if (a->router_bias)
+        add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
+    for (int i = 0; i < s->n_products; i++)
+        if (a->transposed_experts && s->experts != WF_NF4)
+            add_stack(s, layer, &s->products[i]);
+        else if (is_stacked(s))
+            add_rows(s, layer, &s->products[i]);
+        else
+            add_per_expert(s, layer, &s->products[i]);
+    if (a->d_shared) add_shared(s, layer);
+}
+
+static void add_layer(struct synth *s, int64_t layer)
+{
+    const struct arch *a = &s->a;
+    add_norm(s, layer_name(s, layer, "input_layernorm"), a->d_model);
+    if (a->hyper.n_stream) {
+        const int64_t n = a->hyper.n_stream;
+        add_hyper(s, layer_name(s, layer, "attn_hc."), "", (2 + n) * n, 3);
+        add_hyper(s, layer_name(s, layer, "ffn_hc."), "", (2 + n) * n, 3);
+    }
+    if (a->mixer[layer] == &mixer_deltanet)
+        add_delta(s, layer);
+    else if (a->mixer[layer] == &mixer_compressed)
+        add_compressed(s, layer);
+    else
+        (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
+    add_norm(s, layer_name(s, layer, "post_attention_layernorm"), a->d_model);
+    (a->dense[layer] ? add_dense : add_experts)(s, layer);
+}
+
+static void add_product(struct synth *s, const char *pattern, const char *stack, int64_t n_out, int64_t n_in,
+                        double std)
+{
+    struct matrix *p = &s->products[s->n_products++];
+    *p = (struct matrix){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
+    p->scale = random_weights_scale(s->experts, std);
+    snprintf(p->state, sizeof(p->state),
+             "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]}",
+             NF4_BLOCK, (long long)n_out, (long long)n_in);
+}
+
+static void add_products(struct synth *s)
+{
+    const struct arch *a = &s->a;
+    const int64_t d = a->d_model, f = a->d_ff;
+    const struct tensor_names *n = a->names;
+    const bool both = !n->up || is_stacked(s);
+    add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
+    if (!both) add_product(s, n->up, NULL, f, d, spread(d));
+    add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * residual_gain(a));
+}
+
+void synth_tensors_add(struct synth *s)
+{
+    const struct arch *a = &s->a;
+    add_products(s);
+    struct name embed, norm;
+    snprintf(embed.s, sizeof(embed.s), "%sembed_tokens.weight", prefix(s));
+    snprintf(norm.s, sizeof(norm.s), "%snorm", prefix(s));
+    add_values(s, embed.s, a->vocab, a->d_model, normal(0, 1));
+    for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
+    add_norm(s, norm, a->d_model);
+    if (a->hyper.n_stream) add_hyper(s, (struct name){"model.hc_head."}, "hc_", a->hyper.n_stream, 1);
+    add_values(s, "lm_head.weight", a->vocab, a->d_model, normal(0, spread(a->d_model)));
+}
