@@ -288,12 +288,10 @@ check_ops() {
 }
 
 # ---- formats are rows of a table: who asks for one by name is below kernels/format/ or kernels/cuda/
-# Files whose subject is the layout of a format in files are excepted.
 check_formats() {
     # shellcheck disable=SC2046
     awk '
     FILENAME ~ /^(tests|kernels\/(format|cuda))\// { nextfile }
-    FILENAME ~ /^train\/(export|synth|bench)\// { nextfile }
     /([=!]=|[<>]=?) *WF_|WF_[A-Z0-9]+ *([=!]=|[<>])|case WF_/ {
         printf "%s:%d: compares a format: a row of kernels/format/format.h has its properties\n", FILENAME, FNR
     }' /dev/null $(list '*.c' '*.h')

@@ -401,7 +401,7 @@ static void put_deepseek_v4(struct json_out *o, const struct preset *p, int64_t 
     json_out_real(o, "routed_scaling_factor", 1.5);
     json_out_real(o, "swiglu_limit", 10);
     json_out_i64(o, "num_nextn_predict_layers", 0); /* 1 as published, but that layer is not written */
-    if (experts == WF_MXFP4) json_out_str(o, "expert_dtype", "fp4");
+    if (format_row(experts, false)->binary) json_out_str(o, "expert_dtype", "fp4");
 }
 
 static void put_qwen3_next(struct json_out *o, const struct preset *p)
@@ -527,35 +527,46 @@ static void put_blocks(struct json_out *o)
     json_out_close(o, '}');
 }
 
+/* MXFP4 of gpt-oss. */
+static void put_mxfp4(struct json_out *o)
+{
+    static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens",
+                                       "lm_head", NULL};
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "quant_method", "mxfp4");
+    put_names(o, "modules_to_not_convert", kept);
+    json_out_close(o, '}');
+}
+
+/* NF4 of bitsandbytes. */
+static void put_nf4(struct json_out *o)
+{
+    static const char *const kept[] = {"self_attn", "linear_attn", "router", "gate", "embed_tokens", "lm_head", NULL};
+    json_out_open(o, "quantization_config", '{');
+    json_out_str(o, "quant_method", "bitsandbytes");
+    json_out_bool(o, "load_in_4bit", true);
+    json_out_bool(o, "load_in_8bit", false);
+    json_out_str(o, "bnb_4bit_quant_type", "nf4");
+    json_out_bool(o, "bnb_4bit_use_double_quant", false);
+    json_out_str(o, "bnb_4bit_compute_dtype", "bfloat16");
+    json_out_str(o, "bnb_4bit_quant_storage", "uint8");
+    put_names(o, "llm_int8_skip_modules", kept);
+    json_out_close(o, '}');
+}
+
 static void put_quantization(struct json_out *o, const struct preset *p, enum weight_format experts)
 {
-    if (experts == WF_BF16) return;
-    if (p->family->compress && (experts == WF_MXFP4 || experts == WF_FP8)) {
-        put_blocks(o);
-        return;
-    }
-    if (experts == WF_NVFP4) put_modelopt(o);
-    if (experts == WF_FP8) put_compressed(o);
-    if (experts == WF_NVFP4 || experts == WF_FP8) return;
-    json_out_open(o, "quantization_config", '{');
-    if (experts == WF_MXFP4) {
-        static const char *const kept[] = {"model.layers.*.self_attn", "model.layers.*.mlp.router",
-                                           "model.embed_tokens", "lm_head", NULL};
-        json_out_str(o, "quant_method", "mxfp4");
-        put_names(o, "modules_to_not_convert", kept);
-    } else {
-        static const char *const kept[] = {"self_attn",    "linear_attn", "router", "gate",
-                                           "embed_tokens", "lm_head",     NULL};
-        json_out_str(o, "quant_method", "bitsandbytes");
-        json_out_bool(o, "load_in_4bit", true);
-        json_out_bool(o, "load_in_8bit", false);
-        json_out_str(o, "bnb_4bit_quant_type", "nf4");
-        json_out_bool(o, "bnb_4bit_use_double_quant", false);
-        json_out_str(o, "bnb_4bit_compute_dtype", "bfloat16");
-        json_out_str(o, "bnb_4bit_quant_storage", "uint8");
-        put_names(o, "llm_int8_skip_modules", kept);
-    }
-    json_out_close(o, '}');
+    static const struct {
+        void (*put)(struct json_out *o);
+        void (*published)(struct json_out *o); /* of DeepSeek-V4, where it differs */
+    } configs[] = {[WF_MXFP4] = {put_mxfp4, put_blocks},
+                   [WF_NF4] = {put_nf4, NULL},
+                   [WF_NVFP4] = {put_modelopt, NULL},
+                   [WF_FP8] = {put_compressed, put_blocks}};
+    if (p->family->compress && configs[experts].published)
+        configs[experts].published(o);
+    else if (configs[experts].put)
+        configs[experts].put(o);
 }
 
 static void put_tokens(struct json_out *o, const struct preset *p)

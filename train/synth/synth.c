@@ -21,21 +21,15 @@
 
 /* ---- what to write */
 
-static int find_format(struct synth *s, const char *quant, struct err *err)
+static int find_form(struct synth *s, const char *quant, struct err *err)
 {
-    static const char *const names[] = {"mxfp4", "nf4", "bf16", "nvfp4", "fp8"};
-    static const enum weight_format formats[] = {WF_MXFP4, WF_NF4, WF_BF16, WF_NVFP4, WF_FP8};
-    int i = 0;
-    s->experts = s->p->family->experts;
-    if (!quant) return 0;
-    while (i < MT_LEN(names) && strcmp(names[i], quant)) i++;
-    if (i == MT_LEN(names)) return err_set(err, "--quant \"%.64s\": expected mxfp4, nf4, bf16, nvfp4 or fp8", quant);
-    s->experts = formats[i];
-    if (s->experts == WF_MXFP4 && s->p->family->experts != WF_MXFP4)
+    const enum weight_format own = s->p->family->experts;
+    for (int64_t i = 0; (s->form = synth_tensors_form(i)) != NULL; i++)
+        if (quant ? !strcmp(s->form->name, quant) : s->form->format == own) break;
+    if (!s->form) return err_set(err, "--quant \"%.64s\": expected mxfp4, nf4, bf16, nvfp4 or fp8", quant);
+    if (s->form->published && s->form->format != own)
         return err_set(err, "%s has no published layout with experts in MXFP4: use nf4, bf16, nvfp4 or fp8",
                        s->p->name);
-    if (s->experts == WF_FP8 && s->p->family->experts == WF_MXFP4 && !s->p->family->compress)
-        return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
     return 0;
 }
 
@@ -43,7 +37,7 @@ static int find_format(struct synth *s, const char *quant, struct err *err)
 static int read_arch(struct synth *s, struct err *err)
 {
     struct json_out text;
-    preset_config(&text, s->p, s->p->n_layer, s->experts);
+    preset_config(&text, s->p, s->p->n_layer, s->form->format);
     struct json_doc *doc = json_parse(text.text, text.size, s->p->name, err);
     const int rc = doc ? arch_parse(&s->a, json_root(doc), err) : -1;
     json_free(doc);
@@ -77,11 +71,13 @@ static int synth_open(struct synth *s, const struct synth_options *opt, bool siz
 {
     *s = (struct synth){.seed = opt->seed, .sizes = sizes};
     s->p = preset_find(opt->arch, err);
-    if (!s->p || find_format(s, opt->quant, err)) return -1;
+    if (!s->p || find_form(s, opt->quant, err)) return -1;
     s->n_layer = opt->n_layer ? opt->n_layer : s->p->n_layer;
     if (s->n_layer < 0 || s->n_layer > s->p->n_layer)
         return err_set(err, "--layers %lld: %s has %lld", (long long)s->n_layer, s->p->name, (long long)s->p->n_layer);
     if (read_arch(s, err)) return -1;
+    if (s->a.transposed_experts && !s->form->add_all)
+        return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
     if (opt->each_kind && !opt->n_layer) s->n_layer = layers_of_each_kind(&s->a);
     synth_tensors_add(s);
     return 0;
@@ -182,7 +178,7 @@ static int write_config(const struct synth *s, const char *dir, struct err *err)
     char path[MT_PATH];
     struct json_out o;
     if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
-    preset_config(&o, s->p, s->n_layer, s->experts);
+    preset_config(&o, s->p, s->n_layer, s->form->format);
     const int rc = file_write_atomic(path, o.text, o.size, err);
     json_out_free(&o);
     return rc;
@@ -211,7 +207,8 @@ int synth_run(const struct synth_options *opt, struct err *err)
     if (!rc) {
         log_info("%s: %lld of %lld layer%s, %s parameters, experts %s, %s in %lld tensors, seed %llu", s.p->name,
                  (long long)s.n_layer, (long long)s.p->n_layer, str_plural(s.p->n_layer), str_count(params, s.n_params),
-                 weight_format_name(s.experts), str_bytes(bytes, s.bytes), (long long)s.n, (unsigned long long)s.seed);
+                 weight_format_name(s.form->format), str_bytes(bytes, s.bytes), (long long)s.n,
+                 (unsigned long long)s.seed);
         rc = write_all(&s, opt, err);
     }
     if (!rc) log_info("%s written in %.1f s", opt->dir, (clock_ms() - start) / 1e3);
@@ -301,24 +298,21 @@ void synth_memory_close(struct synth_memory *m)
 
 void synth_list(FILE *out)
 {
-    static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4", "fp8"};
     const struct preset *p;
+    const struct form *form;
     fprintf(out, "%-18s  %6s  %10s", "architecture", "layers", "parameters");
-    for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", formats[k]);
+    for (int64_t k = 0; (form = synth_tensors_form(k)) != NULL; k++) fprintf(out, "  %10s", form->name);
     fputc('\n', out);
     for (int64_t i = 0; (p = preset_row(i)) != NULL; i++) {
-        char text[MT_LEN(formats)][32], params[32] = "";
-        for (int k = 0; k < MT_LEN(formats); k++) {
+        char sizes[256] = "", params[32] = "";
+        for (int64_t k = 0, at = 0; (form = synth_tensors_form(k)) != NULL; k++) {
             struct err err;
             int64_t n, bytes;
-            const struct synth_options opt = {.arch = p->name, .quant = formats[k]};
-            if (synth_size(&opt, &n, &bytes, &err))
-                snprintf(text[k], sizeof(text[k]), "-");
-            else
-                str_bytes(text[k], bytes), str_count(params, n);
+            char text[32] = "-";
+            const struct synth_options opt = {.arch = p->name, .quant = form->name};
+            if (!synth_size(&opt, &n, &bytes, &err)) str_bytes(text, bytes), str_count(params, n);
+            at += snprintf(sizes + at, sizeof(sizes) - (size_t)at, "  %10s", text);
         }
-        fprintf(out, "%-18s  %6lld  %10s", p->name, (long long)p->n_layer, params);
-        for (int k = 0; k < MT_LEN(formats); k++) fprintf(out, "  %10s", text[k]);
-        fputc('\n', out);
+        fprintf(out, "%-18s  %6lld  %10s%s\n", p->name, (long long)p->n_layer, params, sizes);
     }
 }

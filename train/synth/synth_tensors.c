@@ -18,13 +18,8 @@
 #define NF4_BLOCK 64
 #define GAIN      4.0
 
-/* Whether the checkpoint has the names of DeepSeek-V4's publisher, the only ones that transformers reads; and its FP8
- * beside the experts. */
-static bool published_names(const struct synth *s)
-{
-    return s->p->family->compress && (s->experts == WF_MXFP4 || s->experts == WF_FP8 || s->experts == WF_BF16);
-}
-static bool as_published(const struct synth *s) { return published_names(s) && s->experts != WF_BF16; }
+static bool published_names(const struct synth *s) { return s->p->family->compress && s->form->names; }
+static bool as_published(const struct synth *s) { return s->p->family->compress && s->form->blocks; }
 
 static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
                    const int64_t *shape, struct random_weights draw)
@@ -57,6 +52,11 @@ static void add_values(struct synth *s, const char *name, int64_t n_out, int64_t
     s->n_params += n_out * MT_MAX(n_in, 1);
 }
 
+static struct random_weights drawn(enum random_kind kind) { return (struct random_weights){.kind = kind}; }
+static struct random_weights copied(const void *bytes)
+{
+    return (struct random_weights){.kind = RANDOM_BYTES, .bytes = bytes};
+}
 static struct random_weights normal(double mean, double std)
 {
     return (struct random_weights){.kind = RANDOM_NORMAL, .mean = mean, .std = std};
@@ -69,9 +69,6 @@ static const char *prefix(const struct synth *s)
 }
 
 /* "model.layers.7." + rest */
-struct name {
-    char s[256];
-};
 static struct name layer_name(const struct synth *s, int64_t layer, const char *rest)
 {
     struct name n;
@@ -115,8 +112,7 @@ static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t
         add_linear(s, name, n_out, n_in, std, false);
         return;
     }
-    add_as(s, with(name, ".weight").s, DT_U8, "F8_E4M3", 2, (int64_t[]){n_out, n_in},
-           (struct random_weights){.kind = RANDOM_FP8});
+    add_as(s, with(name, ".weight").s, DT_U8, "F8_E4M3", 2, (int64_t[]){n_out, n_in}, drawn(RANDOM_FP8));
     add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2,
            (int64_t[]){(n_out + 127) / 128, (n_in + 127) / 128},
            (struct random_weights){.kind = RANDOM_FILL, .byte = random_weights_exponent(std)});
@@ -126,8 +122,7 @@ static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t
 /* One expert's matrix as DeepSeek-V4 is published: nibbles, and an exponent per 32 columns. */
 static void add_mxfp4(struct synth *s, struct name name, const struct matrix *p)
 {
-    add_as(s, with(name, ".weight").s, DT_U8, "I8", 2, (int64_t[]){p->n_out, p->n_in / 2},
-           (struct random_weights){.kind = RANDOM_NIBBLES});
+    add_as(s, with(name, ".weight").s, DT_U8, "I8", 2, (int64_t[]){p->n_out, p->n_in / 2}, drawn(RANDOM_NIBBLES));
     add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2, (int64_t[]){p->n_out, p->n_in / 32},
            (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
     s->n_params += p->n_out * p->n_in;
@@ -249,13 +244,11 @@ static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
     const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
-    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, (struct random_weights){.kind = RANDOM_NF4});
+    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, drawn(RANDOM_NF4));
     add(s, with(weight, ".absmax").s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
         (struct random_weights){.kind = RANDOM_ABSMAX, .std = p->std});
-    add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16},
-        (struct random_weights){.kind = RANDOM_BYTES, .bytes = quant_nf4_code});
-    add(s, with(weight, ".quant_state.bitsandbytes__nf4").s, DT_U8, 1, (int64_t[]){state},
-        (struct random_weights){.kind = RANDOM_BYTES, .bytes = p->state});
+    add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16}, copied(quant_nf4_code));
+    add(s, with(weight, ".quant_state.bitsandbytes__nf4").s, DT_U8, 1, (int64_t[]){state}, copied(p->state));
     s->n_params += n;
 }
 
@@ -263,23 +256,28 @@ static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
 static void add_nvfp4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
-    add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, (struct random_weights){.kind = RANDOM_NIBBLES});
-    add_as(s, with(weight, "_scale").s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in / 16},
-           (struct random_weights){.kind = RANDOM_E4M3});
-    add(s, with(weight, "_scale_2").s, DT_F32, 0, (int64_t[]){1},
-        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, drawn(RANDOM_NIBBLES));
+    add_as(s, with(weight, "_scale").s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in / 16}, drawn(RANDOM_E4M3));
+    add(s, with(weight, "_scale_2").s, DT_F32, 0, (int64_t[]){1}, copied(&p->scale));
     s->n_params += p->n_out * p->n_in;
 }
 
-/* One expert's matrix as compressed-tensors stores FP8 with one scale. */
+/* One expert's matrix as DeepSeek-V4 has it in FP8, or as compressed-tensors stores FP8 with one scale. */
 static void add_fp8(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
-    add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in},
-           (struct random_weights){.kind = RANDOM_FP8});
-    add(s, with(weight, "_scale").s, DT_F32, 1, (int64_t[]){1},
-        (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
+    if (as_published(s)) {
+        add_blocks(s, name, p->n_out, p->n_in, p->std);
+        return;
+    }
+    add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in}, drawn(RANDOM_FP8));
+    add(s, with(weight, "_scale").s, DT_F32, 1, (int64_t[]){1}, copied(&p->scale));
     s->n_params += p->n_out * p->n_in;
+}
+
+static void add_bf16(struct synth *s, struct name name, const struct matrix *p)
+{
+    add_linear(s, name, p->n_out, p->n_in, p->std, false);
 }
 
 /* A Linear per expert. */
@@ -290,48 +288,65 @@ static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *
     for (int64_t x = 0; x < s->a.n_exp; x++) {
         snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
         const struct name name = layer_name(s, layer, rest);
-        if (as_published(s) && s->experts == WF_FP8) {
-            add_blocks(s, name, p->n_out, p->n_in, p->std);
-            continue;
-        }
-        if (s->experts == WF_BF16) {
-            add_linear(s, name, p->n_out, p->n_in, p->std, s->a.expert_bias);
-            continue;
-        }
-        (s->experts == WF_NF4     ? add_nf4
-         : s->experts == WF_FP8   ? add_fp8
-         : s->experts == WF_MXFP4 ? add_mxfp4
-                                  : add_nvfp4)(s, name, p);
+        s->form->add(s, name, p);
         if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
     }
 }
 
-/* gpt-oss: one tensor of all experts, as MXFP4, or in the [E, in, out] of transformers as bf16 or ModelOpt's NVFP4. */
-static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
+/* ---- gpt-oss: one tensor of all experts */
+
+static void add_stack_end(struct synth *s, struct name name, const struct matrix *p)
+{
+    s->n_params += s->a.n_exp * p->n_out * p->n_in;
+    add_values(s, with(name, "_bias").s, s->a.n_exp, p->n_out, normal(0, 0.1));
+}
+
+static void add_mxfp4_stack(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp, groups = p->n_in / 32;
     const struct name name = layer_name(s, layer, p->stack);
-    if (s->experts == WF_MXFP4) {
-        add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16},
-            (struct random_weights){.kind = RANDOM_NIBBLES});
-        add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
-            (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
-    } else if (s->experts == WF_NVFP4) {
-        add(s, name.s, DT_U8, 3, (int64_t[]){e, p->n_in / 2, p->n_out},
-            (struct random_weights){.kind = RANDOM_NIBBLES});
-        add_as(s, with(name, "_weight_scale").s, DT_U8, "F8_E4M3", 3, (int64_t[]){e, p->n_in / 16, p->n_out},
-               (struct random_weights){.kind = RANDOM_E4M3});
-        add(s, with(name, "_weight_scale_2").s, DT_F32, 0, (int64_t[]){1},
-            (struct random_weights){.kind = RANDOM_BYTES, .bytes = &p->scale});
-    } else {
-        add(s, name.s, DT_BF16, 3, (int64_t[]){e, p->n_in, p->n_out}, normal(0, p->std));
-    }
-    s->n_params += e * p->n_out * p->n_in;
-    add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
+    add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16}, drawn(RANDOM_NIBBLES));
+    add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
+        (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
+    add_stack_end(s, name, p);
 }
 
+/* The [E, in, out] of transformers, as ModelOpt stores it. */
+static void add_nvfp4_stack(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const int64_t e = s->a.n_exp;
+    const struct name name = layer_name(s, layer, p->stack);
+    add(s, name.s, DT_U8, 3, (int64_t[]){e, p->n_in / 2, p->n_out}, drawn(RANDOM_NIBBLES));
+    add_as(s, with(name, "_weight_scale").s, DT_U8, "F8_E4M3", 3, (int64_t[]){e, p->n_in / 16, p->n_out},
+           drawn(RANDOM_E4M3));
+    add(s, with(name, "_weight_scale_2").s, DT_F32, 0, (int64_t[]){1}, copied(&p->scale));
+    add_stack_end(s, name, p);
+}
+
+static void add_bf16_stack(struct synth *s, int64_t layer, const struct matrix *p)
+{
+    const struct name name = layer_name(s, layer, p->stack);
+    add(s, name.s, DT_BF16, 3, (int64_t[]){s->a.n_exp, p->n_in, p->n_out}, normal(0, p->std));
+    add_stack_end(s, name, p);
+}
+
+static const struct form forms[] = {
+    {.name = "mxfp4",
+     .format = WF_MXFP4,
+     .add = add_mxfp4,
+     .add_all = add_mxfp4_stack,
+     .published = true,
+     .names = true,
+     .blocks = true},
+    {.name = "nf4", .format = WF_NF4, .add = add_nf4, .add_all = add_per_expert},
+    {.name = "bf16", .format = WF_BF16, .add = add_bf16, .add_all = add_bf16_stack, .names = true},
+    {.name = "nvfp4", .format = WF_NVFP4, .add = add_nvfp4, .add_all = add_nvfp4_stack},
+    {.name = "fp8", .format = WF_FP8, .add = add_fp8, .names = true, .blocks = true}};
+
+const struct form *synth_tensors_form(int64_t i) { return i < MT_LEN(forms) ? &forms[i] : NULL; }
+
 /* The layout of struct preset_family.stacked, which has gate and up in one tensor. */
-static bool is_stacked(const struct synth *s) { return s->p->family->stacked && s->experts == WF_BF16; }
+static bool is_stacked(const struct synth *s) { return s->p->family->stacked && weight_is_dense(s->form->format); }
 
 static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)
 {
@@ -377,8 +392,8 @@ static void add_experts(struct synth *s, int64_t layer)
     else if (a->router_bias)
         add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
-        if (a->transposed_experts && s->experts != WF_NF4)
-            add_stack(s, layer, &s->products[i]);
+        if (a->transposed_experts)
+            s->form->add_all(s, layer, &s->products[i]);
         else if (is_stacked(s))
             add_rows(s, layer, &s->products[i]);
         else
@@ -410,7 +425,7 @@ static void add_product(struct synth *s, const char *pattern, const char *stack,
 {
     struct matrix *p = &s->products[s->n_products++];
     *p = (struct matrix){.pattern = pattern, .stack = stack, .n_out = n_out, .n_in = n_in, .std = std};
-    p->scale = random_weights_scale(s->experts, std);
+    p->scale = random_weights_scale(s->form->format, std);
     snprintf(p->state, sizeof(p->state),
              "{\"quant_type\": \"nf4\", \"blocksize\": %d, \"dtype\": \"bfloat16\", \"shape\": [%lld, %lld]}",
              NF4_BLOCK, (long long)n_out, (long long)n_in);

@@ -16,11 +16,28 @@ struct matrix {
     char state[128]; /* bitsandbytes' quant_state */
 };
 
+struct synth;
+struct name {
+    char s[256];
+};
+/* How experts are stored: a value of --quant. */
+struct form {
+    const char *name;
+    enum weight_format format;
+    void (*add)(struct synth *s, struct name name, const struct matrix *p); /* one expert's matrix */
+    /* All experts of gpt-oss, whose biases are beside them; NULL: they have no such layout. */
+    void (*add_all)(struct synth *s, int64_t layer, const struct matrix *p);
+    bool published; /* only families that are published in it have such a layout */
+    /* DeepSeek-V4: with the names of its publisher, the only ones that transformers reads; and with its FP8 beside the
+     * experts. */
+    bool names, blocks;
+};
+
 struct synth {
     const struct preset *p;
     struct arch a; /* of all layers */
     int64_t n_layer;
-    enum weight_format experts;
+    const struct form *form;
     uint64_t seed;
     struct matrix products[3];
     int n_products;
@@ -29,6 +46,8 @@ struct synth {
     bool sizes; /* counts n_params and bytes alone */
 };
 
+/* By place: NULL: there is none. */
+const struct form *synth_tensors_form(int64_t i);
 /* Lists the tensors of the first n_layer layers in `entries`, or counts them. */
 void synth_tensors_add(struct synth *s);
 
