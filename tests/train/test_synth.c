@@ -268,8 +268,8 @@ static void test_models(void **state)
     check_model("deepseek-v4-tiny", "mxfp4");
 }
 
-/* Runs only the executable: writes a checkpoint, prints its table, trains a step on text and, for gpt-oss and
- * DeepSeek-V4, whose chat formats need no template, on messages. */
+/* Runs only the executable: writes a checkpoint, prints its table, trains a step on text; on messages with synth's
+ * template, and with DeepSeek-V4's encoder, which needs none. */
 static void test_commands(void **state)
 {
     (void)state;

@@ -1,6 +1,9 @@
-/* synth_tokenizer.c - a byte-level tokenizer.json without merges, split as o200k splits. */
+/* synth_tokenizer.c - a byte-level tokenizer.json without merges, split as o200k splits, and a chat template. */
 #include "train/synth/synth_tokenizer.h"
 
+#include <string.h>
+
+#include "data/chat/chat_template.h"
 #include "data/file/file.h"
 
 /* o200k's pre-tokenizer. Without merges it does not affect the ids, but a larger vocabulary could replace this one. */
@@ -115,6 +118,16 @@ static void put_config(struct json_out *o, const struct preset *p)
     json_out_close(o, '}');
 }
 
+/* Not that of the family, but for messages of all families. */
+static int write_template(const char *dir, struct err *err)
+{
+    static const char text[] = "{%- for m in messages -%}{{ m.role }}: {{ m.content }}{{ eos_token }}{%- endfor -%}"
+                               "{%- if add_generation_prompt -%}assistant: {% endif -%}";
+    char path[MT_PATH];
+    if (str_format(path, sizeof(path), err, "path of the chat template", "%s/" CHAT_TEMPLATE_FILE, dir)) return -1;
+    return file_write_atomic(path, text, (int64_t)strlen(text), err);
+}
+
 int synth_tokenizer(const char *dir, const struct preset *p, struct err *err)
 {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json"};
@@ -128,5 +141,6 @@ int synth_tokenizer(const char *dir, const struct preset *p, struct err *err)
         if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
         json_out_free(&o);
     }
+    if (!rc && !p->family->compress) rc = write_template(dir, err); /* DeepSeek-V4: moetrain has its encoder */
     return rc;
 }
