@@ -15,7 +15,7 @@ struct dataset_options {
     int32_t eos;   /* token appended to `text` and to `completion` that do not end with it */
     int64_t vocab; /* ids at or above it are an error (rows of the model's embedding) */
     const char *chat_date;
-    const struct chat_template *chat; /* of messages; NULL: harmony */
+    const struct chat_template *chat; /* of messages; NULL: they are an error */
     bool whole;                       /* never split a conversation */
     enum special_text special_text;   /* special tokens that contents spell */
     enum chat_on_dropped dropped;     /* refuse rows whose text lacks a part of them, or warn */

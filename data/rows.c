@@ -41,13 +41,6 @@ static int add_text(struct row_reader *r, const char *text, int64_t begin, int64
 
 /* ---- messages ---- */
 
-static bool has_marks(const struct tokenizer *tok, const char *const *marks, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (tokenizer_id(tok, marks[i]) < 0) return false;
-    return true;
-}
-
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err)
 {
     struct json_doc *doc = json_parse_row(text, size, JSON_ROW_VALUES, name, err);
@@ -62,12 +55,6 @@ struct json_doc *row_parse(const char *text, int64_t size, const char *name, str
     return doc;
 }
 
-bool row_is_harmony(const struct tokenizer *tok)
-{
-    static const char *const marks[] = {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"};
-    return has_marks(tok, marks, MT_LEN(marks));
-}
-
 /* V4's marks; V3 and V3.1 lack the last two, and have templates. */
 static bool is_deepseek_v4(const struct tokenizer *tok)
 {
@@ -79,7 +66,9 @@ static bool is_deepseek_v4(const struct tokenizer *tok)
                                         "</think>",
                                         "｜DSML｜",
                                         "<｜latest_reminder｜>"};
-    return has_marks(tok, marks, MT_LEN(marks));
+    for (int64_t i = 0; i < MT_LEN(marks); i++)
+        if (tokenizer_id(tok, marks[i]) < 0) return false;
+    return true;
 }
 
 /* Gives the template the special tokens that end generation. */
@@ -136,15 +125,14 @@ int row_template_with(struct chat_template **out, const struct tokenizer *tok, c
     if (*out) add_stops(*out, tok, &eos);
     if (!*out && is_deepseek_v4(tok)) *out = chat_template_deepseek();
     if (!rc && *kwargs && !*out)
-        return err_set(err, "data.chat_kwargs = %.100s, but %s has no chat template: set data.chat_template%s", kwargs,
-                       dir, row_is_harmony(tok) ? ", or chat_template_kwargs in the rows" : "");
+        return err_set(err, "data.chat_kwargs = %.100s, but %s has no chat template: set data.chat_template", kwargs,
+                       dir);
     if (!rc && *kwargs && chat_template_set_kwargs(*out, kwargs, err))
         rc = err_prefix(err, "data.chat_kwargs = %.100s", kwargs);
     if (!rc) chat_template_probe(*out);
     const int32_t other = rc ? -1 : other_end(*out, tok, &eos);
     if (other >= 0) warn_of_end(tok, other, dir);
-    if (!rc && (*kwargs || (file && *file) || !row_is_harmony(tok) || other >= 0 || chat_template_has_generation(*out)))
-        return 0;
+    if (!rc) return 0;
     chat_template_free(*out);
     *out = NULL;
     return rc;
@@ -233,8 +221,7 @@ static int read_messages(struct row_reader *r, struct json row, struct err *err)
     for (int64_t i = 0; i < json_count(messages); i++)
         if (check_content(json_find(json_at(messages, i), "content"), err)) return -1;
     if (check_turns(r, messages, "role", "from", "conversations=messages", err)) return -1;
-    if (!r->opt->chat && !r->harmony) r->harmony = row_is_harmony(r->tok); /* a search of the vocabulary: once */
-    if (!r->opt->chat && !r->harmony) /* harmony's marks would be tokenised as ordinary text */
+    if (!r->opt->chat)
         return json_error(
             row, err,
             "messages need a chat template, and the checkpoint has none: set data.chat_template, or write the "

@@ -33,7 +33,7 @@ enum data_format {
 struct row_options {
     enum data_format format;
     enum loss_on loss_on;
-    const struct chat_template *chat; /* NULL: harmony, if the tokenizer has its marks */
+    const struct chat_template *chat; /* NULL: rows of messages are an error */
     bool whole;                       /* never split a conversation, see chat_samples.h */
     enum chat_on_dropped dropped;     /* parts of a row that its text lacks */
     enum special_text special_text;   /* special tokens that contents spell */
@@ -70,7 +70,6 @@ struct row_reader {
     struct json_doc *rewritten;
     int64_t span[2];
     struct token_row tokens;
-    bool harmony;    /* row_is_harmony */
     bool has_system; /* a row had the column of system */
     bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };
@@ -84,16 +83,13 @@ void row_reader_free(struct row_reader *r);
 struct json_doc *row_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* Checks the spelling of row_options.columns, and that they are of one form. */
 int row_columns_check(const char *columns, struct err *err) MT_CHECK;
-/* The tokenizer has harmony's marks; chat.c then renders messages as gpt-oss's template does. */
-bool row_is_harmony(const struct tokenizer *tok);
 
 /* The template for this tokenizer's messages: `file` when given (not NULL or empty), else that of the checkpoint in
- * dir, else the rules of DeepSeek V4's encoder when the tokenizer has its marks. NULL, without an error: harmony or
- * none. chat.c renders gpt-oss's template faster, so that template is loaded only when it has {% generation %}.
- * dir's generation_config.json, else config.json, lists the tokens that end generation (chat_template_add_stop). */
+ * dir, else the rules of DeepSeek V4's encoder when the tokenizer has its marks. NULL, without an error: none. dir's
+ * generation_config.json, else config.json, lists the tokens that end generation (chat_template_add_stop). */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
-/* The same with variables (chat_template_set_kwargs; "" for none); then chat.c does not replace gpt-oss's template. */
+/* The same with variables (chat_template_set_kwargs; "" for none). */
 int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                       const char *kwargs, struct err *err) MT_CHECK;
 

@@ -32,6 +32,10 @@ seen = {}  # (host, address): requests so far
 pages = {}  # data set: pages so far
 
 
+CHAT = (b"{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        b"{% if add_generation_prompt %}assistant: {% endif %}")
+
+
 def content(name, size):
     return random.Random(name).randbytes(size)
 
@@ -104,7 +108,7 @@ def repositories():
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
     for name in VIEWS:
         repos["datasets", "test/" + name] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
-    repos["models", "openai/gpt-oss-20b"] = repos["models", "test/tiny"]
+    repos["models", "openai/gpt-oss-20b"] = repos["models", "test/tiny"] | {"chat_template.jinja": CHAT}
     repos["datasets", "HuggingFaceH4/Multilingual-Thinking"] = repos["datasets", "test/Multilingual-Thinking"]
     repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
     return repos

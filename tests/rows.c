@@ -5,26 +5,32 @@
 #include <string.h>
 
 struct tokenizer *rows_tok;
+struct chat_template *rows_chat;
 
 int rows_load_tokenizer(void **state)
 {
     (void)state;
     struct err err;
     rows_tok = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
-    if (!rows_tok) fprintf(stderr, "%s\n", err.msg);
-    return rows_tok ? 0 : -1;
+    const int rc =
+        !rows_tok || chat_template_load(&rows_chat, fixture("../../configs/tiny-gptoss"), NULL, &err) ? -1 : 0;
+    if (rc) fprintf(stderr, "%s\n", err.msg);
+    if (!rc) chat_template_probe(rows_chat);
+    return rc;
 }
 
 int rows_free_tokenizer(void **state)
 {
     (void)state;
     tokenizer_free(rows_tok);
+    chat_template_free(rows_chat);
     return 0;
 }
 
 struct dataset_options rows_options(void)
 {
-    return (struct dataset_options){.seq_len = 1024, .eos = ROWS_EOS, .vocab = ROWS_VOCAB, .chat_date = "2025-01-01"};
+    return (struct dataset_options){
+        .seq_len = 1024, .eos = ROWS_EOS, .vocab = ROWS_VOCAB, .chat_date = "2025-01-01", .chat = rows_chat};
 }
 
 void rows_write_file(const char *path, const char *text, int64_t size)

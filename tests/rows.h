@@ -9,7 +9,8 @@
 enum { ROWS_EOS = 258, ROWS_VOCAB = 265 };
 
 extern struct tokenizer *rows_tok;
-int rows_load_tokenizer(void **state); /* set-up and tear-down of a group */
+extern struct chat_template *rows_chat; /* gpt-oss's, of rows_options */
+int rows_load_tokenizer(void **state);  /* set-up and tear-down of a group */
 int rows_free_tokenizer(void **state);
 
 struct dataset_options rows_options(void);

@@ -7,9 +7,6 @@
 
 #include <string.h>
 
-#include "data/chat/chat.h"
-#include "data/chat/chat_tools.h"
-
 #define THINK     "<think>"
 #define UNTHINK   "</think>"
 #define REASONING "reasoning_content"
@@ -360,9 +357,9 @@ static void drop_developers(struct chat *c)
 
 /* ---- the whole */
 
-static int get_mode(struct chat *c, struct json kwargs, const char *effort, struct err *err)
+static int get_mode(struct chat *c, struct json kwargs, struct err *err)
 {
-    const char *mode = NULL;
+    const char *mode = NULL, *effort = NULL;
     if (json_opt_bool(kwargs, "enable_thinking", &c->thinking, err) ||
         json_opt_bool(kwargs, "thinking", &c->thinking, err) || json_opt_str(kwargs, "thinking_mode", &mode, err) ||
         json_opt_bool(kwargs, "drop_thinking", &c->drop, err) || json_opt_str(kwargs, "reasoning_effort", &effort, err))
@@ -391,7 +388,7 @@ int chat_deepseek_check(struct json kwargs, struct err *err)
                            "DeepSeek-V4's chat format does not read the variable \"%s\"; it reads %s, %s, %s, %s, %s",
                            key, names[0], names[1], names[2], names[3], names[4]);
     }
-    return get_mode(&c, kwargs, NULL, err);
+    return get_mode(&c, kwargs, err);
 }
 
 static int render(struct chat *c, int64_t n, struct err *err)
@@ -425,8 +422,7 @@ int chat_deepseek_render(struct text_buf *out, struct json row, struct json tool
     struct chat c = {.out = out, .tools = tools, .drop = true};
     const struct json own = json_find(row, "chat_template_kwargs");
     const int64_t before = out->size, spans_before = out->n_spans;
-    if (json_get_array(row, "messages", &c.messages, err) || get_mode(&c, kwargs, opt->reasoning_effort, err) ||
-        get_mode(&c, own, NULL, err))
+    if (json_get_array(row, "messages", &c.messages, err) || get_mode(&c, kwargs, err) || get_mode(&c, own, err))
         return -1;
     const int64_t n = json_count(c.messages);
     if (n == 0) return json_error(c.messages, err, "is empty");

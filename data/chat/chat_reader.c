@@ -219,8 +219,7 @@ static int read_plain(struct chat_reader *r, struct json row, struct json origin
 
 static int read_row(struct chat_reader *r, struct json row, struct job *job, struct err *err)
 {
-    const struct chat_row_options opt = {
-        .rules = &r->rules, .harmony = !r->template, .lossy = r->on_dropped == DROPPED_WARN};
+    const struct chat_row_options opt = {.rules = &r->rules, .lossy = r->on_dropped == DROPPED_WARN};
     struct chat_row_counts counts;
     chat_reader_clear(r);
     if (!r->has_rules) chat_rules_find(&r->rules, r->template);

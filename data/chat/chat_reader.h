@@ -13,9 +13,9 @@ enum chat_on_dropped { DROPPED_REFUSE, DROPPED_WARN };
 enum { CHAT_MEDIA = 6 };
 extern const char *const chat_media[CHAT_MEDIA];
 
-/* Zeroed is valid: a reader for harmony that refuses. */
+/* Zeroed is valid once template is set: a reader that refuses. */
 struct chat_reader {
-    const struct chat_template *template; /* NULL: harmony */
+    const struct chat_template *template;
     enum chat_on_dropped on_dropped;
     struct chat_samples samples; /* of the last row */
     int64_t n_nulls;             /* null members that were left out of it */

@@ -90,11 +90,18 @@ static enum kind arguments_kind(struct json arguments)
     return type == JSON_OBJECT ? GOOD : type == JSON_NULL ? EMPTY : BAD;
 }
 
+/* The JSON of an object, where the template takes the object. */
+static bool is_object_text(const struct chat_rules *rules, struct json arguments)
+{
+    return rules->arguments == CHAT_ARGUMENTS_OBJECT && json_type(arguments) == JSON_STRING;
+}
+
 static bool call_is_plain(const struct chat_rules *rules, struct json call)
 {
     const struct json function = json_find(call, "function");
     return json_type(json_find(function, "name")) == JSON_STRING && (!rules->call_type || json_has(call, "type")) &&
-           arguments_kind(json_find(function, "arguments")) == GOOD;
+           arguments_kind(json_find(function, "arguments")) == GOOD &&
+           !is_object_text(rules, json_find(function, "arguments"));
 }
 
 static bool calls_are_plain(const struct chat_rules *rules, struct json calls)
@@ -118,7 +125,8 @@ static bool has_calls(struct json calls)
 
 static int put_function(struct writer *w, struct json function, struct err *err)
 {
-    const char *key, *name;
+    const char *key, *name, *text;
+    int64_t size;
     struct json value, arguments = json_find(function, "arguments");
     if (json_get_str(function, "name", &name, err)) return -1;
     if (!json_given(arguments)) arguments = json_find(function, "parameters"); /* as ms-swift reads calls */
@@ -136,7 +144,12 @@ static int put_function(struct writer *w, struct json function, struct err *err)
     }
     text_put_key(w->t, "arguments");
     if (kind == EMPTY) text_put(w->t, "{}");
-    if (kind == GOOD && put_without_nulls(w, arguments, err)) return -1;
+    if (kind == GOOD && is_object_text(w->opt->rules, arguments)) {
+        if (json_str(arguments, &text, &size, err)) return -1;
+        text_put_bytes(w->t, text, size);
+    } else if (kind == GOOD && put_without_nulls(w, arguments, err)) {
+        return -1;
+    }
     text_put(w->t, "}");
     return 0;
 }
@@ -343,10 +356,10 @@ static int put_content(struct writer *w, const char *role, struct json message, 
     const struct json content = json_find(message, "content");
     const char *other = calls ? call_content(w, content) : NULL;
     if (flattens(w->opt->rules, role, content)) return put_flat(w, content, err);
-    if (!other && !json_given(content) && !calls && !w->opt->harmony &&
-        (!strcmp(role, "assistant") || !strcmp(role, "tool")))
-        other = "\"\"";
-    if (!other && says_nothing(message) && !w->opt->harmony) return json_error(message, err, "has no content");
+    const bool tool = !strcmp(role, "tool"), null = tool && w->opt->rules->null_result;
+    if (!other && !json_given(content) && !calls && (tool || !strcmp(role, "assistant")))
+        other = null && json_type(content) == JSON_NULL ? "null" : "\"\"";
+    if (!other && says_nothing(message)) return json_error(message, err, "has no content");
     if (!other && json_type(content) == JSON_ABSENT) return 0;
     text_put_key(w->t, "content");
     if (other) text_put(w->t, other);
@@ -357,7 +370,7 @@ static int put_content(struct writer *w, const char *role, struct json message, 
         text_put(w->t, "\"");
         return 0;
     }
-    if (json_type(content) == JSON_ARRAY && strcmp(role, "tool")) return put_without_nulls(w, content, err);
+    if (json_type(content) == JSON_ARRAY && !tool) return put_without_nulls(w, content, err);
     return text_put_json(w->t, content, err);
 }
 
@@ -512,7 +525,7 @@ static bool is_plain(const struct writer *w, struct json message)
     if (calls && call_content(w, content)) return false;
     if (is_number(content)) return takes_number(w, role);
     if (json_type(content) == JSON_ARRAY) return !flattens(w->opt->rules, role, content);
-    return json_type(content) == JSON_STRING || w->opt->harmony;
+    return json_type(content) == JSON_STRING;
 }
 
 int chat_row_rewrite(struct json_doc **doc, struct chat_row_counts *counts, struct json row,

@@ -10,8 +10,7 @@ int chat_row_check_loss(struct json object, bool message, struct err *err) MT_CH
 
 struct chat_row_options {
     const struct chat_rules *rules;
-    bool harmony; /* tool results are any JSON */
-    bool lossy;   /* leaves out parts that are not text where the template takes only strings, instead of an error */
+    bool lossy; /* leaves out parts that are not text where the template takes only strings, instead of an error */
 };
 struct chat_row_counts {
     int64_t nulls; /* members that were null, in arguments of calls, parts of contents and tools */
@@ -21,7 +20,8 @@ struct chat_row_counts {
  * - roles get the template's names; a message that is a call, {name, arguments}, becomes an answer with tool_calls
  * - text parts and numbers become one string, and null or missing content "", where the template needs it
  * - `function_call` becomes `tool_calls`, where the template does not read it
- * - arguments that are null, "" or missing become {}
+ * - arguments that are null, "" or missing become {}; the JSON of an object becomes the object, where the template
+ *   needs it (chat_template_render would convert it in each rendering)
  * - null members are left out: Arrow adds them for the keys of other rows
  * - tools, tool_calls: an object, JSON as text, or a list of such texts becomes a list of objects; {name, ...} gets
  *   {type, function} around it, tools only where the template needs it; tool_calls without a call are left out

@@ -111,7 +111,8 @@ static bool writes_call(const struct chat_template *t, const char *message)
 void chat_rules_find(struct chat_rules *rules, const struct chat_template *t)
 {
     const bool any = writes_role(t, "zqrole", "\"" MARK "\""); /* the template copies each role, or has a default */
-    *rules = (struct chat_rules){.null_content = writes_call(t, CALL("null", FUNCTION(MARK))),
+    *rules = (struct chat_rules){.arguments = chat_template_arguments(t),
+                                 .null_content = writes_call(t, CALL("null", FUNCTION(MARK))),
                                  .no_content = writes_call(t, CALL("\"\"", FUNCTION(MARK)))};
     for (int64_t i = 0; i < MT_LEN(aliases); i++)
         rules->keeps[i] = (aliases[i].token || !any) && writes_role(t, aliases[i].name, "\"" MARK "\"");
@@ -119,6 +120,8 @@ void chat_rules_find(struct chat_rules *rules, const struct chat_template *t)
         rules->takes_parts[i] = writes_role(t, chat_roles[i], "[{\"type\": \"text\", \"text\": \"" MARK "\"}]");
     for (int64_t i = 0; i < CHAT_ROLES; i++) rules->takes_number[i] = writes_role(t, chat_roles[i], DIGITS);
     rules->call_type = !writes_call(t, CALL("\"\"", UNTYPED)) && !writes_call(t, CALL("null", UNTYPED));
+    rules->null_result =
+        writes(t, USER ", " CALL("\"\"", FUNCTION("f")) ", {\"role\": \"tool\", \"content\": null}", "null");
     rules->bare_tools = writes(t, USER "], \"tools\": [" TOOL, MARK); /* text_of ends the list */
     rules->function_call = writes_call(t, "{\"role\": \"assistant\", \"content\": \"\", \"function_call\": {\"name\": "
                                           "\"" MARK "\", \"arguments\": {}}}");

@@ -18,16 +18,18 @@ extern const char *const chat_roles[CHAT_ROLES]; /* user, assistant, system, too
 int64_t chat_rules_role_index(const char *role); /* CHAT_ROLES: another role */
 
 struct chat_rules {
+    enum chat_arguments arguments; /* the form of a call's arguments */
     bool keeps[CHAT_ALIASES];      /* the template knows this alias */
     bool takes_parts[CHAT_ROLES];  /* the content may be a list of text parts */
     bool takes_number[CHAT_ROLES]; /* the content may be a number */
     bool null_content, no_content; /* an answer that is a call may have null, or "", as its content */
+    bool null_result;              /* a tool's result may be null */
     bool function_call;            /* the template reads `function_call` of a message */
     bool parallel;                 /* a message may have two calls */
     bool call_type;                /* a call needs `type` */
     bool bare_tools;               /* a tool may be {name, ...}, without `function` around it */
 };
-/* Renders short conversations with t (NULL: harmony). */
+/* Renders short conversations with t. */
 void chat_rules_find(struct chat_rules *rules, const struct chat_template *t);
 /* The role to write in place of `role`. */
 const char *chat_rules_role(const struct chat_rules *rules, const char *role);

@@ -11,8 +11,6 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "data/chat/chat_tools.h"
-
 #define MAX_ANSWERS 1000 /* the work grows with the square of the number of turns */
 
 struct conversation {
@@ -23,7 +21,10 @@ struct conversation {
     int64_t n;            /* messages */
     bool *answers, *want; /* [n] assistant messages; those with loss */
     int64_t n_answers, n_want;
-    bool has_details; /* an answer with loss has train_detail */
+    int64_t (*in_full)[2], (*in_text)[2]; /* [n] places of the messages (chat_options) in an answer's text and in the
+                                             whole conversation; {0, 0}: unknown */
+    int64_t n_full;                       /* messages of the text that in_full belongs to; 0: none */
+    bool has_details;                     /* an answer with loss has train_detail */
 };
 
 void chat_samples_free(struct chat_samples *s)
@@ -185,15 +186,27 @@ static bool note_reasoning(struct conversation *s, int64_t message, const char *
     return !empty;
 }
 
-/* Renders the first n messages. */
-static int render(struct conversation *s, struct text_buf *t, int64_t n, bool prompt, struct err *err)
+/* Renders the first n messages. places: those of chat_options, or NULL. */
+static int render(struct conversation *s, struct text_buf *t, int64_t n, bool prompt, int64_t (*places)[2],
+                  struct err *err)
 {
     struct chat_options opt = s->opt;
     opt.leave_out = s->n - n;
     opt.generation_prompt = prompt;
+    opt.places = places;
     t->size = t->n_spans = 0;
     text_put(t, "");
     return chat_template_render(t, s->template, s->row, &opt, err);
+}
+
+/* Renders the first n messages into `full`, unless it has them from the last call. */
+static int render_full(struct conversation *s, struct text_buf *full, int64_t n, struct err *err)
+{
+    if (s->n_full == n) return 0;
+    s->n_full = 0;
+    if (render(s, full, n, false, s->in_full, err)) return -1;
+    s->n_full = n;
+    return 0;
 }
 
 static bool begins_with(const struct text_buf *t, const struct text_buf *with)
@@ -237,19 +250,42 @@ static int64_t with_role_token(const struct conversation *s, struct text_buf *t,
     return end + chat_template_stop_at(s->template, t->text + end, t->size - end);
 }
 
-/* In a text that continues after the answer of message i, which begins at `begin`: up to the next end of turn, or -1.
- */
-static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message)
+static bool ends_with(const char *text, int64_t size, const char *with, int64_t n)
+{
+    return n <= size && !memcmp(text + size - n, with, (size_t)n);
+}
+
+/* An earlier answer, text[0..n), ends as in `full`, where it is the last message, or in a mark (<...>) that replaces
+ * eos: gpt-oss writes <|end|> for <|return|>. */
+static bool is_ended(const struct conversation *s, const char *text, int64_t n, const struct text_buf *full)
+{
+    const char *eos = chat_template_eos(s->template);
+    int64_t unused, size = answer_end(s, full), mark = n;
+    if (chat_template_never_ends(s->template) || chat_template_next_role(s->template, false, &unused)) return false;
+    if (n < 1 || text[n - 1] != '>') return false;
+    if (ends_with(full->text, full->size, text, n)) return true;
+    if (!eos || !ends_with(full->text, size, eos, (int64_t)strlen(eos))) return false;
+    while (mark > 0 && text[mark - 1] != '<') mark--;
+    return mark > 1 && ends_with(full->text, size - (int64_t)strlen(eos), text, mark - 1);
+}
+
+/* In the whole conversation t, which continues after the answer of a message, the end of this answer, which begins at
+ * `begin`: that of its turn, or of the message's place (is_ended). full: the text in which it is the last message. -1:
+ * unknown. */
+static int64_t next_end(const struct conversation *s, const struct text_buf *t, int64_t begin, int64_t message,
+                        const struct text_buf *full)
 {
     const char *eos = chat_template_eos(s->template);
     const struct json next = json_at(s->messages, message + 1);
+    const int64_t place = s->in_text[message][1], last = place > begin ? place : t->size;
+    const int64_t end = place > begin && is_ended(s, t->text + begin, place - begin, full) ? place : -1;
     int64_t n = eos ? (int64_t)strlen(eos) : 0;
-    for (int64_t i = begin; n && i + n <= t->size; i++)
+    for (int64_t i = begin; n && i <= last && i + n <= t->size; i++) /* or right after the place */
         if (!memcmp(t->text + i, eos, (size_t)n)) return i + n;
-    if (!has_role(next, "user") && !has_role(next, "tool")) return -1; /* the first token may end a later turn */
-    for (int64_t i = begin; i < t->size; i++)
+    if (!has_role(next, "user") && !has_role(next, "tool")) return end; /* the first token may end a later turn */
+    for (int64_t i = begin; i <= last && i < t->size; i++)
         if ((n = chat_template_stop_at(s->template, t->text + i, t->size - i))) return i + n;
-    return -1;
+    return end;
 }
 
 static void reverse_spans(struct text_buf *t)
@@ -343,7 +379,7 @@ static int put_span(const struct conversation *s, struct text_buf *t, int64_t be
 static int by_generation(struct conversation *s, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
-    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
+    if (render(s, t, s->n, s->opt.generation_prompt, NULL, err)) return -1;
     if ((s->n_want < s->n_answers || s->has_details) && t->n_spans != s->n_answers)
         return json_error(s->messages, err,
                           "some answers carry no loss, but the template has %lld {%% generation %%} blocks for "
@@ -377,25 +413,6 @@ static int64_t common(const struct text_buf *a, const struct text_buf *b)
     return n;
 }
 
-/* Length of the longest prefix of s[0..n) that is a suffix of t[0..m) (Knuth, Morris and Pratt). */
-static int64_t overlap(const char *s, int64_t n, const char *t, int64_t m)
-{
-    int64_t *border = mem_array(n + 1, sizeof(*border)); /* of s[0..i): longest proper suffix that begins s */
-    int64_t k = 0;
-    for (int64_t i = 1; i < n; i++) {
-        while (k && s[i] != s[k]) k = border[k];
-        k += s[i] == s[k];
-        border[i + 1] = k;
-    }
-    k = 0;
-    for (int64_t i = 0; i < m && n; i++) {
-        while (k && (k == n || t[i] != s[k])) k = border[k];
-        k += t[i] == s[k];
-    }
-    mem_free(border);
-    return k;
-}
-
 /* s has a letter or digit outside of marks, <...>: the name of a role, or text that the prompt writes for it. */
 static bool has_word(const char *s, int64_t size)
 {
@@ -421,46 +438,44 @@ static int64_t begin_in_header(const struct text_buf *prompt, int64_t history, c
     return mark > history && !has_word(prompt->text + mark, prompt->size - mark) ? mark : -1;
 }
 
-/* Bytes of the prompt after the text of the message before answer i; -1: it does not have this text. */
-static int64_t size_after_question(const struct conversation *s, int64_t i, const struct text_buf *prompt)
+/* Where the answer of a message begins in t, in which the message has this place: after the header. -1: unknown. */
+static int64_t begin_in_place(const struct text_buf *prompt, int64_t history, const struct text_buf *t,
+                              const int64_t place[2])
 {
-    const char *text, *found = NULL, *next;
-    int64_t size;
-    if (!i || json_str(json_find(json_at(s->messages, i - 1), "content"), &text, &size, NULL)) return -1;
-    text_trim(&text, &size);
-    for (const char *at = prompt->text, *end = at + prompt->size;
-         size && (next = memmem(at, (size_t)(end - at), text, (size_t)size)); at = next + 1)
-        found = next;
-    return found ? prompt->text + prompt->size - found - size : -1;
+    const int64_t header = prompt->size - history;
+    if (place[1] - place[0] < MT_MAX(header, 1)) return -1;
+    return memcmp(t->text + place[0], prompt->text + history, (size_t)header) ? -1 : place[0] + header;
 }
 
-/* Where the answer begins in `full`, the text with the answer, when `full` does not begin with the prompt. An answer
- * may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls). Then it begins after
- * the common prefix and the end of the prompt, if that contains the whole header; else see begin_in_header, and prompt
- * is cut to that length. -1: unknown. */
-static int64_t begin_of(struct conversation *s, int64_t i, struct text_buf *prompt, const struct text_buf *full)
+/* Where the answer of message i begins in t, which does not begin with the prompt; place: of the message in t. An
+ * answer may change the text before it (gpt-oss: a final answer removes the reasoning before tool calls; Mistral: the
+ * system prompt is in the last question), or lack the end of the prompt (begin_in_header; *cut: the prompt up to there
+ * is its beginning too). -1: unknown. */
+static int64_t begin_of(struct conversation *s, int64_t i, const struct text_buf *prompt, const struct text_buf *t,
+                        const int64_t place[2], bool *cut)
 {
     struct text_buf history = {0};
-    int64_t same = common(prompt, full), header = -1;
-    if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history)) header = prompt->size - history.size;
+    int64_t begin = -1;
+    *cut = false;
+    if (!render(s, &history, i, false, NULL, NULL) && begins_with(prompt, &history)) {
+        begin = begin_in_place(prompt, history.size, t, place);
+        *cut = begin < 0;
+        if (*cut) begin = begin_in_header(prompt, history.size, t);
+    }
     text_free(&history);
-    int64_t n = overlap(full->text + same, full->size - same, prompt->text + same, prompt->size - same);
-    if (header > 0 && n >= header) return same + n;
-    /* Mistral's prompt has no header, and its last question begins with the system prompt */
-    const int64_t after = header == 0 ? size_after_question(s, i, prompt) : 0;
-    if (after > 0 && n >= after) return same + n;
-    const int64_t begin = header > 0 ? begin_in_header(prompt, prompt->size - header, full) : -1;
-    if (begin >= 0) prompt->size = begin;
     return begin;
 }
 
-/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. */
+/* Renders the prompt of answer i and the text with the answer, and finds where the answer begins in that text. A prompt
+ * whose end the text lacks is cut. */
 static int render_answer(struct conversation *s, int64_t i, struct text_buf *prompt, struct text_buf *full,
                          int64_t *begin, struct err *err)
 {
-    if (render(s, prompt, i, true, err) || render(s, full, i + 1, false, err))
+    bool cut = false;
+    if (render(s, prompt, i, true, NULL, err) || render_full(s, full, i + 1, err))
         return err_prefix(err, "finding the answer in message %lld", (long long)i);
-    *begin = begins_with(full, prompt) ? prompt->size : begin_of(s, i, prompt, full);
+    *begin = begins_with(full, prompt) ? prompt->size : begin_of(s, i, prompt, full, s->in_full[i], &cut);
+    if (cut && *begin >= 0) prompt->size = *begin;
     if (*begin >= 0) return 0;
     return json_error(json_at(s->messages, i), err,
                       "the generation prompt does not match the beginning of this answer, so its loss span is unknown; "
@@ -482,7 +497,7 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
 {
     struct text_buf *sample = NULL;
     int64_t begin;
-    if (render(s, full, s->n, false, err)) return -1; /* a template error in any message must be reported */
+    if (render_full(s, full, s->n, err)) return -1; /* a template error in any message must be reported */
     for (int64_t i = s->n - 1; i >= 0; i--) {
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) {
@@ -508,37 +523,23 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
     return 0;
 }
 
-/* Where the answer of message i begins in the whole conversation t, when t lacks the end of its prompt: an earlier
- * answer may have no reasoning block, which the prompt opens ("<think>\n"). -1: unknown. */
-static int64_t begin_in_whole(struct conversation *s, int64_t i, const struct text_buf *prompt,
-                              const struct text_buf *t)
-{
-    struct text_buf history = {0};
-    int64_t begin = -1;
-    if (!render(s, &history, i, false, NULL) && begins_with(prompt, &history))
-        begin = begin_in_header(prompt, history.size, t);
-    text_free(&history);
-    return begin;
-}
-
 /* One text, with spans over all answers in it. */
 static int in_whole(struct conversation *s, struct text_buf *prompt, struct text_buf *full, struct err *err)
 {
     struct text_buf *t = add_sample(s->out);
-    if (render(s, t, s->n, s->opt.generation_prompt, err)) return -1;
-    if (!s->template && s->n_want == s->n_answers && !s->has_details) return 0; /* harmony has set the spans */
-    t->n_spans = 0;
+    if (render(s, t, s->n, s->opt.generation_prompt, s->in_text, err)) return -1;
     for (int64_t i = 0, last = 0; i < s->n; i++) {
         int64_t begin;
+        bool cut;
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) {
             if (leave_opening(s, i)) continue;
             return -1;
         }
-        if (common(t, full) < begin) begin = begin_in_whole(s, i, prompt, t);
+        if (common(t, full) < begin) begin = begin_of(s, i, prompt, t, s->in_text[i], &cut);
         const bool known = begin >= last, same = known && begins_with(t, full);
         const int64_t end = same    ? with_role_token(s, t, answer_end(s, full), full->size, i)
-                            : known ? next_end(s, t, begin, i)
+                            : known ? next_end(s, t, begin, i, full)
                                     : -1;
         if (end < 0)
             return json_error(json_at(s->messages, i), err, "the answer cannot be found in the whole conversation");
@@ -574,7 +575,7 @@ int chat_samples_prompt(struct chat_samples *out, const struct chat_template *t,
 {
     struct conversation s = {.out = out, .template = t, .row = row, .opt = *opt};
     if (open_row(&s, err)) return -1;
-    return render(&s, add_sample(out), s.n - opt->leave_out, true, err);
+    return render(&s, add_sample(out), s.n - opt->leave_out, true, NULL, err);
 }
 
 int chat_samples_make(struct chat_samples *out, const struct chat_template *t, struct json row, enum loss_on loss,
@@ -585,7 +586,7 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
     if (loss == LOSS_ALL) {
         out->n_messages = s.n;
         struct text_buf *text = add_sample(out);
-        if (render(&s, text, s.n, opt->generation_prompt, err)) return -1;
+        if (render(&s, text, s.n, opt->generation_prompt, NULL, err)) return -1;
         text->n_spans = 0;
         if (is_assistant(json_at(s.messages, s.n - 1))) with_role_token(&s, text, text->size, text->size, s.n - 1);
         text_span(text, 0, text->size);
@@ -593,8 +594,12 @@ int chat_samples_make(struct chat_samples *out, const struct chat_template *t, s
     }
     s.answers = mem_array(s.n, sizeof(*s.answers));
     s.want = mem_array(s.n, sizeof(*s.want));
+    s.in_full = mem_array(s.n, sizeof(*s.in_full));
+    s.in_text = mem_array(s.n, sizeof(*s.in_text));
     int rc = make(&s, loss, whole, err);
     mem_free(s.answers);
     mem_free(s.want);
+    mem_free(s.in_full);
+    mem_free(s.in_text);
     return rc;
 }

@@ -4,9 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "data/chat/chat_arguments.h"
 #include "data/chat/chat_deepseek.h"
-#include "data/chat/chat_tools.h"
 #include "data/chat/chat_typescript.h"
 #include "data/chat/jinja/jinja.h"
 #include "data/file/file.h"
@@ -114,6 +112,7 @@ const char *chat_template_next_role(const struct chat_template *t, bool tool, in
     return *size ? t->stops.text + span[0] : NULL;
 }
 
+enum chat_arguments chat_template_arguments(const struct chat_template *t) { return t->arguments; }
 bool chat_template_never_ends(const struct chat_template *t) { return t && t->never_ends; }
 
 /* ---- loading ---- */
@@ -399,6 +398,7 @@ static void add_json(struct vars *v, const char *name, struct json j)
     add(v, name, json_type(j) == JSON_ABSENT ? JINJA_NONE : JINJA_JSON)->json = j;
 }
 
+/* null counts as absent: Arrow adds it for the keys of other rows. */
 static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
 {
     const char *key;
@@ -406,7 +406,8 @@ static int add_kwargs(struct vars *v, struct json kwargs, struct err *err)
     if (!json_given(kwargs)) return 0;
     if (json_type(kwargs) != JSON_OBJECT) return json_error(kwargs, err, "must be an object");
     if (json_count(kwargs) > MAX_VARS / 4) return json_error(kwargs, err, "has more than %d members", MAX_VARS / 4);
-    for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++) add_json(v, key, value);
+    for (int64_t i = 0; json_member(kwargs, i, &key, &value); i++)
+        if (json_given(value)) add_json(v, key, value);
     return 0;
 }
 
@@ -446,8 +447,6 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     if (json_get_array(row, "messages", &messages, err)) return -1;
     for (int64_t i = 0; i < MT_LEN(token_names); i++) add_text(&v, token_names[i], t->tokens[i]);
     for (int64_t i = 0; i < t->n_others; i++) add_text(&v, t->others[i].name, t->others[i].text);
-    add_text(&v, "reasoning_effort", opt->reasoning_effort);
-    add_text(&v, "model_identity", opt->model_identity);
     if (t->types && kimi_prepare(&kimi, &v, &tools, err)) return -1;
     if (add_kwargs(&v, kwargs, err) || add_kwargs(&v, json_find(row, "chat_template_kwargs"), err) ||
         chat_arguments_as(&copy, messages, t->arguments, err)) {
@@ -457,6 +456,7 @@ static int render(struct text_buf *out, const struct chat_template *t, struct js
     struct jinja_var *var = add(&v, "messages", JINJA_JSON);
     var->json = copy ? json_root(copy) : messages;
     var->leave_out = opt->leave_out;
+    var->places = opt->places;
     var->twins[0] = "thinking";
     var->twins[1] = "reasoning_content";
     var->twins[2] = "reasoning";
@@ -478,7 +478,6 @@ static int render_row(struct text_buf *out, const struct chat_template *t, struc
     struct json tools = json_find(row, "tools");
     const char *text;
     int64_t size;
-    if (!t) return chat_render_harmony(out, row, opt, err);
     if (json_type(tools) != JSON_STRING) return render(out, t, row, tools, opt, err);
     if (json_str(tools, &text, &size, err)) return -1;
     struct json_doc *doc = json_parse(text, size, "tools", err);
@@ -491,7 +490,7 @@ static int render_row(struct text_buf *out, const struct chat_template *t, struc
 int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
                          const struct chat_options *opt, struct err *err)
 {
-    if (t && t->tools_only && !json_given(json_find(row, "tools")))
+    if (t->tools_only && !json_given(json_find(row, "tools")))
         return err_set(err, "a row without tools: the checkpoint has only the chat template \"tool_use\", none named "
                             "\"default\"; set data.chat_template");
     return render_row(out, t, row, opt, err);

@@ -3,6 +3,7 @@
 #define MT_CHAT_TEMPLATE_H
 
 #include "data/chat/chat.h"
+#include "data/chat/chat_arguments.h"
 
 struct chat_template; /* read-only after load: threads may share it */
 
@@ -40,6 +41,7 @@ int64_t chat_template_stop_at(const struct chat_template *t, const char *text, i
  * arguments it takes; chat_template_render then gives it that form. Call it after chat_template_add_stop and
  * chat_template_set_kwargs. NULL is fine. */
 void chat_template_probe(struct chat_template *t);
+enum chat_arguments chat_template_arguments(const struct chat_template *t); /* that form */
 /* The added token that begins the message after an answer, a tool result or a user's message, when nothing else ends
  * the answer (GLM-4.5: "<|observation|>", "<|user|>"). NULL: the template ends answers itself, or no added token
  * follows them. */
@@ -50,10 +52,10 @@ bool chat_template_never_ends(const struct chat_template *t);
 /* Renders an answer that is the last message; returns where the text after its content begins in `out`. */
 int64_t chat_template_end(struct text_buf *out, const struct chat_template *t);
 
-/* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. t NULL: harmony,
- * with its spans. DeepSeek V4's rules: a span for each answer. The template finds a message's `thinking` also as
+/* Appends the row's text, as transformers' apply_chat_template, and the spans of {% generation %}. DeepSeek V4's rules:
+ * a span for each answer, and no places (chat_options). The template finds a message's `thinking` also as
  * `reasoning_content`, and the reverse. `tools` may be its JSON as a string; members of `chat_template_kwargs` are
- * variables too. */
+ * variables too, unless they are null. */
 int chat_template_render(struct text_buf *out, const struct chat_template *t, struct json row,
                          const struct chat_options *opt, struct err *err) MT_CHECK;
 

@@ -1,12 +1,12 @@
-/* test_chat.c - compares harmony and DeepSeek V4's format with the published template and encoder; loss spans, errors,
- * ids of special tokens. tests/parity/make_{chat,deepseek}_vectors.py write the expected texts. */
+/* test_chat.c - compares gpt-oss's conversations and DeepSeek V4's format with the published template and encoder; loss
+ * spans, errors, ids of special tokens. tests/parity/make_{chat,deepseek}_vectors.py write the expected texts. */
 #include "tests/test.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "data/chat/chat_deepseek.h"
-#include "data/chat/chat_samples.h"
+#include "data/chat/chat_reader.h"
 #include "data/file/file.h"
 #include "data/rows.h"
 
@@ -21,15 +21,25 @@ static struct json_doc *load(const char *name, int64_t least)
 
 static struct json_doc *load_cases(void) { return load("chat/harmony.json", 30); }
 
+/* gpt-oss's; kwargs: its variables. */
+static struct chat_template *load_gptoss(const char *kwargs)
+{
+    struct err err;
+    struct chat_template *t;
+    if (chat_template_load(&t, fixture("../../configs/tiny-gptoss"), NULL, &err) ||
+        chat_template_set_kwargs(t, kwargs, &err))
+        fail_msg("%s", err.msg);
+    chat_template_probe(t);
+    return t;
+}
+
 static struct chat_options options_of(struct json c)
 {
     struct err err;
     struct chat_options o = {0};
     struct json j = json_find(c, "options");
     assert_false(json_opt_str(j, "date", &o.date, &err) ||
-                 json_opt_str(j, "reasoning_effort", &o.reasoning_effort, &err));
-    assert_false(json_opt_str(j, "model_identity", &o.model_identity, &err));
-    assert_false(json_opt_bool(j, "generation_prompt", &o.generation_prompt, &err));
+                 json_opt_bool(j, "generation_prompt", &o.generation_prompt, &err));
     return o;
 }
 
@@ -53,21 +63,40 @@ static void check(const struct text_buf *t, struct json c, const char *name)
         }
 }
 
+/* The text of a case, in r until its next one. Only rows that transformers would not take are rewritten for the
+ * template. */
+static const struct text_buf *read_case(struct chat_reader *r, struct json c)
+{
+    static const char *const rewritten[] = {"null is absent", "no calls"};
+    struct err err;
+    const struct chat_options options = options_of(c);
+    const struct json row = json_find(c, "row");
+    const char *name;
+    assert_false(json_get_str(c, "name", &name, &err));
+    const int rc = str_in(name, rewritten, MT_LEN(rewritten))
+                       ? chat_reader_samples(r, row, LOSS_ASSISTANT, true, &options, &err)
+                       : chat_samples_make(&r->samples, r->template, row, LOSS_ASSISTANT, true, &options, &err);
+    if (rc) fail_msg("%s: %s", name, err.msg);
+    return &r->samples.items[0];
+}
+
 static void vectors(void **state)
 {
     (void)state;
     struct json_doc *doc = load_cases();
+    struct chat_template *plain = load_gptoss("{}"),
+                         *set = load_gptoss("{\"reasoning_effort\":\"high\",\"model_identity\":\"You are a test.\"}");
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
         struct err err;
-        struct text_buf t = {0};
-        struct json c = json_at(json_root(doc), i);
-        struct chat_options options = options_of(c);
+        const struct json c = json_at(json_root(doc), i);
         const char *name;
         assert_false(json_get_str(c, "name", &name, &err));
-        if (chat_render_harmony(&t, json_find(c, "row"), &options, &err)) fail_msg("%s: %s", name, err.msg);
-        check(&t, c, name);
-        text_free(&t);
+        struct chat_reader r = {.template = strcmp(name, "options") ? plain : set};
+        check(read_case(&r, c), c, name);
+        chat_reader_free(&r);
     }
+    chat_template_free(plain);
+    chat_template_free(set);
     json_free(doc);
 }
 
@@ -77,27 +106,33 @@ static void appends(void **state)
     (void)state;
     struct err err;
     struct text_buf t = {0};
+    struct chat_template *template;
     struct chat_options options = {0};
-    static const char good[] =
-        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}";
+    const char *text = "{% for m in messages %}{% generation %}{{ m.content + '' }}{% endgeneration %}|{% endfor %}";
+    static const char good[] = "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\"}]}";
     static const char bad[] = "{\"messages\":[{\"role\":\"assistant\",\"content\":\"b\"},{\"role\":\"nobody\"}]}";
+    char path[MT_PATH];
+    snprintf(path, sizeof(path), "%s/t.jinja", scratch_dir());
+    assert_int_equal(file_write_atomic(path, text, (int64_t)strlen(text), &err), 0);
+    assert_int_equal(chat_template_load(&template, scratch_dir(), path, &err), 0);
     struct json_doc *a = json_parse(good, (int64_t)strlen(good), "a", &err),
                     *b = json_parse(bad, (int64_t)strlen(bad), "b", &err);
     assert_true(a && b);
-    assert_int_equal(chat_render_harmony(&t, json_root(a), &options, &err), 0);
+    assert_int_equal(chat_template_render(&t, template, json_root(a), &options, &err), 0);
     int64_t size = t.size;
     assert_int_equal(t.n_spans, 1);
-    assert_int_equal(chat_render_harmony(&t, json_root(b), &options, &err), -1);
+    assert_int_equal(chat_template_render(&t, template, json_root(b), &options, &err), -1);
     assert_int_equal(t.size, size);
     assert_int_equal(t.n_spans, 1);
-    assert_int_equal(chat_render_harmony(&t, json_root(a), &options, &err), 0);
+    assert_int_equal(chat_template_render(&t, template, json_root(a), &options, &err), 0);
     assert_int_equal(t.size, 2 * size);
     assert_int_equal(t.n_spans, 2);
     assert_int_equal(t.spans[1][0], size + t.spans[0][0]);
-    assert_int_equal(t.spans[1][1], t.size);
+    assert_int_equal(t.spans[1][1], size + t.spans[0][1]);
     assert_memory_equal(t.text, t.text + size, (size_t)size);
     json_free(a);
     json_free(b);
+    chat_template_free(template);
     text_free(&t);
     text_free(&t);
 }
@@ -109,6 +144,8 @@ static void appends(void **state)
 #define FUNCTION(f) TOOLS("[{\"function\":{" f "}}]")
 #define SPEC(s)     FUNCTION("\"name\":\"f\",\"description\":\"d\",\"parameters\":{" s "}")
 
+#define A "{\"role\":\"assistant\",\"content\":\"a\"}"
+
 static const struct {
     const char *row, *error;
 } refusals[] = {
@@ -118,87 +155,76 @@ static const struct {
     {"{\"messages\":[]}", "key `messages`: is empty"},
     {ONE("5"), "key `messages[1].role`: is missing"},
     {ONE("{\"content\":\"x\"}"), "key `messages[1].role`: is missing"},
-    {ONE("{\"role\":\"robot\",\"content\":\"x\"}"), "key `messages[1]`: role \"robot\" is unknown"},
-    {ONE("{\"role\":\"system\",\"content\":\"x\"}"), "key `messages[1]`: role \"system\" is allowed only in the first"},
-    {ONE("{\"role\":\"developer\",\"content\":\"x\"}"), "only in the first message: move its text there, or"},
+    {ONE("{\"role\":\"robot\",\"content\":\"x\"}," A),
+     "`messages[1]`: the chat template does not write `content` of this"},
+    {ONE("{\"role\":\"system\",\"content\":\"x\"}," A),
+     "of this message of role \"system\", so it would not be trained"},
+    {ONE("{\"role\":\"developer\",\"content\":\"x\"}," A), "of this message of role \"developer\""},
     {ONE("{\"role\":\"user\"}"), "key `messages[1]`: has no content"},
     {ONE("{\"role\":\"user\",\"content\":null}"), "key `messages[1]`: has no content"},
-    {ONE("{\"role\":\"user\",\"content\":[\"x\"]}"), "key `messages[1].content`: must be a string, not an array"},
-    {ONE("{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"), "write their texts as one string"},
-    {ONE("{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"x\"}]}"), "takes no list of parts; write"},
-    {ONE("{\"role\":\"assistant\"}"), "key `messages[1]`: has neither content nor tool_calls"},
-    {ONE("{\"role\":\"assistant\",\"thinking\":\"x\"}"), "key `messages[1]`: has neither content nor tool_calls"},
-    {ONE("{\"role\":\"assistant\",\"content\":7}"), "key `messages[1].content`: must be a string, not an integer"},
-    {ONE("{\"role\":\"assistant\",\"content\":\"\",\"thinking\":{}}"), "key `messages[1].thinking`: must be a string"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"\",\"thinking\":{}}"), "`+` is not defined between str and dict"},
     {ONE("{\"role\":\"assistant\",\"content\":\"a<|channel|>analysis<|message|>\"}"),
-     "key `messages[1]`: holds \"<|channel|>analysis<|message|>\""},
-    {ONE("{\"role\":\"assistant\",\"content\":\"<<|channel|>final<|message|>b\"}"), "holds \"<|channel|>final"},
-    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"<|channel|>final<|message|>\"}"), "holds \"<|chan"},
-    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"<|channel|>final<|message|>\"}"), "holds"},
+     "You have passed a message containing <|channel|> tags in the content field"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"<<|channel|>final<|message|>b\"}"), "tags in the content field"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"<|channel|>final<|message|>\"}"),
+     "tags in the thinking field"},
+    {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"reasoning_content\":\"<|channel|>final<|message|>\"}"),
+     "tags in the thinking field"},
     {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"\",\"reasoning\":\"<|channel|>final<|message|>\"}"),
-     "holds"},
-    {ONE("{\"role\":\"tool\",\"content\":\"x\"}"), "key `messages[1]`: is a tool's result without a preceding call"},
-    {"{\"messages\":[{\"role\":\"system\",\"content\":[]}]}",
-     "`messages[0].content`: must be a string, not an array: the"},
+     "tags in the thinking field"},
+    {ONE("{\"role\":\"tool\",\"content\":\"x\"}"), "there was no previous assistant message with a tool call"},
     {CALL("{\"name\":\"f\",\"arguments\":{}},{\"name\":\"g\",\"arguments\":{}}"),
      "tool_calls`: has 2 calls, and the chat template writes only one"},
-    {ONE("{\"role\":\"assistant\",\"tool_calls\":{\"a\":1,\"b\":2}}"), "tool_calls`: must be an array of one call"},
+    {ONE("{\"role\":\"assistant\",\"tool_calls\":{\"a\":1,\"b\":2}}"), "key `messages[1].tool_calls.name`: is missing"},
     {CALL("{\"arguments\":{}}"), "key `messages[1].tool_calls[0].name`: is missing"},
-    {CALL("{\"name\":\"f\"}"), "key `messages[1].tool_calls[0].arguments`: is missing"},
     {CALL("{\"function\":{\"name\":\"f\",\"arguments\":\"{x\"}}"),
-     "function.arguments`: is a string that is not valid JSON"},
-    {CALL("7"), "key `messages[1].tool_calls[0].name`: is missing"},
+     "function.arguments`: the arguments of a call must be an object"},
+    {CALL("{\"name\":\"f\",\"arguments\":1}"), "[0].arguments`: the arguments of a call must be an object"},
+    {CALL("7"), "key `messages[1].tool_calls[0]`: is not JSON of a call"},
     {ONE("{\"role\":\"assistant\",\"content\":\"a\",\"thinking\":\"b\",\"tool_calls\":[{\"name\":\"f\","
-         "\"arguments\":1}]}"),
-     "key `messages[1]`: has content and thinking with a tool call"},
-    {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":1}]},"
-     "{\"role\":\"tool\"}]}",
-     "key `messages[2].content`: is missing"},
-    {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":1}]},"
-     "{\"role\":\"assistant\",\"content\":\"a\"},{\"role\":\"tool\",\"content\":1}]}",
-     "key `messages[3]`: is a tool's"},
+         "\"arguments\":{}}]}"),
+     "Cannot pass both content and thinking in an assistant message with tool calls"},
+    {"{\"messages\":[" USER ",{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":{}}]}," A
+     ",{\"role\":\"tool\",\"content\":1}]}",
+     "there was no previous assistant message with a tool call"},
     {"{\"messages\":[" USER "],\"chat_template_kwargs\":[1]}", "key `chat_template_kwargs`: must be an object"},
-    {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"reasoning_effort\":1}}", "reasoning_effort`: must be a"},
-    {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"builtin_tools\":[\"python\"]}}", "set data.chat_template"},
-    {TOOLS("5"), "key `tools`: must be an array"},
-    {TOOLS("{\"a\":1}"), "key `tools`: must be an array"},
-    {TOOLS("\"[\""), "key `tools`: is a string that is not valid JSON"},
-    {TOOLS("[{\"name\":\"f\"}]"), "key `tools[0].function`: is missing"},
-    {FUNCTION("\"name\":\"f\""), "key `tools[0].function.description`: is missing"},
-    {FUNCTION("\"description\":\"d\""), "key `tools[0].function.name`: is missing"},
-    {SPEC("\"properties\":[1]"), "parameters.properties`: must be an object"},
-    {SPEC("\"properties\":{\"a\":{}},\"required\":\"a\""), "parameters.required`: must be an array"},
-    {SPEC("\"properties\":{\"a\":{\"description\":[1]}}"), "properties.a.description`: must be a string"},
-    {SPEC("\"properties\":{\"a\":{\"type\":\"string\",\"enum\":\"x\"}}"), "properties.a.enum`: must be an array"},
-    {SPEC("\"properties\":{\"a\":{\"type\":\"string\",\"enum\":[[1]]}}"), "a.enum[0]`: must be a string, not an array"},
-    {SPEC("\"properties\":{\"a\":{\"enum\":[1],\"default\":1}}"), "properties.a.default`: must be a string"},
-    {SPEC("\"properties\":{\"a\":{\"oneOf\":{\"b\":1}}}"), "properties.a.oneOf`: must be an array"},
-    {SPEC("\"properties\":{\"a\":{\"oneOf\":[{\"description\":1}]}}"), "oneOf[0].description`: must be a string"},
-    {SPEC("\"properties\":{\"a\":{\"type\":\"object\",\"properties\":[1]}}"), "a.properties`: must be an object"},
+    {"{\"messages\":[" USER "],\"chat_template_kwargs\":{\"reasoning_effort\":1}}", "`+` is not defined between str"},
+    {TOOLS("5"), "key `tools`: must be a list of tools, a tool, or its JSON"},
+    {TOOLS("{\"a\":1}"), "'function' is undefined"},
+    {TOOLS("\"[\""), "is a string that is not valid JSON of a tool"},
+    {TOOLS("[{\"name\":\"f\"}]"), "'description' is undefined"},
+    {FUNCTION("\"name\":\"f\""), "'description' is undefined"},
+    {FUNCTION("\"description\":\"d\""), "'name' is undefined"},
+    {SPEC("\"properties\":[1]"), "the method `items` of a list"},
+    {SPEC("\"properties\":{\"a\":{\"description\":[1]}}"), "`+` is not defined between str and list"},
+    {SPEC("\"properties\":{\"a\":{\"enum\":[1],\"default\":1}}"), "`+` is not defined between str and int"},
+    {SPEC("\"properties\":{\"a\":{\"oneOf\":[{\"description\":1}]}}"), "`+` is not defined between str and int"},
+    {SPEC("\"properties\":{\"a\":{\"type\":\"object\",\"properties\":[1]}}"), "the method `items` of a list"},
     {SPEC("\"properties\":{\"a\":{\"type\":\"object\",\"properties\":{\"b\":{}},\"required\":true}}"),
-     "a.required`: must"},
+     "bool cannot be iterated over"},
 };
 
 static void refused(void **state)
 {
     (void)state;
-    struct chat_options options = {0};
-    struct text_buf t = {0};
+    const struct chat_options options = {0};
+    struct chat_template *t = load_gptoss("{}");
+    struct chat_reader r = {.template = t};
     for (int64_t i = 0; i < MT_LEN(refusals); i++) {
         struct err err = {.msg = ""};
         struct json_doc *doc = json_parse(refusals[i].row, (int64_t)strlen(refusals[i].row), "f:1", &err);
         if (!doc) fail_msg("%s", err.msg);
-        if (!chat_render_harmony(&t, json_root(doc), &options, &err)) fail_msg("%s was not refused", refusals[i].row);
+        if (!chat_reader_samples(&r, json_root(doc), LOSS_ASSISTANT, false, &options, &err))
+            fail_msg("%s was not refused", refusals[i].row);
         if (strncmp(err.msg, "f:1: ", 5) || !strstr(err.msg, refusals[i].error))
             fail_msg("%s gives: %s", refusals[i].row, err.msg);
-        assert_int_equal(t.size, 0);
-        assert_int_equal(t.n_spans, 0);
         json_free(doc);
     }
-    text_free(&t);
+    chat_reader_free(&r);
+    chat_template_free(t);
 }
 
-/* A row's chat_template_kwargs replace the options. */
+/* A row's chat_template_kwargs replace data.chat_kwargs. */
 static void own_variables(void **state)
 {
     (void)state;
@@ -206,18 +232,20 @@ static void own_variables(void **state)
         {"null", "You are M.\n", "\n\nReasoning: low\n"},
         {"{\"reasoning_effort\":\"high\",\"builtin_tools\":null}", "You are M.\n", "\n\nReasoning: high\n"},
         {"{\"model_identity\":\"You are N.\",\"other\":1}", "You are N.\n", "\n\nReasoning: low\n"}};
-    const struct chat_options options = {.reasoning_effort = "low", .model_identity = "You are M."};
+    const struct chat_options options = {0};
+    struct chat_template *template = load_gptoss("{\"reasoning_effort\":\"low\",\"model_identity\":\"You are M.\"}");
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         char row[256];
         struct err err;
         struct text_buf t = {0};
         snprintf(row, sizeof(row), "{\"messages\":[" USER "],\"chat_template_kwargs\":%s}", rows[i][0]);
         struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
-        if (!doc || chat_render_harmony(&t, json_root(doc), &options, &err)) fail_msg("%s", err.msg);
+        if (!doc || chat_template_render(&t, template, json_root(doc), &options, &err)) fail_msg("%s", err.msg);
         if (!strstr(t.text, rows[i][1]) || !strstr(t.text, rows[i][2])) fail_msg("%s", t.text);
         json_free(doc);
         text_free(&t);
     }
+    chat_template_free(template);
 }
 
 /* Loss spans begin and end at token boundaries: each special token is one token, and no token crosses the end of a
@@ -230,25 +258,25 @@ static void edges_are_token_edges(void **state)
     struct tokenizer *tok = tokenizer_load(fixture("../../configs/tiny-gptoss/tokenizer.json"), &err);
     if (!tok) fail_msg("%s", err.msg);
     struct token_list list = {0};
-    struct text_buf t = {0};
+    struct chat_template *template = load_gptoss("{}");
+    struct chat_reader r = {.template = template};
     for (int64_t i = 0; i < json_count(json_root(doc)); i++) {
-        struct json c = json_at(json_root(doc), i);
-        struct chat_options options = options_of(c);
-        t.size = t.n_spans = list.count = 0;
-        assert_int_equal(chat_render_harmony(&t, json_find(c, "row"), &options, &err), 0);
-        assert_int_equal(tokenizer_encode(tok, t.text, t.size, true, &list, &err), 0);
-        for (int64_t k = 0; k < t.n_spans; k++) {
+        const struct text_buf *t = read_case(&r, json_at(json_root(doc), i));
+        list.count = 0;
+        assert_int_equal(tokenizer_encode(tok, t->text, t->size, true, &list, &err), 0);
+        for (int64_t k = 0; k < t->n_spans; k++) {
             int64_t begins = 0, ends = 0;
             for (int64_t n = 0; n < list.count; n++) {
-                begins += list.begin[n] == t.spans[k][0];
-                ends += list.end[n] == t.spans[k][1];
+                begins += list.begin[n] == t->spans[k][0];
+                ends += list.end[n] == t->spans[k][1];
             }
             assert_int_equal(begins, 1);
             assert_int_equal(ends, 1);
         }
     }
     token_list_free(&list);
-    text_free(&t);
+    chat_reader_free(&r);
+    chat_template_free(template);
     tokenizer_free(tok);
     json_free(doc);
 }

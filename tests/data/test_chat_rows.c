@@ -47,7 +47,8 @@
 #define PLAIN_QA                "<|user|>q<|im_end|><|assistant|>[[a<|im_end|>]]"
 
 struct row {
-    const char *template, *row, *expected; /* samples, loss in [[ ]], "/" between them; or "!" and words of the error */
+    const char *template, *row, *expected; /* NULL: gpt-oss's (rows_chat); samples, loss in [[ ]], "/" between them; or
+                                              "!" and words of the error */
 };
 
 static struct chat_template *load(const char *text)
@@ -83,7 +84,7 @@ static void check(const struct row *row, struct row_options opt)
 {
     struct chat_template *t = row->template ? load(row->template) : NULL;
     struct err err;
-    opt.chat = t;
+    opt.chat = t ? t : rows_chat;
     struct row_reader reader = {.opt = &opt, .tok = rows_tok};
     struct text_buf got = {0};
     struct json_doc *doc = json_parse(row->row, (int64_t)strlen(row->row), "row", &err);
@@ -144,7 +145,6 @@ static void dropped_parts(void **state)
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
 
-/* gpt-oss's published template and the built-in renderer give the same errors. */
 static void gptoss_names_dropped_parts(void **state)
 {
     (void)state;
@@ -155,17 +155,10 @@ static void gptoss_names_dropped_parts(void **state)
         "!`messages[1].tool_calls`: has 3 calls, and the chat template writes only one: give each";
     static const char lost[] = "!`messages[1]`: the chat template does not write `refusal` of this message of role "
                                "\"assistant\", so it would not be trained";
-    struct err err;
-    int64_t size;
-    char row[512],
-        *template = file_read(fixture("../../configs/tiny-gptoss/chat_template.jinja"), 1 << 20, &size, &err);
-    assert_non_null(template);
+    char row[512];
     snprintf(row, sizeof(row), "{\"messages\": [%s,%s]}", Q, refusal);
-    for (int i = 0; i < 2; i++) {
-        check(&(struct row){i ? template : NULL, calls, one}, (struct row_options){0});
-        check(&(struct row){i ? template : NULL, row, lost}, (struct row_options){0});
-    }
-    mem_free(template);
+    check(&(struct row){NULL, calls, one}, (struct row_options){0});
+    check(&(struct row){NULL, row, lost}, (struct row_options){0});
 }
 
 /* data.dropped = warn trains what is left, but never an answer of which nothing is written. */
@@ -235,7 +228,7 @@ static void roles_of_other_programs(void **state)
         {CALLING, "{\"conversations\": [" Q "," A "], \"system\": \"s\"}", "<|system|>s" QA},
         {CALLING, ROWX(Q "," A, "\"system\": \"s\""), "<|system|>s" QA},
         {CALLING, ROWX(M("system", "t") "," Q "," A, "\"system\": \"s\""), "!two system prompts"},
-        {NULL, ROW(M("function", "r")), "!without a preceding call"},
+        {NULL, ROW(M("function", "r")), "!no previous assistant message with a tool call"},
     };
     check_all(rows, MT_LEN(rows), (struct row_options){0});
 }
@@ -323,6 +316,11 @@ static void contents_that_are_no_text(void **state)
          HARMONY "<|end|><|start|>user<|message|>q<|end|><|start|>assistant[[ to=functions.f<|channel|>commentary "
                  "json<|message|>{}<|call|>]]<|start|>functions.f to=assistant<|channel|>commentary<|message|>[1, "
                  "{\"n\": 2}]<|end|><|start|>assistant[[<|channel|>final<|message|>a<|return|>]]"},
+        {NULL, ROW(Q "," MX("assistant", "", CALL("{}")) "," MJ("tool", "null") "," A),
+         HARMONY
+         "<|end|><|start|>user<|message|>q<|end|><|start|>assistant[[ to=functions.f<|channel|>commentary "
+         "json<|message|>{}<|call|>]]<|start|>functions.f to=assistant<|channel|>commentary<|message|>null<|end|>"
+         "<|start|>assistant[[<|channel|>final<|message|>a<|return|>]]"},
         {NULL, ROWX(Q "," A, "\"tools\": [{\"name\": \"f\", \"description\": \"d\"}]"),
          HARMONY "\nCalls to these tools must go to the commentary channel: 'functions'.<|end|><|start|>developer"
                  "<|message|># Tools\n\n## functions\n\nnamespace functions {\n\n// d\ntype f = () => any;\n\n} // "
@@ -330,6 +328,32 @@ static void contents_that_are_no_text(void **state)
                  "<|message|>a<|return|>]]"},
     };
     check_all(rows, MT_LEN(rows), (struct row_options){0});
+}
+
+/* gpt-oss: a final answer removes the reasoning before the calls, and ends in <|end|> unless it is the last message. */
+static void gptoss_calls_with_reasoning(void **state)
+{
+    (void)state;
+#define TURN(more)  MX("assistant", "", CALL("{}") more) "," M("tool", "t") ","
+#define CONTEXT     HARMONY "<|end|><|start|>user<|message|>q<|end|><|start|>assistant"
+#define THINKS(r)   "<|channel|>analysis<|message|>" r "<|end|><|start|>assistant"
+#define CALLING_F   " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+#define RESULTED    "<|start|>functions.f to=assistant<|channel|>commentary<|message|>\"t\"<|end|><|start|>assistant"
+#define FINAL(c, e) "<|channel|>final<|message|>" c e
+#define AGAIN       FINAL("a", "<|end|>") "<|start|>user<|message|>q<|end|><|start|>assistant"
+    static const char row[] = ROW(Q "," TURN(", \"thinking\": \"r\"") TURN(", \"thinking\": \"s\"")
+                                      MX("assistant", "a", "\"thinking\": \"w\"") "," Q "," M("assistant", "b"));
+    static const struct row split = {
+        NULL, row,
+        CONTEXT "[[" THINKS("r") CALLING_F "]]" RESULTED "[[" THINKS("s") CALLING_F "]]" RESULTED "[[" THINKS("w")
+            FINAL("a", "<|return|>") "]]/" CONTEXT CALLING_F RESULTED CALLING_F RESULTED AGAIN
+                                     "[[" FINAL("b", "<|return|>") "]]"};
+    static const struct row whole = {
+        NULL, row,
+        CONTEXT "[[" CALLING_F "]]" RESULTED "[[" CALLING_F "]]" RESULTED "[[" FINAL(
+            "a", "<|end|>") "]]<|start|>user<|message|>q<|end|><|start|>assistant[[" FINAL("b", "<|return|>") "]]"};
+    check(&split, (struct row_options){0});
+    check(&whole, (struct row_options){.whole = true});
 }
 
 /* A template that leaves out the reasoning that a content begins with. */
@@ -544,6 +568,7 @@ int test_chat_rows(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(dropped_parts),
                                        cmocka_unit_test(gptoss_names_dropped_parts),
+                                       cmocka_unit_test(gptoss_calls_with_reasoning),
                                        cmocka_unit_test(dropped_parts_with_a_warning),
                                        cmocka_unit_test(roles_of_other_programs),
                                        cmocka_unit_test(contents),

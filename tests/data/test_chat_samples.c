@@ -394,7 +394,7 @@ static void whole_conversations(void **state)
          "<|user|>\na<|assistant|>\n[[b<|im_end|>]]<|user|>\nc<|assistant|>\n<think>\n[[r</think>d<|im_end|>]]"},
         {OPEN_BLOCK("true"), "<|user|>\na<|assistant|>\n<think>\n[[r</think>b<|im_end|>]]<|user|>\nc<|assistant|>\n"
                              "<think>\n[[r</think>d<|im_end|>]]"},
-        {END_OF_TEXT, "messages[3]`: the answer cannot be found in the whole conversation"},
+        {END_OF_TEXT, "messages[1]`: the answer cannot be found in the whole conversation"},
     };
     static const char *const answers[2] = {"b", "d"};
     struct text_buf got = {0};

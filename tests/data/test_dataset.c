@@ -149,7 +149,8 @@ static void format_by_keys(void **state)
 {
     (void)state;
     const char *path = rows_write("{\"text\": \"ab\"}\n{\"prompt\": \"ab\", \"completion\": \"c\", \"text\": \"x\"}\n"
-                                  "{\"messages\": [{\"role\": \"assistant\", \"content\": \"d\"}], \"id\": 7}\n");
+                                  "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+                                  "\"content\": \"d\"}], \"id\": 7}\n");
     struct dataset ds;
     struct dataset_options opt = rows_options();
     rows_load(&ds, path, &opt);
@@ -289,9 +290,13 @@ static void bad_rows(void **state)
         {"{\"messages\": [], \"rejected_messages\": [{}]}", "to train on the good answers, remove the key"},
         {"{\"messages\": \"hello\"}", "messages"},
         {"{\"messages\": [{\"from\": \"human\", \"value\": \"a\"}]}", "set data.columns = conversations=messages"},
-        {"{\"conversations\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
+        {"{\"conversations\": [{\"role\": \"judge\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": \"q\"}, "
+         "{\"role\": \"assistant\", \"content\": \"b\"}]}",
+         "judge"},
         {"{\"conversations\": [{\"from\": \"judge\", \"value\": \"a\"}]}", "`from` \"judge\" is unknown"},
-        {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}]}", "judge"},
+        {"{\"messages\": [{\"role\": \"judge\", \"content\": \"a\"}, {\"role\": \"user\", \"content\": \"q\"}, "
+         "{\"role\": \"assistant\", \"content\": \"b\"}]}",
+         "judge"},
         {"{\"messages\": [{\"role\": \"user\"}]}", "messages"},
     };
     struct dataset_options opt = rows_options();
@@ -741,30 +746,15 @@ static void weighted_files(void **state)
     rows_refused(files, &opt, "* must be followed by a weight");
 }
 
-/* Without one of harmony's special tokens in the tokenizer, conversations are an error, not ordinary text. */
-static void messages_need_the_marks(void **state)
+/* Without a chat template conversations are an error, not ordinary text. */
+static void messages_need_a_template(void **state)
 {
     (void)state;
-    struct err err;
-    int64_t size;
-    struct dataset ds;
-    const struct dataset_options opt = rows_options();
-    char *text = file_read(fixture("data/bytes.tokenizer.json"), 1 << 20, &size, &err);
-    assert_non_null(text);
-    char *mark = strstr(text, "<|channel|>");
-    assert_non_null(mark);
-    memcpy(mark, "<|chan-el|>", 11);
-    struct tokenizer *other = tokenizer_load(rows_write_text(text, size), &err);
-    assert_non_null(other);
-    const char *rows = rows_write("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
-                                  "{\"role\":\"assistant\",\"content\":\"ok\"}]}\n");
-    assert_int_equal(dataset_load(&ds, rows, other, &opt, &err), -1);
-    assert_non_null(
-        strstr(err.msg, "messages need a chat template, and the checkpoint has none: set data.chat_template"));
-    assert_int_equal(dataset_load(&ds, rows, rows_tok, &opt, &err), 0);
-    dataset_free(&ds);
-    tokenizer_free(other);
-    mem_free(text);
+    struct dataset_options opt = rows_options();
+    opt.chat = NULL;
+    rows_refused(rows_write("{\"messages\":[{\"role\":\"user\",\"content\":\"10\"},"
+                            "{\"role\":\"assistant\",\"content\":\"ok\"}]}\n"),
+                 &opt, "messages need a chat template, and the checkpoint has none: set data.chat_template");
 }
 
 int test_dataset(void)
@@ -793,7 +783,7 @@ int test_dataset(void)
         cmocka_unit_test(untrained_turns),
         cmocka_unit_test(columns),
         cmocka_unit_test(weighted_files),
-        cmocka_unit_test(messages_need_the_marks),
+        cmocka_unit_test(messages_need_a_template),
     };
     return cmocka_run_group_tests_name("dataset", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

@@ -468,7 +468,9 @@ static void what_carries_loss(void **state)
     struct json templates = json_find(json_root(doc), "templates");
     struct chat_template *think = load_template(json_find(templates, "chatml")),
                          *marked = load_template(json_find(templates, "chatml marked")),
-                         *tulu = load_template(json_find(templates, "tulu"));
+                         *tulu = load_template(json_find(templates, "tulu")), *gptoss;
+    struct err err;
+    assert_int_equal(chat_template_load(&gptoss, fixture("../../configs/tiny-gptoss"), NULL, &err), 0);
     assert_trained(think, "", LOSS_ASSISTANT, false,
                    "<think>\n\n</think>\n\nb<|im_end|>|/<think>\n\n</think>\n\nd<|im_end|>|/");
     assert_trained(think, "", LOSS_ASSISTANT, true, "b<|im_end|>|<think>\n\n</think>\n\nd<|im_end|>|/");
@@ -483,10 +485,11 @@ static void what_carries_loss(void **state)
     assert_trained(
         tulu, "", LOSS_ALL, false,
         "<|endoftext|><|user|>\na\n<|assistant|>\nb<|endoftext|>\n<|user|>\nc\n<|assistant|>\nd<|endoftext|>|/");
-    assert_trained(NULL, "", LOSS_LAST, false, "<|channel|>final<|message|>d<|return|>|/");
+    assert_trained(gptoss, "", LOSS_LAST, false, "<|channel|>final<|message|>d<|return|>|/");
     chat_template_free(think);
     chat_template_free(marked);
     chat_template_free(tulu);
+    chat_template_free(gptoss);
     json_free(doc);
 }
 

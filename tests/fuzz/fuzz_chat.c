@@ -1,5 +1,8 @@
-/* fuzz_chat.c - fuzzes the chat formats written in C: renders a row of a data set as a conversation. The result is
- * either text with ordered spans or an error. */
+/* fuzz_chat.c - renders a row of a data set as a conversation, with gpt-oss's template and DeepSeek's rules. The result
+ * is either text with ordered spans or an error. Run it from the repository's root. */
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "data/chat/chat_deepseek.h"
 #include "data/chat/chat_reader.h"
 
@@ -13,13 +16,18 @@ static void check(const struct text_buf *t)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    static struct chat_template *gptoss, *deepseek;
+    static struct chat_reader readers[2]; /* what a template takes is found once */
     struct err err = {""};
+    if (!gptoss && chat_template_load(&gptoss, "configs/tiny-gptoss", NULL, &err)) {
+        fprintf(stderr, "%s\n", err.msg);
+        exit(1);
+    }
+    if (!deepseek) deepseek = chat_template_deepseek();
     struct json_doc *doc = json_parse((const char *)data, (int64_t)size, "row", &err);
     if (!doc) return 0;
-    struct chat_template *deepseek = chat_template_deepseek();
-    static struct chat_reader readers[2]; /* what a template takes is found once */
-    for (int way = 0; way < 4; way++) {   /* harmony or DeepSeek, each as one text and as samples */
-        const struct chat_template *t = way & 1 ? deepseek : NULL;
+    for (int way = 0; way < 4; way++) { /* each as one text and as samples */
+        const struct chat_template *t = way & 1 ? deepseek : gptoss;
         const struct chat_options opt = {.generation_prompt = size & 1};
         struct chat_samples samples = {0};
         struct text_buf text = {0};
@@ -34,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     for (int k = 0; k < 2; k++) {
         const struct chat_options opt = {.date = NULL};
-        readers[k].template = k ? deepseek : NULL;
+        readers[k].template = k ? deepseek : gptoss;
         readers[k].on_dropped = size & 4 ? DROPPED_WARN : DROPPED_REFUSE;
         err.msg[0] = 0;
         const int rc = size & 8
@@ -43,7 +51,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         MT_REQUIRE(!rc || err.msg[0], "an error without words");
         for (int64_t i = 0; !rc && i < readers[k].samples.count; i++) check(&readers[k].samples.items[i]);
     }
-    chat_template_free(deepseek);
     json_free(doc);
     return 0;
 }

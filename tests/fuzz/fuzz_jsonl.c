@@ -43,8 +43,10 @@ static void read_epoch(const struct dataset *ds, const struct dataset_options *o
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct tokenizer *tok;
+    static struct chat_template *chat;
     struct err err;
-    if (!tok && !(tok = tokenizer_load("configs/tiny-gptoss/tokenizer.json", &err))) {
+    if (!tok && (!(tok = tokenizer_load("configs/tiny-gptoss/tokenizer.json", &err)) ||
+                 row_template(&chat, tok, "configs/tiny-gptoss", NULL, &err))) {
         fprintf(stderr, "%s\n", err.msg);
         exit(1);
     }
@@ -57,6 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         .eos = 4089,
         .vocab = 4096,
         .chat_date = "2025-01-01",
+        .chat = chat,
     };
     char path[64];
     int fd = memfd_create("rows", 0);

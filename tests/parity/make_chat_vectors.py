@@ -87,7 +87,7 @@ CASES = [
     ("prompt after an answer", [user("a"), answer("b", thinking="c")], {"generation_prompt": True}),
     ("reasoning", [user("What is 2 + 2?"), answer("4", thinking="Simple arithmetic."), user("And 9 / 2?"),
                    answer("4.5", thinking="Divide nine by two.")], {}),
-    ("empty reasoning", [user("a"), answer("", thinking="")], {}),
+    ("empty reasoning", [user("a"), answer("b", thinking="")], {}),
     ("tool call", [system("Use a friendly tone."), user("Weather in Tokyo?"),
                    call("get_weather", {"location": "Tokyo", "unit": "celsius"}, thinking="Need it.", content=""),
                    result('{"temperature": 20, "sunny": true}'), answer("It is 20 °C.", thinking="Report it.")],
@@ -140,20 +140,21 @@ def template(path):
 
 
 def spans(text):
-    """The loss spans: each assistant message without the header at the end of the prompt."""
-    out, position, answering = [], 0, False
+    """The loss spans: each answer to a question, with its reasoning, without the header at the end of the prompt."""
+    out, position, answering, asked = [], 0, False, False
     for message in re.finditer(r"<\|start\|>(.*?)<\|message\|>.*?(<\|end\|>|<\|call\|>|<\|return\|>)", text, re.S):
         begin, end = message.span()
         assert begin == position, text[position:begin]
         position = end
-        if message[1].startswith("assistant"):
+        asked = asked or message[1] == "user"
+        if asked and message[1].startswith("assistant"):
             begin += 0 if answering else len(ASSISTANT)
             begin, end = len(text[:begin].encode()), len(text[:end].encode())
             if out and out[-1][1] == begin:
                 out[-1][1] = end
             else:
                 out.append([begin, end])
-        answering = message[1].startswith("assistant") and message[2] == "<|end|>"
+        answering = "<|channel|>analysis" in message[1]
     assert text[position:] in ("", ASSISTANT)
     return out
 

@@ -360,14 +360,17 @@ static void samples_at_evaluations(void **state)
 static void samples_with_answers(void **state)
 {
     (void)state;
-    char set[MT_PATH + 32];
+    char set[MT_PATH + 32], template[MT_PATH + 32];
     const char *config = process_config("");
     const char *prompts =
         write_text("prompts.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"Blue?\"}, {\"role\": "
                                     "\"assistant\", \"content\": \"Reference\"}]}\n"
                                     "{\"prompt\": \"The cat\", \"completion\": \" sat\"}\n{\"prompt\": \"A\"}\n");
     snprintf(set, sizeof(set), "eval.prompts=%s", prompts);
-    assert_int_equal(RUN(config, "--set", set, "--set", "eval.prompt_tokens=2", "--set", "data.seq_len=256"), 0);
+    snprintf(template, sizeof(template), "data.chat_template=%s",
+             fixture("../../configs/tiny-gptoss/chat_template.jinja"));
+    assert_int_equal(
+        RUN(config, "--set", set, "--set", template, "--set", "eval.prompt_tokens=2", "--set", "data.seq_len=256"), 0);
     assert_says(said.out, "  prompt: Blue?\n  answer: ");
     assert_says(said.out, "\n  expected: Reference\n  prompt: The cat\n");
     assert_says(said.out, "\n  expected:  sat\n  prompt: A\n");

@@ -11,13 +11,17 @@ static void load(struct dataset *ds, const char *rows)
 {
     struct err err;
     char path[MT_PATH];
-    const struct dataset_options opt = {.seq_len = 1024, .eos = 258, .vocab = 265, .chat_date = "2025-01-01"};
+    struct chat_template *chat;
+    if (chat_template_load(&chat, fixture("../../configs/tiny-gptoss"), NULL, &err)) fail_msg("%s", err.msg);
+    const struct dataset_options opt = {
+        .seq_len = 1024, .eos = 258, .vocab = 265, .chat_date = "2025-01-01", .chat = chat};
     struct tokenizer *tok = tokenizer_load(fixture("data/bytes.tokenizer.json"), &err);
     snprintf(path, sizeof(path), "%s/rows.jsonl", scratch_dir());
     assert_non_null(tok);
     assert_int_equal(file_write_atomic(path, rows, (int64_t)strlen(rows), &err), 0);
     if (dataset_load(ds, path, tok, &opt, &err)) fail_msg("%s", err.msg);
     tokenizer_free(tok);
+    chat_template_free(chat);
 }
 
 static void load_fifty(struct dataset *ds)

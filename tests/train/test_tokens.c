@@ -48,7 +48,7 @@ static void messages(void **state)
 
     const char *rows = write_text(dir, "m.jsonl",
                                   "{\"messages\": [{\"role\": \"user\", \"content\": \"q\"}]}\n\n"
-                                  "{\"messages\": [{\"role\": \"judge\", \"content\": \"q\"}]}\n");
+                                  "{\"messages\": [{\"role\": \"tool\", \"content\": \"q\"}]}\n");
     assert_int_equal(RUN("tokens", "--checkpoint", model, "--messages", rows, "--json"), 1);
     assert_says(said.err, "m.jsonl:3: ");
     assert_string_equal(said.out, "");

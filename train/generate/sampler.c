@@ -47,7 +47,7 @@ static int add_turn_end(struct sampler *s, struct err *err)
 static int find_stops(struct sampler *s, bool conversation, struct err *err)
 {
     add_stop(s, s->run->eos);
-    if (row_is_harmony(s->run->tok)) add_stop(s, tokenizer_id(s->run->tok, "<|call|>"));
+    add_stop(s, tokenizer_id(s->run->tok, "<|call|>")); /* gpt-oss: not in every generation_config.json */
     if (add_published_stops(s, err)) return -1;
     return conversation ? add_turn_end(s, err) : 0;
 }
@@ -175,7 +175,7 @@ int sampler_messages(struct sampler *s, struct json row, const char *name, struc
     if (json_type(messages) == JSON_ARRAY && !json_count(messages))
         return err_set(err, "%s: the list of messages is empty", name);
     if (json_get_array(row, "messages", &messages, err)) return -1;
-    if (!s->run->chat && !row_is_harmony(s->run->tok))
+    if (!s->run->chat)
         return err_set(err, "%s: %s has no chat template: set data.chat_template, or give a prompt", name,
                        s->run->model_dir);
     int rc = chat_reader_prompt(&reader, row, &opt, err);

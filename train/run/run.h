@@ -21,7 +21,7 @@ struct run {
     struct safetensors st;
     struct tokenizer *tok;
     int32_t eos;                /* id of eos_token in tokenizer_config.json */
-    struct chat_template *chat; /* NULL: harmony, or none */
+    struct chat_template *chat; /* NULL: none */
     struct dataset train, eval;
     struct plan plan;
     char packed[MT_PATH];   /* the cache of model.quantize */

@@ -274,7 +274,7 @@ static int put_row(struct tokens *t, const struct tokenizer *tok, const struct c
     struct err why, why_whole;
     int32_t special;
     int rc = -1;
-    if (!chat && !row_is_harmony(tok)) {
+    if (!chat) {
         err_set(err, "%s has no chat template: give one with --template", t->o->checkpoint);
         goto out;
     }

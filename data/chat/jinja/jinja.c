@@ -51,8 +51,9 @@ static void assign(struct jinja_state *st, struct scope *scope, const char *name
 
 static struct value lookup(struct jinja_state *st, const struct scope *scope, const char *name)
 {
+    const struct value key = key_of(name);
     for (const struct scope *s = scope; s && jinja_charge(st, 1); s = s->parent) {
-        const struct value *v = dict_get(st, &s->vars, key_of(name));
+        const struct value *v = dict_get(st, &s->vars, key);
         if (v) return *v;
     }
     if (!jinja_is_function(name)) return value_undefined(name, (int64_t)strlen(name));
@@ -334,6 +335,14 @@ static struct value eval(struct jinja_state *st, struct scope *scope, const stru
 
 /* ---- statements ---- */
 
+/* The round of a loop for this item has written text[begin, size). */
+static void note_place(struct jinja_state *st, struct value item, int64_t begin)
+{
+    if (item.kind != VALUE_DICT || !item.dict->place || st->out != st->text || st->text->size == begin) return;
+    (*item.dict->place)[0] = begin;
+    (*item.dict->place)[1] = st->text->size;
+}
+
 static enum flow run_for(struct jinja_state *st, struct scope *scope, const struct node *n)
 {
     const struct list *all = value_items(st, eval(st, scope, n->b));
@@ -349,8 +358,11 @@ static enum flow run_for(struct jinja_state *st, struct scope *scope, const stru
     for (; loop->index < loop->items->count && !st->failed; loop->index++) {
         struct scope *round = scope_new(st, scope);
         assign(st, round, "loop", (struct value){.kind = VALUE_LOOP, .loop = loop});
-        assign_to(st, round, n->a, loop->items->items[loop->index]);
+        const struct value item = loop->items->items[loop->index];
+        assign_to(st, round, n->a, item);
+        const int64_t begin = st->out->size;
         const enum flow flow = run(st, round, n->body);
+        note_place(st, item, begin);
         if (flow == FLOW_BREAK) break;
         ended |= flow == FLOW_NEXT;
     }
@@ -477,6 +489,10 @@ static struct value var_value(struct jinja_state *st, const struct jinja_var *va
     if (v.kind != VALUE_LIST) return v;
     v.list->count = MT_MAX(0, v.list->count - var->leave_out);
     add_twins(st, var, v.list);
+    for (int64_t i = 0; var->places && i < v.list->count; i++) {
+        memset(var->places[i], 0, sizeof(var->places[i]));
+        if (v.list->items[i].kind == VALUE_DICT) v.list->items[i].dict->place = &var->places[i];
+    }
     return v;
 }
 

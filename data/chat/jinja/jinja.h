@@ -30,6 +30,9 @@ struct jinja_var {
     struct json json;
     int64_t leave_out;    /* number of elements to omit at the end of the array json */
     const char *twins[3]; /* aliases: in its objects, a key of one of these names is also found under the others */
+    /* [elements] set by a rendering: bytes [begin, end) of out that a {% for %} wrote for each object of the array
+     * json; {0, 0}: none. Of several such loops the last one that wrote counts. NULL: not wanted */
+    int64_t (*places)[2];
 };
 
 /* Appends the text to out and the span of every {% generation %} block (which may be empty). date ("YYYY-MM-DD") is the

@@ -162,6 +162,13 @@ static bool may_be_key(struct jinja_state *st, struct value key, int depth)
 /* depth: number of lists and dicts around this dict, when comparing. */
 static struct value *dict_find(struct jinja_state *st, const struct dict *d, struct value key, int depth)
 {
+    if (key.kind == VALUE_STRING) { /* nearly all keys */
+        for (int64_t i = 0; i < d->count && jinja_charge(st, 1 + key.size / 16); i++)
+            if (d->keys[i].kind == VALUE_STRING && d->keys[i].size == key.size &&
+                (!key.size || !memcmp(d->keys[i].s, key.s, (size_t)key.size)))
+                return &d->values[i];
+        return NULL;
+    }
     if (!may_be_key(st, key, 0)) return NULL;
     for (int64_t i = 0; i < d->count && jinja_charge(st, 1); i++)
         if (equal_at(st, d->keys[i], key, depth)) return &d->values[i];

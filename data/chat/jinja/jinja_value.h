@@ -68,6 +68,7 @@ struct dict { /* in order of insertion */
     struct value *keys, *values;
     int64_t count, cap;
     bool is_namespace;
+    int64_t (*place)[2]; /* jinja_var.places of this object; NULL: not wanted */
 };
 /* `loop` in the body of a for. */
 struct loop {
