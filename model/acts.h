@@ -66,7 +66,8 @@ struct layout {
     int32_t *offs;        /* [n_chunk, P, E+1]: route.offs of every chunk and rank */
 };
 
-/* Receive buffers, double-buffered by chunk. They are at the start of dev->work: at the same offset on all ranks. */
+/* Receive buffers, double-buffered by chunk. They are the first of a micro-batch in dev->work: at the same offset on
+ * all ranks. */
 struct recv_buf {
     struct tensor rows[2], back[2];        /* [capacity, D] act. rows: input of the experts. back: in forward their
                                               output, sent back; in backward dout, then dx */

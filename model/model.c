@@ -208,10 +208,6 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    if (opt->cache_seqs && cache_open(&m->cache, dev, &dev->state, a, opt->cache_seqs, opt->max_len, err)) {
-        model_close(m);
-        return -1;
-    }
     acts_init(&m->acts, a->n_layer, &opt->ep, m->par.ep->world);
     m->acts.save = opt->save;
     open_rings(m, opt);
@@ -227,7 +223,6 @@ void model_close(struct model *m)
     weights_free(&m->weights);
     adapters_free(&m->adapters);
     adapters_free(&m->teacher);
-    cache_close(&m->cache);
     mem_free(m->aux);
     *m = (struct model){0};
 }
@@ -417,7 +412,9 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
 {
     struct device *dev = m->dev;
     const struct arch *a = &m->arch;
-    MT_REQUIRE(dev->work.used == 0, "model_begin before model_end");
+    MT_REQUIRE(!m->begun, "model_begin before model_end");
+    m->begun = true;
+    m->work_mark = arena_mark(&dev->work);
     m->pass = *pass;
     m->decodes = pass->cache && cache_begin(pass->cache, b->n_seq, b->cu, b->pos);
     acts_push_recv_buf(&m->acts, dev, a);
@@ -563,7 +560,8 @@ void model_end(struct model *m)
 {
     host_ring_join(&m->acts.inputs, m->dev); /* a pass without backward has copies that nothing waited for */
     for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_join(&m->acts.offload[k], m->dev);
-    arena_release(&m->dev->work, 0);
+    arena_release(&m->dev->work, m->work_mark);
+    m->begun = false;
 }
 
 void model_clear(struct model *m)

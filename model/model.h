@@ -1,10 +1,10 @@
 /* model.h - the whole model: embedding, layers, chunked loss head; one micro-batch at a time.
  *
- *   model_begin   allocates work memory, uploads the batch
+ *   model_begin   allocates work memory, after what the caller has there; uploads the batch
  *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
  *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the tally
  *   model_bwd     gradients of every adapter, added to the flat gradient
- *   model_end     frees the work memory
+ *   model_end     frees that work memory
  *
  * For generation, model_logits replaces model_loss, and pass.cache keeps what later tokens see; model_topk does so to
  * write the likeliest tokens of a teacher.
@@ -59,7 +59,6 @@ struct model_options {
     const struct parallel *par; /* NULL: one rank */
     bool shard_moments;         /* over the ranks of par->dp (ZeRO-1) */
     bool frozen;                /* forward only: no gradients, no moments */
-    int64_t cache_seqs;         /* sequences of max_len tokens of model.cache; 0: none */
     struct qat_options qat;
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
@@ -119,11 +118,12 @@ struct model {
     struct distill distill;
     struct adapters teacher; /* of DISTILL_MODEL, frozen; without parameters when the teacher is the base model */
     bool teaching;           /* inside the forward pass of the teacher */
-    struct cache cache;      /* in dev->state, for generation; without sequences: none */
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;
-    bool decodes; /* pass.cache has tokens before this pass: one more of each sequence */
+    bool begun;        /* between model_begin and model_end */
+    int64_t work_mark; /* of dev->work at model_begin */
+    bool decodes;      /* pass.cache has tokens before this pass: one more of each sequence */
     struct acts acts;
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;

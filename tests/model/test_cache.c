@@ -29,8 +29,33 @@ static const struct family {
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 
-static void open_run(struct run *r, struct config *cfg, const struct family *f, const char *device, bool oracle)
+/* A model, and a cache in an arena of its own, of the size that a dry run finds. */
+struct bed {
+    struct config cfg;
+    struct run run;
+    struct arena arena;
+    struct cache cache;
+};
+
+static void open_cache(struct bed *b)
 {
+    const struct arch *a = &b->run.arch;
+    struct device *dev = &b->run.dev, dry;
+    struct err err = {.msg = ""};
+    device_dry_run(&dry, dev);
+    b->arena = arena_measure("cache");
+    if (cache_open(&b->cache, &dry, &b->arena, a, N_SEQ, MAX_LEN, &err)) fail_msg("%s", err.msg);
+    cache_close(&b->cache);
+    if (device_reserve(dev, &b->arena, "cache", b->arena.peak, &err) ||
+        cache_open(&b->cache, dev, &b->arena, a, N_SEQ, MAX_LEN, &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(b->cache.bytes, b->arena.cap);
+}
+
+static void bed_open(struct bed *b, const struct family *f, const char *device, bool oracle)
+{
+    struct config *cfg = &b->cfg;
+    struct run *r = &b->run;
     struct err err = {.msg = ""};
     char set[64], adapter[MT_PATH];
     config_defaults(cfg);
@@ -44,8 +69,14 @@ static void open_run(struct run *r, struct config *cfg, const struct family *f, 
     if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     if (oracle) device_open_oracle(&r->dev);
     if (run_open_model(r, f->adapter ? adapter : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(r->model.cache.n_seq, N_SEQ);
-    assert_int_equal(r->model.cache.max_len, MAX_LEN);
+    open_cache(b);
+}
+
+static void bed_close(struct bed *b)
+{
+    cache_close(&b->cache);
+    b->run.dev.ops->free(b->arena.base);
+    run_close(&b->run);
 }
 
 /* Tokens first[s] .. end[s] - 1 of every sequence, with the cache or without. */
@@ -74,24 +105,26 @@ static void read_logits(struct model *m, const int32_t *rows, float *logits)
 
 /* Logits [steps + 1, N_SEQ, vocab] after the prompts, and after each of `steps` more tokens: with the cache, or
  * without, of one pass. */
-static void decoded(struct model *m, int steps, float *logits)
+static void decoded(struct bed *b, int steps, float *logits)
 {
+    struct model *m = &b->run.model;
     const int64_t n = N_SEQ * m->arch.vocab;
     int32_t first[N_SEQ] = {0}, end[N_SEQ], rows[N_SEQ];
-    cache_clear(&m->cache);
+    cache_clear(&b->cache);
     for (int i = 0; i <= steps; i++) {
         for (int s = 0; s < N_SEQ; s++) {
             end[s] = prompts[s] + i;
             if (i) first[s] = end[s] - 1;
             rows[s] = (s ? rows[s - 1] : -1) + end[s] - first[s];
         }
-        forward(m, first, end, &m->cache);
+        forward(m, first, end, &b->cache);
         read_logits(m, rows, logits + i * n);
         model_end(m);
     }
 }
-static void at_once(struct model *m, int steps, float *logits)
+static void at_once(struct bed *b, int steps, float *logits)
 {
+    struct model *m = &b->run.model;
     const int64_t n = N_SEQ * m->arch.vocab;
     const int32_t zero[N_SEQ] = {0};
     int32_t end[N_SEQ], rows[N_SEQ], before = 0;
@@ -114,13 +147,13 @@ static int ascending(const void *a, const void *b)
 }
 
 /* The relative error of a token's logits that `share` of the tokens are within: 1: the largest. */
-static double error_of(struct run *r, double share)
+static double error_of(struct bed *b, double share)
 {
-    const int64_t vocab = r->arch.vocab, n_row = (STEPS + 1) * N_SEQ, n = n_row * vocab;
+    const int64_t vocab = b->run.arch.vocab, n_row = (STEPS + 1) * N_SEQ, n = n_row * vocab;
     double *x = mem_array(2 * n + n_row, sizeof(*x)), *error = x + 2 * n;
     float *logits = mem_array(2 * n, sizeof(*logits));
-    decoded(&r->model, STEPS, logits);
-    at_once(&r->model, STEPS, logits + n);
+    decoded(b, STEPS, logits);
+    at_once(b, STEPS, logits + n);
     for (int64_t i = 0; i < 2 * n; i++) x[i] = (double)logits[i];
     for (int64_t i = 0; i < n_row; i++) error[i] = relative_error(x + i * vocab, x + n + i * vocab, vocab);
     qsort(error, (size_t)n_row, sizeof(*error), ascending);
@@ -132,13 +165,12 @@ static double error_of(struct run *r, double share)
 
 static void check_family(const struct family *f, const char *device, bool oracle, double share, double bound)
 {
-    struct config cfg;
-    struct run r;
-    open_run(&r, &cfg, f, device, oracle);
-    const double error = error_of(&r, share);
-    print_message("%s on %s: logits %.1e\n", f->dir, r.dev.name, error);
+    struct bed b;
+    bed_open(&b, f, device, oracle);
+    const double error = error_of(&b, share);
+    print_message("%s on %s: logits %.1e\n", f->dir, b.run.dev.name, error);
     if (!(error <= bound)) fail_msg("%s: logits %g away, allowed %g", f->dir, error, bound);
-    run_close(&r);
+    bed_close(&b);
 }
 
 static void equals_the_forward_pass(void **state)
@@ -155,53 +187,69 @@ static void starts_again(void **state)
 {
     (void)state;
     enum { FEW = 3 };
-    struct config cfg;
-    struct run r;
-    open_run(&r, &cfg, &families[1], "cpu", false);
-    const int64_t n = (FEW + 1) * N_SEQ * r.arch.vocab;
+    struct bed b;
+    bed_open(&b, &families[1], "cpu", false);
+    const int64_t n = (FEW + 1) * N_SEQ * b.run.arch.vocab;
     float *logits = mem_array(3 * n, sizeof(*logits));
-    decoded(&r.model, FEW, logits);
-    at_once(&r.model, FEW, logits + 2 * n);
-    decoded(&r.model, FEW, logits + n);
+    decoded(&b, FEW, logits);
+    at_once(&b, FEW, logits + 2 * n);
+    decoded(&b, FEW, logits + n);
     assert_memory_equal(logits, logits + n, (size_t)n * sizeof(*logits));
     mem_free(logits);
-    run_close(&r);
+    bed_close(&b);
 }
 
-/* Layers of case_b: window, all tokens, window; 210 tokens have four pages, a window of 21 has one. */
+/* The bytes of a cache of case_b. Its layers have a window of 21 tokens, which takes a page; all tokens; the same
+ * window. Each number of pages has a table. */
+static int64_t bytes_of(int64_t n_seq, int64_t n_tok)
+{
+    const int64_t n_page = 1 + (n_tok + MT_PAGE - 1) / MT_PAGE + 1, cols = 2 * 3 * 16;
+    const int64_t table = (4 * n_seq * ((n_tok + MT_PAGE - 1) / MT_PAGE) + 255) / 256 * 256;
+    return 4 * n_seq * n_page * MT_PAGE * cols + 256 + table;
+}
+
+/* The work arena has the cache of one sequence beside a pass over all its tokens: where that is more than the pass with
+ * loss, as with many tokens; and where texts are generated. */
+static void check_plan(struct run *r)
+{
+    static const enum plan_use uses[] = {PLAN_EVAL, PLAN_TRAIN, PLAN_TRAIN, PLAN_GENERATE};
+    struct config cfg = *r->cfg;
+    const int64_t cache = bytes_of(1, cfg.data.seq_len = 60000);
+    int64_t work[MT_LEN(uses)];
+    cfg.train.micro_batch = 1;
+    r->arch.max_len = 1 << 20;
+    for (int i = 0; i < MT_LEN(uses); i++) {
+        struct plan p;
+        struct err err = {.msg = ""};
+        snprintf(cfg.eval.prompts, sizeof(cfg.eval.prompts), "%s", i == 2 ? "prompts.jsonl" : "");
+        if (plan_make(&p, &r->dev, &r->par, &r->arch, &r->st, &cfg, NULL, uses[i], &err)) fail_msg("%s", err.msg);
+        assert_int_equal(p.memory.cache, i < 2 ? 0 : cache);
+        work[i] = p.memory.work_eval;
+    }
+    assert_int_equal(work[1], work[0]);
+    assert_int_equal(work[2], work[3]);
+    assert_true(work[3] > work[0] && work[3] < work[0] + cache);
+}
+
 static void bytes_and_errors(void **state)
 {
     (void)state;
-    const int64_t cols = 2 * 3 * 16, tables = 2 * 256, want = 4 * (1 + 4 + 1) * MT_PAGE * cols * 4 + tables;
-    struct config cfg;
-    struct run r;
+    struct bed b;
     struct arch a;
     struct cache c;
-    struct err err;
-    struct plan plan;
-    open_run(&r, &cfg, &families[1], "cpu", false);
-    assert_int_equal(r.model.cache.bytes, want);
-    assert_int_equal(r.plan.memory.cache, want);
-    assert_int_equal(r.dev.state.used, r.plan.memory.state);
-    struct arena arena = arena_measure("cache");
-    struct device dry;
-    device_dry_run(&dry, &r.dev);
-    if (cache_open(&c, &dry, &arena, &r.arch, N_SEQ, MAX_LEN, &err)) fail_msg("%s", err.msg);
-    assert_int_equal(arena.peak, want);
-    cache_close(&c);
-    assert_int_equal(cache_open(&c, &dry, &arena, &r.arch, 1 << 20, 1 << 20, &err), -1);
+    struct err err = {.msg = ""};
+    bed_open(&b, &families[1], "cpu", false);
+    assert_int_equal(b.cache.bytes, bytes_of(N_SEQ, MAX_LEN));
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, 1 << 20, 1 << 20, &err), -1);
     assert_non_null(strstr(err.msg, "1048576 sequences of 1048576 tokens have more than"));
-    cache_close(&c);
     if (arch_load(&a, fixture("parity/deepseek_v3"), &err)) fail_msg("%s", err.msg);
     assert_false(cache_possible(&a));
-    assert_int_equal(cache_open(&c, &dry, &arena, &a, 1, 64, &err), -1);
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, 1, 64, &err), -1);
     assert_non_null(strstr(err.msg, "deepseek_v3 cannot decode"));
-    run_close(&r);
-    if (run_open_headers(&r, &cfg, &err) ||
-        plan_make(&plan, &r.dev, &r.par, &r.arch, &r.st, &cfg, NULL, PLAN_EVAL, &err))
-        fail_msg("%s", err.msg);
-    assert_int_equal(plan.memory.cache, 0);
-    run_close(&r);
+    bed_close(&b);
+    if (run_open_headers(&b.run, &b.cfg, &err)) fail_msg("%s", err.msg);
+    check_plan(&b.run);
+    run_close(&b.run);
 }
 
 /* In bf16 the output of attention and what follows is rounded otherwise in most tokens, by one rounding (2^-8) in some

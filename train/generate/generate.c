@@ -111,10 +111,9 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
 
 static void log_cache(const struct run *r)
 {
-    const struct cache *c = &r->model.cache;
     char b[32];
-    if (c->n_seq)
-        log_info("KV cache of %lld tokens: %s", (long long)c->max_len, str_bytes(b, c->bytes));
+    if (r->plan.memory.cache)
+        log_info("KV cache of %lld tokens: %s", (long long)r->cfg->data.seq_len, str_bytes(b, r->plan.memory.cache));
     else
         log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
 }

@@ -94,19 +94,11 @@ static int32_t choose(const struct sampler *s, const float *logits, struct candi
     return c[MT_MAX(kept, 1) - 1].id;
 }
 
-/* NULL: the model cannot decode with one, or was opened to train. */
-static struct cache *cache_of(struct sampler *s)
-{
-    struct cache *c = &s->run->model.cache;
-    return c->n_seq ? c : NULL;
-}
-
-/* Logits of the next token after all ids so far. pos [n] counts from 0. The pass has the tokens that the cache lacks,
- * or all. */
-static void forward(struct sampler *s, const int32_t *pos, float *logits)
+/* Logits of the next token after all ids so far. pos [n] counts from 0. The pass has the tokens that the cache lacks;
+ * all without cache. */
+static void forward(struct sampler *s, struct cache *cache, const int32_t *pos, float *logits)
 {
     struct model *m = &s->run->model;
-    struct cache *cache = cache_of(s);
     const int64_t first = cache ? cache->len[0] : 0, n = s->ids.count - first;
     const int32_t cu[] = {0, (int32_t)n};
     const struct model_batch b = {
@@ -206,19 +198,16 @@ static int32_t agreed(struct comm *ranks, int32_t id)
     return id;
 }
 
-int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
+static int generate(struct sampler *s, int64_t most, struct cache *cache, struct err *err)
 {
-    const int64_t vocab = s->run->arch.vocab, most = s->n_prompt + n_tokens;
+    const int64_t vocab = s->run->arch.vocab;
     float *logits = mem_array(vocab, sizeof(*logits));
     struct candidate *scratch = mem_array(vocab, sizeof(*scratch));
     int32_t *pos = mem_array(most, sizeof(*pos));
     int rc = 0;
     for (int64_t i = 0; i < most; i++) pos[i] = (int32_t)i;
-    if (cache_of(s)) cache_clear(cache_of(s));
-    token_list_reserve(&s->ids, n_tokens);
-    s->stopped = -1;
     while (!rc && s->stopped < 0 && s->ids.count < most) {
-        forward(s, pos, logits);
+        forward(s, cache, pos, logits);
         int32_t id = choose(s, logits, scratch, vocab);
         id = agreed(s->run->par.all, isfinite(logits[id]) ? id : -1);
         if (id < 0) {
@@ -234,6 +223,22 @@ int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
     mem_free(pos);
     mem_free(scratch);
     mem_free(logits);
+    return rc;
+}
+
+int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
+{
+    struct device *dev = &s->run->dev;
+    const struct arch *a = &s->run->arch;
+    const int64_t most = s->n_prompt + n_tokens, mark = arena_mark(&dev->work);
+    const bool decodes = cache_possible(a);
+    struct cache cache;
+    token_list_reserve(&s->ids, n_tokens);
+    s->stopped = -1;
+    if (decodes && cache_open(&cache, dev, &dev->work, a, 1, most, err)) return -1;
+    const int rc = generate(s, most, decodes ? &cache : NULL, err);
+    if (decodes) cache_close(&cache);
+    arena_release(&dev->work, mark);
     return rc;
 }
 

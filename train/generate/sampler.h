@@ -1,8 +1,8 @@
 /* sampler.h - text from an open model, token by token, for `generate` and for eval.prompts.
  *
- * With the model's cache (PLAN_GENERATE) a pass has one token, after that of the prompt. Without it the training
- * forward pass runs over all tokens for each one, which is fast enough for a few hundred. The tokens depend only on
- * model, prompt and seed. */
+ * Where all mixers can decode, a cache in dev->work has the tokens before: after the prompt a pass has one token. With
+ * other mixers each pass runs over all tokens, which is fast enough for a few hundred. The tokens depend only on model,
+ * prompt and seed. */
 #ifndef MT_SAMPLER_H
 #define MT_SAMPLER_H
 
@@ -31,7 +31,8 @@ struct sampler {
  * answer. */
 int sampler_prompt(struct sampler *s, const char *text, const char *name, struct err *err) MT_CHECK;
 int sampler_messages(struct sampler *s, struct json row, const char *name, struct err *err) MT_CHECK;
-/* Generates up to n_tokens. All ranks call it together with the same prompt and get the same tokens. */
+/* Generates up to n_tokens, at most data.seq_len with the prompt; dev->work is empty. All ranks call it together with
+ * the same prompt and get the same tokens. */
 int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err) MT_CHECK;
 /* -1 when the device lacks kernels for sampling; the error has the reason. */
 int sampler_check(const struct run *r, struct err *err) MT_CHECK;

@@ -74,7 +74,6 @@ struct model_options plan_fixed_options(const struct plan_request *q)
     const struct config *cfg = q->cfg;
     struct model_options opt = {.max_len = q->seq_len,
                                 .frozen = !q->train,
-                                .cache_seqs = q->cache && cache_possible(q->a) ? cfg->train.micro_batch : 0,
                                 .quantize = plan_quantize(cfg),
                                 .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
                                 .fp8_experts = cfg->train.expert_dtype == CFG_EXPERTS_IN_FP8,
@@ -163,7 +162,7 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .cfg = cfg,
                              .adapter_dir = adapter_dir,
                              .train = use == PLAN_TRAIN,
-                             .cache = use == PLAN_GENERATE,
+                             .generates = use == PLAN_GENERATE || (use == PLAN_TRAIN && cfg->eval.prompts[0]),
                              .n_tok = loader_max_tokens(&lo),
                              .seq_len = cfg->data.seq_len,
                              .machine = machine_of(dev, par->all)};
@@ -286,11 +285,33 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms)
     return measure_training(p, ms, &fwd);
 }
 
+/* The peak of generation, as sampler_run does it: a pass over one full sequence beside its cache. Its logits take less
+ * than the loss of two tokens. *cache: its bytes; 0: none. */
+static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
+{
+    const struct plan_request *q = p->q;
+    const struct model_batch b = {.n_tok = q->seq_len, .n_seq = 1, .n_label = 2, .max_len = q->seq_len};
+    struct model *m = &p->model;
+    struct cache c;
+    struct err err;
+    *cache = 0;
+    if (!q->generates || !cache_possible(q->a)) return 0;
+    p->dev.work = arena_measure("work");
+    if (cache_open(&c, &p->dev, &p->dev.work, q->a, 1, q->seq_len, &err)) MT_REQUIRE(false, "%s", err.msg);
+    model_begin(m, &b, &(struct model_pass){.backward = false});
+    model_fwd(m);
+    model_loss(m);
+    model_end(m);
+    *cache = c.bytes;
+    cache_close(&c);
+    return p->dev.work.peak;
+}
+
 int64_t plan_probe_other(struct plan_probe *p)
 {
-    int64_t fwd;
-    const int64_t eval = measure_pass(p, false, true, &fwd);
-    return MT_MAX(eval, measure_calibration(p));
+    int64_t unused;
+    const int64_t eval = measure_pass(p, false, true, &unused), calibration = measure_calibration(p);
+    return MT_MAX(MT_MAX(eval, calibration), measure_generation(p, &unused));
 }
 
 /* With expert parallelism the receive buffer is larger than a rank's average rows: counts work without that. */
@@ -312,6 +333,7 @@ static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool fro
     int64_t fwd;
     m->work_eval = measure_pass(p, false, true, &fwd);
     m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
+    m->work_eval = MT_MAX(m->work_eval, measure_generation(p, &m->cache));
     if (frozen) return;
     m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
     m->work = measure_training(p, &m->floor_ms, &m->work_fwd);
@@ -402,7 +424,6 @@ int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_re
                               .state = p.dev.state.peak,
                               .gradients = tensor_bytes(ad->opt.grad),
                               .moments = ad->opt.host_states ? 0 : optimizer_state_bytes(&ad->opt),
-                              .cache = p.model.cache.bytes,
                               .work_load = p.dev.work.peak,
                               .decoded = w->decoded_bytes,
                               .n_decoded = w->n_decoded,

@@ -19,11 +19,11 @@ struct plan_memory {
     int64_t state;           /* adapters, gradients, moments, working copies, tables */
     int64_t gradients;       /* part of state */
     int64_t moments;         /* part of state */
-    int64_t cache;           /* part of state: keys and values of earlier tokens */
     int64_t work_load;       /* packed experts of a decoded layer, before they are decoded */
     int64_t work_fwd;        /* peak of forward and loss of a training micro-batch */
     int64_t work;            /* the same with the backward pass */
-    int64_t work_eval;       /* peak of a forward pass with loss that saves nothing for a backward pass */
+    int64_t work_eval;       /* peak of passes that save nothing for a backward pass: with loss; beside a KV cache */
+    int64_t cache;           /* bytes of that cache */
     char format[96];         /* format of the experts in memory, as weights.experts */
     int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
     int64_t n_decoded;       /* number of decoded layers */
@@ -44,7 +44,7 @@ struct plan_room {
     int64_t threads;      /* of a rank; INT64_MAX: not in train.threads, and the device is not here */
 };
 
-enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE }; /* GENERATE: PLAN_EVAL with a KV cache of its batch */
+enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
 /* Kind of device, model, data. */
 struct plan_request {
@@ -54,8 +54,8 @@ struct plan_request {
     const struct safetensors *st;
     const struct config *cfg;
     const char *adapter_dir;
-    bool train; /* false: forward only */
-    bool cache; /* of micro_batch sequences, where the model can decode with one */
+    bool train;     /* false: forward only */
+    bool generates; /* texts of up to seq_len tokens, one by one (sampler.h) */
     int64_t n_tok;
     int64_t seq_len;
     struct plan_room room;
@@ -85,7 +85,7 @@ void plan_probe_close(struct plan_probe *p);
 /* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs, with quant.start the
  * mean of those with and without quantisation. */
 int64_t plan_probe_work(struct plan_probe *p, double *ms);
-/* The same in the passes that save nothing: evaluation, calibration. */
+/* The same in the passes that save nothing: evaluation, calibration, generation. */
 int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
