@@ -41,14 +41,19 @@ struct bed *bed_of(const char *arch, int64_t n_layer)
 
 struct bed *bed_open(void) { return bed_of("gpt-oss-tiny", 0); }
 
+struct plan_request bed_request(const struct bed *b, const struct parallel *par, enum plan_use use)
+{
+    return plan_request_of(&b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, use);
+}
+
 int bed_plan(struct bed *b, const struct parallel *par, struct err *err)
 {
-    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN, err);
+    const struct plan_request q = bed_request(b, par, PLAN_TRAIN);
+    return plan_make(&b->plan, &q, err);
 }
 
 int bed_plan_alone(struct bed *b, bool train, struct err *err)
 {
-    const struct parallel *par = &parallel_alone;
-    return plan_make(&b->plan, &b->dev, par, &b->memory.arch, &b->memory.st, &b->cfg, NULL,
-                     train ? PLAN_TRAIN : PLAN_EVAL, err);
+    const struct plan_request q = bed_request(b, &parallel_alone, train ? PLAN_TRAIN : PLAN_EVAL);
+    return plan_make(&b->plan, &q, err);
 }

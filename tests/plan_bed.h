@@ -16,6 +16,7 @@ extern int64_t bed_free, bed_fixed; /* bytes of the device that are free, and th
 
 struct bed *bed_of(const char *arch, int64_t n_layer); /* n_layer 0: all; mem_free it */
 struct bed *bed_open(void);                            /* of gpt-oss-tiny */
+struct plan_request bed_request(const struct bed *b, const struct parallel *par, enum plan_use use);
 int bed_plan(struct bed *b, const struct parallel *par, struct err *err);
 int bed_plan_alone(struct bed *b, bool train, struct err *err);
 

@@ -222,7 +222,8 @@ static void check_plan(struct run *r)
         struct plan p;
         struct err err = {.msg = ""};
         snprintf(cfg.eval.prompts, sizeof(cfg.eval.prompts), "%s", i == 2 ? "prompts.jsonl" : "");
-        if (plan_make(&p, &r->dev, &r->par, &r->arch, &r->st, &cfg, NULL, uses[i], &err)) fail_msg("%s", err.msg);
+        const struct plan_request q = plan_request_of(&r->dev, &r->par, &r->arch, &r->st, &cfg, NULL, uses[i]);
+        if (plan_make(&p, &q, &err)) fail_msg("%s", err.msg);
         assert_int_equal(p.memory.cache, i < 2 ? 0 : cache);
         work[i] = p.memory.work_eval;
     }

@@ -177,8 +177,8 @@ static int64_t planned(struct job *j, int64_t *n_decoded)
     struct err err;
     job_open(j);
     const struct run *r = &j->run;
-    if (plan_make(&j->run.plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, PLAN_TRAIN, &err))
-        fail_msg("%s", err.msg);
+    const struct plan_request q = plan_request_of(&r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, PLAN_TRAIN);
+    if (plan_make(&j->run.plan, &q, &err)) fail_msg("%s", err.msg);
     const int64_t peak = plan_peak(&r->plan, true);
     *n_decoded = r->plan.memory.n_decoded;
     job_close(j);
@@ -310,12 +310,11 @@ static void test_asked_for(void **state)
     job_open(&j);
     struct run *r = &j.run;
     j.cfg.train.recompute = CFG_RECOMPUTE_AUTO;
-    assert_int_equal(plan_make(&r->plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, PLAN_TRAIN, &err),
-                     0);
+    const struct plan_request q = plan_request_of(&r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, PLAN_TRAIN);
+    assert_int_equal(plan_make(&r->plan, &q, &err), 0);
     assert_int_equal(r->plan.memory.n_decoded, 3);
     j.cfg.train.memory_gb = (double)(plan_weights(&r->plan)) / (1 << 30);
-    assert_int_equal(plan_make(&r->plan, &r->dev, &parallel_alone, &r->arch, &r->st, r->cfg, NULL, PLAN_TRAIN, &err),
-                     -1);
+    assert_int_equal(plan_make(&r->plan, &q, &err), -1);
     assert_non_null(strstr(err.msg, "train.decoded_layers"));
     job_close(&j);
 }

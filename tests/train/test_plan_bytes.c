@@ -54,7 +54,8 @@ static struct plan_memory plan_with(struct run_of *r, const struct parallel *par
     struct plan *p = &b->plan;
     struct err err;
     const enum plan_use use = train ? PLAN_TRAIN : PLAN_EVAL;
-    if (plan_make(p, &b->dev, par, &r->memory.arch, &r->memory.st, &b->cfg, NULL, use, &err)) fail_msg("%s", err.msg);
+    const struct plan_request q = plan_request_of(&b->dev, par, &r->memory.arch, &r->memory.st, &b->cfg, NULL, use);
+    if (plan_make(p, &q, &err)) fail_msg("%s", err.msg);
     const struct plan_memory *m = &p->memory;
     const int64_t work = train ? MT_MAX(MT_MAX(m->work, m->work_eval), m->work_load) : m->work_eval;
     assert_int_equal(plan_peak(p, train), p->fixed + m->experts + m->dense + m->state + m->host / 4096 * 8 + work);

@@ -163,8 +163,7 @@ static void decoded_layers_are_worth_memory(void **state)
     const struct device_card card = {.bytes = (int64_t)8 << 30, .arch = CUDA_SM90};
     assert_int_equal(device_open_card(&b->dev, &card, "auto", &err), 0);
     b->cfg.data.seq_len = 512 * b->memory.arch.n_exp / b->memory.arch.top_k;
-    struct plan_request q =
-        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN);
+    struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
     q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
     assert_int_equal(plan_choose(&all, &q, 0, (int64_t)8 << 30, &err), 0);
     assert_int_equal(all.opt.decoded_layers, b->memory.arch.n_layer);
@@ -194,7 +193,7 @@ static void tiles_cost_small_batches_more(void **state)
         int64_t unused;
         const struct arch *a = &b->memory.arch;
         b->cfg.data.seq_len = (i ? 1024 : 128) * a->n_exp / a->top_k;
-        struct plan_request q = plan_request_of(&b->dev, &parallel_alone, a, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN);
+        struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
         const struct model_options opt = plan_fixed_options(&q);
         q.rates = (struct roofs){.flops = 800e12, .bytes = 1e18};
         assert_int_equal(plan_measure(&m, &unused, &q, &opt, &err), 0);
@@ -232,11 +231,10 @@ static void quantised_experts_stay_packed(void **state)
         if (bed_plan(b, &parallel_alone, &err)) fail_msg("%s", err.msg);
         if (b->plan.memory.n_decoded != rows[i].decoded) fail_msg("%d: %lld", i, (long long)b->plan.memory.n_decoded);
         struct plan eval; /* evaluations are quantised whatever quant.start is */
-        if (plan_make(&eval, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_EVAL, &err))
-            fail_msg("%s", err.msg);
+        const struct plan_request of_eval = bed_request(b, &parallel_alone, PLAN_EVAL);
+        if (plan_make(&eval, &of_eval, &err)) fail_msg("%s", err.msg);
         assert_int_equal(eval.memory.n_decoded, rows[i].weights == CFG_QUANT_NONE ? ALL : 0);
-        struct plan_request q =
-            plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN);
+        struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
         q.rates = (struct roofs){.flops = 800e12, .bytes = 4e12};
         for (int decoded = 0; decoded < 2; decoded++) {
             struct model_options opt = b->plan.opt;
@@ -262,8 +260,7 @@ static void logits_are_worth_memory(void **state)
     bed_free = (int64_t)64 << 30;
     bed_fixed = 0;
     b->cfg.data.seq_len = 2048;
-    const struct plan_request q =
-        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN);
+    const struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
     assert_int_equal(plan_choose_least(&least, &q, 0, &err), 0);
     assert_int_equal(least.opt.ce_chunk, 64);
     assert_int_equal(plan_choose(&c, &q, 0, least.peak + (300 << 20), &err), 0);
@@ -319,9 +316,8 @@ static void rows_of_the_table_differ(void **state)
     b->cfg.train.recompute = CFG_RECOMPUTE_FULL;
     b->cfg.train.offload = CFG_OFFLOAD_NONE;
     b->cfg.train.decoded_layers = 0;
-    if (bed_plan(b, &parallel_alone, &err) ||
-        plan_frontier(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, &rates, f, &err))
-        fail_msg("%s", err.msg);
+    const struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
+    if (plan_make(&b->plan, &q, &err) || plan_frontier(&b->plan, &q, &rates, f, &err)) fail_msg("%s", err.msg);
     rewind(f);
     text[fread(text, 1, sizeof(text) - 1, f)] = 0;
     fclose(f);
@@ -355,8 +351,7 @@ static void places_with_all_are_compared(void **state)
     b->cfg.data.seq_len = 4096;
     b->cfg.lora.r = 64;
     b->cfg.train.decoded_layers = 0;
-    const struct plan_request q =
-        plan_request_of(&b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN);
+    const struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
     assert_int_equal(plan_choose(&all, &q, 0, (int64_t)64 << 30, &err), 0);
     assert_int_equal(plan_choose(&less, &q, 0, all.peak - ((int64_t)8200 << 20), &err), 0);
     assert_int_equal(plan_choose(&more, &q, 0, all.peak - ((int64_t)8000 << 20), &err), 0);
@@ -462,9 +457,8 @@ static void one_memory_is_spent_once(void **state)
 static void find_longest(struct bed *b)
 {
     struct err err;
-    if (plan_longest(&b->plan, &b->dev, &parallel_alone, &b->memory.arch, &b->memory.st, &b->cfg, NULL, PLAN_TRAIN,
-                     &err))
-        fail_msg("%s", err.msg);
+    const struct plan_request q = bed_request(b, &parallel_alone, PLAN_TRAIN);
+    if (plan_longest(&b->plan, &q, &err)) fail_msg("%s", err.msg);
 }
 
 /* Where host memory takes the experts of some layers only, the longest sequence fits and the next one does not. */

@@ -97,7 +97,8 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
     struct run *r = &g->run;
     struct plan *p = &r->plan;
     char need[32], have[32], part[32], cache[64] = "", fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
-    if (plan_longest(p, &r->dev, &r->par, &r->arch, &r->st, g->cfg, adapter, PLAN_GENERATE, err)) return -1;
+    const struct plan_request request = run_plan_request(r, adapter, PLAN_GENERATE);
+    if (plan_longest(p, &request, err)) return -1;
     if (p->longest > g->sampler.n_prompt)
         snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
     else if (p->longest)

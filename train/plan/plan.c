@@ -98,28 +98,27 @@ static void warn_decoded(const struct plan *p, const struct config *cfg)
                  (long long)cfg->train.decoded_layers, p->memory.format);
 }
 
-static int make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
-                struct err *err)
+static int make(struct plan *p, struct plan_request q, struct err *err)
 {
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, use);
+    const struct config *cfg = q.cfg;
+    const struct parallel *par = q.par;
     *p = (struct plan){.n_tok = q.n_tok,
                        .grad_accum = cfg->train.grad_accum,
-                       .n_layer = a->n_layer,
+                       .n_layer = q.a->n_layer,
                        .n_rank = par->all->world,
                        .n_ep = par->ep->world,
                        .n_dp = cfg->parallel.zero ? par->dp->world : 1};
-    if (a->max_len < cfg->data.seq_len)
+    if (q.a->max_len < cfg->data.seq_len)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
-                       (long long)cfg->data.seq_len, (long long)a->max_len);
-    p->in_host_memory = device_in_host_memory(dev);
+                       (long long)cfg->data.seq_len, (long long)q.a->max_len);
+    p->in_host_memory = device_in_host_memory(q.dev);
     if (choose(p, &q, err)) return -1;
     for (int i = 0; i < WAITS && plan_peak(p, q.train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
     q.checked = true;
     p->chosen = cfg->train.recompute == CFG_RECOMPUTE_AUTO;
-    if (q.train) warn_fp8(dev, cfg);
-    warn_offload(p, dev, cfg);
+    if (q.train) warn_fp8(q.dev, cfg);
+    warn_offload(p, q.dev, cfg);
     warn_decoded(p, cfg);
     if (p->memory.n_unused)
         log_warn("%lld tensor%s of the checkpoint %s not used, the first is %s", (long long)p->memory.n_unused,
@@ -136,11 +135,9 @@ static int make(struct plan *p, const struct device *dev, const struct parallel 
     return plan_too_large(p, &q, err);
 }
 
-int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
-              struct err *err)
+int plan_make(struct plan *p, const struct plan_request *request, struct err *err)
 {
-    const int rc = make(p, dev, par, a, st, cfg, adapter_dir, use, err);
+    const int rc = make(p, *request, err);
     plan_progress_end();
     return rc;
 }
@@ -160,12 +157,10 @@ static int find_faster(struct plan *p, struct plan_request q, struct err *err)
     return 0;
 }
 
-int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
-                 struct err *err)
+int plan_longest(struct plan *p, const struct plan_request *request, struct err *err)
 {
     const int64_t unit = 64;
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, adapter_dir, use);
+    struct plan_request q = *request;
     struct model_options alone = p->opt;
     struct plan_memory m;
     struct plan_choice c;
@@ -175,7 +170,7 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
     p->eval_alone = plan_memory_peak(&m, p->fixed, false);
     if (p->budget == INT64_MAX) return 0;
     if (find_faster(p, q, err)) return -1;
-    int64_t low = 0, high = a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
+    int64_t low = 0, high = q.a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
         q.seq_len = q.n_tok = middle * unit;
@@ -187,6 +182,6 @@ int plan_longest(struct plan *p, const struct device *dev, const struct parallel
     }
     plan_progress_end();
     p->longest = low * unit;
-    p->longest_fits = low == a->max_len / unit;
+    p->longest_fits = low == q.a->max_len / unit;
     return 0;
 }

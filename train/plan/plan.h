@@ -6,23 +6,18 @@
 
 #include "train/plan/plan_sums.h"
 
-/* Fills p for the device's kind. When nothing fits the budget, the error has the
- * numbers and what to change. */
-int plan_make(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-              const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
-              struct err *err) MT_CHECK;
+/* Fills p for a request of plan_request_of. When nothing fits the budget, the error has the numbers and what to change.
+ */
+int plan_make(struct plan *p, const struct plan_request *request, struct err *err) MT_CHECK;
 /* Fills p->longest, p->eval_alone and p->host_faster; takes a few seconds. */
-int plan_longest(struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                 const struct safetensors *st, const struct config *cfg, const char *adapter_dir, enum plan_use use,
-                 struct err *err) MT_CHECK;
+int plan_longest(struct plan *p, const struct plan_request *request, struct err *err) MT_CHECK;
 /* What the plan saves, decodes and keeps in host memory, in one line. */
 const char *plan_text(char text[PLAN_TEXT], const struct model_options *opt, const struct plan_memory *m,
                       int64_t n_layer);
 /* The table of `moetrain plan`: classes by phases, then choices, FLOPs and trainable parameters. */
 void plan_print(const struct plan *p, FILE *out);
 /* A table of memory against speed: a row per memory limit. rates: of the device; 0: not known. */
-int plan_frontier(const struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                  const struct safetensors *st, const struct config *cfg, const struct roofs *rates, FILE *out,
+int plan_frontier(const struct plan *p, const struct plan_request *request, const struct roofs *rates, FILE *out,
                   struct err *err) MT_CHECK;
 
 #endif

@@ -118,11 +118,10 @@ static void print_rows(const struct row *rows, int n, const struct plan *p, FILE
     }
 }
 
-int plan_frontier(const struct plan *p, const struct device *dev, const struct parallel *par, const struct arch *a,
-                  const struct safetensors *st, const struct config *cfg, const struct roofs *rates, FILE *out,
+int plan_frontier(const struct plan *p, const struct plan_request *request, const struct roofs *rates, FILE *out,
                   struct err *err)
 {
-    struct plan_request q = plan_request_of(dev, par, a, st, cfg, NULL, PLAN_TRAIN);
+    struct plan_request q = *request;
     struct row rows[ROWS];
     q.rates = *rates;
     q.checked = true;
@@ -134,7 +133,7 @@ int plan_frontier(const struct plan *p, const struct device *dev, const struct p
             "\n  memory against speed%s%s; > is this plan, a key gives its row; speed: of the fastest row; tokens per "
             "pass of the loss head, experts decoded at a time\n  %10s  %6s  %*s  %-23s  %9s  %7s\n",
             timed ? ", tokens/s estimated from about half of the GPU's published FLOP/s and 85 % of its bandwidth" : "",
-            timed && par->all->world > 1 ? ", of one rank" : "", "memory", "speed", timed ? 8 : 0,
+            timed && q.par->all->world > 1 ? ", of one rank" : "", "memory", "speed", timed ? 8 : 0,
             timed ? "tokens/s" : "", "", "loss head", "experts");
     print_rows(rows, n, p, out);
     return 0;

@@ -46,7 +46,7 @@ struct plan_room {
 
 enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
-/* Kind of device, model, data. */
+/* Kind of device, model, data: what a plan is for. */
 struct plan_request {
     const struct device *dev;
     const struct parallel *par;
@@ -64,7 +64,7 @@ struct plan_request {
     bool checked;       /* weights_options: plan_settle has measured this checkpoint */
 };
 
-/* All ranks call it. */
+/* With the largest micro-batch of cfg and the memory that is free now. All ranks call it. */
 struct plan_request plan_request_of(const struct device *dev, const struct parallel *par, const struct arch *a,
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
                                     enum plan_use use);

@@ -47,6 +47,8 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
+/* What a plan for an open run without a model is for. */
+struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
 /* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;
  * NULL: new ones. Prints the time. */
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err) MT_CHECK;

@@ -153,13 +153,19 @@ static void set_optimizer(struct optimizer *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
+struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use)
+{
+    return plan_request_of(&r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use);
+}
+
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err)
 {
     const bool train = use == PLAN_TRAIN;
     struct adapters ad = {0}, teacher = {0}, *planned = NULL;
     char a[32];
-    if (plan_make(&r->plan, &r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use, err) ||
-        reserve_memory(r, train, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+    const struct plan_request request = run_plan_request(r, adapter_dir, use);
+    if (plan_make(&r->plan, &request, err) || reserve_memory(r, train, err) ||
+        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const double start = clock_ms();
     const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);

@@ -117,10 +117,11 @@ int commands_plan(const struct config *of, const struct arch *arch, struct safet
     char *table = lora_table(&ad, &r.arch);
     fputs(table, stdout);
     mem_free(table);
-    rc = plan_make(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, PLAN_TRAIN, err);
-    if (!rc) rc = plan_longest(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, NULL, PLAN_TRAIN, err);
+    const struct plan_request request = run_plan_request(&r, NULL, PLAN_TRAIN);
+    rc = plan_make(&r.plan, &request, err);
+    if (!rc) rc = plan_longest(&r.plan, &request, err);
     if (!rc || plan_weights(&r.plan)) plan_print(&r.plan, stdout);
-    if (!rc) rc = plan_frontier(&r.plan, &r.dev, &r.par, &r.arch, &r.st, cfg, &rates, stdout, err);
+    if (!rc) rc = plan_frontier(&r.plan, &request, &rates, stdout, err);
 out:
     adapters_free(&ad);
     run_close(&r);
