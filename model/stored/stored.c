@@ -71,8 +71,7 @@ static int refuse(struct source *s, struct checkpoint *ck, const char *name, str
     }
     return 0;
 }
-static const struct stored corrected = {.find = refuse};
+const struct stored stored_corrected = {.find = refuse};
 
-const struct stored *const stored_rows[] = {&stored_bnb,          &corrected,    &stored_int4,
-                                            &stored_nvfp4_packed, &stored_mxfp4, &stored_fp8,
-                                            &stored_nvfp4,        &stored_dense, NULL};
+#define ROW(id) &stored_##id,
+const struct stored *const stored_rows[] = {STORED(ROW) NULL};

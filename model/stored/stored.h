@@ -44,10 +44,12 @@ struct stored {
     /* No decoded value has a larger magnitude; NaN or infinite if that is unknown. NULL: without scales. */
     float (*bound)(const struct source *s);
 };
-/* In the order in which they are looked for: errors depend on it. The last one is NULL. */
+/* The layouts, in the order in which they are looked for: errors depend on it. stored_rows ends with NULL. */
+#define STORED(X) X(bnb) X(corrected) X(int4) X(nvfp4_packed) X(mxfp4) X(fp8) X(nvfp4) X(dense)
+#define ROW(id)   extern const struct stored stored_##id;
+STORED(ROW)
+#undef ROW
 extern const struct stored *const stored_rows[];
-extern const struct stored stored_bnb, stored_int4, stored_nvfp4_packed, stored_mxfp4, stored_fp8, stored_nvfp4,
-    stored_dense;
 
 /* ---- for the files of layouts ---- */
 
