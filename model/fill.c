@@ -99,17 +99,23 @@ static int formats_differ(struct fill *f, const struct source *s, const struct s
                    a, b, experts ? "dense layers" : what_of(f, role));
 }
 
-/* Checks that all sources of a stack have the same format and equal code tables. */
-static int same_tables(struct fill *f, const struct source *s, int64_t n, enum role role)
+static bool is_alike(const struct source *a, const struct source *b, bool tables)
 {
-    for (int64_t i = 1; i < n; i++) {
-        bool same = s[i].format == s[0].format && s[i].block == s[0].block &&
-                    !s[i].nested_absmax == !s[0].nested_absmax && s[i].scale2_divides == s[0].scale2_divides;
-        const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
-        if (same && tables && s[0].code) same = !memcmp(s[i].code->data, s[0].code->data, 64);
-        if (same && tables && s[0].nested_map) same = !memcmp(s[i].nested_map->data, s[0].nested_map->data, 1024);
-        if (!same) return formats_differ(f, &s[0], &s[i], role);
-    }
+    const struct format *f = format_row(a->format, a->nested_absmax);
+    bool same = a->format == b->format && a->block == b->block && !a->nested_absmax == !b->nested_absmax &&
+                a->scale2_divides == b->scale2_divides;
+    for (int p = 0; p < PLANES && same && tables; p++)
+        if (f->plane[p].unit == PLANE_SHARED)
+            same = !memcmp(a->plane[p]->data, b->plane[p]->data, (size_t)a->plane[p]->bytes);
+    return same;
+}
+
+/* Checks that all sources of a stack have the same format and equal tables. */
+static int check_alike(struct fill *f, const struct source *s, int64_t n, enum role role)
+{
+    const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
+    for (int64_t i = 1; i < n; i++)
+        if (!is_alike(&s[0], &s[i], tables)) return formats_differ(f, &s[0], &s[i], role);
     return 0;
 }
 
@@ -188,7 +194,7 @@ static int check_ends(struct fill *f, const struct weight *w, const struct sourc
 
 int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
-    if (same_tables(f, s, n, role)) return -1;
+    if (check_alike(f, s, n, role)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
     const enum weight_format held = source_held(s, n, !packing && role != ROLE_OTHER);
