@@ -47,13 +47,7 @@ template <> struct eight<__half> {
     static constexpr bool is_bf16 = false;
     uint4 u;
     __device__ void load(const __half *p) { u = load16(p); }
-    __device__ void get(float v[8]) const
-    {
-        const uint32_t word[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            v[i] = __half2float(__ushort_as_half((unsigned short)(word[i / 2] >> 16 * (i & 1))));
-    }
+    __device__ void get(float v[8]) const { unpack_f16x8(v, u); }
     __device__ void store(__half *p) const { store16(p, u); }
     __device__ float largest() const
     {

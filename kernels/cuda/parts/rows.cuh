@@ -3,56 +3,14 @@
 #ifndef MT_CUDA_ROWS_H
 #define MT_CUDA_ROWS_H
 
-#include <cuda_fp16.h>
-
 #include "kernels/cuda/core/cuda.h"
+#include "kernels/cuda/format/dense_words.cuh"
 #include "kernels/format/minifloat.h"
 
 /* Whether every row is 16-byte aligned. */
 static inline bool rows_aligned(struct tensor x)
 {
     return (uintptr_t)x.data % 16 == 0 && x.ld * dtype_size(x.dtype) % 16 == 0;
-}
-
-static __device__ inline uint4 load16(const void *p) { return *(const uint4 *)p; }
-/* To global memory. In assembly, since the compiler may split a plain store into four. */
-static __device__ inline void store16(void *p, uint4 u)
-{
-    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(p)), "r"(u.x), "r"(u.y),
-                 "r"(u.z), "r"(u.w)
-                 : "memory");
-}
-
-/* Eight bf16 of a 16-byte load <-> floats, rounded to nearest even; the low half of a word comes first. */
-static __device__ inline void unpack8(float v[8], uint4 u)
-{
-    const uint32_t word[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        v[2 * i] = __uint_as_float(word[i] << 16);
-        v[2 * i + 1] = __uint_as_float(word[i] & 0xffff0000u);
-    }
-}
-static __device__ inline uint32_t pack2(float low, float high)
-{
-    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16 |
-           __bfloat16_as_ushort(__float2bfloat16_rn(low));
-}
-static __device__ inline uint4 pack8(const float v[8])
-{
-    return make_uint4(pack2(v[0], v[1]), pack2(v[2], v[3]), pack2(v[4], v[5]), pack2(v[6], v[7]));
-}
-
-static __device__ inline void load_f32x8(float v[8], const float *p)
-{
-    const float4 a = ((const float4 *)p)[0], b = ((const float4 *)p)[1];
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-}
-static __device__ inline void store_f32x8(float *p, const float v[8])
-{
-    ((float4 *)p)[0] = make_float4(v[0], v[1], v[2], v[3]);
-    ((float4 *)p)[1] = make_float4(v[4], v[5], v[6], v[7]);
 }
 
 /* Sum over groups of `width` adjacent lanes (a power of two); every lane gets the same bits. All 32 lanes must call it.
