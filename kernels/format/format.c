@@ -15,13 +15,13 @@ static int64_t product(int64_t a, int64_t b)
 
 static int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-const struct format format_none = {.name = "none"};
+#define ROW(id, row) [WF_##id] = &format_##row,
+static const struct format none = {.name = "none"};
+static const struct format *const rows[] = {&none, FORMATS(ROW)};
+#undef ROW
 
 const struct format *format_row(enum weight_format f, bool nested)
 {
-#define ROW(id, row) [WF_##id] = &format_##row,
-    static const struct format *const rows[] = {FORMATS(ROW)};
-#undef ROW
     return nested && rows[f]->nested ? rows[f]->nested : rows[f];
 }
 
@@ -55,6 +55,8 @@ int64_t format_plane_bytes(const struct format *f, const struct weight *w, int p
 const char *weight_format_name(enum weight_format f) { return format_row(f, false)->name; }
 
 bool weight_is_dense(enum weight_format f) { return format_row(f, false)->dense; }
+
+bool weight_is_bf16(const struct weight *w) { return w->format == WF_BF16; }
 
 bool weight_is_packed(enum weight_format f) { return f && !weight_is_dense(f); }
 

@@ -19,10 +19,9 @@ extern "C" {
  *   WF_FP8    e4m3 bytes, and one f32 per row and `block` columns, for the same reason; a row may have a shorter block
  *             at its end */
 #define FORMATS(X)                                                                                                     \
-    X(NONE, none)                                                                                                      \
     X(F32, f32) X(BF16, bf16) X(F16, f16) X(MXFP4, mxfp4) X(NF4, nf4) X(FP4, fp4) X(NVFP4, nvfp4) X(FP8, fp8)
 #define ID(id, row) WF_##id,
-enum weight_format { FORMATS(ID) };
+enum weight_format { WF_NONE, FORMATS(ID) };
 #undef ID
 
 /* The arrays of a weight, in the order in which they are allocated and stored. A format uses some of them. */
@@ -114,6 +113,7 @@ int64_t format_plane_bytes(const struct format *f, const struct weight *w, int p
 
 const char *weight_format_name(enum weight_format f);
 bool weight_is_dense(enum weight_format f);
+bool weight_is_bf16(const struct weight *w);                    /* products read it as it is */
 bool weight_is_packed(enum weight_format f);                    /* codes with scales */
 int64_t weight_scale_block(enum weight_format f);               /* elements per scale byte of MXFP4 and NVFP4, else 0 */
 int64_t weight_blocks(const struct weight *w);                  /* absmax values per expert (NF4/FP4), else 0 */

@@ -150,6 +150,8 @@ MT_BOTH float minifloat_round(float a, int digits, int lowest)
 MT_BOTH float e2m1_round(float a) { return minifloat_round(a < 6 ? a : 6, 1, 0); }
 /* The code of such a value: 0, 0.5, 1, 1.5, 2, 3, 4, 6. */
 MT_BOTH uint32_t e2m1_code(float a) { return a < 1 ? a > 0 : (float_bits(a) >> 22) - 252; }
+/* The value of a code of e2m1 with its sign: its bits at the same places of an f32 give the value times 2^-126. */
+MT_BOTH float e2m1_value(uint32_t code) { return fl_mul(bits_float((code & 8) << 28 | (code & 7) << 22), 0x1p126f); }
 /* The nearest value of e4m3 ("fn", no infinity), ties to the even code; 448 at most, steps of 2^-9 below 2^-6. */
 MT_BOTH float e4m3_round(float a) { return minifloat_round(a < 448 ? a : 448, 3, -6); }
 MT_BOTH uint32_t e4m3_code(float a) { return a < 0x1p-6f ? (uint32_t)(a * 512) : (float_bits(a) >> 20) - 960; }
@@ -182,6 +184,8 @@ MT_BOTH float nvfp4_step(uint32_t byte, float scale2, bool divides)
 
 /* 2^(byte - 127), byte < 255, and its inverse. 2^-127 is denormal. */
 MT_BOTH float e8m0_value(uint32_t byte) { return bits_float(byte ? byte << 23 : 0x00400000u); }
+/* Of any byte: 255 is a NaN. */
+MT_BOTH float e8m0_scale(uint32_t byte) { return byte == 255 ? bits_float(0x7fc00000u) : e8m0_value(byte); }
 MT_BOTH float e8m0_inverse(uint32_t byte) { return e8m0_value(254 - byte); }
 /* The byte of the largest power of two that is at most a, less 2^drop; of the smallest that is at least a. Not below
  * byte 0. */

@@ -5,19 +5,20 @@
  * Bound: each row once, in 16-byte loads; so the table may be in host memory mapped for the device. */
 #include <stdio.h>
 
+#include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
-static __global__ void embed(bf16 *y, int64_t ldy, const struct weight w, const int32_t *tok)
+template <typename FORMAT> static __global__ void embed(bf16 *y, int64_t ldy, const struct source s, const int32_t *tok)
 {
     const int64_t id = tok[blockIdx.x];
-    if (id < 0 || id >= w.n_out) {
+    if (id < 0 || id >= s.w.n_out) {
         if (threadIdx.x == 0)
-            printf("embedding: token %lld of a vocabulary of %lld\n", (long long)id, (long long)w.n_out);
+            printf("embedding: token %lld of a vocabulary of %lld\n", (long long)id, (long long)s.w.n_out);
         __trap();
     }
-    for (int64_t col = 8 * threadIdx.x; col < w.n_in; col += 8 * blockDim.x) {
+    for (int64_t col = 8 * threadIdx.x; col < s.w.n_in; col += 8 * blockDim.x) {
         float v[8];
-        weight_load8(v, &w, id * w.n_in + col);
+        weight_load8<FORMAT>(v, s, id * s.w.n_in + col);
         store16(y + blockIdx.x * ldy + col, pack8(v));
     }
 }
@@ -28,6 +29,9 @@ extern "C" void cuda_embed_fwd(struct device *dev, struct tensor y, const struct
     MT_REQUIRE(weight_loads8(w) && rows_aligned(y), "an embedding of %lld columns in %s", (long long)w->n_in,
                weight_format_name(w->format));
     const int threads = (int)MT_MIN(ceil_div(w->n_in / 8, 32) * 32, 512);
-    embed<<<grid_x(y.shape[0]), threads, 0, cuda.stream>>>(bf16_ptr(y), y.ld, *w, i32_ptr(tok));
+    with_decoder(w->format, [&](auto decoder) {
+        embed<decltype(decoder)>
+            <<<grid_x(y.shape[0]), threads, 0, cuda.stream>>>(bf16_ptr(y), y.ld, source_of(w), i32_ptr(tok));
+    });
     CUDA_CHECK_LAUNCH();
 }

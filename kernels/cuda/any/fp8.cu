@@ -9,8 +9,9 @@
  * Numerics: bitwise those of kernels/format/minifloat.h. */
 #include <cuda_fp8.h>
 
-#include "kernels/cuda/format/dequant.cuh"
+#include "kernels/cuda/format/dense_words.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
+#include "kernels/format/minifloat.h"
 
 enum {
     THREADS = 128, /* of a row */
@@ -23,16 +24,6 @@ enum {
 };
 
 /* ---- rows ---- */
-
-static __device__ __forceinline__ void unpack(float x[8], uint4 v)
-{
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = __uint_as_float(w[i] << 16);
-        x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u);
-    }
-}
 
 /* The largest magnitude of eight values, as the bits of an f32: those of a NaN are above all others. */
 static __device__ __forceinline__ uint32_t most_of(uint4 v)
@@ -99,7 +90,7 @@ static __device__ __forceinline__ void write_values(const struct fp8_rows &to, c
         const int col = first + (i * THREADS + (int)threadIdx.x) * 8;
         float x[8];
         if (col >= from.n_in) break;
-        unpack(x, held[i]);
+        unpack8(x, held[i]);
         if (exact)
 #pragma unroll
             for (int j = 0; j < 8; j++) x[j] = e4m3_row_value(x[j], step);
@@ -140,7 +131,7 @@ static __global__ void __launch_bounds__(THREADS) rows_kernel(struct fp8_rows to
 #pragma unroll
         for (int i = 0; i < HOLD && CODES; i++) {
             float x[8];
-            unpack(x, held[i]);
+            unpack8(x, held[i]);
             codes[i] = make_uint2(codes4(x, inverse), codes4(x + 4, inverse));
         }
         for (int j = 0; j < n_copy; j++) {
@@ -227,8 +218,7 @@ static __global__ void __launch_bounds__(TILE *TILE / 4)
         const int64_t row = first + i, at = row * n_in + col;
         if (row >= n_out || col >= n_in) continue;
         const uint32_t pair = nibbles[(e * n + at) / 2], byte = scale[(e * n + at) / BLOCK];
-        const float x =
-            e2m1(at % 2 ? pair >> 4 : pair & 15) * (byte == 255 ? __uint_as_float(0x7fc00000u) : e8m0_value(byte));
+        const float x = e2m1_value(at % 2 ? pair >> 4 : pair & 15) * e8m0_scale(byte);
         if (s > 0.0f)
             tile[i][threadIdx.x] = codes[at] = (uint8_t)__nv_cvt_float_to_fp8(x * inverse, __NV_SATFINITE, __NV_E4M3);
         else

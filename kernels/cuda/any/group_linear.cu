@@ -7,7 +7,7 @@
 static struct tensor matrices(struct device *dev, const struct weight *w)
 {
     const int64_t n_row = w->n_exp * w->n_out;
-    if (w->format == WF_BF16) return tensor_2d((void *)w->data, DT_BF16, n_row, w->n_in);
+    if (weight_is_bf16(w)) return tensor_2d((void *)w->data, DT_BF16, n_row, w->n_in);
     const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
     if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, w->n_exp, NULL, NULL);
     return out;

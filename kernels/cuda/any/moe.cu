@@ -123,7 +123,7 @@ static struct decoded push_decoded(struct device *dev, const struct proj *proj, 
     const struct weight *w = &proj->w;
     const int64_t n_row = r->row_slot.shape[0];
     struct decoded d = {GROUPED_FIRST, NULL, w->n_exp, w->n_exp, NULL, NULL};
-    if (w->format == WF_BF16 && !proj->quant.format.bits) return d;
+    if (weight_is_bf16(w) && !proj->quant.format.bits) return d;
     d.way = choice_grouped_of(dev, proj, n_row);
     if (d.way == GROUPED_AHEAD) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
     if (d.way != GROUPED_FIRST) return d;

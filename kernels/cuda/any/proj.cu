@@ -11,9 +11,9 @@
  * Bound:    as dequant.cu, and A once per 64 rows (from L2) -> memory bound without an adapter; with one 2 r FLOPs per
  *           value outside the tensor cores: bound by these from r = 16 on.
  * Numerics: exact: the bits of kernels/cpu/proj.c before the rounding to bf16. */
-#include "kernels/cuda/format/dequant.cuh"
+#include "kernels/cuda/format/formats.cuh"
 
-enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8, BAND = WARPS * ROWS, COLS = 32 * VECTOR, DEPTH = 16 };
+enum { THREADS = 256, WARPS = THREADS / 32, ROWS = 8, BAND = WARPS * ROWS, VECTOR = 8, COLS = 32 * VECTOR, DEPTH = 16 };
 
 /* Rows of every expert that are quantised as one matrix: all, or one of q | k | v. */
 struct part {
@@ -70,10 +70,9 @@ static __device__ __forceinline__ void adapter_product(float acc[ROWS][VECTOR], 
 }
 
 /* Starts moving this lane's values of the stored matrix to L2 while the adapter's product is computed. */
-static __device__ __forceinline__ void prefetch(const struct source &s, enum weight_format format, int64_t at)
+static __device__ __forceinline__ void prefetch(const struct source &s, int bits, int64_t at)
 {
-    const int64_t byte = has_codes(format) ? at / 2 : format == WF_FP8 ? at : at * (format == WF_F32 ? 4 : 2);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)s.w.data + byte));
+    asm volatile("prefetch.global.L2 [%0];" ::"l"((const char *)s.w.data + (uint64_t)at * bits / 8));
 }
 
 static __device__ __forceinline__ float largest(const float x[VECTOR])
@@ -99,8 +98,8 @@ static __device__ __forceinline__ void quantise(float x[VECTOR], const struct fa
 }
 
 /* AMAX: the largest magnitude into p.amax; otherwise the fake-quantised values into out, whose first place is `first`.
- * FORMAT WF_NF4 stands for WF_FP4 too. */
-template <enum weight_format FORMAT, bool AMAX>
+ */
+template <typename FORMAT, bool AMAX>
 static __global__ void __launch_bounds__(THREADS, 2)
     proj_kernel(bf16 *__restrict__ out, const struct source s, const struct fakequant f, const struct part p,
                 int64_t first, const int32_t *__restrict__ ids, const int32_t *__restrict__ offs)
@@ -110,10 +109,11 @@ static __global__ void __launch_bounds__(THREADS, 2)
     if (!has_rows(offs, first + blockIdx.z)) return;
     const int64_t e = expert_at(ids, first + blockIdx.z), n_in = s.w.n_in, row = (int64_t)blockIdx.y * BAND;
     const int64_t col = (int64_t)blockIdx.x * COLS, c = col + threadIdx.x % 32 * VECTOR;
-    if (threadIdx.x < 16 && has_codes(FORMAT)) code[threadIdx.x] = code_value(s, threadIdx.x);
+    if constexpr (FORMAT::coded)
+        if (threadIdx.x < 16) code[threadIdx.x] = FORMAT::code(s, threadIdx.x);
     for (int i = 0; i < ROWS; i++) {
         const int64_t r = row + threadIdx.x / 32 * ROWS + i;
-        if (r < p.n_row && c < n_in) prefetch(s, FORMAT, e * s.n + (p.row + r) * n_in + c);
+        if (r < p.n_row && c < n_in) prefetch(s, FORMAT::bits, e * s.n + (p.row + r) * n_in + c);
     }
     float acc[ROWS][VECTOR] = {};
     adapter_product(acc, tile, p, e, row, col, n_in);
@@ -127,7 +127,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         if (r >= p.n_row) break; /* the whole warp */
         float x[VECTOR] = {};
         const int64_t at = (p.row + r) * n_in + c;
-        if (c < n_in) values8<FORMAT>(x, s, code, e, (uint32_t)(at / VECTOR));
+        if (c < n_in) FORMAT::values8(x, s, code, e, (uint32_t)(at / VECTOR));
 #pragma unroll
         for (int j = 0; j < VECTOR && p.r; j++) x[j] = __fadd_rn(x[j], __fmul_rn(p.scale, acc[i][j]));
         if (AMAX) {
@@ -151,21 +151,9 @@ static void launch(bf16 *out, const struct proj *proj, const struct part &p, int
     const struct fakequant f = proj->quant.format;
     const dim3 grid(grid_x(ceil_div(s.w.n_in, COLS)), (unsigned)ceil_div(p.n_row, BAND), (unsigned)count);
     MT_REQUIRE(grid.y <= 65535 && grid.z <= 65535, "%lld rows of %lld experts", (long long)p.n_row, (long long)count);
-    switch (s.w.format) {
-    case WF_NONE: break;
-    case WF_F32: proj_kernel<WF_F32, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
-    case WF_BF16: proj_kernel<WF_BF16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
-    case WF_F16: proj_kernel<WF_F16, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
-    case WF_MXFP4:
-        proj_kernel<WF_MXFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs);
-        break;
-    case WF_NVFP4:
-        proj_kernel<WF_NVFP4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs);
-        break;
-    case WF_FP8: proj_kernel<WF_FP8, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
-    case WF_NF4:
-    case WF_FP4: proj_kernel<WF_NF4, AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs); break;
-    }
+    with_decoder(s.w.format, [&](auto decoder) {
+        proj_kernel<decltype(decoder), AMAX><<<grid, THREADS, 0, cuda.stream>>>(out, s, f, p, first, ids, offs);
+    });
     CUDA_CHECK_LAUNCH();
 }
 
@@ -198,9 +186,8 @@ static struct part part_of(const struct proj *proj, int i)
 static void want_vectors(const struct proj *proj)
 {
     const struct weight *w = &proj->w;
-    MT_REQUIRE(w->n_in % VECTOR == 0 && (uintptr_t)w->data % 16 == 0 &&
-                   (!is_packed(w->format) || w->block % VECTOR == 0),
-               "fake quantisation of rows of %lld %s", (long long)w->n_in, weight_format_name(w->format));
+    MT_REQUIRE(weight_loads8(w), "fake quantisation of rows of %lld %s", (long long)w->n_in,
+               weight_format_name(w->format));
 }
 
 void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,

@@ -12,6 +12,7 @@
  *   sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80; no spills.
  * Bound: backward 4 T D: memory bound.
  * Numerics: f32. dx_chosen: in ascending order of the experts. */
+#include "kernels/cuda/format/source.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { WARP_THREADS = 256, MAX_EXP = 512, MANY = 64 /* experts whose logits cuBLASLt computes, without bias */ };
@@ -228,7 +229,7 @@ static void require_router(struct tensor x, const struct weight *w)
 /* logits = x W^T + bias */
 static void product(struct tensor logits, struct tensor x, const struct weight *w, const float *bias)
 {
-    const bool plain = w->format == WF_BF16;
+    const bool plain = weight_is_bf16(w);
     if (plain && !bias && w->n_out >= MANY) {
         const struct tensor matrix = tensor_2d((void *)(uintptr_t)w->data, DT_BF16, w->n_out, w->n_in);
         cuda_gemm(logits, x, false, matrix, true, 1, 0);
@@ -551,7 +552,7 @@ enum dl_kind { OF_CHOSEN, IN_PARTS, IN_F32 };
 static enum dl_kind kind_of_dl(const struct weight *w, int64_t n_top, const struct aux *aux,
                                const struct router *router)
 {
-    if (w->format != WF_BF16) return IN_F32;
+    if (!weight_is_bf16(w)) return IN_F32;
     const bool zeros = router->kind != ROUTER_PROBABILITY && aux->coef == 0; /* beyond the chosen */
     return zeros && n_top <= 32 && 4 * n_top <= w->n_out ? OF_CHOSEN : IN_PARTS;
 }

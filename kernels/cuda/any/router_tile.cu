@@ -3,10 +3,11 @@
  * Shapes: x, dx [T, D] bf16 (views), W [E, D], logits [T, E] f32, dl [T, ..] f32 with zeros from E to a multiple of 8.
  * Needs: weight_loads8; 16-byte aligned rows.
  * Grid: tiles of 64 tokens by 64 columns (32 for E <= 32), 128 threads, 40 (30) KiB of shared memory. Registers on
- *   sm_90a: 122, 160, dx 162; no spills.
+ *   sm_90a: 126, 140, dx 168 at most; no spills.
  * Numerics: products in TF32 on tensor cores. x, of 8 significant bits (TF32: 11), is exact; W and dl are split into
  *   two TF32 numbers, which is as accurate as f32. Sums in f32, in the same order for all columns, so that equal rows
  *   of W give equal logits; 64 products are summed, then added with one rounding. */
+#include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { TOKENS = 64, DEPTH = 64, STRIDE = 80, THREADS = 128 };
@@ -112,10 +113,11 @@ static __device__ inline void fetch(uint4 piece[N], const bf16 *p, int64_t ld, i
 }
 
 /* logits of 64 tokens and COLS experts, of any format but bf16: decoded at use and split into two TF32 numbers. */
-template <int COLS>
+template <typename FORMAT, int COLS>
 static __global__ void __launch_bounds__(THREADS) logits_kernel(float *logits, int64_t ld, const bf16 *x, int64_t ldx,
-                                                                const struct weight w, const float *bias, int64_t n_tok)
+                                                                const struct source s, const float *bias, int64_t n_tok)
 {
+    const struct weight &w = s.w;
     __shared__ __align__(16) float a[TOKENS * STRIDE], b[COLS * STRIDE];
     const int64_t first = (int64_t)blockIdx.x * TOKENS, first_exp = (int64_t)blockIdx.y * COLS;
     float sum[2][COLS / 16][4] = {};
@@ -126,7 +128,7 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(float *logits, i
         for (int i = 0; i < COLS / 16; i++) {
             const int64_t e = first_exp + piece_row(i), at = col + piece_col();
             float v[8] = {};
-            if (e < w.n_out && at < w.n_in) weight_load8(v, &w, e * w.n_in + at);
+            if (e < w.n_out && at < w.n_in) weight_load8<FORMAT>(v, s, e * w.n_in + at);
             store_f32x8(b + piece_row(i) * STRIDE + piece_col(), v);
         }
 #pragma unroll
@@ -157,17 +159,22 @@ void cuda_router_logits_tile(struct tensor logits, struct tensor x, const struct
 {
     const int cols = w->n_out <= 32 ? 32 : 64;
     const dim3 grid(grid_x(ceil_div(x.shape[0], TOKENS)), (unsigned)ceil_div(w->n_out, cols));
-    (cols == 32 ? logits_kernel<32> : logits_kernel<64>)<<<grid, THREADS, 0, cuda.stream>>>(
-        f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, *w, bias, x.shape[0]);
+    with_decoder(w->format, [&](auto decoder) {
+        const auto kernel = cols == 32 ? logits_kernel<decltype(decoder), 32> : logits_kernel<decltype(decoder), 64>;
+        kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, source_of(w), bias,
+                                                  x.shape[0]);
+    });
     CUDA_CHECK_LAUNCH();
 }
 
 /* ---- backward */
 
 /* dx += dl W for 64 tokens and 64 columns, of any format but bf16. */
+template <typename FORMAT>
 static __global__ void __launch_bounds__(THREADS)
-    dx_kernel(bf16 *dx, int64_t lddx, const float *dl, int64_t ld_dl, const struct weight w, int64_t n_tok)
+    dx_kernel(bf16 *dx, int64_t lddx, const float *dl, int64_t ld_dl, const struct source s, int64_t n_tok)
 {
+    const struct weight &w = s.w;
     __shared__ __align__(16) float a[TOKENS * STRIDE], b[64 * STRIDE];
     const int64_t first = (int64_t)blockIdx.x * TOKENS, first_col = (int64_t)blockIdx.y * 64;
     const int n_exp = (int)w.n_out;
@@ -188,13 +195,13 @@ static __global__ void __launch_bounds__(THREADS)
             if (t < n_tok && at < ld_dl) load_f32x8(v, dl + t * ld_dl + at);
             store_f32x8(a + piece_row(i) * STRIDE + piece_col(), v);
         }
-#pragma unroll
+#pragma unroll 2
         for (int i = 0; i < 4; i++) { /* transposed: eight columns of one expert become eight rows */
             const int k = (int)threadIdx.x % 64, row = ((int)threadIdx.x / 64 + 2 * i) * 8;
             const int64_t at = (e + k) * w.n_in + first_col + row;
             const bool in = e + k < n_exp && first_col + row < w.n_in;
             for (int n = 0; n < 8; n++) v[n] = 0;
-            if (in) weight_load8(v, &w, at);
+            if (in) weight_load8<FORMAT>(v, s, at);
 #pragma unroll
             for (int n = 0; n < 8; n++) b[(row + n) * STRIDE + k] = v[n];
         }
@@ -227,6 +234,9 @@ static __global__ void __launch_bounds__(THREADS)
 void cuda_router_dx_tile(struct tensor dx, struct tensor dl, const struct weight *w)
 {
     const dim3 grid(grid_x(ceil_div(dx.shape[0], TOKENS)), (unsigned)ceil_div(w->n_in, 64));
-    dx_kernel<<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, *w, dx.shape[0]);
+    with_decoder(w->format, [&](auto decoder) {
+        dx_kernel<decltype(decoder)>
+            <<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, source_of(w), dx.shape[0]);
+    });
     CUDA_CHECK_LAUNCH();
 }

@@ -6,6 +6,7 @@
  *   bf16: forward 53, backward 54.
  * Bound: fwd 2 T D bytes, bwd 4 T D: memory bound.
  * Numerics: f32 sums in an order that depends on D alone; one rounding at the end. */
+#include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
 enum { BLOCK = 256, PIECES = 8 };
@@ -13,7 +14,7 @@ enum { BLOCK = 256, PIECES = 8 };
 struct gate_job {
     bf16 *x; /* backward: dx */
     int64_t ldx, ld_gate, ld_logits, n_tok;
-    struct weight w;
+    struct source s;
     float *logits, *gate; /* backward: gate is dgate */
     int32_t *idx;
     float scale;
@@ -32,41 +33,32 @@ static __device__ inline void load_pieces(uint4 piece[PIECES], const bf16 *x, in
     }
 }
 
-/* BF16: the weight is bf16. */
-template <bool BF16> static __device__ inline void load_weight(float v[8], const struct weight &w, int64_t col)
-{
-    if (BF16)
-        unpack8(v, load16((const bf16 *)w.data + col));
-    else
-        weight_load8(v, &w, col);
-}
-
 /* Calls use(v, w, col) for the lane's columns of row x, eight at a time: their values, those of the weight, and the
  * first of them. */
-template <bool BF16, bool STREAM, typename USE>
-static __device__ __forceinline__ void each_eight(const bf16 *x, const struct weight &weight, int lane, USE use)
+template <typename FORMAT, bool STREAM, typename USE>
+static __device__ __forceinline__ void each_eight(const bf16 *x, const struct source &s, int lane, USE use)
 {
     float v[8], w[8];
-    for (int64_t first = 8 * lane; first < weight.n_in; first += 256 * PIECES) {
+    for (int64_t first = 8 * lane; first < s.w.n_in; first += 256 * PIECES) {
         uint4 piece[PIECES];
-        load_pieces<STREAM>(piece, x, first, weight.n_in);
+        load_pieces<STREAM>(piece, x, first, s.w.n_in);
 #pragma unroll
         for (int k = 0; k < PIECES; k++) {
-            if (first + 256 * k >= weight.n_in) break;
-            load_weight<BF16>(w, weight, first + 256 * k);
+            if (first + 256 * k >= s.w.n_in) break;
+            weight_load8<FORMAT>(w, s, first + 256 * k);
             unpack8(v, piece[k]);
             use(v, w, first + 256 * k);
         }
     }
 }
 
-template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
+template <typename FORMAT> static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
 {
     const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
     const int lane = (int)threadIdx.x % 32;
     float sum = 0;
     if (t >= job.n_tok) return;
-    each_eight<BF16, true>(job.x + t * job.ldx, job.w, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
+    each_eight<FORMAT, true>(job.x + t * job.ldx, job.s, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += v[i] * w[i];
     });
@@ -77,14 +69,14 @@ template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_fwd(co
     job.idx[t] = 0;
 }
 
-template <bool BF16> static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
+template <typename FORMAT> static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job job)
 {
     const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
     if (t >= job.n_tok) return;
     const float s = sigmoid(job.logits[t * job.ld_logits]);
     const float dl = job.scale * job.gate[t * job.ld_gate] * s * (1 - s);
     bf16 *dx = job.x + t * job.ldx;
-    each_eight<BF16, false>(dx, job.w, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
+    each_eight<FORMAT, false>(dx, job.s, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += dl * w[i];
         store16(dx + col, pack8(v));
@@ -104,7 +96,7 @@ static struct gate_job job_of(struct tensor x, struct tensor gate, struct tensor
     job.logits = f32_ptr(logits);
     job.ld_logits = logits.ld;
     job.n_tok = x.shape[0];
-    job.w = *w;
+    job.s = source_of(w);
     job.scale = router->scale;
     return job;
 }
@@ -120,7 +112,7 @@ void cuda_token_gate_fwd(struct route *r, struct tensor logits, struct tensor x,
     struct gate_job job = job_of(x, r->gate, logits, w, router);
     job.idx = i32_ptr(r->idx);
     const unsigned grid = grid_x(ceil_div(job.n_tok, BLOCK / 32));
-    (w->format == WF_BF16 ? gate_fwd<true> : gate_fwd<false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    with_decoder(w->format, [&](auto decoder) { gate_fwd<decltype(decoder)><<<grid, BLOCK, 0, cuda.stream>>>(job); });
     CUDA_CHECK_LAUNCH();
 }
 
@@ -129,6 +121,6 @@ void cuda_token_gate_bwd(struct tensor dx, struct tensor dgate, struct tensor lo
 {
     const struct gate_job job = job_of(dx, dgate, logits, w, router);
     const unsigned grid = grid_x(ceil_div(job.n_tok, BLOCK / 32));
-    (w->format == WF_BF16 ? gate_bwd<true> : gate_bwd<false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    with_decoder(w->format, [&](auto decoder) { gate_bwd<decltype(decoder)><<<grid, BLOCK, 0, cuda.stream>>>(job); });
     CUDA_CHECK_LAUNCH();
 }
