@@ -28,10 +28,18 @@ static const struct rule {
 };
 enum { PREFERRED_ROWS = 192 }; /* per expert */
 
+static bool reads(enum grouped_way way, enum weight_format format)
+{
+    for (int i = 0; i < MT_LEN(rules); i++)
+        if (rules[i].way == way && rules[i].format == format) return true;
+    return false;
+}
+
 bool choice_grouped_fits(enum grouped_way way, const struct weight *w)
 {
-    return w->n_exp > (way == GROUPED_AHEAD ? AHEAD_SLOTS : 1) && w->n_exp <= GROUPED_EXPERTS && w->n_in % 32 == 0 &&
-           w->n_in >= 64 && w->n_out >= 64 && w->n_out % 8 == 0 && w->n_out * w->n_in <= INT32_MAX;
+    return reads(way, w->format) && w->n_exp > (way == GROUPED_AHEAD ? AHEAD_SLOTS : 1) &&
+           w->n_exp <= GROUPED_EXPERTS && w->n_in % 32 == 0 && w->n_in >= 64 && w->n_out >= 64 && w->n_out % 8 == 0 &&
+           w->n_out * w->n_in <= INT32_MAX;
 }
 
 enum grouped_way choice_grouped(const struct grouped_query *q)
@@ -70,6 +78,8 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
 double choice_packed_share(double rows) { return rows > PREFERRED_ROWS ? 0.11 * (1 - PREFERRED_ROWS / rows) : 0; }
 
 bool choice_fp8_products(const struct device *dev) { return dev->ops->arch && dev->ops->arch() == CUDA_SM90; }
+
+bool choice_one_pass(enum cuda_arch arch, int64_t r) { return arch == CUDA_SM90 && (r == 8 || r == 16); }
 
 /* ---- dense products and the loss head */
 

@@ -41,7 +41,7 @@ struct grouped_query {
     bool together; /* one launch has all experts, and its blocks may wait for each other */
 };
 enum grouped_way choice_grouped(const struct grouped_query *q);
-/* Whether a kernel takes experts of these sizes. */
+/* Whether a kernel that reads packed experts takes these: their format and sizes. */
 bool choice_grouped_fits(enum grouped_way way, const struct weight *w);
 
 /* The choice for n_row rows with these experts on a device with CUDA kernels. */
@@ -57,6 +57,10 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
 double choice_packed_share(double rows);
 /* FP8 products; others compute with the same rounded rows. */
 bool choice_fp8_products(const struct device *dev);
+
+/* Whether one kernel reads the gradient of an output once for that of an adapter of rank r and for the product with its
+ * B (cuda_grouped_pass); else two do. */
+bool choice_one_pass(enum cuda_arch arch, int64_t r);
 
 /* ---- dense products and the loss head */
 

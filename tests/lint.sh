@@ -287,14 +287,19 @@ check_ops() {
         paste -d : - -)
 }
 
-# ---- formats are rows of a table: who asks for one by name is below kernels/format/ or kernels/cuda/
-check_formats() {
+# ---- formats and architectures are rows of tables: who asks for a format by name is below kernels/format/ or
+# kernels/cuda/format/, who asks for an architecture is kernels/choice.c
+check_names() {
     # shellcheck disable=SC2046
     awk '
-    FILENAME ~ /^(tests|kernels\/(format|cuda))\// { nextfile }
+    /([=!]=|[<>]=?) *CUDA_SM|CUDA_SM[0-9]+ *([=!]=|[<>])|case CUDA_SM/ && FILENAME !~ /^(tests\/|kernels\/choice\.c$)/ {
+        printf "%s:%d: compares an architecture: a row of a table of variants, or a choice of kernels/choice.h\n", \
+            FILENAME, FNR
+    }
+    FILENAME ~ /^(tests|kernels\/(format|cuda\/format))\// { nextfile }
     /([=!]=|[<>]=?) *WF_|WF_[A-Z0-9]+ *([=!]=|[<>])|case WF_/ {
         printf "%s:%d: compares a format: a row of kernels/format/format.h has its properties\n", FILENAME, FNR
-    }' /dev/null $(list '*.c' '*.h')
+    }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh')
 }
 
 # ---- every folder with sources has a README.md, whose tables name each file and no other; few files in a folder
@@ -357,7 +362,7 @@ check_format() {
 
 check() { # prints what is wrong in the current folder, sorted by place
     {
-        check_lines; check_sources; check_includes; check_circles; check_ops; check_formats; check_readmes; check_format
+        check_lines; check_sources; check_includes; check_circles; check_ops; check_names; check_readmes; check_format
     } | sort -t : -k 1,1 -k 2,2n
 }
 
@@ -454,6 +459,11 @@ prove() {
     add data/a.c '/* a.c - a */\nint x = WF_NF4 <= f;'; expect data/a.c:2 "compares a format"
     add data/a.c '/* a.c - a */\nint x = f >= WF_NF4;'; expect data/a.c:2 "compares a format"
     add data/a.c '/* a.c - a */\n    case WF_NF4: break;'; expect data/a.c:2 "compares a format"
+    mkdir "$tree/kernels/cuda"; add kernels/cuda/a.cu '/* a.cu - a */\nint x = f == WF_NF4;'
+    expect kernels/cuda/a.cu:2 "compares a format"
+    mkdir "$tree/kernels/cuda"; add kernels/cuda/a.cu '/* a.cu - a */\nint x = arch == CUDA_SM90;'
+    expect kernels/cuda/a.cu:2 "compares an architecture"
+    add data/a.c '/* a.c - a */\nint x = CUDA_SM90 > arch;'; expect data/a.c:2 "compares an architecture"
     rm "$tree/data/file/README.md"; expect data/file:1 "no README.md"
     rm "$tree/data/hub/hub_http.c"; expect data/hub/README.md:2 "no file hub_http.c"
     add data/file/more.c '/* more.c - m */'; expect data/file/README.md:1 "no row for more.c"

@@ -399,11 +399,9 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
 
 static unsigned threads_of(int64_t dim) { return (unsigned)(ceil_div(dim, 32) * 32); }
 
-extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
-                               struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
-                               const struct delta_shape *shape)
+static void fwd_any(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
-    if (delta_wgmma_takes(qkv, o, shape)) return delta_fwd_wgmma(dev, o, qkv, ba, a_log, dt_bias, seqs, shape);
     if (dev->dry_run || qkv.shape[0] == 0) return;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
@@ -412,12 +410,10 @@ extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tenso
     LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
 }
 
-extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
-                               struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
-                               const struct seqs *seqs, const struct delta_shape *shape)
+static void bwd_any(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
+                    struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                    const struct delta_shape *shape)
 {
-    if (delta_wgmma_takes(qkv, dout, shape) && rows_aligned(dqkv))
-        return delta_bwd_wgmma(dev, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     float **of_values[] = {&job.err, &job.dd}, **of_keys[] = {&job.dq, &job.dk_in, &job.dk_out};
@@ -443,4 +439,37 @@ extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct te
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, mark);
+}
+
+static bool takes_any(struct tensor, struct tensor, struct tensor, const struct delta_shape *) { return true; }
+
+/* The first row whose architecture runs and that takes the tensors. */
+static const struct delta_variant {
+    unsigned archs;
+    bool (*takes)(struct tensor qkv, struct tensor values, struct tensor written, const struct delta_shape *shape);
+    delta_fwd_fn *fwd;
+    delta_bwd_fn *bwd;
+} variants[] = {{ARCH_BIT(CUDA_SM90), delta_wgmma_takes, delta_fwd_wgmma, delta_bwd_wgmma},
+                {EVERY_ARCH, takes_any, fwd_any, bwd_any}};
+
+static const struct delta_variant *variant_of(struct tensor qkv, struct tensor values, struct tensor written,
+                                              const struct delta_shape *shape)
+{
+    const struct delta_variant *v = variants;
+    while (!cuda_runs(v->archs) || !v->takes(qkv, values, written, shape)) v++;
+    return v;
+}
+
+extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
+                               struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                               const struct delta_shape *shape)
+{
+    variant_of(qkv, o, o, shape)->fwd(dev, o, qkv, ba, a_log, dt_bias, seqs, shape);
+}
+
+extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                               struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                               const struct seqs *seqs, const struct delta_shape *shape)
+{
+    variant_of(qkv, dout, dqkv, shape)->bwd(dev, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
 }

@@ -344,6 +344,36 @@ template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choos
     write_chosen<BLOCK>(out, k, n, job.n_top, threshold<BLOCK>(k, n, job.n_top));
 }
 
+/* ---- the op */
+
+static void scores_by_tiles(const struct index_job *job)
+{
+    index_scores<<<index_grid(job), WARPS * 32, 0, cuda.stream>>>(*job);
+    CUDA_CHECK_LAUNCH();
+}
+static void scores_of_any(const struct index_job *job)
+{
+    index_scores_any<<<grid_x(job->end - job->first), ANY, 0, cuda.stream>>>(*job);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* The scores: the first row whose architecture runs and that takes the heads. */
+static const struct index_variant {
+    unsigned archs;
+    bool tiles; /* heads of INDEX_DIM, at most INDEX_HEADS, a multiple of 8; aligned rows */
+    int least_heads;
+    void (*run)(const struct index_job *job);
+} variants[] = {{ARCH_BIT(CUDA_SM90), true, INDEX_HEADS, index_scores_wgmma},
+                {EVERY_ARCH, true, 0, scores_by_tiles},
+                {EVERY_ARCH, false, 0, scores_of_any}};
+
+static const struct index_variant *variant_of(bool tiles, int n_head)
+{
+    const struct index_variant *v = variants;
+    while (!cuda_runs(v->archs) || (v->tiles && !tiles) || n_head < v->least_heads) v++;
+    return v;
+}
+
 extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
                                 struct tensor w, const struct seqs *seqs, int64_t ratio)
 {
@@ -372,18 +402,13 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
     job.n_top = (int)idx.shape[1];
     job.ratio = (int)ratio;
     job.most = (int)most;
-    const bool fast = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
-                      rows_aligned(k) && rows_aligned(w);
+    const bool tiles = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
+                       rows_aligned(k) && rows_aligned(w);
     const size_t room = scored && most <= KEYS ? (size_t)most * sizeof(uint32_t) : 0;
     for (job.first = 0; job.first < n_tok && !dev->dry_run; job.first = job.end) {
         job.end = MT_MIN(job.first + chunk, n_tok);
         const int64_t n = job.end - job.first;
-        if (scored && fast && cuda.arch == CUDA_SM90 && job.n_head == INDEX_HEADS)
-            index_scores_wgmma(&job);
-        else if (scored && fast)
-            index_scores<<<index_grid(&job), WARPS * 32, 0, cuda.stream>>>(job);
-        else if (scored)
-            index_scores_any<<<grid_x(n), ANY, 0, cuda.stream>>>(job);
+        if (scored) variant_of(tiles, job.n_head)->run(&job);
         if (most <= FEW)
             index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(job);
         else

@@ -421,7 +421,8 @@ static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, cons
 {
     const struct lora *lora = &proj->lora;
     struct grouped_wgrad pass[GROUPED_PASSES] = {};
-    bool takes = cuda_grouped_pass_takes(lora->r) && lora->n_seg <= GROUPED_PASSES && is_aligned(dy) && is_aligned(xa);
+    bool takes =
+        choice_one_pass(cuda.arch, lora->r) && lora->n_seg <= GROUPED_PASSES && is_aligned(dy) && is_aligned(xa);
     for (int s = 0; takes && s < lora->n_seg; s++) {
         struct grouped_wgrad *g = &pass[s];
         takes = lora->seg_first[s] % VECTOR == 0 && lora->seg_cols[s] % VECTOR == 0 && lora->seg_cols[s] > 0;
@@ -446,7 +447,7 @@ static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, cons
 static int64_t one_pass_bytes(int64_t n_row, const struct lora *lora)
 {
     int64_t bytes = 0;
-    for (int s = 0; cuda_grouped_pass_takes(lora->r) && s < lora->n_seg; s++)
+    for (int s = 0; choice_one_pass(cuda.arch, lora->r) && s < lora->n_seg; s++)
         bytes += cuda_grouped_pass_bytes(n_row, lora->seg_cols[s], lora->r);
     return bytes;
 }

@@ -100,7 +100,9 @@ static const struct grouped_variant {
     int64_t n_out; /* at least */
     bool by_tma;   /* gathered rows are slower than a copy of them in expert order */
     void (*run)(const struct grouped *g);
-} variants[] = {{ARCH_BIT(CUDA_SM90), 64, true, cuda_grouped_wgmma}, {EVERY_ARCH, 0, false, cuda_grouped_mma}};
+    bool (*has_glu)(const struct grouped *g); /* whether run has GROUPED_GLU for gates and ups in separate halves */
+} variants[] = {{ARCH_BIT(CUDA_SM90), 64, true, cuda_grouped_wgmma, cuda_grouped_swiglu},
+                {EVERY_ARCH, 0, false, cuda_grouped_mma, NULL}};
 
 static const struct grouped_variant *variant_of(int64_t n_out)
 {
@@ -278,7 +280,7 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
 static void back_through_b(struct device *dev, const struct thin *out, struct tensor dy, bool tokens, struct tensor xa,
                            const struct proj *proj, const struct route *r)
 {
-    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && cuda_grouped_pass_takes(proj->lora.r);
+    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && choice_one_pass(cuda.arch, proj->lora.r);
     if (!one_pass && !dev->dry_run) thin_product(out, dy, tokens, proj->lora.b, true, r);
     if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
 }
@@ -484,8 +486,9 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
         g.glu = *glu;
         g.form = glu_form_of(*glu);
         g.n_out = up->w.n_out;
+        const struct grouped_variant *v = variant_of(g.n_out);
         const bool fused =
-            glu->interleaved || (!rows.codes && !grouped_is_packed(matrices.way) && cuda_grouped_swiglu(&g));
+            glu->interleaved || (!rows.codes && !grouped_is_packed(matrices.way) && v->has_glu && v->has_glu(&g));
         g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
         product(&g, up, matrices, rows);
         if (g.epilogue == GROUPED_STORE && n_row) {

@@ -194,8 +194,14 @@ static int probe(struct err *err)
 /* The kernels for this GPU, if they are in this program. */
 static enum cuda_arch built_arch(void)
 {
+    static const struct {
+        unsigned archs;
+        bool (*found)(void);
+    } built[] = {{ARCH_BIT(CUDA_SM90), cuda_has_sm90}};
     const enum cuda_arch arch = choice_arch(cuda.capability);
-    return arch == CUDA_SM90 && cuda_has_sm90() ? arch : CUDA_SM80;
+    for (int i = 0; i < MT_LEN(built); i++)
+        if (built[i].archs & ARCH_BIT(arch) && built[i].found()) return arch;
+    return CUDA_SM80;
 }
 
 static int open_gpu(struct err *err)

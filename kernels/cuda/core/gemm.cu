@@ -277,7 +277,7 @@ bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w)
     static bool searched, found;
     struct product p;
     const struct shape s = {y.shape[0], y.shape[1], x.shape[1], x.ld, w.ld, y.ld, false, true, false, ALIGN};
-    if (cuda.arch == CUDA_SM90 || cuda.capability != 90) return false;
+    if (cuda.arch == choice_arch(cuda.capability)) return false;
     describe(&p, &s);
     if (!searched) found = fastest_without_wgmma(&algo, &p, y, x, w) < INFINITY;
     searched = true;

@@ -166,11 +166,10 @@ struct grouped_wgrad {
 };
 int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
-/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, for the ranks that it takes. One
+/* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, where choice_one_pass. One
  * launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and slot; g[0]
  * has the scratch of all. */
 enum { GROUPED_PASSES = 3 };
-bool cuda_grouped_pass_takes(int64_t r);
 int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_pass(const struct grouped_wgrad *g, int n);
 

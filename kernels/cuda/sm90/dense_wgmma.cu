@@ -317,8 +317,7 @@ template <bool KN, bool TALLY> static void launch(const struct dense *d)
 bool cuda_dense_takes(const struct dense *d)
 {
     const int64_t eights[] = {d->n_out, d->r, d->lda, d->ld_out, d->ld_res, d->ld_la};
-    bool fits = cuda.arch == CUDA_SM90 && d->n_row < INT32_MAX / 2 && d->n_out < INT32_MAX / 2 &&
-                d->n_in < INT32_MAX / 2 &&
+    bool fits = d->n_row < INT32_MAX / 2 && d->n_out < INT32_MAX / 2 && d->n_in < INT32_MAX / 2 &&
                 ceil_div(d->n_row, ROWS) * ceil_div(d->n_out, COLS) * ceil_div(d->n_in, DEPTH) < INT32_MAX / 2 &&
                 d->r <= 256 && !(d->kn && d->n_part > 1) && !(!d->kn && d->n_in % 8);
     const void *const rows[] = {d->a, d->b, d->out, d->res, d->la, d->lb, d->bias};

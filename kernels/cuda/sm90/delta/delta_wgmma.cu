@@ -1,10 +1,10 @@
 /* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh). */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 
-bool delta_wgmma_takes(struct tensor qkv, struct tensor values, const struct delta_shape *shape)
+bool delta_wgmma_takes(struct tensor qkv, struct tensor values, struct tensor written, const struct delta_shape *shape)
 {
-    return cuda.arch == CUDA_SM90 && shape->key_dim == DELTA_DIM && shape->value_dim == DELTA_DIM &&
-           rows_aligned(qkv) && rows_aligned(values) && 2 * qkv.shape[0] * shape->n_value < INT32_MAX;
+    return shape->key_dim == DELTA_DIM && shape->value_dim == DELTA_DIM && rows_aligned(qkv) && rows_aligned(values) &&
+           rows_aligned(written) && 2 * qkv.shape[0] * shape->n_value < INT32_MAX;
 }
 
 /* [n_tok, n, 64] bf16, rows ld apart, in boxes of a tile. */
@@ -50,8 +50,9 @@ static struct delta_wgmma_args args_of(struct device *dev, struct tensor qkv, st
     return p;
 }
 
-void delta_fwd_wgmma(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                     struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+extern "C" void delta_fwd_wgmma(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
+                                struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                                const struct delta_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work);
     struct delta_wgmma_args p = args_of(dev, qkv, ba, a_log, dt_bias, seqs, shape);
@@ -64,9 +65,9 @@ void delta_fwd_wgmma(struct device *dev, struct tensor o, struct tensor qkv, str
     arena_release(&dev->work, mark);
 }
 
-void delta_bwd_wgmma(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
-                     struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
-                     const struct delta_shape *shape)
+extern "C" void delta_bwd_wgmma(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                                struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                                const struct seqs *seqs, const struct delta_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
     const int64_t n_row = n_tok / DELTA_ROWS * n * DELTA_DIM; /* of all states */

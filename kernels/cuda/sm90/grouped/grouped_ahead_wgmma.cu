@@ -174,8 +174,8 @@ struct loads_ahead {
 
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring)
 {
-    MT_REQUIRE(!g->slot && !g->ids && g->first == 0 && g->count == w->n_exp && w->format == WF_MXFP4 &&
-                   choice_grouped_fits(GROUPED_AHEAD, w) && (uintptr_t)w->data % 4 == 0 && (uintptr_t)w->scale % 4 == 0,
+    MT_REQUIRE(!g->slot && !g->ids && g->first == 0 && g->count == w->n_exp && choice_grouped_fits(GROUPED_AHEAD, w) &&
+                   (uintptr_t)w->data % 4 == 0 && (uintptr_t)w->scale % 4 == 0,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (has_tiles(g)) launch_epilogue<loads_ahead>(g, w, ring);
 }

@@ -658,8 +658,8 @@ void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum g
 {
     const int64_t n_tile = (ceil_div(g->n_row, UNIT) + g->n_exp) * ceil_div(g->n_out, (int64_t)OWN);
     grouped_require(g);
-    MT_REQUIRE(w->format == WF_MXFP4 && choice_grouped_fits(way, w) && !g->ids && !g->slot && g->first == 0 &&
-                   g->count == w->n_exp && n_tile + cuda.n_sm <= INT32_MAX,
+    MT_REQUIRE(choice_grouped_fits(way, w) && !g->ids && !g->slot && g->first == 0 && g->count == w->n_exp &&
+                   n_tile + cuda.n_sm <= INT32_MAX,
                "a product with packed experts of %lld x %lld", (long long)w->n_out, (long long)w->n_in);
     if (g->n_row == 0) return;
     if (way == GROUPED_DECODE)

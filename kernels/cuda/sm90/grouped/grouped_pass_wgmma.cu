@@ -376,8 +376,6 @@ static int64_t partial_slabs(int64_t n_row, int64_t n_slab)
     return MT_MIN(ceil_div(2 * n_row * n_slab, MIN_SHARE), (int64_t)2 * BLOCKS_PER_SM * DIVISION_SM) + n_slab;
 }
 
-bool cuda_grouped_pass_takes(int64_t r) { return cuda.arch == CUDA_SM90 && (r == 8 || r == 16); }
-
 int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r)
 {
     const int64_t width = slab_columns(r), n_slab = ceil_div(n_wide, width);
@@ -422,7 +420,7 @@ void cuda_grouped_pass(const struct grouped_wgrad *g, int n)
     for (int i = 0; i < n; i++) {
         MT_REQUIRE(g[i].n_wide > 0 && g[i].n_wide % 8 == 0 && g[i].ld_wide % 8 == 0 && g[i].ld_wide <= INT32_MAX &&
                        g[i].ld_thin % 8 == 0 && g[i].ld_thin <= INT32_MAX && g[i].ld_product % 8 == 0 && g[i].b &&
-                       !g[i].thin_first && cuda_grouped_pass_takes(g[i].r) && g[i].r == g->r &&
+                       !g[i].thin_first && choice_one_pass(cuda.arch, g[i].r) && g[i].r == g->r &&
                        g[i].n_row == g->n_row && g[i].offs == g->offs && g[i].slot == g->slot,
                    "one pass for an adapter of %lld x %lld, rows %lld apart", (long long)g[i].n_wide, (long long)g[i].r,
                    (long long)g[i].ld_wide);

@@ -101,8 +101,7 @@ struct loads_bf16 {
 
 bool cuda_grouped_swiglu(const struct grouped *g)
 {
-    return cuda.arch == CUDA_SM90 && g->glu.kind == GLU_SWIGLU && !g->glu.interleaved && g->n_out % 256 == 0 &&
-           !g->bias && !g->kn;
+    return g->glu.kind == GLU_SWIGLU && !g->glu.interleaved && g->n_out % 256 == 0 && !g->bias && !g->kn;
 }
 
 void cuda_grouped_wgmma(const struct grouped *g)
