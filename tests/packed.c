@@ -18,13 +18,21 @@ int64_t packed_encode(enum weight_format format, uint8_t *nibbles, uint8_t *scal
     return format_row(format, false)->encode(plane, &w, n_threads);
 }
 
-static void pack_mxfp4(struct weight *w, const float *x)
+/* With the encoder of the format: planes as its row says, one per expert. */
+static void pack_as_row(struct weight *w, const float *x)
 {
-    int64_t n = w->n_exp * w->n_out * w->n_in;
-    uint8_t *nibbles = bytes(n / 2), *scales = bytes(n / 32);
-    assert_int_equal(quant_mxfp4_encode(nibbles, scales, x, n), 0);
-    w->data = nibbles;
-    w->scale = scales;
+    const struct format *f = format_row(w->format, false);
+    const int64_t n = w->n_out * w->n_in;
+    void *plane[PLANES] = {NULL};
+    for (int i = 0; i < PLANES; i++)
+        if (f->plane[i].bits) w->plane[i] = bytes(w->n_exp * format_plane_bytes(f, w, i));
+    for (int64_t e = 0; e < w->n_exp; e++) {
+        const struct weight dense = {
+            .format = WF_F32, .n_exp = 1, .n_out = w->n_out, .n_in = w->n_in, .data = x + e * n};
+        for (int i = 0; i < PLANES; i++)
+            if (w->plane[i]) plane[i] = (uint8_t *)(uintptr_t)w->plane[i] + e * format_plane_bytes(f, w, i);
+        assert_int_equal(f->encode(plane, &dense, 1), 0);
+    }
 }
 
 /* Each third of the rows has its own global scale. With `nested` a scale is divided by it. */
@@ -93,14 +101,14 @@ struct weight make_packed(struct weight_packing p, uint64_t stream, double ampli
     if (p.format < WF_MXFP4) return make_weight(p.format, stream, amplitude, n_exp, n_out, n_in);
     struct weight w = {.format = p.format, .n_exp = n_exp, .n_out = n_out, .n_in = n_in, .block = p.block};
     struct tensor x = make_random(DT_F32, stream, amplitude, n_exp, n_out, n_in);
-    if (p.format == WF_MXFP4)
-        pack_mxfp4(&w, x.data);
-    else if (p.format == WF_NVFP4)
+    if (p.format == WF_NVFP4)
         pack_nvfp4(&w, x.data, p.nested);
     else if (p.format == WF_FP8)
         pack_fp8(&w, x.data);
-    else
+    else if (format_row(p.format, false)->nested)
         pack_bnb(&w, x.data, p.nested);
+    else
+        pack_as_row(&w, x.data);
     return w;
 }
 

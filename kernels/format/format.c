@@ -3,6 +3,7 @@
 #include "kernels/format/format.h"
 
 #include <stddef.h>
+#include <string.h>
 
 _Static_assert(offsetof(struct weight, scale2) == offsetof(struct weight, plane[PLANE_SCALE2]), "names as plane_index");
 
@@ -53,6 +54,16 @@ int64_t format_plane_bytes(const struct format *f, const struct weight *w, int p
 }
 
 const char *weight_format_name(enum weight_format f) { return format_row(f, false)->name; }
+
+bool format_named(const char *name, enum weight_format *f, bool *nested)
+{
+    for (int i = 0; i < 2 * MT_LEN(rows); i++) {
+        *f = (enum weight_format)(i / 2);
+        *nested = i % 2;
+        if (!strcmp(format_row(*f, *nested)->name, name)) return true;
+    }
+    return false;
+}
 
 bool weight_is_dense(enum weight_format f) { return format_row(f, false)->dense; }
 

@@ -112,6 +112,8 @@ int64_t format_plane_count(const struct format *f, const struct weight *w, int p
 int64_t format_plane_bytes(const struct format *f, const struct weight *w, int plane);
 
 const char *weight_format_name(enum weight_format f);
+/* The format whose row has this name, with `nested` that of a nested row. False: none has it. */
+bool format_named(const char *name, enum weight_format *f, bool *nested);
 bool weight_is_dense(enum weight_format f);
 bool weight_is_bf16(const struct weight *w);                    /* products read it as it is */
 bool weight_is_packed(enum weight_format f);                    /* codes with scales */

@@ -44,7 +44,7 @@ struct option {
 static const struct option options[] = {
     ROW(model, path, DATA, "", "directory|hub id", "the base model: a directory or hub:OWNER/NAME[@REVISION]"),
     ROW(model, revision, DATA, "main", "name", "branch, tag or commit when path is hub:OWNER/NAME"),
-    ROW(model, quantize, MATH, "none", "none|nf4|nf4-nested|mxfp4|nvfp4",
+    ROW(model, quantize, MATH, "none", QUANTIZE_FORMATS,
         "pack bf16, FP8, INT4 experts in 4 bits while they load"),
     ROW(model, quantize_attention, MATH, "false", YES_NO, "pack q, k, v, out too; packed experts stay"),
     ROW(model, expert_weight_format, FREE, "auto", "auto|packed|bf16", "train.decoded_layers for all layers or none"),

@@ -14,10 +14,11 @@
 
 struct quantize plan_quantize(const struct config *cfg)
 {
-    static const enum weight_format formats[] = {WF_NONE, WF_NF4, WF_NF4, WF_MXFP4, WF_NVFP4};
-    return (struct quantize){.format = formats[cfg->model.quantize],
-                             .nested = cfg->model.quantize == CFG_QUANTIZE_NF4_NESTED,
-                             .attention = cfg->model.quantize_attention};
+    struct quantize q = {.attention = cfg->model.quantize_attention};
+    char name[32];
+    MT_REQUIRE(config_choice(QUANTIZE_FORMATS, cfg->model.quantize, name) && format_named(name, &q.format, &q.nested),
+               "choice %d of model.quantize", (int)cfg->model.quantize);
+    return q;
 }
 
 static struct distill distill_of(const struct config *cfg, const struct arch *a)

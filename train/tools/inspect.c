@@ -19,6 +19,7 @@
 #include "model/stored/published.h"
 #include "model/weights.h"
 #include "train/adapter/adapter_dir.h"
+#include "train/config/config.h"
 
 #define CONFIG_MAX ((int64_t)16 << 20)
 
@@ -391,14 +392,10 @@ static bool print_held(const struct arch *a, const struct safetensors *st, const
 /* Prints nothing for a directory without a model. The tensors get the names that the loader asks for. */
 static void print_all_held(const char *path, struct safetensors *st, FILE *out)
 {
-    static const struct quantize ways[] = {{.format = WF_NONE},
-                                           {.format = WF_NF4},
-                                           {.format = WF_NF4, .nested = true},
-                                           {.format = WF_MXFP4},
-                                           {.format = WF_NVFP4}};
     struct arch a;
+    struct quantize q = {.cache = NULL};
     struct err why;
-    char config[MT_PATH];
+    char config[MT_PATH], name[32];
     if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
         !file_exists(config))
         return;
@@ -409,8 +406,8 @@ static void print_all_held(const char *path, struct safetensors *st, FILE *out)
         return;
     }
     fprintf(out, "\n  %-14s  %-28s  %10s  %12s\n", "model.quantize", "experts held as", "experts", "all weights");
-    for (int i = 0; i < MT_LEN(ways); i++)
-        if (print_held(&a, st, &ways[i], out)) {
+    for (int i = 0; config_choice(QUANTIZE_FORMATS, i, name) && format_named(name, &q.format, &q.nested); i++)
+        if (print_held(&a, st, &q, out)) {
             fprintf(out, "  weights that the checkpoint stores packed stay packed\n");
             break;
         }
