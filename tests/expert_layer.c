@@ -50,25 +50,26 @@ static void make_lora(struct device *dev, struct proj *p, uint64_t stream, int64
 struct layer expert_layer_make(struct device *dev, const struct setup *s)
 {
     int64_t n_tok = s->n_tok, n_row = n_tok * s->top_k, n_exp = s->n_exp, dim = s->dim, width = s->width;
+    const int64_t n_pre = glu_cols(&s->glu, width);
     struct layer l = {.dev = dev, .glu = s->glu, .route = make_route(dev, s)};
-    l.up.w = make_packed(s->packing, 1, 0.5, n_exp, 2 * width, dim);
+    l.up.w = make_packed(s->packing, 1, 0.5, n_exp, n_pre, dim);
     l.down.w = make_packed(s->packing, 2, 0.5, n_exp, dim, width);
     if (s->bias) {
-        l.up.bias = make_random(DT_F32, 3, 0.5, n_exp, 2 * width, -1);
+        l.up.bias = make_random(DT_F32, 3, 0.5, n_exp, n_pre, -1);
         l.down.bias = make_random(DT_F32, 4, 0.5, n_exp, dim, -1);
     }
     make_lora(dev, &l.up, 5, s->r_up);
     make_lora(dev, &l.down, 7, s->r_down);
     l.x = make_random(dev->act_dtype, 9, 1, n_tok, dim, -1);
     l.res = make_random(dev->act_dtype, 10, 1, n_tok, dim, -1);
-    l.pre = make_empty(dev->act_dtype, n_row, 2 * width, -1);
+    l.pre = make_empty(dev->act_dtype, n_row, n_pre, -1);
     l.act = make_empty(dev->act_dtype, n_row, width, -1);
     l.y = make_empty(dev->act_dtype, n_row, dim, -1);
     l.out = make_empty(dev->act_dtype, n_tok, dim, -1);
     if (s->r_up) l.xa = make_empty(dev->act_dtype, n_row, s->r_up, -1);
     if (s->r_down) l.ha = make_empty(dev->act_dtype, n_row, s->r_down, -1);
     l.dout = make_probe(l.out, 12);
-    l.dpre = make_empty(dev->act_dtype, n_row, 2 * width, -1);
+    l.dpre = make_empty(dev->act_dtype, n_row, n_pre, -1);
     l.dgate = make_empty(dev->stat_dtype, n_tok, s->top_k, -1);
     l.dx = make_empty(dev->act_dtype, n_tok, dim, -1);
     return l;

@@ -47,6 +47,10 @@ struct layer {
     {                                                                                                                  \
         GLU_SWIGLU, 1, 0, true                                                                                         \
     }
+#define RELU2                                                                                                          \
+    {                                                                                                                  \
+        GLU_RELU2, 0, 0, false                                                                                         \
+    }
 
 /* Few elements reach this clamp limit. Rounding moves some of them across it, which removes or adds their gradient. */
 #define GPTOSS_2                                                                                                       \

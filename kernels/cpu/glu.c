@@ -1,10 +1,12 @@
-/* glu.c - SwiGLU and its clamped forms, of a row and as the op of dense networks; the sum y += x. With s =
- * sigmoid(alpha gate), and alpha = 1 but in gpt-oss:
- *   plain    h = gate s up                     dgate = dh up s (1 + gate (1 - s))          dup = dh gate s
- *   clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit), offset 1 in
- * gpt-oss and 0 in DeepSeek-V4; dgate and dup are those of the product where the clamp has no effect, equality
- * included, and 0 elsewhere. A NaN passes through the clamps. Rows are processed in chunks, split into gates and ups,
- * so that every arithmetic loop runs over plain arrays. */
+/* glu.c - SwiGLU, its clamped forms and the squared ReLU, of a row and as the op of dense networks; the sum y += x.
+ * With s = sigmoid(alpha gate), and alpha = 1 but in gpt-oss: plain    h = gate s up                     dgate = dh up
+ * s (1 + gate (1 - s))          dup = dh gate s clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up =
+ * clamp(up, -limit, limit), offset 1 in gpt-oss and 0 in DeepSeek-V4; dgate and dup are those of the product where the
+ * clamp has no effect, equality included, and 0 elsewhere. relu2    h = max(0, up)^2                  dup = 2 max(0,
+ * up) dh A NaN passes through the clamps and the ReLU. Rows are processed in chunks, split into gates and ups, so that
+ * every arithmetic loop runs over plain arrays. */
+#include <string.h>
+
 #include "kernels/cpu/glu.h"
 
 enum { CHUNK = 64 };
@@ -13,10 +15,12 @@ struct pair {
     real gate[CHUNK], up[CHUNK];
 };
 
-/* Gates and ups first .. first+n-1 of a row of `width` pairs. */
-static void split(struct pair *p, const real *row, int64_t first, int64_t n, int64_t width, bool interleaved)
+/* Gates and ups first .. first+n-1 of a row of `width` pairs, or of ups alone. */
+static void split(struct pair *p, const real *row, int64_t first, int64_t n, int64_t width, const struct glu *glu)
 {
-    if (interleaved) {
+    if (!glu_gated(glu)) {
+        memcpy(p->up, row + first, (size_t)n * sizeof(*row));
+    } else if (glu->interleaved) {
         for (int64_t i = 0; i < n; i++) {
             p->gate[i] = row[2 * (first + i)];
             p->up[i] = row[2 * (first + i) + 1];
@@ -29,9 +33,11 @@ static void split(struct pair *p, const real *row, int64_t first, int64_t n, int
     }
 }
 
-static void join(real *row, const struct pair *p, int64_t first, int64_t n, int64_t width, bool interleaved)
+static void join(real *row, const struct pair *p, int64_t first, int64_t n, int64_t width, const struct glu *glu)
 {
-    if (interleaved) {
+    if (!glu_gated(glu)) {
+        memcpy(row + first, p->up, (size_t)n * sizeof(*row));
+    } else if (glu->interleaved) {
         for (int64_t i = 0; i < n; i++) {
             row[2 * (first + i)] = p->gate[i];
             row[2 * (first + i) + 1] = p->up[i];
@@ -45,6 +51,7 @@ static void join(real *row, const struct pair *p, int64_t first, int64_t n, int6
 }
 
 static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
+static inline real relu(real x) { return x < 0 ? 0 : x; }
 static inline real clamp_high(real x, real limit) { return x > limit ? limit : x; }
 static inline real clamp_both(real x, real limit) { return x > limit ? limit : x < -limit ? -limit : x; }
 
@@ -58,6 +65,8 @@ static void glu_pairs(real *h, const struct pair *p, int64_t n, const struct glu
     const real alpha = alpha_of(glu), offset = offset_of(glu), limit = glu->limit;
     if (glu->kind == GLU_SWIGLU) {
         for (int64_t i = 0; i < n; i++) h[i] = p->gate[i] * sigmoid(p->gate[i]) * p->up[i];
+    } else if (glu->kind == GLU_RELU2) {
+        for (int64_t i = 0; i < n; i++) h[i] = relu(p->up[i]) * relu(p->up[i]);
     } else {
         for (int64_t i = 0; i < n; i++) {
             real gate = clamp_high(p->gate[i], limit), up = clamp_both(p->up[i], limit);
@@ -71,7 +80,7 @@ void glu_row_fwd(real *h, const real *pre, int64_t n, const struct glu *glu)
     struct pair p;
     for (int64_t first = 0; first < n; first += CHUNK) {
         int64_t count = MT_MIN(CHUNK, n - first);
-        split(&p, pre, first, count, n, glu->interleaved);
+        split(&p, pre, first, count, n, glu);
         glu_pairs(h + first, &p, count, glu);
     }
 }
@@ -82,13 +91,15 @@ void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t
     const real alpha = alpha_of(glu), offset = offset_of(glu), limit = glu->limit;
     for (int64_t first = 0; first < n; first += CHUNK) {
         int64_t count = MT_MIN(CHUNK, n - first);
-        split(&p, pre, first, count, n, glu->interleaved);
+        split(&p, pre, first, count, n, glu);
         if (glu->kind == GLU_SWIGLU) {
             for (int64_t i = 0; i < count; i++) {
                 real gate = p.gate[i], s = sigmoid(gate), dh = scale * g[first + i];
                 d.gate[i] = dh * p.up[i] * s * (1 + gate * (1 - s));
                 d.up[i] = dh * gate * s;
             }
+        } else if (glu->kind == GLU_RELU2) {
+            for (int64_t i = 0; i < count; i++) d.up[i] = 2 * relu(p.up[i]) * (scale * g[first + i]);
         } else {
             for (int64_t i = 0; i < count; i++) {
                 real gate = clamp_high(p.gate[i], limit), up = clamp_both(p.up[i], limit), dh = scale * g[first + i];
@@ -98,7 +109,7 @@ void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t
                 d.up[i] = p.up[i] > limit || p.up[i] < -limit ? 0 : dup;
             }
         }
-        join(dpre, &d, first, count, n, glu->interleaved);
+        join(dpre, &d, first, count, n, glu);
     }
 }
 
@@ -120,7 +131,7 @@ static real row_bwd(real *dpre, const real *dact, const real *pre, real gate, in
     for (int64_t first = 0; first < n; first += CHUNK) {
         const int64_t count = MT_MIN(CHUNK, n - first);
         struct pair p;
-        split(&p, pre, first, count, n, glu->interleaved);
+        split(&p, pre, first, count, n, glu);
         glu_pairs(h, &p, count, glu);
         for (int64_t i = 0; i < count; i++) sum += h[i] * dact[first + i];
     }

@@ -1,7 +1,8 @@
 /* ops.h - the contract of every op. Model code calls op_*, which checks shapes, counts work and calls dev->ops->*.
  *
  * Letters: T packed tokens of a micro-batch, S sequences in it, D hidden, H query heads, K key/value heads, A head dim,
- * E experts, J experts per token, M = T*J routed rows, F expert width, V vocabulary, R LoRA rank, N labelled tokens.
+ * E experts, J experts per token, M = T*J routed rows, F expert width, U = glu_cols(F) columns before the activation,
+ * V vocabulary, R LoRA rank, N labelled tokens.
  * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat_dtype; small frozen vectors (norms, biases, sinks) are f32;
  * indices are i32.
  * "=" overwrites, "+=" adds. An op takes its scratch from dev->work and releases it before it returns. It allocates
@@ -96,13 +97,16 @@ struct route {
 
 /* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
  * (u + 1) * g * sigmoid(alpha * g).  GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same
- * way. The gradient passes at equality. */
-enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED };
+ * way. The gradient passes at equality.  GLU_RELU2 (Nemotron-H): max(0, u)^2, without a gate. */
+enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED, GLU_RELU2 };
 struct glu {
     enum glu_kind kind;
     float alpha, limit;
-    bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F) */
+    bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F); without a gate false */
 };
+static inline bool glu_gated(const struct glu *glu) { return glu->kind != GLU_RELU2; }
+/* Columns before an activation of `width` columns: gates and ups, or ups alone. */
+static inline int64_t glu_cols(const struct glu *glu, int64_t width) { return glu_gated(glu) ? 2 * width : width; }
 
 /* The packed sequences: sequence s has rows cu[s] .. cu[s+1]-1. cu [S+1] i32 is on the device, the counts on the host.
  */
@@ -412,10 +416,10 @@ typedef void router_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
                            const struct router *router);
 
 /* The activation of a dense feed-forward network, which a gate may scale per token: act[t] = gate[t] glu(pre[t]).
- * act [T,F] act =, pre [T,2F] act, gate [T,1] stat or absent: 1 */
+ * act [T,F] act =, pre [T,U] act, gate [T,1] stat or absent: 1 */
 typedef void glu_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
                         const struct glu *glu);
-/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,2F] act =, may be pre;
+/* dpre[t] = glu'(pre[t]) gate[t] dact[t]; dgate[t] = <glu(pre[t]), dact[t]>.  dpre [T,U] act =, may be pre;
  * dgate [T,1] stat = or absent as gate, dact [T,F] act */
 typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor dact,
                         struct tensor pre, struct tensor gate, const struct glu *glu);
@@ -423,11 +427,11 @@ typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dg
 typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
- * pre [M,2F] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,2F,D] */
+ * pre [M,U] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,U,D] */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct proj *up, const struct glu *glu);
 /* act[m] = Q(h) with `in`, h = glu(pre[m]) rounded to act: the input of a down product. It follows from pre alone, so a
- * backward has the bits of the forward.  act [M,F] act =, pre [M,2F] act, F a multiple of the format's block */
+ * backward has the bits of the forward.  act [M,F] act =, pre [M,U] act, F a multiple of the format's block */
 typedef void glu_quant_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
                               const struct input_quant *in);
 /* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, absent: only ha is computed; ha [M,R] act = (saved);
@@ -443,8 +447,8 @@ typedef void moe_combine_fwd_fn(struct device *dev, struct tensor out, struct te
 /* Backward of combine, down product and activation in one op. With g = W_e^T dout[t] + LoRA and h = glu(pre[m]):
  * dgate[t,j] = <h, g> + <bias_e, dout[t]>;  dpre[m] = glu'(pre[m]) * gate * g;  down->grad += from gate * dout[t].
  * With down->in, act is an input, Q(h) of glu_quant_fwd, and takes the place of h; g is 0 in dpre where |h| > amax.
- * dpre [M,2F] act =, may be pre; dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
- * pre [M,2F], ha [M,R] as saved */
+ * dpre [M,U] act =, may be pre; dgate [T,J] stat =, act [M,F] act = h (scratch of the caller), dout [T,D] act,
+ * pre [M,U], ha [M,R] as saved */
 typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
                              struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
                              const struct proj *down, const struct glu *glu);

@@ -134,8 +134,8 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     int64_t n_tok = x.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
-    want_weight(__func__, w, w->n_exp, 2 * act.shape[1], x.shape[1]);
-    WANT(act, dev->act_dtype, n_row, w->n_out / 2);
+    want_weight(__func__, w, w->n_exp, glu_cols(glu, act.shape[1]), x.shape[1]);
+    WANT(act, dev->act_dtype, n_row, act.shape[1]);
     WANT(pre, dev->act_dtype, n_row, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
     WANT_OPT(up->bias, DT_F32, w->n_exp, w->n_out);
@@ -158,7 +158,7 @@ void op_glu_quant_fwd(struct device *dev, struct tensor act, struct tensor pre, 
 {
     const int64_t n_row = pre.shape[0], width = act.shape[1];
     WANT(act, dev->act_dtype, n_row, width);
-    WANT(pre, dev->act_dtype, n_row, 2 * width);
+    WANT(pre, dev->act_dtype, n_row, glu_cols(glu, width));
     MT_REQUIRE(in->format.bits && contiguous(act) && contiguous(pre), "an input that is not quantised, or rows apart");
     want_input(in, width);
     MOVES(dev, act, pre);
@@ -222,12 +222,12 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     const struct lora *lora = &down->lora;
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
     want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
-    WANT(dpre, dev->act_dtype, n_row, 2 * w->n_in);
+    WANT(dpre, dev->act_dtype, n_row, glu_cols(glu, w->n_in));
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(dgate, dev->stat_dtype, n_tok, n_top);
     WANT(act, dev->act_dtype, n_row, w->n_in);
     WANT(dout, dev->act_dtype, n_tok, w->n_out);
-    WANT(pre, dev->act_dtype, n_row, 2 * w->n_in);
+    WANT(pre, dev->act_dtype, n_row, glu_cols(glu, w->n_in));
     WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
     want_expert_lora(dev, lora, ha, n_row, w);
     want_grad(dev, down);

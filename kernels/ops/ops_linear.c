@@ -112,7 +112,7 @@ void op_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct
 {
     const int64_t n_tok = act.shape[0], width = act.shape[1];
     WANT(act, dev->act_dtype, n_tok, width);
-    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT(pre, dev->act_dtype, n_tok, glu_cols(glu, width));
     WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
     MOVES(dev, act, pre, gate);
     RUN(0, glu_fwd, act, pre, gate, glu);
@@ -123,9 +123,9 @@ void op_glu_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, str
                 struct tensor gate, const struct glu *glu)
 {
     const int64_t n_tok = dact.shape[0], width = dact.shape[1];
-    WANT(dpre, dev->act_dtype, n_tok, 2 * width);
+    WANT(dpre, dev->act_dtype, n_tok, glu_cols(glu, width));
     WANT(dact, dev->act_dtype, n_tok, width);
-    WANT(pre, dev->act_dtype, n_tok, 2 * width);
+    WANT(pre, dev->act_dtype, n_tok, glu_cols(glu, width));
     WANT_OPT(gate, dev->stat_dtype, n_tok, 1);
     WANT_OPT(dgate, dev->stat_dtype, n_tok, 1);
     MT_REQUIRE(!gate.ndim == !dgate.ndim, "a gate and its gradient");

@@ -253,6 +253,7 @@ static const struct fp8_case cases[] = {
     {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, GPTOSS_2, true, SPREAD}, true, false},
     {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 0, 16, SWIGLU, false, SPREAD}, true, true},
     {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 32, 16, 0, SWIGLU_CLAMPED_2, true, CROWDED}, true, false},
+    {{{WF_MXFP4, 0, false}, 33, 5, 2, 64, 64, 8, 0, RELU2, true, SPREAD}, true, false},
 };
 
 static void test_ops(void **state)

@@ -27,7 +27,10 @@ static const struct setup setups[] = {
     {{WF_MXFP4, 0, false}, 7, 5, 1, 32, 32, 3, 3, GPTOSS, true, CROWDED},
     {{WF_MXFP4, 0, false}, 1, 5, 2, 32, 32, 3, 3, GPTOSS, true, SPREAD},
     {{WF_NF4, 64, false}, 6, 3, 3, 32, 32, 3, 3, SWIGLU, false, ALL},
+    {{WF_MXFP4, 0, false}, 7, 5, 2, 32, 32, 3, 3, RELU2, true, SPREAD},
+    {{WF_BF16, 0, false}, 7, 5, 2, 33, 31, 3, 0, RELU2, false, CROWDED},
 };
+enum { WITH_CLAMP = 0, WITHOUT_GATE = (int)MT_LEN(setups) - 2 };
 
 static double layer_loss(void *arg)
 {
@@ -148,20 +151,22 @@ static void test_no_tokens(void **state)
     (void)state;
 }
 
-/* A NaN gate or a NaN up of expert 1 passes through the clamps, and affects only the tokens of that expert. */
+/* A NaN gate or a NaN up of expert 1 passes through the clamps and the ReLU, and affects only the tokens of that
+ * expert. */
 static void test_nan_is_visible(void **state)
 {
-    for (int64_t column = 0; column < 2; column++) {
-        struct layer l = expert_layer_make(&f64, &setups[0]);
+    for (int64_t i = 0; i < 3; i++) {
+        const int64_t column = i % 2;
+        struct layer l = expert_layer_make(&f64, &setups[i < 2 ? WITH_CLAMP : WITHOUT_GATE]);
         set_value(l.up.bias, l.up.bias.ld + column, NAN);
         expert_layer_fwd(&l);
         expert_layer_bwd(&l);
-        for (int64_t i = 0; i < tensor_count(l.out); i++) {
-            int64_t t = i / l.out.shape[1], top_k = l.route.idx.shape[1];
+        for (int64_t k = 0; k < tensor_count(l.out); k++) {
+            int64_t t = k / l.out.shape[1], top_k = l.route.idx.shape[1];
             bool bad = false;
             for (int64_t j = 0; j < top_k; j++) bad |= (int64_t)value_at(l.route.idx, t * top_k + j) == 1;
-            assert_int_equal(isnan(value_at(l.out, i)), bad);
-            assert_int_equal(isnan(value_at(l.dx, i)), bad);
+            assert_int_equal(isnan(value_at(l.out, k)), bad);
+            assert_int_equal(isnan(value_at(l.dx, k)), bad);
         }
     }
     (void)state;
@@ -311,6 +316,9 @@ static const struct gpu_setup small_cases[] = {
     {{{WF_F32, 0, false}, 33, 5, 2, 136, 264, 8, 8, GPTOSS_HALVES_2, false, SPREAD}, 2, false},
     {{{WF_MXFP4, 0, false}, 33, 3, 3, 96, 64, 16, 8, GPTOSS_2, true, ALL}, 0, true},
     {{{WF_NF4, 64, false}, 9, 1, 1, 64, 48, 256, 136, SWIGLU, false, ALL}, 0, false},
+    {{{WF_BF16, 0, false}, 70, 5, 2, 96, 136, 8, 8, RELU2, true, CROWDED}, 0, true},
+    {{{WF_NF4, 64, false}, 33, 5, 4, 104, 72, 24, 0, RELU2, false, SPREAD}, 2, false},
+    {{{WF_MXFP4, 0, false}, 0, 5, 2, 96, 64, 8, 8, RELU2, true, SPREAD}, 0, false},
 };
 static const struct gpu_setup grouped_cases[] = {
     /* products that decode experts on the way: from one tile of rows to five, with few and with many in the last; the
@@ -326,6 +334,9 @@ static const struct gpu_setup grouped_cases[] = {
     {{{WF_MXFP4, 0, false}, 222, 2, 1, 96, 224, 16, 8, SWIGLU_CLAMPED_2, false, SPREAD}, 0, false},
     {{{WF_MXFP4, 0, false}, 270, 3, 1, 288, 64, 0, 72, GPTOSS_2, true, CROWDED}, 1, false},
     {{{WF_MXFP4, 0, false}, 310, 4, 1, 96, 160, 8, 8, GPTOSS_2, true, CROWDED}, 0, false},
+    {{{WF_MXFP4, 0, false}, 40, 5, 2, 96, 160, 8, 8, RELU2, true, SPREAD}, 0, false},
+    {{{WF_MXFP4, 0, false}, 250, 5, 2, 96, 96, 16, 0, RELU2, false, SPREAD}, 0, true},
+    {{{WF_MXFP4, 0, false}, 310, 4, 1, 96, 160, 8, 8, RELU2, true, CROWDED}, 0, false},
     /* more tiles than multiprocessors, so that a block has several; adapters that copy no rows */
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 128, 0, 72, SWIGLU, false, SPREAD}, 0, true},
     {{{WF_BF16, 0, false}, 40, 256, 8, 64, 104, 8, 8, GPTOSS_2, true, SPREAD}, 0, false},
@@ -364,6 +375,7 @@ static void layer_large_on_the_gpu(void **state)
         {{{WF_BF16, 0, false}, 1500, 50, 2, 136, 72, 72, 24, SWIGLU, false, MIXED}, 0, false},
         /* rows gathered before the products, which have many columns */
         {{{WF_BF16, 0, false}, 130, 5, 2, 72, 2824, 16, 8, SWIGLU, false, SPREAD}, 0, true},
+        {{{WF_BF16, 0, false}, 130, 5, 2, 72, 2824, 16, 8, RELU2, false, SPREAD}, 0, true},
         {{{WF_BF16, 0, false}, 70, 6, 4, 72, 2824, 32, 24, SWIGLU, true, CROWDED}, 2, false},
         /* gradients in several ranges of columns */
         {{{WF_BF16, 0, false}, 1300, 3, 2, 904, 264, 16, 8, SWIGLU, false, SPREAD}, 0, true},
@@ -382,6 +394,7 @@ static void decoded_ahead_on_the_gpu(void **state)
         {{{WF_MXFP4, 0, false}, 1850, 6, 3, 192, 128, 16, 0, SWIGLU, false, CROWDED}, 0, true},
         {{{WF_MXFP4, 0, false}, 3480, 9, 2, 64, 96, 0, 24, GPTOSS_HALVES_2, true, MIXED}, 0, false},
         {{{WF_MXFP4, 0, false}, 7690, 10, 1, 64, 64, 0, 0, GPTOSS_2, false, ENDS}, 0, false},
+        {{{WF_MXFP4, 0, false}, 1930, 5, 2, 96, 64, 8, 8, RELU2, true, SPREAD}, 0, false},
     };
     (void)state;
     expert_layer_on_gpu(cases, MT_LEN(cases));

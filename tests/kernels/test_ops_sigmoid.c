@@ -318,6 +318,11 @@ static const struct glu_case glu_cases[] = {
     {1, 2816, {GLU_SWIGLU, 0, 0, false}, true, 8},
     {257, 1408, {GLU_SWIGLU, 0, 0, false}, true, 0},
     {65, 2048, {GLU_SWIGLU_CLAMPED, 0, 1, false}, false, 0},
+    {5, 72, {GLU_RELU2, 0, 0, false}, true, 8},
+    {7, 8, {GLU_RELU2, 0, 0, false}, false, 0},
+    {0, 16, {GLU_RELU2, 0, 0, false}, true, 0},
+    {257, 1856, {GLU_RELU2, 0, 0, false}, false, 0},
+    {3, 2112, {GLU_RELU2, 0, 0, false}, true, 8},
 };
 
 struct activation {
@@ -331,7 +336,7 @@ static struct tensor padded(struct tensor x, int64_t pad) { return tensor_cols(x
 static struct activation make_activation(struct device *dev, const struct glu_case *c)
 {
     struct activation s = {.c = c, .dev = dev};
-    s.pre = padded(make_random(dev->act_dtype, 1, 1.5, c->n_tok, 2 * c->width + 2 * c->pad, -1), c->pad);
+    s.pre = padded(make_random(dev->act_dtype, 1, 1.5, c->n_tok, glu_cols(&c->glu, c->width) + 2 * c->pad, -1), c->pad);
     s.act = padded(make_zero(dev->act_dtype, c->n_tok, c->width + 2 * c->pad, -1), c->pad);
     if (c->gate) s.gate = make_random(dev->stat_dtype, 2, 1, c->n_tok, 1, -1);
     return s;
@@ -346,7 +351,7 @@ static double activation_loss(void *arg)
 
 static void backward(const struct activation *s, struct tensor dact, struct tensor *dpre, struct tensor *dgate)
 {
-    *dpre = s->c->pad ? make_empty(s->dev->act_dtype, s->c->n_tok, 2 * s->c->width, -1) : make_copy(s->pre);
+    *dpre = s->c->pad ? make_empty(s->dev->act_dtype, s->c->n_tok, s->pre.shape[1], -1) : make_copy(s->pre);
     *dgate = s->c->gate ? make_empty(s->dev->stat_dtype, s->c->n_tok, 1, -1) : (struct tensor){0};
     op_glu_bwd(s->dev, *dpre, *dgate, dact, s->c->pad ? s->pre : *dpre, s->gate, &s->c->glu);
 }
@@ -355,6 +360,7 @@ static double glu_of(const struct glu *glu, double gate, double up)
 {
     const double limit = (double)glu->limit;
     if (glu->kind == GLU_SWIGLU) return gate * sigmoid(gate) * up;
+    if (glu->kind == GLU_RELU2) return fmax(up, 0) * fmax(up, 0);
     gate = fmin(gate, limit);
     if (glu->kind == GLU_SWIGLU_CLAMPED) return fmax(fmin(up, limit), -limit) * gate * sigmoid(gate);
     return (fmax(fmin(up, limit), -limit) + 1) * gate * sigmoid((double)glu->alpha * gate);
@@ -369,9 +375,10 @@ static void test_activation(void **state)
         struct tensor dpre, dgate;
         activation_loss(&s);
         for (int64_t k = 0; k < c->n_tok * c->width; k++) {
-            const int64_t t = k / c->width, col = k % c->width, row = t * 2 * c->width;
+            const int64_t t = k / c->width, col = k % c->width, row = t * s.pre.shape[1],
+                          last = s.pre.shape[1] - c->width;
             const double gate = value_at(s.pre, row + (c->glu.interleaved ? 2 * col : col));
-            const double up = value_at(s.pre, row + (c->glu.interleaved ? 2 * col + 1 : c->width + col));
+            const double up = value_at(s.pre, row + (c->glu.interleaved ? 2 * col + 1 : last + col));
             assert_close(value_at(s.act, k), (c->gate ? value_at(s.gate, t) : 1) * glu_of(&c->glu, gate, up), 1e-12);
         }
         if (c->n_tok > 7 || c->width > 200) continue;

@@ -29,6 +29,8 @@ static const struct setup setups[] = {
     {"nvfp4", {0.8f, 0.3f}, {GLU_CLAMPED, 1.702f, 0.5f, false}, NULL, false},
     {"nvfp4", {0.6f, 0.1f}, {GLU_SWIGLU, 1, 0, true}, "mxfp4", true},
     {"int8-narrow", {0.6f, 0.2f}, {GLU_CLAMPED, 1.702f, 0.5f, true}, "fp8", true},
+    {"int8", {0.6f, 0.4f}, {GLU_RELU2, 0, 0, false}, NULL, false},
+    {"nvfp4", {0.6f, 0.4f}, {GLU_RELU2, 0, 0, false}, "mxfp4", true},
 };
 
 struct layer {
@@ -83,19 +85,20 @@ static struct proj make_proj(struct device *dev, uint64_t stream, int64_t n_out,
 static struct layer make_layer(struct device *dev, const struct setup *s)
 {
     const enum dtype t = dev->act_dtype;
+    const int64_t n_pre = glu_cols(&s->glu, WIDTH);
     struct layer l = {.dev = dev, .glu = s->glu, .route = make_route(dev)};
-    l.up = make_proj(dev, 1, 2 * WIDTH, DIM, s, s->amax[0]);
+    l.up = make_proj(dev, 1, n_pre, DIM, s, s->amax[0]);
     l.down = make_proj(dev, 5, DIM, WIDTH, s, s->amax[1]);
     l.x = make_random(t, 9, 1, N_TOK, DIM, -1);
     l.res = make_random(t, 10, 1, N_TOK, DIM, -1);
-    l.pre = make_empty(t, N_ROW, 2 * WIDTH, -1);
+    l.pre = make_empty(t, N_ROW, n_pre, -1);
     l.act = make_empty(t, N_ROW, WIDTH, -1);
     l.xa = make_empty(t, N_ROW, R, -1);
     l.y = make_empty(t, N_ROW, DIM, -1);
     l.ha = make_empty(t, N_ROW, R, -1);
     l.out = make_empty(t, N_TOK, DIM, -1);
     l.dout = make_probe(l.out, 12);
-    l.dpre = make_empty(t, N_ROW, 2 * WIDTH, -1);
+    l.dpre = make_empty(t, N_ROW, n_pre, -1);
     l.dgate = make_empty(dev->stat_dtype, N_TOK, TOP_K, -1);
     l.dx = make_empty(t, N_TOK, DIM, -1);
     return l;

@@ -1,10 +1,12 @@
-/* glu.cu - the activation of dense feed-forward networks, with a gate per token or without, and y += x.
+/* glu.cu - the activation of dense feed-forward networks, with a gate per token or without; that of experts, where the
+ * product has no epilogue for it; y += x.
  * Math: act = gate glu(pre); dpre = glu'(pre) gate dact, dgate = <glu(pre), dact> (ops.h has the formulas).
- * Shapes: pre, dpre [T, 2F], act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all may be views.
+ * Shapes: pre, dpre [T, U], act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all may be views.
  * Needs: F, D % 8 == 0, 16-byte aligned rows. T may be 0.
  * Grid: blocks of 256; a thread handles 8 columns of a row. The backward has a warp per row up to F = 2048, above it
- *   256 threads. Registers on sm_90a: forward 32, backward 48.
- * Bound: forward 6*T*F bytes, backward 10*T*F, sum 6*T*D: memory bound.
+ *   256 threads. Registers on sm_90a: forward 32, backward 48; without gates 24 and 48.
+ * Bound: forward 6*T*F bytes, backward 10*T*F, sum 6*T*D: memory bound. Without gates forward 4*T*F, backward 6*T*F, of
+ *   experts 8*T*F.
  * Numerics: f32, one rounding at the end; the sum of dgate in an order that depends on F alone. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/rows.cuh"
@@ -68,6 +70,19 @@ static __global__ void __launch_bounds__(THREADS)
     store16(act + t * ld_act + col, pack8(g));
 }
 
+/* The sum over the TEAM threads of a row; all threads of the block call it. */
+template <int TEAM> static __device__ inline float row_sum(float sum)
+{
+    __shared__ float of_warp[THREADS / 32];
+    sum = warp_sum(sum);
+    if (TEAM == 32) return sum;
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+    __syncthreads();
+    sum = 0;
+    for (int i = 0; i < THREADS / 32; i++) sum += of_warp[i];
+    return sum;
+}
+
 /* TEAM threads per row. */
 template <int TEAM>
 static __global__ void __launch_bounds__(THREADS)
@@ -75,7 +90,6 @@ static __global__ void __launch_bounds__(THREADS)
             const bf16 *pre, int64_t ld_pre, const float *gate, int64_t ld_gate, int64_t n_tok, int64_t width,
             struct glu glu)
 {
-    __shared__ float of_warp[THREADS / 32];
     const int64_t t = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     const struct glu_form form = glu_form_of(glu);
     const float scale = gate && t < n_tok ? gate[t * ld_gate] : 1.0f;
@@ -89,14 +103,53 @@ static __global__ void __launch_bounds__(THREADS)
         store_pairs(dpre + t * ld_dpre, g, u, col, width, glu.interleaved);
     }
     if (!dgate) return;
-    sum = warp_sum(sum);
-    if (TEAM > 32) {
-        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-        __syncthreads();
-        sum = 0;
-        for (int i = 0; i < THREADS / 32; i++) sum += of_warp[i];
-    }
+    sum = row_sum<TEAM>(sum);
     if (threadIdx.x % TEAM == 0 && t < n_tok) dgate[t * ld_dgate] = sum;
+}
+
+/* The same without gates: GLU_RELU2. */
+static __global__ void __launch_bounds__(THREADS)
+    relu2_fwd(bf16 *act, int64_t ld_act, const bf16 *pre, int64_t ld_pre, const float *gate, int64_t ld_gate,
+              int64_t n_tok, int64_t width)
+{
+    const struct octet o = find_octet(width);
+    const int64_t t = o.row;
+    float u[8];
+    if (t >= n_tok) return;
+    const float scale = gate ? gate[t * ld_gate] : 1.0f;
+    unpack8(u, load16(pre + t * ld_pre + o.col));
+#pragma unroll
+    for (int i = 0; i < 8; i++) u[i] = max_nan(u[i], 0.0f), u[i] = scale * (u[i] * u[i]);
+    store16(act + t * ld_act + o.col, pack8(u));
+}
+
+template <int TEAM>
+static __global__ void __launch_bounds__(THREADS) relu2_bwd(const __grid_constant__ struct relu2_rows r)
+{
+    const int64_t t = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
+    const bool live = t < r.n_row;
+    const float scale = r.gate && live ? r.gate[r.row_slot ? r.row_slot[t] : t * r.ld_gate] : 1.0f;
+    float sum = 0;
+    for (int64_t col = 8 * (int64_t)(threadIdx.x % TEAM); col < r.width && live; col += 8 * TEAM) {
+        float u[8], d[8], h[8];
+        unpack8(u, load16(r.pre + t * r.ld_pre + col));
+        unpack8(d, load16(r.dact + t * r.ld_dact + col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) u[i] = max_nan(u[i], 0.0f), h[i] = u[i] * u[i];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            u[i] *= 2 * scale * d[i];
+            if (r.in_amax && !(__bfloat162float(__float2bfloat16_rn(h[i])) <= *r.in_amax)) u[i] = 0;
+        }
+        if (r.in_amax) unpack8(h, load16(r.act + t * r.width + col));
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += h[i] * d[i];
+        if (r.act && !r.in_amax) store16(r.act + t * r.width + col, pack8(h));
+        store16(r.dpre + t * r.ld_dpre + col, pack8(u));
+    }
+    if (!r.dgate) return;
+    sum = row_sum<TEAM>(sum);
+    if (threadIdx.x % TEAM == 0 && live) r.dgate[t * r.ld_dgate] = sum;
 }
 
 static __global__ void __launch_bounds__(THREADS)
@@ -126,8 +179,26 @@ extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tenso
     if (dev->dry_run || n_tok == 0) return;
     MT_REQUIRE(width % 8 == 0 && rows_aligned(act) && rows_aligned(pre), "an activation of %lld columns",
                (long long)width);
-    glu_fwd<<<eights(n_tok, width), THREADS, 0, cuda.stream>>>(
-        bf16_ptr(act), act.ld, bf16_ptr(pre), pre.ld, gate.ndim ? f32_ptr(gate) : NULL, gate.ld, n_tok, width, *glu);
+    const float *scale = gate.ndim ? f32_ptr(gate) : NULL;
+    if (glu_gated(glu))
+        glu_fwd<<<eights(n_tok, width), THREADS, 0, cuda.stream>>>(bf16_ptr(act), act.ld, bf16_ptr(pre), pre.ld, scale,
+                                                                   gate.ld, n_tok, width, *glu);
+    else
+        relu2_fwd<<<eights(n_tok, width), THREADS, 0, cuda.stream>>>(bf16_ptr(act), act.ld, bf16_ptr(pre), pre.ld,
+                                                                     scale, gate.ld, n_tok, width);
+    CUDA_CHECK_LAUNCH();
+}
+
+static bool narrow(int64_t width) { return width <= 2048; }
+/* Of a kernel with a team of threads per row. */
+static unsigned teams(int64_t n_row, int64_t width)
+{
+    return grid_x(ceil_div(n_row, narrow(width) ? THREADS / 32 : 1));
+}
+
+void cuda_relu2_bwd(const struct relu2_rows *r)
+{
+    (narrow(r->width) ? relu2_bwd<32> : relu2_bwd<THREADS>)<<<teams(r->n_row, r->width), THREADS, 0, cuda.stream>>>(*r);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -138,11 +209,24 @@ extern "C" void cuda_glu_bwd(struct device *dev, struct tensor dpre, struct tens
     if (dev->dry_run || n_tok == 0) return;
     MT_REQUIRE(width % 8 == 0 && rows_aligned(dpre) && rows_aligned(dact) && rows_aligned(pre),
                "the gradient of an activation of %lld columns", (long long)width);
-    const bool narrow = width <= 2048;
-    (narrow ? glu_bwd<32>
-            : glu_bwd<THREADS>)<<<grid_x(ceil_div(n_tok, narrow ? THREADS / 32 : 1)), THREADS, 0, cuda.stream>>>(
-        bf16_ptr(dpre), dpre.ld, dgate.ndim ? f32_ptr(dgate) : NULL, dgate.ld, bf16_ptr(dact), dact.ld, bf16_ptr(pre),
-        pre.ld, gate.ndim ? f32_ptr(gate) : NULL, gate.ld, n_tok, width, *glu);
+    float *of_gate = dgate.ndim ? f32_ptr(dgate) : NULL;
+    const float *scale = gate.ndim ? f32_ptr(gate) : NULL;
+    const struct relu2_rows rows = {.n_row = n_tok,
+                                    .width = width,
+                                    .pre = bf16_ptr(pre),
+                                    .ld_pre = pre.ld,
+                                    .dact = bf16_ptr(dact),
+                                    .ld_dact = dact.ld,
+                                    .dpre = bf16_ptr(dpre),
+                                    .ld_dpre = dpre.ld,
+                                    .gate = scale,
+                                    .ld_gate = gate.ld,
+                                    .dgate = of_gate,
+                                    .ld_dgate = dgate.ld};
+    if (!glu_gated(glu)) return cuda_relu2_bwd(&rows);
+    (narrow(width) ? glu_bwd<32> : glu_bwd<THREADS>)<<<teams(n_tok, width), THREADS, 0, cuda.stream>>>(
+        bf16_ptr(dpre), dpre.ld, of_gate, dgate.ld, bf16_ptr(dact), dact.ld, bf16_ptr(pre), pre.ld, scale, gate.ld,
+        n_tok, width, *glu);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -2,6 +2,7 @@
  * one pass.
  *
  * Math:     act[m] = bf16(Q(h)), h = bf16(glu(pre[m])), Q with one amax for all rows (kernels/format/fakequant.h).
+ *           Without a gate (GLU_RELU2) in two passes, of glu.cu and fakequant.cu.
  * Shapes:   act [M, F], pre [M, 2F] bf16; amax [1] f32. M may be 0.
  * Needs:    F a multiple of 8 and of the format's block; contiguous, 16-byte aligned rows.
  * Grid:     256 threads, 8 columns of a row each. The lanes of a block of 16, 32 or 128 columns are neighbours and find
@@ -65,6 +66,11 @@ extern "C" void cuda_glu_quant_fwd(struct device *dev, struct tensor act, struct
 {
     MT_REQUIRE(act.shape[1] % VECTOR == 0 && grouped_aligned(act.data) && grouped_aligned(pre.data), "rows of %lld",
                (long long)act.shape[1]);
+    if (!glu_gated(glu)) {
+        const struct tensor rows = tensor_3d(act.data, act.dtype, 1, act.shape[0], act.shape[1]);
+        cuda_glu_fwd(dev, act, pre, (struct tensor){}, glu);
+        return cuda_fake_quant(dev, rows, rows, in->amax, &in->format);
+    }
     if (dev->dry_run || !tensor_count(act)) return;
     switch (in->format.kind) {
     case FQ_INT: launch<FQ_INT>(act, pre, glu, in); return;

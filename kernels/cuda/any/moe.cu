@@ -16,7 +16,7 @@
  * Grid: the small kernels have 256 threads; a thread handles 8 columns of a row, or (dgate) a warp one row; 17 .. 40
  *   registers, no shared memory, no spills.
  * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no
- *   epilogue for it (cuda_grouped_swiglu) 6*M*F.
+ *   epilogue for it (cuda_grouped_swiglu) 6*M*F; GLU_RELU2, for which no product has one, 4*M*F and, backward, 8*M*F.
  * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
@@ -354,22 +354,6 @@ static unsigned octet_grid(int64_t n_row, int64_t n_col)
     return grid_x(ceil_div(n, THREADS));
 }
 
-/* act = glu(pre), with gates in the first half of a row and ups in the second. */
-static __global__ void __launch_bounds__(THREADS)
-    glu_kernel(bf16 *act, const bf16 *pre, int64_t n_row, int64_t width, struct glu glu)
-{
-    struct octet o;
-    if (!find_octet(&o, n_row, width)) return;
-    const struct glu_form form = glu_form_of(glu);
-    const bf16 *from = pre + o.row * 2 * width + o.col;
-    float gate[8], up[8];
-    bf16_unpack8(gate, *(const uint4 *)from);
-    bf16_unpack8(up, *(const uint4 *)(from + width));
-#pragma unroll
-    for (int i = 0; i < 8; i++) gate[i] = glu_value(form, gate[i], up[i]);
-    *(uint4 *)(act + o.row * width + o.col) = bf16_pack8(gate);
-}
-
 /* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; without res 0, without gate 1. */
 static __global__ void __launch_bounds__(THREADS)
     sum_slots_kernel(bf16 *out, int64_t ld_out, const bf16 *res, int64_t ld_res, const float *gate, const bf16 *y,
@@ -464,13 +448,33 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* What the epilogue of the product does for activations with a gate; g.out has dact. */
+static void relu2_bwd(const struct grouped *g, struct tensor dpre, bool quant)
+{
+    const struct relu2_rows rows = {.n_row = g->n_row,
+                                    .width = g->n_out,
+                                    .pre = g->pre,
+                                    .ld_pre = g->n_out,
+                                    .dact = g->out,
+                                    .ld_dact = g->n_out,
+                                    .dpre = (bf16 *)whole(dpre),
+                                    .ld_dpre = g->n_out,
+                                    .gate = g->gate,
+                                    .row_slot = g->row_slot,
+                                    .dgate = g->dgate_part,
+                                    .ld_dgate = 1,
+                                    .act = g->act,
+                                    .in_amax = quant ? g->in_amax : NULL};
+    cuda_relu2_bwd(&rows);
+}
+
 /* ---- the ops ---- */
 
 extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa,
                                 struct tensor x, const struct route *r, const struct proj *up, const struct glu *glu)
 {
     const struct lora *lora = &up->lora;
-    const int64_t mark = arena_mark(&dev->work), n_row = act.shape[0], width = act.shape[1];
+    const int64_t mark = arena_mark(&dev->work);
     const struct tensor copy = push_copy(dev, x, up->w.n_out, up, r);
     const struct thin thin = {xa, absent, copy};
     const struct decoded matrices = push_decoded(dev, up, r);
@@ -491,10 +495,7 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
             glu->interleaved || (!rows.codes && !grouped_is_packed(matrices.way) && v->has_glu && v->has_glu(&g));
         g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
         product(&g, up, matrices, rows);
-        if (g.epilogue == GROUPED_STORE && n_row) {
-            glu_kernel<<<octet_grid(n_row, width), THREADS, 0, cuda.stream>>>(g.act, g.out, n_row, width, *glu);
-            CUDA_CHECK_LAUNCH();
-        }
+        if (!fused) cuda_glu_fwd(dev, act, pre, absent, glu);
     }
     arena_release(&dev->work, mark);
 }
@@ -541,27 +542,30 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
 {
     const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
-    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], n_part = ceil_div(w->n_in, GROUPED_PART);
+    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], width = w->n_in;
+    const int64_t n_part = glu_gated(glu) ? ceil_div(width, GROUPED_PART) : 1;
+    const bool quant = down->in.format.bits;
     const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
     const bool trained = lora->r && down->grad.a.ndim;
     const int64_t product_mark = arena_mark(&dev->work);
-    const struct tensor copy = push_copy(dev, dout, w->n_in, down, r);
+    const struct tensor copy = push_copy(dev, dout, width, down, r);
     const struct thin thin = {db, db_gated, copy};
     if (trained && !dev->dry_run) gate_rows(ha_gated, ha, r);
     if (lora->r) back_through_b(dev, &thin, dout, true, ha_gated, down, r);
     const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
     const struct decoded matrices = push_decoded(dev, down, r);
     const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
+    const struct tensor dact = glu_gated(glu) || !quant ? act : arena_tensor_2d(&dev->work, DT_BF16, n_row, width);
     if (!dev->dry_run && n_row) {
         fill_copy(copy, dout, down, r);
         struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
         take_adapter(&g, lora, db, lora->a);
         g.kn = true;
-        g.epilogue = down->in.format.bits ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
+        g.epilogue = !glu_gated(glu) ? GROUPED_STORE : quant ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
         g.in_amax = f32_ptr(down->in.amax);
-        g.out = (bf16 *)whole(dpre);
+        g.out = (bf16 *)whole(glu_gated(glu) ? dpre : dact);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
         g.form = glu_form_of(*glu);
@@ -570,6 +574,7 @@ extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct
         g.gate = (const float *)whole(r->gate);
         g.dgate_part = f32_ptr(part);
         product(&g, down, matrices, rows);
+        if (!glu_gated(glu)) relu2_bwd(&g, dpre, quant);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
             (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), bf16_ptr(dout), dout.ld,
             w->n_out, i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);

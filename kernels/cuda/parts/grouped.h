@@ -35,6 +35,7 @@ __device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
     return (int)((uint64_t)(uint32_t)n * q.factor >> q.shift);
 }
 
+/* Those with GLU are of activations with a gate. */
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
     GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
@@ -50,8 +51,8 @@ enum grouped_epilogue {
 };
 enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
-/* All activations are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU has alpha
- * 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
+/* All activations with a gate are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU
+ * has alpha 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
 struct glu_form {
     float alpha, offset, limit, exponent;
 };
@@ -104,6 +105,7 @@ static inline void grouped_require(const struct grouped *g)
     MT_REQUIRE(g->n_in > 0 && g->n_in % 8 == 0 && g->n_out > 0 && g->n_out % 8 == 0 && g->lda % 8 == 0,
                "grouped product of %lld x %lld, rows %lld apart: multiples of 8 are needed", (long long)g->n_out,
                (long long)g->n_in, (long long)g->lda);
+    MT_REQUIRE(glu_gated(&g->glu) || g->epilogue == GROUPED_STORE, "epilogue %d without a gate", (int)g->epilogue);
     MT_REQUIRE(g->r % 8 == 0 && g->r <= 256, "adapter of rank %lld: a multiple of 8, at most 256, is needed",
                (long long)g->r);
     MT_REQUIRE(grouped_aligned(g->a) && grouped_aligned(g->b) && grouped_aligned(g->la) && grouped_aligned(g->lb) &&
@@ -132,6 +134,27 @@ void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *r
 bool cuda_grouped_swiglu(const struct grouped *g);
 /* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
+
+/* The backward of GLU_RELU2, for which no product has an epilogue. With h = max(0, pre)^2 and the gate of each row:
+ * dpre = 2 max(0, pre) gate dact, dgate = <h, dact>, act = h. glu.cu */
+struct relu2_rows {
+    int64_t n_row, width;
+    const bf16 *pre;
+    int64_t ld_pre; /* distance of rows */
+    const bf16 *dact;
+    int64_t ld_dact;
+    bf16 *dpre; /* may be pre */
+    int64_t ld_dpre;
+    const float *gate; /* of row m: gate[row_slot[m]], or without row_slot gate[m * ld_gate]; NULL: 1 */
+    const int32_t *row_slot;
+    int64_t ld_gate;
+    float *dgate; /* of row m: dgate[m * ld_dgate]; or NULL */
+    int64_t ld_dgate;
+    bf16 *act;            /* [n_row, width], may be dact; or NULL */
+    const float *in_amax; /* as GROUPED_GLU_BWD_QUANT: act is an input, Q(h), and dpre is 0 where |h| > *in_amax; or
+                           * NULL */
+};
+void cuda_relu2_bwd(const struct relu2_rows *r);
 
 /* Weight gradients of the adapters, a sum over the rows of each expert: out_e += scale * sum over its rows m of
  *
