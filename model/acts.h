@@ -125,7 +125,7 @@ struct compressed_acts {
 struct moe_acts {
     struct route route;           /* T*J rows */
     struct tensor logits;         /* [T, E] stat; only when the router's backward or the auxiliary loss reads them */
-    struct tensor pre;            /* [M, 2F] act, expert order */
+    struct tensor pre;            /* [M, glu_cols(F)] act, expert order */
     struct tensor up_xa, down_ha; /* [M, R] act */
     struct layout *layout;        /* NULL without expert parallelism */
 };
@@ -134,8 +134,8 @@ struct moe_acts {
 struct shared_acts {
     struct route gate;            /* of the gate, as the route of one expert: gate.gate [T, 1]; absent without gate */
     struct tensor logits;         /* [T, 1] stat, of the gate */
-    struct tensor pre;            /* [T, 2G] act */
-    struct tensor up_xa, down_xa; /* [T, 2R], [T, R] act */
+    struct tensor pre;            /* [T, glu_cols(G)] act */
+    struct tensor up_xa, down_xa; /* [T, n_seg*R], [T, R] act */
 };
 
 /* Activations of hyper-connections before a mixer or a network. N streams; V = (2 + N) N values (kernels/ops/ops.h). */

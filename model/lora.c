@@ -193,11 +193,13 @@ static bool any_layer_has(const struct arch *a, enum lora_target t)
 static int refuse_target(const struct arch *a, const char *word, enum lora_target t, struct err *err)
 {
     char names[LORA_NAMES_TEXT] = "";
+    const bool gate = t == LORA_SHARED_GATE || t == LORA_DENSE_GATE;
     if (t >= LORA_UP)
         return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
-                       lora_target_is_shared(t)  ? "shared experts"
-                       : lora_target_is_dense(t) ? "dense layers"
-                                                 : "experts");
+                       gate && any_layer_has(a, t + 1) ? "gates in its networks"
+                       : lora_target_is_shared(t)      ? "shared experts"
+                       : lora_target_is_dense(t)       ? "dense layers"
+                                                       : "experts");
     for (t = LORA_Q; t < LORA_TARGETS; t++)
         if (any_layer_has(a, t))
             snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",

@@ -62,10 +62,10 @@ struct layer_weights {
     struct weight router;               /* [E, D]; absent in a dense layer */
     struct tensor router_bias;          /* [E] f32 */
     struct tensor hash;                 /* [V, J] i32: experts by token id, of the first arch.n_hash layers */
-    struct proj shared_up, shared_down; /* [2G, D]: gate rows, up rows; [D, G]; G = arch.d_shared */
+    struct proj shared_up, shared_down; /* [glu_cols(G), D]: gate rows, up rows; [D, G]; G = arch.d_shared */
     struct weight shared_gate;          /* [1, D] */
-    struct proj up, down; /* [E, 2F, D], [E, D, F]; with expert parallelism only this rank's E/P experts. A dense layer
-                           * has one matrix each, of its width */
+    struct proj up, down; /* [E, glu_cols(F), D], [E, D, F]; with expert parallelism only this rank's E/P experts. A
+                           * dense layer has one matrix each, of its width */
 };
 
 /* FP8 products of a layer's experts (train.expert_dtype): matrices, those exact in e4m3, and the host copies of their

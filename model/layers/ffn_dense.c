@@ -14,7 +14,9 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    const struct stored_experts up = {NULL, {"mlp.gate_proj", "mlp.up_proj"}, 2 * a->d_dense, a->d_model};
+    static const char *const part[] = {"mlp.gate_proj", "mlp.up_proj", NULL};
+    const int first = glu_network_first(a);
+    const struct stored_experts up = {NULL, {part[first], part[first + 1]}, glu_cols(&a->glu, a->d_dense), a->d_model};
     const struct stored_experts down = {NULL, {"mlp.down_proj"}, a->d_model, a->d_dense};
     (void)layer;
     return weights_experts(f, &lw->up, &up, &lw->down, &down);

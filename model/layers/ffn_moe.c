@@ -1,7 +1,9 @@
 /* ffn_moe.c - routed experts.
  *
- *   ffn_norm [T,D] -> route: idx, gate [T,J], offs [E+1] -> experts (experts.h): gather [M,D] -> gate_up (+lora) [M,2F]
- *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D] */
+ *   ffn_norm [T,D] -> route: idx, gate [T,J], offs [E+1] -> experts (experts.h): gather [M,D] -> gate_up (+lora) [M,U]
+ *                  -> act [M,F] -> down (+lora) [M,D] -> combine by gate -> + h = y [T,D]
+ *
+ * U = glu_cols(F): gate and up, or up alone. */
 #include <stddef.h>
 
 #include "model/layers/experts.h"
@@ -9,14 +11,15 @@
 static void products(const struct arch *a, int64_t layer, struct product *p)
 {
     const struct ffn_size z = arch_ffn(a, layer);
+    const int64_t up = glu_cols(&a->glu, z.d_ff);
     p[0] = (struct product){.proj = offsetof(struct layer_weights, up),
                             .n_exp = z.n_exp,
-                            .n_out = 2 * z.d_ff,
+                            .n_out = up,
                             .n_in = a->d_model,
                             .experts = true,
                             .n_target = 1,
                             .target = {LORA_UP},
-                            .rows = {2 * z.d_ff}};
+                            .rows = {up}};
     p[1] = (struct product){.proj = offsetof(struct layer_weights, down),
                             .n_exp = z.n_exp,
                             .n_out = a->d_model,
@@ -34,7 +37,8 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const char *other = n->router[1] ? n->router[1] : n->router[0];
     const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
     const char *bias = n->router_bias ? n->router_bias : ".bias";
-    const struct stored_experts up = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts gated = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts plain = {"mlp.experts.up_proj", {n->up}, z.d_ff, a->d_model};
     const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
     const bool hashed = layer < a->n_hash;
     static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
@@ -44,7 +48,7 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
                    (hashed && weights_hash_table(f, &lw->hash, table, z.top_k, z.n_exp)) ||
                    (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
-                   weights_experts(f, &lw->up, &up, &lw->down, &down)
+                   weights_experts(f, &lw->up, glu_gated(&a->glu) ? &gated : &plain, &lw->down, &down)
                ? -1
                : 0;
 }
@@ -68,7 +72,7 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     if (group == (p->keep_logits ? ACTS_KEPT : ACTS_SCRATCH))
         m->logits = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.n_exp);
     if (group == ACTS_FFN) {
-        m->pre = acts_2d(p, n_row, 2 * z.d_ff);
+        m->pre = acts_2d(p, n_row, glu_cols(&p->a->glu, z.d_ff));
         m->up_xa = acts_xa(p, n_row, &p->w.up.lora);
     }
     if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);

@@ -1,4 +1,4 @@
-/* ffn_shared.c - routed experts (ffn_moe.c) and beside them shared experts: one gated network that every token uses
+/* ffn_shared.c - routed experts (ffn_moe.c) and beside them shared experts: one network that every token uses
  * (glu_network.h), in some families scaled by a gate per token.
  *
  *   ffn_norm [T,D] -> gate [T,1] = sigmoid(ffn_norm w)
@@ -28,8 +28,8 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
 {
     char part[3][LORA_MODULE_TEXT];
     for (int i = 0; i < 3; i++) lora_target_module(a->names, LORA_SHARED_GATE + (enum lora_target)i, part[i]);
-    const struct stored_rows up = {
-        .part = {part[0], part[1]}, .rows = {a->d_shared, a->d_shared}, .n_in = a->d_model, .n_part = 2, .ffn = true};
+    struct stored_rows up = {.n_in = a->d_model, .ffn = true};
+    for (int i = glu_network_first(a); i < 2; i++) up.part[up.n_part] = part[i], up.rows[up.n_part++] = a->d_shared;
     const struct stored_rows down = {
         .part = {part[2]}, .rows = {a->d_model}, .n_in = a->d_shared, .n_part = 1, .ffn = true};
     return ffn_moe.load(f, a, layer, lw) || weights_rows(f, &lw->shared_up, &up, false) ||

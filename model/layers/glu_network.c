@@ -1,4 +1,4 @@
-/* glu_network.c - a gated network that every token uses. */
+/* glu_network.c - a network that every token uses. */
 #include "model/layers/glu_network.h"
 
 #include "model/layers/input_quant.h"
@@ -8,13 +8,11 @@ static const struct tensor absent = {0};
 void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t down, enum lora_target first,
                           struct product p[2])
 {
-    p[0] = (struct product){.proj = up,
-                            .n_exp = 1,
-                            .n_out = 2 * width,
-                            .n_in = a->d_model,
-                            .n_target = 2,
-                            .target = {first, first + (enum lora_target)1},
-                            .rows = {width, width}};
+    p[0] = (struct product){.proj = up, .n_exp = 1, .n_out = glu_cols(&a->glu, width), .n_in = a->d_model};
+    for (int i = glu_network_first(a); i < 2; i++) {
+        p[0].target[p[0].n_target] = first + (enum lora_target)i;
+        p[0].rows[p[0].n_target++] = width;
+    }
     p[1] = (struct product){.proj = down,
                             .n_exp = 1,
                             .n_out = a->d_model,
@@ -29,14 +27,14 @@ void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts
 {
     if (group == ACTS_KEPT) s->shared.down_xa = acts_xa(p, p->n_tok, &n->down->lora);
     if (group != ACTS_FFN) return;
-    s->shared.pre = acts_2d(p, p->n_tok, 2 * width);
+    s->shared.pre = acts_2d(p, p->n_tok, glu_cols(&p->a->glu, width));
     s->shared.up_xa = acts_xa(p, p->n_tok, &n->up->lora);
 }
 
-/* Room for the activation of pre. */
-static struct tensor push(const struct block *b, const struct tensor pre)
+/* Room for the activation. */
+static struct tensor push(const struct block *b, const struct layer_acts *s, const struct glu_network *n)
 {
-    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, pre.shape[0], pre.shape[1] / 2);
+    return arena_tensor_2d(&b->dev->work, b->dev->act_dtype, s->shared.pre.shape[0], n->down->w.n_in);
 }
 
 void glu_network_recompute(const struct block *b, struct layer_acts *s, const struct glu_network *n)
@@ -50,7 +48,7 @@ void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct g
     struct device *dev = b->dev;
     struct shared_acts *h = &s->shared;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor act = push(b, h->pre);
+    struct tensor act = push(b, s, n);
     /* 1 up   */ glu_network_recompute(b, s, n);
     /* 2 act  */ op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
     /* 3 down */ input_quant_linear_fwd(dev, y, h->down_xa, act, n->down, res);
@@ -63,7 +61,7 @@ void glu_network_bwd(const struct block *b, const struct layer_acts *s, const st
     struct device *dev = b->dev;
     const struct shared_acts *h = &s->shared;
     const int64_t mark = arena_mark(&dev->work);
-    struct tensor dpre = h->pre, dact = push(b, h->pre), act = push(b, h->pre);
+    struct tensor dpre = h->pre, dact = push(b, s, n), act = push(b, s, n);
     op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
     /* 3 down */ input_quant_linear_bwd(dev, dact, dres, act, h->down_xa, n->down);
     /* 2 act  */ op_glu_bwd(dev, dpre, dgate, dact, h->pre, h->gate.gate, &b->a->glu);

@@ -1,7 +1,9 @@
-/* glu_network.h - a gated network that every token uses: the shared experts of a layer, or a dense layer. It runs on
- * the token's rank.
+/* glu_network.h - a network that every token uses: the shared experts of a layer, or a dense layer. It runs on the
+ * token's rank.
  *
- *   ffn_norm [T,D] -> gate_up (+lora) [T,2G] -> act [T,G] (* gate [T,1]) -> down (+lora) [T,D] -> + res = y */
+ *   ffn_norm [T,D] -> gate_up (+lora) [T,U] -> act [T,G] (* gate [T,1]) -> down (+lora) [T,D] -> + res = y
+ *
+ * U = glu_cols(G): gate and up, or up alone. */
 #ifndef MT_GLU_NETWORK_H
 #define MT_GLU_NETWORK_H
 
@@ -9,11 +11,13 @@
 
 /* Its activations are s->shared, whose gate is absent unless the caller sets it. */
 struct glu_network {
-    const struct proj *up, *down; /* [2G, D]: gate rows, up rows; [D, G] */
+    const struct proj *up, *down; /* [U, D]: gate rows (if any), up rows; [D, G] */
 };
+/* The first of gate, up and down that a network has: 0, or 1 without a gate. */
+static inline int glu_network_first(const struct arch *a) { return glu_gated(&a->glu) ? 0 : 1; }
 
 /* The products of a network of width G, whose projections are at these offsets in struct layer_weights and whose
- * targets are first (gate), first + 1 (up), first + 2 (down). */
+ * targets are first (gate, if any), first + 1 (up), first + 2 (down). */
 void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t down, enum lora_target first,
                           struct product p[2]);
 void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group, int64_t width,

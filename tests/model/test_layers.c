@@ -12,10 +12,11 @@
 
 #define TARGETS "q_proj,k_proj,v_proj,o_proj,experts"
 
-/* A change to the architecture of a case, and the tensors that follow from it. */
+/* A change to the architecture of a parity case, and the tensors that follow from it. */
 struct variant {
     void (*edit)(struct arch *a);
     void (*write)(struct draft *d, const struct arch *a);
+    const char *name, *targets; /* NULL: parity/qwen3, TARGETS */
 };
 
 /* ---- layer 1 has other heads, a window and no RoPE */
@@ -101,12 +102,40 @@ static void write_both(struct draft *d, const struct arch *a)
     write_norms(d, a);
 }
 
+/* ---- dense, shared and routed networks without a gate; the experts of layer 1 are one tensor */
+
+static void edit_relu2(struct arch *a) { a->glu.kind = GLU_RELU2; }
+
+static void write_relu2(struct draft *d, const struct arch *a)
+{
+    const int64_t shape[] = {a->n_exp, a->d_ff, a->d_model}, n = a->d_ff * a->d_model;
+    float *stack = mem_array(a->n_exp * n, sizeof(*stack));
+    for (int64_t i = d->n - 1; i >= 0; i--)
+        if (strstr(d->entries[i].name, "gate_proj")) draft_remove(d, d->entries[i].name);
+    for (int64_t e = 0; e < a->n_exp; e++) {
+        char name[64];
+        snprintf(name, sizeof(name), "model.layers.1.mlp.experts.%lld.up_proj.weight", (long long)e);
+        float *up = draft_values(d, name);
+        memcpy(stack + e * n, up, (size_t)n * sizeof(*up));
+        mem_free(up);
+        draft_remove(d, name);
+    }
+    draft_put(d, "model.layers.1.mlp.experts.up_proj", DT_F32, 3, shape, stack);
+}
+
 static const struct variant variants[] = {
-    {edit_heads, write_heads}, {edit_norms, write_norms}, {edit_halves, write_halves}, {edit_both, write_both}};
+    {edit_heads, write_heads, NULL, NULL},
+    {edit_norms, write_norms, NULL, NULL},
+    {edit_halves, write_halves, NULL, NULL},
+    {edit_both, write_both, NULL, NULL},
+    {edit_relu2, write_relu2, "parity/glm4", TARGETS ",shared_experts,dense"},
+};
+
+static const char *targets_of(const struct variant *v) { return v->targets ? v->targets : TARGETS; }
 
 static const char *write_model(const struct variant *v)
 {
-    static const char fixture_name[] = "parity/qwen3";
+    const char *fixture_name = v->name ? v->name : "parity/qwen3";
     struct draft d;
     struct arch a;
     struct err err;
@@ -133,7 +162,7 @@ static void gradients(void **state)
     for (int i = 0; i < MT_LEN(variants); i++) {
         struct config cfg;
         struct run r;
-        whole_model_open(&r, &cfg, write_model(&variants[i]), TARGETS, CFG_RECOMPUTE_NONE);
+        whole_model_open(&r, &cfg, write_model(&variants[i]), targets_of(&variants[i]), CFG_RECOMPUTE_NONE);
         assert_int_equal(r.model.weights.n_unused, 0);
         whole_model_check_slopes(&r);
         run_close(&r);
@@ -143,13 +172,30 @@ static void gradients(void **state)
 static void recomputation(void **state)
 {
     (void)state;
-    for (int i = 0; i < MT_LEN(variants); i++) whole_model_check_recomputation(write_model(&variants[i]), TARGETS);
+    for (int i = 0; i < MT_LEN(variants); i++)
+        whole_model_check_recomputation(write_model(&variants[i]), targets_of(&variants[i]));
 }
 
 static void packed_equals_separate(void **state)
 {
     (void)state;
-    for (int i = 0; i < MT_LEN(variants); i++) whole_model_check_packing(write_model(&variants[i]), TARGETS);
+    for (int i = 0; i < MT_LEN(variants); i++)
+        whole_model_check_packing(write_model(&variants[i]), targets_of(&variants[i]));
+}
+
+static void gate_is_no_target(void **state)
+{
+    struct lora_options opt = {.r = 4, .alpha = 4, .layers = ""};
+    struct adapters ad;
+    struct arch a;
+    struct err err;
+    (void)state;
+    if (arch_load(&a, fixture("parity/glm4"), &err)) fail_msg("%s", err.msg);
+    edit_relu2(&a);
+    opt.targets = "dense_gate_proj";
+    assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+    assert_string_equal(err.msg, "lora.targets: \"dense_gate_proj\" matches nothing: the model has no gates in its "
+                                 "networks");
 }
 
 /* What a resumed run compares has the sizes of every layer, and the table of adapters a line per shape. */
@@ -178,6 +224,7 @@ int test_layers(void)
         cmocka_unit_test_teardown(recomputation, tear_down),
         cmocka_unit_test_teardown(packed_equals_separate, tear_down),
         cmocka_unit_test_teardown(sizes_are_told, tear_down),
+        cmocka_unit_test(gate_is_no_target),
     };
     return cmocka_run_group_tests_name("layers", tests, NULL, NULL);
 }
