@@ -18,7 +18,7 @@ struct entry_weights {
 
 /* Weights of mixer_attention.c. */
 struct attention_weights {
-    struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows; [D, HA] */
+    struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows (without v_proj: (H+K)A); [D, HA] */
     struct tensor q_norm, k_norm; /* f32: both [A], or [HA] and [KA]; absent without such norms */
     struct tensor sinks;          /* [H] f32 */
 };

@@ -44,6 +44,7 @@ struct attn_arch {
     int64_t window;                 /* 0: full causal */
     int rope;                       /* in arch.rope */
     float scale;                    /* of the softmax */
+    bool values_are_keys;           /* no v_proj: v is k before its norm and RoPE. Not with an output gate */
 };
 
 /* Sizes of latent attention (mixer_mla.c). */

@@ -102,14 +102,16 @@ static void write_value(char *text, size_t size, enum kind kind, const void *at)
     }
 }
 
-/* Sizes of attention where they differ from those of the rows. */
+/* Sizes of attention where they differ from those of the rows; whether values are keys. */
 static void write_heads(char text[96], const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer), *first = &a->attn[0];
+    int n = 0;
     text[0] = '\0';
     if (h->n_head != first->n_head || h->n_kv != first->n_kv || h->head_dim != first->head_dim)
-        snprintf(text, 96, " with %" PRId64 " heads of %" PRId64 ", %" PRId64 " for keys", h->n_head, h->head_dim,
-                 h->n_kv);
+        n = snprintf(text, 96, " with %" PRId64 " heads of %" PRId64 ", %" PRId64 " for keys", h->n_head, h->head_dim,
+                     h->n_kv);
+    if (h->values_are_keys && n < 96) snprintf(text + n, (size_t)(96 - n), ", values are keys");
 }
 
 /* The names of layer_types and mlp_layer_types. */

@@ -2,6 +2,7 @@
  * windows, an output gate (some families).
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
+ *   Where values are keys: -> q, k (+lora) [T,(H+K)A] -> v = k -> (q, k norm) ...
  *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op; attention *
  *   sigmoid(gate) -> out */
 #include <stddef.h>
@@ -17,11 +18,20 @@ static struct attn_shape shape_of(const struct block *b)
     return (struct attn_shape){h->n_head, h->n_kv, h->head_dim, h->window, h->scale, 0};
 }
 
-/* Columns of the first product. */
+/* Columns of the first product: q, an output gate, k, and v unless it is k. */
 static int64_t wide_cols(const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);
-    return arch_q_rows(a, layer) + 2 * h->n_kv * h->head_dim;
+    MT_REQUIRE(!a->attn_gate || !h->values_are_keys, "layer %lld: an output gate, and values that are keys",
+               (long long)layer);
+    return arch_q_rows(a, layer) + (h->values_are_keys ? 1 : 2) * h->n_kv * h->head_dim;
+}
+
+/* k (0) or v (1) of q | k | v. */
+static struct tensor keys_or_values(struct tensor qkv, const struct attn_shape *s, int v)
+{
+    const int64_t n = s->n_kv * s->head_dim;
+    return tensor_cols(qkv, s->n_head * s->head_dim + v * n, n);
 }
 
 static void products(const struct arch *a, int64_t layer, struct product *p)
@@ -30,9 +40,9 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
     const int64_t q = arch_q_rows(a, layer), kv = h->n_kv * h->head_dim, n_out = h->n_head * h->head_dim;
     p[0] = (struct product){.proj = offsetof(struct layer_weights, attention.qkv),
                             .n_exp = 1,
-                            .n_out = q + 2 * kv,
+                            .n_out = wide_cols(a, layer),
                             .n_in = a->d_model,
-                            .n_target = 3,
+                            .n_target = h->values_are_keys ? 2 : 3,
                             .target = {LORA_Q, LORA_K, LORA_V},
                             .rows = {q, kv, kv}};
     p[1] = (struct product){.proj = offsetof(struct layer_weights, attention.out),
@@ -63,7 +73,7 @@ static int load(struct fill *f, const struct arch *a, int64_t layer, struct laye
     const struct stored_rows qkv = {.part = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
                                     .rows = {arch_q_rows(a, layer), kv, kv},
                                     .n_in = a->d_model,
-                                    .n_part = 3};
+                                    .n_part = h->values_are_keys ? 2 : 3};
     const struct stored_rows out = {
         .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = h->n_head * h->head_dim, .n_part = 1};
     return weights_rows(f, &lw->attention.qkv, &qkv, a->attn_bias) ||
@@ -113,10 +123,13 @@ static void project(const struct block *b, struct layer_acts *s)
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
     const struct attn_shape shape = shape_of(b);
+    const bool copied = arch_attn(a, b->layer)->values_are_keys;
     struct attention_acts *t = &s->attention;
+    const struct tensor wide = a->attn_gate ? t->wide : tensor_cols(t->qkv, 0, wide_cols(a, b->layer));
 
-    /* 1 qkv  */ input_quant_linear_fwd(dev, a->attn_gate ? t->wide : t->qkv, t->qkv_xa, s->attn_norm,
-                                        &w->attention.qkv, absent);
+    if (copied) device_zero(dev, t->qkv);
+    /* 1 qkv  */ input_quant_linear_fwd(dev, wide, t->qkv_xa, s->attn_norm, &w->attention.qkv, absent);
+    if (copied) op_add(dev, keys_or_values(t->qkv, &shape, 1), keys_or_values(t->qkv, &shape, 0));
     if (a->attn_gate) {
         /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->attention.q_norm, w->attention.k_norm,
                                        b->pos, b->rope, &shape, &a->norm);
@@ -189,8 +202,9 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
     struct tensor dqkv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, arch_qkv_cols(a, b->layer));
     struct tensor dout = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, shape.n_head * shape.head_dim);
+    const int64_t n_wide = wide_cols(a, b->layer);
     struct tensor dwide =
-        a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, wide_cols(a, b->layer)) : dqkv;
+        a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, n_wide) : tensor_cols(dqkv, 0, n_wide);
 
     /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->attention.out);
     if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
@@ -204,6 +218,8 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
         if (a->qk_norm != QK_NORM_NONE)
             /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm, &shape);
     }
+    if (arch_attn(a, b->layer)->values_are_keys)
+        op_add(dev, keys_or_values(dqkv, &shape, 0), keys_or_values(dqkv, &shape, 1));
     /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->attention.qkv);
     arena_release(&dev->work, mark);
 }

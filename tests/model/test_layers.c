@@ -123,12 +123,25 @@ static void write_relu2(struct draft *d, const struct arch *a)
     draft_put(d, "model.layers.1.mlp.experts.up_proj", DT_F32, 3, shape, stack);
 }
 
+/* ---- layer 1 has no v_proj */
+
+static void edit_values(struct arch *a)
+{
+    a->attn[1] = a->attn[0];
+    a->attn[1].values_are_keys = true;
+    a->attn_of[1] = 1;
+}
+
+static void write_values(struct draft *d, const struct arch *a)
+{
+    (void)a;
+    draft_remove(d, "model.layers.1.self_attn.v_proj.weight");
+}
+
 static const struct variant variants[] = {
-    {edit_heads, write_heads, NULL, NULL},
-    {edit_norms, write_norms, NULL, NULL},
-    {edit_halves, write_halves, NULL, NULL},
-    {edit_both, write_both, NULL, NULL},
-    {edit_relu2, write_relu2, "parity/glm4", TARGETS ",shared_experts,dense"},
+    {edit_heads, write_heads, NULL, NULL},   {edit_norms, write_norms, NULL, NULL},
+    {edit_halves, write_halves, NULL, NULL}, {edit_both, write_both, NULL, NULL},
+    {edit_values, write_values, NULL, NULL}, {edit_relu2, write_relu2, "parity/glm4", TARGETS ",shared_experts,dense"},
 };
 
 static const char *targets_of(const struct variant *v) { return v->targets ? v->targets : TARGETS; }
@@ -198,22 +211,29 @@ static void gate_is_no_target(void **state)
                                  "networks");
 }
 
+static void expect_layer_1(const struct arch *a, const char *text)
+{
+    struct arch_value v;
+    int64_t i = 0;
+    while (arch_value(a, i, &v) && strcmp(v.name, "layers.1")) i++;
+    assert_string_equal(v.text, text);
+}
+
 /* What a resumed run compares has the sizes of every layer, and the table of adapters a line per shape. */
 static void sizes_are_told(void **state)
 {
     (void)state;
     struct config cfg;
     struct run r;
-    struct arch_value v;
-    int64_t i = 0;
     whole_model_open(&r, &cfg, write_model(&variants[0]), TARGETS, CFG_RECOMPUTE_NONE);
-    while (arch_value(&r.arch, i, &v) && strcmp(v.name, "layers.1")) i++;
-    assert_string_equal(v.text, "sliding_attention of 3 with 6 heads of 10, 3 for keys, sparse");
+    expect_layer_1(&r.arch, "sliding_attention of 3 with 6 heads of 10, 3 for keys, sparse");
     char *table = lora_table(&r.model.adapters, &r.arch);
     if (!strstr(table, "k_proj                  1  [3, 40]                [24, 3]") ||
         !strstr(table, "k_proj                  1  [3, 40]                [30, 3]"))
         fail_msg("%s", table);
     mem_free(table);
+    edit_values(&r.arch);
+    expect_layer_1(&r.arch, "full_attention, values are keys, sparse");
     run_close(&r);
 }
 
