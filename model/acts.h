@@ -130,7 +130,7 @@ struct moe_acts {
     struct layout *layout;        /* NULL without expert parallelism */
 };
 
-/* Activations of the shared experts of ffn_shared.c. */
+/* Activations of the shared experts of ffn_shared.c, or of the dense network of ffn_parallel.c or ffn_dense.c. */
 struct shared_acts {
     struct route gate;            /* of the gate, as the route of one expert: gate.gate [T, 1]; absent without gate */
     struct tensor logits;         /* [T, 1] stat, of the gate */
@@ -156,6 +156,12 @@ struct post_acts {
     struct tensor out, rstd; /* [T, D] act, [T] stat: what the norm reads */
 };
 
+/* Activations of ffn_parallel.c, whose dense network has those of shared experts. */
+struct parallel_acts {
+    struct tensor norm, rstd;       /* [T, D] act, [T] stat: input of the experts; group FFN */
+    struct post_acts dense, routed; /* group KEPT */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  * It has one mixer: the members of mixers share memory. */
 struct layer_acts {
@@ -175,6 +181,7 @@ struct layer_acts {
     };
     struct moe_acts moe;
     struct shared_acts shared;
+    struct parallel_acts parallel;
 };
 
 /* The arguments of a kind's plan function. */

@@ -30,9 +30,6 @@ static const struct tensor absent = {0};
 static const struct mixer_kind *mixer_of(const struct block *b) { return b->a->mixer[b->layer]; }
 static const struct ffn_kind *ffn_of(const struct block *b) { return b->a->ffn[b->layer]; }
 
-/* The residual between mixer and network, without streams. */
-static struct tensor between(const struct block *b, const struct layer_acts *s) { return mixer_of(b) ? s->h : s->x; }
-
 /* The input of a norm: the residual x, or the sum of its streams. */
 static struct tensor sum_streams(const struct block *b, const struct site_acts *site, struct tensor x,
                                  const struct hyper *h)
@@ -84,7 +81,7 @@ static void norm_ffn(const struct block *b, struct layer_acts *s)
 {
     const struct layer_weights *w = b->w;
     const struct stream_acts *t = &s->streams;
-    struct tensor h = between(b, s);
+    struct tensor h = block_between(b, s);
     s->ffn_res = w->ffn_post.ndim ? absent : h;
     if (w->hyper_ffn.n_stream) {
         op_hyper_post_fwd(b->dev, t->h, s->x, s->h, t->mixer.m, &w->hyper_attn);
@@ -102,7 +99,7 @@ static void network(const struct block *b, struct layer_acts *s, struct tensor y
     if (!ffn_of(b)) return;
     norm_ffn(b, s);
     /* 4 ffn   */ ffn_of(b)->fwd(b, s, normed ? s->ffn_post.out : streams ? t->out : y);
-    if (normed) add_normed(b, y, &s->ffn_post, between(b, s), w->ffn_post);
+    if (normed) add_normed(b, y, &s->ffn_post, block_between(b, s), w->ffn_post);
     if (streams) op_hyper_post_fwd(b->dev, y, t->h, t->out, t->ffn.m, &w->hyper_ffn);
 }
 
@@ -121,7 +118,8 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 static void norms_again(const struct block *b, const struct layer_acts *s, int saved)
 {
     const bool streams = b->w->hyper_attn.n_stream > 0;
-    const struct tensor x = streams ? s->streams.mixer.sum : s->x, h = streams ? s->streams.ffn.sum : between(b, s);
+    const struct tensor x = streams ? s->streams.mixer.sum : s->x,
+                        h = streams ? s->streams.ffn.sum : block_between(b, s);
     if (saved & SAVE_NORMS) return;
     if (saved & SAVE_MIXER && mixer_of(b))
         /* 1 norm  */ op_rmsnorm_fwd(b->dev, s->attn_norm, s->attn_rstd, x, b->w->attn_norm, &b->a->norm);
@@ -147,8 +145,8 @@ static void residual_bwd(const struct block *b, const struct layer_acts *s, stru
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     if (ffn_of(b)) {
-        /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->ffn_post, w->ffn_post));
-        /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, between(b, s), s->ffn_rstd, w->ffn_norm);
+        /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, normed_bwd(b, dres, &s->ffn_post, w->ffn_post), dres);
+        /* 3 norm  */ op_rmsnorm_bwd(dev, dres, dnorm, block_between(b, s), s->ffn_rstd, w->ffn_norm);
     }
     host_ring_done(&b->offload[OFFLOAD_FFN], dev, b->layer, PASS_BACKWARD);
     if (!mixer_of(b)) return;
@@ -168,7 +166,7 @@ static void streams_bwd(const struct block *b, const struct layer_acts *s, struc
     struct tensor dm = arena_tensor_2d(&dev->work, dev->stat_dtype, site->m.shape[0], site->m.shape[1]);
 
     op_hyper_post_bwd(dev, df, dres, dm, dres, t->h, t->out, site->m, &w->hyper_ffn);
-    /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, df);
+    /* 4 ffn   */ ffn_of(b)->bwd(b, s, dnorm, df, absent);
     device_zero(dev, dsum); /* the norm adds to it */
     /* 3 norm  */ op_rmsnorm_bwd(dev, dsum, dnorm, site->sum, s->ffn_rstd, w->ffn_norm);
     op_hyper_pre_bwd(dev, dres, dm, dsum, t->h, site->m, site->rstd, &w->hyper_ffn);

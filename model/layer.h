@@ -34,6 +34,12 @@ struct block {
     int64_t *n_chunk; /* = max(*n_chunk, chunks of this layer) */
 };
 
+/* The residual between mixer and network, without streams. */
+static inline struct tensor block_between(const struct block *b, const struct layer_acts *s)
+{
+    return b->a->mixer[b->layer] ? s->h : s->x;
+}
+
 /* A product's place in the weights of its layer. */
 static inline struct proj *layer_proj(struct layer_weights *w, const struct product *p)
 {
@@ -83,14 +89,16 @@ struct ffn_kind {
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* Computes its activations of the group FFN from s->ffn_norm and the group KEPT. */
     void (*recompute)(const struct block *b, struct layer_acts *s);
-    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. May
-     * overwrite its activations. */
-    void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
+    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. dh [T,D] act += that of the
+     * residual between mixer and network, where the network reads it; may be dres, and absent otherwise. Adapter
+     * gradients +=. May overwrite its activations. */
+    void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
+                struct tensor dh);
 };
 
 #define X(kind) extern const struct mixer_kind mixer_##kind;
 MIXERS(X)
 #undef X
-extern const struct ffn_kind ffn_moe, ffn_shared, ffn_dense;
+extern const struct ffn_kind ffn_moe, ffn_shared, ffn_parallel, ffn_dense;
 
 #endif

@@ -61,7 +61,7 @@ static enum kind product_kind(const struct arch *a, int64_t layer, int i, const 
 {
     if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
     if (lora_target_is_shared(q->target[0])) return KIND_SHARED;
-    return arch_is_routed(a, layer) ? KIND_ROUTED : KIND_DENSE;
+    return lora_target_is_dense(q->target[0]) ? KIND_DENSE : KIND_ROUTED;
 }
 
 /* Per kind of layer that the model has: layers, parameters of matrices without routers and gates, and those that

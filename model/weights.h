@@ -50,6 +50,11 @@ struct deltanet_weights {
  * largest structs: an initialiser of a union zeroes its first member. */
 #define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet)
 
+/* Norms of ffn_parallel.c, [D] f32: before and after its experts, after its dense network. */
+struct parallel_weights {
+    struct tensor routed, routed_post, dense_post;
+};
+
 struct layer_weights {
     struct tensor attn_norm, ffn_norm;  /* [D] f32: before the mixer, the network; absent without */
     struct tensor mixer_post, ffn_post; /* [D] f32: after them; absent without such norms */
@@ -64,6 +69,7 @@ struct layer_weights {
     struct tensor hash;                 /* [V, J] i32: experts by token id, of the first arch.n_hash layers */
     struct proj shared_up, shared_down; /* [glu_cols(G), D]: gate rows, up rows; [D, G]; G = arch.d_shared */
     struct weight shared_gate;          /* [1, D] */
+    struct parallel_weights parallel;   /* whose dense network is shared_up, shared_down, G = arch.d_dense */
     struct proj up, down; /* [E, glu_cols(F), D], [E, D, F]; with expert parallelism only this rank's E/P experts. A
                            * dense layer has one matrix each, of its width */
 };

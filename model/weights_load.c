@@ -67,7 +67,9 @@ static int load_site(struct fill *f, struct hyper *h, const char *site)
 /* The norms before and after the mixer and the network of the layer, in the order of enum norm_name. */
 static int load_norms(struct fill *f, struct layer_weights *lw)
 {
-    struct tensor *const norm[NORM_NAMES] = {&lw->attn_norm, &lw->mixer_post, &lw->ffn_norm, &lw->ffn_post};
+    struct tensor *const norm[NORM_NAMES] = {&lw->attn_norm,          &lw->mixer_post,      &lw->ffn_norm,
+                                             &lw->ffn_post,           &lw->parallel.routed, &lw->parallel.routed_post,
+                                             &lw->parallel.dense_post};
     for (enum norm_name n = NORM_MIXER; n < NORM_NAMES; n++) {
         const char *name = arch_norm_name(f->a, n);
         const bool has = n < NORM_FFN ? f->a->mixer[f->layer] != NULL : f->a->ffn[f->layer] != NULL;

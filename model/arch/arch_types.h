@@ -21,7 +21,16 @@ enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
 
 /* Tensor names of a layer's router and experts in a checkpoint, without "model.layers.N." and ".weight". # stands for
  * the number of the expert. */
-enum norm_name { NORM_MIXER, NORM_MIXER_POST, NORM_FFN, NORM_FFN_POST, NORM_NAMES };
+enum norm_name {
+    NORM_MIXER,
+    NORM_MIXER_POST,
+    NORM_FFN,
+    NORM_FFN_POST,
+    NORM_ROUTED, /* of ffn_parallel.c: before and after its experts, after its dense network */
+    NORM_ROUTED_POST,
+    NORM_DENSE_POST,
+    NORM_NAMES
+};
 struct tensor_names {
     const char *norm[NORM_NAMES]; /* before and after the mixer, before and after the network; NULL: none. All NULL:
                                      input_layernorm and post_attention_layernorm, before both */

@@ -40,8 +40,10 @@ static void recompute(const struct block *b, struct layer_acts *s)
     glu_network_recompute(b, s, &n);
 }
 
-static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
+                struct tensor dh)
 {
+    (void)dh;
     const struct glu_network n = network(b->w);
     glu_network_bwd(b, s, &n, dnorm, (struct tensor){0}, dres);
 }

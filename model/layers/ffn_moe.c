@@ -100,8 +100,10 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     host_ring_done(b->host_experts, dev, b->layer, PASS_FORWARD);
 }
 
-static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
+                struct tensor dh)
 {
+    (void)dh;
     struct device *dev = b->dev;
     const struct router router = router_of(b);
     const struct moe_acts *m = &s->moe;

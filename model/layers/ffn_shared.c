@@ -26,14 +26,8 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 
 static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    char part[3][LORA_MODULE_TEXT];
-    for (int i = 0; i < 3; i++) lora_target_module(a->names, LORA_SHARED_GATE + (enum lora_target)i, part[i]);
-    struct stored_rows up = {.n_in = a->d_model, .ffn = true};
-    for (int i = glu_network_first(a); i < 2; i++) up.part[up.n_part] = part[i], up.rows[up.n_part++] = a->d_shared;
-    const struct stored_rows down = {
-        .part = {part[2]}, .rows = {a->d_model}, .n_in = a->d_shared, .n_part = 1, .ffn = true};
-    return ffn_moe.load(f, a, layer, lw) || weights_rows(f, &lw->shared_up, &up, false) ||
-                   weights_rows(f, &lw->shared_down, &down, false) ||
+    return ffn_moe.load(f, a, layer, lw) ||
+                   glu_network_load(f, a, a->d_shared, LORA_SHARED_GATE, &lw->shared_up, &lw->shared_down) ||
                    (a->shared_gate && weights_matrix(f, &lw->shared_gate, a->names->shared_gate, 1, a->d_model))
                ? -1
                : 0;
@@ -87,14 +81,15 @@ static void recompute(const struct block *b, struct layer_acts *s)
     glu_network_recompute(b, s, &n);
 }
 
-static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
+static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
+                struct tensor dh)
 {
     struct device *dev = b->dev;
     const struct glu_network n = network(b->w);
     const struct shared_acts *h = &s->shared;
     const struct aux none = {.coef = 0};
     const int64_t mark = arena_mark(&dev->work);
-    ffn_moe.bwd(b, s, dnorm, dres);
+    ffn_moe.bwd(b, s, dnorm, dres, dh);
     struct tensor dx = push(b, s), dgate = absent;
     if (b->a->shared_gate) dgate = arena_tensor_2d(&dev->work, dev->stat_dtype, s->x.shape[0], 1);
     glu_network_bwd(b, s, &n, dx, dgate, dres);

@@ -22,6 +22,21 @@ void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t
                             .rows = {a->d_model}};
 }
 
+int glu_network_load(struct fill *f, const struct arch *a, int64_t width, enum lora_target first, struct proj *up,
+                     struct proj *down)
+{
+    char part[3][LORA_MODULE_TEXT];
+    for (int i = 0; i < 3; i++) lora_target_module(a->names, first + (enum lora_target)i, part[i]);
+    struct stored_rows stored = {.n_in = a->d_model, .ffn = true};
+    for (int i = glu_network_first(a); i < 2; i++) {
+        stored.part[stored.n_part] = part[i];
+        stored.rows[stored.n_part++] = width;
+    }
+    const struct stored_rows stored_down = {
+        .part = {part[2]}, .rows = {a->d_model}, .n_in = width, .n_part = 1, .ffn = true};
+    return weights_rows(f, up, &stored, false) || weights_rows(f, down, &stored_down, false) ? -1 : 0;
+}
+
 void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group, int64_t width,
                       const struct glu_network *n)
 {

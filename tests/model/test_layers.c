@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/arch/arch_values.h"
+#include "model/layer.h"
 #include "model/lora_table.h"
 #include "tests/checkpoints.h"
 #include "tests/whole_model.h"
@@ -16,7 +17,8 @@
 struct variant {
     void (*edit)(struct arch *a);
     void (*write)(struct draft *d, const struct arch *a);
-    const char *name, *targets; /* NULL: parity/qwen3, TARGETS */
+    const char *name; /* NULL: parity/qwen3 */
+    const char *targets;
 };
 
 /* ---- layer 1 has other heads, a window and no RoPE */
@@ -55,8 +57,9 @@ static void edit_norms(struct arch *a)
 static void write_norms(struct draft *d, const struct arch *a)
 {
     for (int64_t l = 0; l < a->n_layer; l++)
-        for (enum norm_name n = NORM_FFN; a->ffn[l] && n <= NORM_FFN_POST; n++) {
+        for (enum norm_name n = NORM_FFN; a->ffn[l] && n < NORM_NAMES; n++) {
             char name[64];
+            if (!arch_norm_name(a, n)) continue;
             snprintf(name, sizeof(name), "%s.weight", arch_norm_name(a, n));
             draft_random(d, "model.", l, name, a->d_model, 0);
         }
@@ -123,6 +126,40 @@ static void write_relu2(struct draft *d, const struct arch *a)
     draft_put(d, "model.layers.1.mlp.experts.up_proj", DT_F32, 3, shape, stack);
 }
 
+/* ---- a dense network beside the experts, each with norms; with a norm after their sum, and without */
+
+static void edit_parallel(struct arch *a)
+{
+    static struct tensor_names names;
+    edit_norms(a);
+    names = *a->names;
+    names.norm[NORM_ROUTED] = "pre_feedforward_layernorm_2";
+    names.norm[NORM_ROUTED_POST] = "post_feedforward_layernorm_2";
+    names.norm[NORM_DENSE_POST] = "post_feedforward_layernorm_1";
+    a->names = &names;
+    a->d_dense = 56;
+    for (int64_t l = 0; l < a->n_layer; l++) a->ffn[l] = &ffn_parallel;
+}
+
+static void edit_parallel_sum(struct arch *a)
+{
+    static struct tensor_names names;
+    edit_parallel(a);
+    names = *a->names;
+    names.norm[NORM_FFN_POST] = NULL;
+    a->names = &names;
+}
+
+static void write_parallel(struct draft *d, const struct arch *a)
+{
+    write_norms(d, a);
+    for (int64_t l = 0; l < a->n_layer; l++) {
+        draft_random(d, "model.", l, "mlp.gate_proj.weight", a->d_dense, a->d_model);
+        draft_random(d, "model.", l, "mlp.up_proj.weight", a->d_dense, a->d_model);
+        draft_random(d, "model.", l, "mlp.down_proj.weight", a->d_model, a->d_dense);
+    }
+}
+
 /* ---- layer 1 has no v_proj */
 
 static void edit_values(struct arch *a)
@@ -139,12 +176,15 @@ static void write_values(struct draft *d, const struct arch *a)
 }
 
 static const struct variant variants[] = {
-    {edit_heads, write_heads, NULL, NULL},   {edit_norms, write_norms, NULL, NULL},
-    {edit_halves, write_halves, NULL, NULL}, {edit_both, write_both, NULL, NULL},
-    {edit_values, write_values, NULL, NULL}, {edit_relu2, write_relu2, "parity/glm4", TARGETS ",shared_experts,dense"},
+    {edit_heads, write_heads, NULL, TARGETS},
+    {edit_norms, write_norms, NULL, TARGETS},
+    {edit_halves, write_halves, NULL, TARGETS},
+    {edit_both, write_both, NULL, TARGETS},
+    {edit_values, write_values, NULL, TARGETS},
+    {edit_parallel, write_parallel, NULL, TARGETS ",dense"},
+    {edit_parallel_sum, write_parallel, NULL, TARGETS ",dense"},
+    {edit_relu2, write_relu2, "parity/glm4", TARGETS ",shared_experts,dense"},
 };
-
-static const char *targets_of(const struct variant *v) { return v->targets ? v->targets : TARGETS; }
 
 static const char *write_model(const struct variant *v)
 {
@@ -175,7 +215,7 @@ static void gradients(void **state)
     for (int i = 0; i < MT_LEN(variants); i++) {
         struct config cfg;
         struct run r;
-        whole_model_open(&r, &cfg, write_model(&variants[i]), targets_of(&variants[i]), CFG_RECOMPUTE_NONE);
+        whole_model_open(&r, &cfg, write_model(&variants[i]), variants[i].targets, CFG_RECOMPUTE_NONE);
         assert_int_equal(r.model.weights.n_unused, 0);
         whole_model_check_slopes(&r);
         run_close(&r);
@@ -186,14 +226,14 @@ static void recomputation(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(variants); i++)
-        whole_model_check_recomputation(write_model(&variants[i]), targets_of(&variants[i]));
+        whole_model_check_recomputation(write_model(&variants[i]), variants[i].targets);
 }
 
 static void packed_equals_separate(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(variants); i++)
-        whole_model_check_packing(write_model(&variants[i]), targets_of(&variants[i]));
+        whole_model_check_packing(write_model(&variants[i]), variants[i].targets);
 }
 
 static void gate_is_no_target(void **state)
