@@ -3,7 +3,7 @@
 #define MT_VERIFY_H
 
 #include "train/export/export_job.h"
-#include "train/export/losses.h"
+#include "train/export/export_diff.h"
 
 /* Reads x->tmp and compares twice; sets the hashes of x->run.base where it reads the weights. First value by value:
  * adapters must be equal, merged weights within rounding. Then as a model: KL(trainer || export) over held-out rows for

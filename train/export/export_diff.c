@@ -1,5 +1,5 @@
-/* losses.c - the parts of an adapter that an export lost or changed. */
-#include "train/export/losses.h"
+/* export_diff.c - the parts of an adapter that an export lost or changed. */
+#include "train/export/export_diff.h"
 
 #include <stdarg.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-/* losses.h - the parts of an adapter that an export lost or changed. */
-#ifndef MT_LOSSES_H
-#define MT_LOSSES_H
+/* export_diff.h - the parts of an adapter that an export lost or changed. */
+#ifndef MT_EXPORT_DIFF_H
+#define MT_EXPORT_DIFF_H
 
 #include <stdio.h>
 
