@@ -4,7 +4,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-void losses_add(struct losses *l, const char *fmt, ...)
+void export_diff_add(struct export_diff *l, const char *fmt, ...)
 {
     enum { SHOWN = 20 };
     char text[256];

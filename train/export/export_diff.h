@@ -13,7 +13,7 @@ struct rounded {
 };
 
 /* Parts of the adapter that differ in the export. */
-struct losses {
+struct export_diff {
     FILE *report;
     int64_t n;              /* parts: a matrix of an expert, or of attention */
     char first[256];        /* description of the first one */
@@ -22,6 +22,6 @@ struct losses {
     struct rounded others;  /* FP8 matrices beside MXFP4 experts */
 };
 /* Counts a part and prints it; after some parts only counts. */
-void losses_add(struct losses *l, const char *fmt, ...) MT_PRINTF(2, 3);
+void export_diff_add(struct export_diff *l, const char *fmt, ...) MT_PRINTF(2, 3);
 
 #endif

@@ -47,7 +47,7 @@ struct stream {
     struct merged *merged;          /* the others; NULL */
     struct weights_source from[2];  /* the base model, the export */
     struct base_hash hash;          /* of the base model */
-    struct losses *losses;
+    struct export_diff *diff;
     struct device dev;
     struct side sides[SIDES];
     struct acts acts;
@@ -232,7 +232,7 @@ static int run_layers(struct stream *s, struct err *err)
             if (load_merged(&other, s, l, err)) return -1;
             struct layer_weights adapted = source;
             export_quant_layer(s->x, dev, &adapted, l);
-            merged_compare(s->merged, dev, s->x, s->losses, l, &adapted, &other);
+            merged_compare(s->merged, dev, s->x, s->diff, l, &adapted, &other);
         }
         for (int i = 0; i < SIDES; i++) {
             struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
@@ -448,8 +448,8 @@ static const char *advice_on_rows(const struct stream *s)
 
 static int judge(const struct stream *s, struct err *err)
 {
-    if (s->losses->n_exact && !s->losses->n)
-        fprintf(s->x->report, "  %lld quantised weights are bit for bit %s\n", (long long)s->losses->n_exact,
+    if (s->diff->n_exact && !s->diff->n)
+        fprintf(s->x->report, "  %lld quantised weights are bit for bit %s\n", (long long)s->diff->n_exact,
                 s->x->trained ? "those that training read" : "base + adapter, quantised");
     const int bad = has_rows(s->x) ? find_bad(s) : PARTS;
     if (has_rows(s->x))
@@ -457,22 +457,22 @@ static int judge(const struct stream *s, struct err *err)
     else
         fprintf(s->x->report,
                 "  no held-out tokens: not verified on data; values compared one by one, different: %lld\n",
-                (long long)s->losses->n);
-    if (s->losses->n)
+                (long long)s->diff->n);
+    if (s->diff->n)
         return err_set(err, "verification: parts of the adapter that differ: %lld, in %s, the first: %s",
-                       (long long)s->losses->n, export_format_name(s->x->format), s->losses->first);
+                       (long long)s->diff->n, export_format_name(s->x->format), s->diff->first);
     if (bad == PARTS) return 0;
     return err_set(err, "verification: %s, %s: the KL to the trainer is %.3g, allowed is %.3g%s%s",
                    export_format_name(s->x->format), part_names[bad], judged_kl(s, bad), allowed_kl(s, bad),
                    advice_on(s->x), advice_on_rows(s));
 }
 
-static int verify_adapter(struct export *x, struct losses *losses, struct err *err)
+static int verify_adapter(struct export *x, struct export_diff *diff, struct err *err)
 {
     struct cpu_adapter read;
     if (verify_read(&read, x, err)) return err_prefix(err, "verification");
-    struct stream s = {.x = x, .read = &read, .losses = losses};
-    verify_values(losses, &x->adapter, &read);
+    struct stream s = {.x = x, .read = &read, .diff = diff};
+    verify_values(diff, &x->adapter, &read);
     int rc = has_rows(x) ? stream_run(&s, err) : 0;
     if (!rc) rc = judge(&s, err);
     cpu_adapter_close(&read);
@@ -489,7 +489,7 @@ static double noise_of(const struct rounded *r)
 /* Warns when rounding to a format removes much of the change to some matrices: 1 - (exported change *
  * trained change) / |trained change|^2. After training in the format of the experts, no other export has those: the
  * advice is to adapt them alone. Also prints to the report, because users may keep it without the log. */
-static void warn_of_rounding(const struct export *x, const struct losses *l, const struct rounded *r,
+static void warn_of_rounding(const struct export *x, const struct export_diff *l, const struct rounded *r,
                              const char *format, const char *matrices)
 {
     if (!(r->delta2 > 0)) return;
@@ -506,7 +506,7 @@ static void warn_of_rounding(const struct export *x, const struct losses *l, con
                         : "export merged-bf16, or peft to keep a separate adapter");
 }
 
-static void warn_of_roundings(const struct export *x, const struct losses *l)
+static void warn_of_roundings(const struct export *x, const struct export_diff *l)
 {
     static const char *const names[EXPORT_FORMATS] = {
         [EXPORT_MERGED_MXFP4] = "MXFP4", [EXPORT_MERGED_NVFP4] = "NVFP4", [EXPORT_MERGED_FP8] = "FP8"};
@@ -514,14 +514,14 @@ static void warn_of_roundings(const struct export *x, const struct losses *l)
     warn_of_rounding(x, l, &l->others, "FP8", "attention and shared experts");
 }
 
-static int verify_merged(struct export *x, struct losses *losses, struct err *err)
+static int verify_merged(struct export *x, struct export_diff *diff, struct err *err)
 {
     struct merged merged;
     if (merged_open(&merged, x, err)) return err_prefix(err, "verification");
-    struct stream s = {.x = x, .merged = &merged, .losses = losses};
+    struct stream s = {.x = x, .merged = &merged, .diff = diff};
     int rc = stream_run(&s, err);
-    if (!rc) rc = verify_inputs(x, &merged.st, losses, err);
-    if (!rc) warn_of_roundings(x, losses);
+    if (!rc) rc = verify_inputs(x, &merged.st, diff, err);
+    if (!rc) warn_of_roundings(x, diff);
     if (!rc) rc = judge(&s, err);
     merged_close(&merged);
     return rc;
@@ -529,6 +529,6 @@ static int verify_merged(struct export *x, struct losses *losses, struct err *er
 
 int verify_export(struct export *x, struct err *err)
 {
-    struct losses losses = {.report = x->report};
-    return x->format < EXPORT_MERGED_BF16 ? verify_adapter(x, &losses, err) : verify_merged(x, &losses, err);
+    struct export_diff diff = {.report = x->report};
+    return x->format < EXPORT_MERGED_BF16 ? verify_adapter(x, &diff, err) : verify_merged(x, &diff, err);
 }

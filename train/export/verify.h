@@ -17,7 +17,7 @@ int verify_export(struct export *x, struct err *err) MT_CHECK;
  * B = 0. Errors: a missing file, a missing or an unexpected tensor. */
 int verify_read(struct cpu_adapter *read, const struct export *x, struct err *err) MT_CHECK;
 /* Compares all values bit by bit, and the scales of all targets. */
-void verify_values(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read);
+void verify_values(struct export_diff *l, const struct cpu_adapter *trained, const struct cpu_adapter *read);
 
 /* verify_merged.c: a merged checkpoint, read by the loader. */
 struct merged {
@@ -27,11 +27,12 @@ struct merged {
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
 /* verify_inputs.c: checks the scales of quantised inputs in `st`, where training had any. Error: no magnitudes. */
-int verify_inputs(const struct export *x, const struct safetensors *st, struct losses *l, struct err *err) MT_CHECK;
+int verify_inputs(const struct export *x, const struct safetensors *st, struct export_diff *l,
+                  struct err *err) MT_CHECK;
 /* Checks that every weight of a layer is base + adapter within rounding, and that quantised products are bit by bit
  * what op_decode gives on dev; prints a line for the layer to the report. `source` has the adapters
  * (export_quant_layer). A dry run only counts the memory. */
-void merged_compare(struct merged *m, struct device *dev, const struct export *x, struct losses *l, int64_t layer,
+void merged_compare(struct merged *m, struct device *dev, const struct export *x, struct export_diff *l, int64_t layer,
                     const struct layer_weights *source, const struct layer_weights *exported);
 
 #endif

@@ -253,7 +253,7 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
     return wrong;
 }
 
-static void compare_param(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read,
+static void compare_param(struct export_diff *l, const struct cpu_adapter *trained, const struct cpu_adapter *read,
                           const struct lora_param *p)
 {
     const struct lora_param *want = adapters_find(&trained->ad, p->layer, p->target, p->is_b);
@@ -263,7 +263,7 @@ static void compare_param(struct losses *l, const struct cpu_adapter *trained, c
     if (!want && !p->is_b) return; /* a target that only the format requires; B must be 0 */
     if (want && (want->n_exp != p->n_exp || read->ad.rank[p->target] < trained->ad.rank[p->target] ||
                  (p->is_b ? want->rows != p->rows : want->cols != p->cols))) {
-        losses_add(l, "%s has a different shape", name);
+        export_diff_add(l, "%s has a different shape", name);
         return;
     }
     for (int64_t e = 0; e < p->n_exp; e++) {
@@ -271,26 +271,26 @@ static void compare_param(struct losses *l, const struct cpu_adapter *trained, c
         if (!wrong) continue;
         if (p->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
         if (isnan(pair[1]))
-            losses_add(l, "%s%s is missing", name, expert);
+            export_diff_add(l, "%s%s is missing", name, expert);
         else
-            losses_add(l, "%s%s: %lld of %lld values differ, the first is %g instead of %g", name, expert,
-                       (long long)wrong, (long long)(p->rows * p->cols), (double)pair[1], (double)pair[0]);
+            export_diff_add(l, "%s%s: %lld of %lld values differ, the first is %g instead of %g", name, expert,
+                            (long long)wrong, (long long)(p->rows * p->cols), (double)pair[1], (double)pair[0]);
     }
 }
 
-void verify_values(struct losses *l, const struct cpu_adapter *trained, const struct cpu_adapter *read)
+void verify_values(struct export_diff *l, const struct cpu_adapter *trained, const struct cpu_adapter *read)
 {
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const double scale = (double)trained->ad.scale[t];
         const double got = (double)(cpu_adapter_rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
         if (trained->ad.target[t] && !(fabs(got - scale) <= 1e-6 * scale))
-            losses_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
+            export_diff_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
     }
     for (int64_t i = 0; i < read->ad.n_params; i++) compare_param(l, trained, read, &read->ad.params[i]);
     for (int64_t i = 0; i < trained->ad.n_params; i++) {
         const struct lora_param *p = &trained->ad.params[i];
         char name[64];
         lora_param_name(p, name);
-        if (!adapters_find(&read->ad, p->layer, p->target, p->is_b)) losses_add(l, "%s is missing", name);
+        if (!adapters_find(&read->ad, p->layer, p->target, p->is_b)) export_diff_add(l, "%s is missing", name);
     }
 }

@@ -52,7 +52,7 @@ static bool is_right(const struct export *x, const struct safetensors *amax, con
     return float_bits(export_quant_input_scale(&x->qat.opt.inputs, most)) == float_bits(got);
 }
 
-int verify_inputs(const struct export *x, const struct safetensors *st, struct losses *l, struct err *err)
+int verify_inputs(const struct export *x, const struct safetensors *st, struct export_diff *l, struct err *err)
 {
     static const char weight[] = ".weight_scale";
     struct safetensors amax;
@@ -68,10 +68,11 @@ int verify_inputs(const struct export *x, const struct safetensors *st, struct l
         n_weight += n >= sizeof(weight) && !strcmp(t->name + n - (sizeof(weight) - 1), weight);
         if (n < sizeof(suffix) || strcmp(t->name + n - (sizeof(suffix) - 1), suffix)) continue;
         n_scale++;
-        if (!is_right(x, &amax, t)) losses_add(l, "%s: not the scale that training read", t->name);
+        if (!is_right(x, &amax, t)) export_diff_add(l, "%s: not the scale that training read", t->name);
     }
     if (n_scale != n_weight)
-        losses_add(l, "%lld quantised matrices, but %lld scales of inputs", (long long)n_weight, (long long)n_scale);
+        export_diff_add(l, "%lld quantised matrices, but %lld scales of inputs", (long long)n_weight,
+                        (long long)n_scale);
     else if (!l->n)
         fprintf(l->report, "  %lld scales of inputs are bit for bit those that training read\n", (long long)n_scale);
     safetensors_close(&amax);

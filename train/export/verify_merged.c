@@ -162,8 +162,8 @@ static void compare_matrix(const struct matrix *m, struct tally *tally, int n_th
     mem_free(threads);
 }
 
-/* Prints the layer's line for one target; adds to the totals of struct losses. */
-static void print_layer(const struct matrix *m, const struct tally *tally, struct losses *l, int64_t layer,
+/* Prints the layer's line for one target; adds to the totals of struct export_diff. */
+static void print_layer(const struct matrix *m, const struct tally *tally, struct export_diff *l, int64_t layer,
                         const char *name)
 {
     struct tally all = {.wrong = 0};
@@ -174,10 +174,11 @@ static void print_layer(const struct matrix *m, const struct tally *tally, struc
         all.moved += t->moved, all.dot += t->dot, all.delta2 += t->delta2, all.step2 += t->step2;
         if (!t->wrong) continue;
         if (m->source->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
-        losses_add(l, "layers.%lld.%s%s: %lld weights are not %s", (long long)layer, name, expert, (long long)t->wrong,
-                   m->trained     ? "those that training read"
-                   : m->quantised ? "base + adapter, quantised"
-                                  : "base + adapter");
+        export_diff_add(l, "layers.%lld.%s%s: %lld weights are not %s", (long long)layer, name, expert,
+                        (long long)t->wrong,
+                        m->trained     ? "those that training read"
+                        : m->quantised ? "base + adapter, quantised"
+                                       : "base + adapter");
     }
     if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
@@ -201,8 +202,8 @@ struct pair {
     const float *quantised; /* NULL: not quantised */
 };
 
-static void compare(const struct export *x, struct losses *l, int64_t layer, enum lora_target t, const struct pair *p,
-                    int64_t row, int64_t n_row)
+static void compare(const struct export *x, struct export_diff *l, int64_t layer, enum lora_target t,
+                    const struct pair *p, int64_t row, int64_t n_row)
 {
     const struct matrix m = {.source = &p->source->w,
                              .exported = p->exported,
@@ -224,8 +225,8 @@ static const struct proj *proj_in(const struct layer_weights *lw, const struct p
     return (const struct proj *)(const void *)((const char *)lw + p->proj);
 }
 
-void merged_compare(struct merged *merged, struct device *dev, const struct export *x, struct losses *l, int64_t layer,
-                    const struct layer_weights *source, const struct layer_weights *exported)
+void merged_compare(struct merged *merged, struct device *dev, const struct export *x, struct export_diff *l,
+                    int64_t layer, const struct layer_weights *source, const struct layer_weights *exported)
 {
     struct product products[LAYER_PRODUCTS];
     layer_products(&merged->arch, layer, products);
