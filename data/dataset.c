@@ -169,7 +169,7 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
     b->ds->counts.n_appended += chat->n_appended;
     b->ds->counts.n_unended += chat->n_unended;
     b->ds->counts.n_blank += chat->n_blank;
-    b->ds->counts.n_opening += chat->n_opening;
+    b->ds->counts.n_unprompted += chat->n_unprompted;
     b->ds->counts.n_nulls += b->rows.chat.n_nulls;
     if (b->rows.chat.lost && b->ds->counts.n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
     if (b->rows.n_special && b->ds->counts.n_special++ < SPECIAL_SHOWN) show_special(b, where);
@@ -587,11 +587,11 @@ static void warn_left_out(const struct dataset *ds, const char *files, const str
     if (ds->counts.n_blank)
         log_warn("%s: %lld empty answer%s: no loss there", files, (long long)ds->counts.n_blank,
                  str_plural(ds->counts.n_blank));
-    if (ds->counts.n_opening)
+    if (ds->counts.n_unprompted)
         log_warn(
             "%s: %lld answer%s before the first question: the chat template has no prompt for %s, so no loss there",
-            files, (long long)ds->counts.n_opening, str_plural(ds->counts.n_opening),
-            ds->counts.n_opening == 1 ? "it" : "them");
+            files, (long long)ds->counts.n_unprompted, str_plural(ds->counts.n_unprompted),
+            ds->counts.n_unprompted == 1 ? "it" : "them");
     if (ds->counts.n_nulls)
         log_info("%s: left out %lld null member%s of calls and tools, as Arrow adds them for the keys of other rows",
                  files, (long long)ds->counts.n_nulls, str_plural(ds->counts.n_nulls));

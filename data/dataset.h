@@ -29,7 +29,7 @@ struct dataset_counts {
     int64_t n_unshown;             /* answers whose reasoning the chat template omits */
     int64_t n_empty;               /* answers whose loss begins with an empty reasoning block */
     int64_t n_unanswered, n_blank; /* rows without an answer with loss; empty answers, which have none */
-    int64_t n_opening;             /* answers without loss before the first question (chat_samples.h) */
+    int64_t n_unprompted;          /* answers without loss before the first question (chat_samples.h) */
     int64_t n_special;             /* good rows whose contents spell special tokens */
     int64_t n_dropped, n_nulls;    /* rows with parts that their text lacks; null members that were left out */
     int64_t n_appended, n_unended; /* texts whose last answer the next role's token ends; no token ends */

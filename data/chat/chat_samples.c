@@ -483,12 +483,12 @@ static int render_answer(struct conversation *s, int64_t i, struct text_buf *pro
 }
 
 /* An answer before the first question has no loss when its prompt cannot be rendered or found. */
-static bool leave_opening(struct conversation *s, int64_t i)
+static bool leave_unprompted(struct conversation *s, int64_t i)
 {
     for (int64_t k = 0; k < i; k++)
         if (has_role(json_at(s->messages, k), "user")) return false;
     s->want[i] = false;
-    s->out->n_opening++;
+    s->out->n_unprompted++;
     return true;
 }
 
@@ -501,7 +501,7 @@ static int by_prefixes(struct conversation *s, struct text_buf *prompt, struct t
     for (int64_t i = s->n - 1; i >= 0; i--) {
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) {
-            if (leave_opening(s, i)) continue;
+            if (leave_unprompted(s, i)) continue;
             return -1;
         }
         const int64_t answer = prompt->size, size = answer_end(s, full) - begin;
@@ -533,7 +533,7 @@ static int in_whole(struct conversation *s, struct text_buf *prompt, struct text
         bool cut;
         if (!s->want[i]) continue;
         if (render_answer(s, i, prompt, full, &begin, err)) {
-            if (leave_opening(s, i)) continue;
+            if (leave_unprompted(s, i)) continue;
             return -1;
         }
         if (common(t, full) < begin) begin = begin_of(s, i, prompt, t, s->in_text[i], &cut);

@@ -10,14 +10,13 @@ enum loss_on { LOSS_ASSISTANT, LOSS_LAST, LOSS_ALL };
 struct chat_samples {
     struct text_buf *items;
     int64_t count, cap;
-    int64_t n_unshown;  /* answers with loss whose reasoning the template omits */
-    int64_t n_empty;    /* answers whose loss begins with an empty reasoning block, or with the rest of one */
-    int64_t n_appended; /* texts to whose last answer the next role's token was appended */
-    int64_t n_unended;  /* texts whose last answer no token ends */
-    int64_t n_blank;    /* answers without loss because they are empty */
-    int64_t
-        n_opening; /* answers without loss because they precede all questions: the template has no prompt for them */
-    int64_t n_messages; /* messages up to the last answer with loss, which are in the samples */
+    int64_t n_unshown;    /* answers with loss whose reasoning the template omits */
+    int64_t n_empty;      /* answers whose loss begins with an empty reasoning block, or with the rest of one */
+    int64_t n_appended;   /* texts to whose last answer the next role's token was appended */
+    int64_t n_unended;    /* texts whose last answer no token ends */
+    int64_t n_blank;      /* answers without loss because they are empty */
+    int64_t n_unprompted; /* answers without loss before the first question: the template has no prompt for them */
+    int64_t n_messages;   /* messages up to the last answer with loss, which are in the samples */
 };
 void chat_samples_clear(struct chat_samples *s); /* keeps the memory */
 void chat_samples_free(struct chat_samples *s);

@@ -381,7 +381,7 @@ static void reasoning_in_contents(void **state)
 }
 
 /* An answer before the first question, where the template renders no prompt for it. */
-static void opening_answers(void **state)
+static void unprompted_answers(void **state)
 {
     (void)state;
 #define ASKING                                                                                                         \
@@ -400,7 +400,7 @@ static void opening_answers(void **state)
     struct dataset_options opt = rows_options();
     opt.chat = load(ASKING);
     rows_load(&ds, rows_write(ROW(M("assistant", "o") "," Q "," A) "\n"), &opt);
-    assert_int_equal(ds.counts.n_opening, 1);
+    assert_int_equal(ds.counts.n_unprompted, 1);
     dataset_free(&ds);
     chat_template_free((struct chat_template *)(uintptr_t)opt.chat);
 }
@@ -573,7 +573,7 @@ int test_chat_rows(void)
                                        cmocka_unit_test(roles_of_other_programs),
                                        cmocka_unit_test(contents),
                                        cmocka_unit_test(contents_that_are_no_text),
-                                       cmocka_unit_test(opening_answers),
+                                       cmocka_unit_test(unprompted_answers),
                                        cmocka_unit_test(reasoning_in_contents),
                                        cmocka_unit_test(calls_and_tools),
                                        cmocka_unit_test(system_prompt_in_the_last_question),
