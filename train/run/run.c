@@ -94,7 +94,7 @@ static int check_targets(const struct run *r, struct err *err)
 }
 
 /* The order of opening: config.json, data, weights; a wrong setting is reported before large files are downloaded. */
-struct opening {
+struct arch_opening {
     struct run *r;
     bool train, data; /* check the targets; find the data */
     bool called, failed;
@@ -102,7 +102,7 @@ struct opening {
 
 static int before_weights(void *user, const char *dir, struct err *err)
 {
-    struct opening *o = user;
+    struct arch_opening *o = user;
     struct run *r = o->r;
     o->called = true;
     if (dir != r->model_dir) snprintf(r->model_dir, MT_PATH, "%s", dir);
@@ -110,7 +110,7 @@ static int before_weights(void *user, const char *dir, struct err *err)
     return o->failed ? -1 : 0;
 }
 
-static int open_arch(struct opening *o, bool plan_only, bool *headers, struct err *err)
+static int open_arch(struct arch_opening *o, bool plan_only, bool *headers, struct err *err)
 {
     struct run *r = o->r;
     const struct hub_check check = {before_weights, o};
@@ -126,7 +126,7 @@ static int open_arch(struct opening *o, bool plan_only, bool *headers, struct er
 
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 {
-    return open_arch(&(struct opening){.r = r}, plan_only, headers, err);
+    return open_arch(&(struct arch_opening){.r = r}, plan_only, headers, err);
 }
 
 static int open_device(struct run *r, bool plan_only, const struct device_card *card, struct err *err)
@@ -159,7 +159,7 @@ static int open_headers(struct run *r, const struct config *cfg, bool train, str
 {
     bool headers = false;
     return open_config(r, cfg, false, NULL, err) ||
-                   open_arch(&(struct opening){.r = r, .train = train, .data = true}, false, &headers, err)
+                   open_arch(&(struct arch_opening){.r = r, .train = train, .data = true}, false, &headers, err)
                ? -1
                : open_tensors(r, headers, err);
 }
@@ -179,7 +179,7 @@ int run_open_plan(struct run *r, const struct config *cfg, const struct device_c
 {
     bool headers = false;
     if (open_config(r, cfg, true, card, err)) return -1;
-    if (!arch && open_arch(&(struct opening){.r = r}, true, &headers, err)) return -1;
+    if (!arch && open_arch(&(struct arch_opening){.r = r}, true, &headers, err)) return -1;
     if (arch) {
         r->arch = *arch;
         r->st = *st;
