@@ -1,4 +1,4 @@
-/* tally.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows of every expert.
+/* step_sums.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows of every expert.
  * Shapes: nll, hit, kl [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
  * Grid: one block of 1024 threads; row_count one thread per expert.
  * Numerics: f64 sums in a fixed order. */

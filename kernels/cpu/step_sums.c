@@ -1,4 +1,4 @@
-/* tally.c - sums of a step: loss, hits, KL, auxiliary loss, rows of every expert. */
+/* step_sums.c - sums of a step: loss, hits, KL, auxiliary loss, rows of every expert. */
 #include "kernels/cpu/real.h"
 
 void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
