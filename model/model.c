@@ -103,9 +103,9 @@ static void load_tables(struct model *m, const struct model_options *opt)
     const struct arch *a = &m->arch;
     for (int k = 0; k < ATTN_KINDS; k++)
         if (a->rope[k].width) m->rope[k] = load_rope(m->dev, &a->rope[k], opt->max_len);
-    m->tally = arena_tensor_1d(&m->dev->state, DT_F64, 8);
+    m->sums = arena_tensor_1d(&m->dev->state, DT_F64, 8);
     m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
-    device_zero(m->dev, m->tally);
+    device_zero(m->dev, m->sums);
     device_zero(m->dev, m->row_sum);
 }
 
@@ -446,7 +446,7 @@ static void add_aux(struct model *m)
         const struct aux *aux = &m->aux[l];
         const double rows = (double)aux->rows;
         if (aux->coef == 0) continue;
-        op_aux_sum(m->dev, tensor_rows(m->tally, 3, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
+        op_aux_sum(m->dev, tensor_rows(m->sums, 3, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
         if (aux->pooled) return;
     }
 }
@@ -469,7 +469,7 @@ void model_loss(struct model *m)
 
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
     const struct tensor second = of_pass(m)->loss(m, nll, hit);
-    op_loss_sum(dev, tensor_rows(m->tally, 0, 3), nll, hit, second);
+    op_loss_sum(dev, tensor_rows(m->sums, 0, 3), nll, hit, second);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
     arena_release(&dev->work, mark);
@@ -566,11 +566,11 @@ void model_end(struct model *m)
 
 void model_clear(struct model *m)
 {
-    device_zero(m->dev, m->tally);
+    device_zero(m->dev, m->sums);
     m->n_label = 0;
 }
 
-void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->tally, 0, 4)); }
+void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->sums, 0, 4)); }
 
 /* Counts each gradient element once: replicated ones on this rank, divided experts' on the rank that holds them. */
 void model_norm(struct model *m)
@@ -578,28 +578,28 @@ void model_norm(struct model *m)
     const struct tensor grad = m->adapters.opt.grad;
     const bool ep = m->adapters.ep;
     const int64_t n = ep ? m->adapters.n_common : grad.shape[0];
-    op_sumsq(m->dev, tensor_rows(m->tally, 4, 2), tensor_rows(grad, 0, n));
+    op_sumsq(m->dev, tensor_rows(m->sums, 4, 2), tensor_rows(grad, 0, n));
     if (!ep) return;
-    op_sumsq(m->dev, tensor_rows(m->tally, 6, 2), tensor_rows(grad, n, grad.shape[0] - n));
-    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->tally, 6, 2));
+    op_sumsq(m->dev, tensor_rows(m->sums, 6, 2), tensor_rows(grad, n, grad.shape[0] - n));
+    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->sums, 6, 2));
 }
 
-void model_read(struct model *m, struct model_tally *out)
+void model_read(struct model *m, struct model_sums *out)
 {
     double sum[8];
-    device_get(m->dev, sum, m->tally);
-    *out = (struct model_tally){.nll = f64_unsigned_nan(sum[0]),
-                                .kl = f64_unsigned_nan(sum[2]),
-                                .aux = sum[3],
-                                .n_label = m->n_label,
-                                .n_hit = (int64_t)sum[1],
-                                .grad_norm = f64_unsigned_nan(sqrt(sum[4] + sum[6])),
-                                .n_bad_grad = (int64_t)(sum[5] + sum[7])};
+    device_get(m->dev, sum, m->sums);
+    *out = (struct model_sums){.nll = f64_unsigned_nan(sum[0]),
+                               .kl = f64_unsigned_nan(sum[2]),
+                               .aux = sum[3],
+                               .n_label = m->n_label,
+                               .n_hit = (int64_t)sum[1],
+                               .grad_norm = f64_unsigned_nan(sqrt(sum[4] + sum[6])),
+                               .n_bad_grad = (int64_t)(sum[5] + sum[7])};
 }
 
-double model_objective(const struct model *m, const struct model_tally *t) { return m->objective->value(m, t); }
+double model_objective(const struct model *m, const struct model_sums *t) { return m->objective->value(m, t); }
 
-struct objective_means model_parts(const struct model *m, const struct model_tally *t, int64_t n_label)
+struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label)
 {
     struct objective_means e = {.n = 0};
     for (const struct objective_part *p = m->objective->part; e.n < OBJECTIVE_PARTS && p[e.n].name; e.n++) {

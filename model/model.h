@@ -2,7 +2,7 @@
  *
  *   model_begin   allocates work memory, after what the caller has there; uploads the batch
  *   model_fwd     embedding and layers; acts.layers[l].x is the input of layer l, the last x that of the final norm
- *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the tally
+ *   model_loss    final norm, head, the objective's loss over the labelled tokens, added to the sums
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees that work memory
  *
@@ -12,13 +12,13 @@
  * model_begin lets the objective (model/objective/) run a forward pass of a reference first: the same weights with
  * other adapters or none.
  *
- * None of these waits for the device. Losses and counts of a step accumulate in the tally, in device memory. The host
+ * None of these waits for the device. Losses and counts of a step accumulate in `sums`, in device memory. The host
  * reads it once, at the end of the step:
  *
- *   model_clear   tally = 0
- *   model_sum     all-reduces the losses in the tally over the ranks (pass.last does so for the gradients)
- *   model_norm    adds the gradient norm to the tally
- *   model_read    waits for the device and reads the tally */
+ *   model_clear   sums = 0
+ *   model_sum     all-reduces the losses in the sums over the ranks (pass.last does so for the gradients)
+ *   model_norm    adds the gradient norm to the sums
+ *   model_read    waits for the device and reads the sums */
 #ifndef MT_MODEL_H
 #define MT_MODEL_H
 
@@ -88,7 +88,7 @@ struct model_pass {
 };
 
 /* Sums over the micro-batches since model_clear. */
-struct model_tally {
+struct model_sums {
     double nll;      /* sum over labelled tokens, natural log */
     double kl;       /* sum over labelled tokens of the passes with pass.objective, without factors */
     double aux;      /* auxiliary losses, before coef; 0 when off */
@@ -106,7 +106,7 @@ struct model {
     struct adapters adapters;
     struct qat qat;
     struct tensor rope[ATTN_KINDS]; /* [max_len, arch.rope.width] f32; absent where its width is 0 */
-    struct tensor tally;   /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
+    struct tensor sums;    /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
                               gradient; the same two of expert-parallel gradients */
     struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_read_expert_rows */
     int64_t ce_chunk;
@@ -164,11 +164,11 @@ void model_end(struct model *m);
 void model_clear(struct model *m);
 void model_sum(struct model *m);
 void model_norm(struct model *m);
-void model_read(struct model *m, struct model_tally *out); /* waits for the device */
+void model_read(struct model *m, struct model_sums *out); /* waits for the device */
 /* Sum over labelled tokens of the loss that is trained. */
-double model_objective(const struct model *m, const struct model_tally *t);
+double model_objective(const struct model *m, const struct model_sums *t);
 /* Its parts, as means over n_label tokens. */
-struct objective_means model_parts(const struct model *m, const struct model_tally *t, int64_t n_label);
+struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label);
 /* rows [L*E] host: rows of every expert since the last call, summed over all ranks; 0 in dense layers. Resets the
  * counts. Waits for the device. */
 void model_read_expert_rows(struct model *m, int64_t *rows);

@@ -609,7 +609,7 @@ void draft_head_width(struct draft *d, int64_t dim)
 /* ---- loading */
 
 /* Two documents of 13 and 18 tokens, longer than the window of 8; every second token is labelled. */
-static void forward(struct model *m, struct model_tally *loss)
+static void forward(struct model *m, struct model_sums *loss)
 {
     enum { N = 31, CUT = 13, N_LABEL = N / 2 };
     int32_t tok[N], pos[N], cu[] = {0, CUT, N}, row[N_LABEL], id[N_LABEL];

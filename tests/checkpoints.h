@@ -71,7 +71,7 @@ struct loaded {
     struct safetensors st;
     struct device dev;
     struct model model;
-    struct model_tally loss;
+    struct model_sums loss;
 };
 void loaded_open(struct loaded *l, const char *dir);
 void loaded_open_as(struct loaded *l, const char *dir, const struct quantize *q); /* packs at load */

@@ -54,7 +54,7 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, int
 static void update(struct training *t, const struct batch *b, struct step_metrics *m, char bad[64])
 {
     struct model *model = &t->run.model;
-    struct model_tally sum;
+    struct model_sums sum;
     model_read(model, &sum);
     m->loss = model_objective(model, &sum) / (double)MT_MAX(m->labels, 1);
     m->parts = model_parts(model, &sum, m->labels);

@@ -27,7 +27,7 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     return kl;
 }
 
-static double value(const struct model *m, const struct model_tally *t)
+static double value(const struct model *m, const struct model_sums *t)
 {
     const struct distill *d = &m->distill;
     return d->alpha * t->nll + (1 - d->alpha) * d->temperature * d->temperature * t->kl;
@@ -37,4 +37,4 @@ const struct objective objective_distill = {
     .begin = begin,
     .loss = loss,
     .value = value,
-    .part = {{"ce", "%.4f", offsetof(struct model_tally, nll)}, {"kl", "%.4g", offsetof(struct model_tally, kl)}}};
+    .part = {{"ce", "%.4f", offsetof(struct model_sums, nll)}, {"kl", "%.4g", offsetof(struct model_sums, kl)}}};

@@ -8,24 +8,24 @@
 
 struct model;
 struct model_batch;
-struct model_tally;
+struct model_sums;
 
 enum { OBJECTIVE_PARTS = 2 };
 
 /* A part of the loss that the step line and metrics.jsonl show under this name. */
 struct objective_part {
     const char *name, *format;
-    size_t sum; /* of the double in struct model_tally */
+    size_t sum; /* of the double in struct model_sums */
 };
 struct objective {
     /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
      * nothing. */
     void (*begin)(struct model *, const struct model_batch *);
     /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a second term
-     * of the rows, which it allocates and whose sum is `kl` of the tally, or an absent tensor. */
+     * of the rows, which it allocates and whose sum is `kl` of the sums, or an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
     /* Sum of the loss over the labelled tokens. */
-    double (*value)(const struct model *, const struct model_tally *);
+    double (*value)(const struct model *, const struct model_sums *);
     struct objective_part part[OBJECTIVE_PARTS]; /* ended by one without a name; none: the loss has one part */
 };
 extern const struct objective objective_sft, objective_distill;

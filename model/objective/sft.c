@@ -8,7 +8,7 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     return (struct tensor){0};
 }
 
-static double value(const struct model *m, const struct model_tally *t)
+static double value(const struct model *m, const struct model_sums *t)
 {
     (void)m;
     return t->nll;

@@ -185,7 +185,7 @@ static void non_finite_values_are_counted(void **state)
 
 /* ---- the sums of a step ---- */
 
-struct tally {
+struct sums {
     int64_t n_label, n_exp;
 };
 
@@ -196,9 +196,9 @@ static struct tensor make_numbers(int64_t n, int below, uint64_t stream)
     return x;
 }
 
-static void tally_run(struct device *dev, const void *params, struct op_outputs *o)
+static void sums_run(struct device *dev, const void *params, struct op_outputs *o)
 {
-    const struct tally *p = params;
+    const struct sums *p = params;
     struct tensor nll = make_random(dev->stat_dtype, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
     struct tensor kl = {0}, loss = make_random(DT_F64, 3, 100, 3, -1, -1),
                   aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
@@ -215,12 +215,12 @@ static void tally_run(struct device *dev, const void *params, struct op_outputs 
     o->n = MT_LEN(all);
 }
 
-static const struct tally tallies[] = {{0, 1}, {1, 32}, {1000, 60}, {1025, 128}, {40001, 512}, {7, 1500}};
+static const struct sums sums_cases[] = {{0, 1}, {1, 32}, {1000, 60}, {1025, 128}, {40001, 512}, {7, 1500}};
 
 static void the_sums_of_a_step(void **state)
 {
     (void)state;
-    for (int i = 0; i < MT_LEN(tallies); i++) op_check_case(tally_run, &tallies[i], 1e-6);
+    for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_case(sums_run, &sums_cases[i], 1e-6);
     struct device dev;
     op_check_begin(&dev, true);
     struct tensor nll = make_random(DT_F64, 1, 3, 3, -1, -1), hit = make_i32((const int32_t[]){1, 0, 1}, 3);
@@ -249,7 +249,7 @@ static void sums_on_the_gpu(void **state)
 {
     (void)state;
     op_check_need_gpu();
-    for (int i = 0; i < MT_LEN(tallies); i++) op_check_cuda(tally_run, &tallies[i]);
+    for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_cuda(sums_run, &sums_cases[i]);
 }
 
 /* ---- the CPU beside a GPU */

@@ -186,7 +186,7 @@ static int64_t planned(struct job *j, int64_t *n_decoded)
 }
 
 /* The largest possible micro-batch: every token is a document, and labelled. */
-static void pass(struct model *m, int64_t n, struct model_tally *sum)
+static void pass(struct model *m, int64_t n, struct model_sums *sum)
 {
     int32_t tok[MAX_TOK], pos[MAX_TOK] = {0}, cu[MAX_TOK + 1], row[MAX_TOK];
     const struct model_pass pass = {.backward = true, .loss_scale = 1.0 / (double)n, .aux_share = 1};
@@ -220,7 +220,7 @@ static void job_run(struct job *j)
 {
     struct run *r = &j->run;
     struct err err;
-    struct model_tally sum;
+    struct model_sums sum;
     job_open(j);
     if (run_open_model(r, NULL, PLAN_TRAIN, &err)) fail_msg("%s", err.msg);
     const struct optimizer *opt = &r->model.adapters.opt;

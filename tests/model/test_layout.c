@@ -304,7 +304,7 @@ static void run_steps(struct loader *l, uint64_t from, uint64_t to)
     struct model *m = &run.model;
     for (uint64_t s = 0; s < to; s++) {
         struct batch b;
-        struct model_tally sum;
+        struct model_sums sum;
         loader_next(l, &b, NULL);
         const struct model_pass pass = {
             .backward = true, .loss_scale = 1 / (double)MT_MAX(b.n_label, 1), .aux_share = 1, .dropout_key = s + 1};

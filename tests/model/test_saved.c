@@ -199,7 +199,7 @@ static const struct model_batch other = {2, 1, 1, 2, other_tok, two_pos, two_cu,
 static double loss_of(struct model *m, const struct model_batch *b, bool backward)
 {
     const struct model_pass pass = {.backward = backward, .loss_scale = 1, .aux_share = 1, .last = true};
-    struct model_tally loss;
+    struct model_sums loss;
     model_clear(m);
     model_begin(m, b, &pass);
     model_fwd(m);

@@ -133,7 +133,7 @@ static void ends_agree(void **state)
 {
     struct config cfg;
     struct run r;
-    struct model_tally tally;
+    struct model_sums sums;
     int32_t id[(N - 1) * TOP];
     float top[(N - 1) * TOP];
     double nll = 0;
@@ -152,8 +152,8 @@ static void ends_agree(void **state)
             assert_close((double)top[i * TOP + k], log_softmax(logits, m->arch.vocab, id[i * TOP + k]), 1e-5);
     }
     model_loss(m);
-    model_read(m, &tally);
-    assert_close(tally.nll, nll, 1e-5);
+    model_read(m, &sums);
+    assert_close(sums.nll, nll, 1e-5);
     model_end(m);
     mem_free(logits);
     run_close(&r);
@@ -164,7 +164,7 @@ static void teacher_of_streams(void **state)
 {
     struct config cfg;
     struct run r;
-    struct model_tally tally[2];
+    struct model_sums sums[2];
     (void)state;
     whole_model_open(&r, &cfg, write_model(&families[0]), families[0].targets, CFG_RECOMPUTE_FULL);
     struct model *m = &r.model;
@@ -178,11 +178,11 @@ static void teacher_of_streams(void **state)
         model_begin(m, &batch, &(struct model_pass){.loss_scale = 1, .objective = true});
         model_fwd(m);
         model_loss(m);
-        model_read(m, &tally[zero]);
+        model_read(m, &sums[zero]);
         model_end(m);
     }
-    assert_true(tally[0].kl > 1e-3);
-    assert_true(fabs(tally[1].kl) < 1e-12);
+    assert_true(sums[0].kl > 1e-3);
+    assert_true(fabs(sums[1].kl) < 1e-12);
     run_close(&r);
 }
 

@@ -198,7 +198,7 @@ static int step(struct bench *b, double *loss, struct err *err)
                                     .dropout_key = 1,
                                     .last = true,
                                     .objective = true};
-    struct model_tally sum;
+    struct model_sums sum;
     device_zero(m->dev, m->adapters.opt.grad);
     model_clear(m);
     model_begin(m, &b->batch, &pass);

@@ -353,7 +353,7 @@ static void pass(struct run *r, const struct check *k, struct capture *c)
     const struct model_pass p = {
         .backward = true, .loss_scale = 1 / (double)MT_MAX(k->batch.n_label, 1), .aux_share = 1, .dropout_key = 1};
     const int64_t n_layer = m->arch.n_layer;
-    struct model_tally sum;
+    struct model_sums sum;
     adapters_put(&m->adapters, &r->dev, m->adapters.opt.param, DT_F32, k->params);
     adapters_refresh(&m->adapters, &r->dev);
     device_zero(&r->dev, m->adapters.opt.grad);

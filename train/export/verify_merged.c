@@ -30,7 +30,7 @@ struct matrix {
 };
 
 /* Sums over an expert's matrix. delta: the trained change; step: the change in the export. */
-struct tally {
+struct compared {
     double moved, dot, delta2, step2;
     int64_t wrong;
 };
@@ -99,7 +99,8 @@ static double allowed_error(const struct weight *w, int64_t e, int64_t i, float 
     return fabs((double)t) * fmax(rows[w->format].half_step, 0x1p-23);
 }
 
-static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, int64_t row, int64_t n_row, float *space)
+static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e, int64_t row, int64_t n_row,
+                         float *space)
 {
     const int64_t n_in = m->source->n_in, n = n_row * n_in, first = (m->row + row) * n_in;
     float *base = space, *got = space + n, *delta = space + 2 * n, most = 0;
@@ -129,7 +130,7 @@ static void compare_rows(const struct matrix *m, struct tally *sum, int64_t e, i
 /* Threads take the next rows of the next expert; sums are per expert. */
 struct work {
     const struct matrix *m;
-    struct tally *tally; /* [n_exp] */
+    struct compared *compared; /* [n_exp] */
     pthread_mutex_t lock;
     int64_t next;
 };
@@ -145,15 +146,15 @@ static void *compare_experts(void *arg)
         pthread_mutex_unlock(&w->lock);
         if (e >= m->source->n_exp) break;
         for (int64_t row = 0; row < m->n_row; row += ROWS)
-            compare_rows(m, &w->tally[e], e, row, MT_MIN(ROWS, m->n_row - row), space);
+            compare_rows(m, &w->compared[e], e, row, MT_MIN(ROWS, m->n_row - row), space);
     }
     mem_free(space);
     return NULL;
 }
 
-static void compare_matrix(const struct matrix *m, struct tally *tally, int n_threads)
+static void compare_matrix(const struct matrix *m, struct compared *compared, int n_threads)
 {
-    struct work w = {.m = m, .tally = tally};
+    struct work w = {.m = m, .compared = compared};
     pthread_t *threads = mem_array(n_threads, sizeof(*threads));
     MT_REQUIRE(!pthread_mutex_init(&w.lock, NULL), "no lock");
     for (int i = 0; i < n_threads; i++) thread_start(&threads[i], compare_experts, &w);
@@ -163,14 +164,14 @@ static void compare_matrix(const struct matrix *m, struct tally *tally, int n_th
 }
 
 /* Prints the layer's line for one target; adds to the totals of struct export_diff. */
-static void print_layer(const struct matrix *m, const struct tally *tally, struct export_diff *l, int64_t layer,
+static void print_layer(const struct matrix *m, const struct compared *compared, struct export_diff *l, int64_t layer,
                         const char *name)
 {
-    struct tally all = {.wrong = 0};
+    struct compared all = {.wrong = 0};
     const double n = (double)(m->source->n_exp * m->n_row * m->source->n_in);
     char expert[32] = "";
     for (int64_t e = 0; e < m->source->n_exp; e++) {
-        const struct tally *t = &tally[e];
+        const struct compared *t = &compared[e];
         all.moved += t->moved, all.dot += t->dot, all.delta2 += t->delta2, all.step2 += t->step2;
         if (!t->wrong) continue;
         if (m->source->n_exp > 1) snprintf(expert, sizeof(expert), " of expert %lld", (long long)e);
@@ -214,10 +215,10 @@ static void compare(const struct export *x, struct export_diff *l, int64_t layer
                              .n_row = n_row,
                              .trained = p->quantised && x->trained,
                              .quantised = p->quantised};
-    struct tally *tally = mem_array(m.source->n_exp, sizeof(*tally));
-    compare_matrix(&m, tally, x->run.dev.n_threads);
-    print_layer(&m, tally, l, layer, lora_target_name(t));
-    mem_free(tally);
+    struct compared *compared = mem_array(m.source->n_exp, sizeof(*compared));
+    compare_matrix(&m, compared, x->run.dev.n_threads);
+    print_layer(&m, compared, l, layer, lora_target_name(t));
+    mem_free(compared);
 }
 
 static const struct proj *proj_in(const struct layer_weights *lw, const struct product *p)

@@ -56,7 +56,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     struct comm *ranks = r->par.all;
     int64_t n = loader_epoch_batches(l, 0), n_label = 0;
     const double start = clock_ms();
-    struct model_tally sum;
+    struct model_sums sum;
     bool stopped = false;
     if (r->cfg->eval.max_batches) n = MT_MIN(n, r->cfg->eval.max_batches);
     model_clear(&r->model);

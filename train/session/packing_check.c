@@ -7,7 +7,7 @@
  * those that are compared. */
 enum { BEFORE = 256, TOKENS = 768, DOCUMENTS = 3, BATCHES = 8, COMPARED = 3 };
 
-/* Adds the loss of n tokens of b from `from` on to the tally, except the first of a document. cu [n_seq+1] separates
+/* Adds the loss of n tokens of b from `from` on to the sums, except the first of a document. cu [n_seq+1] separates
  * the sequences for attention. */
 static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t n, const int32_t *cu, int64_t n_seq)
 {
@@ -29,7 +29,7 @@ static void add_loss(struct run *r, const struct batch *b, int64_t from, int64_t
 
 static double mean_loss(struct run *r)
 {
-    struct model_tally sum;
+    struct model_sums sum;
     model_read(&r->model, &sum);
     return sum.nll / (double)MT_MAX(sum.n_label, 1);
 }

@@ -24,7 +24,7 @@ static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
 void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64])
 {
     struct model *m = &t->run.model;
-    struct model_tally sum;
+    struct model_sums sum;
     if (model_first_bad_grad(m, bad)) snprintf(bad + strlen(bad), 64 - strlen(bad), " (gradient)");
     struct comm *ranks = t->run.par.all;
     int64_t at = n; /* the micro-batch; n: none */
