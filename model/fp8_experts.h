@@ -2,7 +2,7 @@
 #ifndef MT_FP8_EXPERTS_H
 #define MT_FP8_EXPERTS_H
 
-#include "model/fill.h"
+#include "model/weights_read.h"
 
 /* What an expert's e4m3 values are multiplied with, from the smallest and largest scale byte of its MXFP4 blocks; 0:
  * the blocks span more than the 15 binades in which all values of MXFP4 are values of e4m3. */

@@ -1,7 +1,7 @@
-/* fill.h - the state of a checkpoint that is being loaded, and copying its tensors: for weights_load.c and
- * weights_experts.c. fill.c also has the functions that weights.h gives to kinds of layers. */
-#ifndef MT_FILL_H
-#define MT_FILL_H
+/* weights_read.h - the state of a checkpoint that is being loaded, and copying its tensors: for weights_load.c and
+ * weights_experts.c. weights_read.c also has the functions that weights.h gives to kinds of layers. */
+#ifndef MT_WEIGHTS_READ_H
+#define MT_WEIGHTS_READ_H
 
 #include "kernels/comm/comm.h"
 #include "model/stored/source.h"

@@ -1,8 +1,8 @@
-/* fill.c - copies tensors of a layer into dev->weights: vectors, and matrices in any format. It drops each mapped page
- * after reading it, so that the host needs little more than one copy. Matrices keep their bytes from disk, unless
- * model.quantize packs them (model/stored/quantize.h). Some change their layout: bitsandbytes' per-expert matrices
- * become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
-#include "model/fill.h"
+/* weights_read.c - copies tensors of a layer into dev->weights: vectors, and matrices in any format. It drops each
+ * mapped page after reading it, so that the host needs little more than one copy. Matrices keep their bytes from disk,
+ * unless model.quantize packs them (model/stored/quantize.h). Some change their layout: bitsandbytes' per-expert
+ * matrices become stacks, transposed bf16 stacks become [out, in], and q, k, v become one matrix. */
+#include "model/weights_read.h"
 
 #include <math.h>
 #include <stdio.h>
