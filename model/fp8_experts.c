@@ -38,7 +38,7 @@ static int64_t find_steps(struct device *dev, const struct weight *w, struct ten
     return n_exact;
 }
 
-int fp8_experts_open(struct fill *f, struct proj *proj)
+int fp8_experts_open(struct weights_read *f, struct proj *proj)
 {
     const struct weight *w = &proj->w;
     struct fp8_layer *layer = &f->w->fp8[f->layer];
@@ -57,12 +57,12 @@ int fp8_experts_open(struct fill *f, struct proj *proj)
     return 0;
 }
 
-bool fp8_experts_have_codes(const struct fill *f, const struct proj *proj)
+bool fp8_experts_have_codes(const struct weights_read *f, const struct proj *proj)
 {
     return proj->fp8.step.ndim && choice_fp8_products(f->dev) && proj->w.n_out % 16 == 0;
 }
 
-void fp8_experts_decode(struct fill *f, struct proj *proj)
+void fp8_experts_decode(struct weights_read *f, struct proj *proj)
 {
     struct weight *w = &proj->w;
     const struct tensor y = arena_tensor_3d(&f->dev->weights, DT_U8, w->n_exp, 2 * w->n_out, w->n_in);

@@ -8,11 +8,11 @@
  * the blocks span more than the 15 binades in which all values of MXFP4 are values of e4m3. */
 float fp8_expert_step(int32_t low, int32_t high);
 /* Sets proj->fp8 of a stack of experts, and counts the exact ones. Error: they are not in MXFP4. */
-int fp8_experts_open(struct fill *f, struct proj *proj) MT_CHECK;
+int fp8_experts_open(struct weights_read *f, struct proj *proj) MT_CHECK;
 /* Whether this device's products read e4m3 codes of proj. */
-bool fp8_experts_have_codes(const struct fill *f, const struct proj *proj);
+bool fp8_experts_have_codes(const struct weights_read *f, const struct proj *proj);
 /* Replaces the packed weight, which is in dev->work, by the codes, in dev->weights. */
-void fp8_experts_decode(struct fill *f, struct proj *proj);
+void fp8_experts_decode(struct weights_read *f, struct proj *proj);
 /* Logs how many experts are exact. */
 void fp8_experts_log(const struct weights *w);
 

@@ -59,7 +59,7 @@ struct mixer_kind {
     /* Describes its matrices, at most MIXER_PRODUCTS, in p, which is zeroed (lora.h). */
     void (*products)(const struct arch *a, int64_t layer, struct product *p);
     /* Reads its weights from the checkpoint into its members of lw, with the functions at the end of weights.h. */
-    int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
+    int (*load)(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     /* Allocates its activations of one group (acts.h) on dev->work. */
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* Computes the group CORE from s->attn_norm and the groups KEPT and MIXER. */
@@ -83,7 +83,7 @@ struct ffn_kind {
     bool routed; /* a router chooses among experts: the model counts their rows, the auxiliary loss balances them,
                   * and expert parallelism may divide them among ranks */
     void (*products)(const struct arch *a, int64_t layer, struct product *p);
-    int (*load)(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
+    int (*load)(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw);
     void (*plan)(const struct acts_plan *p, struct layer_acts *s, enum acts_group group);
     /* y = ffn(s->ffn_norm) + s->ffn_res where present */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);

@@ -154,26 +154,29 @@ struct expert_range {
 };
 struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp);
 
-/* ---- for the load functions of struct mixer_kind and struct ffn_kind (model/layer.h). struct fill is the layer being
- * loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". Each call checks the
- * shape, allocates on dev->weights and copies. A value that is not finite is an error. */
-struct fill;
-bool weights_has(const struct fill *f, const char *name, const char *suffix);
+/* ---- for the load functions of struct mixer_kind and struct ffn_kind (model/layer.h). struct weights_read is the
+ * layer being loaded. `name` is the checkpoint's name after "model.layers.N."; suffix is ".weight" or ".bias". Each
+ * call checks the shape, allocates on dev->weights and copies. A value that is not finite is an error. */
+struct weights_read;
+bool weights_has(const struct weights_read *f, const char *name, const char *suffix);
 /* An error if the checkpoint has this tensor: of `what`, which config.json does not give to the layer. The weights were
  * trained for another kind. keys: those of config.json to correct, "a or b". */
-int weights_refuse(struct fill *f, const char *name, const char *suffix, const char *what, const char *keys) MT_CHECK;
-int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n) MT_CHECK;
+int weights_refuse(struct weights_read *f, const char *name, const char *suffix, const char *what,
+                   const char *keys) MT_CHECK;
+int weights_vector(struct weights_read *f, struct tensor *out, const char *name, const char *suffix,
+                   int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
-int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
+int weights_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
 /* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
-int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
+int weights_conv(struct weights_read *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
 /* A tensor [n_row, n_col] in f32; name has no suffix. */
-int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
+int weights_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col) MT_CHECK;
 /* The experts of every token id, [V, n_top] i32; an error unless each row has distinct numbers below n_exp. name
  * without suffix. */
-int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int64_t n_top, int64_t n_exp) MT_CHECK;
+int weights_hash_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_top,
+                       int64_t n_exp) MT_CHECK;
 /* A matrix that model.quantize does not pack. */
-int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
+int weights_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in) MT_CHECK;
 /* Stacks matrices row-wise into one (q, k, v), with their biases; model.quantize_attention packs them, or
  * model.quantize those of a feed-forward network. */
 enum { STORED_PARTS = 3 };
@@ -186,7 +189,7 @@ struct stored_rows {
     bool unpacked;          /* model.quantize_attention does not pack it; FP8 keeps its bytes */
     struct row_order order; /* of the one part, which has no bias */
 };
-int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;
+int weights_rows(struct weights_read *f, struct proj *p, const struct stored_rows *r, bool biased) MT_CHECK;
 /* The two matrices of every expert that this rank holds, in any layout that a checkpoint may have; packed or decoded as
  * weights_options says. arch.expert_bias says whether they have biases. */
 struct stored_experts {
@@ -194,7 +197,7 @@ struct stored_experts {
     const char *part[2]; /* names of one expert's tensors, # is its number; rows of part[1] (if any) follow part[0] */
     int64_t n_out, n_in;
 };
-int weights_experts(struct fill *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
+int weights_experts(struct weights_read *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
                     const struct stored_experts *stored_down) MT_CHECK;
 
 #endif

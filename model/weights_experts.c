@@ -8,7 +8,7 @@
 #include "model/layer.h"
 
 /* The name of one expert's tensor: pattern from struct tensor_names, suffix ".weight" or ".bias". */
-static struct name expert_name(const struct fill *f, const char *pattern, int64_t expert, const char *suffix)
+static struct name expert_name(const struct weights_read *f, const char *pattern, int64_t expert, const char *suffix)
 {
     const size_t before = strcspn(pattern, "#");
     struct name n;
@@ -22,13 +22,13 @@ static struct name expert_name(const struct fill *f, const char *pattern, int64_
 
 /* Who reads what is read from now on: this rank's experts or, with `other`, those of other ranks. Every rank reads a
  * dense layer. */
-static void read_experts(struct fill *f, bool other)
+static void read_experts(struct weights_read *f, bool other)
 {
     f->ck.reader = !arch_is_routed(f->a, f->layer) ? READ_BY_ALL : other ? READ_ELSEWHERE : READ_HERE;
 }
 
 /* The part of a tensor of all experts that this rank holds. */
-static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t)
+static struct st_tensor own_part(const struct weights_read *f, const struct st_tensor *t)
 {
     struct st_tensor part = *t;
     part.bytes = t->bytes / f->ffn.n_exp * f->own.count;
@@ -38,7 +38,7 @@ static struct st_tensor own_part(const struct fill *f, const struct st_tensor *t
 }
 
 /* One tensor for all experts; each expert is a source. As source_find_stack: 1, 0 or -1. */
-static int load_stack(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+static int load_stack(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
     const int64_t count = f->own.count;
     struct source all = {.n_out = n_out, .n_in = n_in, .transposed = f->a->transposed_experts};
@@ -49,13 +49,13 @@ static int load_stack(struct fill *f, struct weight *w, const char *name, int64_
     for (int64_t i = 0; i < count; i++) s[i] = source_of_stack(&all, f->own.first + i, f->ffn.n_exp, part + i * PLANES);
     *w = (struct weight){.n_exp = count, .n_out = n_out, .n_in = n_in};
     read_experts(f, false);
-    const int rc = fill_stack(f, w, s, count, ROLE_EXPERTS);
+    const int rc = weights_read_stack(f, w, s, count, ROLE_EXPERTS);
     mem_free(part);
     mem_free(s);
     return rc ? -1 : 1;
 }
 
-static int load_expert_biases(struct fill *f, struct tensor *bias, const struct stored_experts *p)
+static int load_expert_biases(struct weights_read *f, struct tensor *bias, const struct stored_experts *p)
 {
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, p->n_out);
     for (int64_t x = 0; x < f->ffn.n_exp; x++) {
@@ -66,14 +66,16 @@ static int load_expert_biases(struct fill *f, struct tensor *bias, const struct 
             checkpoint_take(&f->ck, expert_name(f, p->part[0], x, ".bias").s, false, 1, &p->n_out, f->err);
         if (!t) return -1;
         if (other) continue;
-        if (fill_put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0)) return -1;
+        if (weights_read_put_f32(f, f->dev->dry_run ? NULL : (float *)bias->data + at * p->n_out, t, p->n_out, 0))
+            return -1;
     }
     return 0;
 }
 
 /* One or two matrices per expert, the layout of bitsandbytes. Checks those of all experts, reads this rank's. Those of
  * the first expert enter the fingerprint, on every rank. */
-static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
+static int load_per_expert(struct weights_read *f, struct weight *w, struct tensor *bias,
+                           const struct stored_experts *p)
 {
     const int64_t e = f->ffn.n_exp, n_part = p->part[1] ? 2 : 1, n = e * n_part, n_find = f->checked ? n_part : n;
     struct source *s = mem_array(n, sizeof(*s));
@@ -89,14 +91,14 @@ static int load_per_expert(struct fill *f, struct weight *w, struct tensor *bias
     for (int64_t i = n_find; i < n; i++) s[i] = s[i - n_part];
     *w = (struct weight){.n_exp = f->own.count, .n_out = p->n_out, .n_in = p->n_in};
     read_experts(f, false);
-    if (!rc) rc = fill_stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
+    if (!rc) rc = weights_read_stack(f, w, s + f->own.first * n_part, f->own.count * n_part, ROLE_EXPERTS);
     if (!rc && f->a->expert_bias) rc = load_expert_biases(f, bias, p);
     mem_free(s);
     return rc;
 }
 
 /* Whether the checkpoint has a separate tensor for the first expert. */
-static bool has_experts(const struct fill *f, const struct stored_experts *p)
+static bool has_experts(const struct weights_read *f, const struct stored_experts *p)
 {
     bool any = false;
     for (int i = 0; i < 2 && p->part[i]; i++)
@@ -106,7 +108,7 @@ static bool has_experts(const struct fill *f, const struct stored_experts *p)
 }
 
 /* [E, out] beside a stack. */
-static int load_stack_bias(struct fill *f, struct tensor *bias, const char *stack, int64_t n_out)
+static int load_stack_bias(struct weights_read *f, struct tensor *bias, const char *stack, int64_t n_out)
 {
     char name[320];
     snprintf(name, sizeof(name), "%s_bias", stack);
@@ -116,13 +118,13 @@ static int load_stack_bias(struct fill *f, struct tensor *bias, const char *stac
     const struct st_tensor own = own_part(f, t);
     read_experts(f, false);
     *bias = arena_tensor_2d(&f->dev->weights, DT_F32, f->own.count, n_out);
-    return fill_put_f32(f, bias->data, &own, f->own.count * n_out, 0);
+    return weights_read_put_f32(f, bias->data, &own, f->own.count * n_out, 0);
 }
 
 /* Loads the stack of one product in any layout: a tensor per expert, or one for all. */
-static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
+static int load_experts(struct weights_read *f, struct weight *w, struct tensor *bias, const struct stored_experts *p)
 {
-    const struct name name = fill_name(f, p->stack, "");
+    const struct name name = weights_read_name(f, p->stack, "");
     if (has_experts(f, p)) return load_per_expert(f, w, bias, p);
     const int found = load_stack(f, w, name.s, p->n_out, p->n_in);
     if (!found && f->a->names->published) /* its error names the tensor that is missing */
@@ -137,9 +139,9 @@ static int load_experts(struct fill *f, struct weight *w, struct tensor *bias, c
 }
 
 /* Decodes w from dev->work to dev->weights. */
-static void decode(struct fill *f, struct weight *w)
+static void decode(struct weights_read *f, struct weight *w)
 {
-    const enum dtype t = fill_decoded_dtype(f->dev);
+    const enum dtype t = weights_read_decoded_dtype(f->dev);
     const enum weight_format format = checkpoint_dense_format(t);
     const struct tensor y = arena_tensor_3d(&f->dev->weights, t, w->n_exp, w->n_out, w->n_in);
     op_decode(f->dev, y, &(struct proj){.w = *w}, (struct tensor){0});
@@ -150,7 +152,7 @@ static void decode(struct fill *f, struct weight *w)
     *w = (struct weight){.format = format, .n_exp = w->n_exp, .n_out = w->n_out, .n_in = w->n_in, .data = y.data};
 }
 
-static int load_product(struct fill *f, struct proj *proj, const struct stored_experts *p)
+static int load_product(struct weights_read *f, struct proj *proj, const struct stored_experts *p)
 {
     struct weight *w = &proj->w;
     struct tensor *bias = &proj->bias;
@@ -172,7 +174,7 @@ static int load_product(struct fill *f, struct proj *proj, const struct stored_e
     return 0;
 }
 
-int weights_experts(struct fill *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
+int weights_experts(struct weights_read *f, struct proj *up, const struct stored_experts *stored_up, struct proj *down,
                     const struct stored_experts *stored_down)
 {
     const int64_t before = f->dev->weights.used, n_decoded = f->w->n_decoded;

@@ -28,14 +28,14 @@ const char *weights_prefix(const struct safetensors *st)
     return "model.";
 }
 
-static struct name end_name(const struct fill *f, const char *rest)
+static struct name end_name(const struct weights_read *f, const char *rest)
 {
     struct name n;
     snprintf(n.s, sizeof(n.s), "%s%s", f->prefix, rest);
     return n;
 }
 
-static void set_layer(struct fill *f, int64_t layer)
+static void set_layer(struct weights_read *f, int64_t layer)
 {
     f->layer = layer;
     f->ffn = arch_ffn(f->a, layer);
@@ -43,7 +43,7 @@ static void set_layer(struct fill *f, int64_t layer)
                                          : (struct expert_range){0, f->ffn.n_exp};
 }
 
-static void describe_decoded(struct fill *f)
+static void describe_decoded(struct weights_read *f)
 {
     const size_t n = strlen(f->w->experts);
     if (f->w->n_decoded)
@@ -51,21 +51,21 @@ static void describe_decoded(struct fill *f)
                  (long long)f->w->n_decoded, (long long)f->a->n_layer, str_plural(f->a->n_layer),
                  f->w->fp8 && choice_fp8_products(f->dev)
                      ? "e4m3"
-                     : weight_format_name(checkpoint_dense_format(fill_decoded_dtype(f->dev))));
+                     : weight_format_name(checkpoint_dense_format(weights_read_decoded_dtype(f->dev))));
     else if (f->w->fp8)
         snprintf(f->w->experts + n, sizeof(f->w->experts) - n, ", inputs in e4m3");
 }
 
-static int load_site(struct fill *f, struct hyper *h, const char *site)
+static int load_site(struct weights_read *f, struct hyper *h, const char *site)
 {
     static const char *const part[] = {".fn", ".base", ".scale"};
     struct name name[3];
-    for (int i = 0; i < 3; i++) name[i] = fill_name(f, site, part[i]);
-    return f->a->hyper.n_stream ? fill_hyper(f, h, name, false) : 0;
+    for (int i = 0; i < 3; i++) name[i] = weights_read_name(f, site, part[i]);
+    return f->a->hyper.n_stream ? weights_read_hyper(f, h, name, false) : 0;
 }
 
 /* The norms before and after the mixer and the network of the layer, in the order of enum norm_name. */
-static int load_norms(struct fill *f, struct layer_weights *lw)
+static int load_norms(struct weights_read *f, struct layer_weights *lw)
 {
     struct tensor *const norm[NORM_NAMES] = {&lw->attn_norm,          &lw->mixer_post,      &lw->ffn_norm,
                                              &lw->ffn_post,           &lw->parallel.routed, &lw->parallel.routed_post,
@@ -78,7 +78,7 @@ static int load_norms(struct fill *f, struct layer_weights *lw)
     return 0;
 }
 
-static int load_layer(struct fill *f, struct layer_weights *lw)
+static int load_layer(struct weights_read *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
     const struct mixer_kind *mixer = a->mixer[f->layer];
@@ -89,25 +89,25 @@ static int load_layer(struct fill *f, struct layer_weights *lw)
                : 0;
 }
 
-static int load_embed(struct fill *f, struct weight *embed)
+static int load_embed(struct weights_read *f, struct weight *embed)
 {
-    return fill_matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
+    return weights_read_matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
 }
 
-static struct name head_name(const struct fill *f)
+static struct name head_name(const struct weights_read *f)
 {
     struct name n;
     snprintf(n.s, sizeof(n.s), "%slm_head.weight", strcmp(f->prefix, TEXT_FIRST) ? "" : "language_model.");
     return n;
 }
 
-static bool has_head(const struct fill *f) { return source_exists(&f->ck, head_name(f).s); }
+static bool has_head(const struct weights_read *f) { return source_exists(&f->ck, head_name(f).s); }
 
 /* Loads the head; without it and with tied embeddings it stays the embedding. */
-static int load_head(struct fill *f, struct weight *head)
+static int load_head(struct weights_read *f, struct weight *head)
 {
     const struct name name = head_name(f);
-    if (has_head(f)) return fill_matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
+    if (has_head(f)) return weights_read_matrix(f, head, name.s, f->a->vocab, f->a->d_model, ROLE_OTHER);
     if (f->a->tied) return 0;
     char full[512];
     return err_set(f->err, "tensor %s is not in the checkpoint, and tie_word_embeddings is false",
@@ -115,30 +115,30 @@ static int load_head(struct fill *f, struct weight *head)
 }
 
 /* The weights of the streams before the final norm. */
-static int load_hyper_head(struct fill *f, struct hyper *h)
+static int load_hyper_head(struct weights_read *f, struct hyper *h)
 {
     const struct name name[] = {end_name(f, "hc_head.hc_fn"), end_name(f, "hc_head.hc_base"),
                                 end_name(f, "hc_head.hc_scale")};
     *h = (struct hyper){0};
-    return f->a->hyper.n_stream ? fill_hyper(f, h, name, true) : 0;
+    return f->a->hyper.n_stream ? weights_read_hyper(f, h, name, true) : 0;
 }
 
 /* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
  * its rows. An embedding that is also the head stays on the device. */
-static int load_ends(struct fill *f, struct weights *w, bool embed_on_host)
+static int load_ends(struct weights_read *f, struct weights *w, bool embed_on_host)
 {
     f->arena = embed_on_host && has_head(f) ? &f->dev->host : &f->dev->weights;
     if (load_embed(f, &w->embed)) return -1;
     f->arena = &f->dev->weights;
     w->head = w->embed;
-    return load_head(f, &w->head) || fill_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ||
+    return load_head(f, &w->head) || weights_read_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ||
                    load_hyper_head(f, &w->hyper_head)
                ? -1
                : 0;
 }
 
 /* Spreads opt->host_layers evenly over the routed layers that are not decoded. */
-static void open_host_experts(struct fill *f, const struct weights_options *opt)
+static void open_host_experts(struct weights_read *f, const struct weights_options *opt)
 {
     bool in_host[MT_MAX_LAYERS] = {false};
     int64_t n = 0, seen = 0;
@@ -162,7 +162,7 @@ static void open_host_experts(struct fill *f, const struct weights_options *opt)
 }
 
 /* After an error: a missing file, or a format that is not supported, explains more than what followed from it. */
-static void explain(const struct fill *f, struct err *err)
+static void explain(const struct weights_read *f, struct err *err)
 {
     if (!checkpoint_check_missing(&f->ck, err)) (void)!formats_check(f->ck.st, f->a, err);
 }
@@ -170,7 +170,7 @@ static void explain(const struct fill *f, struct err *err)
 int weights_load(struct weights *w, struct device *dev, const struct arch *a, const struct safetensors *st,
                  const struct weights_options *opt, struct err *err)
 {
-    struct fill f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .w = w};
+    struct weights_read f = {.dev = dev, .arena = &dev->weights, .a = a, .err = err, .w = w};
     f.ep = opt->ep ? opt->ep : &comm_alone;
     const int64_t before = dev->weights.used;
     int rc = -1;
@@ -223,11 +223,11 @@ void weights_free(struct weights *w)
 
 /* ---- loading one part ---- */
 
-static void part_open(struct fill *f, struct weights *w, struct device *dev, const struct weights_source *from,
+static void part_open(struct weights_read *f, struct weights *w, struct device *dev, const struct weights_source *from,
                       const struct quantize *q, struct err *err)
 {
     *w = (struct weights){.layers = NULL};
-    *f = (struct fill){.dev = dev, .arena = &dev->weights, .a = from->arch, .err = err, .w = w};
+    *f = (struct weights_read){.dev = dev, .arena = &dev->weights, .a = from->arch, .err = err, .w = w};
     f->ep = &comm_alone;
     f->first_decoded = from->arch->n_layer;
     f->prefix = weights_prefix(from->st);
@@ -235,7 +235,7 @@ static void part_open(struct fill *f, struct weights *w, struct device *dev, con
     quantizer_open(&f->quantizer, q, dev, &f->ck);
 }
 
-static void part_close(struct fill *f)
+static void part_close(struct weights_read *f)
 {
     quantizer_close(&f->quantizer);
     checkpoint_close(&f->ck);
@@ -246,7 +246,7 @@ int weights_load_layer(struct layer_weights *lw, struct device *dev, const struc
 {
     struct quantize packing = *q;
     struct weights w;
-    struct fill f;
+    struct weights_read f;
     packing.cache = NULL;
     part_open(&f, &w, dev, from, &packing, err);
     set_layer(&f, layer);
@@ -259,7 +259,7 @@ int weights_load_layer(struct layer_weights *lw, struct device *dev, const struc
 int weights_load_embed(struct weight *embed, struct device *dev, const struct weights_source *from, struct err *err)
 {
     struct weights w;
-    struct fill f;
+    struct weights_read f;
     part_open(&f, &w, dev, from, NULL, err);
     const int rc = load_embed(&f, embed);
     part_close(&f);
@@ -270,12 +270,12 @@ int weights_load_head(struct weight *head, struct tensor *out, struct hyper *hyp
                       const struct weights_source *from, struct err *err)
 {
     struct weights w;
-    struct fill f;
+    struct weights_read f;
     part_open(&f, &w, dev, from, NULL, err);
     int rc = load_head(&f, head);
     if (!rc && !has_head(&f))
         rc = weights_load_embed(head, dev, &(struct weights_source){from->arch, from->st, NULL}, err);
-    if (!rc) rc = fill_norm(&f, out, end_name(&f, "norm.weight").s, from->arch->d_model);
+    if (!rc) rc = weights_read_norm(&f, out, end_name(&f, "norm.weight").s, from->arch->d_model);
     if (!rc) rc = load_hyper_head(&f, hyper);
     part_close(&f);
     return rc;

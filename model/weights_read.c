@@ -12,18 +12,18 @@
 #include "model/stored/finite.h"
 #include "model/layer.h"
 
-enum dtype fill_decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
+enum dtype weights_read_decoded_dtype(const struct device *dev) { return dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32; }
 
-struct name fill_name(const struct fill *f, const char *rest, const char *suffix)
+struct name weights_read_name(const struct weights_read *f, const char *rest, const char *suffix)
 {
     struct name n;
     snprintf(n.s, sizeof(n.s), "%slayers.%lld.%s%s", f->prefix, (long long)f->layer, rest, suffix);
     return n;
 }
 
-char *fill_alloc(struct fill *f, int64_t bytes) { return arena_push(f->arena, bytes); }
+char *weights_read_alloc(struct weights_read *f, int64_t bytes) { return arena_push(f->arena, bytes); }
 
-int fill_put(struct fill *f, char *dst, const struct st_tensor *t)
+int weights_read_put(struct weights_read *f, char *dst, const struct st_tensor *t)
 {
     const int64_t piece = 8 << 20; /* hashed by all threads, then checked and copied: it fits the L3 cache */
     for (int64_t at = 0; at < t->bytes && !f->dev->dry_run; at += piece) {
@@ -37,7 +37,7 @@ int fill_put(struct fill *f, char *dst, const struct st_tensor *t)
 }
 
 /* Warns of the first magnitude that no trained norm, bias or sink has: it is finite, and may hide what is damaged. */
-static void warn_of_magnitude(struct fill *f, const struct st_tensor *t, const float *x, int64_t n)
+static void warn_of_magnitude(struct weights_read *f, const struct st_tensor *t, const float *x, int64_t n)
 {
     const float usual = 1e6f;
     float max = 0;
@@ -51,7 +51,7 @@ static void warn_of_magnitude(struct fill *f, const struct st_tensor *t, const f
              safetensors_stored(t), (double)x[at], (long long)at);
 }
 
-int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
+int weights_read_put_f32(struct weights_read *f, void *dst, const struct st_tensor *t, int64_t n, float plus)
 {
     if (f->dev->dry_run) return 0;
     checkpoint_hash(&f->ck, t, 0, t->bytes);
@@ -66,28 +66,28 @@ int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n
     return 0;
 }
 
-static int vector(struct fill *f, struct tensor *out, const char *name, int64_t n, float plus)
+static int vector(struct weights_read *f, struct tensor *out, const char *name, int64_t n, float plus)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);
     if (!t) return -1;
     *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
-    return fill_put_f32(f, out->data, t, n, plus);
+    return weights_read_put_f32(f, out->data, t, n, plus);
 }
 
-int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+int weights_read_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n)
 {
     return vector(f, out, name, n, f->a->norm_plus_one ? 1 : 0);
 }
 
 /* For the log of what was packed, and for errors. */
-static const char *what_of(const struct fill *f, enum role role)
+static const char *what_of(const struct weights_read *f, enum role role)
 {
     if (role == ROLE_EXPERTS) return "routed experts";
     if (role == ROLE_NETWORK) return arch_is_routed(f->a, f->layer) ? "shared experts" : "dense layers";
     return "attention";
 }
 
-static int formats_differ(struct fill *f, const struct source *s, const struct source *other, enum role role)
+static int formats_differ(struct weights_read *f, const struct source *s, const struct source *other, enum role role)
 {
     const char *a = safetensors_stored(s->data), *b = safetensors_stored(other->data);
     const bool experts = role == ROLE_EXPERTS;
@@ -111,7 +111,7 @@ static bool is_alike(const struct source *a, const struct source *b, bool tables
 }
 
 /* Checks that all sources of a stack have the same format and equal tables. */
-static int check_alike(struct fill *f, const struct source *s, int64_t n, enum role role)
+static int check_alike(struct weights_read *f, const struct source *s, int64_t n, enum role role)
 {
     const bool tables = !f->ck.st->headers; /* tables are data, and only headers were read */
     for (int64_t i = 1; i < n; i++)
@@ -120,14 +120,14 @@ static int check_alike(struct fill *f, const struct source *s, int64_t n, enum r
 }
 
 /* The plane of one source, at dst. */
-static int put_plane(struct fill *f, char *dst, const struct source *s, const struct format *to, int plane)
+static int put_plane(struct weights_read *f, char *dst, const struct source *s, const struct format *to, int plane)
 {
     const int64_t bytes = source_bytes(s, to, plane);
     const struct st_tensor *from = s->plane[plane];
     if (source_is_plane(s, to, plane)) {
         struct st_tensor t = *from;
         if (to->plane[plane].bits < 8) t.dtype = DT_U8, t.st_dtype = "U8"; /* bitsandbytes' nibbles have any dtype */
-        return fill_put(f, dst, &t);
+        return weights_read_put(f, dst, &t);
     }
     if (from) checkpoint_hash(&f->ck, from, 0, from->bytes);
     if (plane == PLANE_DATA && finite_check_data(f->ck.st, s, f->err)) return -1;
@@ -140,11 +140,11 @@ static int put_plane(struct fill *f, char *dst, const struct source *s, const st
 }
 
 /* A plane of n sources, one after the other; a table is that of the first one, which all have. */
-static int put_planes(struct fill *f, struct weight *w, const struct source *s, int64_t n, const struct format *to,
-                      int plane)
+static int put_planes(struct weights_read *f, struct weight *w, const struct source *s, int64_t n,
+                      const struct format *to, int plane)
 {
     const bool shared = to->plane[plane].unit == PLANE_SHARED;
-    char *dst = fill_alloc(f, (shared ? 1 : w->n_exp) * format_plane_bytes(to, w, plane));
+    char *dst = weights_read_alloc(f, (shared ? 1 : w->n_exp) * format_plane_bytes(to, w, plane));
     w->plane[plane] = dst;
     if (f->dev->dry_run) return 0;
     for (int64_t i = 0, at = 0; i < (shared ? 1 : n); at += source_bytes(&s[i++], to, plane)) {
@@ -154,7 +154,8 @@ static int put_planes(struct fill *f, struct weight *w, const struct source *s, 
     return 0;
 }
 
-void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed)
+void weights_read_describe(struct weights_read *f, enum weight_format held, bool nested, const char *stored,
+                           bool packed)
 {
     char *text = f->w->experts;
     const char *name = weight_format_name(held);
@@ -174,7 +175,7 @@ void fill_describe(struct fill *f, enum weight_format held, bool nested, const c
 
 /* 1 when model.quantize packs matrices of this role and this one is not packed yet, else 0; -1 is an error. With
  * attention, experts that are packed keep their format. */
-static int wants_packing(struct fill *f, const struct source *s, enum role role)
+static int wants_packing(struct weights_read *f, const struct source *s, enum role role)
 {
     const bool attention = f->quantizer.q.attention, nested = s->nested_absmax != NULL;
     const bool stays = attention && role >= ROLE_NETWORK && weight_is_packed(s->format);
@@ -183,7 +184,7 @@ static int wants_packing(struct fill *f, const struct source *s, enum role role)
 }
 
 /* A source of several that form one matrix must end with a block of the matrix. */
-static int check_ends(struct fill *f, const struct weight *w, const struct source *s, int64_t n)
+static int check_ends(struct weights_read *f, const struct weight *w, const struct source *s, int64_t n)
 {
     for (int64_t i = 0; i < n && n != w->n_exp; i++)
         if (s[i].block && s[i].n_out * s[i].n_in % s[i].block)
@@ -192,13 +193,13 @@ static int check_ends(struct fill *f, const struct weight *w, const struct sourc
     return 0;
 }
 
-int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role)
+int weights_read_stack(struct weights_read *f, struct weight *w, const struct source *s, int64_t n, enum role role)
 {
     if (check_alike(f, s, n, role)) return -1;
     const int packing = wants_packing(f, s, role);
     if (packing < 0) return -1;
     const enum weight_format held = source_held(s, n, !packing && role != ROLE_OTHER);
-    if (role >= ROLE_NETWORK) fill_describe(f, held, s->nested_absmax, source_decoded(s), packing);
+    if (role >= ROLE_NETWORK) weights_read_describe(f, held, s->nested_absmax, source_decoded(s), packing);
     f->quantizer.arena = f->arena;
     if (packing)
         return quantizer_stack(&f->quantizer, w, s, n, what_of(f, role), (double)f->layer / (double)f->a->n_layer,
@@ -214,92 +215,94 @@ int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t
     return 0;
 }
 
-int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role)
+int weights_read_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in,
+                        enum role role)
 {
     struct source s;
     *w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = n_in};
-    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || fill_stack(f, w, &s, 1, role) ? -1 : 0;
+    return source_find(&s, &f->ck, name, n_out, n_in, f->err) || weights_read_stack(f, w, &s, 1, role) ? -1 : 0;
 }
 
 /* Puts the rows of one source in the order of memory. */
-static int stack_in_order(struct fill *f, struct weight *w, const struct source *s, const struct row_order *o,
+static int stack_in_order(struct weights_read *f, struct weight *w, const struct source *s, const struct row_order *o,
                           enum role role)
 {
     int64_t n;
     struct source *runs = source_runs(s, o, &n);
-    const int rc = fill_stack(f, w, runs, n, role);
+    const int rc = weights_read_stack(f, w, runs, n, role);
     mem_free(runs);
     return rc;
 }
 
-int weights_rows(struct fill *f, struct proj *p, const struct stored_rows *r, bool biased)
+int weights_rows(struct weights_read *f, struct proj *p, const struct stored_rows *r, bool biased)
 {
     struct source s[STORED_PARTS];
     int64_t n_out = 0, at = 0;
     for (int i = 0; i < r->n_part; n_out += r->rows[i++]) {
-        const struct name name = fill_name(f, r->part[i], ".weight");
+        const struct name name = weights_read_name(f, r->part[i], ".weight");
         if (source_find(&s[i], &f->ck, name.s, r->rows[i], r->n_in, f->err)) return -1;
     }
     p->w = (struct weight){.n_exp = 1, .n_out = n_out, .n_in = r->n_in};
     const enum role role = r->plain ? ROLE_OTHER : r->unpacked ? ROLE_UNPACKED : r->ffn ? ROLE_NETWORK : ROLE_ATTENTION;
-    if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role) : fill_stack(f, &p->w, s, r->n_part, role))
+    if (r->order.n_group ? stack_in_order(f, &p->w, s, &r->order, role)
+                         : weights_read_stack(f, &p->w, s, r->n_part, role))
         return -1;
     if (!biased) return 0;
     p->bias = arena_tensor_1d(&f->dev->weights, DT_F32, n_out);
     for (int i = 0; i < r->n_part; at += r->rows[i++]) {
-        const struct name name = fill_name(f, r->part[i], ".bias");
+        const struct name name = weights_read_name(f, r->part[i], ".bias");
         const struct st_tensor *t = checkpoint_take(&f->ck, name.s, false, 1, &r->rows[i], f->err);
         if (!t) return -1;
-        if (fill_put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0)) return -1;
+        if (weights_read_put_f32(f, f->dev->dry_run ? NULL : (float *)p->bias.data + at, t, r->rows[i], 0)) return -1;
     }
     return 0;
 }
 
-bool weights_has(const struct fill *f, const char *name, const char *suffix)
+bool weights_has(const struct weights_read *f, const char *name, const char *suffix)
 {
-    return checkpoint_has(&f->ck, fill_name(f, name, suffix).s);
+    return checkpoint_has(&f->ck, weights_read_name(f, name, suffix).s);
 }
 
-int weights_refuse(struct fill *f, const char *name, const char *suffix, const char *what, const char *keys)
+int weights_refuse(struct weights_read *f, const char *name, const char *suffix, const char *what, const char *keys)
 {
-    const struct name of_layer = fill_name(f, name, suffix);
+    const struct name of_layer = weights_read_name(f, name, suffix);
     char stored[256];
     if (!checkpoint_has(&f->ck, of_layer.s)) return 0;
     return err_set(f->err, "by config.json layer %lld has no %s, but the checkpoint has %s: correct %s",
                    (long long)f->layer, what, checkpoint_name(&f->ck, stored, sizeof(stored), of_layer.s), keys);
 }
 
-int weights_vector(struct fill *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
+int weights_vector(struct weights_read *f, struct tensor *out, const char *name, const char *suffix, int64_t n)
 {
-    return vector(f, out, fill_name(f, name, suffix).s, n, 0);
+    return vector(f, out, weights_read_name(f, name, suffix).s, n, 0);
 }
 
-int weights_norm(struct fill *f, struct tensor *out, const char *name, int64_t n)
+int weights_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n)
 {
-    return fill_norm(f, out, fill_name(f, name, ".weight").s, n);
+    return weights_read_norm(f, out, weights_read_name(f, name, ".weight").s, n);
 }
 
 /* A tensor whose values are [n_row, n_col]. */
-static int table(struct fill *f, struct tensor *out, const char *name, int ndim, const int64_t *shape, int64_t n_row,
-                 int64_t n_col)
+static int table(struct weights_read *f, struct tensor *out, const char *name, int ndim, const int64_t *shape,
+                 int64_t n_row, int64_t n_col)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, ndim, shape, f->err);
     if (!t) return -1;
     *out = arena_tensor_2d(&f->dev->weights, DT_F32, n_row, n_col);
-    return fill_put_f32(f, out->data, t, n_row * n_col, 0);
+    return weights_read_put_f32(f, out->data, t, n_row * n_col, 0);
 }
 
-int weights_conv(struct fill *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)
+int weights_conv(struct weights_read *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap)
 {
-    return table(f, out, fill_name(f, name, ".weight").s, 3, (int64_t[]){n_col, 1, n_tap}, n_col, n_tap);
+    return table(f, out, weights_read_name(f, name, ".weight").s, 3, (int64_t[]){n_col, 1, n_tap}, n_col, n_tap);
 }
 
-int weights_table(struct fill *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col)
+int weights_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_row, int64_t n_col)
 {
-    return table(f, out, fill_name(f, name, "").s, 2, (int64_t[]){n_row, n_col}, n_row, n_col);
+    return table(f, out, weights_read_name(f, name, "").s, 2, (int64_t[]){n_row, n_col}, n_row, n_col);
 }
 
-int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool head)
+int weights_read_hyper(struct weights_read *f, struct hyper *h, const struct name name[3], bool head)
 {
     const struct arch *a = f->a;
     const int64_t n = a->hyper.n_stream, n_value = head ? n : (2 + n) * n, n_col = arch_stream_cols(a);
@@ -310,9 +313,9 @@ int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool 
                : 0;
 }
 
-int weights_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
+int weights_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in)
 {
-    return fill_matrix(f, w, fill_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
+    return weights_read_matrix(f, w, weights_read_name(f, name, ".weight").s, n_out, n_in, ROLE_OTHER);
 }
 
 /* The first row of a table whose experts are not distinct and below n_exp; -1: none. */
@@ -326,10 +329,10 @@ static int64_t wrong_row(const int32_t *table, int64_t n_row, int64_t n_col, int
     return -1;
 }
 
-int weights_hash_table(struct fill *f, struct tensor *out, const char *name, int64_t n_top, int64_t n_exp)
+int weights_hash_table(struct weights_read *f, struct tensor *out, const char *name, int64_t n_top, int64_t n_exp)
 {
     const int64_t vocab = f->a->vocab, n = vocab * n_top;
-    const struct name full = fill_name(f, name, "");
+    const struct name full = weights_read_name(f, name, "");
     char stored[256];
     if (!checkpoint_has(&f->ck, full.s))
         return err_set(f->err,

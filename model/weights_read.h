@@ -7,7 +7,7 @@
 #include "model/stored/source.h"
 #include "model/weights.h"
 
-struct fill {
+struct weights_read {
     struct device *dev;
     struct arena *arena;   /* destination of the next weight: dev->weights, dev->host, or dev->work before decoding */
     struct arena *experts; /* destination of packed experts: dev->weights, or a place of weights.host */
@@ -31,30 +31,32 @@ struct name {
     char s[256];
 };
 /* "model.layers.7." + rest + suffix */
-struct name fill_name(const struct fill *f, const char *rest, const char *suffix);
+struct name weights_read_name(const struct weights_read *f, const char *rest, const char *suffix);
 
 /* What a matrix is for: model.quantize packs experts and networks (shared experts, dense layers),
  * model.quantize_attention attention. OTHER is decoded where the checkpoint has FP8, all others keep its bytes. */
 enum role { ROLE_OTHER, ROLE_UNPACKED, ROLE_ATTENTION, ROLE_NETWORK, ROLE_EXPERTS };
 
 /* Allocates bytes of a weight; NULL in a dry run. */
-char *fill_alloc(struct fill *f, int64_t bytes);
+char *weights_read_alloc(struct weights_read *f, int64_t bytes);
 /* Copies a tensor as stored. A value that is not finite is an error, here and below. */
-int fill_put(struct fill *f, char *dst, const struct st_tensor *t) MT_CHECK;
+int weights_read_put(struct weights_read *f, char *dst, const struct st_tensor *t) MT_CHECK;
 /* Copies n values plus a constant in f32. */
-int fill_put_f32(struct fill *f, void *dst, const struct st_tensor *t, int64_t n, float plus) MT_CHECK;
+int weights_read_put_f32(struct weights_read *f, void *dst, const struct st_tensor *t, int64_t n, float plus) MT_CHECK;
 /* Joins n sources into w: one per expert (n == w->n_exp), or n / w->n_exp blocks of rows per matrix. The caller has set
  * the shape of w. */
-int fill_stack(struct fill *f, struct weight *w, const struct source *s, int64_t n, enum role role);
+int weights_read_stack(struct weights_read *f, struct weight *w, const struct source *s, int64_t n, enum role role);
 /* Writes weights.experts, from the first routed experts, or from dense layers where there are none. held: the format in
  * memory, unless they are packed; stored: that of a source which is decoded while it is loaded, else NULL. */
-void fill_describe(struct fill *f, enum weight_format held, bool nested, const char *stored, bool packed);
+void weights_read_describe(struct weights_read *f, enum weight_format held, bool nested, const char *stored,
+                           bool packed);
 /* A matrix; the weight of a norm. name is the whole name. */
-int fill_matrix(struct fill *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in, enum role role);
-int fill_norm(struct fill *f, struct tensor *out, const char *name, int64_t n);
+int weights_read_matrix(struct weights_read *f, struct weight *w, const char *name, int64_t n_out, int64_t n_in,
+                        enum role role);
+int weights_read_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n);
 /* fn, base and scale of hyper-connections, by their whole names; head: pre alone (kernels/ops/ops.h). */
-int fill_hyper(struct fill *f, struct hyper *h, const struct name name[3], bool head);
+int weights_read_hyper(struct weights_read *f, struct hyper *h, const struct name name[3], bool head);
 /* The dtype that op_decode writes. */
-enum dtype fill_decoded_dtype(const struct device *dev);
+enum dtype weights_read_decoded_dtype(const struct device *dev);
 
 #endif

@@ -12,7 +12,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                          LORA_DENSE_GATE, p);
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     static const char *const part[] = {"mlp.gate_proj", "mlp.up_proj", NULL};
     const int first = glu_network_first(a);

@@ -30,7 +30,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .rows = {a->d_model}};
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct ffn_size z = arch_ffn(a, layer);
     const struct tensor_names *n = a->names;

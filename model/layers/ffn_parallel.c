@@ -21,7 +21,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                          offsetof(struct layer_weights, shared_down), LORA_DENSE_GATE, p + 2);
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     return ffn_moe.load(f, a, layer, lw) ||
                    glu_network_load(f, a, a->d_dense, LORA_DENSE_GATE, &lw->shared_up, &lw->shared_down)

@@ -22,8 +22,8 @@ void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t
                             .rows = {a->d_model}};
 }
 
-int glu_network_load(struct fill *f, const struct arch *a, int64_t width, enum lora_target first, struct proj *up,
-                     struct proj *down)
+int glu_network_load(struct weights_read *f, const struct arch *a, int64_t width, enum lora_target first,
+                     struct proj *up, struct proj *down)
 {
     char part[3][LORA_MODULE_TEXT];
     for (int i = 0; i < 3; i++) lora_target_module(a->names, first + (enum lora_target)i, part[i]);

@@ -22,8 +22,8 @@ void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t
                           struct product p[2]);
 /* Reads a network beside routed experts, whose tensors have the names of its targets' modules. A dense layer's matrices
  * are those of one expert (weights_experts). */
-int glu_network_load(struct fill *f, const struct arch *a, int64_t width, enum lora_target first, struct proj *up,
-                     struct proj *down) MT_CHECK;
+int glu_network_load(struct weights_read *f, const struct arch *a, int64_t width, enum lora_target first,
+                     struct proj *up, struct proj *down) MT_CHECK;
 void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group, int64_t width,
                       const struct glu_network *n);
 void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct glu_network *n, struct tensor y,

@@ -54,7 +54,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .rows = {a->d_model}};
 }
 
-static int load_norms(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load_norms(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct attn_arch *h = arch_attn(a, layer);
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
@@ -66,7 +66,7 @@ static int load_norms(struct fill *f, const struct arch *a, int64_t layer, struc
                : 0;
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct attn_arch *h = arch_attn(a, layer);
     const int64_t kv = h->n_kv * h->head_dim;

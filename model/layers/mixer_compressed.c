@@ -94,7 +94,7 @@ static const char index_query[] = INDEXER "q_b_proj", index_scale[] = INDEXER "s
 static const char kind_keys[] = "layer_types or compress_ratios"; /* of config.json */
 
 /* The matrices, the position bias and the norm of a compressor; part names its tensors. */
-static int load_entries(struct fill *f, const struct arch *a, enum compress_kind kind, int64_t width,
+static int load_entries(struct weights_read *f, const struct arch *a, enum compress_kind kind, int64_t width,
                         struct entry_weights *e, const char *const part[4])
 {
     const int64_t n = bias_cols(kind, width);
@@ -107,7 +107,7 @@ static int load_entries(struct fill *f, const struct arch *a, enum compress_kind
 }
 
 /* An error if the checkpoint has a tensor of a compressor that the layer does not have. */
-static int refuse_entries(struct fill *f, const char *const part[4], const char *what)
+static int refuse_entries(struct weights_read *f, const char *const part[4], const char *what)
 {
     static const char *const suffix[] = {".weight", ".weight", "", ".weight"};
     for (int i = 0; i < 4; i++)
@@ -115,7 +115,7 @@ static int refuse_entries(struct fill *f, const char *const part[4], const char 
     return 0;
 }
 
-static int refuse_indexer(struct fill *f)
+static int refuse_indexer(struct weights_read *f)
 {
     return refuse_entries(f, index_part, "indexer") ||
                    weights_refuse(f, index_query, ".weight", "indexer", kind_keys) ||
@@ -124,7 +124,7 @@ static int refuse_indexer(struct fill *f)
                : 0;
 }
 
-static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load_compressor(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct compress_arch *c = &a->compress;
     const enum compress_kind kind = c->kind[layer];
@@ -144,7 +144,7 @@ static int load_compressor(struct fill *f, const struct arch *a, int64_t layer, 
                : 0;
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct compress_arch *c = &a->compress;
     const struct stored_rows first = {.part = {"self_attn.q_a_proj", "self_attn.kv_proj"},

@@ -74,7 +74,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
                             .rows = {a->d_model}};
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct delta_shape *s = &a->delta.shape;
     struct stored_rows in = {.part = {"linear_attn.in_proj_qkv", "linear_attn.in_proj_z"},

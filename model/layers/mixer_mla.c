@@ -74,7 +74,7 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
     if (m->q_lora) p[3] = product_of(offsetof(struct layer_weights, mla.q_b), LORA_Q_B, query_cols(a), m->q_lora);
 }
 
-static int load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const struct mla_arch *m = &a->mla;
     const struct stored_rows first = {

@@ -712,7 +712,7 @@ static void linear_products(const struct arch *a, int64_t layer, struct product 
                             .rows = {a->d_model}};
 }
 
-static int linear_load(struct fill *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
+static int linear_load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
     const int64_t q = a->attn[0].n_head * a->attn[0].head_dim;
     const struct stored_rows first = {.part = {"self_attn.q_proj"}, .rows = {q}, .n_in = a->d_model, .n_part = 1};
