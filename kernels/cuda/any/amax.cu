@@ -9,7 +9,7 @@
  *           their indices, so the blocks that it waits for have started.
  * Bound:    each value read once -> memory bound.
  * Numerics: maximum of integers and sum of whole numbers, so the order of the blocks does not matter. */
-#include "kernels/cuda/parts/eight.cuh"
+#include "kernels/cuda/parts/vec8.cuh"
 
 enum {
     THREADS = 256,

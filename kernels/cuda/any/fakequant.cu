@@ -13,7 +13,7 @@
  *           4.1 TB/s and bf16 about 27 instructions per value fit into the time of a copy; NVFP4 has 19: 3 for the
  *           quotient (short_quotient), 8 for both roundings and the product, 5 for the scale of the block, 3 others.
  * Numerics: fp32, nearest even, no fused operation but in quotients, where it makes them exact; denormals are kept. */
-#include "kernels/cuda/parts/eight.cuh"
+#include "kernels/cuda/parts/vec8.cuh"
 #include "kernels/format/fakequant.h"
 
 enum { THREADS = 256, VECTOR = 8, UNROLL = 4, PER_BLOCK = THREADS * VECTOR * UNROLL };

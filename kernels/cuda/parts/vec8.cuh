@@ -1,6 +1,6 @@
-/* eight.cuh - eight neighbouring values of a tensor: bf16, f16 or f32. Addresses are 16-byte aligned. */
-#ifndef MT_CUDA_EIGHT_H
-#define MT_CUDA_EIGHT_H
+/* vec8.cuh - eight neighbouring values of a tensor: bf16, f16 or f32. Addresses are 16-byte aligned. */
+#ifndef MT_CUDA_VEC8_H
+#define MT_CUDA_VEC8_H
 
 #include <cuda_fp16.h>
 
