@@ -85,7 +85,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int64_t start = (int64_t)blockIdx.x * PER_BLOCK + threadIdx.x; start < n_unit;
          start += (int64_t)gridDim.x * PER_BLOCK) {
         if (VECTORS) {
-            struct eight<T> in[UNROLL];
+            struct vec8<T> in[UNROLL];
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) /* beyond the end: any values, not seen */
                 in[u].load(from + min(start + u * THREADS, n_unit - 1) * VECTOR);

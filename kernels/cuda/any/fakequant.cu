@@ -205,8 +205,8 @@ static __device__ __forceinline__ uint32_t nvfp4_pair(uint32_t word, const struc
 
 /* Q of eight values with one scale: any. */
 template <enum fakequant_kind KIND, typename T>
-static __device__ __forceinline__ struct eight<T> quantise_any8(struct eight<T> x, const struct fakequant &f,
-                                                                const struct fakequant_scale &s) {
+static __device__ __forceinline__ struct vec8<T> quantise_any8(struct vec8<T> x, const struct fakequant &f,
+                                                               const struct fakequant_scale &s) {
     float q[VECTOR];
     x.get(q);
     round8(f, s, q);
@@ -217,15 +217,15 @@ static __device__ __forceinline__ struct eight<T> quantise_any8(struct eight<T> 
 
 /* A call, so that the divisions of a scale without an inverse do not take up the cache of instructions. */
 template <enum fakequant_kind KIND, typename T>
-static __device__ __noinline__ struct eight<T> quantise_rare8(struct eight<T> x, struct fakequant f,
-                                                              struct fakequant_scale s) {
+static __device__ __noinline__ struct vec8<T> quantise_rare8(struct vec8<T> x, struct fakequant f,
+                                                             struct fakequant_scale s) {
     return quantise_any8<KIND>(x, f, s);
 }
 
 template <enum fakequant_kind KIND, typename T>
-static __device__ __forceinline__ struct eight<T> quantise_eight(struct eight<T> x, const struct fakequant &f,
-                                                                 const struct fakequant_scale &s) {
-    if constexpr (KIND == FQ_NVFP4 && eight<T>::is_bf16) {
+static __device__ __forceinline__ struct vec8<T> quantise_vec8(struct vec8<T> x, const struct fakequant &f,
+                                                               const struct fakequant_scale &s) {
+    if constexpr (KIND == FQ_NVFP4 && vec8<T>::is_bf16) {
         if (!(s.inverse > 0)) return quantise_rare8<KIND>(x, f, s);
         const float most = fl_mul(6, s.down);
         const uint32_t limit = pack2(most, most);
@@ -250,7 +250,7 @@ static __global__ void __launch_bounds__(THREADS) quantise8(const T *x, const st
     const T *from = x + first;
     T *to = (T *)j.y + first + (int64_t)start * VECTOR;
     struct fakequant_scale of_block[UNROLL];
-    struct eight<T> in[UNROLL];
+    struct vec8<T> in[UNROLL];
     float most[UNROLL];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) in[u].load(from + (int64_t)min(start + u * THREADS, n_vector - 1) * VECTOR);
@@ -275,7 +275,7 @@ static __global__ void __launch_bounds__(THREADS) quantise8(const T *x, const st
             put_codes8(f, j.codes, at, q);
             if (lanes && v % lanes == 0) put_scale(f, j, at, s);
         } else {
-            in[u] = quantise_eight<KIND>(in[u], f, s);
+            in[u] = quantise_vec8<KIND>(in[u], f, s);
             if (v < n_vector) in[u].store(to + u * THREADS * VECTOR);
         }
     }
@@ -393,7 +393,7 @@ static __global__ void __launch_bounds__(THREADS)
     for (int u = 0; u < UNROLL; u++) {
         const int64_t i = (int64_t)blockIdx.x * (THREADS * UNROLL) + u * THREADS + threadIdx.x;
         if (VECTORS && i < n / VECTOR) {
-            struct eight<T> a, b;
+            struct vec8<T> a, b;
             float v[VECTOR], d[VECTOR];
             a.load(x + first + i * VECTOR);
             b.load(dy + first + i * VECTOR);

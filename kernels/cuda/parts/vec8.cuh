@@ -21,8 +21,8 @@ static __device__ __forceinline__ uint32_t smaller2(uint32_t a, uint32_t b)
     return c;
 }
 
-template <typename T> struct eight; /* as loaded: one or two times 16 bytes; get and put: as fp32 */
-template <> struct eight<bf16> {
+template <typename T> struct vec8; /* as loaded: one or two times 16 bytes; get and put: as fp32 */
+template <> struct vec8<bf16> {
     static constexpr bool is_bf16 = true;
     uint4 u;
     __device__ void load(const bf16 *p) { u = load16(p); }
@@ -43,7 +43,7 @@ static __device__ __forceinline__ float largest_of(const float v[8])
     for (int i = 1; i < 8; i++) most = fmaxf(most, fabsf(v[i]));
     return most;
 }
-template <> struct eight<__half> {
+template <> struct vec8<__half> {
     static constexpr bool is_bf16 = false;
     uint4 u;
     __device__ void load(const __half *p) { u = load16(p); }
@@ -65,7 +65,7 @@ template <> struct eight<__half> {
         u = make_uint4(word[0], word[1], word[2], word[3]);
     }
 };
-template <> struct eight<float> {
+template <> struct vec8<float> {
     static constexpr bool is_bf16 = false;
     uint4 u[2];
     __device__ void load(const float *p) { u[0] = load16(p), u[1] = load16(p + 4); }
