@@ -29,7 +29,7 @@ VARIANTS = {
     "quantize-nf4": "model.quantize=nf4", "quantize-nested": "model.quantize=nf4-nested",
     "quantize-mxfp4": "model.quantize=mxfp4", "quantize-nvfp4": "model.quantize=nvfp4",
     "inputs": "quant.weights=int8 quant.activations=int8 quant.targets=all",
-    "bf16": "train.dtype=bf16 data.packing=no",
+    "dtype-bf16": "train.dtype=bf16 data.packing=no",
 } | {f"qat-{w}": f"quant.weights={w}" for w in
      ["mxfp4", "mxfp4-ceil", "nvfp4", "nvfp4-fake", "fp8", "int8", "int4", "int4-32", "int4-128"]}
 TIMED = [".lock", "report.html", "profile.txt", "trace.json"]
