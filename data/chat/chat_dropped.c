@@ -56,6 +56,21 @@ static int put_marked(struct chat_marks *m, struct json string, const char *mark
     return 0;
 }
 
+static bool is_scalar(struct json j)
+{
+    return json_type(j) == JSON_INT || json_type(j) == JSON_REAL || json_type(j) == JSON_BOOL;
+}
+
+/* A number, true or false as a string, with the mark. */
+static int put_scalar(struct chat_marks *m, struct json value, const char *mark, struct err *err)
+{
+    text_put(&m->row, "\"");
+    if (text_put_json(&m->row, value, err)) return -1;
+    text_put(&m->row, mark);
+    text_put(&m->row, "\"");
+    return 0;
+}
+
 /* An object or list in which each string ends in the mark, but those that say what it is. */
 static int put_strings(struct chat_marks *m, struct json value, const char *mark, struct err *err)
 {
@@ -177,10 +192,12 @@ static int put_message(struct chat_marks *m, struct json message, int64_t index,
         text_put_key(&m->row, key);
         const bool content = !strcmp(key, "content"), refusal = !strcmp(key, "refusal");
         int rc;
-        if (text_is_blank_json(value))
+        if (text_is_blank_json(value) && !(content && is_scalar(value)))
             rc = text_put_json(&m->row, value, err);
         else if ((content || refusal) && json_type(value) == JSON_STRING)
             rc = put_marked(m, value, mark_of(m, index, content ? "content" : "refusal", mark), err);
+        else if (content && is_scalar(value))
+            rc = put_scalar(m, value, mark_of(m, index, "content", mark), err);
         else if (content && json_type(value) == JSON_ARRAY)
             rc = put_items(m, value, index, "a part of `content`", err);
         else if (content && json_type(value) == JSON_OBJECT)
@@ -283,7 +300,7 @@ bool chat_dropped_text_in(const struct text_buf *text, int64_t *at, struct json 
 {
     const char *s, *hit;
     int64_t size;
-    if (json_str(json_find(message, "content"), &s, &size, NULL)) return true;
+    if (json_str(json_find(message, "content"), &s, &size, NULL)) return !is_scalar(json_find(message, "content"));
     skip_reasoning(&s, &size);
     text_trim(&s, &size);
     if (!size) return true;

@@ -111,16 +111,23 @@ static bool calls_are_plain(const struct chat_rules *rules, struct json calls)
     return plain;
 }
 
-/* A value of `tool_calls` with a call: a list, one call, or JSON text of these. */
+/* A value of `tool_calls` or `function_call` with a call, or with something that is none: not empty lists. */
 static bool has_calls(struct json calls)
 {
-    static const char *const none[] = {"", "[]", "{}", "null"};
     const char *s;
     int64_t size;
+    struct err why;
+    if (json_type(calls) == JSON_ARRAY) {
+        for (int64_t i = 0; i < json_count(calls); i++)
+            if (!json_given(json_at(calls, i)) || has_calls(json_at(calls, i))) return true;
+        return false;
+    }
     if (json_str(calls, &s, &size, NULL)) return json_truthy(calls);
-    for (int64_t i = 0; i < MT_LEN(none); i++)
-        if (size == (int64_t)strlen(none[i]) && !memcmp(s, none[i], (size_t)size)) return false;
-    return true;
+    if (text_is_blank(s, size)) return false;
+    struct json_doc *doc = json_parse(s, size, "calls", &why);
+    const bool has = !doc || has_calls(json_root(doc));
+    json_free(doc);
+    return has;
 }
 
 static int put_function(struct writer *w, struct json function, struct err *err)
@@ -406,7 +413,7 @@ static int put_calls(struct writer *w, int64_t *i, struct err *err)
 {
     const struct json message = json_at(w->messages, *i);
     const struct json calls = json_find(message, "tool_calls"), call = json_find(message, "function_call");
-    const bool alias = call_alias(w, message), function = json_truthy(call) && !w->opt->rules->function_call;
+    const bool alias = call_alias(w, message), function = has_calls(call) && !w->opt->rules->function_call;
     const bool takes = joins(w, message, *i + 1), given = has_calls(calls);
     if (!given && !alias && !function && !takes) return 0;
     text_put_key(w->t, "tool_calls");
@@ -431,7 +438,7 @@ static int put_message(struct writer *w, int64_t *i, struct err *err)
     role = chat_rules_role(w->opt->rules, own);
     const bool answer = !strcmp(role, "assistant");
     const bool calls = alias || has_calls(json_find(message, "tool_calls")) ||
-                       json_truthy(json_find(message, "function_call")) || (answer && joins(w, message, *i + 1));
+                       has_calls(json_find(message, "function_call")) || (answer && joins(w, message, *i + 1));
     text_put_comma(w->t);
     text_put(w->t, "{");
     text_put_key(w->t, "role");

@@ -100,10 +100,16 @@ static int is_trained(struct json message, bool *yes, bool *forced, struct err *
     return 0;
 }
 
+/* Without text; the number 0 is one. */
+static bool is_blank_content(struct json content)
+{
+    return json_type(content) != JSON_INT && json_type(content) != JSON_REAL && text_is_blank_json(content);
+}
+
 /* The model would learn to end its turn at once. */
 static bool is_empty_answer(struct json message)
 {
-    return text_is_blank_json(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
+    return is_blank_content(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
            !json_truthy(json_find(message, "function_call")) && !json_truthy(json_find(message, "refusal")) &&
            text_is_blank_json(json_find(message, chat_reasoning_key(message, "thinking")));
 }
@@ -156,7 +162,7 @@ static bool split_content(struct json content, const char **reasoning, int64_t *
     int64_t n;
     *size = 0;
     if (json_str(content, &s, &n, NULL) || !(end = memmem(s, (size_t)n, close, sizeof(close) - 1)))
-        return text_is_blank_json(content);
+        return is_blank_content(content);
     for (*reasoning = s; (hit = memmem(*reasoning, (size_t)(end - *reasoning), open, sizeof(open) - 1));)
         *reasoning = hit + sizeof(open) - 1;
     *size = end - *reasoning;

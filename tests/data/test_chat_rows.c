@@ -155,7 +155,11 @@ static void gptoss_names_dropped_parts(void **state)
         "!`messages[1].tool_calls`: has 3 calls, and the chat template writes only one: give each";
     static const char lost[] = "!`messages[1]`: the chat template does not write `refusal` of this message of role "
                                "\"assistant\", so it would not be trained";
+    static const struct row scalars[] = {
+        {NULL, ROW(Q "," MJ("system", "5") "," A), "!does not write `content` of this message of role \"system\""},
+        {NULL, ROW(Q "," MJ("system", "0") "," A), "!does not write `content` of this message of role \"system\""}};
     char row[512];
+    for (int64_t i = 0; i < MT_LEN(scalars); i++) check(&scalars[i], (struct row_options){0});
     snprintf(row, sizeof(row), "{\"messages\": [%s,%s]}", Q, refusal);
     check(&(struct row){NULL, calls, one}, (struct row_options){0});
     check(&(struct row){NULL, row, lost}, (struct row_options){0});
@@ -427,6 +431,10 @@ static void calls_and_tools(void **state)
         {STRICT_CALLS, CALLS("[{\"name\": \"f\", \"arguments\": {}}]"), STRICT_F},
         {STRICT_CALLS, CALLS("[" F("{}") "]"), STRICT_F},
         {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"tool_calls\": []")), PLAIN_QA},
+        {PLAIN, ROW(Q "," MJ("assistant", "0")), "<|user|>q<|im_end|><|assistant|>[[0<|im_end|>]]"},
+        {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"tool_calls\": [[]]")), PLAIN_QA},
+        {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"tool_calls\": \"[ ]\"")), PLAIN_QA},
+        {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"function_call\": \"[]\"")), PLAIN_QA},
         {STRICT_CALLS, ROW(MX("user", "q", "\"tool_calls\": []") "," MX("assistant", "a", "\"tool_calls\": \"\"")),
          PLAIN_QA},
         {STRICT_CALLS, ROWX(Q "," A, "\"functions\": [{\"name\": \"f\", \"description\": \"d\"}]"),
