@@ -106,10 +106,36 @@ static bool is_blank_content(struct json content)
     return json_type(content) != JSON_INT && json_type(content) != JSON_REAL && text_is_blank_json(content);
 }
 
+/* The reasoning in a content, "<think>reasoning</think>answer"; true: there is no answer. */
+static bool split_content(struct json content, const char **reasoning, int64_t *size)
+{
+    static const char open[] = "<think>", close[] = "</think>";
+    const char *s, *hit, *end;
+    int64_t n;
+    *size = 0;
+    if (json_str(content, &s, &n, NULL) || !(end = memmem(s, (size_t)n, close, sizeof(close) - 1)))
+        return is_blank_content(content);
+    for (*reasoning = s; (hit = memmem(*reasoning, (size_t)(end - *reasoning), open, sizeof(open) - 1));)
+        *reasoning = hit + sizeof(open) - 1;
+    *size = end - *reasoning;
+    end += sizeof(close) - 1;
+    return text_is_blank(end, s + n - end);
+}
+
+/* No text, and no reasoning: "<think></think>" is the block alone. */
+static bool is_empty_content(struct json content)
+{
+    const char *reasoning = "";
+    int64_t n;
+    const bool blank = split_content(content, &reasoning, &n);
+    text_trim(&reasoning, &n);
+    return blank && !n;
+}
+
 /* The model would learn to end its turn at once. */
 static bool is_empty_answer(struct json message)
 {
-    return is_blank_content(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
+    return is_empty_content(json_find(message, "content")) && !json_truthy(json_find(message, "tool_calls")) &&
            !json_truthy(json_find(message, "function_call")) && !json_truthy(json_find(message, "refusal")) &&
            text_is_blank_json(json_find(message, chat_reasoning_key(message, "thinking")));
 }
@@ -152,22 +178,6 @@ static bool skip_mark(const char **s, const char *end, const char *mark)
     if (end - *s < n || memcmp(*s, mark, (size_t)n) != 0) return false;
     *s += n;
     return true;
-}
-
-/* The reasoning in a content, "<think>reasoning</think>answer"; true: there is no answer. */
-static bool split_content(struct json content, const char **reasoning, int64_t *size)
-{
-    static const char open[] = "<think>", close[] = "</think>";
-    const char *s, *hit, *end;
-    int64_t n;
-    *size = 0;
-    if (json_str(content, &s, &n, NULL) || !(end = memmem(s, (size_t)n, close, sizeof(close) - 1)))
-        return is_blank_content(content);
-    for (*reasoning = s; (hit = memmem(*reasoning, (size_t)(end - *reasoning), open, sizeof(open) - 1));)
-        *reasoning = hit + sizeof(open) - 1;
-    *size = end - *reasoning;
-    end += sizeof(close) - 1;
-    return text_is_blank(end, s + n - end);
 }
 
 /* Counts an answer whose reasoning is missing from its text, and one that begins with an empty block of it. False: the

@@ -428,6 +428,7 @@ static void calls_and_tools(void **state)
         {CALLING, CALLS("\"f()\""), "!is not JSON of a call"},
         {CALLING, CALLS("[1]"), "!is not JSON of a call"},
         {CALLING, CALLS("\"[]\""), ""},
+        {CALLING, ROW(Q "," M("assistant", "<think>\\n\\n</think>\\n\\n")), ""},
         {STRICT_CALLS, CALLS("[{\"name\": \"f\", \"arguments\": {}}]"), STRICT_F},
         {STRICT_CALLS, CALLS("[" F("{}") "]"), STRICT_F},
         {STRICT_CALLS, ROW(Q "," MX("assistant", "a", "\"tool_calls\": []")), PLAIN_QA},
