@@ -72,7 +72,8 @@ class Case:
             found[f"exit code of {' '.join(words)}"] = code
             if code or self.says: # other output has times
                 found[f"output of {' '.join(words)}"] = (b"" if code else out) + b"\n".join(
-                    line for line in error.splitlines() if self.says or line.startswith(b"moetrain: error"))
+                    line for line in error.splitlines()
+                    if line.startswith(b"moetrain: error") or (self.says and not line.startswith(b"plan: "))) # progress
         found.update(hashes(where))
         shutil.rmtree(where)
         return found
@@ -111,13 +112,16 @@ def training_cases(models, device):
         yield Case(f"{name}/resumed", [training(path, device, "", 1), training(path, device, "train.threads=3")])
 
 
+PLANS = [[], ["--set", "lora.targets=all-linear", "--set", "model.quantize=nf4", "--host-gb", "64"],
+         ["--set", "parallel.gpus=2", "--set", "parallel.ep=2", "--set", "train.offload=none"]]
+
+
 def plan_cases(binary):
     archs = [row.split()[0] for row in run(binary, ".", "synth")[1].decode().splitlines()[1:]]
     for arch in archs:
         for gpu in ["h200", "rtx4090", "12gb"]:
-            for sets in [[], ["--set", "lora.targets=all-linear", "--set", "model.quantize=nf4", "--host-gb", "64"],
-                         ["--set", "parallel.gpus=2", "--set", "parallel.ep=2", "--set", "train.offload=none"]]:
-                yield Case(f"plan/{arch}/{gpu}/{len(sets)}",
+            for i, sets in enumerate(PLANS):
+                yield Case(f"plan/{arch}/{gpu}/{i}",
                            [["plan", "../../run.ini", "--arch", arch, "--gpu", gpu, *sets]], says=True)
 
 
