@@ -22,7 +22,7 @@
 #define BAD_JUDGED    1000 /* bad rows at which reading may stop early */
 #define FNV_START     14695981039346656037u
 #define MAX_WEIGHT    1000
-#define CACHE_MAGIC   "MTDATA16" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC   "MTDATA17" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;

@@ -1,8 +1,9 @@
 /* chat_reader.c - rows of conversations -> samples.
  *
  * Whether a template leaves out a part is found by marks: the row is rendered again with a mark in each part, and a
- * part is written when its mark is in a sample. Only rows with a doubt are rendered again: those in which a message has
- * a shape (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
+ * part is written when its mark is in a sample; of answers and of messages after the last answer, when it is in the
+ * text up to this message. Only rows with a doubt are rendered again: those in which a message has a shape
+ * (chat_dropped_shapes) that no earlier row had, and those whose samples lack the text of a message. */
 #include "data/chat/chat_reader.h"
 
 #include <string.h>
@@ -82,13 +83,20 @@ static int make(struct chat_samples *out, const struct chat_reader *r, struct js
     return chat_samples_prompt(out, r->template, row, &job->opt, err);
 }
 
-/* Messages that the samples have: up to the last answer with loss. */
+/* Messages that the samples have: up to the last answer with loss. Those after it must be written as well. */
 static int64_t n_shown(const struct chat_samples *s, struct json messages, const struct job *job)
 {
     return job->prompt ? json_count(messages) - job->opt.leave_out : s->n_messages;
 }
 
-static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
+/* Messages to look for. A prompt leaves out the answers at the end. */
+static int64_t n_checked(struct json messages, const struct job *job)
+{
+    return json_count(messages) - (job->prompt ? job->opt.leave_out : 0);
+}
+
+/* The samples have the first n of n_check messages. */
+static bool has_doubt(struct chat_reader *r, struct json row, int64_t n, int64_t n_check)
 {
     const struct json messages = json_find(row, "messages");
     const int64_t count = json_count(messages);
@@ -99,9 +107,9 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
         r->cap_shapes = 2 * count;
     }
     chat_dropped_shapes(r->shapes, row);
-    for (int64_t i = 0, at = 0; i < n; i++) {
+    for (int64_t i = 0, at = 0; i < n_check; i++) {
         const struct json message = json_at(messages, i);
-        bool found = chat_dropped_text_in(last, &at, message);
+        bool found = i >= n || chat_dropped_text_in(last, &at, message);
         for (int64_t k = 0, from = 0; !found && k + 1 < r->samples.count; k++, from = 0)
             found = chat_dropped_text_in(&r->samples.items[k], &from, message);
         if (!found || !is_seen(r, r->shapes[i])) return true;
@@ -111,13 +119,15 @@ static bool has_doubt(struct chat_reader *r, struct json row, int64_t n)
 
 /* ---- parts that are not written ---- */
 
-/* An earlier answer may lose a part that its own text has, as gpt-oss writes no reasoning before a final answer. */
-static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, const struct job *job)
+/* An earlier answer may lose a part that its own text has, as gpt-oss writes no reasoning before a final answer; and
+ * messages from n on are in no sample. */
+static void find_in_own_text(struct chat_reader *r, struct json marked, int64_t message, int64_t n,
+                             const struct job *job)
 {
     const struct json messages = json_find(marked, "messages");
     struct chat_options opt = job->opt;
     struct text_buf text = {0};
-    if (message < 0 || !is_answer(json_at(messages, message))) return;
+    if (message < 0 || (message < n && !is_answer(json_at(messages, message)))) return;
     opt.leave_out = json_count(messages) - message - 1;
     opt.generation_prompt = false;
     if (!chat_template_render(&text, r->template, marked, &opt, NULL) && text.size) chat_marks_find(&r->marks, &text);
@@ -143,7 +153,7 @@ static void name_lost(struct chat_reader *r, struct json row, const struct chat_
         (void)chat_dropped_part(message, mark->what, &r->why);
 }
 
-/* Looks for all marks. Sets lost, and mute for answers of which nothing is written. */
+/* Looks for all marks; the samples have n messages. Sets lost, and mute for answers of which nothing is written. */
 static void find_lost(struct chat_reader *r, struct json row, struct json marked, int64_t n, const struct job *job)
 {
     const struct json messages = json_find(row, "messages");
@@ -155,10 +165,10 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
     for (int64_t i = r->marks.n - 1; i >= 0; i--) {
         const struct chat_mark *m = &r->marks.items[i];
         const bool shown = m->found;
-        if (!shown && m->message != own) find_in_own_text(r, marked, own = m->message, job);
+        if (!shown && m->message != own) find_in_own_text(r, marked, own = m->message, n, job);
         const bool written = m->found;
         /* gpt-oss's text beside a call is reasoning, which one text of all answers leaves out */
-        if (!shown && written && one) r->samples.n_unshown++;
+        if (!shown && written && one && m->message < n) r->samples.n_unshown++;
         if (!written && !r->lost) r->lost = true;
         if (!written) name_lost(r, row, m);
         if (m->message < 0) continue;
@@ -166,7 +176,7 @@ static void find_lost(struct chat_reader *r, struct json row, struct json marked
         const bool last = i + 1 == r->marks.n || r->marks.items[i + 1].message != m->message;
         r->mute[m->message] = !written && (last || r->mute[m->message]);
     }
-    for (int64_t i = 0; i < n && !r->lost; i++) add_seen(r, r->shapes[i]);
+    for (int64_t i = 0; i < n_checked(messages, job) && !r->lost; i++) add_seen(r, r->shapes[i]);
 }
 
 /* Images, audio and video of a row or of a message are lost. */
@@ -191,9 +201,9 @@ static int check(struct chat_reader *r, struct json row, struct json original, c
     for (int64_t i = 0; i < json_count(given); i++)
         if (json_count(json_at(given, i)) > 2) note_media(r, json_at(given, i));
     if (!r->samples.count) return 0;
-    const int64_t n = n_shown(&r->samples, messages, job);
-    if (!has_doubt(r, row, n)) return 0;
-    if (chat_marks_put(&r->marks, row, n, err)) return -1;
+    const int64_t n = n_shown(&r->samples, messages, job), n_check = n_checked(messages, job);
+    if (!has_doubt(r, row, n, n_check)) return 0;
+    if (chat_marks_put(&r->marks, row, n_check, err)) return -1;
     struct json_doc *doc = json_parse(r->marks.row.text, r->marks.row.size, json_name(row), err);
     if (!doc) return -1;
     if (!make(&r->marked, r, json_root(doc), job, &why)) find_lost(r, row, json_root(doc), n, job);

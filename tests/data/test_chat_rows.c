@@ -136,7 +136,9 @@ static void dropped_parts(void **state)
         {PLAIN, ROW(Q "," MX("assistant", "a", "\"name\": \"n\", \"audio\": null")), PLAIN_QA},
         {CALLING, ROW(Q "," M("judge", "j") "," A), "!`content` of this message of role \"judge\""},
         {CALLING, ROW(M("user", "a") "," M("judge", "a") "," A), "!of role \"judge\""}, /* its text is elsewhere */
-        {CALLING, ROW(Q "," A "," M("judge", "j")), QA}, /* after the last answer: not in any sample */
+        {CALLING, ROW(Q "," A "," M("judge", "j")), "!of role \"judge\""},              /* after the last answer too */
+        {CALLING, ROW(Q "," A "," Q), QA},
+        {PLAIN, ROW(Q "," A "," M("judge", "j")), PLAIN_QA}, /* it writes any role */
         {LAST_QUESTION, ROW(Q "," A "," M("system", "late") "," Q "," A), "!roles must alternate"},
         {PARTS,
          ROW(MJ("user", "[{\"type\": \"image\", \"image\": \"u\"}, {\"type\": \"text\", \"text\": \"q\"}]") "," A),
@@ -157,7 +159,8 @@ static void gptoss_names_dropped_parts(void **state)
                                "\"assistant\", so it would not be trained";
     static const struct row scalars[] = {
         {NULL, ROW(Q "," MJ("system", "5") "," A), "!does not write `content` of this message of role \"system\""},
-        {NULL, ROW(Q "," MJ("system", "0") "," A), "!does not write `content` of this message of role \"system\""}};
+        {NULL, ROW(Q "," MJ("system", "0") "," A), "!does not write `content` of this message of role \"system\""},
+        {NULL, ROW(Q "," A "," M("judge", "j")), "!does not write `content` of this message of role \"judge\""}};
     char row[512];
     for (int64_t i = 0; i < MT_LEN(scalars); i++) check(&scalars[i], (struct row_options){0});
     snprintf(row, sizeof(row), "{\"messages\": [%s,%s]}", Q, refusal);
