@@ -3,16 +3,16 @@
  *   the lowest id; dlogits = scale * (softmax - onehot); dx[rows] = dlogits W, other rows 0. With logits: cuBLASLt
  *   writes them, loss_kernel reads them twice and overwrites them with dlogits in bf16. With exponentials (Hopper, V a
  *   multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit - max) of each row in a tile of 192
- *   columns, with maximum and sum (tallies); gradient_kernel reads the tallies and scales the exponentials in place: 6
+ *   columns, with maximum and sum (tiles); gradient_kernel reads the tiles and scales the exponentials in place: 6
  *   bytes per logit instead of 14. dense_wgmma.cu multiplies dlogits by W where its tiles occupy the GPU, otherwise
  *   cuBLASLt.
  * Shapes: x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32; nll
  *   [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from the start of the
- *   same rows; or exponentials [chunk, V] bf16 and tallies [chunk, V / 192].
+ *   same rows; or exponentials [chunk, V] bf16 and tiles [chunk, V / 192].
  * Needs: D a multiple of 8, rows of x and dx 16-byte aligned; any V; N may be 0. A label outside the vocabulary gives
  *   a NaN loss.
  * Grid: loss_kernel, gradient_kernel: 512 threads per row; a pass for maximum, arg max and sum (gradient_kernel: over
- *   tallies), one for the gradient; 32 registers, 192 bytes of shared memory. move_kernel: 128 threads copy a row. No
+ *   tiles), one for the gradient; 32 registers, 192 bytes of shared memory. move_kernel: 128 threads copy a row. No
  *   spills.
  * Bound: memory: loss_kernel reads 4*N*V bytes for the loss, reads 4*N*V and writes 2*N*V for the gradient;
  *   gradient_kernel reads and writes 2*N*V.
@@ -24,27 +24,27 @@
 #include "kernels/cuda/parts/loss.cuh"
 
 /* Of some logits: maximum, its first index, and the sum of exp(logit - max). */
-struct tally {
+struct row_sums {
     float max, sum;
     int id;
 };
 
-static __device__ __forceinline__ struct tally merge(struct tally a, struct tally b)
+static __device__ __forceinline__ struct row_sums merge(struct row_sums a, struct row_sums b)
 {
-    struct tally c;
+    struct row_sums c;
     c.max = fmaxf(a.max, b.max);
     c.sum = a.sum * exp2f((a.max - c.max) * LOG2_E) + b.sum * exp2f((b.max - c.max) * LOG2_E);
     c.id = a.max > b.max ? a.id : b.max > a.max ? b.id : min(a.id, b.id);
     return c;
 }
 
-/* Merges the tallies of all threads of the block; every thread gets the result. */
-static __device__ __forceinline__ struct tally merge_block(struct tally all)
+/* Merges the tiles of all threads of the block; every thread gets the result. */
+static __device__ __forceinline__ struct row_sums merge_block(struct row_sums all)
 {
-    __shared__ struct tally part[WARPS];
+    __shared__ struct row_sums part[WARPS];
     for (int step = 16; step; step /= 2) {
-        const struct tally other = {__shfl_xor_sync(~0u, all.max, step), __shfl_xor_sync(~0u, all.sum, step),
-                                    __shfl_xor_sync(~0u, all.id, step)};
+        const struct row_sums other = {__shfl_xor_sync(~0u, all.max, step), __shfl_xor_sync(~0u, all.sum, step),
+                                       __shfl_xor_sync(~0u, all.id, step)};
         all = merge(all, other);
     }
     if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = all;
@@ -54,10 +54,10 @@ static __device__ __forceinline__ struct tally merge_block(struct tally all)
     return all;
 }
 
-/* The tally of a row; every thread of the block gets it. */
-static __device__ __forceinline__ struct tally tally_row(const float *row, int n)
+/* The sums of a row; every thread of the block gets it. */
+static __device__ __forceinline__ struct row_sums sum_row(const float *row, int n)
 {
-    struct tally all = {-FLT_MAX, 0, INT32_MAX}; /* finite: exp(-inf - max) is 0 from the start */
+    struct row_sums all = {-FLT_MAX, 0, INT32_MAX}; /* finite: exp(-inf - max) is 0 from the start */
     for (int g = threadIdx.x; g < (n + VECTOR - 1) / VECTOR; g += THREADS) {
         float v[VECTOR], max = all.max;
         load_group(v, row, g, n);
@@ -76,7 +76,8 @@ static __device__ __forceinline__ struct tally tally_row(const float *row, int n
 
 /* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
  * synchronises, then writes. It only overwrites groups that have been read, since bf16 takes half the space. */
-static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct tally *all, float scale)
+static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct row_sums *all,
+                                                      float scale)
 {
     const float factor = scale / all->sum;
     const int n_group = (n + VECTOR - 1) / VECTOR;
@@ -110,7 +111,7 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_
     const int id = ids[blockIdx.x];
     const bool known = id >= 0 && id < n;
     const float own = known && threadIdx.x == 0 ? row[id] : NAN;
-    const struct tally all = tally_row(row, n);
+    const struct row_sums all = sum_row(row, n);
     if (threadIdx.x == 0) {
         nll[blockIdx.x] = logf(all.sum) + (all.max - own); /* max - own first: both may be large */
         hit[blockIdx.x] = known && all.id == id;
@@ -118,10 +119,10 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_
     if (gradient) write_gradient(row, n, id, &all, scale);
 }
 
-/* Row blockIdx.x of the exponentials `row` of n logits, with the tallies of its tiles and the logit of its label; in
+/* Row blockIdx.x of the exponentials `row` of n logits, with the tiles of its tiles and the logit of its label; in
  * place they become scale * (softmax - onehot). */
-static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float of_id, const struct dense_tally *tile,
-                                                 const struct tally &all, float scale)
+static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float of_id, const struct tile_sums *tile,
+                                                 const struct row_sums &all, float scale)
 {
     const float factor = scale / all.sum;
 #pragma unroll 4
@@ -143,13 +144,13 @@ static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float
 
 /* own [N]: the logits of the labels; n: a multiple of 8. */
 static __global__ void __launch_bounds__(THREADS)
-    gradient_kernel(float *nll, int32_t *hit, bf16 *rows, int n, const struct dense_tally *tallies, const float *own,
+    gradient_kernel(float *nll, int32_t *hit, bf16 *rows, int n, const struct tile_sums *tiles, const float *own,
                     const int32_t *ids, float scale, bool gradient)
 {
     const int n_tile = (n + DENSE_COLS - 1) / DENSE_COLS, id = ids[blockIdx.x];
-    const struct dense_tally *tile = tallies + (int64_t)blockIdx.x * n_tile;
+    const struct tile_sums *tile = tiles + (int64_t)blockIdx.x * n_tile;
     const float logit = id >= 0 && id < n ? own[blockIdx.x] : NAN;
-    struct tally all = {-FLT_MAX, 0, INT32_MAX};
+    struct row_sums all = {-FLT_MAX, 0, INT32_MAX};
     for (int i = threadIdx.x; i < n_tile; i += THREADS) all = merge(all, {tile[i].max, tile[i].sum, tile[i].id});
     all = merge_block(all);
     if (threadIdx.x == 0) {
@@ -165,10 +166,10 @@ static __global__ void __launch_bounds__(THREADS)
 /* What a chunk of the labels needs: rows, ids and results of its labels, scratch. */
 struct chunk {
     struct tensor nll, hit, rows, ids;
-    struct tensor part;        /* [rows, D] bf16: x, then dx */
-    struct tensor logits;      /* [rows, V padded] f32, or [rows, V] bf16 of the second path */
-    struct tensor own;         /* second path: [rows] f32 */
-    struct dense_tally *tally; /* second path: [rows, V / 192] */
+    struct tensor part;          /* [rows, D] bf16: x, then dx */
+    struct tensor logits;        /* [rows, V padded] f32, or [rows, V] bf16 of the second path */
+    struct tensor own;           /* second path: [rows] f32 */
+    struct tile_sums *tile_sums; /* second path: [rows, V / 192] */
 };
 
 /* With logits; the gradient ends in the first half of every row. Returns dlogits. */
@@ -199,12 +200,12 @@ static struct dense product_of(struct tensor out, struct tensor a, struct tensor
 static void loss_from_exponentials(const struct chunk *c, struct tensor w, float scale, bool gradient)
 {
     struct dense d = product_of(c->logits, c->part, w, false);
-    d.tally = c->tally;
+    d.tile_sums = c->tile_sums;
     d.label = i32_ptr(c->ids);
     d.own = f32_ptr(c->own);
     cuda_dense_wgmma(&d);
     gradient_kernel<<<grid_x(d.n_row), THREADS, 0, cuda.stream>>>(f32_ptr(c->nll), i32_ptr(c->hit), d.out, (int)d.n_out,
-                                                                  c->tally, f32_ptr(c->own), i32_ptr(c->ids), scale,
+                                                                  c->tile_sums, f32_ptr(c->own), i32_ptr(c->ids), scale,
                                                                   gradient);
     CUDA_CHECK_LAUNCH();
 }
@@ -225,7 +226,7 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
     const int32_t *row = i32_ptr(c->rows);
     struct tensor dlogits = c->logits;
     move_rows(c->part, NULL, x, row, n);
-    if (c->tally)
+    if (c->tile_sums)
         loss_from_exponentials(c, w, scale, dx.ndim > 0);
     else
         dlogits = loss_from_logits(c, w, scale, dx.ndim > 0);
@@ -250,8 +251,8 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
                               : arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
     if (exponentials) {
         all.own = arena_tensor_1d(&dev->work, DT_F32, most);
-        all.tally = (struct dense_tally *)arena_push(&dev->work, most * ceil_div(w->n_out, DENSE_COLS) *
-                                                                     (int64_t)sizeof(*all.tally));
+        all.tile_sums = (struct tile_sums *)arena_push(&dev->work, most * ceil_div(w->n_out, DENSE_COLS) *
+                                                                       (int64_t)sizeof(*all.tile_sums));
     }
     if (!dev->dry_run) {
         if (dx.ndim) zero_rows(dx);

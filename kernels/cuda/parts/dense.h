@@ -2,7 +2,7 @@
  * f32:
  *
  *     v[m, :] = scale * (la[m, part] lb) + a[m, :] b + bias + res[m, :]
- *     out = v, or with `tally` out = exp(v - the largest v of the row in the tile of DENSE_COLS columns)
+ *     out = v, or with `tile_sums` out = exp(v - the largest v of the row in the tile of DENSE_COLS columns)
  *
  * Without `kn` b is stored transposed, [n_out, n_in] (forward); with `kn` as [n_in, n_out] (backward). Columns of `out`
  * that no part has get no adapter. */
@@ -18,7 +18,7 @@ struct dense_part {
 };
 
 /* Of the columns of one tile in one row: the largest v, the sum of exp(v - max), the first column with the largest. */
-struct dense_tally {
+struct tile_sums {
     float max, sum;
     int32_t id;
 };
@@ -36,9 +36,9 @@ struct dense {
     int n_part;
     struct dense_part part[3]; /* ascending */
 
-    struct dense_tally *tally; /* [n_row, n_out / DENSE_COLS rounded up] or NULL */
-    const int32_t *label;      /* with tally: [n_row] */
-    float *own;                /* with tally: v[m, label[m]], not written where label[m] is no column */
+    struct tile_sums *tile_sums; /* [n_row, n_out / DENSE_COLS rounded up] or NULL */
+    const int32_t *label;        /* with tile_sums: [n_row] */
+    float *own;                  /* with tile_sums: v[m, label[m]], not written where label[m] is no column */
 };
 
 /* Whether the kernel takes d: sizes are multiples of 8 and rows 16-byte aligned, parts that share a tile have the same

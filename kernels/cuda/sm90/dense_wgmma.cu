@@ -148,10 +148,10 @@ static __device__ __forceinline__ void store_half(const float (&sums)[COLS / 2],
     }
 }
 
-/* sums = exp(sums - max) in row `half` of this thread, with the tally of that row in this tile. */
-static __device__ __forceinline__ struct dense_tally tally_row(float (&sums)[COLS / 2], int half, int n, int n_out)
+/* sums = exp(sums - max) in row `half` of this thread, with the sums of that row in this tile. */
+static __device__ __forceinline__ struct tile_sums sum_row(float (&sums)[COLS / 2], int half, int n, int n_out)
 {
-    struct dense_tally y = {-FLT_MAX, 0, INT32_MAX}; /* finite: exp(-inf - max) is 0 */
+    struct tile_sums y = {-FLT_MAX, 0, INT32_MAX}; /* finite: exp(-inf - max) is 0 */
     const int col = n + threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < COLS / 4; i++) {
@@ -175,9 +175,9 @@ static __device__ __forceinline__ struct dense_tally tally_row(float (&sums)[COL
     y.sum = quad_sum(y.sum);
     return y;
 }
-/* out = exp(sums - max), tally and own. */
-static __device__ __forceinline__ void store_tally(float (&sums)[COLS / 2], const struct dense &d,
-                                                   const struct dense_tile &t, int first)
+/* out = exp(sums - max), tile_sums and own. */
+static __device__ __forceinline__ void store_exp(float (&sums)[COLS / 2], const struct dense &d,
+                                                 const struct dense_tile &t, int first)
 {
     const int n_out = (int)d.n_out, n_col = (n_out + COLS - 1) / COLS, eight = t.n + threadIdx.x % 4 * 8;
 #pragma unroll
@@ -190,8 +190,8 @@ static __device__ __forceinline__ void store_tally(float (&sums)[COLS / 2], cons
 #pragma unroll
         for (int i = 0; i < COLS / 4; i++)
             if (own == i / 2 * 8 + i % 2 && t.n + i / 2 * 8 < n_out) d.own[m] = sums[i / 2 * 4 + i % 2 + 2 * half];
-        const struct dense_tally y = tally_row(sums, half, t.n, n_out);
-        if (live && threadIdx.x % 4 == 0) d.tally[m * n_col + t.n / COLS] = y;
+        const struct tile_sums y = sum_row(sums, half, t.n, n_out);
+        if (live && threadIdx.x % 4 == 0) d.tile_sums[m * n_col + t.n / COLS] = y;
 #pragma unroll
         for (int c = 0; c < COLS; c += 32) {
             float v[4][2];
@@ -252,7 +252,7 @@ static __device__ __forceinline__ void multiply_tiles(const struct dense_args &p
 #pragma unroll 1
         for (int first = 0; first < MT_MIN(t.n_row, 2 * HALF_ROWS); first += HALF_ROWS) {
             if constexpr (TALLY)
-                store_tally(sums[0], d, t, first);
+                store_exp(sums[0], d, t, first);
             else
                 store_half(sums[0], d, t, first);
 #pragma unroll
@@ -335,7 +335,7 @@ void cuda_dense_wgmma(const struct dense *d)
     MT_REQUIRE(cuda_dense_takes(d), "a dense product of %lld rows, [%lld, %lld]", (long long)d->n_row,
                (long long)d->n_out, (long long)d->n_in);
     if (d->n_row == 0) return;
-    if (d->tally)
+    if (d->tile_sums)
         launch<false, true>(d);
     else
         d->kn ? launch<true, false>(d) : launch<false, false>(d);
