@@ -17,18 +17,22 @@ bool stored_is_scalar(const struct st_tensor *t)
     return checkpoint_dense_format(t->dtype) && t->bytes == dtype_size(t->dtype);
 }
 
+/* full = name + suffix; whether the checkpoint has it. */
+static bool has(char full[512], const struct checkpoint *ck, const char *name, const char *suffix)
+{
+    return !str_format(full, 512, NULL, "tensor name", "%s%s", name, suffix) && checkpoint_has(ck, full);
+}
+
 bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix)
 {
     char full[512];
-    return !str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) && checkpoint_has(ck, full);
+    return has(full, ck, name, suffix);
 }
 
 const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix)
 {
     char full[512];
-    if (!stored_has(ck, name, suffix)) return NULL;
-    return str_format(full, sizeof(full), NULL, "tensor name", "%s%s", name, suffix) ? NULL
-                                                                                     : checkpoint_find(ck, full, NULL);
+    return has(full, ck, name, suffix) ? checkpoint_find(ck, full, NULL) : NULL;
 }
 
 int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)

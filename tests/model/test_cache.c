@@ -29,7 +29,7 @@ static const struct family {
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 
-/* A model, and a cache in an arena of its own, of the size that a dry run finds. */
+/* A model, and a cache in a separate arena, whose size a dry run finds. */
 struct bed {
     struct config cfg;
     struct run run;
