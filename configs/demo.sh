@@ -10,7 +10,7 @@ case ${1:-} in
         ;;
 esac
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash configs/setup.sh build
+bash configs/setup.sh build --target moetrain
 echo "== train: build/moetrain configs/demo.ini${*:+ $*}"
 build/moetrain configs/demo.ini "$@"
 out=$(build/moetrain configs/demo.ini "$@" --dump-config | sed -n '/^\[output\]/,/^\[/s/^dir *= *//p')
