@@ -109,20 +109,21 @@ static void load_tables(struct model *m, const struct model_options *opt)
     device_zero(m->dev, m->row_sum);
 }
 
-/* The teacher's adapters, or none. */
-static void open_teacher(struct model *m, struct adapters *planned)
+/* The reference's adapters, or none. */
+static void open_reference(struct model *m, const struct model_options *opt)
 {
     const struct arch *a = &m->arch;
-    if (m->distill.from != DISTILL_MODEL) return;
+    struct adapters *planned = opt->reference;
+    if (!opt->has_reference) return;
     if (!planned) {
-        m->teacher.layers = mem_array(a->n_layer, sizeof(*m->teacher.layers));
+        m->reference.layers = mem_array(a->n_layer, sizeof(*m->reference.layers));
         return;
     }
-    m->teacher = *planned;
+    m->reference = *planned;
     *planned = (struct adapters){0};
-    m->teacher.dropout = 0;
-    adapters_layout(&m->teacher, a, m->dev->ops->rank_multiple, &m->par);
-    adapters_alloc_frozen(&m->teacher, m->dev, a);
+    m->reference.dropout = 0;
+    adapters_layout(&m->reference, a, m->dev->ops->rank_multiple, &m->par);
+    adapters_alloc_frozen(&m->reference, m->dev, a);
 }
 
 static void open_offload(struct model *m, const struct model_options *opt)
@@ -174,7 +175,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .adapters = *ad,
                         .aux_coef = opt->aux_coef,
                         .aux_pooled = opt->aux_pooled,
-                        .objective = opt->distill.from == DISTILL_NONE ? &objective_sft : &objective_distill,
+                        .objective = opt->objective ? opt->objective : &objective_sft,
                         .distill = opt->distill};
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
@@ -194,7 +195,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
         model_close(m);
         return -1;
     }
-    open_teacher(m, opt->teacher);
+    open_reference(m, opt);
     load_tables(m, opt);
     const struct weights_options load = {.quantize = &opt->quantize,
                                          .embed_on_host = opt->embed_on_host,
@@ -222,7 +223,7 @@ void model_close(struct model *m)
     qat_free(&m->qat);
     weights_free(&m->weights);
     adapters_free(&m->adapters);
-    adapters_free(&m->teacher);
+    adapters_free(&m->reference);
     mem_free(m->aux);
     *m = (struct model){0};
 }
@@ -355,7 +356,7 @@ void model_fwd(struct model *m)
         op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
-        if (!m->teaching) adapters_need(&m->adapters, m->dev, l);
+        if (!m->referring) adapters_need(&m->adapters, m->dev, l);
         host_ring_done(&m->acts.inputs, m->dev, l, PASS_FORWARD);
         host_ring_need(&m->acts.inputs, m->dev, l + 1, PASS_FORWARD);
         block_fwd(&b, &acts[l], acts[l + 1].x);
@@ -386,17 +387,17 @@ struct tensor model_reference(struct model *m, int64_t n_tok)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
-    m->teaching = true;
+    m->referring = true;
     m->pass = (struct model_pass){.backward = false};
     for (int64_t l = 0; l < a->n_layer; l++) {
         m->aux[l] = (struct aux){0};
-        layer_adapt(&m->weights.layers[l], a, l, &m->teacher.layers[l]);
+        layer_adapt(&m->weights.layers[l], a, l, &m->reference.layers[l]);
     }
-    acts_push(&m->acts, dev, a, &m->teacher, n_tok, false, false);
+    acts_push(&m->acts, dev, a, &m->reference, n_tok, false, false);
     model_fwd(m);
     op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
     op_rmsnorm_fwd(dev, hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
-    m->teaching = false;
+    m->referring = false;
     m->pass = pass;
     arena_release(&dev->work, mark);
     return hidden;

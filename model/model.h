@@ -62,7 +62,9 @@ struct model_options {
     struct qat_options qat;
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
-    struct adapters *teacher; /* planned, for DISTILL_MODEL: become the model's own; NULL: the base model */
+    const struct objective *objective; /* NULL: objective_sft */
+    bool has_reference;                /* the objective calls model_reference */
+    struct adapters *reference; /* planned, of the reference: become the model's own; NULL: it is the base model */
 };
 
 /* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. */
@@ -116,8 +118,8 @@ struct model {
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
     const struct objective *objective;
     struct distill distill;
-    struct adapters teacher; /* of DISTILL_MODEL, frozen; without parameters when the teacher is the base model */
-    bool teaching;           /* inside the forward pass of the teacher */
+    struct adapters reference; /* frozen; without parameters when the reference is the base model */
+    bool referring;            /* inside the forward pass of the reference */
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;
@@ -148,7 +150,7 @@ int model_check_quant(struct model *m, struct err *err) MT_CHECK;
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);
-/* For an objective, in model_begin: a forward pass with the teacher's adapters or none, without dropout. Returns the
+/* For an objective, in model_begin: a forward pass with the reference's adapters or none, without dropout. Returns the
  * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
 struct tensor model_reference(struct model *m, int64_t n_tok);
 void model_loss(struct model *m);

@@ -14,6 +14,7 @@
 #include "train/export/export.h"
 #include "train/launch/launch.h"
 #include "train/loop.h"
+#include "train/objective/run_objective.h"
 #include "train/report/run_summary.h"
 #include "train/report/compare.h"
 #include "train/synth/synth.h"
@@ -102,7 +103,8 @@ static int run_ranks(const struct config *cfg, const struct eval_args *eval, str
     struct suited suited = {.cfg = cfg};
     const struct training_hook hook = {find_export, &suited};
     int code = EXIT_DONE;
-    if (config_validate(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err))) return -1;
+    if (run_objective_check(cfg, err) || (adapted && adapter_dir_of(adapter, eval->adapter, cfg, "--base", err)))
+        return -1;
     int rc = launch(&place, cfg, &code, err);
     if (rc) return rc < 0 ? -1 : code;
     rc = launch_meet(&all, &place, cfg, err);

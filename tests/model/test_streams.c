@@ -170,7 +170,7 @@ static void teacher_of_streams(void **state)
     struct model *m = &r.model;
     m->distill = (struct distill){.from = DISTILL_MODEL, .alpha = 0.5, .temperature = 1};
     m->objective = &objective_distill;
-    m->teacher.layers = mem_array(m->arch.n_layer, sizeof(*m->teacher.layers));
+    m->reference.layers = mem_array(m->arch.n_layer, sizeof(*m->reference.layers));
     for (int zero = 0; zero < 2; zero++) {
         if (zero) device_zero(&r.dev, m->adapters.opt.param);
         if (zero) adapters_refresh(&m->adapters, &r.dev);

@@ -77,7 +77,7 @@ struct config {
         char targets[256], rank_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {
-        char teacher[MT_PATH]; /* config_teacher */
+        char teacher[MT_PATH]; /* train/objective/distill.h */
         double alpha, temperature;
         int kl;
         int64_t topk;
@@ -148,9 +148,6 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
-/* distill.teacher: none, the base model, the adapter in *dir (points into c), or rows of data.train. */
-enum config_teacher { TEACHER_NONE, TEACHER_BASE, TEACHER_ROWS, TEACHER_ADAPTER };
-enum config_teacher config_teacher(const struct config *c, const char **dir);
 /* For commands that do not train or evaluate: the [distill] section as if it were not there. */
 void config_without_teacher(struct config *c);
 /* The keys of which one must not be "none" for option `name` to have an effect, ended by NULL: keys of [distill] need a

@@ -79,16 +79,6 @@ static int validate_parallel(const struct config *c, struct err *err)
     return 0;
 }
 
-enum config_teacher config_teacher(const struct config *c, const char **dir)
-{
-    const char *text = c->distill.teacher, *colon = strchr(text, ':');
-    *dir = colon ? colon + 1 : "";
-    return !strcmp(text, "base")   ? TEACHER_BASE
-           : !strcmp(text, "rows") ? TEACHER_ROWS
-           : colon                 ? TEACHER_ADAPTER
-                                   : TEACHER_NONE;
-}
-
 void config_without_teacher(struct config *c)
 {
     struct config *defaults = mem_alloc(sizeof(*defaults));
@@ -119,10 +109,9 @@ const char *const *config_needs(const char *name)
 
 bool config_unused(const struct config *c, const char *name)
 {
-    const char *dir;
     const char *const *needs = config_needs(name);
     for (int i = 0; needs[i]; i++)
-        if (!strcmp(needs[i], "distill.teacher")     ? config_teacher(c, &dir) != TEACHER_NONE
+        if (!strcmp(needs[i], "distill.teacher")     ? strcmp(c->distill.teacher, "none") != 0
             : !strcmp(needs[i], "quant.activations") ? c->quant.activations != CFG_QUANT_NONE
                                                      : c->quant.weights != CFG_QUANT_NONE)
             return false;
@@ -159,20 +148,6 @@ void config_warn_unused(const struct config *c)
     for (int i = 0; i < MT_LEN(groups); i++) put_unused(&text, c, config_needs(groups[i]));
     if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
     text_free(&text);
-}
-
-static int validate_distill(const struct config *c, struct err *err)
-{
-    const char *text = c->distill.teacher, *dir;
-    const enum config_teacher teacher = config_teacher(c, &dir);
-    if (teacher == TEACHER_ADAPTER ? strncmp(text, "adapter:", 8) || !*dir
-                                   : teacher == TEACHER_NONE && strcmp(text, "none"))
-        return err_set(err, "distill.teacher = \"%.80s\": expected none, base, rows or adapter:DIR", text);
-    if (teacher == TEACHER_ROWS && c->distill.kl == CFG_KL_REVERSE)
-        return err_set(err,
-                       "distill.kl = reverse needs the teacher's whole distribution, and distill.teacher = rows has "
-                       "the likeliest tokens alone: set forward, or a teacher of base or adapter:DIR");
-    return 0;
 }
 
 static int validate_quant(const struct config *c, struct err *err)
@@ -244,8 +219,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_distill(c, err) || validate_quant(c, err) ||
-        validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_quant(c, err) || validate_parallel(c, err) ||
+        config_profile(c->train.profile, &first, &last, err))
         return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",

@@ -9,8 +9,8 @@
 #include "data/loader.h"
 #include "kernels/choice.h"
 #include "kernels/memory.h"
-#include "train/adapter/adapter_dir.h"
 #include "train/adapter/peft.h"
+#include "train/objective/run_objective.h"
 
 struct quantize plan_quantize(const struct config *cfg)
 {
@@ -19,17 +19,6 @@ struct quantize plan_quantize(const struct config *cfg)
     MT_REQUIRE(config_choice(QUANTIZE_FORMATS, cfg->model.quantize, name) && format_named(name, &q.format, &q.nested),
                "choice %d of model.quantize", (int)cfg->model.quantize);
     return q;
-}
-
-static struct distill distill_of(const struct config *cfg, const struct arch *a)
-{
-    static const enum distill_from from[] = {DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS, DISTILL_MODEL};
-    const char *dir;
-    return (struct distill){.from = from[config_teacher(cfg, &dir)],
-                            .kl = cfg->distill.kl == CFG_KL_REVERSE ? KL_REVERSE : KL_FORWARD,
-                            .alpha = cfg->distill.alpha,
-                            .temperature = cfg->distill.temperature,
-                            .n_top = MT_MIN(cfg->distill.topk, a->vocab)};
 }
 
 /* Choice `choice` of a list of formats; bits 0: none. */
@@ -82,8 +71,9 @@ struct model_options plan_fixed_options(const struct plan_request *q)
                                 .qat = plan_qat(cfg),
                                 .par = q->par,
                                 .shard_moments = cfg->parallel.zero,
-                                .distill = distill_of(cfg, q->a),
+                                .objective = run_objective(cfg)->kind,
                                 .aux_pooled = cfg->train.aux_convention == CFG_AUX_TRANSFORMERS};
+    if (run_objective(cfg)->options) run_objective(cfg)->options(&opt, cfg, q->a);
     if (q->par->ep->world > 1)
         opt.ep = (struct ep_options){
             .n_tok = q->n_tok, .capacity_factor = cfg->parallel.capacity_factor, .n_chunk = n_chunk(cfg, q->n_tok)};
@@ -109,16 +99,13 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
     return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
 }
 
-int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
-                 struct err *err)
+int plan_reference(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                   struct err *err)
 {
-    char found[MT_PATH];
-    const char *dir;
-    *planned = NULL;
-    if (config_teacher(cfg, &dir) != TEACHER_ADAPTER) return 0;
-    if (adapter_dir_find(found, "distill.teacher = adapter:", dir, err) || peft_plan(ad, a, found, err)) return -1;
-    *planned = ad;
-    return 0;
+    char dir[MT_PATH];
+    const int found = run_objective_find_reference(dir, cfg, err);
+    *planned = found > 0 ? ad : NULL;
+    return found < 0 || (found && peft_plan(ad, a, dir, err)) ? -1 : 0;
 }
 
 /* Memory that the driver allocates for each mapped peer rank (comm_share_work), measured on H200, commit 07c32d2. */
@@ -249,19 +236,19 @@ int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const st
                     struct err *err)
 {
     struct model_options opt = *way;
-    struct adapters ad, teacher = {0};
+    struct adapters ad, reference = {0};
     opt.checked = q->checked;
     p->q = q;
     p->batch = (struct model_batch){
         .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
     device_dry_run(&p->dev, q->dev);
     if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err)) return -1;
-    if (plan_teacher(&teacher, &opt.teacher, q->a, q->cfg, err)) {
+    if (plan_reference(&reference, &opt.reference, q->a, q->cfg, err)) {
         adapters_free(&ad);
         return -1;
     }
     const int rc = model_open(&p->model, &p->dev, q->a, q->st, &ad, &opt, 0, err);
-    adapters_free(&teacher); /* empty where the model has taken them */
+    adapters_free(&reference); /* empty where the model has taken them */
     return rc;
 }
 

@@ -110,10 +110,10 @@ int64_t plan_expert_group(int i);
  */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
-/* The same for a teacher of distill.teacher = adapter:DIR: *planned is ad, which model_options.teacher takes; with any
- * other teacher NULL. */
-int plan_teacher(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
-                 struct err *err) MT_CHECK;
+/* The same for the adapter of the objective's reference: *planned is ad, which model_options.reference takes; NULL: the
+ * reference has none. */
+int plan_reference(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
+                   struct err *err) MT_CHECK;
 /* The quantisation of the [model] section; the cache is not set. */
 struct quantize plan_quantize(const struct config *cfg);
 /* The [quant] section; weights.bits 0: none. */

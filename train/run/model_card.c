@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/objective/run_objective.h"
 #include "train/report/history.h"
 
 /* Is it OWNER/NAME of the hub, and not a local path? */
@@ -49,16 +50,18 @@ static void put_data(FILE *out, const char *what, const char *files, const struc
 static void put_objective(FILE *out, const struct run *r)
 {
     const struct config *cfg = r->cfg;
-    const char *dir;
+    const struct run_objective *o = run_objective(cfg);
     char text[200];
     if (config_quantises(cfg))
         fprintf(out, "| quantisation-aware training | %s; the losses are those of this model |\n",
                 run_quant_text(text, cfg, qat_is_adapted(&r->model.qat, &r->arch, &r->model.adapters)));
-    if (config_teacher(cfg, &dir) == TEACHER_NONE) return;
-    fprintf(out, "| distillation | teacher ");
-    put_text(out, cfg->distill.teacher);
-    fprintf(out, "; the losses are %g CE + %g KL, perplexity is that of CE |\n", cfg->distill.alpha,
-            (1 - cfg->distill.alpha) * cfg->distill.temperature * cfg->distill.temperature);
+    if (!o->name) return;
+    struct text_buf losses = {0};
+    o->describe(&losses, cfg);
+    fprintf(out, "| %s | ", o->name);
+    put_text(out, losses.text);
+    fprintf(out, " |\n");
+    text_free(&losses);
 }
 
 static void put_facts(FILE *out, const struct run *r, const struct train_state *s, int64_t total_steps)

@@ -12,6 +12,7 @@
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/peft.h"
 #include "train/config/config_guess.h"
+#include "train/objective/run_objective.h"
 
 /* The files of data.train and data.eval, downloaded if they are on the hub. */
 static int find_data(struct run *r, struct err *err)
@@ -82,14 +83,14 @@ static int check_init(const struct config *cfg, const struct adapters *ad, struc
     return peft_check(ad, dir, err) ? err_prefix(err, "lora.init_from") : 0;
 }
 
-/* Adapters of other targets than the model has, and a teacher's adapter of another model, are errors. */
+/* Adapters of other targets than the model has, and a reference's adapter of another model, are errors. */
 static int check_targets(const struct run *r, struct err *err)
 {
-    struct adapters ad = {0}, teacher = {0}, *planned;
+    struct adapters ad = {0}, reference = {0}, *planned;
     const int rc = plan_adapters(&ad, &r->arch, r->cfg, NULL, err) || check_init(r->cfg, &ad, err) ||
-                   plan_teacher(&teacher, &planned, &r->arch, r->cfg, err);
+                   plan_reference(&reference, &planned, &r->arch, r->cfg, err);
     adapters_free(&ad);
-    adapters_free(&teacher);
+    adapters_free(&reference);
     return rc ? -1 : 0;
 }
 
@@ -143,7 +144,7 @@ static int open_config(struct run *r, const struct config *cfg, bool plan_only, 
 {
     *r = (struct run){.cfg = cfg, .par = parallel_alone};
     hub_model_name(r->model_name, cfg->model.path);
-    if (config_validate(cfg, err) || open_device(r, plan_only, card, err)) return -1;
+    if (run_objective_check(cfg, err) || open_device(r, plan_only, card, err)) return -1;
     if (cfg->train.threads) r->dev.n_threads = (int)cfg->train.threads;
     return 0;
 }

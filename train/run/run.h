@@ -42,8 +42,8 @@ int run_open_plan(struct run *r, const struct config *cfg, const struct device_c
 int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
 /* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;
-/* Opens tokenizer and chat template, and fills opt from the configuration. chat.c replaces gpt-oss's own template and
- * renders the same text. cache: buffer for the path of the data cache; NULL: no cache. */
+/* Opens tokenizer and chat template, and fills opt from the configuration. cache: buffer for the path of the data
+ * cache; NULL: no cache. */
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;

@@ -3,6 +3,7 @@
 
 #include "data/duplicates.h"
 #include "data/eos_ids.h"
+#include "train/objective/distill.h"
 #include "train/run/run.h"
 
 /* Prints the counts of a data set and of its bad rows. After data.eval_split, the row counts of both parts are in the
@@ -26,8 +27,6 @@ static void print_dataset(const char *what, const struct dataset *ds, bool rows,
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err)
 {
     const struct config *cfg = r->cfg;
-    const char *dir;
-    const bool rows = config_teacher(cfg, &dir) == TEACHER_ROWS;
     if (!(r->tok = tokenizer_open(r->model_dir, err))) return -1;
     if (row_template_with(&r->chat, r->tok, r->model_dir, cfg->data.chat_template, cfg->data.chat_kwargs, err))
         return cfg->data.chat_template[0] ? err_prefix(err, "data.chat_template") : -1;
@@ -42,7 +41,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .whole = !cfg->data.split_turns,
         .dropped = (enum chat_on_dropped)cfg->data.dropped,
         .special_text = (enum special_text)cfg->data.special_text,
-        .tokens = {rows ? MT_MIN(cfg->distill.topk, r->arch.vocab) : 0, r->arch.vocab, cfg->distill.temperature},
+        .tokens = {distill_options(cfg, &r->arch).n_top, r->arch.vocab, cfg->distill.temperature},
         .columns = cfg->data.columns,
         .cache_dir = cache};
     if (cache && str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir)) return -1;

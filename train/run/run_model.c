@@ -5,6 +5,7 @@
 #include "train/adapter/amax_file.h"
 #include "train/adapter/base_check.h"
 #include "train/adapter/peft.h"
+#include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
 /* Path of the packed weights: beside the model, where all its runs find them; in output.dir when the model's directory
@@ -41,8 +42,8 @@ static int reserve_memory(struct run *r, bool train, struct err *err)
                : 0;
 }
 
-/* Weights and adapters; a teacher's adapters without their values. */
-static int fill_model(struct run *r, struct adapters *ad, struct adapters *teacher, struct err *err)
+/* Weights and adapters; a reference's adapters without their values. */
+static int fill_model(struct run *r, struct adapters *ad, struct adapters *reference, struct err *err)
 {
     struct device *dev = &r->dev;
     const bool packs = r->cfg->model.quantize != CFG_QUANTIZE_NONE;
@@ -53,7 +54,7 @@ static int fill_model(struct run *r, struct adapters *ad, struct adapters *teach
     if (r->par.ep->world > 1) log_info("all-to-all of the experts' rows: %s", way);
     if (packs) comm_turn_begin(r->par.all);
     opt = r->plan.opt;
-    opt.teacher = teacher;
+    opt.reference = reference;
     if (model_open(&r->model, dev, &r->arch, &r->st, ad, &opt, (uint64_t)r->cfg->train.seed, err)) return -1;
     if (packs) comm_turn_end(r->par.all);
     struct weights *w = &r->model.weights;
@@ -119,15 +120,15 @@ static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, str
     return hash;
 }
 
-/* The values of a teacher's adapters; their hash becomes part of the model's fingerprint, so that a run continues with
- * the same teacher alone. */
-static int load_teacher(struct run *r, struct err *err)
+/* The values of a reference's adapters; their hash becomes part of the model's fingerprint, so that a run continues
+ * with the same reference alone. */
+static int load_reference(struct run *r, struct err *err)
 {
-    struct adapters *ad = &r->model.teacher;
-    const char *given;
+    struct adapters *ad = &r->model.reference;
     char dir[MT_PATH];
-    if (config_teacher(r->cfg, &given) != TEACHER_ADAPTER) return 0;
-    if (adapter_dir_find(dir, "distill.teacher = adapter:", given, err) || run_load_adapter(r, ad, dir, err)) return -1;
+    const int found = run_objective_find_reference(dir, r->cfg, err);
+    if (found <= 0) return found;
+    if (run_load_adapter(r, ad, dir, err)) return -1;
     uint64_t *fingerprint = &r->model.weights.fingerprint;
     *fingerprint = rng_u64(*fingerprint, hash_adapters(ad, &r->dev, r->par.ep));
     log_info("teacher: the same weights with the adapter %s", dir);
@@ -161,19 +162,19 @@ struct plan_request run_plan_request(const struct run *r, const char *adapter_di
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err)
 {
     const bool train = use == PLAN_TRAIN;
-    struct adapters ad = {0}, teacher = {0}, *planned = NULL;
+    struct adapters ad = {0}, reference = {0}, *planned = NULL;
     char a[32];
     const struct plan_request request = run_plan_request(r, adapter_dir, use);
     if (plan_make(&r->plan, &request, err) || reserve_memory(r, train, err) ||
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
     const double start = clock_ms();
-    const int rc = plan_teacher(&teacher, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
+    const int rc = plan_reference(&reference, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
     adapters_free(&ad); /* empty where the model has taken them */
-    adapters_free(&teacher);
+    adapters_free(&reference);
     base_model_copy(&r->model.adapters.base, &r->base);
     set_optimizer(&r->model.adapters.opt, r->cfg);
-    if (rc || load_teacher(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
+    if (rc || load_reference(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;

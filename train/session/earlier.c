@@ -6,6 +6,7 @@
 
 #include "data/file/file.h"
 #include "train/adapter/adapter_dir.h"
+#include "train/objective/run_objective.h"
 #include "train/session/saves.h"
 #include "train/state/archive.h"
 #include "train/state/best.h"
@@ -98,8 +99,7 @@ static int check_complete(struct training *t, bool loaded, struct err *err)
 
 int earlier_check_headers(struct training *t, struct err *err)
 {
-    const char *dir;
-    if (config_teacher(t->run.cfg, &dir) != TEACHER_ADAPTER && check_complete(t, false, err)) return -1;
+    if (!run_objective_reference(t->run.cfg) && check_complete(t, false, err)) return -1;
     if (training_is_first(t) && t->hook) t->hook->opened(t->hook->user, &t->run.arch, &t->run.st, t->complete);
     const bool last = t->from.found && t->from.state.step >= t->schedule.total_steps;
     return !t->complete && last ? take_settings(t, err) : 0;

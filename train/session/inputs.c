@@ -12,6 +12,7 @@
 #include "data/file/file.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/config/config_guess.h"
+#include "train/objective/run_objective.h"
 
 static bool is_hub(const char *path) { return !strncmp(path, "hub:", 4); }
 
@@ -90,6 +91,5 @@ int inputs_check(const struct config *cfg, struct err *err)
         look_at_file("eval.prompts", cfg->eval.prompts, err))
         return -1;
     if (adapter[0] && adapter_dir_find(dir, "lora.init_from =", adapter, err)) return -1;
-    if (config_teacher(cfg, &adapter) != TEACHER_ADAPTER) return 0;
-    return adapter_dir_find(dir, "distill.teacher = adapter:", adapter, err);
+    return run_objective_find_reference(dir, cfg, err) < 0 ? -1 : 0;
 }

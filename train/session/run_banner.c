@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "model/lora_table.h"
+#include "train/objective/run_objective.h"
 #include "train/report/profile.h"
 
 /* lora.alpha is a constant of the configuration: with another rank the scale changes unnoticed. */
@@ -34,18 +35,6 @@ static void warn_of_mixers(const struct run *r)
 {
     char text[200];
     if (lora_table_missed(&r->model.adapters, &r->arch, text, sizeof(text))) log_warn("lora.targets: %s", text);
-}
-
-/* B of a new adapter is zero, so the student is the base model whatever A and the dropout are: no gradient. */
-static void warn_of_equal_teacher(const struct config *cfg)
-{
-    const char *dir;
-    if (config_teacher(cfg, &dir) != TEACHER_BASE || cfg->distill.alpha > 0 || cfg->lora.init_from[0] ||
-        config_quantises(cfg) || cfg->train.aux_loss_coef > 0)
-        return;
-    log_warn(
-        "distill.teacher = base with distill.alpha = 0: a new adapter is the base model, so nothing is learnt: set "
-        "distill.alpha above 0, lora.init_from, quant.weights or quant.activations");
 }
 
 /* Which matrices are quantised, and a warning when that changes nothing. */
@@ -83,7 +72,7 @@ void run_banner_print(const struct run *r, int64_t n_step)
     warn_of_mixers(r);
     warn_of_scale(&r->model.adapters);
     warn_of_dropout(&r->model.adapters);
-    warn_of_equal_teacher(r->cfg);
+    if (run_objective(r->cfg)->warn) run_objective(r->cfg)->warn(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
     log_info("%s", plan_text(text, &r->plan.opt, &r->plan.memory, r->plan.n_layer));

@@ -15,6 +15,8 @@
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/base_check.h"
 #include "train/adapter/peft.h"
+#include "train/objective/distill.h"
+#include "train/objective/run_objective.h"
 #include "train/plan/plan.h"
 
 #define WHAT_TO_DO "set it back, or start anew with another output.dir or train.resume = never"
@@ -48,14 +50,6 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
     return same;
 }
 
-/* The directory in a value of distill.teacher; NULL: it names none. */
-static const char *teacher_dir(const char *value)
-{
-    static const char adapter[] = "adapter:";
-    const size_t n = sizeof(adapter) - 1;
-    return strncmp(value, adapter, n) ? NULL : value + n;
-}
-
 static bool find_teacher(struct stat *dir, const char *path)
 {
     char found[MT_PATH];
@@ -66,7 +60,7 @@ static bool find_teacher(struct stat *dir, const char *path)
  * the hash of its values, in the model's fingerprint, decides. */
 static bool same_teacher(const char *old, const char *new)
 {
-    const char *before = teacher_dir(old), *now = teacher_dir(new);
+    const char *before = distill_adapter(old), *now = distill_adapter(new);
     struct stat a, b;
     if (!before || !now || !find_teacher(&b, now)) return false;
     return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
@@ -377,9 +371,9 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
         return 0;
     }
     struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
-    const char *dir, *where = config_teacher(cfg, &dir) == TEACHER_ADAPTER
-                                  ? " or teacher: the weights in model.path or distill.teacher are not the same"
-                                  : ": the weights in model.path are not the same";
+    const char *where = run_objective_reference(cfg)
+                            ? " or teacher: the weights in model.path or distill.teacher are not the same"
+                            : ": the weights in model.path are not the same";
     return err_set(err, "%s was made with another base model%s%s: " WHAT_TO_DO, r->path, c.n ? ", " : where,
                    c.n ? changes_text(&c) : "");
 }

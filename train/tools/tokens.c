@@ -12,6 +12,7 @@
 #include "data/json/json.h"
 #include "data/json/text.h"
 #include "data/tokenizer/normalize.h"
+#include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
@@ -151,7 +152,7 @@ static int show_config(struct tokens *t, struct err *err)
     struct dataset_options opt;
     char cache[MT_PATH];
     int rc = -1;
-    if (config_validate(t->cfg, err)) goto out;
+    if (run_objective_check(t->cfg, err)) goto out;
     if (!(r.train_files = hub_data(t->cfg->data.train, err))) {
         (void)err_prefix(err, "data.train");
         goto out;
