@@ -650,6 +650,24 @@ static void truncated_files_are_parsed(void **state)
     assert_true(n_ok > 20);
 }
 
+/* "{here}/" at the start of a value is the folder of the file, as the file was named. */
+static void here_is_the_folder_of_the_file(void **state)
+{
+    (void)state;
+    static const char text[] = "[model]\npath = {here}/base\n[output]\ndir = out/{here}/x\n";
+    static const struct {
+        const char *file, *path;
+    } cases[] = {{"run.ini", "base"}, {"a/b/run.ini", "a/b/base"}, {"./run.ini", "./base"}, {"/run.ini", "/base"}};
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        struct config c = fresh();
+        struct err err;
+        if (config_parse(&c, text, (int64_t)strlen(text), cases[i].file, &err)) fail_msg("%s", err.msg);
+        assert_string_equal(c.model.path, cases[i].path);
+        assert_string_equal(c.output.dir, "out/{here}/x");
+        check_round_trip(&c);
+    }
+}
+
 static void configs_of_the_repository_are_valid(void **state)
 {
     (void)state;
@@ -706,6 +724,7 @@ int test_config(void)
         cmocka_unit_test(validation_names_the_key),
         cmocka_unit_test(help_is_a_table_of_every_key),
         cmocka_unit_test(truncated_files_are_parsed),
+        cmocka_unit_test(here_is_the_folder_of_the_file),
         cmocka_unit_test(configs_of_the_repository_are_valid),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

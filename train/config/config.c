@@ -450,6 +450,18 @@ static int before_sections(const struct parse *p, const char *key)
     return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
 }
 
+/* "{here}/x" is x in the folder of this file. */
+static char *resolve_here(const struct parse *p, const char *value)
+{
+    static const char here[] = "{here}/";
+    if (strncmp(value, here, strlen(here))) return mem_strdup(value);
+    const char *slash = strrchr(p->name, '/');
+    const size_t folder = slash ? (size_t)(slash - p->name) + 1 : 0, n = folder + strlen(value);
+    char *path = mem_alloc((int64_t)n);
+    snprintf(path, n, "%.*s%s", (int)folder, p->name, value + strlen(here));
+    return path;
+}
+
 static int set_once(struct parse *p, const char *section, const char *key, const char *value)
 {
     if (!section[0]) return before_sections(p, key);
@@ -463,7 +475,10 @@ static int set_once(struct parse *p, const char *section, const char *key, const
             p->err,
             "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
             p->where, section, key, value);
-    return assign(p->config, o, value, p->where, p->err);
+    char *resolved = resolve_here(p, value);
+    const int rc = assign(p->config, o, resolved, p->where, p->err);
+    mem_free(resolved);
+    return rc;
 }
 
 static int on_value(void *user, const char *section, const char *key, const char *value)
