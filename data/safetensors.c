@@ -427,6 +427,13 @@ const struct st_tensor *safetensors_find(const struct safetensors *st, const cha
     return st->n_tensors ? bsearch(&key, st->tensors, (size_t)st->n_tensors, sizeof(key), by_name) : NULL;
 }
 
+const struct st_tensor *safetensors_beside(const struct safetensors *st, const char *name, size_t n, const char *suffix)
+{
+    char full[1024];
+    if (str_format(full, sizeof(full), NULL, "tensor name", "%.*s%s", (int)n, name, suffix)) return NULL;
+    return safetensors_find(st, full);
+}
+
 int64_t safetensors_missing(const struct safetensors *st, const char *name)
 {
     const struct st_missing key = {.name = (char *)(uintptr_t)name}, *found = NULL;
@@ -534,6 +541,8 @@ static int by_rank(const void *a, const void *b)
     if (rx != ry) return rx > ry ? -1 : 1;
     return strcmp(x->name, y->name);
 }
+
+enum dtype safetensors_entry_dtype(const struct st_entry *e) { return st_dtypes[rank_of(e)].dtype; }
 
 int64_t safetensors_entry_bytes(const struct st_entry *e)
 {

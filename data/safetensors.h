@@ -43,6 +43,9 @@ int safetensors_open(struct safetensors *st, const char *path, struct err *err) 
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: missing */
+/* The tensor called name[0..n) + suffix; NULL: missing. */
+const struct st_tensor *safetensors_beside(const struct safetensors *st, const char *name, size_t n,
+                                           const char *suffix);
 /* Gives tensors other names: rename writes the new name of `name` to `to` [size], or returns false: it stays. An error
  * when two tensors get one name. */
 typedef bool safetensors_rename_fn(char *to, size_t size, const char *name);
@@ -87,6 +90,7 @@ int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *
 /* The same with the metadata of `like`, a file that was read; without metadata when it has none. */
 int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
                           int64_t *size, struct err *err) MT_CHECK;
-int64_t safetensors_entry_bytes(const struct st_entry *e); /* -1: does not fit 64 bits */
+enum dtype safetensors_entry_dtype(const struct st_entry *e); /* DT_NONE: st_dtype has no equivalent */
+int64_t safetensors_entry_bytes(const struct st_entry *e);    /* -1: does not fit 64 bits */
 
 #endif

@@ -237,6 +237,19 @@ void draft_dense(struct draft *d, enum dtype t)
 
 /* ---- layouts */
 
+const struct linear_form linear_forms[] = {{.format = WF_BF16},
+                                           {.format = WF_NF4, .block = 64},
+                                           {.format = WF_NF4, .block = 64, .nested = true},
+                                           {.format = WF_NVFP4},
+                                           {.format = WF_NVFP4, .nested = true},
+                                           {.format = WF_BF16, .int4 = true},
+                                           {.format = WF_F32, .fp8 = FP8_TENSOR},
+                                           {.format = WF_F32, .fp8 = FP8_ROWS},
+                                           {.format = WF_F32, .fp8 = FP8_COLUMN},
+                                           {.format = WF_F32, .fp8 = FP8_BLOCKS},
+                                           {.format = WF_F32, .fp8 = FP8_BLOCKS_INV},
+                                           {.format = WF_NONE}};
+
 static void put_part(struct draft *d, const char *name, const char *suffix, enum dtype t, int64_t n, void *data)
 {
     char full[2 * MAX_NAME];

@@ -43,6 +43,8 @@ struct linear_form {
     bool decoded;        /* values rounded as in the format, but stored as F32, for comparison with the packed weight;
                             FP8 with format WF_BF16: rounded to BF16 */
 };
+/* A form for each layout of one matrix in files; ends with WF_NONE. */
+extern const struct linear_form linear_forms[];
 /* Writes the tensors of name.weight from x [n_out, n_in]. */
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form);

@@ -8,11 +8,11 @@
 #include "model/stored/finite.h"
 #include "model/stored/stored.h"
 
-enum { NF4, FP4, TYPES };
-static const struct {
-    const char *name, *state;
-    enum weight_format format;
-} types[TYPES] = {{"nf4", ".quant_state.bitsandbytes__nf4", WF_NF4}, {"fp4", ".quant_state.bitsandbytes__fp4", WF_FP4}};
+#define TENSORS                                                                                                        \
+    .data = {"", "U8"}, .absmax = {".absmax", "F32"}, .code = {".quant_map", "F32"},                                   \
+    .nested_absmax = {".nested_absmax", "F32"}, .nested_map = {".nested_quant_map", "F32"}
+const struct stored_layout stored_as_nf4 = {WF_NF4, TENSORS, .nested_offset = {".quant_state.bitsandbytes__nf4", "U8"}};
+const struct stored_layout stored_as_fp4 = {WF_FP4, TENSORS, .nested_offset = {".quant_state.bitsandbytes__fp4", "U8"}};
 
 static int64_t n_block(const struct source *s) { return (s->n_out * s->n_in + s->block - 1) / s->block; }
 
@@ -66,12 +66,10 @@ static void guess_block(struct source *s, const struct st_tensor *absmax)
 static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *name, const char *suffix, enum dtype dtype,
                                           int64_t n, struct err *err)
 {
-    char full[512];
-    if (str_format(full, sizeof(full), err, "tensor name", "%s%s", name, suffix)) return NULL;
-    const struct st_tensor *t = checkpoint_find(ck, full, err);
+    const struct st_tensor *t = stored_need(ck, name, suffix, err);
     if (!t) return NULL;
     if (t->dtype == dtype && t->bytes == n * dtype_size(dtype)) return t;
-    const bool absmax = !strcmp(suffix, ".absmax") && t->dtype != dtype;
+    const bool absmax = !strcmp(suffix, stored_as_nf4.absmax.suffix) && t->dtype != dtype;
     checkpoint_shape_error(t, absmax ? "F32 or U8" : dtype_name(dtype), 1, &n, err);
     return NULL;
 }
@@ -80,32 +78,31 @@ static const struct st_tensor *aux_tensor(struct checkpoint *ck, const char *nam
 static int find_tables(struct source *s, struct checkpoint *ck, const char *name, bool nested, struct err *err)
 {
     const int64_t n = n_block(s);
+    const struct stored_layout *l = &stored_as_nf4; /* as FP4 */
     const struct st_tensor **q8_or_absmax = nested ? &s->scale : &s->absmax;
-    if (!(*q8_or_absmax = aux_tensor(ck, name, ".absmax", nested ? DT_U8 : DT_F32, n, err)) ||
-        !(s->code = aux_tensor(ck, name, ".quant_map", DT_F32, 16, err)))
+    if (!(*q8_or_absmax = aux_tensor(ck, name, l->absmax.suffix, nested ? DT_U8 : DT_F32, n, err)) ||
+        !(s->code = aux_tensor(ck, name, l->code.suffix, DT_F32, 16, err)))
         return -1;
-    if (nested && (!(s->nested_absmax = aux_tensor(ck, name, ".nested_absmax", DT_F32, (n + 255) / 256, err)) ||
-                   !(s->nested_map = aux_tensor(ck, name, ".nested_quant_map", DT_F32, 256, err))))
+    if (nested && (!(s->nested_absmax = aux_tensor(ck, name, l->nested_absmax.suffix, DT_F32, (n + 255) / 256, err)) ||
+                   !(s->nested_map = aux_tensor(ck, name, l->nested_map.suffix, DT_F32, 256, err))))
         return -1;
     return 0;
 }
 
-static int find_matrix(struct source *s, struct checkpoint *ck, const char *name, int type, struct err *err)
+static int find_matrix(struct source *s, struct checkpoint *ck, const char *name, const struct stored_layout *l,
+                       struct err *err)
 {
-    char state_name[512], absmax_name[512];
     const struct st_tensor *state, *absmax;
-    if (str_format(state_name, sizeof(state_name), err, "tensor name", "%s%s", name, types[type].state) ||
-        str_format(absmax_name, sizeof(absmax_name), err, "tensor name", "%s.absmax", name) ||
-        !(state = checkpoint_find(ck, state_name, err)) || !(s->data = checkpoint_find_data(ck, name, err)) ||
-        !(absmax = checkpoint_find(ck, absmax_name, err)))
+    if (!(state = stored_need(ck, name, l->nested_offset.suffix, err)) ||
+        !(s->data = checkpoint_find_data(ck, name, err)) || !(absmax = stored_need(ck, name, l->absmax.suffix, err)))
         return -1;
     const bool nested = absmax->dtype == DT_U8;
     if (state->dtype != DT_U8) return checkpoint_shape_error(state, "U8", 1, &state->bytes, err);
     if (ck->st->headers)
         guess_block(s, absmax);
-    else if (read_quant_state(s, state, types[type].name, nested, err))
+    else if (read_quant_state(s, state, weight_format_name(l->format), nested, err))
         return -1;
-    s->format = types[type].format;
+    s->format = l->format;
     if (s->n_in % 2)
         return err_set(err, "tensor %s: a row of %lld nibbles does not fill its bytes", name, (long long)s->n_in);
     if (s->data->bytes != s->n_out * s->n_in / 2)
@@ -116,13 +113,14 @@ static int find_matrix(struct source *s, struct checkpoint *ck, const char *name
 
 static int find(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
-    const bool nf4 = stored_has(ck, name, types[NF4].state), fp4 = stored_has(ck, name, types[FP4].state);
+    const char *nf4_state = stored_as_nf4.nested_offset.suffix, *fp4_state = stored_as_fp4.nested_offset.suffix;
+    const bool nf4 = stored_has(ck, name, nf4_state), fp4 = stored_has(ck, name, fp4_state);
     if (nf4 && fp4)
-        return err_set(err, "tensors %s%s and %s%s contradict each other", name, types[NF4].state, name,
-                       types[FP4].state);
-    if (nf4 || fp4) return find_matrix(s, ck, name, fp4 ? FP4 : NF4, err);
-    if (!stored_has(ck, name, ".absmax")) return 0;
-    return err_set(err, "tensor %s%s is not in the checkpoint, but %s.absmax is", name, types[NF4].state, name);
+        return err_set(err, "tensors %s%s and %s%s contradict each other", name, nf4_state, name, fp4_state);
+    if (nf4 || fp4) return find_matrix(s, ck, name, fp4 ? &stored_as_fp4 : &stored_as_nf4, err);
+    if (!stored_has(ck, name, stored_as_nf4.absmax.suffix)) return 0;
+    return err_set(err, "tensor %s%s is not in the checkpoint, but %s%s is", name, nf4_state, name,
+                   stored_as_nf4.absmax.suffix);
 }
 
 /* absmax of all blocks as f32, nested ones decoded; or the offset of nested ones. */
@@ -154,4 +152,4 @@ static float bound(const struct source *s)
     return code * (finite_largest(s->nested_map) * finite_largest(s->nested_absmax) + fabsf(s->offset));
 }
 
-const struct stored stored_bnb = {.suffix = "", .find = find, .copy = copy, .bound = bound};
+const struct stored stored_bnb = {.find = find, .copy = copy, .bound = bound};

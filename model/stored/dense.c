@@ -23,4 +23,5 @@ static int find_stack(struct source *s, struct checkpoint *ck, const char *name,
     return checkpoint_has(ck, name) ? found(s, ck, name, 3, shape, err) : 0;
 }
 
-const struct stored stored_dense = {.suffix = "", .find = find, .find_stack = find_stack};
+const struct stored_layout stored_as_dense = {.data = {"", "BF16", 1, 1}};
+const struct stored stored_dense = {.find = find, .find_stack = find_stack};

@@ -45,12 +45,9 @@ static bool is(const struct st_tensor *t, const char *dtype) { return !dtype || 
 static bool fits(const struct safetensors *st, const struct st_tensor *t, const struct row *r)
 {
     const size_t n = strlen(t->name), tail = strlen(r->suffix);
-    char beside[512];
     if (n <= tail || strcmp(t->name + n - tail, r->suffix) || !is(t, r->dtype)) return false;
     if (!r->beside) return true;
-    if (str_format(beside, sizeof(beside), NULL, "tensor name", "%.*s%s", (int)(n - tail), t->name, r->beside))
-        return false;
-    const struct st_tensor *other = safetensors_find(st, beside);
+    const struct st_tensor *other = safetensors_beside(st, t->name, n - tail, r->beside);
     return other && is(other, r->scales);
 }
 

@@ -12,6 +12,10 @@
 
 enum { BLOCK = 128 };
 
+const struct stored_layout stored_as_fp8 = {WF_FP8, .data = {"", STORED_E4M3, 1, 1}, .scale = {"_scale", "F32", 0, 1}};
+const struct stored_layout stored_as_fp8_blocks = {WF_FP8, .data = {"", STORED_E4M3, 1, 1},
+                                                   .scale = {"_scale_inv", STORED_E8M0, BLOCK, BLOCK}};
+
 static int64_t blocks_of(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
 
 /* The shapes of scales, before that of blocks. */
@@ -25,8 +29,8 @@ static int find_matrix(struct source *s, struct checkpoint *ck, const char *name
 {
     const int64_t out = s->n_out, in = s->n_in, shape[] = {out, in};
     const int64_t blocks[] = {blocks_of(out), blocks_of(in)}, blocks_4d[] = {blocks[0], 1, blocks[1], 1};
-    const struct st_tensor *inverse = stored_find(ck, name, "_scale_inv"), *t = inverse;
-    if (!t) t = stored_find(ck, name, "_scale");
+    const struct st_tensor *inverse = stored_find(ck, name, stored_as_fp8_blocks.scale.suffix), *t = inverse;
+    if (!t) t = stored_find(ck, name, stored_as_fp8.scale.suffix);
     s->data = checkpoint_find_data(ck, name, err);
     if (!s->data) return -1;
     if (!stored_has_shape(s->data, 2, shape)) return checkpoint_shape_error(s->data, STORED_E4M3, 2, shape, err);
@@ -56,10 +60,12 @@ static int find_stack(struct source *s, struct checkpoint *ck, const char *name,
     const int64_t out = s->n_out, in = s->n_in, shape[] = {n_exp, out, in};
     const int64_t blocks[] = {n_exp, blocks_of(out), blocks_of(in)};
     if (!stored_is(safetensors_find(ck->st, name), STORED_E4M3)) return 0;
-    const struct st_tensor *t = stored_find(ck, name, "_scale_inv");
+    const struct st_tensor *t = stored_find(ck, name, stored_as_fp8_blocks.scale.suffix);
     s->data = checkpoint_find_data(ck, name, err);
     if (!s->data) return -1;
-    if (!t) return err_set(err, "tensor %s is FP8, but %s_scale_inv is not in the checkpoint", name, name);
+    if (!t)
+        return err_set(err, "tensor %s is FP8, but %s%s is not in the checkpoint", name, name,
+                       stored_as_fp8_blocks.scale.suffix);
     if (s->transposed || !checkpoint_dense_format(t->dtype)) return stored_unsupported(s->data, t, err);
     if (!stored_has_shape(s->data, 3, shape)) return checkpoint_shape_error(s->data, STORED_E4M3, 3, shape, err);
     const bool each = t->bytes == n_exp * dtype_size(t->dtype) && t->ndim > 0 && t->shape[0] == n_exp;
@@ -115,8 +121,7 @@ static void copy(const struct source *s, int plane, char *out, int n_threads)
 
 static float bound(const struct source *s) { return 448 * finite_largest(s->scale); }
 
-const struct stored stored_fp8 = {.suffix = "",
-                                  .name = "fp8",
+const struct stored stored_fp8 = {.name = "fp8",
                                   .codes = WF_FP8,
                                   .find = find,
                                   .find_stack = find_stack,

@@ -5,6 +5,9 @@
 #include "model/stored/formats.h"
 #include "model/stored/stored.h"
 
+const struct stored_layout stored_as_int4 = {
+    .data = {"_packed", "I32", 1, 8}, .scale = {"_scale", "F32", 0, 1}, .shape = "_shape"};
+
 static int find_matrix(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const struct st_tensor *data = s->data, *scale = s->scale;
@@ -29,7 +32,7 @@ static int find_matrix(struct source *s, struct checkpoint *ck, const char *name
     if (n_group < 1 || in % n_group || in / n_group % 2 || !stored_has_shape(scale, 2, groups))
         return checkpoint_format_error(scale, "a scale per group of columns,", 2, (int64_t[]){out, MT_MAX(in / 32, 1)},
                                        err);
-    stored_find(ck, name, "_shape"); /* read: the sizes follow from config.json */
+    stored_find(ck, name, stored_as_int4.shape); /* read: the sizes follow from config.json */
     s->format = WF_BF16;
     s->block = in / n_group;
     return 1;
@@ -38,11 +41,11 @@ static int find_matrix(struct source *s, struct checkpoint *ck, const char *name
 static int find(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     char packed[512];
-    if (str_format(packed, sizeof(packed), err, "tensor name", "%s_packed", name)) return -1;
+    if (str_format(packed, sizeof(packed), err, "tensor name", "%s%s", name, stored_as_int4.data.suffix)) return -1;
     const struct st_tensor *codes = safetensors_find(ck->st, packed);
-    if (!codes || codes->dtype != DT_I32 || !stored_has(ck, name, "_scale")) return 0;
+    if (!codes || codes->dtype != DT_I32 || !stored_has(ck, name, stored_as_int4.scale.suffix)) return 0;
     s->data = checkpoint_find_data(ck, packed, err);
-    s->scale = stored_find(ck, name, "_scale");
+    s->scale = stored_find(ck, name, stored_as_int4.scale.suffix);
     return find_matrix(s, ck, name, err);
 }
 
@@ -60,4 +63,4 @@ static void copy(const struct source *s, int plane, char *out, int n_threads)
 
 static float bound(const struct source *s) { return 8 * finite_largest(s->scale); }
 
-const struct stored stored_int4 = {.suffix = "_packed", .name = "int4", .find = find, .copy = copy, .bound = bound};
+const struct stored stored_int4 = {.name = "int4", .find = find, .copy = copy, .bound = bound};

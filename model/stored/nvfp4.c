@@ -10,6 +10,15 @@
 #include "model/stored/finite.h"
 #include "model/stored/stored.h"
 
+const struct stored_layout stored_as_nvfp4 = {WF_NVFP4, .data = {"", "U8", 1, 2},
+                                              .scale = {"_scale", STORED_E4M3, 1, 16}, .scale2 = {"_scale_2", "F32"}};
+const struct stored_layout stored_as_nvfp4_stack = {WF_NVFP4, .data = {"", "U8", 2, 1},
+                                                    .scale = {"_weight_scale", STORED_E4M3, 16, 1},
+                                                    .scale2 = {"_weight_scale_2", "F32"}};
+const struct stored_layout stored_as_nvfp4_packed = {WF_NVFP4, .data = {"_packed", "U8", 1, 2},
+                                                     .scale = {"_scale", STORED_E4M3, 1, 16},
+                                                     .scale2 = {"_global_scale", "F32", 0, 1}};
+
 static int check_width(const struct source *s, const char *name, struct err *err)
 {
     return s->n_in % 16 ? err_set(err, "tensor %s: NVFP4 needs an input width that 16 divides, not %lld", name,
@@ -29,49 +38,46 @@ static int check_matrix(struct source *s, struct err *err)
     return 1;
 }
 
-/* The tensors beside name + suffix, whose global scale is name + global. */
-static int find_matrix(struct source *s, struct checkpoint *ck, const char *name, const char *suffix,
-                       const char *global, struct err *err)
+static int find_matrix(struct source *s, struct checkpoint *ck, const char *name, const struct stored_layout *l,
+                       struct err *err)
 {
     char full[512];
-    if (str_format(full, sizeof(full), err, "tensor name", "%s%s", name, suffix) ||
+    if (str_format(full, sizeof(full), err, "tensor name", "%s%s", name, l->data.suffix) ||
         !(s->data = checkpoint_find_data(ck, full, err)))
         return -1;
-    s->scale = stored_find(ck, name, "_scale");
-    s->scale2 = stored_find(ck, name, global);
+    s->scale = stored_find(ck, name, l->scale.suffix);
+    s->scale2 = stored_find(ck, name, l->scale2.suffix);
     if (!s->scale || (stored_is(s->scale, STORED_E4M3) && !s->scale2))
         return err_set(err, "tensor %s is packed, but %s%s is not in the checkpoint", safetensors_stored(s->data), name,
-                       s->scale ? global : "_scale");
+                       s->scale ? l->scale2.suffix : l->scale.suffix);
     return s->scale2 ? check_matrix(s, err) : stored_unsupported(s->data, s->scale, err);
 }
 
 static int find_packed(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
-    if (!stored_has(ck, name, "_packed")) return 0;
+    if (!stored_has(ck, name, stored_as_nvfp4_packed.data.suffix)) return 0;
     s->scale2_divides = true;
-    return find_matrix(s, ck, name, "_packed", "_global_scale", err);
+    return find_matrix(s, ck, name, &stored_as_nvfp4_packed, err);
 }
 
 static int find(struct source *s, struct checkpoint *ck, const char *name, struct err *err)
 {
     const struct st_tensor *t = safetensors_find(ck->st, name);
-    if (!t || t->dtype != DT_U8 || !stored_has(ck, name, "_scale")) return 0;
-    return find_matrix(s, ck, name, "", "_scale_2", err);
+    if (!t || t->dtype != DT_U8 || !stored_has(ck, name, stored_as_nvfp4.scale.suffix)) return 0;
+    return find_matrix(s, ck, name, &stored_as_nvfp4, err);
 }
 
 static int find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err)
 {
+    const struct stored_layout *l = &stored_as_nvfp4_stack;
     const int64_t out = s->n_out, in = s->n_in;
     const int64_t half[] = {n_exp, s->transposed ? in / 2 : out, s->transposed ? out : in / 2};
     const int64_t blocks[] = {n_exp, s->transposed ? in / 16 : out, s->transposed ? out : in / 16};
-    char scale[512], scale2[512];
-    if (!stored_has(ck, name, "_weight_scale")) return 0;
-    if (str_format(scale, sizeof(scale), err, "tensor name", "%s_weight_scale", name) ||
-        str_format(scale2, sizeof(scale2), err, "tensor name", "%s_weight_scale_2", name) ||
-        !(s->data = checkpoint_find_data(ck, name, err)) || !(s->scale = checkpoint_find(ck, scale, err)))
+    if (!stored_has(ck, name, l->scale.suffix)) return 0;
+    if (!(s->data = checkpoint_find_data(ck, name, err)) || !(s->scale = stored_need(ck, name, l->scale.suffix, err)))
         return -1;
     if (s->data->dtype != DT_U8 || !stored_is(s->scale, STORED_E4M3)) return stored_unsupported(s->data, s->scale, err);
-    if (!(s->scale2 = checkpoint_find(ck, scale2, err)) || check_width(s, name, err)) return -1;
+    if (!(s->scale2 = stored_need(ck, name, l->scale2.suffix, err)) || check_width(s, name, err)) return -1;
     if (!stored_has_shape(s->data, 3, half)) return checkpoint_shape_error(s->data, "U8", 3, half, err);
     if (!stored_has_shape(s->scale, 3, blocks)) return checkpoint_shape_error(s->scale, STORED_E4M3, 3, blocks, err);
     if (!stored_is_scalar(s->scale2) &&
@@ -114,7 +120,6 @@ static float bound(const struct source *s)
     return 6 * (s->scale2_divides ? scale / g : scale * g);
 }
 
-const struct stored stored_nvfp4_packed = {
-    .suffix = "_packed", .find = find_packed, .check = check, .copy = copy, .bound = bound};
+const struct stored stored_nvfp4_packed = {.find = find_packed, .check = check, .copy = copy, .bound = bound};
 const struct stored stored_nvfp4 = {
-    .suffix = "", .find = find, .find_stack = find_stack, .check = check, .copy = copy, .bound = bound};
+    .find = find, .find_stack = find_stack, .check = check, .copy = copy, .bound = bound};

@@ -46,8 +46,8 @@ struct source source_of_stack(const struct source *all, int64_t i, int64_t n_exp
 
 bool source_exists(const struct checkpoint *ck, const char *name)
 {
-    for (int i = 0; stored_rows[i]; i++)
-        if (stored_rows[i]->suffix && stored_has(ck, name, stored_rows[i]->suffix)) return true;
+    for (int i = 0; stored_layouts[i]; i++)
+        if (stored_has(ck, name, stored_layouts[i]->data.suffix)) return true;
     return false;
 }
 

@@ -35,6 +35,13 @@ const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, con
     return has(full, ck, name, suffix) ? checkpoint_find(ck, full, NULL) : NULL;
 }
 
+const struct st_tensor *stored_need(struct checkpoint *ck, const char *name, const char *suffix, struct err *err)
+{
+    char full[512];
+    if (str_format(full, sizeof(full), err, "tensor name", "%s%s", name, suffix)) return NULL;
+    return checkpoint_find(ck, full, err);
+}
+
 int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err)
 {
     return err_set(err, "tensor %s is %s with scales in %s (%s), which is no supported quantisation: use %s",
@@ -79,3 +86,19 @@ const struct stored stored_corrected = {.find = refuse};
 
 #define ROW(id) &stored_##id,
 const struct stored *const stored_rows[] = {STORED(ROW) NULL};
+#undef ROW
+#define ROW(id) &stored_as_##id,
+const struct stored_layout *const stored_layouts[] = {LAYOUTS(ROW) NULL};
+
+struct st_entry stored_entry(const struct stored_tensor *t, int ndim, const int64_t *shape)
+{
+    struct st_entry e = {.st_dtype = t->st_dtype, .ndim = t->rows ? ndim : ndim - 2};
+    memcpy(e.shape, shape, (size_t)e.ndim * sizeof(*shape));
+    if (t->rows) {
+        e.shape[ndim - 2] = (shape[ndim - 2] + t->rows - 1) / t->rows;
+        e.shape[ndim - 1] = (shape[ndim - 1] + t->cols - 1) / t->cols;
+    }
+    if (!t->rows && !e.ndim && t->cols) e.shape[e.ndim++] = 1;
+    if (t->last) e.shape[e.ndim++] = t->last;
+    return e;
+}

@@ -5,6 +5,35 @@
 
 #include "model/stored/checkpoint.h"
 
+/* A tensor of a matrix in a file. dtype and shape are those that moetrain writes; readers also take others. */
+struct stored_tensor {
+    const char *suffix;   /* its name, after that of the matrix; NULL: the layout has no such tensor */
+    const char *st_dtype; /* as in struct st_tensor */
+    /* Of a matrix or a stack [.., out, in] it has the shape [.., out / rows, in / cols], and a last axis of `last`
+     * unless that is 0. rows 0: one value for each matrix, [..]; a single one is [1] where cols is 1. */
+    int rows, cols, last;
+};
+struct stored_layout {
+    enum weight_format format; /* of its codes in memory; WF_NONE: they are decoded, or it has none */
+    /* By the planes of struct weight that have their bytes, or are computed from them. */
+    union {
+        struct stored_tensor plane[PLANES];
+        struct {
+            struct stored_tensor data, scale, absmax, nested_absmax, nested_offset, code, nested_map, scale2;
+        };
+    };
+    const char *shape; /* suffix of an I64 tensor with the sizes of the matrix; NULL: there is none */
+};
+/* The tensors of each layout, in its file: stored_as_nvfp4. stored_layouts ends with NULL. */
+#define LAYOUTS(X)                                                                                                     \
+    X(nf4) X(fp4) X(int4) X(nvfp4_packed) X(mxfp4) X(mxfp4_stack) X(fp8) X(fp8_blocks) X(nvfp4) X(nvfp4_stack) X(dense)
+#define ROW(id) extern const struct stored_layout stored_as_##id;
+LAYOUTS(ROW)
+#undef ROW
+extern const struct stored_layout *const stored_layouts[];
+/* Dtype and shape of t for a matrix or a stack of this shape [ndim]. */
+struct st_entry stored_entry(const struct stored_tensor *t, int ndim, const int64_t *shape);
+
 /* One matrix of a checkpoint, in any layout. source.h has the functions. */
 struct source {
     const struct stored *stored; /* its layout */
@@ -27,8 +56,7 @@ struct source {
 };
 
 struct stored {
-    const char *suffix; /* of the tensor with the values, after the name of the matrix: "" or "_packed" */
-    const char *name;   /* for logs, where copy decodes the values to bf16; else NULL */
+    const char *name; /* for logs, where copy decodes the values to bf16; else NULL */
     /* The format whose planes can have the codes as they are, where copy can also decode them; else WF_NONE. */
     enum weight_format codes;
     /* 1: found, all shapes are right, and s has its tensors and its format; the caller has set its n_out and n_in. 0:
@@ -61,6 +89,8 @@ bool stored_is_scalar(const struct st_tensor *t); /* a float scale for a whole m
 /* name + suffix: whether the checkpoint has it; the tensor, or NULL. */
 bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix);
 const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix);
+/* The same; NULL with an error where it is missing. */
+const struct st_tensor *stored_need(struct checkpoint *ck, const char *name, const char *suffix, struct err *err);
 /* Errors; they return -1: dtypes of codes and scales that no layout has together; codes whose scales, name_scale_inv,
  * are missing; a value that is no scale. */
 int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err);

@@ -88,27 +88,16 @@ static void runs_have_their_scales(void **state)
     (void)state;
     enum { OUT = 360, IN = 192 };
     static const struct row_order order = {3, {16, 16, 44, 44}};
-    static const struct linear_form forms[] = {{.format = WF_BF16},
-                                               {.format = WF_NF4, .block = 64},
-                                               {.format = WF_NF4, .block = 64, .nested = true},
-                                               {.format = WF_NVFP4},
-                                               {.format = WF_NVFP4, .nested = true},
-                                               {.format = WF_BF16, .int4 = true},
-                                               {.format = WF_BF16, .fp8 = FP8_TENSOR},
-                                               {.format = WF_BF16, .fp8 = FP8_ROWS},
-                                               {.format = WF_BF16, .fp8 = FP8_COLUMN},
-                                               {.format = WF_BF16, .fp8 = FP8_BLOCKS},
-                                               {.format = WF_BF16, .fp8 = FP8_BLOCKS_INV}};
     static float x[OUT * IN];
     for (int64_t i = 0; i < OUT * IN; i++) x[i] = (float)((double)(1 + i / 5000) * test_value(3, (uint64_t)i));
-    for (int f = 0; f < MT_LEN(forms); f++) {
+    for (const struct linear_form *form = linear_forms; form->format; form++) {
         struct draft d;
         struct safetensors st;
         struct source whole;
         struct err err = {.msg = ""};
         int64_t n, row = 0;
         draft_open_case(&d, CASE);
-        draft_linear(&d, "x.weight", x, OUT, IN, &forms[f]);
+        draft_linear(&d, "x.weight", x, OUT, IN, form);
         if (safetensors_open(&st, draft_save(&d, 1), &err)) fail_msg("%s", err.msg);
         struct checkpoint ck = {.st = &st, .used = mem_array(st.n_tensors, sizeof(bool))};
         if (source_find(&whole, &ck, "x.weight", OUT, IN, &err)) fail_msg("%s", err.msg);

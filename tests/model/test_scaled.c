@@ -79,6 +79,13 @@ static void assert_loads_as(const char *dir, const struct quantize *q, enum weig
     loaded_close(&l);
 }
 
+static void every_layout_loads_as_its_values(void **state)
+{
+    (void)state;
+    for (const struct linear_form *form = linear_forms; form->format; form++)
+        assert_same_model(saved(*form, *form, false), saved(*form, *form, true));
+}
+
 /* q, k and v have different global scales and become one matrix. */
 static void test_nvfp4(void **state)
 {
@@ -151,13 +158,13 @@ static void test_packs(void **state)
 
 /* ---- inspect */
 
-static void assert_inspects(struct linear_form form, const char *says)
+static void assert_inspects(const char *dir, const char *says)
 {
     char *text = NULL;
     size_t size = 0;
     struct err err;
     FILE *out = open_memstream(&text, &size);
-    assert_int_equal(inspect_run(saved(form, dense, false), out, &err), 0);
+    assert_int_equal(inspect_run(dir, out, &err), 0);
     fclose(out);
     if (!strstr(text, says)) fail_msg("\"%s\" is not in\n%s", says, text);
     free(text);
@@ -168,9 +175,20 @@ static void test_inspect_rows(void **state)
 {
     (void)state;
     const struct linear_form fp8 = {.fp8 = FP8_BLOCKS_INV};
-    assert_inspects(modelopt, "192 x 128   NVFP4        393 k     216 KiB\n");
-    assert_inspects(compressed, "192 x 128   NVFP4        393 k     216 KiB\n");
-    assert_inspects(fp8, "192 x 128   FP8          393 k     384 KiB\n");
+    assert_inspects(saved(modelopt, dense, false), "192 x 128   NVFP4        393 k     216 KiB\n");
+    assert_inspects(saved(compressed, dense, false), "192 x 128   NVFP4        393 k     216 KiB\n");
+    assert_inspects(saved(fp8, dense, false), "192 x 128   FP8          393 k     384 KiB\n");
+}
+
+static void inspect_counts_scales_of_stacks(void **state)
+{
+    (void)state;
+    struct draft d;
+    draft_begin(&d, "{}");
+    draft_put_as(&d, "x.up_proj", "F8_E4M3", 3, (int64_t[]){2, 128, 128}, mem_alloc(2 * 128 * 128));
+    draft_put(&d, "x.up_proj_scale_inv", DT_F32, 3, (int64_t[]){2, 16, 16}, mem_array(512, 4));
+    assert_inspects(draft_save(&d, 1), "x.up_proj       1  2 x 128 x 128  FP8         32.8 k    34.0 KiB\n");
+    draft_free(&d);
 }
 
 /* ---- errors */
@@ -263,9 +281,16 @@ static void test_damaged(void **state)
 int test_scaled(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_published), cmocka_unit_test(test_nvfp4),        cmocka_unit_test(test_nvfp4_stacks),
-        cmocka_unit_test(test_fp8),       cmocka_unit_test(test_packs),        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_damaged),   cmocka_unit_test(test_inspect_rows),
+        cmocka_unit_test(every_layout_loads_as_its_values),
+        cmocka_unit_test(test_published),
+        cmocka_unit_test(test_nvfp4),
+        cmocka_unit_test(test_nvfp4_stacks),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_packs),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_inspect_rows),
+        cmocka_unit_test(inspect_counts_scales_of_stacks),
     };
     return cmocka_run_group_tests_name("scaled", tests, NULL, NULL);
 }

@@ -25,14 +25,14 @@
 #define HEAD_BYTES  512 /* upper bound of a tensor's bytes in the header and in the index */
 
 enum which { COPY, DECODED, MATRIX, ROUTER, UP_BIAS, DOWN_BIAS, INPUT_SCALE };
-/* STACK: [E, out, in]. TRANSPOSED: [E, in, out]. BLOCKS: MXFP4, and CODES: NVFP4 or FP8 (export_packed.c), whose scales
- * are the next tensors. PUBLISHED: MXFP4 or FP8 of one matrix as DeepSeek-V4 has them, with its scales likewise. */
-enum form { DENSE, STACK, TRANSPOSED, BLOCKS, CODES, PUBLISHED };
+/* Of values in bf16: [out, in], [E, out, in] or [E, in, out]. */
+enum form { DENSE, STACK, TRANSPOSED };
 
 /* The source of one tensor of the output. */
 struct made {
     enum which which;
     enum form form;
+    const struct stored_layout *layout; /* of codes, whose scales are the next tensors; NULL: values in bf16 */
     int64_t layer;
     size_t proj;                    /* MATRIX: offset of its struct proj in struct layer_weights */
     const struct st_tensor *copy;   /* COPY; DECODED: FP8 that becomes bf16 */
@@ -75,9 +75,9 @@ static bool is_mxfp4(const struct merge *m) { return m->x->format == EXPORT_MERG
 /* Whether the export has the layout of DeepSeek-V4's publisher. Its names it has in bf16 too: transformers reads no
  * others. */
 static bool is_published(const struct merge *m) { return is_mxfp4(m) && m->x->run.arch.names->published; }
-static bool is_fp8(const char *st_dtype) { return !strcmp(st_dtype, "F8_E4M3"); }
 
-static struct made *add(struct merge *m, const char *name, enum dtype dtype, int ndim, const int64_t *shape)
+/* Adds the tensor `name` with dtype and shape of e. */
+static struct made *add_as(struct merge *m, const char *name, struct st_entry e)
 {
     if (m->n == m->cap) {
         const int64_t cap = 2 * m->cap + 256;
@@ -85,18 +85,27 @@ static struct made *add(struct merge *m, const char *name, enum dtype dtype, int
         m->made = mem_grow(m->made, m->cap, cap, sizeof(*m->made));
         m->cap = cap;
     }
-    struct st_entry *e = &m->entries[m->n];
     char file[256];
     if (m->x->run.arch.names->published && published_name(file, sizeof(file), name)) name = file;
-    *e = (struct st_entry){.name = mem_strdup(name), .dtype = dtype, .ndim = ndim};
-    memcpy(e->shape, shape, (size_t)ndim * sizeof(*shape));
+    e.name = mem_strdup(name);
+    m->entries[m->n] = e;
     return &m->made[m->n++];
 }
 
-static void add_copy(struct merge *m, const char *name, const struct st_tensor *t)
+static struct made *add(struct merge *m, const char *name, enum dtype dtype, int ndim, const int64_t *shape)
 {
-    add(m, name, t->dtype == DT_NONE ? DT_U8 : t->dtype, t->ndim, t->shape)->copy = t;
-    m->entries[m->n - 1].st_dtype = t->st_dtype;
+    struct st_entry e = {.dtype = dtype, .ndim = ndim};
+    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
+    return add_as(m, name, e);
+}
+
+static struct made *add_copy(struct merge *m, const char *name, const struct st_tensor *t)
+{
+    struct st_entry e = {.st_dtype = t->st_dtype, .ndim = t->ndim};
+    memcpy(e.shape, t->shape, sizeof(e.shape));
+    struct made *made = add_as(m, name, e);
+    made->copy = t;
+    return made;
 }
 
 static void layer_name(char name[256], const struct merge *m, int64_t layer, const char *rest, const char *suffix)
@@ -116,47 +125,37 @@ static const char *rest_of(const struct merge *m, const char *name, int64_t *lay
 }
 
 /* The source's tensor of this name if it can be copied unchanged, else NULL. w: this weight as the trainer loads it. */
-static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w, bool packed)
+static const struct st_tensor *as_it_is(const struct merge *m, const char *name, const struct weight *w)
 {
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
-    const bool dense = weight_is_dense(w->format);
-    return t && (packed ? has_format(m, w) : dense && t->dtype != DT_U8 && t->dtype != DT_NONE) ? t : NULL;
+    return t && weight_is_dense(w->format) && t->dtype != DT_U8 && t->dtype != DT_NONE ? t : NULL;
 }
 
-static void add_codes(struct merge *m, const char *name, int64_t n_in, const struct fakequant *f, struct made how)
+/* Adds the tensors of the codes and scales that `how` describes, of `name`; with its experts where it is a stack.
+ * copied: those of a source with this layout, unchanged. False: it has another one, and nothing is added. */
+static bool add_codes(struct merge *m, const char *name, int64_t n_in, struct made how, bool copied)
 {
-    char scale[300];
-    const struct made next = {.layer = -1};
-    how.form = CODES;
-    *add(m, name, DT_U8, 2, (int64_t[]){how.n_row, n_in * f->bits / 8}) = how;
-    if (f->bits == 8) m->entries[m->n - 1].st_dtype = "F8_E4M3";
-    snprintf(scale, sizeof(scale), "%s_scale", name);
-    if (f->block) {
-        *add(m, scale, DT_U8, 2, (int64_t[]){how.n_row, n_in / f->block}) = next;
-        m->entries[m->n - 1].st_dtype = "F8_E4M3";
-        snprintf(scale, sizeof(scale), "%s_scale_2", name);
+    const struct stored_tensor *t = how.layout->plane;
+    const int64_t shape[] = {how.n_exp, how.n_row, n_in}, *from = how.layout->data.last ? shape : shape + 1;
+    const struct st_tensor *source[PLANES];
+    struct st_entry e[PLANES];
+    for (int p = 0; p < PLANES; p++) {
+        if (!t[p].suffix) continue;
+        e[p] = stored_entry(&t[p], from == shape ? 3 : 2, from);
+        source[p] = safetensors_beside(&m->x->run.st, name, strlen(name), t[p].suffix);
+        const bool same = source[p] && source[p]->bytes == safetensors_entry_bytes(&e[p]) &&
+                          !strcmp(source[p]->st_dtype, e[p].st_dtype);
+        if (copied && !same) return false;
     }
-    *add(m, scale, DT_F32, f->block ? 0 : 1, (int64_t[]){1}) = next;
-}
-
-/* A matrix without adapter whose source has the layout of the export: its tensors are copied, because quantising the
- * values again would round them again. False: it is another one, or training read it quantised. */
-static bool add_same_codes(struct merge *m, const char *name, const struct proj *p, const struct made *how)
-{
-    const struct safetensors *st = &m->x->run.st;
-    const bool blocks = p->quant.format.block; /* NVFP4; else FP8 */
-    char scale[300], global[300];
-    snprintf(scale, sizeof(scale), "%s_scale", name);
-    snprintf(global, sizeof(global), "%s_scale_2", name);
-    const struct st_tensor *t = safetensors_find(st, name), *s = safetensors_find(st, scale);
-    const struct st_tensor *top = blocks ? safetensors_find(st, global) : s;
-    if (m->x->trained || how->a || !has_format(m, &p->w) || !t || !s || !top || top->dtype != DT_F32 ||
-        top->bytes != 4 || t->dtype != (blocks ? DT_U8 : DT_NONE))
-        return false;
-    add_copy(m, name, t);
-    m->made[m->n - 1].form = CODES; /* quantised in the configuration */
-    add_copy(m, scale, s);
-    if (blocks) add_copy(m, global, top);
+    for (int p = 0; p < PLANES; p++) {
+        char full[300];
+        if (!t[p].suffix) continue;
+        snprintf(full, sizeof(full), "%s%s", name, t[p].suffix);
+        if (copied)
+            add_copy(m, full, source[p])->layout = how.layout;
+        else
+            *add_as(m, full, e[p]) = p == PLANE_DATA ? how : (struct made){.layer = -1};
+    }
     return true;
 }
 
@@ -171,35 +170,22 @@ static void add_input_scale(struct merge *m, const char *weight, const struct pr
         .which = INPUT_SCALE, .layer = -1, .value = export_quant_input_scale(f, *(const float *)p->in.amax.data)};
 }
 
-/* The publisher's scales of a matrix that the source has in MXFP4 or FP8 as published, else NULL. */
-static const struct st_tensor *published_scales(const struct merge *m, const char *name)
+/* The layout of codes in which the export has a matrix: that of the publisher, whose format is the source's, of stacks,
+ * or of the format of training. NULL: bf16. as_read: whether a source with it can be copied: it has the values that
+ * training read, which quantising them again would round again. */
+static const struct stored_layout *layout_of(const struct merge *m, const char *name, const struct proj *p,
+                                             const struct made *how, bool stacked, bool *as_read)
 {
-    char scale[300];
-    snprintf(scale, sizeof(scale), "%s_scale_inv", name);
-    const struct st_tensor *s = safetensors_find(&m->x->run.st, scale);
-    return s && !strcmp(s->st_dtype, "F8_E8M0") && safetensors_find(&m->x->run.st, name) ? s : NULL;
-}
-
-/* A matrix in the publisher's layout, in the format of the source: copied when it has no adapter and training read it
- * as it is, else computed. model.quantize may have packed it to another format. False: the source has another layout.
- */
-static bool add_published(struct merge *m, const char *name, const struct weight *w, struct made how)
-{
-    const struct st_tensor *s = published_scales(m, name);
-    if (!s) return false;
-    const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
-    const bool fp8 = is_fp8(t->st_dtype);
-    if (!how.a && !how.quantised && format_of(w)->bits == (fp8 ? 8 : 4)) {
-        add_copy(m, name, t);
-        add_copy(m, s->name, s);
-        return true;
-    }
-    how.form = PUBLISHED;
-    *add(m, name, DT_U8, 2, (int64_t[]){how.n_row, fp8 ? w->n_in : w->n_in / 2}) = how;
-    m->entries[m->n - 1].st_dtype = t->st_dtype;
-    *add(m, s->name, DT_U8, 2, s->shape) = (struct made){.layer = -1};
-    m->entries[m->n - 1].st_dtype = s->st_dtype;
-    return true;
+    const struct fakequant *f = &p->quant.format;
+    const bool frozen = !how->a && !how->quantised;
+    const struct stored_layout *l = is_published(m) ? export_quant_layout(&m->x->run.st, name) : NULL;
+    *as_read = frozen && has_format(m, &p->w);
+    if (l) *as_read = frozen && format_of(&p->w)->bits == format_row(l->format, false)->bits;
+    if (l) return l;
+    if (stacked && is_mxfp4(m)) return &stored_as_mxfp4_stack;
+    if (!how->quantised || f->kind == FQ_MXFP4) return NULL;
+    *as_read = !m->x->trained && !how->a && has_format(m, &p->w);
+    return f->block ? &stored_as_nvfp4 : &stored_as_fp8;
 }
 
 /* Adds a tensor computed from p: `how` has the rows, the part of the product and the experts; target LORA_TARGETS:
@@ -210,26 +196,22 @@ static void add_matrix(struct merge *m, const char *rest, const struct proj *p, 
     const struct weight *w = &p->w;
     const int64_t e = how.n_exp;
     const struct adapters *ad = &m->x->adapter.ad;
-    char name[256], scales[256];
-    layer_name(name, m, how.layer, rest, how.form == BLOCKS ? "_blocks" : "");
-    layer_name(scales, m, how.layer, rest, "_scales");
+    char name[256];
+    bool as_read;
+    layer_name(name, m, how.layer, rest, "");
     how.quantised = p->quant.format.bits;
     if (p->quant.n_part <= 1) how.part = 0;
     if (target < LORA_TARGETS) {
         how.a = adapters_find(ad, how.layer, target, false);
         how.b = adapters_find(ad, how.layer, target, true);
     }
-    if (is_published(m) && add_published(m, name, w, how)) return;
-    const struct st_tensor *t = how.a || how.quantised ? NULL : as_it_is(m, name, w, how.form == BLOCKS);
-    if (t && !(how.joined && t->dtype != DT_BF16)) {
+    how.layout = layout_of(m, name, p, &how, how.form == TRANSPOSED, &as_read);
+    const struct st_tensor *t = how.layout || how.a || how.quantised ? NULL : as_it_is(m, name, w);
+    if (how.layout) {
+        if (!as_read || !add_codes(m, name, w->n_in, how, true)) add_codes(m, name, w->n_in, how, false);
+        if (!is_mxfp4(m)) add_input_scale(m, name, p);
+    } else if (t && !(how.joined && t->dtype != DT_BF16)) {
         add_copy(m, name, t);
-        if (how.form == BLOCKS) add_copy(m, scales, safetensors_find(&m->x->run.st, scales));
-    } else if (how.form == BLOCKS) {
-        *add(m, name, DT_U8, 4, (int64_t[]){e, how.n_row, w->n_in / 32, 16}) = how;
-        *add(m, scales, DT_U8, 3, (int64_t[]){e, how.n_row, w->n_in / 32}) = (struct made){.layer = -1};
-    } else if (how.quantised && p->quant.format.kind != FQ_MXFP4) {
-        if (!add_same_codes(m, name, p, &how)) add_codes(m, name, w->n_in, &p->quant.format, how);
-        add_input_scale(m, name, p);
     } else if (how.form == STACK) {
         *add(m, name, DT_BF16, 3, (int64_t[]){e, how.n_row, w->n_in}) = how;
     } else if (how.form == TRANSPOSED) {
@@ -251,9 +233,7 @@ static void add_stack(struct merge *m, int64_t l, const char *rest, const struct
     const struct weight *w = &p->w;
     const struct arch *a = &m->x->run.arch;
     const struct made how = {.which = MATRIX,
-                             .form = !a->transposed_experts ? STACK
-                                     : is_mxfp4(m)          ? BLOCKS
-                                                            : TRANSPOSED,
+                             .form = a->transposed_experts ? TRANSPOSED : STACK,
                              .layer = l,
                              .proj = proj_at(target),
                              .n_row = w->n_out,
@@ -429,7 +409,7 @@ static void add_frozen(struct merge *m, const struct st_tensor *t)
 {
     if (is_mxfp4(m))
         add_copy(m, t->name, t);
-    else if (is_fp8(t->st_dtype))
+    else if (!strcmp(t->st_dtype, stored_as_fp8.data.st_dtype))
         *add(m, t->name, DT_BF16, t->ndim, t->shape) = (struct made){.which = DECODED, .copy = t};
 }
 
@@ -597,34 +577,23 @@ static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, in
     return rc;
 }
 
-static int put_blocks(struct merge *m, int64_t i, int64_t nth, const float *values, const struct weight *w,
-                      struct err *err)
-{
-    const int64_t n = w->n_out * w->n_in;
-    const bool again = has_format(m, w);
-    const uint8_t *old = again ? (const uint8_t *)w->data + nth * n / 2 : NULL;
-    uint8_t *out = mem_alloc(n / 2 + n / 32), *scales = out + n / 2;
-    const int64_t n_bad =
-        quant_mxfp4_merge(out, scales, values, old, again ? w->scale + nth * n / 32 : NULL, n, m->dev.n_threads);
-    int rc = n_bad ? err_set(err, "%s: a merged weight is not finite", m->entries[i].name) : 0;
-    if (!rc) rc = put(m, i, nth * n / 2, out, n / 2, err) || put(m, i + 1, nth * n / 32, scales, n / 32, err) ? -1 : 0;
-    mem_free(out);
-    return rc;
-}
-
-/* The publisher's formats. */
-static int put_published(struct merge *m, int64_t i, const float *values, const struct weight *w, struct err *err)
+/* The nearest codes; MXFP4: where the weight has codes, its own ones if they are as near. */
+static int put_nearest(struct merge *m, int64_t i, int64_t nth, const float *values, const struct weight *w,
+                       struct err *err)
 {
     const struct made *how = &m->made[i];
-    const int64_t n_in = w->n_in, n = how->n_row * n_in, first = (how->exp * w->n_out + how->row) * n_in;
-    const int64_t size = safetensors_entry_bytes(&m->entries[i]), n_scale = safetensors_entry_bytes(&m->entries[i + 1]);
+    const int64_t n = how->n_row * w->n_in, first = ((how->exp + nth) * w->n_out + how->row) * w->n_in;
+    const int64_t size = safetensors_entry_bytes(&m->entries[i]) / how->n_exp,
+                  n_scale = safetensors_entry_bytes(&m->entries[i + 1]) / how->n_exp;
+    const bool again = w->format == how->layout->format;
     uint8_t *out = mem_alloc(size + n_scale), *scales = out + size;
-    const int64_t n_bad = is_fp8(m->entries[i].st_dtype)
-                              ? quant_fp8_blocks(out, scales, values, how->n_row, n_in, m->dev.n_threads)
-                              : quant_mxfp4_merge(out, scales, values, (const uint8_t *)w->data + first / 2,
-                                                  w->scale + first / 32, n, m->dev.n_threads);
+    const int64_t n_bad =
+        how->layout == &stored_as_fp8_blocks
+            ? quant_fp8_blocks(out, scales, values, how->n_row, w->n_in, m->dev.n_threads)
+            : quant_mxfp4_merge(out, scales, values, again ? (const uint8_t *)w->data + first / 2 : NULL,
+                                again ? w->scale + first / 32 : NULL, n, m->dev.n_threads);
     int rc = n_bad ? err_set(err, "%s: a merged weight is not finite", m->entries[i].name) : 0;
-    if (!rc) rc = put(m, i, 0, out, size, err) || put(m, i + 1, 0, scales, n_scale, err) ? -1 : 0;
+    if (!rc) rc = put(m, i, nth * size, out, size, err) || put(m, i + 1, nth * n_scale, scales, n_scale, err) ? -1 : 0;
     mem_free(out);
     return rc;
 }
@@ -654,7 +623,7 @@ static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, cons
                         how->b->cols, h->ad.scale[how->b->target], how->n_row, n_in, m->dev.n_threads);
     for (int64_t k = 0; k < n; k++)
         if (!isfinite(w[k])) return err_set(err, "%s: a merged weight is not finite", m->entries[i].name);
-    if (how->form == DENSE) {
+    if (!how->layout) {
         op_fake_quant(&m->dev, x, x, amax, f);
         return put_dense(m, i, nth, w, n_in, err);
     }
@@ -669,7 +638,7 @@ static int put_quantised(struct merge *m, int64_t i, int64_t nth, float *w, cons
     if (f->block) sort_rows(how, codes + size, n_scale / how->n_row);
     int rc = put(m, i, nth * size, codes, size, err);
     if (!rc && f->block) rc = put(m, i + 1, nth * n_scale, codes + size, n_scale, err);
-    if (!rc && how->form == CODES) rc = put(m, f->block ? i + 2 : i + 1, 0, &top, sizeof(top), err);
+    if (!rc && f->kind != FQ_MXFP4) rc = put(m, f->block ? i + 2 : i + 1, 0, &top, sizeof(top), err);
     mem_free(codes);
     return rc;
 }
@@ -688,9 +657,7 @@ static int put_matrix(struct merge *m, int64_t i, const struct layer_weights *lw
             continue;
         }
         if (how->a) add_delta(m, how, how->exp + e, values, w->n_in);
-        rc = how->form == PUBLISHED ? put_published(m, i, values, w, err)
-             : how->form == BLOCKS  ? put_blocks(m, i, e, values, w, err)
-                                    : put_dense(m, i, e, values, w->n_in, err);
+        rc = how->layout ? put_nearest(m, i, e, values, w, err) : put_dense(m, i, e, values, w->n_in, err);
     }
     mem_free(values);
     return rc;
@@ -742,7 +709,7 @@ static char **dense_modules(const struct merge *m, int64_t *n)
     for (int64_t i = 0; i < m->n; i++) {
         const char *name = m->entries[i].name;
         const int ndim = m->entries[i].ndim;
-        if (ndim < 2 || ndim > 3 || m->made[i].form == CODES || !str_ends(name, tails[ndim - 2])) continue;
+        if (ndim < 2 || ndim > 3 || m->made[i].layout || !str_ends(name, tails[ndim - 2])) continue;
         if (str_ends(name, "embed_tokens.weight") || !strcmp(name, "lm_head.weight")) continue;
         names[*n] = mem_strdup(name);
         names[(*n)++][strlen(name) - strlen(tails[ndim - 2])] = 0;

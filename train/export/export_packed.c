@@ -12,6 +12,7 @@
 
 #include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"
+#include "model/stored/stored.h"
 #include "model/weights.h"
 
 /* ---- configuration ---- */
@@ -114,16 +115,14 @@ static void decode_fp8(float *out, const struct st_tensor *codes, float scale)
 static int decode_tensor(struct packed_view *v, const struct safetensors *st, struct st_tensor *t, bool decode,
                          struct err *err)
 {
-    char name[300];
-    snprintf(name, sizeof(name), "%s_scale", t->name);
-    const struct st_tensor *scale = safetensors_find(st, name), codes = *t;
-    snprintf(name, sizeof(name), "%s_scale_2", t->name);
-    const struct st_tensor *global = safetensors_find(st, name);
+    const size_t len = strlen(t->name);
+    const struct st_tensor *scale = safetensors_beside(st, t->name, len, stored_as_nvfp4.scale.suffix), codes = *t;
+    const struct st_tensor *global = safetensors_beside(st, t->name, len, stored_as_nvfp4.scale2.suffix);
     if (!scale) return 0;
-    const bool nvfp4 = codes.dtype == DT_U8, fp8 = !strcmp(codes.st_dtype, "F8_E4M3");
+    const bool nvfp4 = codes.dtype == DT_U8, fp8 = !strcmp(codes.st_dtype, stored_as_fp8.data.st_dtype);
     const int64_t n = nvfp4 ? 2 * codes.bytes : codes.bytes;
-    const bool fits = nvfp4 ? !strcmp(scale->st_dtype, "F8_E4M3") && scale->bytes == n / 16 && n % 16 == 0 && global &&
-                                  global->dtype == DT_F32 && global->bytes == 4
+    const bool fits = nvfp4 ? !strcmp(scale->st_dtype, stored_as_nvfp4.scale.st_dtype) && scale->bytes == n / 16 &&
+                                  n % 16 == 0 && global && global->dtype == DT_F32 && global->bytes == 4
                             : fp8 && scale->dtype == DT_F32 && scale->bytes == 4;
     if (codes.ndim != 2 || !fits) return err_set(err, "%s: its scales do not fit", t->name);
     float *out = mem_array(n, sizeof(*out));

@@ -40,13 +40,20 @@ static int check_training(enum export_format to, const struct arch *a, const str
                    a->family);
 }
 
+const struct stored_layout *export_quant_layout(const struct safetensors *st, const char *name)
+{
+    const struct stored_layout *fp8 = &stored_as_fp8_blocks, *mxfp4 = &stored_as_mxfp4;
+    const struct st_tensor *t = safetensors_find(st, name);
+    const struct st_tensor *s = safetensors_beside(st, name, strlen(name), mxfp4->scale.suffix);
+    if (!t || !s || strcmp(s->st_dtype, mxfp4->scale.st_dtype)) return NULL;
+    return strcmp(t->st_dtype, fp8->data.st_dtype) ? mxfp4 : fp8;
+}
+
 bool export_quant_published(const struct safetensors *st, int64_t layer)
 {
-    char name[96], scale[112];
+    char name[96];
     snprintf(name, sizeof(name), "%slayers.%lld.mlp.experts.0.gate_proj.weight", weights_prefix(st), (long long)layer);
-    snprintf(scale, sizeof(scale), "%s_scale_inv", name);
-    const struct st_tensor *t = safetensors_find(st, name), *s = safetensors_find(st, scale);
-    return t && s && strcmp(t->st_dtype, "F8_E4M3") && !strcmp(s->st_dtype, "F8_E8M0");
+    return export_quant_layout(st, name) == &stored_as_mxfp4;
 }
 
 bool export_quant_writes(enum export_format to, const struct arch *a, const struct safetensors *st,

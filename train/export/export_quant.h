@@ -2,6 +2,7 @@
 #ifndef MT_EXPORT_QUANT_H
 #define MT_EXPORT_QUANT_H
 
+#include "model/stored/stored.h"
 #include "train/export/export_job.h"
 
 /* Fills x->qat, x->trained and the quantisation of x->adapter's products; after the adapter was loaded. Warns when the
@@ -10,6 +11,8 @@
 int export_quant_open(struct export *x, struct err *err) MT_CHECK;
 /* Whether a merged export in this format has the values of f. */
 bool export_quant_has(enum export_format to, const struct fakequant *f);
+/* The publisher's layout that the matrix `name` has, MXFP4 or FP8; NULL: it has another. */
+const struct stored_layout *export_quant_layout(const struct safetensors *st, const char *name);
 /* Whether the experts of this layer are in MXFP4 as DeepSeek-V4's publisher has them: merged-mxfp4 writes no others. */
 bool export_quant_published(const struct safetensors *st, int64_t layer);
 /* Whether the checkpoint can be exported in this format after such a run. */

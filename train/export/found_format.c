@@ -6,7 +6,7 @@
 
 #include "data/file/file.h"
 #include "data/json/json.h"
-#include "data/safetensors.h"
+#include "model/stored/stored.h"
 
 static int path_in(char path[MT_PATH], const char *dir, const char *name, struct err *err)
 {
@@ -19,9 +19,10 @@ static enum export_format merged_format(const struct safetensors *st)
     bool nvfp4 = false, mxfp4 = false, fp8 = false;
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
-        nvfp4 |= str_ends(t->name, ".weight_scale_2");
-        mxfp4 |= str_ends(t->name, "_blocks") || (str_ends(t->name, ".weight") && !strcmp(t->st_dtype, "I8"));
-        fp8 |= !strcmp(t->st_dtype, "F8_E4M3");
+        nvfp4 |= str_ends(t->name, stored_as_nvfp4.scale2.suffix);
+        mxfp4 |= str_ends(t->name, stored_as_mxfp4_stack.data.suffix) ||
+                 (str_ends(t->name, ".weight") && !strcmp(t->st_dtype, stored_as_mxfp4.data.st_dtype));
+        fp8 |= !strcmp(t->st_dtype, stored_as_fp8.data.st_dtype);
     }
     return nvfp4 ? EXPORT_MERGED_NVFP4 : mxfp4 ? EXPORT_MERGED_MXFP4 : fp8 ? EXPORT_MERGED_FP8 : EXPORT_MERGED_BF16;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/stored/stored.h"
 #include "model/weights.h"
 #include "train/adapter/amax_file.h"
 #include "train/export/export_quant.h"
@@ -54,7 +55,6 @@ static bool is_right(const struct export *x, const struct safetensors *amax, con
 
 int verify_inputs(const struct export *x, const struct safetensors *st, struct export_diff *l, struct err *err)
 {
-    static const char weight[] = ".weight_scale";
     struct safetensors amax;
     char path[MT_PATH];
     int64_t n_scale = 0, n_weight = 0;
@@ -65,7 +65,7 @@ int verify_inputs(const struct export *x, const struct safetensors *st, struct e
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
         const size_t n = strlen(t->name);
-        n_weight += n >= sizeof(weight) && !strcmp(t->name + n - (sizeof(weight) - 1), weight);
+        n_weight += str_ends(t->name, ".weight") && safetensors_beside(st, t->name, n, stored_as_fp8.scale.suffix);
         if (n < sizeof(suffix) || strcmp(t->name + n - (sizeof(suffix) - 1), suffix)) continue;
         n_scale++;
         if (!is_right(x, &amax, t)) export_diff_add(l, "%s: not the scale that training read", t->name);

@@ -76,7 +76,7 @@ static int synth_open(struct synth *s, const struct synth_options *opt, bool siz
     if (s->n_layer < 0 || s->n_layer > s->p->n_layer)
         return err_set(err, "--layers %lld: %s has %lld", (long long)s->n_layer, s->p->name, (long long)s->p->n_layer);
     if (read_arch(s, err)) return -1;
-    if (s->a.transposed_experts && !s->form->add_all)
+    if (s->a.transposed_experts && s->form->layout && !s->form->stack)
         return err_set(err, "%s has no layout with experts in FP8: use mxfp4, nf4, bf16 or nvfp4", s->p->name);
     if (opt->each_kind && !opt->n_layer) s->n_layer = layers_of_each_kind(&s->a);
     synth_tensors_add(s);
@@ -273,7 +273,7 @@ int synth_memory_open(struct synth_memory *m, const struct synth_options *opt, s
         const struct st_entry *e = &s.entries[i];
         struct st_tensor *t = &m->st.tensors[i];
         m->names[i] = mem_strdup(e->name);
-        *t = (struct st_tensor){.name = m->names[i], .dtype = e->st_dtype ? DT_NONE : e->dtype, .ndim = e->ndim};
+        *t = (struct st_tensor){.name = m->names[i], .dtype = safetensors_entry_dtype(e), .ndim = e->ndim};
         t->st_dtype = e->st_dtype ? e->st_dtype : dtype_name(e->dtype);
         memcpy(t->shape, e->shape, sizeof(t->shape));
         t->bytes = safetensors_entry_bytes(e);

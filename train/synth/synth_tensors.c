@@ -21,12 +21,10 @@
 static bool published_names(const struct synth *s) { return s->p->family->compress && s->form->names; }
 static bool as_published(const struct synth *s) { return s->p->family->compress && s->form->blocks; }
 
-static void add_as(struct synth *s, const char *name, enum dtype dtype, const char *st_dtype, int ndim,
-                   const int64_t *shape, struct random_weights draw)
+/* Adds the tensor `name` with dtype and shape of e. */
+static void add_as(struct synth *s, const char *name, struct st_entry e, struct random_weights draw)
 {
     char stored[256];
-    struct st_entry e = {.dtype = dtype, .st_dtype = st_dtype, .ndim = ndim};
-    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
     s->bytes += safetensors_entry_bytes(&e);
     if (s->sizes) return;
     s->entries = mem_reserve(s->entries, &s->cap, s->n + 1, sizeof(*s->entries));
@@ -42,7 +40,9 @@ static void add_as(struct synth *s, const char *name, enum dtype dtype, const ch
 static void add(struct synth *s, const char *name, enum dtype dtype, int ndim, const int64_t *shape,
                 struct random_weights draw)
 {
-    add_as(s, name, dtype, NULL, ndim, shape, draw);
+    struct st_entry e = {.dtype = dtype, .ndim = ndim};
+    memcpy(e.shape, shape, (size_t)ndim * sizeof(*shape));
+    add_as(s, name, e, draw);
 }
 
 /* bf16 values, n_out of them, or [n_out, n_in] unless n_in is 0. */
@@ -52,7 +52,6 @@ static void add_values(struct synth *s, const char *name, int64_t n_out, int64_t
     s->n_params += n_out * MT_MAX(n_in, 1);
 }
 
-static struct random_weights drawn(enum random_kind kind) { return (struct random_weights){.kind = kind}; }
 static struct random_weights copied(const void *bytes)
 {
     return (struct random_weights){.kind = RANDOM_BYTES, .bytes = bytes};
@@ -105,6 +104,22 @@ static void add_f32(struct synth *s, const char *name, int64_t n_out, int64_t n_
     s->n_params += n_out * MT_MAX(n_in, 1);
 }
 
+/* The tensors of a matrix [out, in], or of a stack, in a layout; kind: of each, draw with it. A scale of a matrix is
+ * one for the stack. */
+static void add_layout(struct synth *s, struct name name, const struct stored_layout *l, int ndim, const int64_t *shape,
+                       const enum random_kind *kind, struct random_weights draw)
+{
+    int64_t n = 1;
+    for (int i = 0; i < ndim; i++) n *= shape[i];
+    s->n_params += n;
+    for (int p = 0; p < PLANES; p++) {
+        const struct stored_tensor *t = &l->plane[p];
+        if (!t->suffix) continue;
+        draw.kind = *kind++;
+        add_as(s, with(name, t->suffix).s, stored_entry(t, t->rows ? ndim : 2, shape), draw);
+    }
+}
+
 /* FP8 with an exponent per block of 128 x 128, as DeepSeek-V4 is published; else bf16. */
 static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std)
 {
@@ -112,20 +127,9 @@ static void add_blocks(struct synth *s, struct name name, int64_t n_out, int64_t
         add_linear(s, name, n_out, n_in, std, false);
         return;
     }
-    add_as(s, with(name, ".weight").s, DT_U8, "F8_E4M3", 2, (int64_t[]){n_out, n_in}, drawn(RANDOM_FP8));
-    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2,
-           (int64_t[]){(n_out + 127) / 128, (n_in + 127) / 128},
-           (struct random_weights){.kind = RANDOM_FILL, .byte = random_weights_exponent(std)});
-    s->n_params += n_out * n_in;
-}
-
-/* One expert's matrix as DeepSeek-V4 is published: nibbles, and an exponent per 32 columns. */
-static void add_mxfp4(struct synth *s, struct name name, const struct matrix *p)
-{
-    add_as(s, with(name, ".weight").s, DT_U8, "I8", 2, (int64_t[]){p->n_out, p->n_in / 2}, drawn(RANDOM_NIBBLES));
-    add_as(s, with(name, ".weight_scale_inv").s, DT_U8, "F8_E8M0", 2, (int64_t[]){p->n_out, p->n_in / 32},
-           (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
-    s->n_params += p->n_out * p->n_in;
+    add_layout(s, with(name, ".weight"), &stored_as_fp8_blocks, 2, (int64_t[]){n_out, n_in},
+               (enum random_kind[]){RANDOM_FP8, RANDOM_FILL},
+               (struct random_weights){.byte = random_weights_exponent(std)});
 }
 
 /* Gates, pooled values and the bias of each token in an entry; width: of an entry, twice with overlap. */
@@ -243,105 +247,78 @@ static void add_attention(struct synth *s, int64_t layer)
 static void add_nf4(struct synth *s, struct name name, const struct matrix *p)
 {
     const struct name weight = with(name, ".weight");
+    const struct stored_layout *l = &stored_as_nf4;
     const int64_t n = p->n_out * p->n_in, state = (int64_t)strlen(p->state);
-    add(s, weight.s, DT_U8, 2, (int64_t[]){n / 2, 1}, drawn(RANDOM_NF4));
-    add(s, with(weight, ".absmax").s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
+    add(s, with(weight, l->data.suffix).s, DT_U8, 2, (int64_t[]){n / 2, 1},
+        (struct random_weights){.kind = RANDOM_NF4});
+    add(s, with(weight, l->absmax.suffix).s, DT_F32, 1, (int64_t[]){n / NF4_BLOCK},
         (struct random_weights){.kind = RANDOM_ABSMAX, .std = p->std});
-    add(s, with(weight, ".quant_map").s, DT_F32, 1, (int64_t[]){16}, copied(quant_nf4_code));
-    add(s, with(weight, ".quant_state.bitsandbytes__nf4").s, DT_U8, 1, (int64_t[]){state}, copied(p->state));
+    add(s, with(weight, l->code.suffix).s, DT_F32, 1, (int64_t[]){16}, copied(quant_nf4_code));
+    add(s, with(weight, l->nested_offset.suffix).s, DT_U8, 1, (int64_t[]){state}, copied(p->state));
     s->n_params += n;
 }
 
-/* One expert's matrix as ModelOpt stores NVFP4. */
-static void add_nvfp4(struct synth *s, struct name name, const struct matrix *p)
+static struct random_weights draw_of(const struct matrix *p)
 {
-    const struct name weight = with(name, ".weight");
-    add(s, weight.s, DT_U8, 2, (int64_t[]){p->n_out, p->n_in / 2}, drawn(RANDOM_NIBBLES));
-    add_as(s, with(weight, "_scale").s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in / 16}, drawn(RANDOM_E4M3));
-    add(s, with(weight, "_scale_2").s, DT_F32, 0, (int64_t[]){1}, copied(&p->scale));
-    s->n_params += p->n_out * p->n_in;
-}
-
-/* One expert's matrix as DeepSeek-V4 has it in FP8, or as compressed-tensors stores FP8 with one scale. */
-static void add_fp8(struct synth *s, struct name name, const struct matrix *p)
-{
-    const struct name weight = with(name, ".weight");
-    if (as_published(s)) {
-        add_blocks(s, name, p->n_out, p->n_in, p->std);
-        return;
-    }
-    add_as(s, weight.s, DT_U8, "F8_E4M3", 2, (int64_t[]){p->n_out, p->n_in}, drawn(RANDOM_FP8));
-    add(s, with(weight, "_scale").s, DT_F32, 1, (int64_t[]){1}, copied(&p->scale));
-    s->n_params += p->n_out * p->n_in;
-}
-
-static void add_bf16(struct synth *s, struct name name, const struct matrix *p)
-{
-    add_linear(s, name, p->n_out, p->n_in, p->std, false);
+    return (struct random_weights){.std = p->std, .bytes = &p->scale};
 }
 
 /* A Linear per expert. */
 static void add_per_expert(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const size_t before = strcspn(p->pattern, "#");
+    const struct form *f = s->form;
     char rest[192];
     for (int64_t x = 0; x < s->a.n_exp; x++) {
         snprintf(rest, sizeof(rest), "%.*s%lld%s", (int)before, p->pattern, (long long)x, p->pattern + before + 1);
         const struct name name = layer_name(s, layer, rest);
-        s->form->add(s, name, p);
+        if (!f->layout)
+            add_nf4(s, name, p);
+        else if (f->layout == &stored_as_fp8 && as_published(s))
+            add_blocks(s, name, p->n_out, p->n_in, p->std);
+        else
+            add_layout(s, with(name, ".weight"), f->layout, 2, (int64_t[]){p->n_out, p->n_in}, f->kind, draw_of(p));
         if (s->a.expert_bias) add_values(s, with(name, ".bias").s, p->n_out, 0, normal(0, 0.1));
     }
 }
 
-/* ---- gpt-oss: one tensor of all experts */
-
-static void add_stack_end(struct synth *s, struct name name, const struct matrix *p)
-{
-    s->n_params += s->a.n_exp * p->n_out * p->n_in;
-    add_values(s, with(name, "_bias").s, s->a.n_exp, p->n_out, normal(0, 0.1));
-}
-
-static void add_mxfp4_stack(struct synth *s, int64_t layer, const struct matrix *p)
-{
-    const int64_t e = s->a.n_exp, groups = p->n_in / 32;
-    const struct name name = layer_name(s, layer, p->stack);
-    add(s, with(name, "_blocks").s, DT_U8, 4, (int64_t[]){e, p->n_out, groups, 16}, drawn(RANDOM_NIBBLES));
-    add(s, with(name, "_scales").s, DT_U8, 3, (int64_t[]){e, p->n_out, groups},
-        (struct random_weights){.kind = RANDOM_E8M0, .std = p->std});
-    add_stack_end(s, name, p);
-}
-
-/* The [E, in, out] of transformers, as ModelOpt stores it. */
-static void add_nvfp4_stack(struct synth *s, int64_t layer, const struct matrix *p)
+/* gpt-oss: one tensor of all experts, [E, in, out] but for MXFP4, and their biases. */
+static void add_stack(struct synth *s, int64_t layer, const struct matrix *p)
 {
     const int64_t e = s->a.n_exp;
+    const struct form *f = s->form;
     const struct name name = layer_name(s, layer, p->stack);
-    add(s, name.s, DT_U8, 3, (int64_t[]){e, p->n_in / 2, p->n_out}, drawn(RANDOM_NIBBLES));
-    add_as(s, with(name, "_weight_scale").s, DT_U8, "F8_E4M3", 3, (int64_t[]){e, p->n_in / 16, p->n_out},
-           drawn(RANDOM_E4M3));
-    add(s, with(name, "_weight_scale_2").s, DT_F32, 0, (int64_t[]){1}, copied(&p->scale));
-    add_stack_end(s, name, p);
+    const int64_t out_in[] = {e, p->n_out, p->n_in}, in_out[] = {e, p->n_in, p->n_out};
+    add_layout(s, name, f->stack, 3, f->stack == &stored_as_mxfp4_stack ? out_in : in_out, f->kind, draw_of(p));
+    add_values(s, with(name, "_bias").s, e, p->n_out, normal(0, 0.1));
 }
 
-static void add_bf16_stack(struct synth *s, int64_t layer, const struct matrix *p)
-{
-    const struct name name = layer_name(s, layer, p->stack);
-    add(s, name.s, DT_BF16, 3, (int64_t[]){s->a.n_exp, p->n_in, p->n_out}, normal(0, p->std));
-    add_stack_end(s, name, p);
-}
-
-static const struct form forms[] = {
-    {.name = "mxfp4",
-     .format = WF_MXFP4,
-     .add = add_mxfp4,
-     .add_all = add_mxfp4_stack,
-     .published = true,
-     .names = true,
-     .blocks = true},
-    {.name = "nf4", .format = WF_NF4, .add = add_nf4, .add_all = add_per_expert},
-    {.name = "bf16", .format = WF_BF16, .add = add_bf16, .add_all = add_bf16_stack, .names = true},
-    {.name = "nvfp4", .format = WF_NVFP4, .add = add_nvfp4, .add_all = add_nvfp4_stack},
-    {.name = "fp8", .format = WF_FP8, .add = add_fp8, .names = true, .blocks = true}};
+static const struct form forms[] = {{.name = "mxfp4",
+                                     .format = WF_MXFP4,
+                                     .layout = &stored_as_mxfp4,
+                                     .stack = &stored_as_mxfp4_stack,
+                                     .kind = {RANDOM_NIBBLES, RANDOM_E8M0},
+                                     .published = true,
+                                     .names = true,
+                                     .blocks = true},
+                                    {.name = "nf4", .format = WF_NF4},
+                                    {.name = "bf16",
+                                     .format = WF_BF16,
+                                     .layout = &stored_as_dense,
+                                     .stack = &stored_as_dense,
+                                     .kind = {RANDOM_NORMAL},
+                                     .names = true},
+                                    {.name = "nvfp4",
+                                     .format = WF_NVFP4,
+                                     .layout = &stored_as_nvfp4,
+                                     .stack = &stored_as_nvfp4_stack,
+                                     .kind = {RANDOM_NIBBLES, RANDOM_E4M3, RANDOM_BYTES}},
+                                    {.name = "fp8",
+                                     .format = WF_FP8,
+                                     .layout = &stored_as_fp8,
+                                     .kind = {RANDOM_FP8, RANDOM_BYTES},
+                                     .names = true,
+                                     .blocks = true}};
 
 const struct form *synth_tensors_form(int64_t i) { return i < MT_LEN(forms) ? &forms[i] : NULL; }
 
@@ -392,8 +369,8 @@ static void add_experts(struct synth *s, int64_t layer)
     else if (a->router_bias)
         add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
-        if (a->transposed_experts)
-            s->form->add_all(s, layer, &s->products[i]);
+        if (a->transposed_experts && s->form->stack)
+            add_stack(s, layer, &s->products[i]);
         else if (is_stacked(s))
             add_rows(s, layer, &s->products[i]);
         else

@@ -2,7 +2,7 @@
 #ifndef MT_SYNTH_TENSORS_H
 #define MT_SYNTH_TENSORS_H
 
-#include "data/safetensors.h"
+#include "model/stored/stored.h"
 #include "train/synth/presets.h"
 #include "train/synth/random_weights.h"
 
@@ -16,7 +16,6 @@ struct matrix {
     char state[128]; /* bitsandbytes' quant_state */
 };
 
-struct synth;
 struct name {
     char s[256];
 };
@@ -24,10 +23,10 @@ struct name {
 struct form {
     const char *name;
     enum weight_format format;
-    void (*add)(struct synth *s, struct name name, const struct matrix *p); /* one expert's matrix */
-    /* All experts of gpt-oss, whose biases are beside them; NULL: they have no such layout. */
-    void (*add_all)(struct synth *s, int64_t layer, const struct matrix *p);
-    bool published; /* only families that are published in it have such a layout */
+    const struct stored_layout *layout; /* of one expert's matrix; NULL: NF4 of bitsandbytes */
+    const struct stored_layout *stack;  /* of all experts of gpt-oss; NULL: it has a tensor per expert */
+    enum random_kind kind[3];           /* of the tensors of both */
+    bool published;                     /* only families that are published in it have such a layout */
     /* DeepSeek-V4: with the names of its publisher, the only ones that transformers reads; and with its FP8 beside the
      * experts. */
     bool names, blocks;

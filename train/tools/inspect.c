@@ -1,7 +1,6 @@
 /* inspect.c - prints a summary of the tensors of a checkpoint or adapter.
  *
- * A packed weight is several tensors in the file: MXFP4 is X_blocks and X_scales, bitsandbytes is X and X.absmax,
- * X.quant_map, ..., NVFP4 and FP8 are X with X_scale, X_scale_2, X_scale_inv, or X_packed. inspect prints one row per
+ * A packed weight is several tensors in the file, as model/stored/stored.h has them. inspect prints one row per
  * weight with its logical shape; bytes of the helper tensors count as bytes of their weight. */
 #include "train/tools/inspect.h"
 
@@ -17,6 +16,7 @@
 #include "kernels/comm/comm.h"
 #include "model/stored/formats.h"
 #include "model/stored/published.h"
+#include "model/stored/stored.h"
 #include "model/weights.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/config/config.h"
@@ -32,42 +32,37 @@ struct row {
 
 /* ---- from tensors to rows ---- */
 
-/* The tensor called name[0..n) + suffix, or NULL. */
-static const struct st_tensor *sibling(const struct safetensors *st, const char *name, size_t n, const char *suffix)
+/* DeepSeek-V4's name for the scales of X.weight, which its readers know by another. */
+#define PUBLISHED_SCALE ".scale"
+
+/* The length of t's name before `suffix`; 0: it does not end so, or is no longer. */
+static size_t before(const struct st_tensor *t, const char *suffix)
 {
-    char key[1024];
-    int len = snprintf(key, sizeof(key), "%.*s%s", (int)MT_MIN(n, sizeof(key)), name, suffix);
-    return len < (int)sizeof(key) ? safetensors_find(st, key) : NULL;
+    return str_ends(t->name, suffix) ? strlen(t->name) - strlen(suffix) : 0;
 }
 
-/* The weight that t helps to decode, or NULL when t is a weight itself. */
-static const struct st_tensor *owner(const struct safetensors *st, const struct st_tensor *t)
+/* The scales of a weight whose name without the suffix of its layout is name[0..n); NULL: it has none. */
+static const struct st_tensor *scale_of(const struct safetensors *st, const struct st_tensor *t, size_t n,
+                                        const struct stored_layout *l)
 {
-    static const struct {
-        const char *suffix, *owner;
-    } helpers[] = {{"_scales", "_blocks"},
-                   {".absmax", ""},
-                   {".quant_map", ""},
-                   {".nested_absmax", ""},
-                   {".nested_quant_map", ""},
-                   {".quant_state.bitsandbytes__nf4", ""},
-                   {".quant_state.bitsandbytes__fp4", ""},
-                   {"weight_scale", "weight"},
-                   {"weight_scale_2", "weight"},
-                   {"weight_scale_inv", "weight"},
-                   {".scale", ".weight"},
-                   {"weight_scale", "weight_packed"},
-                   {"weight_global_scale", "weight_packed"},
-                   {"_weight_scale", ""},
-                   {"_weight_scale_2", ""}};
-    size_t n = strlen(t->name);
-    for (int64_t i = 0; i < MT_LEN(helpers); i++) {
-        size_t len = strlen(helpers[i].suffix);
-        const bool fits = n > len && !strcmp(t->name + n - len, helpers[i].suffix);
-        const struct st_tensor *of = fits ? sibling(st, t->name, n - len, helpers[i].owner) : NULL;
-        if (of) return of;
-    }
-    return NULL;
+    const struct st_tensor *s = safetensors_beside(st, t->name, n, l->scale.suffix);
+    const size_t module = before(t, ".weight");
+    return s || !module ? s : safetensors_beside(st, t->name, module, PUBLISHED_SCALE);
+}
+
+/* The weight that t helps to decode, with its layout, or NULL when t is a weight itself. */
+static const struct st_tensor *owner(const struct safetensors *st, const struct st_tensor *t,
+                                     const struct stored_layout **l)
+{
+    for (int64_t i = 0; (*l = stored_layouts[i]) != NULL; i++)
+        for (int p = PLANE_DATA + 1; p < PLANES; p++) {
+            const char *suffix = (*l)->plane[p].suffix;
+            const size_t n = suffix ? before(t, suffix) : 0;
+            const struct st_tensor *of = n ? safetensors_beside(st, t->name, n, (*l)->data.suffix) : NULL;
+            if (of) return of;
+        }
+    const size_t n = before(t, PUBLISHED_SCALE);
+    return n ? safetensors_beside(st, t->name, n, ".weight") : NULL;
 }
 
 /* A copy of name[0..n) in which the numbers between dots are {n}, {e}, {i} in this order and control characters are
@@ -104,84 +99,59 @@ static void set_shape(struct row *r, const int64_t *shape, int ndim)
     if (!ndim) snprintf(r->shape, sizeof(r->shape), "scalar");
 }
 
-/* The scales of an NVFP4 or FP8 weight; *stem: length of its name without compressed-tensors' _packed. */
-static const struct st_tensor *scales_of(const struct safetensors *st, const struct st_tensor *t, size_t *stem)
+static void set_format(struct row *r, enum weight_format f, const char *more)
 {
-    static const char *const suffixes[] = {"_scale", "_scale_inv", "_weight_scale"};
-    const size_t n = strlen(t->name), tail = strlen("_packed");
-    const struct st_tensor *s = NULL;
-    *stem = n > tail && !strcmp(t->name + n - tail, "_packed") ? n - tail : n;
-    for (int i = 0; i < MT_LEN(suffixes) && !s; i++) s = sibling(st, t->name, *stem, suffixes[i]);
-    const bool weight = n > tail && !strcmp(t->name + n - tail, ".weight"); /* as long as _packed */
-    return s || !weight ? s : sibling(st, t->name, n - tail, ".scale");
+    snprintf(r->format, sizeof(r->format), "%s%s", weight_format_name(f), more);
+    for (char *c = r->format; *c && *c != ' '; c++) *c = (char)toupper((unsigned char)*c);
 }
 
-/* MXFP4 of a single matrix: two values per byte, an exponent per 32. */
-static bool is_mxfp4(const struct st_tensor *t, const struct st_tensor *s)
+/* Fills in the format of a weight in layout l and, where bytes hold several values, its name and its logical shape: an
+ * axis on which these lie has fewer scales than bytes. False: t is no such weight. */
+static bool describe_as(struct row *r, const struct safetensors *st, const struct st_tensor *t,
+                        const struct stored_layout *l)
 {
-    return (t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8")) && !strcmp(s->st_dtype, "F8_E8M0") && t->ndim == 2 &&
-           s->ndim == 2 && s->shape[0] == t->shape[0] && s->shape[1] <= INT64_MAX / 16 &&
-           16 * s->shape[1] == t->shape[1];
-}
-
-/* Fills in the format and, for NVFP4 and MXFP4, the logical shape: of NVFP4, scales have an eighth of the bytes of one
- * axis. */
-static void describe_scaled(struct row *r, const struct safetensors *st, const struct st_tensor *t)
-{
-    size_t stem;
-    const struct st_tensor *s = scales_of(st, t, &stem);
+    const size_t n = before(t, l->data.suffix);
+    const struct st_tensor *s = n && l->format && l->scale.suffix ? scale_of(st, t, n, l) : NULL;
+    const int last = l->data.last, ndim = t->ndim - (last ? 1 : 0);
+    const int64_t values = l->data.rows * l->data.cols;
     int64_t shape[8];
-    if (!s) return;
-    if (!strcmp(t->st_dtype, "F8_E4M3")) snprintf(r->format, sizeof(r->format), "FP8");
-    if (is_mxfp4(t, s)) {
+    if (!s) return false;
+    if (values > 1) {
+        const bool bytes = t->dtype == DT_U8 || !strcmp(t->st_dtype, "I8");
+        if (!bytes || strcmp(s->st_dtype, l->scale.st_dtype) || s->ndim != ndim || (last && t->shape[ndim] != last))
+            return false;
+        memcpy(shape, t->shape, sizeof(shape));
+        for (int i = 0; i < ndim; i++)
+            if ((last ? i == ndim - 1 : t->shape[i] != s->shape[i]) && shape[i] <= INT64_MAX / values)
+                shape[i] *= values;
+        mem_free(r->name);
+        r->name = collapse(t->name, n);
         r->params = 2 * t->bytes;
-        set_shape(r, (int64_t[]){t->shape[0], 2 * t->shape[1]}, 2);
-        snprintf(r->format, sizeof(r->format), "MXFP4");
-        return;
+        set_shape(r, shape, ndim);
+    } else if (strcmp(t->st_dtype, l->data.st_dtype)) {
+        return false;
     }
-    if (t->dtype != DT_U8 || strcmp(s->st_dtype, "F8_E4M3") || s->ndim != t->ndim) return;
-    memcpy(shape, t->shape, sizeof(shape));
-    for (int i = 0; i < t->ndim; i++)
-        if (t->shape[i] != s->shape[i] && shape[i] <= INT64_MAX / 2) shape[i] *= 2;
-    mem_free(r->name);
-    r->name = collapse(t->name, stem);
-    r->params = 2 * t->bytes;
-    set_shape(r, shape, t->ndim);
-    snprintf(r->format, sizeof(r->format), "NVFP4");
+    set_format(r, l->format, "");
+    return true;
 }
 
 static void describe(struct row *r, const struct safetensors *st, const struct st_tensor *t)
 {
-    size_t n = strlen(t->name);
-    *r = (struct row){.count = 1, .params = 1, .bytes = t->bytes};
+    *r = (struct row){.count = 1, .params = 1, .bytes = t->bytes, .name = collapse(t->name, strlen(t->name))};
     snprintf(r->format, sizeof(r->format), "%s", t->st_dtype);
     for (int i = 0; i < t->ndim; i++) r->params *= t->shape[i]; /* no overflow: the reader checked it */
-    bool blocks = n > 7 && !strcmp(t->name + n - 7, "_blocks") && t->dtype == DT_U8 && t->ndim >= 2 &&
-                  t->shape[t->ndim - 1] == 16 && t->shape[t->ndim - 2] <= INT32_MAX;
-    if (!blocks || !sibling(st, t->name, n - 7, "_scales")) {
-        r->name = collapse(t->name, n);
-        set_shape(r, t->shape, t->ndim);
-        describe_scaled(r, st, t);
-        return;
-    }
-    int64_t shape[8]; /* MXFP4: [..., groups, 16 bytes] holds [..., 32 * groups] elements */
-    memcpy(shape, t->shape, sizeof(shape));
-    shape[t->ndim - 2] = t->shape[t->ndim - 2] * 32;
-    r->name = collapse(t->name, n - 7);
-    r->params *= 2;
-    set_shape(r, shape, t->ndim - 1);
-    snprintf(r->format, sizeof(r->format), "MXFP4");
+    set_shape(r, t->shape, t->ndim);
+    const struct stored_layout *l;
+    for (int64_t i = 0; (l = stored_layouts[i]) != NULL; i++)
+        if (describe_as(r, st, t, l)) return;
 }
 
-/* Reads the bitsandbytes weight of r: the tensor `state` is JSON with its logical shape; the name of `state` has the
- * code.
- */
+/* Reads the bitsandbytes weight of r: the tensor `state` is JSON with its logical shape. */
 static int describe_bnb(struct row *r, const struct safetensors *st, const struct st_tensor *weight,
-                        const struct st_tensor *state, struct err *err)
+                        const struct st_tensor *state, const struct stored_layout *l, struct err *err)
 {
-    const bool is_nf4 = strstr(state->name, "__nf4") != NULL;
-    const bool nested = sibling(st, weight->name, strlen(weight->name), ".nested_absmax") != NULL;
-    snprintf(r->format, sizeof(r->format), "%s%s", is_nf4 ? "NF4" : "FP4", nested ? " nested" : "");
+    const bool nested = safetensors_beside(st, weight->name, strlen(weight->name), l->nested_absmax.suffix) != NULL;
+    set_format(r, l->format, nested ? " nested" : "");
     if (st->headers) { /* headers only, so the state cannot be read: only the number of elements is known */
         r->params = 2 * weight->bytes;
         set_shape(r, &r->params, 1);
@@ -228,14 +198,15 @@ static int make_rows(const struct safetensors *st, struct row **rows, int64_t *n
     int rc = 0;
     int64_t n_all = st->n_tensors, n_kinds = 0;
     struct row *all = mem_array(n_all, sizeof(*all));
+    const struct stored_layout *l;
     for (int64_t i = 0; i < n_all; i++)
-        if (!owner(st, &st->tensors[i])) describe(&all[i], st, &st->tensors[i]);
+        if (!owner(st, &st->tensors[i], &l)) describe(&all[i], st, &st->tensors[i]);
     for (int64_t i = 0; i < n_all && !rc; i++) {
-        const struct st_tensor *t = &st->tensors[i], *of = owner(st, t);
+        const struct st_tensor *t = &st->tensors[i], *of = owner(st, t, &l);
         if (!of) continue;
         struct row *r = &all[of - st->tensors];
         r->bytes += t->bytes;
-        if (strstr(t->name, ".quant_state.")) rc = describe_bnb(r, st, of, t, err);
+        if (l && l->nested_offset.suffix && before(t, l->nested_offset.suffix)) rc = describe_bnb(r, st, of, t, l, err);
     }
     if (n_all) qsort(all, (size_t)n_all, sizeof(*all), by_kind);
     for (int64_t i = 0; i < n_all; i++) {

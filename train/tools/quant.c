@@ -13,6 +13,7 @@
 #include "data/safetensors.h"
 #include "kernels/format/fakequant.h"
 #include "kernels/ops/ops.h"
+#include "model/stored/stored.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/config/config.h"
 #include "train/launch/process.h"
@@ -92,11 +93,8 @@ static int find_order(const struct quant *q, struct item *item, struct err *err)
     const struct st_tensor *t = item->t;
     const bool down = str_ends(t->name, ends[1]);
     if (t->ndim != 3 || (!down && !str_ends(t->name, ends[0]))) return 0;
-    const size_t n = strlen(t->name) - strlen(ends[down]), size = n + strlen(ends[!down]) + 1;
-    char *name = mem_alloc((int64_t)size);
-    snprintf(name, size, "%.*s%s", (int)n, t->name, ends[!down]);
-    const struct st_tensor *other = safetensors_find(&q->st, name);
-    mem_free(name);
+    const size_t n = strlen(t->name) - strlen(ends[down]);
+    const struct st_tensor *other = safetensors_beside(&q->st, t->name, n, ends[!down]);
     if (!other || other->ndim != 3) return read_model_type(q, &item->swapped, err);
     const int64_t *g = (down ? other : t)->shape, *d = (down ? t : other)->shape;
     item->swapped = g[1] == d[2] && g[2] / 2 == d[1] && g[2] % 2 == 0;
@@ -254,61 +252,67 @@ static int measure(struct quant *q, struct item *item, struct err *err)
 
 /* ---- tensors of the output */
 
-/* "a.weight", "weight_scale" -> "a.weight_scale"; "a.up_proj" -> "a.up_proj_weight_scale". */
-static char *name_of(const char *base, const char *suffix)
+/* "a.weight", "_scale" -> "a.weight_scale"; "a.up_proj" -> "a.up_proj_weight_scale". Layouts of stacks have names for
+ * those. */
+static char *name_of(const struct item *item, const struct stored_layout *l, const char *suffix)
 {
-    static const char weight[] = ".weight";
-    const size_t n = strlen(base), n_weight = sizeof(weight) - 1;
-    const bool ends =
-        n > n_weight && !strcmp(base + n - n_weight, weight) && !strncmp(suffix, weight + 1, n_weight - 1);
-    const size_t kept = ends ? n - n_weight : n, size = n + strlen(suffix) + 2;
+    const char *base = item->t->name;
+    const bool as_it_is = !*suffix || l == &stored_as_mxfp4_stack || str_ends(base, ".weight");
+    const size_t size = strlen(base) + strlen("_weight") + strlen(suffix) + 1;
     char *name = mem_alloc((int64_t)size);
-    snprintf(name, size, "%.*s%s%s", (int)kept, base, ends ? "." : *suffix ? "_" : "", suffix);
+    snprintf(name, size, "%s%s%s", base, as_it_is ? "" : "_weight", suffix);
     return name;
 }
 
-/* An entry with the first n_lead sizes of the item's tensor; the caller adds others. */
-static struct st_entry *add_entry(struct quant *q, struct item *item, enum part part, const char *suffix,
-                                  const char *st_dtype, int n_lead)
+/* An entry with the dtype and shape of `as`; takes name, from mem_alloc. */
+static void add_entry(struct quant *q, struct item *item, enum part part, char *name, struct st_entry as)
 {
     struct piece *p = &q->pieces[q->n_entry];
-    struct st_entry *e = &q->entries[q->n_entry++];
     *p = (struct piece){item, part};
-    *e = (struct st_entry){.name = name_of(item->t->name, suffix), .st_dtype = st_dtype, .ndim = n_lead, .data = p};
-    memcpy(e->shape, item->t->shape, sizeof(e->shape[0]) * (size_t)n_lead);
-    if (item->swapped && n_lead == item->t->ndim - 1) e->shape[n_lead - 1] = item->n_row; /* packed: [E, out, ..] */
-    return e;
+    as.name = name;
+    as.data = p;
+    q->entries[q->n_entry++] = as;
 }
 
-static void add_size(struct st_entry *e, int64_t n) { e->shape[e->ndim++] = n; }
+/* The same sizes as the item's tensor, in the order [.., out, in]. */
+static void shape_of(int64_t shape[8], const struct item *item)
+{
+    memcpy(shape, item->t->shape, sizeof(item->t->shape));
+    shape[item->t->ndim - 2] = item->n_row;
+    shape[item->t->ndim - 1] = item->n_in;
+}
 
-/* The names and dtypes that readers of each format know: train/tools/README.md. */
+/* INT8 is that of compressed-tensors. */
+static const struct stored_layout *layout_of(const struct fakequant *f)
+{
+    static const struct stored_layout int8 = {.data = {"", "I8", 1, 1}, .scale = {"_scale", "F32", 0, 1}};
+    switch (f->kind) {
+    case FQ_MXFP4: return &stored_as_mxfp4_stack;
+    case FQ_NVFP4: return &stored_as_nvfp4;
+    case FQ_INT: return f->bits == 4 ? &stored_as_int4 : &int8;
+    case FQ_FP8:
+    case FQ_FP8_STORED: break;
+    }
+    return &stored_as_fp8;
+}
+
 static void add_packed(struct quant *q, struct item *item)
 {
-    const struct fakequant *f = &q->f;
-    const int n = item->t->ndim, lead = n - 2;
-    const bool four_bit_int = f->kind == FQ_INT && f->bits == 4;
-    struct st_entry *e;
-    if (f->kind == FQ_MXFP4) {
-        e = add_entry(q, item, PART_CODES, "blocks", "U8", n - 1);
-        add_size(e, item->n_in / 32);
-        add_size(e, 16);
-        add_size(add_entry(q, item, PART_SCALES, "scales", "U8", n - 1), item->n_in / 32);
-        return;
+    const struct stored_layout *l = layout_of(&q->f);
+    const int n = item->t->ndim;
+    int64_t shape[8];
+    shape_of(shape, item);
+    for (int i = 0; i < PLANES; i++) {
+        struct stored_tensor t = l->plane[i];
+        if (!t.suffix) continue;
+        if (!t.rows && q->f.kind == FQ_INT && q->f.block) t.rows = 1, t.cols = q->f.block;
+        if (!t.rows && q->f.kind != FQ_INT) t.cols = 0; /* as Model-Optimizer; compressed-tensors has no scalars */
+        const enum part part = i == PLANE_DATA ? PART_CODES : t.rows ? PART_SCALES : PART_TOP;
+        add_entry(q, item, part, name_of(item, l, t.suffix), stored_entry(&t, n, shape));
     }
-    if (four_bit_int) {
-        add_size(add_entry(q, item, PART_CODES, "weight_packed", "I32", n - 1), item->n_in / 8);
-        add_size(add_entry(q, item, PART_SHAPE, "weight_shape", "I64", 0), n);
-    } else {
-        const char *dtype = f->kind == FQ_INT ? "I8" : f->kind == FQ_NVFP4 ? "U8" : "F8_E4M3";
-        add_size(add_entry(q, item, PART_CODES, "", dtype, n - 1), item->n_in * f->bits / 8);
-    }
-    if (f->block)
-        add_size(add_entry(q, item, PART_SCALES, "weight_scale", f->kind == FQ_INT ? "F32" : "F8_E4M3", n - 1),
-                 item->n_in / f->block);
-    if (!fakequant_reads_amax(f)) return;
-    e = add_entry(q, item, PART_TOP, f->kind == FQ_NVFP4 ? "weight_scale_2" : "weight_scale", "F32", lead);
-    if (!lead && f->kind == FQ_INT) add_size(e, 1); /* compressed-tensors has no scalars */
+    if (l->shape)
+        add_entry(q, item, PART_SHAPE, name_of(item, l, l->shape),
+                  (struct st_entry){.st_dtype = "I64", .ndim = 1, .shape = {n}});
 }
 
 static int by_name(const void *a, const void *b)
@@ -324,10 +328,12 @@ static int list_entries(struct quant *q, struct err *err)
         struct item *item = &q->items[i];
         if (item->amax && q->opt->pack && q->f.kind == FQ_MXFP4 && item->t->ndim == 8)
             return err_set(err, "tensor `%s` has 8 dimensions: its blocks would have 9", item->t->name);
+        struct st_entry same = {.st_dtype = item->t->st_dtype, .ndim = item->t->ndim};
+        memcpy(same.shape, item->t->shape, sizeof(same.shape));
         if (item->amax && q->opt->pack)
             add_packed(q, item);
         else
-            add_entry(q, item, item->amax ? PART_VALUES : PART_COPY, "", item->t->st_dtype, item->t->ndim);
+            add_entry(q, item, item->amax ? PART_VALUES : PART_COPY, mem_strdup(item->t->name), same);
     }
     if (q->n_entry) qsort(q->entries, (size_t)q->n_entry, sizeof(*q->entries), by_name);
     for (int64_t i = 1; i < q->n_entry; i++)
@@ -384,11 +390,8 @@ static int put_top(struct quant *q, const struct item *item, struct err *err)
 static int put_shape(struct quant *q, const struct item *item, struct err *err)
 {
     int64_t shape[8];
-    const int n = item->t->ndim;
-    memcpy(shape, item->t->shape, sizeof(shape));
-    shape[n - 2] = item->n_row;
-    shape[n - 1] = item->n_in;
-    return file_writer_put(&q->out, shape, (int64_t)sizeof(shape[0]) * n, err);
+    shape_of(shape, item);
+    return file_writer_put(&q->out, shape, (int64_t)sizeof(shape[0]) * item->t->ndim, err);
 }
 
 static int put_piece(struct quant *q, const struct piece *p, struct err *err)
