@@ -13,10 +13,8 @@ static void add(struct eos_ids *e, struct json j)
 
 static int load(struct eos_ids *out, const char *dir, const char *file, struct err *err)
 {
-    char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, file)) return -1;
-    if (!file_exists(path)) return 0;
-    struct json_doc *doc = json_load(path, 16 << 20, err);
+    if (!file_exists_in(dir, file)) return 0;
+    struct json_doc *doc = json_load_in(dir, file, 16 << 20, err);
     if (!doc) return -1;
     const struct json eos = json_find(json_root(doc), "eos_token_id");
     add(out, eos);
@@ -35,12 +33,10 @@ int eos_ids_load(struct eos_ids *out, const char *dir, struct err *err)
 /* *text: eos_token, a string or an added-token object; NULL: none. Free *doc; NULL: there is no such file. */
 static int load_token(struct json_doc **doc, const char **text, const char *dir, const char *file, struct err *err)
 {
-    char path[MT_PATH];
     *doc = NULL;
     *text = NULL;
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, file)) return -1;
-    if (!file_exists(path)) return 0;
-    if (!(*doc = json_load(path, 64 << 20, err))) return -1;
+    if (!file_exists_in(dir, file)) return 0;
+    if (!(*doc = json_load_in(dir, file, 64 << 20, err))) return -1;
     const struct json root = json_root(*doc), token = json_find(root, "eos_token");
     if (!json_given(token)) return 0;
     return json_type(token) == JSON_OBJECT ? json_get_str(token, "content", text, err)

@@ -99,9 +99,7 @@ int shards_put(struct shards *s, int64_t i, int64_t at, const void *data, int64_
 
 static int write_index(const struct shards *s, struct err *err)
 {
-    char path[MT_PATH];
     struct json_out o = {.indent = true};
-    if (str_format(path, sizeof(path), err, "path of the index", "%s/model.safetensors.index.json", s->dir)) return -1;
     json_out_open(&o, NULL, '{');
     json_out_open(&o, "metadata", '{');
     json_out_i64(&o, "total_size", s->bytes);
@@ -110,7 +108,7 @@ static int write_index(const struct shards *s, struct err *err)
     for (int64_t i = 0; i < s->n; i++) json_out_str(&o, s->entries[i].name, s->shards[s->in[i]].name);
     json_out_close(&o, '}');
     json_out_close(&o, '}');
-    const int rc = file_write_atomic(path, o.text, o.size, err);
+    const int rc = file_write_in(s->dir, "model.safetensors.index.json", o.text, o.size, err);
     json_out_free(&o);
     return rc;
 }

@@ -179,10 +179,10 @@ static void load_tokens(struct chat_template *t, struct json config, struct json
 
 static int load_named(struct chat_template *t, const char *dir, struct json config, struct err *err)
 {
-    char path[MT_PATH];
+    static const char name[] = "special_tokens_map.json";
     struct json_doc *map = NULL;
-    if (str_format(path, sizeof(path), err, "path", "%s/special_tokens_map.json", dir)) return -1;
-    if (!json_has(config, "added_tokens_decoder") && file_exists(path) && !(map = json_load(path, MAX_BYTES, err)))
+    if (!json_has(config, "added_tokens_decoder") && file_exists_in(dir, name) &&
+        !(map = json_load_in(dir, name, MAX_BYTES, err)))
         return -1;
     load_tokens(t, config, map ? json_root(map) : (struct json){0});
     json_free(map);
@@ -221,7 +221,7 @@ static int load_config(struct chat_template *t, const char *dir, const char *nam
                        struct err *err)
 {
     char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, name)) return -1;
+    if (file_in(path, dir, name, err)) return -1;
     if (!file_exists(path)) return 0;
     struct json_doc *doc = json_load(path, MAX_BYTES, err);
     if (!doc) return -1;
@@ -249,8 +249,7 @@ static int load_files(struct chat_template *t, const char *dir, struct err *err)
                                            {"tool_use", CHAT_TEMPLATES_DIR "/tool_use.jinja"}};
     char path[MT_PATH];
     for (int64_t i = 0; i < MT_LEN(files); i++)
-        if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, files[i][1]) ||
-            (file_exists(path) && load_file(t, files[i][0], path, err)))
+        if (file_in(path, dir, files[i][1], err) || (file_exists(path) && load_file(t, files[i][0], path, err)))
             return -1;
     use_tools_only(t);
     return 0;

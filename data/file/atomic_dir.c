@@ -129,7 +129,7 @@ static int sweep_entry(const char *parent, const char *entry, bool warn, struct 
 {
     char path[MT_PATH], dir[MT_PATH];
     struct err why;
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", parent, entry) ||
+    if (file_in(path, parent, entry, err) ||
         str_format(dir, sizeof(dir), err, "path", "%s/%s", parent, hidden_name(entry)))
         return -1;
     if (!strncmp(entry, OLD, strlen(OLD)) && !is_there(dir)) return move(path, dir, err);

@@ -502,6 +502,17 @@ int file_write_atomic(const char *path, const void *data, int64_t size, struct e
     return file_write_parts(path, &(struct file_part){data, size}, 1, err);
 }
 
+int file_in(char path[MT_PATH], const char *dir, const char *name, struct err *err)
+{
+    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
+}
+
+int file_write_in(const char *dir, const char *name, const void *data, int64_t size, struct err *err)
+{
+    char path[MT_PATH];
+    return file_in(path, dir, name, err) || file_write_atomic(path, data, size, err) ? -1 : 0;
+}
+
 /* ---- directories ---- */
 
 int file_check_new(const char *path, struct err *err)
@@ -555,6 +566,12 @@ bool file_exists(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0;
+}
+
+bool file_exists_in(const char *dir, const char *name)
+{
+    char path[MT_PATH];
+    return !file_in(path, dir, name, NULL) && file_exists(path);
 }
 
 bool file_has_links(const char *path)

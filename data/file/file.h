@@ -43,9 +43,13 @@ const char *line_reader_path(const struct line_reader *r);
 int64_t line_reader_position(const struct line_reader *r, int64_t unread);
 void line_reader_close(struct line_reader *r);
 
+/* path = DIR/NAME. Functions that end in _in take both instead of a path. */
+int file_in(char path[MT_PATH], const char *dir, const char *name, struct err *err) MT_CHECK;
+
 /* Writes path + ".tmp", fsyncs, renames it to path, fsyncs the directory: readers see the whole old or the whole new
  * file. */
 int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err) MT_CHECK;
+int file_write_in(const char *dir, const char *name, const void *data, int64_t size, struct err *err) MT_CHECK;
 /* The same for a file of n concatenated parts. */
 struct file_part {
     const void *data;
@@ -78,6 +82,7 @@ int file_check_space(const char *dir, int64_t bytes, struct err *err) MT_CHECK;
  * file of terabytes may have no other content. */
 int file_check_holes(const char *path, struct err *err) MT_CHECK;
 bool file_exists(const char *path);
+bool file_exists_in(const char *dir, const char *name);
 int64_t file_size(const char *path); /* 0: unknown */
 bool file_is_dir(const char *path);
 bool file_has_links(const char *path); /* a regular file with more than one name */

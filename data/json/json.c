@@ -152,6 +152,12 @@ struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err)
     return doc;
 }
 
+struct json_doc *json_load_in(const char *dir, const char *name, int64_t max_bytes, struct err *err)
+{
+    char path[MT_PATH];
+    return file_in(path, dir, name, err) ? NULL : json_load(path, max_bytes, err);
+}
+
 void json_free(struct json_doc *doc)
 {
     if (!doc) return;

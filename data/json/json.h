@@ -28,6 +28,7 @@ struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_valu
                                 struct err *err) MT_CHECK;
 /* The same for a file. Of duplicate keys the last one counts, as in Python, with a warning. */
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
+struct json_doc *json_load_in(const char *dir, const char *name, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
 struct json json_root(const struct json_doc *doc);
 const char *json_name(struct json j); /* of its document, for the messages of a copy */

@@ -324,9 +324,8 @@ struct tokenizer *tokenizer_open(const char *dir, struct err *err)
     char json[MT_PATH], ranks[MT_PATH], path[MT_PATH];
     struct json_doc *doc = NULL;
     struct tokenizer *tok = NULL;
-    if (str_format(json, sizeof(json), err, "path", "%s/tokenizer.json", dir) ||
-        str_format(ranks, sizeof(ranks), err, "path", "%s/tiktoken.model", dir) ||
-        str_format(path, sizeof(path), err, "path", "%s/tokenizer_config.json", dir) ||
+    if (file_in(json, dir, "tokenizer.json", err) || file_in(ranks, dir, "tiktoken.model", err) ||
+        file_in(path, dir, "tokenizer_config.json", err) ||
         (file_exists(path) && !(doc = json_load(path, MAX_CONFIG, err))))
         return NULL;
     struct json config = doc ? json_root(doc) : (struct json){0};

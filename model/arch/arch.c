@@ -725,10 +725,8 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
 
 int arch_load(struct arch *a, const char *dir, struct err *err)
 {
-    char path[MT_PATH];
     *a = (struct arch){0};
-    if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
-    struct json_doc *doc = json_load(path, 16 << 20, err);
+    struct json_doc *doc = json_load_in(dir, "config.json", 16 << 20, err);
     if (!doc) return -1;
     int rc = arch_parse(a, json_root(doc), err);
     json_free(doc);

@@ -17,7 +17,7 @@ int amax_file_write(const struct adapters *ad, const float *values, const char *
     for (int64_t i = 0; i < t->n_rows; values += t->rows[i++].n_exp)
         entries[i] = (struct st_entry){
             .name = t->rows[i].name, .dtype = DT_F32, .ndim = 1, .shape = {t->rows[i].n_exp}, .data = values};
-    int rc = str_format(path, sizeof(path), err, "path", "%s/" AMAX_FILE, dir);
+    int rc = file_in(path, dir, AMAX_FILE, err);
     if (!rc) rc = safetensors_write(path, entries, t->n_rows, err);
     mem_free(entries);
     return rc;
@@ -65,7 +65,7 @@ int amax_file_load(struct adapters *ad, struct device *dev, const char *dir, str
     const struct amax_table *t = &ad->amax;
     struct safetensors st;
     char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/" AMAX_FILE, dir)) return -1;
+    if (file_in(path, dir, AMAX_FILE, err)) return -1;
     if (!file_exists(path))
         return err_set(err,
                        "%s has no " AMAX_FILE

@@ -130,10 +130,8 @@ static int64_t param_index(const struct lora_param *p, const struct place *at, i
 
 static int write_card(const char *dir, const char *card, struct err *err)
 {
-    char path[MT_PATH];
     if (!card) return 0;
-    if (str_format(path, sizeof(path), err, "path", "%s/README.md", dir)) return -1;
-    return file_write_atomic(path, card, (int64_t)strlen(card), err);
+    return file_write_in(dir, "README.md", card, (int64_t)strlen(card), err);
 }
 
 /* Converts one parameter, which begins at values, to the file's order; scratch has its size. */
@@ -151,7 +149,7 @@ static int write_weights(const struct adapters *ad, const struct adapters *own, 
 {
     char path[MT_PATH], base[20], step[24];
     int64_t largest = 0;
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME)) return -1;
+    if (file_in(path, dir, WEIGHTS_NAME, err)) return -1;
     for (int64_t i = 0; i < ad->n_params; i++) largest = MT_MAX(largest, lora_param_count(&ad->params[i]));
     float *scratch = mem_array(largest, sizeof(*scratch));
     struct place *places = mem_array(ad->n_params, sizeof(*places));
@@ -309,10 +307,8 @@ static int read_patterns(struct source *src, struct json root, struct err *err)
 
 static int read_config(struct source *src, struct err *err)
 {
-    char path[MT_PATH];
     const char *version = "";
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", src->dir, PEFT_CONFIG_NAME)) return -1;
-    struct json_doc *doc = json_load(path, MAX_CONFIG, err);
+    struct json_doc *doc = json_load_in(src->dir, PEFT_CONFIG_NAME, MAX_CONFIG, err);
     if (!doc) return -1;
     struct json root = json_root(doc);
     int rc = -1;
@@ -437,8 +433,7 @@ static int source_open(struct source *src, const char *dir, struct err *err)
 {
     char path[MT_PATH];
     *src = (struct source){.dir = dir, .version = -1};
-    if (read_config(src, err) || str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME) ||
-        safetensors_open(&src->st, path, err))
+    if (read_config(src, err) || file_in(path, dir, WEIGHTS_NAME, err) || safetensors_open(&src->st, path, err))
         return -1;
     const int rc = published_rename_adapter(&src->st, err) ? err_prefix(err, "%s", path) : scan_tensors(src, err);
     if (rc) source_close(src);
@@ -722,8 +717,7 @@ int peft_base(struct base_model *base, const char *dir, struct err *err)
     char path[MT_PATH];
     struct safetensors st;
     *base = (struct base_model){0};
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", dir, WEIGHTS_NAME) || safetensors_open(&st, path, err))
-        return -1;
+    if (file_in(path, dir, WEIGHTS_NAME, err) || safetensors_open(&st, path, err)) return -1;
     const int rc = read_base(base, &st, dir, err);
     safetensors_close(&st);
     return rc;
@@ -733,8 +727,7 @@ int64_t peft_step(const char *dir)
 {
     char path[MT_PATH];
     struct safetensors st;
-    if (str_format(path, sizeof(path), NULL, "path", "%s/%s", dir, WEIGHTS_NAME) || safetensors_open(&st, path, NULL))
-        return 0;
+    if (file_in(path, dir, WEIGHTS_NAME, NULL) || safetensors_open(&st, path, NULL)) return 0;
     const int64_t step = step_of(&st);
     safetensors_close(&st);
     return step;

@@ -162,10 +162,8 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
 int peft_config_write(const struct adapters *ad, const char *dir, const char *base_model, struct err *err)
 {
     struct json_out o = {.indent = true};
-    char path[MT_PATH];
     config_text(&o, ad, base_model);
-    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", dir, PEFT_CONFIG_NAME);
-    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    const int rc = file_write_in(dir, PEFT_CONFIG_NAME, o.text, o.size, err);
     json_out_free(&o);
     return rc;
 }

@@ -21,13 +21,6 @@ static bool ends_with(const char *path, const char *end)
     return n >= m && !strcasecmp(path + n - m, end);
 }
 
-static bool has(const char *dir, const char *name)
-{
-    char path[MT_PATH];
-    struct err err;
-    return !str_format(path, sizeof(path), &err, "path", "%s/%s", dir, name) && file_exists(path);
-}
-
 static bool is_not(const char *wanted, struct err *err, const char *path, const char *what, const char *advice)
 {
     err_set(err, "%.600s is %s, not %s: %s", path, what, wanted, advice);
@@ -42,13 +35,13 @@ static bool is(struct err *err, const char *path, const char *what, const char *
 static bool describe_dir(const char *dir, struct err *err)
 {
     char advice[MT_PATH];
-    if (has(dir, "config.ini")) {
+    if (file_exists_in(dir, "config.ini")) {
         snprintf(advice, sizeof(advice), "write %.600s/config.ini", dir);
         return is(err, dir, "the directory of a run", advice);
     }
-    if (has(dir, "adapter_config.json"))
+    if (file_exists_in(dir, "adapter_config.json"))
         return is(err, dir, "an adapter", "set lora.init_from to it, or name it with --adapter");
-    if (has(dir, "config.json") || has(dir, "model.safetensors.index.json"))
+    if (file_exists_in(dir, "config.json") || file_exists_in(dir, "model.safetensors.index.json"))
         return is(err, dir, "a model", "set model.path to it in a configuration");
     return is(err, dir, "a directory", "name a file with the run's settings, such as configs/demo.ini");
 }
@@ -136,11 +129,9 @@ bool config_guess_for_config(const char *path, struct err *err)
 /* The base model that an adapter names, for advice: "; by its adapter_config.json that is NAME". */
 static void name_base(char to[512], const char *adapter)
 {
-    char path[MT_PATH];
     const char *base = "";
     *to = 0;
-    if (str_format(path, sizeof(path), NULL, "path", "%s/adapter_config.json", adapter)) return;
-    struct json_doc *doc = json_load(path, 16 << 20, NULL);
+    struct json_doc *doc = json_load_in(adapter, "adapter_config.json", 16 << 20, NULL);
     if (doc && !json_opt_str(json_root(doc), "base_model_name_or_path", &base, NULL) && *base)
         snprintf(to, 512, "; by its adapter_config.json that is %.400s", base);
     json_free(doc);
@@ -167,11 +158,10 @@ bool config_guess_for_model(const char *path, struct err *err)
         const int64_t n = read_head(path, head);
         return n >= 0 && describe_weights(path, head, n, "the directory of a model", err);
     }
-    if (!S_ISDIR(st.st_mode) || has(path, "config.json") ||
-        str_format(run, sizeof(run), NULL, "path", "%s/adapter", path))
+    if (!S_ISDIR(st.st_mode) || file_exists_in(path, "config.json") || file_in(run, path, "adapter", NULL))
         return false;
-    const bool is_run = has(run, "adapter_config.json");
-    if (!is_run && !has(path, "adapter_config.json")) return describe_gguf(path, err);
+    const bool is_run = file_exists_in(run, "adapter_config.json");
+    if (!is_run && !file_exists_in(path, "adapter_config.json")) return describe_gguf(path, err);
     name_base(base, is_run ? run : path);
     err_set(err, "%.600s is %s, not a model: set model.path to the base model, and lora.init_from to it%s", path,
             is_run ? "the directory of a run" : "an adapter", base);

@@ -60,15 +60,14 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
 /* The adapter with the magnitudes of quant.amax = static, if it has any. */
 static int write_peft(struct export *x, struct err *err)
 {
-    char from[MT_PATH], to[MT_PATH];
+    char from[MT_PATH];
     int64_t size;
     if (peft_save(&x->adapter.ad, &x->adapter.dev, x->tmp, x->run.model_name, NULL, err) ||
-        str_format(from, sizeof(from), err, "path", "%s/" AMAX_FILE, x->adapter_dir) ||
-        str_format(to, sizeof(to), err, "path", "%s/" AMAX_FILE, x->tmp))
+        file_in(from, x->adapter_dir, AMAX_FILE, err))
         return -1;
     if (!file_exists(from)) return 0;
     char *amax = file_read(from, 64 << 20, &size, err);
-    const int rc = amax ? file_write_atomic(to, amax, size, err) : -1;
+    const int rc = amax ? file_write_in(x->tmp, AMAX_FILE, amax, size, err) : -1;
     mem_free(amax);
     return rc;
 }
@@ -91,15 +90,13 @@ static int write_format(struct export *x, struct err *err)
 /* README.md from the adapter's. */
 static int write_card(const struct export *x, struct err *err)
 {
-    char from[MT_PATH], to[MT_PATH];
+    char from[MT_PATH];
     int64_t size;
-    if (str_format(from, sizeof(from), err, "path", "%s/README.md", x->adapter_dir) ||
-        str_format(to, sizeof(to), err, "path", "%s/README.md", x->tmp))
-        return -1;
+    if (file_in(from, x->adapter_dir, "README.md", err)) return -1;
     char *adapter = file_exists(from) ? file_read(from, 64 << 20, &size, err) : NULL;
     if (!adapter && file_exists(from)) return -1;
     char *card = export_card(adapter, x->format, x->run.model_name, &x->run.arch, adapters_max_rank(&x->adapter.ad));
-    const int rc = file_write_atomic(to, card, (int64_t)strlen(card), err);
+    const int rc = file_write_in(x->tmp, "README.md", card, (int64_t)strlen(card), err);
     mem_free(card);
     mem_free(adapter);
     return rc;

@@ -168,7 +168,7 @@ int export_gguf(struct export *x, struct err *err)
     f.parts = mem_array(2 * ad->n_params, sizeof(*f.parts));
     f.tensors = mem_array(2 * ad->n_params, sizeof(*f.tensors));
     for (int64_t i = 0; i < ad->n_params; i++) add_param(&f, &ad->params[i]);
-    int rc = str_format(path, sizeof(path), err, "path", "%s/" EXPORT_GGUF_NAME, x->tmp);
+    int rc = file_in(path, x->tmp, EXPORT_GGUF_NAME, err);
     if (!rc) rc = gguf_write(path, values, MT_LEN(values), f.tensors, f.n, fill, &f, err);
     mem_free(f.parts);
     mem_free(f.tensors);

@@ -134,7 +134,7 @@ static int write_tensors(const struct cpu_adapter *full, const struct arch *arch
         else if (!p->is_b)
             add_experts(&list, full, p, adapters_find(&full->ad, p->layer, p->target, true));
     }
-    int rc = str_format(path, sizeof(path), err, "path", "%s/adapter_model.safetensors", dir);
+    int rc = file_in(path, dir, "adapter_model.safetensors", err);
     if (!rc) rc = safetensors_write(path, list.entries, list.n, err);
     for (int64_t i = 0; i < list.n; i++) mem_free((void *)(uintptr_t)list.entries[i].name);
     for (int64_t i = 0; i < list.n_copy; i++) mem_free(list.copies[i]);
@@ -206,10 +206,8 @@ static int write_config(const struct adapters *ad, const struct arch *a, const c
                         struct err *err)
 {
     struct json_out o = {.indent = true};
-    char path[MT_PATH];
     config_text(&o, ad, a, base_model);
-    int rc = str_format(path, sizeof(path), err, "path", "%s/adapter_config.json", dir);
-    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    const int rc = file_write_in(dir, "adapter_config.json", o.text, o.size, err);
     json_out_free(&o);
     return rc;
 }

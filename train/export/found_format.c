@@ -8,11 +8,6 @@
 #include "data/json/json.h"
 #include "model/stored/stored.h"
 
-static int path_in(char path[MT_PATH], const char *dir, const char *name, struct err *err)
-{
-    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
-}
-
 /* The narrowest format of any tensor: beside its experts a checkpoint has wider ones. */
 static enum export_format merged_format(const struct safetensors *st)
 {
@@ -36,16 +31,17 @@ static int find_merged(enum export_format *found, const char *dir, struct err *e
     return 0;
 }
 
-static int find_adapter(enum export_format *found, const char *config, enum export_format wanted, const struct arch *a,
+static int find_adapter(enum export_format *found, const char *dir, enum export_format wanted, const struct arch *a,
                         struct err *err)
 {
-    struct json_doc *doc = json_load(config, 16 << 20, err);
+    struct json_doc *doc = json_load_in(dir, "adapter_config.json", 16 << 20, err);
     if (!doc) return -1;
     const struct json root = json_root(doc);
     const bool peft = json_has(root, "target_parameters");
     if (!json_has(root, "peft_type")) {
+        err_set(err, "%s has no key `peft_type`: the export is damaged, write it again", json_name(root));
         json_free(doc);
-        return err_set(err, "%s has no key `peft_type`: the export is damaged, write it again", config);
+        return -1;
     }
     *found = !peft ? EXPORT_VLLM : wanted == EXPORT_VLLM && export_vllm_is_peft(a) ? EXPORT_VLLM : EXPORT_PEFT;
     json_free(doc);
@@ -54,17 +50,13 @@ static int find_adapter(enum export_format *found, const char *config, enum expo
 
 int found_format(const struct arch *a, const char *dir, enum export_format wanted, struct err *err)
 {
-    char gguf[MT_PATH], adapter[MT_PATH], config[MT_PATH];
     enum export_format found = wanted; /* without any of these files the reader of the format names the missing one */
     int rc = 0;
-    if (path_in(gguf, dir, EXPORT_GGUF_NAME, err) || path_in(adapter, dir, "adapter_config.json", err) ||
-        path_in(config, dir, "config.json", err))
-        return -1;
-    if (file_exists(adapter))
-        rc = find_adapter(&found, adapter, wanted, a, err);
-    else if (file_exists(gguf))
+    if (file_exists_in(dir, "adapter_config.json"))
+        rc = find_adapter(&found, dir, wanted, a, err);
+    else if (file_exists_in(dir, EXPORT_GGUF_NAME))
         found = EXPORT_GGUF;
-    else if (file_exists(config))
+    else if (file_exists_in(dir, "config.json"))
         rc = find_merged(&found, dir, err);
     else
         return 0;

@@ -54,9 +54,7 @@ static void write_mxfp4_config(struct json_out *o)
 
 static int put_json(const struct export *x, const char *name, struct json_out *o, struct err *err)
 {
-    char path[MT_PATH];
-    int rc = str_format(path, sizeof(path), err, "path", "%s/%s", x->tmp, name);
-    if (!rc) rc = file_write_atomic(path, o->text, o->size, err);
+    const int rc = file_write_in(x->tmp, name, o->text, o->size, err);
     json_out_free(o);
     return rc;
 }
@@ -103,13 +101,11 @@ static void copy_without_predictions(struct json_out *o, const char *key, struct
 /* The source's config.json with another quantisation entry. */
 static int write_config(const struct export *x, const char *const *dense, int64_t n, bool predicts, struct err *err)
 {
-    char path[MT_PATH];
     const char *key;
     struct json value;
     struct json_out o = {.indent = true};
     int rc = 0;
-    if (str_format(path, sizeof(path), err, "path", "%s/config.json", x->run.model_dir)) return -1;
-    struct json_doc *doc = json_load(path, 64 << 20, err);
+    struct json_doc *doc = json_load_in(x->run.model_dir, "config.json", 64 << 20, err);
     if (!doc) return -1;
     const bool same = x->format == EXPORT_MERGED_MXFP4 && x->run.arch.names->published; /* as the source is */
     json_out_open(&o, NULL, '{');
@@ -163,13 +159,12 @@ static int each_of(const struct export *x, const char *below, beside_fn *job, vo
     char dir[MT_PATH], path[MT_PATH], name[MT_PATH], **names;
     int64_t n;
     int rc = 0;
-    if (str_format(dir, sizeof(dir), err, "path", "%s/%s", x->run.model_dir, below) || file_list(dir, &names, &n, err))
-        return -1;
+    if (file_in(dir, x->run.model_dir, below, err) || file_list(dir, &names, &n, err)) return -1;
     for (int64_t i = 0; i < n && !rc; i++) {
         struct file_map map;
         if (!is_beside(names[i]) || (own && is_template(names[i]))) continue;
         rc = str_format(name, sizeof(name), err, "path", "%s%s", below, names[i]) ||
-                     str_format(path, sizeof(path), err, "path", "%s/%s", x->run.model_dir, name)
+                     file_in(path, x->run.model_dir, name, err)
                  ? -1
                  : 0;
         if (!rc && !strcmp(name, CHAT_TEMPLATES_DIR) && file_is_dir(path))
@@ -201,10 +196,9 @@ static int copy_file(const struct export *x, const char *name, const struct file
     char path[MT_PATH];
     (void)arg;
     if (!strncmp(name, CHAT_TEMPLATES_DIR "/", sizeof(CHAT_TEMPLATES_DIR)) &&
-        (str_format(path, sizeof(path), err, "path", "%s/" CHAT_TEMPLATES_DIR, x->tmp) || file_make_dirs(path, err)))
+        (file_in(path, x->tmp, CHAT_TEMPLATES_DIR, err) || file_make_dirs(path, err)))
         return -1;
-    if (str_format(path, sizeof(path), err, "path", "%s/%s", x->tmp, name)) return -1;
-    return file_write_atomic(path, map->data, map->size, err);
+    return file_write_in(x->tmp, name, map->data, map->size, err);
 }
 
 /* ---- called by export_merged.c ---- */

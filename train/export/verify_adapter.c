@@ -209,8 +209,7 @@ static int read_gguf(struct cpu_adapter *read, const struct export *x, struct er
 {
     struct gguf g;
     char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/" EXPORT_GGUF_NAME, x->tmp) || gguf_open(&g, path, err))
-        return -1;
+    if (file_in(path, x->tmp, EXPORT_GGUF_NAME, err) || gguf_open(&g, path, err)) return -1;
     int rc = check_header(&g, err);
     if (!rc) {
         struct shape shape = cpu_adapter_shape(&x->adapter.ad);

@@ -59,9 +59,7 @@ int verify_inputs(const struct export *x, const struct safetensors *st, struct e
     char path[MT_PATH];
     int64_t n_scale = 0, n_weight = 0;
     if (!x->qat.opt.inputs.bits) return 0;
-    if (str_format(path, sizeof(path), err, "path", "%s/" AMAX_FILE, x->adapter_dir) ||
-        safetensors_open(&amax, path, err))
-        return -1;
+    if (file_in(path, x->adapter_dir, AMAX_FILE, err) || safetensors_open(&amax, path, err)) return -1;
     for (int64_t i = 0; i < st->n_tensors; i++) {
         const struct st_tensor *t = &st->tensors[i];
         const size_t n = strlen(t->name);

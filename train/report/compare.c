@@ -99,10 +99,9 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     struct err why;
     run->dir = dir;
     if (file_check_kind(dir, true, &why)) return err_set(err, "%s: name the output.dir of a run", why.msg);
-    if (str_format(path, sizeof(path), err, "path", "%s/metrics.jsonl", dir)) return -1;
+    if (file_in(path, dir, "metrics.jsonl", err)) return -1;
     if (!file_exists(path)) return err_set(err, "%s: no metrics.jsonl in it: name the output.dir of a run", dir);
-    if (history_read(&run->history, dir, err) || str_format(path, sizeof(path), err, "path", "%s/config.ini", dir))
-        return -1;
+    if (history_read(&run->history, dir, err) || file_in(path, dir, "config.ini", err)) return -1;
     config_defaults(&cfg);
     if (config_load(&cfg, path, &why))
         log_warn("%s; the settings of this run are not compared", why.msg);

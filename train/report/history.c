@@ -156,7 +156,7 @@ int history_read(struct history *h, const char *dir, struct err *err)
 {
     char path[MT_PATH];
     *h = (struct history){0};
-    if (str_format(path, sizeof(path), err, "path", "%s/metrics.jsonl", dir)) return -1;
+    if (file_in(path, dir, "metrics.jsonl", err)) return -1;
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     char *line, name[MT_PATH + 32];

@@ -35,9 +35,7 @@ static void put_command(FILE *out, const char *const *words)
 
 static void put_place(FILE *out, const char *what, const struct config *cfg, const char *name)
 {
-    char path[MT_PATH];
-    if (!str_format(path, sizeof(path), NULL, "path", "%s/%s", cfg->output.dir, name) && file_exists(path))
-        fprintf(out, "%-12s %s\n", what, path);
+    if (file_exists_in(cfg->output.dir, name)) fprintf(out, "%-12s %s/%s\n", what, cfg->output.dir, name);
 }
 
 void run_summary_print(const struct config *cfg, const char *program, const char *export_to, FILE *out)
@@ -48,7 +46,7 @@ void run_summary_print(const struct config *cfg, const char *program, const char
     put_place(out, "adapter:", cfg, "adapter");
     put_place(out, "checkpoints:", cfg, "checkpoints");
     put_place(out, "report:", cfg, "report.html");
-    if (str_format(config, sizeof(config), NULL, "path", "%s/config.ini", cfg->output.dir)) return;
+    if (file_in(config, cfg->output.dir, "config.ini", NULL)) return;
     fprintf(out, "next:\n");
     put_command(out, (const char *const[]){program, "eval", config, set, data, NULL});
     put_command(out, (const char *const[]){program, "generate", config, "--prompt", "TEXT", NULL});

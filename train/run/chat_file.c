@@ -9,9 +9,7 @@
 
 static int put(const char *dir, const char *text, struct err *err)
 {
-    char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path", "%s/" CHAT_TEMPLATE_FILE, dir)) return -1;
-    return file_write_atomic(path, text, (int64_t)strlen(text), err);
+    return file_write_in(dir, CHAT_TEMPLATE_FILE, text, (int64_t)strlen(text), err);
 }
 
 int chat_file_save(const struct run *r, const char *dir, struct err *err)
@@ -27,7 +25,7 @@ static int find(char **text, const struct run *r, const char *adapter_dir, struc
     int64_t size;
     const char *own = chat_template_foreign(r->chat);
     *text = NULL;
-    if (str_format(path, sizeof(path), err, "path", "%s/" CHAT_TEMPLATE_FILE, adapter_dir)) return -1;
+    if (file_in(path, adapter_dir, CHAT_TEMPLATE_FILE, err)) return -1;
     if (file_exists(path)) return (*text = file_read(path, MAX_BYTES, &size, err)) ? 0 : -1;
     if (own) *text = mem_strdup(own);
     return 0;

@@ -44,7 +44,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .tokens = {distill_options(cfg, &r->arch).n_top, r->arch.vocab, cfg->distill.temperature},
         .columns = cfg->data.columns,
         .cache_dir = cache};
-    if (cache && str_format(cache, MT_PATH, err, "path", "%s/cache", cfg->output.dir)) return -1;
+    if (cache && file_in(cache, cfg->output.dir, "cache", err)) return -1;
     if (eos_ids_main(&r->eos, r->model_dir, r->tok, err)) return -1;
     opt->eos = r->eos;
     return 0;

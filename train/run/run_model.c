@@ -17,7 +17,7 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
     const struct comm *ep = r->par.ep;
     char part[32] = "";
     if (ep->world > 1) snprintf(part, sizeof(part), "-%d-of-%d", ep->rank + 1, ep->world);
-    if (str_format(beside, sizeof(beside), err, "path", "%s/moetrain-cache", model) ||
+    if (file_in(beside, model, "moetrain-cache", err) ||
         str_format(r->packed, MT_PATH, err, "path", "%s/%s%s%s.safetensors", beside, quantize_name(q), attention, part))
         return -1;
     if (file_exists(r->packed) || file_is_writable(file_is_dir(beside) ? beside : model)) return 0;
@@ -140,8 +140,7 @@ static void warn_of_holes(const struct run *r)
     char path[MT_PATH];
     struct err why;
     for (int i = 0; i < r->st.n_shards && !r->par.all->rank; i++)
-        if (!str_format(path, sizeof(path), NULL, "path", "%s/%s", r->model_dir, r->st.shard_names[i]) &&
-            file_check_holes(path, &why))
+        if (!file_in(path, r->model_dir, r->st.shard_names[i], NULL) && file_check_holes(path, &why))
             log_warn("%s", why.msg);
 }
 

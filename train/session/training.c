@@ -35,7 +35,6 @@ struct training_path training_path(const struct training *t, const char *name)
 {
     struct training_path p;
     struct err err;
-    if (str_format(p.s, sizeof(p.s), &err, "path", "%s/%s", t->run.cfg->output.dir, name))
-        MT_REQUIRE(false, "%s", err.msg);
+    if (file_in(p.s, t->run.cfg->output.dir, name, &err)) MT_REQUIRE(false, "%s", err.msg);
     return p;
 }

@@ -33,22 +33,17 @@ static bool is_output(const char *name)
     return found;
 }
 
-static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
-{
-    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
-}
-
 static bool is_there(const char *dir, const char *name)
 {
     struct stat st;
     char path[MT_PATH];
-    return !join(path, dir, name, NULL) && !lstat(path, &st);
+    return !file_in(path, dir, name, NULL) && !lstat(path, &st);
 }
 
 static int move(const char *from_dir, const char *to_dir, const char *name, struct err *err)
 {
     char from[MT_PATH], to[MT_PATH];
-    if (join(from, from_dir, name, err) || join(to, to_dir, name, err)) return -1;
+    if (file_in(from, from_dir, name, err) || file_in(to, to_dir, name, err)) return -1;
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
 }
 
@@ -78,7 +73,7 @@ static int free_name(const char *dir, char name[32], struct err *err)
     char path[MT_PATH];
     for (int i = 1;; i++) {
         snprintf(name, 32, "archive-%d", i);
-        if (join(path, dir, name, err)) return -1;
+        if (file_in(path, dir, name, err)) return -1;
         if (!is_there(dir, name)) return 0;
     }
 }
@@ -87,7 +82,8 @@ static int free_name(const char *dir, char name[32], struct err *err)
 static int finish(const char *dir, char to[MT_PATH], struct err *err)
 {
     char half[MT_PATH], name[32];
-    if (join(half, dir, HALF, err) || file_sync_dir(half, err) || free_name(dir, name, err) || join(to, dir, name, err))
+    if (file_in(half, dir, HALF, err) || file_sync_dir(half, err) || free_name(dir, name, err) ||
+        file_in(to, dir, name, err))
         return -1;
     if (rename(half, to)) return err_set(err, "cannot rename %s to %s: %s", half, to, strerror(errno));
     return file_sync_dir(dir, err);
@@ -97,7 +93,7 @@ int archive_recover(const char *dir, struct err *err)
 {
     char half[MT_PATH], to[MT_PATH];
     int64_t moved, kept;
-    if (join(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* its target's files are not moved */
+    if (file_in(half, dir, HALF, err) || file_check_link(half, err)) return -1; /* its target's files are not moved */
     if (!file_is_dir(half)) return 0;
     if (move_all(half, dir, false, &moved, &kept, err) || (kept && finish(dir, to, err)))
         return err_prefix(err, "restoring the outputs of an earlier run");
@@ -120,7 +116,7 @@ int archive_run(const char *dir, struct err *err)
 {
     char half[MT_PATH], to[MT_PATH];
     int64_t moved, kept;
-    if (join(half, dir, HALF, err) || file_make_dirs(half, err)) return -1;
+    if (file_in(half, dir, HALF, err) || file_make_dirs(half, err)) return -1;
     int rc = move_all(dir, half, true, &moved, &kept, err);
     if (!rc && moved) rc = finish(dir, to, err);
     if (rc || !moved) return undo(dir, rc, err);
@@ -134,7 +130,7 @@ int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, st
     int64_t n = 0;
     if (checkpoints && checkpoint_after(dir, step, from, &names, &n, err)) return -1;
     const bool any = n || best;
-    int rc = any && (join(half, dir, HALF, err) || join(later, half, "checkpoints", err) ||
+    int rc = any && (file_in(half, dir, HALF, err) || file_in(later, half, "checkpoints", err) ||
                      file_make_dirs(n ? later : half, err))
                  ? -1
                  : 0;
@@ -155,7 +151,7 @@ void archive_links(const char *dir)
     char path[MT_PATH], target[MT_PATH];
     struct stat st;
     for (int64_t i = 0; i < MT_LEN(names); i++) {
-        if (join(path, dir, names[i], NULL) || lstat(path, &st) || !S_ISLNK(st.st_mode)) continue;
+        if (file_in(path, dir, names[i], NULL) || lstat(path, &st) || !S_ISLNK(st.st_mode)) continue;
         const ssize_t n = readlink(path, target, sizeof(target) - 1);
         if (n >= 0) log_info("output.dir: %s is a link to %.*s", names[i], (int)n, target);
     }

@@ -18,11 +18,6 @@
 
 #define BEST "best"
 
-static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
-{
-    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
-}
-
 static int move(const char *from, const char *to, struct err *err)
 {
     return rename(from, to) ? err_set(err, "cannot rename %s to %s: %s", from, to, strerror(errno)) : 0;
@@ -37,7 +32,7 @@ static int link_files(const char *from, const char *to, struct err *err)
     int rc = atomic_dir_begin(to, tmp, err);
     const bool begun = !rc;
     for (int64_t i = 0; i < n && !rc; i++) {
-        rc = join(a, from, names[i], err) || join(b, tmp, names[i], err) ? -1 : 0;
+        rc = file_in(a, from, names[i], err) || file_in(b, tmp, names[i], err) ? -1 : 0;
         if (!rc && link(a, b)) rc = err_set(err, "cannot link %s to %s: %s", b, a, strerror(errno));
     }
     if (!rc) rc = atomic_dir_commit(tmp, to, err);
@@ -52,7 +47,7 @@ static void keep(const char *best, const char *dir, int64_t saved_step)
 {
     char checkpoint[MT_PATH], kept[MT_PATH];
     struct err err;
-    if (checkpoint_path(checkpoint, dir, saved_step, &err) || join(kept, checkpoint, BEST, &err) ||
+    if (checkpoint_path(checkpoint, dir, saved_step, &err) || file_in(kept, checkpoint, BEST, &err) ||
         !file_is_dir(checkpoint) || file_exists(kept))
         return;
     if (link_files(best, kept, &err))
@@ -63,7 +58,7 @@ static void keep(const char *best, const char *dir, int64_t saved_step)
 int best_replace(const char *dir, int64_t saved_step, int64_t saved_best, struct err *err)
 {
     char new[MT_PATH], best[MT_PATH];
-    if (join(new, dir, BEST_NEW, err) || join(best, dir, BEST, err)) return -1;
+    if (file_in(new, dir, BEST_NEW, err) || file_in(best, dir, BEST, err)) return -1;
     if (saved_step >= 0 && saved_best > 0 && peft_step(best) == saved_best) keep(best, dir, saved_step);
     return atomic_dir_commit(new, best, err);
 }
@@ -93,7 +88,7 @@ void best_find(struct best_found *b, const char *dir, const struct train_state *
 {
     char best[MT_PATH];
     *b = (struct best_found){.later = false};
-    if (join(best, dir, BEST, NULL)) return;
+    if (file_in(best, dir, BEST, NULL)) return;
     b->later = is_later(peft_step(best), s);
     b->missing = !file_is_dir(best);
     if (b->later || b->missing) find_kept(b->kept, dir, s);
@@ -108,8 +103,8 @@ int best_restore(const struct best_found *b, const char *dir, const struct train
                  struct err *err)
 {
     char best[MT_PATH], checkpoint[MT_PATH], here[MT_PATH];
-    if (join(best, dir, BEST, err) || checkpoint_path(checkpoint, dir, s->step, err) ||
-        join(here, checkpoint, BEST, err))
+    if (file_in(best, dir, BEST, err) || checkpoint_path(checkpoint, dir, s->step, err) ||
+        file_in(here, checkpoint, BEST, err))
         return -1;
     /* not in a checkpoint that is archived */
     if (b->kept[0] && strcmp(b->kept, here) && move(b->kept, here, err)) return -1;
@@ -120,7 +115,7 @@ int best_restore(const struct best_found *b, const char *dir, const struct train
 void best_print(const char *dir, const struct train_state *s)
 {
     char best[MT_PATH];
-    if (s->eval_step <= 0 || s->eval_from < 0 || join(best, dir, BEST, NULL)) return;
+    if (s->eval_step <= 0 || s->eval_from < 0 || file_in(best, dir, BEST, NULL)) return;
     const bool there = file_is_dir(best);
     if (!isfinite(s->best_loss))
         log_info("no evaluation had a finite held-out loss: %s is not written", best);

@@ -37,11 +37,6 @@
 static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
                                     STATE, AMAX}; /* the last is not in every checkpoint */
 
-static int join(char path[MT_PATH], const char *dir, const char *name, struct err *err)
-{
-    return str_format(path, MT_PATH, err, "path", "%s/%s", dir, name);
-}
-
 /* ---- manifest.json ---- */
 
 /* The manifest of the first n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
@@ -52,7 +47,7 @@ static char *manifest_text(const char *dir, int64_t n, struct err *err)
     for (int64_t i = 0; i < n; i++) {
         uint32_t crc;
         int64_t bytes;
-        if (join(path, dir, files[i], err) || file_crc32(path, &crc, &bytes, err)) {
+        if (file_in(path, dir, files[i], err) || file_crc32(path, &crc, &bytes, err)) {
             mem_free(text);
             return NULL;
         }
@@ -66,12 +61,9 @@ static char *manifest_text(const char *dir, int64_t n, struct err *err)
 
 static int manifest_write(const char *dir, struct err *err)
 {
-    char path[MT_PATH];
-    if (join(path, dir, AMAX, err)) return -1;
-    char *text = manifest_text(dir, MT_LEN(files) - !file_exists(path), err);
+    char *text = manifest_text(dir, MT_LEN(files) - !file_exists_in(dir, AMAX), err);
     if (!text) return -1;
-    int rc = join(path, dir, MANIFEST, err);
-    if (!rc) rc = file_write_atomic(path, text, (int64_t)strlen(text), err);
+    const int rc = file_write_in(dir, MANIFEST, text, (int64_t)strlen(text), err);
     mem_free(text);
     return rc;
 }
@@ -86,7 +78,7 @@ static int check_sizes(const char *dir, const char *stored, struct err *err)
 {
     char path[MT_PATH], before[128];
     for (int64_t i = 0; i < MT_LEN(files); i++) {
-        if (join(path, dir, files[i], err)) return -1;
+        if (file_in(path, dir, files[i], err)) return -1;
         snprintf(before, sizeof(before), "\"%s\": {\"size\": ", files[i]);
         const char *size = strstr(stored, before);
         if (size && file_exists(path) && strtoll(size + strlen(before), NULL, 10) != file_size(path))
@@ -100,7 +92,7 @@ static int manifest_check(const char *dir, struct err *err)
 {
     char path[MT_PATH];
     int64_t size;
-    if (join(path, dir, MANIFEST, err)) return -1;
+    if (file_in(path, dir, MANIFEST, err)) return -1;
     char *stored = file_read(path, MAX_TEXT, &size, err);
     if (!stored) return -1;
     const int64_t n = MT_LEN(files) - !strstr(stored, "\"" AMAX "\"");
@@ -136,7 +128,7 @@ bool checkpoint_is_saved(const char *dir, const char *out_dir)
     bool same = true;
     for (int64_t i = 0; i < MT_LEN(files) && same; i++)
         if (!strncmp(files[i], "adapter/", strlen("adapter/")))
-            same = !join(here, out_dir, files[i], &unused) && !join(there, dir, files[i], &unused) &&
+            same = !file_in(here, out_dir, files[i], &unused) && !file_in(there, dir, files[i], &unused) &&
                    same_bytes(here, there);
     return same;
 }
@@ -177,7 +169,7 @@ static int state_write(const char *dir, const struct train_state *state, int64_t
                        const struct arch *arch, struct err *err)
 {
     struct json_out o = {.indent = true};
-    char path[MT_PATH], text[40];
+    char text[40];
     json_out_open(&o, NULL, '{');
     for (int64_t i = 0; i < MT_LEN(fields); i++) {
         const void *at = (const char *)state + fields[i].offset;
@@ -195,8 +187,7 @@ static int state_write(const char *dir, const struct train_state *state, int64_t
     settings_write(&o, cfg);
     if (arch) arch_values_write(&o, "model", arch);
     json_out_close(&o, '}');
-    int rc = join(path, dir, STATE, err);
-    if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+    const int rc = file_write_in(dir, STATE, o.text, o.size, err);
     json_out_free(&o);
     return rc;
 }
@@ -219,9 +210,8 @@ static int read_field(struct json root, const struct field *f, struct train_stat
 int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_update, struct json_doc **doc,
                     struct err *err)
 {
-    char path[MT_PATH];
     struct json settings;
-    if (join(path, dir, STATE, err) || !(*doc = json_load(path, MAX_TEXT, err))) return -1;
+    if (!(*doc = json_load_in(dir, STATE, MAX_TEXT, err))) return -1;
     const struct json root = json_root(*doc);
     *state = (struct train_state){.step = 0};
     int rc = 0;
@@ -229,7 +219,7 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
         rc = err_set(err,
                      "%s has no settings: an older moetrain wrote it; continue that run with the older one, or start "
                      "anew with another output.dir or train.resume = never",
-                     path);
+                     json_name(root));
     for (int64_t i = 0; !rc && i < MT_LEN(fields); i++)
         if (!is_later(fields[i].name) || json_has(root, fields[i].name)) rc = read_field(root, &fields[i], state, err);
     if (!json_has(root, "eval_from")) state->eval_from = isfinite(state->best_loss) ? 0 : -1;
@@ -282,7 +272,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
     const int n_flat = flat_arrays(ad, flat);
     const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype), n = 0;
-    if (join(path, dir, OPTIMIZER, err)) return -1;
+    if (file_in(path, dir, OPTIMIZER, err)) return -1;
     struct st_entry *entries = mem_array(n_flat * whole->n_params, sizeof(*entries));
     char(*names)[NAME_SIZE] = mem_array(n_flat * whole->n_params, NAME_SIZE);
     for (int f = 0; f < n_flat; f++) {
@@ -384,7 +374,7 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
     char path[MT_PATH];
     const struct adapters *whole = adapters_logical(ad);
     int64_t width = dtype_size(ad->opt.param.dtype);
-    if (join(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
+    if (file_in(path, dir, OPTIMIZER, err) || safetensors_open(&st, path, err)) return -1;
     int rc = 0;
     char *host = mem_array(whole->n_flat, width); /* padding is zero in host, as in flat */
     const int n_flat = flat_arrays(ad, flat);
@@ -409,7 +399,7 @@ static int amax_read(const char *dir, struct adapters *ad, struct device *dev, s
 {
     char adapter[MT_PATH];
     if (!ad->amax.rows) return 0;
-    return join(adapter, dir, "adapter", err) || amax_file_load(ad, dev, adapter, err) ? -1 : 0;
+    return file_in(adapter, dir, "adapter", err) || amax_file_load(ad, dev, adapter, err) ? -1 : 0;
 }
 
 /* ---- the folder of checkpoints ---- */
@@ -448,7 +438,7 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
         int64_t s = step_of(names[i]);
         bool old = s >= 0 && s <= step && ++kept > keep && keep > 0;
         if (!old) continue;
-        rc = join(path, folder, names[i], err);
+        rc = file_in(path, folder, names[i], err);
         if (!rc) atomic_dir_remove(path);
     }
     file_list_free(names, n);
@@ -458,13 +448,13 @@ static int prune(const char *folder, int64_t step, int64_t keep, struct err *err
 int checkpoint_prune(const char *out_dir, int64_t step, int64_t keep, struct err *err)
 {
     char folder[MT_PATH];
-    return join(folder, out_dir, FOLDER, err) || prune(folder, step, keep, err) ? -1 : 0;
+    return file_in(folder, out_dir, FOLDER, err) || prune(folder, step, keep, err) ? -1 : 0;
 }
 
 int checkpoint_sweep(const char *out_dir, struct err *err)
 {
     char folder[MT_PATH];
-    return join(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
+    return file_in(folder, out_dir, FOLDER, err) || atomic_dir_sweep(folder, NULL, 0, true, err) ? -1 : 0;
 }
 
 /* What ranks other than 0 do in a save: they send their parts. */
@@ -488,8 +478,8 @@ int checkpoint_save(const char *out_dir, const struct adapters *ad, struct devic
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH];
     if (ad->par.all->rank != 0) return send_parts(ad, dev, err);
-    if (join(folder, out_dir, FOLDER, err) || checkpoint_path(dir, out_dir, state->step, err) ||
-        atomic_dir_begin(dir, tmp, err) || join(adapter, tmp, "adapter", err) ||
+    if (file_in(folder, out_dir, FOLDER, err) || checkpoint_path(dir, out_dir, state->step, err) ||
+        atomic_dir_begin(dir, tmp, err) || file_in(adapter, tmp, "adapter", err) ||
         peft_save(ad, dev, adapter, base_model, card, err) || optimizer_write(tmp, ad, dev, err) ||
         state_write(tmp, state, ad->opt.step, cfg, arch, err) || manifest_write(tmp, err) ||
         atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) || prune(folder, state->step, keep, err))
@@ -516,13 +506,13 @@ int checkpoint_newest(const char *out_dir, char path[MT_PATH], struct err *err)
 {
     char folder[MT_PATH], **names;
     int64_t n, n_damaged = 0;
-    if (join(folder, out_dir, FOLDER, err)) return -1;
+    if (file_in(folder, out_dir, FOLDER, err)) return -1;
     if (!file_is_dir(folder)) return 0;
     if (list_folder(folder, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; !rc && i < n && step_of(names[i]) >= 0; i++) {
         struct err why;
-        if (join(path, folder, names[i], err)) {
+        if (file_in(path, folder, names[i], err)) {
             rc = -1;
         } else if (!manifest_check(path, &why)) {
             rc = 1;
@@ -546,7 +536,7 @@ int checkpoint_after(const char *out_dir, int64_t step, char folder[MT_PATH], ch
     int64_t later = 0;
     *names = NULL;
     *n = 0;
-    if (join(folder, out_dir, FOLDER, err)) return -1;
+    if (file_in(folder, out_dir, FOLDER, err)) return -1;
     if (!file_is_dir(folder)) return 0;
     if (list_folder(folder, names, n, err)) return -1;
     while (later < *n && step_of((*names)[later]) > step) later++;

@@ -201,8 +201,7 @@ static bool is_elsewhere(const char *checkpoint, const char *out_dir)
 {
     char above[MT_PATH], folder[MT_PATH];
     struct stat a, b;
-    return str_format(above, sizeof(above), NULL, "path", "%s/..", checkpoint) ||
-           str_format(folder, sizeof(folder), NULL, "path", "%s/checkpoints", out_dir) || stat(above, &a) ||
+    return file_in(above, checkpoint, "..", NULL) || file_in(folder, out_dir, "checkpoints", NULL) || stat(above, &a) ||
            stat(folder, &b) || a.st_dev != b.st_dev || a.st_ino != b.st_ino;
 }
 
@@ -348,7 +347,7 @@ static int check_base(const struct resume *r, const struct config *cfg, const st
 {
     char dir[MT_PATH], text[BASE_TEXT];
     struct base_model then = {0};
-    int rc = str_format(dir, sizeof(dir), err, "path", "%s/adapter", r->path) || peft_base(&then, dir, err) ? -1 : 0;
+    int rc = file_in(dir, r->path, "adapter", err) || peft_base(&then, dir, err) ? -1 : 0;
     if (!rc && base_check_differs(text, &then, now, a, cfg->model.path)) {
         struct changes c = compare(r, cfg, CONFIG_DATA, "model.", false);
         rc = err_set(err, "%s was made with another base model%s%s: %s: " WHAT_TO_DO, r->path, c.n ? ", " : "",

@@ -7,15 +7,9 @@
 
 #include "data/file/file.h"
 
-static int path_of(char path[MT_PATH], const struct config *cfg, const char *name, struct err *err)
-{
-    return str_format(path, MT_PATH, err, "path", "%s/%s", cfg->output.dir, name);
-}
-
 int run_config_write(const struct config *cfg, struct err *err)
 {
     struct config *again = mem_alloc(sizeof(*again));
-    char path[MT_PATH];
     *again = *cfg;
     snprintf(again->train.resume, sizeof(again->train.resume), "auto");
     char *settings = config_dump(again);
@@ -25,8 +19,7 @@ int run_config_write(const struct config *cfg, struct err *err)
         snprintf(text, (size_t)cap, "# this run had train.resume = %s; with auto, this file continues the run\n",
                  cfg->train.resume);
     strcat(text, settings);
-    const int rc =
-        path_of(path, cfg, "config.ini", err) || file_write_atomic(path, text, (int64_t)strlen(text), err) ? -1 : 0;
+    const int rc = file_write_in(cfg->output.dir, "config.ini", text, (int64_t)strlen(text), err);
     mem_free(text);
     mem_free(settings);
     mem_free(again);
@@ -39,7 +32,7 @@ bool run_config_is_of(const struct config *cfg, const struct resume *from)
     char path[MT_PATH];
     struct err unused;
     config_defaults(there);
-    const bool same = !path_of(path, cfg, "config.ini", &unused) && !config_load(there, path, &unused) &&
+    const bool same = !file_in(path, cfg->output.dir, "config.ini", &unused) && !config_load(there, path, &unused) &&
                       resume_has_settings(from, there);
     mem_free(there);
     return same;
@@ -50,9 +43,9 @@ bool run_config_report_is_old(const struct config *cfg)
     static const char *const shown[] = {"metrics.jsonl", "config.ini"};
     char path[MT_PATH];
     struct stat report, st;
-    if (path_of(path, cfg, "report.html", NULL) || stat(path, &report)) return true;
+    if (file_in(path, cfg->output.dir, "report.html", NULL) || stat(path, &report)) return true;
     for (int i = 0; i < MT_LEN(shown); i++) {
-        if (path_of(path, cfg, shown[i], NULL) || stat(path, &st)) return true;
+        if (file_in(path, cfg->output.dir, shown[i], NULL) || stat(path, &st)) return true;
         const struct timespec *a = &report.st_mtim, *b = &st.st_mtim;
         if (a->tv_sec < b->tv_sec || (a->tv_sec == b->tv_sec && a->tv_nsec < b->tv_nsec)) return true;
     }

@@ -175,11 +175,9 @@ static int check_space(const struct synth *s, const char *dir, struct err *err)
 
 static int write_config(const struct synth *s, const char *dir, struct err *err)
 {
-    char path[MT_PATH];
     struct json_out o;
-    if (str_format(path, sizeof(path), err, "path of config.json", "%s/config.json", dir)) return -1;
     preset_config(&o, s->p, s->n_layer, s->form->format);
-    const int rc = file_write_atomic(path, o.text, o.size, err);
+    const int rc = file_write_in(dir, "config.json", o.text, o.size, err);
     json_out_free(&o);
     return rc;
 }

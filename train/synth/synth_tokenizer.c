@@ -123,9 +123,7 @@ static int write_template(const char *dir, struct err *err)
 {
     static const char text[] = "{%- for m in messages -%}{{ m.role }}: {{ m.content }}{{ eos_token }}{%- endfor -%}"
                                "{%- if add_generation_prompt -%}assistant: {% endif -%}";
-    char path[MT_PATH];
-    if (str_format(path, sizeof(path), err, "path of the chat template", "%s/" CHAT_TEMPLATE_FILE, dir)) return -1;
-    return file_write_atomic(path, text, (int64_t)strlen(text), err);
+    return file_write_in(dir, CHAT_TEMPLATE_FILE, text, (int64_t)strlen(text), err);
 }
 
 int synth_tokenizer(const char *dir, const struct preset *p, struct err *err)
@@ -134,11 +132,9 @@ int synth_tokenizer(const char *dir, const struct preset *p, struct err *err)
     static void (*const put[])(struct json_out *, const struct preset *) = {put_tokenizer, put_config};
     int rc = 0;
     for (int i = 0; i < 2 && !rc; i++) {
-        char path[MT_PATH];
         struct json_out o = {.indent = true};
         put[i](&o, p);
-        rc = str_format(path, sizeof(path), err, "path of the tokenizer", "%s/%s", dir, names[i]);
-        if (!rc) rc = file_write_atomic(path, o.text, o.size, err);
+        rc = file_write_in(dir, names[i], o.text, o.size, err);
         json_out_free(&o);
     }
     if (!rc && !p->family->compress) rc = write_template(dir, err); /* DeepSeek-V4: moetrain has its encoder */

@@ -367,9 +367,7 @@ static void print_all_held(const char *path, struct safetensors *st, FILE *out)
     struct quantize q = {.cache = NULL};
     struct err why;
     char config[MT_PATH], name[32];
-    if (!file_is_dir(path) || str_format(config, sizeof(config), NULL, "path", "%s/config.json", path) ||
-        !file_exists(config))
-        return;
+    if (!file_is_dir(path) || file_in(config, path, "config.json", NULL) || !file_exists(config)) return;
     if (arch_load(&a, path, &why) || published_rename(st, &a, &why) || formats_check(st, &a, &why)) {
         fprintf(out, "\n  this model cannot be trained: ");
         print_text(why.msg, out);
@@ -418,9 +416,7 @@ int inspect_run(const char *path, FILE *out, struct err *err)
 {
     char file[MT_PATH], dir[MT_PATH];
     bool headers;
-    if (hub_model_headers(dir, path, "main", &headers, err) ||
-        str_format(file, sizeof(file), err, "path", "%s/config.json", dir))
-        return -1;
+    if (hub_model_headers(dir, path, "main", &headers, err) || file_in(file, dir, "config.json", err)) return -1;
     if (file_exists(dir) && !file_is_dir(dir) && !strstr(dir, ".safetensors"))
         return err_set(err,
                        "%s: expected a checkpoint (a directory or a .safetensors file), an adapter directory or a run "
