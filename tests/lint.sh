@@ -40,6 +40,7 @@ check_sources() {
     }
     BEGIN { theirs = "HF_[A-Z_]+|HUGGINGFACE_HUB_CACHE|XDG_CACHE_HOME|HOME|TMPDIR|NCCL_[A-Z_]+|RANK|(LOCAL_)?WORLD_SIZE"
         theirs = theirs "|MASTER_[A-Z]+|SLURM_[A-Z_]+|OMPI_COMM_WORLD_[A-Z_]+|TORCHELASTIC_RUN_ID"
+        theirs = theirs "|OMP_WAIT_POLICY|GOMP_SPINCOUNT|KMP_BLOCKTIME"
         theirs = theirs "|MT_EMULATOR_[A-Z]+" } # tests/emulator/, which has no configuration
     FNR == 1 {
         if (NR > 1) finish()

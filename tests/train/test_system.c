@@ -1,5 +1,5 @@
 /* test_system.c - hangups, closed pipes and descriptors; files that are truncated while mapped, or are not regular
- * files; limits of file size, address space and stack. */
+ * files; limits of file size, address space and stack; how long threads spin. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,6 +12,7 @@
 
 #include "data/file/file.h"
 #include "tests/process.h"
+#include "train/launch/process.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { SANITIZED = 1 }; /* AddressSanitizer's shadow memory exceeds any limit */
@@ -335,6 +336,48 @@ static void test_stack(void **state)
     assert_int_equal(STACK("256", "compare", process_output(config, "."), process_output(config, ".")), 0);
 }
 
+/* 0: GOMP_SPINCOUNT is set before process_prepare, and not after it. */
+static int spins_left_to_children(void)
+{
+    unsetenv("OMP_WAIT_POLICY");
+    process_bound_spins();
+    if (!getenv("GOMP_SPINCOUNT")) return 1;
+    process_prepare();
+    return getenv("GOMP_SPINCOUNT") ? 2 : 0;
+}
+
+/* OpenMP's threads spin briefly, or as the user's variables say. Processes started later do not inherit the setting. */
+static void test_spins(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *spins;
+    } cases[] = {
+        {"", "'1000'"},
+        {"OMP_WAIT_POLICY=passive", "'0'"},
+        {"OMP_WAIT_POLICY=active", "'30000000000'"},
+        {"GOMP_SPINCOUNT=77", "'77'"},
+        {"KMP_BLOCKTIME=1", "'300000'"},
+    };
+    for (int i = 0; i < MT_LEN(cases); i++) {
+        char script[256], line[64];
+        snprintf(script, sizeof(script), "unset OMP_WAIT_POLICY; export OMP_DISPLAY_ENV=verbose %s; exec \"$@\"",
+                 cases[i].set);
+        assert_int_equal(SHELL(script, "version"), 0);
+        if (!strstr(said.err, "GOMP_SPINCOUNT")) {
+            print_message("skip: the executable is not linked with libgomp\n");
+            skip();
+        }
+        snprintf(line, sizeof(line), "GOMP_SPINCOUNT = %s", cases[i].spins);
+        assert_says(said.err, line);
+    }
+    int status;
+    const pid_t pid = process_fork();
+    if (!pid) _exit(spins_left_to_children());
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 int test_system(void)
 {
     const struct CMUnitTest tests[] = {
@@ -349,6 +392,7 @@ int test_system(void)
         cmocka_unit_test(test_file_size),
         cmocka_unit_test(test_address_space),
         cmocka_unit_test(test_stack),
+        cmocka_unit_test(test_spins),
     };
     return cmocka_run_group_tests_name("system", tests, NULL, NULL);
 }
