@@ -11,7 +11,7 @@
 void version_print(FILE *out)
 {
     char zlib[64], jansson[64], pcre2[64], utf8proc[64], curl[64], cuda[160];
-    fprintf(out, "moetrain %s\n", MT_VERSION);
+    fprintf(out, "moetrain %s\n", build_version);
     fprintf(out, "commit        %s\n", build_commit);
     fprintf(out, "CUDA          %s\n", ops_cuda_built());
     fprintf(out, "built with    %s, %s, %s, %s\n", file_library(zlib), json_library(jansson), split_library(pcre2),
