@@ -16,7 +16,8 @@ import sys
 # matrix, configs, plan_advice and the comparisons with PyTorch repeat under sanitizers what other groups run, with more
 # or larger cases. Of the groups of single ops, ops_kl runs, and qat runs the op of fakequant.
 PLAIN = re.compile(
-    r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice|lint|results|ci|setup|emulat.*")
+    r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice"
+    r"|lint|results|ci|setup|symbols|package|emulat.*")
 SHARE = 4
 EMULATED = [  # at the same commit: each third one
     "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",

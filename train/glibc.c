@@ -1,0 +1,19 @@
+/* glibc.c - functions of GLIBC_2.38 that static libraries call when they were compiled on a newer system: jansson and
+ * libgomp. With them here, the executable needs glibc 2.35 only, wherever it is built (tests/symbols.sh).
+ *
+ * In C23 strtol also reads binary numbers, and headers of newer systems then call it __isoc23_strtol. The libraries
+ * were written for older C. */
+#include <stdlib.h>
+
+long __isoc23_strtol(const char *text, char **end, int base);
+long long __isoc23_strtoll(const char *text, char **end, int base);
+unsigned long __isoc23_strtoul(const char *text, char **end, int base);
+unsigned long long __isoc23_strtoull(const char *text, char **end, int base);
+
+long __isoc23_strtol(const char *text, char **end, int base) { return strtol(text, end, base); }
+
+long long __isoc23_strtoll(const char *text, char **end, int base) { return strtoll(text, end, base); }
+
+unsigned long __isoc23_strtoul(const char *text, char **end, int base) { return strtoul(text, end, base); }
+
+unsigned long long __isoc23_strtoull(const char *text, char **end, int base) { return strtoull(text, end, base); }
