@@ -91,8 +91,8 @@ find_nvcc() { # where CMake looks for it
 
 # Sets cuda to `off` or the architectures of this machine's GPUs, and why.
 choose_for_this_machine() {
-    local nvcc='' found=() capability arch archs=() names='' usable=''
-    nvcc=$(find_nvcc) || true
+    local nvcc='' known='' found=() capability arch archs=() names='' usable=''
+    if nvcc=$(find_nvcc); then known=$("$nvcc" --list-gpu-code); fi
     mapfile -t found < <(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null |
         grep -E '^[0-9]+\.[0-9]+$' | sort -u)
     cuda=off
@@ -103,7 +103,7 @@ choose_for_this_machine() {
         arch=${capability/./}
         if [ "$arch" = 90 ]; then arch=90a; fi # the kernels for Hopper exist only for it
         # Drivers compile PTX of sm_80 for GPUs that nvcc does not know.
-        if [ -n "$nvcc" ] && ! "$nvcc" --list-gpu-code | grep -qx "sm_$arch"; then arch=80; fi
+        if [ -n "$nvcc" ] && ! grep -qx "sm_$arch" <<< "$known"; then arch=80; fi
         archs+=("$arch")
     done
     if [ -z "$nvcc" ]; then

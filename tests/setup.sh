@@ -15,7 +15,7 @@ stub() { # NAME LINE ...: a command
 stub dpkg-query 'echo installed'
 stub apt-get 'exit 1'
 stub cmake 'if [ "$1" = --version ]; then echo "cmake version 3.25.1"; else echo "cmake $*"; fi'
-stub nvcc 'printf "sm_%s\n" 75 80 86 89 90 90a 100'
+stub nvcc 'for arch in 75 80 86 89 90 90a 100; do echo "sm_$arch"; done' # in several writes, as nvcc does
 gpus() { stub nvidia-smi "printf '%s\n' $*"; }
 export CUDACXX=$tree/bin/nvcc
 unset CUDAARCHS
