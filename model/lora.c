@@ -381,7 +381,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     ad->layer_on = mem_array(a->n_layer, sizeof(*ad->layer_on));
     ad->params = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->params));
     ad->layers = mem_array(a->n_layer, sizeof(*ad->layers));
-    ad->groups = mem_array(2 * a->n_layer, sizeof(*ad->groups));
+    ad->groups = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->groups));
     ad->opt.kind = &optimizer_adamw;
     if (parse_layers(ad, opt->layers, err)) {
         adapters_free(ad);
@@ -497,17 +497,21 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
     return out;
 }
 
-/* The elements of a layer's experts, or of its other parameters; with both, all of them. They are contiguous. */
-static struct param_group find_group(const struct adapters *ad, int64_t layer, bool common, bool experts)
+/* Divides the parameters, which are sorted by offset, into as few groups as possible. */
+static void find_groups(struct adapters *ad)
 {
-    int64_t first = 0, end = 0;
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i];
-        if (p->layer != layer || (p->experts ? !experts : !common)) continue;
-        if (!end) first = p->off;
-        end = p->off + lora_param_count(p);
+    struct optimizer *opt = &ad->opt;
+    opt->n_group = 0;
+    for (const struct lora_param *p = ad->params; p < ad->params + ad->n_params; p++) {
+        const struct param_group g = {p->off, lora_param_count(p), p->layer, ad->ep && p->experts,
+                                      p->is_b && opt->lr_ratio_b > 0 ? opt->lr_ratio_b : 1};
+        struct param_group *last = opt->n_group ? &ad->groups[opt->n_group - 1] : NULL;
+        if (last && last->layer == g.layer && last->divided == g.divided && last->lr_factor == g.lr_factor)
+            last->n = g.first + g.n - last->first;
+        else
+            ad->groups[opt->n_group++] = g;
     }
-    return (struct param_group){first, end - first, layer};
+    opt->group = ad->groups;
 }
 
 static struct tensor flat_array(struct device *dev, struct arena *arena, enum dtype dtype, int64_t n)
@@ -530,14 +534,11 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
     }
     ad->working = copy ? flat_array(dev, &dev->state, dev->act_dtype, ad->n_flat) : opt->param;
     if (opt->cpu_update) host_update_open(opt, dev, ad->working, ad->n_layer);
-    opt->group = ad->groups;
-    opt->n_group = 2 * ad->n_layer;
+    find_groups(ad);
     for (int64_t n = 0; n < ad->n_layer; n++) {
         struct product q[LAYER_PRODUCTS];
         layer_products(a, n, q);
         for (int i = 0; i < LAYER_PRODUCTS; i++) ad->layers[n].of[i] = view_adapter(ad, n, &q[i]);
-        ad->groups[2 * n] = find_group(ad, n, true, !ad->ep);
-        ad->groups[2 * n + 1] = find_group(ad, n, false, ad->ep);
     }
 }
 
@@ -578,15 +579,11 @@ void adapters_shard_moments(struct adapters *ad)
     opt->first = opt->n_state * ranks->rank;
 }
 
-static void reduce(struct adapters *ad, struct device *dev, struct comm *ranks, const struct param_group *part)
-{
-    if (part->n) comm_all_reduce_sum(ranks, dev, tensor_rows(ad->opt.grad, part->first, part->n));
-}
-
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)
 {
-    reduce(ad, dev, ad->par.all, &ad->groups[2 * layer]);
-    reduce(ad, dev, ad->par.dp, &ad->groups[2 * layer + 1]);
+    for (const struct param_group *g = ad->opt.group; g < ad->opt.group + ad->opt.n_group; g++)
+        if (g->layer == layer)
+            comm_all_reduce_sum(g->divided ? ad->par.dp : ad->par.all, dev, tensor_rows(ad->opt.grad, g->first, g->n));
 }
 
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm)

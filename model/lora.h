@@ -138,8 +138,7 @@ struct adapters {
     int64_t n_values;           /* trainable values, over all ranks */
     int64_t n_flat;             /* length of the flat arrays, padding included */
     struct optimizer opt;       /* param, grad [n_flat] stat; states: ZeRO-1 divides them among ranks */
-    struct param_group *groups; /* [2 * n_layer] host, elements of the flat arrays: of every layer the replicated
-                                   ones, then those of its experts, empty without expert parallelism */
+    struct param_group *groups; /* [opt.n_group] host, sorted by `first` */
     struct tensor working;      /* [n_flat] act; == opt.param when both dtypes are equal */
     int64_t version;            /* changes with the values */
     struct lora_layer *layers;  /* [n_layer] host; r == 0 where nothing is trained */

@@ -26,12 +26,13 @@ static struct adamw_step factors(const struct optimizer *opt, const struct optim
     };
 }
 
-static void update(struct device *dev, const struct optimizer *opt, const struct optimizer_step *step)
+static void update(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
+                   const struct optimizer_step *step)
 {
     const struct adamw_step s = factors(opt, step);
-    const int64_t first = opt->first, k = tensor_count(opt->state[STATE_M]);
-    op_adamw(dev, tensor_rows(opt->param, first, k), opt->state[STATE_M], opt->state[STATE_V],
-             tensor_rows(opt->grad, first, k), &s);
+    const int64_t at = first - opt->first;
+    op_adamw(dev, tensor_rows(opt->param, first, n), tensor_rows(opt->state[STATE_M], at, n),
+             tensor_rows(opt->state[STATE_V], at, n), tensor_rows(opt->grad, first, n), &s);
 }
 
 /* f32_to_bf16 in a form that a loop over values inlines, with the NaN of cuda_cast. */

@@ -31,7 +31,7 @@ void host_update_complete(const struct optimizer *opt, struct device *dev, int64
 {
     if (!opt->cpu_update || dev->dry_run) return;
     for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++)
-        if (g->layer == layer && g->n)
+        if (g->layer == layer)
             device_host_copy(dev, at(opt->host.grad, g->first), at(opt->grad, g->first), g->n * dtype_size(DT_F32),
                              opt->host.grad_ticket);
     opt->host.copied[layer] = true;
@@ -46,8 +46,7 @@ void host_update_note(struct optimizer *opt, struct device *dev, double lr, doub
     device_host_join(dev, h->grad_ticket);
     dev->ops->wait();
     h->step = optimizer_next(opt, lr, norm);
-    for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++)
-        if (g->n) h->pending[g->layer] = true;
+    for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++) h->pending[g->layer] = true;
 }
 
 static void make_step(const struct optimizer *opt, struct device *dev, int64_t layer)
@@ -56,8 +55,10 @@ static void make_step(const struct optimizer *opt, struct device *dev, int64_t l
     if (!h->pending[layer]) return;
     const double start = clock_ms();
     for (const struct param_group *g = opt->group; g < opt->group + opt->n_group; g++) {
-        if (g->layer != layer || !g->n) continue;
-        opt->kind->host_update(opt, g, at(h->grad, g->first), at(h->working, g->first), &h->step, dev->n_threads);
+        if (g->layer != layer) continue;
+        struct optimizer_step step = h->step;
+        step.lr *= g->lr_factor;
+        opt->kind->host_update(opt, g, at(h->grad, g->first), at(h->working, g->first), &step, dev->n_threads);
         device_host_copy_at_once(dev, at(h->to, g->first), at(h->working, g->first), g->n * dtype_size(DT_BF16),
                                  h->working_ticket);
     }

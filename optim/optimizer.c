@@ -32,8 +32,25 @@ struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double no
     return (struct optimizer_step){.lr = lr, .clip = clip, .n = ++opt->step};
 }
 
+/* The end of the elements from `first` on that have one learning rate; padding belongs to what precedes it. */
+static int64_t find_end(const struct optimizer *opt, int64_t first, double *lr_factor)
+{
+    const struct param_group *g = opt->group, *end = g + opt->n_group;
+    while (end - g > 1 && g[1].first <= first) g++;
+    *lr_factor = g < end ? g->lr_factor : 1;
+    for (g++; g < end; g++)
+        if (g->lr_factor != *lr_factor) return g->first;
+    return INT64_MAX;
+}
+
 void optimizer_update(struct optimizer *opt, struct device *dev, double lr, double norm)
 {
-    const struct optimizer_step step = optimizer_next(opt, lr, norm);
-    opt->kind->update(dev, opt, &step);
+    struct optimizer_step step = optimizer_next(opt, lr, norm);
+    double factor;
+    const int64_t end = opt->first + (opt->n_state ? opt->n_state : opt->param.shape[0]);
+    for (int64_t first = opt->first, next; first < end; first = next) {
+        next = MT_MIN(find_end(opt, first, &factor), end);
+        step.lr = lr * factor;
+        opt->kind->update(dev, opt, first, next - first, &step);
+    }
 }

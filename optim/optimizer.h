@@ -9,16 +9,18 @@
 enum { OPTIMIZER_STATES = 3 };
 struct optimizer;
 
-/* Elements of the flat arrays that are updated together. A layer has one group of replicated parameters, and with
- * expert parallelism one of its experts. */
+/* Elements of the flat arrays that are updated together: of a layer the replicated parameters, with expert parallelism
+ * those of its experts, and of each the parts with their own learning rate. */
 struct param_group {
     int64_t first, n, layer;
+    bool divided;     /* experts that other ranks do not hold */
+    double lr_factor; /* times the step's learning rate */
 };
 
 /* One update. */
 struct optimizer_step {
-    double lr, clip;
-    int64_t n; /* its number, from 1 */
+    double lr, clip; /* the kind's functions get lr times the group's lr_factor */
+    int64_t n;       /* its number, from 1 */
 };
 
 struct optimizer_kind {
@@ -29,8 +31,9 @@ struct optimizer_kind {
         bool positive;    /* a value below zero is an error */
     } state[OPTIMIZER_STATES];
     bool elementwise; /* a parameter's update reads its own values alone: ZeRO-1 divides the arrays anywhere */
-    /* Updates param[first ..], as many elements as a state has. */
-    void (*update)(struct device *dev, const struct optimizer *opt, const struct optimizer_step *step);
+    /* Updates param[first .. first+n-1]; states begin at opt->first. */
+    void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
+                   const struct optimizer_step *step);
     /* The same for one group, of arrays in host memory; grad and working [n] of the group: working = param, rounded to
      * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. */
     void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,
@@ -58,8 +61,9 @@ struct optimizer {
     struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat; of param[first .. first+n_state-1], the part that this
                                               process updates. n_state < n: ZeRO-1 */
     int64_t first, n_state;
-    const struct param_group *group; /* [n_group] in order of layers, owned by the caller */
-    int64_t n_group;
+    const struct param_group *group; /* [n_group] sorted by `first`, owned by the caller */
+    int64_t n_group;                 /* 0: one group of all parameters */
+    double lr_ratio_b;               /* lr_factor of the matrices B (LoRA+, arXiv:2402.12354); 0: 1 */
     double beta1, beta2, eps, weight_decay, clip_norm;
     int64_t step;            /* number of updates done */
     bool host_states;        /* the states are in dev->host instead of dev->state */

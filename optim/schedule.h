@@ -4,14 +4,24 @@
 
 #include "kernels/base.h"
 
-enum schedule_kind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT };
+enum schedule_kind {
+    SCHEDULE_COSINE,
+    SCHEDULE_LINEAR,
+    SCHEDULE_CONSTANT,
+    SCHEDULE_WSD, /* warm-up, constant, then linear decay (arXiv:2404.06395) */
+    SCHEDULE_POLYNOMIAL,
+    SCHEDULE_RESTARTS /* cosine, begun again (arXiv:1608.03983) */
+};
 struct schedule {
     enum schedule_kind kind;
     double lr, min_lr_ratio; /* the decay ends at lr * min_lr_ratio */
     int64_t warmup_steps, total_steps;
+    int64_t decay_steps; /* WSD: the last ones, in which the rate falls; a longer warm-up shortens them */
+    double power;        /* POLYNOMIAL: of the share of the steps that is left */
+    int64_t cycles;      /* RESTARTS: the rate begins anew at lr after each but the last */
 };
 /* Rate of optimizer step 1..total_steps. Warm-up: lr * step / warmup_steps (never 0) up to step warmup_steps, which has
- * the full rate; without warm-up step 1 has it. Then cosine or linear decay to lr * min_lr_ratio at total_steps. */
+ * the full rate; without warm-up step 1 has it. Then the decay by kind, to lr * min_lr_ratio at total_steps. */
 double schedule_lr(const struct schedule *s, int64_t step);
 
 #endif

@@ -14,7 +14,7 @@
 static void warmup_rises_to_the_full_rate(void **state)
 {
     (void)state;
-    struct schedule s = {SCHEDULE_COSINE, 2e-4, 0.1, 10, 100};
+    struct schedule s = {.lr = 2e-4, .min_lr_ratio = 0.1, .warmup_steps = 10, .total_steps = 100};
     for (int64_t step = 1; step <= 10; step++) assert_close(schedule_lr(&s, step) / 2e-4, (double)step / 10, 1e-15);
     assert_true(schedule_lr(&s, 11) < 2e-4);
     s.warmup_steps = 0;
@@ -27,7 +27,7 @@ static void warmup_rises_to_the_full_rate(void **state)
 static void decay_ends_at_the_minimum_rate(void **state)
 {
     (void)state;
-    struct schedule s = {SCHEDULE_COSINE, 1, 0.1, 10, 110};
+    struct schedule s = {.lr = 1, .min_lr_ratio = 0.1, .warmup_steps = 10, .total_steps = 110};
     assert_close(schedule_lr(&s, 10), 1, 1e-15);
     assert_close(schedule_lr(&s, 35), 0.1 + 0.9 * (0.5 + sqrt(0.125)), 1e-14); /* a quarter: cos(pi/4) = sqrt(1/2) */
     assert_close(schedule_lr(&s, 60), 0.55, 1e-14);
@@ -43,11 +43,39 @@ static void decay_ends_at_the_minimum_rate(void **state)
     assert_true(schedule_lr(&s, 110) == 1);
 }
 
+/* Values of transformers' get_wsd_schedule (linear decay), get_polynomial_decay_schedule_with_warmup and
+ * get_cosine_with_hard_restarts_schedule_with_warmup, 10 steps of warm-up of 110, every tenth step. */
+static void schedules_of_transformers(void **state)
+{
+    (void)state;
+    static const struct {
+        struct schedule s;
+        double lr[11];
+    } rows[] = {
+        {{.kind = SCHEDULE_WSD, .min_lr_ratio = 0.1, .decay_steps = 30}, {1, 1, 1, 1, 1, 1, 1, 1, 0.7, 0.4, 0.1}},
+        {{.kind = SCHEDULE_POLYNOMIAL, .min_lr_ratio = 0.1, .power = 2},
+         {1, 0.829, 0.676, 0.541, 0.424, 0.325, 0.244, 0.181, 0.136, 0.109, 0.1}},
+        {{.kind = SCHEDULE_RESTARTS, .cycles = 3},
+         {1, 0.793893, 0.345492, 0.024472, 0.904508, 0.5, 0.095492, 0.975528, 0.654508, 0.206107, 0}},
+    };
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct schedule s = rows[i].s;
+        s.lr = 1;
+        s.warmup_steps = 10;
+        s.total_steps = 110;
+        for (int64_t k = 0; k <= 10; k++) assert_true(fabs(schedule_lr(&s, 10 * (k + 1)) - rows[i].lr[k]) < 5e-7);
+    }
+    struct schedule longer = {
+        .kind = SCHEDULE_WSD, .lr = 1, .warmup_steps = 90, .total_steps = 110, .decay_steps = 110};
+    assert_true(schedule_lr(&longer, 90) == 1);
+    assert_close(schedule_lr(&longer, 100), 0.5, 1e-15);
+}
+
 static void a_run_of_one_step_learns(void **state)
 {
     (void)state;
-    for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_CONSTANT; kind++) {
-        struct schedule s = {(enum schedule_kind)kind, 3e-4, 0, 0, 1};
+    for (int kind = SCHEDULE_COSINE; kind <= SCHEDULE_RESTARTS; kind++) {
+        struct schedule s = {.kind = (enum schedule_kind)kind, .lr = 3e-4, .total_steps = 1, .power = 2, .cycles = 3};
         assert_true(schedule_lr(&s, 1) == 3e-4);
         s.warmup_steps = 1;
         assert_true(schedule_lr(&s, 1) == 3e-4);
@@ -127,6 +155,42 @@ static void check_formula(bool oracle, double tol, double clip_norm)
     assert_true(relative_error(got, m, N) < tol);
     device_get(&dev, got, opt.state[1]);
     assert_true(relative_error(got, v, N) < tol);
+    device_close(&dev);
+}
+
+/* Groups with other rates, and a part of the parameters as with ZeRO-1: each element's update is that of an optimizer
+ * with its rate, bit for bit. */
+static void groups_have_their_rates(void **state)
+{
+    (void)state;
+    static const struct param_group groups[] = {
+        {0, 100, 0, false, 1}, {100, 50, 0, false, 16}, {150, 350, 1, false, 16}, {500, 400, 1, true, 0.5}};
+    enum { PART = 120, END = 903 }; /* the last 103 are padding */
+    static double p[N], g[N], got[N], want[3][N];
+    struct device dev;
+    open_device(&dev, false);
+    for (int i = 0; i < N; i++) {
+        p[i] = (double)(float)test_value(1, (uint64_t)i);
+        g[i] = (double)(float)test_value(2, (uint64_t)i);
+    }
+    for (int run = 0; run < 4; run++) {
+        static const double rates[] = {1, 16, 0.5, 1};
+        struct optimizer opt = {
+            .kind = &optimizer_adamw, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.1};
+        if (run == 3) opt.group = groups, opt.n_group = MT_LEN(groups), opt.first = PART;
+        opt.n_state = run == 3 ? END - PART : N;
+        opt.param = arena_tensor_1d(&dev.state, DT_F32, N);
+        opt.grad = arena_tensor_1d(&dev.state, DT_F32, N);
+        device_set(&dev, opt.param, p);
+        device_set(&dev, opt.grad, g);
+        optimizer_alloc(&opt, &dev);
+        for (int step = 0; step < 3; step++) optimizer_update(&opt, &dev, 1e-2 * rates[run], 1);
+        device_get(&dev, run == 3 ? got : want[run], opt.param);
+    }
+    for (int i = 0; i < N; i++) {
+        const int rate = i < 100 ? 0 : i < 500 ? 1 : 2;
+        assert_true(got[i] == (i < PART || i >= END ? p[i] : want[rate][i]));
+    }
     device_close(&dev);
 }
 
@@ -400,6 +464,7 @@ int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(warmup_rises_to_the_full_rate), cmocka_unit_test(decay_ends_at_the_minimum_rate),
+        cmocka_unit_test(schedules_of_transformers),     cmocka_unit_test(groups_have_their_rates),
         cmocka_unit_test(a_run_of_one_step_learns),      cmocka_unit_test(adamw_follows_the_formula),
         cmocka_unit_test(clipping_follows_the_formula),  cmocka_unit_test(the_first_step_moves_by_lr),
         cmocka_unit_test(non_finite_values_are_counted), cmocka_unit_test(the_sums_of_a_step),

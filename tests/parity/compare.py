@@ -37,6 +37,7 @@ layers = {layers}
 init_from = {case}/adapter_init
 [optim]
 lr = {lr}
+lr_ratio_b = {lr_ratio_b}
 schedule = {schedule}
 warmup_ratio = 0
 weight_decay = {weight_decay}
@@ -120,7 +121,7 @@ def against(case, out):
 
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
-    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all"}
+    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1}
     setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
         setup["rslora"] = str(setup["rslora"]).lower()

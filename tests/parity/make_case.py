@@ -17,6 +17,7 @@ import sys
 
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import save_file
 
 import families
@@ -36,6 +37,7 @@ def arguments(argv):
     parser.add_argument("--text", required=True)
     parser.add_argument("--tokenizer", default=os.path.join(here, "../../configs/tiny-gptoss"), help="its directory")
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr-ratio-b", type=float, default=1, help="LoRA+: the learning rate of B over that of A")
     parser.add_argument("--family", choices=families.FAMILIES, default="gpt_oss")
     parser.add_argument("--norm-topk-prob", choices=("true", "false"), help="qwen3, olmoe; default: as published")
     parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe, glm4")
@@ -301,7 +303,9 @@ def write_forward(a, model, ids):
 def train(a, model, documents):
     """Loss and gradient norm of every step; the gradients of the first go to a file."""
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(trained.values(), lr=a.lr, betas=(0.9, 0.999), **ADAMW)
+    optimizer = create_loraplus_optimizer(
+        model, torch.optim.AdamW, lr=a.lr, loraplus_lr_ratio=a.lr_ratio_b, betas=(0.9, 0.999), eps=ADAMW["eps"],
+        loraplus_weight_decay=ADAMW["weight_decay"])
     steps = []
     model.train()
     for step in range(a.steps):
@@ -343,8 +347,8 @@ def main(argv=None):
     for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
         os.remove(f"{a.out}/{folder}/README.md")
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
-                             schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False,
-                             shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
+                             lr_ratio_b=a.lr_ratio_b, schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM,
+                             **ADAMW, packing=False, shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
                              rslora=a.rslora, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))

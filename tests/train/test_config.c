@@ -105,6 +105,9 @@ static void choices_match_their_enum(void **state)
     CHOICE(optim, schedule, "cosine", SCHEDULE_COSINE);
     CHOICE(optim, schedule, "linear", SCHEDULE_LINEAR);
     CHOICE(optim, schedule, "constant", SCHEDULE_CONSTANT);
+    CHOICE(optim, schedule, "wsd", SCHEDULE_WSD);
+    CHOICE(optim, schedule, "polynomial", SCHEDULE_POLYNOMIAL);
+    CHOICE(optim, schedule, "restarts", SCHEDULE_RESTARTS);
     CHOICE(model, quantize, "none", CFG_QUANTIZE_NONE);
     CHOICE(model, quantize, "nf4", CFG_QUANTIZE_NF4);
     CHOICE(model, quantize, "nf4-nested", CFG_QUANTIZE_NF4_NESTED);
@@ -183,7 +186,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 92);
+    assert_int_equal(n_keys, 96);
     check_round_trip(&all);
 }
 
@@ -267,8 +270,8 @@ static void unknown_names_are_errors(void **state)
         "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
-           "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, schedule, warmup_steps, "
-           "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
+           "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, lr_ratio_b, schedule, warmup_steps, "
+           "warmup_ratio, min_lr_ratio, decay_ratio, power, cycles, weight_decay, beta1, beta2, eps, clip_norm");
     refuse("[optim]\nwarmup_step = 1\n",
            "run.ini:2: unknown key \"warmup_step\" in [optim]: did you mean \"warmup_steps\"?");
     refuse("[train]\nlr = 1e-4\n", "run.ini:2: unknown key \"lr\" in [train]: it belongs to [optim]");
@@ -283,8 +286,9 @@ static void unknown_names_are_errors(void **state)
     refuse("[quant]\nformat = int8\n", "run.ini:2: unknown key \"format\" in [quant]: did you mean \"weights\"?");
     refuse("[quant]\nlr = 1\n", "run.ini:2: unknown key \"lr\" in [quant]: it belongs to [optim]");
     refuse("lr = 1\n", "run.ini:1: \"lr\" is before the first [section]");
-    refuse("[optim]\n = 1\n", "run.ini:2: unknown key \"\" in [optim]; its keys are lr, schedule, warmup_steps, "
-                              "warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm");
+    refuse("[optim]\n = 1\n",
+           "run.ini:2: unknown key \"\" in [optim]; its keys are lr, lr_ratio_b, schedule, warmup_steps, "
+           "warmup_ratio, min_lr_ratio, decay_ratio, power, cycles, weight_decay, beta1, beta2, eps, clip_norm");
 }
 
 /* Each row of the table of other trainers' keys refers to an existing key. Its own name appears once and is not a key
@@ -364,8 +368,8 @@ static void bad_values_are_errors(void **state)
     refuse("[train]\nseed = 99999999999999999999\n",
            "run.ini:2: train.seed = \"99999999999999999999\": expected an integer in [0, 9e15]");
     refuse("[data]\npacking = maybe\n", "run.ini:2: data.packing = \"maybe\": expected one of true|false");
-    refuse("[optim]\nschedule = cosin\n",
-           "run.ini:2: optim.schedule = \"cosin\": expected one of cosine|linear|constant; did you mean \"cosine\"?");
+    refuse("[optim]\nschedule = cosin\n", "run.ini:2: optim.schedule = \"cosin\": expected one of "
+                                          "cosine|linear|constant|wsd|polynomial|restarts; did you mean \"cosine\"?");
     refuse("[train]\ndevice = xyzzy\n",
            "run.ini:2: train.device = \"xyzzy\": expected one of auto|cpu|cuda|cuda-portable");
     refuse("[train]\ndtype = fp16\n",

@@ -91,9 +91,10 @@ struct config {
         int64_t calibration;
     } quant;
     struct {
-        double lr, warmup_ratio, min_lr_ratio, weight_decay, beta1, beta2, eps, clip_norm;
+        double lr, lr_ratio_b, warmup_ratio, min_lr_ratio, decay_ratio, power, weight_decay, beta1, beta2, eps,
+            clip_norm;
         int schedule; /* enum schedule_kind */
-        int64_t warmup_steps;
+        int64_t warmup_steps, cycles;
     } optim;
     struct {
         int device, dtype, expert_dtype, recompute, offload, aux_convention;
@@ -150,9 +151,12 @@ int config_validate(const struct config *c, struct err *err) MT_CHECK;
 struct lora_options config_lora(const struct config *c);
 /* For commands that do not train or evaluate: the [distill] section as if it were not there. */
 void config_without_teacher(struct config *c);
-/* The keys of which one must not be "none" for option `name` to have an effect, ended by NULL: keys of [distill] need a
- * teacher, keys of [quant] a format. No keys: it always has an effect. */
-const char *const *config_needs(const char *name);
+/* What option `name` needs to have an effect: one of these, ended by a NULL key. No needs: it always has one. */
+struct config_need {
+    const char *key, *value; /* value NULL: any but "none" */
+};
+const struct config_need *config_needs(const char *name);
+bool config_need_met(const struct config_need *need, const char *value);
 /* Whether option `name` has no effect. */
 bool config_unused(const struct config *c, const char *name);
 /* quant.weights or quant.activations is set. */

@@ -92,62 +92,81 @@ bool config_quantises(const struct config *c)
     return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;
 }
 
-const char *const *config_needs(const char *name)
+static const struct unused {
+    const char *keys[5];
+    struct config_need needs[3]; /* one of them is enough */
+} unused[] = {
+    {{"distill.alpha", "distill.temperature", "distill.kl", "distill.topk"}, {{"distill.teacher", NULL}}},
+    {{"quant.start", "quant.narrow", "quant.targets"}, {{"quant.weights", NULL}, {"quant.activations", NULL}}},
+    {{"quant.mode", "quant.amax"}, {{"quant.weights", NULL}}},
+    {{"quant.calibration"}, {{"quant.activations", NULL}}},
+    {{"optim.decay_ratio"}, {{"optim.schedule", "wsd"}}},
+    {{"optim.power"}, {{"optim.schedule", "polynomial"}}},
+    {{"optim.cycles"}, {{"optim.schedule", "restarts"}}},
+};
+
+static bool has_key(const struct unused *u, const char *name)
 {
-    static const char *const none[] = {NULL}, *const teacher[] = {"distill.teacher", NULL},
-                             *const weights[] = {"quant.weights", NULL},
-                             *const activations[] = {"quant.activations", NULL},
-                             *const either[] = {"quant.weights", "quant.activations", NULL};
-    if (!strncmp(name, "distill.", 8)) return strcmp(name, "distill.teacher") ? teacher : none;
-    if (!strcmp(name, "quant.mode") || !strcmp(name, "quant.amax")) return weights;
-    if (!strcmp(name, "quant.calibration")) return activations;
-    const char *const of_either[] = {"quant.start", "quant.narrow", "quant.targets"};
-    for (int i = 0; i < MT_LEN(of_either); i++)
-        if (!strcmp(name, of_either[i])) return either;
-    return none;
+    for (int i = 0; u->keys[i]; i++)
+        if (!strcmp(u->keys[i], name)) return true;
+    return false;
+}
+
+const struct config_need *config_needs(const char *name)
+{
+    static const struct config_need none = {NULL, NULL};
+    for (int i = 0; i < MT_LEN(unused); i++)
+        if (has_key(&unused[i], name)) return unused[i].needs;
+    return &none;
+}
+
+bool config_need_met(const struct config_need *need, const char *value)
+{
+    return need->value ? !strcmp(value, need->value) : strcmp(value, "none") != 0;
 }
 
 bool config_unused(const struct config *c, const char *name)
 {
-    const char *const *needs = config_needs(name);
-    for (int i = 0; needs[i]; i++)
-        if (!strcmp(needs[i], "distill.teacher")     ? strcmp(c->distill.teacher, "none") != 0
-            : !strcmp(needs[i], "quant.activations") ? c->quant.activations != CFG_QUANT_NONE
-                                                     : c->quant.weights != CFG_QUANT_NONE)
-            return false;
-    return needs[0] != NULL;
+    const struct config_need *needs = config_needs(name);
+    struct config_value *v = mem_alloc(sizeof(*v));
+    bool met = !needs->key;
+    for (const struct config_need *need = needs; need->key; need++)
+        for (int64_t i = 0; config_value(c, i, v); i++)
+            met |= !strcmp(v->name, need->key) && config_need_met(need, v->text);
+    mem_free(v);
+    return !met;
 }
 
-/* Adds to text the keys that differ from the defaults and have no effect without `needs`. */
-static void put_unused(struct text_buf *text, const struct config *c, const char *const *needs)
+/* Adds to text the keys of u that differ from the defaults and have no effect. */
+static void put_unused(struct text_buf *text, const struct config *c, const struct config *defaults,
+                       const struct unused *u)
 {
-    struct config *defaults = mem_alloc(sizeof(*defaults));
     struct config_value *now = mem_alloc(2 * (int64_t)sizeof(*now)), *usual = now + 1;
     bool any = false;
-    config_defaults(defaults);
     for (int64_t i = 0; config_value(c, i, now); i++) {
         config_value(defaults, i, usual);
-        if (config_needs(now->name) != needs || !config_unused(c, now->name) || !strcmp(now->text, usual->text))
-            continue;
+        if (!has_key(u, now->name) || !config_unused(c, now->name) || !strcmp(now->text, usual->text)) continue;
         text_put(text, any ? ", " : text->size ? "; " : "");
         text_put(text, now->name);
         any = true;
     }
-    for (int i = 0; any && needs[i]; i++) {
-        text_put(text, i ? " or " : " without ");
-        text_put(text, needs[i]);
+    for (const struct config_need *need = u->needs; any && need->key; need++) {
+        text_put(text, need == u->needs ? " without " : " or ");
+        text_put(text, need->key);
+        if (need->value) text_put(text, " = "), text_put(text, need->value);
     }
     mem_free(now);
-    mem_free(defaults);
 }
 
 void config_warn_unused(const struct config *c)
 {
-    static const char *const groups[] = {"distill.alpha", "quant.start", "quant.mode", "quant.calibration"};
+    struct config *defaults = mem_alloc(sizeof(*defaults));
     struct text_buf text = {0};
-    for (int i = 0; i < MT_LEN(groups); i++) put_unused(&text, c, config_needs(groups[i]));
+    config_defaults(defaults);
+    for (int i = 0; i < MT_LEN(unused); i++) put_unused(&text, c, defaults, &unused[i]);
     if (text.size) log_warn("no effect: %.*s", (int)text.size, text.text);
     text_free(&text);
+    mem_free(defaults);
 }
 
 static int validate_quant(const struct config *c, struct err *err)

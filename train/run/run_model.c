@@ -146,6 +146,7 @@ static void warn_of_holes(const struct run *r)
 
 static void set_optimizer(struct optimizer *opt, const struct config *cfg)
 {
+    opt->lr_ratio_b = cfg->optim.lr_ratio_b;
     opt->beta1 = cfg->optim.beta1;
     opt->beta2 = cfg->optim.beta2;
     opt->eps = cfg->optim.eps;
@@ -167,12 +168,12 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     if (plan_make(&r->plan, &request, err) || reserve_memory(r, train, err) ||
         plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
         return -1;
+    set_optimizer(&ad.opt, r->cfg);
     const double start = clock_ms();
     const int rc = plan_reference(&reference, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);
     adapters_free(&ad); /* empty where the model has taken them */
     adapters_free(&reference);
     base_model_copy(&r->model.adapters.base, &r->base);
-    set_optimizer(&r->model.adapters.opt, r->cfg);
     if (rc || load_reference(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))

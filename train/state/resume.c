@@ -29,7 +29,10 @@ struct schedule resume_schedule(const struct config *cfg, int64_t total)
                              .lr = cfg->optim.lr,
                              .min_lr_ratio = cfg->optim.min_lr_ratio,
                              .warmup_steps = MT_MIN(warmup, total),
-                             .total_steps = total};
+                             .total_steps = total,
+                             .decay_steps = (int64_t)ceil(cfg->optim.decay_ratio * (double)total),
+                             .power = cfg->optim.power,
+                             .cycles = cfg->optim.cycles};
 }
 
 /* ---- the settings ---- */
@@ -79,12 +82,14 @@ static const char *saved_text(struct json settings, const struct config *default
 /* Whether option `name` had no effect with the checkpoint's settings. */
 static bool was_unused(struct json settings, const char *name)
 {
-    const char *const *needs = config_needs(name), *text;
+    const struct config_need *needs = config_needs(name);
+    const char *text;
     struct err err;
-    for (int i = 0; needs[i]; i++)
-        if (json_has(settings, needs[i]) && (json_get_str(settings, needs[i], &text, &err) || strcmp(text, "none")))
+    for (const struct config_need *need = needs; need->key; need++)
+        if (json_has(settings, need->key) &&
+            (json_get_str(settings, need->key, &text, &err) || config_need_met(need, text)))
             return false;
-    return needs[0] != NULL;
+    return needs->key != NULL;
 }
 
 /* Whether the checkpoint's settings adapt the same matrices as cfg. */
