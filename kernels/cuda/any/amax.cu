@@ -125,7 +125,7 @@ static __global__ void __launch_bounds__(THREADS)
 
 static uint32_t n_launch;
 
-template <typename T> static void launch(struct tensor amax, struct tensor n_bad, struct tensor x)
+template <typename T> static void launch(struct tensor amax, struct tensor n_bad, struct tensor x, const T *from)
 {
     const int64_t n = x.shape[1] * x.shape[2], n_exp = x.shape[0];
     const bool one_amax = amax.shape[0] == 1, vectors = n % VECTOR == 0 && (uintptr_t)x.data % 16 == 0;
@@ -134,12 +134,8 @@ template <typename T> static void launch(struct tensor amax, struct tensor n_bad
     const dim3 grid(grid_x(ceil_div(chunks, passes)), (unsigned)n_exp);
     double *bad = (double *)n_bad.data;
     n_launch += n_launch < UINT32_MAX ? 1 : 2; /* not 0, which `results` has at first */
-    if (vectors)
-        amax_kernel<T, true>
-            <<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(amax), bad, (const T *)x.data, one_amax, n, n_launch);
-    else
-        amax_kernel<T, false>
-            <<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(amax), bad, (const T *)x.data, one_amax, n, n_launch);
+    const auto kernel = vectors ? amax_kernel<T, true> : amax_kernel<T, false>;
+    kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(amax), bad, from, one_amax, n, n_launch);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -149,11 +145,7 @@ extern "C" void cuda_amax(struct device *dev, struct tensor amax, struct tensor 
     if (!tensor_count(x)) {
         CUDA_CHECK(cudaMemsetAsync(amax.data, 0, (size_t)tensor_bytes(amax), cuda.stream));
         CUDA_CHECK(cudaMemsetAsync(n_bad.data, 0, (size_t)tensor_bytes(n_bad), cuda.stream));
-    } else if (x.dtype == DT_BF16) {
-        launch<bf16>(amax, n_bad, x);
-    } else if (x.dtype == DT_F16) {
-        launch<__half>(amax, n_bad, x);
     } else {
-        launch<float>(amax, n_bad, x);
+        with_values(x, [&](const auto *from) { launch(amax, n_bad, x, from); });
     }
 }

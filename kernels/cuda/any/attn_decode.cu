@@ -11,6 +11,7 @@
 #include <stdio.h>
 
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 
 enum { WARPS = 8, WIDE = 256, LANE_COLS = WIDE / 32 };
 
@@ -40,25 +41,11 @@ static __device__ inline bf16 *page_row(const struct page_table &t, int64_t s, i
 
 /* ---- rows of tokens ---- */
 
-/* The last sequence that begins at token t or before and is not empty. */
-static __device__ inline int sequence_of(const int32_t *cu, int n_seq, int64_t t)
-{
-    int low = 0, high = n_seq; /* the first sequence that ends after t */
-    while (low < high) {
-        const int middle = (low + high) / 2;
-        if (cu[middle + 1] > t)
-            high = middle;
-        else
-            low = middle + 1;
-    }
-    return low;
-}
-
 static __global__ void store(const struct page_table pages, const bf16 *x, int64_t ld, int n_col, const int32_t *pos,
                              const int32_t *cu, int n_seq)
 {
     const int64_t t = blockIdx.x;
-    const int s = sequence_of(cu, n_seq, t), p = pos[t];
+    const int s = sequence_at(cu, n_seq, t), p = pos[t];
     if (pos[cu[s + 1] - 1] - p >= pages.n_of_seq * MT_PAGE) return; /* a later token has its row */
     bf16 *row = page_row(pages, s, p);
     for (int c = (int)threadIdx.x; c < n_col; c += (int)blockDim.x) row[c] = x[t * ld + c];

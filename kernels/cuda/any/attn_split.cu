@@ -11,25 +11,22 @@
  *   registers on sm_90a, no spills.
  * Bound: forward 4 bytes per value of qkv, backward 4 and 2 per value of q and k: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight. */
-#include <stdio.h>
-
-#include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/rope.cuh"
 
 enum { BLOCK = 256, WARPS = BLOCK / 32, MAX_DIM = 8 * 32, TOKENS = 2 };
 
 struct split_job {
-    int64_t n_tok, ld_wide, ld_qkv, ld_rstd, ld_dwide;
+    int64_t n_tok;
     int n_head, n_kv, dim;
-    const bf16 *wide;
+    row_view<> wide;
     const float *wq, *wk;
-    float *rstd, eps;
+    row_view<float> rstd;
+    float eps;
     bool round_twice;
-    const int32_t *pos;
-    const float *table;
-    int64_t ld_table, n_pos;
-    int half;    /* W / 2 */
-    bf16 *qkv;   /* backward: dqkv, which is read */
-    bf16 *dwide; /* backward */
+    struct angles angles;
+    int half;         /* W / 2 */
+    row_view<> qkv;   /* backward: dqkv, which is read */
+    row_view<> dwide; /* backward */
 };
 
 /* The head of this block: its first columns in wide and in qkv, its place in rstd. w NULL: of v. */
@@ -88,11 +85,7 @@ static __device__ __forceinline__ void rotate(float v[8], const float partner[8]
 {
     const int half = job.half;
     float cosine[8], sine[8];
-    if (p < 0 || p >= job.n_pos) {
-        printf("attn_split: position %d, but the table has %lld\n", p, (long long)job.n_pos);
-        __trap();
-    }
-    const float *row = job.table + p * job.ld_table;
+    const float *row = angles_at(job.angles, p, true);
     if (EIGHTS) {
         load_f32x8(cosine, row + (c < half ? c : c - half));
         load_f32x8(sine, row + (c < half ? c + half : c));
@@ -125,11 +118,11 @@ template <bool EIGHTS> static __global__ void __launch_bounds__(BLOCK) split_fwd
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
         const int64_t t = find_token(job, i);
-        const bf16 *x = job.wide + t * job.ld_wide + head.wide;
+        const bf16 *x = job.wide.at(t) + head.wide;
         if (t >= job.n_tok || c >= job.dim) continue;
         of_x[i] = load16(x + c);
         if (rotated) of_partner[i] = load_partners<EIGHTS>(x, c, job.half);
-        if (rotated) pos[i] = job.pos[t];
+        if (rotated) pos[i] = job.angles.pos[t];
     }
     if (head.w && c < job.dim) load_f32x8(w, head.w + c);
     if (rotated) load_partners<EIGHTS>(partner_w, head.w, c, job.half);
@@ -143,7 +136,7 @@ template <bool EIGHTS> static __global__ void __launch_bounds__(BLOCK) split_fwd
 #pragma unroll
             for (int k = 0; k < 8; k++) sum += v[k] * v[k];
             const float r = 1 / sqrtf(warp_sum(sum) / (float)job.dim + job.eps);
-            if (c == 0) job.rstd[t * job.ld_rstd + head.at] = r;
+            if (c == 0) job.rstd.at(t)[head.at] = r;
             unpack8(partner, of_partner[i]);
 #pragma unroll
             for (int k = 0; k < 8; k++) {
@@ -153,7 +146,7 @@ template <bool EIGHTS> static __global__ void __launch_bounds__(BLOCK) split_fwd
             if (rotated) rotate<EIGHTS>(v, partner, job, pos[i], c, 1);
             of_x[i] = pack8(v);
         }
-        if (c < job.dim) store16(job.qkv + t * job.ld_qkv + head.qkv + c, of_x[i]);
+        if (c < job.dim) store16(job.qkv.at(t) + head.qkv + c, of_x[i]);
     }
 }
 
@@ -168,13 +161,13 @@ template <bool EIGHTS> static __global__ void __launch_bounds__(BLOCK) split_bwd
 #pragma unroll
     for (int i = 0; i < TOKENS; i++) {
         const int64_t t = find_token(job, i);
-        const bf16 *y = job.qkv + t * job.ld_qkv + head.qkv;
+        const bf16 *y = job.qkv.at(t) + head.qkv;
         if (t >= job.n_tok || c >= job.dim) continue;
         of_y[i] = load16(y + c);
         if (rotated) of_partner[i] = load_partners<EIGHTS>(y, c, job.half);
-        if (rotated) pos[i] = job.pos[t];
-        if (head.w) of_x[i] = load16(job.wide + t * job.ld_wide + head.wide + c);
-        if (head.w) r[i] = job.rstd[t * job.ld_rstd + head.at];
+        if (rotated) pos[i] = job.angles.pos[t];
+        if (head.w) of_x[i] = load16(job.wide.at(t) + head.wide + c);
+        if (head.w) r[i] = job.rstd.at(t)[head.at];
     }
     if (head.w && c < job.dim) load_f32x8(w, head.w + c);
 #pragma unroll
@@ -197,7 +190,7 @@ template <bool EIGHTS> static __global__ void __launch_bounds__(BLOCK) split_bwd
             for (int k = 0; k < 8; k++) d[k] = r[i] * (d[k] - v[k] * r[i] * mean);
             of_y[i] = pack8(d);
         }
-        if (c < job.dim) store16(job.dwide + t * job.ld_dwide + head.wide + c, of_y[i]);
+        if (c < job.dim) store16(job.dwide.at(t) + head.wide + c, of_y[i]);
     }
 }
 
@@ -207,26 +200,20 @@ static struct split_job job_of(struct tensor wide, struct tensor qkv, struct ten
                                struct tensor wk, struct tensor pos, struct tensor table, const struct attn_shape *s)
 {
     struct split_job job = {};
-    MT_REQUIRE(s->head_dim % 8 == 0 && s->head_dim <= MAX_DIM && rows_aligned(wide) && rows_aligned(qkv) &&
-                   (uintptr_t)wq.data % 16 == 0 && (uintptr_t)wk.data % 16 == 0,
-               "gated heads of %lld: a multiple of 8 up to %d and 16-byte aligned rows are needed",
+    MT_REQUIRE(s->head_dim % 8 == 0 && s->head_dim <= MAX_DIM && (uintptr_t)wq.data % 16 == 0 &&
+                   (uintptr_t)wk.data % 16 == 0,
+               "gated heads of %lld: a multiple of 8 up to %d and 16-byte aligned weights are needed",
                (long long)s->head_dim, MAX_DIM);
     job.n_tok = wide.shape[0];
     job.n_head = (int)s->n_head;
     job.n_kv = (int)s->n_kv;
     job.dim = (int)s->head_dim;
-    job.wide = bf16_ptr(wide);
-    job.ld_wide = wide.ld;
-    job.qkv = bf16_ptr(qkv);
-    job.ld_qkv = qkv.ld;
-    job.rstd = f32_ptr(rstd);
-    job.ld_rstd = rstd.ld;
+    job.wide = aligned_rows(wide, "gated heads");
+    job.qkv = aligned_rows(qkv, "gated heads");
+    job.rstd = rows_of<float>(rstd);
     job.wq = f32_ptr(wq);
     job.wk = f32_ptr(wk);
-    job.pos = i32_ptr(pos);
-    job.table = f32_ptr(table);
-    job.ld_table = table.ld;
-    job.n_pos = table.shape[0];
+    job.angles = angles_of(pos, table);
     job.half = (int)(table.shape[1] / 2);
     return job;
 }
@@ -260,9 +247,7 @@ extern "C" void cuda_attn_split_bwd(struct device *dev, struct tensor dwide, str
 {
     if (dev->dry_run || wide.shape[0] == 0) return;
     struct split_job job = job_of(wide, dqkv, rstd, wq, wk, pos, table, shape);
-    MT_REQUIRE(rows_aligned(dwide), "the rows of the gradient of gated heads are not 16-byte aligned");
-    job.dwide = bf16_ptr(dwide);
-    job.ld_dwide = dwide.ld;
+    job.dwide = aligned_rows(dwide, "the gradient of gated heads");
     const auto kernel = in_eights(&job, table) ? split_bwd<true> : split_bwd<false>;
     kernel<<<grid_of(&job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();

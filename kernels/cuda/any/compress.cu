@@ -16,12 +16,10 @@
 enum { BLOCK = 256, LANES = 16, FEW = 16, BATCH = 4 };
 
 struct compress_job {
-    bf16 *y, *dkg; /* forward, backward */
-    const bf16 *kg, *dy;
-    const float *bias;
+    row_view<> y, kg, dy, dkg; /* y: forward; dy, dkg: backward */
+    row_view<float> bias;
     int32_t *pos;
     const int32_t *cu;
-    int64_t ld_y, ld_kg, ld_dy, ld_dkg, ld_bias;
     int64_t n_row; /* N */
     int n_tok, n_seq, ratio, width, n_part;
 };
@@ -104,7 +102,7 @@ static __device__ inline int64_t column(const struct compress_job &job, int j, i
 }
 static __device__ inline const float *bias_of(const struct compress_job &job, int j, int col)
 {
-    return job.bias + (j < 0 ? j + job.ratio : j) * job.ld_bias + column(job, j, col);
+    return job.bias.at(j < 0 ? j + job.ratio : j) + column(job, j, col);
 }
 
 /* Softmax in progress: largest gate, sum of e^(gate - top), and of that times the value. */
@@ -128,7 +126,7 @@ static __device__ inline void load_batch(struct batch<VEC> *b, const struct comp
     for (int i = 0; i < BATCH; i++) {
         const int j = base + i * step;
         if (j >= job.ratio) break;
-        const bf16 *p = job.kg + (e.first + j) * job.ld_kg + column(job, j, col);
+        const bf16 *p = job.kg.at(e.first + j) + column(job, j, col);
         load(&b->value[i], p);
         load(&b->gate[i], p + gate);
     }
@@ -184,7 +182,7 @@ static __device__ inline void write_batch(const struct state<VEC> &s, const floa
     for (int i = 0; i < BATCH; i++) {
         const int j = base + i * step;
         if (j >= job.ratio) break;
-        bf16 *d = job.dkg + (e.first + j) * job.ld_dkg + column(job, j, col);
+        bf16 *d = job.dkg.at(e.first + j) + column(job, j, col);
         float v[VEC], x[VEC];
         unpack(v, b.value[i]);
         unpack(x, b.gate[i]);
@@ -208,7 +206,7 @@ static __device__ inline void clear(const struct compress_job &job, int seq, int
     const int start = job.n_part == 2 && tail > first ? tail - job.ratio : tail;
     const float zero[VEC] = {};
     for (int t = start + begin; t < end; t += step) {
-        bf16 *d = job.dkg + (int64_t)t * job.ld_dkg + col;
+        bf16 *d = job.dkg.at(t) + col;
         for (int part = 0; part < 2 * job.n_part; part++)
             if (t >= tail || part % 2 == 0) store<VEC>(d + (int64_t)part * job.width, zero);
     }
@@ -286,12 +284,12 @@ static __global__ void __launch_bounds__(BLOCK, 4) compress_kernel(const struct 
         for (int k = 0; k < VEC; k++) s.y[k] /= s.sum[k];
     }
     if (!BACKWARD && inside && group == 0) {
-        store<VEC>(job.y + item * job.ld_y + col, s.y);
+        store<VEC>(job.y.at(item) + col, s.y);
         if (col == 0) job.pos[item] = e.pos;
     }
     if (!BACKWARD || !e.found || !inside) return;
     struct raw<VEC> r;
-    load(&r, job.dy + item * job.ld_dy + col);
+    load(&r, job.dy.at(item) + col);
     unpack(dy, r);
 #pragma unroll
     for (int k = 0; k < VEC; k++) dy[k] /= s.sum[k];
@@ -305,11 +303,9 @@ static struct compress_job job_of(struct tensor kg, struct tensor bias, int64_t 
                                   const struct compress_shape *s)
 {
     struct compress_job job = {};
-    job.kg = bf16_ptr(kg);
-    job.bias = f32_ptr(bias);
+    job.kg = rows_of(kg);
+    job.bias = rows_of<float>(bias);
     job.cu = i32_ptr(seqs->cu);
-    job.ld_kg = kg.ld;
-    job.ld_bias = bias.ld;
     job.n_row = n_row;
     job.n_tok = (int)kg.shape[0];
     job.n_seq = (int)seqs->n_seq;
@@ -342,8 +338,7 @@ extern "C" void cuda_compress_fwd(struct device *dev, struct tensor y, struct te
 {
     if (dev->dry_run) return;
     struct compress_job job = job_of(kg, bias, y.shape[0], seqs, shape);
-    job.y = bf16_ptr(y);
-    job.ld_y = y.ld;
+    job.y = rows_of(y);
     job.pos = i32_ptr(pos);
     if (fours(kg, y, bias, shape->width))
         launch<4, false>(job);
@@ -356,10 +351,8 @@ extern "C" void cuda_compress_bwd(struct device *dev, struct tensor dkg, struct 
 {
     if (dev->dry_run || kg.shape[0] == 0) return;
     struct compress_job job = job_of(kg, bias, dy.shape[0], seqs, shape);
-    job.dy = bf16_ptr(dy);
-    job.ld_dy = dy.ld;
-    job.dkg = bf16_ptr(dkg);
-    job.ld_dkg = dkg.ld;
+    job.dy = rows_of(dy);
+    job.dkg = rows_of(dkg);
     if (fours(kg, dy, bias, shape->width) && rows_aligned(dkg))
         launch<4, true>(job);
     else

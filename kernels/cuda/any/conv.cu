@@ -13,16 +13,15 @@
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 
 enum { BLOCK = 128, AHEAD = 8 };
 
 struct conv_job {
-    int64_t ldx, ldy, lddx;
     int n_tok, n_col, n_tap, n_seq, strip;
     const int32_t *cu;
-    const bf16 *x, *dy; /* dy: backward */
+    row_view<> x, y, dx, dy; /* y: forward; dx, dy: backward */
     const float *w;
-    bf16 *y, *dx;
 };
 
 /* The sequence of a row, followed from row to row. */
@@ -42,16 +41,8 @@ static __device__ inline void advance(struct place *p, const struct conv_job *jo
 
 static __device__ inline struct place find(const struct conv_job *job, int t)
 {
-    int low = 0, high = job->n_seq - 1; /* the last sequence that begins at t or before, and is not empty */
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (job->cu[middle] <= t)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    struct place p = {low, job->cu[low], job->cu[low + 1]};
-    return p;
+    const int seq = sequence_at(job->cu, job->n_seq, t); /* not an empty one */
+    return {seq, job->cu[seq], job->cu[seq + 1]};
 }
 
 /* The rows before token t: row a is token t - (TAPS-1) + a, zero before the sequence. */
@@ -95,7 +86,7 @@ static __device__ inline void window_init(struct window<TAPS> *x, const struct c
 #pragma unroll
     for (int a = 0; a + 1 < TAPS; a++) {
         const int from = t - (TAPS - 1) + a;
-        unpack8(x->row[a], from >= p->start ? load16(job->x + from * job->ldx + col) : make_uint4(0, 0, 0, 0));
+        unpack8(x->row[a], from >= p->start ? load16(job->x.at(from) + col) : make_uint4(0, 0, 0, 0));
     }
 }
 
@@ -113,9 +104,9 @@ static __device__ inline void convolve(float u[8], struct window<TAPS> *x, const
 }
 
 /* Starts the copy of a thread's eight columns of row t into shared memory; beyond n_tok the last row again. */
-static __device__ inline void fetch(uint4 *slot, const bf16 *x, int64_t ld, int t, int n_tok)
+static __device__ inline void fetch(uint4 *slot, const row_view<> &x, int col, int t, int n_tok)
 {
-    copy_async16(shared_address(slot), x + min(t, n_tok - 1) * ld, 16);
+    copy_async16(shared_address(slot), x.at(min(t, n_tok - 1)) + col, 16);
 }
 
 template <int TAPS>
@@ -129,7 +120,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
     if (col >= job.n_col) return;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
-        fetch(&ring[k][threadIdx.x], job.x + col, job.ldx, first + k, job.n_tok);
+        fetch(&ring[k][threadIdx.x], job.x, col, first + k, job.n_tok);
         copy_commit();
     }
     struct place p = find(&job, first);
@@ -146,11 +137,11 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
             copy_wait<AHEAD - 1>();
             unpack8(v, ring[k][threadIdx.x]);
             convolve(u, &x, w, v);
-            if (t + k + AHEAD < last) fetch(&ring[k][threadIdx.x], job.x + col, job.ldx, t + k + AHEAD, job.n_tok);
+            if (t + k + AHEAD < last) fetch(&ring[k][threadIdx.x], job.x, col, t + k + AHEAD, job.n_tok);
             copy_commit();
 #pragma unroll
             for (int c = 0; c < 8; c++) u[c] *= fast_sigmoid(u[c]);
-            store16(job.y + (t + k) * job.ldy + col, pack8(u));
+            store16(job.y.at(t + k) + col, pack8(u));
         }
     }
 }
@@ -185,8 +176,8 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
     if (col >= job.n_col) return;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
-        fetch(&ring[k][0][threadIdx.x], job.x + col, job.ldx, first + k, job.n_tok);
-        fetch(&ring[k][1][threadIdx.x], job.dy + col, job.ldy, first + k, job.n_tok);
+        fetch(&ring[k][0][threadIdx.x], job.x, col, first + k, job.n_tok);
+        fetch(&ring[k][1][threadIdx.x], job.dy, col, first + k, job.n_tok);
         copy_commit();
     }
     struct place p = find(&job, first);
@@ -211,13 +202,13 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
                 d[c] *= s * (1 + u[c] * (1 - s));
             }
             if (t + k + AHEAD < last) {
-                fetch(&ring[k][0][threadIdx.x], job.x + col, job.ldx, t + k + AHEAD, job.n_tok);
-                fetch(&ring[k][1][threadIdx.x], job.dy + col, job.ldy, t + k + AHEAD, job.n_tok);
+                fetch(&ring[k][0][threadIdx.x], job.x, col, t + k + AHEAD, job.n_tok);
+                fetch(&ring[k][1][threadIdx.x], job.dy, col, t + k + AHEAD, job.n_tok);
             }
             copy_commit();
             complete(v, &sum, w, d, t + k < job.n_tok ? t + k - p.start : 0);
             const int row = t + k - (TAPS - 1);
-            if (row >= first) store16(job.dx + row * job.lddx + col, pack8(v));
+            if (row >= first) store16(job.dx.at(row) + col, pack8(v));
         }
     }
 }
@@ -225,22 +216,15 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
 static struct conv_job job_of(struct tensor x, struct tensor w, const struct seqs *seqs)
 {
     struct conv_job job = {};
+    MT_REQUIRE(x.shape[1] % 8 == 0, "a convolution of %lld columns: a multiple of 8 is needed", (long long)x.shape[1]);
     job.n_tok = (int)x.shape[0];
     job.n_col = (int)x.shape[1];
     job.n_tap = (int)w.shape[1];
     job.n_seq = (int)seqs->n_seq;
     job.cu = i32_ptr(seqs->cu);
-    job.x = bf16_ptr(x);
-    job.ldx = x.ld;
+    job.x = aligned_rows(x, "a convolution");
     job.w = f32_ptr(w);
     return job;
-}
-
-static void require_aligned(struct tensor a, struct tensor b, struct tensor c)
-{
-    MT_REQUIRE(a.shape[1] % 8 == 0 && rows_aligned(a) && rows_aligned(b) && rows_aligned(c),
-               "a convolution of %lld columns: a multiple of 8 and 16-byte aligned rows are needed",
-               (long long)a.shape[1]);
 }
 
 /* The longest strip of which every multiprocessor has eight blocks. */
@@ -264,10 +248,8 @@ extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct t
                                    const struct seqs *seqs)
 {
     if (dev->dry_run || x.shape[0] == 0) return;
-    require_aligned(x, y, y);
     struct conv_job job = job_of(x, w, seqs);
-    job.y = bf16_ptr(y);
-    job.ldy = y.ld;
+    job.y = aligned_rows(y, "a convolution");
     const dim3 grid = grid_of(&job);
     (job.n_tap <= 4 ? conv_fwd<4> : conv_fwd<MT_MAX_TAPS>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
@@ -277,12 +259,9 @@ extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct 
                                    struct tensor w, const struct seqs *seqs)
 {
     if (dev->dry_run || x.shape[0] == 0) return;
-    require_aligned(x, dx, dy);
     struct conv_job job = job_of(x, w, seqs);
-    job.dx = bf16_ptr(dx);
-    job.lddx = dx.ld;
-    job.dy = bf16_ptr(dy);
-    job.ldy = dy.ld;
+    job.dx = aligned_rows(dx, "a convolution");
+    job.dy = aligned_rows(dy, "a convolution");
     const dim3 grid = grid_of(&job);
     (job.n_tap <= 4 ? conv_bwd<4> : conv_bwd<MT_MAX_TAPS>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();

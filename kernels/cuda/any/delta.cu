@@ -24,11 +24,10 @@ enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
 
 struct delta_job {
     struct delta_shape s;
-    int64_t n_tok, ld_qkv, ld_ba, ldo, ld_dqkv, ld_dba;
+    int64_t n_tok;
     const int32_t *cu;
-    const bf16 *qkv, *ba, *dout;
+    row_view<> qkv, ba, o, dout, dqkv, dba;
     const float *a_log, *dt_bias;
-    bf16 *o, *dqkv, *dba;
     float *err, *dd;            /* [T, N*B] */
     float *dq, *dk_in, *dk_out; /* [T, N*A] */
     float *dbeta, *dg;          /* [T, N]; dg: dG */
@@ -50,13 +49,12 @@ static __device__ inline struct head find_head(const struct delta_job *job)
     return h;
 }
 
-static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 static __device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
 
 /* beta and e^g of a token. */
 static __device__ inline void gates(float *beta, float *decay, const struct delta_job *job, int64_t t, int n)
 {
-    const bf16 *row = job->ba + t * job->ld_ba;
+    const bf16 *row = job->ba.at(t);
     const float a = __bfloat162float(row[job->s.n_value + n]) + job->dt_bias[n];
     *beta = sigmoid(__bfloat162float(row[n]));
     *decay = expf(-expf(job->a_log[n]) * softplus(a));
@@ -64,7 +62,7 @@ static __device__ inline void gates(float *beta, float *decay, const struct delt
 
 /* out[i] = factor * x / |x| of n tokens from t on, zero beyond their dim columns. A warp computes a token. */
 template <int DIM>
-static __device__ inline void load_units(float (*out)[DIM], const bf16 *x, int64_t ld, int64_t t, int n, int dim,
+static __device__ inline void load_units(float (*out)[DIM], const row_view<> &x, int col, int64_t t, int n, int dim,
                                          float factor)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -73,7 +71,7 @@ static __device__ inline void load_units(float (*out)[DIM], const bf16 *x, int64
 #pragma unroll
         for (int e = 0; e < DIM / 32; e++) {
             const int c = lane + 32 * e;
-            v[e] = c < dim ? __bfloat162float(x[(t + i) * ld + c]) : 0;
+            v[e] = c < dim ? __bfloat162float(x.at(t + i)[col + c]) : 0;
             sum += v[e] * v[e];
         }
         const float r = factor / sqrtf(warp_sum(sum) + 1e-6f);
@@ -141,9 +139,9 @@ template <int DIM, bool ERR> static __global__ void __launch_bounds__(MAX_DIM) c
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
         __syncthreads();
-        if (!ERR) load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
-        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
-        load_rows<DIM>(v, job.qkv + h.v_col, job.ld_qkv, t, n, b, (const float *)NULL);
+        if (!ERR) load_units<DIM>(q, job.qkv, h.q_col, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv, h.k_col, t, n, a, 1);
+        load_rows<DIM>(v, job.qkv.p + h.v_col, job.qkv.ld, t, n, b, (const float *)NULL);
         load_gates(beta, decay, &job, &h, t, n);
         __syncthreads();
         if (c >= b) continue;
@@ -153,7 +151,7 @@ template <int DIM, bool ERR> static __global__ void __launch_bounds__(MAX_DIM) c
             if (ERR)
                 job.err[((t + i) * job.s.n_value + h.n) * b + c] = err;
             else
-                job.o[(t + i) * job.ldo + h.n * b + c] = __float2bfloat16_rn(dot<DIM>(s, q[i]));
+                job.o.at(t + i)[h.n * b + c] = __float2bfloat16_rn(dot<DIM>(s, q[i]));
         }
     }
 }
@@ -170,9 +168,9 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) columns_bwd
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
         __syncthreads();
-        load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
-        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
-        load_rows<DIM>(dout, job.dout + h.n * b, job.ldo, t, n, b, (const float *)NULL);
+        load_units<DIM>(q, job.qkv, h.q_col, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv, h.k_col, t, n, a, 1);
+        load_rows<DIM>(dout, job.dout.p + h.n * b, job.dout.ld, t, n, b, (const float *)NULL);
         load_gates(beta, decay, &job, &h, t, n);
         __syncthreads();
         if (c >= b) continue;
@@ -181,7 +179,7 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) columns_bwd
             const float dd = dot<DIM>(e, k[i]);
             update<DIM>(e, decay[i], k[i], -decay[i] * beta[i] * dd);
             job.dd[((t + i) * job.s.n_value + h.n) * b + c] = dd;
-            job.dqkv[(t + i) * job.ld_dqkv + h.v_col + c] = __float2bfloat16_rn(beta[i] * dd);
+            job.dqkv.at(t + i)[h.v_col + c] = __float2bfloat16_rn(beta[i] * dd);
         }
     }
 }
@@ -196,7 +194,7 @@ static __device__ inline void load_deltas(float (*dout)[DIM], float (*delta)[DIM
     const int64_t ld = job->s.n_value * b;
     if ((int)threadIdx.x < n) minus[threadIdx.x] = -beta[threadIdx.x];
     __syncthreads();
-    load_rows<DIM>(dout, job->dout + h->n * b, job->ldo, t, n, b, (const float *)NULL);
+    load_rows<DIM>(dout, job->dout.p + h->n * b, job->dout.ld, t, n, b, (const float *)NULL);
     load_rows<DIM>(delta, (const float *)job->err + h->n * b, ld, t, n, b, (const float *)beta);
     load_rows<DIM>(dmem, (const float *)job->dd + h->n * b, ld, t, n, b, (const float *)minus);
 }
@@ -214,7 +212,7 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_fwd(co
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
         __syncthreads();
         load_gates(beta, decay, &job, &h, t, n);
-        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_units<DIM>(k, job.qkv, h.k_col, t, n, a, 1);
         load_deltas<DIM>(dout, delta, dmem, beta, minus, &job, &h, t, n);
         __syncthreads();
         if (r >= a) continue;
@@ -240,8 +238,8 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_bwd(co
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
         __syncthreads();
         load_gates(beta, decay, &job, &h, t, n);
-        load_units<DIM>(q, job.qkv + h.q_col, job.ld_qkv, t, n, a, rsqrtf((float)a));
-        load_units<DIM>(k, job.qkv + h.k_col, job.ld_qkv, t, n, a, 1);
+        load_units<DIM>(q, job.qkv, h.q_col, t, n, a, rsqrtf((float)a));
+        load_units<DIM>(k, job.qkv, h.k_col, t, n, a, 1);
         load_deltas<DIM>(dout, delta, dmem, beta, minus, &job, &h, t, n);
         __syncthreads();
         if (r >= a) continue;
@@ -295,8 +293,8 @@ template <int DIM> static __global__ void __launch_bounds__(128) tokens(const st
     const float scale = rsqrtf((float)a);
     float q[DIM / 32], k[DIM / 32], sum_q[DIM / 32] = {0}, sum_k[DIM / 32] = {0}, x[DIM / 32], y[DIM / 32];
     if (t >= job.n_tok) return;
-    lane_load<DIM>(q, job.qkv + t * job.ld_qkv + q_col, a);
-    lane_load<DIM>(k, job.qkv + t * job.ld_qkv + k_col, a);
+    lane_load<DIM>(q, job.qkv.at(t) + q_col, a);
+    lane_load<DIM>(k, job.qkv.at(t) + k_col, a);
     const float rq = 1 / sqrtf(lane_dot<DIM / 32>(q, q) + 1e-6f), rk = 1 / sqrtf(lane_dot<DIM / 32>(k, k) + 1e-6f);
 #pragma unroll
     for (int e = 0; e < DIM / 32; e++) q[e] *= rq, k[e] *= rk;
@@ -320,8 +318,8 @@ template <int DIM> static __global__ void __launch_bounds__(128) tokens(const st
         const float dbeta = lane_dot<DIM / 32>(x, y);
         if (threadIdx.x % 32 == 0) job.dg[head] = dg, job.dbeta[head] = dbeta;
     }
-    write_unit_grad<DIM>(job.dqkv + t * job.ld_dqkv + q_col, sum_q, q, scale * rq, a);
-    write_unit_grad<DIM>(job.dqkv + t * job.ld_dqkv + k_col, sum_k, k, rk, a);
+    write_unit_grad<DIM>(job.dqkv.at(t) + q_col, sum_q, q, scale * rq, a);
+    write_unit_grad<DIM>(job.dqkv.at(t) + k_col, sum_k, k, rk, a);
 }
 
 /* A block per sequence and value head, from the last token to the first: dg = the sum of dG over the tokens after. */
@@ -348,10 +346,10 @@ static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job 
         carry = before;
         __syncthreads();
         if (at < 0) continue;
-        const bf16 *row = job.ba + t * job.ld_ba;
+        const bf16 *row = job.ba.at(t);
         const float a = __bfloat162float(row[job.s.n_value + h.n]) + job.dt_bias[h.n];
         const float beta = sigmoid(__bfloat162float(row[h.n]));
-        bf16 *out = job.dba + t * job.ld_dba;
+        bf16 *out = job.dba.at(t);
         out[h.n] = __float2bfloat16_rn(job.dbeta[t * job.s.n_value + h.n] * beta * (1 - beta));
         out[job.s.n_value + h.n] = __float2bfloat16_rn(-sum * expf(job.a_log[h.n]) * sigmoid(a));
     }
@@ -365,10 +363,8 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
     struct delta_job job = {};
     job.s = *shape;
     job.n_tok = qkv.shape[0];
-    job.qkv = bf16_ptr(qkv);
-    job.ld_qkv = qkv.ld;
-    job.ba = bf16_ptr(ba);
-    job.ld_ba = ba.ld;
+    job.qkv = rows_of(qkv);
+    job.ba = rows_of(ba);
     job.a_log = f32_ptr(a_log);
     job.dt_bias = f32_ptr(dt_bias);
     job.cu = i32_ptr(seqs->cu);
@@ -405,8 +401,7 @@ static void fwd_any(struct device *dev, struct tensor o, struct tensor qkv, stru
     if (dev->dry_run || qkv.shape[0] == 0) return;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
-    job.o = bf16_ptr(o);
-    job.ldo = o.ld;
+    job.o = rows_of(o);
     LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
 }
 
@@ -424,12 +419,9 @@ static void bwd_any(struct device *dev, struct tensor dqkv, struct tensor dba, s
     job.dg = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n));
     if (!dev->dry_run && n_tok > 0) {
         const dim3 grid(grid_x(seqs->n_seq), (unsigned)n);
-        job.dqkv = bf16_ptr(dqkv);
-        job.ld_dqkv = dqkv.ld;
-        job.dba = bf16_ptr(dba);
-        job.ld_dba = dba.ld;
-        job.dout = bf16_ptr(dout);
-        job.ldo = dout.ld;
+        job.dqkv = rows_of(dqkv);
+        job.dba = rows_of(dba);
+        job.dout = rows_of(dout);
         LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
         LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
         LAUNCH(ROWS, job, grid, threads_of(shape->key_dim));

@@ -18,21 +18,14 @@
 
 enum { THREADS = 256, VECTOR = 8, UNROLL = 4 };
 
-/* As pack2, in one instruction of PTX: with more of them nvcc makes one loop for scales in f32 and nested ones, which
- * is 4 to 6 % slower (NF4, NVFP4 on an H200). */
-static __device__ __forceinline__ uint32_t pair_bits(float low, float high)
-{
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
-/* Values 8v .. 8v+7 of expert e, rounded to bf16. */
+/* Values 8v .. 8v+7 of expert e, rounded to bf16. Not with pack8: its instructions let nvcc make one loop for scales in
+ * f32 and nested ones, which is 4 to 6 % slower (NF4, NVFP4 on an H200). */
 template <typename FORMAT>
 static __device__ __forceinline__ uint4 decode8(const struct source &s, const float *code, int64_t e, uint32_t v)
 {
     float x[VECTOR];
     FORMAT::values8(x, s, code, e, v);
-    return make_uint4(pair_bits(x[0], x[1]), pair_bits(x[2], x[3]), pair_bits(x[4], x[5]), pair_bits(x[6], x[7]));
+    return bf16_pack8(x);
 }
 template <>
 __device__ __forceinline__ uint4 decode8<device_bf16>(const struct source &s, const float *, int64_t e, uint32_t v)

@@ -323,29 +323,24 @@ static dim3 grid_of(int64_t n, int64_t per_block, int64_t n_exp)
     return dim3(grid_x(ceil_div(MT_MAX(n, 1), per_block)), (unsigned)n_exp);
 }
 
-template <enum fakequant_kind KIND, typename T> static void launch(struct tensor x, const struct job &j)
+template <enum fakequant_kind KIND, typename T> static void launch(struct tensor x, const T *from, const struct job &j)
 {
-    const T *from = (const T *)x.data;
     const int64_t n_exp = x.shape[0], unit = j.f.block ? j.f.block : 8 / j.f.bits;
     const bool vectors = j.n && j.n / VECTOR < INT32_MAX && x.shape[2] % VECTOR == 0 && aligned(x.data) &&
                          (j.y ? aligned(j.y) : aligned(j.codes) && aligned(j.scales));
-    if (!vectors)
-        quantise_any<KIND, T><<<grid_of(j.n, THREADS * unit, n_exp), THREADS, 0, cuda.stream>>>(from, j);
-    else if (j.y)
-        quantise8<KIND, T, false><<<grid_of(j.n, PER_BLOCK, n_exp), THREADS, 0, cuda.stream>>>(from, j);
-    else
-        quantise8<KIND, T, true><<<grid_of(j.n, PER_BLOCK, n_exp), THREADS, 0, cuda.stream>>>(from, j);
+    const auto kernel = !vectors ? quantise_any<KIND, T> : j.y ? quantise8<KIND, T, false> : quantise8<KIND, T, true>;
+    kernel<<<grid_of(j.n, vectors ? PER_BLOCK : THREADS * unit, n_exp), THREADS, 0, cuda.stream>>>(from, j);
     CUDA_CHECK_LAUNCH();
 }
 
-template <typename T> static void launch_kind(struct tensor x, const struct job &j)
+template <typename T> static void launch_kind(struct tensor x, const T *from, const struct job &j)
 {
     switch (j.f.kind) {
-    case FQ_INT: launch<FQ_INT, T>(x, j); return;
-    case FQ_FP8: launch<FQ_FP8, T>(x, j); return;
-    case FQ_FP8_STORED: launch<FQ_FP8_STORED, T>(x, j); return;
-    case FQ_NVFP4: launch<FQ_NVFP4, T>(x, j); return;
-    case FQ_MXFP4: launch<FQ_MXFP4, T>(x, j); return;
+    case FQ_INT: launch<FQ_INT>(x, from, j); return;
+    case FQ_FP8: launch<FQ_FP8>(x, from, j); return;
+    case FQ_FP8_STORED: launch<FQ_FP8_STORED>(x, from, j); return;
+    case FQ_NVFP4: launch<FQ_NVFP4>(x, from, j); return;
+    case FQ_MXFP4: launch<FQ_MXFP4>(x, from, j); return;
     }
 }
 
@@ -355,12 +350,7 @@ static void quantise(struct device *dev, struct tensor x, struct tensor amax, st
     j.n = x.shape[1] * x.shape[2];
     j.amax = fakequant_reads_amax(&j.f) ? f32_ptr(amax) : NULL;
     j.one_amax = amax.shape[0] == 1;
-    if (x.dtype == DT_BF16)
-        launch_kind<bf16>(x, j);
-    else if (x.dtype == DT_F16)
-        launch_kind<__half>(x, j);
-    else
-        launch_kind<float>(x, j);
+    with_values(x, [&](const auto *from) { launch_kind(x, from, j); });
 }
 
 extern "C" void cuda_fake_quant(struct device *dev, struct tensor y, struct tensor x, struct tensor amax,
@@ -409,18 +399,17 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T> static void launch_pass(struct tensor dx, struct tensor dy, struct tensor x, struct tensor amax)
+template <typename T>
+static void launch_pass(struct tensor dx, struct tensor dy, struct tensor x, const T *from, struct tensor amax)
 {
     const int64_t n = x.shape[1] * x.shape[2], n_exp = x.shape[0];
     const bool one_amax = amax.shape[0] == 1;
-    T *to = (T *)dx.data;
-    const T *from = (const T *)dy.data, *at = (const T *)x.data;
-    if (n % VECTOR == 0 && aligned(dx.data) && aligned(dy.data) && aligned(x.data))
-        pass_kernel<T, true>
-            <<<grid_of(n, PER_BLOCK, n_exp), THREADS, 0, cuda.stream>>>(to, from, at, f32_ptr(amax), one_amax, n);
-    else
-        pass_kernel<T, false><<<grid_of(n, THREADS * UNROLL, n_exp), THREADS, 0, cuda.stream>>>(
-            to, from, at, f32_ptr(amax), one_amax, n);
+    const bool vectors = n % VECTOR == 0 && aligned(dx.data) && aligned(dy.data) && aligned(x.data);
+    (vectors
+         ? pass_kernel<T, true>
+         : pass_kernel<T,
+                       false>)<<<grid_of(n, vectors ? PER_BLOCK : THREADS * UNROLL, n_exp), THREADS, 0, cuda.stream>>>(
+        (T *)dx.data, (const T *)dy.data, from, f32_ptr(amax), one_amax, n);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -428,10 +417,5 @@ extern "C" void cuda_fake_quant_bwd(struct device *dev, struct tensor dx, struct
                                     struct tensor amax)
 {
     if (dev->dry_run || !tensor_count(x)) return;
-    if (x.dtype == DT_BF16)
-        launch_pass<bf16>(dx, dy, x, amax);
-    else if (x.dtype == DT_F16)
-        launch_pass<__half>(dx, dy, x, amax);
-    else
-        launch_pass<float>(dx, dy, x, amax);
+    with_values(x, [&](const auto *from) { launch_pass(dx, dy, x, from, amax); });
 }

@@ -1,6 +1,6 @@
-/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate).
+/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), and attention times quick_sigmoid(gate).
  * Math: y = x r w silu(z), r = 1/sqrt(mean(x^2) + eps); with g = dy silu(z): dx = r (g w - x r mean(g w x r)), dz = dy
- *   x r w silu'(z). w is frozen: no gradient. y = o s, s = sigmoid(gate); do = dy s, dgate = dy o s (1 - s).
+ *   x r w silu'(z). w is frozen: no gradient. y = o s, s = quick_sigmoid(gate); do = dy s, dgate = dy o s (1 - s).
  * Shapes: x, z, y [T, N*B] bf16 (views), w [B] f32, r [T, N] f32; wide [T, (2H+2K)*A] bf16. T may be 0.
  * Needs: head widths multiples of 8, B at most 256, 16-byte aligned rows.
  * Grid: norm: a team of 16 threads (B up to 128) or 32 per head, 8 values each, for four heads (backward two) whose
@@ -13,18 +13,17 @@
 
 enum { BLOCK = 256, MAX_DIM = 8 * 32, TOKENS = 4 };
 
-static __device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+static __device__ inline float quick_sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
 
 /* ---- norm ---- */
 
 struct norm_job {
-    int64_t ldx, ldz, ldy, lddy, lddx, lddz, ld_rstd;
     uint32_t n_head, n_all; /* heads of a token, and of all tokens */
     int dim;
-    const bf16 *x, *z, *dy;
+    row_view<> x, z, y, dy, dx, dz; /* dx may be dy */
+    row_view<float> rstd;
     const float *w;
-    float *rstd, eps;
-    bf16 *y, *dx, *dz; /* dx may be dy */
+    float eps;
     bool round_twice;
 };
 
@@ -43,9 +42,9 @@ template <int TEAM, int ITEMS> static __device__ inline struct item find_item(co
     return item;
 }
 
-static __device__ inline uint4 load_item(const bf16 *x, int64_t ld, const struct item &item)
+static __device__ inline uint4 load_item(const row_view<> &x, const struct item &item)
 {
-    return item.in ? load16(x + item.t * ld + item.col) : make_uint4(0, 0, 0, 0);
+    return item.in ? load16(x.at(item.t) + item.col) : make_uint4(0, 0, 0, 0);
 }
 
 static __device__ inline void load_weight(float w[8], const struct norm_job &job, int team)
@@ -64,8 +63,8 @@ template <int TEAM, int ITEMS> static __global__ void __launch_bounds__(BLOCK) n
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         item[i] = find_item<TEAM, ITEMS>(job, i);
-        of_x[i] = load_item(job.x, job.ldx, item[i]);
-        of_z[i] = load_item(job.z, job.ldz, item[i]);
+        of_x[i] = load_item(job.x, item[i]);
+        of_z[i] = load_item(job.z, item[i]);
     }
     load_weight(w, job, TEAM);
 #pragma unroll
@@ -78,14 +77,14 @@ template <int TEAM, int ITEMS> static __global__ void __launch_bounds__(BLOCK) n
         sum = warp_sum(sum, TEAM);
         if (!item[i].in) continue;
         const float r = 1 / sqrtf(sum / (float)job.dim + job.eps);
-        if (threadIdx.x % TEAM == 0) job.rstd[item[i].t * job.ld_rstd + item[i].head] = r;
+        if (threadIdx.x % TEAM == 0) job.rstd.at(item[i].t)[item[i].head] = r;
 #pragma unroll
         for (int k = 0; k < 8; k++) {
             v[k] *= r;
             v[k] = (job.round_twice ? __bfloat162float(__float2bfloat16_rn(v[k])) : v[k]) * w[k];
-            v[k] *= z[k] * sigmoid(z[k]);
+            v[k] *= z[k] * quick_sigmoid(z[k]);
         }
-        store16(job.y + item[i].t * job.ldy + item[i].col, pack8(v));
+        store16(job.y.at(item[i].t) + item[i].col, pack8(v));
     }
 }
 
@@ -97,10 +96,10 @@ template <int TEAM, int ITEMS> static __global__ void __launch_bounds__(BLOCK) n
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         item[i] = find_item<TEAM, ITEMS>(job, i);
-        of_x[i] = load_item(job.x, job.ldx, item[i]);
-        of_y[i] = load_item(job.dy, job.lddy, item[i]);
-        of_z[i] = load_item(job.z, job.ldz, item[i]);
-        r[i] = item[i].in ? job.rstd[item[i].t * job.ld_rstd + item[i].head] : 0;
+        of_x[i] = load_item(job.x, item[i]);
+        of_y[i] = load_item(job.dy, item[i]);
+        of_z[i] = load_item(job.z, item[i]);
+        r[i] = item[i].in ? job.rstd.at(item[i].t)[item[i].head] : 0;
     }
     load_weight(w, job, TEAM);
 #pragma unroll
@@ -111,7 +110,7 @@ template <int TEAM, int ITEMS> static __global__ void __launch_bounds__(BLOCK) n
         unpack8(z, of_z[i]);
 #pragma unroll
         for (int k = 0; k < 8; k++) {
-            const float s = sigmoid(z[k]);
+            const float s = quick_sigmoid(z[k]);
             v[k] *= r[i];
             g[k] *= s * w[k];
             dz[k] = g[k] * v[k] * (1 + z[k] * (1 - s));
@@ -123,8 +122,8 @@ template <int TEAM, int ITEMS> static __global__ void __launch_bounds__(BLOCK) n
         const float mean = sum / (float)job.dim;
 #pragma unroll
         for (int k = 0; k < 8; k++) g[k] = r[i] * (g[k] - v[k] * mean);
-        store16(job.dx + item[i].t * job.lddx + item[i].col, pack8(g));
-        store16(job.dz + item[i].t * job.lddz + item[i].col, pack8(dz));
+        store16(job.dx.at(item[i].t) + item[i].col, pack8(g));
+        store16(job.dz.at(item[i].t) + item[i].col, pack8(dz));
     }
 }
 
@@ -134,17 +133,14 @@ static struct norm_job job_of(struct tensor x, struct tensor rstd, struct tensor
     job.n_head = (uint32_t)rstd.shape[1];
     job.n_all = (uint32_t)tensor_count(rstd);
     job.dim = (int)w.shape[0];
-    job.x = bf16_ptr(x);
-    job.ldx = x.ld;
-    job.z = bf16_ptr(z);
-    job.ldz = z.ld;
+    job.x = aligned_rows(x, "a gated norm");
+    job.z = aligned_rows(z, "a gated norm");
     job.w = f32_ptr(w);
-    job.rstd = f32_ptr(rstd);
-    job.ld_rstd = rstd.ld;
+    job.rstd = rows_of<float>(rstd);
     MT_REQUIRE(tensor_count(rstd) < INT32_MAX, "a gated norm of %lld heads", (long long)tensor_count(rstd));
-    MT_REQUIRE(job.dim % 8 == 0 && job.dim <= MAX_DIM && rows_aligned(x) && rows_aligned(z) &&
-                   (uintptr_t)w.data % 16 == 0,
-               "a gated norm of %d values: a multiple of 8 up to %d and aligned rows are needed", job.dim, MAX_DIM);
+    MT_REQUIRE(job.dim % 8 == 0 && job.dim <= MAX_DIM && (uintptr_t)w.data % 16 == 0,
+               "a gated norm of %d values: a multiple of 8 up to %d and an aligned weight are needed", job.dim,
+               MAX_DIM);
     return job;
 }
 
@@ -159,9 +155,7 @@ extern "C" void cuda_gated_norm_fwd(struct device *dev, struct tensor y, struct 
 {
     if (dev->dry_run || x.shape[0] == 0) return;
     struct norm_job job = job_of(x, rstd, z, w);
-    MT_REQUIRE(rows_aligned(y), "the rows of a gated norm are not 16-byte aligned");
-    job.y = bf16_ptr(y);
-    job.ldy = y.ld;
+    job.y = aligned_rows(y, "a gated norm");
     job.eps = norm->eps;
     job.round_twice = norm->round_twice;
     (job.dim <= 128 ? norm_fwd<16, 4> : norm_fwd<32, 4>)<<<grid_of(&job, 4), BLOCK, 0, cuda.stream>>>(job);
@@ -173,14 +167,9 @@ extern "C" void cuda_gated_norm_bwd(struct device *dev, struct tensor dx, struct
 {
     if (dev->dry_run || x.shape[0] == 0) return;
     struct norm_job job = job_of(x, rstd, z, w);
-    MT_REQUIRE(rows_aligned(dx) && rows_aligned(dz) && rows_aligned(dy),
-               "the rows of a gated norm are not 16-byte aligned");
-    job.dx = bf16_ptr(dx);
-    job.lddx = dx.ld;
-    job.dz = bf16_ptr(dz);
-    job.lddz = dz.ld;
-    job.dy = bf16_ptr(dy);
-    job.lddy = dy.ld;
+    job.dx = aligned_rows(dx, "a gated norm");
+    job.dz = aligned_rows(dz, "a gated norm");
+    job.dy = aligned_rows(dy, "a gated norm");
     (job.dim <= 128 ? norm_bwd<16, 2> : norm_bwd<32, 2>)<<<grid_of(&job, 2), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
@@ -189,11 +178,10 @@ extern "C" void cuda_gated_norm_bwd(struct device *dev, struct tensor dx, struct
 
 /* A thread has eight columns of tokens TOKENS * blockIdx.x and following. */
 struct gate_job {
-    int64_t n_tok, ld_wide, lddy, ldo, ldy;
+    int64_t n_tok;
     int n_q, dim; /* columns of q; of a head */
-    bf16 *wide, *dy, *o, *y;
-    const bf16 *gate; /* backward: the saved wide */
-    int64_t ld_gate;
+    row_view<> wide, dy, o, y;
+    row_view<> gate; /* backward: the saved wide */
 };
 
 /* The column of `wide` that holds the gate of column c of o. */
@@ -203,11 +191,10 @@ static __device__ inline int gate_col(const struct gate_job &job, int c)
 }
 
 /* Columns `col` .. of TOKENS rows from `first` on; beyond the last row the last one again. */
-static __device__ inline void load_rows(uint4 v[TOKENS], const bf16 *x, int64_t ld, int col, int64_t first,
-                                        int64_t n_tok)
+static __device__ inline void load_rows(uint4 v[TOKENS], const row_view<> &x, int col, int64_t first, int64_t n_tok)
 {
 #pragma unroll
-    for (int k = 0; k < TOKENS; k++) v[k] = load16(x + min(first + k, n_tok - 1) * ld + col);
+    for (int k = 0; k < TOKENS; k++) v[k] = load16(x.at(min(first + k, n_tok - 1)) + col);
 }
 
 static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job job)
@@ -217,16 +204,16 @@ static __global__ void __launch_bounds__(BLOCK) gate_fwd(const struct gate_job j
     uint4 of_o[TOKENS], of_gate[TOKENS];
     float v[8], gate[8];
     if (c >= job.n_q) return;
-    load_rows(of_o, job.o, job.ldo, c, first, job.n_tok);
-    load_rows(of_gate, job.wide, job.ld_wide, at, first, job.n_tok);
+    load_rows(of_o, job.o, c, first, job.n_tok);
+    load_rows(of_gate, job.wide, at, first, job.n_tok);
 #pragma unroll
     for (int k = 0; k < TOKENS; k++) {
         if (first + k >= job.n_tok) return;
         unpack8(v, of_o[k]);
         unpack8(gate, of_gate[k]);
 #pragma unroll
-        for (int i = 0; i < 8; i++) v[i] *= sigmoid(gate[i]);
-        store16(job.y + (first + k) * job.ldy + c, pack8(v));
+        for (int i = 0; i < 8; i++) v[i] *= quick_sigmoid(gate[i]);
+        store16(job.y.at(first + k) + c, pack8(v));
     }
 }
 
@@ -238,9 +225,9 @@ static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job j
     uint4 of_y[TOKENS], of_o[TOKENS], of_gate[TOKENS];
     float d[8], v[8], gate[8];
     if (c >= job.n_q) return;
-    load_rows(of_y, job.dy, job.lddy, c, first, job.n_tok);
-    load_rows(of_o, job.o, job.ldo, c, first, job.n_tok);
-    load_rows(of_gate, job.gate, job.ld_gate, at, first, job.n_tok);
+    load_rows(of_y, job.dy, c, first, job.n_tok);
+    load_rows(of_o, job.o, c, first, job.n_tok);
+    load_rows(of_gate, job.gate, at, first, job.n_tok);
 #pragma unroll
     for (int k = 0; k < TOKENS; k++) {
         if (first + k >= job.n_tok) return;
@@ -249,25 +236,23 @@ static __global__ void __launch_bounds__(BLOCK) gate_bwd(const struct gate_job j
         unpack8(gate, of_gate[k]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            const float s = sigmoid(gate[i]);
+            const float s = quick_sigmoid(gate[i]);
             gate[i] = d[i] * v[i] * s * (1 - s);
             d[i] *= s;
         }
-        store16(job.y + (first + k) * job.ldy + c, pack8(d));
-        store16(job.wide + (first + k) * job.ld_wide + at, pack8(gate));
+        store16(job.y.at(first + k) + c, pack8(d));
+        store16(job.wide.at(first + k) + at, pack8(gate));
     }
 }
 
 static struct gate_job gate_of(struct tensor wide, const struct attn_shape *s)
 {
     struct gate_job job = {};
-    MT_REQUIRE(s->head_dim % 8 == 0 && rows_aligned(wide),
-               "gated heads of %lld: a multiple of 8 and 16-byte aligned rows are needed", (long long)s->head_dim);
+    MT_REQUIRE(s->head_dim % 8 == 0, "gated heads of %lld: a multiple of 8 is needed", (long long)s->head_dim);
     job.n_tok = wide.shape[0];
     job.n_q = (int)(s->n_head * s->head_dim);
     job.dim = (int)s->head_dim;
-    job.wide = bf16_ptr(wide);
-    job.ld_wide = wide.ld;
+    job.wide = aligned_rows(wide, "gated heads");
     return job;
 }
 
@@ -281,11 +266,8 @@ extern "C" void cuda_attn_gate_fwd(struct device *dev, struct tensor y, struct t
 {
     if (dev->dry_run || wide.shape[0] == 0) return;
     struct gate_job job = gate_of(wide, shape);
-    MT_REQUIRE(rows_aligned(y) && rows_aligned(o), "the rows of a gated output are not 16-byte aligned");
-    job.y = bf16_ptr(y);
-    job.ldy = y.ld;
-    job.o = bf16_ptr(o);
-    job.ldo = o.ld;
+    job.y = aligned_rows(y, "a gated output");
+    job.o = aligned_rows(o, "a gated output");
     gate_fwd<<<gate_grid(&job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
@@ -295,16 +277,10 @@ extern "C" void cuda_attn_gate_bwd(struct device *dev, struct tensor dout, struc
 {
     if (dev->dry_run || wide.shape[0] == 0) return;
     struct gate_job job = gate_of(dwide, shape);
-    MT_REQUIRE(rows_aligned(dout) && rows_aligned(dy) && rows_aligned(o) && rows_aligned(wide),
-               "the rows of a gated output are not 16-byte aligned");
-    job.y = bf16_ptr(dout);
-    job.ldy = dout.ld;
-    job.dy = bf16_ptr(dy);
-    job.lddy = dy.ld;
-    job.o = bf16_ptr(o);
-    job.ldo = o.ld;
-    job.gate = bf16_ptr(wide);
-    job.ld_gate = wide.ld;
+    job.y = aligned_rows(dout, "a gated output");
+    job.dy = aligned_rows(dy, "a gated output");
+    job.o = aligned_rows(o, "a gated output");
+    job.gate = aligned_rows(wide, "gated heads");
     gate_bwd<<<gate_grid(&job), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }

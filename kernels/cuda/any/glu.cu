@@ -11,63 +11,21 @@
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
-enum { THREADS = 256 };
-
-/* Eight gates and eight ups from column `col` of the activation on. */
-static __device__ inline void load_pairs(float gate[8], float up[8], const bf16 *row, int64_t col, int64_t width,
-                                         bool interleaved)
-{
-    if (!interleaved) {
-        unpack8(gate, load16(row + col));
-        unpack8(up, load16(row + width + col));
-        return;
-    }
-    float v[16];
-    unpack8(v, load16(row + 2 * col));
-    unpack8(v + 8, load16(row + 2 * col + 8));
-#pragma unroll
-    for (int i = 0; i < 8; i++) gate[i] = v[2 * i], up[i] = v[2 * i + 1];
-}
-
-static __device__ inline void store_pairs(bf16 *row, const float gate[8], const float up[8], int64_t col, int64_t width,
-                                          bool interleaved)
-{
-    if (!interleaved) {
-        store16(row + col, pack8(gate));
-        store16(row + width + col, pack8(up));
-        return;
-    }
-    float v[16];
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[2 * i] = gate[i], v[2 * i + 1] = up[i];
-    store16(row + 2 * col, pack8(v));
-    store16(row + 2 * col + 8, pack8(v + 8));
-}
-
-/* The eight columns of this thread. */
-struct octet {
-    int64_t row, col;
-};
-static __device__ inline struct octet find_octet(int64_t n_col)
-{
-    const uint32_t i = blockIdx.x * THREADS + threadIdx.x, per_row = (uint32_t)(n_col / 8), row = i / per_row;
-    return {row, 8 * (int64_t)(i - row * per_row)};
-}
+enum { THREADS = OCTET_THREADS };
 
 static __global__ void __launch_bounds__(THREADS)
-    glu_fwd(bf16 *act, int64_t ld_act, const bf16 *pre, int64_t ld_pre, const float *gate, int64_t ld_gate,
-            int64_t n_tok, int64_t width, struct glu glu)
+    glu_fwd(row_view<> act, row_view<> pre, row_view<float> gate, int64_t n_tok, int64_t width, struct glu glu)
 {
     const struct octet o = find_octet(width);
     const int64_t t = o.row, col = o.col;
     const struct glu_form form = glu_form_of(glu);
     float g[8], u[8];
     if (t >= n_tok) return;
-    const float scale = gate ? gate[t * ld_gate] : 1.0f;
-    load_pairs(g, u, pre + t * ld_pre, col, width, glu.interleaved);
+    const float scale = gate.p ? *gate.at(t) : 1.0f;
+    load_pairs(g, u, pre.at(t), col, width, glu.interleaved);
 #pragma unroll
     for (int i = 0; i < 8; i++) g[i] = scale * glu_value(form, g[i], u[i]);
-    store16(act + t * ld_act + col, pack8(g));
+    store16(act.at(t) + col, pack8(g));
 }
 
 /* The sum over the TEAM threads of a row; all threads of the block call it. */
@@ -86,41 +44,39 @@ template <int TEAM> static __device__ inline float row_sum(float sum)
 /* TEAM threads per row. */
 template <int TEAM>
 static __global__ void __launch_bounds__(THREADS)
-    glu_bwd(bf16 *dpre, int64_t ld_dpre, float *dgate, int64_t ld_dgate, const bf16 *dact, int64_t ld_dact,
-            const bf16 *pre, int64_t ld_pre, const float *gate, int64_t ld_gate, int64_t n_tok, int64_t width,
-            struct glu glu)
+    glu_bwd(row_view<> dpre, row_view<float> dgate, row_view<> dact, row_view<> pre, row_view<float> gate,
+            int64_t n_tok, int64_t width, struct glu glu)
 {
     const int64_t t = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     const struct glu_form form = glu_form_of(glu);
-    const float scale = gate && t < n_tok ? gate[t * ld_gate] : 1.0f;
+    const float scale = gate.p && t < n_tok ? *gate.at(t) : 1.0f;
     float sum = 0;
     for (int64_t col = 8 * (int64_t)(threadIdx.x % TEAM); col < width && t < n_tok; col += 8 * TEAM) {
         float g[8], u[8], d[8];
-        load_pairs(g, u, pre + t * ld_pre, col, width, glu.interleaved);
-        unpack8(d, load16(dact + t * ld_dact + col));
+        load_pairs(g, u, pre.at(t), col, width, glu.interleaved);
+        unpack8(d, load16(dact.at(t) + col));
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += d[i] * glu_gradient(form, g[i], u[i], scale * d[i], &g[i], &u[i]);
-        store_pairs(dpre + t * ld_dpre, g, u, col, width, glu.interleaved);
+        store_pairs(dpre.at(t), g, u, col, width, glu.interleaved);
     }
-    if (!dgate) return;
+    if (!dgate.p) return;
     sum = row_sum<TEAM>(sum);
-    if (threadIdx.x % TEAM == 0 && t < n_tok) dgate[t * ld_dgate] = sum;
+    if (threadIdx.x % TEAM == 0 && t < n_tok) *dgate.at(t) = sum;
 }
 
 /* The same without gates: GLU_RELU2. */
 static __global__ void __launch_bounds__(THREADS)
-    relu2_fwd(bf16 *act, int64_t ld_act, const bf16 *pre, int64_t ld_pre, const float *gate, int64_t ld_gate,
-              int64_t n_tok, int64_t width)
+    relu2_fwd(row_view<> act, row_view<> pre, row_view<float> gate, int64_t n_tok, int64_t width)
 {
     const struct octet o = find_octet(width);
     const int64_t t = o.row;
     float u[8];
     if (t >= n_tok) return;
-    const float scale = gate ? gate[t * ld_gate] : 1.0f;
-    unpack8(u, load16(pre + t * ld_pre + o.col));
+    const float scale = gate.p ? *gate.at(t) : 1.0f;
+    unpack8(u, load16(pre.at(t) + o.col));
 #pragma unroll
     for (int i = 0; i < 8; i++) u[i] = max_nan(u[i], 0.0f), u[i] = scale * (u[i] * u[i]);
-    store16(act + t * ld_act + o.col, pack8(u));
+    store16(act.at(t) + o.col, pack8(u));
 }
 
 template <int TEAM>
@@ -128,12 +84,12 @@ static __global__ void __launch_bounds__(THREADS) relu2_bwd(const __grid_constan
 {
     const int64_t t = (int64_t)blockIdx.x * (THREADS / TEAM) + threadIdx.x / TEAM;
     const bool live = t < r.n_row;
-    const float scale = r.gate && live ? r.gate[r.row_slot ? r.row_slot[t] : t * r.ld_gate] : 1.0f;
+    const float scale = r.gate.p && live ? *r.gate.at(r.row_slot ? r.row_slot[t] : t) : 1.0f;
     float sum = 0;
     for (int64_t col = 8 * (int64_t)(threadIdx.x % TEAM); col < r.width && live; col += 8 * TEAM) {
         float u[8], d[8], h[8];
-        unpack8(u, load16(r.pre + t * r.ld_pre + col));
-        unpack8(d, load16(r.dact + t * r.ld_dact + col));
+        unpack8(u, load16(r.pre.at(t) + col));
+        unpack8(d, load16(r.dact.at(t) + col));
 #pragma unroll
         for (int i = 0; i < 8; i++) u[i] = max_nan(u[i], 0.0f), h[i] = u[i] * u[i];
 #pragma unroll
@@ -145,31 +101,24 @@ static __global__ void __launch_bounds__(THREADS) relu2_bwd(const __grid_constan
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += h[i] * d[i];
         if (r.act && !r.in_amax) store16(r.act + t * r.width + col, pack8(h));
-        store16(r.dpre + t * r.ld_dpre + col, pack8(u));
+        store16(r.dpre.at(t) + col, pack8(u));
     }
-    if (!r.dgate) return;
+    if (!r.dgate.p) return;
     sum = row_sum<TEAM>(sum);
-    if (threadIdx.x % TEAM == 0 && live) r.dgate[t * r.ld_dgate] = sum;
+    if (threadIdx.x % TEAM == 0 && live) *r.dgate.at(t) = sum;
 }
 
-static __global__ void __launch_bounds__(THREADS)
-    add(bf16 *y, int64_t ldy, const bf16 *x, int64_t ldx, int64_t n_row, int64_t n_col)
+static __global__ void __launch_bounds__(THREADS) add(row_view<> y, row_view<> x, int64_t n_row, int64_t n_col)
 {
     const struct octet o = find_octet(n_col);
     const int64_t t = o.row, col = o.col;
     float a[8], b[8];
     if (t >= n_row) return;
-    unpack8(a, load16(y + t * ldy + col));
-    unpack8(b, load16(x + t * ldx + col));
+    unpack8(a, load16(y.at(t) + col));
+    unpack8(b, load16(x.at(t) + col));
 #pragma unroll
     for (int i = 0; i < 8; i++) a[i] += b[i];
-    store16(y + t * ldy + col, pack8(a));
-}
-
-static unsigned eights(int64_t n_row, int64_t n_col)
-{
-    MT_REQUIRE(n_row * (n_col / 8) < INT32_MAX, "%lld rows of %lld", (long long)n_row, (long long)n_col);
-    return grid_x(ceil_div(n_row * (n_col / 8), THREADS));
+    store16(y.at(t) + col, pack8(a));
 }
 
 extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
@@ -177,15 +126,13 @@ extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tenso
 {
     const int64_t n_tok = act.shape[0], width = act.shape[1];
     if (dev->dry_run || n_tok == 0) return;
-    MT_REQUIRE(width % 8 == 0 && rows_aligned(act) && rows_aligned(pre), "an activation of %lld columns",
-               (long long)width);
-    const float *scale = gate.ndim ? f32_ptr(gate) : NULL;
+    MT_REQUIRE(width % 8 == 0, "an activation of %lld columns", (long long)width);
+    const row_view<> to = aligned_rows(act, "an activation"), from = aligned_rows(pre, "an activation");
+    const row_view<float> scale = rows_of<float>(gate);
     if (glu_gated(glu))
-        glu_fwd<<<eights(n_tok, width), THREADS, 0, cuda.stream>>>(bf16_ptr(act), act.ld, bf16_ptr(pre), pre.ld, scale,
-                                                                   gate.ld, n_tok, width, *glu);
+        glu_fwd<<<octet_grid(n_tok, width), THREADS, 0, cuda.stream>>>(to, from, scale, n_tok, width, *glu);
     else
-        relu2_fwd<<<eights(n_tok, width), THREADS, 0, cuda.stream>>>(bf16_ptr(act), act.ld, bf16_ptr(pre), pre.ld,
-                                                                     scale, gate.ld, n_tok, width);
+        relu2_fwd<<<octet_grid(n_tok, width), THREADS, 0, cuda.stream>>>(to, from, scale, n_tok, width);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -207,35 +154,25 @@ extern "C" void cuda_glu_bwd(struct device *dev, struct tensor dpre, struct tens
 {
     const int64_t n_tok = dact.shape[0], width = dact.shape[1];
     if (dev->dry_run || n_tok == 0) return;
-    MT_REQUIRE(width % 8 == 0 && rows_aligned(dpre) && rows_aligned(dact) && rows_aligned(pre),
-               "the gradient of an activation of %lld columns", (long long)width);
-    float *of_gate = dgate.ndim ? f32_ptr(dgate) : NULL;
-    const float *scale = gate.ndim ? f32_ptr(gate) : NULL;
-    const struct relu2_rows rows = {.n_row = n_tok,
-                                    .width = width,
-                                    .pre = bf16_ptr(pre),
-                                    .ld_pre = pre.ld,
-                                    .dact = bf16_ptr(dact),
-                                    .ld_dact = dact.ld,
-                                    .dpre = bf16_ptr(dpre),
-                                    .ld_dpre = dpre.ld,
-                                    .gate = scale,
-                                    .ld_gate = gate.ld,
-                                    .dgate = of_gate,
-                                    .ld_dgate = dgate.ld};
-    if (!glu_gated(glu)) return cuda_relu2_bwd(&rows);
+    MT_REQUIRE(width % 8 == 0, "the gradient of an activation of %lld columns", (long long)width);
+    const struct relu2_rows r = {.n_row = n_tok,
+                                 .width = width,
+                                 .pre = aligned_rows(pre, "an activation"),
+                                 .dact = aligned_rows(dact, "an activation"),
+                                 .dpre = aligned_rows(dpre, "an activation"),
+                                 .gate = rows_of<float>(gate),
+                                 .dgate = rows_of<float>(dgate)};
+    if (!glu_gated(glu)) return cuda_relu2_bwd(&r);
     (narrow(width) ? glu_bwd<32> : glu_bwd<THREADS>)<<<teams(n_tok, width), THREADS, 0, cuda.stream>>>(
-        bf16_ptr(dpre), dpre.ld, of_gate, dgate.ld, bf16_ptr(dact), dact.ld, bf16_ptr(pre), pre.ld, scale, gate.ld,
-        n_tok, width, *glu);
+        r.dpre, r.dgate, r.dact, r.pre, r.gate, n_tok, width, *glu);
     CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_add(struct device *dev, struct tensor y, struct tensor x)
 {
     if (dev->dry_run || y.shape[0] == 0) return;
-    MT_REQUIRE(y.shape[1] % 8 == 0 && rows_aligned(y) && rows_aligned(x), "a sum of rows of %lld",
-               (long long)y.shape[1]);
-    add<<<eights(y.shape[0], y.shape[1]), THREADS, 0, cuda.stream>>>(bf16_ptr(y), y.ld, bf16_ptr(x), x.ld, y.shape[0],
-                                                                     y.shape[1]);
+    MT_REQUIRE(y.shape[1] % 8 == 0, "a sum of rows of %lld", (long long)y.shape[1]);
+    add<<<octet_grid(y.shape[0], y.shape[1]), THREADS, 0, cuda.stream>>>(
+        aligned_rows(y, "a sum"), aligned_rows(x, "a sum"), y.shape[0], y.shape[1]);
     CUDA_CHECK_LAUNCH();
 }

@@ -14,17 +14,6 @@
 
 enum { THREADS = 256, VECTOR = 8 };
 
-/* Eight gates and eight ups of columns col .. col+7 of a row of `width` pairs. */
-static __device__ __forceinline__ void load_pairs(float gate[VECTOR], float up[VECTOR], const bf16 *row, int64_t col,
-                                                  int64_t width, bool interleaved)
-{
-    struct pre8 p;
-    const bf16 *from = row + (interleaved ? 2 * col : col);
-    p.x = *(const uint4 *)from;
-    p.y = *(const uint4 *)(from + (interleaved ? VECTOR : width));
-    pre_unpack(gate, up, interleaved, p);
-}
-
 template <enum fakequant_kind KIND>
 static __global__ void __launch_bounds__(THREADS)
     glu_quant_kernel(bf16 *act, const bf16 *pre, uint32_t n_vector, uint32_t per_row, const struct glu glu,

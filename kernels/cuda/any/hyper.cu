@@ -26,15 +26,7 @@ enum {
 enum { N_MAX = MT_MAX_STREAMS, COEFS = N_MAX + N_MAX * N_MAX }; /* of mix: post, C with rows of N_MAX */
 static_assert(VALUES == (2 + N_MAX) * N_MAX && N_MAX == 4, "16 threads per matrix");
 
-struct rows {
-    bf16 *p;
-    int64_t ld;
-};
-static struct rows rows_of(struct tensor x)
-{
-    MT_REQUIRE(rows_aligned(x), "hyper-connections of rows that are not 16-byte aligned");
-    return (struct rows){bf16_ptr(x), x.ld};
-}
+static row_view<> streams_of(struct tensor x) { return aligned_rows(x, "hyper-connections"); }
 
 struct hyper_job {
     int n_stream, n_value, n_iter;
@@ -52,7 +44,6 @@ static struct hyper_job job_of(struct tensor x, const struct hyper *h)
         h->eps,           h->norm_eps,          f32_ptr(h->fn), f32_ptr(h->base), f32_ptr(h->scale),        h->fn.ld};
 }
 
-static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 static __device__ inline float raw_pre(const struct hyper_job &j, const float *m, int i)
 {
     return sigmoid(m[i] * j.scale[0] + j.base[i]);
@@ -93,8 +84,7 @@ static __device__ inline float square_sum(uint4 u)
 /* part [SPLITS, T, 8 TILES + 1] =: fn x and the sum of squares over a range of columns. A warp has 32 tokens and every
  * fourth 32 columns. The columns of a product's step are in any order, the same for x and fn: a lane's 8 in a row. */
 template <int TILES>
-static __global__ __launch_bounds__(256) void values(float *part, struct rows x, const struct hyper_job j,
-                                                     int per_split)
+static __global__ __launch_bounds__(256) void values(float *part, row_view<> x, const struct hyper_job j, int per_split)
 {
     enum { WIDTH = 8 * TILES + 1 };
     __shared__ float sums[8][32][WIDTH];
@@ -109,7 +99,7 @@ static __global__ __launch_bounds__(256) void values(float *part, struct rows x,
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             const int64_t t = first + 8 * i + row;
-            a[i] = inside && t < j.n_tok ? load16(x.p + t * x.ld + col) : make_uint4(0, 0, 0, 0);
+            a[i] = inside && t < j.n_tok ? load16(x.at(t) + col) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int n = 0; n < TILES; n++) {
@@ -151,7 +141,7 @@ static __global__ __launch_bounds__(256) void values(float *part, struct rows x,
 
 /* y, m, rstd of a token. width: of part */
 template <int N>
-static __global__ __launch_bounds__(PER_TOKEN) void pre_sum(struct rows y, float *m, float *rstd, struct rows x,
+static __global__ __launch_bounds__(PER_TOKEN) void pre_sum(row_view<> y, float *m, float *rstd, row_view<> x,
                                                             const float *part, int width, const struct hyper_job j)
 {
     __shared__ float value[VALUES + 1], pre[N];
@@ -175,11 +165,11 @@ static __global__ __launch_bounds__(PER_TOKEN) void pre_sum(struct rows y, float
 #pragma unroll
         for (int i = 0; i < N; i++) {
             float u[8];
-            unpack8(u, load16(x.p + t * x.ld + i * j.dim + col));
+            unpack8(u, load16(x.at(t) + i * j.dim + col));
 #pragma unroll
             for (int k = 0; k < 8; k++) sum[k] += pre[i] * u[k];
         }
-        store16(y.p + t * y.ld + col, pack8(sum));
+        store16(y.at(t) + col, pack8(sum));
     }
 }
 
@@ -274,7 +264,7 @@ static __device__ inline struct coefs load_coefs(const float *coef)
 }
 
 template <int N>
-static __global__ __launch_bounds__(PER_TOKEN) void post_sum(struct rows out, struct rows x, struct rows f,
+static __global__ __launch_bounds__(PER_TOKEN) void post_sum(row_view<> out, row_view<> x, row_view<> f,
                                                              const float *coef, int64_t dim)
 {
     const struct coefs a = load_coefs(coef);
@@ -282,8 +272,8 @@ static __global__ __launch_bounds__(PER_TOKEN) void post_sum(struct rows out, st
     for (int64_t col = 8 * threadIdx.x; col < dim; col += 8 * PER_TOKEN) {
         float u[N][8], v[8];
 #pragma unroll
-        for (int i = 0; i < N; i++) unpack8(u[i], load16(x.p + t * x.ld + i * dim + col));
-        unpack8(v, load16(f.p + t * f.ld + col));
+        for (int i = 0; i < N; i++) unpack8(u[i], load16(x.at(t) + i * dim + col));
+        unpack8(v, load16(f.at(t) + col));
 #pragma unroll
         for (int k = 0; k < N; k++) {
             float sum[8];
@@ -293,7 +283,7 @@ static __global__ __launch_bounds__(PER_TOKEN) void post_sum(struct rows out, st
 #pragma unroll
                 for (int i = 0; i < N; i++) sum[e] += a.c[i][k] * u[i][e];
             }
-            store16(out.p + t * out.ld + k * dim + col, pack8(sum));
+            store16(out.at(t) + k * dim + col, pack8(sum));
         }
     }
 }
@@ -318,8 +308,8 @@ template <int n> static __device__ inline void block_sums(float *to, const float
 
 /* df, dx, and dots [T, COEFS] for mix_bwd. dx may be dout: a thread reads its columns of all streams first. */
 template <int N>
-static __global__ __launch_bounds__(PER_TOKEN) void unmix(struct rows df, struct rows dx, float *dots, struct rows dout,
-                                                          struct rows x, struct rows f, const float *coef, int64_t dim)
+static __global__ __launch_bounds__(PER_TOKEN) void unmix(row_view<> df, row_view<> dx, float *dots, row_view<> dout,
+                                                          row_view<> x, row_view<> f, const float *coef, int64_t dim)
 {
     __shared__ float total[N + N * N];
     const struct coefs a = load_coefs(coef);
@@ -328,8 +318,8 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(struct rows df, struct
     for (int64_t col = 8 * threadIdx.x; col < dim; col += 8 * PER_TOKEN) {
         float d[N][8], v[8], sum[8];
 #pragma unroll
-        for (int k = 0; k < N; k++) unpack8(d[k], load16(dout.p + t * dout.ld + k * dim + col));
-        unpack8(v, load16(f.p + t * f.ld + col));
+        for (int k = 0; k < N; k++) unpack8(d[k], load16(dout.at(t) + k * dim + col));
+        unpack8(v, load16(f.at(t) + col));
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             sum[e] = 0;
@@ -339,10 +329,10 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(struct rows df, struct
                 sum[e] += a.post[k] * d[k][e];
             }
         }
-        store16(df.p + t * df.ld + col, pack8(sum));
+        store16(df.at(t) + col, pack8(sum));
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            unpack8(v, load16(x.p + t * x.ld + i * dim + col));
+            unpack8(v, load16(x.at(t) + i * dim + col));
 #pragma unroll
             for (int e = 0; e < 8; e++) {
                 sum[e] = 0;
@@ -352,7 +342,7 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(struct rows df, struct
                     sum[e] += a.c[i][k] * d[k][e];
                 }
             }
-            store16(dx.p + t * dx.ld + i * dim + col, pack8(sum));
+            store16(dx.at(t) + i * dim + col, pack8(sum));
         }
     }
     block_sums<N + N * N>(total, dot);
@@ -381,8 +371,8 @@ static __device__ inline struct split2 split2(float low, float high)
 }
 
 template <int N>
-static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, const float *dm, struct rows dy,
-                                                             struct rows x, const float *m, const float *rstd,
+static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, const float *dm, row_view<> dy,
+                                                             row_view<> x, const float *m, const float *rstd,
                                                              const struct hyper_job j)
 {
     __shared__ float total[N];
@@ -391,10 +381,10 @@ static __global__ __launch_bounds__(PER_TOKEN) void pre_dots(float *factor, cons
     float dot[N] = {};
     for (int64_t col = 8 * v; col < j.dim; col += 8 * PER_TOKEN) {
         float d[8], u[8];
-        unpack8(d, load16(dy.p + t * dy.ld + col));
+        unpack8(d, load16(dy.at(t) + col));
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            unpack8(u, load16(x.p + t * x.ld + i * j.dim + col));
+            unpack8(u, load16(x.at(t) + i * j.dim + col));
 #pragma unroll
             for (int e = 0; e < 8; e++) dot[i] += d[e] * u[e];
         }
@@ -442,8 +432,8 @@ static __device__ inline void finish8(bf16 *dx, const float *at, int64_t stream,
 
 /* dx += of WALK tokens. A warp has 32 columns, whose fn it keeps in registers; column 2 i + k of its tile j is column
  * 8 i + 2 j + k of them, so that a lane has eight in a row. */
-static __global__ __launch_bounds__(256) void values_bwd(struct rows dx, const float *factor, struct rows dy,
-                                                         struct rows x, const struct hyper_job j)
+static __global__ __launch_bounds__(256) void values_bwd(row_view<> dx, const float *factor, row_view<> dy,
+                                                         row_view<> x, const struct hyper_job j)
 {
     __shared__ float shared[WALK][STRIDE];
     const int lane = threadIdx.x % 32, row = lane / 4, quad = lane % 4;
@@ -475,9 +465,9 @@ static __global__ __launch_bounds__(256) void values_bwd(struct rows dx, const f
         for (int h = 0; h < 2; h++) {
             const int64_t t = first + i + 8 * h;
             if (i + 8 * h >= n || col >= j.n_col) continue;
-            had[h] = load16(dx.p + t * dx.ld + col);
-            d[h] = load16(dy.p + t * dy.ld + in);
-            u[h] = load16(x.p + t * x.ld + col);
+            had[h] = load16(dx.at(t) + col);
+            d[h] = load16(dy.at(t) + in);
+            u[h] = load16(x.at(t) + col);
         }
 #pragma unroll
         for (int p = 0; p < 2; p++)
@@ -488,7 +478,7 @@ static __global__ __launch_bounds__(256) void values_bwd(struct rows dx, const f
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if (i + 8 * h < n && col < j.n_col)
-                finish8(dx.p + (first + i + 8 * h) * dx.ld + col, shared[i + 8 * h], stream, had[h], d[h], u[h], c, h);
+                finish8(dx.at(first + i + 8 * h) + col, shared[i + 8 * h], stream, had[h], d[h], u[h], c, h);
     }
 }
 
@@ -518,13 +508,13 @@ extern "C" void cuda_hyper_pre_fwd(struct device *dev, struct tensor y, struct t
     float *part = push(dev, SPLITS * n_tok, width);
     if (!dev->dry_run && n_tok) {
         const struct hyper_job job = job_of(x, h);
-        const struct rows from = rows_of(x);
+        const row_view<> from = streams_of(x);
         const int per_split = (int)(ceil_div(job.n_col, SPLITS * 32) * 32);
         const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), SPLITS);
         if (tiles == 1) values<1><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
         if (tiles == 3) values<3><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
         CUDA_CHECK_LAUNCH();
-        FOR_STREAMS(job.n_stream, pre_sum, rows_of(y), f32_ptr(m), f32_ptr(rstd), from, part, width, job);
+        FOR_STREAMS(job.n_stream, pre_sum, streams_of(y), f32_ptr(m), f32_ptr(rstd), from, part, width, job);
     }
     arena_release(&dev->work, mark);
 }
@@ -545,7 +535,7 @@ extern "C" void cuda_hyper_post_fwd(struct device *dev, struct tensor out, struc
     const struct hyper_job job = job_of(x, h);
     const float *coef = launch_mix(dev, m, job);
     if (!dev->dry_run && job.n_tok)
-        FOR_STREAMS(job.n_stream, post_sum, rows_of(out), rows_of(x), rows_of(f), coef, job.dim);
+        FOR_STREAMS(job.n_stream, post_sum, streams_of(out), streams_of(x), streams_of(f), coef, job.dim);
     arena_release(&dev->work, mark);
 }
 
@@ -558,8 +548,8 @@ extern "C" void cuda_hyper_post_bwd(struct device *dev, struct tensor df, struct
     const float *coef = launch_mix(dev, m, job);
     float *dots = push(dev, job.n_tok, COEFS);
     if (!dev->dry_run && job.n_tok) {
-        FOR_STREAMS(job.n_stream, unmix, rows_of(df), rows_of(dx), dots, rows_of(dout), rows_of(x), rows_of(f), coef,
-                    job.dim);
+        FOR_STREAMS(job.n_stream, unmix, streams_of(df), streams_of(dx), dots, streams_of(dout), streams_of(x),
+                    streams_of(f), coef, job.dim);
         mix_bwd<<<grid_x(ceil_div(16 * job.n_tok, 128)), 128, 0, cuda.stream>>>(f32_ptr(dm), dots, f32_ptr(m), job);
         CUDA_CHECK_LAUNCH();
     }
@@ -574,9 +564,9 @@ extern "C" void cuda_hyper_pre_bwd(struct device *dev, struct tensor dx, struct 
     float *factor = push(dev, job.n_tok, FACTORS);
     if (!dev->dry_run && job.n_tok) {
         const dim3 grid(grid_x(ceil_div(job.n_col, 256)), grid_x(ceil_div(job.n_tok, WALK)));
-        FOR_STREAMS(job.n_stream, pre_dots, factor, f32_ptr(dm), rows_of(dy), rows_of(x), f32_ptr(m), f32_ptr(rstd),
-                    job);
-        values_bwd<<<grid, 256, 0, cuda.stream>>>(rows_of(dx), factor, rows_of(dy), rows_of(x), job);
+        FOR_STREAMS(job.n_stream, pre_dots, factor, f32_ptr(dm), streams_of(dy), streams_of(x), f32_ptr(m),
+                    f32_ptr(rstd), job);
+        values_bwd<<<grid, 256, 0, cuda.stream>>>(streams_of(dx), factor, streams_of(dy), streams_of(x), job);
         CUDA_CHECK_LAUNCH();
     }
     arena_release(&dev->work, mark);

@@ -114,7 +114,7 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struc
 /* Any sizes: a block per token, a thread per entry. */
 static __global__ void __launch_bounds__(ANY) index_scores_any(const struct index_job job)
 {
-    const int64_t t = job.first + blockIdx.x, start = job.cu[index_find(job, t)];
+    const int64_t t = job.first + blockIdx.x, start = job.cu[sequence_at(job.cu, job.n_seq, t)];
     const int n = (int)((t - start + 1) / job.ratio);
     if (n <= job.n_top) return;
     const bf16 *q = job.q + t * job.ld_q;
@@ -329,7 +329,7 @@ template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choos
 {
     extern __shared__ uint32_t room[]; /* [most], or none */
     const int64_t t = job.first + blockIdx.x;
-    const int n = (int)((t - job.cu[index_find(job, t)] + 1) / job.ratio);
+    const int n = (int)((t - job.cu[sequence_at(job.cu, job.n_seq, t)] + 1) / job.ratio);
     int32_t *out = job.idx + t * job.ld_idx;
     if (n <= job.n_top) {
         for (int i = threadIdx.x; i < job.n_top; i += BLOCK) out[i] = i < n ? i : -1;

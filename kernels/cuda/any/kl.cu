@@ -49,33 +49,13 @@ static __device__ __forceinline__ struct sums merge(struct sums a, struct sums b
     return c;
 }
 
-/* Over the block; every thread has the result. All threads call, any number of times. */
-static __device__ struct sums merge_block(struct sums all, float inv_t)
+static __device__ struct sums sums_of_block(struct sums all, float inv_t)
 {
-    __shared__ struct sums part[WARPS];
-    for (int step = 16; step; step /= 2) {
-        const struct sums other = {__shfl_xor_sync(~0u, all.max, step), __shfl_xor_sync(~0u, all.one, step),
-                                   __shfl_xor_sync(~0u, all.warm, step), __shfl_xor_sync(~0u, all.id, step)};
-        all = merge(all, other, inv_t);
-    }
-    __syncthreads(); /* the last call's parts have been read */
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = all;
-    __syncthreads();
-    all = part[0];
-    for (int i = 1; i < WARPS; i++) all = merge(all, part[i], inv_t);
-    return all;
+    return merge_block(all, [&](struct sums a, struct sums b) { return merge(a, b, inv_t); });
 }
-
 template <typename T> static __device__ T add_block(T v)
 {
-    __shared__ T part[WARPS];
-    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(~0u, v, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[0];
-    for (int i = 1; i < WARPS; i++) v += part[i];
-    return v;
+    return merge_block(v, [](T a, T b) { return a + b; });
 }
 
 static __device__ __forceinline__ struct sums sum_row(const float *row, int n, float inv_t)
@@ -100,7 +80,7 @@ static __device__ __forceinline__ struct sums sum_row(const float *row, int n, f
             all.warm += exp2f(x * inv_t);
         }
     }
-    return merge_block(all, inv_t);
+    return sums_of_block(all, inv_t);
 }
 
 /* a (log a - log b) - a + b for d = log a - log b, never negative. */
@@ -135,18 +115,6 @@ static __device__ __forceinline__ float log_prob(float v, const struct scale_of 
     return (v - s->max) * inv_t - s->log_warm;
 }
 
-/* A gradient of a group of 8 as bf16. */
-static __device__ __forceinline__ uint4 pack_group(const float v[VECTOR])
-{
-    uint32_t words[4];
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
-        words[j] = *(const uint32_t *)&pair;
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
 /* A pass over both rows: with `measure` returns this thread's part of kl; with `write` the student's logits become
  * their gradient in bf16, in place as in loss.cu: a step reads its groups, all threads wait, and it writes. kl: of the
  * row, where the reverse KL is written. */
@@ -174,7 +142,7 @@ static __device__ __forceinline__ float pass(float *z, const float *y, int n, in
                 a[j] = f.ce * exp2f(((a[j] - s.max) - s.log_one) * LOG2_E) + f.kl * grad;
                 if (g * VECTOR + j == id) a[j] -= f.ce;
             }
-            if (write) words = pack_group(a);
+            if (write) words = bf16_pack8(a);
         }
         if (!write) continue;
         __syncthreads();
@@ -227,7 +195,7 @@ static __device__ __forceinline__ void write_rest(float *z, int n, int id, struc
                 a[j] = f.ce * exp2f(((a[j] - s.max) - s.log_one) * LOG2_E) + f.kl * (p * mass - share);
                 if (g * VECTOR + j == id) a[j] -= f.ce;
             }
-            words = pack_group(a);
+            words = bf16_pack8(a);
         }
         __syncthreads();
         if (g < n_group) out[g] = words;
@@ -248,7 +216,7 @@ static __device__ __forceinline__ struct sums take_ids(float *z, int n, const in
     __syncthreads();
     for (int k = threadIdx.x; k < n_top; k += THREADS)
         if (top[k] >= 0 && top[k] < n) z[top[k]] = -INFINITY;
-    return merge_block(all, inv_t); /* all threads wait in it */
+    return sums_of_block(all, inv_t); /* all threads wait in it */
 }
 
 static __global__ void __launch_bounds__(THREADS)

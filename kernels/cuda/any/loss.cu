@@ -38,22 +38,6 @@ static __device__ __forceinline__ struct row_sums merge(struct row_sums a, struc
     return c;
 }
 
-/* Merges the tiles of all threads of the block; every thread gets the result. */
-static __device__ __forceinline__ struct row_sums merge_block(struct row_sums all)
-{
-    __shared__ struct row_sums part[WARPS];
-    for (int step = 16; step; step /= 2) {
-        const struct row_sums other = {__shfl_xor_sync(~0u, all.max, step), __shfl_xor_sync(~0u, all.sum, step),
-                                       __shfl_xor_sync(~0u, all.id, step)};
-        all = merge(all, other);
-    }
-    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = all;
-    __syncthreads();
-    all = part[0];
-    for (int i = 1; i < WARPS; i++) all = merge(all, part[i]);
-    return all;
-}
-
 /* The sums of a row; every thread of the block gets it. */
 static __device__ __forceinline__ struct row_sums sum_row(const float *row, int n)
 {
@@ -71,7 +55,7 @@ static __device__ __forceinline__ struct row_sums sum_row(const float *row, int 
 #pragma unroll
         for (int j = 0; j < VECTOR; j++) all.sum += exp2f((v[j] - max) * LOG2_E);
     }
-    return merge_block(all);
+    return merge_block(all, merge);
 }
 
 /* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
@@ -84,7 +68,7 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
     uint4 *out = (uint4 *)row;
     for (int first = 0; first < n_group; first += THREADS) {
         const int g = first + threadIdx.x;
-        uint32_t words[4];
+        uint4 words;
         if (g < n_group) {
             float v[VECTOR];
             load_group(v, row, g, n);
@@ -93,14 +77,10 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
                 v[j] = exp2f((v[j] - all->max) * LOG2_E) * factor;
                 if (g * VECTOR + j == id) v[j] -= scale;
             }
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * j], v[2 * j + 1]);
-                words[j] = *(const uint32_t *)&pair;
-            }
+            words = bf16_pack8(v);
         }
         __syncthreads();
-        if (g < n_group) out[g] = make_uint4(words[0], words[1], words[2], words[3]);
+        if (g < n_group) out[g] = words;
     }
 }
 
@@ -135,8 +115,7 @@ static __device__ __forceinline__ void scale_row(bf16 *row, int n, int id, float
             float low = __uint_as_float(words[j] << 16) * own, high = __uint_as_float(words[j] & 0xffff0000) * own;
             if (g * VECTOR + 2 * j == id) low = of_id;
             if (g * VECTOR + 2 * j + 1 == id) high = of_id;
-            const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-            words[j] = *(const uint32_t *)&pair;
+            words[j] = bf16_pack(low, high);
         }
         ((uint4 *)row)[g] = make_uint4(words[0], words[1], words[2], words[3]);
     }
@@ -152,7 +131,7 @@ static __global__ void __launch_bounds__(THREADS)
     const float logit = id >= 0 && id < n ? own[blockIdx.x] : NAN;
     struct row_sums all = {-FLT_MAX, 0, INT32_MAX};
     for (int i = threadIdx.x; i < n_tile; i += THREADS) all = merge(all, {tile[i].max, tile[i].sum, tile[i].id});
-    all = merge_block(all);
+    all = merge_block(all, merge);
     if (threadIdx.x == 0) {
         nll[blockIdx.x] = logf(all.sum) + (all.max - logit); /* max - logit first: both may be large */
         hit[blockIdx.x] = id >= 0 && id < n && all.id == id;

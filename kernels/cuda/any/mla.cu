@@ -9,39 +9,23 @@
  *   share the heads of dk_rope and add their sums in 16 KiB of shared memory.
  * Bound: fwd 2 T (H(3N+3G+2B+N) + G) bytes, reading k_rope once; bwd the same and dk again, from L2: memory bound.
  * Numerics: f32; one rounding at the end; the sum over heads in a fixed order, no atomics. */
-#include <stdio.h>
-
-#include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/rope.cuh"
 
 enum { BLOCK = 256 };
 
 struct mla_job {
-    bf16 *qkv, *q, *kv, *k_rope; /* backward: their gradients */
-    int64_t ld_qkv, ld_q, ld_kv, ld_rope;
-    const int32_t *pos;
-    const float *table;
-    int64_t ld_table, n_pos;
+    row_view<> qkv, q, kv, k_rope; /* backward: their gradients */
+    struct angles angles;
     int n_head, nope, rope, value;
     bool interleaved;
     int beta_len;
     float beta;
 };
 
-/* cos of pair 0 of this block's token; sin follows rope / 2 later. */
-static __device__ inline const float *angles(const struct mla_job &j)
-{
-    const int64_t p = j.pos[blockIdx.x];
-    if (p < 0 || p >= j.n_pos) {
-        if (threadIdx.x == 0) printf("mla: position %lld, but the table has %lld\n", (long long)p, (long long)j.n_pos);
-        __trap();
-    }
-    return j.table + p * j.ld_table;
-}
-
 /* The factor of this token's queries. */
 static __device__ inline float query_factor(const struct mla_job &j)
 {
-    return j.beta > 0 ? 1 + j.beta * logf(1 + (float)(j.pos[blockIdx.x] / j.beta_len)) : 1;
+    return j.beta > 0 ? 1 + j.beta * logf(1 + (float)(j.angles.pos[blockIdx.x] / j.beta_len)) : 1;
 }
 
 static __device__ inline void scale8(float x[8], float factor)
@@ -61,36 +45,6 @@ static __device__ inline void copy8(bf16 *to, const bf16 *from, float factor)
     unpack8(v, load16(from));
     scale8(v, factor);
     store16(to, pack8(v));
-}
-
-/* Eight pairs from pair `at` on, in the order of q, kv and k_rope. */
-static __device__ inline void load_pairs(float lo[8], float hi[8], const bf16 *x, int at, const struct mla_job &j)
-{
-    if (!j.interleaved) {
-        unpack8(lo, load16(x + at));
-        unpack8(hi, load16(x + j.rope / 2 + at));
-        return;
-    }
-    float v[16];
-    unpack8(v, load16(x + 2 * at));
-    unpack8(v + 8, load16(x + 2 * at + 8));
-#pragma unroll
-    for (int k = 0; k < 8; k++) lo[k] = v[2 * k], hi[k] = v[2 * k + 1];
-}
-
-static __device__ inline void store_pairs(bf16 *x, int at, const float lo[8], const float hi[8],
-                                          const struct mla_job &j)
-{
-    if (!j.interleaved) {
-        store16(x + at, pack8(lo));
-        store16(x + j.rope / 2 + at, pack8(hi));
-        return;
-    }
-    float v[16];
-#pragma unroll
-    for (int k = 0; k < 8; k++) v[2 * k] = lo[k], v[2 * k + 1] = hi[k];
-    store16(x + 2 * at, pack8(v));
-    store16(x + 2 * at + 8, pack8(v + 8));
 }
 
 static __device__ inline void turn(float lo[8], float hi[8], const float *cosine, int at, int half, float direction)
@@ -116,7 +70,7 @@ struct piece {
 static __device__ inline struct piece find_piece(const struct mla_job &j, int64_t t, int i, int n_piece)
 {
     const int n8 = j.nope / 8, v8 = j.value / 8, pairs = j.rope / 16, width = j.nope + j.rope;
-    bf16 *row = j.qkv + t * j.ld_qkv, *q = j.q + t * j.ld_q, *kv = j.kv + t * j.ld_kv;
+    bf16 *row = j.qkv.at(t), *q = j.q.at(t), *kv = j.kv.at(t);
     struct piece p = {i / n_piece, i % n_piece, false, false, false, NULL, NULL};
     bf16 *head_kv = kv + p.head * (j.nope + j.value);
     if (p.at < n8) {
@@ -136,14 +90,14 @@ static __device__ inline struct piece find_piece(const struct mla_job &j, int64_
         p.query = !p.key;
         p.at = p.at % pairs * 8;
         p.packed = row + (p.key * j.n_head + p.head) * width + j.nope;
-        p.part = p.key ? j.k_rope + t * j.ld_rope : q + p.head * width + j.nope;
+        p.part = p.key ? j.k_rope.at(t) : q + p.head * width + j.nope;
     }
     return p;
 }
 
 static __global__ void __launch_bounds__(BLOCK) mla_fwd(const struct mla_job j)
 {
-    const float *cosine = angles(j), factor = query_factor(j);
+    const float *cosine = angles_of_block(j.angles), factor = query_factor(j);
     const int half = j.rope / 2, n_piece = (2 * j.nope + j.value) / 8 + 2 * (j.rope / 16);
     for (int i = (int)threadIdx.x; i < j.n_head * n_piece; i += BLOCK) {
         const struct piece p = find_piece(j, blockIdx.x, i, n_piece);
@@ -152,7 +106,7 @@ static __global__ void __launch_bounds__(BLOCK) mla_fwd(const struct mla_job j)
             copy8(p.packed, p.part, p.query ? factor : 1);
             continue;
         }
-        load_pairs(lo, hi, p.part, p.at, j);
+        load_pairs(lo, hi, p.part, p.at, half, j.interleaved);
         turn(lo, hi, cosine, p.at, half, 1);
         scale8(lo, p.query ? factor : 1);
         scale8(hi, p.query ? factor : 1);
@@ -167,7 +121,7 @@ static __device__ inline void sum_key(const struct mla_job &j, const float *cosi
     __shared__ float sums[BLOCK * 16]; /* [threads / n, rope]: lo of all pairs, then hi */
     const int half = j.rope / 2, n = j.rope / 16, n_part = BLOCK / n, width = j.nope + j.rope;
     const int part = (int)threadIdx.x / n, at = (int)threadIdx.x % n * 8;
-    const bf16 *row = j.qkv + blockIdx.x * j.ld_qkv + (int64_t)j.n_head * width + j.nope;
+    const bf16 *row = j.qkv.at(blockIdx.x) + (int64_t)j.n_head * width + j.nope;
     float lo[8] = {}, hi[8] = {}, v[8];
     for (int head = part; head < j.n_head && part < n_part; head += n_part) {
         unpack8(v, load16(row + head * width + at));
@@ -192,12 +146,12 @@ static __device__ inline void sum_key(const struct mla_job &j, const float *cosi
         for (int k = 0; k < 8; k++) hi[k] += v[k];
     }
     turn(lo, hi, cosine, at, half, -1);
-    store_pairs(j.k_rope + blockIdx.x * j.ld_rope, at, lo, hi, j);
+    store_pairs(j.k_rope.at(blockIdx.x), lo, hi, at, half, j.interleaved);
 }
 
 static __global__ void __launch_bounds__(BLOCK) mla_bwd(const struct mla_job j)
 {
-    const float *cosine = angles(j), factor = query_factor(j);
+    const float *cosine = angles_of_block(j.angles), factor = query_factor(j);
     const int half = j.rope / 2, n_piece = (2 * j.nope + j.value) / 8 + j.rope / 16;
     for (int i = (int)threadIdx.x; i < j.n_head * n_piece; i += BLOCK) {
         const struct piece p = find_piece(j, blockIdx.x, i, n_piece);
@@ -211,7 +165,7 @@ static __global__ void __launch_bounds__(BLOCK) mla_bwd(const struct mla_job j)
         turn(lo, hi, cosine, p.at, half, -1);
         scale8(lo, factor);
         scale8(hi, factor);
-        store_pairs(p.part, p.at, lo, hi, j);
+        store_pairs(p.part, lo, hi, p.at, half, j.interleaved);
     }
     sum_key(j, cosine);
 }
@@ -219,24 +173,16 @@ static __global__ void __launch_bounds__(BLOCK) mla_bwd(const struct mla_job j)
 static struct mla_job job_of(struct tensor qkv, struct tensor q, struct tensor kv, struct tensor k_rope,
                              struct tensor pos, struct tensor table, const struct mla_shape *s)
 {
-    MT_REQUIRE(s->nope % 8 == 0 && s->value % 8 == 0 && s->rope % 16 == 0 && s->rope <= 256 && rows_aligned(qkv) &&
-                   rows_aligned(q) && rows_aligned(kv) && rows_aligned(k_rope) && rows_aligned(table),
-               "latent attention with heads of %lld + %lld and values of %lld: multiples of 8, 16 and 8 in aligned "
-               "rows are needed",
+    MT_REQUIRE(s->nope % 8 == 0 && s->value % 8 == 0 && s->rope % 16 == 0 && s->rope <= 256 && rows_aligned(table),
+               "latent attention with heads of %lld + %lld and values of %lld: multiples of 8, 16 and 8 and an aligned "
+               "table are needed",
                (long long)s->nope, (long long)s->rope, (long long)s->value);
     struct mla_job j = {};
-    j.qkv = bf16_ptr(qkv);
-    j.q = bf16_ptr(q);
-    j.kv = bf16_ptr(kv);
-    j.k_rope = bf16_ptr(k_rope);
-    j.ld_qkv = qkv.ld;
-    j.ld_q = q.ld;
-    j.ld_kv = kv.ld;
-    j.ld_rope = k_rope.ld;
-    j.pos = i32_ptr(pos);
-    j.table = f32_ptr(table);
-    j.ld_table = table.ld;
-    j.n_pos = table.shape[0];
+    j.qkv = aligned_rows(qkv, "latent attention");
+    j.q = aligned_rows(q, "latent attention");
+    j.kv = aligned_rows(kv, "latent attention");
+    j.k_rope = aligned_rows(k_rope, "latent attention");
+    j.angles = angles_of(pos, table);
     j.n_head = (int)s->n_head;
     j.nope = (int)s->nope;
     j.rope = (int)s->rope;

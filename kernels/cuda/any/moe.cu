@@ -20,8 +20,9 @@
  * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
+#include "kernels/cuda/parts/rows.cuh"
 
-enum { THREADS = 256, WARP = 32 };
+enum { THREADS = OCTET_THREADS, WARP = 32 };
 
 static const struct tensor absent = {};
 static const struct fp8_rows no_fp8_rows = {};
@@ -336,56 +337,36 @@ static void fill_copy(struct tensor copy, struct tensor x, const struct proj *pr
 
 /* ---- small kernels ---- */
 
-/* The row and first column of this thread's 8 columns; false beyond the last row. */
-struct octet {
-    int64_t row, col;
-};
-static __device__ __forceinline__ bool find_octet(struct octet *o, int64_t n_row, int64_t n_col)
-{
-    const uint32_t i = blockIdx.x * THREADS + threadIdx.x, per_row = (uint32_t)n_col / 8;
-    o->row = i / per_row;
-    o->col = i % per_row * 8;
-    return o->row < n_row;
-}
-static unsigned octet_grid(int64_t n_row, int64_t n_col)
-{
-    const int64_t n = n_row * (n_col / 8);
-    MT_REQUIRE(n < INT32_MAX, "%lld rows of %lld", (long long)n_row, (long long)n_col);
-    return grid_x(ceil_div(n, THREADS));
-}
-
 /* out[t] = res[t] + sum over ascending j of gate[t, j] y[slot_row[t, j]]; without res 0, without gate 1. */
 static __global__ void __launch_bounds__(THREADS)
-    sum_slots_kernel(bf16 *out, int64_t ld_out, const bf16 *res, int64_t ld_res, const float *gate, const bf16 *y,
-                     int64_t ld_y, const int32_t *slot_row, int64_t n_tok, int64_t n_col, int top_k)
+    sum_slots_kernel(row_view<> out, row_view<> res, const float *gate, row_view<> y, const int32_t *slot_row,
+                     int64_t n_tok, int64_t n_col, int top_k)
 {
-    struct octet o;
-    if (!find_octet(&o, n_tok, n_col)) return;
+    const struct octet o = find_octet(n_col);
+    if (o.row >= n_tok) return;
     float sum[8] = {}, x[8];
     for (int64_t s = o.row * top_k; s < (o.row + 1) * top_k; s++) {
         const float weight = gate ? gate[s] : 1.0f;
-        bf16_unpack8(x, *(const uint4 *)(y + slot_row[s] * ld_y + o.col));
+        unpack8(x, *(const uint4 *)(y.at(slot_row[s]) + o.col));
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] += weight * x[i];
     }
-    if (res) {
-        bf16_unpack8(x, *(const uint4 *)(res + o.row * ld_res + o.col));
+    if (res.p) {
+        unpack8(x, *(const uint4 *)(res.at(o.row) + o.col));
 #pragma unroll
         for (int i = 0; i < 8; i++) sum[i] += x[i];
     }
-    *(uint4 *)(out + o.row * ld_out + o.col) = bf16_pack8(sum);
+    *(uint4 *)(out.at(o.row) + o.col) = bf16_pack8(sum);
 }
-
-static bool vectors(struct tensor x) { return !x.ndim || ((uintptr_t)x.data % 16 == 0 && x.ld % 8 == 0); }
 
 static void sum_slots(struct tensor out, struct tensor res, const float *gate, struct tensor y, const struct route *r)
 {
     const int64_t n_tok = out.shape[0], n_col = out.shape[1];
-    MT_REQUIRE(n_col % 8 == 0 && vectors(out) && vectors(res) && vectors(y), "rows of %lld", (long long)n_col);
+    MT_REQUIRE(n_col % 8 == 0, "rows of %lld", (long long)n_col);
     if (n_tok == 0) return;
     sum_slots_kernel<<<octet_grid(n_tok, n_col), THREADS, 0, cuda.stream>>>(
-        bf16_ptr(out), out.ld, bf16_ptr(res), res.ld, gate, bf16_ptr(y), y.ld, i32_ptr(r->slot_row), n_tok, n_col,
-        (int)r->idx.shape[1]);
+        aligned_rows(out, "a sum of slots"), aligned_rows(res, "a sum of slots"), gate,
+        aligned_rows(y, "a sum of slots"), i32_ptr(r->slot_row), n_tok, n_col, (int)r->idx.shape[1]);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -393,11 +374,11 @@ static void sum_slots(struct tensor out, struct tensor res, const float *gate, s
 static __global__ void __launch_bounds__(THREADS)
     gate_kernel(bf16 *gated, const bf16 *ha, const float *gate, const int32_t *row_slot, int64_t n_row, int64_t rank)
 {
-    struct octet o;
-    if (!find_octet(&o, n_row, rank)) return;
+    const struct octet o = find_octet(rank);
+    if (o.row >= n_row) return;
     const float weight = gate[row_slot[o.row]];
     float x[8];
-    bf16_unpack8(x, *(const uint4 *)(ha + o.row * rank + o.col));
+    unpack8(x, *(const uint4 *)(ha + o.row * rank + o.col));
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] *= weight;
     *(uint4 *)(gated + o.row * rank + o.col) = bf16_pack8(x);
@@ -432,7 +413,7 @@ static __global__ void __launch_bounds__(THREADS)
         }
         for (int64_t n = lane * 8; bias && n < n_col; n += WARP * 8) {
             float x[8];
-            bf16_unpack8(x, *(const uint4 *)(dout + t * ld_dout + n));
+            unpack8(x, *(const uint4 *)(dout + t * ld_dout + n));
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const float4 low = __ldg((const float4 *)(b[k] + n)), high = __ldg((const float4 *)(b[k] + n + 4));
@@ -451,21 +432,18 @@ static __global__ void __launch_bounds__(THREADS)
 /* What the epilogue of the product does for activations with a gate; g.out has dact. */
 static void relu2_bwd(const struct grouped *g, struct tensor dpre, bool quant)
 {
-    const struct relu2_rows rows = {.n_row = g->n_row,
-                                    .width = g->n_out,
-                                    .pre = g->pre,
-                                    .ld_pre = g->n_out,
-                                    .dact = g->out,
-                                    .ld_dact = g->n_out,
-                                    .dpre = (bf16 *)whole(dpre),
-                                    .ld_dpre = g->n_out,
-                                    .gate = g->gate,
-                                    .row_slot = g->row_slot,
-                                    .dgate = g->dgate_part,
-                                    .ld_dgate = 1,
-                                    .act = g->act,
-                                    .in_amax = quant ? g->in_amax : NULL};
-    cuda_relu2_bwd(&rows);
+    const int64_t width = g->n_out;
+    const struct relu2_rows r = {.n_row = g->n_row,
+                                 .width = width,
+                                 .pre = {(bf16 *)g->pre, width},
+                                 .dact = {g->out, width},
+                                 .dpre = {(bf16 *)whole(dpre), width},
+                                 .gate = {(float *)g->gate, 1},
+                                 .row_slot = g->row_slot,
+                                 .dgate = {g->dgate_part, 1},
+                                 .act = g->act,
+                                 .in_amax = quant ? g->in_amax : NULL};
+    cuda_relu2_bwd(&r);
 }
 
 /* ---- the ops ---- */

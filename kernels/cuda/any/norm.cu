@@ -17,22 +17,16 @@ struct norm_job {
     int64_t n_tok;
     int n_group, n_q, dim_q, dim_k;
     const float *wq, *wk;
-    float *rstd;
-    int64_t ld_rstd;
-    const bf16 *x;
-    int64_t ldx;
+    row_view<float> rstd;
+    row_view<> x;
 
-    bf16 *y; /* forward */
-    int64_t ldy;
-    bf16 *raw; /* copy of x, or NULL */
-    int64_t ld_raw;
+    row_view<> y;   /* forward */
+    row_view<> raw; /* copy of x, or absent */
     float eps;
     bool round_twice;
 
-    bf16 *dx; /* backward */
-    int64_t lddx;
-    const bf16 *dy; /* may be dx */
-    int64_t lddy;
+    row_view<> dx; /* backward */
+    row_view<> dy; /* may be dx */
     bool accumulate;
 };
 
@@ -76,7 +70,7 @@ template <int N, int TEAM>
 static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_fwd(const struct norm_job job)
 {
     const struct group p = find_group(&job, TEAM);
-    const bf16 *x = job.x + p.t * job.ldx + p.col;
+    const bf16 *x = job.x.at(p.t) + p.col;
     uint4 piece[N];
     float v[8], w[8], sum = 0;
 #pragma unroll
@@ -91,7 +85,7 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_fwd(const 
     sum = team_sum<TEAM>(sum);
     if (p.dim == 0) return;
     const float rstd = 1 / sqrtf(sum / (float)p.dim + job.eps);
-    if (threadIdx.x % TEAM == 0) job.rstd[p.t * job.ld_rstd + p.g] = rstd;
+    if (threadIdx.x % TEAM == 0) job.rstd.at(p.t)[p.g] = rstd;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int col = piece_col<TEAM>(i);
@@ -103,8 +97,8 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_fwd(const 
             v[k] *= rstd;
             v[k] = (job.round_twice ? __bfloat162float(__float2bfloat16_rn(v[k])) : v[k]) * w[k];
         }
-        if (job.raw) store16(job.raw + p.t * job.ld_raw + p.col + col, piece[i]);
-        store16(job.y + p.t * job.ldy + p.col + col, pack8(v));
+        if (job.raw.p) store16(job.raw.at(p.t) + p.col + col, piece[i]);
+        store16(job.y.at(p.t) + p.col + col, pack8(v));
     }
 }
 
@@ -113,8 +107,8 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
 {
     enum { AHEAD = N == 12 ? 2 : 4 }; /* pieces of dx at once; 4 with N = 12 would spill */
     const struct group p = find_group(&job, TEAM);
-    const bf16 *x = job.x + p.t * job.ldx + p.col, *dy = job.dy + p.t * job.lddy + p.col;
-    bf16 *dx = job.dx + p.t * job.lddx + p.col;
+    const bf16 *x = job.x.at(p.t) + p.col, *dy = job.dy.at(p.t) + p.col;
+    bf16 *dx = job.dx.at(p.t) + p.col;
     uint4 of_x[N], of_dy[N], of_dx[AHEAD];
     float v[8], d[8], w[8], sum = 0;
 #pragma unroll
@@ -135,7 +129,7 @@ static __global__ void __launch_bounds__(BLOCK, N <= 12 ? 2 : 1) norm_bwd(const 
     }
     sum = team_sum<TEAM>(sum);
     if (p.dim == 0) return;
-    const float rstd = job.rstd[p.t * job.ld_rstd + p.g], mean = sum * rstd / (float)p.dim;
+    const float rstd = job.rstd.at(p.t)[p.g], mean = sum * rstd / (float)p.dim;
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int col = piece_col<TEAM>(i);
@@ -184,12 +178,8 @@ static void launch(const struct norm_job *job, bool forward)
 
 /* ---- ops */
 
-static void require_aligned(struct tensor a, struct tensor b, struct tensor c, struct tensor wq, struct tensor wk)
-{
-    MT_REQUIRE(rows_aligned(a) && rows_aligned(b) && rows_aligned(c) && (uintptr_t)wq.data % 16 == 0 &&
-                   (uintptr_t)wk.data % 16 == 0,
-               "the rows of a norm are not 16-byte aligned");
-}
+static row_view<> norm_rows(struct tensor x) { return aligned_rows(x, "a norm"); }
+static const float *norm_weight(struct tensor w) { return aligned_rows<float>(w, "a norm's weight").p; }
 
 static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tensor w)
 {
@@ -197,11 +187,9 @@ static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tens
     job.n_tok = x.shape[0];
     job.n_group = job.n_q = 1;
     job.dim_q = job.dim_k = (int)w.shape[0];
-    job.wq = job.wk = f32_ptr(w);
-    job.rstd = f32_ptr(rstd);
-    job.ld_rstd = 1;
-    job.x = bf16_ptr(x);
-    job.ldx = x.ld;
+    job.wq = job.wk = norm_weight(w);
+    job.rstd = {f32_ptr(rstd), 1};
+    job.x = norm_rows(x);
     return job;
 }
 
@@ -209,10 +197,8 @@ extern "C" void cuda_rmsnorm_fwd(struct device *dev, struct tensor y, struct ten
                                  struct tensor w, const struct norm *norm)
 {
     if (dev->dry_run) return;
-    require_aligned(y, x, x, w, w);
     struct norm_job job = rows_job(x, rstd, w);
-    job.y = bf16_ptr(y);
-    job.ldy = y.ld;
+    job.y = norm_rows(y);
     job.eps = norm->eps;
     job.round_twice = norm->round_twice;
     launch(&job, true);
@@ -222,12 +208,9 @@ extern "C" void cuda_rmsnorm_bwd(struct device *dev, struct tensor dx, struct te
                                  struct tensor rstd, struct tensor w)
 {
     if (dev->dry_run) return;
-    require_aligned(dx, dy, x, w, w);
     struct norm_job job = rows_job(x, rstd, w);
-    job.dx = bf16_ptr(dx);
-    job.lddx = dx.ld;
-    job.dy = bf16_ptr(dy);
-    job.lddy = dy.ld;
+    job.dx = norm_rows(dx);
+    job.dy = norm_rows(dy);
     job.accumulate = true;
     launch(&job, false);
 }
@@ -242,10 +225,9 @@ static struct norm_job heads_job(struct tensor qkv, struct tensor rstd, struct t
     job.dim_q = (int)wq.shape[0];
     job.dim_k = (int)wk.shape[0];
     job.n_q = (int)(shape->n_head * shape->head_dim / wq.shape[0]);
-    job.wq = f32_ptr(wq);
-    job.wk = f32_ptr(wk);
-    job.rstd = f32_ptr(rstd);
-    job.ld_rstd = rstd.ld;
+    job.wq = norm_weight(wq);
+    job.wk = norm_weight(wk);
+    job.rstd = rows_of<float>(rstd);
     return job;
 }
 
@@ -254,12 +236,9 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
                                  const struct norm *norm)
 {
     if (dev->dry_run) return;
-    require_aligned(qkv, raw, raw, wq, wk);
     struct norm_job job = heads_job(qkv, rstd, wq, wk, shape);
-    job.x = job.y = bf16_ptr(qkv);
-    job.ldx = job.ldy = qkv.ld;
-    job.raw = bf16_ptr(raw);
-    job.ld_raw = raw.ld;
+    job.x = job.y = norm_rows(qkv);
+    job.raw = norm_rows(raw);
     job.eps = norm->eps;
     job.round_twice = norm->round_twice;
     launch(&job, true);
@@ -269,12 +248,8 @@ extern "C" void cuda_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct 
                                  struct tensor wq, struct tensor wk, const struct attn_shape *shape)
 {
     if (dev->dry_run) return;
-    require_aligned(dqkv, raw, raw, wq, wk);
     struct norm_job job = heads_job(dqkv, rstd, wq, wk, shape);
-    job.x = bf16_ptr(raw);
-    job.ldx = raw.ld;
-    job.dx = bf16_ptr(dqkv);
-    job.dy = job.dx;
-    job.lddx = job.lddy = dqkv.ld;
+    job.x = norm_rows(raw);
+    job.dx = job.dy = norm_rows(dqkv);
     launch(&job, false);
 }

@@ -9,26 +9,12 @@
  *   is not 16-byte aligned.
  * Bound: 4 T heads W bytes: memory bound.
  * Numerics: f32, one rounding at the end. */
-#include <stdio.h>
+#include "kernels/cuda/parts/rope.cuh"
 
-#include "kernels/cuda/parts/rows.cuh"
-
-/* The angles of this block's token. */
-static __device__ inline const float *row_of_table(const float *table, int64_t ld, int64_t n_pos, const int32_t *pos)
+static __global__ void rotate(row_view<> qkv, struct angles angles, int n_head, int head_dim, int half, float direction)
 {
-    const int64_t p = pos[blockIdx.x];
-    if (p < 0 || p >= n_pos) {
-        if (threadIdx.x == 0) printf("rope: position %lld, but the table has %lld\n", (long long)p, (long long)n_pos);
-        __trap();
-    }
-    return table + p * ld;
-}
-
-static __global__ void rotate(bf16 *qkv, int64_t ld, const int32_t *pos, const float *table, int64_t ld_table,
-                              int64_t n_pos, int n_head, int head_dim, int half, float direction)
-{
-    const float *cosine = row_of_table(table, ld_table, n_pos, pos), *sine = cosine + half;
-    bf16 *row = qkv + (int64_t)blockIdx.x * ld;
+    const float *cosine = angles_of_block(angles), *sine = cosine + half;
+    bf16 *row = qkv.at(blockIdx.x);
     for (int i = (int)threadIdx.x; i < n_head * (half / 8); i += (int)blockDim.x) {
         const int head = i / (half / 8), at = 8 * (i % (half / 8));
         bf16 *lo = row + head * head_dim + at, *hi = lo + half;
@@ -48,11 +34,11 @@ static __global__ void rotate(bf16 *qkv, int64_t ld, const int32_t *pos, const f
     }
 }
 
-static __global__ void rotate_pairs(bf16 *qkv, int64_t ld, const int32_t *pos, const float *table, int64_t ld_table,
-                                    int64_t n_pos, int n_head, int head_dim, int half, float direction)
+static __global__ void rotate_pairs(row_view<> qkv, struct angles angles, int n_head, int head_dim, int half,
+                                    float direction)
 {
-    const float *cosine = row_of_table(table, ld_table, n_pos, pos), *sine = cosine + half;
-    bf16 *row = qkv + (int64_t)blockIdx.x * ld;
+    const float *cosine = angles_of_block(angles), *sine = cosine + half;
+    bf16 *row = qkv.at(blockIdx.x);
     for (int i = (int)threadIdx.x; i < n_head * half; i += (int)blockDim.x) {
         bf16 *lo = row + i / half * head_dim + i % half, *hi = lo + half;
         const float a = __bfloat162float(*lo), b = __bfloat162float(*hi), c = cosine[i % half];
@@ -71,8 +57,7 @@ static void launch(struct device *dev, struct tensor qkv, struct tensor pos, str
     const int64_t work = n_head * dim / (eights ? 16 : 2);
     const int threads = (int)MT_MIN(ceil_div(work, 32) * 32, 512);
     (eights ? rotate : rotate_pairs)<<<grid_x(n_tok), threads, 0, cuda.stream>>>(
-        bf16_ptr(qkv), qkv.ld, i32_ptr(pos), f32_ptr(table), table.ld, table.shape[0], (int)n_head, (int)head_dim,
-        (int)(dim / 2), direction);
+        rows_of(qkv), angles_of(pos, table), (int)n_head, (int)head_dim, (int)(dim / 2), direction);
     CUDA_CHECK_LAUNCH();
 }
 

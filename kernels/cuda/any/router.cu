@@ -45,45 +45,65 @@ template <int N> static __device__ inline unsigned take_largest(unsigned key[N],
     return top;
 }
 
-/* One warp per token; lane l holds experts l, l + 32, ... */
-template <int N>
-static __global__ void __launch_bounds__(WARP_THREADS)
-    choose(int32_t *idx, float *gate, int64_t ld_gate, const float *logits, int64_t ld, int64_t n_tok, int n_exp,
-           int n_top, bool over_all)
+struct choice_job {
+    int32_t *idx;
+    float *gate;
+    const float *logits, *bias; /* bias NULL: none */
+    int64_t ld_gate, ld_logits, n_tok;
+    int n_exp, n_top;
+    struct router router;
+};
+
+/* A warp computes a token. */
+static __device__ inline int64_t token_of_warp(void)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
-    const unsigned all = 0xffffffffu, lane = threadIdx.x % 32;
-    if (t >= n_tok) return;
+    return (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+}
+
+/* idx and gate of token t: the chosen experts, ascending, and the values of gate_of(i) of theirs. */
+template <int N, typename GATE>
+static __device__ inline void write_chosen(const struct choice_job &job, int64_t t, unsigned chosen,
+                                           const GATE &gate_of)
+{
+    const unsigned lane = threadIdx.x % 32;
+    for (int i = 0, before = 0; i < N; i++) {
+        const bool mine = chosen >> i & 1;
+        const unsigned with = __ballot_sync(0xffffffffu, mine);
+        const int64_t j = before + __popc(with & ((1u << lane) - 1));
+        before += __popc(with);
+        if (!mine) continue;
+        job.idx[t * job.n_top + j] = (int32_t)(lane + 32 * i);
+        job.gate[t * job.ld_gate + j] = gate_of(i);
+    }
+}
+
+/* Lane l holds experts l, l + 32, ... */
+template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose(const struct choice_job job)
+{
+    const int64_t t = token_of_warp();
+    const bool over_all = job.router.kind == ROUTER_PROBABILITY;
+    const unsigned lane = threadIdx.x % 32;
+    if (t >= job.n_tok) return;
     float v[N], largest = -INFINITY, sum = 0;
     unsigned key[N], chosen = 0; /* bit i: expert lane + 32 i */
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const bool in = (int)lane + 32 * i < n_exp;
-        v[i] = in ? logits[t * ld + lane + 32 * i] : -INFINITY;
+        const bool in = (int)lane + 32 * i < job.n_exp;
+        v[i] = in ? job.logits[t * job.ld_logits + lane + 32 * i] : -INFINITY;
         key[i] = in ? sort_key(v[i]) : 0;
         largest = fmaxf(largest, v[i]);
     }
     largest = warp_max(largest);
-    for (int j = 0; j < n_top; j++) take_largest<N>(key, &chosen);
+    for (int j = 0; j < job.n_top; j++) take_largest<N>(key, &chosen);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const bool counts = over_all ? (int)lane + 32 * i < n_exp : chosen >> i & 1;
+        const bool counts = over_all ? (int)lane + 32 * i < job.n_exp : chosen >> i & 1;
         v[i] = expf(v[i] - largest);
         sum += counts ? v[i] : 0;
     }
     sum = warp_sum(sum);
-    for (int i = 0, before = 0; i < N; i++) {
-        const bool mine = chosen >> i & 1;
-        const unsigned with = __ballot_sync(all, mine);
-        const int64_t j = before + __popc(with & ((1u << lane) - 1));
-        before += __popc(with);
-        if (!mine) continue;
-        idx[t * n_top + j] = (int32_t)(lane + 32 * i);
-        gate[t * ld_gate + j] = v[i] / sum;
-    }
+    write_chosen<N>(job, t, chosen, [&](int i) { return v[i] / sum; });
 }
-
-static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* The score of an expert and the derivative of sqrt(softplus), the same as in kernels/cpu/router.c. */
 static __device__ inline float score(float l, enum router_kind kind)
@@ -126,19 +146,10 @@ template <int N> static __device__ inline void limit_groups(unsigned key[N], int
     }
 }
 
-struct choice_job {
-    int32_t *idx;
-    float *gate;
-    const float *logits, *bias; /* bias NULL: none */
-    int64_t ld_gate, ld_logits, n_tok;
-    int n_exp, n_top;
-    struct router router;
-};
-
 /* The same as choose for sigmoid routers. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_sigmoid(const struct choice_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t t = token_of_warp();
     const unsigned lane = threadIdx.x % 32;
     if (t >= job.n_tok) return;
     float s[N], bias[N], sum = 0;
@@ -161,21 +172,13 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
     for (int i = 0; i < N; i++) sum += chosen >> i & 1 ? s[i] : 0;
     sum = warp_sum(sum);
     const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
-    for (int i = 0, before = 0; i < N; i++) {
-        const bool mine = chosen >> i & 1;
-        const unsigned with = __ballot_sync(0xffffffffu, mine);
-        const int64_t j = before + __popc(with & ((1u << lane) - 1));
-        before += __popc(with);
-        if (!mine) continue;
-        job.idx[t * job.n_top + j] = (int32_t)(lane + 32 * i);
-        job.gate[t * job.ld_gate + j] = s[i] / divisor * job.router.scale;
-    }
+    write_chosen<N>(job, t, chosen, [&](int i) { return s[i] / divisor * job.router.scale; });
 }
 
 /* The gates of given experts; one warp per token, a lane per slot. Sums in the order of the slots. */
 static __global__ void __launch_bounds__(WARP_THREADS) weigh_given(const struct choice_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t t = token_of_warp();
     const int lane = (int)threadIdx.x % 32;
     if (t >= job.n_tok) return;
     float s = 0, sum = 0;
@@ -252,20 +255,13 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
         return;
     }
     product(logits, x, w, is_sigmoid ? NULL : of_expert);
-    if (is_sigmoid) {
-        const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
-                                       r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
-                                       (int)r->idx.shape[1], *router};
-        if (router->given)
-            weigh_given<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
-        else
-            KERNEL_FOR(choose_sigmoid, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
-        CUDA_CHECK_LAUNCH();
-        return;
-    }
-    KERNEL_FOR(choose, w->n_out)<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(
-        i32_ptr(r->idx), f32_ptr(r->gate), r->gate.ld, f32_ptr(logits), logits.ld, n_tok, (int)w->n_out,
-        (int)r->idx.shape[1], router->kind == ROUTER_PROBABILITY);
+    const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
+                                   r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
+                                   (int)r->idx.shape[1], *router};
+    const auto kernel = !is_sigmoid     ? KERNEL_FOR(choose, w->n_out)
+                        : router->given ? weigh_given
+                                        : KERNEL_FOR(choose_sigmoid, w->n_out);
+    kernel<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -393,7 +389,7 @@ static __device__ inline void store_dl(const struct gates_job &job, int64_t t, i
 /* dl; one warp per token. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bwd(const struct gates_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t t = token_of_warp();
     const int lane = (int)threadIdx.x % 32;
     if (t >= job.n_tok) return;
     const float *gate = job.gate + t * job.ld_gate, *dgate = job.dgate + t * job.ld_dgate;
@@ -426,7 +422,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) gates_bw
 /* The same for sigmoid routers, which have no auxiliary loss. */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_bwd(const struct gates_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t t = token_of_warp();
     const int lane = (int)threadIdx.x % 32;
     const enum router_kind kind = job.router.kind;
     const bool divided = divides(job.router.kind);
@@ -452,7 +448,7 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) sigmoid_
  * as above. */
 static __global__ void __launch_bounds__(WARP_THREADS) chosen_bwd(const struct gates_job job)
 {
-    const int64_t t = (int64_t)blockIdx.x * (WARP_THREADS / 32) + threadIdx.x / 32;
+    const int64_t t = token_of_warp();
     const int lane = (int)threadIdx.x % 32, slot = min(lane, job.n_top - 1);
     const unsigned all = 0xffffffffu;
     const enum router_kind kind = job.router.kind;

@@ -7,6 +7,8 @@
  * Numerics: products in TF32 on tensor cores. x, of 8 significant bits (TF32: 11), is exact; W and dl are split into
  *   two TF32 numbers, which is as accurate as f32. Sums in f32, in the same order for all columns, so that equal rows
  *   of W give equal logits; 64 products are summed, then added with one rounding. */
+#include <type_traits>
+
 #include "kernels/cuda/format/formats.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 
@@ -97,6 +99,14 @@ static __device__ inline int sum_col(int cols, int j, int k)
 static __device__ inline int piece_row(int i) { return ((int)threadIdx.x + THREADS * i) / (DEPTH / 8); }
 static __device__ inline int piece_col() { return (int)threadIdx.x % (DEPTH / 8) * 8; }
 
+/* As with_decoder, for all formats but bf16: router_logits.cu and cuBLASLt have the products with those. */
+template <typename LAUNCH> static void with_tile_decoder(enum weight_format f, const LAUNCH &launch)
+{
+    with_decoder(f, [&](auto decoder) {
+        if constexpr (!std::is_same_v<decltype(decoder), device_bf16>) launch(decoder);
+    });
+}
+
 /* ---- forward */
 
 /* Loads the thread's pieces of a tile: rows from `first` on, columns from `col` on; zeros outside [n_row, dim]. */
@@ -159,7 +169,7 @@ void cuda_router_logits_tile(struct tensor logits, struct tensor x, const struct
 {
     const int cols = w->n_out <= 32 ? 32 : 64;
     const dim3 grid(grid_x(ceil_div(x.shape[0], TOKENS)), (unsigned)ceil_div(w->n_out, cols));
-    with_decoder(w->format, [&](auto decoder) {
+    with_tile_decoder(w->format, [&](auto decoder) {
         const auto kernel = cols == 32 ? logits_kernel<decltype(decoder), 32> : logits_kernel<decltype(decoder), 64>;
         kernel<<<grid, THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, bf16_ptr(x), x.ld, source_of(w), bias,
                                                   x.shape[0]);
@@ -234,7 +244,7 @@ static __global__ void __launch_bounds__(THREADS)
 void cuda_router_dx_tile(struct tensor dx, struct tensor dl, const struct weight *w)
 {
     const dim3 grid(grid_x(ceil_div(dx.shape[0], TOKENS)), (unsigned)ceil_div(w->n_in, 64));
-    with_decoder(w->format, [&](auto decoder) {
+    with_tile_decoder(w->format, [&](auto decoder) {
         dx_kernel<decltype(decoder)>
             <<<grid, THREADS, 0, cuda.stream>>>(bf16_ptr(dx), dx.ld, f32_ptr(dl), dl.ld, source_of(w), dx.shape[0]);
     });

@@ -8,34 +8,20 @@
  *   rotated columns. Other sizes: one warp per head, a lane per column.
  * Bound: fwd 4 T H A bytes, with a norm bwd 6 T H A; in place 4 T H G: memory bound.
  * Numerics: f32 sums in a fixed order, one rounding at the end. */
-#include <stdio.h>
-
-#include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/rope.cuh"
 
 enum { BLOCK = 256, WARPS = BLOCK / 32 };
 
 struct tail_job {
-    bf16 *y;       /* backward: dx */
-    const bf16 *x; /* backward: dy */
-    const bf16 *saved;
-    float *rstd;                                    /* or NULL */
-    int64_t ld_y, ld_x, ld_saved, ld_rstd, n_heads; /* n_heads: of all tokens */
-    const int32_t *pos;
-    const float *table;
-    int64_t ld_table, n_pos;
+    row_view<> y; /* backward: dx */
+    row_view<> x; /* backward: dy */
+    row_view<> saved;
+    row_view<float> rstd; /* or absent */
+    int64_t n_heads;      /* of all tokens */
+    struct angles angles;
     int n_head, dim, rope;
     float eps, direction;
 };
-
-static __device__ inline const float *angles(const struct tail_job &j, int64_t t)
-{
-    const int64_t p = j.pos[t];
-    if (p < 0 || p >= j.n_pos) {
-        printf("tail_rope: position %lld, but the table has %lld\n", (long long)p, (long long)j.n_pos);
-        __trap();
-    }
-    return j.table + p * j.ld_table;
-}
 
 /* Four pairs, from column `at` of the rotated ones on. */
 static __device__ inline void turn8(float v[8], const float *cosine, int at, int half, float direction)
@@ -60,15 +46,15 @@ template <int CHUNKS, bool BACKWARD> static __global__ void __launch_bounds__(BL
     if (head >= j.n_heads) return;
     const int64_t t = head / j.n_head, h = head % j.n_head;
     const int lane = threadIdx.x % 32, first = j.dim - j.rope;
-    const bf16 *x = j.x + t * j.ld_x + h * j.dim;
-    const float *angle = angles(j, t);
+    const bf16 *x = j.x.at(t) + h * j.dim;
+    const float *angle = angles_at(j.angles, j.angles.pos[t], true);
     float v[CHUNKS][8], old[BACKWARD ? CHUNKS : 1][8], sum = 0, factor = 1;
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int c = i * 256 + lane * 8;
         unpack8(v[i], c < j.dim ? load16(x + c) : make_uint4(0, 0, 0, 0));
-        if (BACKWARD && j.rstd)
-            unpack8(old[i], c < j.dim ? load16(j.saved + t * j.ld_saved + h * j.dim + c) : make_uint4(0, 0, 0, 0));
+        if (BACKWARD && j.rstd.p)
+            unpack8(old[i], c < j.dim ? load16(j.saved.at(t) + h * j.dim + c) : make_uint4(0, 0, 0, 0));
     }
     if (BACKWARD) {
 #pragma unroll
@@ -77,7 +63,7 @@ template <int CHUNKS, bool BACKWARD> static __global__ void __launch_bounds__(BL
             if (c >= first && c < j.dim) turn8(v[i], angle, c - first, j.rope / 2, j.direction);
         }
     }
-    if (j.rstd) {
+    if (j.rstd.p) {
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++)
 #pragma unroll
@@ -85,9 +71,9 @@ template <int CHUNKS, bool BACKWARD> static __global__ void __launch_bounds__(BL
         sum = warp_sum(sum);
         if (!BACKWARD) {
             factor = 1 / sqrtf(sum / (float)j.dim + j.eps);
-            if (lane == 0) j.rstd[t * j.ld_rstd + h] = factor;
+            if (lane == 0) j.rstd.at(t)[h] = factor;
         } else {
-            factor = j.rstd[t * j.ld_rstd + h];
+            factor = j.rstd.at(t)[h];
             const float mean = sum * factor / (float)j.dim * factor;
 #pragma unroll
             for (int i = 0; i < CHUNKS; i++)
@@ -95,7 +81,7 @@ template <int CHUNKS, bool BACKWARD> static __global__ void __launch_bounds__(BL
                 for (int k = 0; k < 8; k++) v[i][k] -= old[BACKWARD ? i : 0][k] * mean;
         }
     }
-    bf16 *y = j.y + t * j.ld_y + h * j.dim;
+    bf16 *y = j.y.at(t) + h * j.dim;
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const int c = i * 256 + lane * 8;
@@ -115,10 +101,10 @@ static __global__ void __launch_bounds__(BLOCK) rotate_in_place(const struct tai
     if (head >= j.n_heads) return;
     const int64_t t = head / j.n_head;
     const int at = (int)(i % n) * 8;
-    bf16 *y = j.y + t * j.ld_y + head % j.n_head * j.dim + j.dim - j.rope + at;
+    bf16 *y = j.y.at(t) + head % j.n_head * j.dim + j.dim - j.rope + at;
     float v[8];
     unpack8(v, load16(y));
-    turn8(v, angles(j, t), at, j.rope / 2, j.direction);
+    turn8(v, angles_at(j.angles, j.angles.pos[t], true), at, j.rope / 2, j.direction);
     store16(y, pack8(v));
 }
 
@@ -141,25 +127,25 @@ template <bool BACKWARD> static __global__ void __launch_bounds__(BLOCK) tail_ro
     if (head >= j.n_heads) return;
     const int64_t t = head / j.n_head, h = head % j.n_head;
     const int lane = threadIdx.x % 32, first = j.dim - j.rope;
-    const bf16 *x = j.x + t * j.ld_x + h * j.dim, *saved = j.saved + t * j.ld_saved + h * j.dim;
-    bf16 *y = j.y + t * j.ld_y + h * j.dim;
-    const float *angle = angles(j, t);
+    const bf16 *x = j.x.at(t) + h * j.dim, *saved = j.saved.at(t) + h * j.dim;
+    bf16 *y = j.y.at(t) + h * j.dim;
+    const float *angle = angles_at(j.angles, j.angles.pos[t], true);
     float sum = 0, factor = 1, mean = 0;
-    if (j.rstd) {
+    if (j.rstd.p) {
         for (int c = lane; c < j.dim; c += 32) {
             const float v = BACKWARD ? turned(j, x, angle, c) : __bfloat162float(x[c]);
             sum += v * (BACKWARD ? __bfloat162float(saved[c]) : v);
         }
         sum = warp_sum(sum);
-        factor = BACKWARD ? j.rstd[t * j.ld_rstd + h] : 1 / sqrtf(sum / (float)j.dim + j.eps);
+        factor = BACKWARD ? j.rstd.at(t)[h] : 1 / sqrtf(sum / (float)j.dim + j.eps);
         if (BACKWARD) mean = sum * factor / (float)j.dim * factor;
-        if (!BACKWARD && lane == 0) j.rstd[t * j.ld_rstd + h] = factor;
+        if (!BACKWARD && lane == 0) j.rstd.at(t)[h] = factor;
     }
     for (int base = first % 32 - 32; base < j.dim; base += 32) {
         const int c = base + lane;
         const bool valid = c >= 0 && c < j.dim;
         float v = valid ? turned(j, x, angle, c) : 0;
-        if (BACKWARD && j.rstd && valid) v -= __bfloat162float(saved[c]) * mean;
+        if (BACKWARD && j.rstd.p && valid) v -= __bfloat162float(saved[c]) * mean;
         __syncwarp();
         if (valid) y[c] = __float2bfloat16_rn(factor * v);
     }
@@ -169,7 +155,7 @@ template <bool BACKWARD> static void launch(const struct tail_job &j, bool align
 {
     const bool eights = aligned && j.dim % 8 == 0 && j.rope % 8 == 0 && j.dim <= 1024;
     const unsigned grid = grid_x(ceil_div(j.n_heads, WARPS));
-    if (eights && !j.rstd && j.x == j.y) {
+    if (eights && !j.rstd.p && j.x.p == j.y.p) {
         rotate_in_place<<<grid_x(ceil_div(j.n_heads * (j.rope / 8), BLOCK)), BLOCK, 0, cuda.stream>>>(j);
     } else if (!eights) {
         tail_rope_any<BACKWARD><<<grid, BLOCK, 0, cuda.stream>>>(j);
@@ -187,17 +173,11 @@ static struct tail_job job_of(struct tensor y, struct tensor x, struct tensor rs
                               struct tensor table, const struct tail_rope *r)
 {
     struct tail_job j = {};
-    j.y = bf16_ptr(y);
-    j.x = bf16_ptr(x);
-    j.rstd = f32_ptr(rstd);
-    j.ld_y = y.ld;
-    j.ld_x = x.ld;
-    j.ld_rstd = rstd.ld;
+    j.y = rows_of(y);
+    j.x = rows_of(x);
+    j.rstd = rows_of<float>(rstd);
     j.n_heads = y.shape[0] * r->n_head;
-    j.pos = i32_ptr(pos);
-    j.table = f32_ptr(table);
-    j.ld_table = table.ld;
-    j.n_pos = table.shape[0];
+    j.angles = angles_of(pos, table);
     j.n_head = (int)r->n_head;
     j.dim = (int)r->head_dim;
     j.rope = (int)table.shape[1];
@@ -220,7 +200,6 @@ extern "C" void cuda_tail_rope_bwd(struct device *dev, struct tensor dx, struct 
     if (dev->dry_run || dx.shape[0] == 0) return;
     struct tail_job j = job_of(dx, dy, rstd, pos, table, r);
     j.direction = -j.direction;
-    j.saved = bf16_ptr(x);
-    j.ld_saved = x.ld;
+    j.saved = rows_of(x);
     launch<true>(j, rows_aligned(dx) && rows_aligned(dy) && rows_aligned(table) && (!rstd.ndim || rows_aligned(x)));
 }

@@ -12,15 +12,13 @@
 enum { BLOCK = 256, PIECES = 8 };
 
 struct gate_job {
-    bf16 *x; /* backward: dx */
-    int64_t ldx, ld_gate, ld_logits, n_tok;
+    row_view<> x; /* backward: dx */
+    int64_t n_tok;
     struct source s;
-    float *logits, *gate; /* backward: gate is dgate */
+    row_view<float> logits, gate; /* backward: gate is dgate */
     int32_t *idx;
     float scale;
 };
-
-static __device__ inline float sigmoid(float x) { return 1 / (1 + expf(-x)); }
 
 /* Pieces of x from column `first` on; zeros beyond the row. STREAM: L2 evicts them first. */
 template <bool STREAM>
@@ -58,14 +56,14 @@ template <typename FORMAT> static __global__ void __launch_bounds__(BLOCK) gate_
     const int lane = (int)threadIdx.x % 32;
     float sum = 0;
     if (t >= job.n_tok) return;
-    each_eight<FORMAT, true>(job.x + t * job.ldx, job.s, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
+    each_eight<FORMAT, true>(job.x.at(t), job.s, lane, [&](const float(&v)[8], const float(&w)[8], int64_t) {
 #pragma unroll
         for (int i = 0; i < 8; i++) sum += v[i] * w[i];
     });
     sum = warp_sum(sum);
     if (lane) return;
-    job.logits[t * job.ld_logits] = sum;
-    job.gate[t * job.ld_gate] = sigmoid(sum) * job.scale;
+    *job.logits.at(t) = sum;
+    *job.gate.at(t) = sigmoid(sum) * job.scale;
     job.idx[t] = 0;
 }
 
@@ -73,9 +71,9 @@ template <typename FORMAT> static __global__ void __launch_bounds__(BLOCK) gate_
 {
     const int64_t t = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
     if (t >= job.n_tok) return;
-    const float s = sigmoid(job.logits[t * job.ld_logits]);
-    const float dl = job.scale * job.gate[t * job.ld_gate] * s * (1 - s);
-    bf16 *dx = job.x + t * job.ldx;
+    const float s = sigmoid(*job.logits.at(t));
+    const float dl = job.scale * *job.gate.at(t) * s * (1 - s);
+    bf16 *dx = job.x.at(t);
     each_eight<FORMAT, false>(dx, job.s, (int)threadIdx.x % 32, [&](float(&v)[8], const float(&w)[8], int64_t col) {
 #pragma unroll
         for (int i = 0; i < 8; i++) v[i] += dl * w[i];
@@ -87,14 +85,10 @@ static struct gate_job job_of(struct tensor x, struct tensor gate, struct tensor
                               const struct router *router)
 {
     struct gate_job job = {};
-    MT_REQUIRE(weight_loads8(w) && rows_aligned(x), "a gate of %lld columns in %s", (long long)w->n_in,
-               weight_format_name(w->format));
-    job.x = bf16_ptr(x);
-    job.ldx = x.ld;
-    job.gate = f32_ptr(gate);
-    job.ld_gate = gate.ld;
-    job.logits = f32_ptr(logits);
-    job.ld_logits = logits.ld;
+    MT_REQUIRE(weight_loads8(w), "a gate of %lld columns in %s", (long long)w->n_in, weight_format_name(w->format));
+    job.x = aligned_rows(x, "a gate");
+    job.gate = rows_of<float>(gate);
+    job.logits = rows_of<float>(logits);
     job.n_tok = x.shape[0];
     job.s = source_of(w);
     job.scale = router->scale;

@@ -13,6 +13,7 @@
 
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 
 enum { ATTN_THREADS = 128, NO_WINDOW = 1 << 29 };
 #define LOG2_E 1.44269504f
@@ -81,20 +82,6 @@ __device__ static inline float exp2_fast(float x)
 
 /* ---- which rows ---- */
 
-/* The last sequence that begins at a row before `row` or at it; an empty one that begins there too comes before it. */
-__device__ static inline int sequence_of(const struct attn_args &a, int row)
-{
-    int low = 0, high = a.n_seq - 1;
-    while (low < high) {
-        const int middle = low + (high - low + 1) / 2;
-        if (a.cu[middle] <= row)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
-
 /* Slot `slot` of the grid. Sequence s has cu[s+1] / size - cu[s] / size + 1 slots, which is at least its number of
  * blocks of `size` rows. So the grid has T / size + S slots for any lengths. */
 struct seq_block {
@@ -103,19 +90,13 @@ struct seq_block {
 };
 __device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
 {
-    int low = 0, high = a.n_seq - 1; /* the last sequence that begins at this slot or before */
-    while (low < high) {
-        const int middle = low + (high - low + 1) / 2;
-        if (a.cu[middle] / size + middle <= slot)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    const int first = a.cu[low], len = a.cu[low + 1] - first;
+    /* the last sequence that begins at this slot or before */
+    const int s = last_index(a.n_seq, [&](int i) { return a.cu[i] / size + i <= slot; });
+    const int first = a.cu[s], len = a.cu[s + 1] - first;
     struct seq_block b;
     b.first = first;
     b.len = len;
-    b.block = slot - first / size - low;
+    b.block = slot - first / size - s;
     b.n_block = (len + size - 1) / size;
     return b;
 }

@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-#include "kernels/cuda/core/cuda.h"
+#include "kernels/cuda/parts/rows.cuh"
 
 /* n / divisor for 0 <= n < 2^31, by a multiplication. factor * divisor is above 2^shift by at most divisor, which is at
  * most 2^(shift - 31). So n * factor / 2^shift is above n / divisor by less than 1 / divisor. */
@@ -139,20 +139,13 @@ void cuda_grouped_thin(const struct grouped *g);
  * dpre = 2 max(0, pre) gate dact, dgate = <h, dact>, act = h. glu.cu */
 struct relu2_rows {
     int64_t n_row, width;
-    const bf16 *pre;
-    int64_t ld_pre; /* distance of rows */
-    const bf16 *dact;
-    int64_t ld_dact;
-    bf16 *dpre; /* may be pre */
-    int64_t ld_dpre;
-    const float *gate; /* of row m: gate[row_slot[m]], or without row_slot gate[m * ld_gate]; NULL: 1 */
+    row_view<> pre, dact, dpre; /* dpre may be pre */
+    row_view<float> gate;       /* of row m: row row_slot[m], or without row_slot row m; absent: 1 */
     const int32_t *row_slot;
-    int64_t ld_gate;
-    float *dgate; /* of row m: dgate[m * ld_dgate]; or NULL */
-    int64_t ld_dgate;
-    bf16 *act;            /* [n_row, width], may be dact; or NULL */
-    const float *in_amax; /* as GROUPED_GLU_BWD_QUANT: act is an input, Q(h), and dpre is 0 where |h| > *in_amax; or
-                           * NULL */
+    row_view<float> dgate; /* or absent */
+    bf16 *act;             /* [n_row, width], may be dact; or NULL */
+    const float *in_amax;  /* as GROUPED_GLU_BWD_QUANT: act is an input, Q(h), and dpre is 0 where |h| > *in_amax; or
+                            * NULL */
 };
 void cuda_relu2_bwd(const struct relu2_rows *r);
 

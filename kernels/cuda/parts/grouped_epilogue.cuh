@@ -9,28 +9,10 @@
 
 #include "kernels/cuda/parts/grouped.h"
 
-/* ---- bf16, eight at a time ---- */
+/* ---- bf16 ---- */
 
-__device__ __forceinline__ uint32_t bf16_pack(float low, float high)
-{
-    const __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&p;
-}
 __device__ __forceinline__ float bf16_low(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float bf16_high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-__device__ __forceinline__ void bf16_unpack8(float x[8], uint4 v)
-{
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        x[2 * i] = bf16_low(w[i]);
-        x[2 * i + 1] = bf16_high(w[i]);
-    }
-}
-__device__ __forceinline__ uint4 bf16_pack8(const float x[8])
-{
-    return make_uint4(bf16_pack(x[0], x[1]), bf16_pack(x[2], x[3]), bf16_pack(x[4], x[5]), bf16_pack(x[6], x[7]));
-}
 
 /* In assembly: the compiler splits a plain uint4 store into smaller ones. */
 __device__ __forceinline__ void store16(bf16 *to, uint4 v)
@@ -172,8 +154,8 @@ __device__ __forceinline__ void pre_unpack(float gate[8], float up[8], bool inte
 #pragma unroll
         for (int i = 0; i < 8; i++) gate[i] = bf16_low(w[i]), up[i] = bf16_high(w[i]);
     } else {
-        bf16_unpack8(gate, pre.x);
-        bf16_unpack8(up, pre.y);
+        unpack8(gate, pre.x);
+        unpack8(up, pre.y);
     }
 }
 
@@ -191,7 +173,7 @@ __device__ __forceinline__ void grouped_read_quant8(const struct grouped &g, uin
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (!(fabsf(__bfloat162float(__float2bfloat16_rn(h[i]))) <= most)) gate[i] = up[i] = 0.0f;
-    bf16_unpack8(h, q);
+    unpack8(h, q);
 }
 
 /* Columns 0..3 and SECOND..SECOND+3 from act on; `both`: the latter are in bounds. */

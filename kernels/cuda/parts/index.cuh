@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 
 /* A block scores INDEX_ENTRIES entries for INDEX_TOKENS tokens; heads of INDEX_DIM columns. */
 enum { INDEX_DIM = 128, INDEX_HEADS = 64, INDEX_TOKENS = 16, INDEX_ENTRIES = 256, INDEX_STEPS = INDEX_DIM / 16 };
@@ -29,20 +30,6 @@ static inline unsigned index_grid(const struct index_job *job)
     return grid_x(ceil_div(n_tok, INDEX_TOKENS) * ceil_div(job->most, INDEX_ENTRIES));
 }
 
-/* The sequence of token t. */
-static __device__ inline int index_find(const struct index_job &job, int64_t t)
-{
-    int low = 0, high = job.n_seq - 1; /* the last sequence that begins at t or before */
-    while (low < high) {
-        const int middle = (low + high + 1) / 2;
-        if (job.cu[middle] <= t)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    return low;
-}
-
 /* Calls score(start, first, begin, end) for the tokens begin .. end - 1 of this block, sequence by sequence: those that
  * see more than K entries, and more than `first`, the block's first entry. start: of the sequence. */
 template <typename SCORE> static __device__ inline void index_walk(const struct index_job &job, const SCORE &score)
@@ -51,7 +38,7 @@ template <typename SCORE> static __device__ inline void index_walk(const struct 
               first = (int)(blockIdx.x % n_part) * INDEX_ENTRIES;
     const int64_t stop = job.end - (int64_t)(blockIdx.x / n_part) * INDEX_TOKENS;
     for (int64_t t = max(job.first, stop - INDEX_TOKENS), end; t < stop; t = end) {
-        const int seq = index_find(job, t);
+        const int seq = sequence_at(job.cu, job.n_seq, t);
         const int64_t start = job.cu[seq];
         end = min(stop, (int64_t)job.cu[seq + 1]);
         const int64_t begin = max(t, start + ((int64_t)max(first, job.n_top) + 1) * job.ratio - 1);

@@ -4,7 +4,7 @@
 
 #include <float.h>
 
-#include "kernels/cuda/core/cuda.h"
+#include "kernels/cuda/parts/rows.cuh"
 
 enum { THREADS = 512, WARPS = THREADS / 32, VECTOR = 8, MOVE_THREADS = 128 };
 
@@ -13,10 +13,35 @@ enum { THREADS = 512, WARPS = THREADS / 32, VECTOR = 8, MOVE_THREADS = 128 };
 /* Columns 8g .. 8g+7 of a row of n logits; -inf beyond its end. The row is padded to whole groups. */
 static __device__ __forceinline__ void load_group(float v[VECTOR], const float *row, int g, int n)
 {
-    const float4 a = *(const float4 *)(row + g * VECTOR), b = *(const float4 *)(row + g * VECTOR + 4);
-    const float x[VECTOR] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    float x[VECTOR];
+    load_f32x8(x, row + g * VECTOR);
 #pragma unroll
     for (int j = 0; j < VECTOR; j++) v[j] = g * VECTOR + j < n ? x[j] : -INFINITY;
+}
+
+/* v of the lane whose number differs in the bit `step`. */
+template <typename T> static __device__ __forceinline__ T other_lane(T v, int step)
+{
+    static_assert(sizeof(T) % sizeof(int) == 0, "whole words");
+    int word[sizeof(T) / sizeof(int)];
+    memcpy(word, &v, sizeof(v));
+#pragma unroll
+    for (int i = 0; i < (int)MT_LEN(word); i++) word[i] = __shfl_xor_sync(~0u, word[i], step);
+    memcpy(&v, word, sizeof(v));
+    return v;
+}
+/* Merges v of all threads of the block, in a fixed order; every thread gets the result. All threads call, any number of
+ * times. */
+template <typename T, typename MERGE> static __device__ __forceinline__ T merge_block(T v, const MERGE &merge)
+{
+    __shared__ T part[WARPS];
+    for (int step = 16; step; step /= 2) v = merge(v, other_lane(v, step));
+    __syncthreads(); /* the last call's parts have been read */
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = part[0];
+    for (int i = 1; i < WARPS; i++) v = merge(v, part[i]);
+    return v;
 }
 
 /* dst[dst_rows[i]] = src[src_rows[i]] for i < gridDim.x; NULL rows: row i. */

@@ -92,6 +92,17 @@ template <> struct vec8<float> {
     }
 };
 
+/* Calls launch(x.data) with the type of the values of x: bf16, f16 or f32. */
+template <typename LAUNCH> static inline void with_values(struct tensor x, const LAUNCH &launch)
+{
+    if (x.dtype == DT_BF16)
+        launch((bf16 *)x.data);
+    else if (x.dtype == DT_F16)
+        launch((__half *)x.data);
+    else
+        launch((float *)x.data);
+}
+
 static __device__ __forceinline__ float get_one(const bf16 *p) { return __bfloat162float(*p); }
 static __device__ __forceinline__ float get_one(const __half *p) { return __half2float(*p); }
 static __device__ __forceinline__ float get_one(const float *p) { return *p; }

@@ -382,11 +382,11 @@ template <int A> static __global__ void __launch_bounds__(256) key_norms_kernel(
     const int64_t n = (int64_t)a.n_tok * a.n_kv, share = (n + gridDim.x - 1) / gridDim.x;
     const int64_t begin = blockIdx.x * share, end = MT_MIN(begin + share, n);
     if (begin >= end) return;
-    const int64_t base = attn_norm_at(a, a.cu[sequence_of(a, (int)(begin / a.n_kv))]);
+    const int64_t base = attn_norm_at(a, a.cu[sequence_at(a.cu, a.n_seq, (int)(begin / a.n_kv))]);
     for (int i = threadIdx.x; i < NORM_SLOTS; i += blockDim.x) most[i] = 0;
     __syncthreads();
     for (int64_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        const int kv = (int)(i % a.n_kv), seq = sequence_of(a, (int)(i / a.n_kv)), first = a.cu[seq];
+        const int kv = (int)(i % a.n_kv), seq = sequence_at(a.cu, a.n_seq, (int)(i / a.n_kv)), first = a.cu[seq];
         const bf16 *key = a.qkv + i / a.n_kv * a.ld_qkv + (int64_t)(a.n_head + kv) * A;
         float sum = 0.0f;
         if (!attn_bounded(a, a.cu[seq + 1] - first)) continue;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 #include "kernels/cuda/sm90/sm90.cuh"
 
 /* Vectors stay as they are in qkv: the norms of q and k, the gates and the decay inside a chunk are factors of rows.
@@ -85,15 +86,9 @@ struct delta_chunk {
 /* Slots of sequence s begin at cu[s] / 64 + s: an upper bound of the chunks before it. */
 static __device__ inline struct delta_chunk delta_find_chunk(const struct delta_wgmma_args &p, int slot)
 {
-    int low = 0, high = p.n_seq - 1; /* the last sequence that begins at this slot or before */
-    while (low < high) {
-        const int middle = low + (high - low + 1) / 2;
-        if (p.cu[middle] / DELTA_ROWS + middle <= slot)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    const int first = p.cu[low], len = p.cu[low + 1] - first, index = slot - first / DELTA_ROWS - low;
+    /* the last sequence that begins at this slot or before */
+    const int s = last_index(p.n_seq, [&](int i) { return p.cu[i] / DELTA_ROWS + i <= slot; });
+    const int first = p.cu[s], len = p.cu[s + 1] - first, index = slot - first / DELTA_ROWS - s;
     struct delta_chunk c = {first + index * DELTA_ROWS, min(DELTA_ROWS, len - index * DELTA_ROWS), index,
                             (len + DELTA_ROWS - 1) / DELTA_ROWS};
     return c;
