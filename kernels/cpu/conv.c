@@ -59,7 +59,9 @@ static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy,
     }
 }
 
-void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+/* Forward: out = y, dy is absent. Backward: out = dx. */
+static void each_block(struct device *dev, struct tensor out, struct tensor dy, struct tensor x, struct tensor w,
+                       const struct seqs *seqs)
 {
     if (dev->dry_run) return;
     check_seqs(seqs, x.shape[0]);
@@ -67,21 +69,21 @@ void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, st
     for (int64_t s = 0; s < seqs->n_seq; s++) {
         for (int64_t c = 0; c < x.shape[1]; c += COLS) {
             const struct block b = block_of(seqs, w, s, c, x.shape[1]);
-            block_fwd(&b, y, x);
+            if (dy.ndim)
+                block_bwd(&b, out, dy, x);
+            else
+                block_fwd(&b, out, x);
         }
     }
+}
+
+void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+{
+    each_block(dev, y, (struct tensor){0}, x, w, seqs);
 }
 
 void CPU(conv_silu_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
                         const struct seqs *seqs)
 {
-    if (dev->dry_run) return;
-    check_seqs(seqs, x.shape[0]);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-    for (int64_t s = 0; s < seqs->n_seq; s++) {
-        for (int64_t c = 0; c < x.shape[1]; c += COLS) {
-            const struct block b = block_of(seqs, w, s, c, x.shape[1]);
-            block_bwd(&b, dx, dy, x);
-        }
-    }
+    each_block(dev, dx, dy, x, w, seqs);
 }

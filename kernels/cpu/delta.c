@@ -239,27 +239,6 @@ static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, s
     }
 }
 
-void CPU(delta_fwd)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
-{
-    const int64_t mark = arena_mark(&dev->work), group = shape->n_value / shape->n_key;
-    const int64_t n_real = shape->key_dim * shape->value_dim + chunk_reals(shape);
-    struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
-    if (!dev->dry_run) {
-        check_seqs(seqs, qkv.shape[0]);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
-            for (int64_t n = 0; n < shape->n_value; n += group) {
-                for (int64_t v = n; v < n + group; v++) {
-                    const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v);
-                    head_fwd(&h, o, qkv, ba, real_row(scratch, omp_get_thread_num()));
-                }
-            }
-        }
-    }
-    arena_release(&dev->work, mark);
-}
-
 /* ---- backward ---- */
 
 /* The gradients with respect to X, m, e^G Q, e^(G_C - G) K and W; E becomes that of the state before the chunk.
@@ -396,25 +375,52 @@ static void head_bwd(const struct head *h, struct tensor dqkv, struct tensor dba
     }
 }
 
+/* ---- ops ---- */
+
+/* The op of all heads: forward, or with dout backward. */
+struct delta {
+    struct tensor o, dqkv, dba, dout, qkv, ba, states;
+};
+
+static void each_head(struct device *dev, const struct delta *d, struct tensor a_log, struct tensor dt_bias,
+                      const struct seqs *seqs, const struct delta_shape *shape, struct tensor scratch)
+{
+    const int64_t group = shape->n_value / shape->n_key;
+    check_seqs(seqs, d->qkv.shape[0]);
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
+    for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
+        for (int64_t n = 0; n < shape->n_value; n += group) {
+            for (int64_t v = n; v < n + group; v++) {
+                const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v);
+                real *own = real_row(scratch, omp_get_thread_num());
+                if (d->dout.ndim)
+                    head_bwd(&h, d->dqkv, d->dba, d->dout, d->qkv, d->ba, d->states, own, v > n);
+                else
+                    head_fwd(&h, d->o, d->qkv, d->ba, own);
+            }
+        }
+    }
+}
+
+void CPU(delta_fwd)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), n_real = shape->key_dim * shape->value_dim + chunk_reals(shape);
+    const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
+    const struct delta all = {.o = o, .qkv = qkv, .ba = ba};
+    if (!dev->dry_run) each_head(dev, &all, a_log, dt_bias, seqs, shape, scratch);
+    arena_release(&dev->work, mark);
+}
+
 void CPU(delta_bwd)(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
                     struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                     const struct delta_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), group = shape->n_value / shape->n_key;
-    const int64_t size = shape->key_dim * shape->value_dim, n_real = 2 * size + chunk_reals(shape) + grads_reals(shape);
-    struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
-    struct tensor states = arena_tensor_2d(&dev->work, DT_REAL, qkv.shape[0] / CHUNK * shape->n_value, size);
-    if (!dev->dry_run) {
-        check_seqs(seqs, qkv.shape[0]);
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
-            for (int64_t n = 0; n < shape->n_value; n += group) {
-                for (int64_t v = n; v < n + group; v++) {
-                    const struct head h = head_of(seqs, shape, a_log, dt_bias, seq, v);
-                    head_bwd(&h, dqkv, dba, dout, qkv, ba, states, real_row(scratch, omp_get_thread_num()), v > n);
-                }
-            }
-        }
-    }
+    const int64_t mark = arena_mark(&dev->work), size = shape->key_dim * shape->value_dim;
+    const int64_t n_real = 2 * size + chunk_reals(shape) + grads_reals(shape);
+    const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
+    const struct tensor states = arena_tensor_2d(&dev->work, DT_REAL, qkv.shape[0] / CHUNK * shape->n_value, size);
+    const struct delta all = {.dqkv = dqkv, .dba = dba, .dout = dout, .qkv = qkv, .ba = ba, .states = states};
+    if (!dev->dry_run) each_head(dev, &all, a_log, dt_bias, seqs, shape, scratch);
     arena_release(&dev->work, mark);
 }

@@ -15,39 +15,29 @@ struct pair {
     real gate[CHUNK], up[CHUNK];
 };
 
-/* Gates and ups first .. first+n-1 of a row of `width` pairs, or of ups alone. */
+/* Gates and ups first .. first+n-1 of a row of `width` pairs, or of ups alone: element i of both is `step` i columns
+ * further. */
+struct columns {
+    int64_t gate, up, step;
+};
+static struct columns columns_of(int64_t first, int64_t width, const struct glu *glu)
+{
+    if (!glu_gated(glu)) return (struct columns){first, first, 1};
+    return glu->interleaved ? (struct columns){2 * first, 2 * first + 1, 2} : (struct columns){first, width + first, 1};
+}
+
 static void split(struct pair *p, const real *row, int64_t first, int64_t n, int64_t width, const struct glu *glu)
 {
-    if (!glu_gated(glu)) {
-        memcpy(p->up, row + first, (size_t)n * sizeof(*row));
-    } else if (glu->interleaved) {
-        for (int64_t i = 0; i < n; i++) {
-            p->gate[i] = row[2 * (first + i)];
-            p->up[i] = row[2 * (first + i) + 1];
-        }
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            p->gate[i] = row[first + i];
-            p->up[i] = row[width + first + i];
-        }
-    }
+    const struct columns c = columns_of(first, width, glu);
+    for (int64_t i = 0; i < n; i++) p->up[i] = row[c.up + c.step * i];
+    for (int64_t i = 0; i < n && glu_gated(glu); i++) p->gate[i] = row[c.gate + c.step * i];
 }
 
 static void join(real *row, const struct pair *p, int64_t first, int64_t n, int64_t width, const struct glu *glu)
 {
-    if (!glu_gated(glu)) {
-        memcpy(row + first, p->up, (size_t)n * sizeof(*row));
-    } else if (glu->interleaved) {
-        for (int64_t i = 0; i < n; i++) {
-            row[2 * (first + i)] = p->gate[i];
-            row[2 * (first + i) + 1] = p->up[i];
-        }
-    } else {
-        for (int64_t i = 0; i < n; i++) {
-            row[first + i] = p->gate[i];
-            row[width + first + i] = p->up[i];
-        }
-    }
+    const struct columns c = columns_of(first, width, glu);
+    for (int64_t i = 0; i < n; i++) row[c.up + c.step * i] = p->up[i];
+    for (int64_t i = 0; i < n && glu_gated(glu); i++) row[c.gate + c.step * i] = p->gate[i];
 }
 
 static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }

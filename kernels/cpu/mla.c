@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels/cpu/real.h"
+#include "kernels/cpu/rope.h"
 
 /* A pair of rotated columns in the inputs; in q | k | v it is always columns i and i + G/2. */
 struct pair {
@@ -11,14 +11,6 @@ struct pair {
 static struct pair pair_of(const struct mla_shape *s, int64_t i)
 {
     return s->interleaved ? (struct pair){2 * i, 2 * i + 1} : (struct pair){i, i + s->rope / 2};
-}
-
-static const float *angles(struct tensor pos, struct tensor table, int64_t t)
-{
-    const int64_t p = ((const int32_t *)pos.data)[t];
-    MT_REQUIRE(p >= 0 && p < table.shape[0], "position %lld, but the table has %lld", (long long)p,
-               (long long)table.shape[0]);
-    return (const float *)table.data + p * table.ld;
 }
 
 /* y = x rotated, from the order of the inputs to that of q | k | v. */
@@ -64,7 +56,7 @@ void CPU(mla_qkv_fwd)(struct device *dev, struct tensor qkv, struct tensor q, st
     const int64_t n = s->nope, width = n + s->rope;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < qkv.shape[0]; t++) {
-        const float *angle = angles(pos, table, t);
+        const float *angle = rope_angles(pos, table, t);
         for (int64_t h = 0; h < s->n_head; h++) {
             const real *from_q = real_row(q, t) + h * width, *from_kv = real_row(kv, t) + h * (n + s->value);
             real *to_q = real_row(qkv, t) + h * width, *to_k = to_q + s->n_head * width;
@@ -85,7 +77,7 @@ void CPU(mla_qkv_bwd)(struct device *dev, struct tensor dq, struct tensor dkv, s
     const int64_t n = s->nope, width = n + s->rope;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < dqkv.shape[0]; t++) {
-        const float *angle = angles(pos, table, t);
+        const float *angle = rope_angles(pos, table, t);
         for (int64_t h = 0; h < s->n_head; h++) {
             real *to_q = real_row(dq, t) + h * width, *to_kv = real_row(dkv, t) + h * (n + s->value);
             const real *from_q = real_row(dqkv, t) + h * width, *from_k = from_q + s->n_head * width;

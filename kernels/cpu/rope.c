@@ -5,10 +5,8 @@
 void rope_row(real *row, struct tensor pos, struct tensor table, int64_t t, int64_t n_head, int64_t stride,
               real direction)
 {
-    const int64_t half = table.shape[1] / 2, p = ((const int32_t *)pos.data)[t];
-    MT_REQUIRE(p >= 0 && p < table.shape[0], "position %lld, but the table has %lld", (long long)p,
-               (long long)table.shape[0]);
-    const float *cosine = (const float *)table.data + p * table.ld, *sine = cosine + half;
+    const int64_t half = table.shape[1] / 2;
+    const float *cosine = rope_angles(pos, table, t), *sine = cosine + half;
     for (int64_t h = 0; h < n_head; h++) {
         real *lo = row + h * stride, *hi = lo + half;
 #pragma omp simd

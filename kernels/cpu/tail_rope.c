@@ -1,14 +1,6 @@
 /* tail_rope.c - rotary embedding of the last columns of every head as adjacent pairs, after RMSNorm without a weight.
  */
-#include "kernels/cpu/real.h"
-
-static const float *angles(struct tensor pos, struct tensor table, int64_t t)
-{
-    const int64_t p = ((const int32_t *)pos.data)[t];
-    MT_REQUIRE(p >= 0 && p < table.shape[0], "position %lld, but the table has %lld", (long long)p,
-               (long long)table.shape[0]);
-    return (const float *)table.data + p * table.ld;
-}
+#include "kernels/cpu/rope.h"
 
 /* y = factor * x, its last n columns rotated; direction: 1, or -1 by the negative angle. */
 static void rotate(real *y, const real *x, real factor, int64_t dim, const float *angle, int64_t n, real direction)
@@ -29,7 +21,7 @@ void CPU(tail_rope_fwd)(struct device *dev, struct tensor y, struct tensor rstd,
     if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < y.shape[0]; t++) {
-        const float *angle = angles(pos, table, t);
+        const float *angle = rope_angles(pos, table, t);
         for (int64_t h = 0; h < r->n_head; h++) {
             const real *from = real_row(x, t) + h * r->head_dim;
             real factor = 1, sum = 0;
@@ -59,7 +51,7 @@ void CPU(tail_rope_bwd)(struct device *dev, struct tensor dx, struct tensor dy, 
     if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t t = 0; t < dx.shape[0]; t++) {
-        const float *angle = angles(pos, table, t);
+        const float *angle = rope_angles(pos, table, t);
         for (int64_t h = 0; h < r->n_head; h++) {
             real *to = real_row(dx, t) + h * r->head_dim;
             rotate(to, real_row(dy, t) + h * r->head_dim, 1, r->head_dim, angle, table.shape[1], r->inverse ? 1 : -1);

@@ -32,8 +32,8 @@ void op_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, st
     round_act(dev, dx);
 }
 
-static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, struct tensor ba,
-                       const struct delta_shape *s)
+static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, struct tensor ba, struct tensor a_log,
+                       struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *s)
 {
     const int64_t n_tok = qkv.shape[0];
     MT_REQUIRE(s->n_key > 0 && s->n_value > 0 && s->n_value % s->n_key == 0 && s->key_dim > 0 && s->value_dim > 0,
@@ -42,6 +42,9 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     WANT(qkv, dev->act_dtype, n_tok, 2 * s->n_key * s->key_dim + s->n_value * s->value_dim);
     WANT(o, dev->act_dtype, n_tok, s->n_value * s->value_dim);
     WANT(ba, dev->act_dtype, n_tok, 2 * s->n_value);
+    WANT(a_log, DT_F32, s->n_value);
+    WANT(dt_bias, DT_F32, s->n_value);
+    want_seqs(seqs);
 }
 
 /* Products per token and value head: `inside` of a row of the chunk with key_dim columns, `values` with value_dim
@@ -57,10 +60,7 @@ static void count_delta(struct device *dev, int64_t n_tok, const struct delta_sh
 void op_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                   struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
 {
-    want_delta(dev, qkv, o, ba, shape);
-    WANT(a_log, DT_F32, shape->n_value);
-    WANT(dt_bias, DT_F32, shape->n_value);
-    want_seqs(seqs);
+    want_delta(dev, qkv, o, ba, a_log, dt_bias, seqs, shape);
     count_delta(dev, qkv.shape[0], shape, 3, 2, 3); /* K K^T, Q K^T, W; U, m X; W S, Q S, K^T X */
     MOVES(dev, o, qkv, ba);
     RUN(0, delta_fwd, o, qkv, ba, a_log, dt_bias, seqs, shape);
@@ -71,11 +71,8 @@ void op_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, str
                   struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                   const struct delta_shape *shape)
 {
-    want_delta(dev, qkv, dout, ba, shape);
-    want_delta(dev, dqkv, dout, dba, shape);
-    WANT(a_log, DT_F32, shape->n_value);
-    WANT(dt_bias, DT_F32, shape->n_value);
-    want_seqs(seqs);
+    want_delta(dev, qkv, dout, ba, a_log, dt_bias, seqs, shape);
+    want_delta(dev, dqkv, dout, dba, a_log, dt_bias, seqs, shape);
     /* again K K^T, Q K^T, W; U; W S, K^T X. Then dW, dL W, dm K, dm^T Q, dL K, dL^T K; m^T dO, dm, dU, dL U; E and S by
      * K, dO, X, dX; two for E */
     count_delta(dev, qkv.shape[0], shape, 9, 5, 8);

@@ -7,7 +7,7 @@
 /* ---- hyper-connections ---- */
 
 /* Checks x [T, N*D]; returns D. site: C and post are needed too, which the head of the model lacks. */
-static int64_t want_hyper(struct device *dev, struct tensor x, const struct hyper *h, bool site)
+static int64_t want_hyper(struct device *dev, struct tensor x, struct tensor m, const struct hyper *h, bool site)
 {
     const int64_t n = h->n_stream, n_col = x.shape[1], n_value = (2 + n) * n;
     MT_REQUIRE(n >= 1 && n <= MT_MAX_STREAMS && n_col > 0 && n_col % n == 0,
@@ -16,6 +16,7 @@ static int64_t want_hyper(struct device *dev, struct tensor x, const struct hype
     MT_REQUIRE(head || (h->n_iter >= 1 && h->n_iter <= MT_MAX_SINKHORN), "%d rounds of normalisation (1 to %d)",
                h->n_iter, MT_MAX_SINKHORN);
     WANT(x, dev->act_dtype, x.shape[0], n_col);
+    WANT(m, dev->stat_dtype, x.shape[0], hyper_values(h));
     WANT(h->fn, DT_F32, head ? n : n_value, n_col);
     WANT(h->base, DT_F32, head ? n : n_value);
     WANT(h->scale, DT_F32, head ? 1 : 3);
@@ -25,9 +26,8 @@ static int64_t want_hyper(struct device *dev, struct tensor x, const struct hype
 void op_hyper_pre_fwd(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd, struct tensor x,
                       const struct hyper *h)
 {
-    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, h, false);
+    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, m, h, false);
     WANT(y, dev->act_dtype, n_tok, dim);
-    WANT(m, dev->stat_dtype, n_tok, hyper_values(h));
     WANT(rstd, dev->stat_dtype, n_tok);
     dev->op.flops += 2 * (double)tensor_count(x) * (double)hyper_values(h);
     MOVES(dev, y, m, rstd, x, h->fn);
@@ -38,10 +38,9 @@ void op_hyper_pre_fwd(struct device *dev, struct tensor y, struct tensor m, stru
 void op_hyper_post_fwd(struct device *dev, struct tensor out, struct tensor x, struct tensor f, struct tensor m,
                        const struct hyper *h)
 {
-    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, h, true);
+    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, m, h, true);
     WANT(out, dev->act_dtype, n_tok, x.shape[1]);
     WANT(f, dev->act_dtype, n_tok, dim);
-    WANT(m, dev->stat_dtype, n_tok, hyper_values(h));
     MOVES(dev, out, x, f, m);
     RUN(0, hyper_post_fwd, out, x, f, m, h);
     round_act(dev, out);
@@ -50,13 +49,12 @@ void op_hyper_post_fwd(struct device *dev, struct tensor out, struct tensor x, s
 void op_hyper_post_bwd(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm, struct tensor dout,
                        struct tensor x, struct tensor f, struct tensor m, const struct hyper *h)
 {
-    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, h, true);
+    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, m, h, true);
     WANT(df, dev->act_dtype, n_tok, dim);
     WANT(dx, dev->act_dtype, n_tok, x.shape[1]);
     WANT(dm, dev->stat_dtype, n_tok, hyper_values(h));
     WANT(dout, dev->act_dtype, n_tok, x.shape[1]);
     WANT(f, dev->act_dtype, n_tok, dim);
-    WANT(m, dev->stat_dtype, n_tok, hyper_values(h));
     MOVES(dev, df, dx, dm, dout, x, f, m);
     RUN(0, hyper_post_bwd, df, dx, dm, dout, x, f, m, h);
     round_act(dev, df);
@@ -66,11 +64,10 @@ void op_hyper_post_bwd(struct device *dev, struct tensor df, struct tensor dx, s
 void op_hyper_pre_bwd(struct device *dev, struct tensor dx, struct tensor dm, struct tensor dy, struct tensor x,
                       struct tensor m, struct tensor rstd, const struct hyper *h)
 {
-    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, h, false);
+    const int64_t n_tok = x.shape[0], dim = want_hyper(dev, x, m, h, false);
     WANT(dx, dev->act_dtype, n_tok, x.shape[1]);
     WANT_OPT(dm, dev->stat_dtype, n_tok, hyper_values(h));
     WANT(dy, dev->act_dtype, n_tok, dim);
-    WANT(m, dev->stat_dtype, n_tok, hyper_values(h));
     WANT(rstd, dev->stat_dtype, n_tok);
     dev->op.flops += 2 * (double)tensor_count(x) * (double)hyper_values(h);
     MOVES(dev, dx, dx, dm, dy, x, m, rstd, h->fn);

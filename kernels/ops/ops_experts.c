@@ -99,9 +99,10 @@ void op_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, co
 }
 
 /* An adapter on every expert, and its saved product xa. */
-static void want_expert_lora(struct device *dev, const struct lora *l, struct tensor xa, int64_t n_row,
-                             const struct weight *w)
+static void want_expert_lora(struct device *dev, const struct proj *p, struct tensor xa, int64_t n_row)
 {
+    const struct lora *l = &p->lora;
+    const struct weight *w = &p->w;
     if (!l->r) return;
     MT_REQUIRE(l->n_seg == 1 && l->dropout <= 0, "expert adapter: %d segments, dropout %g", l->n_seg,
                (double)l->dropout);
@@ -116,6 +117,18 @@ static void want_fp8(const struct proj *p)
     WANT(p->fp8.step, DT_F32, p->w.n_exp);
     MT_REQUIRE(!p->quant.format.bits && !p->in.format.bits && (!p->fp8.pair || format_of(&p->w) == &format_bf16),
                "FP8 products of %s, or of fake-quantised experts", weight_format_name(p->w.format));
+}
+
+/* What a product with the experts reads beside its rows and writes beside its result. */
+static void want_experts(struct device *dev, const struct proj *p, struct tensor xa, int64_t n_row, int64_t n_out,
+                         int64_t n_in)
+{
+    want_weight(__func__, &p->w, p->w.n_exp, n_out, n_in);
+    WANT_OPT(p->bias, DT_F32, p->w.n_exp, n_out);
+    want_expert_lora(dev, p, xa, n_row);
+    want_grad(dev, p);
+    want_quant(dev, p);
+    want_fp8(p);
 }
 
 /* A quantised input of rows of n_in. */
@@ -134,15 +147,11 @@ void op_moe_up_fwd(struct device *dev, struct tensor act, struct tensor pre, str
     const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     int64_t n_tok = x.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
-    want_weight(__func__, w, w->n_exp, glu_cols(glu, act.shape[1]), x.shape[1]);
+    want_experts(dev, up, xa, n_row, glu_cols(glu, act.shape[1]), x.shape[1]);
     WANT(act, dev->act_dtype, n_row, act.shape[1]);
     WANT(pre, dev->act_dtype, n_row, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
-    WANT_OPT(up->bias, DT_F32, w->n_exp, w->n_out);
-    want_expert_lora(dev, lora, xa, n_row, w);
     count_gemm(dev, n_row, w->n_out, w->n_in); /* x W_e^T */
-    want_quant(dev, up);
-    want_fp8(up);
     count_lora(dev, n_row, lora, w->n_in, lora->merged ? 0 : w->n_out);
     MOVES(dev, act, pre, xa, x, r->row_slot);
     moves_matrix(dev, up, n_row);
@@ -172,14 +181,10 @@ void op_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, stru
     const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
     int64_t n_tok = r->idx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
-    want_weight(__func__, w, w->n_exp, w->n_out, act.shape[1]);
+    want_experts(dev, down, ha, n_row, w->n_out, act.shape[1]);
     WANT_OPT(y, dev->act_dtype, n_row, w->n_out);
     WANT(act, dev->act_dtype, n_row, w->n_in);
-    WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
-    want_expert_lora(dev, lora, ha, n_row, w);
     if (y.ndim) count_gemm(dev, n_row, w->n_out, w->n_in); /* act W_e^T */
-    want_quant(dev, down);
-    want_fp8(down);
     count_lora(dev, n_row, lora, w->n_in, y.ndim && !lora->merged ? w->n_out : 0);
     MOVES(dev, y, ha, act);
     if (y.ndim) moves_matrix(dev, down, n_row);
@@ -221,18 +226,13 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
-    want_weight(__func__, w, w->n_exp, dout.shape[1], act.shape[1]);
+    want_experts(dev, down, ha, n_row, dout.shape[1], act.shape[1]);
     WANT(dpre, dev->act_dtype, n_row, glu_cols(glu, w->n_in));
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(dgate, dev->stat_dtype, n_tok, n_top);
     WANT(act, dev->act_dtype, n_row, w->n_in);
     WANT(dout, dev->act_dtype, n_tok, w->n_out);
     WANT(pre, dev->act_dtype, n_row, glu_cols(glu, w->n_in));
-    WANT_OPT(down->bias, DT_F32, w->n_exp, w->n_out);
-    want_expert_lora(dev, lora, ha, n_row, w);
-    want_grad(dev, down);
-    want_quant(dev, down);
-    want_fp8(down);
     want_input(&down->in, w->n_in);
     count_gemm(dev, n_row, w->n_out, w->n_in);                              /* dout W_e */
     count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);     /* dout B; (dout B) A */
@@ -251,14 +251,10 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
     int64_t n_tok = dx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
-    want_weight(__func__, w, w->n_exp, dpre.shape[1], dx.shape[1]);
+    want_experts(dev, up, xa, n_row, dpre.shape[1], dx.shape[1]);
     WANT(dx, dev->act_dtype, n_tok, w->n_in);
     WANT(dpre, dev->act_dtype, n_row, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
-    want_expert_lora(dev, lora, xa, n_row, w);
-    want_grad(dev, up);
-    want_quant(dev, up);
-    want_fp8(up);
     count_gemm(dev, n_row, w->n_out, w->n_in);                            /* dpre W_e */
     count_lora(dev, n_row, lora, lora->merged ? 0 : w->n_in, w->n_out);   /* dpre B; (dpre B) A */
     if (up->grad.a.ndim) count_lora(dev, n_row, lora, w->n_in, w->n_out); /* dpre^T xa; (dpre B)^T x */

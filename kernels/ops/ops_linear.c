@@ -34,14 +34,19 @@ void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, s
     round_act(dev, y);
 }
 
+static void want_norm(struct device *dev, struct tensor x, struct tensor y, struct tensor rstd, struct tensor w)
+{
+    const int64_t n_tok = x.shape[0], dim = w.shape[0];
+    WANT(x, dev->act_dtype, n_tok, dim);
+    WANT(y, dev->act_dtype, n_tok, dim);
+    WANT(rstd, dev->stat_dtype, n_tok);
+    WANT(w, DT_F32, dim);
+}
+
 void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor w,
                     const struct norm *norm)
 {
-    int64_t n_tok = x.shape[0], dim = w.shape[0];
-    WANT(y, dev->act_dtype, n_tok, dim);
-    WANT(rstd, dev->stat_dtype, n_tok);
-    WANT(x, dev->act_dtype, n_tok, dim);
-    WANT(w, DT_F32, dim);
+    want_norm(dev, x, y, rstd, w);
     MOVES(dev, y, rstd, x, w);
     RUN(0, rmsnorm_fwd, y, rstd, x, w, norm);
     round_act(dev, y);
@@ -50,12 +55,8 @@ void op_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, str
 void op_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor rstd,
                     struct tensor w)
 {
-    int64_t n_tok = x.shape[0], dim = w.shape[0];
-    WANT(dx, dev->act_dtype, n_tok, dim);
-    WANT(dy, dev->act_dtype, n_tok, dim);
-    WANT(x, dev->act_dtype, n_tok, dim);
-    WANT(rstd, dev->stat_dtype, n_tok);
-    WANT(w, DT_F32, dim);
+    want_norm(dev, x, dx, rstd, w);
+    want_norm(dev, x, dy, rstd, w);
     MOVES(dev, dx, dx, dy, x, rstd, w);
     RUN(0, rmsnorm_bwd, dx, dy, x, rstd, w);
     round_act(dev, dx);

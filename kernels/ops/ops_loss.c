@@ -1,10 +1,11 @@
 /* ops_loss.c - the wrappers op_* of the head: losses, distributions, their sums over a step. */
 #include "kernels/ops/ops_check.h"
 
-void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
-                  const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+/* What both loss heads write and read. */
+static void want_head(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                      const struct weight *w, struct tensor rows, struct tensor ids, int64_t chunk)
 {
-    int64_t n_label = rows.shape[0], n_tok = x.shape[0];
+    const int64_t n_label = rows.shape[0], n_tok = x.shape[0];
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
     WANT(nll, dev->stat_dtype, n_label);
     WANT(hit, DT_I32, n_label);
@@ -13,6 +14,13 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
     WANT(rows, DT_I32, n_label);
     WANT(ids, DT_I32, n_label);
     MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
+}
+
+void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
+                  const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+{
+    const int64_t n_label = rows.shape[0];
+    want_head(dev, nll, hit, dx, x, w, rows, ids, chunk);
     count_dense(dev, n_label, w->n_out, w->n_in);              /* x W^T */
     if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* dlogits W */
     MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
@@ -38,17 +46,10 @@ void op_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struc
                   struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
                   const struct teacher *teacher, float scale, int64_t chunk)
 {
-    int64_t n_label = rows.shape[0], n_tok = x.shape[0];
-    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
-    WANT(nll, dev->stat_dtype, n_label);
+    const int64_t n_label = rows.shape[0];
+    want_head(dev, nll, hit, dx, x, w, rows, ids, chunk);
     WANT(kl, dev->stat_dtype, n_label);
-    WANT(hit, DT_I32, n_label);
-    WANT_OPT(dx, dev->act_dtype, n_tok, w->n_in);
-    WANT(x, dev->act_dtype, n_tok, w->n_in);
-    WANT(rows, DT_I32, n_label);
-    WANT(ids, DT_I32, n_label);
     want_teacher(dev, teacher, n_label, w->n_in);
-    MT_REQUIRE(chunk > 0, "a chunk of %lld rows", (long long)chunk);
     count_dense(dev, n_label, w->n_out, w->n_in);                           /* x W^T */
     if (teacher->hidden.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* hidden W^T */
     if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in);              /* dlogits W */
