@@ -126,7 +126,6 @@ static void want_experts(struct device *dev, const struct proj *p, struct tensor
     want_weight(__func__, &p->w, p->w.n_exp, n_out, n_in);
     WANT_OPT(p->bias, DT_F32, p->w.n_exp, n_out);
     want_expert_lora(dev, p, xa, n_row);
-    want_grad(dev, p);
     want_quant(dev, p);
     want_fp8(p);
 }
@@ -227,6 +226,7 @@ void op_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate
     const struct lora *lora = &down->lora;
     int64_t n_tok = dout.shape[0], n_top = want_route(dev, r, n_tok, w->n_exp), n_row = n_tok * n_top;
     want_experts(dev, down, ha, n_row, dout.shape[1], act.shape[1]);
+    want_grad(dev, down);
     WANT(dpre, dev->act_dtype, n_row, glu_cols(glu, w->n_in));
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(dgate, dev->stat_dtype, n_tok, n_top);
@@ -252,6 +252,7 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     const struct lora *lora = &up->lora;
     int64_t n_tok = dx.shape[0], n_row = n_tok * want_route(dev, r, n_tok, w->n_exp);
     want_experts(dev, up, xa, n_row, dpre.shape[1], dx.shape[1]);
+    want_grad(dev, up);
     WANT(dx, dev->act_dtype, n_tok, w->n_in);
     WANT(dpre, dev->act_dtype, n_row, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);
