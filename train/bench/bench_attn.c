@@ -1,21 +1,32 @@
 /* bench_attn.c - `moetrain bench attn`: attention forward and backward on random bf16 values, for heads of published
- * models. The rates of all widths come from one run, so that they can be compared. */
+ * models and for the kinds of layers of DeepSeek-V4, whose heads share one key. The rates of all widths come from one
+ * run, so that they can be compared. */
 #include "train/bench/bench_attn.h"
 
 #include <math.h>
 #include <stdio.h>
 
-#include "data/json/json.h"
-#include "train/bench/bench_attn_shared.h"
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
 
+/* shared: of all heads one key, which is the value too, and beside a window entries for `ratio` tokens each (0: none);
+ * a token sees `top` of them (0: all). */
 static const struct heads {
     const char *name;
     int64_t n_head, n_kv, head_dim, value_dim;
+    bool shared;
+    int64_t window, ratio, top; /* of `shared`; others have the window of the options */
 } models[] = {
-    {"gpt-oss-20b", 64, 8, 64, 64},       {"qwen3-30b-a3b", 32, 4, 128, 128},  {"glm-4.5-air", 96, 8, 128, 128},
-    {"qwen3.5-35b-a3b", 16, 2, 256, 256}, {"glm-4.7-flash", 20, 20, 256, 256}, {"deepseek-v3", 128, 128, 192, 128},
+    {"gpt-oss-20b", 64, 8, 64, 64, .shared = false},
+    {"qwen3-30b-a3b", 32, 4, 128, 128, .shared = false},
+    {"glm-4.5-air", 96, 8, 128, 128, .shared = false},
+    {"qwen3.5-35b-a3b", 16, 2, 256, 256, .shared = false},
+    {"glm-4.7-flash", 20, 20, 256, 256, .shared = false},
+    {"deepseek-v3", 128, 128, 192, 128, .shared = false},
+    {"v4 window", 64, 1, 512, 512, true, .window = 128},
+    {"v4 1 in 128", 64, 1, 512, 512, true, .window = 128, .ratio = 128},
+    {"v4 1 in 4", 64, 1, 512, 512, true, .window = 128, .ratio = 4},
+    {"v4 1 in 4, 512", 64, 1, 512, 512, true, .window = 128, .ratio = 4, .top = 512},
 };
 enum { AT_128 = 1 }; /* the row that the others are compared with */
 
@@ -26,54 +37,115 @@ struct bench {
     struct json_out out;
 };
 struct layer {
-    struct attn_shape shape;
+    const struct heads *heads;
+    bool backward; /* the pass that runs */
+    float scale;
+    int64_t window;
     struct seqs seqs;
-    struct tensor qkv, o, lse, dout, dqkv; /* [T, (H+K)*A+K*B], [T, H*B] bf16; [T, H] f32; o; qkv */
+    /* q: [T, (H+K)*A+K*B] act, with keys and values; of `shared` [T, H*A]. o, dout [T, H*B] act; dq as q; lse [T, H]
+     * stat. Of `shared`: kv, dkv [T, A], entry, dentry [N, A] act, idx [T, top] i32. */
+    struct tensor q, o, dout, dq, lse, kv, dkv, entry, dentry, idx;
 };
+
+static struct tensor push_act(struct device *dev, int64_t rows, int64_t cols)
+{
+    return arena_tensor_2d(&dev->state, dev->act_dtype, rows, cols);
+}
+
+static struct seqs push_seqs(struct device *dev, int64_t n, int64_t len)
+{
+    const int64_t n_seq = (n + len - 1) / len;
+    struct seqs s = {.cu = arena_tensor_1d(&dev->state, DT_I32, n_seq + 1), .n_seq = n_seq, .max_len = len};
+    int32_t *cu = mem_array(n_seq + 1, sizeof(*cu));
+    for (int64_t i = 0; i <= n_seq; i++) cu[i] = (int32_t)MT_MIN(i * len, n);
+    for (int64_t i = 0; i < n_seq; i++) {
+        const double own = cu[i + 1] - cu[i];
+        s.pairs += own * (own + 1) / 2;
+    }
+    if (!dev->dry_run) dev->ops->upload(s.cu.data, cu, tensor_bytes(s.cu));
+    mem_free(cu);
+    return s;
+}
+
+/* Evenly spread entries of every token in sequences of len, all if it sees at most `top`. */
+static void fill_idx(struct device *dev, struct tensor idx, int64_t len, int64_t ratio)
+{
+    const int64_t top = idx.shape[1];
+    int32_t *list = mem_array(tensor_count(idx), sizeof(*list));
+    for (int64_t t = 0; t < idx.shape[0]; t++) {
+        const int64_t n = (t % len + 1) / ratio, kept = MT_MIN(n, top);
+        for (int64_t p = 0; p < top; p++) list[t * top + p] = p < kept ? (int32_t)(p * n / kept) : -1;
+    }
+    dev->ops->upload(idx.data, list, tensor_bytes(idx));
+    mem_free(list);
+}
+
+static void push_shared(struct layer *l, struct device *dev, int64_t n)
+{
+    const struct heads *h = l->heads;
+    struct tensor *of_entries[] = {&l->entry, &l->dentry};
+    l->kv = push_act(dev, n, h->head_dim);
+    l->dkv = push_act(dev, n, h->head_dim);
+    for (int i = 0; h->ratio && i < MT_LEN(of_entries); i++)
+        *of_entries[i] = push_act(dev, MT_MAX(1, n / h->ratio), h->head_dim);
+    if (h->top) l->idx = arena_tensor_2d(&dev->state, DT_I32, n, h->top);
+    if (h->top && !dev->dry_run) fill_idx(dev, l->idx, l->seqs.max_len, h->ratio);
+}
 
 static struct layer push_layer(struct device *dev, const struct bench_attn_options *o, const struct heads *h)
 {
-    const int64_t n = o->tokens, width = (h->n_head + h->n_kv) * h->head_dim + h->n_kv * h->value_dim;
-    const int64_t n_seq = (n + o->seq - 1) / o->seq, out = h->n_head * h->value_dim;
-    struct layer l = {
-        .shape = {h->n_head, h->n_kv, h->head_dim, o->window, 1 / sqrtf((float)h->head_dim), h->value_dim},
-        .seqs = {.cu = arena_tensor_1d(&dev->state, DT_I32, n_seq + 1), .n_seq = n_seq, .max_len = o->seq},
-        .qkv = arena_tensor_2d(&dev->state, dev->act_dtype, n, width),
-        .o = arena_tensor_2d(&dev->state, dev->act_dtype, n, out),
-        .lse = arena_tensor_2d(&dev->state, dev->stat_dtype, n, h->n_head),
-        .dout = arena_tensor_2d(&dev->state, dev->act_dtype, n, out),
-        .dqkv = arena_tensor_2d(&dev->state, dev->act_dtype, n, width)};
-    int32_t *cu = mem_array(n_seq + 1, sizeof(*cu));
-    for (int64_t s = 0; s <= n_seq; s++) cu[s] = (int32_t)MT_MIN(s * o->seq, n);
-    for (int64_t s = 0; s < n_seq; s++) {
-        const double len = cu[s + 1] - cu[s];
-        l.seqs.pairs += len * (len + 1) / 2;
-    }
-    if (!dev->dry_run) dev->ops->upload(l.seqs.cu.data, cu, tensor_bytes(l.seqs.cu));
-    mem_free(cu);
-    bench_uniform(dev, l.qkv, 1, 1);
-    bench_uniform(dev, l.dout, 1, 2);
+    const int64_t n = o->tokens, out = h->n_head * h->value_dim;
+    const int64_t width = h->shared ? out : (h->n_head + h->n_kv) * h->head_dim + h->n_kv * h->value_dim;
+    struct layer l = {.heads = h,
+                      .scale = 1 / sqrtf((float)h->head_dim),
+                      .window = h->shared ? h->window : o->window,
+                      .seqs = push_seqs(dev, n, o->seq),
+                      .q = push_act(dev, n, width),
+                      .o = push_act(dev, n, out),
+                      .dout = push_act(dev, n, out),
+                      .dq = push_act(dev, n, width),
+                      .lse = arena_tensor_2d(&dev->state, dev->stat_dtype, n, h->n_head)};
+    if (h->shared) push_shared(&l, dev, n);
+    const struct tensor inputs[] = {l.q, l.dout, l.kv, l.entry};
+    for (int i = 0; i < MT_LEN(inputs); i++)
+        if (inputs[i].ndim) bench_uniform(dev, inputs[i], 1, (uint64_t)i + 1);
     return l;
 }
 
-static void run_op(struct device *dev, const struct layer *l, bool backward)
+static void run_shared(struct device *dev, const struct layer *l)
 {
+    const struct heads *h = l->heads;
+    const struct shared_attn_shape shape = {h->n_head, h->head_dim, l->window, h->ratio, l->scale};
     const struct tensor no_sinks = {0};
-    if (backward)
-        op_attn_bwd(dev, l->dqkv, l->dout, l->o, l->lse, l->qkv, &l->seqs, &l->shape);
+    if (l->backward)
+        op_shared_attn_bwd(dev, l->dq, l->dkv, l->dentry, l->dout, l->o, l->lse, l->q, l->kv, l->entry, l->idx,
+                           &l->seqs, &shape);
     else
-        op_attn_fwd(dev, l->o, l->lse, l->qkv, no_sinks, &l->seqs, &l->shape);
+        op_shared_attn_fwd(dev, l->o, l->lse, l->q, l->kv, l->entry, l->idx, no_sinks, &l->seqs, &shape);
 }
 
-/* floor_ms: the shortest time of this work. */
-static void put_row(struct bench *b, const struct heads *h, bool backward, double ms, double flops, double floor_ms)
+static void run_op(struct device *dev, const void *arg)
 {
-    const double rate = flops / ms / 1e9, *base = &b->rate_128[backward];
+    const struct layer *l = arg;
+    const struct heads *h = l->heads;
+    const struct attn_shape shape = {h->n_head, h->n_kv, h->head_dim, l->window, l->scale, h->value_dim};
+    const struct tensor no_sinks = {0};
+    if (h->shared)
+        run_shared(dev, l);
+    else if (l->backward)
+        op_attn_bwd(dev, l->dq, l->dout, l->o, l->lse, l->q, &l->seqs, &shape);
+    else
+        op_attn_fwd(dev, l->o, l->lse, l->q, no_sinks, &l->seqs, &shape);
+}
+
+static void put_row(struct bench *b, const struct heads *h, bool backward, const struct bench_time *t)
+{
+    const double rate = t->flops / t->ms / 1e9, *base = &b->rate_128[backward];
     if (h == &models[AT_128]) b->rate_128[backward] = rate;
     if (!b->o.json) {
         printf("%-16s %4lld %4lld %6lld %6lld  %-8s %9.3f %9.4g %8.1f %8.1f", h->name, (long long)h->n_head,
                (long long)h->n_kv, (long long)h->head_dim, (long long)h->value_dim, backward ? "backward" : "forward",
-               ms, rate, 1e14 * rate / roofs_kernel_flops(&b->dev.roofs), 100 * floor_ms / ms);
+               t->ms, rate, 1e14 * rate / roofs_kernel_flops(&b->dev.roofs), 100 * t->floor_ms / t->ms);
         if (*base > 0) printf(" %8.1f", 100 * rate / *base);
         printf("\n");
         fflush(stdout);
@@ -86,10 +158,10 @@ static void put_row(struct bench *b, const struct heads *h, bool backward, doubl
     json_out_i64(&b->out, "head_dim", h->head_dim);
     json_out_i64(&b->out, "value_dim", h->value_dim);
     json_out_str(&b->out, "pass", backward ? "backward" : "forward");
-    json_out_f64(&b->out, "ms", ms);
+    json_out_f64(&b->out, "ms", t->ms);
     json_out_f64(&b->out, "tflops", rate);
     json_out_f64(&b->out, "roof_pct", 1e14 * rate / roofs_kernel_flops(&b->dev.roofs));
-    json_out_f64(&b->out, "floor_pct", 100 * floor_ms / ms);
+    json_out_f64(&b->out, "floor_pct", 100 * t->floor_ms / t->ms);
     json_out_close(&b->out, '}');
 }
 
@@ -97,34 +169,15 @@ static int run_heads(struct bench *b, const struct heads *h, struct err *err)
 {
     struct device plan, *dev = &b->dev;
     device_dry_run(&plan, dev);
-    const struct layer planned = push_layer(&plan, &b->o, h);
-    run_op(&plan, &planned, true);
-    if (bench_reserve(dev, &plan, err)) return err_prefix(err, "heads of %s", h->name);
-    const struct layer l = push_layer(dev, &b->o, h);
+    struct layer l = push_layer(&plan, &b->o, h);
+    l.backward = true;
+    run_op(&plan, &l);
+    if (bench_reserve(dev, &plan, err)) return err_prefix(err, "%s%s", h->shared ? "" : "heads of ", h->name);
+    l = push_layer(dev, &b->o, h);
     for (int backward = 0; backward < 2; backward++) {
-        double before = 0, floor_before = 0;
-        for (int64_t i = -BENCH_WARM_UP; i < b->o.repeats; i++) {
-            const int slot = (int)(2 * MT_MAX(i, 0));
-            before = dev->flops;
-            floor_before = dev->floor_ms;
-            dev->ops->mark(slot);
-            run_op(dev, &l, backward);
-            dev->ops->mark(slot + 1);
-        }
-        put_row(b, h, backward, bench_marked_ms(dev, b->o.repeats), dev->flops - before, dev->floor_ms - floor_before);
-    }
-    return 0;
-}
-
-static int run_shared(struct bench *b, struct err *err)
-{
-    struct bench_shared_row rows[BENCH_SHARED_ROWS];
-    if (bench_attn_shared(&b->dev, b->o.tokens, b->o.seq, b->o.repeats, rows, err)) return -1;
-    for (int i = 0; i < BENCH_SHARED_ROWS; i++) {
-        const struct bench_shared_row *r = &rows[i];
-        const struct heads h = {r->name, r->n_head, 1, r->head_dim, r->head_dim};
-        for (int backward = 0; backward < 2; backward++)
-            put_row(b, &h, backward, r->ms[backward], r->flops[backward], r->floor_ms[backward]);
+        l.backward = backward;
+        const struct bench_time t = bench_time(dev, b->o.repeats, NULL, run_op, &l);
+        put_row(b, h, backward, &t);
     }
     return 0;
 }
@@ -133,9 +186,7 @@ static void print_legend(struct bench *b)
 {
     char roofs[256];
     if (b->o.json) {
-        json_out_open(&b->out, NULL, '{');
-        json_out_str(&b->out, "bench", "attn");
-        json_out_str(&b->out, "device", b->dev.name);
+        bench_json_begin(&b->out, "attn", &b->dev);
         json_out_f64(&b->out, "roof_tflops", roofs_kernel_flops(&b->dev.roofs) / 1e12);
         json_out_i64(&b->out, "tokens", b->o.tokens);
         json_out_i64(&b->out, "seq", b->o.seq);
@@ -167,14 +218,7 @@ int bench_attn_run(const struct bench_attn_options *o, struct err *err)
         choose_sizes(&b.o, b.dev.ops->own_memory);
         print_legend(&b);
         for (int i = 0; i < MT_LEN(models) && !rc; i++) rc = run_heads(&b, &models[i], err);
-        if (!rc) rc = run_shared(&b, err);
     }
-    if (!rc && b.o.json) {
-        json_out_close(&b.out, ']');
-        json_out_close(&b.out, '}');
-        printf("%.*s\n", (int)b.out.size, b.out.text);
-    }
-    json_out_free(&b.out);
-    device_close(&b.dev);
+    bench_end(&b.dev, &b.out, !rc);
     return rc;
 }

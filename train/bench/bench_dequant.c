@@ -13,7 +13,8 @@ struct stack {
     const struct expert_quant *q;
     const char *name;
     struct weight w;
-    struct tensor out; /* [E, out, in], output of op_decode */
+    struct tensor out;  /* [E, out, in], output of op_decode */
+    struct tensor offs; /* of the routing; ndim 0: all experts */
 };
 /* n_tok 0: all experts, without a routing. */
 struct result {
@@ -34,22 +35,17 @@ static struct stack push_stack(struct device *dev, const struct expert_shape *s,
 }
 
 /* Copies one half of the decoded weights over the other to evict the caches: at most 256 MiB. */
-static void sweep(struct device *dev, struct tensor out)
+static void sweep(struct device *dev, const void *arg)
 {
+    const struct tensor out = ((const struct stack *)arg)->out;
     const int64_t half = tensor_bytes(out) / 2, bytes = MT_MIN(half, 256 << 20);
     dev->ops->copy(out.data, (char *)out.data + half, bytes);
 }
 
-static double time_decode(struct bench_experts *b, const struct stack *k, struct tensor offs)
+static void decode(struct device *dev, const void *arg)
 {
-    for (int i = -BENCH_WARM_UP; i < (int)b->n_run; i++) {
-        const int slot = 2 * MT_MAX(i, 0);
-        sweep(&b->dev, k->out);
-        b->dev.ops->mark(slot);
-        op_decode(&b->dev, k->out, &(struct proj){.w = k->w}, offs);
-        b->dev.ops->mark(slot + 1);
-    }
-    return bench_marked_ms(&b->dev, b->n_run);
+    const struct stack *k = arg;
+    op_decode(dev, k->out, &(struct proj){.w = k->w}, k->offs);
 }
 
 /* ---- output ---- */
@@ -67,7 +63,7 @@ static void print_legend(const struct bench_experts *b)
     printf("%s\n"
            "median of %lld after %d, caches swept before each. T tokens choose J of E experts at random: expected are\n"
            "E (1 - (1 - J/E)^T) with tokens; MB decoded are written, MB moved the packed bytes as well\n",
-           profile_roofs(roofs, &b->dev), (long long)b->n_run, BENCH_WARM_UP);
+           profile_roofs(roofs, &b->dev), (long long)b->o.repeats, BENCH_WARM_UP);
 }
 
 static void print_head(const struct stack *k)
@@ -109,23 +105,23 @@ static void put_result(struct bench_experts *b, const struct result *r)
 /* ---- the bench ---- */
 
 /* n_tok 0: all experts. all_ms: time of all experts; 0 when this call measures it. */
-static double run_tokens(struct bench_experts *b, const struct stack *k, int64_t n_tok, double all_ms)
+static double run_tokens(struct bench_experts *b, struct stack *k, int64_t n_tok, double all_ms)
 {
     const double n_exp = (double)k->s->n_exp, miss = 1 - (double)k->s->top_k / n_exp;
     struct result r = {.stack = k, .n_tok = n_tok, .n_active = k->s->n_exp, .expected = n_exp};
-    struct tensor offs = {0};
+    k->offs = (struct tensor){0};
     arena_release(&b->dev.work, 0);
     if (n_tok) {
         struct route route = bench_route(&b->dev, k->s, n_tok, ROUTING_UNIFORM, &r.n_active);
         op_route_sort(&b->dev, &route, k->s->n_exp);
-        offs = route.offs;
+        k->offs = route.offs;
         r.expected = n_exp * (1 - pow(miss, (double)n_tok));
     }
-    r.ms = time_decode(b, k, offs);
+    r.ms = bench_time(&b->dev, b->o.repeats, sweep, decode, k).ms;
     r.all_ms = n_tok ? all_ms : r.ms;
     r.out_bytes = (double)r.n_active / n_exp * (double)tensor_bytes(k->out);
     r.bytes = r.out_bytes + (double)r.n_active / n_exp * (double)weight_bytes(&k->w);
-    if (b->json)
+    if (b->o.json)
         put_result(b, &r);
     else
         print_result(b, &r);
@@ -138,16 +134,16 @@ static int run_stack(struct bench_experts *b, const struct expert_shape *s, cons
     struct device plan;
     device_dry_run(&plan, &b->dev);
     push_stack(&plan, s, q, up);
-    for (int64_t i = 0; i < b->n_tokens; i++) {
+    for (int64_t i = 0; i < b->o.tokens.n; i++) {
         arena_release(&plan.work, 0);
-        struct route route = bench_route(&plan, s, b->tokens[i], ROUTING_UNIFORM, NULL);
+        struct route route = bench_route(&plan, s, b->o.tokens.v[i], ROUTING_UNIFORM, NULL);
         op_route_sort(&plan, &route, s->n_exp);
     }
     if (bench_reserve(&b->dev, &plan, err)) return err_prefix(err, "%s", s->name);
-    const struct stack k = push_stack(&b->dev, s, q, up);
-    if (!b->json) print_head(&k);
+    struct stack k = push_stack(&b->dev, s, q, up);
+    if (!b->o.json) print_head(&k);
     const double all_ms = run_tokens(b, &k, 0, 0);
-    for (int64_t i = 0; i < b->n_tokens; i++) run_tokens(b, &k, b->tokens[i], all_ms);
+    for (int64_t i = 0; i < b->o.tokens.n; i++) run_tokens(b, &k, b->o.tokens.v[i], all_ms);
     return 0;
 }
 
@@ -155,12 +151,11 @@ int bench_dequant(const struct bench_experts_options *o, struct err *err)
 {
     static struct bench_experts b;
     int rc = bench_experts_open(&b, "dequant", o, err);
-    if (!b.n_quant)
-        for (; b.n_quant < 5; b.n_quant++) b.quants[b.n_quant] = bench_quant(b.n_quant); /* all of BENCH_PACKED */
-    if (!rc && !b.json) print_legend(&b);
+    const struct cli_list packed = {5, {0, 1, 2, 3, 4}}, quants = o->quants.n ? o->quants : packed; /* BENCH_PACKED */
+    if (!rc && !b.o.json) print_legend(&b);
     for (int64_t i = 0; !rc && i < b.n_shape; i++)
-        for (int64_t q = 0; !rc && q < 2 * b.n_quant; q++)
-            rc = run_stack(&b, &b.shapes[i], &b.quants[q / 2], q % 2 == 0, err);
-    bench_experts_close(&b, !rc);
+        for (int64_t q = 0; !rc && q < 2 * quants.n; q++)
+            rc = run_stack(&b, &b.shapes[i], bench_quant(quants.v[q / 2]), q % 2 == 0, err);
+    bench_end(&b.dev, &b.rows, !rc);
     return rc;
 }

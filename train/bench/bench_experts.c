@@ -45,7 +45,7 @@ static int find_shape(struct expert_shape *s, const char *name, struct err *err)
 
 static int choose_shapes(struct bench_experts *b, const char *fallback, struct err *err)
 {
-    const char *arch = b->arch ? b->arch : fallback;
+    const char *arch = b->o.arch ? b->o.arch : fallback;
     const bool all = !strcmp(arch, "all");
     b->n_shape = all ? MT_LEN(all_archs) : 1;
     for (int64_t i = 0; i < b->n_shape; i++)
@@ -55,63 +55,36 @@ static int choose_shapes(struct bench_experts *b, const char *fallback, struct e
 
 static int check_ranks(const struct bench_experts *b, struct err *err)
 {
-    for (int64_t i = 0; i < b->n_rank; i++)
-        if (b->ranks[i] % b->dev.ops->rank_multiple)
-            return err_set(err, "--rank %lld: expected a multiple of %lld on this device", (long long)b->ranks[i],
+    for (int64_t i = 0; i < b->o.ranks.n; i++)
+        if (b->o.ranks.v[i] % b->dev.ops->rank_multiple)
+            return err_set(err, "--rank %lld: expected a multiple of %lld on this device", (long long)b->o.ranks.v[i],
                            (long long)b->dev.ops->rank_multiple);
     return 0;
 }
 
-struct expert_quant bench_quant(int64_t i) { return all_quants[i]; }
+const struct expert_quant *bench_quant(int64_t i) { return &all_quants[i]; }
 
 int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
                        struct err *err)
 {
-    *b = (struct bench_experts){.arch = o->arch,
-                                .n_quant = o->quants.n,
-                                .n_rank = o->ranks.n,
-                                .n_tokens = o->tokens.n,
-                                .n_routing = o->routings.n,
-                                .n_thread = o->threads,
-                                .n_run = o->repeats,
-                                .json = o->json,
-                                .rows = {.indent = true}};
-    for (int64_t i = 0; i < b->n_quant; i++) b->quants[i] = bench_quant(o->quants.v[i]);
-    for (int64_t i = 0; i < b->n_routing; i++) b->routings[i] = (enum routing)o->routings.v[i];
-    memcpy(b->ranks, o->ranks.v, sizeof(b->ranks));
-    memcpy(b->tokens, o->tokens.v, sizeof(b->tokens));
+    *b = (struct bench_experts){.o = *o, .rows = {.indent = true}};
     if (device_open(&b->dev, o->device, o->dtype, err)) return -1;
     device_log_choice();
     const bool gpu = b->dev.ops->own_memory, lora = !strcmp(name, "lora");
-    if (b->n_thread) b->dev.n_threads = (int)b->n_thread;
+    if (b->o.threads) b->dev.n_threads = (int)b->o.threads;
     if (choose_shapes(b, gpu ? lora ? "all" : "qwen3.5-35b-a3b" : "gpt-oss-tiny", err) || check_ranks(b, err) ||
         prof_measure_roofs(&b->dev, err))
         return -1;
-    if (!b->n_tokens) {
-        static const int64_t few[] = {64, 256}, many[] = {2048, 16384}, decoded[] = {1, 4, 16, 64, 128, 512};
-        b->n_tokens = lora ? 2 : MT_LEN(decoded);
-        memcpy(b->tokens, lora ? gpu ? many : few : decoded, (size_t)b->n_tokens * sizeof(int64_t));
-    }
-    if (!b->json) return 0;
-    json_out_open(&b->rows, NULL, '{');
-    json_out_str(&b->rows, "bench", name);
-    json_out_str(&b->rows, "device", b->dev.name);
+    static const struct cli_list few = {2, {64, 256}}, many = {2, {2048, 16384}},
+                                 decoded = {6, {1, 4, 16, 64, 128, 512}};
+    if (!b->o.tokens.n) b->o.tokens = !lora ? decoded : gpu ? many : few;
+    if (!b->o.json) return 0;
+    bench_json_begin(&b->rows, name, &b->dev);
     json_out_f64(&b->rows, "roof_tflops", roofs_kernel_flops(&b->dev.roofs) / 1e12);
     json_out_f64(&b->rows, "roof_gbs", b->dev.roofs.bytes / 1e9);
-    json_out_i64(&b->rows, "repeats", b->n_run);
+    json_out_i64(&b->rows, "repeats", b->o.repeats);
     json_out_open(&b->rows, "rows", '[');
     return 0;
-}
-
-void bench_experts_close(struct bench_experts *b, bool print)
-{
-    if (b->json && print) {
-        json_out_close(&b->rows, ']');
-        json_out_close(&b->rows, '}');
-        printf("%.*s\n", (int)b->rows.size, b->rows.text);
-    }
-    json_out_free(&b->rows);
-    device_close(&b->dev);
 }
 
 /* ---- random tensors ---- */

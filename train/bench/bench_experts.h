@@ -3,7 +3,6 @@
 #ifndef MT_BENCH_EXPERTS_H
 #define MT_BENCH_EXPERTS_H
 
-#include "data/json/json.h"
 #include "kernels/ops/ops.h"
 #include "train/bench/bench_kernel.h"
 #include "train/cli/cli.h"
@@ -48,17 +47,10 @@ struct expert_quant {
 enum routing { ROUTING_UNIFORM, ROUTING_ONE, N_ROUTING };
 extern const char *const routing_names[N_ROUTING];
 
-enum { BENCH_VALUES = CLI_VALUES };
 struct bench_experts {
-    const char *arch;
-    struct expert_shape shapes[BENCH_VALUES];
-    struct expert_quant quants[BENCH_VALUES]; /* empty: the bench's default */
-    enum routing routings[BENCH_VALUES];
-    int64_t n_routing;
-    int64_t ranks[BENCH_VALUES], tokens[BENCH_VALUES];
-    int64_t n_shape, n_quant, n_rank, n_tokens, n_thread;
-    int64_t n_run; /* timed runs, at most BENCH_RUNS; the median is reported */
-    bool json;
+    struct bench_experts_options o; /* repeats: timed runs, at most BENCH_RUNS; the median is reported */
+    struct expert_shape shapes[CLI_VALUES];
+    int64_t n_shape;
     struct device dev;
     struct json_out rows; /* with --json: the JSON document being written */
 };
@@ -67,8 +59,7 @@ struct bench_experts {
  * device. name: of the bench, for the JSON document. */
 int bench_experts_open(struct bench_experts *b, const char *name, const struct bench_experts_options *o,
                        struct err *err) MT_CHECK;
-void bench_experts_close(struct bench_experts *b, bool print); /* print: print the JSON document, if there is one */
-struct expert_quant bench_quant(int64_t i);                    /* entry i of BENCH_QUANTS */
+const struct expert_quant *bench_quant(int64_t i); /* entry i of BENCH_QUANTS */
 
 /* Allocates from dev->weights and fills with values of standard deviation 0.02. A dry run fills nothing, here and
  * below. */

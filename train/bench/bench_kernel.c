@@ -1,5 +1,8 @@
-/* bench_kernel.c - what the benchmarks of kernels share: memory of the device, random tensors, times. */
+/* bench_kernel.c - what the benchmarks of kernels share: memory of the device, random tensors, times, and the JSON
+ * document. */
 #include "train/bench/bench_kernel.h"
+
+#include <stdio.h>
 
 int bench_reserve(struct device *dev, const struct device *plan, struct err *err)
 {
@@ -32,10 +35,51 @@ void bench_uniform(struct device *dev, struct tensor x, double amplitude, uint64
     mem_free(host);
 }
 
-double bench_marked_ms(const struct device *dev, int64_t n_run)
+double bench_marked_ms(const struct device *dev, int64_t n_run, int stride, int from, int to)
 {
     double ms[BENCH_RUNS];
     dev->ops->wait();
-    for (int i = 0; i < (int)n_run; i++) ms[i] = dev->ops->mark_ms(2 * i, 2 * i + 1);
+    for (int i = 0; i < (int)n_run; i++) ms[i] = dev->ops->mark_ms(i * stride + from, i * stride + to);
     return prof_middle(ms, n_run);
+}
+
+struct bench_time bench_time(struct device *dev, int64_t n_run, bench_fn *prepare, bench_fn *run, const void *arg)
+{
+    struct bench_time t = {0};
+    for (int i = -BENCH_WARM_UP; i < (int)n_run; i++) {
+        const int slot = 2 * MT_MAX(i, 0);
+        if (prepare) prepare(dev, arg);
+        const double flops = dev->flops, floor_ms = dev->floor_ms;
+        dev->ops->mark(slot);
+        run(dev, arg);
+        dev->ops->mark(slot + 1);
+        t.flops = dev->flops - flops;
+        t.floor_ms = dev->floor_ms - floor_ms;
+    }
+    t.ms = bench_marked_ms(dev, n_run, 2, 0, 1);
+    return t;
+}
+
+void bench_json_begin(struct json_out *o, const char *name, const struct device *dev)
+{
+    json_out_open(o, NULL, '{');
+    json_out_str(o, "bench", name);
+    json_out_str(o, "device", dev->name);
+}
+
+void bench_json_print(struct json_out *o)
+{
+    json_out_close(o, '}');
+    printf("%.*s\n", (int)o->size, o->text);
+    json_out_free(o);
+}
+
+void bench_end(struct device *dev, struct json_out *o, bool print)
+{
+    if (print && o->size) {
+        json_out_close(o, ']');
+        bench_json_print(o);
+    }
+    json_out_free(o);
+    device_close(dev);
 }

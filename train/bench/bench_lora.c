@@ -113,23 +113,15 @@ static void step(struct layer *l, bool grads, int slot)
 
 /* ---- measuring ---- */
 
-static double median_between(const struct bench_experts *b, int from, int to)
-{
-    double ms[BENCH_RUNS];
-    for (int i = 0; i < (int)b->n_run; i++) ms[i] = b->dev.ops->mark_ms(i * N_MARK + from, i * N_MARK + to);
-    return prof_middle(ms, b->n_run);
-}
-
 static struct times time_steps(struct bench_experts *b, struct layer *l, bool grads)
 {
     struct times t;
     for (int i = 0; i < BENCH_WARM_UP; i++) step(l, grads, 0);
     b->dev.ops->wait();
     b->dev.floor_ms = 0;
-    for (int i = 0; i < (int)b->n_run; i++) step(l, grads, i * N_MARK);
-    b->dev.ops->wait();
-    for (int p = 0; p < N_PART; p++) t.part[p] = median_between(b, p, p + 1);
-    t.step = median_between(b, 0, N_PART);
+    for (int i = 0; i < (int)b->o.repeats; i++) step(l, grads, i * N_MARK);
+    for (int p = 0; p < N_PART; p++) t.part[p] = bench_marked_ms(&b->dev, b->o.repeats, N_MARK, p, p + 1);
+    t.step = bench_marked_ms(&b->dev, b->o.repeats, N_MARK, 0, N_PART);
     return t;
 }
 
@@ -186,7 +178,7 @@ static void print_legend(const struct bench_experts *b)
            "its dX with the gradients of activation and gates. dX LoRA: adapters whose gradients are not asked for; "
            "dA,dB:\n"
            "by difference, backward - dX LoRA. layer: with sort and combine, fwd+bwd as timed from end to end\n",
-           profile_roofs(roofs, &b->dev), (long long)b->n_run, BENCH_WARM_UP);
+           profile_roofs(roofs, &b->dev), (long long)b->o.repeats, BENCH_WARM_UP);
 }
 
 static void print_head(const struct result *r)
@@ -263,16 +255,16 @@ static void run_tokens(struct bench_experts *b, struct layer *l, struct layer *p
         .s = l->s, .q = q, .routing = l->routing, .n_tok = n_tok, .base_peak = measure_case(planned, n_tok, 0, NULL)};
     push_case(l, n_tok, 0);
     const struct times base = time_steps(b, l, true);
-    for (int64_t i = 0; i < b->n_rank; i++) {
-        r.r = b->ranks[i];
+    for (int64_t i = 0; i < b->o.ranks.n; i++) {
+        r.r = b->o.ranks.v[i];
         r.peak = measure_case(planned, n_tok, r.r, &r.adapters);
         r.n_active = push_case(l, n_tok, r.r);
         const struct times dx = time_steps(b, l, false), all = time_steps(b, l, true);
-        r.floor_ms = b->dev.floor_ms / (double)b->n_run;
+        r.floor_ms = b->dev.floor_ms / (double)b->o.repeats;
         r.up = split_of(&base, &dx, &all, UP_FWD, UP_BWD);
         r.down = split_of(&base, &dx, &all, DOWN_FWD, DOWN_BWD);
         r.layer = layer_split(&r, &base, &all);
-        if (b->json) {
+        if (b->o.json) {
             put_result(&b->rows, &r);
             continue;
         }
@@ -288,14 +280,15 @@ static int run_layer(struct bench_experts *b, const struct expert_shape *s, cons
     struct layer l, planned;
     device_dry_run(&plan, &b->dev);
     push_weights(&planned, &plan, s, q);
-    for (int64_t t = 0; t < b->n_tokens; t++)
-        for (int64_t i = -1; i < b->n_rank; i++) measure_case(&planned, b->tokens[t], i < 0 ? 0 : b->ranks[i], NULL);
+    for (int64_t t = 0; t < b->o.tokens.n; t++)
+        for (int64_t i = -1; i < b->o.ranks.n; i++)
+            measure_case(&planned, b->o.tokens.v[t], i < 0 ? 0 : b->o.ranks.v[i], NULL);
     if (bench_reserve(&b->dev, &plan, err)) return err_prefix(err, "%s", s->name);
     push_weights(&l, &b->dev, s, q);
-    for (int64_t t = 0; t < b->n_tokens; t++)
-        for (int64_t i = 0; i < b->n_routing; i++) {
-            l.routing = b->routings[i];
-            run_tokens(b, &l, &planned, q, b->tokens[t]);
+    for (int64_t t = 0; t < b->o.tokens.n; t++)
+        for (int64_t i = 0; i < b->o.routings.n; i++) {
+            l.routing = (enum routing)b->o.routings.v[i];
+            run_tokens(b, &l, &planned, q, b->o.tokens.v[t]);
         }
     return 0;
 }
@@ -304,12 +297,12 @@ int bench_lora(const struct bench_experts_options *o, struct err *err)
 {
     static struct bench_experts b;
     int rc = bench_experts_open(&b, "lora", o, err);
-    if (!rc && !b.json) print_legend(&b);
+    if (!rc && !b.o.json) print_legend(&b);
     for (int64_t i = 0; !rc && i < b.n_shape; i++) {
-        const struct expert_quant own = bench_quant(b.shapes[i].gpt_oss ? 0 : 1); /* mxfp4, nf4: as published */
-        for (int64_t q = 0; !rc && q < MT_MAX(b.n_quant, 1); q++)
-            rc = run_layer(&b, &b.shapes[i], b.n_quant ? &b.quants[q] : &own, err);
+        const struct cli_list own = {1, {b.shapes[i].gpt_oss ? 0 : 1}}; /* mxfp4, nf4: as published */
+        const struct cli_list quants = o->quants.n ? o->quants : own;
+        for (int64_t q = 0; !rc && q < quants.n; q++) rc = run_layer(&b, &b.shapes[i], bench_quant(quants.v[q]), err);
     }
-    bench_experts_close(&b, !rc);
+    bench_end(&b.dev, &b.rows, !rc);
     return rc;
 }

@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 
-#include "data/json/json.h"
 #include "kernels/format/fakequant.h"
 #include "train/bench/bench_kernel.h"
 #include "train/report/profile.h"
@@ -28,6 +27,7 @@ struct work {
     const struct fakequant *format; /* NULL: amax */
     bool loop;                      /* one call per expert */
     int64_t copy;                   /* 0: no copy */
+    const struct stacks *s;
 };
 struct row {
     const char *format;
@@ -58,8 +58,9 @@ static struct stacks push_stacks(struct device *dev, int64_t n_exp, int64_t n_ou
 }
 
 /* On the stack that begins at expert `first`. */
-static void run_work(struct device *dev, const struct stacks *s, const struct work *w, int64_t first)
+static void run_work(struct device *dev, const struct work *w, int64_t first)
 {
+    const struct stacks *s = w->s;
     const int64_t step = w->loop ? 1 : s->n_exp;
     if (w->copy) {
         dev->ops->copy(tensor_rows(s->y, first, 1).data, tensor_rows(s->x, first, 1).data, w->copy);
@@ -74,18 +75,23 @@ static void run_work(struct device *dev, const struct stacks *s, const struct wo
     }
 }
 
-/* Per stack. The copy before the first mark gives the host time to launch ahead of the GPU. */
-static double time_work(struct bench *b, const struct stacks *s, struct work w)
+static void run_stacks(struct device *dev, const void *arg)
 {
-    const struct ops *ops = b->dev.ops;
-    for (int64_t i = -BENCH_WARM_UP; i < b->n_run; i++) {
-        const int slot = (int)(2 * MT_MAX(i, 0));
-        ops->copy(s->y.data, s->x.data, MT_MIN(tensor_bytes(s->x), LEAD));
-        ops->mark(slot);
-        for (int64_t t = 0; t < s->n_turn; t++) run_work(&b->dev, s, &w, t * s->n_exp);
-        ops->mark(slot + 1);
-    }
-    return bench_marked_ms(&b->dev, b->n_run) / (double)s->n_turn;
+    const struct work *w = arg;
+    for (int64_t t = 0; t < w->s->n_turn; t++) run_work(dev, w, t * w->s->n_exp);
+}
+
+/* Gives the host time to launch ahead of the GPU. */
+static void copy_lead(struct device *dev, const void *arg)
+{
+    const struct stacks *s = ((const struct work *)arg)->s;
+    dev->ops->copy(s->y.data, s->x.data, MT_MIN(tensor_bytes(s->x), LEAD));
+}
+
+/* Per stack. */
+static double time_work(struct bench *b, const struct work *w)
+{
+    return bench_time(&b->dev, b->n_run, copy_lead, run_stacks, w).ms / (double)w->s->n_turn;
 }
 
 static void put_row(struct bench *b, const struct row *r)
@@ -132,18 +138,18 @@ static int run_stack(struct bench *b, int64_t n_exp, const int64_t shape[2], str
         struct fakequant f;
         struct dev_calls calls;
         if (formats[i] && fakequant_parse(&f, formats[i], err)) return -1;
-        struct work w = {.format = formats[i] ? &f : NULL};
+        struct work w = {.s = &s, .format = formats[i] ? &f : NULL};
         if (w.format && f.block && shape[1] % f.block) continue; /* this shape has no whole blocks */
         struct row r = {formats[i] ? formats[i] : "amax", n_exp, shape[0], shape[1], -1, 0, 0, 0, 0};
         dev->ops->count_calls(true, &calls);
-        run_work(dev, &s, &w, 0);
+        run_work(dev, &w, 0);
         dev->ops->count_calls(false, &calls);
         if (!calls.missing) r.launches = calls.launches;
         /* beside the op: a GPU is slower for some time after large memory was freed */
-        r.copy_ms = time_work(b, &s, (struct work){.copy = w.format ? bytes : bytes / 2});
-        r.ms = time_work(b, &s, w);
+        r.copy_ms = time_work(b, &(struct work){.s = &s, .copy = w.format ? bytes : bytes / 2});
+        r.ms = time_work(b, &w);
         w.loop = true;
-        r.loop_ms = time_work(b, &s, w);
+        r.loop_ms = time_work(b, &w);
         r.bytes = (double)bytes * (w.format ? 2 : 1);
         put_row(b, &r);
     }
@@ -154,9 +160,7 @@ static void print_legend(struct bench *b)
 {
     char roofs[256];
     if (b->json) {
-        json_out_open(&b->out, NULL, '{');
-        json_out_str(&b->out, "bench", "quant");
-        json_out_str(&b->out, "device", b->dev.name);
+        bench_json_begin(&b->out, "quant", &b->dev);
         json_out_f64(&b->out, "roof_gbs", b->dev.roofs.bytes / 1e9);
         json_out_open(&b->out, "rows", '[');
         return;
@@ -183,12 +187,6 @@ int bench_quant_run(const struct bench_quant_options *o, struct err *err)
             for (int64_t e = 0; e < experts.n && !rc; e++)
                 rc = run_stack(&b, experts.v[e], gpu ? gpu_shapes[s] : cpu_shapes[s], err);
     }
-    if (!rc && b.json) {
-        json_out_close(&b.out, ']');
-        json_out_close(&b.out, '}');
-        printf("%.*s\n", (int)b.out.size, b.out.text);
-    }
-    json_out_free(&b.out);
-    device_close(&b.dev);
+    bench_end(&b.dev, &b.out, !rc);
     return rc;
 }
