@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "model/layer.h"
+#include "train/bench/bench_kernel.h"
 #include "train/bench/bench_routing.h"
 #include "train/report/profile.h"
 #include "train/run/run.h"
@@ -23,10 +24,9 @@
 enum { WARM_UP = 3 };
 
 struct bench {
-    bool ops, json;
-    bool usual_targets;                /* --targets was not given */
-    const char *arch, *quant, *routed; /* routed: --routing */
-    int64_t n_layer, n_tok, n_step;
+    struct bench_options o; /* with the device's defaults */
+    bool ops;
+    bool usual_targets; /* --targets was not given */
     struct config cfg;
     struct run run;
     struct routing routing;
@@ -36,9 +36,8 @@ struct bench {
 
     int32_t *tok, *pos, *cu, *label_row, *label_id;
     struct model_batch batch;
-    double *step_ms; /* [n_step] ascending */
+    double *step_ms; /* [steps] ascending */
     double ms;       /* their median */
-    double *loss;    /* [WARM_UP + n_step] of the first steps, in order */
     double floor_ms;
     struct dev_calls calls; /* of one step */
 };
@@ -62,11 +61,11 @@ static void choose_sizes(struct bench *b)
 {
     const bool gpu = b->run.dev.ops->own_memory;
     struct config *cfg = &b->cfg;
-    if (!b->arch) b->arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
-    if (!b->n_tok) b->n_tok = gpu ? 16384 : 1024;
-    if (!b->n_step) b->n_step = gpu ? 10 : 5;
-    if (!cfg->data.seq_len) cfg->data.seq_len = MT_MIN(gpu ? 4096 : 512, b->n_tok);
-    cfg->train.micro_batch = b->n_tok / cfg->data.seq_len;
+    if (!b->o.arch) b->o.arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
+    if (!b->o.tokens) b->o.tokens = gpu ? 16384 : 1024;
+    if (!b->o.steps) b->o.steps = gpu ? 10 : 5;
+    if (!cfg->data.seq_len) cfg->data.seq_len = MT_MIN(gpu ? 4096 : 512, b->o.tokens);
+    cfg->train.micro_batch = b->o.tokens / cfg->data.seq_len;
 }
 
 /* Without --targets: attention and experts; every projection where a layer's mixer is not attention with q_proj. */
@@ -80,14 +79,14 @@ static void choose_targets(struct bench *b)
 static void fill_batch(struct bench *b)
 {
     const uint64_t key = rng_key(0, "bench");
-    for (int64_t i = 0; i < b->n_tok; i++)
+    for (int64_t i = 0; i < b->o.tokens; i++)
         b->tok[i] = (int32_t)(rng_u64(key, (uint64_t)i) % (uint64_t)b->run.arch.vocab);
     for (int64_t i = 0; i < b->batch.n_label; i++) b->label_id[i] = b->tok[b->label_row[i] + 1];
 }
 
 static void make_batch(struct bench *b)
 {
-    const int64_t n = b->n_tok, len = b->cfg.data.seq_len, n_seq = n / len;
+    const int64_t n = b->o.tokens, len = b->cfg.data.seq_len, n_seq = n / len;
     int64_t labels = 0;
     b->tok = mem_array(n, sizeof(int32_t));
     b->pos = mem_array(n, sizeof(int32_t));
@@ -152,22 +151,22 @@ static int bench_open(struct bench *b, struct err *err)
     if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
         return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: leave it out, or both of them");
     choose_sizes(b);
-    if (b->n_tok % b->cfg.data.seq_len)
-        return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->n_tok,
+    if (b->o.tokens % b->cfg.data.seq_len)
+        return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->o.tokens,
                        (long long)b->cfg.data.seq_len);
-    const struct synth_options opt = {.arch = b->arch, .quant = b->quant, .n_layer = b->n_layer, .each_kind = b->ops};
+    const struct synth_options opt = {
+        .arch = b->o.arch, .quant = b->o.quant, .n_layer = b->o.layers, .each_kind = b->ops};
     if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
     r->cfg = &b->cfg;
     r->arch = b->memory.arch;
-    if (routing_open(&b->routing, b->routed, &r->dev, &r->arch, &r->model, b->n_tok, err)) return -1;
+    if (routing_open(&b->routing, b->o.routing, &r->dev, &r->arch, &r->model, b->o.tokens, err)) return -1;
     choose_targets(b);
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
     if (run_open_model(r, NULL, PLAN_TRAIN, err)) return in_options(b, err);
     make_batch(b);
     if (calibrate(b, err)) return -1;
-    b->step_ms = mem_array(b->n_step, sizeof(double));
-    b->loss = mem_array(WARM_UP + b->n_step, sizeof(double));
+    b->step_ms = mem_array(b->o.steps, sizeof(double));
     return 0;
 }
 
@@ -183,13 +182,12 @@ static void bench_close(struct bench *b)
     mem_free(b->label_row);
     mem_free(b->label_id);
     mem_free(b->step_ms);
-    mem_free(b->loss);
 }
 
 /* ---- steps ---- */
 
-/* One step of one micro-batch, as in train/loop.c; sets *loss. */
-static int step(struct bench *b, double *loss, struct err *err)
+/* One step of one micro-batch, as in train/loop.c. */
+static int step(struct bench *b, struct err *err)
 {
     struct model *m = &b->run.model;
     const struct model_pass pass = {.backward = true,
@@ -211,7 +209,6 @@ static int step(struct bench *b, double *loss, struct err *err)
     if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
         return err_set(err, "loss %g, gradient norm %g: the device computes wrong results", sum.nll, sum.grad_norm);
     adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
-    *loss = sum.nll / (double)b->batch.n_label;
     return 0;
 }
 
@@ -228,11 +225,11 @@ static void read_rows(struct bench *b, bool keep)
     mem_free(rows);
 }
 
-/* Runs the first steps: records all losses, the times after warm-up, and the op calls and rows of one step. */
+/* Runs the first steps: records the times after warm-up, and the op calls and rows of one step. */
 static int measure_steps(struct bench *b, struct err *err)
 {
     struct device *dev = &b->run.dev;
-    for (int64_t i = 0; i < WARM_UP + b->n_step; i++) {
+    for (int64_t i = 0; i < WARM_UP + b->o.steps; i++) {
         const bool count = i == WARM_UP - 1;
         if (count) read_rows(b, false);
         if (i == WARM_UP) {
@@ -241,24 +238,23 @@ static int measure_steps(struct bench *b, struct err *err)
         }
         const double start = clock_ms();
         if (count) dev->ops->count_calls(true, &b->calls);
-        const int rc = step(b, &b->loss[i], err);
+        const int rc = step(b, err);
         if (count) dev->ops->count_calls(false, &b->calls);
         if (rc) return -1;
         dev->ops->wait();
         if (i >= WARM_UP) b->step_ms[i - WARM_UP] = clock_ms() - start;
     }
-    b->ms = prof_middle(b->step_ms, b->n_step);
-    b->floor_ms = dev->floor_ms / (double)b->n_step;
+    b->ms = prof_middle(b->step_ms, b->o.steps);
+    b->floor_ms = dev->floor_ms / (double)b->o.steps;
     return 0;
 }
 
 static int measure_ops(struct bench *b, struct err *err)
 {
-    double loss;
     prof_open(&b->prof, &b->run.dev);
-    for (int64_t i = 0; i < b->n_step; i++) {
+    for (int64_t i = 0; i < b->o.steps; i++) {
         prof_begin(&b->prof);
-        if (step(b, &loss, err)) return -1;
+        if (step(b, err)) return -1;
         prof_end(&b->prof);
     }
     prof_median(&b->prof);
@@ -279,16 +275,16 @@ static void print_setup(const struct bench *b)
     const struct run *r = &b->run;
     const struct routing_rows *rows = &b->rows;
     char roofs[256], quant[200], text[PLAN_TEXT];
-    printf("%s, %lld layer%s, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->arch,
+    printf("%s, %lld layer%s, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->o.arch,
            (long long)r->arch.n_layer, str_plural(r->arch.n_layer), r->model.weights.experts, (long long)b->cfg.lora.r,
-           b->cfg.lora.targets, (long long)b->n_tok, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
+           b->cfg.lora.targets, (long long)b->o.tokens, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
            acts_save_name(&r->plan.opt.save, r->arch.n_layer),
            plan_text(text, &r->plan.opt, &r->plan.memory, r->arch.n_layer));
     if (config_quantises(&b->cfg)) printf("quantisation-aware training: %s\n", run_quant_text(quant, &b->cfg, true));
     if (rows->fullest > 0)
         printf("routing %s: fullest expert %.2f times the mean rows (layers: %.2f to %.2f), %lld of %lld experts with "
                "rows\n",
-               b->routed, rows->fullest, rows->least, rows->most, (long long)rows->n_active, (long long)rows->n_exp);
+               b->o.routing, rows->fullest, rows->least, rows->most, (long long)rows->n_active, (long long)rows->n_exp);
     printf("%s\n", profile_roofs(roofs, &r->dev));
 }
 
@@ -309,7 +305,7 @@ static void print_text(const struct bench *b)
         printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the roof\n"
                "floor %.1f ms, of it %.1f ms decoding 4-bit weights; %s\n"
                "peak memory %s%s (plan %s)\n",
-               ms, (long long)b->n_step, b->step_ms[0], b->step_ms[b->n_step - 1], 1e3 * (double)b->n_tok / ms,
+               ms, (long long)b->o.steps, b->step_ms[0], b->step_ms[b->o.steps - 1], 1e3 * (double)b->o.tokens / ms,
                100 * b->floor_ms / ms, b->floor_ms, decode_ms(b), profile_calls(calls, &b->calls, 1),
                str_bytes(peak, r->dev.ops->used_bytes()),
                r->dev.ops->own_memory ? "" : " of the process, with the weights as they were generated",
@@ -326,8 +322,8 @@ static void put_step(const struct bench *b, struct json_out *o)
     const double ms = b->ms;
     json_out_f64(o, "step_ms", ms);
     json_out_f64(o, "step_ms_min", b->step_ms[0]);
-    json_out_f64(o, "step_ms_max", b->step_ms[b->n_step - 1]);
-    json_out_f64(o, "tok_s", 1e3 * (double)b->n_tok / ms);
+    json_out_f64(o, "step_ms_max", b->step_ms[b->o.steps - 1]);
+    json_out_f64(o, "tok_s", 1e3 * (double)b->o.tokens / ms);
     json_out_f64(o, "floor_ms", b->floor_ms);
     json_out_f64(o, "roof_pct", 100 * b->floor_ms / ms);
     json_out_i64(o, "peak_bytes", r->dev.ops->used_bytes());
@@ -345,16 +341,16 @@ static void put_setup(const struct bench *b, struct json_out *o)
 {
     const struct run *r = &b->run;
     json_out_str(o, "bench", b->ops ? "ops" : "step");
-    json_out_str(o, "arch", b->arch);
+    json_out_str(o, "arch", b->o.arch);
     json_out_str(o, "device", r->dev.name);
     json_out_i64(o, "layers", r->arch.n_layer);
-    json_out_i64(o, "tokens", b->n_tok);
+    json_out_i64(o, "tokens", b->o.tokens);
     json_out_i64(o, "seq", b->cfg.data.seq_len);
     json_out_i64(o, "rank", b->cfg.lora.r);
     json_out_str(o, "experts", r->model.weights.experts);
     json_out_i64(o, "decoded_layers", r->plan.memory.n_decoded);
     json_out_str(o, "recompute", acts_save_name(&r->plan.opt.save, r->arch.n_layer));
-    json_out_str(o, "routing", b->routed);
+    json_out_str(o, "routing", b->o.routing);
     json_out_f64(o, "fullest_over_mean", b->rows.fullest);
     json_out_f64(o, "fullest_over_mean_min", b->rows.least);
     json_out_f64(o, "fullest_over_mean_max", b->rows.most);
@@ -363,13 +359,6 @@ static void put_setup(const struct bench *b, struct json_out *o)
     if (r->dev.roofs.portable_flops > 0) json_out_f64(o, "portable_roof_tflops", r->dev.roofs.portable_flops / 1e12);
     json_out_f64(o, "roof_gbs", r->dev.roofs.bytes / 1e9);
     json_out_f64(o, "launch_us", 1e3 * r->dev.roofs.launch_ms);
-}
-
-static void end_json(struct json_out *o)
-{
-    json_out_close(o, '}');
-    printf("%.*s\n", (int)o->size, o->text);
-    json_out_free(o);
 }
 
 static void print_json(const struct bench *b)
@@ -382,29 +371,20 @@ static void print_json(const struct bench *b)
         json_out_f64(&o, "floor_decode_ms", decode_ms(b));
     }
     profile_json(&b->prof, &o, "ops");
-    end_json(&o);
+    bench_json_print(&o);
 }
 
 int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err)
 {
     static struct bench b;
-    b = (struct bench){.ops = ops,
-                       .json = o->json,
-                       .arch = o->arch,
-                       .quant = o->quant,
-                       .routed = o->routing,
-                       .n_layer = o->layers,
-                       .n_tok = o->tokens,
-                       .n_step = o->steps,
-                       .usual_targets = true,
-                       .cfg = *cfg};
+    b = (struct bench){.o = *o, .ops = ops, .usual_targets = true, .cfg = *cfg};
     for (int64_t i = 0; i < o->common.sets.n; i++)
         if (o->common.sets.items[i].key && !strcmp(o->common.sets.items[i].key, "lora.targets"))
             b.usual_targets = false;
     snprintf(b.cfg.distill.teacher, sizeof(b.cfg.distill.teacher), "%s", o->teacher);
     b.cfg.data.seq_len = o->seq; /* 0: the device's default */
     int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
-    if (!rc) (b.json ? print_json : print_text)(&b);
+    if (!rc) (o->json ? print_json : print_text)(&b);
     bench_close(&b);
     return rc;
 }
