@@ -35,11 +35,11 @@ struct optimizer_step optimizer_next(struct optimizer *opt, double lr, double no
 /* The end of the elements from `first` on that have one learning rate; padding belongs to what precedes it. */
 static int64_t find_end(const struct optimizer *opt, int64_t first, double *lr_factor)
 {
-    const struct param_group *g = opt->group, *end = g + opt->n_group;
-    while (end - g > 1 && g[1].first <= first) g++;
-    *lr_factor = g < end ? g->lr_factor : 1;
-    for (g++; g < end; g++)
-        if (g->lr_factor != *lr_factor) return g->first;
+    int64_t i = 0;
+    while (i + 1 < opt->n_group && opt->group[i + 1].first <= first) i++;
+    *lr_factor = opt->n_group ? opt->group[i].lr_factor : 1;
+    for (i++; i < opt->n_group; i++)
+        if (opt->group[i].lr_factor != *lr_factor) return opt->group[i].first;
     return INT64_MAX;
 }
 

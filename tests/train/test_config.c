@@ -672,6 +672,28 @@ static void here_is_the_folder_of_the_file(void **state)
     }
 }
 
+/* Keys that have an effect only beside another key's value. */
+static void unused_keys(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key, *without, *with;
+    } rows[] = {{"optim.power", "optim.schedule=cosine", "optim.schedule=polynomial"},
+                {"optim.cycles", "optim.schedule=wsd", "optim.schedule=restarts"},
+                {"optim.decay_ratio", "optim.schedule=restarts", "optim.schedule=wsd"},
+                {"quant.start", "quant.weights=none", "quant.weights=int8"},
+                {"quant.start", "quant.activations=none", "quant.activations=fp8"},
+                {"distill.topk", "distill.teacher=none", "distill.teacher=rows"}};
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct config c = fresh();
+        set(&c, rows[i].without);
+        assert_true(config_unused(&c, rows[i].key));
+        set(&c, rows[i].with);
+        assert_false(config_unused(&c, rows[i].key));
+        assert_false(config_unused(&c, "optim.schedule"));
+    }
+}
+
 static void configs_of_the_repository_are_valid(void **state)
 {
     (void)state;
@@ -729,6 +751,7 @@ int test_config(void)
         cmocka_unit_test(help_is_a_table_of_every_key),
         cmocka_unit_test(truncated_files_are_parsed),
         cmocka_unit_test(here_is_the_folder_of_the_file),
+        cmocka_unit_test(unused_keys),
         cmocka_unit_test(configs_of_the_repository_are_valid),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

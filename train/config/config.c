@@ -95,7 +95,7 @@ static const struct option options[] = {
         "learning rate after warm-up"),
     ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
     ROW(optim, warmup_ratio, NEXT, "0.03", "[0, 1]", "warm-up as a share of all steps"),
-    ROW(optim, min_lr_ratio, NEXT, "0.1", "[0, 1]", "the schedule ends at lr times this"),
+    ROW(optim, min_lr_ratio, NEXT, "0.1", "[0, 1]", "schedules that decay end at lr times this"),
     ROW(optim, decay_ratio, NEXT, "0.2", "[0, 1]", "wsd: share of all steps in the linear decay at the end"),
     ROW(optim, power, NEXT, "1", "[1e-2, 1e2]", "polynomial: power of the share of steps that is left"),
     ROW(optim, cycles, NEXT, "1", "[1, 1e6]", "restarts: number of cosine cycles"),
