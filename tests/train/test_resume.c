@@ -238,6 +238,8 @@ static void steps_and_rates_may_change(void **state)
                          "--set", "optim.schedule=constant"),
                      0);
     assert_says(said.err, ", as before\n");
+    assert_int_equal(RUN(config, "--set", "train.steps=192", "--set", "optim.schedule=restarts"), 0);
+    assert_says(said.err, "learning rate: restarts over 192 steps (was constant over 190): ");
     assert_int_equal(RUN(config, "--set", "train.steps=3"), 1);
     assert_says(said.err, "is past the end of this run, which has 3 steps: raise train.steps, or start anew");
     const char *by_epochs = process_trained("train.steps=0 train.epochs=0.5");

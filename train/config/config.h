@@ -33,6 +33,7 @@ enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELEC
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
+#define SCHEDULES        "cosine|linear|constant|wsd|polynomial|restarts" /* by enum schedule_kind */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */

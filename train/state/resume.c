@@ -386,7 +386,6 @@ int resume_check_model(const struct resume *r, const struct config *cfg, uint64_
 
 void resume_tell(const struct resume *r, const struct resume_run *run)
 {
-    static const char *const kinds[] = {"cosine", "linear", "constant"};
     struct changes c = compare(r, run->cfg, CONFIG_NEXT, "", false);
     struct schedule before;
     struct err err;
@@ -399,12 +398,13 @@ void resume_tell(const struct resume *r, const struct resume_run *run)
     if (c.n && !complete) log_info("other settings from step %" PRId64 " on: %s", next, changes_text(&c));
     if (complete || saved_schedule(r, &before, &err)) return;
     const double old = schedule_lr(&before, next), new = schedule_lr(&run->schedule, next);
-    char was[32] = ", as before";
+    char was[32] = ", as before", kind[32], kind_before[32];
+    config_choice(SCHEDULES, (int)run->schedule.kind, kind);
+    config_choice(SCHEDULES, (int)before.kind, kind_before);
     if (old < new || old > new) snprintf(was, sizeof(was), " instead of %.3g", old);
     if (before.total_steps != run->schedule.total_steps || old < new || old > new)
-        log_info("learning rate: %s over %" PRId64 " steps (was %s over %" PRId64 "): %.3g at step %" PRId64 "%s",
-                 kinds[run->schedule.kind], run->schedule.total_steps, kinds[before.kind], before.total_steps, new,
-                 next, was);
+        log_info("learning rate: %s over %" PRId64 " steps (was %s over %" PRId64 "): %.3g at step %" PRId64 "%s", kind,
+                 run->schedule.total_steps, kind_before, before.total_steps, new, next, was);
 }
 
 void resume_free(struct resume *r)
