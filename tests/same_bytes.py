@@ -3,8 +3,9 @@
 move code and must not change what it does.
     python3 tests/same_bytes.py OLD NEW [--device cpu|cuda|cuda-portable] [--only PATTERN] [-j JOBS]
 OLD, NEW: executables, both run on this machine, since the bits of a CPU run depend on OpenBLAS's kernels for the
-processor. Plans for GPUs need builds with CUDA. Prints each case that differs, with its files; exit status 1 when there
-is one, or no case."""
+processor. Plans for GPUs need builds with CUDA. Configuration keys that only one of the two has are left out of the
+files that list all settings. Prints each case that differs, with its files; exit status 1 when there is one, or no
+case."""
 import argparse
 import concurrent.futures
 import fnmatch
@@ -33,6 +34,7 @@ VARIANTS = {
 } | {f"qat-{w}": f"quant.weights={w}" for w in
      ["mxfp4", "mxfp4-ceil", "nvfp4", "nvfp4-fake", "fp8", "int8", "int4", "int4-32", "int4-128"]}
 TIMED = [".lock", "report.html", "profile.txt", "trace.json"]
+SETTINGS = ["config.ini", "README.md", "state.json", "manifest.json"]
 TIMES = re.compile(rb'"(ms|tok_s|date|roof|mem_bytes|version)": ?("[^"]*"|[-+.0-9e]+|null),?')
 
 
@@ -41,8 +43,27 @@ def run(binary, where, *words):
     return done.returncode, done.stdout, done.stderr
 
 
-def hashes(where):
-    """Hash of every file; times are removed from metrics.jsonl, other files with times are left out."""
+def config_keys(binary):
+    return set(re.findall(r"^\| `([^`]*)`", run(binary, ".", "config", "--markdown")[1].decode(), re.MULTILINE))
+
+
+def without_keys(name, data, keys):
+    """The bytes of a file without these settings: "section.key" in JSON, "key = value" below "[section]" in INI."""
+    if name == "manifest.json": # size and checksum of state.json, whose bytes are compared
+        return re.sub(rb'("state.json": ){.*}', rb"\1{}", data)
+    kept, section = [], b""
+    for line in data.split(b"\n"):
+        section = line[1:-1] if re.fullmatch(rb"\[\w+\]", line) else section
+        key = re.match(rb' *"(\w+\.\w+)": ', line) if name == "state.json" else re.match(rb"(\w+) = ", line)
+        name_of = key and (key[1] if name == "state.json" else section + b"." + key[1])
+        if not key or name_of.decode() not in keys:
+            kept.append(line)
+    return b"\n".join(kept)
+
+
+def hashes(where, keys):
+    """Hash of every file without the settings `keys`; times are removed from metrics.jsonl, other files with times are
+    left out."""
     found = {}
     for folder, _, names in os.walk(where):
         for name in names:
@@ -53,6 +74,8 @@ def hashes(where):
                 data = f.read()
             if name == "metrics.jsonl":
                 data = TIMES.sub(b"", data)
+            if name in SETTINGS:
+                data = without_keys(name, data, keys)
             found[os.path.relpath(path, where)] = hashlib.sha256(data).hexdigest()[:16]
     return found
 
@@ -63,7 +86,7 @@ class Case:
     def __init__(self, name, commands, says=False):
         self.name, self.commands, self.says = name, commands, says
 
-    def result(self, binary, where):
+    def result(self, binary, where, keys):
         shutil.rmtree(where, ignore_errors=True)
         os.makedirs(where)
         found = {}
@@ -74,12 +97,12 @@ class Case:
                 found[f"output of {' '.join(words)}"] = (b"" if code else out) + b"\n".join(
                     line for line in error.splitlines()
                     if line.startswith(b"moetrain: error") or (self.says and not line.startswith(b"plan: "))) # progress
-        found.update(hashes(where))
+        found.update(hashes(where, keys))
         shutil.rmtree(where)
         return found
 
-    def compare(self, old, new, where):
-        a, b = self.result(old, where), self.result(new, where)
+    def compare(self, old, new, where, keys):
+        a, b = self.result(old, where, keys), self.result(new, where, keys)
         return [key for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)], len(a)
 
 
@@ -148,6 +171,7 @@ def main():
     args = parser.parse_args()
     old, new = os.path.abspath(args.old), os.path.abspath(args.new)
     os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="passive")
+    keys = config_keys(old) ^ config_keys(new)
     with tempfile.TemporaryDirectory() as work:
         models = list(tiny_models(old))
         cases = list(training_cases(models, args.device))
@@ -158,7 +182,7 @@ def main():
         prepare(work, old, [m for m in models if m[0] in needed])
         differ = files = 0
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            tasks = {pool.submit(c.compare, old, new, os.path.join(work, "runs", c.name.replace("/", "_"))): c
+            tasks = {pool.submit(c.compare, old, new, os.path.join(work, "runs", c.name.replace("/", "_")), keys): c
                      for c in cases}
             for done in concurrent.futures.as_completed(tasks):
                 different, n = done.result()
