@@ -88,7 +88,7 @@ int64_t quant_fp8_blocks(uint8_t *codes, uint8_t *scales, const float *x, int64_
                 amax = fmaxf(amax, fabsf(x[o * n_in + i]));
             }
         scales[b] = fp8_exponent(amax);
-        const float step = quant_e8m0(scales[b]);
+        const float step = e8m0_scale(scales[b]);
         for (int64_t o = o0; o < o1; o++)
             for (int64_t i = i0; i < i1; i++) {
                 const float v = x[o * n_in + i] / step;

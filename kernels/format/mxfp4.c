@@ -5,12 +5,10 @@
 const float quant_e2m1_code[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-float quant_e8m0(uint8_t scale) { return scale == 255 ? NAN : ldexpf(1.0f, scale - 127); }
-
 static float value(const struct weight *w, int64_t e, int64_t i)
 {
     const int64_t flat = e * w->n_out * w->n_in + i;
-    return quant_e2m1_code[pack_low_first(w->data, flat)] * quant_e8m0(w->scale[flat / 32]);
+    return quant_e2m1_code[pack_low_first(w->data, flat)] * e8m0_scale(w->scale[flat / 32]);
 }
 
 static void tile(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
@@ -22,7 +20,7 @@ static void tile(float *out, int64_t ldo, const struct weight *w, int64_t e, int
         const int64_t at = (e * w->n_out + r) * w->n_in + col;
         const uint8_t *bytes = (const uint8_t *)w->data + at / 2, *scale = w->scale + at / 32;
         for (int64_t b = 0; b < n_col / 32; b++)
-            pack_pairs_scale(out + 32 * b, &pairs, bytes + 16 * b, 16, quant_e8m0(scale[b]));
+            pack_pairs_scale(out + 32 * b, &pairs, bytes + 16 * b, 16, e8m0_scale(scale[b]));
     }
 }
 
@@ -73,7 +71,7 @@ struct mxfp4_block {
 /* The nearest codes to x under one shared exponent; returns the sum of squared errors. */
 static double mxfp4_try(struct mxfp4_block *b, uint8_t scale, const float x[32])
 {
-    const float step = quant_e8m0(scale);
+    const float step = e8m0_scale(scale);
     int32_t code[32];
     float v[32];
     double sum = 0;

@@ -70,7 +70,7 @@ static uint32_t largest_bits(const uint8_t *data, int64_t bytes, struct coding c
 static float value_of(const struct st_tensor *t, uint32_t bits)
 {
     if (!strcmp(t->st_dtype, "F8_E4M3")) return e4m3_value(bits);
-    if (!strcmp(t->st_dtype, "F8_E8M0")) return quant_e8m0((uint8_t)bits);
+    if (!strcmp(t->st_dtype, "F8_E8M0")) return e8m0_scale((uint8_t)bits);
     if (t->dtype == DT_BF16) return bf16_to_f32((uint16_t)bits);
     if (t->dtype == DT_F16) return f16_to_f32((uint16_t)bits);
     return bits_float(bits);

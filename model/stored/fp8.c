@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/format/quant.h"
+#include "kernels/format/minifloat.h"
 #include "model/stored/finite.h"
 #include "model/stored/stored.h"
 
@@ -86,7 +87,7 @@ static float *scales_as_stored(const struct source *s, int64_t *n)
     *n = (s->first_row + s->n_out + s->scale_rows - 1) / s->scale_rows * row_scales(s);
     float *scale = mem_array(*n, sizeof(*scale));
     if (stored_is(s->scale, STORED_E8M0))
-        for (int64_t i = 0; i < *n; i++) scale[i] = quant_e8m0(s->scale->data[i]);
+        for (int64_t i = 0; i < *n; i++) scale[i] = e8m0_scale(s->scale->data[i]);
     else
         checkpoint_f32(s->scale, *n, scale);
     return scale;

@@ -2,6 +2,7 @@
  *   DeepSeek-V4  name I8 or U8 [out, in / 2], name_scale_inv F8_E8M0 or U8 [out, in / 32]
  *   gpt-oss      of all experts: name_blocks U8 [E, out, in / 32, 16], name_scales U8 [E, out, in / 32] */
 #include "kernels/format/quant.h"
+#include "kernels/format/minifloat.h"
 #include "model/stored/stored.h"
 
 const struct stored_layout stored_as_mxfp4 = {WF_MXFP4, .data = {"", "I8", 1, 2},
@@ -58,7 +59,7 @@ static float bound(const struct source *s)
 {
     uint8_t largest = 0;
     for (int64_t i = 0; i < s->scale->bytes; i++) largest = MT_MAX(largest, s->scale->data[i]);
-    return 6 * quant_e8m0(largest);
+    return 6 * e8m0_scale(largest);
 }
 
 const struct stored stored_mxfp4 = {.find = find, .find_stack = find_stack, .bound = bound};

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "kernels/memory.h"
+#include "kernels/format/minifloat.h"
 #include "kernels/format/quant.h"
 #include "model/layer.h"
 #include "model/stored/published.h"
@@ -71,7 +72,7 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
 /* Distance of t from the nearest MXFP4 value: 0, 0.5, 1, 1.5, 2, 3, 4 or 6 times the block's scale. */
 static double mxfp4_error(const struct weight *w, int64_t e, int64_t i, double t)
 {
-    const double step = (double)quant_e8m0(w->scale[(e * w->n_out * w->n_in + i) / 32]), v = fabs(t) / step;
+    const double step = (double)e8m0_scale(w->scale[(e * w->n_out * w->n_in + i) / 32]), v = fabs(t) / step;
     const double below = v < 2 ? floor(2 * v) / 2 : v < 4 ? floor(v) : v < 6 ? 4 : 6;
     const double gap = v < 2 ? 0.5 : v < 4 ? 1 : v < 6 ? 2 : INFINITY;
     return step * fmin(v - below, below + gap - v);
