@@ -1,6 +1,6 @@
 /* choice.h - which kernel computes a product: host C for the CUDA backend, which launches it, and for plans, which
- * count its memory and time. The answers depend on sizes, formats and the architecture alone, so that runs are
- * repeatable. */
+ * count its memory and time. The answers depend on their arguments alone, never on measured times, so that runs
+ * are repeatable. */
 #ifndef MT_CHOICE_H
 #define MT_CHOICE_H
 

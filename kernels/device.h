@@ -111,8 +111,8 @@ int ops_cuda_count(void); /* number of GPUs that this process sees; the process 
 /* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns the number that they take.
  * The bits of the outputs do not depend on it. */
 int ops_cuda_sms(int n);
-/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. Scratch is that of the kernels of `arch`
- * where no GPU is open in this process. */
+/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. If this process has opened no GPU, scratch is
+ * sized for the kernels of `arch`. */
 const struct ops *ops_cuda_table(enum cuda_arch arch);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).

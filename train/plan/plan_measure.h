@@ -61,7 +61,7 @@ struct plan_request {
     struct plan_room room;
     struct machine machine;
     struct roofs rates; /* of the device, for estimates; 0: not known */
-    bool checked;       /* weights_options: plan_settle has measured this checkpoint */
+    bool checked;       /* weights_options: the tensors are checked already, dry runs skip that */
 };
 
 /* With the largest micro-batch of cfg and the memory that is free now. All ranks call it. */

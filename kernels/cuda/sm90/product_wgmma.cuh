@@ -88,8 +88,8 @@ static __device__ __forceinline__ int sum_upto_lane(int sum)
     return sum;
 }
 
-/* Puts the experts in the order of their tiles. Equal tiles have that of the launch. Of others, experts with the
- * largest come first, so that blocks, which take tiles at equal distances, have about the same work. */
+/* Puts the experts in the order of their tiles. Equal tiles have that of the launch. Otherwise experts with the
+ * largest tiles come first, so that blocks, which take tiles at equal distances, have about the same work. */
 template <int TILE_ROWS>
 static __device__ __forceinline__ void order_experts(struct tiles *tiles, const int32_t *offs, int n_exp)
 {
