@@ -186,7 +186,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 96);
+    assert_int_equal(n_keys, 98);
     check_round_trip(&all);
 }
 

@@ -141,6 +141,8 @@ static const struct option options[] = {
     ROW(log, every, FREE, "1", "[0, 1e9]", "steps between lines on the screen; 0: never"),
     ROW(log, report, FREE, "true", YES_NO, "write report.html"),
     ROW(log, tensorboard, FREE, "false", YES_NO, "write TensorBoard event files to output.dir/tensorboard"),
+    ROW(log, command, FREE, "", "sh command", "its standard input gets the lines of metrics.jsonl"),
+    ROW(log, name, FREE, "", "text", "name of the run in metrics, reports and for log.command"),
 };
 /* clang-format on */
 #define N_OPTIONS MT_LEN(options)

@@ -121,6 +121,7 @@ struct config {
     struct {
         int64_t every;
         bool report, tensorboard;
+        char command[1024], name[128];
     } log;
 };
 

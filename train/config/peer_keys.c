@@ -145,7 +145,10 @@ static const struct peer_key keys[] = {
     {"save_total_limit", "output.keep", NULL},
     {"logging_steps", "log.every", STEPS},
     {"log_every_n_steps", "log.every", NULL},
-    {"report_to", "log.tensorboard", "true writes TensorBoard files"},
+    {"report_to", "log.tensorboard", "true writes TensorBoard files; log.command has W&B and MLflow"},
+    {"run_name", "log.name", NULL},
+    {"wandb_name", "log.name", NULL},
+    {"wandb_project", "log.command", "configs/log_wandb.py, with WANDB_PROJECT in the environment"},
 };
 
 #define BF16 "use bf16, which has the range of fp32; fp16 is not supported"

@@ -12,7 +12,7 @@
 #include "train/report/svg.h"
 
 struct compared {
-    const char *dir;
+    char *label; /* "NAME (DIR)", or DIR without log.name */
     struct history history;
     char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
@@ -62,7 +62,7 @@ static const char *line_at(const char *text, int64_t number, int *n)
 }
 
 /* Calls row(key, values) for each setting that differs between the runs with settings. Dumps have the same keys in the
- * same order, one per line; output.dir is skipped because it always differs. */
+ * same order, one per line; output.dir and log.name, which always differ, are skipped. */
 struct difference {
     char key[128];
     char values[COMPARE_RUNS][MT_PATH]; /* not shortened: long values may differ at their ends */
@@ -88,7 +88,7 @@ static bool next_difference(const struct compared *runs, int n, int64_t *line, c
             if (first < 0) first = i;
         }
         if (ended) return false;
-        if (differs && strcmp(d->key, "output.dir")) return (*line)++, true;
+        if (differs && strcmp(d->key, "output.dir") && strcmp(d->key, "log.name")) return (*line)++, true;
     }
 }
 
@@ -97,11 +97,15 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     char path[MT_PATH];
     struct config cfg;
     struct err why;
-    run->dir = dir;
     if (file_check_kind(dir, true, &why)) return err_set(err, "%s: name the output.dir of a run", why.msg);
     if (file_in(path, dir, "metrics.jsonl", err)) return -1;
     if (!file_exists(path)) return err_set(err, "%s: no metrics.jsonl in it: name the output.dir of a run", dir);
-    if (history_read(&run->history, dir, err) || file_in(path, dir, "config.ini", err)) return -1;
+    if (history_read(&run->history, dir, err)) return -1;
+    const char *name = str_mask(run->history.start.name);
+    const int64_t n = (int64_t)(strlen(name) + strlen(dir)) + 4;
+    run->label = mem_alloc(n);
+    snprintf(run->label, (size_t)n, *name ? "%s (%s)" : "%s%s", name, dir);
+    if (file_in(path, dir, "config.ini", err)) return -1;
     config_defaults(&cfg);
     if (config_load(&cfg, path, &why))
         log_warn("%s; the settings of this run are not compared", why.msg);
@@ -119,18 +123,18 @@ static void print_results(const struct compared *runs, int n, FILE *out)
     for (int c = 0; c < N_COLUMNS; c++) width[c] = (int)strlen(column_names[c]);
     for (int i = 0; i < n; i++) {
         results(&runs[i].history, cells[i]);
-        name = MT_MAX(name, (int)strlen(runs[i].dir));
+        name = MT_MAX(name, (int)strlen(runs[i].label));
         for (int c = 0; c < N_COLUMNS; c++) width[c] = MT_MAX(width[c], (int)strlen(cells[i][c]));
     }
     fprintf(out, "%-*s", name, "run");
     for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], column_names[c]);
     for (int i = 0; i < n; i++) {
-        fprintf(out, "\n%-*s", name, runs[i].dir);
+        fprintf(out, "\n%-*s", name, runs[i].label);
         for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
     }
     fprintf(out, "\n");
     for (int i = 0; i < n; i++)
-        if (*history_stop(&runs[i].history, stop)) fprintf(out, "%s: %s\n", runs[i].dir, stop);
+        if (*history_stop(&runs[i].history, stop)) fprintf(out, "%s: %s\n", runs[i].label, stop);
 }
 
 static void print_settings(const struct compared *runs, int n, FILE *out)
@@ -219,7 +223,7 @@ static void write_results(FILE *out, const struct compared *runs, int n)
     for (int i = 0; i < n; i++) {
         results(&runs[i].history, cells);
         fprintf(out, "</tr>\n<tr><td><span class=\"key %s\">", key_css[i]);
-        svg_text(out, runs[i].dir);
+        svg_text(out, runs[i].label);
         fputs("</span>", out);
         for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<td>%s", cells[c]);
     }
@@ -229,7 +233,7 @@ static void write_results(FILE *out, const struct compared *runs, int n)
     for (int i = 0; i < n; i++) {
         if (!*history_stop(&runs[i].history, stop)) continue;
         fputs("<p class=\"sub\">", out);
-        svg_text(out, runs[i].dir);
+        svg_text(out, runs[i].label);
         fprintf(out, ": %s</p>\n", stop);
     }
 }
@@ -241,7 +245,7 @@ static void write_settings(FILE *out, const struct compared *runs, int n)
     fputs("<h2>Settings that differ</h2>\n<div class=\"table\"><table><tr><th>key", out);
     for (int i = 0; i < n; i++) {
         fputs("<th>", out);
-        svg_text(out, runs[i].dir);
+        svg_text(out, runs[i].label);
     }
     for (int64_t line = 0; next_difference(runs, n, &line, section, &d);) {
         fprintf(out, "</tr>\n<tr><td>%s", d.key);
@@ -274,7 +278,7 @@ static int write_page(const char *path, const struct compared *runs, int n, stru
 
 int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, struct err *err)
 {
-    struct compared runs[COMPARE_RUNS] = {{.dir = NULL}};
+    struct compared runs[COMPARE_RUNS] = {{.settings = NULL}};
     int rc = 0;
     if (n < 2 || n > COMPARE_RUNS)
         return err_set(err, "compare takes 2 to %d run directories, not %d", COMPARE_RUNS, n);
@@ -282,8 +286,8 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
     if (!rc) {
         print_results(runs, n, out);
         const int other = other_held_out(runs, n), loss = other_loss(runs, n);
-        if (other) fprintf(out, "\n%s and %s: " OTHER_HELD_OUT "\n", runs[0].dir, runs[other].dir);
-        if (loss) fprintf(out, "\n%s and %s: " OTHER_LOSS "\n", runs[0].dir, runs[loss].dir);
+        if (other) fprintf(out, "\n%s and %s: " OTHER_HELD_OUT "\n", runs[0].label, runs[other].label);
+        if (loss) fprintf(out, "\n%s and %s: " OTHER_LOSS "\n", runs[0].label, runs[loss].label);
         print_settings(runs, n, out);
     }
     if (!rc && html) {
@@ -293,6 +297,7 @@ int compare_runs(const char *const *dirs, int n, const char *html, FILE *out, st
     for (int i = 0; i < n; i++) {
         history_free(&runs[i].history);
         mem_free(runs[i].settings);
+        mem_free(runs[i].label);
     }
     return rc;
 }

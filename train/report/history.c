@@ -90,6 +90,7 @@ static void add_start(struct history *h, struct json event)
 {
     struct history_start *s = &h->start;
     copy_text(s->run, sizeof(s->run), event, "run");
+    copy_text(s->name, sizeof(s->name), event, "name");
     copy_text(s->date, sizeof(s->date), event, "date");
     copy_text(s->model, sizeof(s->model), event, "model");
     copy_text(s->data, sizeof(s->data), event, "data");

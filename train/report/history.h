@@ -11,7 +11,7 @@ struct series {
 
 /* The last `start` event; "" where there is none, as in files of older versions. */
 struct history_start {
-    char run[256], date[32], model[256], data[256], device[256], version[64];
+    char run[256], name[128], date[32], model[256], data[256], device[256], version[64];
     int64_t total_steps; /* 0: not known */
     bool resumed;
 };

@@ -15,6 +15,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "data/tokenizer/normalize.h"
+#include "train/config/config.h"
 #include "train/report/svg.h"
 #include "train/report/tensorboard.h"
 
@@ -54,6 +55,12 @@ int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err)
     return m->events ? 0 : -1;
 }
 
+int metrics_command(struct metrics *m, const struct log_command_run *run, struct err *err)
+{
+    char path[MT_PATH];
+    return file_in(path, m->dir, "metrics.jsonl", err) ? -1 : log_command_open(&m->command, path, run, err);
+}
+
 static void event_open(struct json_out *o, const char *event, int64_t step)
 {
     json_out_open(o, NULL, '{');
@@ -67,6 +74,10 @@ static void event_close(struct metrics *m, struct json_out *o)
     o->text[o->size] = '\n'; /* in place of the final NUL */
     fwrite(o->text, 1, (size_t)o->size + 1, m->jsonl);
     json_out_free(o);
+    struct err why;
+    if (!log_command_send(&m->command, &why)) return;
+    metrics_end_line(m);
+    log_warn("%s", why.msg);
 }
 
 /* True when a write failed. */
@@ -79,7 +90,9 @@ static bool close_lines(FILE *f)
 int metrics_close(struct metrics *m, struct err *err)
 {
     if (!m->jsonl) return 0;
+    struct err why;
     metrics_end_line(m);
+    if (log_command_close(&m->command, &why)) log_warn("%s", why.msg);
     const char *failed = close_lines(m->events) ? "tensorboard" : NULL;
     if (close_lines(m->jsonl)) failed = "metrics.jsonl";
     m->jsonl = m->events = NULL;
@@ -272,6 +285,15 @@ void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse)
     event_close(m, &o);
 }
 
+static void put_config(struct json_out *o, const struct config *c)
+{
+    struct config_value *v = mem_alloc(sizeof(*v));
+    json_out_open(o, "config", '{');
+    for (int64_t i = 0; config_value(c, i, v); i++) json_out_str(o, v->name, v->text);
+    json_out_close(o, '}');
+    mem_free(v);
+}
+
 void metrics_start(struct metrics *m, const struct start_metrics *s)
 {
     char date[32];
@@ -284,6 +306,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     json_out_i64(&o, "schema", METRICS_SCHEMA);
     json_out_i64(&o, "total_steps", s->total_steps);
     json_out_str(&o, "run", s->run);
+    if (s->name && *s->name) json_out_str(&o, "name", s->name);
     json_out_str(&o, "date", date);
     json_out_str(&o, "model", s->model);
     json_out_str(&o, "data", s->data);
@@ -291,6 +314,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     json_out_str(&o, "device", s->device);
     json_out_i64(&o, "ranks", s->ranks);
     json_out_str(&o, "version", MT_VERSION);
+    if (s->config) put_config(&o, s->config);
     event_close(m, &o);
 }
 

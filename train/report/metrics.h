@@ -6,7 +6,10 @@
 
 #include "kernels/base.h"
 #include "model/objective/objective.h"
+#include "train/report/log_command.h"
 #include "train/report/metrics_cut.h"
+
+struct config;
 
 struct step_metrics {
     int64_t step, total_steps; /* optimizer steps */
@@ -40,9 +43,10 @@ enum { METRICS_SCHEMA = 1 }; /* of metrics.jsonl (train/report/README.md); raise
 /* The `start` event. */
 struct start_metrics {
     int64_t step, total_steps; /* step: 0, or the one that the run continues after */
-    const char *run;           /* output.dir */
+    const char *run, *name;    /* output.dir; log.name, or "" */
     const char *model, *data, *eval_data, *device;
     int64_t ranks;
+    const struct config *config; /* all settings; NULL: none */
 };
 /* Text that the model wrote for a prompt at an evaluation. */
 struct sample_metrics {
@@ -55,6 +59,7 @@ struct sample_metrics {
  * before printing anything else. */
 struct metrics {
     FILE *jsonl, *events; /* events: of TensorBoard, or NULL */
+    struct log_command command;
     char dir[MT_PATH];
     bool tty, drawn;                           /* drawn: the cursor is at the end of a step line */
     double line_tok, line_ms;                  /* of the steps since the last line, for its tok/s */
@@ -65,6 +70,8 @@ struct metrics {
 int metrics_open(struct metrics *m, const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
 /* Also writes TensorBoard events to dir/tensorboard. TensorBoard drops those of earlier files from first_step on. */
 int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err) MT_CHECK;
+/* Starts log.command, which gets the lines that follow. */
+int metrics_command(struct metrics *m, const struct log_command_run *run, struct err *err) MT_CHECK;
 /* Appends the `start` event, with the time in UTC and this version. */
 void metrics_start(struct metrics *m, const struct start_metrics *s);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */

@@ -183,9 +183,9 @@ static void write_facts(FILE *out, const struct history_start *s)
 {
     const struct {
         const char *name, *value;
-    } facts[] = {{"Run", s->run},          {s->resumed ? "Continued" : "Started", s->date},
-                 {"Base model", s->model}, {"Data", s->data},
-                 {"Device", s->device},    {"moetrain", s->version}};
+    } facts[] = {{"Name", s->name},        {"Run", s->run},   {s->resumed ? "Continued" : "Started", s->date},
+                 {"Base model", s->model}, {"Data", s->data}, {"Device", s->device},
+                 {"moetrain", s->version}};
     fputs("<dl class=\"facts\">\n", out);
     for (int i = 0; i < MT_LEN(facts); i++) {
         if (!facts[i].value[0]) continue;

@@ -34,14 +34,18 @@ static int open_metrics(struct training *t, struct err *err)
     if (metrics_open(&t->metrics, cfg->output.dir, from, err) ||
         (cfg->log.tensorboard && metrics_tensorboard(&t->metrics, first_step, err)))
         return -1;
+    const struct log_command_run command = {cfg->log.command, cfg->log.name, cfg->output.dir, from != NULL};
+    if (*cfg->log.command && metrics_command(&t->metrics, &command, err)) return -1;
     metrics_start(&t->metrics, &(struct start_metrics){.step = t->state.step,
                                                        .total_steps = t->schedule.total_steps,
                                                        .run = cfg->output.dir,
+                                                       .name = cfg->log.name,
                                                        .model = cfg->model.path,
                                                        .data = cfg->data.train,
                                                        .eval_data = cfg->data.eval,
                                                        .device = t->run.dev.name,
-                                                       .ranks = t->run.par.all->world});
+                                                       .ranks = t->run.par.all->world,
+                                                       .config = cfg});
     return 0;
 }
 
@@ -94,7 +98,7 @@ int saves_report(struct training *t, struct err *err)
     const struct config *cfg = t->run.cfg;
     if (!cfg->log.report || !training_is_first(t)) return 0;
     char *text = config_dump(cfg), title[MT_PATH + 32];
-    snprintf(title, sizeof(title), "moetrain: %s", t->run.model_name);
+    snprintf(title, sizeof(title), "moetrain: %s", *cfg->log.name ? cfg->log.name : t->run.model_name);
     const int rc = report_write(cfg->output.dir, title, text, err);
     mem_free(text);
     return rc;

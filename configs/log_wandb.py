@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""log_wandb.py - sends metrics.jsonl to Weights & Biases: log.command = python3 configs/log_wandb.py
+
+Needs `pip install wandb`. WANDB_PROJECT (default moetrain), WANDB_API_KEY, WANDB_MODE and the other variables of wandb
+apply. OUTPUT_DIR/wandb_run has the id of the run, so that a continued run adds to it.
+"""
+import json
+import os
+import secrets
+import sys
+
+import wandb
+
+GROUPS = {
+    "step": ("train", {"loss": "loss", "ce": "ce", "kl": "kl", "smooth_loss": "smooth_loss", "grad_norm": "grad_norm",
+                       "lr": "lr", "tok_s": "tokens_per_second"}),
+    "eval": ("eval", {"loss": "loss", "ce": "ce", "kl": "kl", "perplexity": "perplexity", "accuracy": "accuracy"}),
+}
+
+
+def run_id():
+    """The id of the earlier run in this directory, or a new one that a later run finds."""
+    path = os.path.join(os.environ["MOETRAIN_OUTPUT_DIR"], "wandb_run")
+    if os.environ["MOETRAIN_RESUMED"] == "1" and os.path.exists(path):
+        with open(path) as f:
+            return f.read().strip()
+    new = secrets.token_hex(8)
+    with open(path + ".tmp", "w") as f:
+        f.write(new + "\n")
+    os.replace(path + ".tmp", path)
+    return new
+
+
+def values(event):
+    group, names = GROUPS[event["event"]]
+    return {f"{group}/{name}": event[key] for key, name in names.items() if event.get(key) is not None}
+
+
+def main():
+    start = json.loads(sys.stdin.readline())
+    run = wandb.init(project=os.environ.get("WANDB_PROJECT", "moetrain"), name=os.environ["MOETRAIN_RUN_NAME"],
+                     id=run_id(), resume="allow", config={k: v for k, v in start.items() if k != "event"})
+    # With a separate step, W&B also takes steps that a killed run had sent before.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    for line in sys.stdin:
+        event = json.loads(line)
+        if event["event"] in GROUPS:
+            run.log({"step": event["step"], **values(event)})
+    run.finish()
+
+
+if __name__ == "__main__":
+    main()
