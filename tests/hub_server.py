@@ -7,7 +7,11 @@ The server answers like huggingface.co: a list of files with hashes, small files
 a redirect to another host (a second port). It logs each request as a line of LOG: host, method, path, Range,
 Authorization. DIR is a checkpoint with train.jsonl and eval.jsonl: the model test/tiny and the data set test/rows.
 The data sets view-FAULT have only parquet files, and rows in pages like those of the hub's viewer; their requests are
-logged with the query."""
+logged with the query.
+
+A push ends as a model of the server. test/NAME has the fault NAME: flaky-push (500, then a cut connection), refuse-once
+(the first commit), foreign (an upload address on a third host), no-etag, short-parts."""
+import base64
 import hashlib
 import http.server
 import json
@@ -30,6 +34,10 @@ log = open(sys.argv[1], "a", buffering=1)
 lock = threading.Lock()
 seen = {}  # (host, address): requests so far
 pages = {}  # data set: pages so far
+store = {}  # SHA-256: content of LFS
+parts_of = {}  # SHA-256: {number: bytes}
+hidden = set()  # private repositories
+CHUNK = 100000  # bytes of a part
 
 
 CHAT = (b"{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -198,6 +206,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.large(parts[0], parts[1] + "/" + parts[2], "/".join(parts[3:]))
         elif token == "hf_bad":
             self.refuse(401, "", "Invalid credentials in Authorization header")
+        elif parts[:2] == ["api", "models"] and len(parts) == 4:
+            self.show("/".join(parts[2:]), token)
         elif path in ("/rows", "/splits"):
             self.view(path[1:], dict(urllib.parse.parse_qsl(query)), token)
         elif parts[0] == "api" and parts[1] in ("models", "datasets") and len(parts) > 4:
@@ -209,6 +219,133 @@ class Handler(http.server.BaseHTTPRequestHandler):
             kind = "datasets" if parts[0] == "datasets" else "models"
             parts = parts[kind == "datasets":]
             self.resolve(kind, parts[0] + "/" + parts[1], "/".join(parts[4:]), token)
+
+    # ---- pushes
+
+    def answer(self, status, value):
+        self.reply(status, {"Content-Type": "application/json"}, json.dumps(value).encode())
+
+    def show(self, repo, token):
+        if ("models", repo) not in REPOS:
+            self.answer(404, {"error": "Repository not found"})
+        else:
+            self.answer(200, {"id": repo, "private": repo in hidden})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        token = self.headers.get("Authorization", "-").replace("Bearer ", "")
+        parts = [urllib.parse.unquote(p) for p in self.path.partition("?")[0].split("/")[1:]]
+        log.write("hub POST %s - %s\n" % (self.path, token))
+        with lock:
+            seen["hub", self.path] = seen.get(("hub", self.path), 0) + 1
+            self.times = seen["hub", self.path]
+        if parts[:2] == ["lfs", "join"]:
+            self.join(parts[2], json.loads(body))
+        elif token != "hf_good":
+            self.answer(401 if token == "-" else 403, {"error": "You don't have the rights to create a model"})
+        elif parts == ["api", "repos", "create"]:
+            wanted = json.loads(body)
+            repo = wanted["organization"] + "/" + wanted["name"]
+            REPOS["models", repo] = {}
+            hidden.update([repo] if wanted.get("private") or wanted.get("visibility") == "private" else [])
+            self.answer(200, {"url": "http://127.0.0.1:%d/%s" % (hub.server_port, repo)})
+        elif parts[:2] == ["lfs", "verify"]:
+            wanted = json.loads(body)
+            found = len(store.get(wanted["oid"], "")) == wanted["size"]
+            self.answer(200 if found else 404, {})
+        elif parts[4:] == ["preupload", "main"]:
+            self.preupload("/".join(parts[2:4]), json.loads(body))
+        elif self.path.endswith(".git/info/lfs/objects/batch"):
+            self.batch(parts[0] + "/" + parts[1].removesuffix(".git"), json.loads(body))
+        elif parts[4:] == ["commit", "main"]:
+            self.commit("/".join(parts[2:4]), [json.loads(line) for line in body.splitlines()])
+        else:
+            self.refuse(404, "")
+
+    def preupload(self, repo, wanted):
+        rows = []
+        for file in wanted["files"]:
+            assert len(base64.b64decode(file["sample"])) == min(512, file["size"])
+            row = {"path": file["path"], "uploadMode": "lfs" if is_lfs(file["path"]) else "regular",
+                   "shouldIgnore": file["path"] == "ignored.txt"}
+            if file["path"] in REPOS["models", repo]:
+                row["oid"] = etag(file["path"], REPOS["models", repo][file["path"]])
+            rows.append(row)
+        self.answer(200, {"files": rows})
+
+    def batch(self, repo, wanted):
+        name, (row,) = repo.split("/")[1], wanted["objects"]
+        oid, size = row["oid"], row["size"]
+        assert wanted["operation"] == "upload" and self.headers["Accept"] == "application/vnd.git-lfs+json"
+        if oid in store:
+            self.answer(200, {"objects": [{"oid": oid, "size": size}]})
+            return
+        here, there = "http://127.0.0.1:%d" % hub.server_port, "http://127.0.0.1:%d" % cdn.server_port
+        if name == "foreign":
+            there = "ftp://127.0.0.1"
+        if size > CHUNK and "multipart" in wanted["transfers"]:
+            n = -(-size // CHUNK) - (name == "short-parts")
+            head = {"%05d" % i: "%s/%s/%s/%d?signature=1" % (there, name, oid, i) for i in range(1, n + 1)}
+            upload = {"href": here + "/lfs/join/" + oid, "header": head | {"chunk_size": str(CHUNK)}}
+            actions = {"upload": upload}
+        else:
+            actions = {"upload": {"href": "%s/%s/%s/0?signature=1" % (there, name, oid)},
+                       "verify": {"href": here + "/lfs/verify"}}
+        self.answer(200, {"transfer": "multipart", "objects": [{"oid": oid, "size": size, "actions": actions}]})
+
+    def do_PUT(self):
+        name, oid, number = self.path.partition("?")[0].split("/")[1:]
+        token = self.headers.get("Authorization", "-").replace("Bearer ", "")
+        log.write("cdn PUT %s - %s\n" % (self.path, token))
+        with lock:
+            seen["cdn", self.path] = seen.get(("cdn", self.path), 0) + 1
+            times = seen["cdn", self.path]
+        if name == "flaky-push" and times == 2:
+            self.close_connection = True
+            self.rfile.read(1000)
+            return
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if name == "flaky-push" and times == 1:
+            self.refuse(500, "", STEERING)
+        elif token != "-" or self.server is not cdn:
+            self.refuse(400, "", "token")
+        elif number == "0":
+            if hashlib.sha256(data).hexdigest() == oid:
+                store[oid] = data
+            self.reply(200)
+        else:
+            with lock:
+                parts_of.setdefault(oid, {})[int(number)] = data
+            self.reply(200, {} if name == "no-etag" else {"ETag": '"%s"' % hashlib.md5(data).hexdigest()})
+
+    def join(self, oid, wanted):
+        data = b"".join(parts_of[oid][i] for i in sorted(parts_of[oid]))
+        tags = ['"%s"' % hashlib.md5(parts_of[oid][p["partNumber"]]).hexdigest() for p in wanted["parts"]]
+        good = tags == [p["etag"] for p in wanted["parts"]] and hashlib.sha256(data).hexdigest() == oid
+        if good:
+            store[oid] = data
+        self.answer(200 if good else 400, {})
+
+    def commit(self, repo, lines):
+        head, files = lines[0], REPOS["models", repo]
+        assert head["key"] == "header" and head["value"]["summary"]
+        log.write("commit %s %s: %s\n" % (repo, head["value"]["summary"], " ".join(
+            sorted(line["value"]["path"] for line in lines[1:]))))
+        if repo == "test/refuse-once" and self.times == 1:
+            self.answer(400, {"error": "Your README.md is wrong"})
+            return
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"], validate=True)
+            else:
+                assert line["key"] == "lfsFile" and value["algo"] == "sha256"
+                assert value["size"] == len(store[value["oid"]])
+                files[value["path"]] = store[value["oid"]]
+        self.answer(200, {"success": True, "commitOid": COMMIT,
+                          "commitUrl": "http://127.0.0.1:%d/%s/commit/%s" % (hub.server_port, repo, COMMIT)})
+
+    # ---- lists and files
 
     def list(self, kind, repo, revision, token):
         name = repo.split("/")[1]

@@ -21,6 +21,7 @@
 #include "train/tools/commands.h"
 #include "train/generate/generate.h"
 #include "train/tools/inspect.h"
+#include "train/tools/push.h"
 #include "train/tools/quant.h"
 #include "train/tools/teach.h"
 #include "train/tools/tokens.h"
@@ -183,6 +184,12 @@ static int do_compare(const void *args, struct config *cfg, struct err *err)
     if (a->runs.n < 2)
         return err_set(err, "missing argument: another RUN: compare takes 2 to %d", COMPARE_RUNS), EXIT_USAGE;
     return compare_runs(a->runs.v, (int)a->runs.n, a->html, stdout, err);
+}
+
+static int do_push(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return push_run(args, stdout, err);
 }
 
 static int do_synth(const void *args, struct config *cfg, struct err *err)
@@ -407,6 +414,14 @@ static const struct cli_row compare_rows[] = {
     OPTION(compare_args, html, "--html", "FILE", NULL, NULL, "write a page with overlaid loss curves to FILE"),
 };
 
+static const struct cli_row push_rows[] = {
+    NEEDED(push_options, dir, "DIR", "an adapter (output.dir/adapter, output.dir/best) or an export"),
+    NEEDED(push_options, to, "hub:OWNER/NAME", "the model repository; created if there is none"),
+    FLAG(push_options, private, "--private", "create it private; refuse one that is public"),
+    USUALLY(push_options, message, "--message", "TEXT", NULL, "\"Upload by moetrain\" and the version",
+            "message of the commit"),
+};
+
 static const struct cli_row synth_rows[] = {
     ARGUMENT(synth_args, arch, "ARCH", "name of the architecture; without it, synth lists all"),
     ARGUMENT(synth_args, dir, "DIR", "output directory, new or empty"),
@@ -550,6 +565,10 @@ const struct command commands[] = {
      ROWS(quant_rows), NONE, ARGS(quant_options), false, do_quant},
     {"compare", "compare runs: losses, speed, and the settings that differ", NULL,
      ROWS(compare_rows), NONE, ARGS(compare_args), false, do_compare},
+    {"push", "send an adapter or an export to a repository on huggingface.co",
+     "Needs a token with write access (HF_TOKEN, or hf auth login); HF_ENDPOINT names another hub. Files that the hub "
+     "has are not sent again: after an interruption run the same command.",
+     ROWS(push_rows), NONE, ARGS(push_options), false, do_push},
     {"synth", "write a checkpoint of a published architecture with random weights", NULL,
      ROWS(synth_rows), ROWS(synth_rules), ARGS(synth_args), false, do_synth},
     {"bench", "measure the speed of this machine with random weights", NULL, NONE, NONE, 0, false, NULL},

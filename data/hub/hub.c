@@ -360,6 +360,14 @@ const char *hub_model_name(char name[MT_PATH], const char *path)
     return name;
 }
 
+int hub_repository(char *id, size_t n, const char *path, struct err *err)
+{
+    const char *name = path + strlen(PREFIX);
+    if (strncmp(path, PREFIX, strlen(PREFIX)) || !is_id(name))
+        return err_set(err, "\"%.200s\": expected " PREFIX "OWNER/NAME", path);
+    return str_format(id, n, err, "name of the repository", "%s", name);
+}
+
 /* ---- data */
 
 static bool is_data(const char *path) { return str_ends(path, ".jsonl") || str_ends(path, ".jsonl.gz"); }

@@ -19,6 +19,7 @@
 
 #include "data/file/file.h"
 #include "data/hub/hub_curl.h"
+#include "data/hub/hub_progress.h"
 #include "data/hub/hub_url.h"
 #include "data/hub/hub_verify.h"
 #include "data/json/json.h"
@@ -40,8 +41,6 @@
 #define STALL_S      60                   /* a transfer below STALL_RATE bytes/s for this long is aborted */
 #define STALL_RATE   1024
 #define LOCK_WAIT_MS 300
-#define LINE_MS      250   /* between updates of the progress line on a terminal */
-#define LOG_MS       30000 /* between progress lines elsewhere */
 #define CHUNK        (256 << 10)
 #define URL_MAX      8192
 
@@ -105,7 +104,7 @@ static int fail(struct transfer *t, const char *fmt, ...)
 /* Logs a line about a transfer; clears the progress line first. */
 static void note(const struct transfer *t, const char *what)
 {
-    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    hub_progress_clear();
     log_info("%s%s%s: %s", t->repo->id, t->file ? "/" : "", t->file ? t->file->path : "", what);
 }
 
@@ -598,31 +597,6 @@ static void start(struct transfer *t, CURLM *multi)
 
 /* ---- many transfers at once */
 
-struct progress {
-    int64_t total, received;        /* bytes of all files; bytes at the last progress line */
-    double start_ms, last_ms, rate; /* bytes/ms, smoothed */
-};
-
-static void show(struct progress *p, const struct hub_repo *repo, int64_t have, int64_t received)
-{
-    const bool tty = isatty(STDERR_FILENO);
-    const double now = clock_ms(), ms = now - p->last_ms;
-    char a[32], b[32], c[32], d[32], line[HUB_PATH + 200];
-    if (ms < (tty ? LINE_MS : LOG_MS)) return;
-    const double fresh = (double)(received - p->received) / ms, keep = p->rate > 0 && tty ? 0.9 : 0;
-    p->rate = keep * p->rate + (1 - keep) * fresh;
-    p->received = received;
-    p->last_ms = now;
-    const double left = p->rate > 0 ? (double)(p->total - have) / p->rate / 1e3 : -1;
-    snprintf(line, sizeof(line), "%s: %s of %s, %.1f%%, %s/s, left %s", repo->id, str_bytes(a, have),
-             str_bytes(b, p->total), 100.0 * (double)have / (double)MT_MAX(p->total, 1),
-             str_bytes(c, (int64_t)(p->rate * 1e3)), str_seconds(d, left));
-    if (tty)
-        fprintf(stderr, "\r\033[K%s", line);
-    else
-        log_info("%s", line);
-}
-
 static void release(struct transfer *t, CURLM *multi)
 {
     drop_easy(t, multi);
@@ -672,7 +646,7 @@ static bool fill_slots(struct window *w, struct transfer *t, int64_t n, CURLM *m
 }
 
 /* Runs all transfers until they end or one fails. */
-static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
+static int run_transfers(struct transfer *t, int64_t n, struct hub_progress *p)
 {
     CURLM *multi = hub_curl.multi_init();
     MT_REQUIRE(multi, "curl_multi_init failed");
@@ -683,7 +657,7 @@ static int run_transfers(struct transfer *t, int64_t n, struct progress *p)
         failed = fill_slots(&w, t, n, multi);
         int64_t have = w.have, received = w.received;
         for (int64_t i = 0; i < w.n_open; i++) have += w.open[i]->have, received += w.open[i]->received;
-        if (p) show(p, t->repo, have, received);
+        if (p) hub_progress_show(p, t->repo->id, have, received);
         if (failed || !w.n_open) continue;
         progress(); /* the stall limit watches a transfer itself */
         hub_curl.multi_perform(multi, &rest);
@@ -746,7 +720,7 @@ int hub_http_viewer(const struct hub_repo *repo, struct hub_answer *answers, int
 
 int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *files, int64_t n, struct err *err)
 {
-    struct progress p = {.start_ms = clock_ms()};
+    struct hub_progress p = {.start_ms = clock_ms()};
     char a[32], b[32];
     int64_t missing = 0;
     if (hub_curl_open(err) || hub_cache_reserve(repo, files, n, err)) return -1;
@@ -761,7 +735,7 @@ int hub_http_fetch(const struct hub_repo *repo, const struct hub_file *const *fi
         log_info("%s: downloading %lld file%s, %s, to %s", repo->id, (long long)missing, str_plural(missing),
                  str_bytes(a, p.total), repo->env->cache);
     const int rc = missing ? run_transfers(t, missing, &p) : 0;
-    if (isatty(STDERR_FILENO)) fputs("\r\033[K", stderr);
+    hub_progress_clear();
     if (!rc && missing)
         log_info("%s: %s in %s, verified", repo->id, str_bytes(a, p.total),
                  str_seconds(b, (clock_ms() - p.start_ms) / 1e3));
