@@ -352,8 +352,11 @@ void model_fwd(struct model *m)
     struct layer_acts *acts = m->acts.layers;
     const int64_t dim = m->arch.d_model;
     m->weights.host.returns = m->pass.backward;
-    for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) /* every stream begins as the embedding */
-        op_embed_fwd(m->dev, tensor_cols(acts[0].x, at, dim), &m->weights.embed, m->tok);
+    for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) { /* every stream begins as the embedding */
+        const struct tensor x = tensor_cols(acts[0].x, at, dim);
+        op_embed_fwd(m->dev, x, &m->weights.embed, m->tok);
+        if (m->pass.noise_alpha > 0) op_embed_noise(m->dev, x, &m->seqs, (float)m->pass.noise_alpha, m->pass.noise_key);
+    }
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct block b = layer(m, l);
         if (!m->referring) adapters_need(&m->adapters, m->dev, l);

@@ -81,6 +81,8 @@ struct model_pass {
     double loss_scale;      /* multiplies dnll: 1 / labelled tokens of the optimizer step */
     double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key;   /* differs for every micro-batch */
+    double noise_alpha;     /* of op_embed_noise; 0: no noise */
+    uint64_t noise_key;     /* differs for every micro-batch */
     bool objective;         /* the loss is that of the model's objective; otherwise the cross-entropy */
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */

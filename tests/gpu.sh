@@ -84,8 +84,8 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     done
     return $status
 }
-kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_experts ops_hyper
-    ops_kl ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim quant)
+kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_embed ops_experts
+    ops_hyper ops_kl ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim quant)
 stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
 stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
 stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }

@@ -136,6 +136,9 @@ struct aux {
 
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
+/* In place, NEFTune (arXiv:2310.05914): x[t,c] += alpha / sqrt(n D) u, n the length of the sequence of row t; u in
+ * [-1, 1) is u24 2^-23 - 1, u24 the upper 24 bits of rng_u64(key, t D + c), exact in f32.  x [T,D] act */
+typedef void embed_noise_fn(struct device *dev, struct tensor x, const struct seqs *seqs, float alpha, uint64_t key);
 
 /* RMSNorm: eps, and the roundings to bf16: once at the end (gpt-oss), or round_twice: also x * rstd before the weight
  * (Llama). In F32 and F64 both give the same result. */
@@ -583,7 +586,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 /* Every op, once: struct ops, the declarations below and the tables of the backends follow from this list. */
 /* clang-format off */
 #define OPS(X) \
-    X(embed_fwd) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
+    X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) X(attn_gate_bwd) \
     X(conv_silu_fwd) X(conv_silu_bwd) X(delta_fwd) X(delta_bwd) X(gated_norm_fwd) X(gated_norm_bwd) \

@@ -34,6 +34,15 @@ void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, s
     round_act(dev, y);
 }
 
+void op_embed_noise(struct device *dev, struct tensor x, const struct seqs *seqs, float alpha, uint64_t key)
+{
+    WANT(x, dev->act_dtype, x.shape[0], x.shape[1]);
+    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    MOVES(dev, x, x);
+    RUN(0, embed_noise, x, seqs, alpha, key);
+    round_act(dev, x);
+}
+
 static void want_norm(struct device *dev, struct tensor x, struct tensor y, struct tensor rstd, struct tensor w)
 {
     const int64_t n_tok = x.shape[0], dim = w.shape[0];

@@ -1,4 +1,4 @@
-/* test_ops_dense.c - embedding, linear with adapters, rope, loss head. The CPU backend is compared with plain loops and
+/* test_ops_dense.c - linear with adapters, rope, loss head. The CPU backend is compared with plain loops and
  * finite differences, F32 with F64, 1 to 3 threads with each other, dry runs with real ones; the GPU with the CPU. */
 #include "tests/test.h"
 
@@ -28,61 +28,6 @@ static void exp_within_2_ulp(void **state)
     assert_true(worst > 0 && worst <= 2);
     assert_true(real_exp(0) == 1 && real_exp(-87) == 0 && real_exp(-INFINITY) == 0 && real_exp(-1e30f) == 0);
     assert_true(isinf(real_exp(89)) && isinf(real_exp(INFINITY)) && isnan(real_exp(NAN)));
-}
-
-/* ---- embedding ---- */
-
-static void embed_copies_rows(void **state)
-{
-    (void)state;
-    static const enum weight_format formats[] = {WF_F32, WF_BF16, WF_F16};
-    static const int32_t ids[] = {6, 0, 3, 3, 6};
-    for (int f = 0; f < 3; f++) {
-        struct device dev;
-        op_check_begin(&dev, f == 0);
-        struct weight w = make_weight(formats[f], 1, 1, 1, 7, 6), plain = make_weight(WF_F32, 1, 1, 1, 7, 6);
-        struct tensor y = make_empty(dev.act_dtype, 5, 6, -1);
-        op_embed_fwd(&dev, y, &w, make_i32(ids, 5));
-        for (int64_t i = 0; i < 30; i++)
-            assert_true(value_at(y, i) == (double)((const float *)plain.data)[ids[i / 6] * 6 + i % 6]);
-        op_embed_fwd(&dev, make_empty(dev.act_dtype, 0, 6, -1), &w, make_i32(ids, 0));
-        op_check_end(&dev);
-    }
-}
-
-/* On the GPU, a row of every format has the bits of the decoded row, rounded once. */
-struct gpu_embed {
-    int64_t n_tok, dim;
-    struct weight_packing packing;
-};
-
-static void gpu_embed_run(struct device *dev, const void *params, struct op_outputs *o)
-{
-    enum { VOCAB = 67 };
-    const struct gpu_embed *p = params;
-    struct weight w = make_packed(p->packing, 1, 1, 1, VOCAB, p->dim);
-    struct tensor y = make_empty(dev->act_dtype, p->n_tok, p->dim, -1), tok = make_empty(DT_I32, p->n_tok, -1, -1);
-    for (int64_t t = 0; t < p->n_tok; t++) ((int32_t *)tok.data)[t] = (int32_t)((66 + 29 * t) % VOCAB);
-    if (p->n_tok == 3) y = tensor_cols(make_zero(dev->act_dtype, p->n_tok, p->dim + 24, -1), 8, p->dim);
-    op_embed_fwd(dev, y, &w, tok);
-    for (int64_t i = 0; dev->act_dtype == DT_BF16 && !dev->dry_run && i < tensor_count(y); i++) {
-        float v = quant_value(&w, 0, ((const int32_t *)tok.data)[i / p->dim] * p->dim + i % p->dim);
-        assert_true(value_at(y, i) == (double)bf16_to_f32(f32_to_bf16(v)));
-    }
-    put(o, y);
-}
-
-static void embed_on_the_gpu(void **state)
-{
-    (void)state;
-    op_check_need_gpu();
-    static const struct gpu_embed cases[] = {
-        {0, 64, {WF_BF16, 0, false}},   {1, 8, {WF_BF16, 0, false}},     {5, 2880, {WF_BF16, 0, false}},
-        {3, 2048, {WF_BF16, 0, false}}, {3, 72, {WF_F32, 0, false}},     {7, 4160, {WF_F16, 0, false}},
-        {3, 96, {WF_MXFP4, 0, false}},  {5, 2880, {WF_MXFP4, 0, false}}, {3, 2048, {WF_NF4, 64, true}},
-        {9, 72, {WF_NF4, 64, false}},   {5, 1000, {WF_FP4, 128, true}},  {3, 64, {WF_FP4, 4096, false}},
-    };
-    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_embed_run, &cases[i]);
 }
 
 /* ---- linear ---- */
@@ -764,7 +709,6 @@ int test_ops_dense(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(exp_within_2_ulp),
-        cmocka_unit_test(embed_copies_rows),
         cmocka_unit_test(linear_forward_is_the_definition),
         cmocka_unit_test(linear_gradients),
         cmocka_unit_test(linear_gradients_of_large_shapes),
@@ -774,7 +718,6 @@ int test_ops_dense(void)
         cmocka_unit_test(large_linear_on_the_gpu),
         cmocka_unit_test(rope),
         cmocka_unit_test(rope_on_the_gpu),
-        cmocka_unit_test(embed_on_the_gpu),
         cmocka_unit_test(loss_head),
         cmocka_unit_test(loss_head_extremes),
         cmocka_unit_test(loss_head_on_the_gpu),

@@ -51,6 +51,7 @@ dtype = fp32
 steps = {steps}
 micro_batch = {micro_batch}
 grad_accum = {grad_accum}
+neftune_alpha = {neftune_alpha}
 resume = never
 [eval]
 every = 0
@@ -121,7 +122,8 @@ def against(case, out):
 
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
-    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1}
+    setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1,
+             "neftune_alpha": 0}
     setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
         setup["rslora"] = str(setup["rslora"]).lower()

@@ -21,6 +21,7 @@ from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import save_file
 
 import families
+import neftune
 import peer
 
 SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_heads=2, head_dim=32, window=8, seq_len=96,
@@ -38,6 +39,7 @@ def arguments(argv):
     parser.add_argument("--tokenizer", default=os.path.join(here, "../../configs/tiny-gptoss"), help="its directory")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--lr-ratio-b", type=float, default=1, help="LoRA+: the learning rate of B over that of A")
+    parser.add_argument("--neftune", type=float, default=0, help="train.neftune_alpha (neftune.py)")
     parser.add_argument("--family", choices=families.FAMILIES, default="gpt_oss")
     parser.add_argument("--norm-topk-prob", choices=("true", "false"), help="qwen3, olmoe; default: as published")
     parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe, glm4")
@@ -308,10 +310,13 @@ def train(a, model, documents):
         loraplus_weight_decay=ADAMW["weight_decay"])
     steps = []
     model.train()
+    noise = neftune.Noise(model, a.neftune) if a.neftune else None
     for step in range(a.steps):
         micro = documents[a.accum * step:a.accum * (step + 1)]
         if a.exact:
             model.save_pretrained(f"{a.out}/before_{step + 1}")
+        if noise:
+            noise.begin(step)
         total, tokens = peer.backward(model, micro)
         if step == 0:
             save_file({n.replace(".default", ""): p.grad.contiguous() for n, p in trained.items()},
@@ -320,6 +325,8 @@ def train(a, model, documents):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         steps.append({"loss": total / tokens, "grad_norm": norm, "tokens": tokens})
+    if noise:
+        noise.end()
     return steps
 
 
@@ -347,9 +354,10 @@ def main(argv=None):
     for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
         os.remove(f"{a.out}/{folder}/README.md")
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
-                             lr_ratio_b=a.lr_ratio_b, schedule="constant", beta1=0.9, beta2=0.999, clip_norm=CLIP_NORM,
-                             **ADAMW, packing=False, shuffle=False, format="text", loss_on="all", r=a.r, alpha=a.alpha,
-                             rslora=a.rslora, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
+                             lr_ratio_b=a.lr_ratio_b, neftune_alpha=a.neftune, schedule="constant", beta1=0.9,
+                             beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False, shuffle=False, format="text",
+                             loss_on="all", r=a.r, alpha=a.alpha, rslora=a.rslora, layers=layers_of(a),
+                             targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

@@ -16,12 +16,13 @@
 #include "train/launch/launch.h"
 #include "tests/process.h"
 
-/* Every step has four micro-batches; dropout and auxiliary loss differ between them. A and B have their own rates. */
+/* Every step has four micro-batches; dropout, noise and auxiliary loss differ between them. A and B have their own
+ * rates. */
 static const char settings[] = "[parallel]\ncpu_ranks = %d\nzero = %s\n[optim]\nschedule = constant\nwarmup_ratio = 0\n"
                                "lr_ratio_b = 4\n[eval]\nevery = 2\n";
 #define JOB                                                                                                            \
-    "--set", "train.grad_accum=4", "--set", "lora.dropout=0.1", "--set", "train.aux_loss_coef=0.1", "--set",           \
-        "output.save_every=2"
+    "--set", "train.grad_accum=4", "--set", "train.neftune_alpha=5", "--set", "lora.dropout=0.1", "--set",             \
+        "train.aux_loss_coef=0.1", "--set", "output.save_every=2"
 
 static const char *config_of(int ranks, bool zero)
 {

@@ -114,6 +114,7 @@ static const struct option options[] = {
     ROW(train, recompute, FREE, "auto", "auto|none|selective|full", "what to recompute; auto: by layer, what fits"),
     ROW(train, aux_loss_coef, MATH, "0", "[0, 1e3]", "weight of the router's load-balancing loss"),
     ROW(train, aux_convention, MATH, "transformers", "transformers|megatron", "loss pooled over layers, or per layer"),
+    ROW(train, neftune_alpha, MATH, "0", "[0, 1e3]", "noise on embeddings, at most this / sqrt(length * width)"),
     ROW(train, resume, FREE, "auto", "auto|never|directory", "auto: the newest checkpoint in output.dir"),
     ROW(train, max_nonfinite, FREE, "5", "[0, 1e9]", "stop after this many skipped (non-finite) steps"),
     ROW(train, threads, FREE, "0", "[0, 512]", "CPU threads; 0: all cores, at most 512"),

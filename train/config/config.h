@@ -100,7 +100,7 @@ struct config {
     struct {
         int device, dtype, expert_dtype, recompute, offload, aux_convention;
         int64_t steps, micro_batch, grad_accum, seed, max_nonfinite, threads, decoded_layers;
-        double epochs, aux_loss_coef, memory_gb;
+        double epochs, aux_loss_coef, neftune_alpha, memory_gb;
         char resume[MT_PATH], profile[64];
     } train;
     struct {

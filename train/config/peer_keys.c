@@ -119,6 +119,7 @@ static const struct peer_key keys[] = {
     {"torch_dtype", "train.dtype", TYPE},
     {"compute_dtype", "train.dtype", TYPE},
     {"mixed_precision", "train.dtype", TYPE},
+    {"neftune_noise_alpha", "train.neftune_alpha", NULL},
     {"resume_from_checkpoint", "train.resume", NULL},
     {"router_aux_loss_coef", "train.aux_loss_coef", NULL},
     /* parallel */

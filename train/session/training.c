@@ -5,13 +5,15 @@ bool training_is_first(const struct training *t) { return t->run.par.all->rank =
 
 struct model_pass training_pass(const struct training *t, int64_t i, int64_t labels)
 {
-    const uint64_t key = rng_u64(rng_key((uint64_t)t->run.cfg->train.seed, "dropout"), (uint64_t)t->state.step);
+    const uint64_t seed = (uint64_t)t->run.cfg->train.seed, step = (uint64_t)t->state.step;
     return (struct model_pass){.backward = true,
                                .objective = true,
                                .unquantised = t->run.model.qat.waiting,
                                .loss_scale = 1 / (double)MT_MAX(labels, 1),
                                .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
-                               .dropout_key = rng_u64(key, (uint64_t)i),
+                               .dropout_key = rng_u64(rng_u64(rng_key(seed, "dropout"), step), (uint64_t)i),
+                               .noise_alpha = t->run.cfg->train.neftune_alpha,
+                               .noise_key = rng_u64(rng_u64(rng_key(seed, "neftune"), step), (uint64_t)i),
                                .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
 }
 
