@@ -22,70 +22,13 @@
 #include "optim/host_update.h"
 
 #define GROUP_ALIGN      64
-#define MAX_RANK         65536
 #define PARAMS_PER_LAYER (2 * LORA_TARGETS)
-
-/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. */
-static const struct {
-    const char *name, *module;
-} target_rows[LORA_TARGETS] = {
-    [LORA_Q] = {"q_proj", "self_attn.q_proj"},
-    [LORA_K] = {"k_proj", "self_attn.k_proj"},
-    [LORA_V] = {"v_proj", "self_attn.v_proj"},
-    [LORA_O] = {"o_proj", "self_attn.o_proj"},
-    [LORA_Q_A] = {"q_a_proj", "self_attn.q_a_proj"},
-    [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj"},
-    [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa"},
-    [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj"},
-    [LORA_KV] = {"kv_proj", "self_attn.kv_proj"},
-    [LORA_O_B] = {"o_b_proj", "self_attn.o_b_proj"},
-    [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv"},
-    [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z"},
-    [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b"},
-    [LORA_IN_A] = {"in_proj_a", "linear_attn.in_proj_a"},
-    [LORA_IN_QKVZ] = {"in_proj_qkvz", "linear_attn.in_proj_qkvz"},
-    [LORA_IN_BA] = {"in_proj_ba", "linear_attn.in_proj_ba"},
-    [LORA_OUT] = {"out_proj", "linear_attn.out_proj"},
-    [LORA_UP] = {"gate_up_proj", NULL},
-    [LORA_DOWN] = {"down_proj", NULL},
-    [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
-    [LORA_SHARED_UP] = {"shared_up_proj", "#.up_proj"},
-    [LORA_SHARED_DOWN] = {"shared_down_proj", "#.down_proj"},
-    [LORA_DENSE_GATE] = {"dense_gate_proj", "mlp.gate_proj"},
-    [LORA_DENSE_UP] = {"dense_up_proj", "mlp.up_proj"},
-    [LORA_DENSE_DOWN] = {"dense_down_proj", "mlp.down_proj"},
-};
-
-/* Words for several targets. */
-static const struct {
-    const char *name;
-    enum lora_target first, last;
-} groups[] = {{"attention", LORA_Q, LORA_O_B},
-              {"mixers", LORA_Q, LORA_OUT},
-              {"experts", LORA_UP, LORA_DOWN},
-              {"shared_experts", LORA_SHARED_GATE, LORA_SHARED_DOWN},
-              {"dense", LORA_DENSE_GATE, LORA_DENSE_DOWN},
-              {"all-linear", LORA_Q, LORA_TARGETS - 1}};
-
-const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
-
-bool lora_target_is_stack(enum lora_target t) { return !target_rows[t].module; }
-
-bool lora_target_is_shared(enum lora_target t) { return t >= LORA_SHARED_GATE && t <= LORA_SHARED_DOWN; }
-
-bool lora_target_is_dense(enum lora_target t) { return t >= LORA_DENSE_GATE && t <= LORA_DENSE_DOWN; }
-
-void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
-{
-    const bool shared = target_rows[t].module[0] == '#';
-    snprintf(module, LORA_MODULE_TEXT, "%s%s", shared ? names->shared : "", target_rows[t].module + shared);
-}
 
 int64_t lora_param_count(const struct lora_param *p) { return p->n_exp * p->rows * p->cols; }
 
 void lora_param_name(const struct lora_param *p, char name[64])
 {
-    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, target_rows[p->target].name, p->is_b ? 'B' : 'A');
+    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, lora_target_name(p->target), p->is_b ? 'B' : 'A');
 }
 
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS])
@@ -121,136 +64,6 @@ static void find_fused(struct adapters *ad, const struct arch *a)
     }
 }
 
-/* The next word of a comma-separated list, blanks around it dropped; false at the end of the list. */
-static bool next_word(const char **list, char *word, size_t n)
-{
-    const char *s = *list;
-    if (!*s) return false;
-    size_t len = strcspn(s, ",");
-    *list = s + len + (s[len] == ',');
-    for (; len && *s == ' '; len--) s++;
-    while (len && s[len - 1] == ' ') len--;
-    snprintf(word, n, "%.*s", (int)MT_MIN(len, n - 1), s);
-    return true;
-}
-
-static int unknown_target(const char *key, const char *word, struct err *err)
-{
-    enum { WORDS = LORA_TARGETS + (int)MT_LEN(groups) };
-    const char *words[WORDS], *near;
-    char known[2 * LORA_NAMES_TEXT] = "";
-    for (int i = 0; i < WORDS; i++) {
-        words[i] = i < LORA_TARGETS ? target_rows[i].name : groups[i - LORA_TARGETS].name;
-        snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", i ? ", " : "", words[i]);
-    }
-    near = str_nearest(word, words, WORDS);
-    return err_set(err, "%s: unknown target \"%s\"%s%s%s; known: %s", key, word, near ? " (did you mean " : "",
-                   near ? near : "", near ? "?)" : "", known);
-}
-
-/* The targets that a word names: one target, or a group. */
-static int find_targets(const char *key, const char *word, enum lora_target *first, enum lora_target *last,
-                        struct err *err)
-{
-    static const char *const routers[] = {"router", "gate", "mlp.router", "mlp.gate"};
-    static const char *const frozen[] = {"wo_a", "o_a_proj", "lm_head", "embed_tokens"};
-    static const char *const linears[] = {"gate_proj", "up_proj"};
-    static const char *const published[][2] = {
-        {"wq_a", "q_a_proj"}, {"wq_b", "q_b_proj"}, {"wkv", "kv_proj"}, {"wo_b", "o_b_proj"}};
-    for (int64_t i = 0; i < MT_LEN(routers); i++)
-        if (!strcmp(word, routers[i]))
-            return err_set(err, "%s: \"%s\": the router is no target: moetrain does not train routers; remove the word",
-                           key, word);
-    for (int64_t i = 0; i < MT_LEN(published); i++)
-        if (!strcmp(word, published[i][0]))
-            return err_set(err, "%s: \"%s\": write %s, its name in transformers", key, word, published[i][1]);
-    for (int64_t i = 0; i < MT_LEN(frozen); i++)
-        if (!strcmp(word, frozen[i]))
-            return err_set(err, "%s: \"%s\" is no target: this matrix stays frozen; remove the word", key, word);
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-        if (!strcmp(word, target_rows[t].name)) return *first = *last = t, 0;
-    for (int64_t i = 0; i < MT_LEN(groups); i++)
-        if (!strcmp(word, groups[i].name)) return *first = groups[i].first, *last = groups[i].last, 0;
-    for (int i = 0; i < MT_LEN(linears); i++)
-        if (!strcmp(word, linears[i]))
-            return err_set(err,
-                           "%s: \"%s\": in PEFT this name matches routed experts, shared experts and dense layers; "
-                           "write experts, shared_experts or dense, or one matrix: shared_%s, dense_%s",
-                           key, word, word, word);
-    return unknown_target(key, word, err);
-}
-
-static bool any_layer_has(const struct arch *a, enum lora_target t)
-{
-    struct product q;
-    int64_t n;
-    for (int64_t l = 0; l < a->n_layer; l++)
-        if (lora_find_product(a, l, t, &q, &n) && q.n_exp > 0) return true;
-    return false;
-}
-
-/* No matrix has target t, which `word` names. */
-static int refuse_target(const struct arch *a, const char *word, enum lora_target t, struct err *err)
-{
-    char names[LORA_NAMES_TEXT] = "";
-    const bool gate = t == LORA_SHARED_GATE || t == LORA_DENSE_GATE;
-    if (t >= LORA_UP)
-        return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
-                       gate && any_layer_has(a, t + 1) ? "gates in its networks"
-                       : lora_target_is_shared(t)      ? "shared experts"
-                       : lora_target_is_dense(t)       ? "dense layers"
-                                                       : "experts");
-    for (t = LORA_Q; t < LORA_TARGETS; t++)
-        if (any_layer_has(a, t))
-            snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",
-                     target_rows[t].name);
-    return err_set(err,
-                   "lora.targets: \"%s\" matches nothing: the targets of %s are %s; for all of attention and other "
-                   "mixers write mixers, for all targets all-linear",
-                   word, a->family, names);
-}
-
-/* a NULL: any model. A group stands for those of its targets that the model has. */
-static int parse_targets(struct adapters *ad, const struct arch *a, const char *targets, struct err *err)
-{
-    enum lora_target first = LORA_Q, last = LORA_Q;
-    char word[64];
-    bool any = false;
-    for (const char *s = targets; next_word(&s, word, sizeof(word));) {
-        if (find_targets("lora.targets", word, &first, &last, err)) return -1;
-        bool found = false;
-        for (enum lora_target t = first; t <= last; t++)
-            if (!a || any_layer_has(a, t)) ad->target[t] = found = any = true;
-        if (!found) return refuse_target(a, word, first, err);
-    }
-    if (!any) return err_set(err, "lora.targets is empty: nothing would be trained");
-    return 0;
-}
-
-/* Parses "experts=8,q_proj=32"; later entries override earlier ones. */
-static int parse_ranks(struct adapters *ad, const char *ranks, struct err *err)
-{
-    enum lora_target first = LORA_Q, last = LORA_Q;
-    char word[64];
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->rank[t] = ad->r;
-    for (const char *s = ranks ? ranks : ""; next_word(&s, word, sizeof(word));) {
-        char *value = strchr(word, '='), *end = word;
-        const int64_t r = value ? strtoll(value + 1, &end, 10) : 0;
-        if (!value || value[1] < '0' || value[1] > '9' || *end || r < 1 || r > MAX_RANK)
-            return err_set(err, "lora.rank_pattern: \"%s\": expected TARGET=RANK, like experts=8, the rank 1 to %d",
-                           word, MAX_RANK);
-        *value = '\0';
-        if (find_targets("lora.rank_pattern", word, &first, &last, err)) return -1;
-        bool any = false;
-        for (enum lora_target t = first; t <= last; t++)
-            if (ad->target[t]) ad->rank[t] = r, any = true;
-        if (!any) return err_set(err, "lora.rank_pattern: \"%s\" is not in lora.targets", word);
-    }
-    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-        ad->scale[t] = (float)(ad->alpha / (ad->rslora ? sqrt((double)ad->rank[t]) : (double)ad->rank[t]));
-    return 0;
-}
-
 int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int64_t multiple)
 {
     const unsigned others = ad->fused[t] & ~(1u << t);
@@ -279,37 +92,37 @@ void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
     text[0] = '\0';
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (ad->target[t] && ad->rank[t] != ad->r)
-            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%lld", n ? "," : "", target_rows[t].name,
+            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%lld", n ? "," : "", lora_target_name(t),
                           (long long)ad->rank[t]);
 }
 
-/* Parses "3" or "0-5"; s must contain nothing else. */
-static bool parse_range(const char *s, int64_t *first, int64_t *last)
+void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT])
 {
-    char *end;
-    if (*s < '0' || *s > '9') return false;
-    *first = *last = strtoll(s, &end, 10);
-    if (*end == '-' && end[1] >= '0' && end[1] <= '9') *last = strtoll(end + 1, &end, 10);
-    return *end == '\0';
+    int n = 0;
+    text[0] = '\0';
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        if (ad->target[t] && fabs(ad->alpha_of[t] - ad->alpha) > 0)
+            n += snprintf(text + n, (size_t)(LORA_RANKS_TEXT - n), "%s%s=%.17g", n ? "," : "", lora_target_name(t),
+                          ad->alpha_of[t]);
 }
 
-/* layer_on NULL: any model. */
-static int parse_layers(struct adapters *ad, const char *layers, struct err *err)
+/* Targets, ranks and scales. */
+static int read_options(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
-    char word[64];
-    bool all = !strcmp(layers, "") || !strcmp(layers, "all");
-    for (int64_t n = 0; n < ad->n_layer; n++) ad->layer_on[n] = all;
-    if (all) return 0;
-    for (const char *s = layers; next_word(&s, word, sizeof(word));) {
-        int64_t first, last;
-        if (!parse_range(word, &first, &last) || first > last)
-            return err_set(err, "lora.layers: \"%s\" is neither a layer nor a range; write \"all\" or like \"0-3,7\"",
-                           word);
-        if (!ad->layer_on) continue;
-        if (last >= ad->n_layer)
-            return err_set(err, "lora.layers: \"%s\": the model has layers 0 to %lld", word,
-                           (long long)ad->n_layer - 1);
-        for (int64_t n = first; n <= last; n++) ad->layer_on[n] = true;
+    struct lora_model model = {.family = a->family};
+    struct lora_choice c;
+    struct product q;
+    int64_t n;
+    for (int64_t l = 0; l < a->n_layer; l++)
+        for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+            model.has[t] |= lora_find_product(a, l, t, &q, &n) && q.n_exp > 0;
+    if (lora_options_read(&c, &model, opt, err)) return -1;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
+        const double r = (double)c.rank[t];
+        ad->target[t] = c.target[t];
+        ad->rank[t] = c.rank[t];
+        ad->alpha_of[t] = c.alpha[t];
+        ad->scale[t] = (float)(c.alpha[t] / (ad->rslora ? sqrt(r) : r));
     }
     return 0;
 }
@@ -348,31 +161,11 @@ static void plan_layer(struct adapters *ad, const struct arch *a, const struct c
     }
 }
 
-static int check_numbers(const struct lora_options *opt, struct err *err)
-{
-    if (opt->r < 1 || opt->r > MAX_RANK)
-        return err_set(err, "lora.r = %lld: the rank must be 1 to %d", (long long)opt->r, MAX_RANK);
-    if (!isfinite(opt->alpha) || opt->alpha <= 0)
-        return err_set(err, "lora.alpha = %g: must be a positive number", opt->alpha);
-    if (!(opt->dropout >= 0 && opt->dropout < 1))
-        return err_set(err, "lora.dropout = %g: must be at least 0 and below 1", opt->dropout);
-    return 0;
-}
-
-int lora_options_check(const struct lora_options *opt, struct err *err)
-{
-    struct adapters any = {.r = opt->r, .alpha = opt->alpha, .rslora = opt->rslora};
-    const bool good = !check_numbers(opt, err) && !parse_targets(&any, NULL, opt->targets, err) &&
-                      !parse_ranks(&any, opt->ranks, err) && !parse_layers(&any, opt->layers, err);
-    return good ? 0 : -1;
-}
-
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err)
 {
     *ad = (struct adapters){.r = opt->r, .alpha = opt->alpha, .dropout = opt->dropout, .rslora = opt->rslora};
     find_fused(ad, a);
-    if (check_numbers(opt, err) || parse_targets(ad, a, opt->targets, err) || parse_ranks(ad, opt->ranks, err))
-        return -1;
+    if (read_options(ad, a, opt, err)) return -1;
     pad_ranks(ad, 1);
     ad->transposed = a->transposed_experts;
     ad->nested = a->nested;
@@ -383,7 +176,7 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     ad->layers = mem_array(a->n_layer, sizeof(*ad->layers));
     ad->groups = mem_array(a->n_layer * PARAMS_PER_LAYER, sizeof(*ad->groups));
     ad->opt.kind = &optimizer_adamw;
-    if (parse_layers(ad, opt->layers, err)) {
+    if (lora_options_layers(ad->layer_on, ad->n_layer, opt->layers, err)) {
         adapters_free(ad);
         return -1;
     }

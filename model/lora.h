@@ -14,37 +14,9 @@
 
 #include "kernels/comm/comm.h"
 #include "model/arch/arch.h"
+#include "model/lora_options.h"
 #include "model/stored/base_model.h"
 #include "optim/optimizer.h"
-
-enum lora_target {
-    LORA_Q,
-    LORA_K,
-    LORA_V,
-    LORA_O,
-    LORA_Q_A, /* of latent attention */
-    LORA_Q_B,
-    LORA_KV_A,
-    LORA_KV_B,
-    LORA_KV, /* of compressed attention, beside LORA_Q_A and LORA_Q_B */
-    LORA_O_B,
-    LORA_IN_QKV, /* of gated DeltaNet */
-    LORA_IN_Z,
-    LORA_IN_B,
-    LORA_IN_A,
-    LORA_IN_QKVZ, /* of gated DeltaNet with fused matrices */
-    LORA_IN_BA,
-    LORA_OUT,
-    LORA_UP, /* of the routed experts: stacks */
-    LORA_DOWN,
-    LORA_SHARED_GATE, /* of the shared experts */
-    LORA_SHARED_UP,
-    LORA_SHARED_DOWN,
-    LORA_DENSE_GATE, /* of layers without routed experts */
-    LORA_DENSE_UP,
-    LORA_DENSE_DOWN,
-    LORA_TARGETS
-};
 
 struct lora_param {
     enum lora_target target;
@@ -103,16 +75,6 @@ struct amax_table {
     struct amax_row *rows; /* [n_rows] host */
 };
 
-struct lora_options {
-    int64_t r;
-    double alpha, dropout;
-    bool rslora;
-    const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
-                            dense, all-linear */
-    const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
-    const char *layers;  /* "" or "all": every layer; else "0-3,7" */
-};
-
 struct adapters {
     int64_t r;                  /* lora rank of targets that lora_options.ranks does not name */
     int64_t rank[LORA_TARGETS]; /* lora rank of each target; r if it is not trained */
@@ -120,8 +82,9 @@ struct adapters {
      * have the largest rank of the three. Values beyond rank[] are zero and stay zero. */
     int64_t padded_rank[LORA_TARGETS];
     double alpha, dropout;
+    double alpha_of[LORA_TARGETS]; /* alpha where lora_options.alphas does not name the target */
     bool rslora;
-    float scale[LORA_TARGETS];        /* alpha/rank, or alpha/sqrt(rank) with rslora */
+    float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
     bool asked[LORA_TARGETS];         /* in lora.targets */
     bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
     unsigned fused[LORA_TARGETS];     /* bits of the targets that share a product with this one */
@@ -149,8 +112,6 @@ struct adapters {
     int64_t n_common; /* if ep: the first n_common elements are replicated on all ranks; this rank's experts follow */
 };
 
-/* Checks spelling and numbers of the options; it needs no checkpoint. */
-int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
 /* Plans the parameters from the options, without device memory. An unknown target or layer is an error, and so is a
  * target that matches nothing. Targets skip layers without their matrix. */
 int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_options *opt, struct err *err) MT_CHECK;
@@ -202,17 +163,9 @@ int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int6
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */
-#define LORA_RANKS_TEXT 512
-#define LORA_NAMES_TEXT 512 /* the names of all targets, separated by commas */
+#define LORA_RANKS_TEXT 1024
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
-const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
-/* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
- * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
-bool lora_target_is_stack(enum lora_target t);
-bool lora_target_is_shared(enum lora_target t);
-bool lora_target_is_dense(enum lora_target t);
-#define LORA_MODULE_TEXT 64
-void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
+void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]); /* the same of alpha */
 /* NULL: the layer has no such trained target. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);
 int64_t lora_param_count(const struct lora_param *p);

@@ -158,18 +158,20 @@ static int target_text(const struct adapters *ad, const struct arch *a, enum lor
 char *lora_table(const struct adapters *ad, const struct arch *a)
 {
     enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7);
-    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT], scale[32];
+    int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7) + 2 * LORA_RANKS_TEXT;
+    char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT],
+         alphas[LORA_RANKS_TEXT], scale[32];
     for (int64_t n = 0; n < ad->n_layer; n++)
         n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->ffn[n] && !a->ffn[n]->routed;
     adapters_ranks_text(ad, ranks);
-    if (ranks[0])
+    adapters_alphas_text(ad, alphas);
+    if (ranks[0] || alphas[0])
         snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
     else
         snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
-    s += snprintf(s, 2 * LINE, "LoRA r %lld%s%s%s, alpha %g, scale %s%s, dropout %g%s\n", (long long)ad->r,
-                  ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, scale, ad->rslora ? " (rsLoRA)" : "",
-                  ad->dropout, dropout_text(ad));
+    s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "LoRA r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s\n",
+                  (long long)ad->r, ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, alphas[0] ? " (" : "",
+                  alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout, dropout_text(ad));
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);

@@ -292,7 +292,9 @@ static void partial_adapters_ranks_and_rslora_are_exported(void **state)
          .alpha = 3,
          .targets = "q_proj,k_proj,v_proj,experts",
          .ranks = "k_proj=2,v_proj=6,down_proj=3",
+         .alphas = "q_proj=6,gate_up_proj=1.5",
          .layers = ""},
+        {.r = 3, .alpha = 2, .rslora = true, .targets = "q_proj,experts", .alphas = "experts=4", .layers = ""},
         {.r = 2, .alpha = 3, .rslora = true, .targets = "q_proj,experts", .ranks = "gate_up_proj=8", .layers = ""},
     };
     static const char *const cases[] = {"case_a", "qwen3", "mixtral"};

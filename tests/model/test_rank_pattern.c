@@ -1,4 +1,5 @@
-/* test_rank_pattern.c - lora.rank_pattern sets lora ranks per target: layout, views for the ops, PEFT's files. */
+/* test_rank_pattern.c - lora.rank_pattern and lora.alpha_pattern set lora ranks and alpha per target: layout, views for
+ * the ops, PEFT's files. */
 #include <stdio.h>
 
 #include "data/file/file.h"
@@ -25,22 +26,40 @@ static void targets_and_views(void **state)
         if (!strstr(err.msg, wrong[i][1])) fail_msg("%s: %s", wrong[i][0], err.msg);
     }
 
+    static const char *const wrong_alphas[][2] = {
+        {"q_proj", "lora.alpha_pattern: \"q_proj\": expected TARGET=ALPHA"},
+        {"q_proj=0", "TARGET=ALPHA"},
+        {"q_proj=-1", "TARGET=ALPHA"},
+        {"q_proj=1e7", "at most 1000000"},
+        {"q_proj=nan", "TARGET=ALPHA"},
+        {"q_proj=2 ,v_proj=2x", "TARGET=ALPHA"},
+        {"experts=3", "lora.alpha_pattern: \"experts\" is not in lora.targets"}};
+    opt.ranks = NULL;
+    for (int64_t i = 0; i < MT_LEN(wrong_alphas); i++) {
+        opt.alphas = wrong_alphas[i][0];
+        assert_int_equal(adapters_plan(&ad, &a, &opt, &err), -1);
+        if (!strstr(err.msg, wrong_alphas[i][1])) fail_msg("%s: %s", wrong_alphas[i][0], err.msg);
+    }
+
     char text[LORA_RANKS_TEXT];
     struct tiny t;
     opt = tiny_options(ALL_TARGETS);
+    opt.alphas = "experts=9,q_proj=0.5,down_proj=6";
     opt.ranks = "experts=4, v_proj=3,down_proj=1";
     tiny_open(&t, &a, &opt, "fp32");
     adapters_ranks_text(&t.ad, text);
     assert_string_equal(text, "v_proj=3,gate_up_proj=4,down_proj=1");
+    adapters_alphas_text(&t.ad, text);
+    assert_string_equal(text, "q_proj=0.5,gate_up_proj=9");
     assert_int_equal(adapters_max_rank(&t.ad), 4);
     const struct layer_weights w = tiny_layer(&t, 1), *l = &w;
     const int64_t held[] = {l->attention.qkv.lora.r, l->attention.out.lora.r, l->up.lora.r, l->down.lora.r},
                   want[] = {3, 2, 4, 1}; /* q, k and v share the largest r */
     assert_memory_equal(held, want, sizeof(want));
-    assert_close(l->attention.qkv.lora.scale[0], 6 / 2.0, 1e-6);
+    assert_close(l->attention.qkv.lora.scale[0], 0.5 / 2.0, 1e-6);
     assert_close(l->attention.qkv.lora.scale[2], 6 / 3.0, 1e-6);
     assert_close(l->attention.out.lora.scale[0], 6 / 2.0, 1e-6);
-    assert_close(l->up.lora.scale[0], 6 / 4.0, 1e-6);
+    assert_close(l->up.lora.scale[0], 9 / 4.0, 1e-6);
     assert_close(l->down.lora.scale[0], 6 / 1.0, 1e-6);
     adapters_init(&t.ad, &t.dev, 1);
     const float *q = l->attention.qkv.lora.a.data; /* [3 * 3, 8]: q has r = 2 and one padding row, v has r = 3 */
@@ -97,6 +116,7 @@ static void files_are_restored(void **state)
     snprintf(first, sizeof(first), "%s", scratch_dir());
     snprintf(again, sizeof(again), "%s", scratch_dir());
     opt.ranks = "q_proj=1,v_proj=5,experts=4,down_proj=3";
+    opt.alphas = "o_proj=1.3,experts=11";
     tiny_open(&t, &a, &opt, "fp32");
     tiny_fill(&t, t.ad.opt.param, 5);
     if (peft_save(&t.ad, &t.dev, first, "org/base", NULL, &err)) fail_msg("%s", err.msg);
@@ -112,6 +132,7 @@ static void files_are_restored(void **state)
     }
 }
 
+/* The values of the adapters, those of B times their scale. */
 static float *read_values(const struct arch *a, const char *dir)
 {
     struct cpu_adapter h;
@@ -119,8 +140,34 @@ static float *read_values(const struct arch *a, const char *dir)
     if (cpu_adapter_load(&h, a, dir, &err)) fail_msg("%s", err.msg);
     float *values = mem_array(h.ad.n_flat, sizeof(*values));
     adapters_get(&h.ad, &h.dev, h.ad.opt.param, DT_F32, values);
+    for (const struct lora_param *p = h.ad.params; p < h.ad.params + h.ad.n_params; p++)
+        for (int64_t k = p->off; k < p->off + lora_param_count(p) && p->is_b; k++) values[k] *= h.ad.scale[p->target];
     cpu_adapter_close(&h);
     return values;
+}
+
+/* Read into adapters with one alpha, B is scaled. */
+static void other_alphas_scale_b(void **state)
+{
+    (void)state;
+    const struct arch a = tiny_arch();
+    struct lora_options opt = tiny_options("q_proj,experts");
+    struct err err = {.msg = ""};
+    struct tiny t, u;
+    const char *dir = scratch_dir();
+    opt.alphas = "gate_up_proj=12";
+    tiny_open(&t, &a, &opt, "fp32");
+    tiny_fill(&t, t.ad.opt.param, 5);
+    if (peft_save(&t.ad, &t.dev, dir, NULL, NULL, &err)) fail_msg("%s", err.msg);
+    opt.alphas = "q_proj=3";
+    tiny_open(&u, &a, &opt, "fp32");
+    if (peft_load(&u.ad, &u.dev, dir, &err)) fail_msg("%s", err.msg);
+    const float *old = t.ad.opt.param.data, *new = u.ad.opt.param.data;
+    for (const struct lora_param *p = t.ad.params; p < t.ad.params + t.ad.n_params; p++)
+        for (int64_t k = p->off; k < p->off + lora_param_count(p); k++)
+            assert_true(new[k] == (p->is_b && p->target != LORA_DOWN ? 2 * old[k] : old[k])); /* 12/6, 6/3 */
+    tiny_close(&t);
+    tiny_close(&u);
 }
 
 /* PEFT's conversion of gate_proj and up_proj, with rank r each, writes rank 2 r and 2 alpha for gate_up_proj. */
@@ -216,8 +263,10 @@ static void unsupported_patterns_are_errors(void **state)
 
 int test_rank_pattern(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(targets_and_views), cmocka_unit_test(files_are_restored),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(targets_and_views),
+                                       cmocka_unit_test(files_are_restored),
                                        cmocka_unit_test(alpha_pattern_scales_b),
+                                       cmocka_unit_test(other_alphas_scale_b),
                                        cmocka_unit_test(alpha_pattern_of_every_network),
                                        cmocka_unit_test(unsupported_patterns_are_errors)};
     return cmocka_run_group_tests_name("rank_pattern", tests, NULL, NULL);

@@ -31,6 +31,7 @@ shuffle = false
 [lora]
 r = {r}
 alpha = {alpha}
+alpha_pattern = {alpha_pattern}
 rslora = {rslora}
 targets = {targets}
 layers = {layers}
@@ -123,7 +124,7 @@ def against(case, out):
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
     setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1,
-             "neftune_alpha": 0}
+             "neftune_alpha": 0, "alpha_pattern": ""}
     setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
         setup["rslora"] = str(setup["rslora"]).lower()

@@ -98,7 +98,8 @@ def deltas_of_peft(adapter, settings):
     tensors = peer.load_file(os.path.join(adapter, "adapter_model.safetensors"))
     with open(os.path.join(adapter, "adapter_config.json")) as f:
         config = json.load(f)
-    scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+    per_alpha = 1 / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
+    alphas = config["alpha_pattern"]
     n_exp = next(settings[k] for k in ("num_local_experts", "num_experts", "n_routed_experts") if k in settings)
     out = {}
     for name, a in tensors.items():
@@ -112,7 +113,9 @@ def deltas_of_peft(adapter, settings):
             a = a.reshape(n_exp, -1, a.shape[1])
             b = b.reshape(b.shape[0], -1, n_exp).permute(2, 0, 1)
             module = "gate_up" if module.endswith("base_layer") else "down"
-        out[int(layer), module.split(".")[-1]] = scale * (b.double() @ a.double())
+        matrix = module.split(".")[-1]
+        alpha = alphas.get(matrix if matrix.endswith("_proj") else matrix + "_proj", config["lora_alpha"])
+        out[int(layer), matrix] = alpha * per_alpha * (b.double() @ a.double())
     return out
 
 

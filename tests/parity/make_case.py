@@ -90,6 +90,7 @@ def arguments(argv):
     parser.add_argument("--few-keys", action="store_true", help="config.json without keys that have their default")
     parser.add_argument("--adapt-layers", type=int, nargs="*", help="lora.layers; default: all")
     parser.add_argument("--targets", nargs="*", help="lora.targets; default: all of attention, and experts")
+    parser.add_argument("--alpha-pattern", default="", help="lora.alpha_pattern: q_proj=8,down_proj=4")
     parser.add_argument("--rslora", action="store_true")
     parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
@@ -261,6 +262,10 @@ def layers_of(a):
     return "all" if a.adapt_layers is None else ",".join(map(str, a.adapt_layers))
 
 
+def words_in(text):
+    return text.split(",") if text else []
+
+
 def random_adapter(a, model):
     modules, parameters = [], []
     for name in targets_of(a)[1]:
@@ -281,6 +286,7 @@ def random_adapter(a, model):
         parameters = [f"layers.{i}.{name}" for i in a.adapt_layers for name in parameters]
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
+        alpha_pattern={name: float(alpha) for name, alpha in (word.split("=") for word in words_in(a.alpha_pattern))},
         target_parameters=parameters, exclude_modules=families.EXCLUDED.get(a.family))).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -356,8 +362,8 @@ def main(argv=None):
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              lr_ratio_b=a.lr_ratio_b, neftune_alpha=a.neftune, schedule="constant", beta1=0.9,
                              beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False, shuffle=False, format="text",
-                             loss_on="all", r=a.r, alpha=a.alpha, rslora=a.rslora, layers=layers_of(a),
-                             targets=",".join(targets_of(a)[0]))
+                             loss_on="all", r=a.r, alpha=a.alpha, rslora=a.rslora, alpha_pattern=a.alpha_pattern,
+                             layers=layers_of(a), targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

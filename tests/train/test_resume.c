@@ -610,6 +610,9 @@ static void lists_are_compared_by_meaning(void **state)
     assert_says(said.err, "lora.layers: all -> 1: ");
     assert_int_equal(RUN(config, "--set", "lora.rank_pattern=q_proj=1"), 1);
     assert_says(said.err, "lora.rank_pattern: (empty) -> q_proj=1: ");
+    assert_int_equal(RUN(config, "--set", "lora.alpha_pattern=q_proj=32,experts=32"), 0);
+    assert_int_equal(RUN(config, "--set", "lora.alpha_pattern=q_proj=1"), 1);
+    assert_says(said.err, "lora.alpha_pattern: (empty) -> q_proj=1: ");
     assert_int_equal(RUN(config, "--set", "lora.targets=experts,q_proj", "--set", "train.seed=1"), 1);
     assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
 }

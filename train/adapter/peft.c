@@ -200,7 +200,7 @@ struct source {
     struct safetensors st;
     int64_t r;                  /* required r of the adapters: twice the file's when gate and up are separate */
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
-    double gain[LORA_TARGETS];  /* of alpha_pattern, relative to lora_alpha: a factor of B; 0: 1 */
+    double gain[LORA_TARGETS];  /* of alpha_pattern, relative to lora_alpha; 0: 1 */
     double alpha;               /* alpha that gives the file's scale with r and rsLoRA */
     bool rslora;
     struct layout layout;                               /* of per-expert tensors */
@@ -449,14 +449,16 @@ static void targets_text(const bool target[LORA_TARGETS], char text[LORA_NAMES_T
         if (target[t]) n += snprintf(text + n, LORA_NAMES_TEXT - (size_t)n, "%s%s", n ? "," : "", lora_target_name(t));
 }
 
-static void ranks_text(const struct source *src, char text[LORA_RANKS_TEXT])
+static void patterns_text(const struct source *src, char ranks[LORA_RANKS_TEXT], char alphas[LORA_RANKS_TEXT])
 {
-    struct adapters ad = {.r = src->r};
+    struct adapters ad = {.r = src->r, .alpha = src->alpha};
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         ad.target[t] = src->target[t];
         ad.rank[t] = src->rank[t] ? src->rank[t] : src->r;
+        ad.alpha_of[t] = src->gain[t] > 0 ? src->gain[t] * src->alpha : src->alpha;
     }
-    adapters_ranks_text(&ad, text);
+    adapters_ranks_text(&ad, ranks);
+    adapters_alphas_text(&ad, alphas);
 }
 
 #define LAYERS_TEXT (4 * MT_MAX_LAYERS)
@@ -483,7 +485,7 @@ static int check_publisher(const struct source *src, const struct tensor_names *
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err)
 {
     struct source src;
-    char targets[LORA_NAMES_TEXT], ranks[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
+    char targets[LORA_NAMES_TEXT], ranks[LORA_RANKS_TEXT], alphas[LORA_RANKS_TEXT], layers[LAYERS_TEXT];
     if (source_open(&src, dir, err)) return -1;
     if (check_publisher(&src, a->names, err)) {
         source_close(&src);
@@ -491,9 +493,14 @@ int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct
     }
     targets_text(src.target, targets);
     layers_text(src.layer_on, MT_MAX_LAYERS, layers);
-    ranks_text(&src, ranks);
-    struct lora_options opt = {
-        .r = src.r, .alpha = src.alpha, .rslora = src.rslora, .targets = targets, .ranks = ranks, .layers = layers};
+    patterns_text(&src, ranks, alphas);
+    struct lora_options opt = {.r = src.r,
+                               .alpha = src.alpha,
+                               .rslora = src.rslora,
+                               .targets = targets,
+                               .ranks = ranks,
+                               .alphas = alphas,
+                               .layers = layers};
     source_close(&src);
     if (!adapters_plan(ad, a, &opt, err)) return 0;
     return err_prefix(err, "adapter %s does not fit model.path, name one that was trained on it", dir);
@@ -518,7 +525,7 @@ static void differ(struct differences *d, const char *key, const char *file, con
 
 static int check_agreement(const struct source *src, const struct adapters *ad, struct err *err)
 {
-    char file[LAYERS_TEXT], want[LAYERS_TEXT];
+    char file[LAYERS_TEXT], want[LAYERS_TEXT], alphas[LORA_RANKS_TEXT];
     struct differences d = {.n = 0};
     snprintf(file, sizeof(file), "%lld", (long long)src->r);
     snprintf(want, sizeof(want), "%lld", (long long)ad->r);
@@ -531,7 +538,7 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
     targets_text(src->target, file);
     targets_text(ad->target, want);
     differ(&d, "targets", file, want);
-    ranks_text(src, file);
+    patterns_text(src, file, alphas);
     adapters_ranks_text(ad, want);
     if (!d.n) differ(&d, "rank_pattern", file, want); /* relative to r, and of the targets */
     layers_text(src->layer_on, MT_MAX_LAYERS, file);
@@ -642,12 +649,18 @@ static const struct st_tensor *find_tensor(const struct source *src, const struc
     return t;
 }
 
-/* Copies one tensor into its part of the parameter that begins at values; B by the factor of alpha_pattern. */
-static int read_tensor(const struct source *src, const struct lora_param *p, const struct place *at, float *values,
-                       struct err *err)
+/* The factor of B where ad has another alpha than alpha_pattern of the file. */
+static double gain_of(const struct source *src, const struct adapters *ad, enum lora_target t)
+{
+    return (src->gain[t] > 0 ? src->gain[t] : 1) * ad->alpha / ad->alpha_of[t];
+}
+
+/* Copies one tensor into its part of the parameter that begins at values. */
+static int read_tensor(const struct source *src, const struct adapters *ad, const struct lora_param *p,
+                       const struct place *at, float *values, struct err *err)
 {
     const struct st_tensor *t = find_tensor(src, at, err);
-    const double gain = p->is_b && fabs(src->gain[p->target]) > 0 ? src->gain[p->target] : 1;
+    const double gain = p->is_b ? gain_of(src, ad, p->target) : 1;
     if (!t) return -1;
     for (int64_t e = 0; e < at->n_exp; e++)
         for (int64_t k = 0; k < at->r; k++)
@@ -671,7 +684,7 @@ static int read_tensors(const struct source *src, const struct adapters *ad, str
         const struct lora_param *p = &ad->params[i];
         for (int64_t n = 0; !rc && n < place_count(f, p); n++) {
             const struct place at = place_of(ad, f, p, n);
-            rc = read_tensor(src, p, &at, flat + p->off, err);
+            rc = read_tensor(src, ad, p, &at, flat + p->off, err);
             if (!rc) used[safetensors_find(&src->st, at.key) - src->st.tensors] = true;
         }
     }

@@ -11,7 +11,8 @@
 int peft_save(const struct adapters *ad, struct device *dev, const char *dir, const char *base_model, const char *card,
               struct err *err) MT_CHECK;
 /* Reads weights (F32, BF16 or F16) into ad's masters and refreshes the working copies, and sets ad->base and
- * ad->step. r, alpha, rsLoRA, targets and layers of the file must agree with ad. The file must have exactly the tensors
+ * ad->step. r, alpha, rsLoRA, targets and layers of the file must agree with ad; where only
+ * alpha_pattern differs, B is scaled. The file must have exactly the tensors
  * of ad, with the right shapes and finite values. Experts may be fused, in the orientation and nesting of any PEFT
  * version, or one tensor per expert. When the file has gate and up as separate matrices (gate_proj, up_proj or w1, w3),
  * r of ad must be twice the file's and the scale the same. Ranks that the file does not fill keep the A of ad and get B
@@ -24,8 +25,8 @@ int peft_check(const struct adapters *ad, const char *dir, struct err *err) MT_C
 int64_t peft_step(const char *dir);
 /* adapters.base of the file in dir; zeroed where it has none. */
 int peft_base(struct base_model *base, const char *dir, struct err *err) MT_CHECK;
-/* adapters_plan with r, alpha, rsLoRA, targets and layers from dir's adapter_config.json instead of the [lora] section.
- * Follow with adapters_alloc and peft_load. */
+/* adapters_plan with r, alpha, patterns, rsLoRA, targets and layers from dir's adapter_config.json instead of the
+ * [lora] section. Follow with adapters_alloc and peft_load. */
 int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 
 #endif

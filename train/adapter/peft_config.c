@@ -81,16 +81,29 @@ static void write_empty(struct json_out *o, const char *key)
     json_out_close(o, '}');
 }
 
+static void write_alpha(struct json_out *o, const char *key, double alpha)
+{
+    if (alpha == floor(alpha) && alpha < 1e15)
+        json_out_i64(o, key, (int64_t)alpha);
+    else
+        json_out_f64(o, key, alpha);
+}
+
 /* PEFT compares a key with the end of the name of a module or parameter. Beside shared experts the routed ones need
  * more of their name. */
-static void write_ranks(struct json_out *o, const struct adapters *ad)
+static void write_pattern(struct json_out *o, const struct adapters *ad, bool ranks)
 {
-    json_out_open(o, "rank_pattern", '{');
+    json_out_open(o, ranks ? "rank_pattern" : "alpha_pattern", '{');
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         char name[NAME_SIZE];
-        if (!ad->target[t] || ad->rank[t] == ad->r) continue;
+        const bool usual = ranks ? ad->rank[t] == ad->r : !(fabs(ad->alpha_of[t] - ad->alpha) > 0);
+        if (!ad->target[t] || usual) continue;
         peft_name(ad, t, name);
-        json_out_i64(o, lora_target_is_stack(t) && !ad->names->shared ? lora_target_name(t) : name, ad->rank[t]);
+        const char *key = lora_target_is_stack(t) && !ad->names->shared ? lora_target_name(t) : name;
+        if (ranks)
+            json_out_i64(o, key, ad->rank[t]);
+        else
+            write_alpha(o, key, ad->alpha_of[t]);
     }
     json_out_close(o, '}');
 }
@@ -116,7 +129,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) parameters |= ad->target[t] && !is_module(ad, t);
     json_out_open(o, NULL, '{');
     json_out_str(o, "alora_invocation_tokens", NULL);
-    write_empty(o, "alpha_pattern");
+    write_pattern(o, ad, false);
     json_out_str(o, "arrow_config", NULL);
     json_out_str(o, "auto_mapping", NULL);
     json_out_str(o, "base_model_name_or_path", base_model);
@@ -132,10 +145,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_str(o, "layers_pattern", NULL);
     write_layers(o, ad);
     write_empty(o, "loftq_config");
-    if (ad->alpha == floor(ad->alpha) && ad->alpha < 1e15)
-        json_out_i64(o, "lora_alpha", (int64_t)ad->alpha);
-    else
-        json_out_f64(o, "lora_alpha", ad->alpha);
+    write_alpha(o, "lora_alpha", ad->alpha);
     json_out_bool(o, "lora_bias", false);
     json_out_f64(o, "lora_dropout",
                  parameters ? 0.0 : ad->dropout); /* PEFT accepts only dropout 0 with target_parameters */
@@ -147,7 +157,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_str(o, "peft_version", "0.19.1");
     json_out_i64(o, "qalora_group_size", 16);
     json_out_i64(o, "r", ad->r);
-    write_ranks(o, ad);
+    write_pattern(o, ad, true);
     json_out_str(o, "revision", NULL);
     write_targets(o, ad);
     json_out_str(o, "task_type", "CAUSAL_LM");

@@ -74,6 +74,7 @@ static const struct option options[] = {
     ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
     ROW(lora, targets, MATH, "attention,experts", "names", "or q_proj, mixers, dense, all-linear, ..."),
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
+    ROW(lora, alpha_pattern, MATH, "", "names=alphas", "alpha by target, e.g. experts=16"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
     ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),

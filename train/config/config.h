@@ -75,7 +75,7 @@ struct config {
         int64_t r;
         double alpha, dropout;
         bool rslora;
-        char targets[256], rank_pattern[256], layers[256], init_from[MT_PATH];
+        char targets[256], rank_pattern[256], alpha_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {
         char teacher[MT_PATH]; /* train/objective/distill.h */

@@ -38,6 +38,7 @@ struct lora_options config_lora(const struct config *c)
                                  .rslora = c->lora.rslora,
                                  .targets = c->lora.targets,
                                  .ranks = c->lora.rank_pattern,
+                                 .alphas = c->lora.alpha_pattern,
                                  .layers = c->lora.layers};
 }
 

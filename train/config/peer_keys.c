@@ -72,7 +72,6 @@ static const struct peer_key keys[] = {
     {"lora_layers_to_transform", "lora.layers", NULL},
     {"lora_model_dir", "lora.init_from", NULL},
     {"adapter_name_or_path", "lora.init_from", NULL},
-    {"alpha_pattern", NULL, "all targets have one alpha, lora.alpha"},
     {"modules_to_save", NULL, "moetrain trains LoRA adapters alone"},
     {"use_dora", NULL, "moetrain does not train DoRA"},
     /* optim */

@@ -12,13 +12,15 @@ struct shape cpu_adapter_shape(const struct adapters *ad)
     struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
     memcpy(s.target, ad->target, sizeof(s.target));
     adapters_ranks_text(ad, s.ranks);
+    adapters_alphas_text(ad, s.alphas);
     return s;
 }
 
-float cpu_adapter_rank_factor(const struct adapters *ad, enum lora_target t, int64_t r)
+float cpu_adapter_factor(const struct adapters *ad, const struct adapters *stored, enum lora_target t)
 {
-    const double ratio = (double)r / (double)ad->rank[t];
-    return (float)(ad->rslora ? sqrt(ratio) : ratio);
+    const double ranks = (double)stored->rank[t] / (double)ad->rank[t];
+    const double alphas = ad->alpha_of[t] / ad->alpha / (stored->alpha_of[t] / stored->alpha);
+    return (float)((ad->rslora ? sqrt(ranks) : ranks) * alphas);
 }
 
 /* Allocates h->ad, which is planned. */
@@ -49,6 +51,7 @@ int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct s
                                      .rslora = shape->rslora,
                                      .targets = targets,
                                      .ranks = shape->ranks,
+                                     .alphas = shape->alphas,
                                      .layers = layers};
     *h = (struct cpu_adapter){.ad = {0}};
     if (!adapters_plan(&h->ad, a, &opt, err) && !alloc(h, a, err)) return 0;

@@ -12,14 +12,14 @@ struct cpu_adapter {
 /* Arguments of adapters_plan, copied from other adapters; the caller may change them. */
 struct shape {
     int64_t r;
-    char ranks[LORA_RANKS_TEXT]; /* "": r everywhere */
+    char ranks[LORA_RANKS_TEXT], alphas[LORA_RANKS_TEXT]; /* "": r, alpha everywhere */
     double alpha;
     bool rslora, target[LORA_TARGETS];
     const bool *layer_on; /* [n_layer] */
 };
 struct shape cpu_adapter_shape(const struct adapters *ad);
-/* Factor for a target's B when a format stores it with rank r and the same alpha; 1 when r is the target's rank. */
-float cpu_adapter_rank_factor(const struct adapters *ad, enum lora_target t, int64_t r);
+/* Factor for a target's B in `stored`, which has other ranks and patterns than ad, and the same alpha. */
+float cpu_adapter_factor(const struct adapters *ad, const struct adapters *stored, enum lora_target t);
 /* All values 0. */
 int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct shape *shape, struct err *err) MT_CHECK;
 /* Reads the adapters of a PEFT directory. */

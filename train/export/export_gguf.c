@@ -127,12 +127,14 @@ static void fill(void *arg, int64_t i, float *out)
     const struct gguf_tensor *t = &f->tensors[i];
     const struct lora_param *p = part->p;
     const int64_t n_rows = t->shape[t->ndim - 2], n_cols = t->shape[t->ndim - 1];
+    const struct adapters *ad = &f->x->adapter.ad;
+    const float factor = p->is_b ? (float)(ad->alpha_of[p->target] / ad->alpha) : 1; /* the file has one alpha */
     const bool moved = !p->is_b && part->rows == COLUMNS_VALUES;
     for (int64_t e = 0; e < p->n_exp; e++)
         for (int64_t row = 0; row < n_rows; row++, out += n_cols) {
             const float *from = cpu_adapter_at(&f->x->adapter, p, e, p->is_b ? row_of(a, part, row) : row, 0);
             for (int64_t k = 0; k < n_cols; k++)
-                out[k] = from[moved ? of_values(&a->delta.shape, p->target, k, n_cols) : k];
+                out[k] = factor * from[moved ? of_values(&a->delta.shape, p->target, k, n_cols) : k];
         }
 }
 

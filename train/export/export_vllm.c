@@ -37,7 +37,7 @@ static int complete(struct cpu_adapter *full, const struct export *x, struct err
     const struct adapters *ad = &x->adapter.ad;
     struct shape shape = cpu_adapter_shape(ad);
     shape.r = adapters_max_rank(ad);
-    shape.ranks[0] = '\0';
+    shape.ranks[0] = shape.alphas[0] = '\0';
     shape.alpha = ad->rslora ? ad->alpha * sqrt((double)shape.r) : ad->alpha;
     shape.rslora = false;
     shape.target[LORA_UP] = shape.target[LORA_DOWN] = ad->target[LORA_UP] || ad->target[LORA_DOWN];
@@ -46,7 +46,7 @@ static int complete(struct cpu_adapter *full, const struct export *x, struct err
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *from = &ad->params[i];
         const struct lora_param *to = adapters_find(&full->ad, from->layer, from->target, from->is_b);
-        const float factor = from->is_b ? cpu_adapter_rank_factor(ad, from->target, shape.r) : 1;
+        const float factor = from->is_b ? cpu_adapter_factor(ad, &full->ad, from->target) : 1;
         for (int64_t e = 0; e < from->n_exp; e++)
             for (int64_t row = 0; row < MT_MIN(from->rows, to->rows); row++)
                 for (int64_t col = 0; col < MT_MIN(from->cols, to->cols); col++)

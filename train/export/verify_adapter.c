@@ -215,6 +215,7 @@ static int read_gguf(struct cpu_adapter *read, const struct export *x, struct er
         struct shape shape = cpu_adapter_shape(&x->adapter.ad);
         shape.rslora = false;
         shape.alpha = (double)gguf_value(&g, "adapter.lora.alpha")->f32;
+        shape.alphas[0] = '\0';
         rc = cpu_adapter_open(read, &x->run.arch, &shape, err) || fill_from(read, &g, &x->run.arch, err) ? -1 : 0;
     }
     gguf_close(&g);
@@ -240,7 +241,7 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
     const int64_t r = read->ad.rank[p->target];
     const int64_t n_row = p->is_b ? p->rows : r,
                   n_col = p->is_b ? r : p->cols; /* of the trained adapter, of the export */
-    const float factor = want && p->is_b ? cpu_adapter_rank_factor(&trained->ad, p->target, r) : 1;
+    const float factor = want && p->is_b ? cpu_adapter_factor(&trained->ad, &read->ad, p->target) : 1;
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {
             const bool there = want && row < want->rows && col < want->cols;
@@ -281,7 +282,7 @@ void verify_values(struct export_diff *l, const struct cpu_adapter *trained, con
 {
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const double scale = (double)trained->ad.scale[t];
-        const double got = (double)(cpu_adapter_rank_factor(&trained->ad, t, read->ad.rank[t]) * read->ad.scale[t]);
+        const double got = (double)(cpu_adapter_factor(&trained->ad, &read->ad, t) * read->ad.scale[t]);
         if (trained->ad.target[t] && !(fabs(got - scale) <= 1e-6 * scale))
             export_diff_add(l, "%s: the scale is %g instead of %g", lora_target_name(t), got, scale);
     }

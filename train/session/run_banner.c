@@ -16,7 +16,7 @@ static void warn_of_scale(const struct adapters *ad)
         if (!ad->target[t] || ((double)ad->scale[t] >= usual[0] && (double)ad->scale[t] <= usual[1])) continue;
         log_warn("lora.alpha = %g with rank %lld scales the adapter of %s by %.3g; usual is 1 or 2: set lora.alpha to "
                  "the rank or twice the rank, as it does not follow lora.r",
-                 ad->alpha, (long long)ad->rank[t], lora_target_name(t), (double)ad->scale[t]);
+                 ad->alpha_of[t], (long long)ad->rank[t], lora_target_name(t), (double)ad->scale[t]);
         return;
     }
 }

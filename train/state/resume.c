@@ -37,10 +37,11 @@ struct schedule resume_schedule(const struct config *cfg, int64_t total)
 
 /* ---- the settings ---- */
 
-/* Keys whose texts may differ if they select the same matrices with the same lora ranks. */
+/* Keys whose texts may differ if they select the same matrices with the same lora ranks and scales. */
 static bool is_adapter_list(const char *name)
 {
-    return !strcmp(name, "lora.targets") || !strcmp(name, "lora.rank_pattern") || !strcmp(name, "lora.layers");
+    return !strcmp(name, "lora.targets") || !strcmp(name, "lora.rank_pattern") || !strcmp(name, "lora.alpha_pattern") ||
+           !strcmp(name, "lora.layers");
 }
 
 static bool same_tables(const struct adapters *a, const struct adapters *b)
@@ -48,7 +49,8 @@ static bool same_tables(const struct adapters *a, const struct adapters *b)
     bool same = a->n_layer == b->n_layer && a->n_params == b->n_params;
     for (int64_t i = 0; same && i < a->n_params; i++) {
         const struct lora_param *p = &a->params[i], *q = &b->params[i];
-        same = p->target == q->target && p->layer == q->layer && p->rows == q->rows && p->cols == q->cols;
+        same = p->target == q->target && p->layer == q->layer && p->rows == q->rows && p->cols == q->cols &&
+               float_bits(a->scale[p->target]) == float_bits(b->scale[q->target]);
     }
     return same;
 }

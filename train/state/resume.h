@@ -24,7 +24,7 @@ struct resume {
 
 /* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
  * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` is another (the error names each, with both values).
- * lora.targets, rank_pattern and layers may be written in another way that adapts the same matrices of `a`. */
+ * lora.targets, the patterns and lora.layers may be written in another way that adapts the same matrices of `a`. */
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
 /* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
  * run cannot reach. */

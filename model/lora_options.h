@@ -1,0 +1,78 @@
+/* lora_options.h - the targets of adapters and their names; which targets with which ranks and scales the options name.
+ */
+#ifndef MT_LORA_OPTIONS_H
+#define MT_LORA_OPTIONS_H
+
+#include "model/arch/arch.h"
+
+enum lora_target {
+    LORA_Q,
+    LORA_K,
+    LORA_V,
+    LORA_O,
+    LORA_Q_A, /* of latent attention */
+    LORA_Q_B,
+    LORA_KV_A,
+    LORA_KV_B,
+    LORA_KV, /* of compressed attention, beside LORA_Q_A and LORA_Q_B */
+    LORA_O_B,
+    LORA_IN_QKV, /* of gated DeltaNet */
+    LORA_IN_Z,
+    LORA_IN_B,
+    LORA_IN_A,
+    LORA_IN_QKVZ, /* of gated DeltaNet with fused matrices */
+    LORA_IN_BA,
+    LORA_OUT,
+    LORA_UP, /* of the routed experts: stacks */
+    LORA_DOWN,
+    LORA_SHARED_GATE, /* of the shared experts */
+    LORA_SHARED_UP,
+    LORA_SHARED_DOWN,
+    LORA_DENSE_GATE, /* of layers without routed experts */
+    LORA_DENSE_UP,
+    LORA_DENSE_DOWN,
+    LORA_TARGETS
+};
+
+struct lora_options {
+    int64_t r;
+    double alpha, dropout;
+    bool rslora;
+    const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
+                            dense, all-linear */
+    const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */
+    const char *alphas;  /* the same of alpha, "experts=16" */
+    const char *layers;  /* "" or "all": every layer; else "0-3,7" */
+};
+
+/* What the options name. */
+struct lora_choice {
+    bool target[LORA_TARGETS];
+    int64_t rank[LORA_TARGETS];
+    double alpha[LORA_TARGETS];
+};
+/* Targets that a model has. */
+struct lora_model {
+    const char *family;
+    bool has[LORA_TARGETS];
+};
+
+/* Checks spelling and numbers of the options; it needs no checkpoint. */
+int lora_options_check(const struct lora_options *opt, struct err *err) MT_CHECK;
+/* Targets of `model`; NULL: of any model. */
+int lora_options_read(struct lora_choice *out, const struct lora_model *model, const struct lora_options *opt,
+                      struct err *err) MT_CHECK;
+/* layer_on [n_layer] =; NULL: any model. */
+int lora_options_layers(bool *layer_on, int64_t n_layer, const char *layers, struct err *err) MT_CHECK;
+
+#define LORA_NAMES_TEXT 512                       /* the names of all targets, separated by commas */
+const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
+/* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
+ * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
+bool lora_target_is_stack(enum lora_target t);
+bool lora_target_is_shared(enum lora_target t);
+bool lora_target_is_dense(enum lora_target t);
+#define LORA_MODULE_TEXT 64
+void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
+
+#endif
