@@ -13,15 +13,14 @@
 
 #include "data/file/file.h"
 #include "data/json/json.h"
-#include "data/json/json_array.h"
 #include "data/json/text.h"
+#include "data/source/source_list.h"
 
 #define BAD_SHOWN     5    /* bad rows that are shown */
 #define SPECIAL_SHOWN 3    /* rows that spell special tokens, which are shown */
 #define BAD_PERCENT   1    /* more than this is an error */
 #define BAD_JUDGED    1000 /* bad rows at which reading may stop early */
 #define FNV_START     14695981039346656037u
-#define MAX_WEIGHT    1000
 #define CACHE_MAGIC   "MTDATA17" /* raise the number when rows give other ids than before */
 
 struct builder {
@@ -31,6 +30,7 @@ struct builder {
     struct err first_bad;
     int64_t bytes, bytes_done; /* size of all files; of those already read */
     int64_t judged;            /* bad rows at the last check */
+    int64_t last_row;          /* number of rows at which the entry ends (max_rows) */
     /* reused from row to row */
     struct row_reader rows;
     struct token_list list;
@@ -185,14 +185,6 @@ static void row_bad(struct builder *b, const struct err *why)
     if (b->ds->n_bad == BAD_SHOWN + 1) log_warn("further bad rows are counted, not shown");
 }
 
-static bool is_blank(const char *line, int64_t size)
-{
-    for (int64_t i = 0; i < size; i++) {
-        if (!isspace((unsigned char)line[i])) return false;
-    }
-    return true;
-}
-
 /* Finishes one row, whose ids begin at `before`; -1 only for errors that end the reading. */
 static int row_done(struct builder *b, const char *where, bool good, const struct err *why, int64_t before,
                     struct err *err)
@@ -218,19 +210,23 @@ static bool goes_on(const char *line, int64_t size)
     return size && memchr("{[,", line[size - 1], 3);
 }
 
-static int add_line(struct builder *b, const char *line, int64_t size, const char *where, struct err *err)
+/* One row; not `good`: why it is bad. -1 only for errors that end the reading. */
+static int add_row(struct builder *b, const struct row_text *row, bool good, struct err *why, struct err *err)
 {
-    struct err why;
-    int64_t before = b->ds->n_tokens;
+    const int64_t before = b->ds->n_tokens;
+    struct json_doc *doc = NULL;
     b->ds->n_rows++;
-    struct json_doc *doc = json_parse_row(line, size, row_values(b), where, &why);
-    if (!doc && goes_on(line, size)) {
-        const struct err json = why;
-        (void)err_set(&why, "%s; a row must be one line, or the file one array of rows", json.msg);
+    if (good) {
+        doc = json_parse_row(row->text, row->size, row_values(b), row->where, why);
+        if (!doc && row->last_if_bad) return err_set(err, "%s", why->msg);
+        if (!doc && row->line && goes_on(row->text, row->size)) {
+            const struct err json = *why;
+            (void)err_set(why, "%s; a row must be one line, or the file one array of rows", json.msg);
+        }
+        good = doc && !row_add(b, json_root(doc), row->where, why);
+        json_free(doc);
     }
-    bool good = doc && !row_add(b, json_root(doc), where, &why);
-    json_free(doc);
-    return row_done(b, where, good, &why, before, err);
+    return row_done(b, row->where, good, why, before, err);
 }
 
 /* Stops early when too many rows are bad, from 1000 bad rows on. The total number of rows is estimated from the bytes
@@ -249,99 +245,21 @@ static int judge(struct builder *b, int64_t position, struct err *err)
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
-/* A file that is one array of rows. Invalid JSON ends it, as the start of the next row is unknown then. */
-static int read_array(struct builder *b, struct line_reader *reader, struct err *err)
-{
-    char where[MT_PATH + 32];
-    struct json_array array = {.reader = reader};
-    const char *text;
-    int64_t size;
-    int status;
-    while ((status = json_array_next(&array, &text, &size, err)) == 1) {
-        struct err why;
-        int64_t before = b->ds->n_tokens;
-        snprintf(where, sizeof(where), "%s[%lld]", line_reader_path(reader), (long long)array.index - 1);
-        struct json_doc *doc = json_parse_row(text, size, row_values(b), where, err);
-        status = doc ? 0 : -1;
-        b->ds->n_rows++;
-        bool good = doc && !row_add(b, json_root(doc), where, &why);
-        json_free(doc);
-        if (status || row_done(b, where, good, &why, before, err) ||
-            judge(b, line_reader_position(reader, array.size - array.at), err)) {
-            status = -1;
-            break;
-        }
-    }
-    json_array_free(&array);
-    return status;
-}
-
-static int read_lines(struct builder *b, struct line_reader *reader, struct err *err)
-{
-    char *line, where[MT_PATH + 32];
-    int64_t size;
-    int status;
-    while ((status = line_reader_next(reader, &line, &size, err)) == 1) {
-        if (is_blank(line, size)) continue;
-        snprintf(where, sizeof(where), "%s:%lld", line_reader_path(reader), (long long)line_reader_line(reader));
-        if (add_line(b, line, size, where, err) || judge(b, line_reader_position(reader, 0), err)) return -1;
-    }
-    return status;
-}
-
-/* Tables and compressed files that other tools write: a file with such a name has no JSON. */
-static int check_format(const char *path, struct err *err)
-{
-    static const char *const endings[] = {".csv",    ".tsv", ".parquet", ".arrow", ".csv.gz",
-                                          ".tsv.gz", ".zst", ".xz",      ".bz2",   ".zip"};
-    const char *end = path + strlen(path);
-    for (int64_t i = 0; i < MT_LEN(endings); i++)
-        if (end - path > (ptrdiff_t)strlen(endings[i]) && !strcmp(end - strlen(endings[i]), endings[i]))
-            return err_set(err, "%s: %s files are not read: convert it to JSONL or JSON, plain or .gz", path,
-                           endings[i]);
-    return 0;
-}
-
 static int read_file(struct builder *b, const char *path, struct err *err)
 {
-    char first;
-    if (check_format(path, err)) return -1;
-    struct line_reader *reader = line_reader_open(path, err);
-    if (!reader) return -1;
-    int status = line_reader_peek(reader, &first, err);
-    if (!status && (first == '\xff' || first == '\xfe')) /* a byte order mark; never in UTF-8 */
-        status = err_set(err, "%s: UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8", path);
-    if (!status)
-        status = first == '[' ? read_array(b, reader, err) : read_lines(b, reader, err); /* JSONL begins with { */
-    b->bytes_done += line_reader_position(reader, 0);
-    line_reader_close(reader);
+    struct row_text row = {0};
+    struct err why;
+    int status = 0, more;
+    struct row_source *source = row_source_open(path, b->opt->sample_by, err);
+    if (!source) return -1;
+    while (!status && b->ds->n_rows < b->last_row && (more = row_source_next(source, &row, &why)) != 0) {
+        if (more < 0) status = err_set(err, "%s", why.msg);
+        if (!status) status = add_row(b, &row, more == 1, &why, err);
+        if (!status) status = judge(b, row_source_position(source), err);
+    }
+    b->bytes_done += row_source_position(source);
+    row_source_close(source);
     return status;
-}
-
-int dataset_next_path(const char **list, char path[MT_PATH], double *weight, struct err *err)
-{
-    const char *p = *list + strspn(*list, ", \t");
-    size_t n = strcspn(p, ",");
-    *list = p + n;
-    while (n && isspace((unsigned char)p[n - 1])) n--;
-    if (n >= MT_PATH) return err_set(err, "a path of %zu bytes is too long: %.60s...", n, p);
-    memcpy(path, p, n);
-    path[n] = 0;
-    *weight = 1;
-    char *star = strrchr(path, '*'), *end;
-    if (!star) return n > 0;
-    *weight = strtod(star + 1, &end);
-    if ((strpbrk(star + 1, "./") == star + 1 && !isdigit((unsigned char)star[2])) || (star > path && star[-1] == '/'))
-        return err_set(err,
-                       "%s: a pattern of local files is not expanded: name each file, separated by commas (a "
-                       "number after * is a weight)",
-                       path);
-    if (end == star + 1 || *end || !(*weight > 0) || *weight > MAX_WEIGHT)
-        return err_set(err, "%s: * must be followed by a weight, a number above 0 and at most %d", path, MAX_WEIGHT);
-    while (star > path && isspace((unsigned char)star[-1])) star--;
-    if (star == path) return err_set(err, "%s: * must follow the path of a file", path);
-    *star = 0;
-    return 1;
 }
 
 /* Appends document d of another data set, or of the same one. */
@@ -413,6 +331,35 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
         b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->counts.n_unanswered);
 }
 
+static int add_bytes(struct builder *b, const char *path, struct err *err)
+{
+    struct source_files files;
+    int rc = source_files_find(&files, path, err);
+    for (int64_t i = 0; !rc && i < files.n; i++) b->bytes += file_size(files.paths[i]);
+    source_files_free(&files);
+    return rc;
+}
+
+/* The files of one entry of the list; the weight is that of all their documents. */
+static int read_source(struct builder *b, const char *path, double weight, struct err *err)
+{
+    struct dataset *ds = b->ds;
+    struct source_files files;
+    const int64_t first = ds->n_docs;
+    b->last_row = b->opt->max_rows ? ds->n_rows + b->opt->max_rows : INT64_MAX;
+    int rc = source_files_find(&files, path, err);
+    for (int64_t i = 0; !rc && i < files.n; i++) rc = read_file(b, files.paths[i], err);
+    source_files_free(&files);
+    if (rc) return rc;
+    if (ds->n_rows == b->last_row)
+        log_info("%s: read up to data.max_samples = %lld", path, (long long)b->opt->max_rows);
+    const int64_t n = ds->n_docs - first;
+    weigh(ds, first, weight);
+    if (!n || ds->n_docs > first) return 0;
+    return err_set(err, "%s: the weight after * selects none of %lld document%s: raise it, or leave the file out", path,
+                   (long long)n, str_plural(n));
+}
+
 static int read_files(struct dataset *ds, const char *files, const struct tokenizer *tok,
                       const struct dataset_options *opt, struct err *err)
 {
@@ -430,17 +377,10 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     const char *rest = files;
     double weight;
     int status;
-    while ((status = dataset_next_path(&rest, path, &weight, err)) == 1) b.bytes += file_size(path);
-    for (rest = files; !status && (status = dataset_next_path(&rest, path, &weight, err)) == 1;) {
-        int64_t first = ds->n_docs;
-        if ((status = read_file(&b, path, err))) break;
-        const int64_t n = ds->n_docs - first;
-        weigh(ds, first, weight);
-        if (n && ds->n_docs == first)
-            status =
-                err_set(err, "%s: the weight after * selects none of %lld document%s: raise it, or leave the file out",
-                        path, (long long)n, str_plural(n));
-    }
+    while ((status = source_list_next(&rest, path, &weight, err)) == 1 && !(status = add_bytes(&b, path, err)))
+        continue;
+    for (rest = files; !status && (status = source_list_next(&rest, path, &weight, err)) == 1;)
+        status = read_source(&b, path, weight, err);
     if (!status) status = check_rows(&b, files, err);
     token_list_free(&b.list);
     row_reader_free(&b.rows);
@@ -456,13 +396,25 @@ struct cache_header {
     struct dataset_counts counts;
 };
 
+/* The way in which a file is read is part of it: the same bytes are a text, or rows. */
+static int hash_file(uint64_t *h, const char *path, struct err *err)
+{
+    struct file_map map;
+    if (file_map_open(&map, path, err)) return -1;
+    *h = hash_i64(*h, source_list_kind(path));
+    *h = hash_i64(hash_bytes(*h, map.data, map.size), map.size);
+    file_map_close(&map);
+    return 0;
+}
+
 /* Hash of everything the result depends on: the files' bytes, tokenizer, options. */
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
-    const int64_t numbers[] = {
-        opt->format, opt->loss_on, opt->overlong, opt->seq_len,      opt->eos,
-        opt->vocab,  opt->whole,   opt->dropped,  opt->special_text, (int64_t)chat_template_hash(opt->chat)};
+    const int64_t numbers[] = {opt->format,    opt->loss_on,  opt->overlong,
+                               opt->seq_len,   opt->eos,      opt->vocab,
+                               opt->whole,     opt->dropped,  opt->special_text,
+                               opt->sample_by, opt->max_rows, (int64_t)chat_template_hash(opt->chat)};
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
@@ -470,12 +422,14 @@ static int cache_key(uint64_t *key, const char *files, const struct tokenizer *t
     char path[MT_PATH];
     double weight;
     int more;
-    while ((more = dataset_next_path(&files, path, &weight, err)) == 1) {
-        struct file_map map;
-        if (file_map_open(&map, path, err)) return -1;
+    while ((more = source_list_next(&files, path, &weight, err)) == 1) {
+        struct source_files found;
+        int rc = source_files_find(&found, path, err);
         h = hash_bytes(h, &weight, sizeof(weight));
-        h = hash_i64(hash_bytes(h, map.data, map.size), map.size);
-        file_map_close(&map);
+        for (int64_t i = 0; !rc && i < found.n; i++) rc = hash_file(&h, found.paths[i], err);
+        if (!rc && found.n != 1) h = hash_i64(h, found.n);
+        source_files_free(&found);
+        if (rc) return -1;
     }
     *key = h;
     return more;
@@ -637,18 +591,35 @@ const char *dataset_hub_hint(const char *path)
     return "; for a data set on huggingface.co write hub:OWNER/NAME";
 }
 
+/* Whether the files of one entry can be read, and which they are where the entry does not name them. */
+static int check_source(const char *path, struct err *err)
+{
+    struct err why;
+    struct source_files files;
+    int rc = source_files_find(&files, path, err);
+    for (int64_t i = 0; !rc && i < files.n; i++)
+        if (file_check_kind(files.paths[i], false, &why))
+            rc = err_set(err, "%s%s", why.msg, dataset_hub_hint(path));
+        else
+            rc = file_check_holes(files.paths[i], err);
+    if (!rc && strcmp(files.paths[0], path) != 0)
+        log_info("%s: %lld file%s, from %s to %s", path, (long long)files.n, str_plural(files.n), files.paths[0],
+                 files.paths[files.n - 1]);
+    if (!rc && files.n_texts)
+        log_info("%s: %lld text file%s left out beside files of rows: name a pattern, such as *.txt, to read texts",
+                 path, (long long)files.n_texts, files.n_texts == 1 ? " is" : "s are");
+    source_files_free(&files);
+    return rc;
+}
+
 /* Before the hash of all bytes. */
 static int check_files(const char *files, struct err *err)
 {
-    struct err why;
     char path[MT_PATH];
     double weight;
     int status;
-    while ((status = dataset_next_path(&files, path, &weight, err)) == 1)
-        if (file_check_kind(path, false, &why))
-            return err_set(err, "%s%s", why.msg, dataset_hub_hint(path));
-        else if (file_check_holes(path, err))
-            return -1;
+    while ((status = source_list_next(&files, path, &weight, err)) == 1)
+        if (check_source(path, err)) return -1;
     return status;
 }
 

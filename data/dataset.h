@@ -1,8 +1,9 @@
-/* dataset.h - rows of JSONL or JSON files -> token ids and loss mask, in memory, cached on disk by content. */
+/* dataset.h - rows of data files -> token ids and loss mask, in memory, cached on disk by content. */
 #ifndef MT_DATASET_H
 #define MT_DATASET_H
 
 #include "data/rows.h"
+#include "data/source/row_source.h"
 #include "data/topk.h"
 
 enum overlong { OVERLONG_CUT, OVERLONG_DROP };
@@ -17,6 +18,8 @@ struct dataset_options {
     const char *chat_date;
     const struct chat_template *chat; /* of messages; NULL: they are an error */
     bool whole;                       /* never split a conversation */
+    enum sample_by sample_by;         /* of text files */
+    int64_t max_rows;                 /* of each entry of the list, the first; 0: all */
     enum special_text special_text;   /* special tokens that contents spell */
     enum chat_on_dropped dropped;     /* refuse rows whose text lacks a part of them, or warn */
     const char *columns;              /* for rows with other keys (rows.h); NULL or "": none */
@@ -51,15 +54,11 @@ struct dataset {
     int64_t cap_docs, cap_tokens; /* capacity of the arrays */
 };
 
-/* Copies the next of the comma-separated paths, without blanks around it, and moves *list past it; 1, or 0 at the end.
- * *weight: of PATH*W, else 1. */
-int dataset_next_path(const char **list, char path[MT_PATH], double *weight, struct err *err) MT_CHECK;
-
 /* What to do about a path that is missing and may name a data set on the hub: "; ...", or "". */
 const char *dataset_hub_hint(const char *path);
 
-/* files: comma-separated paths, read in order, each of them JSONL or one JSON array, plain or gzip. "PATH*2.5" repeats
- * its documents twice and adds half of them, "PATH*0.1" takes a tenth; the choice is evenly random and reproducible.
+/* files: comma-separated files, folders and patterns (source_list.h), read in order. "PATH*2.5" repeats its documents
+ * twice and adds half of them, "PATH*0.1" takes a tenth; the choice is evenly random and reproducible.
  *
  * Bad rows (invalid JSON, keys missing or of the wrong type, messages that cannot be rendered) are counted and skipped;
  * the first few are shown with file and line. More than 1 % bad rows is an error. It is raised early, from 1000 bad

@@ -6,6 +6,7 @@
 
 #include "data/eos_ids.h"
 #include "data/json/text.h"
+#include "data/list_text.h"
 
 void row_reader_free(struct row_reader *r)
 {
@@ -15,6 +16,7 @@ void row_reader_free(struct row_reader *r)
     mem_free(r->plain);
     text_free(&r->joined);
     json_free(r->rewritten);
+    json_free(r->listed);
     token_row_free(&r->tokens);
     *r = (struct row_reader){0};
 }
@@ -612,6 +614,9 @@ static const char *preference_key(struct json row, enum data_format format)
 
 static int read_row(struct row_reader *r, struct json row, struct err *err)
 {
+    json_free(r->listed);
+    if (list_text_read(&r->listed, row, err)) return -1;
+    if (r->listed) row = json_root(r->listed);
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
     const char *preference = preference_key(row, format);
     if (preference)

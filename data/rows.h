@@ -66,8 +66,8 @@ struct row_reader {
     struct chat_reader altered; /* of special_text_altered */
     int64_t *plain;             /* [n_plain] of all samples */
     int64_t n_plain, cap_plain;
-    struct text_buf joined; /* prompt and completion, or a row rewritten as messages */
-    struct json_doc *rewritten;
+    struct text_buf joined;              /* prompt and completion, or a row rewritten as messages */
+    struct json_doc *rewritten, *listed; /* the row as messages; with lists that were text */
     int64_t span[2];
     struct token_row tokens;
     bool has_system; /* a row had the column of system */

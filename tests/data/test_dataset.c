@@ -743,7 +743,7 @@ static void weighted_files(void **state)
     snprintf(files, sizeof(files), "%s*0", a);
     rows_refused(files, &opt, "* must be followed by a weight");
     snprintf(files, sizeof(files), "%s*x", a);
-    rows_refused(files, &opt, "* must be followed by a weight");
+    rows_refused(files, &opt, "no file matches this pattern (a number after * is a weight)");
 }
 
 /* Without a chat template conversations are an error, not ordinary text. */

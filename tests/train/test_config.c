@@ -100,6 +100,9 @@ static void choices_match_their_enum(void **state)
     CHOICE(data, loss_on, "assistant", LOSS_ASSISTANT);
     CHOICE(data, loss_on, "last", LOSS_LAST);
     CHOICE(data, loss_on, "all", LOSS_ALL);
+    CHOICE(data, sample_by, "document", SAMPLE_DOCUMENT);
+    CHOICE(data, sample_by, "paragraph", SAMPLE_PARAGRAPH);
+    CHOICE(data, sample_by, "line", SAMPLE_LINE);
     CHOICE(data, overlong, "cut", OVERLONG_CUT);
     CHOICE(data, overlong, "drop", OVERLONG_DROP);
     CHOICE(optim, schedule, "cosine", SCHEDULE_COSINE);
@@ -168,7 +171,8 @@ static void every_key_reads_back(void **state)
                                          "77",
                                          "warn",
                                          "split",
-                                         "2"};
+                                         "2",
+                                         "line"};
     struct config all = fresh();
     char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
     int n_keys = 0;
@@ -186,7 +190,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 100);
+    assert_int_equal(n_keys, 102);
     check_round_trip(&all);
 }
 

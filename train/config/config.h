@@ -65,9 +65,9 @@ struct config {
         char train[MT_PATH], eval[MT_PATH], columns[256], eval_columns[256];
         double eval_split;
         int format, loss_on, overlong, dropped; /* enum data_format, loss_on, overlong, chat_on_dropped */
-        int special_text;                       /* enum special_text */
+        int special_text, sample_by;            /* enum special_text, sample_by */
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
-        int64_t seq_len;
+        int64_t seq_len, max_samples;           /* 0: all */
         bool packing, shuffle, split_turns;
         char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
     } data;

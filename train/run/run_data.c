@@ -39,6 +39,8 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         .chat_date = cfg->data.chat_date,
         .chat = r->chat,
         .whole = !cfg->data.split_turns,
+        .max_rows = cfg->data.max_samples,
+        .sample_by = (enum sample_by)cfg->data.sample_by,
         .dropped = (enum chat_on_dropped)cfg->data.dropped,
         .special_text = (enum special_text)cfg->data.special_text,
         .tokens = {distill_options(cfg, &r->arch).n_top, r->arch.vocab, cfg->distill.temperature},

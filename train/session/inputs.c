@@ -10,6 +10,7 @@
 
 #include "data/dataset.h"
 #include "data/file/file.h"
+#include "data/source/source_list.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/config/config_guess.h"
 #include "train/objective/run_objective.h"
@@ -38,24 +39,27 @@ static int look_at_file(const char *key, const char *path, struct err *err)
     return look(key, path, false, "correct the path", err);
 }
 
+/* The files of one entry of a list. */
+static int look_at_source(const char *key, const char *path, struct err *err)
+{
+    char advice[128];
+    struct source_files files;
+    snprintf(advice, sizeof(advice), "correct the path%s", dataset_hub_hint(path));
+    int rc = source_files_find(&files, path, err);
+    if (rc) rc = err_prefix(err, "%s", key);
+    for (int64_t i = 0; !rc && i < files.n; i++) rc = look(key, files.paths[i], false, advice, err);
+    source_files_free(&files);
+    return rc;
+}
+
 static int look_at_data(const char *key, const char *list, struct err *err)
 {
-    char path[MT_PATH], advice[128];
+    char path[MT_PATH];
     double weight;
     int more;
-    for (;;) {
-        list += strspn(list, ", \t");
-        if (is_hub(list)) { /* may contain a * that is not a weight */
-            list += strcspn(list, ",");
-            continue;
-        }
-        more = dataset_next_path(&list, path, &weight, err);
-        if (more != 1) return more ? err_prefix(err, "%s", key) : 0;
-        snprintf(advice, sizeof(advice), "%s%s",
-                 strpbrk(path, "?[{") ? "a pattern of local files is not expanded: name each file" : "correct the path",
-                 dataset_hub_hint(path));
-        if (look(key, path, false, advice, err)) return -1;
-    }
+    while ((more = source_list_next(&list, path, &weight, err)) == 1)
+        if (!is_hub(path) && look_at_source(key, path, err)) return -1;
+    return more ? err_prefix(err, "%s", key) : 0;
 }
 
 /* Checks output.dir now, so that an entry of the wrong kind is not found after hours of training. */

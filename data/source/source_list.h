@@ -1,0 +1,30 @@
+/* source_list.h - the value of data.train: a comma-separated list of files, folders and patterns, with weights. */
+#ifndef MT_SOURCE_LIST_H
+#define MT_SOURCE_LIST_H
+
+#include "kernels/base.h"
+
+enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT };
+/* By the end of the name, ".gz" left out. */
+enum source_kind source_list_kind(const char *path);
+#define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt and .md, each plain or .gz" /* for messages */
+
+/* Copies the next path or pattern of the list, without blanks around it, and moves *list past it; 1, or 0 at the end.
+ * *weight: of PATH*W, else 1. A * that no number follows is part of a pattern. */
+int source_list_next(const char **list, char path[MT_PATH], double *weight, struct err *err) MT_CHECK;
+
+struct source_files {
+    char **paths; /* [n] */
+    int64_t n, cap;
+    int64_t n_texts; /* of folders: texts that are left out because there are files of rows */
+};
+/* The files of one entry; free with source_files_free, also after an error.
+ * - a file: itself
+ * - a folder: all files of rows in it and in its folders, sorted by path; without any, all its texts. Hidden files and
+ *   those that describe a data set (README.md, dataset_info.json, ...) are left out
+ * - a pattern with * ? [: what matches, sorted; a folder that matches is read as above
+ * It is an error when there is none. A single name that is missing is no error here. */
+int source_files_find(struct source_files *files, const char *path, struct err *err) MT_CHECK;
+void source_files_free(struct source_files *files);
+
+#endif
