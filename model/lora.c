@@ -117,11 +117,16 @@ static int read_options(struct adapters *ad, const struct arch *a, const struct 
         for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
             model.has[t] |= lora_find_product(a, l, t, &q, &n) && q.n_exp > 0;
     if (lora_options_read(&c, &model, opt, err)) return -1;
+    ad->init = opt->init;
+    const int64_t parts = ad->init ? 2 : 1; /* of the ranks: trained, frozen */
+    const double more = ad->rslora ? sqrt((double)parts) : (double)parts;
+    ad->r *= parts;
+    ad->alpha *= more;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         const double r = (double)c.rank[t];
         ad->target[t] = c.target[t];
-        ad->rank[t] = c.rank[t];
-        ad->alpha_of[t] = c.alpha[t];
+        ad->rank[t] = parts * c.rank[t];
+        ad->alpha_of[t] = more * c.alpha[t];
         ad->scale[t] = (float)(c.alpha[t] / (ad->rslora ? sqrt(r) : r));
     }
     return 0;
@@ -141,7 +146,7 @@ static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer,
     p->rows = is_b ? q->rows[i] : ad->padded_rank[t];
     p->cols = is_b ? ad->padded_rank[t] : q->n_in;
     if (is_b) p->order = q->order;
-    ad->n_values += q->n_exp * ad->rank[t] * (is_b ? q->rows[i] : q->n_in);
+    ad->n_values += q->n_exp * (ad->init ? ad->rank[t] / 2 : ad->rank[t]) * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
 
@@ -370,6 +375,16 @@ void adapters_shard_moments(struct adapters *ad)
     MT_REQUIRE(opt->kind->elementwise, "ZeRO-1 with %s", opt->kind->name);
     opt->n_state = ad->n_flat / ranks->world;
     opt->first = opt->n_state * ranks->rank;
+}
+
+void adapters_freeze(struct adapters *ad, struct device *dev, int64_t layer)
+{
+    for (const struct lora_param *p = ad->params; ad->init && p < ad->params + ad->n_params; p++) {
+        if (p->layer != layer) continue;
+        const int64_t width = p->is_b ? 1 : p->cols, whole = p->is_b ? p->cols : p->rows; /* columns of a rank */
+        const int64_t r = ad->rank[p->target] / 2, n = lora_param_count(p) / (whole * width);
+        op_clear(dev, tensor_cols(view(ad->opt.grad, p->off, 0, n, whole * width), r * width, (whole - r) * width));
+    }
 }
 
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer)

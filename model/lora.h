@@ -84,6 +84,8 @@ struct adapters {
     double alpha, dropout;
     double alpha_of[LORA_TARGETS]; /* alpha where lora_options.alphas does not name the target */
     bool rslora;
+    enum lora_init init; /* not default: r, rank and alpha are twice those of the options with the same scale, and the
+                          * upper half of each target's ranks is frozen (adapters_freeze) */
     float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
     bool asked[LORA_TARGETS];         /* in lora.targets */
     bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
@@ -131,6 +133,8 @@ int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
 /* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
  * depend on the other targets. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
+/* With ad->init: clears the gradients of a layer's frozen ranks. Call it before adapters_reduce. */
+void adapters_freeze(struct adapters *ad, struct device *dev, int64_t layer);
 /* All-reduces the gradients of a layer. */
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
 /* Gradients of a layer are complete for this step: with cpu_update they are copied out. */

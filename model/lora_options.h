@@ -34,10 +34,13 @@ enum lora_target {
     LORA_TARGETS
 };
 
+/* Of new adapters: A random and B zero, or from the weights (model/lora_init.c). */
+enum lora_init { LORA_INIT_DEFAULT, LORA_INIT_PISSA, LORA_INIT_OLORA };
 struct lora_options {
     int64_t r;
     double alpha, dropout;
     bool rslora;
+    enum lora_init init;
     const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
                             dense, all-linear */
     const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */

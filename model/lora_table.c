@@ -152,7 +152,8 @@ static int target_text(const struct adapters *ad, const struct arch *a, enum lor
     shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
     shape_text(b_text, q.n_exp, out, ad->rank[t]);
     return snprintf(text, line, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
-                    b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
+                    b_text,
+                    (long long)(n_here * q.n_exp * (ad->init ? ad->rank[t] / 2 : ad->rank[t]) * (q.n_in + out)));
 }
 
 char *lora_table(const struct adapters *ad, const struct arch *a)
@@ -169,9 +170,10 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
         snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
     else
         snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
-    s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "LoRA r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s\n",
+    s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "LoRA r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s%s\n",
                   (long long)ad->r, ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, alphas[0] ? " (" : "",
-                  alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout, dropout_text(ad));
+                  alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout, dropout_text(ad),
+                  ad->init ? "; half of the ranks are frozen (lora.init)" : "");
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);

@@ -552,6 +552,7 @@ void model_bwd(struct model *m)
         for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_need(&m->acts.offload[k], dev, l, PASS_BACKWARD);
         block_recompute(&b, &acts[l], m->acts.save.groups[l]);
         block_bwd(&b, &acts[l], dres);
+        if (m->pass.last) adapters_freeze(&m->adapters, dev, l);
         if (m->pass.last) adapters_reduce(&m->adapters, dev, l);
         if (m->pass.last && m->par.all->world == 1) adapters_complete(&m->adapters, dev, l);
     }

@@ -43,6 +43,12 @@ void CPU(sumsq)(struct device *dev, struct tensor out, struct tensor g)
     arena_release(&dev->work, mark);
 }
 
+void CPU(clear)(struct device *dev, struct tensor x)
+{
+    for (int64_t i = 0; i < x.shape[0] && !dev->dry_run; i++)
+        memset(real_row(x, i), 0, (size_t)x.shape[1] * sizeof(real));
+}
+
 static void adamw_block(real *p, real *m, real *v, const real *grad, int64_t n, const struct adamw_step *s)
 {
     real b1 = s->beta1, b2 = s->beta2, decay = 1 - (real)s->lr * s->weight_decay, scale = s->grad_scale;

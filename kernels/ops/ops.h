@@ -492,6 +492,8 @@ typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor 
 /* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
  * g any shape, contiguous, stat or act; out [2] f64 = */
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
+/* x = 0.  x [N,C] stat, a view of columns */
+typedef void clear_fn(struct device *dev, struct tensor x);
 /* AdamW with decoupled decay on n values (optim/adamw.c has the formula); g is multiplied by grad_scale first.
  * p, m, v [n] stat in place; g [n] stat */
 struct adamw_step {
@@ -597,7 +599,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(row_count) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
-    X(sumsq) X(adamw) X(cast)
+    X(sumsq) X(clear) X(adamw) X(cast)
 /* clang-format on */
 
 struct comm_ops;

@@ -10,6 +10,13 @@ void op_sumsq(struct device *dev, struct tensor out, struct tensor g)
     RUN(0, sumsq, out, g);
 }
 
+void op_clear(struct device *dev, struct tensor x)
+{
+    WANT(x, dev->stat_dtype, x.shape[0], x.shape[1]);
+    MOVES(dev, x);
+    RUN(0, clear, x);
+}
+
 void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
               const struct adamw_step *step)
 {

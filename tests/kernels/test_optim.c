@@ -460,6 +460,34 @@ static void non_finite_values_are_counted_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(bad_run, &sizes[i]);
 }
 
+/* Columns 3 and 4 of rows of n + 5 become zero, and nothing else changes. */
+static void clear_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const int64_t n = *(const int64_t *)params;
+    struct tensor x = make_random(dev->stat_dtype, 55, 1, n, n + 5, -1), before = make_copy(x);
+    op_clear(dev, tensor_cols(x, 3, 2));
+    for (int64_t i = 0; !dev->dry_run && i < n * (n + 5); i++) {
+        const int64_t col = i % (n + 5);
+        assert_true(value_at(x, i) == (col == 3 || col == 4 ? 0 : value_at(before, i)));
+    }
+    o->out[o->n++] = x;
+}
+
+static void columns_are_cleared(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {0, 1, 300};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_case(clear_run, &sizes[i], 1e-6);
+}
+
+static void columns_are_cleared_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const int64_t sizes[] = {0, 1, 300};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(clear_run, &sizes[i]);
+}
+
 int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
@@ -469,6 +497,7 @@ int test_optim(void)
         cmocka_unit_test(clipping_follows_the_formula),  cmocka_unit_test(the_first_step_moves_by_lr),
         cmocka_unit_test(non_finite_values_are_counted), cmocka_unit_test(the_sums_of_a_step),
         cmocka_unit_test(the_cpu_beside_a_gpu),          cmocka_unit_test(sums_on_the_gpu),
+        cmocka_unit_test(columns_are_cleared),           cmocka_unit_test(columns_are_cleared_on_the_gpu),
         cmocka_unit_test(flat_arrays_on_the_gpu),        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
     };
     return cmocka_run_group_tests_name("optim", tests, NULL, NULL);

@@ -35,7 +35,8 @@ alpha_pattern = {alpha_pattern}
 rslora = {rslora}
 targets = {targets}
 layers = {layers}
-init_from = {case}/adapter_init
+init = {init}
+init_from = {init_from}
 [optim]
 lr = {lr}
 lr_ratio_b = {lr_ratio_b}
@@ -99,6 +100,17 @@ def compare_adapters(result, ours, theirs):
         result.add("adapter", name, error)
 
 
+def compare_products(result, ours, theirs):
+    """B A of Linears: PiSSA's signs are arbitrary."""
+    if ours.keys() != theirs.keys():
+        sys.exit(f"tensor names differ: {sorted(ours.keys() ^ theirs.keys())}")
+    for name in theirs:
+        if "lora_A" in name:
+            other = name.replace("lora_A", "lora_B")
+            got, want = (x[other].astype(float) @ x[name].astype(float) for x in (ours, theirs))
+            result.add("adapter", name, numpy.linalg.norm(got - want) / numpy.linalg.norm(want))
+
+
 def expected_of(case):
     with open(os.path.join(case, "expected.json")) as f:
         return json.load(f)
@@ -116,17 +128,21 @@ def against(case, out):
     first, last = events(out, "eval")
     result.number("eval", "before step 1", first["loss"], expected["eval_init_adapter"])
     result.number("eval", "after the last step", last["loss"], expected["eval_final"])
-    compare_adapters(result, load_file(os.path.join(out, "adapter", "adapter_model.safetensors")),
-                     load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors")))
+    compare = compare_adapters if expected["setup"].get("init", "default") == "default" else compare_products
+    compare(result, load_file(os.path.join(out, "adapter", "adapter_model.safetensors")),
+            load_file(os.path.join(case, "adapter_final", "adapter_model.safetensors")))
     return result
 
 
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
     setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1,
-             "neftune_alpha": 0, "alpha_pattern": ""}
+             "neftune_alpha": 0, "alpha_pattern": "", "init": "default"}
     setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
+        setup["init_from"] = f"{case}/adapter_init" if setup["init"] == "default" else ""
+        if setup["init"] != "default":  # of no use with weights that A and B stand for
+            setup["weight_decay"] = 0
         setup["rslora"] = str(setup["rslora"]).lower()
         config.write(CONFIG.format(case=case, out=out, **setup))
         config.flush()

@@ -91,6 +91,8 @@ def arguments(argv):
     parser.add_argument("--adapt-layers", type=int, nargs="*", help="lora.layers; default: all")
     parser.add_argument("--targets", nargs="*", help="lora.targets; default: all of attention, and experts")
     parser.add_argument("--alpha-pattern", default="", help="lora.alpha_pattern: q_proj=8,down_proj=4")
+    parser.add_argument("--init", choices=("default", "pissa", "olora"), default="default", help="lora.init: with "
+                        "--targets of attention, as PEFT has no other inits for experts")
     parser.add_argument("--rslora", action="store_true")
     parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
@@ -286,10 +288,13 @@ def random_adapter(a, model):
         parameters = [f"layers.{i}.{name}" for i in a.adapt_layers for name in parameters]
     adapted = get_peft_model(model, LoraConfig(
         r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
+        init_lora_weights=True if a.init == "default" else a.init,
         alpha_pattern={name: float(alpha) for name, alpha in (word.split("=") for word in words_in(a.alpha_pattern))},
         target_parameters=parameters, exclude_modules=families.EXCLUDED.get(a.family))).float()
     with torch.no_grad():
         for name, p in adapted.named_parameters():
+            if a.init != "default":
+                break
             if "lora_A" in name:
                 p.normal_(0, 0.15)
             if "lora_B" in name:
@@ -313,7 +318,7 @@ def train(a, model, documents):
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = create_loraplus_optimizer(
         model, torch.optim.AdamW, lr=a.lr, loraplus_lr_ratio=a.lr_ratio_b, betas=(0.9, 0.999), eps=ADAMW["eps"],
-        loraplus_weight_decay=ADAMW["weight_decay"])
+        loraplus_weight_decay=ADAMW["weight_decay"] * (a.init == "default"))
     steps = []
     model.train()
     noise = neftune.Noise(model, a.neftune) if a.neftune else None
@@ -350,20 +355,24 @@ def main(argv=None):
     held_out = [peer.encode(tokenizer, row, a.seq_len) for row in eval_rows]
     expected = {"eval_base": peer.held_out_loss(model, held_out)}
     model = random_adapter(a, model)
+    if a.init != "default":  # so that PEFT takes it for the initial adapter, and converts the trained one with it
+        model.peft_config["default"].init_lora_weights = True
     model.save_pretrained(f"{a.out}/adapter_init")
+    model.peft_config["default"].init_lora_weights = True if a.init == "default" else a.init
     with peer.exact(model) if a.exact else contextlib.nullcontext():
         expected["eval_init_adapter"] = peer.held_out_loss(model, held_out)
         write_forward(a, model, held_out[0])
         expected["steps"] = train(a, model, documents)
         expected["eval_final"] = peer.held_out_loss(model, held_out)
-    model.save_pretrained(f"{a.out}/adapter_final")
+    model.save_pretrained(f"{a.out}/adapter_final", path_initial_model_for_weight_conversion=None
+                          if a.init == "default" else f"{a.out}/adapter_init")
     for folder in ("adapter_init", "adapter_final"):  # PEFT's empty model card
         os.remove(f"{a.out}/{folder}/README.md")
     expected["setup"] = dict(seq_len=a.seq_len, micro_batch=1, grad_accum=a.accum, steps=a.steps, lr=a.lr,
                              lr_ratio_b=a.lr_ratio_b, neftune_alpha=a.neftune, schedule="constant", beta1=0.9,
                              beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False, shuffle=False, format="text",
                              loss_on="all", r=a.r, alpha=a.alpha, rslora=a.rslora, alpha_pattern=a.alpha_pattern,
-                             layers=layers_of(a), targets=",".join(targets_of(a)[0]))
+                             init=a.init, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

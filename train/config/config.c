@@ -78,6 +78,7 @@ static const struct option options[] = {
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, alpha_pattern, MATH, "", "names=alphas", "alpha by target, e.g. experts=16"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
+    ROW(lora, init, MATH, "default", LORA_INITS, "A and B of a new adapter; others: from the weights"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),
     ROW(distill, teacher, MATH, "none", "none|base|rows|adapter:DIR", "base: the model without adapters; rows: data"),
     ROW(distill, alpha, MATH, "0", "[0, 1]", "share of the cross-entropy; the rest is the KL times T^2"),

@@ -34,6 +34,7 @@ enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
 #define SCHEDULES        "cosine|linear|constant|wsd|polynomial|restarts" /* by enum schedule_kind */
+#define LORA_INITS       "default|pissa|olora"                            /* by enum lora_init */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */
@@ -75,6 +76,7 @@ struct config {
         int64_t r;
         double alpha, dropout;
         bool rslora;
+        int init; /* enum lora_init */
         char targets[256], rank_pattern[256], alpha_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {

@@ -36,6 +36,7 @@ struct lora_options config_lora(const struct config *c)
                                  .alpha = c->lora.alpha,
                                  .dropout = c->lora.dropout,
                                  .rslora = c->lora.rslora,
+                                 .init = (enum lora_init)c->lora.init,
                                  .targets = c->lora.targets,
                                  .ranks = c->lora.rank_pattern,
                                  .alphas = c->lora.alpha_pattern,
@@ -53,6 +54,26 @@ static int validate_lists(const struct config *c, struct err *err)
     for (int64_t i = 0; i < MT_LEN(lists); i++)
         if (lists[i].value[0] && !lists[i].value[strspn(lists[i].value, ", \t")])
             return err_set(err, "%s = \"%.80s\": expected %s", lists[i].name, lists[i].value, lists[i].expected);
+    return 0;
+}
+
+/* What lora.init cannot be combined with: the frozen half of the ranks would not cancel, or have no weights to start
+ * from. */
+static int validate_init(const struct config *c, struct err *err)
+{
+    const struct {
+        bool set;
+        const char *key, *why;
+    } rows[] = {
+        {c->lora.init_from[0], "lora.init_from", "it has the values of the adapter"},
+        {c->lora.dropout > 0, "lora.dropout", "it would drop parts of the weights"},
+        {c->optim.weight_decay > 0, "optim.weight_decay", "it would shrink the weights that A and B stand for"},
+    };
+    char name[32];
+    for (int i = 0; c->lora.init && i < MT_LEN(rows); i++)
+        if (rows[i].set && config_choice(LORA_INITS, c->lora.init, name))
+            return err_set(err, "lora.init = %s and %s exclude each other: %s; leave one of them out", name,
+                           rows[i].key, rows[i].why);
     return 0;
 }
 
@@ -239,8 +260,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_quant(c, err) || validate_parallel(c, err) ||
-        config_profile(c->train.profile, &first, &last, err))
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_init(c, err) || validate_quant(c, err) ||
+        validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
         return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",

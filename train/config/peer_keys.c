@@ -73,6 +73,7 @@ static const struct peer_key keys[] = {
     {"lora_layers_to_transform", "lora.layers", NULL},
     {"lora_model_dir", "lora.init_from", NULL},
     {"adapter_name_or_path", "lora.init_from", NULL},
+    {"init_lora_weights", "lora.init", "default, pissa or olora"},
     {"modules_to_save", NULL, "moetrain trains LoRA adapters alone"},
     {"use_dora", NULL, "moetrain does not train DoRA"},
     /* optim */

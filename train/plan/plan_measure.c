@@ -9,6 +9,7 @@
 #include "data/loader.h"
 #include "kernels/choice.h"
 #include "kernels/memory.h"
+#include "model/lora_init.h"
 #include "train/adapter/peft.h"
 #include "train/objective/run_objective.h"
 
@@ -96,7 +97,11 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
                   struct err *err)
 {
     const struct lora_options opt = config_lora(cfg);
-    return adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err);
+    if (adapter_dir) return peft_plan(ad, a, adapter_dir, err);
+    if (adapters_plan(ad, a, &opt, err)) return -1;
+    if (!lora_init_check(ad, a, err)) return 0;
+    adapters_free(ad);
+    return -1;
 }
 
 int plan_reference(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,

@@ -25,6 +25,7 @@ struct run {
     struct dataset train, eval;
     struct plan plan;
     char packed[MT_PATH];   /* the cache of model.quantize */
+    bool begins;            /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
     struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
     struct model model;
 };

@@ -1,6 +1,7 @@
 /* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks whose they are. */
 #include <string.h>
 
+#include "model/lora_init.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/amax_file.h"
 #include "train/adapter/base_check.h"
@@ -154,6 +155,21 @@ static void set_optimizer(struct optimizer *opt, const struct config *cfg)
     opt->clip_norm = cfg->optim.clip_norm;
 }
 
+/* The first values of a new run's adapters, where lora.init takes them from the weights. */
+static int init_adapters(struct run *r, struct err *err)
+{
+    const struct weights_source from = {.arch = &r->arch, .st = &r->st};
+    const struct quantize q = plan_quantize(r->cfg);
+    struct adapters *ad = &r->model.adapters;
+    const double start = clock_ms();
+    char name[32] = "";
+    if (!ad->init || !r->begins) return 0;
+    if (lora_init_values(ad, &r->dev, &from, &q, err)) return err_prefix(err, "lora.init");
+    (void)config_choice(LORA_INITS, r->cfg->lora.init, name);
+    log_info("A and B of %s from the weights in %.1f s", name, (clock_ms() - start) / 1e3);
+    return 0;
+}
+
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use)
 {
     return plan_request_of(&r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use);
@@ -176,6 +192,7 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     base_model_copy(&r->model.adapters.base, &r->base);
     if (rc || load_reference(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
+    if (init_adapters(r, err)) return -1;
     if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;
     if (!train && !model_calibrated(&r->model))

@@ -159,7 +159,11 @@ static int measure_roofs(struct training *t, struct err *err)
     return training_is_first(t) ? prof_measure_roofs(&t->run.dev, err) : 0;
 }
 
-static int open_model(struct training *t, struct err *err) { return run_open_model(&t->run, NULL, PLAN_TRAIN, err); }
+static int open_model(struct training *t, struct err *err)
+{
+    t->run.begins = !t->from.found;
+    return run_open_model(&t->run, NULL, PLAN_TRAIN, err);
+}
 
 static int print_banner(struct training *t, struct err *err)
 {

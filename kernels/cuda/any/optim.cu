@@ -1,4 +1,4 @@
-/* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW, cast to bf16.
+/* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW, cast to bf16; clearing columns.
  * Shapes: flat, n up to 2^40.
  * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time).
  * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8.
@@ -89,6 +89,20 @@ extern "C" void cuda_sumsq(struct device *dev, struct tensor out, struct tensor 
         sumsq_chunks<<<grid_x(n_chunk), BLOCK, 0, cuda.stream>>>(part, f32_ptr(g), n, aligned);
     CUDA_CHECK_LAUNCH();
     sumsq_total<<<1, BLOCK, 0, cuda.stream>>>((double *)out.data, part, n_chunk);
+    CUDA_CHECK_LAUNCH();
+}
+
+static __global__ void __launch_bounds__(BLOCK) clear(float *x, int64_t ld, int64_t n, int64_t n_col)
+{
+    const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i < n) x[i / n_col * ld + i % n_col] = 0;
+}
+
+extern "C" void cuda_clear(struct device *dev, struct tensor x)
+{
+    const int64_t n = tensor_count(x);
+    if (dev->dry_run || n == 0) return;
+    clear<<<grid_x(ceil_div(n, BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(x), x.ld, n, x.shape[1]);
     CUDA_CHECK_LAUNCH();
 }
 
