@@ -1,5 +1,5 @@
-/* ops_proj.h - what the wrappers of projections share: checks of fake quantisation and gradients, work and bytes of the
- * matrix and of the adapter. */
+/* ops_proj.h - what the wrappers of projections share: checks of fake quantisation and gradients, FLOPs and bytes of
+ * the matrix and of the adapter. */
 #ifndef MT_OPS_PROJ_H
 #define MT_OPS_PROJ_H
 

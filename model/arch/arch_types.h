@@ -51,7 +51,7 @@ enum { ATTN_KINDS = 2 };
 struct attn_arch {
     int64_t n_head, n_kv, head_dim; /* head_dim: of queries and keys */
     int64_t window;                 /* 0: full causal */
-    int rope;                       /* in arch.rope */
+    int rope;                       /* index into arch.rope */
     float scale;                    /* of the softmax */
     bool values_are_keys;           /* no v_proj: v is k before its norm and RoPE. Not with an output gate */
 };
@@ -59,7 +59,7 @@ struct attn_arch {
 /* Sizes of latent attention (mixer_mla.c). */
 struct mla_arch {
     int64_t q_lora, kv_lora;   /* widths of the projections; q_lora 0: queries have none. kv_lora 0: another mixer */
-    int64_t nope, rope, value; /* of a head: columns of queries and keys without position, rotated ones; of values */
+    int64_t nope, rope, value; /* columns of a head: q and k without position; q and k rotated; values */
     bool interleaved;          /* rotated pairs are adjacent columns */
 };
 

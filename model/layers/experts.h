@@ -11,7 +11,7 @@ struct experts {
     enum acts_group down_ha; /* the group of down_ha */
     /* y = experts(s->ffn_norm) + s->ffn_res where present, with the routing s->moe.route. */
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
-    /* Computes pre and up_xa from s->ffn_norm and s->moe.route. */
+    /* Computes pre and up_xa (struct moe_acts) from s->ffn_norm and s->moe.route. */
     void (*recompute)(const struct block *b, struct layer_acts *s);
     /* dnorm [T,D] act =, dgate [T,J] stat =, adapter gradients +=. dres [T,D] act is the gradient of y. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dgate,

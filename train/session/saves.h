@@ -23,7 +23,7 @@ int saves_report(struct training *t, struct err *err) MT_CHECK;
 void saves_tell_interrupted(struct training *t, int signal);
 /* After it: how to continue. */
 void saves_tell_continuation(const struct training *t);
-/* At the end: which adapter is the best; that eval.patience ended the run. */
+/* Prints at the end which adapter is the best, or that eval.patience ended the run. */
 void saves_tell_end(const struct training *t);
 
 #endif
