@@ -104,9 +104,9 @@ static void load_tables(struct model *m, const struct model_options *opt)
     for (int k = 0; k < ATTN_KINDS; k++)
         if (a->rope[k].width) m->rope[k] = load_rope(m->dev, &a->rope[k], opt->max_len);
     m->sums = arena_tensor_1d(&m->dev->state, DT_F64, 8);
-    m->row_sum = arena_tensor_1d(&m->dev->state, DT_F64, a->n_layer * a->n_exp);
+    m->expert_sums = arena_tensor_1d(&m->dev->state, DT_F64, 2 * a->n_layer * a->n_exp);
     device_zero(m->dev, m->sums);
-    device_zero(m->dev, m->row_sum);
+    device_zero(m->dev, m->expert_sums);
 }
 
 /* The reference's adapters, or none. */
@@ -558,7 +558,9 @@ void model_bwd(struct model *m)
     }
     if (m->pass.last) overlap(m, false);
     for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
-        if (arch_is_routed(&m->arch, l)) op_row_count(dev, tensor_rows(m->row_sum, l * e, e), acts[l].moe.route.offs);
+        if (arch_is_routed(&m->arch, l))
+            op_expert_sums(dev, tensor_rows(m->expert_sums, l * e, e),
+                           tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &acts[l].moe.route);
 }
 
 void model_end(struct model *m)
@@ -615,14 +617,15 @@ struct objective_means model_parts(const struct model *m, const struct model_sum
     return e;
 }
 
-void model_read_expert_rows(struct model *m, int64_t *rows)
+void model_read_experts(struct model *m, int64_t *rows, double *gates)
 {
-    const int64_t n = tensor_count(m->row_sum);
-    double *sum = mem_array(n, sizeof(*sum));
-    comm_all_reduce_sum(m->par.all, m->dev, m->row_sum);
-    device_get(m->dev, sum, m->row_sum);
+    const int64_t n = m->arch.n_layer * m->arch.n_exp;
+    double *sum = mem_array(2 * n, sizeof(*sum));
+    comm_all_reduce_sum(m->par.all, m->dev, m->expert_sums);
+    device_get(m->dev, sum, m->expert_sums);
     for (int64_t i = 0; i < n; i++) rows[i] = (int64_t)sum[i];
-    device_zero(m->dev, m->row_sum);
+    if (gates) memcpy(gates, sum + n, (size_t)n * sizeof(*gates));
+    device_zero(m->dev, m->expert_sums);
     mem_free(sum);
 }
 

@@ -110,9 +110,9 @@ struct model {
     struct adapters adapters;
     struct qat qat;
     struct tensor rope[ATTN_KINDS]; /* [max_len, arch.rope.width] f32; absent where its width is 0 */
-    struct tensor sums;    /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
-                              gradient; the same two of expert-parallel gradients */
-    struct tensor row_sum; /* [L*E] f64: rows of every expert in training micro-batches since model_read_expert_rows */
+    struct tensor sums;        /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
+                                  gradient; the same two of expert-parallel gradients */
+    struct tensor expert_sums; /* [2*L*E] f64: rows, then gates, of every expert since model_read_experts */
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
@@ -173,9 +173,10 @@ void model_read(struct model *m, struct model_sums *out); /* waits for the devic
 double model_objective(const struct model *m, const struct model_sums *t);
 /* Its parts, as means over n_label tokens. */
 struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label);
-/* rows [L*E] host: rows of every expert since the last call, summed over all ranks; 0 in dense layers. Resets the
- * counts. Waits for the device. */
-void model_read_expert_rows(struct model *m, int64_t *rows);
+/* rows, gates [L*E] host: of every expert in training micro-batches since the last call, rows and the sum of their
+ * combine weights, over all ranks; 0 in layers without routed experts. gates may be NULL. Resets both. Waits for the
+ * device. */
+void model_read_experts(struct model *m, int64_t *rows, double *gates);
 
 /* The input of layer l, or at n_layer the last output, as the forward left it: on the device or in host memory. After
  * the backward those on the device may be of other layers (kernels/host_ring.h). */

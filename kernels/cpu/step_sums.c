@@ -1,4 +1,4 @@
-/* step_sums.c - sums of a step: loss, hits, KL, auxiliary loss, rows of every expert. */
+/* step_sums.c - sums of a step: loss, hits, KL, auxiliary loss, rows and gates of every expert. */
 #include "kernels/cpu/real.h"
 
 void CPU(loss_sum)(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
@@ -21,9 +21,15 @@ void CPU(aux_sum)(struct device *dev, struct tensor out, const struct aux *aux, 
     *(double *)out.data += factor * sum;
 }
 
-void CPU(row_count)(struct device *dev, struct tensor out, struct tensor offs)
+void CPU(expert_sums)(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r)
 {
     if (dev->dry_run) return;
-    const int32_t *first = offs.data;
-    for (int64_t e = 0; e < out.shape[0]; e++) ((double *)out.data)[e] += first[e + 1] - first[e];
+    const int32_t *first = r->offs.data, *slot = r->row_slot.data;
+    const real *gate = r->gate.data;
+    for (int64_t e = 0; e < rows.shape[0]; e++) {
+        double sum = 0;
+        for (int64_t i = first[e]; i < first[e + 1]; i++) sum += (double)gate[slot[i]];
+        ((double *)rows.data)[e] += first[e + 1] - first[e];
+        ((double *)gates.data)[e] += sum;
+    }
 }

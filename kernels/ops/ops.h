@@ -543,8 +543,8 @@ typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tenso
 typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl);
 /* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
 typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux *aux, double factor);
-/* out [E] += rows of each expert.  offs [E+1] i32 */
-typedef void row_count_fn(struct device *dev, struct tensor out, struct tensor offs);
+/* rows [E] += rows of each expert; gates [E] += the sum of their combine weights */
+typedef void expert_sums_fn(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r);
 
 /* Memory. alloc returns NULL when there is not enough; alloc_host: host memory that ops can read (on a CPU the same);
  * free_host takes the bytes of alloc_host. free_bytes: what alloc can still provide, -1 without a device
@@ -596,7 +596,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
     X(index_topk) X(shared_attn_fwd) X(shared_attn_bwd) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) \
     X(group_linear_bwd) \
     X(hash_route) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
-    X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(row_count) \
+    X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
     X(sumsq) X(clear) X(adamw) X(cast)

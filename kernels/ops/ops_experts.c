@@ -267,10 +267,13 @@ void op_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, str
     round_act(dev, dx);
 }
 
-void op_row_count(struct device *dev, struct tensor out, struct tensor offs)
+void op_expert_sums(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r)
 {
-    WANT(out, DT_F64, offs.shape[0] - 1);
-    WANT(offs, DT_I32, out.shape[0] + 1);
-    MOVES(dev, out, out, offs);
-    RUN(0, row_count, out, offs);
+    const int64_t n_exp = r->offs.shape[0] - 1;
+    want_route(dev, r, r->idx.shape[0], n_exp);
+    WANT(r->gate, dev->stat_dtype, r->idx.shape[0], r->idx.shape[1]);
+    WANT(rows, DT_F64, n_exp);
+    WANT(gates, DT_F64, n_exp);
+    MOVES(dev, rows, rows, gates, gates, r->offs, r->row_slot, r->gate);
+    RUN(0, expert_sums, rows, gates, r);
 }

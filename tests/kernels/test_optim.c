@@ -266,17 +266,35 @@ static void sums_run(struct device *dev, const void *params, struct op_outputs *
     struct tensor nll = make_random(dev->stat_dtype, 1, 3, p->n_label, -1, -1), hit = make_numbers(p->n_label, 2, 2);
     struct tensor kl = {0}, loss = make_random(DT_F64, 3, 100, 3, -1, -1),
                   aux_loss = make_random(DT_F64, 4, 1, 1, -1, -1);
-    struct tensor rows = make_random(DT_F64, 5, 100, p->n_exp, -1, -1), offs = make_numbers(p->n_exp + 1, 100, 6);
     struct aux aux = {.count = make_random(dev->stat_dtype, 7, 50, p->n_exp, -1, -1),
                       .prob = make_random(dev->stat_dtype, 8, 9, p->n_exp, -1, -1)};
-    for (int64_t e = 0; e < p->n_exp; e++) ((int32_t *)offs.data)[e + 1] += ((int32_t *)offs.data)[e];
     if (p->n_exp % 20) kl = make_random(dev->stat_dtype, 9, 2, p->n_label, -1, -1); /* else absent */
     op_loss_sum(dev, loss, nll, hit, kl);
     op_aux_sum(dev, aux_loss, &aux, 0.25);
-    op_row_count(dev, rows, offs);
-    struct tensor all[] = {loss, aux_loss, rows};
+    struct tensor all[] = {loss, aux_loss};
     memcpy(o->out, all, sizeof(all));
     o->n = MT_LEN(all);
+}
+
+/* Rows and gates of each expert. n_exp experts have 0 to 99 rows each, of 3 experts a token. */
+static void experts_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const int64_t n_exp = ((const struct sums *)params)->n_exp;
+    struct tensor rows = make_random(DT_F64, 5, 100, n_exp, -1, -1), gates = make_random(DT_F64, 6, 100, n_exp, -1, -1);
+    struct tensor offs = make_numbers(n_exp + 1, 100, 6);
+    int32_t *off = offs.data;
+    off[0] = 0;
+    for (int64_t e = 0; e < n_exp; e++) off[e + 1] += off[e];
+    off[n_exp] += (3 - off[n_exp] % 3) % 3;
+    const int64_t n_row = off[n_exp], n_tok = n_row / 3;
+    struct route r = {.offs = offs, .row_slot = make_zero(DT_I32, n_row, -1, -1)};
+    for (int64_t i = 0; i < n_row; i++) ((int32_t *)r.row_slot.data)[i] = (int32_t)(n_row - 1 - i);
+    r.idx = make_zero(DT_I32, n_tok, 3, -1);
+    r.slot_row = make_zero(DT_I32, n_tok, 3, -1);
+    r.gate = make_random(dev->stat_dtype, 7, 1, n_tok, 3, -1);
+    op_expert_sums(dev, rows, gates, &r);
+    o->out[0] = rows, o->out[1] = gates;
+    o->n = 2;
 }
 
 static const struct sums sums_cases[] = {{0, 1}, {1, 32}, {1000, 60}, {1025, 128}, {40001, 512}, {7, 1500}};
@@ -285,24 +303,34 @@ static void the_sums_of_a_step(void **state)
 {
     (void)state;
     for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_case(sums_run, &sums_cases[i], 1e-6);
+    for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_case(experts_run, &sums_cases[i], 1e-6);
     struct device dev;
     op_check_begin(&dev, true);
     struct tensor nll = make_random(DT_F64, 1, 3, 3, -1, -1), hit = make_i32((const int32_t[]){1, 0, 1}, 3);
     struct tensor kl = make_random(DT_F64, 4, 1, 3, -1, -1);
-    struct tensor loss = make_zero(DT_F64, 3, -1, -1), rows = make_zero(DT_F64, 3, -1, -1);
-    struct tensor aux_loss = make_zero(DT_F64, 1, -1, -1), offs = make_i32((const int32_t[]){0, 4, 4, 9}, 4);
+    struct tensor loss = make_zero(DT_F64, 3, -1, -1), aux_loss = make_zero(DT_F64, 1, -1, -1);
+    struct tensor rows = make_zero(DT_F64, 3, -1, -1), gates = make_zero(DT_F64, 3, -1, -1);
+    struct route r = {.offs = make_i32((const int32_t[]){0, 1, 1, 4}, 4),
+                      .row_slot = make_i32((const int32_t[]){2, 3, 0, 1}, 4),
+                      .idx = make_zero(DT_I32, 2, 2, -1),
+                      .slot_row = make_zero(DT_I32, 2, 2, -1),
+                      .gate = make_random(DT_F64, 5, 1, 2, 2, -1)};
     struct aux aux = {.count = make_random(DT_F64, 2, 9, 2, -1, -1), .prob = make_random(DT_F64, 3, 1, 2, -1, -1)};
     double nll_sum = value_at(nll, 0) + value_at(nll, 1) + value_at(nll, 2), aux_now = 0;
     for (int64_t i = 0; i < 2; i++) aux_now += value_at(aux.count, i) * value_at(aux.prob, i);
     for (int step = 1; step <= 2; step++) {
         op_loss_sum(&dev, loss, nll, hit, kl);
         op_aux_sum(&dev, aux_loss, &aux, 0.5);
-        op_row_count(&dev, rows, offs);
+        op_expert_sums(&dev, rows, gates, &r);
         assert_close(value_at(loss, 0), step * nll_sum, 1e-14);
         assert_close(value_at(loss, 1), step * 2, 0);
         assert_close(value_at(loss, 2), step * (value_at(kl, 0) + value_at(kl, 1) + value_at(kl, 2)), 1e-14);
         assert_close(value_at(aux_loss, 0), step * 0.5 * aux_now, 1e-14);
-        for (int64_t e = 0; e < 3; e++) assert_close(value_at(rows, e), step * (double[]){4, 0, 5}[e], 0);
+        for (int64_t e = 0; e < 3; e++) assert_close(value_at(rows, e), step * (double[]){1, 0, 3}[e], 0);
+        assert_close(value_at(gates, 0), step * value_at(r.gate, 2), 1e-14);
+        assert_close(value_at(gates, 1), 0, 0);
+        assert_close(value_at(gates, 2), step * (value_at(r.gate, 3) + value_at(r.gate, 0) + value_at(r.gate, 1)),
+                     1e-14);
     }
     op_check_end(&dev);
 }
@@ -314,6 +342,7 @@ static void sums_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_cuda(sums_run, &sums_cases[i]);
+    for (int i = 0; i < MT_LEN(sums_cases); i++) op_check_cuda(experts_run, &sums_cases[i]);
 }
 
 /* ---- the CPU beside a GPU */

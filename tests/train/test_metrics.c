@@ -31,6 +31,9 @@ static char *read_text(const char *path)
     return text;
 }
 
+static const struct expert_metrics one_expert = {
+    1, 1, 1, (const int64_t[]){1}, (const double[]){1}, (const double[]){2}};
+
 static int count(const char *text, const char *what)
 {
     int n = 0;
@@ -152,7 +155,8 @@ static void numbers_keep_all_digits(void **state)
     s.loss = 1.0 / 3;
     s.grad_norm = NAN;
     metrics_step(&m, &s, false);
-    metrics_experts(&m, 7, (const int64_t[]){1, 2, 3, 4, 5, 6}, 2, 3);
+    metrics_experts(&m, &(struct expert_metrics){7, 2, 3, (const int64_t[]){1, 2, 3, 4, 5, 6},
+                                                 (const double[]){0, 1.0 / 3, 1, 2, 3, 4}, NULL});
     closed(&m);
     mem_free(screen_read());
     char *text = read_text(in(dir, "metrics.jsonl")), *second = strchr(text, '\n') + 1;
@@ -168,7 +172,8 @@ static void numbers_keep_all_digits(void **state)
     assert_close(speed, 2048 / 0.60025, 1e-12);
     assert_string_equal(event, "step");
     assert_int_equal(json_type(json_find(json_root(doc), "grad_norm")), JSON_NULL);
-    assert_string_equal(second, "{\"event\":\"experts\",\"step\":7,\"counts\":[[1,2,3],[4,5,6]]}\n");
+    assert_string_equal(second, "{\"event\":\"experts\",\"step\":7,\"counts\":[[1,2,3],[4,5,6]],"
+                                "\"gates\":[[0,0.3333,1],[2,3,4]]}\n");
     json_free(doc);
     mem_free(text);
 }
@@ -198,7 +203,7 @@ static void the_schema_is_documented(void **state)
     metrics_step(&m, &s, true);
     metrics_eval(&m, &e);
     metrics_sample(&m, &(struct sample_metrics){.prompt = "p", .text = "t"});
-    metrics_experts(&m, 1, (const int64_t[]){1}, 1, 1);
+    metrics_experts(&m, &one_expert);
     closed(&m);
     mem_free(screen_read());
     char *text = read_text(in(dir, "metrics.jsonl"));
@@ -430,7 +435,7 @@ static void a_full_disk_is_an_error(void **state)
     struct metrics m = opened(dir, 0);
     assert_non_null(m.jsonl = freopen("/dev/full", "a", m.jsonl));
     setvbuf(m.jsonl, NULL, _IONBF, 0);
-    metrics_experts(&m, 1, (const int64_t[]){1}, 1, 1);
+    metrics_experts(&m, &one_expert);
     assert_int_equal(metrics_close(&m, &err), -1);
     assert_non_null(strstr(err.msg, "metrics.jsonl"));
     dir = scratch_dir(); /* the error names the file that failed */
@@ -486,7 +491,10 @@ static void report_has_every_plot(void **state)
         e.loss = 4.1 - 0.05 * (double)step;
         if (step % 10 == 0) metrics_eval(&m, &e);
         if (step > 0) metrics_step(&m, &s, false);
-        if (step == 20 || step == 40) metrics_experts(&m, step, (const int64_t[]){5, 0, 7, 1, 1, 1}, 2, 3);
+        const double norms[] = {0.5, 0, (double)step, 0.25, 0.125, 0};
+        const struct expert_metrics x = {
+            step, 2, 3, (const int64_t[]){5, 0, 7, 1, 1, 1}, (const double[]){2.5, 0, 1.75, 1, 0.5, 0.25}, norms};
+        if (step == 20 || step == 40) metrics_experts(&m, &x);
     }
     closed(&m);
     mem_free(screen_read());
@@ -495,12 +503,15 @@ static void report_has_every_plot(void **state)
     assert_non_null(strstr(html, "dir = &lt;out&gt;&amp;&#39;x&#39;"));
     assert_null(strstr(html, "<b>\"R"));
     assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 380\""), 1);
-    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 3);
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 6);
     assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss plot for narrow screens */
     assert_int_equal(count(html, "<circle class=\"b\""), 10);
     assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
-    assert_int_equal(count(html, "<title>layer "), 12);
+    assert_int_equal(count(html, "<title>layer "), 36);                           /* three maps for two widths */
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* the sum of all events */
+    assert_non_null(strstr(html, "<title>layer 0, expert 2: 3.5 gate mass</title>"));
+    assert_non_null(strstr(html, "<title>layer 0, expert 2: 40 norm</title>")); /* of the last event */
+    assert_non_null(strstr(html, "<tr><td>0<td>2<td>58.3 %<td>0.250<td>40</tr>"));
     assert_non_null(strstr(html, "1 of 6 experts without tokens"));
     assert_non_null(strstr(html, ">1.75</text>")); /* layer 0: 14 / (24 / 3) */
     assert_non_null(strstr(html, "4.100 &rarr; 2.100"));
@@ -631,6 +642,7 @@ static void report_skips_invalid_lines(void **state)
                        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2],[3]]}\n"
                        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,-2]]}\n"
                        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]]}\n"
+                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]],\"norms\":[[1]]}\n"
                        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2,3]]}\n"
                        "{\"event\":\"step\",\"step\":-1e300,\"loss\":-1e308,\"tokens\":1e300}\n"
                        "{\"event\":\"eval\",\"step\":1e300,\"loss\":1e308}\n{\"event\":\"st";
@@ -645,7 +657,7 @@ static void report_skips_invalid_lines(void **state)
     assert_non_null(strstr(html, "<title>layer 0, expert 0: 1 token</title>"));
     assert_non_null(strstr(html, "<title>layer 0, expert 1: 2 tokens</title>"));
     assert_non_null(strstr(warnings, "metrics.jsonl:10: key `counts[0][1]`"));
-    assert_non_null(strstr(warnings, "metrics.jsonl:12: key `counts`: 1 layer of 3 experts"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:13: key `counts`: 1 layer of 3 experts"));
     mem_free(html);
     mem_free(warnings);
 }

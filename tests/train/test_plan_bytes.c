@@ -92,8 +92,8 @@ static int64_t adapter_values(const struct sizes *s, int64_t n_exp)
     return s->L * R * (2 * (s->D + q) + 2 * (s->D + kv) + n_exp * (s->D + 2 * s->F + s->F + s->D));
 }
 
-/* Cosines and sines of every position, rows of every expert in f64, sums of the loss. */
-static int64_t table_bytes(const struct sizes *s) { return pad(T * s->A * 4) + s->L * pad(8 * s->E) + 256; }
+/* Cosines and sines of every position, rows and gates of every expert in f64, sums of the loss. */
+static int64_t table_bytes(const struct sizes *s) { return pad(T * s->A * 4) + s->L * pad(16 * s->E) + 256; }
 
 /* What a layer saves of T tokens. */
 static int64_t core_bytes(const struct sizes *s) { return T * (2 * s->H * s->A + 4 * s->H); }

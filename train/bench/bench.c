@@ -217,7 +217,7 @@ static void read_rows(struct bench *b, bool keep)
 {
     struct model *m = &b->run.model;
     int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
-    model_read_expert_rows(m, rows);
+    model_read_experts(m, rows, NULL);
     if (keep) {
         b->rows = routing_measure(&m->arch, rows);
         routing_count_active(m, rows);

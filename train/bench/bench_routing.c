@@ -78,20 +78,21 @@ static int read_run(struct recorded *run, const char *dir, struct err *err)
 {
     struct history h;
     int rc = history_read(&h, dir, err);
+    struct history_experts *x = &h.experts;
     if (rc)
         err_prefix(err, "--routing %.200s: neither %s, nor the output.dir of a run", dir, ROUTING_NAMES);
-    else if (!h.experts)
+    else if (!x->rows)
         rc = err_set(
             err, "--routing %.200s: its metrics.jsonl has no event `experts`, which a run writes when it saves", dir);
-    *run = (struct recorded){.load = h.experts, .n_exp = h.n_exp};
-    for (int64_t l = 0; l < h.n_layer && !rc; l++) {
-        double sum = 0, *to = run->load + run->n * h.n_exp;
-        for (int64_t e = 0; e < h.n_exp; e++) sum += to[e] = h.experts[l * h.n_exp + e];
-        qsort(to, (size_t)h.n_exp, sizeof(*to), descending);
+    *run = (struct recorded){.load = x->rows, .n_exp = x->n_exp};
+    for (int64_t l = 0; l < x->n_layer && !rc; l++) {
+        double sum = 0, *to = run->load + run->n * x->n_exp;
+        for (int64_t e = 0; e < x->n_exp; e++) sum += to[e] = x->rows[l * x->n_exp + e];
+        qsort(to, (size_t)x->n_exp, sizeof(*to), descending);
         run->n += sum > 0; /* a dense layer has no rows; the next layer takes its place */
     }
     if (!rc && run->n == 0) rc = err_set(err, "--routing %.200s: no expert of this run had rows", dir);
-    h.experts = NULL;
+    x->rows = NULL;
     history_free(&h);
     return rc;
 }

@@ -31,7 +31,7 @@ void routing_table(int32_t *idx, const int64_t *count, int64_t n_tok, int64_t to
 /* to [n]: the descending loads of n experts whose cumulative shares are those of from [m], interpolated linearly. */
 void routing_resample(double *to, int64_t n, const double *from, int64_t m);
 
-/* What the layers with routed experts measured, from the rows of model_read_expert_rows. */
+/* What the layers with routed experts measured, from the rows of model_read_experts. */
 struct routing_rows {
     double fullest, least, most; /* rows of the fullest expert over the mean: mean, least and most of the layers */
     int64_t n_active, n_exp;     /* experts with rows, fewest of the layers; all */

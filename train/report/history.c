@@ -8,21 +8,13 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 
-#define MAX_EXPERT_CELLS (1 << 20) /* layers x experts */
-
-static void push(struct series *s, double v)
-{
-    s->v = mem_reserve(s->v, &s->cap, s->n + 1, (int64_t)sizeof(double));
-    s->v[s->n++] = v;
-}
-
 void history_free(struct history *h)
 {
     struct series *all[] = {&h->step,     &h->loss,      &h->smooth,    &h->grad,       &h->lr,
                             &h->tok_s,    &h->eval_step, &h->eval_loss, &h->perplexity, &h->accuracy,
                             &h->eval_tok, &h->ce,        &h->kl,        &h->eval_ce,    &h->eval_kl};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
-    mem_free(h->experts);
+    history_experts_free(&h->experts);
     for (int64_t i = 0; i < h->n_samples; i++) {
         mem_free(h->samples[i].prompt);
         mem_free(h->samples[i].expected);
@@ -42,41 +34,6 @@ static double number(struct json j, const char *key)
 }
 
 static double or_zero(double v) { return isfinite(v) ? v : 0; }
-
-static int read_counts(double *out, int64_t n_layer, int64_t n_exp, struct json counts, struct err *err)
-{
-    for (int64_t l = 0; l < n_layer; l++) {
-        struct json row = json_at(counts, l);
-        if (json_count(row) != n_exp) return json_error(counts, err, "rows of unequal length");
-        for (int64_t e = 0; e < n_exp; e++) {
-            int64_t count;
-            if (json_i64(json_at(row, e), 0, INT64_MAX, &count, err)) return -1;
-            out[l * n_exp + e] = (double)count;
-        }
-    }
-    return 0;
-}
-
-static int add_experts(struct history *h, struct json event, struct err *err)
-{
-    struct json counts;
-    if (json_get_array(event, "counts", &counts, err)) return -1;
-    int64_t n_layer = json_count(counts), n_exp = json_count(json_at(counts, 0)), cells;
-    if (!i64_mul(n_layer, n_exp, &cells) || cells < 1 || cells > MAX_EXPERT_CELLS ||
-        (h->experts && (n_layer != h->n_layer || n_exp != h->n_exp)))
-        return json_error(counts, err, "%lld layer%s of %lld experts", (long long)n_layer, str_plural(n_layer),
-                          (long long)n_exp);
-    double *add = mem_array(cells, (int64_t)sizeof(double));
-    int rc = read_counts(add, n_layer, n_exp, counts, err);
-    if (rc == 0 && !h->experts) {
-        h->experts = mem_array(cells, (int64_t)sizeof(double));
-        h->n_layer = n_layer;
-        h->n_exp = n_exp;
-    }
-    for (int64_t i = 0; rc == 0 && i < cells; i++) h->experts[i] += add[i];
-    mem_free(add);
-    return rc;
-}
 
 static void copy_text(char *to, size_t size, struct json event, const char *key)
 {
@@ -118,18 +75,18 @@ static int add_event(struct history *h, struct json event, struct err *err)
     const char *kind;
     double step;
     if (json_get_str(event, "event", &kind, err) || json_get_f64(event, "step", &step, err)) return -1;
-    if (!strcmp(kind, "experts")) return add_experts(h, event, err);
+    if (!strcmp(kind, "experts")) return history_experts_add(&h->experts, event, step, err);
     if (!strcmp(kind, "sample")) return add_sample(h, event, step, err);
     if (!strcmp(kind, "start")) add_start(h, event);
     if (!strcmp(kind, "step")) {
-        push(&h->step, step);
-        push(&h->loss, number(event, "loss"));
-        push(&h->ce, number(event, "ce"));
-        push(&h->kl, number(event, "kl"));
-        push(&h->smooth, number(event, "smooth_loss"));
-        push(&h->grad, number(event, "grad_norm"));
-        push(&h->lr, number(event, "lr"));
-        push(&h->tok_s, number(event, "tok_s"));
+        series_push(&h->step, step);
+        series_push(&h->loss, number(event, "loss"));
+        series_push(&h->ce, number(event, "ce"));
+        series_push(&h->kl, number(event, "kl"));
+        series_push(&h->smooth, number(event, "smooth_loss"));
+        series_push(&h->grad, number(event, "grad_norm"));
+        series_push(&h->lr, number(event, "lr"));
+        series_push(&h->tok_s, number(event, "tok_s"));
         h->tokens += or_zero(number(event, "tokens"));
         h->train_ms += or_zero(number(event, "ms"));
         h->mem_bytes = fmax(h->mem_bytes, or_zero(number(event, "mem_bytes")));
@@ -141,13 +98,13 @@ static int add_event(struct history *h, struct json event, struct err *err)
         copy_text(held_out, sizeof(held_out), event, "held_out");
         if (strcmp(held_out, h->held_out)) h->first_eval = h->eval_step.n;
         memcpy(h->held_out, held_out, sizeof(held_out));
-        push(&h->eval_step, step);
-        push(&h->eval_loss, number(event, "loss"));
-        push(&h->eval_ce, number(event, "ce"));
-        push(&h->eval_kl, number(event, "kl"));
-        push(&h->perplexity, number(event, "perplexity"));
-        push(&h->accuracy, number(event, "accuracy"));
-        push(&h->eval_tok, number(event, "tokens"));
+        series_push(&h->eval_step, step);
+        series_push(&h->eval_loss, number(event, "loss"));
+        series_push(&h->eval_ce, number(event, "ce"));
+        series_push(&h->eval_kl, number(event, "kl"));
+        series_push(&h->perplexity, number(event, "perplexity"));
+        series_push(&h->accuracy, number(event, "accuracy"));
+        series_push(&h->eval_tok, number(event, "tokens"));
         h->eval_ms += or_zero(number(event, "ms"));
     }
     return 0; /* other events are ignored */
@@ -172,13 +129,6 @@ int history_read(struct history *h, const char *dir, struct err *err)
     }
     line_reader_close(reader);
     return rc;
-}
-
-double series_last(const struct series *s)
-{
-    for (int64_t i = s->n - 1; i >= 0; i--)
-        if (isfinite(s->v[i])) return s->v[i];
-    return NAN;
 }
 
 int64_t history_best(const struct history *h)

@@ -2,12 +2,8 @@
 #ifndef MT_HISTORY_H
 #define MT_HISTORY_H
 
-#include "kernels/base.h"
-
-struct series {
-    double *v;
-    int64_t n, cap;
-};
+#include "train/report/history_experts.h"
+#include "train/report/series.h"
 
 /* The last `start` event; "" where there is none, as in files of older versions. */
 struct history_start {
@@ -32,8 +28,8 @@ struct history {
     char held_out[32];  /* hash of these data; "" in files of older versions */
     int64_t n_worse; /* evaluations without a lower loss when eval.patience ended the run; 0: it did not end the run */
     double tokens, train_ms, eval_ms, mem_bytes;
-    int64_t n_skipped, n_layer, n_exp;
-    double *experts; /* [n_layer, n_exp] tokens, all events summed; NULL: no such event */
+    int64_t n_skipped;
+    struct history_experts experts;
     struct history_start start;
     struct history_sample *samples; /* [n_samples], in file order */
     int64_t n_samples, cap_samples;
@@ -43,8 +39,6 @@ struct history {
 int history_read(struct history *h, const char *dir, struct err *err) MT_CHECK;
 void history_free(struct history *h); /* h may be zeroed */
 
-/* The last finite value, or NaN. */
-double series_last(const struct series *s);
 /* Index of the evaluation with the lowest finite loss, from first_eval on, or -1. */
 int64_t history_best(const struct history *h);
 /* "stopped early: no lower held-out loss for 3 evaluations"; "" for a run that was not ended by eval.patience. */

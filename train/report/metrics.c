@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -351,16 +352,34 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s)
     event_close(m, &o);
 }
 
-void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp)
+/* Row l of [n_layer, n_exp] values as an array; four digits are enough for a plot. */
+static void put_layers(struct json_out *o, const char *key, const double *v, int64_t n_layer, int64_t n_exp)
+{
+    char text[32];
+    json_out_open(o, key, '[');
+    for (int64_t l = 0; l < n_layer; l++) {
+        json_out_open(o, NULL, '[');
+        for (int64_t e = 0; e < n_exp; e++) {
+            snprintf(text, sizeof(text), "%.4g", v[l * n_exp + e]);
+            json_out_f64(o, NULL, strtod(text, NULL));
+        }
+        json_out_close(o, ']');
+    }
+    json_out_close(o, ']');
+}
+
+void metrics_experts(struct metrics *m, const struct expert_metrics *x)
 {
     struct json_out o = {0};
-    event_open(&o, "experts", step);
+    event_open(&o, "experts", x->step);
     json_out_open(&o, "counts", '[');
-    for (int64_t l = 0; l < n_layer; l++) {
+    for (int64_t l = 0; l < x->n_layer; l++) {
         json_out_open(&o, NULL, '[');
-        for (int64_t e = 0; e < n_exp; e++) json_out_i64(&o, NULL, counts[l * n_exp + e]);
+        for (int64_t e = 0; e < x->n_exp; e++) json_out_i64(&o, NULL, x->rows[l * x->n_exp + e]);
         json_out_close(&o, ']');
     }
     json_out_close(&o, ']');
+    put_layers(&o, "gates", x->gates, x->n_layer, x->n_exp);
+    if (x->norms) put_layers(&o, "norms", x->norms, x->n_layer, x->n_exp);
     event_close(m, &o);
 }

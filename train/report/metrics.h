@@ -81,8 +81,14 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e);
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints prompt and text, each shortened to a line, and appends the event with both in full. */
 void metrics_sample(struct metrics *m, const struct sample_metrics *s);
-/* counts [n_layer * n_exp]: routed rows since the last call. {"event":"experts","step":..,"counts":[[..],..]} */
-void metrics_experts(struct metrics *m, int64_t step, const int64_t *counts, int64_t n_layer, int64_t n_exp);
+/* The experts of all layers, [n_layer, n_exp]: rows and sums of their combine weights since the last event; norms of
+ * their adapters, or NULL. */
+struct expert_metrics {
+    int64_t step, n_layer, n_exp;
+    const int64_t *rows;
+    const double *gates, *norms;
+};
+void metrics_experts(struct metrics *m, const struct expert_metrics *e);
 void metrics_end_line(struct metrics *m);
 int metrics_close(struct metrics *m, struct err *err) MT_CHECK; /* reports a full disk at the latest */
 

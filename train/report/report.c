@@ -9,6 +9,7 @@
 #include "data/file/file.h"
 #include "train/report/history.h"
 #include "train/report/html.h"
+#include "train/report/report_experts.h"
 #include "train/report/svg.h"
 
 static void card(FILE *out, const char *name, const char *value, const char *note)
@@ -120,23 +121,6 @@ static void write_distillation(FILE *out, const struct history *h)
     fputs("</div>\n", out);
 }
 
-static void write_experts(FILE *out, const struct history *h)
-{
-    int64_t idle = 0, cells = h->n_layer * h->n_exp;
-    for (int64_t i = 0; i < cells; i++) idle += h->experts[i] == 0;
-    fprintf(out, "<h2>Tokens per expert and layer <small>%lld of %lld experts without tokens</small></h2>\n",
-            (long long)idle, (long long)cells);
-    static const struct {
-        const char *css;
-        int width;
-    } sizes[] = {{"wide", 1120}, {"narrow", 360}};
-    for (int i = 0; i < MT_LEN(sizes); i++) {
-        fprintf(out, "<div class=\"%s\">\n", sizes[i].css);
-        svg_heat(out, &(struct svg_heat){"layer", "expert", "token", sizes[i].width, h->experts, h->n_layer, h->n_exp});
-        fputs("</div>\n", out);
-    }
-}
-
 static void write_evals(FILE *out, const struct history *h)
 {
     char text[32];
@@ -203,7 +187,7 @@ static void write_page(FILE *out, const struct history *h, const char *title, co
     write_cards(out, h);
     if (h->step.n || h->eval_loss.n) write_plots(out, h);
     if (has_teacher(h)) write_distillation(out, h);
-    if (h->experts) write_experts(out, h);
+    report_experts(out, &h->experts);
     if (h->eval_loss.n) write_evals(out, h);
     if (h->n_samples) write_samples(out, h);
     fputs("<h2>Configuration</h2>\n<pre>", out);

@@ -212,10 +212,13 @@ struct grid {
     double largest, left, top, width, height; /* of all values; pixels of the first cell */
 };
 
+static const char *plural(const struct svg_heat *h, double v) { return h->counted ? str_plural((int64_t)v) : ""; }
+
 static void draw_row(FILE *out, const struct grid *g, int64_t row)
 {
     const struct svg_heat *h = g->heat;
     const double *v = h->v + row * h->cols;
+    char text[32];
     double largest = 0, sum = 0, y = g->top + (double)row * g->height, gap = 0.08 * fmin(g->width, 12);
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"end\">%lld</text>\n", g->left - 7, y + g->height / 2 + 4,
             (long long)row);
@@ -227,8 +230,8 @@ static void draw_row(FILE *out, const struct grid *g, int64_t row)
         if (h->rows * h->cols > MAX_TITLED)
             fputs("/>\n", out);
         else
-            fprintf(out, "><title>%s %lld, %s %lld: %.0f %s%s</title></rect>\n", h->row_label, (long long)row,
-                    h->col_label, (long long)c, v[c], h->value_label, str_plural((int64_t)v[c]));
+            fprintf(out, "><title>%s %lld, %s %lld: %s %s%s</title></rect>\n", h->row_label, (long long)row,
+                    h->col_label, (long long)c, svg_number(text, v[c]), h->value_label, plural(h, v[c]));
     }
     if (sum > 0)
         fprintf(out, "<text x=\"%.1f\" y=\"%.1f\">%.2f</text>\n", g->left + (double)h->cols * g->width + 8,
@@ -244,7 +247,7 @@ static void draw_legend(FILE *out, const struct grid *g, double left, double top
                 left + 8 * i, top, i / 20.0);
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" class=\"end\">0</text>\n", left - 6, top + 9);
     fprintf(out, "<text x=\"%.1f\" y=\"%.1f\">%s %s%s</text>\n", left + 174, top + 9, svg_number(text, g->largest),
-            g->heat->value_label, str_plural((int64_t)g->largest));
+            g->heat->value_label, plural(g->heat, g->largest));
 }
 
 void svg_heat(FILE *out, const struct svg_heat *h)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "data/file/file.h"
+#include "train/adapter/adapter_norms.h"
 #include "train/adapter/peft.h"
 #include "train/report/report.h"
 #include "train/run/chat_file.h"
@@ -104,15 +105,32 @@ int saves_report(struct training *t, struct err *err)
     return rc;
 }
 
+/* The event `experts`: use of every expert since the last one, and norms of their adapters now. */
+static void record_experts(struct training *t)
+{
+    struct model *m = &t->run.model;
+    const struct adapters *whole = adapters_logical(&m->adapters);
+    const int64_t n_exp = m->arch.n_exp, n = m->arch.n_layer * n_exp;
+    const bool first = training_is_first(t);
+    int64_t *rows = mem_array(n, sizeof(*rows));
+    double *gates = mem_array(2 * n, sizeof(*gates)), *norms = gates + n;
+    float *values = first ? mem_array(whole->n_flat, sizeof(*values)) : NULL;
+    model_read_experts(m, rows, gates);
+    adapters_gather(&m->adapters, &t->run.dev, m->adapters.opt.param, DT_F32, values);
+    const bool adapted = first && adapter_norms(whole, values, n_exp, norms);
+    struct expert_metrics e = {t->state.step, m->arch.n_layer, n_exp, rows, gates, adapted ? norms : NULL};
+    if (first) metrics_experts(&t->metrics, &e);
+    mem_free(values);
+    mem_free(gates);
+    mem_free(rows);
+}
+
 int saves_checkpoint(struct training *t, struct err *err)
 {
     const struct config *cfg = t->run.cfg;
     struct model *m = &t->run.model;
-    int64_t *rows = mem_array(m->arch.n_layer * m->arch.n_exp, sizeof(*rows));
-    model_read_expert_rows(m, rows);
-    if (training_is_first(t)) metrics_experts(&t->metrics, t->state.step, rows, m->arch.n_layer, m->arch.n_exp);
-    mem_free(rows);
     comm_busy(t->run.par.all, "saving");
+    record_experts(t);
     char *card = card_of(t);
     int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
                              card, cfg->output.keep, err);

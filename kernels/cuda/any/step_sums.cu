@@ -1,15 +1,15 @@
-/* step_sums.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows of every expert.
- * Shapes: nll, hit, kl [N]; count, prob [E]; offs [E+1]; all outputs f64, "+=".
- * Grid: one block of 1024 threads; row_count one thread per expert.
+/* step_sums.cu - sums of a step, kept on the device: loss, hits, KL, auxiliary loss, rows and gates of every expert.
+ * Shapes: nll, hit, kl [N]; count, prob [E]; offs [E+1]; row_slot, gate [M]; all outputs f64, "+=".
+ * Grid: one block of 1024 threads; expert_sums one block of 128 threads per expert.
  * Numerics: f64 sums in a fixed order. */
 #include "kernels/cuda/parts/rows.cuh"
 
-enum { BLOCK = 1024 };
+enum { BLOCK = 1024, EXPERT_BLOCK = 128 };
 
 /* Sums over the block; the first warp gets them. All threads must call it, once. */
-template <int N> static __device__ inline void block_sums(double (&v)[N])
+template <int THREADS = BLOCK, int N> static __device__ inline void block_sums(double (&v)[N])
 {
-    __shared__ double part[N][BLOCK / 32];
+    __shared__ double part[N][THREADS / 32];
 #pragma unroll
     for (int k = 0; k < N; k++) {
         v[k] = warp_sum(v[k]);
@@ -17,7 +17,8 @@ template <int N> static __device__ inline void block_sums(double (&v)[N])
     }
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < N && threadIdx.x < 32; k++) v[k] = warp_sum(part[k][threadIdx.x]);
+    for (int k = 0; k < N && threadIdx.x < 32; k++)
+        v[k] = warp_sum(threadIdx.x < THREADS / 32 ? part[k][threadIdx.x] : 0);
 }
 
 static __global__ void __launch_bounds__(BLOCK)
@@ -48,10 +49,16 @@ static __global__ void __launch_bounds__(BLOCK)
     if (threadIdx.x == 0) out[0] += factor * sum[0];
 }
 
-static __global__ void __launch_bounds__(BLOCK) row_count(double *out, const int32_t *offs, int64_t n_exp)
+static __global__ void __launch_bounds__(EXPERT_BLOCK)
+    expert_sums(double *rows, double *gates, const int32_t *offs, const int32_t *slot, const float *gate)
 {
-    const int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
-    if (e < n_exp) out[e] += (double)(offs[e + 1] - offs[e]);
+    const int e = (int)blockIdx.x;
+    double sum[1] = {0};
+    for (int i = offs[e] + (int)threadIdx.x; i < offs[e + 1]; i += EXPERT_BLOCK) sum[0] += (double)gate[slot[i]];
+    block_sums<EXPERT_BLOCK>(sum);
+    if (threadIdx.x) return;
+    rows[e] += (double)(offs[e + 1] - offs[e]);
+    gates[e] += sum[0];
 }
 
 extern "C" void cuda_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit,
@@ -71,10 +78,11 @@ extern "C" void cuda_aux_sum(struct device *dev, struct tensor out, const struct
     CUDA_CHECK_LAUNCH();
 }
 
-extern "C" void cuda_row_count(struct device *dev, struct tensor out, struct tensor offs)
+extern "C" void cuda_expert_sums(struct device *dev, struct tensor rows, struct tensor gates, const struct route *r)
 {
-    const int64_t n_exp = out.shape[0];
+    const int64_t n_exp = rows.shape[0];
     if (dev->dry_run || n_exp == 0) return;
-    row_count<<<grid_x(ceil_div(n_exp, BLOCK)), BLOCK, 0, cuda.stream>>>((double *)out.data, i32_ptr(offs), n_exp);
+    expert_sums<<<grid_x(n_exp), EXPERT_BLOCK, 0, cuda.stream>>>(
+        (double *)rows.data, (double *)gates.data, i32_ptr(r->offs), i32_ptr(r->row_slot), f32_ptr(r->gate));
     CUDA_CHECK_LAUNCH();
 }

@@ -1,0 +1,11 @@
+/* adapter_norms.h - how much the adapter changes each routed expert. */
+#ifndef MT_ADAPTER_NORMS_H
+#define MT_ADAPTER_NORMS_H
+
+#include "model/lora.h"
+
+/* norms [L*E] host: the Frobenius norm of scale * B A over all adapted matrices of an expert; 0 where none is adapted.
+ * ad has the logical layout, values [n_flat] f32 its parameters (adapters_gather). False: no expert is adapted. */
+bool adapter_norms(const struct adapters *ad, const float *values, int64_t n_exp, double *norms);
+
+#endif
