@@ -40,8 +40,8 @@ done
 build=${build:-build}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libpcre2-dev libutf8proc-dev libjansson-dev
-    libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
+packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libzstd-dev libpcre2-dev libutf8proc-dev
+    libjansson-dev libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
 
 say() { printf '== %s\n' "$*"; }
 die() {

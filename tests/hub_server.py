@@ -116,6 +116,9 @@ def repositories():
     repos["datasets", "test/one"] = {"README.md": b"#", "a b/100%20 \u00e9?#.jsonl": rows["train.jsonl"]}
     for name in VIEWS:
         repos["datasets", "test/" + name] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}
+    shards = ("data/train-00000-of-00002", "data/train-00001-of-00002", "data/test-00000-of-00001",
+              "more/train-00000-of-00001", "more/less-00000-of-00002", "train-00000-of-00001")
+    repos["datasets", "test/shards"] = {n + ".parquet": b"PAR1" + n.encode() for n in shards} | {"README.md": b"#"}
     repos["models", "openai/gpt-oss-20b"] = repos["models", "test/tiny"] | {"chat_template.jinja": CHAT}
     repos["datasets", "HuggingFaceH4/Multilingual-Thinking"] = repos["datasets", "test/Multilingual-Thinking"]
     repos["datasets", "test/parquet"] = {"README.md": b"#", "train-0000.parquet": b"PAR1"}

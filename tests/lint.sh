@@ -162,6 +162,7 @@ check_includes() {
     }
     /</ {
         home("^zlib\\.h$", "^data/file/file\\.c$")
+        home("^zstd\\.h$", "^data/source/codec\\.c$")
         home("^jansson\\.h$", "^data/json/json\\.c$")
         home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")

@@ -52,7 +52,7 @@ with open(f"{folder}/moetrain.spdx.json") as f:
 with open(f"{folder}/copyright") as f:
     text = f.read()
 assert packages["moetrain"]["versionInfo"].startswith(version), packages["moetrain"]
-for name in ("libz", "libjansson", "libinih", "libpcre2-8", "libutf8proc", "libopenblas", "libgomp"):
+for name in ("libz", "libzstd", "libjansson", "libinih", "libpcre2-8", "libutf8proc", "libopenblas", "libgomp"):
     assert packages[name]["versionInfo"][0].isdigit() and f"{name} {packages[name]['versionInfo']}" in text, name
 END
 if ! python3 -m venv "$tree/env" > /dev/null 2>&1; then

@@ -683,6 +683,18 @@ char *file_relative_to(char buf[MT_PATH + 64], const char *path)
     return buf;
 }
 
+bool file_gunzip(uint8_t *out, int64_t size, const uint8_t *in, int64_t n)
+{
+    z_stream z = {.next_out = out};
+    if (size > UINT32_MAX || n > UINT32_MAX || inflateInit2(&z, 32 + MAX_WBITS) != Z_OK) return false; /* 32: both */
+    z.next_in = (Bytef *)(uintptr_t)in;
+    z.avail_in = (uInt)n;
+    z.avail_out = (uInt)size;
+    const int status = inflate(&z, Z_FINISH);
+    inflateEnd(&z);
+    return status == Z_STREAM_END && !z.avail_out;
+}
+
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err)
 {
     struct stat st;

@@ -97,6 +97,8 @@ int file_list(const char *dir, char ***names, int64_t *count, struct err *err) M
 void file_list_free(char **names, int64_t count);
 /* For an error about a path: "the path is relative to the current directory, DIR; ". An absolute path: "". */
 char *file_relative_to(char buf[MT_PATH + 64], const char *path);
+/* in[n], of gzip or zlib, -> out[size]. False: damaged, or of another size. */
+bool file_gunzip(uint8_t *out, int64_t size, const uint8_t *in, int64_t n);
 /* CRC-32 (zlib's) of a file. */
 int file_crc32(const char *path, uint32_t *crc, int64_t *size, struct err *err) MT_CHECK;
 /* "zlib 1.2.13", for --version; likewise the other *_library functions */

@@ -372,6 +372,53 @@ int hub_repository(char *id, size_t n, const char *path, struct err *err)
 
 static bool is_data(const char *path) { return str_ends(path, ".jsonl") || str_ends(path, ".jsonl.gz"); }
 
+/* The parts of "FOLDER/SPLIT-00000-of-00003.parquet", as push_to_hub of datasets names them; FOLDER is "data" or the
+ * configuration. False: another name. */
+static bool parse_shard(const char *path, char folder[HUB_PATH], char split[HUB_PATH], int *count)
+{
+    static const char form[] = "-00000-of-00000.parquet";
+    const size_t n = strlen(path), tail = sizeof(form) - 1;
+    if (n <= tail || n >= HUB_PATH) return false;
+    const char *end = path + n - tail, *slash = strchr(path, '/');
+    for (size_t i = 0; i < tail; i++)
+        if (form[i] == '0' ? !isdigit((unsigned char)end[i]) : form[i] != end[i]) return false;
+    if (!slash || slash + 1 >= end || memchr(slash + 1, '/', (size_t)(end - slash - 1))) return false;
+    snprintf(folder, HUB_PATH, "%.*s", (int)(slash - path), path);
+    snprintf(split, HUB_PATH, "%.*s", (int)(end - slash - 1), slash + 1);
+    return sscanf(end, "-%*5d-of-%5d", count) == 1;
+}
+
+/* Whether a shard belongs to "CONFIG/SPLIT", "SPLIT" or "" (any split). */
+static bool shard_is_of(const char *folder, const char *split, const char *which)
+{
+    const char *slash = strchr(which, '/');
+    if (!slash) return !which[0] || !strcmp(split, which);
+    const size_t n = (size_t)(slash - which);
+    return !strcmp(split, slash + 1) && ((strlen(folder) == n && !strncmp(folder, which, n)) ||
+                                         (!strcmp(folder, "data") && !strncmp(which, "default/", 8)));
+}
+
+/* Adds the parquet files of a split; false, with none added: there are none, not all, or those of several splits. */
+static bool want_shards_of(const struct hub_repo *repo, const char *which, struct wanted *w)
+{
+    char folder[HUB_PATH], split[HUB_PATH], first_folder[HUB_PATH] = "", first_split[HUB_PATH] = "";
+    int count = 0, of;
+    bool one = true;
+    for (int64_t i = 0; i < repo->n_files; i++) {
+        if (!parse_shard(repo->files[i].path, folder, split, &of) || !shard_is_of(folder, split, which)) continue;
+        if (!w->n) {
+            memcpy(first_folder, folder, sizeof(folder));
+            memcpy(first_split, split, sizeof(split));
+            count = of;
+        }
+        one = one && of == count && !strcmp(folder, first_folder) && !strcmp(split, first_split);
+        want(w, &repo->files[i]);
+    }
+    if (w->n && one && w->n == count) return true;
+    w->n = 0;
+    return false;
+}
+
 /* An error that lists what can be chosen. */
 static int ask_for_name(const struct hub_repo *repo, const char *what, struct err *err)
 {
@@ -383,7 +430,7 @@ static int ask_for_name(const struct hub_repo *repo, const char *what, struct er
         if (path[0] == '.' || str_ends(path, ".md") || used + strlen(path) + 3 > sizeof(names)) continue;
         used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", shown++ ? ", " : "", path);
     }
-    return err_set(err, "%s; name a JSONL file of it: " PREFIX "%s/FILE, where FILE may contain * and ?. It has %s%s",
+    return err_set(err, "%s; name a data file of it: " PREFIX "%s/FILE, where FILE may contain * and ?. It has %s%s",
                    what, repo->id, shown ? names : "nothing", shown == 8 ? ", ..." : "");
 }
 
@@ -404,13 +451,15 @@ static int want_data(const struct hub_repo *repo, const char *pattern, struct wa
     return ask_for_name(repo, what, err);
 }
 
-/* Files of a data set, or the rows of a split: a named one, or the only one when there is no JSONL file. Rows come from
- * the viewer or the cache. */
+/* Files of a data set, or those of a split: a named one, or the only one when there is no JSONL file. A split is its
+ * parquet files, when their names say so; else its rows come from the viewer or the cache. */
 static int fetch_data(struct hub_repo *repo, const char *pattern, const char *split, struct wanted *w, struct err *err)
 {
     char rows[2 * HUB_PATH] = "";
-    bool plain = pattern[0] || repo->cached;
-    for (int64_t i = 0; i < repo->n_files && !plain; i++) plain = is_data(repo->files[i].path);
+    bool jsonl = false;
+    for (int64_t i = 0; i < repo->n_files && !jsonl; i++) jsonl = is_data(repo->files[i].path);
+    const bool plain = pattern[0] || repo->cached || jsonl;
+    if (!pattern[0] && (split[0] || !jsonl) && want_shards_of(repo, split, w)) return fetch(repo, w, err);
     if (!plain || (split[0] && !repo->cached)) {
         if (hub_rows(repo, split, err)) return -1;
         want(w, &repo->files[repo->n_files - 1]);

@@ -6,12 +6,15 @@
 
 #include "data/json/json_array.h"
 #include "data/source/csv.h"
+#include "data/source/parquet.h"
 #include "data/source/source_list.h"
 
 struct row_source {
+    char *path;
     struct line_reader *reader;
     struct json_array array;
     struct csv csv;
+    struct parquet *parquet; /* without reader */
     struct text_buf row, text;
     int64_t unread; /* bytes that the reader returned and no row has yet */
     int64_t line;   /* first line of the paragraph */
@@ -60,6 +63,17 @@ static int next_record(struct row_source *s, struct row_text *row, struct err *e
     const int status = csv_next(&s->csv, &s->row, err);
     s->unread = s->csv.size - s->csv.at;
     if (status == 1) set(s, row, s->row.text, s->row.size, s->csv.first_line);
+    return status;
+}
+
+static int next_parquet(struct row_source *s, struct row_text *row, struct err *err)
+{
+    const int64_t index = parquet_rows(s->parquet);
+    const int status = parquet_next(s->parquet, &s->row, err);
+    row->text = s->row.text;
+    row->size = s->row.size;
+    row->line = row->last_if_bad = false;
+    snprintf(row->where, sizeof(row->where), "%s[%lld]", s->path, (long long)index);
     return status;
 }
 
@@ -131,7 +145,7 @@ static int next_document(struct row_source *s, struct row_text *row, struct err 
 
 static int unknown(const char *path, struct err *err)
 {
-    static const char *const endings[] = {".parquet", ".arrow", ".xlsx", ".zst", ".xz", ".bz2", ".zip", ".tar"};
+    static const char *const endings[] = {".arrow", ".xlsx", ".zst", ".xz", ".bz2", ".zip", ".tar"};
     for (int64_t i = 0; i < MT_LEN(endings); i++)
         if (str_ends(path, endings[i]))
             return err_set(err, "%s: %s files are not read: convert it to %s", path, endings[i], SOURCE_KINDS);
@@ -160,32 +174,56 @@ static int choose(struct row_source *s, const char *path, enum sample_by sample_
                   : sample_by == SAMPLE_PARAGRAPH ? next_paragraph
                                                   : next_document;
         return 0;
+    case SOURCE_PARQUET:
     case SOURCE_OTHER: break;
     }
     return unknown(path, err);
 }
 
+/* Opens a binary file; 0: it is another one. */
+static int open_binary(struct row_source *s, struct err *err)
+{
+    struct file_map map;
+    const enum source_kind kind = source_list_kind(s->path);
+    if (file_map_open(&map, s->path, err)) return -1;
+    if (map.size >= 4 && !memcmp(map.data, "PAR", 3)) {
+        s->next = next_parquet;
+        s->parquet = parquet_open(&map, s->path, err);
+        return s->parquet ? 1 : -1;
+    }
+    file_map_close(&map);
+    if (kind != SOURCE_PARQUET) return 0;
+    return err_set(err, "%s: not a parquet file, which begins with PAR1: name it as what it is", s->path);
+}
+
 struct row_source *row_source_open(const char *path, enum sample_by sample_by, struct err *err)
 {
-    struct line_reader *reader = line_reader_open(path, err);
-    if (!reader) return NULL;
     struct row_source *s = mem_alloc(sizeof(*s));
-    s->reader = s->array.reader = reader;
-    if (!choose(s, path, sample_by, err)) return s;
+    s->path = mem_strdup(path);
+    const int binary = open_binary(s, err);
+    if (binary == 1) return s;
+    if (!binary && (s->reader = s->array.reader = line_reader_open(path, err)) && !choose(s, path, sample_by, err))
+        return s;
     row_source_close(s);
     return NULL;
 }
 
 int row_source_next(struct row_source *s, struct row_text *row, struct err *err) { return s->next(s, row, err); }
 
-int64_t row_source_position(const struct row_source *s) { return line_reader_position(s->reader, s->unread); }
+int64_t row_source_position(const struct row_source *s)
+{
+    return s->parquet ? parquet_position(s->parquet) : line_reader_position(s->reader, s->unread);
+}
 
 void row_source_close(struct row_source *s)
 {
+    if (!s) return;
     json_array_free(&s->array);
     csv_free(&s->csv);
     text_free(&s->row);
     text_free(&s->text);
+    parquet_close(s->parquet);
     line_reader_close(s->reader);
+    mem_free(s->path);
     mem_free(s);
 }

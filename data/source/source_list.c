@@ -19,8 +19,9 @@ enum source_kind source_list_kind(const char *path)
     static const struct {
         const char *end;
         enum source_kind kind;
-    } kinds[] = {{".jsonl", SOURCE_JSON}, {".ndjson", SOURCE_JSON}, {".json", SOURCE_JSON}, {".csv", SOURCE_CSV},
-                 {".tsv", SOURCE_TSV},    {".txt", SOURCE_TEXT},    {".md", SOURCE_TEXT}};
+    } kinds[] = {{".jsonl", SOURCE_JSON}, {".ndjson", SOURCE_JSON},    {".json", SOURCE_JSON},
+                 {".csv", SOURCE_CSV},    {".tsv", SOURCE_TSV},        {".txt", SOURCE_TEXT},
+                 {".md", SOURCE_TEXT},    {".parquet", SOURCE_PARQUET}};
     char name[MT_PATH];
     snprintf(name, sizeof(name), "%s", path);
     if (str_ends(name, ".gz")) name[strlen(name) - 3] = 0;

@@ -4,10 +4,10 @@
 
 #include "kernels/base.h"
 
-enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT };
+enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT, SOURCE_PARQUET };
 /* By the end of the name, ".gz" left out. */
 enum source_kind source_list_kind(const char *path);
-#define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt and .md, each plain or .gz" /* for messages */
+#define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt, .md, plain or .gz, and parquet" /* for messages */
 
 /* Copies the next path or pattern of the list, without blanks around it, and moves *list past it; 1, or 0 at the end.
  * *weight: of PATH*W, else 1. A * that no number follows is part of a pattern. */

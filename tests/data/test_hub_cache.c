@@ -478,6 +478,39 @@ static void test_kimi(void **state)
     assert_int_equal(hub_requests("modeling_kimi", "") + hub_requests("a.jinja", ""), 0);
 }
 
+/* The parquet files of a split, when their names say that these are all of it; else the viewer is asked. */
+static void test_shards(void **state)
+{
+    (void)state;
+    static const char *const good[][2] = {{"hub:test/shards:default/train", "data/train-00000-of-00002.parquet"},
+                                          {"hub:test/shards:data/train*2", "data/train-00000-of-00002.parquet*2"},
+                                          {"hub:test/shards:test", "data/test-00000-of-00001.parquet"},
+                                          {"hub:test/shards:more/train", "more/train-00000-of-00001.parquet"},
+                                          {"hub:test/shards/more/*.parquet", "more/less-00000-of-00002.parquet"}};
+    static const char *const others[] = {"hub:test/shards:train", "hub:test/shards:more/less", "hub:test/shards:none",
+                                         "hub:test/shards"};
+    struct err err;
+    for (int i = 0; i < MT_LEN(good); i++) {
+        char *files = hub_data(good[i][0], &err);
+        if (!files) fail_msg("%s", err.msg);
+        const char *comma = strchr(files, ',');
+        const bool two = i < 2 || i == 4;
+        assert_true(two == (comma != NULL));
+        if (i < 2) assert_non_null(strstr(comma, "data/train-00001-of-00002.parquet"));
+        assert_non_null(strstr(files, good[i][1]));
+        mem_free(files);
+    }
+    for (int i = 0; i < MT_LEN(others); i++) {
+        assert_null(hub_data(others[i], &err));
+        assert_says(err.msg, "does not show its rows");
+    }
+    setenv("HF_HUB_OFFLINE", "1", 1);
+    char *files = hub_data("hub:test/shards:default/train", &err);
+    if (!files) fail_msg("%s", err.msg);
+    mem_free(files);
+    unsetenv("HF_HUB_OFFLINE");
+}
+
 int test_hub_cache(void)
 {
     const struct CMUnitTest tests[] = {
@@ -485,7 +518,7 @@ int test_hub_cache(void)
         cmocka_unit_test_setup(test_damage, hub_fresh),       cmocka_unit_test_setup(test_planted_links, hub_fresh),
         cmocka_unit_test_setup(test_link_loops, hub_fresh),   cmocka_unit_test_setup(test_headers, hub_fresh),
         cmocka_unit_test_setup(test_short_shards, hub_fresh), cmocka_unit_test_setup(test_many_files, hub_fresh),
-        cmocka_unit_test_setup(test_kimi, hub_fresh),
+        cmocka_unit_test_setup(test_kimi, hub_fresh),         cmocka_unit_test_setup(test_shards, hub_fresh),
     };
     if (!hub_can_run()) return 0;
     const int failed = cmocka_run_group_tests_name("hub_cache", tests, NULL, NULL);

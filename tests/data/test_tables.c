@@ -1,14 +1,18 @@
 /* test_tables.c - data files that are not JSON: the same rows as pandas, datasets and pyarrow write them
  * (tests/parity/make_tables.py) give the tokens of the JSONL; CSV by the letter of RFC 4180; texts; folders, patterns;
  * the first rows. */
+#define _GNU_SOURCE /* memfd_create */
 #include "tests/rows.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "data/file/file.h"
 #include "data/json/json_literal.h"
+#include "data/source/row_source.h"
 #include "data/source/source_list.h"
 
 /* ---- the same rows */
@@ -31,9 +35,13 @@ static void assert_same(const char *path, const struct dataset *expected)
 static void same_rows(void **state)
 {
     (void)state;
-    static const char *const chats[] = {"chats_pandas.csv", "chats_pandas.tsv", "chats_json.csv", "chats_datasets.csv"},
-                             *const texts[] = {"texts_pandas.csv", "texts_bom.csv", "texts.csv.gz",
-                                               "texts_datasets.tsv"};
+    static const char *const chats[] = {"chats_pandas.csv",   "chats_pandas.tsv",   "chats_json.csv",
+                                        "chats_datasets.csv", "chats_none.parquet", "chats_snappy.parquet",
+                                        "chats_gzip.parquet", "chats_zstd.parquet"};
+    static const char *const texts[] = {
+        "texts_pandas.csv",          "texts_bom.csv",       "texts.csv.gz",
+        "texts_datasets.tsv",        "texts_plain.parquet", "texts_delta_length.parquet",
+        "texts_delta_bytes.parquet", "texts_pandas.parquet"};
     const struct dataset_options opt = rows_options();
     struct dataset expected;
     char name[128];
@@ -51,6 +59,66 @@ static void same_rows(void **state)
         assert_same(fixture(name), &expected);
     }
     dataset_free(&expected);
+}
+
+/* Every row of both files as JSON. */
+static void assert_rows(const char *path, const char *jsonl)
+{
+    struct err err;
+    struct row_text a, b;
+    struct text_buf is = {0}, expected = {0};
+    struct row_source *one = row_source_open(path, SAMPLE_DOCUMENT, &err), *other;
+    if (!one) fail_msg("%s", err.msg);
+    assert_non_null(other = row_source_open(jsonl, SAMPLE_DOCUMENT, &err));
+    int more;
+    while ((more = row_source_next(one, &a, &err)) == 1) {
+        assert_int_equal(row_source_next(other, &b, &err), 1);
+        struct json_doc *x = json_parse(a.text, a.size, a.where, &err), *y = json_parse(b.text, b.size, b.where, &err);
+        if (!x) fail_msg("%s", err.msg);
+        is.size = expected.size = 0;
+        assert_int_equal(text_put_json(&is, json_root(x), &err) | text_put_json(&expected, json_root(y), &err), 0);
+        if (strcmp(is.text, expected.text) != 0) fail_msg("%s: %s; expected %s", a.where, is.text, expected.text);
+        json_free(x);
+        json_free(y);
+    }
+    if (more) fail_msg("%s", err.msg);
+    assert_int_equal(row_source_next(other, &b, &err), 0);
+    row_source_close(one);
+    row_source_close(other);
+    text_free(&is);
+    text_free(&expected);
+}
+
+static void rows_of_columns(void **state)
+{
+    (void)state;
+    static const char *const files[][2] = {{"nested.parquet", "nested.jsonl"},
+                                           {"nested_v2.parquet", "nested.jsonl"},
+                                           {"nested_old.parquet", "nested.jsonl"},
+                                           {"numbers.parquet", "numbers.jsonl"},
+                                           {"numbers_delta.parquet", "numbers.jsonl"}};
+    char path[MT_PATH], name[128];
+    for (int64_t i = 0; i < MT_LEN(files); i++) {
+        snprintf(name, sizeof(name), "tables/%s", files[i][0]);
+        snprintf(path, sizeof(path), "%s", fixture(name));
+        snprintf(name, sizeof(name), "tables/%s", files[i][1]);
+        assert_rows(path, fixture(name));
+    }
+}
+
+static void what_is_not_read(void **state)
+{
+    (void)state;
+    struct dataset_options opt = rows_options();
+    rows_refused(fixture("tables/refused_lz4.parquet"), &opt, "refused_lz4.parquet: column f: the codec LZ4");
+    rows_refused(fixture("tables/refused_brotli.parquet"), &opt, "column f: the codec BROTLI is not read");
+    rows_refused(fixture("tables/refused_split.parquet"), &opt, "column f: the encoding BYTE_STREAM_SPLIT is not read");
+    struct dataset ds; /* columns that no form needs are no hindrance */
+    rows_load(&ds, fixture("tables/odd.parquet"), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    dataset_free(&ds);
+    opt.columns = "text=d";
+    rows_refused(fixture("tables/odd.parquet"), &opt, "key `text`: must be a string, not an object");
 }
 
 /* ---- files of a folder */
@@ -78,6 +146,44 @@ static const char *put_in(const char *dir, const char *name, const char *text)
     const char *path = in(dir, name);
     rows_write_file(path, text, (int64_t)strlen(text));
     return path;
+}
+
+/* Cut at every place, and with a bit of every byte changed: an error or rows, and no fault of memory. */
+static void damaged_files(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"chats_snappy.parquet", "nested_v2.parquet", "texts_delta_bytes.parquet",
+                                        "numbers_delta.parquet", "chats_gzip.parquet"};
+    const int fd = memfd_create("table", 0);
+    char name[128], path[64];
+    assert_true(fd >= 0);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int64_t good = 0, refused = 0;
+    for (int64_t f = 0; f < MT_LEN(files); f++) {
+        int64_t size;
+        struct err err;
+        snprintf(name, sizeof(name), "tables/%s", files[f]);
+        char *bytes = file_read(fixture(name), 1 << 20, &size, &err);
+        assert_non_null(bytes);
+        for (int64_t i = 0; i < 2 * size; i++) {
+            struct row_text row;
+            const int64_t at = i / 2;
+            const char before = bytes[at];
+            if (i & 1) bytes[at] = (char)(before ^ (1 << at % 8));
+            const int64_t n = i & 1 ? size : at;
+            assert_int_equal(ftruncate(fd, n) | (pwrite(fd, bytes, (size_t)n, 0) != n), 0);
+            bytes[at] = before;
+            struct row_source *source = row_source_open(path, SAMPLE_DOCUMENT, &err);
+            int status = source ? 1 : -1;
+            while (status == 1) status = row_source_next(source, &row, &err);
+            row_source_close(source);
+            good += status == 0;
+            refused += status < 0;
+        }
+        mem_free(bytes);
+    }
+    close(fd);
+    assert_true(good > 0 && refused > good);
 }
 
 /* The bytes of the documents' tokens, "|" after each. The tokenizer has a token per byte, eos is left out. */
@@ -299,7 +405,8 @@ static void folders_and_patterns(void **state)
 int test_tables(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(same_rows),       cmocka_unit_test(csv_by_the_letter),    cmocka_unit_test(csv_over_chunks),
+        cmocka_unit_test(same_rows),       cmocka_unit_test(rows_of_columns),      cmocka_unit_test(what_is_not_read),
+        cmocka_unit_test(damaged_files),   cmocka_unit_test(csv_by_the_letter),    cmocka_unit_test(csv_over_chunks),
         cmocka_unit_test(python_literals), cmocka_unit_test(lists_as_text),        cmocka_unit_test(texts),
         cmocka_unit_test(kinds),           cmocka_unit_test(folders_and_patterns),
     };

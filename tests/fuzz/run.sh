@@ -22,7 +22,7 @@ cmake -S . -B $out -DCMAKE_C_COMPILER="$clang" -DCMAKE_BUILD_TYPE=None -DMOETRAI
 cmake --build $out --target mt_train --parallel "$(nproc)" > $out.log 2>&1 || { cat $out.log; exit 1; }
 mv $out.log $out/build.log
 libraries=("-L$out" -lmt_train -lmt_model -lmt_optim -lmt_data -lmt_kernels
-    -lopenblas -lz -ljansson -linih -lpcre2-8 -lutf8proc -lpthread -lm)
+    -lopenblas -lz -lzstd -ljansson -linih -lpcre2-8 -lutf8proc -lpthread -lm)
 
 failed=0
 for name in "${names[@]}"; do

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """make_tables.py - writes the same rows as JSONL and as other programs write tables, for tests/data/test_tables.c.
 
-Writes tests/fixtures/tables/: rows.jsonl, and the same rows as CSV and TSV of pandas and datasets. Needs
-`pip install pandas datasets`.
+Writes tests/fixtures/tables/: chats.jsonl, texts.jsonl, nested.jsonl, and the same rows as CSV and TSV of pandas and
+datasets, and as parquet of pyarrow in every encoding and codec that is read. Needs `pip install pandas pyarrow
+datasets`.
 
     python tests/parity/make_tables.py
 """
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import datasets
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 OUT = Path(__file__).resolve().parents[1] / "fixtures/tables"
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2, 3]}'}}
@@ -36,6 +39,56 @@ def messages(chat, calls):
     return rows
 
 
+# Lists of lists, empty and missing parts, every type of number; tests compare the JSON of each row.
+NESTED = [
+    {"a": [[1, 2], [], [3]], "s": {"x": 1.5, "y": None}, "b": True, "u": 2**64 - 1, "f": 0.25, "n": None,
+     "l": ["p", None]},
+    {"a": [], "s": None, "b": False, "u": 0, "f": -2.0, "n": None, "l": []},
+    {"a": None, "s": {"x": None, "y": ["é", ""]}, "b": None, "u": None, "f": None, "n": None, "l": None},
+    {"a": [None, [None, 4]], "s": {"x": 1e300, "y": []}, "b": True, "u": 7, "f": 3.0, "n": None, "l": ["q"]},
+]
+NESTED_TYPE = pa.schema([
+    ("a", pa.list_(pa.list_(pa.int32()))), ("s", pa.struct([("x", pa.float64()), ("y", pa.list_(pa.string()))])),
+    ("b", pa.bool_()), ("u", pa.uint64()), ("f", pa.float32()), ("n", pa.null()), ("l", pa.large_list(pa.string()))])
+CODECS = ["none", "snappy", "gzip", "zstd"]
+# Name of a file, and how the columns of texts.jsonl are encoded.
+ENCODINGS = {"plain": "PLAIN", "delta_length": "DELTA_LENGTH_BYTE_ARRAY", "delta_bytes": "DELTA_BYTE_ARRAY"}
+
+
+def write_parquet(chats, texts):
+    table = pa.Table.from_pylist(chats)
+    for i, codec in enumerate(CODECS):
+        pq.write_table(table, OUT / f"chats_{codec}.parquet", compression=codec, row_group_size=3,
+                       data_page_version="2.0" if i % 2 else "1.0")
+    table = pa.Table.from_pylist(texts)
+    for name, encoding in ENCODINGS.items():
+        pq.write_table(table, OUT / f"texts_{name}.parquet", use_dictionary=False, column_encoding=encoding,
+                       data_page_size=64, write_batch_size=2, data_page_version="2.0")
+    pd.DataFrame(texts).to_parquet(OUT / "texts_pandas.parquet")
+    nested = pa.Table.from_pylist(NESTED, schema=NESTED_TYPE)
+    pq.write_table(nested, OUT / "nested.parquet", row_group_size=2)
+    pq.write_table(nested, OUT / "nested_v2.parquet", data_page_version="2.0", compression="zstd")
+    pq.write_table(nested, OUT / "nested_old.parquet", use_compliant_nested_type=False, use_dictionary=False)
+    # 300 rows of numbers: runs of several lengths, blocks of deltas, negative and wide steps
+    numbers = pa.table({"i": pa.array([(i * i * 7919) % 1000 - 500 for i in range(300)], pa.int32()),
+                        "j": pa.array([(-1)**i * 2**(i % 62) for i in range(300)], pa.int64()),
+                        "k": pa.array([None if i % 7 == 3 else i // 40 for i in range(300)], pa.int64()),
+                        "b": pa.array([i // 9 % 2 == 0 for i in range(300)])})
+    pq.write_table(numbers, OUT / "numbers_delta.parquet", use_dictionary=False, data_page_version="2.0",
+                   column_encoding={"i": "DELTA_BINARY_PACKED", "j": "DELTA_BINARY_PACKED", "k": "PLAIN", "b": "RLE"})
+    pq.write_table(numbers, OUT / "numbers.parquet")
+    write_jsonl("numbers.jsonl", numbers.to_pylist())
+    write_jsonl("nested.jsonl", NESTED)
+    refused = {"lz4": {"compression": "lz4"}, "brotli": {"compression": "brotli"},
+               "split": {"use_dictionary": False, "column_encoding": {"f": "BYTE_STREAM_SPLIT"}}}
+    small = pa.table({"f": pa.array([1.0, 2.0])})
+    for name, options in refused.items():
+        pq.write_table(small, OUT / f"refused_{name}.parquet", **options)
+    odd = pa.table({"text": ["ab", "cd"], "d": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
+                    "t": pa.array([1, 2]).cast(pa.timestamp("ns")), "z": [b"\xff", b"a"]})
+    pq.write_table(odd, OUT / "odd.parquet", use_deprecated_int96_timestamps=True)
+
+
 def write_jsonl(name, rows):
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (OUT / name).write_text(text, encoding="utf-8", newline="")
@@ -58,6 +111,7 @@ def main():
     frame.to_csv(OUT / "texts_bom.csv", index=False, encoding="utf-8-sig", sep=";", lineterminator="\r\n")
     frame.to_csv(OUT / "texts.csv.gz", compression={"method": "gzip", "mtime": 0})
     datasets.Dataset.from_list(texts).to_csv(OUT / "texts_datasets.tsv", sep="\t")
+    write_parquet(chats, texts)
 
 
 if __name__ == "__main__":

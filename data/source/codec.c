@@ -1,0 +1,66 @@
+/* codec.c - decompresses blocks whose size is known. */
+#include "data/source/codec.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <zstd.h>
+
+#include "data/file/file.h"
+#include "data/source/thrift.h"
+
+/* Appends n bytes from `back` bytes before the end, which may overlap it. */
+static bool copy(uint8_t *out, int64_t *at, int64_t size, int64_t back, int64_t n)
+{
+    if (back < 1 || back > *at || n > size - *at) return false;
+    for (int64_t i = 0; i < n; i++, ++*at) out[*at] = out[*at - back];
+    return true;
+}
+
+/* Snappy's format: the size, then literals and copies of earlier bytes; the low two bits of a tag say which. */
+static bool unpack_snappy(uint8_t *out, int64_t size, const uint8_t *p, int64_t n)
+{
+    const uint8_t *end = p + n;
+    bool bad = false;
+    int64_t at = 0;
+    if (thrift_varint(&p, end, &bad) != (uint64_t)size || bad) return false;
+    while (p < end) {
+        const uint8_t tag = *p++;
+        const int kind = tag & 3, extra = kind ? kind == 3 ? 4 : kind : tag >> 2 >= 60 ? (tag >> 2) - 59 : 0;
+        int64_t more = 0;
+        if (end - p < extra) return false;
+        for (int i = 0; i < extra; i++) more |= (int64_t)p[i] << 8 * i;
+        p += extra;
+        if (kind == 1) {
+            if (!copy(out, &at, size, (tag >> 5) << 8 | more, 4 + (tag >> 2 & 7))) return false;
+        } else if (kind) {
+            if (!copy(out, &at, size, more, 1 + (tag >> 2))) return false;
+        } else {
+            const int64_t literal = 1 + (extra ? more : tag >> 2);
+            if (literal > end - p || literal > size - at) return false;
+            memcpy(out + at, p, (size_t)literal);
+            p += literal;
+            at += literal;
+        }
+    }
+    return at == size;
+}
+
+bool codec_unpack(enum codec codec, uint8_t *out, int64_t size, const uint8_t *in, int64_t n)
+{
+    switch (codec) {
+    case CODEC_NONE:
+        if (n != size) return false;
+        if (n) memcpy(out, in, (size_t)n);
+        return true;
+    case CODEC_SNAPPY: return unpack_snappy(out, size, in, n);
+    case CODEC_GZIP: return file_gunzip(out, size, in, n);
+    case CODEC_ZSTD: return ZSTD_decompress(out, (size_t)size, in, (size_t)n) == (size_t)size;
+    }
+    return false;
+}
+
+const char *codec_library(char name[64])
+{
+    snprintf(name, 64, "zstd %s", ZSTD_versionString());
+    return name;
+}

@@ -1,0 +1,19 @@
+/* parquet.h - the rows of a parquet file as JSON objects. */
+#ifndef MT_PARQUET_H
+#define MT_PARQUET_H
+
+#include "data/file/file.h"
+#include "data/json/text.h"
+
+struct parquet;
+/* Takes the map over, also when it fails. Values that JSON has no form of (decimals, int96, binary) become
+ * {"not read": KIND}; a line says which columns have them. */
+struct parquet *parquet_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
+/* 1: the next row in *row; 0: there is none. -1: the file is damaged, or has a codec or an encoding that is not read.
+ */
+int parquet_next(struct parquet *p, struct text_buf *row, struct err *err) MT_CHECK;
+int64_t parquet_rows(const struct parquet *p);     /* rows returned */
+int64_t parquet_position(const struct parquet *p); /* their share of the file's bytes */
+void parquet_close(struct parquet *p);
+
+#endif
