@@ -145,7 +145,8 @@ check_includes() {
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/generate"] = "train/(generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth)/.*|" commands
-        may["train/export"] = "train/export/.*|" commands
+        may["train/gguf"] = "train/gguf/.*|" below
+        may["train/export"] = "train/(export|gguf)/.*|" commands
         may["train/tools"] = "train/tools/.*|" commands
         may["tests"] = "(tests|train|model|optim|data|kernels)/.*|test_list\\.h"
     }

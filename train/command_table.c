@@ -44,7 +44,7 @@ struct plan_args {
 };
 struct export_args {
     struct cli_common common;
-    const char *to, *adapter, *out, *verify;
+    const char *to, *quantize, *adapter, *out, *verify;
     bool force;
 };
 struct check_args {
@@ -138,8 +138,8 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
 {
     const struct export_args *a = args;
     config_without_teacher(cfg);
-    if (a->verify) return export_check(cfg, a->adapter, a->to, a->verify, a->force, stdout, err);
-    return export_run(cfg, a->adapter, a->to, a->out, a->force, stdout, err);
+    if (a->verify) return export_check(cfg, a->adapter, a->to, a->quantize, a->verify, a->force, stdout, err);
+    return export_run(cfg, a->adapter, a->to, a->quantize, a->out, a->force, stdout, err);
 }
 
 static int do_plan(const void *args, struct config *cfg, struct err *err)
@@ -348,11 +348,13 @@ static const struct cli_row teach_rows[] = {
 };
 static const struct cli_rule teach_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
 
-#define EXPORT_FORMAT_NAMES "peft|vllm|gguf|merged-bf16|merged-mxfp4|merged-nvfp4|merged-fp8"
+#define EXPORT_FORMAT_NAMES "peft|vllm|gguf|merged-bf16|merged-mxfp4|merged-nvfp4|merged-fp8|gguf-model"
 static const struct cli_row export_rows[] = {
     CONFIG(export_args),
     {"--to", "FORMAT", FIELD(export_args, to), EXPORT_FORMAT_NAMES, NULL, NULL,
      "format of the export", true},
+    USUALLY(export_args, quantize, "--quantize", "TYPE", "q8_0|q4_0|f16|f32", "q8_0",
+            "of gguf-model: type of the matrices; experts of gpt-oss are MXFP4 with q8_0 and q4_0"),
     ADAPTER(export_args),
     USUALLY(export_args, out, "--out", "DIR", NULL, "output.dir/export-FORMAT", "write into DIR, new or empty"),
     OPTION(export_args, verify, "--verify", "DIR", NULL, NULL, "write nothing; verify the export in DIR"),

@@ -111,11 +111,52 @@ static void damage_is_found(void **state)
     mem_free(bytes);
 }
 
+/* Arrays, flags, and tensors in blocks; cut anywhere, the file is refused. */
+static void arrays_and_blocks(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"a", "", "\u00e9"};
+    static const int32_t ints[] = {3, -1};
+    static const uint8_t bytes[3 * 34] = {1, 2, 3};
+    const struct gguf_value more[] = {{.key = "texts", .type = GGUF_ARRAY, .of = GGUF_STRING, .n = 3, .array = texts},
+                                      {.key = "ints", .type = GGUF_ARRAY, .of = GGUF_I32, .n = 2, .array = ints},
+                                      {.key = "flag", .type = GGUF_BOOL, .u32 = 1}};
+    const struct gguf_tensor blocks[] = {{.name = "q", .ndim = 2, .shape = {3, 32}, .type = GGML_Q8_0},
+                                         {.name = "m", .ndim = 1, .shape = {64}, .type = GGML_MXFP4}};
+    const struct gguf_tensor half = {.name = "q", .ndim = 2, .shape = {2, 48}, .type = GGML_Q4_0};
+    char path[MT_PATH];
+    struct err err;
+    struct gguf g;
+    struct gguf_writer w;
+    int64_t size;
+    snprintf(path, sizeof(path), "%s/blocks.gguf", scratch_dir());
+    assert_int_equal(gguf_writer_open(&w, path, more, 3, &half, 1, &err), -1); /* blocks do not divide its rows */
+    OK(gguf_writer_open(&w, path, more, 3, blocks, 2, &err));
+    for (int i = 0; i < 3; i++) OK(gguf_writer_put(&w, bytes + 34 * i, 34, &err));
+    OK(gguf_writer_put(&w, bytes, 34, &err));
+    OK(gguf_writer_close(&w, true, &err));
+    OK(gguf_open(&g, path, &err));
+    assert_true(gguf_value(&g, "texts")->n == 3 && gguf_value(&g, "ints")->of == GGUF_I32);
+    assert_int_equal(gguf_value(&g, "flag")->u32, 1);
+    assert_int_equal(gguf_tensor_bytes(gguf_tensor(&g, "q")), sizeof(bytes));
+    assert_memory_equal(gguf_tensor(&g, "q")->data, bytes, sizeof(bytes));
+    assert_memory_equal(gguf_tensor(&g, "m")->data, bytes, 34);
+    gguf_close(&g);
+    char *all = file_read(path, 1 << 20, &size, &err);
+    if (!all) fail_msg("%s", err.msg);
+    for (int64_t n = 0; n < size; n++) {
+        write_bytes(path, all, n);
+        assert_int_equal(gguf_open(&g, path, &err), -1);
+    }
+    mem_free(all);
+}
+
 int test_gguf(void)
 {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bytes_are_those_that_ggml_reads),
         cmocka_unit_test(damage_is_found),
+        cmocka_unit_test(arrays_and_blocks),
     };
     return cmocka_run_group_tests_name("gguf", tests, NULL, NULL);
 }

@@ -65,8 +65,8 @@ static int run(const struct config *cfg, const char *adapter, const char *format
 {
     FILE *f = tmpfile();
     assert_non_null(f);
-    const int rc = dir ? export_check(cfg, adapter, format, dir, false, f, err)
-                       : export_run(cfg, adapter, format, out, false, f, err);
+    const int rc = dir ? export_check(cfg, adapter, format, NULL, dir, false, f, err)
+                       : export_run(cfg, adapter, format, NULL, out, false, f, err);
     rewind(f);
     report[fread(report, 1, sizeof(report) - 1, f)] = 0;
     fclose(f);
@@ -187,7 +187,7 @@ static float gguf_at(const struct gguf_tensor *t, int64_t e, int64_t row, int64_
 {
     const int64_t *shape = t->shape + t->ndim - 2;
     assert_true(row < shape[0] && col < shape[1] && (t->ndim == 2 ? !e : e < t->shape[0]));
-    return t->data[(e * shape[0] + row) * shape[1] + col];
+    return ((const float *)t->data)[(e * shape[0] + row) * shape[1] + col];
 }
 
 static void compare_gguf_experts(const struct family *f, const struct gguf *g, const struct safetensors *peft, bool up)

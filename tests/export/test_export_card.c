@@ -13,9 +13,10 @@ static const char *const words[EXPORT_FORMATS] = {"PeftModel.from_pretrained(",
                                                   "AutoModelForCausalLM.from_pretrained(path",
                                                   "whose experts are in MXFP4",
                                                   "whose experts are in NVFP4",
-                                                  "whose experts are in FP8"};
-static const char *const libraries[EXPORT_FORMATS] = {"peft",         "vllm",         "llama.cpp",   "transformers",
-                                                      "transformers", "transformers", "transformers"};
+                                                  "whose experts are in FP8",
+                                                  "llama-cli -m "};
+static const char *const libraries[EXPORT_FORMATS] = {"peft",         "vllm",         "llama.cpp",    "transformers",
+                                                      "transformers", "transformers", "transformers", "llama.cpp"};
 
 /* Fails unless `card` has the commands for format f and for no other format. */
 static void assert_loads(const char *card, int f)

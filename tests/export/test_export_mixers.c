@@ -157,7 +157,7 @@ static float gguf_value_at(const struct gguf *g, const char *name, int64_t row, 
     const struct gguf_tensor *t = gguf_tensor(g, name);
     if (!t) fail_msg("no tensor %s", name);
     assert_true(t->ndim == 2 && row < t->shape[0] && col < t->shape[1]);
-    return t->data[row * t->shape[1] + col];
+    return ((const float *)t->data)[row * t->shape[1] + col];
 }
 
 /* ---- gated DeltaNet */

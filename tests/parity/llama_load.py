@@ -20,10 +20,10 @@ import llama_cpp as llama
 import numpy as np
 import torch
 from peft import PeftModel
-from transformers import GptOssConfig
 
 import peer
 from export_peers import REFUSED, kl, log_probs, text_settings, without
+from llama_peer import load_peer
 
 TOLERANCE = 2e-3
 
@@ -127,20 +127,6 @@ class Llama:
 
 
 # ---- main
-
-def load_peer(path):
-    """With YaRN's bounds rounded, as llama.cpp has them."""
-    with open(os.path.join(path, "config.json")) as f:
-        settings = json.load(f)
-    if settings["model_type"] == "gpt_oss":
-        plain = GptOssConfig.__init__
-
-        def rounded(self, **words):
-            words["rope_parameters"] = dict(words["rope_parameters"], truncate=True)
-            plain(self, **words)
-        peer.GptOssConfig = type("GptOssConfig", (GptOssConfig,), {"__init__": rounded})
-    return peer.load_model(path)
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -73,3 +73,31 @@ void cpu_adapter_close(struct cpu_adapter *h)
     device_close(&h->dev);
     *h = (struct cpu_adapter){.ad = {0}};
 }
+
+/* Computed with the transpose of A. */
+void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
+                     const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in)
+{
+    const int64_t r = h->ad.rank[b->target];
+    float *left = mem_array(n_row * r, 4), *right = mem_array(n_in * r, 4), *sum = mem_array(n_row * n_in, 4);
+    for (int64_t o = 0; o < n_row; o++) {
+        const float *from = cpu_adapter_at(h, b, e, rows[o], 0);
+        for (int64_t k = 0; k < r; k++) left[o * r + k] = h->ad.scale[b->target] * from[k];
+    }
+    for (int64_t k = 0; k < r; k++)
+        for (int64_t j = 0; j < n_in; j++) right[j * r + k] = *cpu_adapter_at(h, a, e, k, j);
+    const struct proj p = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = right}};
+    op_linear_fwd(dev, tensor_2d(sum, DT_F32, n_row, n_in), (struct tensor){0}, tensor_2d(left, DT_F32, n_row, r), &p,
+                  tensor_2d(w, DT_F32, n_row, n_in));
+    memcpy(w, sum, (size_t)(n_row * n_in) * sizeof(*w));
+    mem_free(left);
+    mem_free(right);
+    mem_free(sum);
+}
+
+void cpu_adapter_measure(struct device *dev, int64_t n_out, int64_t n_in, int64_t r)
+{
+    const struct proj p = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r}};
+    op_linear_fwd(dev, tensor_2d(NULL, DT_F32, n_out, n_in), (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, r), &p,
+                  tensor_2d(NULL, DT_F32, n_out, n_in));
+}

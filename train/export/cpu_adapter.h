@@ -25,6 +25,11 @@ int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct s
 /* Reads the adapters of a PEFT directory. */
 int cpu_adapter_load(struct cpu_adapter *h, const struct arch *a, const char *dir, struct err *err) MT_CHECK;
 void cpu_adapter_close(struct cpu_adapter *h); /* zeroed is fine */
+/* w [n_row, n_in] += scale * B A of expert e. rows[o]: the row of B, in the order of the checkpoint, for row o of w. */
+void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
+                     const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in);
+/* In a dry run, the memory that this takes for a matrix [n_out, n_in] and rank r. */
+void cpu_adapter_measure(struct device *dev, int64_t n_out, int64_t n_in, int64_t r);
 /* Element [row, col] of expert e of a parameter. Rows of a B are those of the checkpoint; where p->order is set, they
  * do not follow each other in memory. */
 static inline float *cpu_adapter_at(const struct cpu_adapter *h, const struct lora_param *p, int64_t e, int64_t row,

@@ -29,9 +29,23 @@ static int find_format(struct export *x, const char *format, struct err *err)
     x->format = (enum export_format)f;
     if (f < EXPORT_FORMATS) return 0;
     const char *near = str_nearest(format, names, EXPORT_FORMATS);
-    return err_set(
-        err, "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4, merged-nvfp4, merged-fp8%s%s%s",
-        format, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+    return err_set(err,
+                   "--to \"%.64s\" is none of peft, vllm, gguf, merged-bf16, merged-mxfp4, merged-nvfp4, merged-fp8, "
+                   "gguf-model%s%s%s",
+                   format, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
+/* The type of the matrices of gguf-model. */
+static int find_type(struct export *x, const char *quantize, struct err *err)
+{
+    static const char *const names[] = {"q8_0", "q4_0", "f16", "f32"};
+    static const enum ggml_type types[] = {GGML_Q8_0, GGML_Q4_0, GGML_F16, GGML_F32};
+    const int64_t i = quantize ? str_index(quantize, names, MT_LEN(names)) : 0;
+    if (quantize && x->format != EXPORT_GGUF_MODEL)
+        return err_set(err, "--quantize %.64s is for --to gguf-model alone", quantize);
+    if (i == MT_LEN(names)) return err_set(err, "--quantize %.64s is none of q8_0, q4_0, f16, f32", quantize);
+    x->ggml = types[i];
+    return 0;
 }
 
 /* Checks the output directory: it must be new, or with `verify` exist. */
@@ -52,6 +66,7 @@ static int bytes_of(struct export *x, int64_t *bytes, struct err *err)
     case EXPORT_MERGED_MXFP4:
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8: return export_merged_bytes(x, bytes, err);
+    case EXPORT_GGUF_MODEL: *bytes = export_gguf_model_bytes(x); return 0;
     case EXPORT_FORMATS: break;
     }
     MT_REQUIRE(false, "format %d", (int)x->format);
@@ -82,6 +97,7 @@ static int write_format(struct export *x, struct err *err)
     case EXPORT_MERGED_MXFP4:
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8: return export_merged(x, err);
+    case EXPORT_GGUF_MODEL: return export_gguf_model(x, err);
     case EXPORT_FORMATS: break;
     }
     MT_REQUIRE(false, "format %d", (int)x->format);
@@ -102,6 +118,17 @@ static int write_card(const struct export *x, struct err *err)
     return rc;
 }
 
+/* What `ollama create` reads. */
+static int write_modelfile(const struct export *x, struct err *err)
+{
+    static const char model[] = "# ollama create NAME -f Modelfile\nFROM ./" EXPORT_GGUF_MODEL_NAME "\n";
+    static const char adapter[] = "# ollama create NAME -f Modelfile\n"
+                                  "# FROM: the base model, as a GGUF file or by its name in Ollama's library\n"
+                                  "FROM ./MODEL.gguf\nADAPTER ./" EXPORT_GGUF_NAME "\n";
+    const char *text = x->format == EXPORT_GGUF ? adapter : x->format == EXPORT_GGUF_MODEL ? model : NULL;
+    return text ? file_write_in(x->tmp, "Modelfile", text, (int64_t)strlen(text), err) : 0;
+}
+
 /* Whether export succeeds in this format after a run, as far as family, targets and quantisation are concerned. */
 static bool is_exported(enum export_format to, const struct config *cfg, const struct arch *a,
                         const struct safetensors *st)
@@ -119,7 +146,7 @@ static bool is_exported(enum export_format to, const struct config *cfg, const s
 const char *export_usual(const struct config *cfg, const struct arch *a, const struct safetensors *st)
 {
     const struct qat_options run = plan_qat(cfg);
-    for (int i = EXPORT_MERGED_BF16; run.merged && i < EXPORT_FORMATS; i++) {
+    for (int i = EXPORT_MERGED_BF16; run.merged && i <= EXPORT_MERGED_FP8; i++) {
         const enum export_format f = (enum export_format)i;
         if (export_quant_has(f, &run.weights) && is_exported(f, cfg, a, st)) return export_format_name(f);
     }
@@ -162,9 +189,9 @@ static int check_base_soon(struct export *x, struct err *err)
 static int verify(struct export *x, struct err *err) { return verify_export(x, err) || check_base(x, err) ? -1 : 0; }
 
 /* Opens everything that the export needs; cheap checks first. x->tmp: an existing export, or not yet set. */
-static int open_all(struct export *x, const char *format, struct err *err)
+static int open_all(struct export *x, const char *format, const char *quantize, struct err *err)
 {
-    if (find_format(x, format, err) || run_open_headers(&x->run, x->cfg, err) ||
+    if (find_format(x, format, err) || find_type(x, quantize, err) || run_open_headers(&x->run, x->cfg, err) ||
         (x->tmp[0] && found_format(&x->run.arch, x->tmp, x->format, err)) ||
         export_family_check(x->format, &x->run.arch, err) ||
         cpu_adapter_load(&x->adapter, &x->run.arch, x->adapter_dir, err) ||
@@ -191,8 +218,8 @@ static int write_and_verify(struct export *x, struct err *err)
              str_bytes(size, bytes));
     process_delete_on_signal(x->tmp);
     const bool done = !file_check_space(x->tmp, bytes, err) && !write_format(x, err) && !write_card(x, err) &&
-                      !chat_file_export(&x->run, x->adapter_dir, x->tmp, err) && !verify(x, err) &&
-                      !atomic_dir_commit(x->tmp, x->out, err);
+                      !write_modelfile(x, err) && !chat_file_export(&x->run, x->adapter_dir, x->tmp, err) &&
+                      !verify(x, err) && !atomic_dir_commit(x->tmp, x->out, err);
     process_delete_on_signal(NULL);
     if (!done) (void)!file_remove_tree(x->tmp, NULL);
     return done ? 0 : -1;
@@ -211,8 +238,8 @@ static int sweep(const struct config *cfg, struct err *err)
 }
 
 /* dir NULL: writes an export. Otherwise verifies the export in dir. */
-static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, const char *dir,
-               bool force, FILE *report, struct err *err)
+static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
+               const char *out, const char *dir, bool force, FILE *report, struct err *err)
 {
     struct config on_cpu = *cfg; /* f32 on the CPU is the reference and needs no device memory */
     char adapter[MT_PATH], usual[MT_PATH];
@@ -231,7 +258,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     if (!rc && lock.held) rc = sweep(cfg, err);
     if (!rc) rc = adapter_dir_of(adapter, adapter_dir, cfg, "", err);
     if (!rc && dir) rc = str_format(x->tmp, sizeof(x->tmp), err, "path", "%s", dir);
-    if (!rc) rc = open_all(x, format, err);
+    if (!rc) rc = open_all(x, format, quantize, err);
     if (!rc) rc = dir ? verify(x, err) : write_and_verify(x, err);
     export_quant_close(x);
     cpu_adapter_close(&x->adapter);
@@ -247,20 +274,20 @@ static const char *how_verified(const struct config *cfg)
     return rows ? "verified" : "compared value by value, not verified on data,";
 }
 
-int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *out, bool force,
-               FILE *report, struct err *err)
+int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
+               const char *out, bool force, FILE *report, struct err *err)
 {
     const double start = clock_ms();
-    const int rc = run(cfg, adapter_dir, format, out, NULL, force, report, err);
+    const int rc = run(cfg, adapter_dir, format, quantize, out, NULL, force, report, err);
     if (!rc) log_info("written and %s in %.1f s", how_verified(cfg), (clock_ms() - start) / 1e3);
     return rc;
 }
 
-int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *dir, bool force,
-                 FILE *report, struct err *err)
+int export_check(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
+                 const char *dir, bool force, FILE *report, struct err *err)
 {
     const double start = clock_ms();
-    const int rc = run(cfg, adapter_dir, format, NULL, dir, force, report, err);
+    const int rc = run(cfg, adapter_dir, format, quantize, NULL, dir, force, report, err);
     if (!rc) log_info("%s: %s in %.1f s", dir, how_verified(cfg), (clock_ms() - start) / 1e3);
     return rc;
 }

@@ -38,6 +38,16 @@ static void put_gguf(FILE *out, const char *base_model)
     fprintf(out, "`.\n\n```bash\nllama-server -m MODEL.gguf --lora path/to/this/directory/" EXPORT_GGUF_NAME "\n```\n");
 }
 
+static void put_gguf_model(FILE *out)
+{
+    fprintf(out,
+            "%s\nThe adapter is merged into the weights: no base model is needed.\n\n```bash\nllama-cli -m "
+            "path/to/this/directory/" EXPORT_GGUF_MODEL_NAME
+            "\nollama create NAME -f path/to/this/directory/Modelfile\n"
+            "```\n",
+            use);
+}
+
 static void put_merged(FILE *out, enum export_format format)
 {
     fprintf(out,
@@ -71,6 +81,7 @@ static void put_use(FILE *out, enum export_format format, const char *base_model
     case EXPORT_MERGED_MXFP4: put_merged(out, format); break;
     case EXPORT_MERGED_NVFP4:
     case EXPORT_MERGED_FP8: put_packed(out, format); break;
+    case EXPORT_GGUF_MODEL: put_gguf_model(out); break;
     case EXPORT_FORMATS: MT_REQUIRE(false, "format %d", (int)format);
     }
 }
@@ -83,8 +94,8 @@ static void put_title(FILE *out, enum export_format format)
 /* The part of a card before "Use", with the title and library of the format. */
 static void put_front(FILE *out, const char *card, size_t size, enum export_format format)
 {
-    static const char *const libraries[EXPORT_FORMATS] = {"peft",         "vllm",         "llama.cpp",   "transformers",
-                                                          "transformers", "transformers", "transformers"};
+    static const char *const libraries[EXPORT_FORMATS] = {
+        "peft", "vllm", "llama.cpp", "transformers", "transformers", "transformers", "transformers", "llama.cpp"};
     char *front = mem_alloc((int64_t)size + 1), *rest = front, *at;
     memcpy(front, card, size);
     if ((at = strstr(rest, library))) {

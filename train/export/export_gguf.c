@@ -12,7 +12,8 @@
 #include <string.h>
 
 #include "data/gguf.h"
-#include "train/export/export_targets.h"
+#include "train/export/export_job.h"
+#include "train/gguf/gguf_names.h"
 
 /* ROWS_VALUES: value heads of gated DeltaNet, which a few rows may precede. COLUMNS_VALUES: of A. ROWS_QKV, ROWS_Z: of
  * in_proj_qkvz. */
@@ -88,7 +89,7 @@ static void add_param(struct file *f, const struct lora_param *p)
     case LORA_OUT: rows = a->delta.fused ? ROWS_ALL : COLUMNS_VALUES; break;
     default: break;
     }
-    add(f, p, export_gguf_matrix(a, p->target), rows);
+    add(f, p, gguf_names_matrix(a, p->target), rows);
 }
 
 /* The row or column of the checkpoint for row or column i of the file; the value heads are the last of n. */
@@ -151,7 +152,7 @@ int64_t export_gguf_bytes(const struct export *x)
 int export_gguf(struct export *x, struct err *err)
 {
     const struct adapters *ad = &x->adapter.ad;
-    const char *arch = export_gguf_arch(&x->run.arch);
+    const char *arch = gguf_names_arch(&x->run.arch);
     struct file f = {.x = x};
     char path[MT_PATH], ranks[LORA_RANKS_TEXT];
     adapters_ranks_text(ad, ranks);

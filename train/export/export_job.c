@@ -10,7 +10,8 @@ static const struct {
                              [EXPORT_MERGED_BF16] = {"merged-bf16", WF_NONE},
                              [EXPORT_MERGED_MXFP4] = {"merged-mxfp4", WF_MXFP4},
                              [EXPORT_MERGED_NVFP4] = {"merged-nvfp4", WF_NVFP4},
-                             [EXPORT_MERGED_FP8] = {"merged-fp8", WF_FP8}};
+                             [EXPORT_MERGED_FP8] = {"merged-fp8", WF_FP8},
+                             [EXPORT_GGUF_MODEL] = {"gguf-model", WF_NONE}};
 
 const char *export_format_name(enum export_format f) { return formats[f].name; }
 

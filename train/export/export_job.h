@@ -3,10 +3,12 @@
  *   export_vllm.c    a PEFT directory with the keys vLLM accepts
  *   export_gguf.c    a LoRA GGUF for llama.cpp
  *   export_merged.c  the whole checkpoint with the adapter added to its weights
+ *   export_gguf_model.c  the same as one GGUF
  *   verify.c         reads their output back and compares */
 #ifndef MT_EXPORT_JOB_H
 #define MT_EXPORT_JOB_H
 
+#include "data/gguf.h"
 #include "model/qat.h"
 #include "train/export/cpu_adapter.h"
 #include "train/run/run.h"
@@ -19,9 +21,10 @@ enum export_format {
     EXPORT_MERGED_MXFP4,
     EXPORT_MERGED_NVFP4,
     EXPORT_MERGED_FP8,
+    EXPORT_GGUF_MODEL,
     EXPORT_FORMATS
 };
-const char *export_format_name(enum export_format f); /* "peft", ..., "merged-fp8" */
+const char *export_format_name(enum export_format f); /* "peft", ..., "gguf-model" */
 /* The format of the matrices that the export quantises; WF_NONE: none. */
 enum weight_format export_format_packs(enum export_format f);
 
@@ -38,6 +41,7 @@ struct export
     struct qat qat;             /* quantisation of the merged weights; weights.bits 0: none, or another encoder */
     struct device quant_dev;    /* has its largest magnitudes */
     bool trained;               /* training read exactly the weights that the export has */
+    enum ggml_type ggml;        /* of the matrices of gguf-model: --quantize */
     FILE *report;
     bool force;      /* --force: verification needs no held-out rows */
     bool other_base; /* a warning has said that the adapter was trained on another model */
@@ -54,6 +58,9 @@ int64_t export_gguf_bytes(const struct export *x);
 int export_gguf(struct export *x, struct err *err) MT_CHECK;
 int export_merged_bytes(struct export *x, int64_t *bytes, struct err *err) MT_CHECK;
 int export_merged(struct export *x, struct err *err) MT_CHECK;
+#define EXPORT_GGUF_MODEL_NAME "model.gguf" /* in the directory */
+int64_t export_gguf_model_bytes(struct export *x);
+int export_gguf_model(struct export *x, struct err *err) MT_CHECK;
 
 /* Prints "what: 1.2 GiB of 12 GiB, left 0:30" every 2 seconds. */
 struct progress {

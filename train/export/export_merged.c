@@ -451,14 +451,6 @@ static int load(struct merge *m, struct layer_weights *lw, struct device *dev, i
     return weights_load_layer(lw, dev, &from, &m->x->quantize, l, err);
 }
 
-/* The product of the largest matrix, in a dry run. */
-static void measure_product(struct device *dev, int64_t n_out, int64_t n_in, int64_t r)
-{
-    const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r}};
-    op_linear_fwd(dev, tensor_2d(NULL, DT_F32, n_out, n_in), (struct tensor){0}, tensor_2d(NULL, DT_F32, n_out, r), &a,
-                  tensor_2d(NULL, DT_F32, n_out, n_in));
-}
-
 static int check_published(const struct merge *m, const struct layer_weights *lw, int64_t l, struct err *err)
 {
     const bool mxfp4 = has_format(m, &lw->up.w);
@@ -486,7 +478,7 @@ static int merge_open(struct merge *m, struct export *x, struct err *err)
             struct product p[LAYER_PRODUCTS];
             layer_products(a, l, p);
             for (int i = 0; i < LAYER_PRODUCTS; i++)
-                if (p[i].n_out) measure_product(&measure, p[i].n_out, p[i].n_in, adapters_max_rank(&x->adapter.ad));
+                if (p[i].n_out) cpu_adapter_measure(&measure, p[i].n_out, p[i].n_in, adapters_max_rank(&x->adapter.ad));
         }
         arena_release(&measure.weights, mark);
     }
@@ -538,25 +530,13 @@ static int put_decoded(struct merge *m, int64_t i, struct err *err)
     return rc;
 }
 
-/* w [n_row, n_in] += scale * B A of one expert, computed with the transpose of A. */
+/* w [n_row, n_in] += scale * B A of one expert. */
 static void add_delta(struct merge *m, const struct made *how, int64_t e, float *w, int64_t n_in)
 {
-    const struct cpu_adapter *h = &m->x->adapter;
-    const int64_t r = h->ad.rank[how->b->target], n = how->n_row;
-    float *b = mem_array(n * r, sizeof(*b)), *at = mem_array(n_in * r, sizeof(*at)), *sum = mem_array(n * n_in, 4);
-    for (int64_t o = 0; o < n; o++) {
-        const float *from = cpu_adapter_at(h, how->b, e, how->b_row + arch_stored_row(&how->order, o), 0);
-        for (int64_t k = 0; k < r; k++) b[o * r + k] = h->ad.scale[how->b->target] * from[k];
-    }
-    for (int64_t k = 0; k < r; k++)
-        for (int64_t j = 0; j < n_in; j++) at[j * r + k] = *cpu_adapter_at(h, how->a, e, k, j);
-    const struct proj a = {.w = {.format = WF_F32, .n_exp = 1, .n_out = n_in, .n_in = r, .data = at}};
-    op_linear_fwd(&m->dev, tensor_2d(sum, DT_F32, n, n_in), (struct tensor){0}, tensor_2d(b, DT_F32, n, r), &a,
-                  tensor_2d(w, DT_F32, n, n_in));
-    memcpy(w, sum, (size_t)(n * n_in) * sizeof(*w));
-    mem_free(b);
-    mem_free(at);
-    mem_free(sum);
+    int64_t *rows = mem_array(how->n_row, sizeof(*rows));
+    for (int64_t o = 0; o < how->n_row; o++) rows[o] = how->b_row + arch_stored_row(&how->order, o);
+    cpu_adapter_add(&m->x->adapter, &m->dev, how->a, how->b, e, rows, how->n_row, w, n_in);
+    mem_free(rows);
 }
 
 static int put_dense(struct merge *m, int64_t i, int64_t nth, const float *w, int64_t n_in, struct err *err)

@@ -23,6 +23,7 @@ bool export_quant_has(enum export_format to, const struct fakequant *f)
     case EXPORT_VLLM:
     case EXPORT_GGUF:
     case EXPORT_MERGED_BF16:
+    case EXPORT_GGUF_MODEL:
     case EXPORT_FORMATS: break;
     }
     return false;
@@ -66,7 +67,7 @@ bool export_quant_writes(enum export_format to, const struct arch *a, const stru
 
 const char *export_quant_exact(const struct arch *a, const struct safetensors *st, const struct qat_options *run)
 {
-    for (int i = EXPORT_MERGED_BF16; i < EXPORT_FORMATS; i++) {
+    for (int i = EXPORT_MERGED_BF16; i <= EXPORT_MERGED_FP8; i++) {
         const enum export_format to = (enum export_format)i;
         const bool weights = !run->weights.bits || (run->merged && export_quant_has(to, &run->weights));
         const bool inputs = !run->inputs.bits || export_quant_has(to, &run->inputs);

@@ -14,6 +14,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "train/gguf/gguf_items.h"
+#include "train/gguf/gguf_names.h"
+
 /* gate and up have rows of hidden_size, down of the experts' width. DeepSeek-V4 keeps the blocks of its source. */
 static int check_blocks(enum export_format to, const struct arch *a, struct err *err)
 {
@@ -24,6 +27,13 @@ static int check_blocks(enum export_format to, const struct arch *a, struct err 
     return err_set(
         err, "%s: experts have rows of %lld elements (%s), which blocks of %d do not divide: use merged-bf16",
         export_format_name(to), (long long)(down ? a->d_ff : a->d_model), down ? a->d_ff_key : "hidden_size", block);
+}
+
+/* Experts of gpt-oss are in blocks of 32. */
+static int check_gguf(const struct arch *a, struct err *err)
+{
+    if (gguf_items_check(a, err)) return -1;
+    return a->transposed_experts ? check_blocks(EXPORT_MERGED_MXFP4, a, err) : 0;
 }
 
 int export_family_check(enum export_format to, const struct arch *a, struct err *err)
@@ -37,6 +47,7 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
                        "merged-mxfp4 is for gpt-oss and DeepSeek-V4 only: no other program reads %s with experts in "
                        "MXFP4; use merged-bf16",
                        a->family);
+    if (to == EXPORT_GGUF_MODEL) return check_gguf(a, err);
     if (to > EXPORT_MERGED_MXFP4 && a->names->published)
         return err_set(
             err, "%s is published with experts in MXFP4 and has no layout for %s: use merged-mxfp4 or merged-bf16",
@@ -46,50 +57,16 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
                        "%s has biases of experts, which the programs that read %s do not support: use merged-mxfp4 or "
                        "merged-bf16",
                        a->family, name);
-    if (to == EXPORT_GGUF && !export_gguf_arch(a))
+    if (to == EXPORT_GGUF && !gguf_names_arch(a))
         return err_set(err, "--to gguf: llama.cpp's name for the architecture %s is not known: use peft or merged-bf16",
                        a->family);
     return check_blocks(to, a, err);
 }
 
-const char *export_gguf_arch(const struct arch *a)
-{
-    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
-                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
-                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
-                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"},
-                                           {"qwen3_next", "qwen3next"},  {"kimi_k2", "deepseek2"}};
-    for (int64_t i = 0; i < MT_LEN(names); i++)
-        if (!strcmp(names[i][0], a->family)) return names[i][1];
-    return NULL;
-}
-
-const char *export_gguf_matrix(const struct arch *a, enum lora_target t)
-{
-    static const char *const names[LORA_TARGETS] = {[LORA_Q] = "attn_q",
-                                                    [LORA_K] = "attn_k",
-                                                    [LORA_V] = "attn_v",
-                                                    [LORA_O] = "attn_output",
-                                                    [LORA_IN_QKV] = "attn_qkv",
-                                                    [LORA_IN_Z] = "attn_gate",
-                                                    [LORA_IN_B] = "ssm_beta",
-                                                    [LORA_IN_A] = "ssm_alpha",
-                                                    [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate */
-                                                    [LORA_IN_BA] = "ssm_ba",
-                                                    [LORA_OUT] = "ssm_out",
-                                                    [LORA_SHARED_GATE] = "ffn_gate_shexp",
-                                                    [LORA_SHARED_UP] = "ffn_up_shexp",
-                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp",
-                                                    [LORA_DENSE_GATE] = "ffn_gate",
-                                                    [LORA_DENSE_UP] = "ffn_up",
-                                                    [LORA_DENSE_DOWN] = "ffn_down"};
-    return a->mla.kv_lora && t == LORA_Q ? NULL : names[t];
-}
-
 static bool is_applied(enum export_format to, const struct arch *a, enum lora_target t)
 {
     if (to == EXPORT_VLLM) return t != LORA_KV_B;
-    return to != EXPORT_GGUF || lora_target_is_stack(t) || export_gguf_matrix(a, t);
+    return to != EXPORT_GGUF || lora_target_is_stack(t) || gguf_names_matrix(a, t);
 }
 
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad, struct err *err)

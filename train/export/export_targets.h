@@ -10,8 +10,5 @@ int export_family_check(enum export_format to, const struct arch *a, struct err 
 /* Error: the reader of the format does not apply some of the trained targets. It names them and another format. */
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad,
                          struct err *err) MT_CHECK;
-/* llama.cpp's name for the architecture, NULL: none, and for a Linear of it, NULL: its adapter would not be applied. */
-const char *export_gguf_arch(const struct arch *a);
-const char *export_gguf_matrix(const struct arch *a, enum lora_target t);
 
 #endif

@@ -56,6 +56,8 @@ int found_format(const struct arch *a, const char *dir, enum export_format wante
         rc = find_adapter(&found, dir, wanted, a, err);
     else if (file_exists_in(dir, EXPORT_GGUF_NAME))
         found = EXPORT_GGUF;
+    else if (file_exists_in(dir, EXPORT_GGUF_MODEL_NAME))
+        found = EXPORT_GGUF_MODEL;
     else if (file_exists_in(dir, "config.json"))
         rc = find_merged(&found, dir, err);
     else

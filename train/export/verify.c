@@ -10,6 +10,7 @@
  *   merged-bf16      mean KL 1e-3, or 25 % of the part's effect (mean KL of the trainer's part from the base)
  *   merged-mxfp4     mean KL 1e-3, or 100 %: a merge further from the trainer than the base model has lost the adapter
  *   merged-nvfp4, merged-fp8   as merged-mxfp4
+ *   gguf-model       mean KL 1e-2, of Q4_0 0.2, or 100 %: all matrices of the base model are rounded too
  *                    after training in this format: mean KL 1e-5 for the quantised parts, the others as merged-bf16
  * Each merged weight must also be base + adapter within the format's rounding (verify_merged.c). */
 #include "train/export/verify.h"
@@ -58,6 +59,8 @@ struct stream {
 };
 
 /* ---- rows ---- */
+
+static bool is_gguf(const struct stream *s) { return s->x->format == EXPORT_GGUF_MODEL; }
 
 static bool has_rows(const struct export *x) { return x->run.eval.n_docs > 0; }
 
@@ -197,7 +200,10 @@ static int run_embed(struct stream *s, struct err *err)
     const int64_t mark = arena_mark(&dev->weights);
     if (weights_load_embed(&embed, dev, &s->from[0], err)) return -1;
     other = embed;
-    if (s->merged && weights_load_embed(&other, dev, &s->from[1], err)) return -1;
+    if (is_gguf(s))
+        merged_read_embed(s->merged, dev, &other);
+    else if (s->merged && weights_load_embed(&other, dev, &s->from[1], err))
+        return -1;
     for (int i = 0; i < SIDES; i++)
         for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model)
             op_embed_fwd(dev, tensor_cols(s->sides[i].x, at, a->d_model), s->sides[i].exported ? &other : &embed,
@@ -206,11 +212,16 @@ static int run_embed(struct stream *s, struct err *err)
     return 0;
 }
 
-/* A layer of the export; NVFP4 and FP8 as F32. */
+/* A layer of the export; NVFP4, FP8 and GGUF as F32. */
 static int load_merged(struct layer_weights *lw, struct stream *s, int64_t l, struct err *err)
 {
     const struct quantize as_it_is = {.format = WF_NONE};
     struct packed_view v;
+    if (is_gguf(s)) { /* its layer has the tensors of the base model's */
+        const struct weights_source base = {.arch = s->from[0].arch, .st = s->from[0].st};
+        if (weights_load_layer(lw, &s->dev, &base, &s->x->quantize, l, err)) return -1;
+        return merged_read_layer(s->merged, &s->dev, lw, l), 0;
+    }
     if (s->x->format <= EXPORT_MERGED_MXFP4) return weights_load_layer(lw, &s->dev, &s->from[1], &as_it_is, l, err);
     if (packed_view_open(&v, &s->merged->st, l, !s->dev.dry_run, err)) return -1;
     const struct weights_source from = {.arch = &s->merged->arch, .st = &v.st};
@@ -309,7 +320,10 @@ static int run_head(struct stream *s, struct err *err)
     struct hyper hyper[2];
     if (weights_load_head(&head[0], &norm[0], &hyper[0], dev, &s->from[0], err)) return -1;
     head[1] = head[0], norm[1] = norm[0], hyper[1] = hyper[0];
-    if (s->merged && weights_load_head(&head[1], &norm[1], &hyper[1], dev, &s->from[1], err)) return -1;
+    if (is_gguf(s))
+        merged_read_head(s->merged, dev, &head[1], &norm[1]);
+    else if (s->merged && weights_load_head(&head[1], &norm[1], &hyper[1], dev, &s->from[1], err))
+        return -1;
     for (int64_t t = 0; t < s->n_tok; t += HEAD_ROWS) {
         const int64_t n = MT_MIN(HEAD_ROWS, s->n_tok - t), mark = arena_mark(&dev->work);
         for (int i = 0; i < SIDES; i++) {
@@ -399,6 +413,7 @@ static double allowed_kl(const struct stream *s, int part)
         if (!s->x->trained) return fmax(1e-3, effect);
         if (is_quantised(s, part)) return 1e-5;
         return fmax(1e-3, 0.25 * effect);
+    case EXPORT_GGUF_MODEL: return fmax(s->x->ggml == GGML_Q4_0 ? 0.2 : 1e-2, effect);
     case EXPORT_MERGED_BF16: return fmax(1e-3, 0.25 * effect);
     default: return 1e-6;
     }
@@ -510,8 +525,10 @@ static void warn_of_roundings(const struct export *x, const struct export_diff *
 {
     static const char *const names[EXPORT_FORMATS] = {
         [EXPORT_MERGED_MXFP4] = "MXFP4", [EXPORT_MERGED_NVFP4] = "NVFP4", [EXPORT_MERGED_FP8] = "FP8"};
-    warn_of_rounding(x, l, &l->experts, names[x->format], "the experts");
-    warn_of_rounding(x, l, &l->others, "FP8", "attention and shared experts");
+    const bool gguf = x->format == EXPORT_GGUF_MODEL, mxfp4 = x->run.arch.transposed_experts;
+    const char *blocks = ggml_layout(x->ggml)->name;
+    warn_of_rounding(x, l, &l->experts, !gguf ? names[x->format] : mxfp4 ? "MXFP4" : blocks, "the experts");
+    warn_of_rounding(x, l, &l->others, gguf ? blocks : "FP8", "attention and shared experts");
 }
 
 static int verify_merged(struct export *x, struct export_diff *diff, struct err *err)

@@ -4,6 +4,7 @@
 
 #include "train/export/export_job.h"
 #include "train/export/export_diff.h"
+#include "train/gguf/gguf_items.h"
 
 /* Reads x->tmp and compares twice; sets the hashes of x->run.base where it reads the weights. First value by value:
  * adapters must be equal, merged weights within rounding. Then as a model: KL(trainer || export) over held-out rows for
@@ -23,9 +24,17 @@ void verify_values(struct export_diff *l, const struct cpu_adapter *trained, con
 struct merged {
     struct arch arch;
     struct safetensors st;
+    struct gguf gguf; /* of gguf-model, instead of st; else it has no tensors */
+    struct gguf_items items;
 };
 int merged_open(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
 void merged_close(struct merged *m);
+/* verify_gguf.c: the same of gguf-model, also after an error to be closed; its weights replace those of the base
+ * model. */
+int merged_open_gguf(struct merged *m, const struct export *x, struct err *err) MT_CHECK;
+void merged_read_layer(const struct merged *m, struct device *dev, struct layer_weights *lw, int64_t layer);
+void merged_read_embed(const struct merged *m, struct device *dev, struct weight *embed);
+void merged_read_head(const struct merged *m, struct device *dev, struct weight *head, struct tensor *norm);
 /* verify_inputs.c: checks the scales of quantised inputs in `st`, where training had any. Error: no magnitudes. */
 int verify_inputs(const struct export *x, const struct safetensors *st, struct export_diff *l,
                   struct err *err) MT_CHECK;

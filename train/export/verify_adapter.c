@@ -169,7 +169,7 @@ static int read_tensor(struct cpu_adapter *read, const struct arch *a, const str
         for (int64_t row = 0; row < rows; row++) {
             float *to = cpu_adapter_at(read, p, e, param_row(a, &n, row, p->rows), 0);
             const size_t size = (size_t)cols * sizeof(float);
-            sort_columns(a, &n, sorted, t->data + (e * rows + row) * cols, cols);
+            sort_columns(a, &n, sorted, (const float *)t->data + (e * rows + row) * cols, cols);
             if (!isnan(*to) && memcmp(to, sorted, size))
                 rc = err_set(err, "layer %lld, expert %lld: %s have different lora_a", (long long)n.layer, (long long)e,
                              n.target == LORA_UP ? "gate and up" : "attn_qkv and attn_gate");

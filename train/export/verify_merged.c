@@ -16,6 +16,7 @@
 #include "model/layer.h"
 #include "model/stored/published.h"
 #include "train/export/verify.h"
+#include "train/gguf/ggml_blocks.h"
 
 #define SLACK 1e-5
 enum { ROWS = 32 }; /* rows decoded at a time */
@@ -28,6 +29,7 @@ struct matrix {
     int64_t row, n_row;
     bool trained;           /* training read them */
     const float *quantised; /* [n_exp, n_out, n_in], the required values; NULL: base + adapter within rounding */
+    enum ggml_type ggml;    /* of gguf-model, whose values `exported` has in f32; else GGML_F32 */
 };
 
 /* Sums over an expert's matrix. delta: the trained change; step: the change in the export. */
@@ -40,6 +42,11 @@ int merged_open(struct merged *m, const struct export *x, struct err *err)
 {
     const struct arch *a = &x->run.arch;
     *m = (struct merged){.st = {0}};
+    if (x->format == EXPORT_GGUF_MODEL) {
+        if (!merged_open_gguf(m, x, err)) return 0;
+        merged_close(m);
+        return -1;
+    }
     if (arch_load(&m->arch, x->tmp, err) || safetensors_open(&m->st, x->tmp, err) ||
         published_rename(&m->st, &m->arch, err))
         return -1;
@@ -52,7 +59,12 @@ int merged_open(struct merged *m, const struct export *x, struct err *err)
     return err_set(err, "%s/config.json describes a different model", x->tmp);
 }
 
-void merged_close(struct merged *m) { safetensors_close(&m->st); }
+void merged_close(struct merged *m)
+{
+    safetensors_close(&m->st);
+    gguf_close(&m->gguf);
+    gguf_items_free(&m->items);
+}
 
 /* out [n_row, n_in] = scale * B A, rows row.. of expert e */
 static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n_row, float *out)
@@ -100,6 +112,16 @@ static double allowed_error(const struct weight *w, int64_t e, int64_t i, float 
     return fabs((double)t) * fmax(rows[w->format].half_step, 0x1p-23);
 }
 
+/* The same for values that a GGUF file had in blocks; error is that of the block before, unless i begins another. */
+static double ggml_allowed(const struct matrix *m, const float *base, const float *delta, int64_t i, double error)
+{
+    float target[32];
+    const int block = ggml_layout(m->ggml)->block;
+    if (i % block) return error;
+    for (int k = 0; k < block; k++) target[k] = base[i + k] + delta[i + k];
+    return ggml_error(m->ggml, target);
+}
+
 static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e, int64_t row, int64_t n_row,
                          float *space)
 {
@@ -110,7 +132,9 @@ static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e
     delta_rows(m, e, row, n_row, delta);
     for (int64_t i = 0; i < n; i++) most = fabsf(delta[i]) > most ? fabsf(delta[i]) : most;
     const double slack = SLACK * (double)most;
+    double rounding = 0;
     for (int64_t i = 0; i < n; i++) {
+        rounding = ggml_allowed(m, base, delta, i, rounding);
         const float target = base[i] + delta[i];
         const double step = (double)got[i] - (double)base[i], error = fabs((double)got[i] - (double)target);
         sum->moved += got[i] != base[i];
@@ -124,7 +148,8 @@ static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e
             continue;
         }
         if (error <= slack) continue;
-        sum->wrong += !(error <= allowed_error(m->exported, e, first + i, target) * (1 + SLACK) + slack);
+        const double allowed = fmax(rounding, allowed_error(m->exported, e, first + i, target));
+        sum->wrong += !(error <= allowed * (1 + SLACK) + slack);
     }
 }
 
@@ -184,8 +209,9 @@ static void print_layer(const struct matrix *m, const struct compared *compared,
     }
     if (m->quantised) l->n_exact += (int64_t)n;
     if (!m->a) return;
-    const bool packed = weight_is_packed(m->exported->format);
+    const bool packed = weight_is_packed(m->exported->format), stack = lora_target_is_stack(m->a->target);
     struct rounded *r = m->quantised                        ? m->trained ? NULL : &l->experts
+                        : m->ggml != GGML_F32               ? stack ? &l->experts : &l->others
                         : !packed                           ? NULL
                         : format_of(m->exported)->bits == 4 ? &l->experts
                                                             : &l->others;
@@ -202,6 +228,7 @@ struct pair {
     const struct proj *source;
     const struct weight *exported;
     const float *quantised; /* NULL: not quantised */
+    enum ggml_type ggml;    /* as in struct matrix */
 };
 
 static void compare(const struct export *x, struct export_diff *l, int64_t layer, enum lora_target t,
@@ -215,7 +242,8 @@ static void compare(const struct export *x, struct export_diff *l, int64_t layer
                              .row = row,
                              .n_row = n_row,
                              .trained = p->quantised && x->trained,
-                             .quantised = p->quantised};
+                             .quantised = p->quantised,
+                             .ggml = p->ggml};
     struct compared *compared = mem_array(m.source->n_exp, sizeof(*compared));
     compare_matrix(&m, compared, x->run.dev.n_threads);
     print_layer(&m, compared, l, layer, lora_target_name(t));
@@ -239,6 +267,7 @@ void merged_compare(struct merged *merged, struct device *dev, const struct expo
         const struct weight *w = &from->w;
         const int64_t mark = arena_mark(&dev->work);
         struct pair p = {.source = from, .exported = &to->w};
+        if (merged->gguf.n_tensors && !weight_is_packed(to->w.format)) p.ggml = w->n_in % 32 ? GGML_F16 : x->ggml;
         if (from->quant.format.bits) {
             const struct tensor y = arena_tensor_3d(&dev->work, DT_F32, w->n_exp, w->n_out, w->n_in);
             op_decode(dev, y, from, (struct tensor){0});

@@ -18,8 +18,7 @@ int chat_file_save(const struct run *r, const char *dir, struct err *err)
     return text ? put(dir, text, err) : 0;
 }
 
-/* That of the adapter, which the run has trained with, else that of the settings; mem_free it. *text NULL: none. */
-static int find(char **text, const struct run *r, const char *adapter_dir, struct err *err)
+int chat_file_find(char **text, const struct run *r, const char *adapter_dir, struct err *err)
 {
     char path[MT_PATH];
     int64_t size;
@@ -34,7 +33,7 @@ static int find(char **text, const struct run *r, const char *adapter_dir, struc
 bool chat_file_is_own(const struct run *r, const char *adapter_dir)
 {
     char *text;
-    const bool own = find(&text, r, adapter_dir, NULL) || text;
+    const bool own = chat_file_find(&text, r, adapter_dir, NULL) || text;
     mem_free(text);
     return own;
 }
@@ -43,7 +42,7 @@ int chat_file_export(const struct run *r, const char *adapter_dir, const char *d
 {
     struct chat_template *base = NULL;
     char *text;
-    if (find(&text, r, adapter_dir, err)) return -1;
+    if (chat_file_find(&text, r, adapter_dir, err)) return -1;
     int rc = chat_template_load(&base, r->model_dir, NULL, err);
     if (!rc && text) rc = put(dir, text, err);
     if (!rc && !text && !base)

@@ -7,6 +7,9 @@
 /* Writes dir/chat_template.jinja when transformers does not find the run's template in the checkpoint:
  * data.chat_template or chat_template.json. */
 int chat_file_save(const struct run *r, const char *dir, struct err *err) MT_CHECK;
+/* The template beside the adapter, which the run has trained with, else that of the settings; mem_free it. *text NULL:
+ * that of the checkpoint. */
+int chat_file_find(char **text, const struct run *r, const char *adapter_dir, struct err *err) MT_CHECK;
 /* Writes the same into an export, or the file beside the adapter, and says when the base model has another. */
 int chat_file_export(const struct run *r, const char *adapter_dir, const char *dir, struct err *err) MT_CHECK;
 /* chat_file_export writes a file, so that no template of the base model counts. */

@@ -1,0 +1,339 @@
+/* test_gguf_model.c - export --to gguf-model: bytes of the blocks, the tensors of each family, keys, refusals, and
+ * files that were changed. tests/parity/gguf_model.py compares llama.cpp with transformers on the same files. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "kernels/format/quant.h"
+#include "tests/process.h"
+#include "train/gguf/ggml_blocks.h"
+#include "train/gguf/gguf_items.h"
+#include "train/gguf/gguf_tokenizer.h"
+
+/* ---- blocks */
+
+enum { N = 96 };
+
+/* zlib's CRC-32 of bytes, by a file. */
+static uint32_t crc_of(const uint8_t *bytes, int64_t n)
+{
+    const char *dir = scratch_dir();
+    char path[MT_PATH];
+    uint32_t crc;
+    int64_t size;
+    struct err err;
+    snprintf(path, sizeof(path), "%s/bytes", dir);
+    assert_int_equal(file_write_atomic(path, bytes, n, &err), 0);
+    assert_int_equal(file_crc32(path, &crc, &size, &err), 0);
+    return crc;
+}
+
+static void values_of(float x[N])
+{
+    for (int i = 0; i < N; i++) x[i] = (float)(((i * 37) % 64 - 31) / 16.0 * (1 + i / 32 * 0.37));
+}
+
+/* The bytes of gguf.quants.quantize of llama.cpp's gguf package 0.19. */
+static void blocks_are_those_of_ggml(void **state)
+{
+    (void)state;
+    static const struct {
+        enum ggml_type type;
+        int bytes;
+        uint32_t crc;
+    } rows[] = {{GGML_Q8_0, 102, 3920945598}, {GGML_Q4_0, 54, 253973041}, {GGML_F16, 192, 2174814014}};
+    float x[N], y[N];
+    uint8_t out[4 * N], nibbles[N / 2], scales[N / 32], again[N / 2 + N / 32];
+    values_of(x);
+    for (int r = 0; r < MT_LEN(rows); r++) {
+        const struct ggml_layout *l = ggml_layout(rows[r].type);
+        assert_int_equal(N / l->block * l->bytes, rows[r].bytes);
+        assert_int_equal(ggml_encode(out, rows[r].type, x, N), 0);
+        assert_int_equal(crc_of(out, rows[r].bytes), rows[r].crc);
+        ggml_decode(y, rows[r].type, out, N);
+        double most = 0;
+        for (int i = 0; i < N; i++) {
+            const double allowed = ggml_error(rows[r].type, x + i / l->block * l->block);
+            assert_true(fabs((double)x[i] - (double)y[i]) <= allowed);
+            most = fmax(most, fabs((double)x[i] - (double)y[i]) / allowed);
+        }
+        assert_true(most > (rows[r].type == GGML_F16 ? 0 : 0.4)); /* the limit is not far away */
+    }
+    assert_int_equal(quant_mxfp4_encode(nibbles, scales, x, N), 0);
+    ggml_mxfp4_pack(out, nibbles, scales, N);
+    for (int i = 0; i < N;
+         i++) { /* value i of a block is in byte i % 16 after its scale, from 16 on in the upper half */
+        const int at = i % 32 % 16, shift = i % 32 / 16 * 4;
+        assert_int_equal(out[i / 32 * 17], scales[i / 32]);
+        assert_int_equal(out[i / 32 * 17 + 1 + at] >> shift & 15, nibbles[i / 2] >> i % 2 * 4 & 15);
+    }
+    ggml_mxfp4_unpack(again, again + N / 2, out, N);
+    assert_memory_equal(again, nibbles, N / 2);
+    assert_memory_equal(again + N / 2, scales, N / 32);
+}
+
+static void values_that_no_block_holds(void **state)
+{
+    (void)state;
+    static const float bad[] = {INFINITY, -INFINITY, NAN, 1e9f, -3e38f};
+    uint8_t out[4 * N];
+    float x[N];
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        values_of(x);
+        x[40] = bad[i];
+        assert_int_equal(ggml_encode(out, GGML_Q8_0, x, N), 1);
+        assert_int_equal(ggml_encode(out, GGML_Q4_0, x, N), 1);
+        assert_int_equal(ggml_encode(out, GGML_F16, x, N), 1);
+        assert_int_equal(ggml_encode(out, GGML_F32, x, N), !isfinite(bad[i]));
+    }
+    memset(x, 0, sizeof(x));
+    assert_int_equal(ggml_encode(out, GGML_Q8_0, x, N) + ggml_encode(out, GGML_Q4_0, x, N), 0);
+}
+
+/* ---- exports */
+
+static const char *path_in(const char *dir, const char *name)
+{
+    static char path[4][MT_PATH];
+    static int next;
+    char *p = path[next++ % 4];
+    snprintf(p, MT_PATH, "%s/%s", dir, name);
+    return p;
+}
+
+/* A configuration with a model, or the model and the adapter of a case of the parity tests. */
+static const char *config_of(const char *model, const char *rows)
+{
+    static char path[4][MT_PATH];
+    static int next;
+    char *p = path[next++ % 4];
+    const char *dir = scratch_dir();
+    snprintf(p, MT_PATH, "%s/run.ini", dir);
+    FILE *f = fopen(p, "w");
+    assert_non_null(f);
+    fprintf(f,
+            "[model]\npath = %s\n[data]\ntrain = %s\neval = %s\nformat = text\nseq_len = 24\n[train]\ndevice = cpu\n"
+            "steps = 3\n[optim]\nlr = 5e-3\n[lora]\nr = 3\ntargets = all-linear\n[output]\ndir = %s/run\n",
+            model, rows, rows, dir);
+    assert_int_equal(fclose(f), 0);
+    return p;
+}
+
+static const char *case_path(const char *name, const char *file)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "parity/%s/%s", name, file);
+    return fixture(path);
+}
+
+/* Exports with a type of the matrices and opens the file; the caller closes it. */
+static const char *exported(struct gguf *g, const char *config, const char *adapter, const char *type)
+{
+    static char out[4][MT_PATH];
+    static int next;
+    char *dir = out[next++ % 4];
+    struct err err;
+    snprintf(dir, MT_PATH, "%s/out", scratch_dir());
+    if (RUN("export", config, "--to", "gguf-model", "--quantize", type, "--adapter", adapter, "--out", dir))
+        fail_msg("%s%s", said.out, said.err);
+    assert_says(said.out, "whole adapter ");
+    if (gguf_open(g, path_in(dir, "model.gguf"), &err)) fail_msg("%s", err.msg);
+    return dir;
+}
+
+static void assert_type(const struct gguf *g, const char *name, enum ggml_type type)
+{
+    const struct gguf_tensor *t = gguf_tensor(g, name);
+    if (!t) fail_msg("no tensor %s", name);
+    assert_int_equal(t->type, type);
+}
+
+static void assert_keys(const struct gguf *g, const char *arch, int64_t n_vocab)
+{
+    char key[64];
+    const struct gguf_value *v = gguf_value(g, "general.architecture");
+    assert_true(v && !strcmp(v->text, arch));
+    snprintf(key, sizeof(key), "%s.block_count", arch);
+    assert_non_null(gguf_value(g, key));
+    v = gguf_value(g, "tokenizer.ggml.tokens");
+    assert_true(v && v->of == GGUF_STRING && v->n == n_vocab);
+    v = gguf_value(g, "tokenizer.ggml.pre");
+    assert_true(v && !strcmp(v->text, "gpt-4o"));
+    assert_non_null(gguf_value(g, "tokenizer.ggml.eos_token_id"));
+}
+
+/* The adapters of the parity cases; export verifies values and outputs. In F32 nothing is lost. */
+static void each_family(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *arch;
+        int64_t vocab;
+    } cases[] = {{"case_a", "gpt-oss", 4096},
+                 {"qwen3", "qwen3moe", 1024},
+                 {"olmoe", "olmoe", 1024},
+                 {"mixtral", "llama", 1024},
+                 {"glm4", "glm4moe", 1024}};
+    static const char *const types[] = {"f32", "q8_0"};
+    for (int i = 0; i < MT_LEN(cases); i++)
+        for (int t = 0; t < MT_LEN(types); t++) {
+            struct gguf g;
+            const char *name = cases[i].name;
+            const char *config = config_of(case_path(name, ""), case_path(name, "eval.jsonl"));
+            const char *dir = exported(&g, config, case_path(name, "adapter_final"), types[t]);
+            assert_keys(&g, cases[i].arch, gguf_tensor(&g, "token_embd.weight")->shape[0]);
+            assert_type(&g, "blk.0.attn_norm.weight", GGML_F32);
+            if (!t) assert_type(&g, "blk.1.ffn_up_exps.weight", GGML_F32);
+            if (t && !i) assert_type(&g, "blk.1.ffn_up_exps.weight", GGML_MXFP4);
+            if (t && !i) assert_type(&g, "blk.1.attn_q.weight", GGML_Q8_0);
+            gguf_close(&g);
+            assert_true(file_exists_in(dir, "Modelfile") && file_exists_in(dir, "README.md"));
+            if (!i && RUN("export", config, "--to", "gguf-model", "--quantize", types[t], "--adapter",
+                          case_path(name, "adapter_final"), "--verify", dir))
+                fail_msg("%s", said.err);
+        }
+}
+
+/* Models whose rows have whole blocks; a trained adapter. */
+static void each_type(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"qwen3-tiny", "glm-tiny", "mixtral-tiny"};
+    for (int i = 0; i < MT_LEN(models); i++) {
+        const char *model = path_in(scratch_dir(), "model");
+        if (RUN("synth", models[i], model, "--layers", "2")) fail_msg("%s", said.err);
+        const char *config = config_of(model, case_path("case_a", "eval.jsonl"));
+        char adapter[MT_PATH];
+        snprintf(adapter, sizeof(adapter), "%.*s/run/adapter", (int)(strrchr(config, '/') - config), config);
+        if (RUN(config)) fail_msg("%s", said.err);
+        for (int t = 0; t < 2; t++) {
+            struct gguf g;
+            exported(&g, config, adapter, t ? "q4_0" : "q8_0");
+            assert_says(said.out, t ? "rounding to Q4_0 removes " : "rounding to Q8_0 removes ");
+            assert_type(&g, "blk.1.attn_q.weight", t ? GGML_Q4_0 : GGML_Q8_0);
+            assert_type(&g, "blk.1.ffn_down_exps.weight", t ? GGML_Q4_0 : GGML_Q8_0);
+            gguf_close(&g);
+        }
+    }
+}
+
+/* A changed byte of a tensor, of each kind, is found. */
+static void changed_files(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"blk.1.ffn_gate_exps.weight", "blk.0.attn_k.weight", "blk.1.attn_output.weight",
+                                        "blk.0.ffn_down_exps.weight"};
+    struct gguf g;
+    const char *config = config_of(case_path("case_a", ""), case_path("case_a", "eval.jsonl"));
+    const char *adapter = case_path("case_a", "adapter_final"), *dir = exported(&g, config, adapter, "q8_0");
+    const char *file = path_in(dir, "model.gguf");
+    for (int i = 0; i < MT_LEN(names); i++) {
+        const struct gguf_tensor *t = gguf_tensor(&g, names[i]);
+        const int64_t at =
+            (const uint8_t *)t->data - g.map.data + (t->type == GGML_MXFP4 ? 17 * 5 : 34 * 5 + 1); /* a scale */
+        FILE *f = fopen(file, "r+b");
+        assert_true(f && !fseek(f, (long)at, SEEK_SET));
+        const int byte = fgetc(f);
+        assert_true(!fseek(f, (long)at, SEEK_SET) && fputc(byte ^ 3, f) != EOF && !fclose(f));
+        assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", adapter, "--verify", dir), 1);
+        assert_says(said.err, "weights are not base + adapter");
+        f = fopen(file, "r+b");
+        assert_true(f && !fseek(f, (long)at, SEEK_SET) && fputc(byte, f) != EOF && !fclose(f));
+    }
+    gguf_close(&g);
+    assert_int_equal(
+        RUN("export", config, "--to", "gguf-model", "--quantize", "f16", "--adapter", adapter, "--verify", dir), 1);
+    assert_says(said.err, "another shape or type");
+}
+
+static void refusals(void **state)
+{
+    (void)state;
+    static const char *const families[] = {"deepseek_v3", "qwen3_5", "qwen3_next", "glm4_lite", "deepseek_v4"};
+    for (int i = 0; i < MT_LEN(families); i++) {
+        const char *config = config_of(case_path(families[i], ""), case_path("case_a", "eval.jsonl"));
+        assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
+                         1);
+        assert_says(said.err, "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral and glm4_moe, not ");
+    }
+    const char *config = config_of(case_path("case_a", ""), case_path("case_a", "eval.jsonl"));
+    assert_int_equal(
+        RUN("export", config, "--to", "gguf", "--quantize", "q8_0", "--adapter", case_path("case_a", "adapter_final")),
+        1);
+    assert_says(said.err, "--quantize q8_0 is for --to gguf-model alone");
+}
+
+/* What llama.cpp's code for a family fixes is refused where a model differs. */
+static void other_models(void **state)
+{
+    (void)state;
+    struct err err;
+    struct arch *a = test_malloc(sizeof(*a)), *b = test_malloc(sizeof(*b));
+    if (arch_load(a, case_path("qwen3", ""), &err) || arch_load(b, case_path("case_a", ""), &err))
+        fail_msg("%s", err.msg);
+    assert_int_equal(gguf_items_check(a, &err) | gguf_items_check(b, &err), 0);
+    a->router.kind = ROUTER_PROBABILITY;
+    assert_int_equal(gguf_items_check(a, &err), -1);
+    assert_says(err.msg, "norm_topk_prob");
+    a->router.kind = ROUTER_CHOSEN;
+    a->dense[1] = true;
+    assert_int_equal(gguf_items_check(a, &err), -1);
+    assert_says(err.msg, "dense layers");
+    b->attn_of[0] = b->attn_of[1];
+    assert_int_equal(gguf_items_check(b, &err), -1);
+    assert_says(err.msg, "sliding windows");
+    test_free(a);
+    test_free(b);
+}
+
+/* ---- tokenizers */
+
+static void tokenizers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *name; /* NULL: refused */
+    } rows[] = {{"glm4", "glm4"}, {"qwen35", "qwen35"}, {"deepseek", NULL}, {"splits", NULL}, {"metaspace", NULL}};
+    struct arch *a = test_malloc(sizeof(*a));
+    struct err err;
+    if (arch_load(a, case_path("qwen3", ""), &err)) fail_msg("%s", err.msg);
+    a->vocab = 1 << 18;
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        char from[MT_PATH], name[64];
+        struct gguf_meta m;
+        const char *dir = scratch_dir();
+        snprintf(name, sizeof(name), "tokenizer/%s.json", rows[i].file);
+        snprintf(from, sizeof(from), "%s", fixture(name));
+        assert_int_equal(symlink(from, path_in(dir, "tokenizer.json")), 0);
+        static const char eos[] = "{\"eos_token_id\": 1}";
+        assert_int_equal(file_write_in(dir, "config.json", eos, (int64_t)strlen(eos), &err), 0);
+        const struct gguf_meta_model model = {a, "x", dir, "{{ messages }}", GGML_Q8_0};
+        gguf_meta_open(&m, &model);
+        const int rc = gguf_tokenizer_put(&m, &model, &err);
+        assert_int_equal(rc, rows[i].name ? 0 : -1);
+        if (rc) assert_says(err.msg, "llama.cpp has no name for this tokenizer that moetrain knows");
+        for (int64_t k = 0; k < m.n; k++)
+            if (!strcmp(m.values[k].key, "tokenizer.ggml.pre")) assert_string_equal(m.values[k].text, rows[i].name);
+        if (!rc) assert_string_equal(m.values[m.n - 1].key, "tokenizer.chat_template");
+        gguf_meta_close(&m);
+    }
+    test_free(a);
+}
+
+int test_gguf_model(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_are_those_of_ggml),
+        cmocka_unit_test(values_that_no_block_holds),
+        cmocka_unit_test(each_family),
+        cmocka_unit_test(each_type),
+        cmocka_unit_test(changed_files),
+        cmocka_unit_test(refusals),
+        cmocka_unit_test(other_models),
+        cmocka_unit_test(tokenizers),
+    };
+    return cmocka_run_group_tests_name("gguf_model", tests, NULL, NULL);
+}

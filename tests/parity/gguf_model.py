@@ -1,0 +1,168 @@
+"""gguf_model.py - llama.cpp reads the output of `moetrain export --to gguf-model`, and writes the same greedy tokens as
+transformers with the dequantised tensors of that file.
+
+  python gguf_model.py CHECKPOINT EXPORT ROWS.jsonl [--tokens 24]
+
+EXPORT: the directory of the export. ROWS: `text` rows; the first half of each is a prompt, as text: tokens too are
+compared. The gguf package decodes the tensors and has llama.cpp's names for those of transformers; both are independent
+of moetrain. For gpt-oss the peer rounds YaRN's bounds, as llama.cpp does. Prints the largest difference of
+log-probabilities over the tokens written. Exit 1 when a token differs where the two best are further apart than that.
+Needs torch, transformers >= 5, gguf, xllamacpp.
+"""
+import argparse
+import json
+import math
+import os
+import sys
+import urllib.request
+
+import gguf
+import numpy as np
+import torch
+import xllamacpp
+
+import peer
+from llama_peer import load_peer
+
+NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama", "glm4_moe": "glm4moe"}
+
+
+def tensors_of(path):
+    reader = gguf.GGUFReader(path)
+    return {t.name: torch.from_numpy(np.array(gguf.quants.dequantize(t.data, t.tensor_type), dtype=np.float32))
+            for t in reader.tensors}
+
+
+def rotated_back(w, n_head):
+    """Rows of q or k: llama.cpp interleaves the halves of each head of a `llama`."""
+    rows, cols = w.shape
+    return w.reshape(n_head, rows // n_head // 2, 2, cols).swapaxes(1, 2).reshape(rows, cols)
+
+
+def fused(t, prefix, end, interleaved):
+    """gate and up as one tensor, with their rows on the last axis but one, of biases the last one."""
+    gate, up = t.pop(f"{prefix}.ffn_gate_exps.{end}"), t.pop(f"{prefix}.ffn_up_exps.{end}")
+    axis = 1
+    if interleaved:
+        return torch.stack((gate, up), axis + 1).flatten(axis, axis + 1)
+    return torch.cat((gate, up), axis)
+
+
+def load(model, path):
+    """Fills the parameters of a model of transformers; every tensor of the file is used."""
+    config = model.config
+    kind = config.model_type
+    arch = next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == NAMES[kind])
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    t, oss = tensors_of(path), kind == "gpt_oss"
+    state = {}
+    for name, have in list(model.named_parameters()) + list(model.named_buffers()):
+        prefix = "blk." + name.split(".layers.")[1].split(".")[0] if ".layers." in name else ""
+        if name.endswith("experts.gate_up_proj"):
+            w = fused(t, prefix, "weight", oss)
+        elif name.endswith("experts.gate_up_proj_bias"):
+            w = fused(t, prefix, "bias", oss)
+        elif name.endswith("experts.down_proj"):
+            w = t.pop(prefix + ".ffn_down_exps.weight")
+        elif name.endswith("experts.down_proj_bias"):
+            w = t.pop(prefix + ".ffn_down_exps.bias")
+        elif name.endswith("e_score_correction_bias"):
+            w = t.pop(prefix + ".exp_probs_b.bias")
+        elif name.endswith("inv_freq"):
+            continue
+        else:
+            wanted = name + ".weight" if name.endswith("sinks") else name
+            found = names.get_name(wanted, try_suffixes=(".weight", ".bias"))
+            if not found and ".gate." in name or ".router." in name:
+                found = prefix + ".ffn_gate_inp." + name.rsplit(".", 1)[1]
+            w = t.pop(found if found in t or not found else found + ".weight")
+            if kind == "mixtral" and name.endswith("q_proj.weight"):
+                w = rotated_back(w, config.num_attention_heads)
+            if kind == "mixtral" and name.endswith("k_proj.weight"):
+                w = rotated_back(w, config.num_key_value_heads)
+        if oss and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            w = w.transpose(1, 2)
+        if w.shape != have.shape:
+            sys.exit(f"{name}: {tuple(w.shape)} instead of {tuple(have.shape)}")
+        state[name] = w
+    if t:
+        sys.exit(f"tensors that transformers has not: {sorted(t)}")
+    model.load_state_dict(state, strict=False)
+
+
+class Llama:
+    def __init__(self, path):
+        params = xllamacpp.CommonParams()
+        params.model.path = path
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_parallel = 512, 512, 512, 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 2
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        params.warmup = False
+        self.server = xllamacpp.Server(params)
+
+    def ask(self, prompt, n):
+        body = {"prompt": prompt, "n_predict": n, "temperature": 0, "n_probs": 1, "return_tokens": True}
+        request = urllib.request.Request(self.server.listening_address + "/completion", json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as reply:
+            return json.load(reply)
+
+    def n_tokens(self, text):
+        return self.ask(text, 1)["tokens_evaluated"]
+
+    def write(self, ids, n):
+        """Token by token: it gives no probability where the text ends within a character."""
+        written, probabilities = [], []
+        for _ in range(n):
+            answer = self.ask(ids + written, 1)
+            if not answer["tokens"]:
+                break  # the end of the text
+            written += answer["tokens"]
+            given = answer.get("completion_probabilities")
+            probabilities.append(given[0]["logprob"] if given else math.nan)
+        return written, torch.tensor(probabilities)
+
+
+def compare(model, tokenizer, engine, prompt, n):
+    """The largest difference of log-probabilities; by how much a token that the peer would not write is worse, and how
+    many these are."""
+    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    n_prompt = engine.n_tokens(prompt)
+    if n_prompt != len(ids):
+        sys.exit(f"{prompt[:60]!r}: {n_prompt} tokens, with transformers {len(ids)}")
+    written, got = engine.write(ids, n)
+    with torch.no_grad():
+        rows = model(torch.tensor([ids + written[:-1]])).logits[0, len(ids) - 1:].float().log_softmax(-1)
+    want = rows[torch.arange(len(written)), written]
+    difference = (want - got).nan_to_num().abs().max().item()
+    gap = (rows.max(-1).values - want).max().item()  # 0: each is the best of the peer
+    return difference, gap, (rows.argmax(-1) != torch.tensor(written)).sum().item(), len(written)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint")
+    parser.add_argument("export")
+    parser.add_argument("rows")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--tolerance", type=float, default=1e-3)
+    a = parser.parse_args()
+    path = os.path.join(os.path.abspath(a.export), "model.gguf")
+    model = load_peer(a.checkpoint)
+    load(model, path)
+    tokenizer = peer.load_tokenizer(a.checkpoint)
+    engine = Llama(path)
+    most, worst, others, total = 0, 0, 0, 0
+    for row in peer.read_rows(a.rows)[:8]:
+        prompt = row["text"][:max(20, len(row["text"]) // 2)]
+        difference, gap, other, n = compare(model, tokenizer, engine, prompt, a.tokens)
+        most, worst, others, total = max(most, difference), max(worst, gap), others + other, total + n
+    print(f"{a.export}: {model.config.model_type}, {total} tokens written; {others} other than the peer's, worse by at "
+          f"most {worst:.2g}; log-probabilities differ by at most {most:.2g}")
+    if not total or most > a.tolerance or worst > a.tolerance:
+        sys.exit("not the same text")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+/* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
+ * glm4-moe}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
+#include "train/gguf/gguf_items.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "model/layer.h"
+#include "train/gguf/gguf_names.h"
+
+/* What llama.cpp's code for a family fixes. */
+struct family {
+    const char *name, *ffn_norm;
+    enum router_kind router;
+    enum qk_norm qk_norm, other_norm;
+    bool windows, dense;
+};
+static const struct family families[] = {
+    {"gpt_oss", "post_attention_norm", ROUTER_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, true, false},
+    {"qwen3_moe", "ffn_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
+    {"olmoe", "ffn_norm", ROUTER_PROBABILITY, QK_NORM_WHOLE, QK_NORM_WHOLE, false, false},
+    {"mixtral", "ffn_norm", ROUTER_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, false},
+    {"glm4_moe", "post_attention_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_NONE, false, true},
+};
+
+static const struct family *family_of(const struct arch *a)
+{
+    for (int64_t i = 0; i < MT_LEN(families); i++)
+        if (!strcmp(families[i].name, a->family)) return &families[i];
+    return NULL;
+}
+
+static int differs(const char *what, struct err *err)
+{
+    return err_set(err, "llama.cpp computes this family with other %s: export merged-bf16", what);
+}
+
+/* gpt-oss: a window in every second layer, from the first on. Others: none. */
+static bool has_windows(const struct arch *a, const struct family *f)
+{
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if ((arch_attn(a, l)->window != 0) != (f->windows && l % 2 == 0)) return false;
+    return true;
+}
+
+/* Dense layers first, then the others. */
+static bool has_dense_first(const struct arch *a, const struct family *f)
+{
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (a->dense[l] && (!f->dense || (l && !a->dense[l - 1]))) return false;
+    return true;
+}
+
+int gguf_items_check(const struct arch *a, struct err *err)
+{
+    const struct family *f = family_of(a);
+    if (!f)
+        return err_set(
+            err,
+            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral and glm4_moe, not %s: export merged-bf16 "
+            "and convert it with llama.cpp's convert_hf_to_gguf.py",
+            a->family);
+    const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
+    if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
+    if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
+    if (!has_windows(a, f)) return differs("sliding windows", err);
+    if (!has_dense_first(a, f)) return differs("dense layers", err);
+    if (!strcmp(f->name, "gpt_oss") && !(a->expert_bias && a->router_bias && a->sinks && a->out_bias))
+        return differs("biases", err);
+    return 0;
+}
+
+static struct gguf_item *add(struct gguf_items *list, struct gguf_item item, const char *name, const char *end)
+{
+    list->items = mem_reserve(list->items, &list->cap, list->n + 1, sizeof(*list->items));
+    struct gguf_item *to = &list->items[list->n++];
+    *to = item;
+    if (item.layer < 0)
+        snprintf(to->name, sizeof(to->name), "%s%s", name, end);
+    else
+        snprintf(to->name, sizeof(to->name), "blk.%lld.%s%s", (long long)item.layer, name, end);
+    return to;
+}
+
+static void add_vector(struct gguf_items *list, int64_t layer, size_t at, int64_t n, const char *name, const char *end)
+{
+    add(list,
+        (struct gguf_item){
+            .kind = GGUF_VECTOR, .layer = layer, .at = at, .target = LORA_TARGETS, .n_exp = 1, .n_row = 1, .n_col = n},
+        name, end);
+}
+#define VECTOR(list, layer, field, n, name, end)                                                                       \
+    add_vector(list, layer, offsetof(struct layer_weights, field), n, name, end)
+
+static enum ggml_type type_of(enum ggml_type wanted, int64_t n_col)
+{
+    return n_col % ggml_layout(wanted)->block ? GGML_F16 : wanted;
+}
+
+/* A target's rows, or some of them, and their bias. */
+static void add_rows(struct gguf_items *list, struct gguf_item item, const char *name, bool bias)
+{
+    add(list, item, name, ".weight");
+    item.kind = GGUF_BIAS;
+    item.type = GGML_F32;
+    item.target = LORA_TARGETS;
+    if (bias) add(list, item, name, ".bias");
+}
+
+static void add_product(struct gguf_items *list, const struct arch *a, int64_t layer, const struct product *p,
+                        enum ggml_type matrices)
+{
+    const bool mxfp4 = a->transposed_experts && p->experts && ggml_layout(matrices)->block > 1;
+    struct gguf_item item = {.kind = GGUF_MATRIX,
+                             .layer = layer,
+                             .at = p->proj,
+                             .n_exp = p->n_exp,
+                             .n_col = p->n_in,
+                             .n_out = p->n_out,
+                             .type = type_of(mxfp4 ? GGML_MXFP4 : matrices, p->n_in)};
+    for (int k = 0; k < p->n_target; item.first += p->rows[k++]) {
+        const enum lora_target t = p->target[k];
+        const bool q_or_k = t == LORA_Q || t == LORA_K, qkv = q_or_k || t == LORA_V;
+        const bool bias = p->experts ? a->expert_bias : qkv ? a->attn_bias : t == LORA_O && a->out_bias;
+        item.target = t;
+        item.n_from = item.n_row = p->rows[k];
+        item.rows = GGUF_ROWS_ALL;
+        if (t == LORA_UP) {
+            item.n_row /= 2;
+            item.rows = a->glu.interleaved ? GGUF_ROWS_EVEN : GGUF_ROWS_ALL;
+            add_rows(list, item, "ffn_gate_exps", bias);
+            item.rows = a->glu.interleaved ? GGUF_ROWS_ODD : GGUF_ROWS_SECOND;
+            add_rows(list, item, "ffn_up_exps", bias);
+            continue;
+        }
+        if (q_or_k && !strcmp(a->family, "mixtral")) item.rows = GGUF_ROWS_ROTATED;
+        item.head = arch_attn(a, layer)->head_dim;
+        add_rows(list, item, t == LORA_DOWN ? "ffn_down_exps" : gguf_names_matrix(a, t), bias);
+    }
+}
+
+static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, enum ggml_type matrices)
+{
+    const struct attn_arch *h = arch_attn(a, l);
+    struct product p[LAYER_PRODUCTS];
+    const bool whole = a->qk_norm == QK_NORM_WHOLE;
+    VECTOR(list, l, attn_norm, a->d_model, "attn_norm", ".weight");
+    VECTOR(list, l, ffn_norm, a->d_model, family_of(a)->ffn_norm, ".weight");
+    if (a->qk_norm != QK_NORM_NONE) {
+        VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
+        VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
+    }
+    if (a->sinks) VECTOR(list, l, attention.sinks, h->n_head, "attn_sinks", ".weight");
+    layer_products(a, l, p);
+    for (int i = 0; i < LAYER_PRODUCTS; i++)
+        if (p[i].n_out) add_product(list, a, l, &p[i], matrices);
+    if (!arch_is_routed(a, l)) return;
+    add(list,
+        (struct gguf_item){.kind = GGUF_ROUTER,
+                           .layer = l,
+                           .at = offsetof(struct layer_weights, router),
+                           .target = LORA_TARGETS,
+                           .n_exp = 1,
+                           .n_row = a->n_exp,
+                           .n_from = a->n_exp,
+                           .n_out = a->n_exp,
+                           .n_col = a->d_model},
+        "ffn_gate_inp", ".weight");
+    if (!a->router_bias) return;
+    const bool sigmoid = router_is_sigmoid(&a->router);
+    VECTOR(list, l, router_bias, a->n_exp, sigmoid ? "exp_probs_b" : "ffn_gate_inp", ".bias");
+}
+
+void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices)
+{
+    struct gguf_item table = {.kind = GGUF_EMBED,
+                              .layer = -1,
+                              .target = LORA_TARGETS,
+                              .n_exp = 1,
+                              .n_row = a->vocab,
+                              .n_from = a->vocab,
+                              .n_out = a->vocab,
+                              .n_col = a->d_model,
+                              .type = type_of(matrices, a->d_model)};
+    *list = (struct gguf_items){.n = 0};
+    add(list, table, "token_embd", ".weight");
+    for (int64_t l = 0; l < a->n_layer; l++) add_layer(list, a, l, matrices);
+    add(list,
+        (struct gguf_item){
+            .kind = GGUF_NORM, .layer = -1, .target = LORA_TARGETS, .n_exp = 1, .n_row = 1, .n_col = a->d_model},
+        "output_norm", ".weight");
+    table.kind = GGUF_HEAD;
+    add(list, table, "output", ".weight");
+}
+
+void gguf_items_free(struct gguf_items *list)
+{
+    mem_free(list->items);
+    *list = (struct gguf_items){.n = 0};
+}
+
+int64_t gguf_items_row(const struct gguf_item *item, int64_t i)
+{
+    const int64_t d = item->head;
+    switch (item->rows) {
+    case GGUF_ROWS_ALL: break;
+    case GGUF_ROWS_EVEN: return 2 * i;
+    case GGUF_ROWS_ODD: return 2 * i + 1;
+    case GGUF_ROWS_SECOND: return item->n_from / 2 + i;
+    case GGUF_ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
+    }
+    return i;
+}
+
+/* A bias of one matrix is [n_row], of experts [n_exp, n_row]. */
+struct gguf_tensor gguf_items_tensor(const struct gguf_item *item)
+{
+    struct gguf_tensor t = {.name = item->name, .type = item->type};
+    const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NORM;
+    if (item->kind == GGUF_MATRIX && lora_target_is_stack(item->target)) t.shape[t.ndim++] = item->n_exp;
+    if (item->kind == GGUF_BIAS && item->n_exp > 1) t.shape[t.ndim++] = item->n_exp;
+    if (!vector) t.shape[t.ndim++] = item->n_row;
+    if (item->kind != GGUF_BIAS) t.shape[t.ndim++] = item->n_col;
+    return t;
+}

@@ -1,0 +1,42 @@
+/* gguf_items.h - the tensors of a whole model by llama.cpp's names, and where their values are in memory. */
+#ifndef MT_GGUF_ITEMS_H
+#define MT_GGUF_ITEMS_H
+
+#include "data/gguf.h"
+#include "model/lora.h"
+#include "model/weights.h"
+
+/* GGUF_MATRIX, GGUF_BIAS: of a struct proj in struct layer_weights; GGUF_ROUTER: a struct weight; GGUF_VECTOR: a struct
+ * tensor. The others are not of a layer. */
+enum gguf_kind { GGUF_EMBED, GGUF_MATRIX, GGUF_BIAS, GGUF_ROUTER, GGUF_VECTOR, GGUF_NORM, GGUF_HEAD };
+/* Which rows of a matrix. ROTATED: the halves of each head interleaved. */
+enum gguf_rows { GGUF_ROWS_ALL, GGUF_ROWS_EVEN, GGUF_ROWS_ODD, GGUF_ROWS_SECOND, GGUF_ROWS_ROTATED };
+
+struct gguf_item {
+    char name[64];
+    enum gguf_kind kind;
+    enum ggml_type type;
+    int64_t layer;                /* -1: none */
+    size_t at;                    /* offset in struct layer_weights */
+    enum lora_target target;      /* LORA_TARGETS: no adapter */
+    int64_t n_exp, n_row, n_col;  /* [n_exp, n_row, n_col]; a vector has one row, an expert's bias too */
+    int64_t first, n_from, n_out; /* the target's rows in the matrix in memory: the first one, their number; all */
+    enum gguf_rows rows;
+    int64_t head; /* rows of a head, where they are rotated */
+};
+struct gguf_items {
+    struct gguf_item *items;
+    int64_t n, cap;
+};
+
+/* Whether llama.cpp computes this model as it was trained; the error says what differs. */
+int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
+/* Lists all tensors, in the order of the layers. matrices: their type, where its blocks divide the rows, else F16;
+ * experts of gpt-oss are MXFP4 unless matrices is F32 or F16. */
+void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
+void gguf_items_free(struct gguf_items *list);
+/* Row i of the item as a row of its target, and, with item.first added, of the matrix in memory. */
+int64_t gguf_items_row(const struct gguf_item *item, int64_t i);
+struct gguf_tensor gguf_items_tensor(const struct gguf_item *item); /* its name is the item's */
+
+#endif

@@ -1,0 +1,124 @@
+/* gguf_meta.c - the sizes of a model as keys. Source: llama.cpp, conversion/base.py (set_gguf_parameters) and those of
+ * the families, src/llama-arch.cpp. */
+#include "train/gguf/gguf_meta.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "train/gguf/gguf_names.h"
+
+enum { GATING_SIGMOID = 2, FILE_F32 = 0, FILE_F16 = 1, FILE_Q4_0 = 2, FILE_Q8_0 = 7, FILE_MXFP4 = 38 };
+
+void *gguf_meta_own(struct gguf_meta *m, void *p)
+{
+    m->owned = mem_reserve(m->owned, &m->cap_owned, m->n_owned + 1, sizeof(*m->owned));
+    return m->owned[m->n_owned++] = p;
+}
+
+/* The architecture is the text of the first value. */
+static struct gguf_value *add(struct gguf_meta *m, const char *key, enum gguf_type type)
+{
+    char full[128];
+    snprintf(full, sizeof(full), "%s%s", key[0] == '.' ? m->values[0].text : "", key);
+    m->values = mem_reserve(m->values, &m->cap, m->n + 1, sizeof(*m->values));
+    m->values[m->n] = (struct gguf_value){.key = gguf_meta_own(m, mem_strdup(full)), .type = type};
+    return &m->values[m->n++];
+}
+
+void gguf_meta_u32(struct gguf_meta *m, const char *key, int64_t v) { add(m, key, GGUF_U32)->u32 = (uint32_t)v; }
+
+void gguf_meta_bool(struct gguf_meta *m, const char *key, bool v) { add(m, key, GGUF_BOOL)->u32 = v; }
+
+void gguf_meta_f32(struct gguf_meta *m, const char *key, double v) { add(m, key, GGUF_F32)->f32 = (float)v; }
+
+void gguf_meta_text(struct gguf_meta *m, const char *key, const char *text)
+{
+    const char *copy = gguf_meta_own(m, mem_strdup(text));
+    add(m, key, GGUF_STRING)->text = copy;
+}
+
+void gguf_meta_array(struct gguf_meta *m, const char *key, enum gguf_type of, int64_t n, const void *array)
+{
+    struct gguf_value *v = add(m, key, GGUF_ARRAY);
+    v->of = of;
+    v->n = n;
+    v->array = array;
+}
+
+static uint32_t file_type(const struct gguf_meta_model *model)
+{
+    switch (model->matrices) {
+    case GGML_F32: return FILE_F32;
+    case GGML_F16: return FILE_F16;
+    case GGML_Q4_0: return model->arch->transposed_experts ? FILE_MXFP4 : FILE_Q4_0;
+    case GGML_Q8_0: return model->arch->transposed_experts ? FILE_MXFP4 : FILE_Q8_0;
+    case GGML_MXFP4: break;
+    }
+    return FILE_MXFP4;
+}
+
+static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
+{
+    gguf_meta_f32(m, ".rope.freq_base", r->theta);
+    gguf_meta_u32(m, ".rope.dimension_count", r->width);
+    if (!r->yarn) return;
+    gguf_meta_text(m, ".rope.scaling.type", "yarn");
+    gguf_meta_f32(m, ".rope.scaling.factor", r->factor);
+    gguf_meta_u32(m, ".rope.scaling.original_context_length", r->original_len);
+    gguf_meta_f32(m, ".rope.scaling.yarn_beta_fast", r->beta_fast);
+    gguf_meta_f32(m, ".rope.scaling.yarn_beta_slow", r->beta_slow);
+}
+
+static void put_experts(struct gguf_meta *m, const struct arch *a)
+{
+    int64_t n_dense = 0;
+    while (n_dense < a->n_layer && a->dense[n_dense]) n_dense++;
+    gguf_meta_u32(m, ".expert_count", a->n_exp);
+    gguf_meta_u32(m, ".expert_used_count", a->top_k);
+    gguf_meta_u32(m, ".expert_feed_forward_length", a->d_ff);
+    if (!router_is_sigmoid(&a->router)) return;
+    gguf_meta_u32(m, ".expert_gating_func", GATING_SIGMOID);
+    gguf_meta_f32(m, ".expert_weights_scale", (double)a->router.scale);
+    gguf_meta_bool(m, ".expert_weights_norm", router_divides(&a->router));
+    gguf_meta_u32(m, ".expert_group_count", MT_MAX(a->router.n_group, 1));
+    gguf_meta_u32(m, ".expert_group_used_count", MT_MAX(a->router.top_group, 1));
+    gguf_meta_u32(m, ".leading_dense_block_count", n_dense);
+    gguf_meta_u32(m, ".expert_shared_count", a->d_shared / a->d_ff);
+}
+
+static void put_sizes(struct gguf_meta *m, const struct arch *a)
+{
+    const struct attn_arch *h = arch_attn(a, 0);
+    gguf_meta_u32(m, ".block_count", a->n_layer);
+    gguf_meta_u32(m, ".context_length", a->max_len);
+    gguf_meta_u32(m, ".embedding_length", a->d_model);
+    gguf_meta_u32(m, ".feed_forward_length", a->d_dense ? a->d_dense : a->d_ff);
+    gguf_meta_u32(m, ".attention.head_count", h->n_head);
+    gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
+    gguf_meta_u32(m, ".attention.key_length", h->head_dim);
+    gguf_meta_u32(m, ".attention.value_length", h->head_dim);
+    gguf_meta_f32(m, ".attention.layer_norm_rms_epsilon", (double)a->norm.eps);
+    gguf_meta_u32(m, ".vocab_size", a->vocab);
+    if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);
+    put_rope(m, &a->rope[h->rope]);
+    put_experts(m, a);
+}
+
+void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model)
+{
+    *m = (struct gguf_meta){.n = 0};
+    gguf_meta_text(m, "general.architecture", gguf_names_arch(model->arch));
+    gguf_meta_text(m, "general.type", "model");
+    gguf_meta_text(m, "general.name", model->name);
+    gguf_meta_u32(m, "general.quantization_version", 2);
+    gguf_meta_u32(m, "general.file_type", file_type(model));
+    put_sizes(m, model->arch);
+}
+
+void gguf_meta_close(struct gguf_meta *m)
+{
+    for (int64_t i = 0; i < m->n_owned; i++) mem_free(m->owned[i]);
+    mem_free(m->owned);
+    mem_free(m->values);
+    *m = (struct gguf_meta){.n = 0};
+}

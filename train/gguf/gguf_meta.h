@@ -1,0 +1,33 @@
+/* gguf_meta.h - the keys of a whole model: sizes and tokenizer. */
+#ifndef MT_GGUF_META_H
+#define MT_GGUF_META_H
+
+#include "data/gguf.h"
+#include "model/arch/arch.h"
+
+struct gguf_meta {
+    struct gguf_value *values;
+    int64_t n, cap;
+    void **owned; /* [n_owned] memory that the values point to */
+    int64_t n_owned, cap_owned;
+};
+struct gguf_meta_model {
+    const struct arch *arch;
+    const char *name, *dir;    /* of the model; its directory, with the tokenizer */
+    const char *chat_template; /* NULL: none */
+    enum ggml_type matrices;
+};
+/* The sizes. */
+void gguf_meta_open(struct gguf_meta *m, const struct gguf_meta_model *model);
+void gguf_meta_close(struct gguf_meta *m); /* zeroed is valid */
+
+/* Append a value. A key that begins with a dot gets the architecture before it. Texts are copied; arrays are those of
+ * gguf_meta_own. */
+void gguf_meta_u32(struct gguf_meta *m, const char *key, int64_t v);
+void gguf_meta_bool(struct gguf_meta *m, const char *key, bool v);
+void gguf_meta_f32(struct gguf_meta *m, const char *key, double v);
+void gguf_meta_text(struct gguf_meta *m, const char *key, const char *text);
+void gguf_meta_array(struct gguf_meta *m, const char *key, enum gguf_type of, int64_t n, const void *array);
+void *gguf_meta_own(struct gguf_meta *m, void *p); /* gguf_meta_close frees p */
+
+#endif

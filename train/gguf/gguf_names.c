@@ -1,0 +1,38 @@
+/* gguf_names.c - names of architectures and matrices in GGUF files. Source: llama.cpp, src/llama-arch.cpp. */
+#include "train/gguf/gguf_names.h"
+
+#include <string.h>
+
+const char *gguf_names_arch(const struct arch *a)
+{
+    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
+                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
+                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
+                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"},
+                                           {"qwen3_next", "qwen3next"},  {"kimi_k2", "deepseek2"}};
+    for (int64_t i = 0; i < MT_LEN(names); i++)
+        if (!strcmp(names[i][0], a->family)) return names[i][1];
+    return NULL;
+}
+
+const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
+{
+    static const char *const names[LORA_TARGETS] = {[LORA_Q] = "attn_q",
+                                                    [LORA_K] = "attn_k",
+                                                    [LORA_V] = "attn_v",
+                                                    [LORA_O] = "attn_output",
+                                                    [LORA_IN_QKV] = "attn_qkv",
+                                                    [LORA_IN_Z] = "attn_gate",
+                                                    [LORA_IN_B] = "ssm_beta",
+                                                    [LORA_IN_A] = "ssm_alpha",
+                                                    [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate */
+                                                    [LORA_IN_BA] = "ssm_ba",
+                                                    [LORA_OUT] = "ssm_out",
+                                                    [LORA_SHARED_GATE] = "ffn_gate_shexp",
+                                                    [LORA_SHARED_UP] = "ffn_up_shexp",
+                                                    [LORA_SHARED_DOWN] = "ffn_down_shexp",
+                                                    [LORA_DENSE_GATE] = "ffn_gate",
+                                                    [LORA_DENSE_UP] = "ffn_up",
+                                                    [LORA_DENSE_DOWN] = "ffn_down"};
+    return a->mla.kv_lora && t == LORA_Q ? NULL : names[t];
+}

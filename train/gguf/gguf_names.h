@@ -1,0 +1,11 @@
+/* gguf_names.h - llama.cpp's names. */
+#ifndef MT_GGUF_NAMES_H
+#define MT_GGUF_NAMES_H
+
+#include "model/lora.h"
+
+const char *gguf_names_arch(const struct arch *a); /* of the architecture; NULL: none */
+/* Of a Linear, NULL: an adapter of it would not be applied. */
+const char *gguf_names_matrix(const struct arch *a, enum lora_target t);
+
+#endif

@@ -1,0 +1,195 @@
+/* gguf_tokenizer.c - tokenizer.json as keys. Byte-level BPE only, which llama.cpp calls "gpt2"; its pre-tokenizer is
+ * known there by a name instead of its regular expression. Source: llama.cpp, conversion/base.py (get_vocab_base),
+ * src/llama-vocab.cpp. */
+#include "train/gguf/gguf_tokenizer.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "data/eos_ids.h"
+#include "data/file/file.h"
+#include "data/json/json.h"
+
+enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 }; /* types of tokens */
+#define FILE_MAX ((int64_t)256 << 20)
+
+/* The first regular expression of each pre-tokenizer; glm4 and llama-bpe have the same one. */
+#define TAIL   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define SUFFIX "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+static const struct {
+    const char *regex, *name;
+} splits[] = {
+    {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" SUFFIX
+     "?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" SUFFIX
+     "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+     "gpt-4o"},
+    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|" TAIL, "qwen2"},
+    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!"
+            "\\S)|\\s+",
+     "qwen35"},
+    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" TAIL, "glm4"},
+};
+
+struct words {
+    const char **tokens; /* [n] */
+    int32_t *types;
+    int64_t n;
+};
+
+static int put_token(const struct words *w, int64_t id, const char *text, int32_t type, struct json j, struct err *err)
+{
+    if (id >= w->n) return json_error(j, err, "token %lld of a model with %lld", (long long)id, (long long)w->n);
+    w->tokens[id] = text;
+    w->types[id] = type;
+    return 0;
+}
+
+static int put_vocab(const struct words *w, struct json vocab, struct err *err)
+{
+    const char *text;
+    struct json value;
+    int64_t id;
+    for (int64_t i = 0; json_member(vocab, i, &text, &value); i++)
+        if (json_i64(value, 0, INT32_MAX, &id, err) || put_token(w, id, text, NORMAL, value, err)) return -1;
+    return 0;
+}
+
+static int put_added(const struct words *w, struct json added, struct err *err)
+{
+    for (int64_t i = 0; i < json_count(added); i++) {
+        const struct json token = json_at(added, i);
+        const char *text;
+        int64_t id;
+        bool special = false;
+        if (json_get_i64(token, "id", 0, INT32_MAX, &id, err) || json_get_str(token, "content", &text, err) ||
+            json_opt_bool(token, "special", &special, err) ||
+            put_token(w, id, text, special ? CONTROL : USER_DEFINED, token, err))
+            return -1;
+    }
+    return 0;
+}
+
+/* Ids without a token: the vocabulary of a model is often padded. */
+static void pad(struct gguf_meta *m, const struct words *w)
+{
+    char text[32];
+    for (int64_t i = 0; i < w->n; i++) {
+        if (w->tokens[i]) continue;
+        snprintf(text, sizeof(text), "[PAD%lld]", (long long)i);
+        w->tokens[i] = gguf_meta_own(m, mem_strdup(text));
+        w->types[i] = UNUSED;
+    }
+}
+
+/* "a b", or [a, b]. */
+static int put_merges(struct gguf_meta *m, struct json merges, struct err *err)
+{
+    const int64_t n = json_count(merges);
+    const char **all = gguf_meta_own(m, mem_array(n + 1, sizeof(*all)));
+    for (int64_t i = 0; i < n; i++) {
+        const struct json merge = json_at(merges, i);
+        const bool pair = json_type(merge) == JSON_ARRAY;
+        const char *a, *b = "";
+        int64_t na, nb = 0;
+        if (json_str(pair ? json_at(merge, 0) : merge, &a, &na, err) ||
+            (pair && json_str(json_at(merge, 1), &b, &nb, err)))
+            return -1;
+        char *text = gguf_meta_own(m, mem_alloc(na + nb + 2));
+        snprintf(text, (size_t)(na + nb + 2), pair ? "%s %s" : "%s%s", a, b);
+        all[i] = text;
+    }
+    gguf_meta_array(m, "tokenizer.ggml.merges", GGUF_STRING, n, all);
+    return 0;
+}
+
+/* The name for a pre-tokenizer: of its first split, or of the plain byte-level one. */
+static const char *split_name(struct json pre)
+{
+    const char *type = "", *regex = "";
+    const struct json parts = json_find(pre, "pretokenizers");
+    const struct json first = json_type(parts) == JSON_ARRAY ? json_at(parts, 0) : pre;
+    bool use_regex = true;
+    if (json_opt_str(first, "type", &type, NULL) || json_opt_bool(first, "use_regex", &use_regex, NULL)) return NULL;
+    if (!strcmp(type, "ByteLevel")) return use_regex ? "gpt-2" : NULL;
+    if (strcmp(type, "Split") || json_opt_str(json_find(first, "pattern"), "Regex", &regex, NULL)) return NULL;
+    for (int64_t i = 0; i < MT_LEN(splits); i++)
+        if (!strcmp(splits[i].regex, regex) && json_count(parts) == 2) return splits[i].name;
+    return NULL;
+}
+
+static int put_model(struct gguf_meta *m, const struct gguf_meta_model *model, struct json root, struct err *err)
+{
+    const struct json bpe = json_find(root, "model");
+    const char *type = "", *split = split_name(json_find(root, "pre_tokenizer"));
+    bool bytes = false;
+    struct words w = {.n = model->arch->vocab};
+    if (json_opt_str(bpe, "type", &type, err) || json_opt_bool(bpe, "byte_fallback", &bytes, err)) return -1;
+    if (strcmp(type, "BPE") || bytes || !split)
+        return json_error(
+            root, err,
+            "llama.cpp has no name for this tokenizer that moetrain knows: export merged-bf16 and convert "
+            "it with llama.cpp's convert_hf_to_gguf.py");
+    w.tokens = gguf_meta_own(m, mem_array(w.n, sizeof(*w.tokens)));
+    w.types = gguf_meta_own(m, mem_array(w.n, sizeof(*w.types)));
+    if (put_vocab(&w, json_find(bpe, "vocab"), err) || put_added(&w, json_find(root, "added_tokens"), err)) return -1;
+    pad(m, &w);
+    for (int64_t i = 0; i < w.n; i++) w.tokens[i] = gguf_meta_own(m, mem_strdup(w.tokens[i]));
+    gguf_meta_text(m, "tokenizer.ggml.model", "gpt2");
+    gguf_meta_text(m, "tokenizer.ggml.pre", split);
+    gguf_meta_array(m, "tokenizer.ggml.tokens", GGUF_STRING, w.n, w.tokens);
+    gguf_meta_array(m, "tokenizer.ggml.token_type", GGUF_I32, w.n, w.types);
+    return put_merges(m, json_find(bpe, "merges"), err);
+}
+
+/* The id of a token that tokenizer_config.json names, as text or as an object; -1: none. */
+static int32_t named_token(struct json config, const char *key, const struct tokenizer *tok)
+{
+    const struct json named = json_find(config, key);
+    const char *text = NULL;
+    if (json_type(named) == JSON_OBJECT ? json_opt_str(named, "content", &text, NULL)
+                                        : json_opt_str(config, key, &text, NULL))
+        return -1;
+    return text ? tokenizer_id(tok, text) : -1;
+}
+
+static void put_id(struct gguf_meta *m, const char *key, int32_t id)
+{
+    if (id >= 0) gguf_meta_u32(m, key, id);
+}
+
+static int put_special(struct gguf_meta *m, const struct gguf_meta_model *model, struct err *err)
+{
+    struct json_doc *doc = NULL;
+    bool add_bos = false;
+    int32_t eos = -1;
+    struct tokenizer *tok = tokenizer_open(model->dir, err);
+    if (!tok) return -1;
+    int rc = eos_ids_main(&eos, model->dir, tok, err);
+    if (!rc && file_exists_in(model->dir, "tokenizer_config.json")) {
+        doc = json_load_in(model->dir, "tokenizer_config.json", FILE_MAX, err);
+        rc = doc ? json_opt_flag(json_root(doc), "add_bos_token", &add_bos, err) : -1;
+    }
+    if (!rc && doc) {
+        put_id(m, "tokenizer.ggml.bos_token_id", named_token(json_root(doc), "bos_token", tok));
+        put_id(m, "tokenizer.ggml.padding_token_id", named_token(json_root(doc), "pad_token", tok));
+    }
+    put_id(m, "tokenizer.ggml.eos_token_id", eos);
+    gguf_meta_bool(m, "tokenizer.ggml.add_bos_token", add_bos);
+    json_free(doc);
+    tokenizer_free(tok);
+    return rc;
+}
+
+int gguf_tokenizer_put(struct gguf_meta *m, const struct gguf_meta_model *model, struct err *err)
+{
+    if (!file_exists_in(model->dir, "tokenizer.json"))
+        return err_set(err, "%s has no tokenizer.json, from which gguf-model takes the tokens: export merged-bf16",
+                       model->dir);
+    struct json_doc *doc = json_load_in(model->dir, "tokenizer.json", FILE_MAX, err);
+    if (!doc) return -1;
+    const int rc = put_model(m, model, json_root(doc), err);
+    json_free(doc);
+    if (rc || put_special(m, model, err)) return -1;
+    if (model->chat_template) gguf_meta_text(m, "tokenizer.chat_template", model->chat_template);
+    return 0;
+}
