@@ -24,7 +24,8 @@ import xllamacpp
 import peer
 from llama_peer import load_peer
 
-NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama", "glm4_moe": "glm4moe"}
+NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama", "glm4_moe": "glm4moe",
+         "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2"}
 
 
 def tensors_of(path):
@@ -70,6 +71,9 @@ def load(model, path):
             w = t.pop(prefix + ".exp_probs_b.bias")
         elif name.endswith("inv_freq"):
             continue
+        elif name.endswith("kv_b_proj.weight"):
+            keys, values = t.pop(prefix + ".attn_k_b.weight"), t.pop(prefix + ".attn_v_b.weight")
+            w = torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
         else:
             wanted = name + ".weight" if name.endswith("sinks") else name
             found = names.get_name(wanted, try_suffixes=(".weight", ".bias"))

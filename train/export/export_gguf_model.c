@@ -109,6 +109,7 @@ static int put_matrix(struct model_file *f, const struct gguf_item *item, const 
         for (int64_t row = 0; row < item->n_row && !rc; row += most) {
             const int64_t n = MT_MIN(most, item->n_row - row);
             merge_rows(f, item, w, e, row, n, values);
+            gguf_items_transpose(item, false, values);
             rc = item->type == GGML_MXFP4 ? put_mxfp4(f, item, w, e, values, err)
                                           : put_encoded(f, item, values, n * item->n_col, err);
         }

@@ -32,11 +32,17 @@ int merged_open_gguf(struct merged *m, const struct export *x, struct err *err)
 static void read_rows(const struct merged *m, const struct gguf_item *item, float *to)
 {
     const struct ggml_layout *l = ggml_layout(item->type);
-    const int64_t n = item->n_col, bytes = n / l->block * l->bytes;
+    const int64_t n = item->n_row * item->n_col, bytes = n / l->block * l->bytes;
     const uint8_t *from = gguf_tensor(&m->gguf, item->name)->data;
-    for (int64_t e = 0; e < item->n_exp; e++)
-        for (int64_t i = 0; i < item->n_row; i++, from += bytes)
-            ggml_decode(to + (e * item->n_out + item->first + gguf_items_row(item, i)) * n, item->type, from, n);
+    float *rows = mem_array(n, sizeof(*rows));
+    for (int64_t e = 0; e < item->n_exp; e++, from += bytes) {
+        ggml_decode(rows, item->type, from, n);
+        gguf_items_transpose(item, true, rows);
+        for (int64_t i = 0; i < item->n_row; i++)
+            memcpy(to + (e * item->n_out + item->first + gguf_items_row(item, i)) * item->n_col, rows + i * item->n_col,
+                   (size_t)item->n_col * sizeof(*to));
+    }
+    mem_free(rows);
 }
 
 /* The same as nibbles and scales. */

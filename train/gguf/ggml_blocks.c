@@ -32,16 +32,19 @@ static float scale_of(const uint8_t *in)
     return f16_to_f32(h);
 }
 
+/* 0 for a scale that is 0, or so small that its inverse is infinite. */
+static float inverse_of(float d) { return d != 0 && isfinite(1 / d) ? 1 / d : 0; }
+
 static void encode_q8_0(uint8_t *out, const float *x)
 {
-    const float d = fabsf(extreme(x)) / 127, inverse = d != 0 ? 1 / d : 0;
+    const float d = fabsf(extreme(x)) / 127, inverse = inverse_of(d);
     put_scale(out, d);
     for (int i = 0; i < BLOCK; i++) out[2 + i] = (uint8_t)(int8_t)roundf(x[i] * inverse);
 }
 
 static void encode_q4_0(uint8_t *out, const float *x)
 {
-    const float d = extreme(x) / -8, inverse = d != 0 ? 1 / d : 0;
+    const float d = extreme(x) / -8, inverse = inverse_of(d);
     put_scale(out, d);
     for (int i = 0; i < HALF; i++) {
         const int low = MT_MIN(15, (int)(x[i] * inverse + 8.5f)),

@@ -1,7 +1,8 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * glm4-moe}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
+ * glm4-moe,deepseek2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
 #include "train/gguf/gguf_items.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,8 @@ static const struct family families[] = {
     {"olmoe", "ffn_norm", ROUTER_PROBABILITY, QK_NORM_WHOLE, QK_NORM_WHOLE, false, false},
     {"mixtral", "ffn_norm", ROUTER_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, false},
     {"glm4_moe", "post_attention_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_NONE, false, true},
+    {"glm4_moe_lite", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
+    {"deepseek_v3", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
 };
 
 static const struct family *family_of(const struct arch *a)
@@ -52,18 +55,29 @@ static bool has_dense_first(const struct arch *a, const struct family *f)
     return true;
 }
 
+/* llama.cpp scales rotated values by 1 + ln(factor) / 10, or with mscale_all_dim not at all. */
+static bool has_usual_yarn(const struct rope_arch *r)
+{
+    const double usual = r->softmax_gain != 1 ? 1 : 1 + 0.1 * log(r->factor);
+    return !r->width || !r->yarn || fabs(r->attention_factor - usual) < 1e-6;
+}
+
 int gguf_items_check(const struct arch *a, struct err *err)
 {
     const struct family *f = family_of(a);
     if (!f)
         return err_set(
             err,
-            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral and glm4_moe, not %s: export merged-bf16 "
-            "and convert it with llama.cpp's convert_hf_to_gguf.py",
+            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, glm4_moe, glm4_moe_lite and deepseek_v3, not "
+            "%s: export merged-bf16 and convert it with llama.cpp's convert_hf_to_gguf.py",
             a->family);
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);
     if (a->qk_norm != f->qk_norm && a->qk_norm != f->other_norm) return differs("norms of queries and keys", err);
+    if (a->mla.kv_lora && (!a->mla.q_lora || !a->mla.interleaved || a->attn_bias || a->out_bias))
+        return differs("latent attention (q_lora_rank, rope_interleave, attention_bias)", err);
+    for (int k = 0; k < ATTN_KINDS; k++)
+        if (!has_usual_yarn(&a->rope[k])) return differs("factors of YaRN (mscale, attention_factor)", err);
     if (!has_windows(a, f)) return differs("sliding windows", err);
     if (!has_dense_first(a, f)) return differs("dense layers", err);
     if (!strcmp(f->name, "gpt_oss") && !(a->expert_bias && a->router_bias && a->sinks && a->out_bias))
@@ -108,6 +122,34 @@ static void add_rows(struct gguf_items *list, struct gguf_item item, const char 
     if (bias) add(list, item, name, ".bias");
 }
 
+/* kv_b in F16: keys are transposed, so blocks of the file are not blocks of rows in memory. */
+static void add_kv_b(struct gguf_items *list, const struct arch *a, struct gguf_item item)
+{
+    const int64_t n_head = a->attn[0].n_head;
+    if (item.type != GGML_F32) item.type = GGML_F16;
+    item.head = a->mla.nope + a->mla.value;
+    item.rows = GGUF_ROWS_KEYS;
+    item.part = a->mla.nope;
+    item.n_row = n_head * item.part;
+    add_rows(list, item, "attn_k_b", false);
+    item.rows = GGUF_ROWS_VALUES;
+    item.part = a->mla.value;
+    item.n_row = n_head * item.part;
+    add_rows(list, item, "attn_v_b", false);
+}
+
+/* Also of matrices whose adapters llama.cpp does not apply. */
+static const char *matrix_name(const struct arch *a, enum lora_target t)
+{
+    switch (t) {
+    case LORA_DOWN: return "ffn_down_exps";
+    case LORA_Q_A: return "attn_q_a";
+    case LORA_Q_B: return "attn_q_b";
+    case LORA_KV_A: return "attn_kv_a_mqa";
+    default: return gguf_names_matrix(a, t);
+    }
+}
+
 static void add_product(struct gguf_items *list, const struct arch *a, int64_t layer, const struct product *p,
                         enum ggml_type matrices)
 {
@@ -134,9 +176,13 @@ static void add_product(struct gguf_items *list, const struct arch *a, int64_t l
             add_rows(list, item, "ffn_up_exps", bias);
             continue;
         }
+        if (t == LORA_KV_B) {
+            add_kv_b(list, a, item);
+            continue;
+        }
         if (q_or_k && !strcmp(a->family, "mixtral")) item.rows = GGUF_ROWS_ROTATED;
         item.head = arch_attn(a, layer)->head_dim;
-        add_rows(list, item, t == LORA_DOWN ? "ffn_down_exps" : gguf_names_matrix(a, t), bias);
+        add_rows(list, item, matrix_name(a, t), bias);
     }
 }
 
@@ -150,6 +196,10 @@ static void add_layer(struct gguf_items *list, const struct arch *a, int64_t l, 
     if (a->qk_norm != QK_NORM_NONE) {
         VECTOR(list, l, attention.q_norm, (whole ? h->n_head : 1) * h->head_dim, "attn_q_norm", ".weight");
         VECTOR(list, l, attention.k_norm, (whole ? h->n_kv : 1) * h->head_dim, "attn_k_norm", ".weight");
+    }
+    if (a->mla.kv_lora) {
+        VECTOR(list, l, mla.q_norm, a->mla.q_lora, "attn_q_a_norm", ".weight");
+        VECTOR(list, l, mla.kv_norm, a->mla.kv_lora, "attn_kv_a_norm", ".weight");
     }
     if (a->sinks) VECTOR(list, l, attention.sinks, h->n_head, "attn_sinks", ".weight");
     layer_products(a, l, p);
@@ -209,8 +259,23 @@ int64_t gguf_items_row(const struct gguf_item *item, int64_t i)
     case GGUF_ROWS_ODD: return 2 * i + 1;
     case GGUF_ROWS_SECOND: return item->n_from / 2 + i;
     case GGUF_ROWS_ROTATED: return i / d * d + i % 2 * (d / 2) + i % d / 2;
+    case GGUF_ROWS_KEYS: return i / item->part * d + i % item->part;
+    case GGUF_ROWS_VALUES: return i / item->part * d + d - item->part + i % item->part;
     }
     return i;
+}
+
+void gguf_items_transpose(const struct gguf_item *item, bool back, float *values)
+{
+    const int64_t n = item->n_row * item->n_col, rows = back ? item->n_col : item->part,
+                  cols = back ? item->part : item->n_col;
+    if (item->rows != GGUF_ROWS_KEYS) return;
+    float *from = mem_array(n, sizeof(*from));
+    memcpy(from, values, (size_t)n * sizeof(*from));
+    for (int64_t at = 0; at < n; at += rows * cols)
+        for (int64_t i = 0; i < rows; i++)
+            for (int64_t k = 0; k < cols; k++) values[at + k * rows + i] = from[at + i * cols + k];
+    mem_free(from);
 }
 
 /* A bias of one matrix is [n_row], of experts [n_exp, n_row]. */
@@ -219,6 +284,14 @@ struct gguf_tensor gguf_items_tensor(const struct gguf_item *item)
     struct gguf_tensor t = {.name = item->name, .type = item->type};
     const bool vector = item->kind == GGUF_VECTOR || item->kind == GGUF_NORM;
     if (item->kind == GGUF_MATRIX && lora_target_is_stack(item->target)) t.shape[t.ndim++] = item->n_exp;
+    if (item->part) {
+        const bool keys = item->rows == GGUF_ROWS_KEYS;
+        t.ndim = 3;
+        t.shape[0] = item->n_row / item->part;
+        t.shape[1] = keys ? item->n_col : item->part;
+        t.shape[2] = keys ? item->part : item->n_col;
+        return t;
+    }
     if (item->kind == GGUF_BIAS && item->n_exp > 1) t.shape[t.ndim++] = item->n_exp;
     if (!vector) t.shape[t.ndim++] = item->n_row;
     if (item->kind != GGUF_BIAS) t.shape[t.ndim++] = item->n_col;

@@ -9,8 +9,17 @@
 /* GGUF_MATRIX, GGUF_BIAS: of a struct proj in struct layer_weights; GGUF_ROUTER: a struct weight; GGUF_VECTOR: a struct
  * tensor. The others are not of a layer. */
 enum gguf_kind { GGUF_EMBED, GGUF_MATRIX, GGUF_BIAS, GGUF_ROUTER, GGUF_VECTOR, GGUF_NORM, GGUF_HEAD };
-/* Which rows of a matrix. ROTATED: the halves of each head interleaved. */
-enum gguf_rows { GGUF_ROWS_ALL, GGUF_ROWS_EVEN, GGUF_ROWS_ODD, GGUF_ROWS_SECOND, GGUF_ROWS_ROTATED };
+/* Which rows of a matrix. ROTATED: the halves of each head interleaved. KEYS, VALUES: of kv_b, whose heads have rows of
+ * keys, then of values; the file has a matrix per head, of keys transposed. */
+enum gguf_rows {
+    GGUF_ROWS_ALL,
+    GGUF_ROWS_EVEN,
+    GGUF_ROWS_ODD,
+    GGUF_ROWS_SECOND,
+    GGUF_ROWS_ROTATED,
+    GGUF_ROWS_KEYS,
+    GGUF_ROWS_VALUES
+};
 
 struct gguf_item {
     char name[64];
@@ -22,7 +31,7 @@ struct gguf_item {
     int64_t n_exp, n_row, n_col;  /* [n_exp, n_row, n_col]; a vector has one row, an expert's bias too */
     int64_t first, n_from, n_out; /* the target's rows in the matrix in memory: the first one, their number; all */
     enum gguf_rows rows;
-    int64_t head; /* rows of a head, where they are rotated */
+    int64_t head, part; /* rows of a head, where its rows have another order; those that the item has */
 };
 struct gguf_items {
     struct gguf_item *items;
@@ -31,12 +40,14 @@ struct gguf_items {
 
 /* Whether llama.cpp computes this model as it was trained; the error says what differs. */
 int gguf_items_check(const struct arch *a, struct err *err) MT_CHECK;
-/* Lists all tensors, in the order of the layers. matrices: their type, where its blocks divide the rows, else F16;
- * experts of gpt-oss are MXFP4 unless matrices is F32 or F16. */
+/* Lists all tensors, in the order of the layers. matrices: their type, where its blocks divide the rows, else F16, as
+ * kv_b is; experts of gpt-oss are MXFP4 unless matrices is F32 or F16. */
 void gguf_items_list(struct gguf_items *list, const struct arch *a, enum ggml_type matrices);
 void gguf_items_free(struct gguf_items *list);
 /* Row i of the item as a row of its target, and, with item.first added, of the matrix in memory. */
 int64_t gguf_items_row(const struct gguf_item *item, int64_t i);
+/* All rows of an item with GGUF_ROWS_KEYS, from memory to the file or back; of others nothing. */
+void gguf_items_transpose(const struct gguf_item *item, bool back, float *values);
 struct gguf_tensor gguf_items_tensor(const struct gguf_item *item); /* its name is the item's */
 
 #endif

@@ -2,6 +2,7 @@
  * the families, src/llama-arch.cpp. */
 #include "train/gguf/gguf_meta.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -57,6 +58,9 @@ static uint32_t file_type(const struct gguf_meta_model *model)
     return FILE_MXFP4;
 }
 
+/* mscale_all_dim, from its factor of the softmax: (1 + mscale / 10 * ln(factor))^2. */
+static double mscale_of(const struct rope_arch *r) { return 10 * (sqrt(r->softmax_gain) - 1) / log(r->factor); }
+
 static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
 {
     gguf_meta_f32(m, ".rope.freq_base", r->theta);
@@ -67,6 +71,7 @@ static void put_rope(struct gguf_meta *m, const struct rope_arch *r)
     gguf_meta_u32(m, ".rope.scaling.original_context_length", r->original_len);
     gguf_meta_f32(m, ".rope.scaling.yarn_beta_fast", r->beta_fast);
     gguf_meta_f32(m, ".rope.scaling.yarn_beta_slow", r->beta_slow);
+    if (r->softmax_gain != 1) gguf_meta_f32(m, ".rope.scaling.yarn_log_multiplier", 0.1 * mscale_of(r));
 }
 
 static void put_experts(struct gguf_meta *m, const struct arch *a)
@@ -86,6 +91,25 @@ static void put_experts(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".expert_shared_count", a->d_shared / a->d_ff);
 }
 
+static void put_heads(struct gguf_meta *m, const struct attn_arch *h)
+{
+    gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
+    gguf_meta_u32(m, ".attention.key_length", h->head_dim);
+    gguf_meta_u32(m, ".attention.value_length", h->head_dim);
+}
+
+/* llama.cpp computes latent attention as one head of keys and values. */
+static void put_latent(struct gguf_meta *m, const struct mla_arch *a)
+{
+    gguf_meta_u32(m, ".attention.head_count_kv", 1);
+    gguf_meta_u32(m, ".attention.q_lora_rank", a->q_lora);
+    gguf_meta_u32(m, ".attention.kv_lora_rank", a->kv_lora);
+    gguf_meta_u32(m, ".attention.key_length", a->kv_lora + a->rope);
+    gguf_meta_u32(m, ".attention.value_length", a->kv_lora);
+    gguf_meta_u32(m, ".attention.key_length_mla", a->nope + a->rope);
+    gguf_meta_u32(m, ".attention.value_length_mla", a->value);
+}
+
 static void put_sizes(struct gguf_meta *m, const struct arch *a)
 {
     const struct attn_arch *h = arch_attn(a, 0);
@@ -94,9 +118,10 @@ static void put_sizes(struct gguf_meta *m, const struct arch *a)
     gguf_meta_u32(m, ".embedding_length", a->d_model);
     gguf_meta_u32(m, ".feed_forward_length", a->d_dense ? a->d_dense : a->d_ff);
     gguf_meta_u32(m, ".attention.head_count", h->n_head);
-    gguf_meta_u32(m, ".attention.head_count_kv", h->n_kv);
-    gguf_meta_u32(m, ".attention.key_length", h->head_dim);
-    gguf_meta_u32(m, ".attention.value_length", h->head_dim);
+    if (a->mla.kv_lora)
+        put_latent(m, &a->mla);
+    else
+        put_heads(m, h);
     gguf_meta_f32(m, ".attention.layer_norm_rms_epsilon", (double)a->norm.eps);
     gguf_meta_u32(m, ".vocab_size", a->vocab);
     if (h->window) gguf_meta_u32(m, ".attention.sliding_window", h->window);

@@ -18,16 +18,18 @@ enum { NORMAL = 1, CONTROL = 3, USER_DEFINED = 4, UNUSED = 5 }; /* types of toke
 #define SUFFIX "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 static const struct {
     const char *regex, *name;
+    int n_parts; /* of the sequence, with the byte-level one at its end */
 } splits[] = {
     {"[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+" SUFFIX
      "?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*" SUFFIX
      "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-     "gpt-4o"},
-    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|" TAIL, "qwen2"},
+     "gpt-4o", 2},
+    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}|" TAIL, "qwen2", 2},
     {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!"
             "\\S)|\\s+",
-     "qwen35"},
-    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" TAIL, "glm4"},
+     "qwen35", 2},
+    {SUFFIX "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|" TAIL, "glm4", 2},
+    {"\\p{N}{1,3}", "deepseek-v3", 4},
 };
 
 struct words {
@@ -113,7 +115,7 @@ static const char *split_name(struct json pre)
     if (!strcmp(type, "ByteLevel")) return use_regex ? "gpt-2" : NULL;
     if (strcmp(type, "Split") || json_opt_str(json_find(first, "pattern"), "Regex", &regex, NULL)) return NULL;
     for (int64_t i = 0; i < MT_LEN(splits); i++)
-        if (!strcmp(splits[i].regex, regex) && json_count(parts) == 2) return splits[i].name;
+        if (!strcmp(splits[i].regex, regex) && json_count(parts) == splits[i].n_parts) return splits[i].name;
     return NULL;
 }
 
