@@ -11,6 +11,7 @@
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "train/report/metrics.h"
+#include "train/report/profile.h"
 #include "train/report/report.h"
 
 static const char *in(const char *dir, const char *name)
@@ -33,6 +34,23 @@ static char *read_text(const char *path)
 
 static const struct expert_metrics one_expert = {
     1, 1, 1, (const int64_t[]){1}, (const double[]){1}, (const double[]){2}};
+
+/* Two steps of 10 and 30 ms: a product in two parts, and a norm. */
+static void write_profile(struct metrics *m, int64_t last)
+{
+    const struct cost no_cost = {.flops = 0};
+    struct prof_event events[] = {{"linear_fwd", 1, 100, 8, no_cost, {4LL << 30, 1LL << 30, 0}},
+                                  {"rmsnorm_fwd", 0, 108, 2, no_cost, {4LL << 30, 1LL << 30, 3LL << 30}},
+                                  {"linear_fwd", 2, 130, 20, no_cost, {4LL << 30, 1LL << 30, 1LL << 30}}};
+    struct prof p = {.rows = {{.name = "rmsnorm_fwd", .calls = 1, .ms = 2},
+                              {.name = "linear_fwd", .part = 1, .calls = 1, .ms = 8},
+                              {.name = "linear_fwd", .part = 2, .calls = 1, .ms = 20}},
+                     .n_rows = 3,
+                     .events = events,
+                     .n_events = MT_LEN(events),
+                     .span_ms = 40};
+    profile_event(&p, m, last - 1, last);
+}
 
 static int count(const char *text, const char *what)
 {
@@ -204,6 +222,7 @@ static void the_schema_is_documented(void **state)
     metrics_eval(&m, &e);
     metrics_sample(&m, &(struct sample_metrics){.prompt = "p", .text = "t"});
     metrics_experts(&m, &one_expert);
+    write_profile(&m, 1);
     closed(&m);
     mem_free(screen_read());
     char *text = read_text(in(dir, "metrics.jsonl"));
@@ -225,7 +244,7 @@ static void the_schema_is_documented(void **state)
         }
         json_free(doc);
     }
-    assert_int_equal(n_events, 5);
+    assert_int_equal(n_events, 6);
     mem_free(text);
     mem_free(readme);
 }
@@ -495,6 +514,7 @@ static void report_has_every_plot(void **state)
         const struct expert_metrics x = {
             step, 2, 3, (const int64_t[]){5, 0, 7, 1, 1, 1}, (const double[]){2.5, 0, 1.75, 1, 0.5, 0.25}, norms};
         if (step == 20 || step == 40) metrics_experts(&m, &x);
+        if (step == 12) write_profile(&m, step);
     }
     closed(&m);
     mem_free(screen_read());
@@ -503,7 +523,7 @@ static void report_has_every_plot(void **state)
     assert_non_null(strstr(html, "dir = &lt;out&gt;&amp;&#39;x&#39;"));
     assert_null(strstr(html, "<b>\"R"));
     assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 380\""), 1);
-    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 6);
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 360 250\""), 7);
     assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss plot for narrow screens */
     assert_int_equal(count(html, "<circle class=\"b\""), 10);
     assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
@@ -512,6 +532,12 @@ static void report_has_every_plot(void **state)
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 3.5 gate mass</title>"));
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 40 norm</title>")); /* of the last event */
     assert_non_null(strstr(html, "<tr><td>0<td>2<td>58.3 %<td>0.250<td>40</tr>"));
+    assert_non_null(strstr(html, "mean of 2 until step 12"));
+    assert_non_null(strstr(html,
+                           "<td class=\"op\">linear_fwd<td class=\"bar\"><i style=\"width:70.0%\"></i><td>14 ms<td>"
+                           "70.0 %</tr>\n<tr><td class=\"op\">rmsnorm_fwd"));
+    assert_non_null(strstr(html, "between the ops<td class=\"bar\"><i style=\"width:25.0%"));
+    assert_int_equal(count(html, "<svg viewBox=\"0 0 1120 300\""), 1); /* memory */
     assert_non_null(strstr(html, "1 of 6 experts without tokens"));
     assert_non_null(strstr(html, ">1.75</text>")); /* layer 0: 14 / (24 / 3) */
     assert_non_null(strstr(html, "4.100 &rarr; 2.100"));
@@ -636,16 +662,20 @@ static void report_skips_invalid_lines(void **state)
 {
     (void)state;
     const char *dir = scratch_dir();
-    const char *text = "{\"event\":\"step\",\"step\":1,\"loss\":\"x\",\"lr\":[],\"tok_s\":1e308}\nnot json\n[]\n{}\n"
-                       "{\"event\":\"step\"}\n{\"event\":7,\"step\":1}\n{\"event\":\"other\",\"step\":1}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[]}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2],[3]]}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,-2]]}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]]}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]],\"norms\":[[1]]}\n"
-                       "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2,3]]}\n"
-                       "{\"event\":\"step\",\"step\":-1e300,\"loss\":-1e308,\"tokens\":1e300}\n"
-                       "{\"event\":\"eval\",\"step\":1e300,\"loss\":1e308}\n{\"event\":\"st";
+    const char *text =
+        "{\"event\":\"step\",\"step\":1,\"loss\":\"x\",\"lr\":[],\"tok_s\":1e308}\nnot json\n[]\n{}\n"
+        "{\"event\":\"step\"}\n{\"event\":7,\"step\":1}\n{\"event\":\"other\",\"step\":1}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[]}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2],[3]]}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,-2]]}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]]}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2]],\"norms\":[[1]]}\n"
+        "{\"event\":\"experts\",\"step\":1,\"counts\":[[1,2,3]]}\n"
+        "{\"event\":\"profile\",\"step\":1,\"steps\":1,\"span_ms\":-1,\"ops\":[]}\n"
+        "{\"event\":\"profile\",\"step\":1,\"steps\":1,\"span_ms\":1,\"ops\":[{\"op\":\"<b>\",\"ms\":2}],"
+        "\"weights\":1,\"state\":1,\"at_ms\":[1,2],\"used\":[1]}\n"
+        "{\"event\":\"step\",\"step\":-1e300,\"loss\":-1e308,\"tokens\":1e300}\n"
+        "{\"event\":\"eval\",\"step\":1e300,\"loss\":1e308}\n{\"event\":\"st";
     struct err err;
     screen_open(dir);
     for (size_t n = 0; n <= strlen(text); n += 7) {
@@ -658,6 +688,8 @@ static void report_skips_invalid_lines(void **state)
     assert_non_null(strstr(html, "<title>layer 0, expert 1: 2 tokens</title>"));
     assert_non_null(strstr(warnings, "metrics.jsonl:10: key `counts[0][1]`"));
     assert_non_null(strstr(warnings, "metrics.jsonl:13: key `counts`: 1 layer of 3 experts"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:14: key `span_ms`"));
+    assert_non_null(strstr(warnings, "metrics.jsonl:15: key `used`: 2 samples"));
     mem_free(html);
     mem_free(warnings);
 }

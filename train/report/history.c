@@ -15,6 +15,7 @@ void history_free(struct history *h)
                             &h->eval_tok, &h->ce,        &h->kl,        &h->eval_ce,    &h->eval_kl};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
     history_experts_free(&h->experts);
+    history_profile_free(&h->profile);
     for (int64_t i = 0; i < h->n_samples; i++) {
         mem_free(h->samples[i].prompt);
         mem_free(h->samples[i].expected);
@@ -76,6 +77,7 @@ static int add_event(struct history *h, struct json event, struct err *err)
     double step;
     if (json_get_str(event, "event", &kind, err) || json_get_f64(event, "step", &step, err)) return -1;
     if (!strcmp(kind, "experts")) return history_experts_add(&h->experts, event, step, err);
+    if (!strcmp(kind, "profile")) return history_profile_read(&h->profile, event, step, err);
     if (!strcmp(kind, "sample")) return add_sample(h, event, step, err);
     if (!strcmp(kind, "start")) add_start(h, event);
     if (!strcmp(kind, "step")) {

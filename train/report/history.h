@@ -2,7 +2,7 @@
 #ifndef MT_HISTORY_H
 #define MT_HISTORY_H
 
-#include "train/report/history_experts.h"
+#include "train/report/history_events.h"
 #include "train/report/series.h"
 
 /* The last `start` event; "" where there is none, as in files of older versions. */
@@ -30,6 +30,7 @@ struct history {
     double tokens, train_ms, eval_ms, mem_bytes;
     int64_t n_skipped;
     struct history_experts experts;
+    struct history_profile profile;
     struct history_start start;
     struct history_sample *samples; /* [n_samples], in file order */
     int64_t n_samples, cap_samples;

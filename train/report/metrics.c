@@ -62,14 +62,14 @@ int metrics_command(struct metrics *m, const struct log_command_run *run, struct
     return file_in(path, m->dir, "metrics.jsonl", err) ? -1 : log_command_open(&m->command, path, run, err);
 }
 
-static void event_open(struct json_out *o, const char *event, int64_t step)
+void metrics_event_open(struct json_out *o, const char *event, int64_t step)
 {
     json_out_open(o, NULL, '{');
     json_out_str(o, "event", event);
     json_out_i64(o, "step", step);
 }
 
-static void event_close(struct metrics *m, struct json_out *o)
+void metrics_event_close(struct metrics *m, struct json_out *o)
 {
     json_out_close(o, '}');
     o->text[o->size] = '\n'; /* in place of the final NUL */
@@ -222,7 +222,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     if (show || s->skipped) print_step(m, s);
 
     struct json_out o = {0};
-    event_open(&o, "step", s->step);
+    metrics_event_open(&o, "step", s->step);
     json_out_f64(&o, "loss", s->loss);
     put_parts(&o, &s->parts);
     json_out_f64(&o, "smooth_loss", s->smooth_loss);
@@ -236,7 +236,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     if (s->roof > 0) json_out_f64(&o, "roof", s->roof);
     json_out_i64(&o, "mem_bytes", s->mem_bytes);
     if (s->skipped) json_out_str(&o, "skipped", s->bad && s->bad[0] ? s->bad : "loss");
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }
 
 /* ", best" and the like, by comparison with earlier evaluations on the same held-out data; "" if it is not the best. */
@@ -264,7 +264,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
 
     struct json_out o = {0};
     if (m->events) put_eval_scalars(m, e);
-    event_open(&o, "eval", e->step);
+    metrics_event_open(&o, "eval", e->step);
     json_out_f64(&o, "loss", e->loss);
     put_parts(&o, &e->parts);
     json_out_f64(&o, "perplexity", e->perplexity);
@@ -274,16 +274,16 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     snprintf(text, sizeof(text), "%016" PRIx64, e->held_out);
     json_out_str(&o, "held_out", text);
     json_out_f64(&o, "ms", e->ms);
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }
 
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse)
 {
     struct json_out o = {0};
-    event_open(&o, "stop", step);
+    metrics_event_open(&o, "stop", step);
     json_out_str(&o, "reason", "eval.patience");
     json_out_i64(&o, "evaluations", n_worse);
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }
 
 static void put_config(struct json_out *o, const struct config *c)
@@ -303,7 +303,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     gmtime_r(&now, &utc);
     strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
     struct json_out o = {0};
-    event_open(&o, "start", s->step);
+    metrics_event_open(&o, "start", s->step);
     json_out_i64(&o, "schema", METRICS_SCHEMA);
     json_out_i64(&o, "total_steps", s->total_steps);
     json_out_str(&o, "run", s->run);
@@ -316,7 +316,7 @@ void metrics_start(struct metrics *m, const struct start_metrics *s)
     json_out_i64(&o, "ranks", s->ranks);
     json_out_str(&o, "version", MT_VERSION);
     if (s->config) put_config(&o, s->config);
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }
 
 /* One line for the terminal: the start of the text, with control characters replaced by blanks. */
@@ -344,12 +344,12 @@ void metrics_sample(struct metrics *m, const struct sample_metrics *s)
     fflush(stdout);
 
     struct json_out o = {0};
-    event_open(&o, "sample", s->step);
+    metrics_event_open(&o, "sample", s->step);
     json_out_str(&o, "prompt", s->prompt);
     json_out_str(&o, "text", s->text);
     if (s->expected) json_out_str(&o, "expected", s->expected);
     json_out_i64(&o, "tokens", s->tokens);
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }
 
 /* Row l of [n_layer, n_exp] values as an array; four digits are enough for a plot. */
@@ -371,7 +371,7 @@ static void put_layers(struct json_out *o, const char *key, const double *v, int
 void metrics_experts(struct metrics *m, const struct expert_metrics *x)
 {
     struct json_out o = {0};
-    event_open(&o, "experts", x->step);
+    metrics_event_open(&o, "experts", x->step);
     json_out_open(&o, "counts", '[');
     for (int64_t l = 0; l < x->n_layer; l++) {
         json_out_open(&o, NULL, '[');
@@ -381,5 +381,5 @@ void metrics_experts(struct metrics *m, const struct expert_metrics *x)
     json_out_close(&o, ']');
     put_layers(&o, "gates", x->gates, x->n_layer, x->n_exp);
     if (x->norms) put_layers(&o, "norms", x->norms, x->n_layer, x->n_exp);
-    event_close(m, &o);
+    metrics_event_close(m, &o);
 }

@@ -4,6 +4,7 @@
 
 #include <stdio.h>
 
+#include "data/json/json.h"
 #include "kernels/base.h"
 #include "model/objective/objective.h"
 #include "train/report/log_command.h"
@@ -74,6 +75,9 @@ int metrics_tensorboard(struct metrics *m, int64_t first_step, struct err *err) 
 int metrics_command(struct metrics *m, const struct log_command_run *run, struct err *err) MT_CHECK;
 /* Appends the `start` event, with the time in UTC and this version. */
 void metrics_start(struct metrics *m, const struct start_metrics *s);
+/* For other events: opens an object with event and step; closes it and appends the line. */
+void metrics_event_open(struct json_out *o, const char *event, int64_t step);
+void metrics_event_close(struct metrics *m, struct json_out *o);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);

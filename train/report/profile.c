@@ -218,6 +218,7 @@ static int write_files(struct profile *p, struct err *err)
     if (path_of(trace, p, "trace", "json", err) || path_of(table, p, "profile", "txt", err) ||
         profile_trace(&p->prof, p->rank, p->world, trace, err) || write_table(p, table, err))
         return -1;
+    if (p->metrics) profile_event(&p->prof, p->metrics, p->from, p->to);
     if (p->from != p->first || p->to != p->last)
         snprintf(part, sizeof(part), " (train.profile = %lld:%lld; the run made no others)", (long long)p->first,
                  (long long)p->last);

@@ -6,6 +6,7 @@
 
 #include "data/json/json.h"
 #include "kernels/prof.h"
+#include "train/report/metrics.h"
 
 /* A line per op, longest time first, then the time between ops. % of roof: cost_ms / measured time; "-" without
  * measured roofs. "+launch": the same with roofs.launch_ms per call, at most 100. */
@@ -15,6 +16,8 @@ void profile_json(const struct prof *p, struct json_out *o, const char *key);
 /* chrome://tracing, Perfetto: an array of complete events and of counters of the bytes in use of the arenas. The pid is
  * the rank, and times are of the machine's clock, so arrays of several ranks can be concatenated. */
 int profile_trace(const struct prof *p, int rank, int world, const char *path, struct err *err) MT_CHECK;
+/* Appends the event `profile` of steps first to last: time by op, bytes in use over the time. */
+void profile_event(const struct prof *p, struct metrics *m, int64_t first, int64_t last);
 /* "NVIDIA H100: 790.1 TFLOP/s in a large product, 3.02 TB/s in a large copy", or that nothing was measured. */
 char *profile_roofs(char text[256], const struct device *dev);
 /* Text: number of launches and waits, or the reason why they were not counted. */
@@ -27,7 +30,8 @@ struct profile {
     int64_t first, last;
     int64_t from, to; /* steps recorded so far; 0: none */
     int rank, world;
-    const char *dir; /* owned by the caller */
+    const char *dir;         /* owned by the caller */
+    struct metrics *metrics; /* gets the event `profile`; NULL on ranks that write none */
     struct prof prof;
 };
 /* The run makes steps first to last as rank `rank` of `world`; warns when it will record none of them. */

@@ -10,6 +10,7 @@
 #include "train/report/history.h"
 #include "train/report/html.h"
 #include "train/report/report_experts.h"
+#include "train/report/report_profile.h"
 #include "train/report/svg.h"
 
 static void card(FILE *out, const char *name, const char *value, const char *note)
@@ -187,6 +188,7 @@ static void write_page(FILE *out, const struct history *h, const char *title, co
     write_cards(out, h);
     if (h->step.n || h->eval_loss.n) write_plots(out, h);
     if (has_teacher(h)) write_distillation(out, h);
+    report_profile(out, &h->profile);
     report_experts(out, &h->experts);
     if (h->eval_loss.n) write_evals(out, h);
     if (h->n_samples) write_samples(out, h);

@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "train/report/history_experts.h"
+#include "train/report/history_events.h"
 
 /* Heat maps of rows, gates and adapter norms, plots over the steps, the experts with the most rows. Nothing without
  * events. */

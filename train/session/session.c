@@ -149,6 +149,7 @@ static void close_prompts(struct training *t) { eval_prompts_close(&t->samples);
 static int open_profile(struct training *t, struct err *err)
 {
     t->profile.dir = t->run.cfg->output.dir;
+    t->profile.metrics = training_is_first(t) ? &t->metrics : NULL;
     return config_profile(t->run.cfg->train.profile, &t->profile.first, &t->profile.last, err);
 }
 

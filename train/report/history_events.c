@@ -1,9 +1,19 @@
-/* history_experts.c - the events `experts` of metrics.jsonl: how rows, gates and adapters spread over the experts. */
-#include "train/report/history_experts.h"
+/* history_events.c - reads what runs record about their experts and about a profiled step. */
+#include "train/report/history_events.h"
 
 #include <math.h>
+#include <stdio.h>
 
 #define MAX_CELLS (1 << 20) /* layers x experts */
+enum { MAX_OPS = 1024, MAX_SAMPLES = 100000 };
+
+static int positive(struct json j, double *out, struct err *err)
+{
+    if (json_f64(j, out, err)) return -1;
+    return *out >= 0 && isfinite(*out) ? 0 : json_error(j, err, "must be at least 0, but is %g", *out);
+}
+
+/* ---- experts */
 
 void history_experts_free(struct history_experts *x)
 {
@@ -24,9 +34,7 @@ static int add_cells(double *out, struct json layers, int64_t n_layer, int64_t n
             return json_error(layers, err, "rows of unequal length");
         for (int64_t e = 0; e < n_exp; e++) {
             double v;
-            const struct json cell = json_at(row, e);
-            if (json_f64(cell, &v, err)) return -1;
-            if (!(v >= 0 && isfinite(v))) return json_error(cell, err, "must be at least 0, but is %g", v);
+            if (positive(json_at(row, e), &v, err)) return -1;
             out[l * n_exp + e] += v;
         }
     }
@@ -97,4 +105,59 @@ int history_experts_add(struct history_experts *x, struct json event, double ste
     if (!rc) summarise(x, add, step);
     mem_free(add);
     return rc ? -1 : 0;
+}
+
+/* ---- profile */
+
+void history_profile_free(struct history_profile *p)
+{
+    mem_free(p->ops);
+    mem_free(p->at_ms.v);
+    mem_free(p->memory.v);
+    *p = (struct history_profile){0};
+}
+
+static int read_ops(struct history_profile *p, struct json ops, struct err *err)
+{
+    p->n_op = json_count(ops);
+    if (p->n_op > MAX_OPS) return json_error(ops, err, "%lld ops", (long long)p->n_op);
+    p->ops = mem_array(p->n_op, sizeof(*p->ops));
+    for (int64_t i = 0; i < p->n_op; i++) {
+        const char *name;
+        const struct json op = json_at(ops, i);
+        if (json_get_str(op, "op", &name, err) || positive(json_find(op, "ms"), &p->ops[i].ms, err)) return -1;
+        snprintf(p->ops[i].name, sizeof(p->ops[i].name), "%s", name);
+    }
+    return 0;
+}
+
+static int read_memory(struct history_profile *p, struct json at, struct json used, struct err *err)
+{
+    const int64_t n = json_count(at);
+    if (n != json_count(used) || n > MAX_SAMPLES) return json_error(used, err, "%lld samples", (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        double ms, bytes;
+        if (positive(json_at(at, i), &ms, err) || positive(json_at(used, i), &bytes, err)) return -1;
+        series_push(&p->at_ms, ms);
+        series_push(&p->memory, bytes / (1 << 30));
+    }
+    return 0;
+}
+
+int history_profile_read(struct history_profile *p, struct json event, double step, struct err *err)
+{
+    struct history_profile now = {.last = (int64_t)fmin(fmax(step, 0), 1e15)};
+    struct json ops, at, used;
+    if (json_get_i64(event, "steps", 1, INT64_MAX, &now.steps, err) ||
+        positive(json_find(event, "span_ms"), &now.span_ms, err) || json_get_array(event, "ops", &ops, err) ||
+        json_get_array(event, "at_ms", &at, err) || json_get_array(event, "used", &used, err) ||
+        positive(json_find(event, "weights"), &now.weights, err) ||
+        positive(json_find(event, "state"), &now.state, err) || read_ops(&now, ops, err) ||
+        read_memory(&now, at, used, err)) {
+        history_profile_free(&now);
+        return -1;
+    }
+    history_profile_free(p);
+    *p = now;
+    return 0;
 }

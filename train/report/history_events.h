@@ -1,6 +1,6 @@
-/* history_experts.h - the events `experts` of metrics.jsonl. */
-#ifndef MT_HISTORY_EXPERTS_H
-#define MT_HISTORY_EXPERTS_H
+/* history_events.h - two events of metrics.jsonl: `experts` and `profile`. */
+#ifndef MT_HISTORY_EVENTS_H
+#define MT_HISTORY_EVENTS_H
 
 #include "data/json/json.h"
 #include "train/report/series.h"
@@ -17,5 +17,21 @@ struct history_experts {
 /* Adds an event; error: not an object as metrics_experts writes it, or of another size than the events before. */
 int history_experts_add(struct history_experts *x, struct json event, double step, struct err *err) MT_CHECK;
 void history_experts_free(struct history_experts *x);
+
+/* The last event `profile`. */
+struct history_profile {
+    int64_t last, steps; /* the last of the profiled steps, their number; 0: no such event */
+    double span_ms;      /* of all of them */
+    struct history_op {
+        char name[48];
+        double ms; /* of all calls */
+    } * ops;       /* [n_op], longest first */
+    int64_t n_op;
+    double weights, state;       /* bytes */
+    struct series at_ms, memory; /* GiB in use from the first op on */
+};
+/* Replaces the earlier event; error: not an object as profile_event writes it. */
+int history_profile_read(struct history_profile *p, struct json event, double step, struct err *err) MT_CHECK;
+void history_profile_free(struct history_profile *p);
 
 #endif
