@@ -81,6 +81,29 @@ bool choice_fp8_products(const struct device *dev) { return dev->ops->arch && de
 
 bool choice_one_pass(enum cuda_arch arch, int64_t r) { return arch == CUDA_SM90 && (r == 8 || r == 16); }
 
+bool choice_grouped_tma(enum cuda_arch arch, int64_t n_out) { return arch == CUDA_SM90 && n_out >= GROUPED_TMA_OUT; }
+
+/* ---- attention */
+
+enum attn_way choice_attn(enum cuda_arch arch, const struct attn_shape *shape)
+{
+    enum { MOST_GROUP = 64 }; /* query heads per kv head */
+    static const struct {
+        unsigned archs;
+        int64_t dim, value_dim;
+    } widths[ATTN_ANY] = {[ATTN_64] = {ARCH_BIT(CUDA_SM90), 64, 64},
+                          [ATTN_128] = {ARCH_BIT(CUDA_SM90), 128, 128},
+                          [ATTN_192] = {ARCH_BIT(CUDA_SM90), 192, 128},
+                          [ATTN_256] = {ARCH_BIT(CUDA_SM90), 256, 256}};
+    for (int i = 0; i < ATTN_ANY && shape->n_head / shape->n_kv <= MOST_GROUP; i++)
+        if (widths[i].archs & ARCH_BIT(arch) && widths[i].dim == shape->head_dim &&
+            widths[i].value_dim == attn_value_dim(shape))
+            return (enum attn_way)i;
+    return ATTN_ANY;
+}
+
+bool choice_delta_chunks(enum cuda_arch arch) { return arch == CUDA_SM90; }
+
 /* ---- dense products and the loss head */
 
 static int64_t tiles(int64_t n_row, int64_t n_out)

@@ -62,6 +62,21 @@ bool choice_fp8_products(const struct device *dev);
  * B (cuda_grouped_pass); else two do. */
 bool choice_one_pass(enum cuda_arch arch, int64_t r);
 
+/* Whether products of bf16 experts are those of sm90/, which read gathered rows slower than a copy of them in expert
+ * order. */
+enum { GROUPED_TMA_OUT = 64 }; /* columns that they take, at least */
+bool choice_grouped_tma(enum cuda_arch arch, int64_t n_out);
+
+/* ---- attention */
+
+/* Kernels for one width of keys and of values, in which the query heads of a kv head share a tile of 64 rows
+ * (any/attn_widths.cu). ATTN_192: the latent attention of DeepSeek-V3. ATTN_ANY: those of sm80/. */
+enum attn_way { ATTN_64, ATTN_128, ATTN_192, ATTN_256, ATTN_ANY };
+enum attn_way choice_attn(enum cuda_arch arch, const struct attn_shape *shape);
+
+/* Whether the gated delta rule is computed in chunks of rows (sm90/delta/). */
+bool choice_delta_chunks(enum cuda_arch arch);
+
 /* ---- dense products and the loss head */
 
 /* A tile of the product of sm90/dense_wgmma.cu. */

@@ -111,18 +111,19 @@ int ops_cuda_count(void); /* number of GPUs that this process sees; the process 
 /* For tests: launches take n multiprocessors of the open GPU, at most all; 0: all. Returns the number that they take.
  * The bits of the outputs do not depend on it. */
 int ops_cuda_sms(int n);
-/* Its ops without a GPU, for dry runs only; NULL in a build without CUDA. If this process has opened no GPU, scratch is
- * sized for the kernels of `arch`. */
-const struct ops *ops_cuda_table(enum cuda_arch arch);
+
+/* A GPU that is not here, with the kernels for `arch`, in every build: no op can be called, dry runs take the scratch
+ * of those kernels. */
+const struct ops *ops_absent_gpu(enum cuda_arch arch);
 
 /* name: "cpu", "cuda", "cuda-portable" or "auto": cuda if available, else the CPU (device_why_cpu).
  * dtype: "auto", "fp32" or "bf16". An error says what this build or machine lacks. */
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not */
 void device_log_choice(void);     /* logs device_why_cpu, once */
-/* The same for a plan: "cuda" also works without a GPU, and the device is only for dry runs. */
+/* The same for a plan: "cuda" also works without a GPU or a build with CUDA, and the device is only for dry runs. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
-/* The same for a GPU regardless of this machine. Needs a build with CUDA, for the scratch sizes of its kernels. */
+/* The same for a GPU regardless of this machine and build. */
 int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);

@@ -104,9 +104,10 @@ check_includes() {
         may["kernels"] = top
         may["kernels/format"] = "kernels/[^/]*|kernels/format/.*"
         may["kernels/ops"] = ops
+        may["kernels/scratch"] = ops "|kernels/scratch/.*"
         may["kernels/comm"] = top "|kernels/comm/.*"
         may["kernels/cpu"] = ops "|kernels/cpu/.*"
-        cuda = top "|kernels/cuda/(core"
+        cuda = top "|kernels/scratch/.*|kernels/cuda/(core"
         may["kernels/cuda/core"] = cuda ")/.*"
         may["kernels/cuda/format"] = cuda "|format)/.*"
         may["kernels/cuda/parts"] = cuda "|format|parts)/.*"

@@ -3,9 +3,9 @@
 move code and must not change what it does.
     python3 tests/same_bytes.py OLD NEW [--device cpu|cuda|cuda-portable] [--only PATTERN] [-j JOBS]
 OLD, NEW: executables, both run on this machine, since the bits of a CPU run depend on OpenBLAS's kernels for the
-processor. Plans for GPUs need builds with CUDA. Configuration keys that only one of the two has are left out of the
-files that list all settings. Prints each case that differs, with its files; exit status 1 when there is one, or no
-case."""
+processor. Builds with and without CUDA plan the same (--only 'plan/*'). Configuration keys that only one of the two has
+are left out of the files that list all settings. Prints each case that differs, with its files; exit status 1 when
+there is one, or no case."""
 import argparse
 import concurrent.futures
 import fnmatch

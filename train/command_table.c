@@ -548,9 +548,8 @@ const struct command commands[] = {
      "the adapter added to its weights. The directory appears only after verification.",
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
-     "For a model on huggingface.co, plan downloads the configuration and the headers, no weights. --gpu needs a build "
-     "with the CUDA Toolkit (nvcc), whose kernel code computes their memory; it needs no GPU. A card by name has the "
-     "kernels that it would run; a size, as 24gb, has the portable ones.",
+     "For a model on huggingface.co, plan downloads the configuration and the headers, no weights. --gpu needs no GPU "
+     "and no CUDA. A card by name has the kernels that it would run; a size, as 24gb, has the portable ones.",
      ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), true, do_plan},
     {"check", "compare one training batch on the device with the CPU in f64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},

@@ -631,6 +631,15 @@ struct ops {
     const struct comm_ops *comm; /* kernels/comm/comm.h; NULL: collectives on tensors in host memory */
 };
 
+/* What a dry run for a GPU calls in place of an op: takes the scratch of its CUDA kernels and computes nothing
+ * (kernels/scratch/). NULL: they have none. */
+struct scratch_table {
+#define SLOT(op) op##_fn *op;
+    OPS(SLOT)
+#undef SLOT
+};
+extern const struct scratch_table cuda_scratch;
+
 /* The wrapper, the CPU's two precisions, the GPU. */
 #define DECLARE(op) op##_fn op_##op, cpu_##op, cpu64_##op, cuda_##op;
 OPS(DECLARE)

@@ -91,12 +91,15 @@ static inline double window_pairs(double len, double window)
     return rising * (rising + 1) / 2 + (len - rising) * window;
 }
 
-/* Calls the backend. `part` distinguishes calls of one op in a profile: the output width of a product, the window of
- * attention. */
+/* Calls the backend; a dry run for a GPU takes the scratch of its kernels alone. `part` distinguishes calls of one op
+ * in a profile: the output width of a product, the window of attention. */
 #define RUN(part, fn, ...)                                                                                             \
     do {                                                                                                               \
         device_op_begin(dev, #fn, part);                                                                               \
-        dev->ops->fn(dev, __VA_ARGS__);                                                                                \
+        if (!dev->dry_run || !dev->ops->arch)                                                                          \
+            dev->ops->fn(dev, __VA_ARGS__);                                                                            \
+        else if (cuda_scratch.fn)                                                                                      \
+            cuda_scratch.fn(dev, __VA_ARGS__);                                                                         \
         device_op_end(dev);                                                                                            \
     } while (0)
 

@@ -78,7 +78,6 @@ static void plans_for_a_card(void **state)
     assert_says(said.err, "--gpu h1000 is unknown");
     assert_int_equal(RUN("plan", config, "--host-gb", "8"), 2);
     assert_says(said.err, "--gpu");
-#ifdef MT_CUDA
     assert_int_equal(RUN("plan", config, "--gpu", "h100"), 0);
     assert_says(said.out, "for H100 80 GB: 79.6 GiB of memory, compute capability 9.0, Hopper kernels");
     assert_says(said.out, "budget 78.9 GiB (of the GPU's memory)");
@@ -95,10 +94,6 @@ static void plans_for_a_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "24gb", "--set", "train.memory_gb=0.62"), 1);
     assert_says(said.err,
                 ", 633 MiB of it for context, libraries and other processes of the GPU, the budget is 635 MiB");
-#else
-    assert_int_equal(RUN("plan", config, "--gpu", "h100"), 1);
-    assert_says(said.err, "nvcc (CUDA Toolkit 13), with -DMOETRAIN_CUDA=on; no GPU is needed");
-#endif
 }
 
 /* Memory of an integrated GPU is that of the host: a plan spends it once, and leaves a tenth to others. */
@@ -108,7 +103,6 @@ static void plans_for_an_integrated_gpu(void **state)
     const char *config = process_config("");
     assert_int_equal(RUN("plan", config, "--gpu", "gb10", "--host-gb", "64"), 1);
     assert_says(said.err, "--host-gb 64: memory of the GB10 and host memory are one: leave --host-gb out");
-#ifdef MT_CUDA
     static const char *const names[] = {"gb10", "thor"};
     for (int i = 0; i < MT_LEN(names); i++) {
         assert_int_equal(RUN("plan", config, "--gpu", names[i], "--set", "train.offload=none"), 0);
@@ -122,14 +116,12 @@ static void plans_for_an_integrated_gpu(void **state)
         assert_says(said.err,
                     "train.offload = all spares nothing on an integrated GPU: host memory is the same memory");
     }
-#endif
 }
 
 /* Scratch is that of the kernels that the card runs; FP8 products are for Hopper alone. */
 static void plans_with_the_kernels_of_the_card(void **state)
 {
     (void)state;
-#ifdef MT_CUDA
 #define FP8_EXPERTS "--set", "train.expert_dtype=fp8"
     const char *config = process_config("");
     static const char only[] = "only the kernels for Hopper have FP8 products";
@@ -142,17 +134,12 @@ static void plans_with_the_kernels_of_the_card(void **state)
     assert_int_equal(RUN("plan", config, "--gpu", "h100", "--set", "train.device=cuda-portable", FP8_EXPERTS), 0);
     assert_says(said.out, "compute capability 9.0, portable kernels");
     assert_says(said.out, "layers decoded to bf16");
-#else
-    print_message("skip: kernels of a card: built without CUDA\n");
-    skip();
-#endif
 }
 
 /* `auto` takes at most half of --host-gb, a fixed train.offload all; without it the plan says what must be free. */
 static void host_memory_of_the_card(void **state)
 {
     (void)state;
-#ifdef MT_CUDA
     char four[MT_PATH];
     snprintf(four, sizeof(four), "model.path=%s", fixture("../../configs/tiny-gptoss"));
     const char *config = process_config("");
@@ -188,17 +175,12 @@ static void host_memory_of_the_card(void **state)
     assert_says(said.out, "inputs of layers");
     assert_says(said.out, "; host memory ");
     assert_null(strstr(said.out, "host memory:"));
-#else
-    print_message("skip: host memory of a card: built without CUDA\n");
-    skip();
-#endif
 }
 
 /* A plan also counts the memory of micro-batches that are too large for the kernels. */
 static void plans_the_largest_micro_batch(void **state)
 {
     (void)state;
-#ifdef MT_CUDA
     static const char *const archs[] = {"gpt-oss-20b", "deepseek-v4-flash"};
     const char *config = process_config("");
     for (int i = 0; i < MT_LEN(archs); i++) {
@@ -207,10 +189,6 @@ static void plans_the_largest_micro_batch(void **state)
                          1);
         assert_says(said.err, "training needs ");
     }
-#else
-    print_message("skip: the largest micro-batch on a card: built without CUDA\n");
-    skip();
-#endif
 }
 
 int test_gpu_table(void)

@@ -151,10 +151,6 @@ static void times_are_as_measured(void **state)
 static void decoded_layers_are_worth_memory(void **state)
 {
     (void)state;
-#ifndef MT_CUDA
-    print_message("skip: this build has no products that decode on the way\n");
-    skip();
-#else
     struct bed *b = bed_open();
     struct plan_choice all, less;
     struct plan_memory m;
@@ -178,7 +174,6 @@ static void decoded_layers_are_worth_memory(void **state)
     }
     assert_true(us[1] < us[0]);
     mem_free(b);
-#endif
 }
 
 /* Half a tile of 128 rows per expert: eight times as much per token where an expert has an eighth of the rows. */

@@ -141,7 +141,7 @@ template <typename T> static void launch(struct tensor amax, struct tensor n_bad
 
 extern "C" void cuda_amax(struct device *dev, struct tensor amax, struct tensor n_bad, struct tensor x)
 {
-    if (dev->dry_run || !amax.shape[0]) return;
+    if (!amax.shape[0]) return;
     if (!tensor_count(x)) {
         CUDA_CHECK(cudaMemsetAsync(amax.data, 0, (size_t)tensor_bytes(amax), cuda.stream));
         CUDA_CHECK(cudaMemsetAsync(n_bad.data, 0, (size_t)tensor_bytes(n_bad), cuda.stream));

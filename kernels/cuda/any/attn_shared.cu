@@ -14,7 +14,7 @@
  * 64, 128, ... heads of 512 columns have kernels in attn_shared_mma.cu, on Hopper in attn_shared_wgmma_*.cu. */
 #include "kernels/cuda/parts/attn_shared.cuh"
 
-enum { WARPS = 8, WORDS = 16 }; /* WORDS: columns of a lane, at most */
+enum { WARPS = 8, WORDS = SHARED_WIDEST / 32 }; /* WORDS: columns of a lane, at most */
 /* of the sums of parts: a thread per four columns and, while it lists the parts, per item; loads before the first use
  */
 enum { SUM_THREADS = SHARED_DIM / 4, SUM_LOADS = 8 };
@@ -247,8 +247,6 @@ static struct shared_args args_of(struct tensor o, struct tensor lse, struct ten
 {
     const int64_t n_tok = q.shape[0];
     struct shared_args a = {};
-    MT_REQUIRE(s->head_dim <= WORDS * 32, "head_dim %lld: the CUDA kernels take up to %d", (long long)s->head_dim,
-               WORDS * 32);
     a.cu = i32_ptr(seqs->cu);
     a.n_seq = (int)seqs->n_seq;
     a.n_tok = (int)n_tok;
@@ -263,7 +261,7 @@ static struct shared_args args_of(struct tensor o, struct tensor lse, struct ten
     a.kv = bf16_ptr(kv), a.ld_kv = kv.ld;
     a.entry = entry.ndim ? bf16_ptr(entry) : NULL, a.ld_entry = entry.ld;
     a.idx = idx.ndim ? i32_ptr(idx) : NULL, a.ld_idx = idx.ld;
-    a.top = idx.ndim ? (int)idx.shape[1] : -1; /* idx has no data in a dry run */
+    a.top = idx.ndim ? (int)idx.shape[1] : -1;
     a.o = bf16_ptr(o), a.ld_o = o.ld;
     a.lse = f32_ptr(lse), a.ld_lse = lse.ld;
     return a;
@@ -281,8 +279,6 @@ static unsigned token_grid(const struct shared_args *a)
     return grid_x((int64_t)a->n_tok * ceil_div(a->n_head, WARPS));
 }
 
-/* Whether there are kernels with tensor cores for these heads. */
-static bool by_tiles(const struct shared_args *a) { return a->dim == SHARED_DIM && a->n_head % SHARED_HEADS == 0; }
 static void want_aligned(const struct tensor *x, int n)
 {
     for (int i = 0; i < n; i++)
@@ -308,11 +304,11 @@ extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct
                                      struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                      const struct seqs *seqs, const struct shared_attn_shape *shape)
 {
-    if (dev->dry_run || q.shape[0] == 0) return;
+    if (q.shape[0] == 0) return;
     want_countable(q.shape[0], seqs, shape);
     struct shared_args a = args_of(o, lse, q, kv, entry, idx, seqs, shape);
     a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
-    if (by_tiles(&a)) {
+    if (scratch_shared_tiles(shape)) {
         const struct tensor rows[] = {q, kv, entry, o};
         want_aligned(rows, MT_LEN(rows));
         variant()->fwd(&a);
@@ -322,27 +318,18 @@ extern "C" void cuda_shared_attn_fwd(struct device *dev, struct tensor o, struct
     CUDA_CHECK_LAUNCH();
 }
 
-/* Scratch of a chunk. Its size follows from the shapes and max_len alone, and fewer tokens or shorter sequences never
- * take more: all items, or a budget, within which the chunks are equal. */
-static struct shared_chunk take_scratch(struct device *dev, const struct shared_args *a, int64_t max_len)
+static struct shared_chunk chunk_of(const struct scratch_shared_bwd *s)
 {
-    const int64_t budget = (int64_t)5 << 28; /* bytes of p, ds and parts together, but for one item at least */
-    const int64_t n_tok = MT_MAX(1, a->n_tok), n_all = ceil_div(n_tok, SHARED_TOKENS);
-    const int64_t seen = a->ratio ? MT_MIN(a->n_entry, max_len / a->ratio) : 0; /* entries of a token, without idx */
     struct shared_chunk x = {};
-    x.n_slot = (int)MT_MAX(1, a->window) + (int)(a->top >= 0 ? a->top : seen);
-    x.n_window = (int)ceil_div(MT_MAX(1, a->window) + SHARED_TOKENS - 1, SHARED_BLOCK);
-    x.n_far = a->ratio ? (int)ceil_div(a->n_entry, SHARED_BLOCK) : 0;
-    const int64_t weights = (int64_t)SHARED_TOKENS * a->n_head * x.n_slot; /* p of an item */
-    const int64_t item = 4 * weights + (int64_t)(x.n_window + x.n_far) * SHARED_BLOCK * SHARED_DIM * 4;
-    const int64_t bytes = MT_MAX(item, MT_MIN(budget, MT_MIN(n_all, (int64_t)SHARED_ITEMS) * item));
-    const int64_t n_item = ceil_div(n_all, ceil_div(n_all, bytes / item));
-    x.n = (int)n_item * SHARED_TOKENS;
-    x.p = (bf16 *)arena_push(&dev->work, bytes);
-    x.ds = x.p + n_item * weights;
-    x.part = (float *)(x.ds + n_item * weights);
-    x.dkv = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, SHARED_DIM));
-    x.dentry = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, MT_MAX(1, a->n_entry), SHARED_DIM));
+    x.n_slot = (int)s->n_slot;
+    x.n_window = (int)s->n_window;
+    x.n_far = (int)s->n_far;
+    x.n = (int)s->n_item * SHARED_TOKENS;
+    x.p = (bf16 *)s->items;
+    x.ds = x.p + s->n_item * s->weights;
+    x.part = (float *)(x.ds + s->n_item * s->weights);
+    x.dkv = f32_ptr(s->dkv);
+    x.dentry = f32_ptr(s->dentry);
     return x;
 }
 
@@ -375,25 +362,22 @@ extern "C" void cuda_shared_attn_bwd(struct device *dev, struct tensor dq, struc
                                      struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
                                      const struct shared_attn_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work);
+    const struct scratch_shared_bwd s = scratch_shared_attn_bwd(dev, q, entry, idx, seqs, shape);
     struct shared_args a = args_of(o, lse, q, kv, entry, idx, seqs, shape);
     a.dout = bf16_ptr(dout), a.ld_dout = dout.ld;
     a.dq = bf16_ptr(dq), a.ld_dq = dq.ld;
     a.dkv = bf16_ptr(dkv), a.ld_dkv = dkv.ld;
     a.dentry = dentry.ndim ? bf16_ptr(dentry) : NULL, a.ld_dentry = dentry.ld;
-    const bool live = !dev->dry_run && a.n_tok > 0;
-    if (!dev->dry_run) want_countable(q.shape[0], seqs, shape);
-    if (by_tiles(&a)) {
-        const struct shared_chunk x = take_scratch(dev, &a, seqs->max_len);
+    want_countable(q.shape[0], seqs, shape);
+    if (a.n_tok == 0) {
+        if (dentry.ndim)
+            CUDA_CHECK(cudaMemset2DAsync(dentry.data, (size_t)dentry.ld * 2, 0, (size_t)a.dim * 2, (size_t)a.n_entry,
+                                         cuda.stream));
+    } else if (s.tiles) {
         const struct tensor rows[] = {q, kv, entry, o, dout, dq, dkv, dentry};
-        if (live) want_aligned(rows, MT_LEN(rows));
-        if (live) bwd_in_chunks(&a, x);
+        want_aligned(rows, MT_LEN(rows));
+        bwd_in_chunks(&a, chunk_of(&s));
     } else {
-        const struct tensor delta = arena_tensor_2d(&dev->work, DT_F32, a.n_tok, a.n_head);
-        if (live) bwd_any(&a, f32_ptr(delta));
+        bwd_any(&a, f32_ptr(s.delta));
     }
-    if (!dev->dry_run && a.n_tok == 0 && dentry.ndim)
-        CUDA_CHECK(cudaMemset2DAsync(dentry.data, (size_t)dentry.ld * 2, 0, (size_t)a.dim * 2, (size_t)a.n_entry,
-                                     cuda.stream));
-    arena_release(&dev->work, mark);
 }

@@ -247,7 +247,7 @@ static dim3 grid_of(struct conv_job *job)
 extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
                                    const struct seqs *seqs)
 {
-    if (dev->dry_run || x.shape[0] == 0) return;
+    if (x.shape[0] == 0) return;
     struct conv_job job = job_of(x, w, seqs);
     job.y = aligned_rows(y, "a convolution");
     const dim3 grid = grid_of(&job);
@@ -258,7 +258,7 @@ extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct t
 extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                    struct tensor w, const struct seqs *seqs)
 {
-    if (dev->dry_run || x.shape[0] == 0) return;
+    if (x.shape[0] == 0) return;
     struct conv_job job = job_of(x, w, seqs);
     job.dx = aligned_rows(dx, "a convolution");
     job.dy = aligned_rows(dy, "a convolution");

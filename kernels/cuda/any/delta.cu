@@ -395,73 +395,52 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
 
 static unsigned threads_of(int64_t dim) { return (unsigned)(ceil_div(dim, 32) * 32); }
 
-static void fwd_any(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+static void fwd_any(const struct scratch_delta *, struct tensor o, struct tensor qkv, struct tensor ba,
+                    struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                    const struct delta_shape *shape)
 {
-    if (dev->dry_run || qkv.shape[0] == 0) return;
+    if (qkv.shape[0] == 0) return;
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
     const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
     job.o = rows_of(o);
     LAUNCH(OUTPUTS, job, grid, threads_of(shape->value_dim));
 }
 
-static void bwd_any(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,
-                    struct tensor ba, struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
-                    const struct delta_shape *shape)
+static void bwd_any(const struct scratch_delta *s, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                    struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                    const struct seqs *seqs, const struct delta_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
+    const int64_t n_tok = qkv.shape[0];
     struct delta_job job = job_of(qkv, ba, a_log, dt_bias, seqs, shape);
-    float **of_values[] = {&job.err, &job.dd}, **of_keys[] = {&job.dq, &job.dk_in, &job.dk_out};
-    for (int i = 0; i < 2; i++)
-        *of_values[i] = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->value_dim));
-    for (int i = 0; i < 3; i++) *of_keys[i] = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->key_dim));
-    job.dbeta = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n));
-    job.dg = f32_ptr(arena_tensor_2d(&dev->work, DT_F32, n_tok, n));
-    if (!dev->dry_run && n_tok > 0) {
-        const dim3 grid(grid_x(seqs->n_seq), (unsigned)n);
-        job.dqkv = rows_of(dqkv);
-        job.dba = rows_of(dba);
-        job.dout = rows_of(dout);
-        LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
-        LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
-        LAUNCH(ROWS, job, grid, threads_of(shape->key_dim));
-        LAUNCH(ROWS_BWD, job, grid, threads_of(shape->key_dim));
-        LAUNCH(TOKENS, job, grid_x(ceil_div(n_tok * shape->n_key, 4)), 128);
-        gates_bwd<<<grid, SCAN, 0, cuda.stream>>>(job);
-        CUDA_CHECK_LAUNCH();
-    }
-    arena_release(&dev->work, mark);
-}
-
-static bool takes_any(struct tensor, struct tensor, struct tensor, const struct delta_shape *) { return true; }
-
-/* The first row whose architecture runs and that takes the tensors. */
-static const struct delta_variant {
-    unsigned archs;
-    bool (*takes)(struct tensor qkv, struct tensor values, struct tensor written, const struct delta_shape *shape);
-    delta_fwd_fn *fwd;
-    delta_bwd_fn *bwd;
-} variants[] = {{ARCH_BIT(CUDA_SM90), delta_wgmma_takes, delta_fwd_wgmma, delta_bwd_wgmma},
-                {EVERY_ARCH, takes_any, fwd_any, bwd_any}};
-
-static const struct delta_variant *variant_of(struct tensor qkv, struct tensor values, struct tensor written,
-                                              const struct delta_shape *shape)
-{
-    const struct delta_variant *v = variants;
-    while (!cuda_runs(v->archs) || !v->takes(qkv, values, written, shape)) v++;
-    return v;
+    if (n_tok == 0) return;
+    const dim3 grid(grid_x(seqs->n_seq), (unsigned)shape->n_value);
+    job.err = f32_ptr(s->err), job.dd = f32_ptr(s->dd);
+    job.dq = f32_ptr(s->dq), job.dk_in = f32_ptr(s->dk_in), job.dk_out = f32_ptr(s->dk_out);
+    job.dbeta = f32_ptr(s->dbeta), job.dg = f32_ptr(s->dg);
+    job.dqkv = rows_of(dqkv);
+    job.dba = rows_of(dba);
+    job.dout = rows_of(dout);
+    LAUNCH(ERRORS, job, grid, threads_of(shape->value_dim));
+    LAUNCH(COLUMNS, job, grid, threads_of(shape->value_dim));
+    LAUNCH(ROWS, job, grid, threads_of(shape->key_dim));
+    LAUNCH(ROWS_BWD, job, grid, threads_of(shape->key_dim));
+    LAUNCH(TOKENS, job, grid_x(ceil_div(n_tok * shape->n_key, 4)), 128);
+    gates_bwd<<<grid, SCAN, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
                                struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
                                const struct delta_shape *shape)
 {
-    variant_of(qkv, o, o, shape)->fwd(dev, o, qkv, ba, a_log, dt_bias, seqs, shape);
+    const struct scratch_delta s = scratch_delta(dev, qkv, o, o, shape, false);
+    (s.chunks ? delta_fwd_wgmma : fwd_any)(&s, o, qkv, ba, a_log, dt_bias, seqs, shape);
 }
 
 extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
                                struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
                                const struct seqs *seqs, const struct delta_shape *shape)
 {
-    variant_of(qkv, dout, dqkv, shape)->bwd(dev, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
+    const struct scratch_delta s = scratch_delta(dev, qkv, dout, dqkv, shape, true);
+    (s.chunks ? delta_bwd_wgmma : bwd_any)(&s, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
 }

@@ -83,11 +83,7 @@ extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, i
     CUDA_CHECK_LAUNCH();
 }
 
-struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w)
+void cuda_fill_matrices(struct tensor matrices, const struct weight *w)
 {
-    MT_REQUIRE(w->n_exp == 1, "a dense matrix has one expert, not %lld", (long long)w->n_exp);
-    if (weight_is_bf16(w)) return tensor_2d((void *)w->data, DT_BF16, w->n_out, w->n_in);
-    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
-    if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, 1, NULL, NULL);
-    return out;
+    if (matrices.data != w->data) cuda_dequant(bf16_ptr(matrices), w, 0, w->n_exp, NULL, NULL);
 }

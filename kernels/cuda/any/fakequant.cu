@@ -346,7 +346,7 @@ template <typename T> static void launch_kind(struct tensor x, const T *from, co
 
 static void quantise(struct device *dev, struct tensor x, struct tensor amax, struct job j)
 {
-    if (dev->dry_run || !x.shape[0]) return;
+    if (!x.shape[0]) return;
     j.n = x.shape[1] * x.shape[2];
     j.amax = fakequant_reads_amax(&j.f) ? f32_ptr(amax) : NULL;
     j.one_amax = amax.shape[0] == 1;
@@ -416,6 +416,6 @@ static void launch_pass(struct tensor dx, struct tensor dy, struct tensor x, con
 extern "C" void cuda_fake_quant_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                     struct tensor amax)
 {
-    if (dev->dry_run || !tensor_count(x)) return;
+    if (!tensor_count(x)) return;
     with_values(x, [&](const auto *from) { launch_pass(dx, dy, x, from, amax); });
 }

@@ -194,7 +194,6 @@ static __global__ void __launch_bounds__(RANGE_THREADS)
 extern "C" void cuda_mx_range(struct device *dev, struct tensor range, const struct weight *w)
 {
     const int64_t n_block = w->n_out * w->n_in / BLOCK;
-    if (dev->dry_run) return;
     MT_REQUIRE(w->n_exp <= UINT16_MAX && grouped_aligned(w->data), "%lld experts", (long long)w->n_exp);
     range_start_kernel<<<grid_x(ceil_div(w->n_exp, RANGE_THREADS)), RANGE_THREADS, 0, cuda.stream>>>(
         (int32_t *)range.data, (int)w->n_exp);
@@ -234,7 +233,6 @@ static __global__ void __launch_bounds__(TILE *TILE / 4)
 extern "C" void cuda_expert_codes(struct device *dev, struct tensor y, const struct weight *w, struct tensor step)
 {
     const int64_t rows = ceil_div(w->n_out, TILE);
-    if (dev->dry_run) return;
     MT_REQUIRE(rows <= UINT16_MAX && w->n_exp <= UINT16_MAX, "%lld experts of %lld rows", (long long)w->n_exp,
                (long long)w->n_out);
     codes_kernel<<<dim3(grid_x(ceil_div(w->n_in, TILE)), (unsigned)rows, (unsigned)w->n_exp), dim3(TILE, TILE / 4), 0,

@@ -6,29 +6,25 @@
 /* All matrices of w as bf16 [G*O, I]. */
 static struct tensor matrices(struct device *dev, const struct weight *w)
 {
-    const int64_t n_row = w->n_exp * w->n_out;
-    if (weight_is_bf16(w)) return tensor_2d((void *)w->data, DT_BF16, n_row, w->n_in);
-    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
-    if (!dev->dry_run) cuda_dequant(bf16_ptr(out), w, 0, w->n_exp, NULL, NULL);
+    const int64_t mark = arena_mark(&dev->work);
+    const struct tensor out = scratch_matrices(dev, w, false);
+    arena_release(&dev->work, mark);
+    cuda_fill_matrices(out, w);
     return out;
 }
 
 extern "C" void cuda_group_linear_fwd(struct device *dev, struct tensor y, struct tensor x, const struct weight *w)
 {
-    const int64_t mark = arena_mark(&dev->work);
     const struct tensor all = matrices(dev, w);
-    for (int64_t g = 0; g < w->n_exp && !dev->dry_run; g++)
+    for (int64_t g = 0; g < w->n_exp; g++)
         cuda_gemm(tensor_cols(y, g * w->n_out, w->n_out), tensor_cols(x, g * w->n_in, w->n_in), false,
                   tensor_rows(all, g * w->n_out, w->n_out), true, 1, 0);
-    arena_release(&dev->work, mark);
 }
 
 extern "C" void cuda_group_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, const struct weight *w)
 {
-    const int64_t mark = arena_mark(&dev->work);
     const struct tensor all = matrices(dev, w);
-    for (int64_t g = 0; g < w->n_exp && !dev->dry_run; g++)
+    for (int64_t g = 0; g < w->n_exp; g++)
         cuda_gemm(tensor_cols(dx, g * w->n_in, w->n_in), tensor_cols(dy, g * w->n_out, w->n_out), false,
                   tensor_rows(all, g * w->n_out, w->n_out), false, 1, 0);
-    arena_release(&dev->work, mark);
 }

@@ -14,7 +14,7 @@
 #include "kernels/cuda/parts/grouped_parts.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 
-enum { WIDE = 128, ROWS = 32, STAGES = 4, THREADS = PARTS_THREADS, WIDE_BYTES = ROWS * WIDE * 2 };
+enum { WIDE = WGRAD_WIDE, ROWS = 32, STAGES = 4, THREADS = PARTS_THREADS, WIDE_BYTES = ROWS * WIDE * 2 };
 
 template <int RT> struct thin_tile {
     static constexpr int CHUNKS = RT < 32 ? 4 : RT / 8; /* chunks of a row in shared memory; RT 16 uses half of its 4 */
@@ -168,33 +168,17 @@ static __global__ void __launch_bounds__(THREADS, RT == 64 ? 3 : 4)
 
 /* ---- launch ---- */
 
-enum { MIN_SHARE = 256 };
-static int thin_width(int64_t r) { return r <= 16 ? 16 : r <= 32 ? 32 : 64; }
-static int64_t tiles_of(int64_t n_wide, int64_t r) { return ceil_div(n_wide, WIDE) * ceil_div(r, thin_width(r)); }
-
 /* Rows of a part: such that full parts give 8 blocks per SM, two waves of four resident blocks. */
 static int64_t share_of(int64_t n_row, int64_t tiles)
 {
-    return MT_MAX(ceil_div(ceil_div(n_row * tiles, 8 * DIVISION_SM), ROWS) * ROWS, (int64_t)MIN_SHARE);
-}
-
-/* Scratch tiles for experts with more than one part, which have fewer than 2 * n_row / share parts in total. Monotonic
- * in n_row. */
-static int64_t partial_tiles(int64_t n_row, int64_t tiles)
-{
-    return MT_MIN(2 * n_row * tiles / MIN_SHARE, (int64_t)16 * DIVISION_SM);
-}
-
-int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r)
-{
-    return partial_tiles(n_row, tiles_of(n_wide, r)) * WIDE * thin_width(r) * (int64_t)sizeof(float);
+    return MT_MAX(ceil_div(ceil_div(n_row * tiles, 8 * DIVISION_SM), ROWS) * ROWS, (int64_t)WGRAD_SHARE);
 }
 
 template <int RT> static void launch(const struct grouped_wgrad *g)
 {
-    const int64_t tiles = tiles_of(g->n_wide, g->r), share = share_of(g->n_row, tiles);
+    const int64_t tiles = scratch_wgrad_tiles(g->n_wide, g->r), share = share_of(g->n_row, tiles);
     const int64_t units = g->n_row / share + g->n_exp;
-    MT_REQUIRE(partial_tiles(g->n_row, tiles) <= MAX_TILES && units <= 65535 && share <= INT32_MAX &&
+    MT_REQUIRE(scratch_wgrad_partial(g->n_row, tiles) <= MAX_TILES && units <= 65535 && share <= INT32_MAX &&
                    g->ld_wide <= INT32_MAX,
                "adapter gradients of %lld experts, %lld rows %lld apart, %lld tiles", (long long)g->n_exp,
                (long long)g->n_row, (long long)g->ld_wide, (long long)tiles);

@@ -17,13 +17,13 @@
 #include "kernels/cuda/parts/rows.cuh"
 
 enum {
-    TOKENS = 64,    /* of a block of values */
-    WALK = 128,     /* of a block of values_bwd */
-    SPLITS = 8,     /* blocks over the columns of values */
-    VALUES = 24,    /* largest V */
-    PER_TOKEN = 128 /* threads of a block per token */
+    TOKENS = 64,           /* of a block of values */
+    WALK = 128,            /* of a block of values_bwd */
+    SPLITS = HYPER_SPLITS, /* blocks over the columns of values */
+    VALUES = 24,           /* largest V */
+    PER_TOKEN = 128        /* threads of a block per token */
 };
-enum { N_MAX = MT_MAX_STREAMS, COEFS = N_MAX + N_MAX * N_MAX }; /* of mix: post, C with rows of N_MAX */
+enum { N_MAX = MT_MAX_STREAMS, COEFS = HYPER_COEFS }; /* of mix: post, C with rows of N_MAX */
 static_assert(VALUES == (2 + N_MAX) * N_MAX && N_MAX == 4, "16 threads per matrix");
 
 static row_view<> streams_of(struct tensor x) { return aligned_rows(x, "hyper-connections"); }
@@ -37,8 +37,6 @@ struct hyper_job {
 };
 static struct hyper_job job_of(struct tensor x, const struct hyper *h)
 {
-    MT_REQUIRE(x.shape[1] / h->n_stream % 8 == 0 && rows_aligned(h->fn), "%lld streams in %lld columns",
-               (long long)h->n_stream, (long long)x.shape[1]);
     return (struct hyper_job){
         (int)h->n_stream, (int)hyper_values(h), h->n_iter,      x.shape[0],       x.shape[1] / h->n_stream, x.shape[1],
         h->eps,           h->norm_eps,          f32_ptr(h->fn), f32_ptr(h->base), f32_ptr(h->scale),        h->fn.ld};
@@ -357,7 +355,7 @@ static __global__ __launch_bounds__(PER_TOKEN) void unmix(row_view<> df, row_vie
 
 /* What values_bwd needs of a token, in words: rstd dm as the sum of two bf16, the pairs of the upper and of the lower
  * part; -rstd^2 / (N D) <dm, m>; pre. */
-enum { LOWER = VALUES / 2, OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = 32, STRIDE = FACTORS + 4 };
+enum { LOWER = VALUES / 2, OF_X = VALUES, OF_PRE = VALUES + N_MAX, FACTORS = HYPER_FACTORS, STRIDE = FACTORS + 4 };
 
 struct split2 {
     uint32_t upper, lower;
@@ -495,79 +493,62 @@ static __global__ __launch_bounds__(256) void values_bwd(row_view<> dx, const fl
         CUDA_CHECK_LAUNCH();                                                                                           \
     } while (0)
 
-static float *push(struct device *dev, int64_t rows, int64_t cols)
-{
-    return f32_ptr(arena_tensor_2d(&dev->work, DT_F32, rows, cols));
-}
-
 extern "C" void cuda_hyper_pre_fwd(struct device *dev, struct tensor y, struct tensor m, struct tensor rstd,
                                    struct tensor x, const struct hyper *h)
 {
-    const int tiles = hyper_values(h) <= 8 ? 1 : 3, width = 8 * tiles + 1;
-    const int64_t n_tok = x.shape[0], mark = arena_mark(&dev->work);
-    float *part = push(dev, SPLITS * n_tok, width);
-    if (!dev->dry_run && n_tok) {
-        const struct hyper_job job = job_of(x, h);
-        const row_view<> from = streams_of(x);
-        const int per_split = (int)(ceil_div(job.n_col, SPLITS * 32) * 32);
-        const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), SPLITS);
-        if (tiles == 1) values<1><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
-        if (tiles == 3) values<3><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
-        CUDA_CHECK_LAUNCH();
-        FOR_STREAMS(job.n_stream, pre_sum, streams_of(y), f32_ptr(m), f32_ptr(rstd), from, part, width, job);
-    }
-    arena_release(&dev->work, mark);
+    const int width = (int)scratch_hyper_width(h), tiles = width / 8;
+    const int64_t n_tok = x.shape[0];
+    float *part = scratch_hyper_pre_fwd(dev, x, h);
+    if (!n_tok) return;
+    const struct hyper_job job = job_of(x, h);
+    const row_view<> from = streams_of(x);
+    const int per_split = (int)(ceil_div(job.n_col, SPLITS * 32) * 32);
+    const dim3 grid(grid_x(ceil_div(n_tok, TOKENS)), SPLITS);
+    if (tiles == 1) values<1><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
+    if (tiles == 3) values<3><<<grid, 256, 0, cuda.stream>>>(part, from, job, per_split);
+    CUDA_CHECK_LAUNCH();
+    FOR_STREAMS(job.n_stream, pre_sum, streams_of(y), f32_ptr(m), f32_ptr(rstd), from, part, width, job);
 }
 
-static float *launch_mix(struct device *dev, struct tensor m, const struct hyper_job &job)
+static void launch_mix(float *coef, struct tensor m, const struct hyper_job &job)
 {
-    float *coef = push(dev, m.shape[0], COEFS);
-    if (dev->dry_run || !m.shape[0]) return coef;
     mix<<<grid_x(ceil_div(16 * job.n_tok, 128)), 128, 0, cuda.stream>>>(coef, f32_ptr(m), job);
     CUDA_CHECK_LAUNCH();
-    return coef;
 }
 
 extern "C" void cuda_hyper_post_fwd(struct device *dev, struct tensor out, struct tensor x, struct tensor f,
                                     struct tensor m, const struct hyper *h)
 {
-    const int64_t mark = arena_mark(&dev->work);
+    const struct scratch_hyper_post s = scratch_hyper_post(dev, x, false);
     const struct hyper_job job = job_of(x, h);
-    const float *coef = launch_mix(dev, m, job);
-    if (!dev->dry_run && job.n_tok)
-        FOR_STREAMS(job.n_stream, post_sum, streams_of(out), streams_of(x), streams_of(f), coef, job.dim);
-    arena_release(&dev->work, mark);
+    if (!job.n_tok) return;
+    launch_mix(s.coef, m, job);
+    FOR_STREAMS(job.n_stream, post_sum, streams_of(out), streams_of(x), streams_of(f), s.coef, job.dim);
 }
 
 extern "C" void cuda_hyper_post_bwd(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm,
                                     struct tensor dout, struct tensor x, struct tensor f, struct tensor m,
                                     const struct hyper *h)
 {
-    const int64_t mark = arena_mark(&dev->work);
+    const struct scratch_hyper_post s = scratch_hyper_post(dev, x, true);
     const struct hyper_job job = job_of(x, h);
-    const float *coef = launch_mix(dev, m, job);
-    float *dots = push(dev, job.n_tok, COEFS);
-    if (!dev->dry_run && job.n_tok) {
-        FOR_STREAMS(job.n_stream, unmix, streams_of(df), streams_of(dx), dots, streams_of(dout), streams_of(x),
-                    streams_of(f), coef, job.dim);
-        mix_bwd<<<grid_x(ceil_div(16 * job.n_tok, 128)), 128, 0, cuda.stream>>>(f32_ptr(dm), dots, f32_ptr(m), job);
-        CUDA_CHECK_LAUNCH();
-    }
-    arena_release(&dev->work, mark);
+    if (!job.n_tok) return;
+    launch_mix(s.coef, m, job);
+    FOR_STREAMS(job.n_stream, unmix, streams_of(df), streams_of(dx), s.dots, streams_of(dout), streams_of(x),
+                streams_of(f), s.coef, job.dim);
+    mix_bwd<<<grid_x(ceil_div(16 * job.n_tok, 128)), 128, 0, cuda.stream>>>(f32_ptr(dm), s.dots, f32_ptr(m), job);
+    CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_hyper_pre_bwd(struct device *dev, struct tensor dx, struct tensor dm, struct tensor dy,
                                    struct tensor x, struct tensor m, struct tensor rstd, const struct hyper *h)
 {
-    const int64_t mark = arena_mark(&dev->work);
+    float *factor = scratch_hyper_pre_bwd(dev, x);
     const struct hyper_job job = job_of(x, h);
-    float *factor = push(dev, job.n_tok, FACTORS);
-    if (!dev->dry_run && job.n_tok) {
-        const dim3 grid(grid_x(ceil_div(job.n_col, 256)), grid_x(ceil_div(job.n_tok, WALK)));
-        FOR_STREAMS(job.n_stream, pre_dots, factor, f32_ptr(dm), streams_of(dy), streams_of(x), f32_ptr(m),
-                    f32_ptr(rstd), job);
-        values_bwd<<<grid, 256, 0, cuda.stream>>>(streams_of(dx), factor, streams_of(dy), streams_of(x), job);
-        CUDA_CHECK_LAUNCH();
-    }
-    arena_release(&dev->work, mark);
+    if (!job.n_tok) return;
+    const dim3 grid(grid_x(ceil_div(job.n_col, 256)), grid_x(ceil_div(job.n_tok, WALK)));
+    FOR_STREAMS(job.n_stream, pre_dots, factor, f32_ptr(dm), streams_of(dy), streams_of(x), f32_ptr(m), f32_ptr(rstd),
+                job);
+    values_bwd<<<grid, 256, 0, cuda.stream>>>(streams_of(dx), factor, streams_of(dy), streams_of(x), job);
+    CUDA_CHECK_LAUNCH();
 }

@@ -20,7 +20,6 @@
 
 enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
 enum { ANY = 256, KEYS = 11008, FEW = 4096, LIST = 512 };
-static const int64_t SCRATCH = (int64_t)64 << 20;
 
 /* ---- scores ---- */
 
@@ -377,14 +376,10 @@ static const struct index_variant *variant_of(bool tiles, int n_head)
 extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
                                 struct tensor w, const struct seqs *seqs, int64_t ratio)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = q.shape[0], most = seqs->max_len / ratio;
-    const int64_t ld = ceil_div(most, INDEX_ENTRIES) * INDEX_ENTRIES, row_bytes = ld * (int64_t)sizeof(float);
-    const bool scored = most > idx.shape[1];
-    /* The size grows with T and with most, so that a dry run of the largest batch bounds all. */
-    const int64_t bytes = scored ? MT_MIN(n_tok * row_bytes, MT_MAX(SCRATCH, row_bytes)) : 0;
+    const struct scratch_index s = scratch_index_topk(dev, idx, q, seqs, ratio);
+    const int64_t n_tok = q.shape[0];
     struct index_job job = {};
-    job.score = (float *)arena_push(&dev->work, bytes);
-    const int64_t chunk = scored ? MT_MAX(1, bytes / row_bytes) : MT_MAX(1, n_tok);
+    job.score = s.score;
     job.q = bf16_ptr(q);
     job.k = bf16_ptr(k);
     job.w = bf16_ptr(w);
@@ -393,7 +388,7 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
     job.ld_q = q.ld;
     job.ld_k = k.ld;
     job.ld_w = w.ld;
-    job.ld_score = ld;
+    job.ld_score = s.ld;
     job.ld_idx = idx.ld;
     job.n_row = k.shape[0];
     job.n_seq = (int)seqs->n_seq;
@@ -401,19 +396,18 @@ extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct te
     job.dim = (int)k.shape[1];
     job.n_top = (int)idx.shape[1];
     job.ratio = (int)ratio;
-    job.most = (int)most;
+    job.most = (int)s.most;
     const bool tiles = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
                        rows_aligned(k) && rows_aligned(w);
-    const size_t room = scored && most <= KEYS ? (size_t)most * sizeof(uint32_t) : 0;
-    for (job.first = 0; job.first < n_tok && !dev->dry_run; job.first = job.end) {
-        job.end = MT_MIN(job.first + chunk, n_tok);
+    const size_t room = s.scored && s.most <= KEYS ? (size_t)s.most * sizeof(uint32_t) : 0;
+    for (job.first = 0; job.first < n_tok; job.first = job.end) {
+        job.end = MT_MIN(job.first + s.chunk, n_tok);
         const int64_t n = job.end - job.first;
-        if (scored) variant_of(tiles, job.n_head)->run(&job);
-        if (most <= FEW)
+        if (s.scored) variant_of(tiles, job.n_head)->run(&job);
+        if (s.most <= FEW)
             index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(job);
         else
             index_choose<256><<<grid_x(n), 256, room, cuda.stream>>>(job);
         CUDA_CHECK_LAUNCH();
     }
-    arena_release(&dev->work, mark);
 }

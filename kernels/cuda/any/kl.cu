@@ -345,7 +345,7 @@ struct chunk {
     struct tensor rows, logits, of_teacher, part; /* n rows each */
 };
 
-static struct chunk chunk_of(struct tensor rows, int64_t first, int64_t n, const struct chunk *all)
+static struct chunk chunk_of(struct tensor rows, int64_t first, int64_t n, const struct scratch_head *all)
 {
     const struct chunk c = {tensor_rows(rows, first, n), tensor_rows(all->logits, 0, n),
                             all->of_teacher.ndim ? tensor_rows(all->of_teacher, 0, n) : all->of_teacher,
@@ -389,43 +389,32 @@ extern "C" void cuda_linear_kl(struct device *dev, struct tensor nll, struct ten
                                struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
                                struct tensor ids, const struct teacher *t, float scale, int64_t chunk)
 {
-    const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
-    const int64_t n_col = ceil_div(w->n_out, VECTOR) * VECTOR;
-    check_head(w, x);
-    if (dx.ndim) check_head(w, dx);
-    if (t->hidden.ndim) check_head(w, t->hidden);
-    const struct tensor dense = cuda_dense_bf16(dev, w);
-    struct chunk all;
-    all.logits = arena_tensor_2d(&dev->work, DT_F32, most, n_col);
-    all.of_teacher = arena_tensor_2d(&dev->work, DT_F32, most, t->hidden.ndim ? n_col : t->id.shape[1]);
-    all.part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
-    if (!dev->dry_run) {
-        if (dx.ndim) zero_rows(dx);
-        for (int64_t first = 0; first < n_label; first += chunk) {
-            const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &all);
-            make_logits(&c, x, dense);
-            loss_of_chunk(nll, kl, hit, dx, ids, t, first, &c, dense, scale);
-        }
+    const struct scratch_head s = scratch_linear_kl(dev, w, rows, t, chunk);
+    const int64_t n_label = rows.shape[0];
+    want_rows(x);
+    if (dx.ndim) want_rows(dx), zero_rows(dx);
+    if (t->hidden.ndim) want_rows(t->hidden);
+    cuda_fill_matrices(s.dense, w);
+    for (int64_t first = 0; first < n_label; first += chunk) {
+        const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &s);
+        make_logits(&c, x, s.dense);
+        loss_of_chunk(nll, kl, hit, dx, ids, t, first, &c, s.dense, scale);
     }
-    arena_release(&dev->work, mark);
 }
 
 extern "C" void cuda_linear_topk(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
                                  const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
 {
-    const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
-    check_head(w, x);
-    const struct tensor dense = cuda_dense_bf16(dev, w);
-    struct chunk all = {};
-    all.logits = arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
-    all.part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
-    for (int64_t first = 0; first < n_label && !dev->dry_run; first += chunk) {
-        const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &all);
-        make_logits(&c, x, dense);
+    const struct scratch_head s = scratch_linear_topk(dev, w, rows, chunk);
+    const int64_t n_label = rows.shape[0];
+    want_rows(x);
+    cuda_fill_matrices(s.dense, w);
+    for (int64_t first = 0; first < n_label; first += chunk) {
+        const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &s);
+        make_logits(&c, x, s.dense);
         choose_kernel<<<grid_x(c.rows.shape[0]), THREADS, 0, cuda.stream>>>(
             i32_ptr(id) + first * id.ld, id.ld, f32_ptr(logprob) + first * logprob.ld, logprob.ld, (int)id.shape[1],
             f32_ptr(c.logits), c.logits.ld, (int)w->n_out, 1 / temperature);
         CUDA_CHECK_LAUNCH();
     }
-    arena_release(&dev->work, mark);
 }

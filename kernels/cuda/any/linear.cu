@@ -212,15 +212,6 @@ static void drop(struct tensor dst, struct tensor src, const struct lora *lora)
     CUDA_CHECK_LAUNCH();
 }
 
-/* The input of the adapter: x, or with dropout a copy with elements cleared, which a dry run does not fill. */
-static struct tensor adapter_input(struct device *dev, struct tensor x, const struct lora *lora)
-{
-    if (lora->dropout <= 0) return x;
-    struct tensor kept = arena_tensor_2d(&dev->work, DT_BF16, x.shape[0], x.shape[1]);
-    if (!dev->dry_run) drop(kept, x, lora);
-    return kept;
-}
-
 /* The adapter that products add: none where it is merged into the matrix. */
 static const struct lora *added_adapter(const struct lora *lora)
 {
@@ -246,20 +237,6 @@ static bool is_aligned(struct tensor x)
 static void want_aligned(const char *name, struct tensor x)
 {
     MT_REQUIRE(is_aligned(x), "%s: rows of %lld, the first at %p: not 16-byte aligned", name, (long long)x.ld, x.data);
-}
-
-static void want_shapes(const struct weight *w, const struct lora *lora)
-{
-    bool fine =
-        w->n_in % VECTOR == 0 && w->n_out < INT32_MAX && lora->r % VECTOR == 0 && tensor_count(lora->b) < INT32_MAX;
-    int64_t end = 0;
-    for (int s = 0; lora->r && s < lora->n_seg; s++) {
-        fine = fine && lora->seg_first[s] >= end;
-        end = lora->seg_first[s] + lora->seg_cols[s];
-    }
-    MT_REQUIRE(
-        fine, "[%lld, %lld] with an adapter of rank %lld: columns or rank not multiples of 8, or segments out of order",
-        (long long)w->n_out, (long long)w->n_in, (long long)lora->r);
 }
 
 /* Divides the columns of y at the segments; returns the number of tiles. */
@@ -375,22 +352,17 @@ static void product_and_addend(struct tensor y, struct tensor xa, struct tensor 
 extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
                                 const struct proj *proj, struct tensor res)
 {
-    const struct weight *w = &proj->w;
-    const struct lora *lora = &proj->lora;
+    const struct lora *lora = &proj->lora, *added = added_adapter(lora);
     const struct tensor bias = proj->bias;
-    const int64_t mark = arena_mark(&dev->work);
-    want_shapes(w, lora);
-    const struct tensor dense = cuda_dense_proj(dev, proj);
-    const struct tensor kept = lora->r ? adapter_input(dev, x, lora) : x;
-    const struct lora *added = added_adapter(lora);
-    if (!dev->dry_run && tensor_count(y)) {
-        const bool fusable = added->r || res.ndim;
-        if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
-        if (lora->r) cuda_gemm(xa, kept, false, lora->a, true, keep_factor(lora), 0);
-        if (!fusable || !fused_fwd(y, xa, x, dense, bias, res, added))
-            product_and_addend(y, xa, x, dense, bias, res, added);
-    }
-    arena_release(&dev->work, mark);
+    const struct scratch_linear s = scratch_linear_fwd(dev, x, proj);
+    if (!tensor_count(y)) return;
+    cuda_fill_dense(s.dense, proj);
+    if (s.kept.data != x.data) drop(s.kept, x, lora);
+    const bool fusable = added->r || res.ndim;
+    if (lora->r) want_aligned("x", x), want_aligned("xa", xa), want_aligned("b", lora->b);
+    if (lora->r) cuda_gemm(xa, s.kept, false, lora->a, true, keep_factor(lora), 0);
+    if (!fusable || !fused_fwd(y, xa, x, s.dense, bias, res, added))
+        product_and_addend(y, xa, x, s.dense, bias, res, added);
 }
 
 /* dx = dy W + drop(dxa A) */
@@ -444,34 +416,17 @@ static bool one_pass(struct tensor dxa, struct tensor dy, struct tensor xa, cons
     if (takes) cuda_grouped_pass(pass, lora->n_seg);
     return takes;
 }
-static int64_t one_pass_bytes(int64_t n_row, const struct lora *lora)
-{
-    int64_t bytes = 0;
-    for (int s = 0; choice_one_pass(cuda.arch, lora->r) && s < lora->n_seg; s++)
-        bytes += cuda_grouped_pass_bytes(n_row, lora->seg_cols[s], lora->r);
-    return bytes;
-}
 
 extern "C" void cuda_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                 struct tensor xa, const struct proj *proj)
 {
-    const struct weight *w = &proj->w;
     const struct lora *lora = &proj->lora;
-    const int64_t n_row = dy.shape[0], r = lora->r, mark = arena_mark(&dev->work);
-    struct tensor dense = {}, dxa = {}, kept = x;
-    void *partial = NULL;
-    want_shapes(w, lora);
-    if (dx.ndim) dense = cuda_dense_proj(dev, proj);
-    if (r) {
-        dxa = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->n_seg * r);
-        kept = adapter_input(dev, x, lora);
-        partial = arena_push(&dev->work, one_pass_bytes(n_row, lora));
-    }
-    if (!dev->dry_run && n_row) {
-        want_aligned("dx", dx), want_aligned("x", x);
-        if (r && !one_pass(dxa, dy, xa, proj, partial)) two_passes(dxa, dy, xa, proj);
-        if (dx.ndim) input_gradient(dx, dy, dxa, dense, added_adapter(lora));
-        if (r) cuda_gemm(proj->grad.a, dxa, true, kept, false, keep_factor(lora), 1);
-    }
-    arena_release(&dev->work, mark);
+    const struct scratch_linear s = scratch_linear_bwd(dev, dx, dy, x, proj);
+    if (!dy.shape[0]) return;
+    if (dx.ndim) cuda_fill_dense(s.dense, proj);
+    if (s.kept.data != x.data) drop(s.kept, x, lora);
+    want_aligned("dx", dx), want_aligned("x", x);
+    if (lora->r && !one_pass(s.dxa, dy, xa, proj, s.partial)) two_passes(s.dxa, dy, xa, proj);
+    if (dx.ndim) input_gradient(dx, dy, s.dxa, s.dense, added_adapter(lora));
+    if (lora->r) cuda_gemm(proj->grad.a, s.dxa, true, s.kept, false, keep_factor(lora), 1);
 }

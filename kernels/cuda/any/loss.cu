@@ -218,31 +218,18 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
                                struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
                                float scale, int64_t chunk)
 {
-    const int64_t n_label = rows.shape[0], most = MT_MIN(choice_head_rows(cuda.arch, chunk, w->n_in), n_label),
-                  mark = arena_mark(&dev->work);
-    const bool exponentials = choice_exponentials(cuda.arch, w->n_out);
-    check_head(w, x);
-    if (dx.ndim) check_head(w, dx);
-    const struct tensor dense = cuda_dense_bf16(dev, w);
-    struct chunk all = {};
-    all.part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
-    all.logits = exponentials ? arena_tensor_2d(&dev->work, DT_BF16, most, w->n_out)
-                              : arena_tensor_2d(&dev->work, DT_F32, most, ceil_div(w->n_out, VECTOR) * VECTOR);
-    if (exponentials) {
-        all.own = arena_tensor_1d(&dev->work, DT_F32, most);
-        all.tile_sums = (struct tile_sums *)arena_push(&dev->work, most * ceil_div(w->n_out, DENSE_COLS) *
-                                                                       (int64_t)sizeof(*all.tile_sums));
+    const struct scratch_head s = scratch_linear_ce(dev, w, rows, chunk);
+    const int64_t n_label = rows.shape[0];
+    want_rows(x);
+    if (dx.ndim) want_rows(dx), zero_rows(dx);
+    cuda_fill_matrices(s.dense, w);
+    for (int64_t first = 0, n; first < n_label; first += n) {
+        struct chunk c = {};
+        n = MT_MIN(s.chunk, n_label - first);
+        c.own = s.own, c.tile_sums = s.tile_sums;
+        c.nll = tensor_rows(nll, first, n), c.hit = tensor_rows(hit, first, n);
+        c.rows = tensor_rows(rows, first, n), c.ids = tensor_rows(ids, first, n);
+        c.part = tensor_rows(s.part, 0, n), c.logits = tensor_rows(s.logits, 0, n);
+        loss_of_chunk(&c, dx, x, s.dense, scale);
     }
-    if (!dev->dry_run) {
-        if (dx.ndim) zero_rows(dx);
-        for (int64_t first = 0, n; first < n_label; first += n) {
-            struct chunk c = all;
-            n = MT_MIN(most, n_label - first);
-            c.nll = tensor_rows(nll, first, n), c.hit = tensor_rows(hit, first, n);
-            c.rows = tensor_rows(rows, first, n), c.ids = tensor_rows(ids, first, n);
-            c.part = tensor_rows(all.part, 0, n), c.logits = tensor_rows(all.logits, 0, n);
-            loss_of_chunk(&c, dx, x, dense, scale);
-        }
-    }
-    arena_release(&dev->work, mark);
 }

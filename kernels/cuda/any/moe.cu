@@ -25,7 +25,6 @@
 enum { THREADS = OCTET_THREADS, WARP = 32 };
 
 static const struct tensor absent = {};
-static const struct fp8_rows no_fp8_rows = {};
 
 /* ---- the grouped products ---- */
 
@@ -99,46 +98,16 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
 static const struct grouped_variant {
     unsigned archs;
     int64_t n_out; /* at least */
-    bool by_tma;   /* gathered rows are slower than a copy of them in expert order */
     void (*run)(const struct grouped *g);
     bool (*has_glu)(const struct grouped *g); /* whether run has GROUPED_GLU for gates and ups in separate halves */
-} variants[] = {{ARCH_BIT(CUDA_SM90), 64, true, cuda_grouped_wgmma, cuda_grouped_swiglu},
-                {EVERY_ARCH, 0, false, cuda_grouped_mma, NULL}};
+} variants[] = {{ARCH_BIT(CUDA_SM90), GROUPED_TMA_OUT, cuda_grouped_wgmma, cuda_grouped_swiglu},
+                {EVERY_ARCH, 0, cuda_grouped_mma, NULL}};
 
 static const struct grouped_variant *variant_of(int64_t n_out)
 {
     const struct grouped_variant *v = variants;
     while (!cuda_runs(v->archs) || n_out < v->n_out) v++;
     return v;
-}
-
-/* The experts that a product reads, and scratch for decoded matrices. */
-struct decoded {
-    enum grouped_way way;
-    bf16 *data; /* `count` matrices, AHEAD_SLOTS of GROUPED_AHEAD; NULL: the products read w, which is bf16 or packed */
-    int64_t n_place; /* experts, or min(E, M) places of a list of those that have rows */
-    int64_t count;   /* places of one launch */
-    int32_t *ids;    /* [n_place]; NULL: no list */
-    int32_t *offs;   /* [n_place + 1] rows of each place */
-};
-static struct decoded push_decoded(struct device *dev, const struct proj *proj, const struct route *r)
-{
-    const struct weight *w = &proj->w;
-    const int64_t n_row = r->row_slot.shape[0];
-    struct decoded d = {GROUPED_FIRST, NULL, w->n_exp, w->n_exp, NULL, NULL};
-    if (weight_is_bf16(w) && !proj->quant.format.bits) return d;
-    d.way = choice_grouped_of(dev, proj, n_row);
-    if (d.way == GROUPED_AHEAD) d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, AHEAD_SLOTS, w->n_out, w->n_in));
-    if (d.way != GROUPED_FIRST) return d;
-    d.n_place = MT_MIN(w->n_exp, n_row);
-    d.count = dev->expert_group ? MT_MIN(dev->expert_group, d.n_place) : d.n_place;
-    d.data = bf16_ptr(arena_tensor_3d(&dev->work, DT_BF16, d.count, w->n_out, w->n_in));
-    /* always as large as for E experts, so that the scratch of a larger M is never smaller */
-    int32_t *list = (int32_t *)arena_push(&dev->work, (2 * w->n_exp + 1) * (int64_t)sizeof(*list));
-    if (n_row >= w->n_exp || dev->dry_run) return d;
-    d.ids = list;
-    d.offs = list + w->n_exp;
-    return d;
 }
 
 /* ids = the experts that have rows, ascending; to = their row offsets. Later places have no rows, and their ids are not
@@ -164,24 +133,16 @@ static __global__ void __launch_bounds__(GROUPED_EXPERTS)
 }
 
 /* The rows of an FP8 product: what a product with proj reads instead of x, which has one row per token or is in expert
- * order. Takes their scratch; nothing without FP8 products. */
-static struct fp8_rows push_fp8_rows(struct device *dev, const struct proj *proj, struct tensor x, bool tokens,
-                                     const struct route *r)
+ * order. Nothing without FP8 products. */
+static struct fp8_rows fill_fp8_rows(const struct scratch_fp8_rows *to, const struct proj *proj, struct tensor x,
+                                     bool tokens, const struct route *r)
 {
-    const int64_t n_row = r->row_slot.shape[0], n_in = x.shape[1];
-    struct fp8_rows rows = {};
+    const struct fp8_rows rows = {to->codes, bf16_ptr(to->values), to->step};
     if (!proj->fp8.step.ndim) return rows;
-    if (proj->fp8.pair) {
-        rows.codes = (uint8_t *)arena_push(&dev->work, n_row * n_in);
-        rows.step = (float *)arena_push(&dev->work, n_row * (int64_t)sizeof(*rows.step));
-    } else {
-        rows.values = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_row, n_in));
-    }
-    if (dev->dry_run) return rows;
     const struct fp8_source from = {bf16_ptr(x),
                                     x.ld,
-                                    n_in,
-                                    n_row,
+                                    x.shape[1],
+                                    r->row_slot.shape[0],
                                     i32_ptr(r->offs),
                                     r->offs.shape[0] - 1,
                                     (const float *)proj->fp8.step.data,
@@ -212,42 +173,42 @@ static void product_of_codes(struct grouped *g, const struct proj *proj, const s
     }
 }
 
-/* The main product with proj, in launches of d.count experts. Sets ids, offs, n_out, n_in, first, count and b of g. */
-static void product(struct grouped *g, const struct proj *proj, struct decoded d, struct fp8_rows rows)
+/* The main product with proj, in launches of d->count experts. Sets ids, offs, n_out, n_in, first, count and b of g. */
+static void product(struct grouped *g, const struct proj *proj, const struct scratch_experts *d, struct fp8_rows rows)
 {
     const struct weight *w = &proj->w;
+    bf16 *decoded = bf16_ptr(d->data);
     g->n_out = g->kn ? w->n_in : w->n_out;
     g->n_in = g->kn ? w->n_out : w->n_in;
     if (rows.codes && g->n_row) product_of_codes(g, proj, &rows);
     if (rows.codes) return;
     if (rows.values) g->a = rows.values, g->lda = g->n_in, g->slot = NULL;
-    if (grouped_is_packed(d.way)) return cuda_grouped_packed(g, w, d.way);
-    if (d.way == GROUPED_AHEAD) return cuda_grouped_ahead(g, w, d.data);
-    if (d.ids && g->n_row) {
+    if (grouped_is_packed(d->way)) return cuda_grouped_packed(g, w, d->way);
+    if (d->way == GROUPED_AHEAD) return cuda_grouped_ahead(g, w, decoded);
+    if (d->ids && g->n_row) {
         MT_REQUIRE(w->n_exp <= GROUPED_EXPERTS, "%lld experts", (long long)w->n_exp);
-        list_kernel<<<1, GROUPED_EXPERTS, 0, cuda.stream>>>(d.ids, d.offs, (int)d.n_place, g->offs, (int)w->n_exp);
+        list_kernel<<<1, GROUPED_EXPERTS, 0, cuda.stream>>>(d->ids, d->offs, (int)d->n_place, g->offs, (int)w->n_exp);
         CUDA_CHECK_LAUNCH();
-        g->ids = d.ids;
-        g->offs = d.offs;
+        g->ids = d->ids;
+        g->offs = d->offs;
     }
-    for (int64_t i = 0; i < d.n_place && g->n_row; i += d.count) {
+    for (int64_t i = 0; i < d->n_place && g->n_row; i += d->count) {
         g->first = i;
-        g->count = MT_MIN(d.count, d.n_place - i);
-        g->b = d.data ? d.data : (const bf16 *)w->data + i * w->n_out * w->n_in;
-        if (d.data) cuda_decode_proj(d.data, proj, i, g->count, g->ids, g->offs);
+        g->count = MT_MIN(d->count, d->n_place - i);
+        g->b = decoded ? decoded : (const bf16 *)w->data + i * w->n_out * w->n_in;
+        if (decoded) cuda_decode_proj(decoded, proj, i, g->count, g->ids, g->offs);
         variant_of(g->n_out)->run(g);
     }
 }
 
 /* One factor's gradient: dA += scale db^T x with of_a, wide = x and thin = db; dB += scale dy^T xa with wide = dy and
- * thin = xa. In a dry run it only takes its scratch. beside: dy B, computed in the same pass over dy, or NULL. */
-static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
+ * thin = xa. partial: scratch. beside: dy B, computed in the same pass over dy, or NULL. */
+static void factor_grad(void *partial, const struct proj *proj, bool of_a, struct tensor wide, bool tokens,
                         struct tensor thin, const struct thin *beside, const struct route *r)
 {
     const struct lora *lora = &proj->lora;
-    const int64_t n_row = r->row_slot.shape[0], mark = arena_mark(&dev->work);
     struct grouped_wgrad g = {};
-    g.n_row = n_row;
+    g.n_row = r->row_slot.shape[0];
     g.n_exp = r->offs.shape[0] - 1;
     g.n_wide = wide.shape[1];
     g.r = lora->r;
@@ -270,20 +231,20 @@ static void factor_grad(struct device *dev, const struct proj *proj, bool of_a, 
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
     }
-    const auto bytes = beside ? cuda_grouped_pass_bytes : cuda_grouped_wgrad_bytes;
-    g.partial = arena_push(&dev->work, bytes(n_row, g.n_wide, g.r));
-    if (!dev->dry_run && beside) cuda_grouped_pass(&g, 1);
-    if (!dev->dry_run && !beside) cuda_grouped_wgrad(&g);
-    arena_release(&dev->work, mark);
+    g.partial = partial;
+    if (beside)
+        cuda_grouped_pass(&g, 1);
+    else
+        cuda_grouped_wgrad(&g);
 }
 
 /* out->product = dy B; dB += scale dy^T xa unless the adapter is frozen. */
-static void back_through_b(struct device *dev, const struct thin *out, struct tensor dy, bool tokens, struct tensor xa,
-                           const struct proj *proj, const struct route *r)
+static void back_through_b(struct device *dev, void *partial, const struct thin *out, struct tensor dy, bool tokens,
+                           struct tensor xa, const struct proj *proj, const struct route *r)
 {
-    const bool trained = proj->grad.b.ndim > 0, one_pass = trained && choice_one_pass(cuda.arch, proj->lora.r);
-    if (!one_pass && !dev->dry_run) thin_product(out, dy, tokens, proj->lora.b, true, r);
-    if (trained) factor_grad(dev, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
+    const bool one_pass = scratch_one_pass(dev, proj);
+    if (!one_pass) thin_product(out, dy, tokens, proj->lora.b, true, r);
+    if (proj->grad.b.ndim) factor_grad(partial, proj, false, dy, tokens, xa, one_pass ? out : NULL, r);
 }
 
 /* ---- rows in expert order ---- */
@@ -321,14 +282,6 @@ template <typename word> static void gather(struct tensor y, struct tensor x, st
 
 /* Whether a thin product with an adapter of this rank can write the rows that it reads. */
 static bool writes_rows(int64_t rank) { return rank > 0 && rank <= THIN_RANK; }
-/* Room for the rows of x [T, C] in expert order, which the main product of n_out columns then reads by TMA; absent
- * where that product gathers them, or reads codes of them. */
-static struct tensor push_copy(struct device *dev, struct tensor x, int64_t n_out, const struct proj *proj,
-                               const struct route *r)
-{
-    if (!variant_of(n_out)->by_tma || proj->fp8.step.ndim) return absent;
-    return arena_tensor_2d(&dev->work, DT_BF16, r->row_slot.shape[0], x.shape[1]);
-}
 /* Writes the copy unless a thin product does. */
 static void fill_copy(struct tensor copy, struct tensor x, const struct proj *proj, const struct route *r)
 {
@@ -452,56 +405,48 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
                                 struct tensor x, const struct route *r, const struct proj *up, const struct glu *glu)
 {
     const struct lora *lora = &up->lora;
-    const int64_t mark = arena_mark(&dev->work);
-    const struct tensor copy = push_copy(dev, x, up->w.n_out, up, r);
-    const struct thin thin = {xa, absent, copy};
-    const struct decoded matrices = push_decoded(dev, up, r);
-    const struct fp8_rows rows = push_fp8_rows(dev, up, x, true, r);
-    if (!dev->dry_run) {
-        if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
-        fill_copy(copy, x, up, r);
-        struct grouped g = rows_of(copy.ndim ? copy : x, !copy.ndim, r);
-        take_adapter(&g, lora, xa, lora->b);
-        g.bias = (const float *)whole(up->bias);
-        g.out = (bf16 *)whole(pre);
-        g.act = (bf16 *)whole(act);
-        g.glu = *glu;
-        g.form = glu_form_of(*glu);
-        g.n_out = up->w.n_out;
-        const struct grouped_variant *v = variant_of(g.n_out);
-        const bool fused =
-            glu->interleaved || (!rows.codes && !grouped_is_packed(matrices.way) && v->has_glu && v->has_glu(&g));
-        g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
-        product(&g, up, matrices, rows);
-        if (!fused) cuda_glu_fwd(dev, act, pre, absent, glu);
-    }
-    arena_release(&dev->work, mark);
+    const struct scratch_moe_fwd s = scratch_moe_up_fwd(dev, x, r, up);
+    const struct thin thin = {xa, absent, s.copy};
+    const struct fp8_rows rows = fill_fp8_rows(&s.rows, up, x, true, r);
+    if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
+    fill_copy(s.copy, x, up, r);
+    struct grouped g = rows_of(s.copy.ndim ? s.copy : x, !s.copy.ndim, r);
+    take_adapter(&g, lora, xa, lora->b);
+    g.bias = (const float *)whole(up->bias);
+    g.out = (bf16 *)whole(pre);
+    g.act = (bf16 *)whole(act);
+    g.glu = *glu;
+    g.form = glu_form_of(*glu);
+    g.n_out = up->w.n_out;
+    const struct grouped_variant *v = variant_of(g.n_out);
+    const bool fused =
+        glu->interleaved || (!rows.codes && !grouped_is_packed(s.experts.way) && v->has_glu && v->has_glu(&g));
+    g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
+    product(&g, up, &s.experts, rows);
+    if (!fused) cuda_glu_fwd(dev, act, pre, absent, glu);
 }
 
 extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct tensor ha, struct tensor act,
                                   const struct route *r, const struct proj *down)
 {
     const struct lora *lora = &down->lora;
-    const int64_t mark = arena_mark(&dev->work);
-    const struct decoded matrices = push_decoded(dev, down, r);
-    const struct fp8_rows rows = y.ndim ? push_fp8_rows(dev, down, act, false, r) : no_fp8_rows;
-    if (!dev->dry_run) {
-        const struct thin thin = {ha, absent, absent};
-        if (lora->r) thin_product(&thin, act, false, lora->a, false, r);
-        struct grouped g = rows_of(act, false, r);
-        take_adapter(&g, lora, ha, lora->b);
-        g.bias = (const float *)whole(down->bias);
-        g.out = (bf16 *)whole(y);
-        if (y.ndim) product(&g, down, matrices, rows);
-    }
-    arena_release(&dev->work, mark);
+    const struct scratch_moe_fwd s = scratch_moe_down_fwd(dev, y, act, r, down);
+    const struct thin thin = {ha, absent, absent};
+    if (lora->r) thin_product(&thin, act, false, lora->a, false, r);
+    if (!y.ndim) return;
+    const struct fp8_rows rows = fill_fp8_rows(&s.rows, down, act, false, r);
+    struct grouped g = rows_of(act, false, r);
+    take_adapter(&g, lora, ha, lora->b);
+    g.bias = (const float *)whole(down->bias);
+    g.out = (bf16 *)whole(y);
+    product(&g, down, &s.experts, rows);
 }
 
 extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
 {
     const int64_t bytes = x.shape[1] * dtype_size(x.dtype);
     MT_REQUIRE(bytes % 4 == 0, "rows of %lld bytes", (long long)bytes);
-    if (dev->dry_run || y.shape[0] == 0) return;
+    if (y.shape[0] == 0) return;
     if (bytes % 16 == 0)
         gather<uint4>(y, x, rows, share);
     else
@@ -511,78 +456,59 @@ extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x
 extern "C" void cuda_moe_combine_fwd(struct device *dev, struct tensor out, struct tensor res, struct tensor y,
                                      const struct route *r)
 {
-    if (!dev->dry_run) sum_slots(out, res, (const float *)whole(r->gate), y, r);
+    sum_slots(out, res, (const float *)whole(r->gate), y, r);
 }
 
 extern "C" void cuda_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor dgate, struct tensor act,
                                   struct tensor dout, struct tensor pre, struct tensor ha, const struct route *r,
                                   const struct proj *down, const struct glu *glu)
 {
-    const struct weight *w = &down->w;
     const struct lora *lora = &down->lora;
-    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0], width = w->n_in;
-    const int64_t n_part = glu_gated(glu) ? ceil_div(width, GROUPED_PART) : 1;
-    const bool quant = down->in.format.bits;
-    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    const struct tensor db_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    const struct tensor ha_gated = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    const bool trained = lora->r && down->grad.a.ndim;
-    const int64_t product_mark = arena_mark(&dev->work);
-    const struct tensor copy = push_copy(dev, dout, width, down, r);
-    const struct thin thin = {db, db_gated, copy};
-    if (trained && !dev->dry_run) gate_rows(ha_gated, ha, r);
-    if (lora->r) back_through_b(dev, &thin, dout, true, ha_gated, down, r);
-    const struct tensor part = arena_tensor_2d(&dev->work, DT_F32, n_part, n_row);
-    const struct decoded matrices = push_decoded(dev, down, r);
-    const struct fp8_rows rows = push_fp8_rows(dev, down, dout, true, r);
-    const struct tensor dact = glu_gated(glu) || !quant ? act : arena_tensor_2d(&dev->work, DT_BF16, n_row, width);
-    if (!dev->dry_run && n_row) {
+    const struct scratch_moe_bwd s = scratch_moe_down_bwd(dev, dpre, act, dout, r, down, glu);
+    const struct tensor copy = s.fwd.copy;
+    const bool quant = down->in.format.bits, trained = lora->r && down->grad.a.ndim;
+    const struct thin thin = {s.db, s.gated, copy};
+    if (trained) gate_rows(s.ha, ha, r);
+    if (lora->r) back_through_b(dev, s.of_b, &thin, dout, true, s.ha, down, r);
+    if (dpre.shape[0]) {
+        const struct fp8_rows rows = fill_fp8_rows(&s.fwd.rows, down, dout, true, r);
         fill_copy(copy, dout, down, r);
         struct grouped g = rows_of(copy.ndim ? copy : dout, !copy.ndim, r);
-        take_adapter(&g, lora, db, lora->a);
+        take_adapter(&g, lora, s.db, lora->a);
         g.kn = true;
         g.epilogue = !glu_gated(glu) ? GROUPED_STORE : quant ? GROUPED_GLU_BWD_QUANT : GROUPED_GLU_BWD;
         g.in_amax = f32_ptr(down->in.amax);
-        g.out = (bf16 *)whole(glu_gated(glu) ? dpre : dact);
+        g.out = (bf16 *)whole(glu_gated(glu) ? dpre : s.dact);
         g.act = (bf16 *)whole(act);
         g.glu = *glu;
         g.form = glu_form_of(*glu);
         g.pre = (const bf16 *)whole(pre);
         g.row_slot = i32_ptr(r->row_slot);
         g.gate = (const float *)whole(r->gate);
-        g.dgate_part = f32_ptr(part);
-        product(&g, down, matrices, rows);
+        g.dgate_part = f32_ptr(s.part);
+        product(&g, down, &s.fwd.experts, rows);
         if (!glu_gated(glu)) relu2_bwd(&g, dpre, quant);
         dgate_kernel<<<grid_x(ceil_div(dout.shape[0], THREADS / WARP)), THREADS, 0, cuda.stream>>>(
-            (float *)whole(dgate), g.dgate_part, n_part, (const float *)whole(down->bias), bf16_ptr(dout), dout.ld,
-            w->n_out, i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
+            (float *)whole(dgate), g.dgate_part, s.part.shape[0], (const float *)whole(down->bias), bf16_ptr(dout),
+            dout.ld, down->w.n_out, i32_ptr(r->slot_row), i32_ptr(r->idx), (int)r->idx.shape[1], dout.shape[0]);
         CUDA_CHECK_LAUNCH();
     }
-    arena_release(&dev->work, product_mark);
-    if (trained) factor_grad(dev, down, true, act, false, db_gated, NULL, r);
-    arena_release(&dev->work, mark);
+    if (trained) factor_grad(s.of_a, down, true, act, false, s.gated, NULL, r);
 }
 
 extern "C" void cuda_moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x,
                                 struct tensor xa, const struct route *r, const struct proj *up)
 {
-    const struct weight *w = &up->w;
     const struct lora *lora = &up->lora;
-    const int64_t mark = arena_mark(&dev->work), n_row = dpre.shape[0];
-    const struct tensor db = arena_tensor_2d(&dev->work, DT_BF16, n_row, lora->r);
-    const struct thin thin = {db, absent, absent};
-    if (lora->r) back_through_b(dev, &thin, dpre, false, xa, up, r);
-    if (lora->r && up->grad.a.ndim) factor_grad(dev, up, true, x, true, db, NULL, r);
-    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, n_row, w->n_in);
-    const struct decoded matrices = push_decoded(dev, up, r);
-    const struct fp8_rows rows = push_fp8_rows(dev, up, dpre, false, r);
-    if (!dev->dry_run) {
-        struct grouped g = rows_of(dpre, false, r);
-        take_adapter(&g, lora, db, lora->a);
-        g.kn = true;
-        g.out = bf16_ptr(out);
-        product(&g, up, matrices, rows);
-        sum_slots(dx, absent, NULL, out, r);
-    }
-    arena_release(&dev->work, mark);
+    const struct scratch_moe_bwd s = scratch_moe_up_bwd(dev, dpre, x, r, up);
+    const struct thin thin = {s.db, absent, absent};
+    if (lora->r) back_through_b(dev, s.of_b, &thin, dpre, false, xa, up, r);
+    if (lora->r && up->grad.a.ndim) factor_grad(s.of_a, up, true, x, true, s.db, NULL, r);
+    const struct fp8_rows rows = fill_fp8_rows(&s.fwd.rows, up, dpre, false, r);
+    struct grouped g = rows_of(dpre, false, r);
+    take_adapter(&g, lora, s.db, lora->a);
+    g.kn = true;
+    g.out = bf16_ptr(s.out);
+    product(&g, up, &s.fwd.experts, rows);
+    sum_slots(dx, absent, NULL, s.out, r);
 }

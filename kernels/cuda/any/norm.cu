@@ -196,7 +196,6 @@ static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tens
 extern "C" void cuda_rmsnorm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
                                  struct tensor w, const struct norm *norm)
 {
-    if (dev->dry_run) return;
     struct norm_job job = rows_job(x, rstd, w);
     job.y = norm_rows(y);
     job.eps = norm->eps;
@@ -207,7 +206,6 @@ extern "C" void cuda_rmsnorm_fwd(struct device *dev, struct tensor y, struct ten
 extern "C" void cuda_rmsnorm_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                  struct tensor rstd, struct tensor w)
 {
-    if (dev->dry_run) return;
     struct norm_job job = rows_job(x, rstd, w);
     job.dx = norm_rows(dx);
     job.dy = norm_rows(dy);
@@ -235,7 +233,6 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
                                  struct tensor wq, struct tensor wk, const struct attn_shape *shape,
                                  const struct norm *norm)
 {
-    if (dev->dry_run) return;
     struct norm_job job = heads_job(qkv, rstd, wq, wk, shape);
     job.x = job.y = norm_rows(qkv);
     job.raw = norm_rows(raw);
@@ -247,7 +244,6 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
 extern "C" void cuda_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
                                  struct tensor wq, struct tensor wk, const struct attn_shape *shape)
 {
-    if (dev->dry_run) return;
     struct norm_job job = heads_job(dqkv, rstd, wq, wk, shape);
     job.x = norm_rows(raw);
     job.dx = job.dy = norm_rows(dqkv);

@@ -8,12 +8,7 @@
 #include "kernels/adamw_value.h"
 #include "kernels/cuda/parts/rows.cuh"
 
-enum { BLOCK = 256, CHUNK = 65536 };
-
-struct square_sum {
-    double sum;
-    int64_t n_bad; /* not finite */
-};
+enum { BLOCK = 256, CHUNK = SQUARES_CHUNK };
 
 static __device__ inline void add_square(struct square_sum *s, float v)
 {
@@ -78,10 +73,8 @@ static __global__ void __launch_bounds__(BLOCK) sumsq_total(double *out, const s
 
 extern "C" void cuda_sumsq(struct device *dev, struct tensor out, struct tensor g)
 {
-    const int64_t mark = arena_mark(&dev->work), n = tensor_count(g), n_chunk = ceil_div(n, CHUNK);
-    struct square_sum *part = (struct square_sum *)arena_push(&dev->work, n_chunk * (int64_t)sizeof(*part));
-    arena_release(&dev->work, mark);
-    if (dev->dry_run) return;
+    const int64_t n = tensor_count(g), n_chunk = ceil_div(n, CHUNK);
+    struct square_sum *part = scratch_sumsq(dev, g);
     const bool aligned = (uintptr_t)g.data % 16 == 0;
     if (n_chunk && g.dtype == DT_BF16)
         sumsq_chunks<<<grid_x(n_chunk), BLOCK, 0, cuda.stream>>>(part, bf16_ptr(g), n, aligned);
@@ -101,7 +94,7 @@ static __global__ void __launch_bounds__(BLOCK) clear(float *x, int64_t ld, int6
 extern "C" void cuda_clear(struct device *dev, struct tensor x)
 {
     const int64_t n = tensor_count(x);
-    if (dev->dry_run || n == 0) return;
+    if (n == 0) return;
     clear<<<grid_x(ceil_div(n, BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(x), x.ld, n, x.shape[1]);
     CUDA_CHECK_LAUNCH();
 }
@@ -134,7 +127,7 @@ extern "C" void cuda_adamw(struct device *dev, struct tensor p, struct tensor m,
                            const struct adamw_step *step)
 {
     const int64_t n = tensor_count(p);
-    if (dev->dry_run || n == 0) return;
+    if (n == 0) return;
     MT_REQUIRE(flat_aligned(p) && flat_aligned(m) && flat_aligned(v) && flat_aligned(g),
                "an array of AdamW is not 16-byte aligned");
     adamw<<<grid_x(ceil_div(n, 4 * BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(p), f32_ptr(m), f32_ptr(v), f32_ptr(g), n,
@@ -159,7 +152,7 @@ static __global__ void __launch_bounds__(BLOCK) cast(bf16 *dst, const float *src
 extern "C" void cuda_cast(struct device *dev, struct tensor dst, struct tensor src)
 {
     const int64_t n = tensor_count(dst);
-    if (dev->dry_run || n == 0) return;
+    if (n == 0) return;
     MT_REQUIRE(flat_aligned(dst) && flat_aligned(src), "an array of cast is not 16-byte aligned");
     cast<<<grid_x(ceil_div(n, 8 * BLOCK)), BLOCK, 0, cuda.stream>>>(bf16_ptr(dst), f32_ptr(src), n);
     CUDA_CHECK_LAUNCH();

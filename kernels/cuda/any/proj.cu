@@ -205,12 +205,12 @@ void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t
 
 extern "C" void cuda_decode(struct device *dev, struct tensor y, const struct proj *proj, struct tensor offs)
 {
-    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(y), proj, 0, proj->w.n_exp, NULL, i32_ptr(offs));
+    cuda_decode_proj(bf16_ptr(y), proj, 0, proj->w.n_exp, NULL, i32_ptr(offs));
 }
 
 extern "C" void cuda_proj_amax(struct device *dev, struct tensor amax, const struct proj *proj)
 {
-    if (dev->dry_run || !tensor_count(amax)) return;
+    if (!tensor_count(amax)) return;
     want_vectors(proj);
     CUDA_CHECK(cudaMemsetAsync(amax.data, 0, (size_t)tensor_bytes(amax), cuda.stream));
     for (int i = 0; i < proj->quant.n_part; i++) {
@@ -220,11 +220,7 @@ extern "C" void cuda_proj_amax(struct device *dev, struct tensor amax, const str
     }
 }
 
-struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj)
+void cuda_fill_dense(struct tensor dense, const struct proj *proj)
 {
-    const struct weight *w = &proj->w;
-    if (!proj->quant.format.bits) return cuda_dense_bf16(dev, w);
-    const struct tensor out = arena_tensor_2d(&dev->work, DT_BF16, w->n_out, w->n_in);
-    if (!dev->dry_run) cuda_decode_proj(bf16_ptr(out), proj, 0, 1, NULL, NULL);
-    return out;
+    if (dense.data != proj->w.data) cuda_decode_proj(bf16_ptr(dense), proj, 0, 1, NULL, NULL);
 }

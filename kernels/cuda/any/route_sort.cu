@@ -9,7 +9,7 @@
  * Numerics: integers only. */
 #include "kernels/cuda/core/cuda.h"
 
-enum { WARPS = 4, SLOTS = 512, STEPS = SLOTS / 32, MAX_EXP = 512, ALL = -1 };
+enum { WARPS = 4, SLOTS = ROUTE_SLOTS, STEPS = SLOTS / 32, MAX_EXP = 512, ALL = -1 };
 
 /* Inclusive prefix sum over the lanes. */
 static __device__ inline int warp_scan(int v)
@@ -118,13 +118,9 @@ static __global__ void __launch_bounds__(32 * WARPS)
 
 extern "C" void cuda_route_sort(struct device *dev, struct route *r, int64_t n_exp)
 {
-    const int64_t mark = arena_mark(&dev->work), n_slot = tensor_count(r->idx);
-    const int64_t n_part =
-        MT_MAX(ceil_div(n_slot, SLOTS), 1); /* at least one: part 0 writes offs, also without slots */
-    int *count = (int *)arena_push(&dev->work, n_exp * n_part * (int64_t)sizeof(*count));
-    int *total = (int *)arena_push(&dev->work, n_exp * (int64_t)sizeof(*total));
-    arena_release(&dev->work, mark);
-    if (dev->dry_run) return;
+    const struct scratch_route_sort s = scratch_route_sort(dev, r, n_exp);
+    const int64_t n_slot = tensor_count(r->idx), n_part = s.n_part;
+    int *count = s.count, *total = s.total;
     MT_REQUIRE(n_exp >= 1 && n_exp <= MAX_EXP && n_slot <= INT32_MAX, "a sort of %lld slots by %lld experts",
                (long long)n_slot, (long long)n_exp);
     const unsigned grid = grid_x(ceil_div(n_part, WARPS));

@@ -210,7 +210,7 @@ static __global__ void __launch_bounds__(WARP_THREADS)
 extern "C" void cuda_hash_route(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok)
 {
     const int64_t n_slot = tensor_count(idx);
-    if (dev->dry_run || n_slot == 0) return;
+    if (n_slot == 0) return;
     hash_choose<<<grid_x(ceil_div(n_slot, WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
         i32_ptr(idx), i32_ptr(table), i32_ptr(tok), n_slot, (int)idx.shape[1]);
     CUDA_CHECK_LAUNCH();
@@ -247,7 +247,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
     const int64_t n_tok = x.shape[0];
     const bool is_sigmoid = router_is_sigmoid(router);
     const float *of_expert = bias.ndim ? f32_ptr(bias) : NULL;
-    if (dev->dry_run || n_tok == 0) return;
+    if (n_tok == 0) return;
     require_router(x, w);
     MT_REQUIRE(router->n_group <= 32, "a router of %d groups", router->n_group);
     if (!of_expert && cuda_token_gate_is(w, router)) {
@@ -266,8 +266,6 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
 }
 
 /* ---- statistics of the auxiliary loss */
-
-enum { STAT_TOKENS = 128 }; /* tokens of a block, which writes partial sums */
 
 /* Softmax over one row by a warp; lanes hold experts as in choose. */
 template <int N> static __device__ inline void softmax(float p[N], const float *logits, int n_exp)
@@ -340,12 +338,10 @@ static __global__ void stats_total(float *prob, float *count, const float *part_
 
 extern "C" void cuda_aux_stats(struct device *dev, struct aux *aux, struct tensor logits, const struct route *r)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
-    const int64_t n_part = ceil_div(n_tok, STAT_TOKENS);
-    const struct tensor prob = arena_tensor_2d(&dev->work, DT_F32, n_part, n_exp);
-    const struct tensor count = arena_tensor_2d(&dev->work, DT_I32, n_part, n_exp);
-    arena_release(&dev->work, mark);
-    if (dev->dry_run || n_tok == 0) return;
+    const int64_t n_tok = logits.shape[0], n_exp = logits.shape[1], n_part = ceil_div(n_tok, STAT_TOKENS);
+    const struct scratch_aux_stats s = scratch_aux_stats(dev, logits);
+    const struct tensor prob = s.prob, count = s.count;
+    if (n_tok == 0) return;
     MT_REQUIRE(n_exp <= MAX_EXP, "%lld experts", (long long)n_exp);
     KERNEL_FOR(stats_part, n_exp)<<<grid_x(n_part), WARP_THREADS, 0, cuda.stream>>>(
         f32_ptr(prob), i32_ptr(count), f32_ptr(logits), logits.ld, i32_ptr(r->idx), n_tok, (int)n_exp,
@@ -370,7 +366,7 @@ struct gates_job {
     float rows, scale;  /* dl += scale p_i (F_i - sum_j F_j p_j), F = count / rows */
 };
 
-enum { PARTS = 3 }; /* 24 bits in bf16 */
+enum { PARTS = ROUTER_PARTS };
 
 static __device__ inline void store_dl(const struct gates_job &job, int64_t t, int e, float v)
 {
@@ -543,36 +539,22 @@ static void launch_chosen(struct tensor dx, const struct gates_job *job, const s
     CUDA_CHECK_LAUNCH();
 }
 
-/* dl of the chosen experts alone, or that of all: for cuBLASLt, or for tiles. */
-enum dl_kind { OF_CHOSEN, IN_PARTS, IN_F32 };
-static enum dl_kind kind_of_dl(const struct weight *w, int64_t n_top, const struct aux *aux,
-                               const struct router *router)
-{
-    if (!weight_is_bf16(w)) return IN_F32;
-    const bool zeros = router->kind != ROUTER_PROBABILITY && aux->coef == 0; /* beyond the chosen */
-    return zeros && n_top <= 32 && 4 * n_top <= w->n_out ? OF_CHOSEN : IN_PARTS;
-}
-
 extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct tensor dgate, const struct route *r,
                                 struct tensor logits, const struct weight *w, const struct aux *aux,
                                 const struct router *router)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = logits.shape[0], n_exp = logits.shape[1];
-    const int64_t n_row = ceil_div(n_exp, 8) * 8, n_top = dgate.shape[1];
-    const enum dl_kind kind = kind_of_dl(w, n_top, aux, router);
-    const int64_t n_col = kind == OF_CHOSEN ? n_top : kind == IN_PARTS ? PARTS * n_row : n_row;
-    const struct tensor none = {}, dl = arena_tensor_2d(&dev->work, kind == IN_PARTS ? DT_BF16 : DT_F32, n_tok, n_col);
-    const struct tensor rows = kind == IN_PARTS ? arena_tensor_2d(&dev->work, DT_BF16, PARTS * n_row, w->n_in) : none;
-    arena_release(&dev->work, mark);
-    if (dev->dry_run || n_tok == 0) return;
+    const struct scratch_router_bwd s = scratch_router_bwd(dev, dgate, logits, w, aux, router);
+    const int64_t n_tok = logits.shape[0], n_exp = logits.shape[1], n_row = s.n_row, n_top = dgate.shape[1];
+    const struct tensor dl = s.dl, rows = s.rows;
+    if (n_tok == 0) return;
     require_router(dx, w);
     if (cuda_token_gate_is(w, router)) {
         cuda_token_gate_bwd(dx, dgate, logits, w, router);
         return;
     }
     struct gates_job job = {};
-    job.dl = f32_ptr(dl), job.ld_dl = kind == OF_CHOSEN ? n_top : n_row;
-    job.parts = kind == IN_PARTS ? bf16_ptr(dl) : NULL;
+    job.dl = f32_ptr(dl), job.ld_dl = s.kind == DL_OF_CHOSEN ? n_top : n_row;
+    job.parts = s.kind == DL_IN_PARTS ? bf16_ptr(dl) : NULL;
     job.gate = f32_ptr(r->gate), job.ld_gate = r->gate.ld;
     job.dgate = f32_ptr(dgate), job.ld_dgate = dgate.ld;
     job.logits = f32_ptr(logits), job.ld_logits = logits.ld;
@@ -586,14 +568,14 @@ extern "C" void cuda_router_bwd(struct device *dev, struct tensor dx, struct ten
         job.rows = (float)aux->rows;
         job.scale = aux->coef * (float)n_exp / job.rows / (aux->pooled ? 1 : (float)job.n_top);
     }
-    if (kind == OF_CHOSEN) {
+    if (s.kind == DL_OF_CHOSEN) {
         launch_chosen(dx, &job, w);
         return;
     }
     const auto gates = router_is_sigmoid(router) ? KERNEL_FOR(sigmoid_bwd, n_exp) : KERNEL_FOR(gates_bwd, n_exp);
     gates<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
-    if (kind == IN_PARTS) {
+    if (s.kind == DL_IN_PARTS) {
         stack_rows<<<grid_x(ceil_div(n_row * w->n_in, 8 * WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
             bf16_ptr(rows), (const bf16 *)w->data, n_row * w->n_in, n_exp * w->n_in);
         CUDA_CHECK_LAUNCH();

@@ -189,7 +189,7 @@ static struct tail_job job_of(struct tensor y, struct tensor x, struct tensor rs
 extern "C" void cuda_tail_rope_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
                                    struct tensor pos, struct tensor table, const struct tail_rope *r)
 {
-    if (dev->dry_run || y.shape[0] == 0) return;
+    if (y.shape[0] == 0) return;
     launch<false>(job_of(y, x, rstd, pos, table, r), rows_aligned(y) && rows_aligned(x) && rows_aligned(table));
 }
 
@@ -197,7 +197,7 @@ extern "C" void cuda_tail_rope_bwd(struct device *dev, struct tensor dx, struct 
                                    struct tensor rstd, struct tensor pos, struct tensor table,
                                    const struct tail_rope *r)
 {
-    if (dev->dry_run || dx.shape[0] == 0) return;
+    if (dx.shape[0] == 0) return;
     struct tail_job j = job_of(dx, dy, rstd, pos, table, r);
     j.direction = -j.direction;
     j.saved = rows_of(x);

@@ -7,9 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "kernels/choice.h"
 #include "kernels/comm/comm.h"
-#include "kernels/ops/ops.h"
+#include "kernels/scratch/scratch.h"
 
 typedef __nv_bfloat16 bf16;
 
@@ -38,7 +37,6 @@ static inline bool cuda_runs(unsigned archs) { return archs & ARCH_BIT(cuda.arch
     } while (0)
 #define CUDA_CHECK_LAUNCH() CUDA_CHECK(cudaGetLastError())
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* A grid dimension x, checked against the limit of CUDA. */
 static inline unsigned grid_x(int64_t n)
 {
@@ -107,16 +105,15 @@ void cuda_peers_acquire(cudaStream_t s);
  * the device, or NULL. With offs, places without rows are skipped: their part of `out` is not written. */
 extern "C" void cuda_dequant(bf16 *out, const struct weight *w, int64_t first, int64_t count, const int32_t *ids,
                              const int32_t *offs);
-/* w (n_exp = 1) as a bf16 matrix [n_out, n_in]: w itself if it is bf16, else decoded into scratch on dev->work, which
- * the caller releases. A dry run only takes the scratch. */
-struct tensor cuda_dense_bf16(struct device *dev, const struct weight *w);
+/* Decodes all of w into scratch_matrices, unless these are w's own. */
+void cuda_fill_matrices(struct tensor matrices, const struct weight *w);
 
 /* ---- proj.cu */
 
 /* The same for what products with proj read, fake-quantised where it asks. */
 void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
                       const int32_t *offs);
-struct tensor cuda_dense_proj(struct device *dev, const struct proj *proj);
+void cuda_fill_dense(struct tensor dense, const struct proj *proj);
 
 /* ---- token_gate.cu: a sigmoid router of one expert without bias, for router.cu; T > 0 */
 

@@ -11,10 +11,7 @@
 
 enum { STAGING_HALF = 32 << 20 };
 
-struct cuda cuda = {.n_sm = DIVISION_SM,
-                    .all_sm = DIVISION_SM,
-                    .arch = CUDA_SM90,
-                    .name = "a GPU that is not here"}; /* before a GPU is open: for plans */
+struct cuda cuda = {.n_sm = DIVISION_SM, .all_sm = DIVISION_SM, .arch = CUDA_SM90}; /* before a GPU is open */
 
 static struct {
     char *base; /* two buffers of STAGING_HALF bytes, pinned */
@@ -26,9 +23,9 @@ static struct {
 /* ---- memory ---- */
 
 /* Bytes that plans must leave free: memory in use after opening the GPU (context, libraries, other processes), plus
- * what the driver allocates at the first launches of kernels. The initial value is that of an H100. */
+ * what the driver allocates at the first launches of kernels. */
 enum { LAUNCHED_LATER = 72 << 20 };
-static int64_t fixed = (561 << 20) + LAUNCHED_LATER;
+static int64_t fixed;
 
 static void *gpu_alloc(int64_t bytes)
 {
@@ -75,7 +72,6 @@ static bool gpu_integrated(void) { return cuda.integrated; }
 static int64_t gpu_free_bytes(void)
 {
     size_t available, total;
-    if (!cuda.stream) return -1;
     if (cuda.integrated) return memory_room("");
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return (int64_t)available;
@@ -90,7 +86,7 @@ static int64_t gpu_used_bytes(void)
 }
 
 /* A process that ended after this one opened the GPU may have held memory then. */
-static int64_t gpu_fixed_bytes(void) { return cuda.stream ? MT_MIN(fixed, gpu_used_bytes() + LAUNCHED_LATER) : fixed; }
+static int64_t gpu_fixed_bytes(void) { return MT_MIN(fixed, gpu_used_bytes() + LAUNCHED_LATER); }
 
 void cuda_note_fixed(void) { fixed = gpu_used_bytes() + LAUNCHED_LATER; }
 
@@ -233,12 +229,6 @@ extern "C" int ops_cuda_count(void)
 {
     int n = 0;
     return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
-}
-
-extern "C" const struct ops *ops_cuda_table(enum cuda_arch arch)
-{
-    if (!cuda.stream) cuda.arch = arch;
-    return &table;
 }
 
 extern "C" const struct ops *ops_cuda(bool portable, struct err *err)

@@ -14,12 +14,6 @@ int ops_cuda_sms(int n) { return 0 * n; }
 
 int ops_cuda_count(void) { return 0; }
 
-const struct ops *ops_cuda_table(enum cuda_arch arch)
-{
-    (void)arch;
-    return NULL;
-}
-
 const char *ops_cuda_built(void) { return "not built in"; }
 
 const char *ops_cuda_found(char text[160])

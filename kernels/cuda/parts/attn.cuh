@@ -53,23 +53,16 @@ __host__ __device__ static inline int attn_mean_keys(const struct attn_args &a, 
     return MT_MIN((len + 1) / 2, a.window);
 }
 
-/* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
- * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
- * have at least attn_bounded_len rows, so that no two begin in the same attn_bounded_len rows of the batch: key_norm
- * has an entry per kv head for each of these, the bits of the largest |k|^2. */
-enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
+/* Whether the forward on Hopper bounds the scores of a sequence (BOUNDED_KEYS): key_norm has an entry per kv head for
+ * each BOUNDED_LEN rows of the batch, the bits of the largest |k|^2. */
 __host__ __device__ static inline bool attn_bounded(const struct attn_args &a, int len)
 {
     return (int64_t)attn_mean_keys(a, len) * (a.n_head / a.n_kv) >= BOUNDED_KEYS;
 }
-__host__ __device__ static inline int attn_bounded_len(int group)
-{
-    return 2 * ((BOUNDED_KEYS + group - 1) / group) - 1;
-}
 /* The entry of kv head 0 of the sequence that begins at row `first`; at row n_tok: of one more. */
 __host__ __device__ static inline int64_t attn_norm_at(const struct attn_args &a, int64_t first)
 {
-    return first / attn_bounded_len(a.n_head / a.n_kv) * a.n_kv;
+    return first / BOUNDED_LEN(a.n_head / a.n_kv) * a.n_kv;
 }
 
 /* 2^x with an error of at most 2 ulp; 0 for -inf and for results below the normal range. */
@@ -303,13 +296,8 @@ __host__ __device__ static inline int64_t value_col(const struct attn_args &a, i
 
 /* ---- host ---- */
 
-/* Kernels for one width of keys and of values; their backward needs stat_group = query heads per kv head. NULL: none
- * for this shape run on this GPU, and the kernels of sm80/ do. */
+/* The kernels of choice_attn; their backward needs stat_group = query heads per kv head. NULL: ATTN_ANY. */
 struct attn_variant {
-    unsigned archs;
-    int dim, dim_v;
-    int most_group; /* query heads per kv head */
-    bool adds_dq;   /* bwd needs dq_sum, turn and ticket */
     void (*fwd)(struct attn_args *a), (*bwd)(const struct attn_args *a);
 };
 const struct attn_variant *attn_variant_of(const struct attn_shape *s);

@@ -88,14 +88,7 @@ __device__ static inline float exp2_approx(float x)
 
 /* ---- kernels for 64, 128, ... heads of 512 columns */
 
-enum {
-    SHARED_HEADS = 64,    /* heads of a group */
-    SHARED_DIM = 512,     /* their width */
-    SHARED_TOKENS = 32,   /* tokens of an item of the gradients of keys */
-    SHARED_BLOCK = 192,   /* keys of an item */
-    SHARED_COLUMNS = 256, /* columns of an item */
-    SHARED_ITEMS = 128    /* times 32 tokens: a chunk, at most */
-};
+enum { SHARED_COLUMNS = 256 }; /* columns of an item */
 
 /* The backward takes the tokens in chunks; this is one, and its scratch. Slots are the keys of a token. */
 struct shared_chunk {

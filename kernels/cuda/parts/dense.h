@@ -17,12 +17,6 @@ struct dense_part {
     float scale;
 };
 
-/* Of the columns of one tile in one row: the largest v, the sum of exp(v - max), the first column with the largest. */
-struct tile_sums {
-    float max, sum;
-    int32_t id;
-};
-
 struct dense {
     int64_t n_row, n_out, n_in;
     const bf16 *a, *b; /* rows of a: lda apart; b contiguous */

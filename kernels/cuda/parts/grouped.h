@@ -49,7 +49,6 @@ enum grouped_epilogue {
                             * cuda_grouped_wgmma */
     GROUPED_EPILOGUES
 };
-enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
 
 /* All activations with a gate are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU
  * has alpha 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
@@ -168,7 +167,7 @@ struct grouped_wgrad {
     float scale;
     bool thin_first;
     float *out;
-    void *partial; /* scratch of cuda_grouped_wgrad_bytes, cuda_grouped_pass_bytes */
+    void *partial; /* scratch of scratch_wgrad_bytes, scratch_pass_bytes */
 
     /* Only cuda_grouped_pass: product[m] = product_scale * wide[w_row(m)] b_e, with f32 sums */
     const bf16 *b; /* [n_exp, n_wide, r] */
@@ -180,13 +179,11 @@ struct grouped_wgrad {
     const float *gate;           /* [T*J] */
     bf16 *rows;                  /* [M, n_wide] = wide[w_row(m)], or NULL */
 };
-int64_t cuda_grouped_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_wgrad(const struct grouped_wgrad *g);
 /* The gradient and the product in one pass, without thin_first: grouped_pass_wgmma.cu, where choice_one_pass. One
  * launch does all of g[0] .. g[n-1], the segments of a dense layer. They have the same n_row, r, offs and slot; g[0]
  * has the scratch of all. */
 enum { GROUPED_PASSES = 3 };
-int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
 void cuda_grouped_pass(const struct grouped_wgrad *g, int n);
 
 #endif

@@ -7,7 +7,7 @@
 #include "kernels/cuda/parts/seqs.cuh"
 
 /* A block scores INDEX_ENTRIES entries for INDEX_TOKENS tokens; heads of INDEX_DIM columns. */
-enum { INDEX_DIM = 128, INDEX_HEADS = 64, INDEX_TOKENS = 16, INDEX_ENTRIES = 256, INDEX_STEPS = INDEX_DIM / 16 };
+enum { INDEX_DIM = 128, INDEX_HEADS = 64, INDEX_TOKENS = 16, INDEX_STEPS = INDEX_DIM / 16 };
 
 struct index_job {
     const bf16 *q, *k, *w;

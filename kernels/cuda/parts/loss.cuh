@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/parts/rows.cuh"
 
-enum { THREADS = 512, WARPS = THREADS / 32, VECTOR = 8, MOVE_THREADS = 128 };
+enum { THREADS = HEAD_THREADS, WARPS = THREADS / 32, VECTOR = HEAD_VECTOR, MOVE_THREADS = 128 };
 
 #define LOG2_E 1.44269504f
 
@@ -70,11 +70,9 @@ static void zero_rows(struct tensor x)
                                      (size_t)x.shape[0], cuda.stream));
 }
 
-static void check_head(const struct weight *w, struct tensor x)
+static void want_rows(struct tensor x)
 {
-    MT_REQUIRE(w->n_in % VECTOR == 0 && w->n_out <= INT32_MAX - VECTOR * THREADS && x.ld % VECTOR == 0 &&
-                   (uintptr_t)x.data % 16 == 0,
-               "a head of %lld rows of %lld: not 16-byte aligned", (long long)w->n_out, (long long)w->n_in);
+    MT_REQUIRE(rows_aligned(x), "rows of the head, %lld apart: not 16-byte aligned", (long long)x.ld);
 }
 
 #endif

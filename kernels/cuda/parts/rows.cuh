@@ -6,12 +6,6 @@
 #include "kernels/cuda/core/cuda.h"
 #include "kernels/cuda/format/dense_words.cuh"
 
-/* Whether every row is 16-byte aligned. */
-static inline bool rows_aligned(struct tensor x)
-{
-    return (uintptr_t)x.data % 16 == 0 && x.ld * dtype_size(x.dtype) % 16 == 0;
-}
-
 /* The rows of a tensor, ld elements apart; an absent tensor has none. */
 template <typename T = bf16> struct row_view {
     T *p;

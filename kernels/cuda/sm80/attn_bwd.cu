@@ -281,30 +281,25 @@ extern "C" void cuda_attn_bwd(struct device *dev, struct tensor dqkv, struct ten
                               struct tensor lse, struct tensor qkv, const struct seqs *seqs,
                               const struct attn_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];
+    const struct scratch_attn_bwd s = scratch_attn_bwd(dev, qkv, shape);
     const struct attn_variant *own = attn_variant_of(shape);
-    const int64_t n_add = own && own->adds_dq ? n_tok * shape->n_head * shape->head_dim : 0; /* elements of dq */
-    const struct tensor stat = arena_tensor_2d(&dev->work, DT_F32, shape->n_head * n_tok + 1, 2);
-    const struct tensor sum = arena_tensor_1d(&dev->work, DT_F32, n_add);
-    const struct tensor turn = arena_tensor_1d(&dev->work, DT_I32, n_add ? n_tok * shape->n_kv + 1 : 0);
-    if (!dev->dry_run && n_tok) {
-        struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
-        MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
-        a.dout = bf16_ptr(dout);
-        a.ld_dout = dout.ld;
-        a.dqkv = bf16_ptr(dqkv);
-        a.ld_dqkv = dqkv.ld;
-        a.stat = (float2 *)stat.data;
-        a.dq_sum = (float *)sum.data;
-        a.turn = (uint32_t *)turn.data;
-        a.ticket = a.turn + n_tok * shape->n_kv;
-        if (n_add) CUDA_CHECK(cudaMemsetAsync(turn.data, 0, (size_t)tensor_bytes(turn), cuda.stream));
-        a.stat_group = own ? a.n_head / a.n_kv : 1;
-        int lanes = 1;
-        while (lanes * 8 < a.dim_v) lanes *= 2;
-        attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
-        CUDA_CHECK_LAUNCH();
-        attn_bwd(&a, own);
-    }
-    arena_release(&dev->work, mark);
+    const int64_t n_tok = qkv.shape[0], turn_bytes = tensor_bytes(s.turn);
+    if (!n_tok) return;
+    struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
+    MT_REQUIRE(rows_aligned(dout) && rows_aligned(dqkv), "rows of dout and dqkv must be aligned to 16 bytes");
+    a.dout = bf16_ptr(dout);
+    a.ld_dout = dout.ld;
+    a.dqkv = bf16_ptr(dqkv);
+    a.ld_dqkv = dqkv.ld;
+    a.stat = (float2 *)s.stat.data;
+    a.dq_sum = (float *)s.sum.data;
+    a.turn = (uint32_t *)s.turn.data;
+    a.ticket = a.turn + n_tok * shape->n_kv;
+    if (turn_bytes) CUDA_CHECK(cudaMemsetAsync(s.turn.data, 0, (size_t)turn_bytes, cuda.stream));
+    a.stat_group = own ? a.n_head / a.n_kv : 1;
+    int lanes = 1;
+    while (lanes * 8 < a.dim_v) lanes *= 2;
+    attn_stat_kernel<<<grid_x(n_tok), ATTN_THREADS, 0, cuda.stream>>>(a, lanes);
+    CUDA_CHECK_LAUNCH();
+    attn_bwd(&a, own);
 }

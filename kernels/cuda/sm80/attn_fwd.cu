@@ -6,7 +6,7 @@
  * Shapes: qkv [T, (H+K)*A+K*B] bf16, o [T, H*B] bf16, lse [T, H] f32 saved, cu [S+1] i32; T may be 0. B, the width of
  *   values, is A in most models.
  * Needs: A and B multiples of 8 up to 256, T < 2^29, scale > 0, rows of qkv and o aligned to 16 bytes; on Hopper 4 K
- *   bytes of scratch per attn_bounded_len tokens.
+ *   bytes of scratch per BOUNDED_LEN tokens.
  * Grid: a head is padded with zeros to a tile width of 64, 128 or 256, for the wider of A and B. One block of 4 warps
  *   per 128 (width 256: 64) queries of a sequence and head, 32 (16) per warp. Two cp.async stages of 64 (width 128,
  *   256: 32) keys and values; tiles that are masked for the whole block are not loaded. sm_90a: width 64, 238
@@ -158,22 +158,18 @@ template <int DIM> static void attn_fwd(const struct attn_args *a)
 extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
                               struct tensor sinks, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], group = shape->n_head / shape->n_kv;
+    const struct tensor norm = scratch_attn_fwd(dev, qkv, shape);
     const struct attn_variant *own = attn_variant_of(shape);
-    const int64_t n_norm = own && shape->head_dim <= BOUNDED_WIDTH ? n_tok / attn_bounded_len((int)group) + 1 : 0;
-    const struct tensor norm = arena_tensor_1d(&dev->work, DT_I32, n_norm * shape->n_kv);
-    if (!dev->dry_run && n_tok) {
-        struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
-        a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
-        if (n_norm) a.key_norm = (uint32_t *)norm.data;
-        if (own)
-            own->fwd(&a);
-        else if (MT_MAX(a.dim, a.dim_v) <= 64)
-            attn_fwd<64>(&a);
-        else if (MT_MAX(a.dim, a.dim_v) <= 128)
-            attn_fwd<128>(&a);
-        else
-            attn_fwd<256>(&a);
-    }
-    arena_release(&dev->work, mark);
+    if (!qkv.shape[0]) return;
+    struct attn_args a = attn_args_of(o, lse, qkv, seqs, shape);
+    a.sinks = sinks.ndim ? f32_ptr(sinks) : NULL;
+    if (tensor_count(norm)) a.key_norm = (uint32_t *)norm.data;
+    if (own)
+        own->fwd(&a);
+    else if (MT_MAX(a.dim, a.dim_v) <= 64)
+        attn_fwd<64>(&a);
+    else if (MT_MAX(a.dim, a.dim_v) <= 128)
+        attn_fwd<128>(&a);
+    else
+        attn_fwd<256>(&a);
 }

@@ -1,12 +1,6 @@
 /* delta_wgmma.cu - gated delta rule on Hopper: arguments, scratch and order of the kernels (delta_wgmma.cuh). */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 
-bool delta_wgmma_takes(struct tensor qkv, struct tensor values, struct tensor written, const struct delta_shape *shape)
-{
-    return shape->key_dim == DELTA_DIM && shape->value_dim == DELTA_DIM && rows_aligned(qkv) && rows_aligned(values) &&
-           rows_aligned(written) && 2 * qkv.shape[0] * shape->n_value < INT32_MAX;
-}
-
 /* [n_tok, n, 64] bf16, rows ld apart, in boxes of a tile. */
 static CUtensorMap tile_map(const bf16 *base, int64_t n, int64_t n_tok, int64_t ld)
 {
@@ -20,9 +14,10 @@ static CUtensorMap state_map(const bf16 *base, int64_t rows)
     return sm90_tensor_map(base, size, stride, box);
 }
 
-/* The arguments of both directions, with the scratch for factors, T and M. A dry run only takes the scratch. */
-static struct delta_wgmma_args args_of(struct device *dev, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                                       struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+/* The arguments of both directions. */
+static struct delta_wgmma_args args_of(const struct scratch_delta *s, struct tensor qkv, struct tensor ba,
+                                       struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                                       const struct delta_shape *shape)
 {
     const int64_t n_tok = qkv.shape[0], n = shape->n_value;
     struct delta_wgmma_args p;
@@ -39,55 +34,49 @@ static struct delta_wgmma_args args_of(struct device *dev, struct tensor qkv, st
     p.ba = bf16_ptr(ba);
     p.a_log = f32_ptr(a_log);
     p.dt_bias = f32_ptr(dt_bias);
-    p.inverse_rows = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_ROWS));
-    p.m_rows = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_ROWS));
-    p.factors = (struct delta_factors *)arena_tensor_2d(&dev->work, DT_F32, n * n_tok, 4).data;
-    p.gates = (struct delta_gates *)arena_tensor_2d(&dev->work, DT_F32, n * n_tok, 4).data;
-    if (dev->dry_run || n_tok == 0) return p;
+    p.inverse_rows = bf16_ptr(s->inverse);
+    p.m_rows = bf16_ptr(s->m);
+    p.factors = (struct delta_factors *)s->factors.data;
+    p.gates = (struct delta_gates *)s->gates.data;
+    if (n_tok == 0) return p;
     p.qkv = tile_map(p.qkv_rows, 4 * p.n_key + 2 * n, n_tok, qkv.ld);
     p.inverse = tile_map(p.inverse_rows, n, n_tok, n * DELTA_ROWS);
     p.m = tile_map(p.m_rows, n, n_tok, n * DELTA_ROWS);
     return p;
 }
 
-extern "C" void delta_fwd_wgmma(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
-                                struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
-                                const struct delta_shape *shape)
+void delta_fwd_wgmma(const struct scratch_delta *s, struct tensor o, struct tensor qkv, struct tensor ba,
+                     struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                     const struct delta_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work);
-    struct delta_wgmma_args p = args_of(dev, qkv, ba, a_log, dt_bias, seqs, shape);
+    struct delta_wgmma_args p = args_of(s, qkv, ba, a_log, dt_bias, seqs, shape);
     p.o = bf16_ptr(o);
     p.ld_o = o.ld;
-    if (!dev->dry_run && p.n_tok > 0) {
-        delta_wgmma_chunks(&p);
-        delta_wgmma_outputs(&p);
-    }
-    arena_release(&dev->work, mark);
+    if (p.n_tok == 0) return;
+    delta_wgmma_chunks(&p);
+    delta_wgmma_outputs(&p);
 }
 
-extern "C" void delta_bwd_wgmma(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
-                                struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
-                                const struct seqs *seqs, const struct delta_shape *shape)
+void delta_bwd_wgmma(const struct scratch_delta *s, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                     struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                     const struct seqs *seqs, const struct delta_shape *shape)
 {
-    const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0], n = shape->n_value;
-    const int64_t n_row = n_tok / DELTA_ROWS * n * DELTA_DIM; /* of all states */
-    struct delta_wgmma_args p = args_of(dev, qkv, ba, a_log, dt_bias, seqs, shape);
-    p.x_rows = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_tok, n * DELTA_DIM));
-    p.state_rows = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM));
-    p.grad_rows = bf16_ptr(arena_tensor_2d(&dev->work, DT_BF16, n_row, DELTA_DIM));
+    const int64_t n_tok = qkv.shape[0], n = shape->n_value, n_row = s->states.shape[0];
+    struct delta_wgmma_args p = args_of(s, qkv, ba, a_log, dt_bias, seqs, shape);
+    p.x_rows = bf16_ptr(s->x);
+    p.state_rows = bf16_ptr(s->states);
+    p.grad_rows = bf16_ptr(s->grads);
     p.dqkv = bf16_ptr(dqkv);
     p.ld_dqkv = dqkv.ld;
     p.dba = bf16_ptr(dba);
     p.ld_dba = dba.ld;
-    if (!dev->dry_run && n_tok > 0) {
-        p.x = tile_map(p.x_rows, 2 * n, n_tok, n * DELTA_DIM);
-        p.dout = tile_map(bf16_ptr(dout), 2 * n, n_tok, dout.ld);
-        p.dv = tile_map(p.dqkv, 4 * p.n_key + 2 * n, n_tok, dqkv.ld);
-        if (n_row) p.states = state_map(p.state_rows, n_row), p.grads = state_map(p.grad_rows, n_row);
-        delta_wgmma_chunks(&p);
-        delta_wgmma_states(&p);
-        delta_wgmma_back(&p);
-        delta_wgmma_grads(&p);
-    }
-    arena_release(&dev->work, mark);
+    if (n_tok == 0) return;
+    p.x = tile_map(p.x_rows, 2 * n, n_tok, n * DELTA_DIM);
+    p.dout = tile_map(bf16_ptr(dout), 2 * n, n_tok, dout.ld);
+    p.dv = tile_map(p.dqkv, 4 * p.n_key + 2 * n, n_tok, dqkv.ld);
+    if (n_row) p.states = state_map(p.state_rows, n_row), p.grads = state_map(p.grad_rows, n_row);
+    delta_wgmma_chunks(&p);
+    delta_wgmma_states(&p);
+    delta_wgmma_back(&p);
+    delta_wgmma_grads(&p);
 }

@@ -36,8 +36,6 @@
  *   dg_i = sum of dG over the rows from i on + <S after the chunk, E> */
 
 enum {
-    DELTA_DIM = 128,              /* width of a key and of a value */
-    DELTA_ROWS = MT_DELTA_CHUNK,  /* 64: rows of a chunk */
     DELTA_TILE = DELTA_ROWS * 128 /* bytes of a tile of 64 columns */
 };
 
@@ -66,10 +64,13 @@ struct delta_wgmma_args {
     bf16 *state_rows, *grad_rows;  /* [slots, N, value column, 128]: S^T and E^T */
 };
 
-/* delta_wgmma.cu: the ops. takes: whether they support these tensors: o and o, or dout and dqkv. */
-bool delta_wgmma_takes(struct tensor qkv, struct tensor values, struct tensor written, const struct delta_shape *shape);
-extern "C" delta_fwd_fn delta_fwd_wgmma;
-extern "C" delta_bwd_fn delta_bwd_wgmma;
+/* delta_wgmma.cu: the ops, where scratch_delta.chunks */
+void delta_fwd_wgmma(const struct scratch_delta *s, struct tensor o, struct tensor qkv, struct tensor ba,
+                     struct tensor a_log, struct tensor dt_bias, const struct seqs *seqs,
+                     const struct delta_shape *shape);
+void delta_bwd_wgmma(const struct scratch_delta *s, struct tensor dqkv, struct tensor dba, struct tensor dout,
+                     struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
+                     const struct seqs *seqs, const struct delta_shape *shape);
 /* delta_wgmma_chunk.cu: factors, T and M */
 void delta_wgmma_chunks(const struct delta_wgmma_args *p);
 /* delta_wgmma_scan.cu: O; X and the states; Y and E */

@@ -19,15 +19,14 @@
 #include "kernels/cuda/sm90/sm90.cuh"
 
 enum {
-    WIDE = 128,
-    ROWS = 128,
+    WIDE = WGRAD_WIDE,
+    ROWS = PASS_ROWS,
     STAGES = 3,
     STAGE_BYTES = ROWS * WIDE * 2, /* two tiles of [128 rows, 64 columns], swizzled */
     HALF_STAGE = STAGE_BYTES / 2,
     THREADS = PARTS_THREADS,
     CHUNKS = WIDE / 8,
-    PASSES = ROWS * CHUNKS / THREADS,
-    BLOCKS_PER_SM = 4 /* that full parts give: two waves of two resident blocks */
+    PASSES = ROWS * CHUNKS / THREADS
 };
 
 /* A block has COLS tiles of 128 columns. */
@@ -361,36 +360,22 @@ static __global__ void __launch_bounds__(THREADS) finish_kernel(const __grid_con
 /* ---- launch ---- */
 
 enum { MIN_SHARE = 2 * ROWS };
-static int64_t slab_columns(int64_t r) { return r == 8 ? slab<8>::COLS * WIDE : slab<16>::COLS * WIDE; }
 
 /* Rows of a part. */
 static int64_t share_of(int64_t n_row, int64_t n_slab)
 {
-    return MT_MAX(ceil_div(ceil_div(n_row * n_slab, BLOCKS_PER_SM * DIVISION_SM), ROWS) * ROWS, (int64_t)MIN_SHARE);
+    return MT_MAX(ceil_div(ceil_div(n_row * n_slab, PASS_PER_SM * DIVISION_SM), ROWS) * ROWS, (int64_t)MIN_SHARE);
 }
-/* Scratch for slabs of experts with more than one part, which have fewer than 2 * n_row / share parts in total, or for
- * all parts of one matrix. Monotonic in n_row. Rounded up, so that segments measured one by one have at least what one
- * launch for all of them takes. */
-static int64_t partial_slabs(int64_t n_row, int64_t n_slab)
-{
-    return MT_MIN(ceil_div(2 * n_row * n_slab, MIN_SHARE), (int64_t)2 * BLOCKS_PER_SM * DIVISION_SM) + n_slab;
-}
-
-int64_t cuda_grouped_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r)
-{
-    const int64_t width = slab_columns(r), n_slab = ceil_div(n_wide, width);
-    return (partial_slabs(n_row, n_slab) * width + n_slab * n_row) * r * (int64_t)sizeof(float);
-}
-
 template <int RT> static void launch(const struct grouped_wgrad *g, int n)
 {
     static bool configured;
     const auto kernel = pass_kernel<RT>;
-    constexpr int64_t WIDTH = slab<RT>::COLS * WIDE;
+    const int64_t width = scratch_pass_columns(RT);
+    MT_REQUIRE(width == slab<RT>::COLS * WIDE, "slabs of %lld columns", (long long)width);
     struct pass_args p = {};
     int64_t n_slab = 0, most = 0;
     for (int i = 0; i < n; i++) {
-        const int64_t slabs = ceil_div(g[i].n_wide, WIDTH);
+        const int64_t slabs = ceil_div(g[i].n_wide, width);
         p.g[i] = g[i];
         p.g[i].partial = g->partial;
         p.n_slab[i] = (int)slabs;
@@ -398,18 +383,18 @@ template <int RT> static void launch(const struct grouped_wgrad *g, int n)
         most = MT_MAX(most, slabs);
     }
     const int64_t share = share_of(g->n_row, n_slab), units = g->n_row / share + g->n_exp;
-    const int64_t n_partial = partial_slabs(g->n_row, n_slab);
+    const int64_t n_partial = scratch_pass_partial(g->n_row, n_slab);
     MT_REQUIRE(n_partial <= MAX_TILES && units <= 65535 && share <= INT32_MAX && n_slab <= 65535,
                "adapter gradients of %lld experts, %lld rows, %lld slabs", (long long)g->n_exp, (long long)g->n_row,
                (long long)n_slab);
     p.share = (int)share;
-    p.sums = (float *)g->partial + n_partial * WIDTH * RT;
+    p.sums = (float *)g->partial + n_partial * width * RT;
     if (!configured)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, slab<RT>::BYTES));
     configured = true;
     kernel<<<dim3((unsigned)units, (unsigned)n_slab), THREADS, slab<RT>::BYTES, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
-    const int64_t threads = g->n_row * (RT / 8) + (g->offs ? 0 : most * WIDTH * RT);
+    const int64_t threads = g->n_row * (RT / 8) + (g->offs ? 0 : most * width * RT);
     finish_kernel<RT><<<dim3(grid_x(ceil_div(threads, THREADS)), (unsigned)n), THREADS, 0, cuda.stream>>>(p);
     CUDA_CHECK_LAUNCH();
 }

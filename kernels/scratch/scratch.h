@@ -1,0 +1,223 @@
+/* scratch.h - the scratch of the CUDA kernels of an op: host C for the CUDA backend, which launches them, and for dry
+ * runs for a GPU, which need neither. So every build plans for GPUs, with the bytes that a run takes.
+ *
+ * A function takes the scratch of an op from dev->work and releases it: it is the op's until the op returns, and no
+ * later call on the stream uses it before. Sizes depend on shapes, formats and the architecture alone, and fewer rows
+ * never take more, so that a dry run of the largest batch bounds all. */
+#ifndef MT_SCRATCH_H
+#define MT_SCRATCH_H
+
+#include "kernels/choice.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static inline bool rows_aligned(struct tensor x)
+{
+    return (uintptr_t)x.data % 16 == 0 && x.ld * dtype_size(x.dtype) % 16 == 0;
+}
+
+/* ---- dense products: scratch_dense.c */
+
+/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's own where products read them as they are, else scratch that the
+ * caller fills (quantised: w is fake-quantised). */
+struct tensor scratch_matrices(struct device *dev, const struct weight *w, bool quantised);
+
+struct scratch_linear {
+    struct tensor dense; /* scratch_matrices of W; absent in a backward without dx */
+    struct tensor kept;  /* [T, in] bf16: x with dropout, which the caller fills; x itself without */
+    struct tensor dxa;   /* backward: [T, n_seg * R] bf16; absent without an adapter */
+    void *partial;       /* backward: partial sums of grouped_pass */
+};
+struct scratch_linear scratch_linear_fwd(struct device *dev, struct tensor x, const struct proj *proj);
+struct scratch_linear scratch_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
+                                         const struct proj *proj);
+
+/* Gradients of adapters, in parts of the rows (grouped_parts.cuh). A tile of the gradient has WGRAD_WIDE columns and
+ * the width of scratch_wgrad_thin. */
+enum { WGRAD_WIDE = 128, WGRAD_SHARE = 256 }; /* SHARE: the fewest rows of a part */
+int64_t scratch_wgrad_thin(int64_t r);
+int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
+/* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
+int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
+/* The same in one pass with the product (choice_one_pass): slabs of PASS_COLUMNS(r) columns. */
+enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks that full parts give, two waves of two resident ones */
+static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
+int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
+/* Bytes of the partial sums of one gradient. */
+int64_t scratch_wgrad_bytes(int64_t n_row, int64_t n_wide, int64_t r);
+int64_t scratch_pass_bytes(int64_t n_row, int64_t n_wide, int64_t r);
+
+/* ---- routers and experts: scratch_experts.c */
+
+enum { ROUTE_SLOTS = 512, STAT_TOKENS = 128, ROUTER_PARTS = 3 /* 24 bits in bf16 */ };
+struct scratch_route_sort {
+    int64_t n_part;     /* of ROUTE_SLOTS; at least one, which writes offs also without slots */
+    int *count, *total; /* [E, n_part], [E] */
+};
+struct scratch_route_sort scratch_route_sort(struct device *dev, const struct route *r, int64_t n_exp);
+
+struct scratch_aux_stats {
+    struct tensor prob, count; /* [parts of STAT_TOKENS, E] f32, i32 */
+};
+struct scratch_aux_stats scratch_aux_stats(struct device *dev, struct tensor logits);
+
+/* dl of the chosen experts alone, or that of all: for cuBLASLt, or for tiles. */
+enum dl_kind { DL_OF_CHOSEN, DL_IN_PARTS, DL_IN_F32 };
+struct scratch_router_bwd {
+    enum dl_kind kind;
+    int64_t n_row;          /* E rounded up to 8 */
+    struct tensor dl, rows; /* rows: DL_IN_PARTS, ROUTER_PARTS times W [n_row, D] */
+};
+struct scratch_router_bwd scratch_router_bwd(struct device *dev, struct tensor dgate, struct tensor logits,
+                                             const struct weight *w, const struct aux *aux,
+                                             const struct router *router);
+
+/* The experts that a product reads. */
+struct scratch_experts {
+    enum grouped_way way;
+    struct tensor data; /* [count, out, in] bf16, of GROUPED_AHEAD AHEAD_SLOTS; absent: w is read, bf16 or packed */
+    int64_t n_place;    /* experts, or min(E, M) places of a list of those that have rows */
+    int64_t count;      /* places of one launch */
+    int32_t *ids;       /* [n_place]; NULL: no list */
+    int32_t *offs;      /* [n_place + 1] rows of each place */
+};
+/* The rows of an FP8 product: codes and steps, or their values in bf16; absent without FP8 products. */
+struct scratch_fp8_rows {
+    uint8_t *codes;       /* [M, in] e4m3 */
+    float *step;          /* [M], with codes */
+    struct tensor values; /* [M, in] bf16 */
+};
+struct scratch_moe_fwd {
+    struct tensor
+        copy; /* [M, in] bf16, the rows of x in expert order, which products read by TMA; absent: they gather */
+    struct scratch_experts experts;
+    struct scratch_fp8_rows rows;
+};
+struct scratch_moe_fwd scratch_moe_up_fwd(struct device *dev, struct tensor x, const struct route *r,
+                                          const struct proj *up);
+struct scratch_moe_fwd scratch_moe_down_fwd(struct device *dev, struct tensor y, struct tensor act,
+                                            const struct route *r, const struct proj *down);
+
+enum { GROUPED_PART = 64 }; /* columns of one partial sum of dgate */
+struct scratch_moe_bwd {
+    struct scratch_moe_fwd fwd; /* of the product with dy; copy: of dout */
+    struct tensor db;           /* [M, R] bf16 */
+    struct tensor gated, ha;    /* down: db and ha times the gates, [M, R] bf16 */
+    struct tensor part, dact;   /* down: dgate [n_part, M] f32; act, or its own [M, F] bf16 */
+    struct tensor out;          /* up: dx in expert order, [M, D] bf16 */
+    void *of_a, *of_b;          /* partial sums of the gradients, in the memory of what is not used meanwhile */
+};
+/* Whether the gradient of B is computed in one pass with dy B. */
+bool scratch_one_pass(const struct device *dev, const struct proj *proj);
+struct scratch_moe_bwd scratch_moe_down_bwd(struct device *dev, struct tensor dpre, struct tensor act,
+                                            struct tensor dout, const struct route *r, const struct proj *down,
+                                            const struct glu *glu);
+struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre, struct tensor x,
+                                          const struct route *r, const struct proj *up);
+
+/* ---- mixers: scratch_mixers.c */
+
+/* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
+ * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
+ * have at least BOUNDED_LEN(heads of a group) rows, so that no two begin in the same BOUNDED_LEN rows of the batch. */
+enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
+#define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
+/* [entries, K] i32: an entry for each of these; empty: no sequence is bounded. */
+struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
+struct scratch_attn_bwd {
+    struct tensor stat;      /* [H * T + 1, 2] f32 */
+    struct tensor sum, turn; /* where blocks of keys add to dq: [T * H * A] f32, [T * K + 1] i32; else empty */
+};
+struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
+
+/* Attention with one shared key, by tiles: 64, 128, ... heads of SHARED_DIM columns. */
+enum {
+    SHARED_HEADS = 64,  /* heads of a group */
+    SHARED_DIM = 512,   /* their width */
+    SHARED_TOKENS = 32, /* tokens of an item of the gradients of keys */
+    SHARED_BLOCK = 192, /* keys of an item */
+    SHARED_ITEMS = 128, /* a chunk, at most */
+    SHARED_WIDEST = 512 /* head_dim of the kernels without tiles */
+};
+struct scratch_shared_bwd {
+    bool tiles;
+    int64_t n_item;            /* of a chunk */
+    int64_t n_slot;            /* keys of a token */
+    int64_t n_window, n_far;   /* blocks of kv, and of the entries, that an item's tokens may see */
+    int64_t weights;           /* values of p, and of ds, of an item */
+    void *items;               /* p, ds and parts of a chunk */
+    struct tensor dkv, dentry; /* [T, 512], [N, 512] f32 */
+    struct tensor delta;       /* without tiles: [T, H] f32 */
+};
+bool scratch_shared_tiles(const struct shared_attn_shape *shape);
+struct scratch_shared_bwd scratch_shared_attn_bwd(struct device *dev, struct tensor q, struct tensor entry,
+                                                  struct tensor idx, const struct seqs *seqs,
+                                                  const struct shared_attn_shape *shape);
+
+enum { INDEX_ENTRIES = 256, INDEX_SCRATCH = 64 << 20 }; /* ENTRIES of a block; bytes of scores, but one row at least */
+struct scratch_index {
+    int64_t most, ld, chunk; /* entries of a token, at most; columns of scores; tokens of a chunk */
+    bool scored;             /* a token may have more entries than are chosen */
+    float *score;            /* [chunk, ld] */
+};
+struct scratch_index scratch_index_topk(struct device *dev, struct tensor idx, struct tensor q, const struct seqs *seqs,
+                                        int64_t ratio);
+
+/* Gated delta rule. chunks: the kernels for Hopper, in chunks of DELTA_ROWS rows; they take heads of DELTA_DIM. */
+enum { DELTA_DIM = 128, DELTA_ROWS = MT_DELTA_CHUNK };
+struct scratch_delta {
+    bool chunks;
+    struct tensor inverse, m;                 /* [T, N * DELTA_ROWS] bf16 */
+    struct tensor factors, gates;             /* [N * T, 4] f32 */
+    struct tensor x, states, grads;           /* backward: [T, N * DELTA_DIM], [states, DELTA_DIM] bf16 */
+    struct tensor err, dd, dq, dk_in, dk_out; /* without chunks, backward: [T, N * A], [T, N * K] f32 */
+    struct tensor dbeta, dg;                  /* the same: [T, N] f32 */
+};
+/* values, written: o and o, or dout and dqkv */
+struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
+                                   const struct delta_shape *shape, bool backward);
+
+enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
+/* Columns of the values of m, in tiles of 8, and the sum of squares. */
+static inline int64_t scratch_hyper_width(const struct hyper *h) { return hyper_values(h) <= 8 ? 9 : 25; }
+float *scratch_hyper_pre_fwd(struct device *dev, struct tensor x, const struct hyper *h); /* [SPLITS * T, width] */
+float *scratch_hyper_pre_bwd(struct device *dev, struct tensor x);                        /* [T, FACTORS] */
+struct scratch_hyper_post {
+    float *coef, *dots; /* [T, COEFS]; dots: backward */
+};
+struct scratch_hyper_post scratch_hyper_post(struct device *dev, struct tensor x, bool backward);
+
+/* ---- the loss head, the update: scratch_head.c */
+
+/* Of a tile of exponentials: the largest value, the sum relative to it, the first column with it. */
+struct tile_sums {
+    float max, sum;
+    int32_t id;
+};
+struct square_sum {
+    double sum;
+    int64_t n_bad; /* not finite */
+};
+enum { HEAD_VECTOR = 8, HEAD_THREADS = 512, SQUARES_CHUNK = 65536 };
+struct scratch_head {
+    struct tensor dense;         /* scratch_matrices of W */
+    int64_t chunk;               /* rows of a chunk, at most */
+    struct tensor part;          /* [chunk, D] bf16 */
+    struct tensor logits;        /* [chunk, V rounded up to 8] f32, or exponentials [chunk, V] bf16 */
+    struct tensor own;           /* exponentials: [chunk] f32 */
+    struct tile_sums *tile_sums; /* exponentials: [chunk, V / DENSE_COLS]; NULL: logits */
+    struct tensor of_teacher;    /* linear_kl: [chunk, V rounded up] or [chunk, K] f32 */
+};
+struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
+struct scratch_head scratch_linear_kl(struct device *dev, const struct weight *w, struct tensor rows,
+                                      const struct teacher *t, int64_t chunk);
+struct scratch_head scratch_linear_topk(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
+struct square_sum *scratch_sumsq(struct device *dev, struct tensor g); /* one per SQUARES_CHUNK values */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
