@@ -213,6 +213,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
     m->acts.save = opt->save;
     open_rings(m, opt);
     m->aux = mem_array(a->n_layer, sizeof(*m->aux));
+    /* with expert parallelism plans change options between passes */
+    if (dev->dry_run && m->par.ep->world == 1) m->costs = mem_array(1, sizeof(*m->costs));
     if (!dev->dry_run) adapters_init(&m->adapters, dev, seed);
     return 0;
 }
@@ -225,6 +227,7 @@ void model_close(struct model *m)
     adapters_free(&m->adapters);
     adapters_free(&m->reference);
     mem_free(m->aux);
+    mem_free(m->costs);
     *m = (struct model){0};
 }
 
@@ -270,7 +273,7 @@ static void adapt_layers(struct model *m)
             struct lora *one = &lora->of[i].lora;
             if (!p[i].n_out || p[i].experts) continue;
             one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
-            one->dropout_key = rng_u64(m->pass.dropout_key, (uint64_t)stream);
+            one->dropout_key = m->dev->dry_run ? 0 : rng_u64(m->pass.dropout_key, (uint64_t)stream);
         }
         if (m->pass.unquantised) without_quantisation(lora);
         layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
@@ -347,6 +350,46 @@ static struct block layer(struct model *m, int64_t l)
     };
 }
 
+static void layer_fwd(struct model *m, int64_t l)
+{
+    const struct block b = layer(m, l);
+    block_fwd(&b, &m->acts.layers[l], m->acts.layers[l + 1].x);
+}
+
+static void layer_bwd(struct model *m, int64_t l)
+{
+    const struct block b = layer(m, l);
+    block_recompute(&b, &m->acts.layers[l], m->acts.save.groups[l]);
+    block_bwd(&b, &m->acts.layers[l], m->dres);
+}
+
+/* A pass of layer l. A dry run makes that of one of all layers that are equal. */
+static void layer_pass(struct model *m, int64_t l, enum layer_step step)
+{
+    void (*const run)(struct model *, int64_t) = step == LAYER_FORWARD ? layer_fwd : layer_bwd;
+    struct device *dev = m->dev;
+    int64_t first;
+    if (!m->costs || m->pass.cache) {
+        run(m, l);
+        return;
+    }
+    const struct layer_pass pass = {.n_tok = m->tok.shape[0],
+                                    .n_seq = m->seqs.n_seq,
+                                    .max_len = m->seqs.max_len,
+                                    .lowest_layer = m->adapters.lowest_layer,
+                                    .expert_group = dev->expert_group,
+                                    .backward = m->pass.backward,
+                                    .unquantised = m->pass.unquantised,
+                                    .inputs = m->pass.inputs,
+                                    .referring = m->referring};
+    const int64_t place =
+        layer_costs_find(m->costs, &m->arch, m->weights.layers, &pass, l, m->acts.save.groups[l], &first);
+    if (layer_cost_known(m->costs, place, step, dev)) return;
+    const struct layer_cost before = layer_cost_begin(dev);
+    run(m, first);
+    layer_cost_end(m->costs, place, step, dev, &before);
+}
+
 void model_fwd(struct model *m)
 {
     struct layer_acts *acts = m->acts.layers;
@@ -358,11 +401,10 @@ void model_fwd(struct model *m)
         if (m->pass.noise_alpha > 0) op_embed_noise(m->dev, x, &m->seqs, (float)m->pass.noise_alpha, m->pass.noise_key);
     }
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
-        struct block b = layer(m, l);
         if (!m->referring) adapters_need(&m->adapters, m->dev, l);
         host_ring_done(&m->acts.inputs, m->dev, l, PASS_FORWARD);
         host_ring_need(&m->acts.inputs, m->dev, l + 1, PASS_FORWARD);
-        block_fwd(&b, &acts[l], acts[l + 1].x);
+        layer_pass(m, l, LAYER_FORWARD);
     }
 }
 
@@ -546,12 +588,10 @@ void model_bwd(struct model *m)
     arena_release(&dev->work, m->loss_mark);
     if (m->pass.last) overlap(m, true);
     for (int64_t l = m->arch.n_layer - 1; l >= m->adapters.lowest_layer; l--) {
-        struct block b = layer(m, l);
         host_ring_done(&m->acts.inputs, dev, l + 1, PASS_BACKWARD);
         host_ring_need(&m->acts.inputs, dev, l, PASS_BACKWARD);
         for (int k = 0; k < OFFLOAD_KINDS; k++) host_ring_need(&m->acts.offload[k], dev, l, PASS_BACKWARD);
-        block_recompute(&b, &acts[l], m->acts.save.groups[l]);
-        block_bwd(&b, &acts[l], dres);
+        layer_pass(m, l, LAYER_BACKWARD);
         if (m->pass.last) adapters_freeze(&m->adapters, dev, l);
         if (m->pass.last) adapters_reduce(&m->adapters, dev, l);
         if (m->pass.last && m->par.all->world == 1) adapters_complete(&m->adapters, dev, l);

@@ -25,6 +25,7 @@
 #include "data/safetensors.h"
 #include "model/block.h"
 #include "model/cache.h"
+#include "model/layer_costs.h"
 #include "model/objective/objective.h"
 #include "model/qat.h"
 
@@ -120,6 +121,7 @@ struct model {
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
     const struct objective *objective;
     struct distill distill;
+    struct layer_costs *costs; /* of dry runs; NULL: none */
     struct adapters reference; /* frozen; without parameters when the reference is the base model */
     bool referring;            /* inside the forward pass of the reference */
 

@@ -1,0 +1,43 @@
+/* layer_costs.h - in dry runs: what the passes of a layer take, measured once for layers that are equal. Plans make
+ * thousands of dry runs of models with dozens of equal layers. */
+#ifndef MT_LAYER_COSTS_H
+#define MT_LAYER_COSTS_H
+
+#include "model/arch/arch.h"
+#include "model/weights.h"
+
+enum layer_step { LAYER_FORWARD, LAYER_BACKWARD, LAYER_STEPS };
+struct layer_cost {
+    int64_t work; /* bytes of the work arena above those in use; -1: not measured */
+    double flops, floor_ms;
+};
+/* What else the costs of a pass depend on. */
+struct layer_pass {
+    int64_t n_tok, n_seq, max_len, lowest_layer, expert_group;
+    int64_t backward, unquantised, inputs, referring;
+};
+enum { LAYER_PASSES = 8, LAYER_COSTS = 256 };
+struct layer_costs {
+    int64_t n_pass, n;
+    struct {
+        struct layer_pass pass;
+        int16_t like[MT_MAX_LAYERS]; /* the first layer that is equal */
+    } passes[LAYER_PASSES];
+    struct {
+        int64_t pass, like, groups, layer;
+        struct layer_cost of[LAYER_STEPS];
+    } costs[LAYER_COSTS];
+};
+
+/* For a pass of layer l that saves `groups`: its place among the costs, -1 without room. *layer: whose pass to run for
+ * them, the same in both steps. */
+int64_t layer_costs_find(struct layer_costs *c, const struct arch *a, const struct layer_weights *w,
+                         const struct layer_pass *pass, int64_t l, int groups, int64_t *layer);
+/* Before and after the pass is run: after adds its cost to dev. */
+struct layer_cost layer_cost_begin(struct device *dev);
+void layer_cost_end(struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev,
+                    const struct layer_cost *before);
+/* Adds the cost; false: the pass must be run. */
+bool layer_cost_known(const struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev);
+
+#endif
