@@ -218,6 +218,24 @@ static void each_type(void **state)
     }
 }
 
+/* After training for MXFP4 the experts have the codes that training read. */
+static void trained_codes(void **state)
+{
+    (void)state;
+    const char *config = config_of(case_path("case_a", ""), case_path("case_a", "eval.jsonl"));
+    const char *qat = "quant.weights=mxfp4";
+    char dir[MT_PATH];
+    snprintf(dir, sizeof(dir), "%s/out", scratch_dir());
+    if (RUN(config, "--set", qat, "--set", "optim.lr=3e-2")) fail_msg("%s", said.err);
+    if (RUN("export", config, "--set", qat, "--to", "gguf-model", "--out", dir)) fail_msg("%s%s", said.out, said.err);
+    assert_says(said.out, "quantised weights are bit for bit those that training read");
+    assert_null(strstr(said.err, "does not contain"));
+    if (RUN("export", config, "--set", qat, "--set", "quant.targets=all", "--to", "gguf-model", "--out",
+            path_in(scratch_dir(), "all")))
+        fail_msg("%s%s", said.out, said.err);
+    assert_says(said.err, "gguf-model does not contain them");
+}
+
 /* A changed byte of a tensor, of each kind, is found. */
 static void changed_files(void **state)
 {
@@ -333,6 +351,7 @@ int test_gguf_model(void)
         cmocka_unit_test(values_that_no_block_holds),
         cmocka_unit_test(each_family),
         cmocka_unit_test(each_type),
+        cmocka_unit_test(trained_codes),
         cmocka_unit_test(changed_files),
         cmocka_unit_test(refusals),
         cmocka_unit_test(other_models),

@@ -1,7 +1,8 @@
 /* export_gguf_model.c - the whole model with the adapter merged as one GGUF file: W + scale * B A, tensor by tensor.
  *
  * Values are those of the weights that the trainer loads, so every checkpoint format can be exported. One layer is in
- * memory at a time, with one expert's matrix decoded. MXFP4 keeps codes of the source where they are as near as others
+ * memory at a time, with one expert's matrix decoded. After quantisation-aware training for MXFP4 experts of gpt-oss
+ * have the codes that training read. Otherwise MXFP4 keeps codes of the source where they are as near as others
  * (kernels/format/quant.h, quant_mxfp4_merge). */
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +12,7 @@
 #include "model/layer.h"
 #include "data/chat/chat_template.h"
 #include "train/export/export_job.h"
+#include "train/export/export_quant.h"
 #include "train/gguf/ggml_blocks.h"
 #include "train/gguf/gguf_items.h"
 #include "train/gguf/gguf_tokenizer.h"
@@ -98,6 +100,39 @@ static int put_mxfp4(struct model_file *f, const struct gguf_item *item, const s
     return rc;
 }
 
+/* The codes of the matrix that training read: those of all rows of the target, of which the item has some. */
+static int put_trained(struct model_file *f, const struct gguf_item *item, const struct proj *p, struct err *err)
+{
+    const struct cpu_adapter *h = &f->x->adapter;
+    const struct lora_param *a = adapters_find(&h->ad, item->layer, item->target, false),
+                            *b = adapters_find(&h->ad, item->layer, item->target, true);
+    const int64_t n_in = item->n_col, n = item->n_from, size = n_in / 2, n_scale = n_in / 32;
+    float *w = mem_array(n * n_in, sizeof(*w)), top;
+    uint8_t *codes = mem_alloc(n * (size + n_scale)), *scales = codes + n * size, *out = mem_alloc(n_in / 32 * 17);
+    int rc = 0;
+    for (int64_t e = 0; e < item->n_exp && !rc; e++) {
+        const struct tensor amax = tensor_1d((float *)p->quant.amax.data + e * p->quant.n_part, DT_F32, 1);
+        quant_decode(w, &p->w, e, item->first * n_in, n * n_in, f->dev.n_threads);
+        if (a)
+            fakequant_merge(w, cpu_adapter_at(h, b, e, 0, 0), cpu_adapter_at(h, a, e, 0, 0), b->cols,
+                            h->ad.scale[item->target], n, n_in, f->dev.n_threads);
+        for (int64_t k = 0; k < n * n_in && !rc; k++)
+            if (!isfinite(w[k])) rc = err_set(err, "%s: a merged weight is not finite", item->name);
+        if (rc) break;
+        op_quant_pack(&f->dev, tensor_3d(codes, DT_U8, 1, n, size), tensor_3d(scales, DT_U8, 1, n, n_scale),
+                      tensor_1d(&top, DT_F32, 1), tensor_3d(w, DT_F32, 1, n, n_in), amax, &p->quant.format);
+        for (int64_t i = 0; i < item->n_row && !rc; i++) {
+            const int64_t row = gguf_items_row(item, i);
+            ggml_mxfp4_pack(out, codes + row * size, scales + row * n_scale, n_in);
+            rc = put(f, out, n_in / 32 * 17, err);
+        }
+    }
+    mem_free(w);
+    mem_free(codes);
+    mem_free(out);
+    return rc;
+}
+
 static int put_matrix(struct model_file *f, const struct gguf_item *item, const struct weight *w, struct err *err)
 {
     const int64_t most = item->rows == GGUF_ROWS_ALL && item->type != GGML_MXFP4
@@ -137,7 +172,8 @@ static int put_of_layer(struct model_file *f, const struct gguf_item *item, cons
     const struct proj *proj = at;
     const struct tensor *t = at;
     switch (item->kind) {
-    case GGUF_MATRIX: return put_matrix(f, item, &proj->w, err);
+    case GGUF_MATRIX:
+        return proj->quant.format.bits ? put_trained(f, item, proj, err) : put_matrix(f, item, &proj->w, err);
     case GGUF_BIAS: return put_bias(f, item, proj->bias, err);
     case GGUF_ROUTER: return put_matrix(f, item, at, err);
     default: return put(f, t->data, item->n_col * 4, err);
@@ -170,6 +206,7 @@ static int reserve(struct model_file *f, struct err *err)
         struct layer_weights lw;
         arena_release(&measure.weights, 0);
         if (weights_load_layer(&lw, &measure, &from, &x->quantize, l, err)) return -1;
+        export_quant_layer(x, &measure, &lw, l);
         layer_products(a, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++)
             if (p[i].n_out) cpu_adapter_measure(&measure, p[i].n_out, p[i].n_in, adapters_max_rank(&x->adapter.ad));
@@ -206,6 +243,7 @@ static int put_tensors(struct model_file *f, struct err *err)
             layer = item->layer;
             arena_release(&f->dev.weights, 0);
             if (weights_load_layer(&lw, &f->dev, &from, &f->x->quantize, layer, err)) return -1;
+            export_quant_layer(f->x, &f->dev, &lw, layer);
         }
         if (item->layer < 0 ? put_ends(f, item, err) : put_of_layer(f, item, &lw, err)) return -1;
     }

@@ -127,6 +127,14 @@ static int open_qat(struct export *x, const struct qat_options *opt, struct err 
     return x->adapter.ad.amax.rows ? amax_file_load(&x->adapter.ad, &x->quant_dev, x->adapter_dir, err) : 0;
 }
 
+/* The format of the experts, which gguf-model has in MXFP4 for gpt-oss. It has no such attention: quant.targets = all
+ * trains another model. */
+static enum export_format experts_as(const struct export *x, const struct qat_options *run)
+{
+    const bool mxfp4 = x->run.arch.transposed_experts && ggml_layout(x->ggml)->block > 1 && !run->all;
+    return x->format == EXPORT_GGUF_MODEL && mxfp4 ? EXPORT_MERGED_MXFP4 : x->format;
+}
+
 int export_quant_open(struct export *x, struct err *err)
 {
     struct qat_options run = plan_qat(x->cfg);
@@ -134,7 +142,7 @@ int export_quant_open(struct export *x, struct err *err)
     warn_of_inputs(x, &run);
     if (!export_quant_has(x->format, &run.inputs)) run.inputs.bits = 0;
     struct qat_options plain = {.merged = true, .inputs = run.inputs};
-    x->trained = run.weights.bits && run.merged && export_quant_has(x->format, &run.weights);
+    x->trained = run.weights.bits && run.merged && export_quant_has(experts_as(x, &run), &run.weights);
     if (x->trained) return open_qat(x, &run, err);
     if (run.weights.bits) warn_of_training(x, &run);
     if (x->format != EXPORT_MERGED_NVFP4 && x->format != EXPORT_MERGED_FP8) return 0;
