@@ -2,10 +2,9 @@
  * the entry continues a list (rep), and how many optional and repeated nodes on its way are there (def). */
 #include "data/source/parquet.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
+#include "data/source/cell.h"
 #include "data/source/parquet_schema.h"
 
 struct parquet {
@@ -48,36 +47,20 @@ static int drop_all(struct parquet *p, const struct parquet_node *node, struct e
 
 /* ---- values */
 
-static void put_float(struct text_buf *t, double v)
-{
-    if (isfinite(v))
-        text_put_float(t, v);
-    else
-        text_put(t, isnan(v) ? "NaN" : v > 0 ? "Infinity" : "-Infinity");
-}
-
 static void put_value(struct text_buf *t, const struct parquet_node *node, const struct parquet_column *c)
 {
     const struct parquet_value *v = &c->value;
-    char number[32];
-    if (node->as == PARQUET_AS_NOTHING) {
-        text_put(t, "{\"not read\": \"");
-        text_put(t, node->kind);
-        text_put(t, "\"}");
-    } else if (node->as == PARQUET_AS_TEXT) {
+    const bool is_unsigned = node->as == PARQUET_AS_UNSIGNED;
+    if (node->as == PARQUET_AS_NOTHING)
+        cell_put_unread(t, node->kind);
+    else if (node->as == PARQUET_AS_TEXT)
         text_put_quoted(t, (const char *)v->bytes, v->size);
-    } else if (c->type == PARQUET_BOOLEAN) {
+    else if (c->type == PARQUET_BOOLEAN)
         text_put(t, v->i ? "true" : "false");
-    } else if (c->type == PARQUET_FLOAT || c->type == PARQUET_DOUBLE) {
-        put_float(t, v->f);
-    } else {
-        if (node->as == PARQUET_AS_UNSIGNED)
-            snprintf(number, sizeof(number), "%llu",
-                     c->type == PARQUET_INT32 ? (unsigned long long)(uint32_t)v->i : (unsigned long long)v->i);
-        else
-            snprintf(number, sizeof(number), "%lld", (long long)v->i);
-        text_put(t, number);
-    }
+    else if (c->type == PARQUET_FLOAT || c->type == PARQUET_DOUBLE)
+        cell_put_float(t, v->f);
+    else
+        cell_put_int(t, is_unsigned && c->type == PARQUET_INT32 ? (int64_t)(uint32_t)v->i : v->i, is_unsigned);
 }
 
 static int put_node(struct parquet *p, struct text_buf *t, int64_t at, bool item, struct err *err);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/json/json_array.h"
+#include "data/source/arrow.h"
 #include "data/source/csv.h"
 #include "data/source/parquet.h"
 #include "data/source/source_list.h"
@@ -14,7 +15,8 @@ struct row_source {
     struct line_reader *reader;
     struct json_array array;
     struct csv csv;
-    struct parquet *parquet; /* without reader */
+    struct parquet *parquet; /* without reader, as the next one */
+    struct arrow *arrow;
     struct text_buf row, text;
     int64_t unread; /* bytes that the reader returned and no row has yet */
     int64_t line;   /* first line of the paragraph */
@@ -66,15 +68,25 @@ static int next_record(struct row_source *s, struct row_text *row, struct err *e
     return status;
 }
 
-static int next_parquet(struct row_source *s, struct row_text *row, struct err *err)
+static int set_row(struct row_source *s, struct row_text *row, int64_t index, int status)
 {
-    const int64_t index = parquet_rows(s->parquet);
-    const int status = parquet_next(s->parquet, &s->row, err);
     row->text = s->row.text;
     row->size = s->row.size;
     row->line = row->last_if_bad = false;
     snprintf(row->where, sizeof(row->where), "%s[%lld]", s->path, (long long)index);
     return status;
+}
+
+static int next_parquet(struct row_source *s, struct row_text *row, struct err *err)
+{
+    const int64_t index = parquet_rows(s->parquet);
+    return set_row(s, row, index, parquet_next(s->parquet, &s->row, err));
+}
+
+static int next_arrow(struct row_source *s, struct row_text *row, struct err *err)
+{
+    const int64_t index = arrow_rows(s->arrow);
+    return set_row(s, row, index, arrow_next(s->arrow, &s->row, err));
 }
 
 /* ---- texts */
@@ -145,7 +157,7 @@ static int next_document(struct row_source *s, struct row_text *row, struct err 
 
 static int unknown(const char *path, struct err *err)
 {
-    static const char *const endings[] = {".arrow", ".xlsx", ".zst", ".xz", ".bz2", ".zip", ".tar"};
+    static const char *const endings[] = {".xlsx", ".zst", ".xz", ".bz2", ".zip", ".tar"};
     for (int64_t i = 0; i < MT_LEN(endings); i++)
         if (str_ends(path, endings[i]))
             return err_set(err, "%s: %s files are not read: convert it to %s", path, endings[i], SOURCE_KINDS);
@@ -175,6 +187,7 @@ static int choose(struct row_source *s, const char *path, enum sample_by sample_
                                                   : next_document;
         return 0;
     case SOURCE_PARQUET:
+    case SOURCE_ARROW:
     case SOURCE_OTHER: break;
     }
     return unknown(path, err);
@@ -191,9 +204,15 @@ static int open_binary(struct row_source *s, struct err *err)
         s->parquet = parquet_open(&map, s->path, err);
         return s->parquet ? 1 : -1;
     }
+    if (arrow_is(&map)) {
+        s->next = next_arrow;
+        s->arrow = arrow_open(&map, s->path, err);
+        return s->arrow ? 1 : -1;
+    }
     file_map_close(&map);
-    if (kind != SOURCE_PARQUET) return 0;
-    return err_set(err, "%s: not a parquet file, which begins with PAR1: name it as what it is", s->path);
+    if (kind != SOURCE_PARQUET && kind != SOURCE_ARROW) return 0;
+    return err_set(err, "%s: not %s file, by its first bytes: name it as what it is", s->path,
+                   kind == SOURCE_ARROW ? "an Arrow" : "a parquet");
 }
 
 struct row_source *row_source_open(const char *path, enum sample_by sample_by, struct err *err)
@@ -212,6 +231,7 @@ int row_source_next(struct row_source *s, struct row_text *row, struct err *err)
 
 int64_t row_source_position(const struct row_source *s)
 {
+    if (s->arrow) return arrow_position(s->arrow);
     return s->parquet ? parquet_position(s->parquet) : line_reader_position(s->reader, s->unread);
 }
 
@@ -223,6 +243,7 @@ void row_source_close(struct row_source *s)
     text_free(&s->row);
     text_free(&s->text);
     parquet_close(s->parquet);
+    arrow_close(s->arrow);
     line_reader_close(s->reader);
     mem_free(s->path);
     mem_free(s);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "data/file/file.h"
+#include "data/json/json.h"
 
 #define MAX_WEIGHT 1000
 #define MAX_DEPTH  16 /* of folders in folders; a link to a parent has no end */
@@ -19,9 +20,10 @@ enum source_kind source_list_kind(const char *path)
     static const struct {
         const char *end;
         enum source_kind kind;
-    } kinds[] = {{".jsonl", SOURCE_JSON}, {".ndjson", SOURCE_JSON},    {".json", SOURCE_JSON},
-                 {".csv", SOURCE_CSV},    {".tsv", SOURCE_TSV},        {".txt", SOURCE_TEXT},
-                 {".md", SOURCE_TEXT},    {".parquet", SOURCE_PARQUET}};
+    } kinds[] = {{".jsonl", SOURCE_JSON},   {".ndjson", SOURCE_JSON},     {".json", SOURCE_JSON},
+                 {".csv", SOURCE_CSV},      {".tsv", SOURCE_TSV},         {".txt", SOURCE_TEXT},
+                 {".md", SOURCE_TEXT},      {".parquet", SOURCE_PARQUET}, {".arrow", SOURCE_ARROW},
+                 {".feather", SOURCE_ARROW}};
     char name[MT_PATH];
     snprintf(name, sizeof(name), "%s", path);
     if (str_ends(name, ".gz")) name[strlen(name) - 3] = 0;
@@ -73,7 +75,30 @@ static bool describes(const char *name)
 {
     static const char *const names[] = {"README.md",         "LICENSE.md",         "LICENSE.txt",       "CHANGELOG.md",
                                         "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"};
-    return name[0] == '.' || name[0] == '_' || str_in(name, names, MT_LEN(names));
+    return !strncmp(name, "cache-", 6) || name[0] == '.' || name[0] == '_' || str_in(name, names, MT_LEN(names));
+}
+
+/* A folder that save_to_disk of datasets wrote. */
+static bool is_saved(const char *dir)
+{
+    return file_exists_in(dir, "state.json") && file_exists_in(dir, "dataset_info.json");
+}
+
+/* Its files in their order. Caches of map and filter may be beside them. */
+static int add_saved(struct source_files *f, const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    const char *name;
+    struct json files;
+    struct json_doc *doc = json_load_in(dir, "state.json", 1 << 24, err);
+    if (!doc) return -1;
+    int rc = json_get_array(json_root(doc), "_data_files", &files, err);
+    for (int64_t i = 0; !rc && i < json_count(files); i++) {
+        rc = json_get_str(json_at(files, i), "filename", &name, err) || file_in(path, dir, name, err) ? -1 : 0;
+        if (!rc) add(f, path);
+    }
+    json_free(doc);
+    return rc;
 }
 
 static int walk(struct source_files *rows, struct source_files *texts, const char *dir, int depth, struct err *err)
@@ -81,6 +106,7 @@ static int walk(struct source_files *rows, struct source_files *texts, const cha
     char **names, path[MT_PATH];
     int64_t n;
     if (depth > MAX_DEPTH) return err_set(err, "%s: folders are more than %d deep", dir, MAX_DEPTH);
+    if (is_saved(dir)) return add_saved(rows, dir, err);
     if (file_list(dir, &names, &n, err)) return -1;
     int rc = 0;
     for (int64_t i = 0; !rc && i < n; i++) {
@@ -105,11 +131,13 @@ static int add_folder(struct source_files *files, const char *dir, struct err *e
     struct source_files rows = {0}, texts = {0};
     snprintf(top, sizeof(top), "%s", dir);
     for (size_t end = strlen(top); end > 1 && top[end - 1] == '/';) top[--end] = 0;
+    if (file_exists_in(top, "dataset_dict.json"))
+        return err_set(err, "%s: holds the splits of a data set: name one, as in %s/train", dir, top);
     int rc = walk(&rows, &texts, top, 1, err);
     const struct source_files *found = rows.n ? &rows : &texts;
     if (rows.n) files->n_texts += texts.n;
     if (!rc && !found->n) rc = err_set(err, "%s: no data files in this folder: expected " SOURCE_KINDS, dir);
-    if (found->n) qsort(found->paths, (size_t)found->n, sizeof(*found->paths), by_path);
+    if (found->n && !is_saved(top)) qsort(found->paths, (size_t)found->n, sizeof(*found->paths), by_path);
     for (int64_t i = 0; !rc && i < found->n; i++) add(files, found->paths[i]);
     source_files_free(&rows);
     source_files_free(&texts);

@@ -4,10 +4,10 @@
 
 #include "kernels/base.h"
 
-enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT, SOURCE_PARQUET };
+enum source_kind { SOURCE_OTHER, SOURCE_JSON, SOURCE_CSV, SOURCE_TSV, SOURCE_TEXT, SOURCE_PARQUET, SOURCE_ARROW };
 /* By the end of the name, ".gz" left out. */
 enum source_kind source_list_kind(const char *path);
-#define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt, .md, plain or .gz, and parquet" /* for messages */
+#define SOURCE_KINDS "JSONL, JSON, CSV, TSV, .txt, .md, plain or .gz; parquet, Arrow" /* for messages */
 
 /* Copies the next path or pattern of the list, without blanks around it, and moves *list past it; 1, or 0 at the end.
  * *weight: of PATH*W, else 1. A * that no number follows is part of a pattern. */
@@ -20,8 +20,9 @@ struct source_files {
 };
 /* The files of one entry; free with source_files_free, also after an error.
  * - a file: itself
- * - a folder: all files of rows in it and in its folders, sorted by path; without any, all its texts. Hidden files and
- *   those that describe a data set (README.md, dataset_info.json, ...) are left out
+ * - a folder that save_to_disk of datasets wrote: the files that its state.json lists
+ * - another folder: all files of rows in it and in its folders, sorted by path; without any, all its texts. Hidden
+ * files and those that describe a data set (README.md, dataset_info.json, ...) are left out
  * - a pattern with * ? [: what matches, sorted; a folder that matches is read as above
  * It is an error when there is none. A single name that is missing is no error here. */
 int source_files_find(struct source_files *files, const char *path, struct err *err) MT_CHECK;

@@ -37,7 +37,8 @@ static void same_rows(void **state)
     (void)state;
     static const char *const chats[] = {"chats_pandas.csv",   "chats_pandas.tsv",   "chats_json.csv",
                                         "chats_datasets.csv", "chats_none.parquet", "chats_snappy.parquet",
-                                        "chats_gzip.parquet", "chats_zstd.parquet"};
+                                        "chats_gzip.parquet", "chats_zstd.parquet", "saved",
+                                        "saved/*.arrow"};
     static const char *const texts[] = {
         "texts_pandas.csv",          "texts_bom.csv",       "texts.csv.gz",
         "texts_datasets.tsv",        "texts_plain.parquet", "texts_delta_length.parquet",
@@ -92,11 +93,11 @@ static void assert_rows(const char *path, const char *jsonl)
 static void rows_of_columns(void **state)
 {
     (void)state;
-    static const char *const files[][2] = {{"nested.parquet", "nested.jsonl"},
-                                           {"nested_v2.parquet", "nested.jsonl"},
-                                           {"nested_old.parquet", "nested.jsonl"},
-                                           {"numbers.parquet", "numbers.jsonl"},
-                                           {"numbers_delta.parquet", "numbers.jsonl"}};
+    static const char *const files[][2] = {
+        {"nested.parquet", "nested.jsonl"},         {"nested_v2.parquet", "nested.jsonl"},
+        {"nested_old.parquet", "nested.jsonl"},     {"numbers.parquet", "numbers.jsonl"},
+        {"numbers_delta.parquet", "numbers.jsonl"}, {"nested_stream.arrow", "nested.jsonl"},
+        {"nested_file.arrow", "nested.jsonl"}};
     char path[MT_PATH], name[128];
     for (int64_t i = 0; i < MT_LEN(files); i++) {
         snprintf(name, sizeof(name), "tables/%s", files[i][0]);
@@ -117,7 +118,12 @@ static void what_is_not_read(void **state)
     rows_load(&ds, fixture("tables/odd.parquet"), &opt);
     assert_int_equal(ds.n_docs, 2);
     dataset_free(&ds);
+    rows_load(&ds, fixture("tables/odd.arrow"), &opt);
+    assert_int_equal(ds.n_docs, 2);
+    dataset_free(&ds);
+    rows_refused(fixture("tables/nested_lz4.arrow"), &opt, "its buffers are compressed with LZ4, which is not read");
     opt.columns = "text=d";
+    rows_refused(fixture("tables/odd.arrow"), &opt, "key `text`: must be a string, not an object");
     rows_refused(fixture("tables/odd.parquet"), &opt, "key `text`: must be a string, not an object");
 }
 
@@ -152,8 +158,9 @@ static const char *put_in(const char *dir, const char *name, const char *text)
 static void damaged_files(void **state)
 {
     (void)state;
-    static const char *const files[] = {"chats_snappy.parquet", "nested_v2.parquet", "texts_delta_bytes.parquet",
-                                        "numbers_delta.parquet", "chats_gzip.parquet"};
+    static const char *const files[] = {"chats_snappy.parquet",  "nested_v2.parquet",  "texts_delta_bytes.parquet",
+                                        "numbers_delta.parquet", "chats_gzip.parquet", "nested_stream.arrow",
+                                        "nested_file.arrow",     "odd.arrow"};
     const int fd = memfd_create("table", 0);
     char name[128], path[64];
     assert_true(fd >= 0);
@@ -175,7 +182,7 @@ static void damaged_files(void **state)
             bytes[at] = before;
             struct row_source *source = row_source_open(path, SAMPLE_DOCUMENT, &err);
             int status = source ? 1 : -1;
-            while (status == 1) status = row_source_next(source, &row, &err);
+            for (int rows = 0; status == 1 && rows < 10000; rows++) status = row_source_next(source, &row, &err);
             row_source_close(source);
             good += status == 0;
             refused += status < 0;
@@ -395,6 +402,9 @@ static void folders_and_patterns(void **state)
     assert_string_equal(text_of(list, &opt), "z1|z2|a1|");
     snprintf(list, sizeof(list), "%s/*.none", dir);
     rows_refused(list, &opt, "*.none: no file matches this pattern");
+    put_in(dir, "dataset_dict.json", "{}");
+    rows_refused(dir, &opt, "holds the splits of a data set: name one");
+    assert_int_equal(unlink(in(dir, "dataset_dict.json")), 0);
     opt.max_rows = 3;
     assert_string_equal(text_of(dir, &opt), "z1|z2|b2|");
     opt.max_rows = 1; /* of each entry */

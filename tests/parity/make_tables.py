@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """make_tables.py - writes the same rows as JSONL and as other programs write tables, for tests/data/test_tables.c.
 
-Writes tests/fixtures/tables/: chats.jsonl, texts.jsonl, nested.jsonl, and the same rows as CSV and TSV of pandas and
-datasets, and as parquet of pyarrow in every encoding and codec that is read. Needs `pip install pandas pyarrow
-datasets`.
+Writes tests/fixtures/tables/: chats.jsonl, texts.jsonl, nested.jsonl, numbers.jsonl, and the same rows as CSV and TSV
+of pandas and datasets, as parquet of pyarrow in every encoding and codec that is read, and as Arrow files. Needs
+`pip install pandas pyarrow datasets`.
 
     python tests/parity/make_tables.py
 """
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def write_parquet(chats, texts):
     pq.write_table(odd, OUT / "odd.parquet", use_deprecated_int96_timestamps=True)
 
 
+def write_arrow(chats):
+    nested = pa.Table.from_pylist(NESTED, schema=NESTED_TYPE)
+    for name, new, options in (("stream", pa.ipc.new_stream, {}), ("file", pa.ipc.new_file, {"compression": "zstd"}),
+                               ("lz4", pa.ipc.new_file, {"compression": "lz4"})):
+        with new(OUT / f"nested_{name}.arrow", NESTED_TYPE, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+            writer.write_table(nested, max_chunksize=3)
+    saved = OUT / "saved"
+    shutil.rmtree(saved, ignore_errors=True)
+    datasets.Dataset.from_list(chats).save_to_disk(saved, num_shards=2)
+    odd = pa.table({"text": ["ab", "cd"], "d": pa.array(["x", "y"]).dictionary_encode(), "z": [b"\xff", b"a"],
+                    "h": pa.array([[1, 2], [3, 4]], pa.list_(pa.int16(), 2)), "m": pa.array([1, 2], pa.date32())})
+    with pa.ipc.new_stream(OUT / "odd.arrow", odd.schema) as writer:
+        writer.write_table(odd)
+
+
 def write_jsonl(name, rows):
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (OUT / name).write_text(text, encoding="utf-8", newline="")
@@ -112,6 +128,7 @@ def main():
     frame.to_csv(OUT / "texts.csv.gz", compression={"method": "gzip", "mtime": 0})
     datasets.Dataset.from_list(texts).to_csv(OUT / "texts_datasets.tsv", sep="\t")
     write_parquet(chats, texts)
+    write_arrow(chats)
 
 
 if __name__ == "__main__":
