@@ -66,6 +66,16 @@ def record(files):
     return [f"{name},sha256={digests[name].rstrip(b'=').decode()},{len(files[name])}\n" for name in files]
 
 
+def cuda_packages(version):
+    """An extra with the libraries that a build with CUDA opens; "" for one without."""
+    major = re.search(r"cuda(\d+)$", version)
+    if not major:
+        return ""
+    cublas = "nvidia-cublas" if int(major[1]) >= 13 else f"nvidia-cublas-cu{major[1]}"
+    return (f'Provides-Extra: cuda\nRequires-Dist: {cublas}=={major[1]}.*; extra == "cuda"\n'
+            f'Requires-Dist: nvidia-nccl-cu{major[1]}; extra == "cuda"\n')
+
+
 def write_wheel(path, version, tag, files, epoch):
     data, info = f"moetrain-{version}.data", f"moetrain-{version}.dist-info"
     modes = {place(name, data, info): mode(name) for name in files}
@@ -73,7 +83,7 @@ def write_wheel(path, version, tag, files, epoch):
     entries[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: moetrain\nVersion: {version}\n"
         "Summary: LoRA fine-tuning of mixture-of-experts models with 4-bit experts\n"
-        "License: Apache-2.0\nLicense-File: copyright\n").encode()
+        "License: Apache-2.0\nLicense-File: copyright\n" + cuda_packages(version)).encode()
     entries[f"{info}/WHEEL"] = (
         f"Wheel-Version: 1.0\nGenerator: moetrain-package.py\nRoot-Is-Purelib: false\nTag: {tag}\n").encode()
     entries[f"{info}/RECORD"] = "".join(record(entries) + [f"{info}/RECORD,,\n"]).encode()

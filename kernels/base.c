@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <dlfcn.h>
+#include <glob.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 uint32_t str_codepoint(const char *s, int n)
 {
@@ -350,10 +352,28 @@ char *str_seconds(char buf[32], double seconds)
 
 /* ---- shared libraries ---- */
 
+bool library_beside(char path[MT_PATH], const char *executable, const char *name)
+{
+    char pattern[MT_PATH];
+    glob_t found;
+    const char *end = strrchr(executable, '/');
+    if (!end || strchr(name, '/')) return false;
+    const int n = snprintf(pattern, sizeof(pattern), "%.*s/../lib/python3*/site-packages/nvidia/*/lib/%s",
+                           (int)(end - executable), executable, name);
+    if (n < 0 || n >= MT_PATH || glob(pattern, 0, NULL, &found)) return false;
+    snprintf(path, MT_PATH, "%s", found.gl_pathv[0]);
+    globfree(&found);
+    return true;
+}
+
 void *library_open(const char *const *names, int64_t n)
 {
     void *library = NULL;
+    char executable[MT_PATH] = "", path[MT_PATH];
     for (int64_t i = 0; i < n && !library; i++) library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    if (library || readlink("/proc/self/exe", executable, sizeof(executable) - 1) < 0) return library;
+    for (int64_t i = 0; i < n && !library; i++)
+        if (library_beside(path, executable, names[i])) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     return library;
 }
 

@@ -98,12 +98,14 @@ char *str_seconds(char buf[32], double seconds);
 const char *str_plural(int64_t count); /* "" for 1, else "s" */
 
 /* Shared libraries, opened at first use, so that the program also runs without them. library_open: the first of
- * names[n] that opens, or NULL. library_find sets all calls; its error names `what`, the library, and the first missing
- * function. */
+ * names[n] that opens, also from NVIDIA's packages in the Python environment of the executable, or NULL. library_find
+ * sets all calls; its error names `what`, the library, and the first missing function. */
 struct library_call {
     const char *name;
     void *at; /* address of a function pointer */
 };
+/* The path of a library of these packages, PREFIX/lib/python3.x/site-packages/nvidia/x/lib/name for PREFIX/bin/x. */
+bool library_beside(char path[MT_PATH], const char *executable, const char *name);
 void *library_open(const char *const *names, int64_t n);
 int library_find(void *library, const char *what, const struct library_call *calls, int64_t n, struct err *e) MT_CHECK;
 

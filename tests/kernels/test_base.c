@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -539,14 +540,60 @@ static void libraries(void **state)
     assert_string_equal(e.msg, "libm is too old: it lacks no_such_call");
 }
 
+/* PREFIX/bin/moetrain finds PREFIX/lib/python3.11/site-packages/nvidia/cu13/lib/NAME, not names with a folder. */
+static void libraries_of_an_environment(void **state)
+{
+    (void)state;
+    static const char *const folders[] = {"",
+                                          "/bin",
+                                          "/lib",
+                                          "/lib/python3.11",
+                                          "/lib/python3.11/site-packages",
+                                          "/lib/python3.11/site-packages/nvidia",
+                                          "/lib/python3.11/site-packages/nvidia/cu13",
+                                          "/lib/python3.11/site-packages/nvidia/cu13/lib"};
+    char root[] = "/tmp/moetrain-env-XXXXXX", path[MT_PATH], executable[MT_PATH], found[MT_PATH];
+    assert_non_null(mkdtemp(root));
+    for (int i = 1; i < MT_LEN(folders); i++) {
+        snprintf(path, sizeof(path), "%s%s", root, folders[i]);
+        assert_int_equal(mkdir(path, 0777), 0);
+    }
+    snprintf(executable, sizeof(executable), "%s/bin/moetrain", root);
+    assert_false(library_beside(found, executable, "libx.so.1"));
+    strcat(path, "/libx.so.1");
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fclose(f);
+    assert_true(library_beside(found, executable, "libx.so.1"));
+    assert_non_null(strstr(found, "/bin/../lib/python3.11/site-packages/nvidia/cu13/lib/libx.so.1"));
+    assert_false(library_beside(found, executable, "/usr/lib/libx.so.1"));
+    assert_false(library_beside(found, "moetrain", "libx.so.1"));
+    unlink(path);
+    for (int i = MT_LEN(folders) - 1; i >= 0; i--) {
+        snprintf(path, sizeof(path), "%s%s", root, folders[i]);
+        rmdir(path);
+    }
+}
+
 int test_base(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(printable),     cmocka_unit_test(out_of_memory),  cmocka_unit_test(errors),
-        cmocka_unit_test(formats),       cmocka_unit_test(nearest),        cmocka_unit_test(memory),
-        cmocka_unit_test(random_values), cmocka_unit_test(random_quality), cmocka_unit_test(narrow_floats),
-        cmocka_unit_test(views),         cmocka_unit_test(weights),        cmocka_unit_test(arenas),
-        cmocka_unit_test(hmac),          cmocka_unit_test(libraries),      cmocka_unit_test(no_test_is_a_failure),
+        cmocka_unit_test(printable),
+        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(errors),
+        cmocka_unit_test(formats),
+        cmocka_unit_test(nearest),
+        cmocka_unit_test(memory),
+        cmocka_unit_test(random_values),
+        cmocka_unit_test(random_quality),
+        cmocka_unit_test(narrow_floats),
+        cmocka_unit_test(views),
+        cmocka_unit_test(weights),
+        cmocka_unit_test(arenas),
+        cmocka_unit_test(hmac),
+        cmocka_unit_test(libraries),
+        cmocka_unit_test(libraries_of_an_environment),
+        cmocka_unit_test(no_test_is_a_failure),
         cmocka_unit_test(sums),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);

@@ -78,8 +78,10 @@ static int open_library(struct err *err)
     if (nccl.library) return 0;
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     if (!(library = library_open(&name, 1)))
-        return err_set(err, "several GPUs need NCCL, and libnccl.so.2 is not found here: apt-get install libnccl2 from "
-                            "NVIDIA's repository, or put its folder into LD_LIBRARY_PATH");
+        return err_set(
+            err,
+            "several GPUs need NCCL, and libnccl.so.2 is not found here: apt-get install libnccl2 from "
+            "NVIDIA's repository (for a wheel, pip install nvidia-nccl-cu13), or put its folder into LD_LIBRARY_PATH");
     if (library_find(library, name, calls, MT_LEN(calls), err)) return -1;
     nccl.library = library;
     return 0;

@@ -71,7 +71,8 @@ int cuda_gemm_find(struct err *err)
     if (!(library = library_open(names, MT_LEN(names))))
         return err_set(err,
                        SONAME " was not found: install cuBLAS of CUDA " MAJOR " (it comes with the CUDA Toolkit; "
-                              "alone, NVIDIA's package libcublas-" MAJOR "-0), or add its folder to LD_LIBRARY_PATH");
+                              "alone, NVIDIA's package libcublas-" MAJOR "-0; for a wheel, pip install nvidia-cublas), "
+                              "or add its folder to LD_LIBRARY_PATH");
     if (library_find(library, SONAME, calls, MT_LEN(calls), err)) return -1;
     lt.library = library;
     return 0;
