@@ -18,6 +18,8 @@ struct layer_pass {
 };
 enum { LAYER_PASSES = 8, LAYER_COSTS = 256 };
 struct layer_costs {
+    bool adapted; /* the layers have the adapters of such a pass already */
+    struct layer_pass adapted_for;
     int64_t n_pass, n;
     struct {
         struct layer_pass pass;

@@ -261,8 +261,22 @@ static void without_quantisation(struct lora_layer *lora)
 }
 
 /* The adapters as the pass needs them. */
+/* Whether a dry run has adapted the layers for such a pass before. */
+static bool adapted_before(struct model *m)
+{
+    const struct layer_pass pass = {
+        .backward = m->pass.backward, .unquantised = m->pass.unquantised, .inputs = m->pass.inputs};
+    struct layer_costs *c = m->costs;
+    if (!c) return false;
+    if (c->adapted && !memcmp(&c->adapted_for, &pass, sizeof(pass))) return true;
+    c->adapted = true;
+    c->adapted_for = pass;
+    return false;
+}
+
 static void adapt_layers(struct model *m)
 {
+    if (adapted_before(m)) return;
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
         struct lora_layer of_pass = m->adapters.layers[l], *lora = &of_pass;
         struct product p[LAYER_PRODUCTS];
@@ -433,6 +447,7 @@ struct tensor model_reference(struct model *m, int64_t n_tok)
     struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
     m->referring = true;
+    if (m->costs) m->costs->adapted = false;
     m->pass = (struct model_pass){.backward = false};
     for (int64_t l = 0; l < a->n_layer; l++) {
         m->aux[l] = (struct aux){0};

@@ -11,6 +11,7 @@
 #include "train/bench/bench_attn.h"
 #include "train/bench/bench_quant.h"
 #include "train/bench/check.h"
+#include "train/config/config_guess.h"
 #include "train/export/export.h"
 #include "train/launch/launch.h"
 #include "train/loop.h"
@@ -20,6 +21,7 @@
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
 #include "train/generate/generate.h"
+#include "train/tools/init.h"
 #include "train/tools/inspect.h"
 #include "train/tools/push.h"
 #include "train/tools/quant.h"
@@ -147,12 +149,26 @@ static int do_plan(const void *args, struct config *cfg, struct err *err)
     const struct plan_args *a = args;
     static struct synth_memory named; /* large for a stack */
     const struct synth_options opt = {.arch = a->arch, .no_bytes = true};
+    if (!a->arch && config_names_model(a->common.config)) return commands_plan_model(cfg, a->gpu, a->host_gb, err);
     if (a->arch && synth_memory_open(&named, &opt, err)) return -1;
     if (a->arch) printf("  %s as published, not model.path\n", a->arch);
     if (a->arch && !cfg->model.path[0]) snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", a->arch);
     const int rc = commands_plan(cfg, a->arch ? &named.arch : NULL, &named.st, a->gpu, a->host_gb, err);
     synth_memory_close(&named);
     return rc;
+}
+
+static int do_init(const void *args, struct config *cfg, struct err *err)
+{
+    char path[MT_PATH];
+    (void)cfg;
+    return init_write(args, path, err);
+}
+
+static int do_finetune(const void *args, struct config *cfg, struct err *err)
+{
+    char path[MT_PATH];
+    return init_write(args, path, err) || config_load(cfg, path, err) ? -1 : run_ranks(cfg, NULL, err);
 }
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
@@ -302,16 +318,28 @@ static const struct cli_row eval_rows[] = {
 static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
 
 static const struct cli_row plan_rows[] = {
-    CONFIG(plan_args),
+    NEEDED(plan_args, common.config, "CONFIG.ini",
+           "the run's configuration file, or MODEL: hub:OWNER/NAME[@REVISION] or a model's directory"),
     USUALLY(plan_args, arch, "--arch", "NAME", NULL, "model.path",
             "an architecture of `moetrain synth`, in its published format: needs no checkpoint"),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
     USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
             "with --gpu: free host memory of its machine"),
+    KEY(plan_args, "--data", "FILES", "data.train",
+        "with MODEL: data to train on, for the number of steps and the time"),
     OVERRIDES(plan_args),
 };
 
 static const struct cli_rule plan_rules[] = {{CLI_NEEDS, {"--host-gb", "--gpu"}}};
+
+static const struct cli_row init_rows[] = {
+    NEEDED(init_args, model, "MODEL", "hub:OWNER/NAME[@REVISION] or a model's directory"),
+    NEEDED(init_args, data, "DATA", "files to train on, as data.train takes them"),
+    USUALLY(init_args, out, "-o", "FILE", NULL, "MODEL.ini", "the configuration; never over a file that exists"),
+    USUALLY(init_args, gpu, "--gpu", "NAME", NULL, "this machine", "GPU to train on: h100, rtx4090, 24gb, ..."),
+    USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
+            "with --gpu: free host memory of its machine"),
+};
 
 static const struct cli_row generate_rows[] = {
     CONFIG(generate_options),
@@ -548,9 +576,18 @@ const struct command commands[] = {
      "the adapter added to its weights. The directory appears only after verification.",
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
-     "For a model on huggingface.co, plan downloads the configuration and the headers, no weights. --gpu needs no GPU "
-     "and no CUDA. A card by name has the kernels that it would run; a size, as 24gb, has the portable ones.",
-     ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), true, do_plan},
+     "With MODEL in place of a configuration the first line says whether it fits, and with --data how long training "
+     "takes; exit code 1: it does not fit. For a model on huggingface.co, plan downloads the configuration and the "
+     "headers, with --data the tokenizer, and no weights. --gpu needs no GPU and no CUDA. A card by name has the "
+     "kernels that it would run; a size, as 24gb, has the portable ones.",
+     ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), CLI_FILE_OR_MODEL, do_plan},
+    {"init", "write a configuration for a model, data and a GPU",
+     "Reads the lengths of the documents, and changes values until the plan fits: experts in 4 bits, shorter "
+     "sequences, a lower rank, attention alone. The file says why each value is what it is. No weights are downloaded.",
+     ROWS(init_rows), ROWS(plan_rules), ARGS(init_args), false, do_init},
+    {"finetune", "init, then train",
+     "Continue or change the run with the configuration that it writes: moetrain MODEL.ini.",
+     ROWS(init_rows), ROWS(plan_rules), ARGS(init_args), false, do_finetune},
     {"check", "compare one training batch on the device with the CPU in f64", NULL,
      ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
     {"tokens", "show the training tokens and which of them carry loss",

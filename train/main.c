@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "train/cli/cli.h"
+#include "train/config/config_guess.h"
 #include "train/launch/process.h"
 
 static int usage_error(const struct command *c, const struct err *err)
@@ -36,10 +37,12 @@ static int dump(const struct config *c)
     return printed(EXIT_DONE);
 }
 
-/* The defaults, then the file, then its overrides. */
-static int read_config(struct config *cfg, const struct cli_common *c, struct err *err)
+/* The defaults, then the file or the model, then its overrides. */
+static int read_config(struct config *cfg, const struct cli_common *c, enum cli_source source, struct err *err)
 {
-    if (c->config && config_load(cfg, c->config, err)) return -1;
+    const bool model = source == CLI_FILE_OR_MODEL && c->config && config_names_model(c->config);
+    if (model && config_set_key(cfg, "model.path", c->config, "MODEL", err)) return -1;
+    if (c->config && !model && config_load(cfg, c->config, err)) return -1;
     for (int64_t i = 0; i < c->sets.n; i++) {
         const char *key = c->sets.items[i].key, *value = c->sets.items[i].value;
         if (key ? config_set_key(cfg, key, value, c->sets.items[i].option, err) : config_set(cfg, value, err))
@@ -52,9 +55,9 @@ static int run(const struct command *c, const void *args)
 {
     static struct config cfg;
     struct err err = {{0}};
-    const struct cli_common *common = c->has_config ? args : NULL;
+    const struct cli_common *common = c->config ? args : NULL;
     config_defaults(&cfg);
-    if (common && read_config(&cfg, common, &err)) return user_error(&err);
+    if (common && read_config(&cfg, common, c->config, &err)) return user_error(&err);
     if (common && common->dump) return dump(&cfg);
     const int code = c->run(args, &cfg, &err);
     if (code == EXIT_USAGE) return usage_error(c, &err);

@@ -375,6 +375,25 @@ static void test_headers(void **state)
     assert_int_equal(hub_requests("cdn", ""), 0);
 }
 
+/* A plan by the model's name also has the tokenizer for the data, and no weights. */
+static void test_plan_by_name(void **state)
+{
+    (void)state;
+    char data[MT_PATH];
+    snprintf(data, sizeof(data), "%s/train.jsonl", fixture("parity/case_a"));
+    hub_fresh(NULL);
+    assert_int_equal(RUN("plan", "hub:test/head", "--gpu", "24gb"), 0);
+    assert_int_equal(strncmp(said.out, "fits: 0.", 8), 0);
+    assert_true(sent_bytes() < 300000);
+    assert_int_equal(hub_requests("tokenizer.json", ""), 0);
+    if (RUN("plan", "hub:test/head", "--gpu", "24gb", "--data", data)) fail_msg("%s", said.err);
+    assert_says(said.out, " steps\n");
+    assert_true(hub_requests("tokenizer.json", "") > 0 && sent_bytes() < 2000000);
+    assert_int_equal(truncate(hub_server.log, 0), 0); /* the second time only the lists are requested */
+    assert_int_equal(RUN("plan", "hub:test/head", "--gpu", "24gb", "--data", data), 0);
+    assert_int_equal(hub_requests("resolve", ""), 0);
+}
+
 /* A shard that is too short for the length of its header. */
 static void test_short_shards(void **state)
 {
@@ -517,8 +536,9 @@ int test_hub_cache(void)
         cmocka_unit_test_setup(test_layouts, hub_fresh),      cmocka_unit_test_setup(test_library, hub_fresh),
         cmocka_unit_test_setup(test_damage, hub_fresh),       cmocka_unit_test_setup(test_planted_links, hub_fresh),
         cmocka_unit_test_setup(test_link_loops, hub_fresh),   cmocka_unit_test_setup(test_headers, hub_fresh),
-        cmocka_unit_test_setup(test_short_shards, hub_fresh), cmocka_unit_test_setup(test_many_files, hub_fresh),
-        cmocka_unit_test_setup(test_kimi, hub_fresh),         cmocka_unit_test_setup(test_shards, hub_fresh),
+        cmocka_unit_test_setup(test_plan_by_name, hub_fresh), cmocka_unit_test_setup(test_short_shards, hub_fresh),
+        cmocka_unit_test_setup(test_many_files, hub_fresh),   cmocka_unit_test_setup(test_kimi, hub_fresh),
+        cmocka_unit_test_setup(test_shards, hub_fresh),
     };
     if (!hub_can_run()) return 0;
     const int failed = cmocka_run_group_tests_name("hub_cache", tests, NULL, NULL);

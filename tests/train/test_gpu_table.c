@@ -38,16 +38,19 @@ static void names_and_sizes(void **state)
     }
 }
 
-/* A card that is not in the table has no rates: L40 is not an L4, and an RTX A4000 no A40. */
+/* A card that is not in the table has no rates: an L40 is not an L4, and an RTX A400 no A40. */
 static void rates_by_device(void **state)
 {
     (void)state;
     static const struct {
         const char *device, *name; /* NULL: not in the table */
     } rows[] = {{"NVIDIA L4", "l4"},
-                {"NVIDIA L40", NULL},
+                {"NVIDIA L40", "l40"},
                 {"NVIDIA L40S", "l40s"},
-                {"NVIDIA RTX A4000", NULL},
+                {"NVIDIA RTX A4000", "a4000"},
+                {"NVIDIA RTX A400", NULL},
+                {"NVIDIA GeForce RTX 4070 Ti SUPER", "rtx4070tisuper"},
+                {"NVIDIA H100 PCIe", "h100-pcie"},
                 {"NVIDIA RTX A3000 Laptop GPU", NULL},
                 {"NVIDIA A10G", NULL},
                 {"NVIDIA A100-SXM4-40GB", "a100-40gb"},

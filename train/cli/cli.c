@@ -84,7 +84,7 @@ int cli_find(struct cli_line *line, int n, char **words, struct err *err)
 
 /* ---- values ---- */
 
-bool cli_is_option(const struct cli_row *row) { return !strncmp(row->name, "--", 2); }
+bool cli_is_option(const struct cli_row *row) { return row->name[0] == '-'; }
 
 static bool read_number(const char *text, const char *interval, int64_t *out)
 {

@@ -38,7 +38,7 @@ struct cli_common {
  * cli_words. */
 enum cli_kind { CLI_FLAG, CLI_INT, CLI_REAL, CLI_TEXT, CLI_LIST, CLI_SET, CLI_WORDS };
 
-/* An option (its name begins with "--") or a positional argument (in the order of the rows). */
+/* An option (its name begins with -) or a positional argument (in the order of the rows). */
 struct cli_row {
     const char *name, *value; /* "--adapter", "DIR"; value NULL: a flag or an argument */
     enum cli_kind kind;
@@ -57,6 +57,9 @@ struct cli_rule {
     const char *names[3]; /* NULL: no third */
 };
 
+/* What the first member of the arguments names: nothing, a configuration, or also a model, as model.path. */
+enum cli_source { CLI_NO_CONFIG, CLI_FILE, CLI_FILE_OR_MODEL };
+
 struct command {
     const char *name; /* "eval", "bench step" */
     const char *summary, *text;
@@ -64,8 +67,8 @@ struct command {
     int64_t n_rows;
     const struct cli_rule *rules;
     int64_t n_rules;
-    size_t size;     /* of the arguments that `run` gets */
-    bool has_config; /* they begin with struct cli_common */
+    size_t size;            /* of the arguments that `run` gets */
+    enum cli_source config; /* they begin with struct cli_common */
     /* Runs the command; cfg has the defaults, the file and its overrides. Returns the exit code; -1 and EXIT_USAGE fill
      * err. NULL: the name of a group. */
     int (*run)(const void *args, struct config *cfg, struct err *err);

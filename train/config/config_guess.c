@@ -167,3 +167,5 @@ bool config_guess_for_model(const char *path, struct err *err)
             is_run ? "the directory of a run" : "an adapter", base);
     return true;
 }
+
+bool config_names_model(const char *path) { return !strncmp(path, "hub:", 4) || file_exists_in(path, "config.json"); }

@@ -9,5 +9,7 @@
 bool config_guess_for_config(const char *path, struct err *err);
 /* The same in place of a model's directory: a file of weights, an adapter, a run. */
 bool config_guess_for_model(const char *path, struct err *err);
+/* Whether path names a model: hub:OWNER/NAME, or a directory with one. */
+bool config_names_model(const char *path);
 
 #endif

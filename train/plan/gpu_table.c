@@ -8,7 +8,8 @@
 
 /* mib: total memory as nvidia-smi shows it, with ECC on where the card has it, or as the driver reports it. tflops,
  * gbs: published, of dense bf16 products with fp32 sums and of the memory. link_gbs: of PCIe, each way: 4.0 x16
- * has 31.5, 5.0 twice that. */
+ * has 31.5, 5.0 twice that. GeForce cards multiply at half the rate of others with fp32 sums: twice their published
+ * FLOP/s of fp32. mib of the smaller RTX PRO cards is 0.5 % below their nominal size. */
 static const struct {
     const char *name, *title;
     int64_t mib;
@@ -24,23 +25,51 @@ static const struct {
     {"a10", "A10", 23028, 86, 125, 600, 31.5, false},
     {"a40", "A40", 46068, 86, 149.7, 696, 31.5, false},
     {"a6000", "RTX A6000", 49140, 86, 154.8, 768, 31.5, false},
+    {"a5500", "RTX A5500", 24564, 86, 136.4, 768, 31.5, false},
+    {"a5000", "RTX A5000", 24564, 86, 111.1, 768, 31.5, false},
+    {"a4500", "RTX A4500", 20470, 86, 94.6, 640, 31.5, false},
+    {"a4000", "RTX A4000", 16376, 86, 76.7, 448, 31.5, false},
+    {"rtx3050", "RTX 3050 8 GB", 8192, 86, 18.2, 224, 15.75, false},
     {"rtx3060", "RTX 3060 12 GB", 12288, 86, 25.6, 360, 31.5, false},
+    {"rtx3060ti", "RTX 3060 Ti", 8192, 86, 32.4, 448, 31.5, false},
+    {"rtx3070", "RTX 3070", 8192, 86, 40.6, 448, 31.5, false},
+    {"rtx3070ti", "RTX 3070 Ti", 8192, 86, 43.5, 608, 31.5, false},
     {"rtx3080", "RTX 3080 10 GB", 10240, 86, 59.5, 760, 31.5, false},
+    {"rtx3080ti", "RTX 3080 Ti", 12288, 86, 68.2, 912, 31.5, false},
     {"rtx3090", "RTX 3090", 24576, 86, 71.2, 936, 31.5, false},
+    {"rtx3090ti", "RTX 3090 Ti", 24564, 86, 80, 1008, 31.5, false},
     {"l4", "L4", 23034, 89, 121, 300, 31.5, false},
+    {"l40", "L40", 46068, 89, 181, 864, 31.5, false},
     {"l40s", "L40S", 46068, 89, 362, 864, 31.5, false},
     {"rtx6000ada", "RTX 6000 Ada", 49140, 89, 364, 960, 31.5, false},
+    {"rtx5000ada", "RTX 5000 Ada", 32760, 89, 261.1, 576, 31.5, false},
+    {"rtx4500ada", "RTX 4500 Ada", 24570, 89, 158.5, 432, 31.5, false},
+    {"rtx4000ada", "RTX 4000 Ada", 20475, 89, 106.9, 360, 31.5, false},
+    {"rtx4060", "RTX 4060", 8188, 89, 30.2, 272, 15.75, false},
+    {"rtx4060ti", "RTX 4060 Ti 8 GB", 8188, 89, 44.1, 288, 15.75, false},
     {"rtx4060ti-16gb", "RTX 4060 Ti 16 GB", 16380, 89, 44.1, 288, 15.75, false},
     {"rtx4070", "RTX 4070", 12282, 89, 58.3, 504, 31.5, false},
+    {"rtx4070super", "RTX 4070 SUPER", 12282, 89, 71, 504, 31.5, false},
+    {"rtx4070ti", "RTX 4070 Ti", 12282, 89, 80.2, 504, 31.5, false},
+    {"rtx4070tisuper", "RTX 4070 Ti SUPER", 16376, 89, 88.2, 672, 31.5, false},
     {"rtx4080", "RTX 4080", 16376, 89, 97.5, 717, 31.5, false},
+    {"rtx4080super", "RTX 4080 SUPER", 16376, 89, 104.4, 736, 31.5, false},
     {"rtx4090", "RTX 4090", 24564, 89, 165.2, 1008, 31.5, false},
     {"h100", "H100 80 GB", 81559, 90, 989, 3350, 63, false},
+    {"h100-pcie", "H100 PCIe", 81559, 90, 756, 2000, 63, false},
     {"h100-nvl", "H100 NVL", 95830, 90, 835, 3938, 63, false},
     {"h200", "H200", 143771, 90, 989, 4800, 63, false},
     {"gh200", "GH200 96 GB", 97871, 90, 989, 4000, 450, false},
     {"b200", "B200", 183359, 100, 2250, 8000, 63, false},
     {"b300", "B300", 275040, 103, 2250, 8000, 63, false},
     {"thor", "Jetson Thor", 125748, 110, 258.5, 273, 63, true},
+    {"rtx5060", "RTX 5060", 8151, 120, 38.4, 448, 31.5, false},
+    {"rtx5060ti-16gb", "RTX 5060 Ti 16 GB", 16311, 120, 47.4, 448, 31.5, false},
+    {"rtx5070", "RTX 5070", 12227, 120, 61.7, 672, 63, false},
+    {"rtx5070ti", "RTX 5070 Ti", 16303, 120, 87.9, 896, 63, false},
+    {"rtxpro4000", "RTX PRO 4000 Blackwell", 24450, 120, 187.6, 672, 63, false},
+    {"rtxpro4500", "RTX PRO 4500 Blackwell", 32600, 120, 219.8, 896, 63, false},
+    {"rtxpro5000", "RTX PRO 5000 Blackwell", 48900, 120, 294.8, 1344, 63, false},
     {"rtx5080", "RTX 5080", 16303, 120, 112.6, 960, 63, false},
     {"rtx5090", "RTX 5090", 32607, 120, 209.5, 1792, 63, false},
     {"rtxpro6000", "RTX PRO 6000 Blackwell", 97887, 120, 503.8, 1792, 63, false},
@@ -131,7 +160,7 @@ struct gpu_scale gpu_table_scale(const char *device)
 
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
 {
-    char names[512] = "";
+    char names[768] = "";
     size_t used = 0;
     for (int i = 0; i < MT_LEN(cards); i++) {
         const bool old = cards[i].capability < GPU_CAPABILITY;

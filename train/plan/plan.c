@@ -40,6 +40,7 @@ static int choose(struct plan *p, const struct plan_request *q, struct err *err)
         return -1;
     p->opt = c.opt;
     p->ms = c.ms;
+    p->ops_ms = c.ops_ms;
     p->host_free = p->memory.host * q->par->all->local_world;
     p->host_room = q->room.host < INT64_MAX ? q->room.host * q->par->all->local_world : INT64_MAX;
     p->host_rest = q->cfg->train.offload == CFG_OFFLOAD_AUTO && p->memory.host > q->room.host / 2;
@@ -133,6 +134,16 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
     if (plan_peak(p, q.train) <= p->budget) return plan_check_host(p, &q, err);
     p->too_large = true;
     return plan_too_large(p, &q, err);
+}
+
+int plan_fits(bool *fits, const struct plan_request *request, struct err *err)
+{
+    struct plan p = {.trainable = 0};
+    struct plan_choice c;
+    set_budget(&p, request);
+    if (plan_choose_least(&c, request, p.fixed, err)) return -1;
+    *fits = c.peak <= p.budget;
+    return 0;
 }
 
 int plan_make(struct plan *p, const struct plan_request *request, struct err *err)

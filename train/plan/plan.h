@@ -9,6 +9,8 @@
 /* Fills p for a request of plan_request_of. When nothing fits the budget, the error has the numbers and what to change.
  */
 int plan_make(struct plan *p, const struct plan_request *request, struct err *err) MT_CHECK;
+/* Whether any options fit the budget, in fewer dry runs. */
+int plan_fits(bool *fits, const struct plan_request *request, struct err *err) MT_CHECK;
 /* Fills p->longest, p->eval_alone and p->host_faster; takes a few seconds. */
 int plan_longest(struct plan *p, const struct plan_request *request, struct err *err) MT_CHECK;
 /* What the plan saves, decodes and keeps in host memory, in one line. */

@@ -7,7 +7,7 @@
 
 #include "train/plan/plan_choice.h"
 
-enum { ADVICE = 640 }; /* of a message */
+enum { ADVICE = PLAN_ADVICE };
 
 /* Adds what has room; the first is the most useful. */
 static void advise(char text[ADVICE], const char *what)
@@ -178,14 +178,15 @@ int plan_too_large(struct plan *p, const struct plan_request *q, struct err *err
     const int64_t peak = plan_peak(p, q->train);
     const int64_t weights = p->memory.experts + p->memory.dense - p->memory.decoded;
     const char *what = q->train ? "training" : "evaluation";
-    char need[32], have[32], part[32], host[64] = "", others[PLAN_TEXT], text[PLAN_TEXT], advice[ADVICE] = "";
+    char need[32], have[32], part[32], host[64] = "", others[PLAN_TEXT], text[PLAN_TEXT], *advice = p->advice;
     (void)str_bytes(have, p->budget);
-    if (p->fixed && p->fixed >= p->budget)
-        return err_set(err, PLAN_OTHERS " take %s, the budget is %s (%s): %s", str_bytes(part, p->fixed), have,
-                       p->limit,
-                       p->card.bytes ? "raise train.memory_gb"
+    if (p->fixed && p->fixed >= p->budget) {
+        advise(advice, p->card.bytes ? "raise train.memory_gb"
                        : p->capped   ? "raise train.memory_gb, or end the other processes and wait some seconds"
                                      : "use a device with more memory");
+        return err_set(err, PLAN_OTHERS " take %s, the budget is %s (%s): %s", str_bytes(part, p->fixed), have,
+                       p->limit, advice);
+    }
     if (p->capped && peak <= p->room) {
         snprintf(text, sizeof(text), "raise train.memory_gb to %.7g", plan_round_gib((double)peak / (1 << 30)));
         advise(advice, text);

@@ -55,13 +55,9 @@ static int find_fastest(struct row *r, const struct plan *p, const struct plan_r
     return 0;
 }
 
-/* Microseconds of a token on the device, or on the nominal one. */
 static double token_us(const struct row *r, int64_t n_tok)
 {
-    const struct plan_choice *c = &r->choice;
-    const double ops =
-        r->memory.floor_ms > 0 ? r->memory.floor_ms + r->memory.inside_ms + r->memory.tile_ms : c->ops_ms;
-    return 1e3 * ops * c->ms / c->ops_ms / (double)n_tok;
+    return plan_token_us(&r->memory, r->choice.ms, r->choice.ops_ms, n_tok);
 }
 
 static int64_t peak_of(const struct plan *p) { return plan_memory_peak(&p->memory, p->fixed, true); }

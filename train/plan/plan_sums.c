@@ -20,6 +20,12 @@ double plan_round_gib(double gib)
     return ceil(gib / unit * (1 - 1e-12)) * unit;
 }
 
+double plan_token_us(const struct plan_memory *m, double ms, double ops_ms, int64_t n_tok)
+{
+    const double ops = m->floor_ms > 0 ? m->floor_ms + m->inside_ms + m->tile_ms : ops_ms;
+    return 1e3 * ops * ms / ops_ms / (double)n_tok;
+}
+
 const char *plan_others(char text[PLAN_TEXT], const struct plan *p)
 {
     char part[32];

@@ -4,7 +4,7 @@
 
 #include "train/plan/plan_measure.h"
 
-enum { PLAN_MODES = RECOMPUTE_FULL + 1 };
+enum { PLAN_MODES = RECOMPUTE_FULL + 1, PLAN_ADVICE = 640 };
 enum { PLAN_HELPS_SEQ = 1, PLAN_HELPS_BATCH = 2, PLAN_HELPS_RANK = 4 }; /* data.seq_len, train.micro_batch, lora.r */
 
 struct plan {
@@ -30,13 +30,15 @@ struct plan {
     bool host_rest;         /* it takes more than half of them, as nothing else fits */
     int64_t host_faster;  /* of plan_longest: with so many of them free it would take less time; 0: no, or not known */
     double ms, faster_ms; /* estimates of a micro-batch by plan_choice, to compare: of the plan, and of that */
+    double ops_ms;        /* of the plan's, without waits */
     int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     bool longest_fits;    /* longer ones would fit, but the model has no more positions */
     int64_t eval_alone;   /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
     bool too_large;       /* plan_make failed because no options fit the budget; then also: */
-    int helps;            /* lower ones make it fit: bits PLAN_HELPS_* */
-    bool alone;           /* each of them, not only all together */
-    int64_t host_needed;  /* more host memory would: bytes for all ranks of this machine; 0: no */
+    char advice[PLAN_ADVICE]; /* what to change, for messages */
+    int helps;                /* lower ones make it fit: bits PLAN_HELPS_* */
+    bool alone;               /* each of them, not only all together */
+    int64_t host_needed;      /* more host memory would: bytes for all ranks of this machine; 0: no */
 };
 
 /* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */
@@ -47,6 +49,9 @@ double plan_round_gib(double gib);                   /* rounded up to three digi
 int64_t plan_weights(const struct plan *p);          /* bytes of the weights arena */
 int64_t plan_work(const struct plan *p, bool train); /* bytes of the work arena */
 int64_t plan_peak(const struct plan *p, bool train); /* device bytes of the run, `fixed` included */
+/* Microseconds of a token on the device, or without its rates on the nominal one, of the estimates ms and ops_ms of a
+ * micro-batch of n_tok. */
+double plan_token_us(const struct plan_memory *m, double ms, double ops_ms, int64_t n_tok);
 enum { PLAN_TEXT = 256 };
 /* What of the peak is not the run's, for messages: ", X of it for ..."; empty on the CPU. */
 const char *plan_others(char text[PLAN_TEXT], const struct plan *p);

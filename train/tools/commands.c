@@ -5,10 +5,8 @@
 #include <stdio.h>
 
 #include "data/json/json.h"
-#include "kernels/choice.h"
 #include "model/lora_table.h"
-#include "train/plan/gpu_table.h"
-#include "train/run/run.h"
+#include "train/tools/suit.h"
 
 /* adapter NULL: the base model. */
 static void print_eval(const struct config *cfg, const struct eval_metrics *e, const char *adapter)
@@ -66,42 +64,24 @@ out:
     return rc;
 }
 
-static void print_card(const struct gpu_model *c, enum cuda_arch arch)
-{
-    static const char *const names[] = {"portable", "Hopper", "sm_100", "sm_120"};
-    char bytes[32];
-    printf("  for %s: %s of memory", c->title, str_bytes(bytes, c->bytes));
-    if (c->capability) printf(", compute capability %d.%d", c->capability / 10, c->capability % 10);
-    printf(", %s kernels%s\n", names[arch], c->integrated ? "; host memory is the same memory" : "");
-}
-
 int commands_plan(const struct config *of, const struct arch *arch, struct safetensors *st, const char *gpu,
                   double host_gb, struct err *err)
 {
     static struct config own;
     const struct config *cfg = of;
     struct run r = {0};
-    struct gpu_model card;
+    struct suit_card card = {.gpu = gpu, .host_gb = host_gb};
     struct adapters ad = {0};
     struct roofs rates = {0};
     int rc = -1;
     if (gpu) { /* independent of train.device, but for the portable kernels */
-        if (gpu_table_find(&card, gpu, err)) return -1;
-        if (card.integrated && host_gb > 0)
-            return err_set(err, "--host-gb %g: memory of the %s and host memory are one: leave --host-gb out", host_gb,
-                           card.title);
-        struct device_card plan_for = {
-            .bytes = card.bytes,
-            .host_bytes = (int64_t)ceil(host_gb * (1 << 30)),
-            .integrated = card.integrated,
-            .arch = of->train.device == CFG_DEVICE_CUDA_PORTABLE ? CUDA_SM80 : choice_arch(card.capability)};
-        snprintf(plan_for.name, sizeof(plan_for.name), "%s", card.title);
+        if (suit_card_find(&card, of->train.device == CFG_DEVICE_CUDA_PORTABLE, err)) return -1;
         own = *of;
         own.train.device = CFG_DEVICE_CUDA;
         cfg = &own;
-        if (run_open_plan(&r, cfg, &plan_for, arch, st, err)) goto out;
-        print_card(&card, plan_for.arch);
-        rates = card.rates;
+        if (run_open_plan(&r, cfg, &card.device, arch, st, err)) goto out;
+        suit_card_print(&card, stdout);
+        rates = card.model.rates;
     } else if (run_open_plan(&r, cfg, NULL, arch, st, err)) {
         goto out;
     } else if (device_why_cpu()) {
@@ -126,4 +106,17 @@ out:
     adapters_free(&ad);
     run_close(&r);
     return rc;
+}
+
+int commands_plan_model(const struct config *cfg, const char *gpu, double host_gb, struct err *err)
+{
+    static struct suit s; /* large for a stack */
+    struct suit_card card = {.gpu = gpu, .host_gb = host_gb};
+    const int rc = suit_open(&s, cfg, &card, false, err);
+    const bool fits = s.fits;
+    if (!rc) suit_print(&s, stdout);
+    if (!rc && gpu) suit_card_print(&card, stdout);
+    if (!rc && !gpu && device_why_cpu()) printf("  for the CPU: %s\n", device_why_cpu());
+    suit_close(&s);
+    return rc ? -1 : fits ? 0 : 1;
 }

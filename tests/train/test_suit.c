@@ -1,0 +1,140 @@
+/* test_suit.c - `plan MODEL`, `init` and `finetune`: from the names of a model and data to a run. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "data/file/file.h"
+#include "tests/process.h"
+
+/* A folder with "my models/tiny model" and "my data.jsonl", short documents and a long one. */
+static const char *folder(void)
+{
+    static char dir[MT_PATH];
+    char path[2 * MT_PATH];
+    if (dir[0]) return dir;
+    snprintf(dir, sizeof(dir), "%s", scratch_dir());
+    snprintf(path, sizeof(path), "%s/my models", dir);
+    assert_int_equal(mkdir(path, 0700), 0);
+    snprintf(path, sizeof(path), "%s/my models/tiny model", dir);
+    assert_int_equal(RUN("synth", "gpt-oss-tiny", path, "--layers", "2"), 0);
+    snprintf(path, sizeof(path), "%s/my data.jsonl", dir);
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 60; i++) {
+        fprintf(f, "{\"text\": \"");
+        for (int j = 0; j < (i == 7 ? 600 : 20 + i % 5); j++) fprintf(f, "%d ", (i * 31 + j * 17) % 97);
+        fprintf(f, "\"}\n");
+    }
+    assert_int_equal(fclose(f), 0);
+    return dir;
+}
+
+/* Runs moetrain in the folder. */
+#define RUN_THERE(...) run_there((const char *const[]){__VA_ARGS__, NULL})
+static int run_there(const char *const *words)
+{
+    char script[MT_PATH + 64];
+    const char *dir = scratch_dir();
+    snprintf(script, sizeof(script), "cd '%s' && exec \"$@\"", folder());
+    return process_finish(dir, process_start_shell(dir, script, words));
+}
+
+#define MODEL "my models/tiny model"
+#define DATA  "my data.jsonl"
+
+static void first_line_is(const char *begin, const char *part)
+{
+    if (strncmp(said.out, begin, strlen(begin)) != 0) fail_msg("\"%s\" does not begin:\n%s", begin, said.out);
+    char line[512];
+    snprintf(line, sizeof(line), "%.*s", (int)MT_MIN(strcspn(said.out, "\n"), sizeof(line) - 1), said.out);
+    assert_says(line, part);
+}
+
+static void plans_without_a_configuration(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "24gb"), 0);
+    first_line_is("fits: 0.", " of 24 GiB");
+    assert_null(strstr(said.out, " step"));
+    assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "24gb", "--data", DATA), 0);
+    first_line_is("fits: 0.", " steps"); /* a size has no rates, hence no time */
+    assert_null(strstr(said.out, ", about "));
+    assert_says(said.out, "60 documents of ");
+    assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "RTX 4090", "--data", DATA), 0);
+    first_line_is("fits: 0.", " steps, about 1 s");
+    assert_says(said.out, "for RTX 4090: 24.0 GiB of memory");
+    assert_int_equal(RUN_THERE("plan", MODEL), 0);
+    first_line_is("fits: ", " GiB");
+    assert_int_equal(RUN_THERE("plan", "my models", "--gpu", "24gb"), 1);
+    assert_says(said.err, "my models is a directory");
+}
+
+static void says_what_makes_it_fit(void **state)
+{
+    (void)state;
+    assert_int_equal(RUN_THERE("plan", MODEL, "--gpu", "24gb", "--set", "train.memory_gb=0.62"), 1);
+    first_line_is("does not fit: needs 0.6", " of 0.62 GiB");
+    assert_says(said.out, "to make it fit: raise train.memory_gb to ");
+}
+
+static void read_there(const char *name, char text[1 << 14])
+{
+    char path[2 * MT_PATH];
+    snprintf(path, sizeof(path), "%s/%s", folder(), name);
+    process_read(path, text, 1 << 14);
+}
+
+static void writes_a_configuration_that_runs(void **state)
+{
+    (void)state;
+    static char text[1 << 14], again[1 << 14];
+    assert_int_equal(RUN_THERE("init", MODEL, DATA, "--gpu", "24gb"), 0);
+    first_line_is("fits: 0.", " of 24 GiB");
+    assert_says(said.out, "wrote tiny model.ini");
+    read_there("tiny model.ini", text);
+    assert_says(text, "\npath = " MODEL "\n");
+    assert_says(text, "\ntrain = " DATA "\n");
+    assert_says(text, "\n; fits: 0.");
+    assert_says(text, "\nseq_len = 2048\n"); /* short documents share a sequence */
+    assert_says(text, "\neval_split = 0.05\n");
+    assert_says(text, "\ndir = out/tiny model\n");
+    assert_int_equal(RUN_THERE("init", MODEL, DATA), 1);
+    assert_says(said.err, "tiny model.ini exists: train with `moetrain tiny model.ini`, or name another file with -o");
+    read_there("tiny model.ini", again);
+    assert_string_equal(text, again);
+    if (RUN_THERE("tiny model.ini", "--set", "train.device=cpu", "--set", "train.steps=1")) fail_msg("%s", said.err);
+}
+
+static void trains_in_one_command(void **state)
+{
+    (void)state;
+    if (RUN_THERE("finetune", "./" MODEL "/", DATA, "-o", "own.ini")) fail_msg("%s", said.err);
+    assert_says(said.err, "out/tiny model/adapter");
+    assert_int_equal(RUN_THERE("finetune", "missing", DATA), 1);
+    assert_says(said.err, "missing");
+    assert_int_equal(RUN_THERE("init", MODEL, "missing.jsonl", "-o", "b.ini"), 1);
+    assert_says(said.err, "missing.jsonl");
+    assert_int_equal(RUN_THERE("init", MODEL, DATA, "-o", "no folder/b.ini"), 1);
+    assert_says(said.err, "no folder");
+}
+
+/* Changes in the order of what they cost, and only as many as are needed. */
+static void changes_values_until_it_fits(void **state)
+{
+    (void)state;
+    static char text[1 << 14];
+    assert_int_equal(RUN_THERE("init", MODEL, DATA, "-o", "small.ini", "--gpu", "rtx3060", "--host-gb", "8"), 0);
+    read_there("small.ini", text);
+    assert_says(text, "for RTX 3060 12 GB");
+    assert_null(strstr(text, "to make it fit"));
+}
+
+int test_suit(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plans_without_a_configuration),    cmocka_unit_test(says_what_makes_it_fit),
+        cmocka_unit_test(writes_a_configuration_that_runs), cmocka_unit_test(trains_in_one_command),
+        cmocka_unit_test(changes_values_until_it_fits),
+    };
+    return cmocka_run_group_tests_name("suit", tests, NULL, NULL);
+}

@@ -1,0 +1,15 @@
+/* init.h - `moetrain init` and the first half of `finetune`: a configuration for a model, data and a GPU. */
+#ifndef MT_INIT_H
+#define MT_INIT_H
+
+#include "train/config/config.h"
+
+struct init_args {
+    const char *model, *data, *out; /* out NULL: MODEL.ini in the current directory */
+    const char *gpu;
+    double host_gb;
+};
+/* Writes the file, whose path is `path` then; never over one that exists. Prints what suit_print prints. */
+int init_write(const struct init_args *args, char path[MT_PATH], struct err *err) MT_CHECK;
+
+#endif

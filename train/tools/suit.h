@@ -1,0 +1,42 @@
+/* suit.h - settings that suit a model, its data and a GPU, from their names alone: for `plan MODEL`, `init` and
+ * `finetune`. Reads configuration, headers and tokenizer of the model, no weights. */
+#ifndef MT_SUIT_H
+#define MT_SUIT_H
+
+#include "train/plan/gpu_table.h"
+#include "train/run/run.h"
+
+/* Where to train: names of gpu_table.h, or NULL: this machine. host_gb: free host memory beside that GPU; 0: enough. */
+struct suit_card {
+    const char *gpu;
+    double host_gb;
+    struct gpu_model model; /* of gpu */
+    struct device_card device;
+};
+/* Fills model and device. portable: for the portable kernels. */
+int suit_card_find(struct suit_card *card, bool portable, struct err *err) MT_CHECK;
+/* "  for RTX 4090: 24.0 GiB of memory, compute capability 8.9, portable kernels" */
+void suit_card_print(const struct suit_card *card, FILE *out);
+
+enum { SUIT_CHANGES = 8 };
+struct suit {
+    struct config cfg, before; /* with the values that suit; before the last change */
+    struct run run;            /* opened by it */
+    struct roofs rates;
+    int64_t n_doc, n_tok;              /* of data.train; 0: no data */
+    int64_t median, p95, p99, longest; /* tokens of a document */
+    int64_t n_step;
+    int n_change; /* what had to change for the plan to fit, in words */
+    const char *changes[SUIT_CHANGES];
+    bool fits;
+    struct err why; /* that it does not */
+};
+/* cfg: model.path, and what the user has chosen; with data.train also data.seq_len and the number of steps follow.
+ * adapt: changes values until the plan fits; otherwise the plan is that of cfg. Error: not that it does not fit. */
+int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, bool adapt, struct err *err) MT_CHECK;
+/* "fits: 11.9 of 12 GiB, 15.6 GiB of host memory; 1,250 steps, about 2 h 10 min", then the choices; or "does not fit:
+ * needs 14.2 of 12 GiB" and what to change. */
+void suit_print(const struct suit *s, FILE *out);
+void suit_close(struct suit *s);
+
+#endif
