@@ -371,6 +371,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
                                      .dropped = opt->dropped,
                                      .special_text = opt->special_text,
                                      .chat_date = opt->chat_date,
+                                     .system = opt->system,
                                      .tokens = {opt->tokens.n_top, opt->vocab, opt->tokens.temperature}};
     struct builder b = {.ds = ds, .tok = tok, .opt = opt, .rows = {.opt = &rows, .tok = tok}};
     char path[MT_PATH];
@@ -418,6 +419,7 @@ static int cache_key(uint64_t *key, const char *files, const struct tokenizer *t
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
+    if (opt->system) h = hash_bytes(h, opt->system, (int64_t)strlen(opt->system) + 1);
     if (opt->columns) h = hash_bytes(h, opt->columns, (int64_t)strlen(opt->columns) + 1);
     char path[MT_PATH];
     double weight;

@@ -16,6 +16,7 @@ struct dataset_options {
     int32_t eos;   /* token appended to `text` and to `completion` that do not end with it */
     int64_t vocab; /* ids at or above it are an error (rows of the model's embedding) */
     const char *chat_date;
+    const char *system;               /* rows.h */
     const struct chat_template *chat; /* of messages; NULL: they are an error */
     bool whole;                       /* never split a conversation */
     enum sample_by sample_by;         /* of text files */

@@ -7,6 +7,7 @@
 #include "data/eos_ids.h"
 #include "data/json/text.h"
 #include "data/list_text.h"
+#include "data/system_prompt.h"
 
 void row_reader_free(struct row_reader *r)
 {
@@ -17,6 +18,7 @@ void row_reader_free(struct row_reader *r)
     text_free(&r->joined);
     json_free(r->rewritten);
     json_free(r->listed);
+    json_free(r->prefixed);
     token_row_free(&r->tokens);
     *r = (struct row_reader){0};
 }
@@ -218,6 +220,10 @@ static int check_content(struct json content, struct err *err)
 
 static int read_messages(struct row_reader *r, struct json row, struct err *err)
 {
+    json_free(r->prefixed);
+    r->prefixed = NULL;
+    if (r->opt->system && system_prompt_add(&r->prefixed, row, r->opt->system, err)) return -1;
+    if (r->prefixed) row = json_root(r->prefixed);
     const struct json messages = json_find(row, "messages");
     const struct chat_options opt = {.date = r->opt->chat_date};
     for (int64_t i = 0; i < json_count(messages); i++)

@@ -38,6 +38,7 @@ struct row_options {
     enum chat_on_dropped dropped;     /* parts of a row that its text lacks */
     enum special_text special_text;   /* special tokens that contents spell */
     const char *columns;              /* "TO=COLUMN, ...": COLUMN of the row becomes TO; NULL or "": no change */
+    const char *system;               /* a system message for conversations that have none; NULL: none */
     const char *chat_date;            /* NULL: CHAT_DATE */
     struct token_row_options tokens;  /* n_top above 0: rows of a teacher alone are taken */
 };
@@ -66,8 +67,8 @@ struct row_reader {
     struct chat_reader altered; /* of special_text_altered */
     int64_t *plain;             /* [n_plain] of all samples */
     int64_t n_plain, cap_plain;
-    struct text_buf joined;              /* prompt and completion, or a row rewritten as messages */
-    struct json_doc *rewritten, *listed; /* the row as messages; with lists that were text */
+    struct text_buf joined;                         /* prompt and completion, or a row rewritten as messages */
+    struct json_doc *rewritten, *listed, *prefixed; /* as messages; with lists that were text; with opt->system */
     int64_t span[2];
     struct token_row tokens;
     bool has_system; /* a row had the column of system */

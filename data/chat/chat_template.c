@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "data/chat/chat_deepseek.h"
+#include "data/chat/chat_named.h"
 #include "data/chat/chat_typescript.h"
 #include "data/chat/jinja/jinja.h"
 #include "data/file/file.h"
@@ -279,8 +280,11 @@ int chat_template_load(struct chat_template **out, const char *dir, const char *
         rc = load_found(t, dir, err);
     } else {
         t->foreign = true;
-        rc = load_config(t, dir, "tokenizer_config.json", true, true, err) || load_file(t, "default", file, err) ? -1
-                                                                                                                 : 0;
+        const char *named = chat_named_text(file);
+        rc = load_config(t, dir, "tokenizer_config.json", true, true, err);
+        if (!rc)
+            rc = named ? set(t, "default", named, (int64_t)strlen(named), file, err)
+                       : load_file(t, "default", file, err);
         if (!rc && !jinja_reads(t->main, "messages"))
             rc = err_set(err, "%s is no chat template: it does not read `messages`", file);
     }

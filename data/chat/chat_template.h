@@ -13,7 +13,7 @@ struct chat_template; /* read-only after load: threads may share it */
 /* The template of a checkpoint's directory, and the one named "tool_use" for rows with tools, as transformers 5 finds
  * them: chat_template.jinja and additional_chat_templates/NAME.jinja; else `chat_template` of tokenizer_config.json, a
  * string or a list of {name, template}; else that of chat_template.json. `file`, when not NULL or empty, is used
- * instead. *out is NULL, without an error, when there is none. */
+ * instead; it may be a name of chat_named.h. *out is NULL, without an error, when there is none. */
 int chat_template_load(struct chat_template **out, const char *dir, const char *file, struct err *err) MT_CHECK;
 /* The rules of DeepSeek V4's encoder (chat_deepseek.h), for its checkpoints, which have no template. */
 struct chat_template *chat_template_deepseek(void);

@@ -191,7 +191,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 103);
+    assert_int_equal(n_keys, 104);
     check_round_trip(&all);
 }
 

@@ -70,7 +70,7 @@ struct config {
         int eval_format;                        /* CFG_EVAL_FORMAT_SAME, or enum data_format + 1 */
         int64_t seq_len, max_samples;           /* 0: all */
         bool packing, shuffle, split_turns;
-        char chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
+        char system[2048], chat_template[MT_PATH], chat_kwargs[512], chat_date[16];
     } data;
     struct {
         int64_t r;

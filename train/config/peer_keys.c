@@ -40,6 +40,8 @@ static const struct peer_key keys[] = {
     {"val_set_size", "data.eval_split", "a share of the documents, not a number"},
     {"test_size", "data.eval_split", "a share of the documents, not a number"},
     {"max_train_samples", "data.max_samples", "the first rows of each file, folder or pattern"},
+    {"default_system", "data.system", NULL},
+    {"default_system_message", "data.system", NULL},
     {"dataset_text_field", "data.columns", "text=FIELD"},
     {"max_seq_length", "data.seq_len", NULL},
     {"max_seq_len", "data.seq_len", NULL},

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/chat/chat_named.h"
 #include "data/dataset.h"
 #include "data/file/file.h"
 #include "data/source/source_list.h"
@@ -37,6 +38,13 @@ static int look_at_file(const char *key, const char *path, struct err *err)
 {
     if (!path[0]) return 0;
     return look(key, path, false, "correct the path", err);
+}
+
+/* A file, or the name of a template. */
+static int look_at_template(const char *path, struct err *err)
+{
+    if (!path[0] || chat_named_text(path)) return 0;
+    return look("data.chat_template", path, false, "correct the path, or name a template: " CHAT_NAMES, err);
 }
 
 /* The files of one entry of a list. */
@@ -91,8 +99,7 @@ int inputs_check(const struct config *cfg, struct err *err)
         return -1;
     if (look_at_output(cfg->output.dir, err)) return -1;
     if (look_at_data("data.train", cfg->data.train, err) || look_at_data("data.eval", cfg->data.eval, err) ||
-        look_at_file("data.chat_template", cfg->data.chat_template, err) ||
-        look_at_file("eval.prompts", cfg->eval.prompts, err))
+        look_at_template(cfg->data.chat_template, err) || look_at_file("eval.prompts", cfg->eval.prompts, err))
         return -1;
     if (adapter[0] && adapter_dir_find(dir, "lora.init_from =", adapter, err)) return -1;
     return run_objective_find_reference(dir, cfg, err) < 0 ? -1 : 0;
