@@ -370,7 +370,7 @@ void adapters_shard_moments(struct adapters *ad)
 {
     const struct comm *ranks = ad->par.dp;
     struct optimizer *opt = &ad->opt;
-    const int64_t multiple = 64 * ranks->world; /* parts begin at multiples of 64 elements */
+    const int64_t multiple = MT_MAX(64, opt->kind->block) * ranks->world; /* parts begin at multiples of 64 elements */
     ad->n_flat = (ad->n_flat + multiple - 1) / multiple * multiple;
     MT_REQUIRE(opt->kind->elementwise, "ZeRO-1 with %s", opt->kind->name);
     opt->n_state = ad->n_flat / ranks->world;
@@ -447,9 +447,20 @@ static void copy_part(const struct adapters *ad, int rank, char *logical, char *
     }
 }
 
-static void read_flat(struct device *dev, void *host, struct tensor flat, enum dtype dtype)
+/* The number of the optimizer's state that flat is, if it is one of 8 bits; -1. */
+static int coded_state(const struct adapters *ad, struct tensor flat)
 {
-    if (dtype == flat.dtype)
+    for (int i = 0; i < OPTIMIZER_STATES && flat.dtype == DT_U8; i++)
+        if (ad->opt.state[i].data == flat.data) return i;
+    return -1;
+}
+
+static void read_flat(const struct adapters *ad, struct device *dev, void *host, struct tensor flat, enum dtype dtype)
+{
+    const int coded = coded_state(ad, flat);
+    if (coded >= 0)
+        optimizer_get_state(&ad->opt, dev, coded, host);
+    else if (dtype == flat.dtype)
         device_download(dev, host, flat.data, tensor_bytes(flat));
     else
         device_get_f32(dev, host, flat);
@@ -461,7 +472,7 @@ static void download(const struct adapters *ad, struct device *dev, struct tenso
     struct comm *dp = ad->par.dp;
     const int64_t bytes = flat.shape[0] * dtype_size(dtype);
     const bool shared = flat.shape[0] < ad->n_flat;
-    if (shared || dp->rank == 0) read_flat(dev, host, flat, dtype);
+    if (shared || dp->rank == 0) read_flat(ad, dev, host, flat, dtype);
     for (int r = 1; r < dp->world && shared; r++) {
         if (dp->rank == 0) comm_recv(dp, r, host + r * bytes, bytes);
         if (dp->rank == r) comm_send(dp, 0, host, bytes);
@@ -490,7 +501,10 @@ void adapters_put(const struct adapters *ad, struct device *dev, struct tensor f
     adapters_settle(ad, dev);
     if (ad->logical) copy_part(ad, ad->par.ep->rank, from, part, false, width);
     const void *at = part + first * width;
-    if (dtype == flat.dtype)
+    const int coded = coded_state(ad, flat);
+    if (coded >= 0)
+        optimizer_set_state(&ad->opt, dev, coded, at);
+    else if (dtype == flat.dtype)
         device_upload(dev, flat.data, at, tensor_bytes(flat));
     else
         device_set_f32(dev, flat, at);
@@ -502,7 +516,7 @@ void adapters_get(const struct adapters *ad, struct device *dev, struct tensor f
     const int64_t width = dtype_size(dtype);
     char *part = ad->logical ? mem_array(ad->n_flat, width) : host;
     adapters_settle(ad, dev);
-    read_flat(dev, part, flat, dtype);
+    read_flat(ad, dev, part, flat, dtype);
     if (!ad->logical) return;
     copy_part(ad, ad->par.ep->rank, host, part, true, width);
     mem_free(part);

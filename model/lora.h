@@ -148,8 +148,9 @@ void adapters_settle(const struct adapters *ad, struct device *dev);
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
 /* The logical layout. Host arrays and files use it; it does not depend on the device or the number of ranks. */
 const struct adapters *adapters_logical(const struct adapters *ad);
-/* Collects parameters, gradients or a state of all ranks in a zeroed host array [n_flat of the logical layout] on rank
- * 0. All ranks call it, the others with host = NULL. dtype, here and below, is the host array's: flat.dtype or F32. */
+/* States of 8 bits are values of dtype stat in host arrays. Collects parameters, gradients or a state of all ranks in a
+ * zeroed host array [n_flat of the logical layout] on rank 0. All ranks call it, the others with host = NULL. dtype,
+ * here and below, is the host array's: flat.dtype or F32. */
 void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
 /* adapters_put copies this rank's part of such a host array to flat and zeroes the padding. adapters_get copies flat to
  * a zeroed host array. Neither communicates. adapters_get does not accept states with ZeRO-1. */

@@ -10,7 +10,7 @@
 
 enum { STATE_M, STATE_V, BLOCK = 16384 };
 
-static struct adamw_step factors(const struct optimizer *opt, const struct optimizer_step *step)
+struct adamw_step optimizer_adamw_step(const struct optimizer *opt, const struct optimizer_step *step)
 {
     const double t = (double)step->n;
     const float beta1 = (float)opt->beta1, beta2 = (float)opt->beta2; /* as the op uses them: 1 - beta must match c */
@@ -29,7 +29,7 @@ static struct adamw_step factors(const struct optimizer *opt, const struct optim
 static void update(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step)
 {
-    const struct adamw_step s = factors(opt, step);
+    const struct adamw_step s = optimizer_adamw_step(opt, step);
     const int64_t at = first - opt->first;
     op_adamw(dev, tensor_rows(opt->param, first, n), tensor_rows(opt->state[STATE_M], at, n),
              tensor_rows(opt->state[STATE_V], at, n), tensor_rows(opt->grad, first, n), &s);
@@ -64,7 +64,7 @@ void adamw_host(float *p, float *m, float *v, const float *g, uint16_t *working,
 static void host_update(const struct optimizer *opt, const struct param_group *group, const float *grad,
                         uint16_t *working, const struct optimizer_step *step, int n_threads)
 {
-    const struct adamw_step s = factors(opt, step);
+    const struct adamw_step s = optimizer_adamw_step(opt, step);
     const int64_t first = group->first;
     adamw_host((float *)opt->param.data + first, (float *)opt->state[STATE_M].data + first,
                (float *)opt->state[STATE_V].data + first, grad, working, group->n, &s, n_threads);

@@ -30,16 +30,18 @@ struct optimizer_kind {
         const char *name; /* in checkpoints; NULL: unused */
         bool positive;    /* a value below zero is an error */
     } state[OPTIMIZER_STATES];
+    int block;        /* values per scale of states that are 8-bit codes; 0: states are stat */
     bool elementwise; /* a parameter's update reads its own values alone: ZeRO-1 divides the arrays anywhere */
     /* Updates param[first .. first+n-1]; states begin at opt->first. */
     void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step);
     /* The same for one group, of arrays in host memory; grad and working [n] of the group: working = param, rounded to
-     * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. */
+     * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. NULL: states and
+     * masters stay on the device. */
     void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,
                         uint16_t *working, const struct optimizer_step *step, int n_threads);
 };
-extern const struct optimizer_kind optimizer_adamw;
+extern const struct optimizer_kind optimizer_adamw, optimizer_adamw8;
 
 /* The update on the CPU: masters and states are in dev->host. The backward pass copies the gradients of a layer out
  * when they are complete. host_update_note only notes the step: a layer is updated when the next pass comes to it,
@@ -60,6 +62,8 @@ struct optimizer {
     struct tensor param, grad;             /* flat [n] stat, owned by the caller */
     struct tensor state[OPTIMIZER_STATES]; /* [n_state] stat; of param[first .. first+n_state-1], the part that this
                                               process updates. n_state < n: ZeRO-1 */
+    struct tensor scale[OPTIMIZER_STATES]; /* [n_state / block] f32, of 8-bit states, which are u8 */
+    struct tensor map;                     /* [2, 256] f32: values of their codes, with a sign and without */
     int64_t first, n_state;
     const struct param_group *group; /* [n_group] sorted by `first`, owned by the caller */
     int64_t n_group;                 /* 0: one group of all parameters */
@@ -72,6 +76,11 @@ struct optimizer {
 };
 
 int optimizer_count_states(const struct optimizer_kind *kind);
+/* State i [n_state] as stat values in host memory: reads or writes it. */
+void optimizer_get_state(const struct optimizer *opt, struct device *dev, int i, void *values);
+void optimizer_set_state(const struct optimizer *opt, struct device *dev, int i, const void *values);
+/* The factors of a step of AdamW. */
+struct adamw_step optimizer_adamw_step(const struct optimizer *opt, const struct optimizer_step *step);
 /* Allocates the states, and zeroes them. n_state, host_states are set. */
 void optimizer_alloc(struct optimizer *opt, struct device *dev);
 int64_t optimizer_state_bytes(const struct optimizer *opt);

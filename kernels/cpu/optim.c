@@ -1,5 +1,6 @@
 /* optim.c - the adapters' flat arrays: norm, AdamW, copy into the working precision. All loops run over blocks of fixed
  * size, so results do not depend on the number of threads, bit for bit. */
+#include "kernels/adamw8_code.h"
 #include "kernels/cpu/real.h"
 
 #include <string.h>
@@ -69,6 +70,37 @@ void CPU(adamw)(struct device *dev, struct tensor p, struct tensor m, struct ten
     for (int64_t i = 0; i < n; i += BLOCK) {
         adamw_block((real *)p.data + i, (real *)m.data + i, (real *)v.data + i, (const real *)g.data + i,
                     MT_MIN(BLOCK, n - i), step);
+    }
+}
+
+/* One block of at most ADAMW8_BLOCK values. */
+static void adamw8_block(real *p, uint8_t *const code[2], float *const scale[2], const float *map, const real *g,
+                         int64_t n, const struct adamw_step *s)
+{
+    real state[2][ADAMW8_BLOCK];
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < n; i++) state[k][i] = (real)map[256 * k + code[k][i]] * (real)*scale[k];
+    adamw_block(p, state[0], state[1], g, n, s);
+    for (int k = 0; k < 2; k++) {
+        float most = 0;
+        for (int64_t i = 0; i < n; i++) most = fmaxf(most, fabsf((float)state[k][i]));
+        *scale[k] = adamw8_scale(most);
+        for (int64_t i = 0; i < n; i++) code[k][i] = (uint8_t)adamw8_code(map + 256 * k, (float)state[k][i], *scale[k]);
+    }
+}
+
+void CPU(adamw8)(struct device *dev, struct tensor p, const struct adamw8_states *states, struct tensor g,
+                 const struct adamw_step *step)
+{
+    const int64_t n = p.shape[0];
+    if (dev->dry_run) return;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i += ADAMW8_BLOCK) {
+        uint8_t *const code[2] = {(uint8_t *)states->code[0].data + i, (uint8_t *)states->code[1].data + i};
+        float *const scale[2] = {(float *)states->scale[0].data + i / ADAMW8_BLOCK,
+                                 (float *)states->scale[1].data + i / ADAMW8_BLOCK};
+        adamw8_block((real *)p.data + i, code, scale, states->map.data, (const real *)g.data + i,
+                     MT_MIN(ADAMW8_BLOCK, n - i), step);
     }
 }
 

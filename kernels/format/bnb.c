@@ -54,21 +54,26 @@ static float cell_edge(int k, int cells)
     return (float)(k < (cells + 1) / 2 ? 0.1f + step * k : 1 - step * (cells - k));
 }
 
-/* The centres of 2^i cells in the decade 10^(i-6) [0.1, 1] for i = 0..6, with both signs; 0; and 1. */
-void quant_dynamic_map(float map[256])
+/* The centres of 2^i cells in the decade 10^(i-6) [0.1, 1] for i = 0..6, with both signs, or without a sign of 2^(i+1)
+ * cells; 0; and 1. */
+static void dynamic_map(float map[256], bool with_sign)
 {
     int n = 0;
     for (int i = 0; i < 7; i++) {
-        int cells = 1 << i;
-        for (int k = 0; k < cells; k++, n += 2) {
-            map[n] = (float)pow(10, i - 6) * ((cell_edge(k, cells) + cell_edge(k + 1, cells)) / 2);
-            map[n + 1] = -map[n];
+        int cells = with_sign ? 1 << i : 2 << i;
+        for (int k = 0; k < cells; k++) {
+            map[n++] = (float)pow(10, i - 6) * ((cell_edge(k, cells) + cell_edge(k + 1, cells)) / 2);
+            if (with_sign) map[n] = -map[n - 1], n++;
         }
     }
     map[n] = 0;
     map[n + 1] = 1;
     qsort(map, 256, sizeof(map[0]), by_value);
 }
+
+void quant_dynamic_map(float map[256]) { dynamic_map(map, true); }
+
+void quant_dynamic_map_unsigned(float map[256]) { dynamic_map(map, false); }
 
 float quant_absmax(const struct weight *w, int64_t e, int64_t block)
 {

@@ -13,6 +13,7 @@ extern "C" {
 extern const float quant_nf4_code[16], quant_fp4_code[16], quant_e2m1_code[16];
 /* bitsandbytes' signed dynamic map, ascending: the values of q8 in a nested absmax. */
 void quant_dynamic_map(float map[256]);
+void quant_dynamic_map_unsigned(float map[256]); /* of values from 0 on */
 
 float quant_absmax(const struct weight *w, int64_t e, int64_t block); /* of one block of expert e, nested or plain */
 /* Element i of expert e's flat matrix, any format: each product and sum is rounded to f32, as in the

@@ -503,6 +503,16 @@ struct adamw_step {
 typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                       const struct adamw_step *step);
 
+/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK], the largest magnitude of the
+ * block, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n] u8,
+ * scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
+enum { ADAMW8_BLOCK = 256 };
+struct adamw8_states {
+    struct tensor code[2], scale[2], map;
+};
+typedef void adamw8_fn(struct device *dev, struct tensor p, const struct adamw8_states *states, struct tensor g,
+                       const struct adamw_step *step);
+
 /* dst = src; dst act, src stat, contiguous, equal counts: the adapters' working copies from their master weights */
 typedef void cast_fn(struct device *dev, struct tensor dst, struct tensor src);
 /* y = the matrices that products with proj read: its weight decoded, and fake-quantised with proj->quant. With offs,
@@ -599,7 +609,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
-    X(sumsq) X(clear) X(adamw) X(cast)
+    X(sumsq) X(clear) X(adamw) X(adamw8) X(cast)
 /* clang-format on */
 
 struct comm_ops;

@@ -29,6 +29,22 @@ void op_adamw(struct device *dev, struct tensor p, struct tensor m, struct tenso
     RUN(0, adamw, p, m, v, g, step);
 }
 
+void op_adamw8(struct device *dev, struct tensor p, const struct adamw8_states *states, struct tensor g,
+               const struct adamw_step *step)
+{
+    const int64_t n = p.shape[0];
+    WANT(p, dev->stat_dtype, n);
+    WANT(g, dev->stat_dtype, n);
+    WANT(states->map, DT_F32, 2, 256);
+    for (int i = 0; i < 2; i++) {
+        WANT(states->code[i], DT_U8, n);
+        WANT(states->scale[i], DT_F32, (n + ADAMW8_BLOCK - 1) / ADAMW8_BLOCK);
+        MOVES(dev, states->code[i], states->code[i]);
+    }
+    MOVES(dev, p, p, g);
+    RUN(0, adamw8, p, states, g, step);
+}
+
 void op_cast(struct device *dev, struct tensor dst, struct tensor src)
 {
     MT_REQUIRE(dst.ndim && src.ndim && contiguous(dst) && contiguous(src) && dst.dtype == dev->act_dtype &&

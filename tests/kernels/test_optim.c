@@ -3,12 +3,15 @@
 #include "tests/test.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/device.h"
 #include "optim/adamw.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "kernels/format/quant.h"
 #include "tests/op_check.h"
 
 static void warmup_rises_to_the_full_rate(void **state)
@@ -517,17 +520,155 @@ static void columns_are_cleared_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(clear_run, &sizes[i]);
 }
 
+/* ---- 8-bit moments: bitsandbytes' formula in numpy (fixtures/quant/adam8.txt, made by parity/make_adam8.py) */
+
+enum { CODED = 300, CODED_STEPS = 4 };
+
+static void read_line(FILE *f, const char *name, int64_t n, double *values, bool hex)
+{
+    char word[16];
+    assert_int_equal(fscanf(f, "%15s", word), 1);
+    assert_string_equal(word, name);
+    for (int64_t i = 0; i < n; i++) {
+        union {
+            uint32_t bits;
+            float value;
+        } x;
+        assert_int_equal(fscanf(f, "%15s", word), 1);
+        x.bits = (uint32_t)strtoul(word, NULL, hex ? 16 : 10);
+        values[i] = hex ? (double)x.value : (double)x.bits;
+    }
+}
+
+static void eight_bits_follow_bitsandbytes(void **state)
+{
+    (void)state;
+    static double x[CODED], want[CODED];
+    static float values[2][CODED];
+    uint8_t codes[CODED], again[CODED];
+    struct device dev;
+    open_device(&dev, false);
+    FILE *f = fopen(fixture("quant/adam8.txt"), "r");
+    assert_non_null(f);
+    struct optimizer opt = {.kind = &optimizer_adamw8, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .n_state = CODED};
+    opt.param = arena_tensor_1d(&dev.state, DT_F32, CODED);
+    opt.grad = arena_tensor_1d(&dev.state, DT_F32, CODED);
+    optimizer_alloc(&opt, &dev);
+    assert_int_equal(optimizer_state_bytes(&opt), 2 * (CODED + 2 * 4));
+    read_line(f, "p", CODED, x, true);
+    device_set(&dev, opt.param, x);
+    for (int step = 0; step < CODED_STEPS; step++) {
+        read_line(f, "g", CODED, x, true);
+        device_set(&dev, opt.grad, x);
+        optimizer_update(&opt, &dev, 1e-2, 1);
+    }
+    read_line(f, "p", CODED, want, true);
+    device_get(&dev, x, opt.param);
+    assert_true(relative_error(x, want, CODED) < 1e-6);
+    for (int k = 0; k < 2; k++) {
+        read_line(f, k ? "v" : "m", CODED, want, false);
+        device_download(&dev, codes, opt.state[k].data, CODED);
+        for (int i = 0; i < CODED; i++) assert_int_equal(codes[i], (int)want[i]);
+        read_line(f, "scale", 2, want, true);
+        device_get(&dev, x, opt.scale[k]);
+        assert_true(relative_error(x, want, 2) < 1e-6);
+        optimizer_get_state(&opt, &dev, k, values[k]); /* as checkpoints have them: codes and scales come back */
+        optimizer_set_state(&opt, &dev, k, values[k]);
+        device_download(&dev, again, opt.state[k].data, CODED);
+        assert_memory_equal(again, codes, CODED);
+        device_get(&dev, want, opt.scale[k]);
+        assert_true(x[0] == want[0] && x[1] == want[1]);
+    }
+    fclose(f);
+    device_close(&dev);
+}
+
+/* Parameters without gradients, and a block of them, keep their value and moments of 0. */
+static void eight_bits_keep_zeros(void **state)
+{
+    (void)state;
+    enum { M = 600 };
+    static double p[M], g[M], got[M];
+    static float moments[M];
+    struct device dev;
+    open_device(&dev, false);
+    struct optimizer opt = {.kind = &optimizer_adamw8, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .n_state = M};
+    opt.param = arena_tensor_1d(&dev.state, DT_F32, M);
+    opt.grad = arena_tensor_1d(&dev.state, DT_F32, M);
+    optimizer_alloc(&opt, &dev);
+    for (int i = 0; i < M; i++) {
+        p[i] = (double)(float)test_value(1, (uint64_t)i);
+        g[i] = i < 256 && i % 3 ? test_value(2, (uint64_t)i) : 0;
+    }
+    device_set(&dev, opt.param, p);
+    device_set(&dev, opt.grad, g);
+    for (int step = 0; step < 3; step++) optimizer_update(&opt, &dev, 1e-2, 1);
+    device_get(&dev, got, opt.param);
+    for (int k = 0; k < 2; k++) {
+        optimizer_get_state(&opt, &dev, k, moments);
+        for (int i = 0; i < M; i++) assert_true((moments[i] == 0) == (g[i] == 0));
+    }
+    for (int i = 0; i < M; i++) assert_true((got[i] == p[i]) == (g[i] == 0));
+    device_close(&dev);
+}
+
+static void coded_run(struct device *dev, const void *params, struct op_outputs *o)
+{
+    const int64_t n = *(const int64_t *)params, n_block = (n + ADAMW8_BLOCK - 1) / ADAMW8_BLOCK;
+    struct adamw_step s = {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, 0.5f, 0.19f, 0.001999f};
+    struct tensor p = make_random(dev->stat_dtype, 50, 1, n, -1, -1), map = make_empty(DT_F32, 2, 256, -1);
+    struct adamw8_states states = {.map = map};
+    quant_dynamic_map(map.data);
+    quant_dynamic_map_unsigned((float *)map.data + 256);
+    for (int k = 0; k < 2; k++) {
+        states.code[k] = make_zero(DT_U8, n, -1, -1);
+        states.scale[k] = make_zero(DT_F32, n_block, -1, -1);
+    }
+    for (uint64_t step = 0; step < 3; step++)
+        op_adamw8(dev, p, &states, make_random(dev->stat_dtype, 60 + step, 1, n, -1, -1), &s);
+    o->out[o->n++] = p;
+    for (int k = 0; k < 2; k++) o->out[o->n++] = states.scale[k];
+}
+
+static void eight_bits_on_every_device(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {0, 1, 256, 1000, 65536};
+    for (int i = 0; i < MT_LEN(sizes); i++)
+        op_check_case(coded_run, &sizes[i], 1e-3); /* f64 may round to other codes */
+}
+
+static void eight_bits_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    static const int64_t sizes[] = {0, 1, 256, 1000, 65536};
+    for (int i = 0; i < MT_LEN(sizes); i++) op_check_cuda(coded_run, &sizes[i]);
+}
+
 int test_optim(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(warmup_rises_to_the_full_rate), cmocka_unit_test(decay_ends_at_the_minimum_rate),
-        cmocka_unit_test(schedules_of_transformers),     cmocka_unit_test(groups_have_their_rates),
-        cmocka_unit_test(a_run_of_one_step_learns),      cmocka_unit_test(adamw_follows_the_formula),
-        cmocka_unit_test(clipping_follows_the_formula),  cmocka_unit_test(the_first_step_moves_by_lr),
-        cmocka_unit_test(non_finite_values_are_counted), cmocka_unit_test(the_sums_of_a_step),
-        cmocka_unit_test(the_cpu_beside_a_gpu),          cmocka_unit_test(sums_on_the_gpu),
-        cmocka_unit_test(columns_are_cleared),           cmocka_unit_test(columns_are_cleared_on_the_gpu),
-        cmocka_unit_test(flat_arrays_on_the_gpu),        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
+        cmocka_unit_test(warmup_rises_to_the_full_rate),
+        cmocka_unit_test(decay_ends_at_the_minimum_rate),
+        cmocka_unit_test(schedules_of_transformers),
+        cmocka_unit_test(groups_have_their_rates),
+        cmocka_unit_test(a_run_of_one_step_learns),
+        cmocka_unit_test(adamw_follows_the_formula),
+        cmocka_unit_test(clipping_follows_the_formula),
+        cmocka_unit_test(the_first_step_moves_by_lr),
+        cmocka_unit_test(non_finite_values_are_counted),
+        cmocka_unit_test(the_sums_of_a_step),
+        cmocka_unit_test(the_cpu_beside_a_gpu),
+        cmocka_unit_test(sums_on_the_gpu),
+        cmocka_unit_test(eight_bits_follow_bitsandbytes),
+        cmocka_unit_test(eight_bits_keep_zeros),
+        cmocka_unit_test(eight_bits_on_every_device),
+        cmocka_unit_test(eight_bits_on_the_gpu),
+        cmocka_unit_test(columns_are_cleared),
+        cmocka_unit_test(columns_are_cleared_on_the_gpu),
+        cmocka_unit_test(flat_arrays_on_the_gpu),
+        cmocka_unit_test(non_finite_values_are_counted_on_the_gpu),
     };
     return cmocka_run_group_tests_name("optim", tests, NULL, NULL);
 }

@@ -167,6 +167,7 @@ static void every_key_reads_back(void **state)
                                          "fp8",
                                          "static",
                                          "pissa",
+                                         "adamw8",
                                          "packed",
                                          "0.3",
                                          "77",
@@ -191,7 +192,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 104);
+    assert_int_equal(n_keys, 105);
     check_round_trip(&all);
 }
 
@@ -275,7 +276,7 @@ static void unknown_names_are_errors(void **state)
         "eval, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
-           "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are lr, lr_ratio_b, schedule, warmup_steps, "
+           "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are kind, lr, lr_ratio_b, schedule, warmup_steps, "
            "warmup_ratio, min_lr_ratio, decay_ratio, power, cycles, weight_decay, beta1, beta2, eps, clip_norm");
     refuse("[optim]\nwarmup_step = 1\n",
            "run.ini:2: unknown key \"warmup_step\" in [optim]: did you mean \"warmup_steps\"?");
@@ -292,7 +293,7 @@ static void unknown_names_are_errors(void **state)
     refuse("[quant]\nlr = 1\n", "run.ini:2: unknown key \"lr\" in [quant]: it belongs to [optim]");
     refuse("lr = 1\n", "run.ini:1: \"lr\" is before the first [section]");
     refuse("[optim]\n = 1\n",
-           "run.ini:2: unknown key \"\" in [optim]; its keys are lr, lr_ratio_b, schedule, warmup_steps, "
+           "run.ini:2: unknown key \"\" in [optim]; its keys are kind, lr, lr_ratio_b, schedule, warmup_steps, "
            "warmup_ratio, min_lr_ratio, decay_ratio, power, cycles, weight_decay, beta1, beta2, eps, clip_norm");
 }
 
@@ -324,8 +325,8 @@ static void keys_of_other_trainers_are_known(void **state)
            "all ranks together, so multiply by the number of GPUs)");
     refuse("[train]\nsave_steps = 8\n",
            "run.ini:2: unknown key \"save_steps\" in [train]: use output.save_every (a number of steps, not a share)");
-    refuse("[optim]\noptimizer = x\n", "run.ini:2: unknown key \"optimizer\" in [optim]: AdamW is the only optimizer; "
-                                       "its keys are in [optim]");
+    refuse("[optim]\noptimizer = x\n",
+           "run.ini:2: unknown key \"optimizer\" in [optim]: use optim.kind (adamw or adamw8)");
     refuse("lora_alpha = 8\n", "run.ini:1: \"lora_alpha\" is before the first [section]: use lora.alpha");
     refuse_set("learning_rate=1e-4", "--set learning_rate=1e-4: expected --set section.key=value; use optim.lr");
     refuse_set("train.num_train_epochs=1",

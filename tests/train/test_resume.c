@@ -617,6 +617,28 @@ static void lists_are_compared_by_meaning(void **state)
     assert_says(said.err, "other settings, train.seed: 0 -> 1: ");
 }
 
+/* 8-bit moments: a run continues with the same bytes, also with other ranks that divide the moments. */
+static void eight_bit_moments_continue(void **state)
+{
+    (void)state;
+    static const char sets[] = "optim.kind=adamw8 optim.schedule=constant optim.warmup_ratio=0 train.grad_accum=2";
+    char four[256], two[256], divided[256];
+    snprintf(four, sizeof(four), "%s train.steps=4", sets);
+    snprintf(two, sizeof(two), "%s train.steps=2", sets);
+    snprintf(divided, sizeof(divided), "%s parallel.cpu_ranks=2 parallel.zero=yes", two);
+    const char *whole = process_trained(four), *parts = process_trained(two), *ranks = process_trained(divided);
+    assert_int_equal(process_run_sets(parts, four), 0);
+    assert_int_equal(process_run_sets(ranks, four), 0);
+    assert_says(said.err, "continuing after step 2 of 4");
+    assert_same_output(whole, parts, ADAPTER);
+    assert_same_output(whole, parts, "checkpoints/step-000004/optimizer.safetensors");
+    assert_same_output(whole, ranks, ADAPTER);
+    assert_int_equal(RUN(whole, "--set", "optim.kind=adamw8", "--set", "train.offload=moments"), 1);
+    assert_says(said.err, "optim.kind = adamw8 keeps its moments on the device");
+    assert_int_equal(RUN(whole, "--set", "optim.kind=adamw8", "--set", "optim.lr_ratio_b=16"), 1);
+    assert_says(said.err, "optim.lr_ratio_b = 16 with optim.kind = adamw8");
+}
+
 /* The warning compares with the loss before the first update, which the checkpoint stores. */
 static void divergence_is_a_warning(void **state)
 {
@@ -634,13 +656,14 @@ static void divergence_is_a_warning(void **state)
 int test_resume(void)
 {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forged_state_is_refused),        cmocka_unit_test(forged_runs_are_refused),
-        cmocka_unit_test(steps_and_rates_may_change),     cmocka_unit_test(divergence_is_a_warning),
-        cmocka_unit_test(changed_mathematics_is_refused), cmocka_unit_test(lists_are_compared_by_meaning),
-        cmocka_unit_test(changed_config_json_is_refused), cmocka_unit_test(changed_weights_are_refused),
-        cmocka_unit_test(later_checkpoints_are_left),     cmocka_unit_test(best_of_later_steps_is_left),
-        cmocka_unit_test(another_run_is_archived),        cmocka_unit_test(finished_runs_keep_their_record),
-        cmocka_unit_test(finished_runs_load_nothing),     cmocka_unit_test(older_hashes_are_not_compared),
+        cmocka_unit_test(forged_state_is_refused),         cmocka_unit_test(forged_runs_are_refused),
+        cmocka_unit_test(steps_and_rates_may_change),      cmocka_unit_test(divergence_is_a_warning),
+        cmocka_unit_test(changed_mathematics_is_refused),  cmocka_unit_test(lists_are_compared_by_meaning),
+        cmocka_unit_test(eight_bit_moments_continue),      cmocka_unit_test(changed_config_json_is_refused),
+        cmocka_unit_test(changed_weights_are_refused),     cmocka_unit_test(later_checkpoints_are_left),
+        cmocka_unit_test(best_of_later_steps_is_left),     cmocka_unit_test(another_run_is_archived),
+        cmocka_unit_test(finished_runs_keep_their_record), cmocka_unit_test(finished_runs_load_nothing),
+        cmocka_unit_test(older_hashes_are_not_compared),
     };
     return cmocka_run_group_tests_name("resume", tests, NULL, NULL);
 }

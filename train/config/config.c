@@ -94,6 +94,7 @@ static const struct option options[] = {
     ROW(quant, mode, MATH, "merged", "merged|base", "quantise W + adapter, or W alone"),
     ROW(quant, targets, MATH, "experts", "experts|all", "experts, or attention and dense layers too"),
     ROW(quant, amax, MATH, "current", "current|static", "of the weights: largest magnitudes now, or at the start"),
+    ROW(optim, kind, MATH, "adamw", "adamw|adamw8", "adamw8: moments in 8 bits, 2 bytes per parameter for 8"),
     ROW(optim, lr, NEXT, "2e-4", "[0, 1]", "peak learning rate"),
     ROW(optim, lr_ratio_b, NEXT, "1", "[1e-3, 1e3]", "learning rate of B over that of A: LoRA+ uses 16"),
     ROW(optim, schedule, NEXT, "cosine", SCHEDULES, "learning rate after warm-up"),

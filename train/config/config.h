@@ -33,8 +33,10 @@ enum cfg_recompute { CFG_RECOMPUTE_AUTO, CFG_RECOMPUTE_NONE, CFG_RECOMPUTE_SELEC
 enum cfg_aux { CFG_AUX_TRANSFORMERS, CFG_AUX_MEGATRON };
 enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 
-#define SCHEDULES        "cosine|linear|constant|wsd|polynomial|restarts" /* by enum schedule_kind */
-#define LORA_INITS       "default|pissa|olora"                            /* by enum lora_init */
+#define SCHEDULES "cosine|linear|constant|wsd|polynomial|restarts" /* by enum schedule_kind */
+enum cfg_optimizer { CFG_ADAMW, CFG_ADAMW8 };
+
+#define LORA_INITS       "default|pissa|olora"             /* by enum lora_init */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */
@@ -96,6 +98,7 @@ struct config {
     struct {
         double lr, lr_ratio_b, warmup_ratio, min_lr_ratio, decay_ratio, power, weight_decay, beta1, beta2, eps,
             clip_norm;
+        int kind;     /* enum cfg_optimizer */
         int schedule; /* enum schedule_kind */
         int64_t warmup_steps, cycles;
     } optim;

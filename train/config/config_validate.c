@@ -1,4 +1,5 @@
 /* config_validate.c - checks of a configuration that involve several keys, or the text of one; no file is read. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -74,6 +75,21 @@ static int validate_init(const struct config *c, struct err *err)
         if (rows[i].set && config_choice(LORA_INITS, c->lora.init, name))
             return err_set(err, "lora.init = %s and %s exclude each other: %s; leave one of them out", name,
                            rows[i].key, rows[i].why);
+    return 0;
+}
+
+static int validate_optimizer(const struct config *c, struct err *err)
+{
+    const bool moves = c->train.offload == CFG_OFFLOAD_MOMENTS || c->train.offload == CFG_OFFLOAD_ALL;
+    if (c->optim.kind != CFG_ADAMW8) return 0;
+    if (moves)
+        return err_set(err, "optim.kind = adamw8 keeps its moments on the device: set train.offload = auto, or "
+                            "optim.kind = adamw");
+    if (fabs(c->optim.lr_ratio_b - 1) > 0)
+        return err_set(err,
+                       "optim.lr_ratio_b = %g with optim.kind = adamw8: A and B share blocks of 8-bit moments; set "
+                       "optim.kind = adamw",
+                       c->optim.lr_ratio_b);
     return 0;
 }
 
@@ -260,8 +276,8 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_init(c, err) || validate_quant(c, err) ||
-        validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_init(c, err) || validate_optimizer(c, err) ||
+        validate_quant(c, err) || validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
         return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",

@@ -97,8 +97,8 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
                   struct err *err)
 {
     const struct lora_options opt = config_lora(cfg);
-    if (adapter_dir) return peft_plan(ad, a, adapter_dir, err);
-    if (adapters_plan(ad, a, &opt, err)) return -1;
+    if (adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err)) return -1;
+    ad->opt.kind = cfg->optim.kind == CFG_ADAMW8 ? &optimizer_adamw8 : &optimizer_adamw;
     if (!lora_init_check(ad, a, err)) return 0;
     adapters_free(ad);
     return -1;

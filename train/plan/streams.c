@@ -75,6 +75,7 @@ static void inputs_set(struct streams *h, const struct place *p, struct model_op
 
 static bool moments_allowed(const struct streams *h, const struct place *p)
 {
+    if (h->q->cfg->optim.kind == CFG_ADAMW8) return !p->choice[STREAM_MOMENTS];
     return training_allowed(h, p->choice[STREAM_MOMENTS], CFG_OFFLOAD_MOMENTS);
 }
 

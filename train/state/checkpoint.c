@@ -239,15 +239,17 @@ enum { MAX_FLAT = 1 + OPTIMIZER_STATES, NAME_SIZE = 80 };
 struct flat {
     const char *name;
     struct tensor x;
+    enum dtype dtype; /* of its values in files; states of 8 bits are decoded */
     bool positive;
 };
 static int flat_arrays(const struct adapters *ad, struct flat flat[MAX_FLAT])
 {
     const struct optimizer *opt = &ad->opt;
     int n = 0;
-    flat[n++] = (struct flat){"param", opt->param, false};
+    flat[n++] = (struct flat){"param", opt->param, opt->param.dtype, false};
     for (int i = 0; i < optimizer_count_states(opt->kind); i++)
-        flat[n++] = (struct flat){opt->kind->state[i].name, opt->state[i], opt->kind->state[i].positive};
+        flat[n++] =
+            (struct flat){opt->kind->state[i].name, opt->state[i], opt->param.dtype, opt->kind->state[i].positive};
     return n;
 }
 
@@ -262,7 +264,7 @@ static void entry_name(char name[NAME_SIZE], const struct flat *flat, const stru
  * files. */
 static bool readable(const struct adapters *ad, const struct device *dev, struct tensor flat)
 {
-    return !dev->ops->own_memory && !ad->logical && flat.shape[0] == ad->n_flat;
+    return !dev->ops->own_memory && !ad->logical && flat.shape[0] == ad->n_flat && flat.dtype == ad->opt.param.dtype;
 }
 
 static int optimizer_write(const char *dir, const struct adapters *ad, struct device *dev, struct err *err)
@@ -280,13 +282,13 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
         const char *host = x.data;
         if (!readable(ad, dev, x)) {
             host = copy[f] = mem_array(whole->n_flat, width);
-            adapters_gather(ad, dev, x, x.dtype, copy[f]);
+            adapters_gather(ad, dev, x, flat[f].dtype, copy[f]);
         }
         for (int64_t i = 0; i < whole->n_params; i++, n++) {
             const struct lora_param *p = &whole->params[i];
             entry_name(names[n], &flat[f], p);
             entries[n] = (struct st_entry){.name = names[n],
-                                           .dtype = x.dtype,
+                                           .dtype = flat[f].dtype,
                                            .ndim = 3,
                                            .shape = {p->n_exp, p->rows, p->cols},
                                            .data = host + p->off * width};
@@ -313,7 +315,7 @@ static const struct st_tensor *find_entry(const struct safetensors *st, const ch
     entry_name(name, flat, p);
     const struct st_tensor *t = safetensors_find(st, name);
     if (t && t->ndim == 3 && t->shape[0] == p->n_exp && t->shape[p->is_b ? 1 : 2] == (p->is_b ? p->rows : p->cols) &&
-        rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == flat->x.dtype)
+        rank_fits(whole, p, t->shape[p->is_b ? 2 : 1]) && t->dtype == flat->dtype)
         return t;
     err_set(err, "%s: tensor \"%s\" %s: the checkpoint's adapters do not match the configuration", path, name,
             t ? "has a different shape or dtype" : "is missing");
@@ -388,7 +390,7 @@ static int optimizer_read(const char *dir, struct adapters *ad, struct device *d
             rc = t ? check_values(t, path, flat[f].positive, err) : -1;
             if (!rc) rc = read_entry(t, path, p, host + p->off * width, err);
         }
-        if (!rc) adapters_put(ad, dev, flat[f].x, flat[f].x.dtype, host);
+        if (!rc) adapters_put(ad, dev, flat[f].x, flat[f].dtype, host);
     }
     mem_free(host);
     safetensors_close(&st);
@@ -463,7 +465,7 @@ static int send_parts(const struct adapters *ad, struct device *dev, struct err 
     struct flat flat[MAX_FLAT];
     const int n_flat = flat_arrays(ad, flat);
     if (peft_save(ad, dev, "", "", NULL, err)) return -1;
-    for (int f = 0; f < n_flat; f++) adapters_gather(ad, dev, flat[f].x, flat[f].x.dtype, NULL);
+    for (int f = 0; f < n_flat; f++) adapters_gather(ad, dev, flat[f].x, flat[f].dtype, NULL);
     return 0;
 }
 

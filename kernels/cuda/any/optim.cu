@@ -1,10 +1,11 @@
-/* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW, cast to bf16; clearing columns.
+/* optim.cu - optimizer kernels on the adapters' flat arrays: sum of squares, AdamW with moments of 32 or 8 bits, cast.
  * Shapes: flat, n up to 2^40.
- * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time).
+ * Needs: 16-byte aligned arrays (sumsq also takes unaligned ones, one element at a time; adamw8 takes any).
  * Grid: sumsq one block per 65536 elements, then one block over their sums; adamw one thread per 4 values, cast per 8.
  *   Registers on sm_90a, no spills: sumsq 34, adamw 40, cast 18.
- * Bound: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, cast 6 n: memory bound.
+ * Bound: sumsq 4 n bytes (bf16: 2 n), adamw 28 n, adamw8 16 n, cast 6 n: memory bound.
  * Numerics: squares and sums in f64, in an order that depends only on n and the alignment; AdamW in f32. */
+#include "kernels/adamw8_code.h"
 #include "kernels/adamw_value.h"
 #include "kernels/cuda/parts/rows.cuh"
 
@@ -132,6 +133,72 @@ extern "C" void cuda_adamw(struct device *dev, struct tensor p, struct tensor m,
                "an array of AdamW is not 16-byte aligned");
     adamw<<<grid_x(ceil_div(n, 4 * BLOCK)), BLOCK, 0, cuda.stream>>>(f32_ptr(p), f32_ptr(m), f32_ptr(v), f32_ptr(g), n,
                                                                      *step);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- AdamW with moments of 8 bits: a warp has a block of values, a lane eight that follow each other */
+
+struct adamw8_job {
+    float *p;
+    const float *g;
+    uint8_t *code[2];
+    float *scale[2];
+    const float *map;
+    int64_t n;
+    struct adamw_step step;
+};
+
+static __device__ inline float warp_most(float v)
+{
+    for (int lane = 16; lane; lane /= 2) v = fmaxf(v, __shfl_xor_sync(0xffffffff, v, lane));
+    return v;
+}
+
+static __global__ void __launch_bounds__(BLOCK) adamw8(const struct adamw8_job job)
+{
+    __shared__ float map[2][256];
+    const int64_t block = (int64_t)blockIdx.x * (BLOCK / 32) + threadIdx.x / 32;
+    const int64_t first = block * ADAMW8_BLOCK + 8 * (threadIdx.x % 32);
+    const int count = (int)(first >= job.n ? 0 : job.n - first < 8 ? job.n - first : 8);
+    const float decay = adamw_decay(&job.step);
+    for (int i = (int)threadIdx.x; i < 512; i += BLOCK) map[i / 256][i % 256] = job.map[i];
+    __syncthreads();
+    if (block * ADAMW8_BLOCK >= job.n) return;
+    float state[2][8], most[2] = {0, 0};
+    for (int k = 0; k < 2; k++) {
+        const float scale = job.scale[k][block];
+#pragma unroll
+        for (int i = 0; i < 8; i++) state[k][i] = i < count ? map[k][job.code[k][first + i]] * scale : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < count) {
+            float p = job.p[first + i];
+            adamw_value(&p, &state[0][i], &state[1][i], job.g[first + i], &job.step, decay);
+            job.p[first + i] = p;
+            for (int k = 0; k < 2; k++) most[k] = fmaxf(most[k], fabsf(state[k][i]));
+        }
+    __syncwarp();
+    for (int k = 0; k < 2; k++) {
+        most[k] = adamw8_scale(warp_most(most[k]));
+        if (threadIdx.x % 32 == 0) job.scale[k][block] = most[k];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (i < count) job.code[k][first + i] = (uint8_t)adamw8_code(map[k], state[k][i], most[k]);
+    }
+}
+
+extern "C" void cuda_adamw8(struct device *dev, struct tensor p, const struct adamw8_states *states, struct tensor g,
+                            const struct adamw_step *step)
+{
+    struct adamw8_job job = {};
+    if (dev->dry_run || p.shape[0] == 0) return;
+    job.p = f32_ptr(p), job.g = f32_ptr(g), job.map = f32_ptr(states->map), job.n = p.shape[0], job.step = *step;
+    for (int k = 0; k < 2; k++) {
+        job.code[k] = (uint8_t *)states->code[k].data;
+        job.scale[k] = f32_ptr(states->scale[k]);
+    }
+    adamw8<<<grid_x(ceil_div(job.n, ADAMW8_BLOCK * (BLOCK / 32))), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 

@@ -1,0 +1,36 @@
+/* adamw8_code.h - the code of a value relative to the largest of its block, for 8-bit states of AdamW: the nearest
+ * value of a map, on GPUs and on the CPU. */
+#ifndef MT_ADAMW8_CODE_H
+#define MT_ADAMW8_CODE_H
+
+#include "kernels/format/minifloat.h"
+
+/* The index of the value of map [256], ascending, that is nearest to x; the lower one between two. */
+MT_BOTH int adamw8_nearest(const float *map, float x)
+{
+    int at = 0;
+    for (int step = 128; step; step >>= 1)
+        if (x > 0.5f * (map[at + step - 1] + map[at + step])) at += step;
+    return at;
+}
+
+/* The scale of a block whose largest magnitude is `most`: rounded to 16 bits, so that adamw8_scale_of finds it again.
+ */
+MT_BOTH float adamw8_scale(float most) { return bits_float((float_bits(most) + 0x80) & ~0xffu); }
+
+/* The scale of a block from the smallest and the largest of its decoded values: the code of its largest magnitude is
+ * the first or the last of map, which is 1. */
+MT_BOTH float adamw8_scale_of(const float *map, float least, float most)
+{
+    return least < 0 && -least >= most ? adamw8_scale(least / map[0]) : most;
+}
+
+/* The code of m or v: a negative m keeps its sign where 0 is nearest, as in bitsandbytes. scale: of the block; 0 where
+ * all are 0. */
+MT_BOTH int adamw8_code(const float *map, float x, float scale)
+{
+    const int code = adamw8_nearest(map, scale > 0 ? x / scale : 0);
+    return x < 0 && !(map[code] < 0) ? code - 1 : code;
+}
+
+#endif
