@@ -97,7 +97,7 @@ static const char *cell(const struct csv *c, int64_t i, int64_t *size)
 {
     const int64_t begin = i ? c->ends[i - 1] : 0;
     *size = c->ends[i] - begin;
-    return c->cells + begin;
+    return *size ? c->cells + begin : "";
 }
 
 /* ---- header */
