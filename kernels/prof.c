@@ -137,7 +137,7 @@ static void run_product(const struct roof_test *t)
         .w = {
             .format = t->w.dtype == DT_BF16 ? WF_BF16 : WF_F32, .n_exp = 1, .n_out = n, .n_in = n, .data = t->w.data}};
     const struct tensor none = {0};
-    t->dev->ops->linear_fwd(t->dev, t->y, none, t->x, &square, none);
+    op_linear_fwd(t->dev, t->y, none, t->x, &square, none);
 }
 
 static void run_portable_product(const struct roof_test *t) { t->dev->ops->portable_product(t->y, t->x, t->w); }
