@@ -57,7 +57,7 @@ def without_keys(name, data, keys):
         key = re.match(rb' *"(\w+\.\w+)": ', line) if name == "state.json" else re.match(rb"(\w+) = ", line)
         name_of = key and (key[1] if name == "state.json" else section + b"." + key[1])
         if not key or name_of.decode() not in keys:
-            kept.append(line)
+            kept.append(line.rstrip(b",") if name == "state.json" else line) # a key after it may be left out
     return b"\n".join(kept)
 
 

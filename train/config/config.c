@@ -58,7 +58,7 @@ static const struct option options[] = {
         "of data.eval"),
     ROW(data, eval_columns, FREE, "same", "same|TO=COLUMN,...", "columns of data.eval; same: data.columns"),
     ROW(data, sample_by, DATA, "document", "document|paragraph|line", "what a row of a text file is"),
-    ROW(data, max_samples, DATA, "0", "[0, 1000000000]", "rows to read of each entry, the first; 0: all"),
+    ROW(data, max_samples, DATA, "0", "[0, 1e9]", "rows to read of each entry, the first; 0: all"),
     ROW(data, seq_len, MATH, "2048", "[2, 16777216]", "tokens per sequence, at most"),
     ROW(data, packing, MATH, "true", YES_NO, "several documents per sequence, separate attention"),
     ROW(data, shuffle, MATH, "true", YES_NO, "a new order every epoch, by train.seed"),
