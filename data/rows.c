@@ -550,6 +550,23 @@ int row_columns_found(const struct row_reader *r, struct err *err)
     return 0;
 }
 
+/* Names the columns that the row has. */
+static int no_column(struct json row, const char *column, struct err *err)
+{
+    char has[256] = "";
+    const char *name;
+    struct json value;
+    for (int64_t i = 0; json_member(row, i, &name, &value); i++) {
+        const size_t used = strlen(has);
+        const int n = snprintf(has + used, sizeof(has) - used, "%s`%.64s`", i ? ", " : "", name);
+        if (n < 0 || (size_t)n >= sizeof(has) - used) {
+            snprintf(has + used, sizeof(has) - used, "%s", ", ...");
+            break;
+        }
+    }
+    return json_error(row, err, "has no column `%s` (data.columns): its columns are %s", column, has);
+}
+
 /* Rewrites the row: as messages when the columns are roles, else with the given keys. */
 static int read_columns(struct row_reader *r, struct json row, struct err *err)
 {
@@ -569,7 +586,7 @@ static int read_columns(struct row_reader *r, struct json row, struct err *err)
         one_turn = one_turn || !strcmp(to, "instruction");
         if ((!strcmp(to, "system") || !strcmp(to, "history")) && is_empty(value)) continue;
         if (json_type(value) == JSON_ABSENT)
-            rc = json_error(row, err, "has no column `%s` (data.columns)", column);
+            rc = no_column(row, column, err);
         else if (messages && str_in(to, column_roles, MT_LEN(column_roles)))
             rc = put_message(r, to, value, no_turn, err);
         else

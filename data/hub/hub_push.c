@@ -520,8 +520,8 @@ static int push_files(struct push *p, int64_t *changed, struct err *err)
     hub_progress_clear();
     if (!rc) rc = commit(p, err);
     if (rc) return -1;
-    log_info("%s: %s sent in %s", p->id, str_bytes(size, p->moved),
-             str_seconds(time, (clock_ms() - p->progress.start_ms) / 1e3));
+    log_info("%s: sent in %s, %s of them large files", p->id,
+             str_seconds(time, (clock_ms() - p->progress.start_ms) / 1e3), str_bytes(size, p->moved));
     return 0;
 }
 

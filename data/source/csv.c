@@ -45,6 +45,14 @@ static int end_line(struct csv *c, int b, struct err *err)
     return next == FAILED ? -1 : 0;
 }
 
+/* After the quote that closes a cell comes the next cell or the next row. */
+static int end_quoted(const struct csv *c, int b, struct err *err)
+{
+    if (b == END || b == c->delimiter || b == '\n' || b == '\r') return 0;
+    return err_set(err, "%s:%lld: text after the quote that closes a cell: double the quotes inside of a cell",
+                   line_reader_path(c->reader), (long long)c->line);
+}
+
 /* The rest of a quoted cell, up to and including the quote that closes it. */
 static int read_quoted(struct csv *c, struct err *err)
 {
@@ -52,7 +60,7 @@ static int read_quoted(struct csv *c, struct err *err)
     while ((b = peek(c, err)) >= 0) {
         c->at++;
         if (b == '"') {
-            if ((b = peek(c, err)) != '"') return b == FAILED ? -1 : 0;
+            if ((b = peek(c, err)) != '"') return b == FAILED ? -1 : end_quoted(c, b, err);
             c->at++;
         }
         if (b == '\n') c->line++;

@@ -222,7 +222,6 @@ static void csv_by_the_letter(void **state)
         {"text,n\n\"a \"\"b\"\"\",1\n", "a \"b\"|"},
         {"text,n\n\"a\r\nb\",1\n", "a\r\nb|"},
         {"text,n\na \"b\" c,\n", "a \"b\" c|"},
-        {"text,n\n\"a\"b,\n", "ab|"}, /* as Python's csv reads it */
         {"\n\ntext,n\n\nab,\n\n", "ab|"},
         {"text;n\na,b;1\n", "a,b|"},
         {"n\ttext\n1\ta,b\n", "a,b|"},
@@ -233,6 +232,8 @@ static void csv_by_the_letter(void **state)
     };
     static const char *const bad[][2] = {
         {"text,n\nab,1\n\"cd,2\nef,3\n", "a.csv:3: a quote of this row is not closed"},
+        {"text,n\nab,1\n\"c\"d,2\n", "a.csv:3: text after the quote that closes a cell"},
+        {"text,n\n\"ab\" ,1\n", "a.csv:2: text after the quote that closes a cell"},
         {"text,text\nab,1\n", "a.csv:1: the header has the column text twice"},
         {"text\n", "no rows"},
         {"", "no rows"},

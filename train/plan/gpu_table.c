@@ -158,19 +158,25 @@ struct gpu_scale gpu_table_scale(const char *device)
                               cards[i].link_gbs / cards[h200].link_gbs};
 }
 
+/* The card of a name as in the table, or as nvidia-smi prints it; -1: none. */
+static int find_card(const char *name)
+{
+    for (int i = 0; i < MT_LEN(cards); i++)
+        if (same(cards[i].name, name)) return i;
+    return card_of(name);
+}
+
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
 {
     char names[768] = "";
     size_t used = 0;
-    for (int i = 0; i < MT_LEN(cards); i++) {
-        const bool old = cards[i].capability < GPU_CAPABILITY;
-        if (!old) used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", cards[i].name);
-        if (!same(cards[i].name, name)) continue;
-        if (old)
-            return err_set(err,
-                           "--gpu %s: the %s has compute capability %d.%d, and the CUDA kernels need %d.%d or later",
-                           name, cards[i].title, cards[i].capability / 10, cards[i].capability % 10,
-                           GPU_CAPABILITY / 10, GPU_CAPABILITY % 10);
+    if (read_size(card, name)) return 0;
+    const int i = find_card(name);
+    if (i >= 0 && cards[i].capability < GPU_CAPABILITY)
+        return err_set(err, "--gpu %s: the %s has compute capability %d.%d, and the CUDA kernels need %d.%d or later",
+                       name, cards[i].title, cards[i].capability / 10, cards[i].capability % 10, GPU_CAPABILITY / 10,
+                       GPU_CAPABILITY % 10);
+    if (i >= 0) {
         snprintf(card->title, sizeof(card->title), "%s", cards[i].title);
         card->bytes = cards[i].mib << 20;
         card->capability = cards[i].capability;
@@ -178,6 +184,8 @@ int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
         card->rates = rates_of(i);
         return 0;
     }
-    if (read_size(card, name)) return 0;
+    for (int k = 0; k < MT_LEN(cards); k++)
+        if (cards[k].capability >= GPU_CAPABILITY)
+            used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", cards[k].name);
     return err_set(err, "--gpu %s is unknown: give its memory, as in 24gb, or one of %s", name, names);
 }

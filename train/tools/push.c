@@ -5,6 +5,17 @@
 
 #include "data/file/file.h"
 #include "data/hub/hub_push.h"
+#include "data/safetensors.h"
+
+/* A folder with adapter_config.json has a whole file of weights. */
+static int check_adapter(const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    struct safetensors st;
+    if (file_in(path, dir, "adapter_model.safetensors", err) || safetensors_open(&st, path, err)) return -1;
+    safetensors_close(&st);
+    return 0;
+}
 
 /* An adapter, a checkpoint, or a folder with a GGUF file. */
 static int check_folder(const char *dir, struct err *err)
@@ -17,6 +28,7 @@ static int check_folder(const char *dir, struct err *err)
         known |=
             !strcmp(names[i], "adapter_config.json") || !strcmp(names[i], "config.json") || str_ends(names[i], ".gguf");
     file_list_free(names, n);
+    if (file_exists_in(dir, "adapter_config.json") && check_adapter(dir, err)) return -1;
     if (file_exists_in(dir, "metrics.jsonl"))
         return err_set(err, "%s is the output.dir of a run: push its adapter/ or best/, or an export", dir);
     if (known) return 0;
