@@ -288,9 +288,9 @@ void suit_print(const struct suit *s, FILE *out)
     if (s->fits) print_steps(s, out);
     fprintf(out, "\n");
     if (!s->fits) fprintf(out, "  to make it fit: %s\n", p->advice);
-    fprintf(out, "  data.seq_len = %lld, train.micro_batch = %lld, lora.r = %lld on %s\n",
-            (long long)s->cfg.data.seq_len, (long long)s->cfg.train.micro_batch, (long long)s->cfg.lora.r,
-            s->cfg.lora.targets);
+    fprintf(out, "  data.seq_len = %lld, train.micro_batch = %lld, train.grad_accum = %lld, lora.r = %lld on %s\n",
+            (long long)s->cfg.data.seq_len, (long long)s->cfg.train.micro_batch, (long long)s->cfg.train.grad_accum,
+            (long long)s->cfg.lora.r, s->cfg.lora.targets);
     if (s->n_doc)
         fprintf(out, "  %s documents of %lld tokens (median), 95 %% up to %lld, 99 %% up to %lld, longest %lld\n",
                 grouped(a, s->n_doc), (long long)s->median, (long long)s->p95, (long long)s->p99,
