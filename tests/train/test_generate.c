@@ -401,7 +401,7 @@ static void model_cards(void **state)
         assert_says(card, " of 2, ");
         assert_says(card, "| 0 | ");
         assert_says(card, "moetrain " MT_VERSION);
-        assert_says(card, "\n[optim]\nlr = 0.001\n");
+        assert_says(card, "\n[optim]\nkind = adamw\nlr = 0.001\n");
     }
 }
 
