@@ -99,8 +99,10 @@ VALID = {
     "data.chat_template": [("{template}", "data.train={chat}")],
     "data.chat_kwargs": [('{"extra": true}', "data.train={chat}", "data.chat_template={template}")],
     "data.chat_date": ["2025-06-28", "2024-02-29"],
+    "data.system": [("Be brief.", "data.train={chat}")],
     "lora.targets": ["attention,experts", "q_proj", "attention", "all-linear"],
     "lora.rank_pattern": ["experts=1,q_proj=3"],
+    "lora.alpha_pattern": ["experts=1,q_proj=3.5"],
     "lora.layers": ["all", "0", "0-0"],
     "lora.init_from": ["{adapter}"],
     "distill.teacher": ["none", "base", "adapter:{adapter}", ("rows", "data.train={teacher}", "data.format=tokens")],
@@ -118,6 +120,8 @@ VALID = {
     "parallel.gpus": ["1"],
     "parallel.ep": ["1", "2"],
     "eval.prompts": ["{prompts}"],
+    "log.command": ["cat > lines", "exit 3"],
+    "log.name": ["a run", "r&d"],
     "output.dir": ["elsewhere", "a b/c"],
 }
 
