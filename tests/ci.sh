@@ -81,16 +81,16 @@ expect 1 "FAILED: CUDA compiler, exit code 1"
 # Each test on the CPU runs at each commit, and twice under AddressSanitizer in twelve commits. In three commits in a
 # row ThreadSanitizer runs once, and each of the longest tests in the emulator once.
 PYTHONPATH=$root/tests python3 - << 'END' || failed=1
-from turns import EMULATED, PLAIN, chosen, sanitizer
+from turns import LONGEST, PLAIN, chosen, sanitizer
 NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "configs", "lint", "emulated_hopper_quant"}
-tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(EMULATED)]
+tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(LONGEST)]
 for first in range(12):
     sanitized = [chosen(tests, "sanitized", first + k) for k in range(12)]
     plain = [chosen(tests, "plain", first + k) for k in range(12)]
     for s, p in zip(sanitized, plain):
         assert s | p >= NAMES and not s & p, (first, s, p)
     assert sorted(sum(map(sorted, sanitized), [])) == sorted(2 * [n for n in NAMES if not PLAIN.fullmatch(n)]), first
-    assert sorted(n for p in plain[:3] for n in p if n in EMULATED) == sorted(EMULATED), first
+    assert sorted(n for p in plain[:3] for n in p if n in LONGEST) == sorted(LONGEST), first
     assert [sanitizer(first + k) for k in range(3)].count("thread") == 1, first
 END
 

@@ -4,10 +4,10 @@
     python3 tests/turns.py BUILD_DIR sanitized|plain N
     python3 tests/turns.py sanitizer N
 
-N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. Every
-test on the CPU runs at each commit: at two of three commits a quarter of the groups with AddressSanitizer and UBSan,
-the others without, and the quarter changes with N. At each third commit ThreadSanitizer is in turn; the second form
-says which: address or thread. Tests in the emulator run at each commit, but the longest ones at every third."""
+N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. The
+longest tests, most of them in the emulator, run at every third commit. Every other test runs at each commit: at two of
+three commits a quarter of the groups with AddressSanitizer and UBSan, the others without, and the quarter changes with
+N. At each third commit ThreadSanitizer is in turn; the second form says which: address or thread."""
 import json
 import re
 import subprocess
@@ -19,10 +19,12 @@ PLAIN = re.compile(
     r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice"
     r"|lint|results|ci|setup|symbols|package|emulat.*")
 SHARE = 4
-EMULATED = [  # at the same commit: each third one
+LONGEST = [  # at the same commit: each third one
     "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",
-    "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts"]
-EMULATED_SHARE = 3
+    "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts",
+    "emulated_turn_ops_kl", "emulated_hopper_ops_shared_attn", "emulated_hopper_ops_hyper",
+    "plan_advice", "matrix", "configs", "package"]
+LONGEST_SHARE = 3
 
 
 def cost(test):
@@ -40,7 +42,7 @@ def chosen(tests, kind, number):
     sanitized = {n for i, n in enumerate(groups) if (i + number) % SHARE == 0 and sanitizer(number) == "address"}
     if kind == "sanitized":
         return sanitized
-    wait = {n for i, n in enumerate(EMULATED) if (i + number) % EMULATED_SHARE}
+    wait = {n for i, n in enumerate(LONGEST) if (i + number) % LONGEST_SHARE}
     return set(names) - sanitized - wait
 
 
