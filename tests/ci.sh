@@ -78,11 +78,11 @@ expect 1 "FAILED: tests with sanitizers, exit code 1"
 stub bin/python3 '[ "$2" != sanitizer ]'
 expect 1 "FAILED: CUDA compiler, exit code 1"
 
-# Each test on the CPU runs at each commit, and twice under AddressSanitizer in twelve commits. In three commits in a
-# row ThreadSanitizer runs once, and each of the longest tests in the emulator once.
+# Each test but the longest runs at each commit, and twice under AddressSanitizer in twelve commits. In three commits in
+# a row ThreadSanitizer runs once, and each of the longest tests once.
 PYTHONPATH=$root/tests python3 - << 'END' || failed=1
 from turns import LONGEST, PLAIN, chosen, sanitizer
-NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "configs", "lint", "emulated_hopper_quant"}
+NAMES = {"train", "qat", "sweep", "hub", "cli", "ops_kl", "ops_moe", "qat_parity", "lint", "emulated_hopper_quant"}
 tests = [{"name": n, "properties": [{"name": "COST", "value": len(n)}]} for n in NAMES.union(LONGEST)]
 for first in range(12):
     sanitized = [chosen(tests, "sanitized", first + k) for k in range(12)]
