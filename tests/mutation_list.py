@@ -53,7 +53,7 @@ MUTATIONS = [
     ("data/file/file.c", 'if (!rc && fsync(w->fd)) rc = io_error(err, w->tmp, "write");', "", "durable"),
     ("data/file/file.c", "    if (!rc) return sync_parent(w->path, err);", "    if (!rc) return 0;", "durable"),
     # ---- model
-    ("model/lora.c", "sqrt((double)ad->rank[t]) :", "(double)ad->rank[t] :", "lora"),
+    ("model/lora.c", "c.alpha[t] / (ad->rslora ? sqrt(r) : r)", "c.alpha[t] / r", "lora"),
     ("model/lora.c", "double bound = 1 / sqrt((double)p->cols);", "double bound = 1 / sqrt((double)p->rows);", "lora"),
     ("model/model.c", ".decode = m->decodes,", ".decode = false,", "cache:equals*"),
     ("model/layers/mixer_attention.c", "    store(b, s);\n    /* 4 attn */", "    /* 4 attn */", "cache:equals*"),
@@ -85,8 +85,8 @@ MUTATIONS = [
      "case ROWS_SECOND: return i;", "export:gguf*"),
     ("train/export/export_gguf.c", '.key = "general.quantization_version", .type = GGUF_U32, .u32 = 2',
      '.key = "general.quantization_version", .type = GGUF_U32, .u32 = 1', "export:gguf*"),
-    ("train/export/cpu_adapter.c", "(float)(ad->rslora ? sqrt(ratio) : ratio)", "(float)ratio", "export:partial*"),
-    ("data/gguf.c", "put_u32(t, TYPE_F32);", "put_u32(t, TYPE_F32 + 1);", "gguf"),
+    ("train/export/cpu_adapter.c", "(ad->rslora ? sqrt(ranks) : ranks) * alphas", "ranks * alphas", "export:partial*"),
+    ("data/gguf.c", "put_u32(t, g->type);", "put_u32(t, g->type + 1);", "gguf"),
     ("data/gguf.c", "for (int i = g->ndim - 1; i >= 0; i--) put_u64(t, g->shape[i]);",
      "for (int i = 0; i < g->ndim; i++) put_u64(t, g->shape[i]);", "gguf"),
 ]
