@@ -61,7 +61,7 @@ static struct tensor normed_bwd(const struct block *b, struct tensor dy, const s
 static void run_mixer(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     const struct mixer_kind *m = mixer_of(b);
-    (!b->pages ? m->fwd : b->decode ? m->decode : m->prefill)(b, s, y);
+    (!b->cache ? m->fwd : b->decode ? m->decode : m->prefill)(b, s, y);
 }
 
 /* y: the residual after the mixer; with streams the mixer's output alone. */

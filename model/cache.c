@@ -12,14 +12,15 @@ bool cache_possible(const struct arch *a)
     return true;
 }
 
-/* Pages of a sequence. */
-static int64_t n_page(const struct cache *c, const struct cache_need *need)
+/* Pages of a sequence. A query at the end of a chunk sees its window, and the first one of the chunk another. */
+static int64_t n_page(const struct cache *c, const struct cache_rows *r)
 {
-    const int64_t tokens = need->window ? MT_MIN(need->window, c->max_len) : c->max_len;
-    return (tokens + MT_PAGE - 1) / MT_PAGE;
+    const int64_t tokens = r->window ? MT_MIN(r->window + c->chunk - 1, c->max_len) : c->max_len;
+    const int64_t rows = (tokens + r->ratio - 1) / r->ratio;
+    return (rows + MT_PAGE - 1) / MT_PAGE;
 }
 
-/* Page i of sequence s is number s * n + i. */
+/* [n_seq, n] i32 = 0, 1, ...: page i of sequence s is number s * n + i; n 1: its states are row s. */
 static struct tensor make_table(struct device *dev, struct arena *arena, int64_t n_seq, int64_t n)
 {
     const struct tensor table = arena_tensor_2d(arena, DT_I32, n_seq, n);
@@ -31,34 +32,51 @@ static struct tensor make_table(struct device *dev, struct arena *arena, int64_t
     return table;
 }
 
-/* Layers with equally many pages share a table. */
+/* Rows with equally many pages share a table. */
 static struct tensor find_table(const struct cache *c, int64_t layer, int64_t n)
 {
-    for (int64_t l = 0; l < layer; l++)
-        if (c->layers[l].table.ndim && c->layers[l].table.shape[1] == n) return c->layers[l].table;
+    for (int64_t l = 0; l <= layer; l++)
+        for (int i = 0; i < CACHE_ROWS; i++) {
+            const struct tensor table = c->layers[l].rows[i].table;
+            if (table.ndim && table.shape[1] == n) return table;
+        }
     return (struct tensor){0};
 }
 
+static void push_layer(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a, int64_t layer)
+{
+    const struct cache_need need = a->mixer[layer]->cache(a, layer);
+    struct layer_cache *to = &c->layers[layer];
+    to->slot = c->slot;
+    for (int i = 0; i < CACHE_ROWS; i++) {
+        if (!need.rows[i].cols) continue;
+        const int64_t n = n_page(c, &need.rows[i]);
+        struct tensor table = find_table(c, layer, n);
+        if (!table.ndim) table = make_table(dev, arena, c->n_seq, n);
+        to->rows[i] = (struct pages){
+            .rows = arena_tensor_2d(arena, dev->act_dtype, c->n_seq * n * MT_PAGE, need.rows[i].cols), .table = table};
+    }
+    for (int i = 0; i < CACHE_STATES; i++) {
+        const struct cache_state *s = &need.state[i];
+        if (s->n) to->state[i] = arena_tensor_2d(arena, s->stat ? dev->stat_dtype : dev->act_dtype, c->n_seq, s->n);
+    }
+}
+
 int cache_open(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a, int64_t n_seq,
-               int64_t max_len, struct err *err)
+               int64_t max_len, int64_t chunk, struct err *err)
 {
     const int64_t mark = arena_mark(arena), most = (max_len + MT_PAGE - 1) / MT_PAGE;
-    *c = (struct cache){.n_seq = n_seq, .max_len = max_len};
+    *c = (struct cache){.n_seq = n_seq, .max_len = max_len, .chunk = chunk};
     if (!cache_possible(a)) return err_set(err, "the mixers of %s cannot decode with a cache", a->family);
     if (most > INT32_MAX / n_seq)
         return err_set(err, "%lld sequences of %lld tokens have more than %d pages of %d tokens", (long long)n_seq,
                        (long long)max_len, INT32_MAX, MT_PAGE);
     c->layers = mem_array(a->n_layer, sizeof(*c->layers));
     c->len = mem_array(n_seq, sizeof(*c->len));
-    for (int64_t l = 0; l < a->n_layer; l++) {
-        if (!a->mixer[l]) continue;
-        const struct cache_need need = a->mixer[l]->cache(a, l);
-        const int64_t n = n_page(c, &need);
-        struct pages *p = &c->layers[l];
-        p->table = find_table(c, l, n);
-        if (!p->table.ndim) p->table = make_table(dev, arena, n_seq, n);
-        p->rows = arena_tensor_2d(arena, dev->act_dtype, n_seq * n * MT_PAGE, need.cols);
-    }
+    const struct tensor slot = make_table(dev, arena, n_seq, 1);
+    c->slot = tensor_1d(slot.data, DT_I32, n_seq);
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (a->mixer[l]) push_layer(c, dev, arena, a, l);
     c->bytes = arena_mark(arena) - mark;
     return 0;
 }
@@ -74,12 +92,13 @@ void cache_clear(struct cache *c) { memset(c->len, 0, (size_t)c->n_seq * sizeof(
 
 bool cache_begin(struct cache *c, int64_t n_seq, const int32_t *cu, const int32_t *pos)
 {
-    const bool decode = c->len[0] > 0;
+    bool decode = false;
     MT_REQUIRE(n_seq == c->n_seq, "%lld sequences, the cache has %lld", (long long)n_seq, (long long)c->n_seq);
+    for (int64_t s = 0; s < n_seq; s++) decode = decode || c->len[s];
     for (int64_t s = 0; s < n_seq; s++) {
         const int32_t n = cu[s + 1] - cu[s], before = c->len[s];
-        MT_REQUIRE(n > 0 && before + n <= c->max_len && pos[cu[s]] == before && (decode ? n == 1 : !before),
-                   "%d tokens at %d after %d of %lld", n, pos[cu[s]], before, (long long)c->max_len);
+        MT_REQUIRE(n >= 0 && before + n <= c->max_len && (!n || pos[cu[s]] == before) && (!decode || n <= c->chunk),
+                   "%d tokens after %d of %lld, chunks of %lld", n, before, (long long)c->max_len, (long long)c->chunk);
         c->len[s] += n;
     }
     return decode;

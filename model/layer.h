@@ -20,12 +20,12 @@ struct block {
     struct tensor pos, rope; /* [T] i32; [P, width] f32: of the layer's kind of attention, absent without RoPE */
     struct aux *aux;         /* auxiliary loss of this layer; coef 0: off */
     const struct experts *experts;
-    struct host_ring *offload;      /* [OFFLOAD_KINDS] */
-    struct host_ring *host_experts; /* NULL: none */
-    bool save_ffn;                  /* forward saves the group FFN (acts.h) for the backward */
-    bool core_saved;                /* recomputation: the group CORE is there, and the mixer does not compute it */
-    const struct pages *pages;      /* of this layer, in a pass with a cache; else NULL */
-    bool decode;                    /* the pass has one token per sequence, after those in pages */
+    struct host_ring *offload;       /* [OFFLOAD_KINDS] */
+    struct host_ring *host_experts;  /* NULL: none */
+    bool save_ffn;                   /* forward saves the group FFN (acts.h) for the backward */
+    bool core_saved;                 /* recomputation: the group CORE is there, and the mixer does not compute it */
+    const struct layer_cache *cache; /* of this layer, in a pass with a cache; else NULL */
+    bool decode;                     /* some sequence of the pass has tokens in the cache */
 
     /* used with expert parallelism only */
     struct comm *ep;
@@ -48,10 +48,25 @@ static inline struct proj *layer_proj(struct layer_weights *w, const struct prod
 /* Copies the adapters' views into the layer's projections. Called again whenever a view changes (its dropout key). */
 void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, const struct lora_layer *lora);
 
-/* What decoding keeps of a layer's tokens. */
-struct cache_need {
-    int64_t cols;   /* values of a token, act */
+/* What decoding keeps of a layer: rows of tokens in pages, and states of fixed size per sequence. */
+enum { CACHE_ROWS = 4, CACHE_STATES = 2 };
+struct cache_rows {
+    int64_t cols;   /* values of a row, act; 0: none */
     int64_t window; /* tokens that a query sees, its own included; 0: all */
+    int64_t ratio;  /* tokens of a row: 1, or those that an entry sums up */
+};
+struct cache_state {
+    int64_t n; /* values of a sequence; 0: none */
+    bool stat; /* in stat, else act */
+};
+struct cache_need {
+    struct cache_rows rows[CACHE_ROWS];
+    struct cache_state state[CACHE_STATES];
+};
+struct layer_cache {
+    struct pages rows[CACHE_ROWS];
+    struct tensor state[CACHE_STATES]; /* [n_slot, n] */
+    struct tensor slot;                /* [S] i32: row of the states of each sequence of the pass */
 };
 
 /* A mixer: each output row depends on several tokens of its document. */
@@ -72,9 +87,9 @@ struct mixer_kind {
 
     /* For decoding with a cache (model/cache.h); NULL: the model cannot. */
     struct cache_need (*cache)(const struct arch *a, int64_t layer);
-    /* fwd of the sequences' first tokens, which it stores in b->pages. */
+    /* fwd of the sequences' first tokens, which leaves in b->cache what decode would. */
     void (*prefill)(const struct block *b, struct layer_acts *s, struct tensor y);
-    /* fwd of one token per sequence, T = S: it sees those in b->pages, where it is stored too. */
+    /* fwd of any number of tokens per sequence: they see the earlier ones in b->cache, and are stored there. */
     void (*decode)(const struct block *b, struct layer_acts *s, struct tensor y);
 };
 

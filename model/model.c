@@ -242,7 +242,7 @@ static struct tensor push_indices(struct model *m, const int32_t *host, int64_t 
 static double visible_pairs(const struct model_batch *b, bool decodes)
 {
     double pairs = 0, whole = (double)b->max_len;
-    for (int64_t s = 0; decodes && s < b->n_seq; s++) pairs += b->pos[s] + 1;
+    for (int64_t t = 0; decodes && t < b->n_tok; t++) pairs += b->pos[t] + 1;
     if (decodes) return pairs;
     if (!b->cu) return (double)b->n_tok * (whole + 1) / 2;
     for (int64_t s = 0; s < b->n_seq; s++) {
@@ -354,7 +354,7 @@ static struct block layer(struct model *m, int64_t l)
         .experts = m->acts.experts,
         .offload = m->acts.offload,
         .host_experts = &m->weights.host,
-        .pages = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
+        .cache = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
         .decode = m->decodes,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,

@@ -70,10 +70,10 @@ struct model_options {
 
 /* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. */
 struct model_batch {
-    int64_t n_tok, n_seq, n_label, max_len;
-    const int32_t *tok, *pos, *cu;       /* [n_tok], [n_tok], [n_seq+1] */
-    const int32_t *label_row, *label_id; /* [n_label] */
-    const int32_t *topk_id;              /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
+    int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
+    const int32_t *tok, *pos, *cu;          /* [n_tok], [n_tok], [n_seq+1] */
+    const int32_t *label_row, *label_id;    /* [n_label] */
+    const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
 };
 
@@ -129,7 +129,7 @@ struct model {
     struct model_pass pass;
     bool begun;        /* between model_begin and model_end */
     int64_t work_mark; /* of dev->work at model_begin */
-    bool decodes;      /* pass.cache has tokens before this pass: one more of each sequence */
+    bool decodes;      /* pass.cache has tokens of a sequence before this pass */
     struct acts acts;
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;

@@ -1,4 +1,4 @@
-/* attn_decode.c - decoding: rows of tokens in pages, and attention of one query per sequence to them. */
+/* attn_decode.c - decoding: rows of tokens in pages, and attention to them. */
 #include "kernels/cpu/seqs.h"
 
 /* The row of the token at position p of sequence s. */
@@ -55,10 +55,15 @@ static void decode_head(real *o, const real *q, const struct pages *pages, int64
 void CPU(attn_decode)(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                       struct tensor sinks, struct tensor pos, const struct seqs *seqs, const struct attn_shape *shape)
 {
+    const int32_t *cu = seqs->cu.data, *at = pos.data;
     if (dev->dry_run) return;
-#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-    for (int64_t s = 0; s < seqs->n_seq; s++)
-        for (int64_t h = 0; h < shape->n_head; h++)
-            decode_head(real_row(o, s) + h * attn_value_dim(shape), real_row(q, s) + h * shape->head_dim, pages, s,
-                        ((const int32_t *)pos.data)[s], h, sinks.ndim ? (const float *)sinks.data + h : NULL, shape);
+    check_seqs(seqs, q.shape[0]);
+#pragma omp parallel num_threads(dev->n_threads)
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+#pragma omp for collapse(2) schedule(dynamic) nowait
+        for (int64_t t = cu[s]; t < cu[s + 1]; t++)
+            for (int64_t h = 0; h < shape->n_head; h++)
+                decode_head(real_row(o, t) + h * attn_value_dim(shape), real_row(q, t) + h * shape->head_dim, pages, s,
+                            at[t], h, sinks.ndim ? (const float *)sinks.data + h : NULL, shape);
+    }
 }

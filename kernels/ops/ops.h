@@ -190,10 +190,10 @@ struct pages {
  * more than the one before */
 typedef void page_store_fn(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
                            const struct seqs *seqs);
-/* attn_fwd of one query per sequence, T = S, at pos, with the keys and values in pages: those at positions up to pos,
- * its own included, which the window lets it see; min(pos + 1, window) are at most P * MT_PAGE. o [S,H*B] act =; q
- * [S,H*A] act; pages.rows [.., K*(A+B)] act: k | v; pos [S] i32; sinks [H] f32 or absent; of seqs only the counts are
- * read: pairs = sum of pos + 1 */
+/* attn_fwd of queries at pos, with the keys and values in pages: those at positions up to pos, its own included, which
+ * the window lets it see. Of every sequence all of these must be there: with n queries, min(last pos + 1, window + n -
+ * 1) tokens, at most P * MT_PAGE. o [T,H*B] act =; q [T,H*A] act; pages.rows [.., K*(A+B)] act: k | v; pos [T] i32, in
+ * a sequence one more than the one before; sinks [H] f32 or absent; seqs.pairs = sum of pos + 1 */
 typedef void attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                             struct tensor sinks, struct tensor pos, const struct seqs *seqs,
                             const struct attn_shape *shape);
@@ -503,9 +503,9 @@ struct adamw_step {
 typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                       const struct adamw_step *step);
 
-/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK]. scale is the block's largest
- * magnitude, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n]
- * u8, scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
+/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK], the largest magnitude of the
+ * block, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n] u8,
+ * scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
 enum { ADAMW8_BLOCK = 256 };
 struct adamw8_states {
     struct tensor code[2], scale[2], map;

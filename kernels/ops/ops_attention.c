@@ -111,13 +111,13 @@ void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const 
 {
     const int64_t value_dim = attn_value_dim(shape), n_col = shape->n_kv * (shape->head_dim + value_dim);
     /* Where a window limits the keys: exact for sequences of one length. */
-    const double near = (double)seqs->n_seq * (double)shape->window;
+    const double near = (double)pos.shape[0] * (double)shape->window;
     const double keys = shape->window ? MT_MIN(seqs->pairs, near) : seqs->pairs;
     want_heads(shape);
     want_pages(dev, pages, pos, seqs, n_col);
-    WANT(pos, DT_I32, seqs->n_seq);
-    WANT(q, dev->act_dtype, seqs->n_seq, shape->n_head * shape->head_dim);
-    WANT(o, dev->act_dtype, seqs->n_seq, shape->n_head * value_dim);
+    WANT(q, dev->act_dtype, pos.shape[0], shape->n_head * shape->head_dim);
+    WANT(o, dev->act_dtype, pos.shape[0], shape->n_head * value_dim);
+    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
     WANT_OPT(sinks, DT_F32, shape->n_head);
     dev->op.flops += 2 * keys * (double)(shape->n_head * (shape->head_dim + value_dim)); /* q K^T; p V */
     dev->op.bytes += keys * (double)(n_col * dtype_size(dev->act_dtype));

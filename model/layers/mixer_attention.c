@@ -164,7 +164,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 static struct cache_need cache(const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);
-    return (struct cache_need){.cols = 2 * h->n_kv * h->head_dim, .window = h->window};
+    return (struct cache_need){.rows = {{.cols = 2 * h->n_kv * h->head_dim, .window = h->window, .ratio = 1}}};
 }
 
 static void store(const struct block *b, const struct layer_acts *s)
@@ -172,7 +172,7 @@ static void store(const struct block *b, const struct layer_acts *s)
     const struct attn_shape shape = shape_of(b);
     const int64_t q = shape.n_head * shape.head_dim;
     const struct tensor qkv = s->attention.qkv, kv = tensor_cols(qkv, q, qkv.shape[1] - q);
-    op_page_store(b->dev, b->pages, kv, b->pos, b->seqs);
+    op_page_store(b->dev, &b->cache->rows[0], kv, b->pos, b->seqs);
 }
 
 static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -187,7 +187,7 @@ static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
     const struct attention_acts *t = &s->attention;
     project(b, s);
     store(b, s);
-    /* 4 attn */ op_attn_decode(b->dev, t->o, tensor_cols(t->qkv, 0, shape.n_head * shape.head_dim), b->pages,
+    /* 4 attn */ op_attn_decode(b->dev, t->o, tensor_cols(t->qkv, 0, shape.n_head * shape.head_dim), &b->cache->rows[0],
                                 b->w->attention.sinks, b->pos, b->seqs, &shape);
     output(b, s, y);
 }

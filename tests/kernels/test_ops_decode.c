@@ -1,4 +1,4 @@
-/* test_ops_decode.c - decoding: rows of tokens in pages, and attention of one query per sequence against its
+/* test_ops_decode.c - decoding: rows of tokens in pages, and attention of the last tokens of sequences against its
  * definition; sequences side by side and alone, the GPU against the CPU. */
 #include "tests/test.h"
 
@@ -11,29 +11,30 @@ enum { MAX_SEQ = 9, MAX_PAGES = 64 };
 
 struct shape {
     int64_t n_head, n_kv, head_dim, value_dim, window; /* value_dim 0: head_dim */
-    bool sink, ring;                                   /* ring: as many pages as the window needs */
+    bool sink, ring;                                   /* ring: as many pages as window and chunk need */
+    int chunk;                                         /* queries of a sequence, its last tokens, at most */
     int n_seq;
-    int64_t len[MAX_SEQ]; /* tokens of each sequence, the query's included */
+    int64_t len[MAX_SEQ]; /* tokens of each sequence, the queries' included */
 };
 
-/* Lengths around pages; windows of one key, around a page, and longer than a sequence; rings that wrap several times.
- */
+/* Lengths around pages; windows of one key, around a page, and longer than a sequence; rings that wrap several times;
+ * sequences with as many queries as tokens. */
 #define BORDERS                                                                                                        \
     9, { 1, 63, 64, 65, 2, 128, 129, 191, 300 }
 static const struct shape shapes[] = {
-    {2, 2, 4, 0, 0, false, false, 1, {1}},         {4, 2, 6, 0, 0, true, false, BORDERS},
-    {4, 1, 5, 0, 7, false, false, BORDERS},        {4, 4, 3, 0, 1, true, true, BORDERS},
-    {6, 3, 8, 4, 63, true, true, BORDERS},         {3, 1, 8, 12, 64, false, true, BORDERS},
-    {8, 2, 16, 0, 65, true, true, BORDERS},        {4, 2, 24, 0, 1000, false, false, BORDERS},
-    {2, 1, 4, 0, 0, true, false, 0, {0}},          {4, 2, 64, 0, 128, true, true, 3, {700, 5, 257}},
-    {8, 1, 128, 96, 0, false, false, 2, {130, 3}}, {2, 2, 256, 0, 0, true, false, 2, {64, 31}},
+    {2, 2, 4, 0, 0, false, false, 1, 1, {1}},         {4, 2, 6, 0, 0, true, false, 1, BORDERS},
+    {4, 1, 5, 0, 7, false, false, 3, BORDERS},        {4, 4, 3, 0, 1, true, true, 1, BORDERS},
+    {6, 3, 8, 4, 63, true, true, 2, BORDERS},         {3, 1, 8, 12, 64, false, true, 1, BORDERS},
+    {8, 2, 16, 0, 65, true, true, 70, BORDERS},       {4, 2, 24, 0, 1000, false, false, 5, BORDERS},
+    {2, 1, 4, 0, 0, true, false, 1, 0, {0}},          {4, 2, 64, 0, 128, true, true, 9, 3, {700, 5, 257}},
+    {8, 1, 128, 96, 0, false, false, 2, 2, {130, 3}}, {2, 2, 256, 0, 0, true, false, 40, 2, {64, 31}},
 };
 
 struct decode {
     struct device *dev;
     struct attn_shape shape;
     struct pages pages;
-    struct tensor q, kv, o, sinks, pos, last; /* pos [T] of the tokens kv [T, C], last [S] of the queries */
+    struct tensor q, kv, o, sinks, pos, at; /* pos of the tokens kv [.., C], at [T] of the queries */
     struct seqs tokens, queries;
 };
 
@@ -46,7 +47,7 @@ static struct pages make_pages(struct device *dev, const struct shape *s, int64_
     int32_t table[MAX_PAGES];
     int64_t most = 1, n;
     for (int i = 0; i < s->n_seq; i++) most = MT_MAX(most, s->len[i]);
-    if (s->ring) most = s->window;
+    if (s->ring) most = s->window + s->chunk - 1;
     const int64_t n_of_seq = (most + MT_PAGE - 1) / MT_PAGE;
     n = s->n_seq * n_of_seq;
     assert_true(n <= MAX_PAGES);
@@ -56,30 +57,35 @@ static struct pages make_pages(struct device *dev, const struct shape *s, int64_
     return (struct pages){.rows = make_empty(dev->act_dtype, (n + 1) * MT_PAGE, n_col, -1), .table = pages};
 }
 
+static int64_t n_query(const struct shape *s, int i) { return MT_MIN(s->chunk, s->len[i]); }
+
 static struct decode decode_make(struct device *dev, const struct shape *s)
 {
     const int64_t value_dim = s->value_dim ? s->value_dim : s->head_dim, n_col = s->n_kv * (s->head_dim + value_dim);
-    int32_t cu[MAX_SEQ + 1] = {0}, each[MAX_SEQ + 1], last[MAX_SEQ] = {0}, pos[2048];
+    int32_t cu[MAX_SEQ + 1] = {0}, of_query[MAX_SEQ + 1] = {0}, at[2048], pos[2048];
     double pairs = 0;
     for (int i = 0; i < s->n_seq; i++) {
-        for (int32_t p = 0; p < s->len[i]; p++) pos[cu[i] + p] = p;
-        cu[i + 1] = cu[i] + (int32_t)s->len[i];
-        last[i] = (int32_t)s->len[i] - 1;
-        pairs += (double)s->len[i];
+        const int32_t len = (int32_t)s->len[i], n = (int32_t)n_query(s, i);
+        cu[i + 1] = cu[i] + len;
+        of_query[i + 1] = of_query[i] + n;
+        assert_true(cu[i + 1] <= MT_LEN(pos));
+        for (int32_t p = 0; p < len; p++) pos[cu[i] + p] = p;
+        for (int32_t p = len - n; p < len; p++) {
+            at[of_query[i] + p - (len - n)] = p;
+            pairs += p + 1;
+        }
     }
-    for (int32_t i = 0; i <= s->n_seq; i++) each[i] = i;
-    assert_true(cu[s->n_seq] <= MT_LEN(pos));
     struct decode d = {
         .dev = dev,
         .shape = {s->n_head, s->n_kv, s->head_dim, s->window, 1.0f / sqrtf((float)s->head_dim), s->value_dim},
         .pages = make_pages(dev, s, n_col),
-        .q = view_of(make_random(dev->act_dtype, 1, 2, s->n_seq, s->n_head * s->head_dim + 16, -1)),
+        .q = view_of(make_random(dev->act_dtype, 1, 2, of_query[s->n_seq], s->n_head * s->head_dim + 16, -1)),
         .kv = view_of(make_random(dev->act_dtype, 3, 2, cu[s->n_seq], n_col + 16, -1)),
-        .o = view_of(make_empty(dev->act_dtype, s->n_seq, s->n_head * value_dim + 16, -1)),
+        .o = view_of(make_empty(dev->act_dtype, of_query[s->n_seq], s->n_head * value_dim + 16, -1)),
         .pos = make_i32(pos, cu[s->n_seq]),
-        .last = make_i32(last, s->n_seq),
+        .at = make_i32(at, of_query[s->n_seq]),
         .tokens = {.cu = make_i32(cu, s->n_seq + 1), .n_seq = s->n_seq},
-        .queries = {.cu = make_i32(each, s->n_seq + 1), .n_seq = s->n_seq, .pairs = pairs},
+        .queries = {.cu = make_i32(of_query, s->n_seq + 1), .n_seq = s->n_seq, .pairs = pairs},
     };
     if (s->sink) d.sinks = make_random(DT_F32, 2, 2, s->n_head, -1, -1);
     return d;
@@ -88,7 +94,7 @@ static struct decode decode_make(struct device *dev, const struct shape *s)
 static void store(struct decode *d) { op_page_store(d->dev, &d->pages, d->kv, d->pos, &d->tokens); }
 static void attend(struct decode *d)
 {
-    op_attn_decode(d->dev, d->o, d->q, &d->pages, d->sinks, d->last, &d->queries, &d->shape);
+    op_attn_decode(d->dev, d->o, d->q, &d->pages, d->sinks, d->at, &d->queries, &d->shape);
 }
 
 static void run(struct device *dev, const void *params, struct op_outputs *outputs)
@@ -101,8 +107,8 @@ static void run(struct device *dev, const void *params, struct op_outputs *outpu
 
 /* ---- the definition ---- */
 
-/* The output of head h, whose query is the last token of the sequence of len tokens from row `first` of kv on. */
-static void reference(const struct decode *d, int64_t seq, int64_t first, int64_t len, int64_t h, double *out)
+/* The output of head h of query t, which is the last of the len tokens from row `first` of kv on. */
+static void reference(const struct decode *d, int64_t t, int64_t first, int64_t len, int64_t h, double *out)
 {
     const struct attn_shape *s = &d->shape;
     const int64_t dim = s->head_dim, value_dim = attn_value_dim(s), width = d->kv.shape[1],
@@ -113,7 +119,7 @@ static void reference(const struct decode *d, int64_t seq, int64_t first, int64_
         const int64_t row = (first + j) * width;
         double score = 0;
         for (int64_t c = 0; c < dim; c++)
-            score += value_at(d->q, (seq * s->n_head + h) * dim + c) * value_at(d->kv, row + kv * dim + c);
+            score += value_at(d->q, (t * s->n_head + h) * dim + c) * value_at(d->kv, row + kv * dim + c);
         const double e = exp((double)s->scale * score);
         total += e;
         for (int64_t c = 0; c < value_dim; c++) out[c] += e * value_at(d->kv, row + s->n_kv * dim + kv * value_dim + c);
@@ -132,14 +138,15 @@ static void is_the_definition(void **state)
         store(&d);
         attend(&d);
         const int64_t value_dim = attn_value_dim(&d.shape);
-        int64_t first = 0;
-        for (int64_t seq = 0; seq < s->n_seq; first += s->len[seq++])
-            for (int64_t h = 0; h < s->n_head; h++) {
-                double out[256];
-                reference(&d, seq, first, s->len[seq], h, out);
-                for (int64_t c = 0; c < value_dim; c++)
-                    assert_close(value_at(d.o, (seq * s->n_head + h) * value_dim + c), out[c], 1e-12);
-            }
+        int64_t first = 0, t = 0;
+        for (int seq = 0; seq < s->n_seq; first += s->len[seq++])
+            for (int64_t n = s->len[seq] - n_query(s, seq); n++ < s->len[seq]; t++)
+                for (int64_t h = 0; h < s->n_head; h++) {
+                    double out[256];
+                    reference(&d, t, first, n, h, out);
+                    for (int64_t c = 0; c < value_dim; c++)
+                        assert_close(value_at(d.o, (t * s->n_head + h) * value_dim + c), out[c], 1e-12);
+                }
         op_check_end(&dev);
     }
 }
@@ -182,12 +189,12 @@ static void stores_the_last(void **state)
 
 /* ---- neighbours ---- */
 
-/* A sequence alone, whose tokens arrive one by one, has the bits that it has beside others. */
+/* A sequence alone, whose tokens arrive one by one, has the bits that it has beside others and with several queries. */
 static void run_alone(struct device *dev, const void *params, struct op_outputs *outputs)
 {
     const struct shape *s = params;
     struct decode all = decode_make(dev, s);
-    int64_t first = 0;
+    int64_t first = 0, t = 0;
     store(&all);
     attend(&all);
     outputs->out[outputs->n++] = all.o;
@@ -196,12 +203,15 @@ static void run_alone(struct device *dev, const void *params, struct op_outputs 
         one.n_seq = 1;
         one.len[0] = s->len[i];
         struct decode d = decode_make(dev, &one);
-        d.q = tensor_rows(all.q, i, 1);
-        d.tokens.cu = d.queries.cu;
-        for (int64_t p = 0; p < s->len[i]; p++)
-            op_page_store(dev, &d.pages, tensor_rows(all.kv, first + p, 1), tensor_rows(d.pos, p, 1), &d.tokens);
-        attend(&d);
-        if (!dev->dry_run) assert_same_bits(d.o, tensor_rows(all.o, i, 1));
+        const struct seqs single = {.cu = make_i32((const int32_t[]){0, 1}, 2), .n_seq = 1};
+        for (int64_t p = 0; p < s->len[i]; p++) {
+            const struct tensor pos = tensor_rows(d.pos, p, 1), o = tensor_rows(d.o, 0, 1);
+            op_page_store(dev, &d.pages, tensor_rows(all.kv, first + p, 1), pos, &single);
+            if (p < s->len[i] - n_query(s, i)) continue;
+            op_attn_decode(dev, o, tensor_rows(all.q, t, 1), &d.pages, d.sinks, pos, &single, &d.shape);
+            if (!dev->dry_run) assert_same_bits(o, tensor_rows(all.o, t, 1));
+            t++;
+        }
     }
 }
 
@@ -228,8 +238,8 @@ static void precision_threads_measure(void **state)
 static void work_is_counted(void **state)
 {
     (void)state;
-    static const struct shape full = {4, 2, 8, 6, 0, true, false, 2, {10, 90}},
-                              window = {4, 2, 8, 6, 20, true, true, 2, {90, 90}};
+    static const struct shape full = {4, 2, 8, 6, 0, true, false, 1, 2, {10, 90}},
+                              window = {4, 2, 8, 6, 20, true, true, 3, 2, {90, 90}};
     struct device dev;
     struct op_call call[2];
     struct recorder r = {.calls = call, .cap = 2};
@@ -247,7 +257,7 @@ static void work_is_counted(void **state)
     d = decode_make(&dev, &window);
     store(&d);
     attend(&d);
-    assert_close(dev.flops, 2.0 * 2 * 20 * 4 * (8 + 6), 1e-15);
+    assert_close(dev.flops, 2.0 * 2 * 3 * 20 * 4 * (8 + 6), 1e-15);
     op_check_end(&dev);
 }
 

@@ -1,5 +1,6 @@
-/* test_cache.c - decoding with a cache gives the logits of a forward pass over all tokens: every family of plain
- * attention, prompts of several lengths side by side, windows that pass the pages of their ring; bytes, errors. */
+/* test_cache.c - decoding with a cache gives the logits of a forward pass over all tokens: sequences of several lengths
+ * side by side, token by token after their prompts and in chunks of several sizes, windows that pass the pages of their
+ * ring; bytes, errors. */
 #include "tests/op_check.h"
 
 #include <stdio.h>
@@ -9,12 +10,23 @@
 #include "model/layer.h"
 #include "train/run/run.h"
 
-enum { STEPS = 66, N_SEQ = 4, MAX_LEN = 210 };
+enum { STEPS = 66, N_SEQ = 4, MAX_LEN = 310, CHUNK = 70 };
 
 /* Prompts that end before, at and after the end of a page; the steps begin another one of each. */
-static const int32_t prompts[N_SEQ] = {1, 63, 64, 140};
+static const int32_t prompts[N_SEQ] = {1, 63, 64, 240};
+static int32_t length_of(int s) { return prompts[s] + STEPS; }
 
-/* Bounds of the relative error of a step's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
+/* How the tokens come: the prompts in one pass, then one of each sequence per pass; or chunks, in the same pass of
+ * several sizes, the last sequence's first ones after those of others. */
+enum arrival { STEP_BY_STEP, IN_CHUNKS, N_ARRIVAL };
+static int32_t n_new(enum arrival arrival, int pass, int s)
+{
+    static const int32_t chunks[] = {5, 1, CHUNK, 3, 1, 13, 64, 1, 2};
+    if (arrival == STEP_BY_STEP) return pass ? 1 : prompts[s];
+    return !pass && s == N_SEQ - 1 ? 0 : chunks[(pass + 2 * s) % MT_LEN(chunks)];
+}
+
+/* Bounds of the relative error of a token's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
  * Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention and in
  * products of few rows. gpt-oss's fixtures amplify these roundings. In fp64 all families have the same logits in fp32.
  */
@@ -44,10 +56,10 @@ static void open_cache(struct bed *b)
     struct err err = {.msg = ""};
     device_dry_run(&dry, dev);
     b->arena = arena_measure("cache");
-    if (cache_open(&b->cache, &dry, &b->arena, a, N_SEQ, MAX_LEN, &err)) fail_msg("%s", err.msg);
+    if (cache_open(&b->cache, &dry, &b->arena, a, N_SEQ, MAX_LEN, CHUNK, &err)) fail_msg("%s", err.msg);
     cache_close(&b->cache);
     if (device_reserve(dev, &b->arena, "cache", b->arena.peak, &err) ||
-        cache_open(&b->cache, dev, &b->arena, a, N_SEQ, MAX_LEN, &err))
+        cache_open(&b->cache, dev, &b->arena, a, N_SEQ, MAX_LEN, CHUNK, &err))
         fail_msg("%s", err.msg);
     assert_int_equal(b->cache.bytes, b->arena.cap);
 }
@@ -97,47 +109,45 @@ static void forward(struct model *m, const int32_t *first, const int32_t *end, s
     model_fwd(m);
 }
 
-/* Logits [N_SEQ, vocab] of a pass whose sequences end at these rows. */
-static void read_logits(struct model *m, const int32_t *rows, float *logits)
+/* Logits [all tokens, vocab] in the order of sequences and positions: with the cache, or of one pass without. */
+static int32_t first_row(int seq)
 {
-    for (int s = 0; s < N_SEQ; s++) model_logits(m, rows[s], logits + s * m->arch.vocab);
+    int32_t row = 0;
+    for (int s = 0; s < seq; s++) row += length_of(s);
+    return row;
 }
-
-/* Logits [steps + 1, N_SEQ, vocab] after the prompts, and after each of `steps` more tokens: with the cache, or
- * without, of one pass. */
-static void decoded(struct bed *b, int steps, float *logits)
+static void read_logits(struct model *m, const int32_t *first, const int32_t *end, float *logits)
+{
+    int32_t row = 0;
+    for (int s = 0; s < N_SEQ; s++)
+        for (int32_t p = first[s]; p < end[s]; p++) model_logits(m, row++, logits + (first_row(s) + p) * m->arch.vocab);
+    model_end(m);
+}
+static void decoded(struct bed *b, enum arrival arrival, float *logits)
 {
     struct model *m = &b->run.model;
-    const int64_t n = N_SEQ * m->arch.vocab;
-    int32_t first[N_SEQ] = {0}, end[N_SEQ], rows[N_SEQ];
+    int32_t first[N_SEQ], end[N_SEQ] = {0};
+    bool more = true;
     cache_clear(&b->cache);
-    for (int i = 0; i <= steps; i++) {
+    for (int pass = 0; more; pass++) {
+        more = false;
         for (int s = 0; s < N_SEQ; s++) {
-            end[s] = prompts[s] + i;
-            if (i) first[s] = end[s] - 1;
-            rows[s] = (s ? rows[s - 1] : -1) + end[s] - first[s];
+            first[s] = end[s];
+            end[s] = MT_MIN(first[s] + n_new(arrival, pass, s), length_of(s));
+            more = more || end[s] < length_of(s);
         }
         forward(m, first, end, &b->cache);
-        read_logits(m, rows, logits + i * n);
-        model_end(m);
+        read_logits(m, first, end, logits);
     }
 }
-static void at_once(struct bed *b, int steps, float *logits)
+static void at_once(struct bed *b, float *logits)
 {
     struct model *m = &b->run.model;
-    const int64_t n = N_SEQ * m->arch.vocab;
     const int32_t zero[N_SEQ] = {0};
-    int32_t end[N_SEQ], rows[N_SEQ], before = 0;
-    for (int s = 0; s < N_SEQ; before += end[s++]) {
-        end[s] = prompts[s] + steps;
-        rows[s] = before + prompts[s] - 1;
-    }
+    int32_t end[N_SEQ];
+    for (int s = 0; s < N_SEQ; s++) end[s] = length_of(s);
     forward(m, zero, end, NULL);
-    for (int i = 0; i <= steps; i++) {
-        read_logits(m, rows, logits + i * n);
-        for (int s = 0; s < N_SEQ; s++) rows[s]++;
-    }
-    model_end(m);
+    read_logits(m, zero, end, logits);
 }
 
 static int ascending(const void *a, const void *b)
@@ -147,13 +157,13 @@ static int ascending(const void *a, const void *b)
 }
 
 /* The relative error of a token's logits that `share` of the tokens are within: 1: the largest. */
-static double error_of(struct bed *b, double share)
+static double error_of(struct bed *b, enum arrival arrival, double share)
 {
-    const int64_t vocab = b->run.arch.vocab, n_row = (STEPS + 1) * N_SEQ, n = n_row * vocab;
+    const int64_t vocab = b->run.arch.vocab, n_row = first_row(N_SEQ), n = n_row * vocab;
     double *x = mem_array(2 * n + n_row, sizeof(*x)), *error = x + 2 * n;
     float *logits = mem_array(2 * n, sizeof(*logits));
-    decoded(b, STEPS, logits);
-    at_once(b, STEPS, logits + n);
+    decoded(b, arrival, logits);
+    at_once(b, logits + n);
     for (int64_t i = 0; i < 2 * n; i++) x[i] = (double)logits[i];
     for (int64_t i = 0; i < n_row; i++) error[i] = relative_error(x + i * vocab, x + n + i * vocab, vocab);
     qsort(error, (size_t)n_row, sizeof(*error), ascending);
@@ -167,9 +177,11 @@ static void check_family(const struct family *f, const char *device, bool oracle
 {
     struct bed b;
     bed_open(&b, f, device, oracle);
-    const double error = error_of(&b, share);
-    print_message("%s on %s: logits %.1e\n", f->dir, b.run.dev.name, error);
-    if (!(error <= bound)) fail_msg("%s: logits %g away, allowed %g", f->dir, error, bound);
+    for (enum arrival i = 0; i < N_ARRIVAL; i++) {
+        const double error = error_of(&b, i, share);
+        print_message("%s on %s: logits %.1e\n", f->dir, b.run.dev.name, error);
+        if (!(error <= bound)) fail_msg("%s: arrival %d: logits %g away, allowed %g", f->dir, (int)i, error, bound);
+    }
     bed_close(&b);
 }
 
@@ -186,26 +198,27 @@ static void equals_the_forward_pass(void **state)
 static void starts_again(void **state)
 {
     (void)state;
-    enum { FEW = 3 };
     struct bed b;
     bed_open(&b, &families[1], "cpu", false);
-    const int64_t n = (FEW + 1) * N_SEQ * b.run.arch.vocab;
+    const int64_t n = first_row(N_SEQ) * b.run.arch.vocab;
     float *logits = mem_array(3 * n, sizeof(*logits));
-    decoded(&b, FEW, logits);
-    at_once(&b, FEW, logits + 2 * n);
-    decoded(&b, FEW, logits + n);
+    decoded(&b, IN_CHUNKS, logits);
+    at_once(&b, logits + 2 * n);
+    decoded(&b, IN_CHUNKS, logits + n);
     assert_memory_equal(logits, logits + n, (size_t)n * sizeof(*logits));
     mem_free(logits);
     bed_close(&b);
 }
 
-/* The bytes of a cache of case_b. Its layers have a window of 21 tokens, which takes a page; all tokens; the same
- * window. Each number of pages has a table. */
-static int64_t bytes_of(int64_t n_seq, int64_t n_tok)
+/* The bytes of a cache of case_b. Its layers have a window of 21 tokens, whose ring has a chunk too; all tokens; the
+ * same window. Each number of pages has a table, and there is a row of states per sequence. */
+static int64_t bytes_of(int64_t n_seq, int64_t n_tok, int64_t chunk)
 {
-    const int64_t n_page = 1 + (n_tok + MT_PAGE - 1) / MT_PAGE + 1, cols = 2 * 3 * 16;
-    const int64_t table = (4 * n_seq * ((n_tok + MT_PAGE - 1) / MT_PAGE) + 255) / 256 * 256;
-    return 4 * n_seq * n_page * MT_PAGE * cols + 256 + table;
+    const int64_t ring = (21 + chunk - 1 + MT_PAGE - 1) / MT_PAGE, all = (n_tok + MT_PAGE - 1) / MT_PAGE;
+    const int64_t indices[] = {1, ring, all}, cols = 2 * 3 * 16;
+    int64_t bytes = 4 * n_seq * (ring + all + ring) * MT_PAGE * cols;
+    for (int i = 0; i < MT_LEN(indices); i++) bytes += (4 * n_seq * indices[i] + 255) / 256 * 256;
+    return bytes;
 }
 
 /* The work arena has the cache of one sequence beside a pass over all its tokens: where that is more than the pass with
@@ -214,7 +227,7 @@ static void check_plan(struct run *r)
 {
     static const enum plan_use uses[] = {PLAN_EVAL, PLAN_TRAIN, PLAN_TRAIN, PLAN_GENERATE};
     struct config cfg = *r->cfg;
-    const int64_t cache = bytes_of(1, cfg.data.seq_len = 60000);
+    const int64_t cache = bytes_of(1, cfg.data.seq_len = 60000, 1);
     int64_t work[MT_LEN(uses)];
     cfg.train.micro_batch = 1;
     r->arch.max_len = 1 << 20;
@@ -240,12 +253,12 @@ static void bytes_and_errors(void **state)
     struct cache c;
     struct err err = {.msg = ""};
     bed_open(&b, &families[1], "cpu", false);
-    assert_int_equal(b.cache.bytes, bytes_of(N_SEQ, MAX_LEN));
-    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, 1 << 20, 1 << 20, &err), -1);
+    assert_int_equal(b.cache.bytes, bytes_of(N_SEQ, MAX_LEN, CHUNK));
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, 1 << 20, 1 << 20, 1, &err), -1);
     assert_non_null(strstr(err.msg, "1048576 sequences of 1048576 tokens have more than"));
     if (arch_load(&a, fixture("parity/deepseek_v3"), &err)) fail_msg("%s", err.msg);
     assert_false(cache_possible(&a));
-    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, 1, 64, &err), -1);
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, 1, 64, 1, &err), -1);
     assert_non_null(strstr(err.msg, "deepseek_v3 cannot decode"));
     bed_close(&b);
     if (run_open_headers(&b.run, &b.cfg, &err)) fail_msg("%s", err.msg);

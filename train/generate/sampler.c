@@ -235,7 +235,7 @@ int sampler_run(struct sampler *s, int64_t n_tokens, struct err *err)
     struct cache cache;
     token_list_reserve(&s->ids, n_tokens);
     s->stopped = -1;
-    if (decodes && cache_open(&cache, dev, &dev->work, a, 1, most, err)) return -1;
+    if (decodes && cache_open(&cache, dev, &dev->work, a, 1, most, 1, err)) return -1;
     const int rc = generate(s, most, decodes ? &cache : NULL, err);
     if (decodes) cache_close(&cache);
     arena_release(&dev->work, mark);

@@ -290,7 +290,7 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
     *cache = 0;
     if (!q->generates || !cache_possible(q->a)) return 0;
     p->dev.work = arena_measure("work");
-    if (cache_open(&c, &p->dev, &p->dev.work, q->a, 1, q->seq_len, &err)) MT_REQUIRE(false, "%s", err.msg);
+    if (cache_open(&c, &p->dev, &p->dev.work, q->a, 1, q->seq_len, 1, &err)) MT_REQUIRE(false, "%s", err.msg);
     model_begin(m, &b, &(struct model_pass){.backward = false});
     model_fwd(m);
     model_loss(m);

@@ -1,7 +1,7 @@
-/* attn_decode.cu - decoding: rows of tokens in pages, and attention of one query per sequence to them.
+/* attn_decode.cu - decoding: rows of tokens in pages, and attention to them.
  * Math: o = sum_j p_j v_j, p = softmax(scale q k_j, sink) over the keys j of the window.
- * Shapes: q [S, H*A], o [S, H*B], rows [pages * 64, K*(A+B)] bf16: k | v; table [S, P], pos [S] i32; sinks [H] f32.
- *   Stored rows x [T, C] bf16, pos [T], cu [S+1] i32. S and T may be 0.
+ * Shapes: q [T, H*A], o [T, H*B], rows [pages * 64, K*(A+B)] bf16: k | v; table [S, P], pos [T], cu [S+1] i32; sinks
+ *   [H] f32. Stored rows x [T, C] bf16. S and T may be 0.
  * Needs: A, B at most 256. A position below 0 or a page that does not exist traps.
  * Grid: one block per query and head. Its warp w has the keys first + w, first + w + WARPS, ...; lane i has columns i,
  *   i + 32, ... of key and value. Stored rows: one block per token.
@@ -67,9 +67,9 @@ struct decode_job {
     const bf16 *q;
     struct page_table pages;
     const float *sinks;
-    const int32_t *pos;
+    const int32_t *pos, *cu;
     int64_t ld_o, ld_q;
-    int n_head, n_kv, dim, value_dim, window;
+    int n_seq, n_head, n_kv, dim, value_dim, window;
     float scale;
 };
 
@@ -103,12 +103,13 @@ static __device__ inline void see_keys(struct state *w, const struct decode_job 
 static __global__ void __launch_bounds__(32 * WARPS) decode(const struct decode_job job)
 {
     __shared__ float q[WIDE], m[WARPS], l[WARPS], acc[WARPS][WIDE];
-    const int64_t s = blockIdx.x / job.n_head;
+    const int64_t t = blockIdx.x / job.n_head;
     const int head = (int)(blockIdx.x % job.n_head), warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int pos = job.pos[s], first = job.window ? max(0, pos - job.window + 1) : 0;
+    const int s = sequence_at(job.cu, job.n_seq, t), pos = job.pos[t],
+              first = job.window ? max(0, pos - job.window + 1) : 0;
     struct state w = {-INFINITY, 0, {}};
     for (int c = (int)threadIdx.x; c < job.dim; c += 32 * WARPS)
-        q[c] = job.scale * __bfloat162float(job.q[s * job.ld_q + head * job.dim + c]);
+        q[c] = job.scale * __bfloat162float(job.q[t * job.ld_q + head * job.dim + c]);
     __syncthreads();
     see_keys(&w, job, s, head / (job.n_head / job.n_kv), q, first + warp, pos);
 #pragma unroll
@@ -122,7 +123,7 @@ static __global__ void __launch_bounds__(32 * WARPS) decode(const struct decode_
     for (int c = (int)threadIdx.x; c < job.value_dim; c += 32 * WARPS) {
         float y = 0;
         for (int i = 0; i < WARPS; i++) y += acc[i][c] * expf(m[i] - top);
-        job.o[s * job.ld_o + head * job.value_dim + c] = __float2bfloat16_rn(y / sum);
+        job.o[t * job.ld_o + head * job.value_dim + c] = __float2bfloat16_rn(y / sum);
     }
 }
 
@@ -131,13 +132,24 @@ extern "C" void cuda_attn_decode(struct device *dev, struct tensor o, struct ten
                                  const struct attn_shape *shape)
 {
     const int64_t value_dim = attn_value_dim(shape);
-    if (seqs->n_seq == 0) return;
+    if (q.shape[0] == 0) return;
     MT_REQUIRE(shape->head_dim <= WIDE && value_dim <= WIDE, "heads of %lld, values of %lld; at most %d",
                (long long)shape->head_dim, (long long)value_dim, WIDE);
-    const struct decode_job job = {
-        bf16_ptr(o), bf16_ptr(q),        table_of(pages),  f32_ptr(sinks),       i32_ptr(pos),   o.ld,
-        q.ld,        (int)shape->n_head, (int)shape->n_kv, (int)shape->head_dim, (int)value_dim, (int)shape->window,
-        shape->scale};
-    decode<<<grid_x(seqs->n_seq * shape->n_head), 32 * WARPS, 0, cuda.stream>>>(job);
+    const struct decode_job job = {bf16_ptr(o),
+                                   bf16_ptr(q),
+                                   table_of(pages),
+                                   f32_ptr(sinks),
+                                   i32_ptr(pos),
+                                   i32_ptr(seqs->cu),
+                                   o.ld,
+                                   q.ld,
+                                   (int)seqs->n_seq,
+                                   (int)shape->n_head,
+                                   (int)shape->n_kv,
+                                   (int)shape->head_dim,
+                                   (int)value_dim,
+                                   (int)shape->window,
+                                   shape->scale};
+    decode<<<grid_x(q.shape[0] * shape->n_head), 32 * WARPS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
