@@ -422,9 +422,7 @@ void model_fwd(struct model *m)
     }
 }
 
-/* The input of the final norm for rows x of the last layer's output: x, or the sum of its streams, whose activations it
- * allocates in end. */
-static struct tensor sum_streams(struct model *m, struct site_acts *end, struct tensor x)
+struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct tensor x)
 {
     struct device *dev = m->dev;
     const int64_t n_row = x.shape[0], n = m->arch.hyper.n_stream;
@@ -456,7 +454,7 @@ struct tensor model_reference(struct model *m, int64_t n_tok)
     acts_push(&m->acts, dev, a, &m->reference, n_tok, false, false);
     model_fwd(m);
     op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
-    op_rmsnorm_fwd(dev, hidden, rstd, sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
+    op_rmsnorm_fwd(dev, hidden, rstd, model_sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
     m->referring = false;
     m->pass = pass;
     arena_release(&dev->work, mark);
@@ -518,7 +516,7 @@ void model_loss(struct model *m)
     const struct tensor y = m->acts.layers[m->arch.n_layer].x;
     if (m->pass.backward) m->dres = arena_tensor_2d(&dev->work, dev->act_dtype, y.shape[0], y.shape[1]);
     m->loss_mark = arena_mark(&dev->work);
-    const struct tensor x = sum_streams(m, &m->end, y);
+    const struct tensor x = model_sum_streams(m, &m->end, y);
     const int64_t n_tok = x.shape[0], n_label = m->label_row.shape[0];
     m->final_norm = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, m->arch.d_model);
     m->final_rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_tok);
@@ -533,37 +531,6 @@ void model_loss(struct model *m)
     op_loss_sum(dev, tensor_rows(m->sums, 0, 3), nll, hit, second);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
-    arena_release(&dev->work, mark);
-}
-
-void model_logits(struct model *m, int64_t row, float *logits)
-{
-    struct device *dev = m->dev;
-    const struct proj head = {.w = m->weights.head};
-    const struct tensor absent = {0}, x = tensor_rows(m->acts.layers[m->arch.n_layer].x, row, 1);
-    const int64_t mark = arena_mark(&dev->work);
-    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.d_model);
-    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, 1);
-    struct tensor out = arena_tensor_2d(&dev->work, dev->act_dtype, 1, m->arch.vocab);
-    op_rmsnorm_fwd(dev, norm, rstd, sum_streams(m, &m->end, x), m->weights.norm, &m->arch.norm);
-    op_linear_fwd(dev, out, absent, norm, &head, absent);
-    device_get_f32(dev, logits, out);
-    arena_release(&dev->work, mark);
-}
-
-void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob)
-{
-    struct device *dev = m->dev;
-    const struct tensor x = m->acts.layers[m->arch.n_layer].x;
-    const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
-    struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], m->arch.d_model);
-    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, x.shape[0]);
-    struct tensor ids = arena_tensor_2d(&dev->work, DT_I32, n_label, k);
-    struct tensor values = arena_tensor_2d(&dev->work, dev->stat_dtype, n_label, k);
-    op_rmsnorm_fwd(dev, norm, rstd, sum_streams(m, &m->end, x), m->weights.norm, &m->arch.norm);
-    op_linear_topk(dev, ids, values, norm, &m->weights.head, m->label_row, (float)temperature, m->ce_chunk);
-    device_download(dev, id, ids.data, tensor_bytes(ids));
-    device_get_f32(dev, logprob, values);
     arena_release(&dev->work, mark);
 }
 

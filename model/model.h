@@ -6,7 +6,7 @@
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees that work memory
  *
- * For generation, model_logits replaces model_loss, and pass.cache keeps what later tokens see; model_topk does so to
+ * For generation, model_sample replaces model_loss, and pass.cache keeps what later tokens see; model_topk does so to
  * write the likeliest tokens of a teacher.
  *
  * model_begin lets the objective (model/objective/) run a forward pass of a reference first: the same weights with
@@ -159,13 +159,31 @@ void model_fwd(struct model *m);
 struct tensor model_reference(struct model *m, int64_t n_tok);
 void model_loss(struct model *m);
 void model_bwd(struct model *m);
-/* Logits of the token after row `row` of the micro-batch: [V] on the host, rounded to act. Needs less work memory than
- * model_loss with two labelled tokens. Waits for the device. */
+void model_end(struct model *m);
+
+/* ---- model_head.c: instead of model_loss, of a pass without backward; all wait for the device */
+
+/* Logits of the token after row `row` of the micro-batch: [V] on the host. Needs less work memory than model_loss with
+ * two labelled tokens. */
 void model_logits(struct model *m, int64_t row, float *logits);
 /* The k likeliest tokens after each labelled row, ids ascending: id, logprob [n_label, k] host, the log of
- * softmax(logits / temperature). Instead of model_loss, of a pass without backward. Waits for the device. */
+ * softmax(logits / temperature). */
 void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob);
-void model_end(struct model *m);
+/* nll [n_label] host: of each labelled token. */
+void model_nll(struct model *m, float *nll);
+/* Tokens drawn after n rows of the micro-batch (op_sample); all in host memory. */
+struct model_draw {
+    int64_t n, n_edit, n_top;
+    const int32_t *row;              /* [n] */
+    const struct sample_row *rows;   /* [n] */
+    const struct sample_edit *edits; /* [n_edit] */
+    int32_t *token, *top_id;         /* [n], [n, n_top] = */
+    float *logprob, *top_logprob;    /* [n, 3], [n, n_top] = */
+};
+void model_sample(struct model *m, const struct model_draw *d);
+/* The input of the final norm for rows x of the last layer's output: x, or the sum of its streams, whose activations it
+ * allocates in end. */
+struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct tensor x);
 
 void model_clear(struct model *m);
 void model_sum(struct model *m);

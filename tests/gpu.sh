@@ -85,7 +85,8 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     return $status
 }
 kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_embed ops_experts
-    ops_hyper ops_kl ops_mla ops_moe ops_norm ops_residual ops_router ops_shared_attn ops_sigmoid optim quant)
+    ops_hyper ops_kl ops_mla ops_moe ops_norm ops_residual ops_router ops_sample ops_shared_attn ops_sigmoid optim
+    quant)
 stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
 stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
 stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
@@ -95,7 +96,7 @@ stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }
 stage_racecheck() {
     sanitize racecheck --racecheck-report analysis --kernel-name-exclude kns=wgmma -- \
         fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_experts ops_hyper ops_mla \
-        ops_moe ops_norm ops_router ops_shared_attn ops_sigmoid optim quant
+        ops_moe ops_norm ops_router ops_sample ops_shared_attn ops_sigmoid optim quant
 }
 
 # build_for builds for one architecture; train_built_for runs the demo's model, with the log in $work/ARCH.log.

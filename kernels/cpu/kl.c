@@ -7,20 +7,6 @@
 
 #define BLOCK 1024
 
-/* log sum exp((v - max) * inv_t); entries of -inf count as 0. */
-static real log_sum(const real *v, int64_t n, real max, real inv_t)
-{
-    double total = 0;
-    for (int64_t first = 0; first < n; first += BLOCK) {
-        const int64_t end = MT_MIN(n, first + BLOCK);
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int64_t i = first; i < end; i++) sum += real_exp((v[i] - max) * inv_t);
-        total += (double)sum;
-    }
-    return (real)log(total);
-}
-
 /* One labelled row of the student. */
 struct student {
     real *z; /* [n] logits; after the row its gradient */
@@ -41,8 +27,8 @@ static struct student student_open(real *z, int64_t n, int64_t id, const struct 
     s.inv_t = one / (real)t->temperature;
     s.ce = scale * (real)t->alpha;
     s.kl = scale * (one - (real)t->alpha) * (real)t->temperature;
-    s.log1 = log_sum(z, n, s.max, 1);
-    s.log_t = t->temperature == 1.0f ? s.log1 : log_sum(z, n, s.max, s.inv_t);
+    s.log1 = loss_log_sum(z, n, s.max, 1);
+    s.log_t = t->temperature == 1.0f ? s.log1 : loss_log_sum(z, n, s.max, s.inv_t);
     *nll = s.log1 + (s.max - z[id]);
     *hit = loss_first(z, n, s.max) == id;
     return s;
@@ -82,7 +68,7 @@ static double divergence(const struct student *s, const real *y, real max_y, rea
 
 static void kl_row(struct student *s, const real *y, bool reverse, real *kl)
 {
-    const real max_y = loss_max(y, s->n), log_y = log_sum(y, s->n, max_y, s->inv_t);
+    const real max_y = loss_max(y, s->n), log_y = loss_log_sum(y, s->n, max_y, s->inv_t);
     const real max = s->max, log1 = s->log1, log_t = s->log_t, inv_t = s->inv_t, ce = s->ce, factor = s->kl;
     const double sum = divergence(s, y, max_y, log_y, reverse);
     const real mean = (real)sum;
@@ -123,7 +109,7 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
     }
     const real max_rest = loss_max(z, s->n);
     const bool rest = n_top < s->n && max_rest > -INFINITY; /* there are other ids */
-    const real log_rest = rest ? log_sum(z, s->n, max_rest, inv_t) : 0;
+    const real log_rest = rest ? loss_log_sum(z, s->n, max_rest, inv_t) : 0;
     const double left = rest ? fmax(0, 1 - known) : 0;
     const double p_rest = rest ? (double)((max_rest - max) * inv_t + (log_rest - log_t)) : 0; /* its log */
     if (left > 0) sum += bucket_divergence(log(left), p_rest);
@@ -216,7 +202,7 @@ static real kth_largest(const real *v, int64_t n, real *heap, int64_t k)
 
 static void choose_row(const real *z, int64_t n, real inv_t, int32_t *id, real *logprob, int64_t k)
 {
-    const real max = loss_max(z, n), total = log_sum(z, n, max, inv_t), least = kth_largest(z, n, logprob, k);
+    const real max = loss_max(z, n), total = loss_log_sum(z, n, max, inv_t), least = kth_largest(z, n, logprob, k);
     int64_t equal = k, found = 0; /* of those equal to the least, how many there is room for */
     for (int64_t i = 0; i < n; i++) equal -= z[i] > least;
     for (int64_t i = 0; i < n && found < k; i++) {

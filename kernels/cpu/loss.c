@@ -41,6 +41,19 @@ int64_t loss_first(const real *logits, int64_t n, real value)
     return first;
 }
 
+real loss_log_sum(const real *v, int64_t n, real max, real inv_t)
+{
+    double total = 0;
+    for (int64_t first = 0; first < n; first += 1024) {
+        const int64_t end = MT_MIN(n, first + 1024);
+        real sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int64_t i = first; i < end; i++) sum += real_exp((v[i] - max) * inv_t);
+        total += (double)sum;
+    }
+    return (real)log(total);
+}
+
 /* logits become exp(logit - max); returns the log of their sum, which is *total. Sums in blocks, in double: a
  * vocabulary has up to 2^18 entries. */
 static real softmax_row(real *logits, int64_t n, real max, double *total)

@@ -8,6 +8,7 @@
 #define loss_zero_rows CPU(loss_zero_rows)
 #define loss_max       CPU(loss_max)
 #define loss_first     CPU(loss_first)
+#define loss_log_sum   CPU(loss_log_sum)
 
 /* Copies row rows[i] of src to row i of dst, or back (scatter), for i < n. */
 void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
@@ -21,5 +22,7 @@ static inline int64_t loss_end(const struct device *dev, int64_t n_label, int64_
 /* The largest of n logits, n > 0; a NaN is passed over. */
 real loss_max(const real *logits, int64_t n);
 int64_t loss_first(const real *logits, int64_t n, real value); /* index of the first equal to value; n: none is */
+/* log sum exp((v - max) * inv_t), in blocks of 1,024, in double between them; entries of -inf count as 0. */
+real loss_log_sum(const real *v, int64_t n, real max, real inv_t);
 
 #endif

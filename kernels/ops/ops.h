@@ -489,6 +489,45 @@ typedef void linear_kl_fn(struct device *dev, struct tensor nll, struct tensor k
 typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
                             const struct weight *w, struct tensor rows, float temperature, int64_t chunk);
 
+/* logits = x W^T.  logits [N,V] stat =, rows of V rounded up to a multiple of 8; x [N,D] act; w [V,D] */
+typedef void head_logits_fn(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w);
+
+/* How the token of a row is drawn. The random word of token v is word v % 4 of Philox4x32-10 with key `seed` and
+ * counter (place, sample, v / 4, stream). */
+struct sample_row {
+    uint64_t seed;
+    double temperature;                     /* 0: the largest logit, the lowest id of equal ones; no filters */
+    double top_p, min_p;                    /* 1 and 0: off */
+    double repetition, frequency, presence; /* 1, 0, 0: off */
+    double report;                          /* temperature of the log-probabilities in the result, > 0 */
+    uint32_t place, sample, stream;         /* position of the token in its request; number of the sample; 0 */
+    int32_t top_k;                          /* 0: off */
+    int32_t first_edit, n_edit;             /* its edits */
+};
+/* A logit that is not used as it is: z' = z + bias; tokens of prompt or output (seen): z' < 0 ? z' * repetition : z' /
+ * repetition; then - frequency * n_output, and - presence where n_output > 0. In doubles, rounded to stat. */
+struct sample_edit {
+    double bias; /* may be -inf; scratch of the op */
+    int32_t id, n_output;
+    int32_t seen, unused;
+};
+enum { SAMPLE_ROW_WORDS = 22, SAMPLE_EDIT_WORDS = 6, SAMPLE_TOP = 128 };
+struct sampled {
+    struct tensor token;   /* [S] i32 =; -1: a logit is NaN or infinite, or none is finite; the row's results are NaN */
+    struct tensor logprob; /* [S,3] stat =: log softmax(z / report) of the token, z as given; its log-probability among
+                            * the kept tokens; their probability before, with temperature and edits */
+    struct tensor top_id, top_logprob; /* [S,K] i32, stat =: the K largest z by (z falling, id rising), log softmax(z /
+                                        * report); K <= V, SAMPLE_TOP; absent: none */
+};
+/* Draws a token from each row of logits z. z' with temperature T is z' / T; the first top_k by (z' falling, id rising)
+ * are kept; of these the shortest prefix whose share of their probability is >= top_p; of these the tokens with
+ * probability >= min_p times the largest. The token is the arg max of z' / T - log(-log u), u = (word + 1/2) 2^-32, in
+ * doubles, the lowest id of equal ones. Probabilities are summed exactly, in units of 2^-44 of the largest.
+ * logits [S,V] stat, become z'; rows [S, SAMPLE_ROW_WORDS] i32: struct sample_row; edits [N, SAMPLE_EDIT_WORDS] i32,
+ * overwritten: struct sample_edit, the ids of a row distinct and in [0, V); absent: none */
+typedef void sample_fn(struct device *dev, const struct sampled *out, struct tensor logits, struct tensor rows,
+                       struct tensor edits);
+
 /* out[0] = sum of squares of g (f64 accumulation in a fixed order), out[1] = number of elements that are not finite.
  * g any shape, contiguous, stat or act; out [2] f64 = */
 typedef void sumsq_fn(struct device *dev, struct tensor out, struct tensor g);
@@ -607,7 +646,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
     X(group_linear_bwd) \
     X(hash_route) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
-    X(linear_ce) X(linear_kl) X(linear_topk) X(loss_sum) X(aux_sum) \
+    X(linear_ce) X(linear_kl) X(linear_topk) X(head_logits) X(sample) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \
     X(sumsq) X(clear) X(adamw) X(adamw8) X(cast)
 /* clang-format on */

@@ -96,3 +96,38 @@ void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, do
     MOVES(dev, aux->count, aux->prob);
     RUN(0, aux_sum, out, aux, factor);
 }
+
+void op_head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+{
+    const int64_t n = x.shape[0];
+    want_weight(__func__, w, 1, w->n_out, x.shape[1]);
+    WANT(logits, dev->stat_dtype, n, w->n_out);
+    WANT(x, dev->act_dtype, n, w->n_in);
+    MT_REQUIRE(logits.ld % 8 == 0, "rows of logits %lld apart", (long long)logits.ld);
+    count_dense(dev, n, w->n_out, w->n_in);
+    MOVES(dev, logits, x);
+    moves_weight(dev, w, n);
+    RUN(0, head_logits, logits, x, w);
+}
+
+void op_sample(struct device *dev, const struct sampled *out, struct tensor logits, struct tensor rows,
+               struct tensor edits)
+{
+    const int64_t n = logits.shape[0], n_vocab = logits.shape[1], n_top = out->top_id.ndim ? out->top_id.shape[1] : 0;
+    MT_REQUIRE(sizeof(struct sample_row) == SAMPLE_ROW_WORDS * sizeof(int32_t) &&
+                   sizeof(struct sample_edit) == SAMPLE_EDIT_WORDS * sizeof(int32_t),
+               "rows of %zu bytes, edits of %zu", sizeof(struct sample_row), sizeof(struct sample_edit));
+    WANT(out->token, DT_I32, n);
+    WANT(out->logprob, dev->stat_dtype, n, 3);
+    WANT_OPT(out->top_id, DT_I32, n, n_top);
+    WANT_OPT(out->top_logprob, dev->stat_dtype, n, n_top);
+    WANT(logits, dev->stat_dtype, n, n_vocab);
+    WANT(rows, DT_I32, n, SAMPLE_ROW_WORDS);
+    if (edits.ndim) WANT(edits, DT_I32, edits.shape[0], SAMPLE_EDIT_WORDS);
+    MT_REQUIRE(logits.ld % 8 == 0 && contiguous(rows) && (!edits.ndim || contiguous(edits)),
+               "rows of logits %lld apart, of parameters %lld", (long long)logits.ld, (long long)rows.ld);
+    MT_REQUIRE(!out->top_id.ndim == !out->top_logprob.ndim && n_top <= MT_MIN(n_vocab, SAMPLE_TOP),
+               "%lld tokens of %lld", (long long)n_top, (long long)n_vocab);
+    MOVES(dev, out->token, out->logprob, out->top_id, out->top_logprob, logits, rows, edits);
+    RUN(0, sample, out, logits, rows, edits);
+}

@@ -152,6 +152,11 @@ static void linear_topk(struct device *dev, struct tensor id, struct tensor logp
     scratch_linear_topk(dev, w, rows, chunk);
 }
 
+static void head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+{
+    take_matrices(dev, w);
+}
+
 static void sumsq(struct device *dev, struct tensor out, struct tensor g) { scratch_sumsq(dev, g); }
 
 const struct scratch_table cuda_scratch = {
@@ -179,6 +184,7 @@ const struct scratch_table cuda_scratch = {
     .linear_ce = linear_ce,
     .linear_kl = linear_kl,
     .linear_topk = linear_topk,
+    .head_logits = head_logits,
     .sumsq = sumsq,
 };
 

@@ -193,6 +193,7 @@ void ptx_print(struct warp *w, const struct ins *i, uint32_t m)
         }                                                                                                              \
     }
 ATOMIC(add_u32, uint32_t, a + b)
+ATOMIC(add_u64, uint64_t, a + b)
 ATOMIC(min_u32, uint32_t, a < b ? a : b)
 ATOMIC(max_u32, uint32_t, a > b ? a : b)
 ATOMIC(min_s32, int32_t, a < b ? a : b)

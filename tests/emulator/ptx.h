@@ -109,9 +109,9 @@ const struct op *alu_find(const char *name); /* alu.c; NULL: not there */
 /* memory.c and matrix.c: instructions with operands that the translator lays out */
 exec_fn ptx_cp_async_commit, ptx_cp_async_wait, ptx_cp_async_arrive;
 exec_fn ptx_load, ptx_store, ptx_copy_param, ptx_address_of_param, ptx_cp_async, ptx_proxy_fence, ptx_nothing,
-    ptx_print, ptx_trap, ptx_atom_add_u32, ptx_atom_min_s32, ptx_atom_max_s32, ptx_atom_min_u32, ptx_atom_max_u32,
-    ptx_bulk_load, ptx_bulk_store, ptx_bulk_commit, ptx_bulk_wait, ptx_mbarrier_init, ptx_mbarrier_arrive,
-    ptx_mbarrier_expect, ptx_mbarrier_try_wait, ptx_tma_load, ptx_pause;
+    ptx_print, ptx_trap, ptx_atom_add_u32, ptx_atom_add_u64, ptx_atom_min_s32, ptx_atom_max_s32, ptx_atom_min_u32,
+    ptx_atom_max_u32, ptx_bulk_load, ptx_bulk_store, ptx_bulk_commit, ptx_bulk_wait, ptx_mbarrier_init,
+    ptx_mbarrier_arrive, ptx_mbarrier_expect, ptx_mbarrier_try_wait, ptx_tma_load, ptx_pause;
 exec_fn ptx_shfl_bfly, ptx_shfl_idx, ptx_shfl_up, ptx_shfl_down, ptx_vote_ballot, ptx_vote_any, ptx_vote_all,
     ptx_redux_max_u32, ptx_redux_min_u32, ptx_redux_max_s32, ptx_redux_min_s32, ptx_redux_add_s32, ptx_redux_or_b32,
     ptx_match_any;

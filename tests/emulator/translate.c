@@ -367,18 +367,20 @@ static void mbarrier_op(struct parser *s, struct line *x)
 static void atomic(struct parser *s, struct line *x)
 {
     exec_fn *run = ends(x->op, ".add.u32")   ? ptx_atom_add_u32
+                   : ends(x->op, ".add.u64") ? ptx_atom_add_u64
                    : ends(x->op, ".min.s32") ? ptx_atom_min_s32
                    : ends(x->op, ".max.s32") ? ptx_atom_max_s32
                    : ends(x->op, ".min.u32") ? ptx_atom_min_u32
                    : ends(x->op, ".max.u32") ? ptx_atom_max_u32
                                              : NULL;
+    const int bytes = ends(x->op, ".u64") ? 8 : 4;
     int64_t imm = 0;
     bool wide = false;
     if (!run || x->n != 3) refuse(s, "unknown instruction");
     emit(s, x, run, PLAIN)->space = (uint8_t)space_of(x->op);
-    put(s, operand(s, x->o[0], 4));
+    put(s, operand(s, x->o[0], bytes));
     address_operand(s, x->o[1], 8, &imm, &wide);
-    put(s, operand(s, x->o[2], 4));
+    put(s, operand(s, x->o[2], bytes));
     s->code.at[s->code.n - 1].imm = imm;
     s->code.at[s->code.n - 1].wide_address = wide;
     s->code.at[s->code.n - 1].order = order_of(x->op, RELAXED);

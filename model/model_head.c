@@ -1,0 +1,91 @@
+/* model_head.c - what generation, teachers and comparisons read of a forward pass: logits, drawn tokens, likeliest
+ * tokens, losses of single tokens. */
+#include "model/model.h"
+
+static struct tensor push(struct device *dev, const void *host, int64_t rows, int64_t words)
+{
+    const struct tensor t = arena_tensor_2d(&dev->work, DT_I32, rows, words);
+    if (!dev->dry_run) device_upload(dev, t.data, host, tensor_bytes(t));
+    return t;
+}
+
+static struct tensor final_norm(struct model *m, struct tensor x)
+{
+    struct device *dev = m->dev;
+    const struct tensor norm = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], m->arch.d_model);
+    const struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, x.shape[0]);
+    op_rmsnorm_fwd(dev, norm, rstd, model_sum_streams(m, &m->end, x), m->weights.norm, &m->arch.norm);
+    return norm;
+}
+
+/* Logits [n, V] after n rows of the micro-batch. */
+static struct tensor logits_of(struct model *m, const int32_t *row, int64_t n)
+{
+    struct device *dev = m->dev;
+    const int64_t padded = (m->arch.vocab + 7) / 8 * 8;
+    const struct tensor wide = arena_tensor_2d(&dev->work, dev->stat_dtype, n, padded);
+    const struct tensor logits = tensor_cols(wide, 0, m->arch.vocab), rows = push(dev, row, n, 1);
+    const int64_t mark = arena_mark(&dev->work);
+    const struct tensor x = arena_tensor_2d(&dev->work, dev->act_dtype, n, arch_stream_cols(&m->arch));
+    op_gather(dev, x, m->acts.layers[m->arch.n_layer].x, tensor_1d(rows.data, DT_I32, n), 1);
+    op_head_logits(dev, logits, final_norm(m, x), &m->weights.head);
+    arena_release(&dev->work, mark);
+    return logits;
+}
+
+void model_logits(struct model *m, int64_t row, float *logits)
+{
+    const int64_t mark = arena_mark(&m->dev->work);
+    const int32_t at = (int32_t)row;
+    const struct tensor out = logits_of(m, &at, 1);
+    device_get_f32(m->dev, logits, tensor_1d(out.data, out.dtype, m->arch.vocab));
+    arena_release(&m->dev->work, mark);
+}
+
+void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob)
+{
+    struct device *dev = m->dev;
+    const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
+    const struct tensor norm = final_norm(m, m->acts.layers[m->arch.n_layer].x);
+    const struct tensor ids = arena_tensor_2d(&dev->work, DT_I32, n_label, k);
+    const struct tensor values = arena_tensor_2d(&dev->work, dev->stat_dtype, n_label, k);
+    op_linear_topk(dev, ids, values, norm, &m->weights.head, m->label_row, (float)temperature, m->ce_chunk);
+    device_download(dev, id, ids.data, tensor_bytes(ids));
+    device_get_f32(dev, logprob, values);
+    arena_release(&dev->work, mark);
+}
+
+void model_nll(struct model *m, float *nll)
+{
+    struct device *dev = m->dev;
+    const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
+    const struct tensor norm = final_norm(m, m->acts.layers[m->arch.n_layer].x);
+    const struct tensor out = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    const struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label), absent = {0};
+    op_linear_ce(dev, out, hit, absent, norm, &m->weights.head, m->label_row, m->label_id, 0, m->ce_chunk);
+    if (!dev->dry_run) device_get_f32(dev, nll, out);
+    arena_release(&dev->work, mark);
+}
+
+void model_sample(struct model *m, const struct model_draw *d)
+{
+    struct device *dev = m->dev;
+    const int64_t mark = arena_mark(&dev->work);
+    struct sampled out = {.token = arena_tensor_1d(&dev->work, DT_I32, d->n),
+                          .logprob = arena_tensor_2d(&dev->work, dev->stat_dtype, d->n, 3)};
+    struct tensor edits = {0};
+    if (d->n_top) {
+        out.top_id = arena_tensor_2d(&dev->work, DT_I32, d->n, d->n_top);
+        out.top_logprob = arena_tensor_2d(&dev->work, dev->stat_dtype, d->n, d->n_top);
+    }
+    const struct tensor rows = push(dev, d->rows, d->n, SAMPLE_ROW_WORDS);
+    if (d->n_edit) edits = push(dev, d->edits, d->n_edit, SAMPLE_EDIT_WORDS);
+    op_sample(dev, &out, logits_of(m, d->row, d->n), rows, edits);
+    if (!dev->dry_run) {
+        device_download(dev, d->token, out.token.data, tensor_bytes(out.token));
+        device_get_f32(dev, d->logprob, out.logprob);
+        if (d->n_top) device_download(dev, d->top_id, out.top_id.data, tensor_bytes(out.top_id));
+        if (d->n_top) device_get_f32(dev, d->top_logprob, out.top_logprob);
+    }
+    arena_release(&dev->work, mark);
+}
