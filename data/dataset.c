@@ -245,8 +245,17 @@ static int judge(struct builder *b, int64_t position, struct err *err)
                    (long long)ds->n_bad, (long long)ds->n_rows, BAD_PERCENT, b->first_bad.msg);
 }
 
+/* A file without rows, of several, is no error. */
+static void tell_empty(const char *path)
+{
+    const enum source_kind kind = source_list_kind(path);
+    const bool table = kind == SOURCE_CSV || kind == SOURCE_TSV;
+    log_warn("%s: no %s", path, kind == SOURCE_TEXT ? "text" : table ? "rows below a header" : "rows");
+}
+
 static int read_file(struct builder *b, const char *path, struct err *err)
 {
+    const int64_t before = b->ds->n_rows;
     struct row_text row = {0};
     struct err why;
     int status = 0, more;
@@ -259,6 +268,7 @@ static int read_file(struct builder *b, const char *path, struct err *err)
     }
     b->bytes_done += row_source_position(source);
     row_source_close(source);
+    if (!status && b->ds->n_rows == before && before < b->last_row) tell_empty(path);
     return status;
 }
 
@@ -315,8 +325,7 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
     }
     if (ds->n_rows && row_columns_found(&b->rows, err)) return err_prefix(err, "%s", files);
     if (ds->n_docs) return 0;
-    if (!ds->n_rows)
-        return err_set(err, "%s: no rows: expected JSONL or JSON with one conversation or text per row", files);
+    if (!ds->n_rows) return err_set(err, "%s: no rows: expected a conversation or a text in each row", files);
     if (ds->counts.n_unanswered == ds->n_rows - ds->n_bad)
         return err_set(err,
                        "%s: no row has an answer with loss (%lld row%s): write answers as messages of role "

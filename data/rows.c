@@ -477,9 +477,9 @@ static int read_text(struct row_reader *r, struct json row, struct err *err)
 /* The next TO=COLUMN of the list, which moves past it; 0 at the end. */
 static int next_column(const char **list, char to[64], char column[128], struct err *err)
 {
-    const char *p = *list + strspn(*list, ", "), *equals = strchr(p, '=');
+    const char *p = *list + strspn(*list, " "), *equals = strchr(p, '=');
     size_t n = strcspn(p, ",");
-    *list = p + n;
+    *list = p + n + (p[n] == ',');
     if (!*p) return 0;
     while (n && p[n - 1] == ' ') n--;
     size_t left = equals ? (size_t)(equals - p) : n, right = left + 1;

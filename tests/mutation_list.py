@@ -50,6 +50,8 @@ MUTATIONS = [
      "after = (struct loader_pos){.epoch = plan.epoch};", "loader"),
     ("data/loader.c", "b->pos[row + t] = (int32_t)t;", "b->pos[row + t] = (int32_t)(row + t);", "loader"),
     ("data/dataset.c", "s->spans[span][0] < list->end[i];", "s->spans[span][0] <= list->begin[i];", "dataset"),
+    ("data/source/codec.c", "copy(out, at, size, back, more + 4)", "copy(out, at, size, back, more + 3)", "tables"),
+    ("data/source/codec.c", "n += more = *(*p)++;", "n += more = *(*p)++ & 254;", "tables"),
     ("data/dataset.c", "    mask[0] = 0;", "    mask[0] = mask[0];", "dataset"),
     ("data/dataset.c", "&& b->opt->overlong == OVERLONG_DROP) return 0;", "&& 0) return 0;", "dataset"),
     ("data/tokenizer/bpe.c", "if (rank[i] < rank[best]) best = i;",

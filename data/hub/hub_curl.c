@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "data/hub/hub_url.h"
+
 struct hub_curl hub_curl;
 
 static void *find_curl(void)
@@ -40,4 +42,27 @@ int hub_curl_open(struct err *err)
     if (hub_curl.global_init(CURL_GLOBAL_DEFAULT)) return err_set(err, "cannot initialise libcurl");
     hub_curl.library = library;
     return 0;
+}
+
+CURLcode hub_curl_set(CURL *easy, const struct hub_curl_request *request)
+{
+    CURLcode rc = CURLE_OK;
+#define SET(option, value) rc = rc ? rc : hub_curl.easy_setopt(easy, option, value)
+    SET(CURLOPT_URL, request->url);
+    if (hub_url_is_loopback(request->url)) SET(CURLOPT_NOPROXY, "*"); /* a proxy would get the token, unencrypted */
+    SET(CURLOPT_HTTPHEADER, request->headers);
+    SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
+    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* one connection per file is faster than one for all */
+    SET(CURLOPT_FOLLOWLOCATION, 0L);
+    SET(CURLOPT_CONNECTTIMEOUT, 15L);
+    SET(CURLOPT_LOW_SPEED_LIMIT, request->stall_rate);
+    SET(CURLOPT_LOW_SPEED_TIME, request->stall_s);
+    SET(CURLOPT_NOSIGNAL, 1L);
+    SET(CURLOPT_ERRORBUFFER, request->why);
+    SET(CURLOPT_HEADERFUNCTION, request->on_header);
+    SET(CURLOPT_HEADERDATA, request->user);
+    SET(CURLOPT_WRITEFUNCTION, request->on_body);
+    SET(CURLOPT_WRITEDATA, request->user);
+#undef SET
+    return rc;
 }

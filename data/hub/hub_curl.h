@@ -32,6 +32,18 @@ extern struct hub_curl hub_curl;
 
 /* Loads libcurl; does nothing when it is loaded. */
 int hub_curl_open(struct err *err) MT_CHECK;
+/* What all requests share. The callbacks are those of CURLOPT_HEADERFUNCTION and CURLOPT_WRITEFUNCTION. */
+struct hub_curl_request {
+    const char *url;
+    struct curl_slist *headers;
+    long stall_rate, stall_s; /* bytes per second, and how long below them before the request is aborted */
+    char *why;                /* [CURL_ERROR_SIZE] */
+    size_t (*on_header)(char *data, size_t one, size_t n, void *user);
+    size_t (*on_body)(char *data, size_t one, size_t n, void *user);
+    void *user;
+};
+/* Sets its options. An older libcurl may not know an option; the request must not be sent then. */
+CURLcode hub_curl_set(CURL *easy, const struct hub_curl_request *request);
 /* "libcurl 7.88.1": the version on this machine, or that there is none. */
 const char *hub_curl_version(char name[64]);
 

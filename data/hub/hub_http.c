@@ -486,12 +486,12 @@ static void add_header(struct transfer *t, const char *line)
     MT_REQUIRE(t->headers, "curl_slist_append: out of memory");
 }
 
-/* Sets the options of a request. An older libcurl may not know an option; then no request is sent. */
 static CURLcode set_options(struct transfer *t)
 {
     char range[64];
-    const char *url = t->hop ? t->hop : t->url;
-    CURLcode rc = CURLE_OK;
+    const struct hub_curl_request request = {
+        t->hop ? t->hop : t->url, t->headers, STALL_RATE, STALL_S, t->why, on_header, on_body, t};
+    CURLcode rc = hub_curl_set(t->easy, &request);
 #define SET(option, value) rc = rc ? rc : hub_curl.easy_setopt(t->easy, option, value)
     if (t->header) {
         snprintf(range, sizeof(range), "%lld-%lld", (long long)t->have, (long long)header_end(t) - 1);
@@ -501,22 +501,7 @@ static CURLcode set_options(struct transfer *t)
         SET(CURLOPT_RANGE, range);
     }
     if (!t->file || t->header) SET(CURLOPT_TIMEOUT_MS, (long)hub_http_limit_ms);
-    SET(CURLOPT_URL, url);
-    if (hub_url_is_loopback(url)) SET(CURLOPT_NOPROXY, "*"); /* a proxy would get the token, unencrypted */
-    SET(CURLOPT_HTTPHEADER, t->headers);
-    SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
-    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1); /* one connection per file is faster than one for all */
-    SET(CURLOPT_FOLLOWLOCATION, 0L);
-    SET(CURLOPT_CONNECTTIMEOUT, 15L);
-    SET(CURLOPT_LOW_SPEED_LIMIT, (long)STALL_RATE);
-    SET(CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
     SET(CURLOPT_BUFFERSIZE, (long)CHUNK);
-    SET(CURLOPT_NOSIGNAL, 1L);
-    SET(CURLOPT_ERRORBUFFER, t->why);
-    SET(CURLOPT_HEADERFUNCTION, on_header);
-    SET(CURLOPT_HEADERDATA, t);
-    SET(CURLOPT_WRITEFUNCTION, on_body);
-    SET(CURLOPT_WRITEDATA, t);
     SET(CURLOPT_PRIVATE, t);
 #undef SET
     return rc;

@@ -101,7 +101,8 @@ static void add_headers(struct one_try *t, const struct hub_env *env)
 static CURLcode set_options(struct one_try *t)
 {
     const struct hub_send *s = t->s;
-    CURLcode rc = CURLE_OK;
+    const struct hub_curl_request request = {s->url, t->headers, 1, STALL_S, t->why, on_header, on_write, t};
+    CURLcode rc = hub_curl_set(t->easy, &request);
 #define SET(option, value) rc = rc ? rc : hub_curl.easy_setopt(t->easy, option, value)
     if (strcmp(s->method, "GET")) {
         SET(CURLOPT_UPLOAD, 1L);
@@ -110,21 +111,6 @@ static CURLcode set_options(struct one_try *t)
         SET(CURLOPT_READFUNCTION, on_read);
         SET(CURLOPT_READDATA, t);
     }
-    SET(CURLOPT_URL, s->url);
-    if (hub_url_is_loopback(s->url)) SET(CURLOPT_NOPROXY, "*"); /* a proxy would get the token, unencrypted */
-    SET(CURLOPT_HTTPHEADER, t->headers);
-    SET(CURLOPT_USERAGENT, "moetrain/" MT_VERSION);
-    SET(CURLOPT_HTTP_VERSION, (long)CURL_HTTP_VERSION_1_1);
-    SET(CURLOPT_FOLLOWLOCATION, 0L);
-    SET(CURLOPT_CONNECTTIMEOUT, 15L);
-    SET(CURLOPT_LOW_SPEED_LIMIT, 1L);
-    SET(CURLOPT_LOW_SPEED_TIME, (long)STALL_S);
-    SET(CURLOPT_NOSIGNAL, 1L);
-    SET(CURLOPT_ERRORBUFFER, t->why);
-    SET(CURLOPT_HEADERFUNCTION, on_header);
-    SET(CURLOPT_HEADERDATA, t);
-    SET(CURLOPT_WRITEFUNCTION, on_write);
-    SET(CURLOPT_WRITEDATA, t);
 #undef SET
     return rc;
 }

@@ -111,6 +111,7 @@ static struct json_doc *parse(const char *text, int64_t size, int64_t max_values
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t e;
+    unsigned byte;
     const int64_t mark = size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; /* of UTF-8, as some editors write it */
     text += mark;
     size -= mark;
@@ -124,7 +125,10 @@ static struct json_doc *parse(const char *text, int64_t size, int64_t max_values
     doc->name = mem_strdup(name);
     if ((doc->root = load(text, size, JSON_REJECT_DUPLICATES, &e))) return doc;
     if ((doc->root = load_as_python(doc, text, size, any_keys, &e))) return doc;
-    if (e.position < 0)
+    if (sscanf(e.text, "unable to decode byte 0x%x", &byte) == 1)
+        err_set(err, "%s is not UTF-8 (byte 0x%02x): convert the file, as with iconv -f WINDOWS-1252 -t UTF-8", name,
+                byte);
+    else if (e.position < 0)
         err_set(err, "%s: not valid JSON: line %d: %s", name, e.line, e.text);
     else
         err_set(err, "%s: not valid JSON: line %d, byte %lld: %s", name, e.line, e.position + (long long)mark, e.text);
@@ -440,9 +444,9 @@ static void put(struct json_out *o, const char *text, int64_t n)
 
 static void put_text(struct json_out *o, const char *text) { put(o, text, (int64_t)strlen(text)); }
 
-/* Bytes of the UTF-8 character at s, or 0 when it is invalid (overlong, surrogate, above U+10FFFF, truncated). */
-static int utf8_length(const unsigned char *s)
+int json_utf8_length(const char *text)
 {
+    const unsigned char *s = (const unsigned char *)text;
     if (s[0] < 0x80) return 1;
     int n = s[0] >= 0xc2 && s[0] < 0xe0 ? 2 : s[0] >= 0xe0 && s[0] < 0xf0 ? 3 : s[0] >= 0xf0 && s[0] < 0xf5 ? 4 : 0;
     for (int i = 1; i < n; i++)
@@ -458,7 +462,7 @@ static void put_string(struct json_out *o, const char *s)
     while (*s) {
         unsigned char c = (unsigned char)*s;
         char escape[8];
-        int n = utf8_length((const unsigned char *)s);
+        int n = json_utf8_length(s);
         if (n == 0)
             put_text(o, "\xef\xbf\xbd"); /* U+FFFD for an invalid byte */
         else if (c == '"' || c == '\\') {

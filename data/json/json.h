@@ -88,6 +88,8 @@ void json_out_real(struct json_out *o, const char *key, double value);
 void json_out_raw(struct json_out *o, const char *key, const char *text); /* text is JSON of a value */
 void json_out_bool(struct json_out *o, const char *key, bool value);
 void json_out_free(struct json_out *o);
+/* Bytes of the UTF-8 character at s, or 0 when it is invalid (overlong, surrogate, above U+10FFFF, truncated). */
+int json_utf8_length(const char *s);
 char *json_out_take(struct json_out *o); /* the text, which mem_free frees; o is empty */
 const char *json_library(char name[64]); /* "jansson 2.14" */
 

@@ -31,7 +31,7 @@ struct batch {
     const uint8_t *body;
     int64_t n_body;
     int64_t nodes, n_nodes, buffers, n_buffers; /* places; items that are left */
-    bool packed;
+    enum codec codec;                           /* of its buffers */
 };
 
 static int damaged(const struct arrow *a, const char *what, struct err *err)
@@ -88,7 +88,7 @@ static void free_unpacked(struct arrow *a)
 }
 
 /* A compressed buffer: its size unpacked, or -1 for bytes as they are, in 8 bytes; then the bytes. */
-static int unpack(struct arrow *a, const uint8_t **data, int64_t *n, struct err *err)
+static int unpack(struct arrow *a, enum codec codec, const uint8_t **data, int64_t *n, struct err *err)
 {
     int64_t size;
     if (!*n) return 0;
@@ -101,7 +101,7 @@ static int unpack(struct arrow *a, const uint8_t **data, int64_t *n, struct err 
     uint8_t *out = mem_alloc(size + 1);
     a->unpacked = mem_reserve(a->unpacked, &a->cap_unpacked, a->n_unpacked + 1, sizeof(*a->unpacked));
     a->unpacked[a->n_unpacked++] = out;
-    if (!codec_unpack(CODEC_ZSTD, out, size, *data, *n)) return damaged(a, "a buffer", err);
+    if (!codec_unpack(codec, out, size, *data, *n)) return damaged(a, "a buffer", err);
     *data = out;
     *n = size;
     return 0;
@@ -117,7 +117,7 @@ static int take_buffer(struct arrow *a, struct batch *b, const uint8_t **data, i
     if (*n < 0 || offset < 0 || offset > b->n_body || *n > b->n_body - offset)
         return damaged(a, "a buffer of a batch", err);
     *data = b->body + offset;
-    return b->packed ? unpack(a, data, n, err) : 0;
+    return b->codec == CODEC_NONE ? 0 : unpack(a, b->codec, data, n, err);
 }
 
 /* Whether the buffers have what an item at length-1 needs. */
@@ -167,10 +167,10 @@ static int open_batch(struct arrow *a, const struct message *m, struct err *err)
 {
     struct batch b = {.f = &m->f, .body = m->body, .n_body = m->n_body};
     const int64_t packed = flatbuffer_table(&m->f, m->header, BATCH_COMPRESSION);
-    if (packed && flatbuffer_int(&m->f, packed, 0, 1, 0) != 1)
-        return err_set(
-            err, "%s: its buffers are compressed with LZ4, which is not read: write it with zstd, or without", a->path);
-    b.packed = packed != 0;
+    const int64_t codec = packed ? flatbuffer_int(&m->f, packed, 0, 1, 0) : -1;
+    if (packed && (codec < 0 || codec > 1))
+        return err_set(err, "%s: its buffers are compressed with neither LZ4 nor zstd", a->path);
+    b.codec = codec < 0 ? CODEC_NONE : codec ? CODEC_ZSTD : CODEC_LZ4_FRAME;
     b.nodes = flatbuffer_vector(&m->f, m->header, BATCH_NODES, 16, &b.n_nodes);
     b.buffers = flatbuffer_vector(&m->f, m->header, BATCH_BUFFERS, 16, &b.n_buffers);
     free_unpacked(a);

@@ -45,8 +45,67 @@ static bool unpack_snappy(uint8_t *out, int64_t size, const uint8_t *p, int64_t 
     return at == size;
 }
 
+/* A length of LZ4: n, of four bits, and bytes that continue it; -1: damaged. */
+static int64_t lz4_length(const uint8_t **p, const uint8_t *end, int64_t n)
+{
+    uint8_t more = n == 15 ? 255 : 0;
+    while (more == 255) {
+        if (*p == end) return -1;
+        n += more = *(*p)++;
+    }
+    return n;
+}
+
+/* A block of LZ4's format, from out + *at on: literals, then a copy of earlier bytes, which the last literals lack. */
+static bool unpack_lz4(uint8_t *out, int64_t *at, int64_t size, const uint8_t *p, int64_t n)
+{
+    const uint8_t *end = p + n;
+    while (p < end) {
+        const uint8_t tag = *p++;
+        const int64_t literal = lz4_length(&p, end, tag >> 4);
+        if (literal < 0 || literal > end - p || literal > size - *at) return false;
+        if (literal) memcpy(out + *at, p, (size_t)literal);
+        p += literal;
+        *at += literal;
+        if (p == end) return true;
+        if (end - p < 2) return false;
+        const int64_t back = p[0] | p[1] << 8;
+        p += 2;
+        const int64_t more = lz4_length(&p, end, tag & 15);
+        if (more < 0 || !copy(out, at, size, back, more + 4)) return false;
+    }
+    return false;
+}
+
+/* LZ4's frame format: a header, then blocks under their sizes. Its checksums are not compared. */
+static bool unpack_lz4_frame(uint8_t *out, int64_t size, const uint8_t *p, int64_t n)
+{
+    const uint8_t *end = p + n, flags = n < 7 ? 0 : p[4];
+    const int64_t header = 7 + (flags & 8 ? 8 : 0) + (flags & 1 ? 4 : 0), check = flags & 16 ? 4 : 0;
+    int64_t at = 0;
+    if (n < header || memcmp(p, "\x04\x22\x4d\x18", 4) || flags >> 6 != 1) return false;
+    for (p += header; end - p >= 4;) {
+        uint32_t block;
+        memcpy(&block, p, 4);
+        p += 4;
+        const int64_t bytes = block & INT32_MAX;
+        if (!block) return at == size;
+        if (bytes > end - p - check) return false;
+        if (block > INT32_MAX) { /* not compressed */
+            if (bytes > size - at) return false;
+            memcpy(out + at, p, (size_t)bytes);
+            at += bytes;
+        } else if (!unpack_lz4(out, &at, size, p, bytes)) {
+            return false;
+        }
+        p += bytes + check;
+    }
+    return false;
+}
+
 bool codec_unpack(enum codec codec, uint8_t *out, int64_t size, const uint8_t *in, int64_t n)
 {
+    int64_t at = 0;
     switch (codec) {
     case CODEC_NONE:
         if (n != size) return false;
@@ -54,6 +113,8 @@ bool codec_unpack(enum codec codec, uint8_t *out, int64_t size, const uint8_t *i
         return true;
     case CODEC_SNAPPY: return unpack_snappy(out, size, in, n);
     case CODEC_GZIP: return file_gunzip(out, size, in, n);
+    case CODEC_LZ4: return unpack_lz4(out, &at, size, in, n) && at == size;
+    case CODEC_LZ4_FRAME: return unpack_lz4_frame(out, size, in, n);
     case CODEC_ZSTD: return ZSTD_decompress(out, (size_t)size, in, (size_t)n) == (size_t)size;
     }
     return false;

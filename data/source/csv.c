@@ -126,6 +126,22 @@ static int guess_delimiter(struct csv *c, struct err *err)
     return 0;
 }
 
+static int check_name(const struct csv *c, int64_t i, struct err *err)
+{
+    const char *name = c->names[i];
+    for (int n; *name; name += n)
+        if (!(n = json_utf8_length(name)))
+            return err_set(err,
+                           "%s:%lld is not UTF-8 (column %lld of the header): convert the file, as with "
+                           "iconv -f WINDOWS-1252 -t UTF-8",
+                           line_reader_path(c->reader), (long long)c->first_line, (long long)i + 1);
+    for (int64_t k = 0; k < i; k++)
+        if (!strcmp(c->names[k], c->names[i]))
+            return err_set(err, "%s:%lld: the header has the column %.100s twice", line_reader_path(c->reader),
+                           (long long)c->first_line, str_mask(c->names[i]));
+    return 0;
+}
+
 int csv_open(struct csv *c, struct err *err)
 {
     int status;
@@ -144,10 +160,7 @@ int csv_open(struct csv *c, struct err *err)
         char unnamed[32]; /* pandas writes its index under no name, and reads such a name as this */
         snprintf(unnamed, sizeof(unnamed), "Unnamed: %lld", (long long)i);
         c->names[c->n_names++] = size ? mem_strndup(name, size) : mem_strdup(unnamed);
-        for (int64_t k = 0; k < i; k++)
-            if (!strcmp(c->names[k], c->names[i]))
-                return err_set(err, "%s:%lld: the header has the column %.100s twice", line_reader_path(c->reader),
-                               (long long)c->first_line, str_mask(c->names[i]));
+        if (check_name(c, i, err)) return -1;
     }
     return 0;
 }

@@ -142,45 +142,36 @@ static bool next_delta(struct parquet_values *v, struct parquet_value *value)
 
 /* ---- plain */
 
+static bool take(struct parquet_values *v, void *to, int64_t n)
+{
+    if (n > v->end - v->p) return false;
+    memcpy(to, v->p, (size_t)n);
+    v->p += n;
+    return true;
+}
+
 static bool next_plain(struct parquet_values *v, struct parquet_value *value)
 {
     uint64_t bits;
     int32_t i;
     float f;
-    const int64_t left = v->end - v->p;
     switch (v->type) {
     case PARQUET_BOOLEAN:
         if (!take_bits(&v->p, v->end, &v->bit, 1, &bits)) return false;
         value->i = (int64_t)bits;
         return true;
     case PARQUET_INT32:
-        if (left < 4) return false;
-        memcpy(&i, v->p, 4);
+        if (!take(v, &i, sizeof(i))) return false;
         value->i = i;
-        v->p += 4;
         return true;
-    case PARQUET_INT64:
-        if (left < 8) return false;
-        memcpy(&value->i, v->p, 8);
-        v->p += 8;
-        return true;
+    case PARQUET_INT64: return take(v, &value->i, sizeof(value->i));
     case PARQUET_INT96: return take_bytes(v, 12, value);
     case PARQUET_FLOAT:
-        if (left < 4) return false;
-        memcpy(&f, v->p, 4);
+        if (!take(v, &f, sizeof(f))) return false;
         value->f = f;
-        v->p += 4;
         return true;
-    case PARQUET_DOUBLE:
-        if (left < 8) return false;
-        memcpy(&value->f, v->p, 8);
-        v->p += 8;
-        return true;
-    case PARQUET_BYTES:
-        if (left < 4) return false;
-        memcpy(&i, v->p, 4);
-        v->p += 4;
-        return take_bytes(v, i, value);
+    case PARQUET_DOUBLE: return take(v, &value->f, sizeof(value->f));
+    case PARQUET_BYTES: return take(v, &i, sizeof(i)) && take_bytes(v, i, value);
     case PARQUET_FIXED: return take_bytes(v, v->length, value);
     }
     return false;

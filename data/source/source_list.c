@@ -171,3 +171,17 @@ int source_files_find(struct source_files *files, const char *path, struct err *
     add(files, path);
     return 0;
 }
+
+bool source_list_has_text(const char *list)
+{
+    char path[MT_PATH];
+    double weight;
+    bool text = false;
+    while (!text && source_list_next(&list, path, &weight, NULL) == 1) {
+        struct source_files files;
+        const bool found = !source_files_find(&files, path, NULL);
+        for (int64_t i = 0; i < files.n && found; i++) text |= source_list_kind(files.paths[i]) == SOURCE_TEXT;
+        source_files_free(&files);
+    }
+    return text;
+}

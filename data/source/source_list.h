@@ -27,5 +27,6 @@ struct source_files {
  * It is an error when there is none. A single name that is missing is no error here. */
 int source_files_find(struct source_files *files, const char *path, struct err *err) MT_CHECK;
 void source_files_free(struct source_files *files);
+bool source_list_has_text(const char *list); /* a text file is among the files of its entries */
 
 #endif

@@ -684,6 +684,7 @@ static void columns(void **state)
          "{" AB "}"}};
     static const char *const bad[][2] = {{"system=s,user=n,assistant=n", "no row has the column `s`"},
                                          {"user=question", "has no column `question`"},
+                                         {"user=a,,assistant=b", "\"\" is not TO=COLUMN"},
                                          {"user= ", "is not TO=COLUMN"},
                                          {"user", "\"user\" is not TO=COLUMN"},
                                          {"=a", "is not TO=COLUMN"},

@@ -51,7 +51,7 @@ NESTED = [
 NESTED_TYPE = pa.schema([
     ("a", pa.list_(pa.list_(pa.int32()))), ("s", pa.struct([("x", pa.float64()), ("y", pa.list_(pa.string()))])),
     ("b", pa.bool_()), ("u", pa.uint64()), ("f", pa.float32()), ("n", pa.null()), ("l", pa.large_list(pa.string()))])
-CODECS = ["none", "snappy", "gzip", "zstd"]
+CODECS = ["none", "snappy", "gzip", "zstd", "lz4"]
 # Name of a file, and how the columns of texts.jsonl are encoded.
 ENCODINGS = {"plain": "PLAIN", "delta_length": "DELTA_LENGTH_BYTE_ARRAY", "delta_bytes": "DELTA_BYTE_ARRAY"}
 
@@ -66,6 +66,8 @@ def write_parquet(chats, texts):
         pq.write_table(table, OUT / f"texts_{name}.parquet", use_dictionary=False, column_encoding=encoding,
                        data_page_size=64, write_batch_size=2, data_page_version="2.0")
     pd.DataFrame(texts).to_parquet(OUT / "texts_pandas.parquet")
+    pq.write_table(table, OUT / "texts_lz4.parquet", use_dictionary=False, compression="lz4")
+    pd.DataFrame(texts).to_feather(OUT / "texts.feather")  # in LZ4
     nested = pa.Table.from_pylist(NESTED, schema=NESTED_TYPE)
     pq.write_table(nested, OUT / "nested.parquet", row_group_size=2)
     pq.write_table(nested, OUT / "nested_v2.parquet", data_page_version="2.0", compression="zstd")
@@ -80,7 +82,7 @@ def write_parquet(chats, texts):
     pq.write_table(numbers, OUT / "numbers.parquet")
     write_jsonl("numbers.jsonl", numbers.to_pylist())
     write_jsonl("nested.jsonl", NESTED)
-    refused = {"lz4": {"compression": "lz4"}, "brotli": {"compression": "brotli"},
+    refused = {"brotli": {"compression": "brotli"},
                "split": {"use_dictionary": False, "column_encoding": {"f": "BYTE_STREAM_SPLIT"}}}
     small = pa.table({"f": pa.array([1.0, 2.0])})
     for name, options in refused.items():

@@ -660,20 +660,26 @@ static void truncated_files_are_parsed(void **state)
     assert_true(n_ok > 20);
 }
 
-/* "{here}/" at the start of a value is the folder of the file, as the file was named. */
+/* "{here}/" at the start of a value, or of a file in a list, is the folder of the file, as the file was named. */
 static void here_is_the_folder_of_the_file(void **state)
 {
     (void)state;
-    static const char text[] = "[model]\npath = {here}/base\n[output]\ndir = out/{here}/x\n";
+    static const char text[] =
+        "[model]\npath = {here}/base\n[data]\ntrain = {here}/a.jsonl*0.5,x/{here}/b,\t {here}/*.csv, "
+        "c\n[output]\ndir = a,{here}/x\n";
     static const struct {
-        const char *file, *path;
-    } cases[] = {{"run.ini", "base"}, {"a/b/run.ini", "a/b/base"}, {"./run.ini", "./base"}, {"/run.ini", "/base"}};
+        const char *file, *path, *train;
+    } cases[] = {{"run.ini", "base", "a.jsonl*0.5,x/{here}/b,\t *.csv, c"},
+                 {"a/b/run.ini", "a/b/base", "a/b/a.jsonl*0.5,x/{here}/b,\t a/b/*.csv, c"},
+                 {"./run.ini", "./base", "./a.jsonl*0.5,x/{here}/b,\t ./*.csv, c"},
+                 {"/run.ini", "/base", "/a.jsonl*0.5,x/{here}/b,\t /*.csv, c"}};
     for (int i = 0; i < MT_LEN(cases); i++) {
         struct config c = fresh();
         struct err err;
         if (config_parse(&c, text, (int64_t)strlen(text), cases[i].file, &err)) fail_msg("%s", err.msg);
         assert_string_equal(c.model.path, cases[i].path);
-        assert_string_equal(c.output.dir, "out/{here}/x");
+        assert_string_equal(c.data.train, cases[i].train);
+        assert_string_equal(c.output.dir, "a,{here}/x"); /* a path, not a list */
         check_round_trip(&c);
     }
 }

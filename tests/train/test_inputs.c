@@ -131,7 +131,7 @@ static void of_the_configuration(void **state)
     assert_refused("lora.init_from", path_of[TEXT], "not a directory");
     assert_refused("lora.init_from", path_of[FOLDER], "no adapter");
     /* existing files with wrong content */
-    assert_refused("data.train", path_of[EMPTY], "empty: no rows: expected JSONL or JSON");
+    assert_refused("data.train", path_of[EMPTY], "empty: no rows: expected a conversation or a text in each row");
     assert_refused("data.train", path_of[TABLE], ":2: has none of `messages`, `conversations`, `prompt`");
     assert_refused("data.eval", path_of[PARQUET], "no end of a parquet file: the file is damaged");
     assert_refused("data.train", path_of[ZSTD], ".zst files are not read: convert it to JSONL, JSON, CSV");
@@ -231,13 +231,43 @@ static void of_the_commands(void **state)
     file_list_free(names, n);
 }
 
+/* Files of a list that give no row, and a setting that no file of the list needs. */
+static void of_no_effect(void **state)
+{
+    (void)state;
+    static const char *const files[][2] = {{"good.jsonl", "{\"text\": \"abc\"}\n"},
+                                           {"blank.txt", " \n"},
+                                           {"head.csv", "text,n\n"},
+                                           {"none.jsonl", "\n"},
+                                           {"good.txt", "abc\n"}};
+    static const char warning[] = "data.sample_by has no effect";
+    char at[MT_PATH], path[2 * MT_PATH], rows[5 * MT_PATH], text[2 * MT_PATH];
+    struct err err;
+    snprintf(at, sizeof(at), "%s", scratch_dir());
+    for (int i = 0; i < MT_LEN(files); i++) {
+        snprintf(path, sizeof(path), "%s/%s", at, files[i][0]);
+        assert_int_equal(file_write_atomic(path, files[i][1], (int64_t)strlen(files[i][1]), &err), 0);
+    }
+    const char *config = process_config("[eval]\nmax_batches = 1\n");
+    snprintf(rows, sizeof(rows), "data.eval=%s/good.jsonl,%s/head.csv,%s/none.jsonl,%s/blank.txt", at, at, at, at);
+    assert_int_equal(RUN("eval", config, "--base", "--set", rows), 0);
+    assert_says(said.err, "/blank.txt: no text\n");
+    assert_says(said.err, "/head.csv: no rows below a header\n");
+    assert_says(said.err, "/none.jsonl: no rows\n");
+    assert_null(strstr(said.err, warning));
+    snprintf(rows, sizeof(rows), "data.eval=%s/good.jsonl", at);
+    assert_int_equal(RUN("eval", config, "--base", "--set", rows, "--set", "data.sample_by=line"), 0);
+    assert_says(said.err, warning);
+    snprintf(text, sizeof(text), "data.eval=%s/good.txt", at);
+    assert_int_equal(RUN("eval", config, "--base", "--set", text, "--set", "data.sample_by=line"), 0);
+    assert_null(strstr(said.err, warning));
+}
+
 int test_inputs(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_the_configuration),
-        cmocka_unit_test(targets_before_data),
-        cmocka_unit_test(of_the_output),
-        cmocka_unit_test(of_the_commands),
+        cmocka_unit_test(of_the_configuration), cmocka_unit_test(targets_before_data), cmocka_unit_test(of_the_output),
+        cmocka_unit_test(of_the_commands),      cmocka_unit_test(of_no_effect),
     };
     return cmocka_run_group_tests_name("inputs", tests, NULL, NULL);
 }

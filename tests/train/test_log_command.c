@@ -67,7 +67,7 @@ static void every_line_arrives(void **state)
     test_free(w);
 }
 
-/* A process that ends is told once, with its exit status, and is not a SIGPIPE for the run. */
+/* When the process ends, the run gets one error with its exit status, and no SIGPIPE. */
 static void a_process_may_end(void **state)
 {
     (void)state;
@@ -91,8 +91,8 @@ static void a_process_may_end(void **state)
     test_free(w);
 }
 
-/* A process that reads nothing is told once, keeps nothing back, and ends a bounded time after the run, with what it
- * started. */
+/* When the process does not read, the run gets one error and writes on. After the run, it is ended within a bounded
+ * time, with the processes that it started. */
 static void a_process_may_block(void **state)
 {
     (void)state;

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "data/file/file.h"
+#include "data/json/text.h"
 #include "model/lora.h"
 #include "train/config/config_guess.h"
 #include "train/config/peer_keys.h"
@@ -29,7 +30,8 @@ struct option {
     size_t offset, size; /* of the field in struct config */
     enum config_effect effect;
     const char *fallback; /* the default, as written in a file */
-    const char *allowed;  /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; BOOL, TEXT: shown only */
+    const char
+        *allowed; /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; TEXT: its form; BOOL: shown only */
     const char *help;
 };
 
@@ -463,16 +465,25 @@ static int before_sections(const struct parse *p, const char *key)
     return err_set(p->err, "%s: \"%.64s\" is before the first [section]%s%s", p->where, key, peer ? ": " : "", advice);
 }
 
-/* "{here}/x" is x in the folder of this file. */
-static char *resolve_here(const struct parse *p, const char *value)
+/* "{here}/x" is x in the folder of this file; in a list of files each entry may begin so. */
+static char *resolve_here(const struct parse *p, const struct option *o, const char *value)
 {
     static const char here[] = "{here}/";
-    if (strncmp(value, here, strlen(here))) return mem_strdup(value);
+    const bool list = !strcmp(o->allowed, "files");
     const char *slash = strrchr(p->name, '/');
-    const size_t folder = slash ? (size_t)(slash - p->name) + 1 : 0, n = folder + strlen(value);
-    char *path = mem_alloc((int64_t)n);
-    snprintf(path, n, "%.*s%s", (int)folder, p->name, value + strlen(here));
-    return path;
+    struct text_buf path = {0};
+    text_put(&path, "");
+    for (bool begins = true; *value;) {
+        if (begins && !strncmp(value, here, strlen(here))) {
+            text_put_bytes(&path, p->name, slash ? slash - p->name + 1 : 0);
+            value += strlen(here);
+            begins = false;
+        } else {
+            begins = list && (*value == ',' || (begins && (*value == ' ' || *value == '\t')));
+            text_put_bytes(&path, value++, 1);
+        }
+    }
+    return path.text;
 }
 
 static int set_once(struct parse *p, const char *section, const char *key, const char *value)
@@ -488,7 +499,7 @@ static int set_once(struct parse *p, const char *section, const char *key, const
             p->err,
             "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
             p->where, section, key, value);
-    char *resolved = resolve_here(p, value);
+    char *resolved = resolve_here(p, o, value);
     const int rc = assign(p->config, o, resolved, p->where, p->err);
     mem_free(resolved);
     return rc;

@@ -4,6 +4,7 @@
 #include "data/chat/chat_named.h"
 #include "data/duplicates.h"
 #include "data/eos_ids.h"
+#include "data/source/source_list.h"
 #include "data/system_prompt.h"
 #include "train/objective/distill.h"
 #include "train/run/run.h"
@@ -80,6 +81,13 @@ static struct dataset_options eval_options(const struct config *cfg, const struc
     return opt;
 }
 
+static void warn_of_sample_by(const struct run *r)
+{
+    if (r->cfg->data.sample_by != SAMPLE_DOCUMENT && !source_list_has_text(r->train_files) &&
+        !source_list_has_text(r->eval_files))
+        log_warn("data.sample_by has no effect: it divides text files (.txt, .md), and the data have none");
+}
+
 int run_open_data(struct run *r, bool train, struct err *err)
 {
     const struct config *cfg = r->cfg;
@@ -98,6 +106,7 @@ int run_open_data(struct run *r, bool train, struct err *err)
     comm_turn_end(r->par.all);
     if (split && dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
     const bool cut = opt.overlong == OVERLONG_CUT;
+    warn_of_sample_by(r);
     if (train) print_dataset("train", &r->train, true, cut);
     if (r->eval.n_docs) print_dataset("held out", &r->eval, !split, cut);
     const int64_t shared = duplicates_shared(&r->eval, &r->train);
