@@ -2,6 +2,7 @@
  * parameters that they cover. */
 #include "model/lora_table.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "model/layer.h"
@@ -152,18 +153,30 @@ static int target_text(const struct adapters *ad, const struct arch *a, enum lor
     shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
     shape_text(b_text, q.n_exp, out, ad->rank[t]);
     return snprintf(text, line, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
-                    b_text,
-                    (long long)(n_here * q.n_exp * (ad->init ? ad->rank[t] / 2 : ad->rank[t]) * (q.n_in + out)));
+                    b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
 }
 
-char *lora_table(const struct adapters *ad, const struct arch *a)
+struct adapters lora_table_trained(const struct adapters *ad)
 {
+    struct adapters half = *ad;
+    const double alphas = ad->rslora ? sqrt(2) : 2;
+    if (!ad->init) return half;
+    half.r /= 2;
+    half.alpha /= alphas;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) half.rank[t] /= 2, half.alpha_of[t] /= alphas;
+    return half;
+}
+
+char *lora_table(const struct adapters *all, const struct arch *a)
+{
+    const struct adapters trained = lora_table_trained(all), *ad = &trained;
     enum { LINE = 256 };
     int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7) + 2 * LORA_RANKS_TEXT;
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT],
-         alphas[LORA_RANKS_TEXT], scale[32];
+         alphas[LORA_RANKS_TEXT], scale[32], whole[64] = "";
     for (int64_t n = 0; n < ad->n_layer; n++)
         n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->ffn[n] && !a->ffn[n]->routed;
+    if (ad->init) snprintf(whole, sizeof(whole), "; exported at r %lld (lora.init)", (long long)all->r);
     adapters_ranks_text(ad, ranks);
     adapters_alphas_text(ad, alphas);
     if (ranks[0] || alphas[0])
@@ -173,7 +186,7 @@ char *lora_table(const struct adapters *ad, const struct arch *a)
     s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "LoRA r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s%s\n",
                   (long long)ad->r, ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, alphas[0] ? " (" : "",
                   alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout, dropout_text(ad),
-                  ad->init ? "; half of the ranks are frozen (lora.init)" : "");
+                  whole);
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);

@@ -7,6 +7,8 @@
 /* Layers, shapes and parameters per target, then, per kind of layer, the share of the parameters that adapters cover.
  * Free the text with mem_free. */
 char *lora_table(const struct adapters *ad, const struct arch *a);
+/* With r and alpha of the trained ranks: without the half that lora.init freezes. */
+struct adapters lora_table_trained(const struct adapters *ad);
 /* Whether one kind of mixer has adapters and another has none; the text says so and what to do. */
 bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *text, size_t size);
 

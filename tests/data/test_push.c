@@ -183,6 +183,21 @@ static void the_command(void **state)
                      1);
     if (RUN("push", adapter, "hub:test/run")) fail_msg("%s", said.err);
     assert_says(said.out, "nothing to send");
+    assert_null(strstr(said.err, "no export has"));
+    put_file(adapter, "notes.txt", 3, 1);
+    put_file(adapter, "weights.bin", 3, 1);
+    if (RUN("push", adapter, "hub:test/run")) fail_msg("%s", said.err);
+    assert_says(said.err, ": push also sends files that no export has: notes.txt, weights.bin\n");
+    const char *model = make_folder();
+    assert_int_equal(RUN("push", model, "hub:test/model"), 1);
+    assert_says(said.err, ": a checkpoint whose README.md is not that of an export");
+    assert_int_equal(hub_requests("test/model", ""), 0);
+    char path[2 * MT_PATH];
+    struct err err;
+    static const char card[] = "# Merged with a LoRA adapter: x\n";
+    snprintf(path, sizeof(path), "%s/README.md", model);
+    assert_int_equal(file_write_atomic(path, card, (int64_t)strlen(card), &err), 0);
+    if (RUN("push", model, "hub:test/model")) fail_msg("%s", said.err);
 }
 
 static int stop(void **state)

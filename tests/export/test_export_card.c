@@ -36,7 +36,7 @@ static void each_format_has_its_own_use(void **state)
     const struct arch a = {.names = &(struct tensor_names){.published = false}};
     for (int f = 0; f < EXPORT_FORMATS; f++) {
         char line[64];
-        char *card = export_card(adapter, (enum export_format)f, "a/b", &a, 9);
+        char *card = export_card(adapter, (enum export_format)f, "a/b", &a, 9, false);
         assert_loads(card, f);
         snprintf(line, sizeof(line), "---\nlibrary_name: %s\n---\n\n# ", libraries[f]);
         assert_memory_equal(card, line, strlen(line));
@@ -45,28 +45,28 @@ static void each_format_has_its_own_use(void **state)
         assert_says(card, "\nFacts.\n\n## Use\n");
         assert_says(card, "\n\n## Settings\n\nr = 9\n");
         mem_free(card);
-        card = export_card(foreign, (enum export_format)f, "a/b", &a, 9);
+        card = export_card(foreign, (enum export_format)f, "a/b", &a, 9, false);
         assert_loads(card, f);
         assert_memory_equal(card, foreign, strlen(foreign));
         mem_free(card);
         card = export_card(NULL, (enum export_format)f,
                            "a/\xe2\x80\xae"
                            "b\x1b",
-                           &a, 9);
+                           &a, 9, false);
         assert_says(card, "a/???b?");
         assert_null(strstr(card, "\xe2\x80\xae"));
         mem_free(card);
-        card = export_card(NULL, (enum export_format)f, "a/b", &a, 9);
+        card = export_card(NULL, (enum export_format)f, "a/b", &a, 9, false);
         assert_loads(card, f);
         assert_int_equal(card[0], '#');
         mem_free(card);
     }
-    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", &a, 9);
+    char *card = export_card(NULL, EXPORT_VLLM, "a\"$b", &a, 9, false);
     assert_says(card, "vllm serve \"a\\\"\\$b\" --enable-lora --max-lora-rank 16 ");
     assert_null(strstr(card, "merged-"));
     mem_free(card);
     const struct arch published = {.names = &(struct tensor_names){.published = true}};
-    card = export_card(NULL, EXPORT_VLLM, "a/b", &published, 9);
+    card = export_card(NULL, EXPORT_VLLM, "a/b", &published, 9, false);
     assert_says(card, "It refuses them on ROCm, on CPUs and with MegaMoE\nbackends: ");
     mem_free(card);
 }
@@ -77,7 +77,7 @@ static void a_model_with_a_vision_tower(void **state)
     (void)state;
     for (int nested = 0; nested < 2; nested++) {
         const struct arch a = {.nested = nested};
-        char *card = export_card(NULL, EXPORT_PEFT, "a/b", &a, 9);
+        char *card = export_card(NULL, EXPORT_PEFT, "a/b", &a, 9, false);
         assert_says(card, nested ? "import AutoModelForImageTextToText\n" : "import AutoModelForCausalLM\n");
         assert_says(card, nested ? "model = AutoModelForImageTextToText.from_pretrained(\"a/b\")\n"
                                  : "model = AutoModelForCausalLM.from_pretrained(\"a/b\")\n");
@@ -122,6 +122,25 @@ static void the_card_of_an_adapter_says_what_the_losses_are_of(void **state)
     }
 }
 
+/* PEFT compares the keys of patterns with names of modules alone, and experts are parameters. */
+static void the_card_says_that_a_warning_is_wrong(void **state)
+{
+    static const char warns[] = "PEFT 0.21 warns that keys of `rank_pattern` or `alpha_pattern` were ignored.";
+    static const char *const sets[] = {"train.steps=1 lora.alpha_pattern=q_proj=7",
+                                       "train.steps=1 lora.alpha_pattern=down_proj=7"};
+    static char card[1 << 16];
+    (void)state;
+    for (int i = 0; i < MT_LEN(sets); i++) {
+        const char *config = process_trained(sets[i]);
+        process_read(process_output(config, "adapter/README.md"), card, sizeof(card));
+        assert_int_equal(strstr(card, warns) != NULL, i);
+        if (RUN("export", process_output(config, "config.ini"), "--to", "peft", "--set", "data.eval=", "--force"))
+            fail_msg("%s", said.err);
+        process_read(process_output(config, "export-peft/README.md"), card, sizeof(card));
+        assert_int_equal(strstr(card, warns) != NULL, i);
+    }
+}
+
 int test_export_card(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +148,7 @@ int test_export_card(void)
         cmocka_unit_test(a_model_with_a_vision_tower),
         cmocka_unit_test(an_export_has_its_card),
         cmocka_unit_test(the_card_of_an_adapter_says_what_the_losses_are_of),
+        cmocka_unit_test(the_card_says_that_a_warning_is_wrong),
     };
     return cmocka_run_group_tests_name("export_card", tests, NULL, NULL);
 }

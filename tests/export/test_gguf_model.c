@@ -262,7 +262,7 @@ static void changed_files(void **state)
     gguf_close(&g);
     assert_int_equal(
         RUN("export", config, "--to", "gguf-model", "--quantize", "f16", "--adapter", adapter, "--verify", dir), 1);
-    assert_says(said.err, "another shape or type");
+    assert_says(said.err, "has another type: verify with the --quantize that wrote this export");
 }
 
 static void refusals(void **state)

@@ -239,7 +239,7 @@ static void frozen_half(const char *config, const char *name, struct safetensors
 static void runs_continue(void **state)
 {
     (void)state;
-    static const char *const inits[] = {"pissa", "olora"};
+    static const char *const inits[] = {"pissa", "olora", "pissa optim.kind=adamw8"};
     for (int i = 0; i < MT_LEN(inits); i++) {
         struct safetensors first, last;
         char sets[256], text[1 << 14];
@@ -251,6 +251,9 @@ static void runs_continue(void **state)
         snprintf(four, sizeof(four), "%s4", sets);
         snprintf(two, sizeof(two), "%s2", sets);
         const char *whole = process_trained(four), *parts = process_trained(two);
+        assert_says(said.err, "LoRA r 2 (v_proj=1), alpha 32, scale alpha/r, ");
+        assert_says(said.err, "; exported at r 4 (lora.init)\n");
+        assert_says(said.err, "     2  [2, 128] "); /* A of q_proj */
         assert_int_equal(process_run_sets(parts, four), 0);
         assert_says(said.err, "continuing after step 2 of 4");
         assert_null(strstr(said.err, "from the weights in"));

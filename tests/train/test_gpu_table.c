@@ -12,16 +12,28 @@ static void names_and_sizes(void **state)
         const char *name;
         int64_t mib;
         int capability;
-    } rows[] = {{"h100", 81559, 90},      {"RTX 4090", 24564, 89}, {"rtx-4090", 24564, 89},
-                {"A100_40GB", 40960, 80}, {"24gb", 24576, 0},      {"12.5 GiB", 12800, 0},
-                {"b300", 275040, 103},    {"gb10", 124546, 121},   {"Thor", 125748, 110}};
-    static const char *const bad[] = {"", "h", "h1000", "rtx", "24", "gb", "0gb", "-4gb", "nangb", "1e9gb", "24gbx"};
+    } rows[] = {{"h100", 81559, 90},         {"RTX 4090", 24564, 89}, {"rtx-4090", 24564, 89}, {"A100_40GB", 40960, 80},
+                {"24gb", 24576, 0},          {"12.5 GiB", 12800, 0},  {"b300", 275040, 103},   {"gb10", 124546, 121},
+                {"Thor", 125748, 110},       {"4090", 24564, 89},     {"3060", 12288, 86},     {"5090", 32607, 120},
+                {"4070 Ti Super", 16376, 89}};
+    static const char *const bad[] = {"", "h", "h1000", "rtx", "24", "gb", "nangb", "24gbx", "30", "7777", "409"};
+    static const char *const others[][2] = {
+        {"0gb", "--gpu 0gb: a size is from 1gb to 4096gb"},
+        {"-4gb", "--gpu -4gb: a size is from 1gb to 4096gb"},
+        {"1e9gb", "--gpu 1e9gb: a size is from 1gb to 4096gb"},
+        {"6000", "--gpu 6000 is the number of several cards: a6000, rtx6000ada, rtxpro6000"},
+        {"200", "--gpu 200 is the number of several cards: h200, gh200, b200"},
+    };
     struct gpu_model card;
     struct err err;
     for (int i = 0; i < MT_LEN(rows); i++) {
         assert_int_equal(gpu_table_find(&card, rows[i].name, &err), 0);
         assert_int_equal(card.bytes >> 20, rows[i].mib);
         assert_int_equal(card.capability, rows[i].capability);
+    }
+    for (int i = 0; i < MT_LEN(others); i++) {
+        assert_int_equal(gpu_table_find(&card, others[i][0], &err), -1);
+        assert_string_equal(err.msg, others[i][1]);
     }
     static const char *const old[] = {"T4", "7.5", "v100", "7.0"};
     for (int i = 0; i < MT_LEN(old); i += 2) {

@@ -108,6 +108,14 @@ static void write_pattern(struct json_out *o, const struct adapters *ad, bool ra
     json_out_close(o, '}');
 }
 
+bool peft_config_warns(const struct adapters *ad)
+{
+    bool warns = false;
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
+        warns |= ad->target[t] && !is_module(ad, t) && (ad->rank[t] != ad->r || fabs(ad->alpha_of[t] - ad->alpha) > 0);
+    return warns;
+}
+
 static void write_layers(struct json_out *o, const struct adapters *ad)
 {
     bool modules = false;

@@ -7,6 +7,9 @@
 
 #define PEFT_CONFIG_NAME "adapter_config.json"
 int peft_config_write(const struct adapters *ad, const char *dir, const char *base_model, struct err *err) MT_CHECK;
+/* Whether PEFT 0.21 warns that keys of rank_pattern or alpha_pattern were ignored: it compares them with modules alone,
+ * and applies those of parameters too. */
+bool peft_config_warns(const struct adapters *ad);
 /* An error that names every variant of LoRA in an adapter_config.json that moetrain would compute differently. */
 int peft_config_check(struct json root, struct err *err) MT_CHECK;
 

@@ -18,6 +18,7 @@
 #include "train/export/verify.h"
 #include "train/state/lock.h"
 #include "train/adapter/peft.h"
+#include "train/adapter/peft_config.h"
 #include "train/launch/process.h"
 
 static int find_format(struct export *x, const char *format, struct err *err)
@@ -111,7 +112,9 @@ static int write_card(const struct export *x, struct err *err)
     if (file_in(from, x->adapter_dir, "README.md", err)) return -1;
     char *adapter = file_exists(from) ? file_read(from, 64 << 20, &size, err) : NULL;
     if (!adapter && file_exists(from)) return -1;
-    char *card = export_card(adapter, x->format, x->run.model_name, &x->run.arch, adapters_max_rank(&x->adapter.ad));
+    const struct adapters *ad = &x->adapter.ad;
+    char *card =
+        export_card(adapter, x->format, x->run.model_name, &x->run.arch, adapters_max_rank(ad), peft_config_warns(ad));
     const int rc = file_write_in(x->tmp, "README.md", card, (int64_t)strlen(card), err);
     mem_free(card);
     mem_free(adapter);

@@ -71,10 +71,10 @@ static void put_packed(FILE *out, enum export_format format)
 }
 
 static void put_use(FILE *out, enum export_format format, const char *base_model, const struct arch *a,
-                    int64_t max_rank)
+                    int64_t max_rank, bool warns)
 {
     switch (format) {
-    case EXPORT_PEFT: model_card_use(out, base_model, a->nested); break;
+    case EXPORT_PEFT: model_card_use(out, base_model, a->nested, warns); break;
     case EXPORT_VLLM: put_vllm(out, base_model, a, max_rank); break;
     case EXPORT_GGUF: put_gguf(out, base_model); break;
     case EXPORT_MERGED_BF16:
@@ -112,7 +112,7 @@ static void put_front(FILE *out, const char *card, size_t size, enum export_form
 }
 
 char *export_card(const char *adapter, enum export_format format, const char *base_model, const struct arch *a,
-                  int64_t max_rank)
+                  int64_t max_rank, bool warns)
 {
     char *text = NULL, *copy;
     size_t size;
@@ -121,13 +121,13 @@ char *export_card(const char *adapter, enum export_format format, const char *ba
     if (adapter) {
         const char *found = strstr(adapter, use), *next = found ? strstr(found + 1, "\n## ") : NULL;
         put_front(out, adapter, found ? (size_t)(found - adapter) : strlen(adapter), format);
-        put_use(out, format, base_model, a, max_rank);
+        put_use(out, format, base_model, a, max_rank, warns);
         if (next) fputs(next, out);
     } else {
         put_title(out, format);
         model_card_quote(out, base_model, MODEL_CARD_SPECIAL);
         fputc('\n', out);
-        put_use(out, format, base_model, a, max_rank);
+        put_use(out, format, base_model, a, max_rank, warns);
     }
     MT_REQUIRE(!fclose(out), "out of memory for the model card");
     copy = mem_strdup(text);

@@ -13,8 +13,13 @@ static int check_tensors(const struct merged *m, const char *path, struct err *e
                        (long long)m->items.n);
     for (int64_t i = 0; i < m->items.n; i++) {
         const struct gguf_tensor want = gguf_items_tensor(&m->items.items[i]), *t = gguf_tensor(&m->gguf, want.name);
-        if (!t || t->ndim != want.ndim || memcmp(t->shape, want.shape, sizeof(want.shape)) || t->type != want.type)
-            return err_set(err, "%s: tensor %s is missing, or has another shape or type", path, want.name);
+        if (!t || t->ndim != want.ndim || memcmp(t->shape, want.shape, sizeof(want.shape)))
+            return err_set(err, "%s: tensor %s is missing, or has another shape", path, want.name);
+        if (t->type != want.type)
+            return err_set(err,
+                           "%s: tensor %s has another type: verify with the --quantize that wrote this export "
+                           "(without it q8_0)",
+                           path, want.name);
     }
     return 0;
 }

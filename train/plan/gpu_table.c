@@ -93,19 +93,20 @@ static bool same(const char *a, const char *b)
     return x == y;
 }
 
-/* "24gb", "24 GiB": a card sold with n GB; n gibibytes. */
-static bool read_size(struct gpu_model *card, const char *name)
+/* "24gb", "24 GiB": a card sold with n GB; n gibibytes. 1: read; 0: not a size. */
+static int read_size(struct gpu_model *card, const char *name, struct err *err)
 {
     char *end;
-    const bool digit = isdigit((unsigned char)name[0]);
+    const bool digit = isdigit((unsigned char)name[strspn(name, "+-")]);
     const double gib = digit ? strtod(name, &end) : 0;
-    if (!digit || gib < 1 || gib > 4096 || (!same(end, "gb") && !same(end, "gib"))) return false;
+    if (!digit || (!same(end, "gb") && !same(end, "gib"))) return 0;
+    if (gib < 1 || gib > 4096) return err_set(err, "--gpu %s: a size is from 1gb to 4096gb", name);
     snprintf(card->title, sizeof(card->title), "a GPU of %g GB", gib);
     card->bytes = (int64_t)(gib * (1 << 30));
     card->capability = 0;
     card->integrated = false;
     card->rates = (struct roofs){0};
-    return true;
+    return 1;
 }
 
 /* What full tiles of products reach, so that the steps of RESULTS.md come out within a tenth where micro-batches are
@@ -158,20 +159,55 @@ struct gpu_scale gpu_table_scale(const char *device)
                               cards[i].link_gbs / cards[h200].link_gbs};
 }
 
-/* The card of a name as in the table, or as nvidia-smi prints it; -1: none. */
+/* Whether a card's name is `number` after its first letters, as rtx4090 is for "4090"; or begins so. */
+static bool has_number(int i, const char *number, bool begins)
+{
+    const char *name = cards[i].name;
+    int a, b;
+    while (isalpha((unsigned char)*name)) name++;
+    do {
+        a = next(&number);
+        b = next(&name);
+    } while (a && a == b);
+    return a == b || (begins && !a);
+}
+
+enum { NONE = -1, SEVERAL = -2 };
+
+/* The only card of a number of at least three digits, as "4090" or "4070 Ti". */
+static int card_of_number(const char *number)
+{
+    int found = NONE;
+    if (strspn(number, "0123456789") < 3) return NONE;
+    for (int i = 0; i < MT_LEN(cards); i++)
+        if (has_number(i, number, false)) found = found == NONE ? i : SEVERAL;
+    return found;
+}
+
+/* The card of a name as in the table, as nvidia-smi prints it, or of a number. */
 static int find_card(const char *name)
 {
     for (int i = 0; i < MT_LEN(cards); i++)
         if (same(cards[i].name, name)) return i;
-    return card_of(name);
+    const int i = card_of(name);
+    return i >= 0 ? i : card_of_number(name);
+}
+
+/* The cards that the kernels support; of a number, or all. */
+static void list_cards(char names[768], const char *number)
+{
+    size_t used = 0;
+    names[0] = 0;
+    for (int i = 0; i < MT_LEN(cards); i++)
+        if (cards[i].capability >= GPU_CAPABILITY && (!number || has_number(i, number, true)))
+            used += (size_t)snprintf(names + used, 768 - used, "%s%s", used ? ", " : "", cards[i].name);
 }
 
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
 {
-    char names[768] = "";
-    size_t used = 0;
-    if (read_size(card, name)) return 0;
-    const int i = find_card(name);
+    char names[768];
+    const int size = read_size(card, name, err), i = size ? NONE : find_card(name);
+    if (size) return size < 0 ? -1 : 0;
     if (i >= 0 && cards[i].capability < GPU_CAPABILITY)
         return err_set(err, "--gpu %s: the %s has compute capability %d.%d, and the CUDA kernels need %d.%d or later",
                        name, cards[i].title, cards[i].capability / 10, cards[i].capability % 10, GPU_CAPABILITY / 10,
@@ -184,8 +220,7 @@ int gpu_table_find(struct gpu_model *card, const char *name, struct err *err)
         card->rates = rates_of(i);
         return 0;
     }
-    for (int k = 0; k < MT_LEN(cards); k++)
-        if (cards[k].capability >= GPU_CAPABILITY)
-            used += (size_t)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "", cards[k].name);
+    list_cards(names, i == SEVERAL ? name : NULL);
+    if (i == SEVERAL) return err_set(err, "--gpu %s is the number of several cards: %s", name, names);
     return err_set(err, "--gpu %s is unknown: give its memory, as in 24gb, or one of %s", name, names);
 }

@@ -12,8 +12,8 @@ struct gpu_model {
     struct roofs
         rates; /* that training reaches: half of the published products, 85 % of the memory's rate; 0: not known */
 };
-/* name: h100, rtx4090, "RTX 4090", ... or a size, 24gb. Ignores case, blanks, - and _. An unknown name is an error that
- * lists the known ones; so is a GPU that is too old for the kernels. */
+/* name: h100, rtx4090, "RTX 4090", 4090 where one card has this number, or a size, 24gb. Ignores case, blanks, - and _.
+ * An unknown name is an error that lists the known ones; so is a GPU that is too old for the kernels. */
 int gpu_table_find(struct gpu_model *card, const char *name, struct err *err) MT_CHECK;
 
 /* The rates of the GPU whose name is part of a device's name; 0: not in the table. */

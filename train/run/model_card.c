@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "train/adapter/peft_config.h"
 #include "train/objective/run_objective.h"
 #include "train/report/history.h"
 
@@ -74,7 +75,7 @@ static void put_facts(FILE *out, const struct run *r, const struct train_state *
     fprintf(out, "| LoRA | r %lld, alpha %g%s, on ", (long long)cfg->lora.r, cfg->lora.alpha,
             cfg->lora.rslora ? " (rsLoRA)" : "");
     put_text(out, cfg->lora.targets);
-    fprintf(out, " |\n");
+    fprintf(out, "%s |\n", cfg->lora.init == LORA_INIT_DEFAULT ? "" : "; the files have 2 r (lora.init)");
     put_objective(out, r);
     put_data(out, "training data", cfg->data.train, &r->train);
     put_data(out, "held-out data", cfg->data.eval[0] ? cfg->data.eval : "a share of the training documents", &r->eval);
@@ -97,7 +98,7 @@ static void put_losses(FILE *out, const struct run *r, const struct train_state 
     history_free(&h);
 }
 
-void model_card_use(FILE *out, const char *base_model, bool nested)
+void model_card_use(FILE *out, const char *base_model, bool nested, bool warns)
 {
     /* transformers loads a class with other parts as its text model, whose names have no language_model: PEFT then
      * finds no tensor of the adapter, and only warns. */
@@ -111,8 +112,12 @@ void model_card_use(FILE *out, const char *base_model, bool nested)
             loader, loader);
     model_card_quote(out, base_model, "\\\"");
     fprintf(out, "\")\n"
-                 "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n"
-                 "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
+                 "model = PeftModel.from_pretrained(model, \"path/to/this/adapter\")\n```\n\n");
+    if (warns)
+        fprintf(out,
+                "PEFT 0.21 warns that keys of `rank_pattern` or `alpha_pattern` were ignored. It applies them: the "
+                "warning\nis wrong for the parameters of experts.\n\n");
+    fprintf(out, "`moetrain export` converts it for vLLM and llama.cpp or merges it into the base model.\n");
 }
 
 char *model_card(const struct run *r, const struct train_state *s, int64_t total_steps)
@@ -127,7 +132,7 @@ char *model_card(const struct run *r, const struct train_state *s, int64_t total
     fprintf(out, "\n\n");
     put_facts(out, r, s, total_steps);
     put_losses(out, r, s);
-    model_card_use(out, r->model_name, r->arch.nested);
+    model_card_use(out, r->model_name, r->arch.nested, peft_config_warns(&r->model.adapters));
     fprintf(out, "\n## Settings\n\n```ini\n");
     model_card_quote(out, settings, "");
     fprintf(out, "```\n");

@@ -9,9 +9,10 @@
 #include "train/report/profile.h"
 
 /* lora.alpha is a constant of the configuration: with another rank the scale changes unnoticed. */
-static void warn_of_scale(const struct adapters *ad)
+static void warn_of_scale(const struct adapters *all)
 {
     const double usual[] = {1. / 4, 4};
+    const struct adapters trained = lora_table_trained(all), *ad = &trained;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS && !ad->rslora; t++) {
         if (!ad->target[t] || ((double)ad->scale[t] >= usual[0] && (double)ad->scale[t] <= usual[1])) continue;
         log_warn("lora.alpha = %g with rank %lld scales the adapter of %s by %.3g; usual is 1 or 2: set lora.alpha to "

@@ -5,7 +5,9 @@
 
 #include "data/file/file.h"
 #include "data/hub/hub_push.h"
+#include "data/json/text.h"
 #include "data/safetensors.h"
+#include "train/adapter/amax_file.h"
 
 /* A folder with adapter_config.json has a whole file of weights. */
 static int check_adapter(const char *dir, struct err *err)
@@ -17,22 +19,62 @@ static int check_adapter(const char *dir, struct err *err)
     return 0;
 }
 
+/* The card of an export says so. The repository of a base model exists already. */
+static int check_checkpoint(const char *dir, struct err *err)
+{
+    char path[MT_PATH];
+    int64_t size;
+    if (file_in(path, dir, "README.md", err)) return -1;
+    char *card = file_exists(path) ? file_read(path, 16 << 20, &size, err) : mem_strdup("");
+    if (!card) return -1;
+    const bool ours = strstr(card, "moetrain") || strstr(card, "Merged with a LoRA adapter");
+    mem_free(card);
+    if (ours) return 0;
+    return err_set(err,
+                   "%s: a checkpoint whose README.md is not that of an export: push sends adapters and exports, no "
+                   "base models; if it is an export, name moetrain in its README.md",
+                   dir);
+}
+
+/* Files beside those of an adapter or a GGUF. A checkpoint has files of its base model, under any name. */
+static void tell_others(const char *dir, char *const *names, int64_t n)
+{
+    static const char *const known[] = {"README.md",
+                                        "adapter_config.json",
+                                        "adapter_model.safetensors",
+                                        "chat_template.jinja",
+                                        AMAX_FILE,
+                                        "Modelfile",
+                                        "LICENSE",
+                                        "additional_chat_templates"};
+    struct text_buf others = {0};
+    for (int64_t i = 0; i < n; i++) {
+        if (names[i][0] == '.' || str_in(names[i], known, MT_LEN(known)) || str_ends(names[i], ".gguf")) continue;
+        text_put(&others, others.size ? ", " : "");
+        text_put(&others, names[i]);
+    }
+    if (others.size) log_warn("%s: push also sends files that no export has: %.500s", dir, str_mask(others.text));
+    text_free(&others);
+}
+
 /* An adapter, a checkpoint, or a folder with a GGUF file. */
 static int check_folder(const char *dir, struct err *err)
 {
     char **names;
     int64_t n;
-    bool known = false;
+    bool gguf = false;
     if (file_check_kind(dir, true, err) || file_list(dir, &names, &n, err)) return -1;
-    for (int64_t i = 0; i < n; i++)
-        known |=
-            !strcmp(names[i], "adapter_config.json") || !strcmp(names[i], "config.json") || str_ends(names[i], ".gguf");
+    for (int64_t i = 0; i < n; i++) gguf |= str_ends(names[i], ".gguf");
+    const bool adapter = file_exists_in(dir, "adapter_config.json"), config = file_exists_in(dir, "config.json");
+    int rc = adapter ? check_adapter(dir, err) : 0;
+    if (!rc && file_exists_in(dir, "metrics.jsonl"))
+        rc = err_set(err, "%s is the output.dir of a run: push its adapter/ or best/, or an export", dir);
+    if (!rc && !adapter && !config && !gguf)
+        rc = err_set(err, "%s: no adapter_config.json, config.json or .gguf in it: name an adapter or an export", dir);
+    if (!rc && config && !adapter) rc = check_checkpoint(dir, err);
+    if (!rc && (adapter || !config)) tell_others(dir, names, n);
     file_list_free(names, n);
-    if (file_exists_in(dir, "adapter_config.json") && check_adapter(dir, err)) return -1;
-    if (file_exists_in(dir, "metrics.jsonl"))
-        return err_set(err, "%s is the output.dir of a run: push its adapter/ or best/, or an export", dir);
-    if (known) return 0;
-    return err_set(err, "%s: no adapter_config.json, config.json or .gguf in it: name an adapter or an export", dir);
+    return rc;
 }
 
 int push_run(const struct push_options *o, FILE *out, struct err *err)
