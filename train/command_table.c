@@ -144,12 +144,24 @@ static int do_export(const void *args, struct config *cfg, struct err *err)
     return export_run(cfg, a->adapter, a->to, a->quantize, a->out, a->force, stdout, err);
 }
 
+/* With the values that `init` would choose for the data, where they are not given. Nothing is changed to make it fit.
+ */
+static int plan_model(const struct plan_args *a, const struct config *cfg, struct err *err)
+{
+    const struct cli_sets *sets = &a->common.sets;
+    const struct suit_choice choice = {.seq_len = !cli_sets_has(sets, "data.seq_len"),
+                                       .epochs = !cli_sets_has(sets, "train.epochs"),
+                                       .grad_accum = !cli_sets_has(sets, "train.grad_accum"),
+                                       .eval_split = !cli_sets_has(sets, "data.eval_split")};
+    return commands_plan_model(cfg, &choice, a->gpu, a->host_gb, err);
+}
+
 static int do_plan(const void *args, struct config *cfg, struct err *err)
 {
     const struct plan_args *a = args;
     static struct synth_memory named; /* large for a stack */
     const struct synth_options opt = {.arch = a->arch, .no_bytes = true};
-    if (!a->arch && config_names_model(a->common.config)) return commands_plan_model(cfg, a->gpu, a->host_gb, err);
+    if (!a->arch && config_names_model(a->common.config)) return plan_model(a, cfg, err);
     if (a->arch && synth_memory_open(&named, &opt, err)) return -1;
     if (a->arch) printf("  %s as published, not model.path\n", a->arch);
     if (a->arch && !cfg->model.path[0]) snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", a->arch);
@@ -577,9 +589,10 @@ const struct command commands[] = {
      ROWS(export_rows), ROWS(export_rules), ARGS(export_args), true, do_export},
     {"plan", "print memory, FLOPs and trainable parameters; loads no weights",
      "With MODEL in place of a configuration the first line says whether it fits, and with --data how long training "
-     "takes; exit code 1: it does not fit. For a model on huggingface.co, plan downloads the configuration and the "
-     "headers, with --data the tokenizer, and no weights. --gpu needs no GPU and no CUDA. A card by name has the "
-     "kernels that it would run; a size, as 24gb, has the portable ones.",
+     "takes, with the values that `init` would choose for the data. Exit code 1: it does not fit. For a model on "
+     "huggingface.co, plan downloads the configuration and the headers, with --data the tokenizer, and no weights. "
+     "--gpu needs no GPU and no CUDA. A card by name has the kernels that it would run; a size, as 24gb, has the "
+     "portable ones.",
      ROWS(plan_rows), ROWS(plan_rules), ARGS(plan_args), CLI_FILE_OR_MODEL, do_plan},
     {"init", "write a configuration for a model, data and a GPU",
      "Reads the lengths of the documents, and changes values until the plan fits: experts in 4 bits, shorter "

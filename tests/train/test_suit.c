@@ -105,6 +105,34 @@ static void writes_a_configuration_that_runs(void **state)
     if (RUN_THERE("tiny model.ini", "--set", "train.device=cpu", "--set", "train.steps=1")) fail_msg("%s", said.err);
 }
 
+/* Without a configuration, `plan` counts the steps of the values that `init` writes, and of those that are given. */
+static void plans_what_init_writes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *line;
+    } given[] = {{"train.steps=7", "; 7 steps, about "},
+                 {" train.epochs =1", "train.grad_accum = 1, lora.r = 16 on attention,experts, train.epochs = 1, "},
+                 {"train.grad_accum=2", "train.grad_accum = 2, "},
+                 {"data.seq_len=2047", "data.seq_len = 2047, "},
+                 {"data.eval_split=0", "train.epochs = 3\n"}};
+    char first[512], steps[64], card[] = "rtx4090";
+    assert_int_equal(RUN_THERE("init", MODEL, DATA, "-o", "planned.ini", "--gpu", card), 0);
+    snprintf(first, sizeof(first), "%.*s", (int)strcspn(said.out, "\n"), said.out);
+    assert_says(said.out, ", train.epochs = 3, data.eval_split = 0.05\n");
+    assert_int_equal(RUN_THERE("plan", MODEL, "--data", DATA, "--gpu", card), 0);
+    first_line_is(first, " steps, about ");
+    for (int i = 0; i < MT_LEN(given); i++) {
+        assert_int_equal(RUN_THERE("plan", MODEL, "--data", DATA, "--gpu", card, "--set", given[i].set), 0);
+        assert_says(said.out, given[i].line);
+    }
+    const char *n = strchr(first, ';');
+    assert_non_null(n);
+    snprintf(steps, sizeof(steps), "%.*s, ", (int)strcspn(n + 2, ","), n + 2);
+    if (RUN_THERE("planned.ini", "--set", "train.device=cpu", "--set", "eval.max_batches=1")) fail_msg("%s", said.err);
+    assert_says(said.err, steps);
+}
+
 static void trains_in_one_command(void **state)
 {
     (void)state;
@@ -118,6 +146,18 @@ static void trains_in_one_command(void **state)
     assert_says(said.err, "no folder");
 }
 
+/* Most documents have 400 tokens, one in 25 has 60000. */
+static void put_long_documents(void)
+{
+    char path[2 * MT_PATH];
+    snprintf(path, sizeof(path), "%s/long.jsonl", folder());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    for (int i = 0; i < 50; i++) fprintf(f, "{\"text\": \"%0*d\"}\n", i % 25 ? 400 : 60000, i);
+    assert_int_equal(fclose(f), 0);
+}
+#define LITTLE_MEMORY "--gpu", "1gb", "--host-gb", "0.001"
+
 /* Changes in the order of what they cost, and only as many as are needed. */
 static void changes_values_until_it_fits(void **state)
 {
@@ -127,6 +167,18 @@ static void changes_values_until_it_fits(void **state)
     read_there("small.ini", text);
     assert_says(text, "for RTX 3060 12 GB");
     assert_null(strstr(text, "to make it fit"));
+    put_long_documents();
+    assert_int_equal(RUN_THERE("plan", MODEL, "--data", "long.jsonl", LITTLE_MEMORY), 1);
+    first_line_is("does not fit: needs ", " of ");
+    assert_int_equal(RUN_THERE("init", MODEL, "long.jsonl", "-o", "long.ini", LITTLE_MEMORY), 0);
+    first_line_is("fits: ", " of ");
+    read_there("long.ini", text);
+    assert_says(text,
+                "\n; to make it fit: lora.r = 8; data.seq_len: documents beyond 95 % of the lengths are truncated\n");
+    assert_says(text, "\nseq_len = 448\n");
+    assert_says(text, "\nr = 8\nalpha = 16\n");
+    assert_says(text, "\ntargets = attention,experts\n");
+    assert_int_equal(RUN_THERE("plan", "long.ini", LITTLE_MEMORY), 0);
 }
 
 int test_suit(void)
@@ -134,7 +186,7 @@ int test_suit(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plans_without_a_configuration),    cmocka_unit_test(says_what_makes_it_fit),
         cmocka_unit_test(writes_a_configuration_that_runs), cmocka_unit_test(trains_in_one_command),
-        cmocka_unit_test(changes_values_until_it_fits),
+        cmocka_unit_test(changes_values_until_it_fits),     cmocka_unit_test(plans_what_init_writes),
     };
     return cmocka_run_group_tests_name("suit", tests, NULL, NULL);
 }

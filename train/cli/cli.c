@@ -330,3 +330,14 @@ int cli_parse(void *args, const struct command *c, int n, char **words, struct e
     }
     return check_whole(&p);
 }
+
+bool cli_sets_has(const struct cli_sets *sets, const char *key)
+{
+    bool has = false;
+    for (int64_t i = 0; i < sets->n; i++) {
+        const char *name = sets->items[i].key ? sets->items[i].key : sets->items[i].value;
+        name += strspn(name, " \t");
+        has |= strcspn(name, "= \t") == strlen(key) && !strncmp(name, key, strlen(key));
+    }
+    return has;
+}

@@ -27,6 +27,7 @@ struct cli_sets {
         const char *option, *key, *value;
     } items[CLI_SETS];
 };
+bool cli_sets_has(const struct cli_sets *sets, const char *key); /* an override sets this "section.key" */
 /* The first member of the arguments of every command that has a configuration. */
 struct cli_common {
     const char *config; /* NULL: the defaults */

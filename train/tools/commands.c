@@ -6,7 +6,6 @@
 
 #include "data/json/json.h"
 #include "model/lora_table.h"
-#include "train/tools/suit.h"
 
 /* adapter NULL: the base model. */
 static void print_eval(const struct config *cfg, const struct eval_metrics *e, const char *adapter)
@@ -108,11 +107,12 @@ out:
     return rc;
 }
 
-int commands_plan_model(const struct config *cfg, const char *gpu, double host_gb, struct err *err)
+int commands_plan_model(const struct config *cfg, const struct suit_choice *choice, const char *gpu, double host_gb,
+                        struct err *err)
 {
     static struct suit s; /* large for a stack */
     struct suit_card card = {.gpu = gpu, .host_gb = host_gb};
-    const int rc = suit_open(&s, cfg, &card, false, err);
+    const int rc = suit_open(&s, cfg, &card, choice, err);
     const bool fits = s.fits;
     if (!rc) suit_print(&s, stdout);
     if (!rc && gpu) suit_card_print(&card, stdout);

@@ -6,6 +6,7 @@
 #include "kernels/comm/comm.h"
 #include "model/arch/arch.h"
 #include "train/config/config.h"
+#include "train/tools/suit.h"
 
 /* Prints held-out loss, perplexity and accuracy with the adapter of a PEFT directory (NULL: of the base model): one
  * JSON object on standard output, a text line on standard error. Only the first rank prints. */
@@ -14,8 +15,9 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
  * which this call takes; or NULL. gpu: the name or size of the GPU to plan for (gpu_table.h); NULL: train.device. */
 int commands_plan(const struct config *cfg, const struct arch *arch, struct safetensors *st, const char *gpu,
                   double host_gb, struct err *err) MT_CHECK;
-/* The same of model.path alone, without a configuration: first whether it fits, then what to change. Returns 1 when it
- * does not fit. */
-int commands_plan_model(const struct config *cfg, const char *gpu, double host_gb, struct err *err) MT_CHECK;
+/* The same of model.path alone, without a configuration: first whether it fits, then what to change. choice: values
+ * that follow from data.train (suit.h). Returns 1 when it does not fit. */
+int commands_plan_model(const struct config *cfg, const struct suit_choice *choice, const char *gpu, double host_gb,
+                        struct err *err) MT_CHECK;
 
 #endif

@@ -45,14 +45,13 @@ static void write_model(const struct suit *s, FILE *f)
 
 static void write_data(const struct suit *s, FILE *f)
 {
-    enum { ENOUGH = 50 }; /* documents to hold some of them out */
     const struct config *c = &s->cfg;
     fprintf(f, "\n[data]\ntrain = %s\n", c->data.train);
-    if (s->n_doc >= ENOUGH)
+    if (c->data.eval_split > 0)
         fprintf(f,
                 "; a part of the documents is held out, and the loss on it measured; or name a file: eval = FILE\n"
-                "eval_split = %s\n",
-                s->n_doc < 1000 ? "0.05" : "0.02");
+                "eval_split = %g\n",
+                c->data.eval_split);
     fprintf(f,
             "; the %lld documents have %lld tokens (median); 95 %% have up to %lld, 99 %% up to %lld, the longest has "
             "%lld.\n; Longer ones than seq_len are truncated, short ones share a sequence.\n",
@@ -142,7 +141,7 @@ int init_write(const struct init_args *a, char path[MT_PATH], struct err *err)
     if (config_set_key(&cfg, "model.path", a->model, "MODEL", err) ||
         config_set_key(&cfg, "data.train", a->data, "DATA", err))
         return -1;
-    int rc = suit_open(&s, &cfg, &card, true, err);
+    int rc = suit_open(&s, &cfg, &card, &suit_all, err);
     if (!rc) suit_print(&s, stdout);
     if (!rc && !s.fits) rc = err_set(err, "no configuration is written: %s", s.why.msg);
     if (!rc) rc = write_file(&s, name, path, err);

@@ -86,7 +86,9 @@ static int64_t usual_len(const struct suit *s, int64_t documents)
     return MT_MIN(MT_MAX(rounded(documents), PACKED), s->run.arch.max_len);
 }
 
-static int open_data(struct suit *s, struct dataset_options *opt, bool adapt, struct err *err)
+enum { ENOUGH = 50, MANY_DOCUMENTS = 1000 }; /* ENOUGH: to hold some of them out */
+
+static int open_data(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
 {
     struct run *r = &s->run;
     char dir[MT_PATH];
@@ -101,26 +103,29 @@ static int open_data(struct suit *s, struct dataset_options *opt, bool adapt, st
     if (!(r->train_files = hub_data(s->cfg.data.train, err))) return err_prefix(err, "data.train");
     if (run_open_tokenizer(r, opt, NULL, err)) return -1;
     const int64_t given = s->cfg.data.seq_len;
-    if (adapt) s->cfg.data.seq_len = r->arch.max_len;
+    if (choice->seq_len) s->cfg.data.seq_len = r->arch.max_len;
     if (load(s, opt, err)) return -1;
     s->n_doc = r->train.n_docs;
     find_lengths(s, &r->train);
-    s->cfg.data.seq_len = adapt ? usual_len(s, s->p99) : given;
+    s->cfg.data.seq_len = choice->seq_len ? usual_len(s, s->p99) : given;
+    if (choice->eval_split && s->n_doc >= ENOUGH && !s->cfg.data.eval[0])
+        s->cfg.data.eval_split = s->n_doc < MANY_DOCUMENTS ? 0.05 : 0.02;
     return 0;
 }
 
-/* Steps and tokens with data.seq_len. */
-static int count_steps(struct suit *s, struct dataset_options *opt, bool adapt, struct err *err)
+/* Steps and tokens with data.seq_len, of the documents that are not held out. */
+static int count_steps(struct suit *s, struct dataset_options *opt, const struct suit_choice *choice, struct err *err)
 {
-    enum { FEW_STEPS = 100, BATCH = 8, FEW_DOCUMENTS = 1000 };
+    enum { FEW_STEPS = 100, BATCH = 8 };
     if (s->longest > s->cfg.data.seq_len && load(s, opt, err)) return -1;
+    if (!s->cfg.data.eval[0] && s->cfg.data.eval_split > 0 &&
+        dataset_split(&s->run.train, &s->run.eval, s->cfg.data.eval_split, (uint64_t)s->cfg.train.seed, err))
+        return -1;
     s->n_tok = s->run.train.n_tokens;
     const struct loader_options lo = run_loader_options(&s->cfg, true);
     struct loader *l = loader_open(&s->run.train, &lo, (struct loader_pos){0, 0});
-    if (adapt) {
-        s->cfg.train.epochs = s->n_doc < FEW_DOCUMENTS ? 3 : 1;
-        s->cfg.train.grad_accum = MT_MAX(1, MT_MIN(loader_epoch_batches(l, 0) / FEW_STEPS, BATCH));
-    }
+    if (choice->epochs) s->cfg.train.epochs = s->n_doc < MANY_DOCUMENTS ? 3 : 1;
+    if (choice->grad_accum) s->cfg.train.grad_accum = MT_MAX(1, MT_MIN(loader_epoch_batches(l, 0) / FEW_STEPS, BATCH));
     s->n_step = epochs_steps(&s->cfg, l, false);
     loader_close(l);
     return 0;
@@ -199,7 +204,10 @@ static int make_fit(struct suit *s, struct err *err)
     return 0;
 }
 
-int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, bool adapt, struct err *err)
+const struct suit_choice suit_all = {true, true, true, true, true};
+
+int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, const struct suit_choice *choice,
+              struct err *err)
 {
     struct dataset_options opt;
     memset(s, 0, sizeof(*s));
@@ -211,9 +219,9 @@ int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, 
     if (run_open_plan(&s->run, &s->cfg, card->gpu ? &card->device : NULL, NULL, NULL, err)) return -1;
     s->rates = card->gpu ? card->model.rates : gpu_table_rates(s->run.dev.name);
     if (s->cfg.data.seq_len > s->run.arch.max_len) s->cfg.data.seq_len = s->run.arch.max_len;
-    if (s->cfg.data.train[0] && open_data(s, &opt, adapt, err)) return -1;
-    if (adapt && make_fit(s, err)) return -1;
-    if (s->cfg.data.train[0] && count_steps(s, &opt, adapt, err)) return -1;
+    if (s->cfg.data.train[0] && open_data(s, &opt, choice, err)) return -1;
+    if (choice->fit && make_fit(s, err)) return -1;
+    if (s->cfg.data.train[0] && count_steps(s, &opt, choice, err)) return -1;
     struct plan_request q = run_plan_request(&s->run, NULL, PLAN_TRAIN);
     q.rates = s->rates;
     s->fits = !plan_make(&s->run.plan, &q, &s->why);
@@ -288,9 +296,12 @@ void suit_print(const struct suit *s, FILE *out)
     if (s->fits) print_steps(s, out);
     fprintf(out, "\n");
     if (!s->fits) fprintf(out, "  to make it fit: %s\n", p->advice);
-    fprintf(out, "  data.seq_len = %lld, train.micro_batch = %lld, train.grad_accum = %lld, lora.r = %lld on %s\n",
+    fprintf(out, "  data.seq_len = %lld, train.micro_batch = %lld, train.grad_accum = %lld, lora.r = %lld on %s",
             (long long)s->cfg.data.seq_len, (long long)s->cfg.train.micro_batch, (long long)s->cfg.train.grad_accum,
             (long long)s->cfg.lora.r, s->cfg.lora.targets);
+    if (s->n_doc && !s->cfg.train.steps) fprintf(out, ", train.epochs = %g", s->cfg.train.epochs);
+    if (s->cfg.data.eval_split > 0) fprintf(out, ", data.eval_split = %g", s->cfg.data.eval_split);
+    fprintf(out, "\n");
     if (s->n_doc)
         fprintf(out, "  %s documents of %lld tokens (median), 95 %% up to %lld, 99 %% up to %lld, longest %lld\n",
                 grouped(a, s->n_doc), (long long)s->median, (long long)s->p95, (long long)s->p99,

@@ -18,12 +18,20 @@ int suit_card_find(struct suit_card *card, bool portable, struct err *err) MT_CH
 /* "  for RTX 4090: 24.0 GiB of memory, compute capability 8.9, portable kernels" */
 void suit_card_print(const struct suit_card *card, FILE *out);
 
+/* What suit_open may choose: sequences as long as most documents need, 1 to 3 epochs, up to 8 micro-batches per step, a
+ * part of the documents to hold out; and, until the plan fits, other values. */
+struct suit_choice {
+    bool seq_len, epochs, grad_accum, eval_split, fit;
+};
+extern const struct suit_choice suit_all;
+
 enum { SUIT_CHANGES = 8 };
 struct suit {
     struct config cfg, before; /* with the values that suit; before the last change */
     struct run run;            /* opened by it */
     struct roofs rates;
-    int64_t n_doc, n_tok;              /* of data.train; 0: no data */
+    int64_t n_doc;                     /* of data.train; 0: no data */
+    int64_t n_tok;                     /* of the documents that are not held out */
     int64_t median, p95, p99, longest; /* tokens of a document */
     int64_t n_step;
     int n_change; /* what had to change for the plan to fit, in words */
@@ -31,9 +39,10 @@ struct suit {
     bool fits;
     struct err why; /* that it does not */
 };
-/* cfg: model.path, and what the user has chosen; with data.train also data.seq_len and the number of steps follow.
- * adapt: changes values until the plan fits; otherwise the plan is that of cfg. Error: not that it does not fit. */
-int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, bool adapt, struct err *err) MT_CHECK;
+/* cfg: model.path, and what the user has chosen; with data.train also the values of `choice` and the number of steps
+ * follow. Error: not that it does not fit. */
+int suit_open(struct suit *s, const struct config *cfg, struct suit_card *card, const struct suit_choice *choice,
+              struct err *err) MT_CHECK;
 /* "fits: 11.9 of 12 GiB, 15.6 GiB of host memory; 1,250 steps, about 2 h 10 min", then the choices; or "does not fit:
  * needs 14.2 of 12 GiB" and what to change. */
 void suit_print(const struct suit *s, FILE *out);
