@@ -59,7 +59,7 @@ struct ep_options {
     int64_t n_chunk;        /* chunks of a micro-batch; doubled while a chunk exceeds the receive buffer of a rank */
 };
 
-/* Rows that every rank sends to every other for one layer. On the host, kept from forward to backward. */
+/* For one layer, the row offsets of what each rank sends to each other. On the host, kept from forward to backward. */
 struct layout {
     int64_t n_chunk, cap; /* cap: chunks allocated in offs */
     bool saved;           /* pre, up_xa and down_ha of all chunks are saved for the backward */

@@ -1,5 +1,5 @@
-/* test.h - what every test file includes: cmocka, fixtures, tolerant comparison. A file tests/test_NAME.c defines
- * int test_NAME(void), which runs its cmocka group and returns the number of failures. */
+/* test.h - what every test file includes: cmocka, fixtures, tolerant comparison. A file test_NAME.c below tests/
+ * defines int test_NAME(void), which runs its cmocka group and returns the number of failures. */
 #ifndef MT_TEST_H
 #define MT_TEST_H
 

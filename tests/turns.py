@@ -5,7 +5,7 @@
     python3 tests/turns.py sanitizer N
 
 N is the number of commits. It prints the tests as a regular expression of `ctest -R`, then the others, by name. The
-longest tests, most of them in the emulator, run at every third commit. Every other test runs at each commit: at two of
+longest tests, most of them in the emulator, run at every sixth commit. Every other test runs at each commit: at two of
 three commits a quarter of the groups with AddressSanitizer and UBSan, the others without, and the quarter changes with
 N. At each third commit ThreadSanitizer is in turn; the second form says which: address or thread."""
 import json
@@ -19,12 +19,12 @@ PLAIN = re.compile(
     r"ops_(?!kl).*|fakequant|parity|qat_parity|matrix|configs|plan_advice"
     r"|lint|results|ci|setup|symbols|package|emulat.*")
 SHARE = 4
-LONGEST = [  # at the same commit: each third one
+LONGEST = [  # each at every sixth commit
     "emulated_hopper_ops_moe", "emulated_turn_ops_moe", "emulated_turn_ops_dense",
     "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts",
     "emulated_turn_ops_kl", "emulated_hopper_ops_shared_attn", "emulated_hopper_ops_hyper",
     "plan_advice", "matrix", "configs", "package"]
-LONGEST_SHARE = 3
+LONGEST_SHARE = 6
 
 
 def cost(test):

@@ -542,9 +542,9 @@ struct adamw_step {
 typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                       const struct adamw_step *step);
 
-/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK], the largest magnitude of the
- * block, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n] u8,
- * scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
+/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK]. scale is the block's largest
+ * magnitude, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n]
+ * u8, scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
 enum { ADAMW8_BLOCK = 256 };
 struct adamw8_states {
     struct tensor code[2], scale[2], map;

@@ -17,7 +17,7 @@
  *   registers, no shared memory, no spills.
  * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no
  *   epilogue for it (cuda_grouped_swiglu) 6*M*F; GLU_RELU2, for which no product has one, 4*M*F and, backward, 8*M*F.
- * Numerics: f32 sums in an order that depends only on the shapes, the routing and the number of SMs. */
+ * Numerics: f32 sums in an order that depends only on the shapes and the routing. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
 #include "kernels/cuda/parts/rows.cuh"

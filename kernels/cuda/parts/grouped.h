@@ -153,9 +153,8 @@ void cuda_relu2_bwd(const struct relu2_rows *r);
  *     wide[w_row(m), :]^T thin[m, :]    [n_wide, r], or with thin_first its transpose [r, n_wide]
  *
  * w_row(m) = slot ? slot[m] / top_k : m. out [n_exp, n_wide, r] f32. The order of summation depends only on n_row,
- * n_wide, r, offs and the number of SMs. out of experts without rows does not change. Needs n_wide, ld_wide and r
- * multiples of 8, r at most 256, 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows
- * (dense layers). */
+ * n_wide, r and offs. out of experts without rows does not change. Needs n_wide, ld_wide and r multiples of 8, r at
+ * most 256, 16-byte aligned rows. cuda_grouped_pass also takes offs NULL: one matrix has all rows (dense layers). */
 struct grouped_wgrad {
     int64_t n_row, n_exp, n_wide, r;
     const int32_t *offs;

@@ -12,7 +12,7 @@
  *   all of them loading at first, then two, by cp.async. At most 128 registers, no spills. finish_kernel: 32 registers.
  * Bound: 2 * M * n_wide bytes, twice with g.rows, and 8 * M * r for each slab: memory bound.
  * Numerics: f32 sums over the columns of a slab, then over the slabs in order, rounded once; over the rows of a part,
- *   then over the parts in order. They depend only on the shapes, offs and the number of SMs. */
+ *   then over the parts in order. They depend only on the shapes and offs. */
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_parts.cuh"
 #include "kernels/cuda/parts/mma.cuh"
