@@ -105,8 +105,8 @@ struct ffn_kind {
     /* Computes its activations of the group FFN from s->ffn_norm and the group KEPT. */
     void (*recompute)(const struct block *b, struct layer_acts *s);
     /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. dh [T,D] act += that of the
-     * residual between mixer and network, where the network reads it; may be dres, and absent otherwise. Adapter
-     * gradients +=. May overwrite its activations. */
+     * residual between mixer and network, where the network reads it: dres itself, unless a norm follows the network;
+     * absent with several streams. Adapter gradients +=. May overwrite its activations. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
                 struct tensor dh);
 };

@@ -1,5 +1,5 @@
 /* weights_experts.c - loads the routed experts of a layer: one tensor for all, or one per expert, in any layout of
- * model/stored/. Layers that weights_options decodes are packed in dev->work first. */
+ * model/stored/. Experts of decoded layers are read into dev->work first, and decoded from there to dev->weights. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,8 +1,8 @@
 /* chat_deepseek.c - DeepSeek V4's encoder, written in C.
  *
  * First, messages become turns: consecutive user and tool messages are one user turn. Then each turn is written.
- * Reasoning after the last user turn is shown; earlier reasoning is shown when drop_thinking is false or tools are
- * given. A user turn ends in the marks with which the answer begins. */
+ * With `thinking` on, which is not the default, answers after the last user turn have their reasoning; earlier ones
+ * have it when drop_thinking is false or tools are given. A user turn ends in the marks that begin the answer. */
 #include "data/chat/chat_deepseek.h"
 
 #include <string.h>

@@ -619,19 +619,22 @@ enum { DEV_TICKETS = 32 };
 typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 typedef void dev_host_join_fn(int ticket);
 
-/* For kernels/prof.c. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms is the time
- * between two marks, valid after a wait. count_calls(true) starts counting the host's calls to the device,
- * count_calls(false) stops; `missing`: why nothing was counted, or NULL. */
-enum { DEV_MARKS = 1 << 15 };
-struct dev_calls {
-    int64_t launches, waits; /* kernels; calls in which the host waits for the device */
-    const char *missing;
-};
 /* y [n, n] = x [n, n] w [n, n]^T in act_dtype, as fast as the instructions of the portable kernels allow. False,
  * without a product: no kernel is known that has no others, or the device's own kernels use them all. */
 typedef bool dev_portable_product_fn(struct tensor y, struct tensor x, struct tensor w);
+
+/* For kernels/prof.c and benchmarks. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms
+ * is the time between two marks, valid after a wait. */
+enum { DEV_MARKS = 1 << 15 };
 typedef void dev_mark_fn(int slot);
 typedef double dev_mark_ms_fn(int from, int to);
+
+/* For `bench step`. count_calls(true, calls) starts counting the host's calls to the device, count_calls(false, calls)
+ * stops and stores the counts. */
+struct dev_calls {
+    int64_t launches, waits; /* kernels; calls in which the host waits for the device */
+    const char *missing;     /* why nothing was counted, or NULL */
+};
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
 /* Every op, once: struct ops, the declarations below and the tables of the backends follow from this list. */

@@ -1,7 +1,7 @@
 /* async.c - when asynchronous operations take place. Normally at once. With MT_EMULATOR_LATE=1 as late as the program
  * allows: cp.async, wgmma and bulk copies to global memory at the wait for their group, TMA and bulk copies from it at
- * a wait for their mbarrier. The first finds data that is overwritten too early, the second data that is used without
- * a wait. */
+ * a wait for their mbarrier. Normal runs find data that is overwritten too early, late ones data that is used without a
+ * wait. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
