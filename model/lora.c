@@ -78,6 +78,13 @@ static void pad_ranks(struct adapters *ad, int64_t multiple)
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) ad->padded_rank[t] = adapters_padded_rank(ad, t, multiple);
 }
 
+int64_t adapters_trained_ranks(const struct adapters *ad, const struct product *q, enum lora_target t)
+{
+    const int64_t all = q->n_exp * (ad->init ? ad->rank[t] / 2 : ad->rank[t]);
+    if (!q->experts || !(ad->budget > 0)) return all;
+    return MT_MAX(1, (int64_t)floor(ad->budget * (double)all + 1e-9)); /* 0.29 * 100 is below 29 */
+}
+
 int64_t adapters_max_rank(const struct adapters *ad)
 {
     int64_t most = 0;
@@ -118,6 +125,7 @@ static int read_options(struct adapters *ad, const struct arch *a, const struct 
             model.has[t] |= lora_find_product(a, l, t, &q, &n) && q.n_exp > 0;
     if (lora_options_read(&c, &model, opt, err)) return -1;
     ad->init = opt->init;
+    ad->budget = opt->budget;
     const int64_t parts = ad->init ? 2 : 1; /* of the ranks: trained, frozen */
     const double more = ad->rslora ? sqrt((double)parts) : (double)parts;
     ad->r *= parts;
@@ -146,7 +154,7 @@ static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer,
     p->rows = is_b ? q->rows[i] : ad->padded_rank[t];
     p->cols = is_b ? ad->padded_rank[t] : q->n_in;
     if (is_b) p->order = q->order;
-    ad->n_values += q->n_exp * (ad->init ? ad->rank[t] / 2 : ad->rank[t]) * (is_b ? q->rows[i] : q->n_in);
+    ad->n_values += adapters_trained_ranks(ad, q, t) * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
 
@@ -195,8 +203,15 @@ int adapters_plan(struct adapters *ad, const struct arch *a, const struct lora_o
     memcpy(ad->asked, ad->target, sizeof(ad->asked));
     memset(ad->target, 0, sizeof(ad->target));
     for (int64_t i = 0; i < ad->n_params; i++) ad->target[ad->params[i].target] = true;
-    if (ad->n_params) return adapters_layout(ad, a, 1, &parallel_alone), 0;
+    const bool any = ad->n_params > 0, routed = ad->target[LORA_UP] || ad->target[LORA_DOWN];
+    if (any && (routed || !(ad->budget > 0))) return adapters_layout(ad, a, 1, &parallel_alone), 0;
     adapters_free(ad);
+    if (any)
+        return err_set(
+            err,
+            "lora.r_by = routing distributes ranks of routed experts, and lora.targets = %s adapts none: add "
+            "experts, or set lora.r_by = target",
+            opt->targets);
     return err_set(err,
                    "lora.targets: \"%s\" matches nothing in layers %s: set lora.layers, or lora.targets = all-linear",
                    opt->targets, opt->layers[0] ? opt->layers : "all");

@@ -86,6 +86,8 @@ struct adapters {
     bool rslora;
     enum lora_init init; /* not default: r, rank and alpha are twice those of the options with the same scale, and the
                           * upper half of each target's ranks is frozen (adapters_freeze) */
+    double budget; /* above 0: the routing gives experts their ranks, of which this is the trained share. The others
+                    * have A = 0 and B = 0, hence no gradient: they stay 0 (lora_routing.h) */
     float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
     bool asked[LORA_TARGETS];         /* in lora.targets */
     bool target[LORA_TARGETS];        /* of them, those that a layer of lora.layers has */
@@ -165,6 +167,9 @@ void adapters_free(struct adapters *ad); /* frees the host tables */
 
 /* A target's padded rank on a device that needs multiples of `multiple`; q, k and v have the largest of the three. */
 int64_t adapters_padded_rank(const struct adapters *ad, enum lora_target t, int64_t multiple);
+/* Trained ranks of the matrices of target t in a layer with the product q: of a stack those of all its experts, with
+ * ad->budget rounded down to whole ranks, at least 1. */
+int64_t adapters_trained_ranks(const struct adapters *ad, const struct product *q, enum lora_target t);
 /* The largest lora rank of the trained targets. */
 int64_t adapters_max_rank(const struct adapters *ad);
 /* The lora ranks in the form of lora_options.ranks; "" when all are r. */

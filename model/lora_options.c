@@ -243,6 +243,8 @@ static int check_numbers(const struct lora_options *opt, struct err *err)
         return err_set(err, "lora.alpha = %g: must be a positive number", opt->alpha);
     if (!(opt->dropout >= 0 && opt->dropout < 1))
         return err_set(err, "lora.dropout = %g: must be at least 0 and below 1", opt->dropout);
+    if (!(opt->budget >= 0 && opt->budget <= 1))
+        return err_set(err, "lora.r_budget = %g: must be above 0 and at most 1", opt->budget);
     return 0;
 }
 

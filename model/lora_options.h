@@ -41,6 +41,7 @@ struct lora_options {
     double alpha, dropout;
     bool rslora;
     enum lora_init init;
+    double budget; /* share of the routed experts' ranks, which the routing distributes (lora_routing.h); 0: all */
     const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
                             dense, all-linear */
     const char *ranks;   /* "" or NULL: r for all; else "experts=8,q_proj=32"; these targets must be trained */

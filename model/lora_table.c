@@ -153,7 +153,7 @@ static int target_text(const struct adapters *ad, const struct arch *a, enum lor
     shape_text(a_text, q.n_exp, ad->rank[t], q.n_in);
     shape_text(b_text, q.n_exp, out, ad->rank[t]);
     return snprintf(text, line, "%-18s %6lld  %-22s %-22s %12lld\n", lora_target_name(t), (long long)n_here, a_text,
-                    b_text, (long long)(n_here * q.n_exp * ad->rank[t] * (q.n_in + out)));
+                    b_text, (long long)(n_here * adapters_trained_ranks(ad, &q, t) * (q.n_in + out)));
 }
 
 struct adapters lora_table_trained(const struct adapters *ad)
@@ -161,6 +161,7 @@ struct adapters lora_table_trained(const struct adapters *ad)
     struct adapters half = *ad;
     const double alphas = ad->rslora ? sqrt(2) : 2;
     if (!ad->init) return half;
+    half.init = LORA_INIT_DEFAULT;
     half.r /= 2;
     half.alpha /= alphas;
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) half.rank[t] /= 2, half.alpha_of[t] /= alphas;
@@ -176,7 +177,8 @@ char *lora_table(const struct adapters *all, const struct arch *a)
          alphas[LORA_RANKS_TEXT], scale[32], whole[64] = "";
     for (int64_t n = 0; n < ad->n_layer; n++)
         n_on += ad->layer_on[n], n_dense += ad->layer_on[n] && a->ffn[n] && !a->ffn[n]->routed;
-    if (ad->init) snprintf(whole, sizeof(whole), "; exported at r %lld (lora.init)", (long long)all->r);
+    if (all->init) snprintf(whole, sizeof(whole), "; exported at r %lld (lora.init)", (long long)all->r);
+    if (ad->budget > 0) snprintf(whole, sizeof(whole), "; the routing gives experts their ranks (lora.r_by)");
     adapters_ranks_text(ad, ranks);
     adapters_alphas_text(ad, alphas);
     if (ranks[0] || alphas[0])

@@ -404,6 +404,14 @@ static void layer_pass(struct model *m, int64_t l, enum layer_step step)
     layer_cost_end(m->costs, place, step, dev, &before);
 }
 
+static void count_rows(struct model *m, int64_t l)
+{
+    const int64_t e = m->arch.n_exp;
+    if (arch_is_routed(&m->arch, l))
+        op_expert_sums(m->dev, tensor_rows(m->expert_sums, l * e, e),
+                       tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &m->acts.layers[l].moe.route);
+}
+
 void model_fwd(struct model *m)
 {
     struct layer_acts *acts = m->acts.layers;
@@ -419,6 +427,7 @@ void model_fwd(struct model *m)
         host_ring_done(&m->acts.inputs, m->dev, l, PASS_FORWARD);
         host_ring_need(&m->acts.inputs, m->dev, l + 1, PASS_FORWARD);
         layer_pass(m, l, LAYER_FORWARD);
+        if (m->pass.counted) count_rows(m, l); /* before the next layer writes to the same activations */
     }
 }
 
@@ -579,10 +588,7 @@ void model_bwd(struct model *m)
         if (m->pass.last && m->par.all->world == 1) adapters_complete(&m->adapters, dev, l);
     }
     if (m->pass.last) overlap(m, false);
-    for (int64_t l = 0, e = m->arch.n_exp; l < m->arch.n_layer; l++)
-        if (arch_is_routed(&m->arch, l))
-            op_expert_sums(dev, tensor_rows(m->expert_sums, l * e, e),
-                           tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &acts[l].moe.route);
+    for (int64_t l = 0; l < m->arch.n_layer; l++) count_rows(m, l);
 }
 
 void model_end(struct model *m)

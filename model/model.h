@@ -85,6 +85,7 @@ struct model_pass {
     double noise_alpha;     /* of op_embed_noise; 0: no noise */
     uint64_t noise_key;     /* differs for every micro-batch */
     bool objective;         /* the loss is that of the model's objective; otherwise the cross-entropy */
+    bool counted;           /* forward only: as a backward, adds the routing to what model_read_experts returns */
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
     struct cache *cache;    /* forward only: the tokens are stored there, and see those before (cache.h); NULL: none */

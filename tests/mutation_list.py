@@ -61,6 +61,11 @@ MUTATIONS = [
     ("data/file/file.c", 'if (!rc && fsync(w->fd)) rc = io_error(err, w->tmp, "write");', "", "durable"),
     ("data/file/file.c", "    if (!rc) return sync_parent(w->path, err);", "    if (!rc) return 0;", "durable"),
     # ---- model
+    ("model/lora_routing.c", "(most < 0 || rows[e] > rows[most])", "(most < 0 || rows[e] >= rows[most])",
+     "lora_routing:hottest*"),
+    ("model/lora_routing.c", "(size_t)((r - rank[e]) * p->cols)", "(size_t)((r - rank[e]) / 2 * p->cols)",
+     "lora_routing"),
+    ("model/lora.c", "floor(ad->budget * (double)all + 1e-9)", "floor(ad->budget * (double)all + 0.5)", "lora_routing"),
     ("model/lora.c", "c.alpha[t] / (ad->rslora ? sqrt(r) : r)", "c.alpha[t] / r", "lora"),
     ("model/lora.c", "double bound = 1 / sqrt((double)p->cols);", "double bound = 1 / sqrt((double)p->rows);", "lora"),
     ("model/model.c", ".decode = m->decodes,", ".decode = false,", "cache:equals*"),

@@ -104,6 +104,7 @@ VALID = {
     "lora.targets": ["attention,experts", "q_proj", "attention", "all-linear"],
     "lora.rank_pattern": ["experts=1,q_proj=3"],
     "lora.alpha_pattern": ["experts=1,q_proj=3.5"],
+    "lora.r_budget": ["0.25", ("0.5", "lora.r_by=routing")],
     "lora.layers": ["all", "0", "0-0"],
     "lora.init_from": ["{adapter}"],
     "distill.teacher": ["none", "base", "adapter:{adapter}", ("rows", "data.train={teacher}", "data.format=tokens")],

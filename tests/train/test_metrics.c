@@ -33,7 +33,7 @@ static char *read_text(const char *path)
 }
 
 static const struct expert_metrics one_expert = {
-    1, 1, 1, (const int64_t[]){1}, (const double[]){1}, (const double[]){2}};
+    1, 1, 1, (const int64_t[]){1}, (const double[]){1}, (const double[]){2}, NULL};
 
 /* Two steps of 10 and 30 ms: a product in two parts, and a norm. */
 static void write_profile(struct metrics *m, int64_t last)
@@ -174,7 +174,7 @@ static void numbers_keep_all_digits(void **state)
     s.grad_norm = NAN;
     metrics_step(&m, &s, false);
     metrics_experts(&m, &(struct expert_metrics){7, 2, 3, (const int64_t[]){1, 2, 3, 4, 5, 6},
-                                                 (const double[]){0, 1.0 / 3, 1, 2, 3, 4}, NULL});
+                                                 (const double[]){0, 1.0 / 3, 1, 2, 3, 4}, NULL, NULL});
     closed(&m);
     mem_free(screen_read());
     char *text = read_text(in(dir, "metrics.jsonl")), *second = strchr(text, '\n') + 1;
@@ -510,9 +510,10 @@ static void report_has_every_plot(void **state)
         e.loss = 4.1 - 0.05 * (double)step;
         if (step % 10 == 0) metrics_eval(&m, &e);
         if (step > 0) metrics_step(&m, &s, false);
-        const double norms[] = {0.5, 0, (double)step, 0.25, 0.125, 0};
+        const double norms[] = {0.5, 0, (double)step, 0.25, 0.125, 0}, ranks[] = {2, 0, 4, 0, 0, 0};
         const struct expert_metrics x = {
-            step, 2, 3, (const int64_t[]){5, 0, 7, 1, 1, 1}, (const double[]){2.5, 0, 1.75, 1, 0.5, 0.25}, norms};
+            step,  2,    3, (const int64_t[]){5, 0, 7, 1, 1, 1}, (const double[]){2.5, 0, 1.75, 1, 0.5, 0.25},
+            norms, ranks};
         if (step == 20 || step == 40) metrics_experts(&m, &x);
         if (step == 12) write_profile(&m, step);
     }
@@ -527,11 +528,12 @@ static void report_has_every_plot(void **state)
     assert_int_equal(count(html, "<svg viewBox=\"0 0 360 260\""), 1); /* the loss plot for narrow screens */
     assert_int_equal(count(html, "<circle class=\"b\""), 10);
     assert_non_null(strstr(html, "<title>step 20: 3.1000</title>"));
-    assert_int_equal(count(html, "<title>layer "), 36);                           /* three maps for two widths */
+    assert_int_equal(count(html, "<title>layer "), 48);                           /* four maps for two widths */
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 14 tokens</title>")); /* the sum of all events */
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 3.5 gate mass</title>"));
     assert_non_null(strstr(html, "<title>layer 0, expert 2: 40 norm</title>")); /* of the last event */
-    assert_non_null(strstr(html, "<tr><td>0<td>2<td>58.3 %<td>0.250<td>40</tr>"));
+    assert_non_null(strstr(html, "<tr><td>0<td>2<td>58.3 %<td>0.250<td>40<td>4</tr>"));
+    assert_non_null(strstr(html, "<title>layer 0, expert 2: 4 ranks</title>"));
     assert_non_null(strstr(html, "mean of 2 until step 12"));
     assert_non_null(strstr(html,
                            "<td class=\"op\">linear_fwd<td class=\"bar\"><i style=\"width:70.0%\"></i><td>14 ms<td>"

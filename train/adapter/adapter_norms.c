@@ -1,4 +1,4 @@
-/* adapter_norms.c - norms of the adapters of the routed experts. */
+/* adapter_norms.c - norms and ranks of the adapters of the routed experts. */
 #include "train/adapter/adapter_norms.h"
 
 #include <math.h>
@@ -24,4 +24,22 @@ bool adapter_norms(const struct adapters *ad, const float *values, int64_t n_exp
     for (int64_t i = 0; i < ad->n_layer * n_exp; i++) norms[i] = sqrt(fmax(norms[i], 0));
     mem_free(one);
     return any;
+}
+
+static bool is_zero(const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (x[i] > 0 || x[i] < 0) return false;
+    return true;
+}
+
+void adapter_ranks(const struct adapters *ad, const float *values, int64_t n_exp, double *ranks)
+{
+    memset(ranks, 0, (size_t)(ad->n_layer * n_exp) * sizeof(*ranks));
+    for (const struct lora_param *p = ad->params; p < ad->params + ad->n_params; p++)
+        for (int64_t e = 0; e < p->n_exp && p->experts && !p->is_b; e++) {
+            int64_t n = 0;
+            for (int64_t k = 0; k < p->rows; k++) n += !is_zero(values + p->off + (e * p->rows + k) * p->cols, p->cols);
+            ranks[p->layer * n_exp + e] = fmax(ranks[p->layer * n_exp + e], (double)n);
+        }
 }

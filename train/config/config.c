@@ -80,6 +80,8 @@ static const struct option options[] = {
     ROW(lora, targets, MATH, "attention,experts", "names", "or q_proj, mixers, dense, all-linear, ..."),
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, alpha_pattern, MATH, "", "names=alphas", "alpha by target, e.g. experts=16"),
+    ROW(lora, r_by, MATH, "target", "target|routing", "routing: ranks to the experts with the most rows"),
+    ROW(lora, r_budget, MATH, "0.25", "[1e-3, 1]", "with r_by = routing: trained share of the experts' ranks"),
     ROW(lora, layers, MATH, "all", "all|ranges", "adapted layers, e.g. 0-3,7"),
     ROW(lora, init, MATH, "default", LORA_INITS, "A and B of a new adapter; others: from the weights"),
     ROW(lora, init_from, MATH, "", "directory", "start from this PEFT adapter"),

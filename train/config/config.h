@@ -36,6 +36,8 @@ enum cfg_kl { CFG_KL_FORWARD, CFG_KL_REVERSE };
 #define SCHEDULES "cosine|linear|constant|wsd|polynomial|restarts" /* by enum schedule_kind */
 enum cfg_optimizer { CFG_ADAMW, CFG_ADAMW8 };
 
+enum cfg_r_by { CFG_R_BY_TARGET, CFG_R_BY_ROUTING };
+
 #define LORA_INITS       "default|pissa|olora"             /* by enum lora_init */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
@@ -79,6 +81,8 @@ struct config {
         double alpha, dropout;
         bool rslora;
         int init; /* enum lora_init */
+        int r_by;
+        double r_budget;
         char targets[256], rank_pattern[256], alpha_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {

@@ -38,6 +38,7 @@ struct lora_options config_lora(const struct config *c)
                                  .dropout = c->lora.dropout,
                                  .rslora = c->lora.rslora,
                                  .init = (enum lora_init)c->lora.init,
+                                 .budget = c->lora.r_by == CFG_R_BY_ROUTING ? c->lora.r_budget : 0,
                                  .targets = c->lora.targets,
                                  .ranks = c->lora.rank_pattern,
                                  .alphas = c->lora.alpha_pattern,
@@ -75,6 +76,12 @@ static int validate_init(const struct config *c, struct err *err)
         if (rows[i].set && config_choice(LORA_INITS, c->lora.init, name))
             return err_set(err, "lora.init = %s and %s exclude each other: %s; leave one of them out", name,
                            rows[i].key, rows[i].why);
+    if (c->lora.r_by == CFG_R_BY_ROUTING && (c->lora.init || c->lora.init_from[0]))
+        return err_set(
+            err,
+            "lora.r_by = routing and lora.init%s exclude each other: ranks beyond an expert's own must begin "
+            "as zeros; leave one of them out",
+            c->lora.init ? "" : "_from");
     return 0;
 }
 
@@ -138,6 +145,7 @@ static const struct unused {
     {{"quant.start", "quant.narrow", "quant.targets"}, {{"quant.weights", NULL}, {"quant.activations", NULL}}},
     {{"quant.mode", "quant.amax"}, {{"quant.weights", NULL}}},
     {{"quant.calibration"}, {{"quant.activations", NULL}}},
+    {{"lora.r_budget"}, {{"lora.r_by", "routing"}}},
     {{"optim.decay_ratio"}, {{"optim.schedule", "wsd"}}},
     {{"optim.power"}, {{"optim.schedule", "polynomial"}}},
     {{"optim.cycles"}, {{"optim.schedule", "restarts"}}},

@@ -22,6 +22,7 @@ void history_experts_free(struct history_experts *x)
     mem_free(x->rows);
     mem_free(x->gates);
     mem_free(x->norms);
+    mem_free(x->ranks);
     *x = (struct history_experts){0};
 }
 
@@ -78,7 +79,6 @@ static int optional_cells(double *out, bool *found, struct json event, const cha
 int history_experts_add(struct history_experts *x, struct json event, double step, struct err *err)
 {
     struct json counts;
-    bool has_gates, has_norms;
     if (json_get_array(event, "counts", &counts, err)) return -1;
     const int64_t n_layer = json_count(counts), n_exp = json_count(json_at(counts, 0));
     int64_t cells;
@@ -86,21 +86,22 @@ int history_experts_add(struct history_experts *x, struct json event, double ste
         (x->rows && (n_layer != x->n_layer || n_exp != x->n_exp)))
         return json_error(counts, err, "%lld layer%s of %lld experts", (long long)n_layer, str_plural(n_layer),
                           (long long)n_exp);
-    double *add = mem_array(3 * cells, (int64_t)sizeof(double)), *gates = add + cells, *norms = gates + cells;
-    const int rc = add_cells(add, counts, n_layer, n_exp, err) ||
-                   optional_cells(gates, &has_gates, event, "gates", n_layer, n_exp, err) ||
-                   optional_cells(norms, &has_norms, event, "norms", n_layer, n_exp, err);
+    static const char *const keys[] = {"gates", "norms", "ranks"};
+    double **const to[] = {&x->gates, &x->norms, &x->ranks}, *add = mem_array(4 * cells, (int64_t)sizeof(*add));
+    bool has[MT_LEN(keys)];
+    int rc = add_cells(add, counts, n_layer, n_exp, err);
+    for (int k = 0; !rc && k < MT_LEN(keys); k++)
+        rc = optional_cells(add + (k + 1) * cells, &has[k], event, keys[k], n_layer, n_exp, err);
     if (!rc && !x->rows) {
         x->rows = mem_array(cells, (int64_t)sizeof(double));
-        x->gates = mem_array(cells, (int64_t)sizeof(double));
         x->n_layer = n_layer;
         x->n_exp = n_exp;
     }
-    if (!rc && has_norms && !x->norms) x->norms = mem_array(cells, (int64_t)sizeof(double));
-    for (int64_t i = 0; !rc && i < cells; i++) {
-        x->rows[i] += add[i];
-        x->gates[i] += gates[i];
-        if (has_norms) x->norms[i] = norms[i];
+    for (int64_t i = 0; !rc && i < cells; i++) x->rows[i] += add[i];
+    for (int k = 0; !rc && k < MT_LEN(keys); k++) {
+        if (has[k] && !*to[k]) *to[k] = mem_array(cells, (int64_t)sizeof(double));
+        for (int64_t i = 0; has[k] && i < cells; i++) /* norms and ranks: of the last event */
+            (*to[k])[i] = (k ? 0 : (*to[k])[i]) + add[(k + 1) * cells + i];
     }
     if (!rc) summarise(x, add, step);
     mem_free(add);

@@ -8,8 +8,8 @@
 /* The experts, from events `experts`. Layers without routed experts have no rows. */
 struct history_experts {
     int64_t n_layer, n_exp; /* 0: no such event */
-    double *rows, *gates;   /* [n_layer, n_exp], all events summed; gates: of combine weights, 0 in older files */
-    double *norms;          /* [n_layer, n_exp] of the last event that has them, or NULL */
+    double *rows, *gates;   /* [n_layer, n_exp], all events summed; gates: of combine weights, NULL in older files */
+    double *norms, *ranks;  /* [n_layer, n_exp] of the last event that has them, or NULL */
     /* Per event: entropy of the rows over the experts, over its maximum, mean of the layers; share of the experts
      * without rows; rows of a layer's first expert over the mean, mean of the layers. */
     struct series step, entropy, idle, hottest;

@@ -381,5 +381,6 @@ void metrics_experts(struct metrics *m, const struct expert_metrics *x)
     json_out_close(&o, ']');
     put_layers(&o, "gates", x->gates, x->n_layer, x->n_exp);
     if (x->norms) put_layers(&o, "norms", x->norms, x->n_layer, x->n_exp);
+    if (x->ranks) put_layers(&o, "ranks", x->ranks, x->n_layer, x->n_exp);
     metrics_event_close(m, &o);
 }

@@ -85,12 +85,12 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e);
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints prompt and text, each shortened to a line, and appends the event with both in full. */
 void metrics_sample(struct metrics *m, const struct sample_metrics *s);
-/* The experts of all layers, [n_layer, n_exp]: rows and sums of their combine weights since the last event; norms of
- * their adapters, or NULL. */
+/* The experts of all layers, [n_layer, n_exp]: rows and sums of their combine weights since the last event; norms
+ * and, where lora.r_by = routing, ranks of their adapters, or NULL. */
 struct expert_metrics {
     int64_t step, n_layer, n_exp;
     const int64_t *rows;
-    const double *gates, *norms;
+    const double *gates, *norms, *ranks;
 };
 void metrics_experts(struct metrics *m, const struct expert_metrics *e);
 void metrics_end_line(struct metrics *m);

@@ -44,6 +44,10 @@ static void write_maps(FILE *out, const struct history_experts *x)
               out);
         write_heat(out, x, x->norms, "norm", false);
     }
+    if (any(x->ranks, cells)) {
+        fputs("<h2>Ranks of the adapters <small>lora.r_by = routing</small></h2>\n", out);
+        write_heat(out, x, x->ranks, "rank", true);
+    }
 }
 
 static void write_over_time(FILE *out, const struct history_experts *x)
@@ -89,8 +93,9 @@ static void write_hottest(FILE *out, const struct history_experts *x)
     }
     qsort(used, (size_t)cells, sizeof(*used), by_share);
     fputs("<h2>Experts with the largest share of their layer</h2>\n<div class=\"table\"><table><tr><th>layer<th>expert"
-          "<th>share<th>mean gate<th>adapter norm</tr>\n",
+          "<th>share<th>mean gate<th>adapter norm",
           out);
+    fputs(x->ranks ? "<th>rank</tr>\n" : "</tr>\n", out);
     for (int64_t i = 0; i < MT_MIN(cells, LISTED) && used[i].share > 0; i++) {
         const int64_t c = used[i].cell;
         fprintf(out, "<tr><td>%lld<td>%lld<td>%.1f %%", (long long)(c / x->n_exp), (long long)(c % x->n_exp),
@@ -100,9 +105,11 @@ static void write_hottest(FILE *out, const struct history_experts *x)
         else
             fputs("<td>", out);
         if (x->norms)
-            fprintf(out, "<td>%.4g</tr>\n", x->norms[c]);
+            fprintf(out, "<td>%.4g", x->norms[c]);
         else
-            fputs("<td></tr>\n", out);
+            fputs("<td>", out);
+        if (x->ranks) fprintf(out, "<td>%.0f", x->ranks[c]);
+        fputs("</tr>\n", out);
     }
     fputs("</table></div>\n", out);
     mem_free(used);

@@ -113,12 +113,16 @@ static void record_experts(struct training *t)
     const int64_t n_exp = m->arch.n_exp, n = m->arch.n_layer * n_exp;
     const bool first = training_is_first(t);
     int64_t *rows = mem_array(n, sizeof(*rows));
-    double *gates = mem_array(2 * n, sizeof(*gates)), *norms = gates + n;
+    double *gates = mem_array(3 * n, sizeof(*gates)), *norms = gates + n, *ranks = norms + n;
     float *values = first ? mem_array(whole->n_flat, sizeof(*values)) : NULL;
     model_read_experts(m, rows, gates);
     adapters_gather(&m->adapters, &t->run.dev, m->adapters.opt.param, DT_F32, values);
     const bool adapted = first && adapter_norms(whole, values, n_exp, norms);
-    struct expert_metrics e = {t->state.step, m->arch.n_layer, n_exp, rows, gates, adapted ? norms : NULL};
+    struct expert_metrics e = {t->state.step, m->arch.n_layer, n_exp, rows, gates, adapted ? norms : NULL, NULL};
+    if (first && m->adapters.budget > 0) {
+        adapter_ranks(whole, values, n_exp, ranks);
+        e.ranks = ranks;
+    }
     if (first) metrics_experts(&t->metrics, &e);
     mem_free(values);
     mem_free(gates);

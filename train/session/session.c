@@ -12,6 +12,7 @@
 #include "train/session/earlier.h"
 #include "train/session/inputs.h"
 #include "train/session/packing_check.h"
+#include "train/session/route_profile.h"
 #include "train/session/run_banner.h"
 #include "train/session/saves.h"
 #include "train/state/archive.h"
@@ -127,7 +128,9 @@ static int agree_on_start(struct training *t, struct err *err)
         return -1;
     adapters_broadcast(&t->run.model.adapters, &t->run.dev);
     base_model_copy(&t->run.model.adapters.base, &t->run.base);
-    return model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err) ? -1 : 0;
+    if (model_check_quant(&t->run.model, err) || calibrate_run(&t->run, err)) return -1;
+    route_profile_run(&t->run);
+    return 0;
 }
 
 /* ---- the order of opening: cheap checks before downloads, data before weights */
