@@ -87,7 +87,7 @@ struct device {
     struct recorder *recorder; /* records the calls of ops (prof.h); NULL: no profile */
     struct device_card card;   /* of device_open_card; zero: use the free memory */
     struct arena weights, state, work;
-    struct arena host; /* pinned host memory that ops can read, for frozen weights kept off the device */
+    struct arena host; /* pinned host memory that ops can read: what train.offload keeps off the device */
 };
 
 /* The backends. The first call of ops_cuda opens a GPU: the first, or that of ops_cuda_choose. It returns NULL, and err

@@ -1,4 +1,4 @@
-/* token_list.c - ids of a text. */
+/* token_list.c - allocates the list of token ids of a text and of their byte ranges. */
 #include "data/tokenizer/token_list.h"
 
 void token_list_free(struct token_list *list)

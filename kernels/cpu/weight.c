@@ -1,5 +1,5 @@
-/* weight.c - decodes a tile of a frozen weight into reals. Values are rounded to f32 exactly as quant_value defines, in
- * both precisions. */
+/* weight.c - decodes a tile of a frozen weight into reals. Values are rounded to f32 exactly as quant_value defines,
+ * also where reals are f64 (MT_F64). */
 #include "kernels/cpu/gemm.h"
 
 #include <string.h>

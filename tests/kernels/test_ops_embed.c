@@ -1,5 +1,5 @@
-/* test_ops_embed.c - embedding and its noise: against plain loops, F32 with F64, 1 to 3 threads with each other, dry
- * runs with real ones; the GPU with the CPU. */
+/* test_ops_embed.c - embedding and NEFTune's noise: on the CPU against plain loops, the noise also F32 against F64, 1
+ * to 3 threads, dry runs against real ones; the GPU against the CPU. */
 #include "tests/test.h"
 
 #include <math.h>

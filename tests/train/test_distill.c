@@ -1,5 +1,5 @@
-/* test_distill.c - training runs with a teacher: what the loss is, that it does not depend on how a step is divided,
- * and that a run continues with the same teacher alone. */
+/* test_distill.c - training runs with a teacher: what the loss is, that it does not depend on how a step is divided
+ * into micro-batches and ranks, and that a run continues only with the same teacher. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

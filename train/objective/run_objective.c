@@ -1,4 +1,4 @@
-/* run_objective.c - which objective the settings choose; its reference. */
+/* run_objective.c - which objective the settings choose; finds the adapter of its reference model. */
 #include "train/objective/run_objective.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* run_banner.c - what a run prints when its model is loaded: adapters, quantisation, memory, steps, and warnings about
- * settings that do little or nothing. */
+/* run_banner.c - what a run prints when its model is loaded: roofs of the device, model, adapters, quantisation,
+ * memory, steps, and warnings about settings that do little or nothing. */
 #include "train/session/run_banner.h"
 
 #include <stdio.h>

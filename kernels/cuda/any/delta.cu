@@ -8,7 +8,7 @@
  *             backward   E += q do^T, dk_out = E delta, E = e^g (E + k dmem^T)
  *   tokens    dk = dk_in + dk_out, sums over the value heads of a key head, norms of q and k; dbeta = <dd, err>, dG =
  *             <q, dq> + <k, dk_in> - <k, dk_out>; dg = the sum of dG over the tokens after, inside the sequence
- * The op's forward is the first line, its backward runs all of them. A state of a document never meets another's.
+ * The op's forward is the first line, its backward runs all of them. Every document begins with a zero state.
  * Shapes: as in ops.h, bf16; err, dd [T, N*B] and dq, dk_in, dk_out [T, N*A] f32 in scratch. T may be 0.
  * Needs: A and B at most 128, T N < 2^31.
  * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at

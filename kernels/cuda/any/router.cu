@@ -5,11 +5,12 @@
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
  * Products: with W in bf16, logits by router_logits.cu, or by cuBLASLt from 64 experts on and without bias. Where dl is
- *   zero beyond the chosen experts, at most a quarter of all, dx_chosen adds their rows. Else dl is written as three
- *   bf16 numbers, whose sum has its 24 bits, and cuBLASLt multiplies it by three copies of W. W in other formats:
- *   router_tile.cu.
- * Grid: one warp per token; dx_chosen: blocks of 64 columns, which they keep in 32 KiB of shared memory. Registers on
- *   sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80; no spills.
+ *   zero beyond the chosen experts, and these are at most a quarter, dx_chosen adds their rows of W. Else dl is written
+ *   as three bf16 numbers, whose sum has its 24 bits, and cuBLASLt multiplies it by three copies of W. W in other
+ *   formats: router_tile.cu.
+ * Grid: one warp per token; dx_chosen: blocks of 64 columns of W (from 257 experts on 32), in 32 KiB of shared memory.
+ *   Registers on sm_90a by the number of experts: dx_chosen 56, choose 20 to 64, gates 32 to 71, statistics 32 to 80;
+ *   no spills.
  * Bound: backward 4 T D: memory bound.
  * Numerics: f32. dx_chosen: in ascending order of the experts. */
 #include "kernels/cuda/format/source.cuh"

@@ -6,8 +6,8 @@
  * Needs: sm_90a, A 64, at most 64 query heads to a kv head, rows aligned to 16 bytes.
  * Grid: one block per 128 keys of a sequence and kv head (attn_wgmma_keys.cuh: order of blocks, of the sums of dq). Two
  *   warpgroups compute weights, dk and dv of 64 keys each; k is an A operand in registers. They pass ds through shared
- *   memory to a third, which computes dq. The last one has a warp that loads and three threads that add to dq_sum.
- *   128 registers at launch, then 208, 208, 72 and 24; the last two spill a few registers. Shared memory: 180 KiB.
+ *   memory to a third, which computes dq. The fourth has a warp that loads and three threads that add to dq_sum. 128
+ *   registers at launch, then 208, 208, 72 and 24; third and fourth spill a few registers. Shared memory: 180 KiB.
  * Bound: instruction issue, in clocks per SM for 64 rows by 128 keys: 2092 on an H200, in which a scheduler issues 360
  *   instructions of each of two warps of dk and dv; wgmma 1280, 2^x 512, shared memory 1500. Bytes: as attn_bwd.cu, and
  *   for these rows and keys 16 KiB of q and dout from L2 and 16 KiB of sums to L2.
