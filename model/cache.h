@@ -1,33 +1,62 @@
 /* cache.h - what decoding keeps of earlier tokens: for each layer the rows and states that its mixer asks for
- * (cache_need in layer.h), rows in pages of MT_PAGE. Where queries see a window, a sequence has as many pages as the
- * window and a chunk need, a ring. Every sequence has its own pages and states, given when the cache is opened.
+ * (cache_need in layer.h), rows in pages of MT_PAGE.
  *
- * A pass with model_pass.cache adds tokens to sequences: any number while all are empty (prefill), else at most
- * `chunk` of each (decode). */
+ * A sequence is a slot: a row of every state, and pages. Where queries see a window, a slot has as many pages as the
+ * window and a chunk need, a ring. Pages of all tokens come from a pool: a sequence is promised the pages of all tokens
+ * that it may have when it begins, and gets them as it grows; so one that has begun always finishes. Sequences that
+ * were forked from another share its full pages, which nobody writes any more; the last page, rings and states are
+ * copied.
+ *
+ * A pass with model_pass.cache adds tokens to any sequences, given in any order: any number while all are empty
+ * (prefill), else at most `chunk` of each (decode). */
 #ifndef MT_CACHE_H
 #define MT_CACHE_H
 
 #include "model/arch/arch.h"
 
+struct cache_size {
+    int64_t n_seq, max_len; /* sequences; tokens of the longest one */
+    int64_t chunk;          /* tokens of a sequence in a decoding pass, at most */
+    int64_t n_tok;          /* tokens of all sequences that pages have room for, at least max_len */
+};
+
+struct cache_class; /* rows of layers whose pages have the same numbers */
 struct cache {
-    struct layer_cache *layers; /* [n_layer] host: views of the arena */
-    int64_t n_seq, max_len, chunk;
+    struct cache_size size;
+    struct layer_cache *layers; /* [n_layer] host: views of the arena; tables and slots are those of the last pass */
+    int64_t n_layer, n_class;
+    struct cache_class *classes;
     struct tensor slot; /* [n_seq] i32 */
     int64_t bytes;      /* in the arena */
-    int32_t *len;       /* [n_seq] host: tokens of each sequence so far */
+    struct cache_seq {
+        bool used;
+        int64_t len, promised; /* tokens so far; and at most */
+    } * seqs;                  /* [n_seq] host */
 };
 
 /* Whether all mixers of the model can decode. */
 bool cache_possible(const struct arch *a);
-/* Allocates the pages and states of n_seq sequences of at most max_len tokens in `arena` of dev, whose owner releases
- * it; a dry run counts their bytes. Error: a mixer cannot decode, or too many pages for their numbers. */
-int cache_open(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a, int64_t n_seq,
-               int64_t max_len, int64_t chunk, struct err *err) MT_CHECK;
+/* Allocates pages and states in `arena` of dev, whose owner releases it; a dry run counts their bytes. Error: a mixer
+ * cannot decode, or too many pages for their numbers. */
+int cache_open(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a,
+               const struct cache_size *size, struct err *err) MT_CHECK;
 void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
-void cache_clear(struct cache *c); /* all sequences are empty again */
 
-/* Of model_begin: counts the tokens of a pass, sequence s those at pos[cu[s]] .. pos[cu[s+1] - 1]. True: some follow
- * earlier ones, and the pass decodes. */
-bool cache_begin(struct cache *c, int64_t n_seq, const int32_t *cu, const int32_t *pos);
+/* A new sequence of at most n_tok tokens; -1: there is no room now. */
+int cache_take(struct cache *c, int64_t n_tok);
+/* A copy of sequence seq that will have at most n_tok tokens; -1: there is no room now. */
+int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok);
+/* Whether cache_fork of a sequence of len tokens would find room. */
+bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
+/* The sequence may have n_tok tokens; false: there is no room now. */
+bool cache_extend(struct cache *c, int seq, int64_t n_tok);
+void cache_drop(struct cache *c, int seq);
+int64_t cache_len(const struct cache *c, int seq);
+int64_t cache_used_tok(const struct cache *c); /* tokens that the pages in use have room for */
+
+/* Of model_begin: adds the tokens of a pass to sequences seq[n_seq], those at pos[cu[s]] .. pos[cu[s+1] - 1] to the
+ * sequence seq[s]; decode: some have tokens already. */
+void cache_begin(struct cache *c, struct device *dev, int64_t n_seq, const int32_t *seq, const int32_t *cu,
+                 const int32_t *pos, bool decode);
 
 #endif

@@ -242,7 +242,7 @@ static struct tensor push_indices(struct model *m, const int32_t *host, int64_t 
 static double visible_pairs(const struct model_batch *b, bool decodes)
 {
     double pairs = 0, whole = (double)b->max_len;
-    for (int64_t t = 0; decodes && t < b->n_tok; t++) pairs += b->pos[t] + 1;
+    for (int64_t t = 0; decodes && b->pos && t < b->n_tok; t++) pairs += b->pos[t] + 1;
     if (decodes) return pairs;
     if (!b->cu) return (double)b->n_tok * (whole + 1) / 2;
     for (int64_t s = 0; s < b->n_seq; s++) {
@@ -260,7 +260,11 @@ static void without_quantisation(struct lora_layer *lora)
     }
 }
 
-/* The adapters as the pass needs them. */
+static const struct adapters *pass_adapters(const struct model *m)
+{
+    return m->pass.adapters ? m->pass.adapters : &m->adapters;
+}
+
 /* Whether a dry run has adapted the layers for such a pass before. */
 static bool adapted_before(struct model *m)
 {
@@ -274,11 +278,12 @@ static bool adapted_before(struct model *m)
     return false;
 }
 
+/* The adapters as the pass needs them. */
 static void adapt_layers(struct model *m)
 {
     if (adapted_before(m)) return;
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
-        struct lora_layer of_pass = m->adapters.layers[l], *lora = &of_pass;
+        struct lora_layer of_pass = pass_adapters(m)->layers[l], *lora = &of_pass;
         struct product p[LAYER_PRODUCTS];
         layer_products(&m->arch, l, p);
         for (int i = 0; i < LAYER_PRODUCTS; i++) {
@@ -355,7 +360,7 @@ static struct block layer(struct model *m, int64_t l)
         .offload = m->acts.offload,
         .host_experts = &m->weights.host,
         .cache = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
-        .decode = m->decodes,
+        .decode = m->pass.cache && m->pass.decode,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
@@ -484,13 +489,14 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->begun = true;
     m->work_mark = arena_mark(&dev->work);
     m->pass = *pass;
-    m->decodes = pass->cache && cache_begin(pass->cache, b->n_seq, b->cu, b->pos);
+    if (pass->cache) cache_begin(pass->cache, dev, b->n_seq, pass->cache_seq, b->cu, b->pos, pass->decode);
     acts_push_recv_buf(&m->acts, dev, a);
     m->tok = push_indices(m, b->tok, b->n_tok);
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
     m->label_id = push_indices(m, b->label_id, b->n_label);
-    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b, m->decodes)};
+    m->seqs =
+        (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b, pass->cache && pass->decode)};
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
     m->kl = (struct teacher){.alpha = 0};
     if (of_pass(m)->begin) of_pass(m)->begin(m, b);
@@ -500,7 +506,8 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     qat_use_inputs(&m->qat, a, &m->adapters, inputs);
     adapt_layers(m);
     if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
-    acts_push(&m->acts, dev, a, &m->adapters, b->n_tok, pass->backward, has_aux(m) || a->router.kind != ROUTER_CHOSEN);
+    acts_push(&m->acts, dev, a, pass_adapters(m), b->n_tok, pass->backward,
+              has_aux(m) || a->router.kind != ROUTER_CHOSEN);
 }
 
 /* F_i is the share of rows routed to expert i, p_i its mean probability.

@@ -89,6 +89,9 @@ struct model_pass {
     bool unquantised;       /* without the fake quantisation of struct qat */
     enum qat_inputs inputs; /* of quant.activations */
     struct cache *cache;    /* forward only: the tokens are stored there, and see those before (cache.h); NULL: none */
+    const int32_t *cache_seq;        /* [n_seq] the sequences in the cache */
+    const struct adapters *adapters; /* in place of the model's own, forward only; NULL: its own */
+    bool decode;                     /* some have tokens in the cache before this pass */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
                 * are all-reduced then, and with adapters.opt.cpu_update copied out */
 };
@@ -130,7 +133,6 @@ struct model {
     struct model_pass pass;
     bool begun;        /* between model_begin and model_end */
     int64_t work_mark; /* of dev->work at model_begin */
-    bool decodes;      /* pass.cache has tokens of a sequence before this pass */
     struct acts acts;
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
     struct seqs seqs;

@@ -29,6 +29,15 @@ void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, 
                alpha, a, (int)lda, b, (int)ldb, beta, c, (int)ldc);
 }
 
+void gemm_rows(const struct device *dev, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,
+               const real *b, int64_t ldb, real beta, real *c, int64_t ldc)
+{
+    if (dev->steady_rows)
+        rows_gemm(m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+    else
+        gemm_serial(false, true, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+
 /* Rows x columns of W: in place when W is stored as reals, otherwise decoded into buf. */
 static const real *weight_part(const struct weight *w, int64_t row, int64_t n_row, int64_t col, int64_t n_col,
                                real *buf, int64_t *ld)
@@ -55,8 +64,8 @@ void gemm_fwd(struct device *dev, real *y, int64_t ldy, const real *x, int64_t l
                 int64_t n_row = MT_MIN(FEATURES, w->n_out - row), ld;
                 real *buf = real_row(scratch, omp_get_thread_num() * FEATURES);
                 const real *part = weight_part(w, row, n_row, 0, w->n_in, buf, &ld);
-                gemm_serial(false, true, MT_MIN(TOKENS, n - t), n_row, w->n_in, 1, x + t * ldx, ldx, part, ld, 0,
-                            y + t * ldy + row, ldy);
+                gemm_rows(dev, MT_MIN(TOKENS, n - t), n_row, w->n_in, 1, x + t * ldx, ldx, part, ld, 0,
+                          y + t * ldy + row, ldy);
             }
         }
     }

@@ -8,6 +8,8 @@
 
 #define gemm_serial CPU(gemm_serial)
 #define weight_tile CPU(weight_tile)
+#define gemm_rows   CPU(gemm_rows)
+#define rows_gemm   CPU(rows_gemm)
 #define gemm_fwd    CPU(gemm_fwd)
 #define gemm_bwd    CPU(gemm_bwd)
 #define proj_weight CPU(proj_weight)
@@ -20,6 +22,15 @@ void blas_reserve(void);
  * included. */
 void gemm_serial(bool ta, bool tb, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,
                  const real *b, int64_t ldb, real beta, real *c, int64_t ldc);
+
+/* c[m,n] = beta * c + alpha * a b^T as gemm_serial; with dev->steady_rows the bits of a row do not depend on the other
+ * rows and their number. */
+void gemm_rows(const struct device *dev, int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda,
+               const real *b, int64_t ldb, real beta, real *c, int64_t ldc);
+
+/* The same for steady rows alone (rows.c). */
+void rows_gemm(int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda, const real *b, int64_t ldb,
+               real beta, real *c, int64_t ldc);
 
 /* Decodes rows [row, row+n_row) x columns [col, col+n_col) of expert e into out (leading dimension ldo); one thread.
  * col and n_col are even, and multiples of 32 for MXFP4 (the last tile of a row may end at n_in). */

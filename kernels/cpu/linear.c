@@ -32,8 +32,8 @@ static struct tensor drop_scratch(struct device *dev, const struct lora *lora, i
 }
 
 /* Adds bias, residual and adapter of rows t .. t+n-1 to y, which is x W^T. */
-static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct tensor bias, struct tensor res,
-                     const struct lora *lora, int64_t t, int64_t n, real *dropped)
+static void add_rows(const struct device *dev, struct tensor y, struct tensor xa, struct tensor x, struct tensor bias,
+                     struct tensor res, const struct lora *lora, int64_t t, int64_t n, real *dropped)
 {
     for (int64_t i = t; i < t + n && (bias.ndim || res.ndim); i++) {
         real *yt = real_row(y, i);
@@ -52,10 +52,10 @@ static void add_rows(struct tensor y, struct tensor xa, struct tensor x, struct 
         in = dropped;
         ldi = n_in;
     }
-    gemm_serial(false, true, n, xa.shape[1], n_in, 1, in, ldi, data_of(lora->a), lora->a.ld, 0, real_row(xa, t), xa.ld);
+    gemm_rows(dev, n, xa.shape[1], n_in, 1, in, ldi, data_of(lora->a), lora->a.ld, 0, real_row(xa, t), xa.ld);
     for (int s = 0; s < lora->n_seg && lora_added(lora); s++) {
-        gemm_serial(false, true, n, lora->seg_cols[s], lora->r, (real)lora->scale[s], real_row(xa, t) + s * lora->r,
-                    xa.ld, b, lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
+        gemm_rows(dev, n, lora->seg_cols[s], lora->r, (real)lora->scale[s], real_row(xa, t) + s * lora->r, xa.ld, b,
+                  lora->b.ld, 1, real_row(y, t) + lora->seg_first[s], y.ld);
         b += lora->seg_cols[s] * lora->b.ld;
     }
 }
@@ -72,7 +72,7 @@ void CPU(linear_fwd)(struct device *dev, struct tensor y, struct tensor xa, stru
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t t = 0; t < n_row; t += ROWS) {
             real *buf = dropped.ndim ? real_row(dropped, omp_get_thread_num() * ROWS) : NULL;
-            add_rows(y, xa, x, proj->bias, res, lora, t, MT_MIN(ROWS, n_row - t), buf);
+            add_rows(dev, y, xa, x, proj->bias, res, lora, t, MT_MIN(ROWS, n_row - t), buf);
         }
     }
     arena_release(&dev->work, mark);

@@ -68,8 +68,12 @@ static void lora_thin(struct device *dev, struct tensor out, struct tensor x, st
         for (int64_t e = 0; e < factor.shape[0]; e++) {
             int64_t first = MT_MAX(m, I32(r->offs)[e]), end = MT_MIN(stop, I32(r->offs)[e + 1]);
             if (first >= end) continue;
-            gemm_serial(false, !backward, end - first, out.shape[1], x.shape[1], 1, real_row(x, first), x.ld,
-                        expert(factor, e), factor.ld, 0, real_row(out, first), out.ld);
+            if (backward)
+                gemm_serial(false, false, end - first, out.shape[1], x.shape[1], 1, real_row(x, first), x.ld,
+                            expert(factor, e), factor.ld, 0, real_row(out, first), out.ld);
+            else
+                gemm_rows(dev, end - first, out.shape[1], x.shape[1], 1, real_row(x, first), x.ld, expert(factor, e),
+                          factor.ld, 0, real_row(out, first), out.ld);
         }
     }
 }
@@ -117,10 +121,10 @@ static void experts_fwd(struct device *dev, struct tensor y, struct tensor buffe
                 for (int64_t i = 0; i < n_col; i++) out[m * y.ld + i] = b ? b[i] : 0;
             }
             weight_tile(w, e, col, n_col, 0, w->n_in, tile, w->n_in);
-            gemm_serial(false, true, n, n_col, w->n_in, 1, real_row(x, first), x.ld, tile, w->n_in, 1, out, y.ld);
+            gemm_rows(dev, n, n_col, w->n_in, 1, real_row(x, first), x.ld, tile, w->n_in, 1, out, y.ld);
             if (lora_added(lora))
-                gemm_serial(false, true, n, n_col, lora->r, lora->scale[0], real_row(xa, first), xa.ld,
-                            expert(lora->b, e) + col * lora->b.ld, lora->b.ld, 1, out, y.ld);
+                gemm_rows(dev, n, n_col, lora->r, lora->scale[0], real_row(xa, first), xa.ld,
+                          expert(lora->b, e) + col * lora->b.ld, lora->b.ld, 1, out, y.ld);
         }
     }
 }

@@ -53,13 +53,14 @@ static void open_cache(struct bed *b)
 {
     const struct arch *a = &b->run.arch;
     struct device *dev = &b->run.dev, dry;
+    const struct cache_size size = {N_SEQ, MAX_LEN, CHUNK, N_SEQ * MAX_LEN};
     struct err err = {.msg = ""};
     device_dry_run(&dry, dev);
     b->arena = arena_measure("cache");
-    if (cache_open(&b->cache, &dry, &b->arena, a, N_SEQ, MAX_LEN, CHUNK, &err)) fail_msg("%s", err.msg);
+    if (cache_open(&b->cache, &dry, &b->arena, a, &size, &err)) fail_msg("%s", err.msg);
     cache_close(&b->cache);
     if (device_reserve(dev, &b->arena, "cache", b->arena.peak, &err) ||
-        cache_open(&b->cache, dev, &b->arena, a, N_SEQ, MAX_LEN, CHUNK, &err))
+        cache_open(&b->cache, dev, &b->arena, a, &size, &err))
         fail_msg("%s", err.msg);
     assert_int_equal(b->cache.bytes, b->arena.cap);
 }
@@ -80,7 +81,7 @@ static void bed_open(struct bed *b, const struct family *f, const char *device, 
     if (f->adapter) snprintf(adapter, sizeof(adapter), "%s/%s", cfg->model.path, f->adapter);
     if (run_open_headers(r, cfg, &err)) fail_msg("%s", err.msg);
     if (oracle) device_open_oracle(&r->dev);
-    if (run_open_model(r, f->adapter ? adapter : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
+    if (run_open_model(r, f->adapter ? adapter : NULL, PLAN_EVAL, &err)) fail_msg("%s", err.msg);
     open_cache(b);
 }
 
@@ -96,7 +97,9 @@ static void forward(struct model *m, const int32_t *first, const int32_t *end, s
 {
     static int32_t tok[N_SEQ * MAX_LEN], pos[N_SEQ * MAX_LEN];
     int32_t cu[N_SEQ + 1] = {0}, n = 0;
+    bool decode = false;
     for (int s = 0; s < N_SEQ; s++) {
+        decode = decode || first[s];
         for (int32_t p = first[s]; p < end[s]; p++, n++) {
             pos[n] = p;
             tok[n] = (31 * p + 7 * s * s + 3) % (int32_t)m->arch.vocab;
@@ -104,7 +107,8 @@ static void forward(struct model *m, const int32_t *first, const int32_t *end, s
         cu[s + 1] = n;
     }
     const struct model_batch b = {.n_tok = n, .n_seq = N_SEQ, .max_len = MAX_LEN, .tok = tok, .pos = pos, .cu = cu};
-    const struct model_pass pass = {.cache = cache};
+    static const int32_t seq[N_SEQ] = {0, 1, 2, 3};
+    const struct model_pass pass = {.cache = cache, .cache_seq = seq, .decode = decode};
     model_begin(m, &b, &pass);
     model_fwd(m);
 }
@@ -128,7 +132,10 @@ static void decoded(struct bed *b, enum arrival arrival, float *logits)
     struct model *m = &b->run.model;
     int32_t first[N_SEQ], end[N_SEQ] = {0};
     bool more = true;
-    cache_clear(&b->cache);
+    for (int s = 0; s < N_SEQ; s++) {
+        if (b->cache.seqs[s].used) cache_drop(&b->cache, s);
+        assert_int_equal(cache_take(&b->cache, MAX_LEN), s);
+    }
     for (int pass = 0; more; pass++) {
         more = false;
         for (int s = 0; s < N_SEQ; s++) {
@@ -251,14 +258,15 @@ static void bytes_and_errors(void **state)
     struct bed b;
     struct arch a;
     struct cache c;
+    const struct cache_size many = {1 << 20, 1 << 20, 1, 1 << 20}, few = {1, 64, 1, 64};
     struct err err = {.msg = ""};
     bed_open(&b, &families[1], "cpu", false);
     assert_int_equal(b.cache.bytes, bytes_of(N_SEQ, MAX_LEN, CHUNK));
-    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, 1 << 20, 1 << 20, 1, &err), -1);
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, &many, &err), -1);
     assert_non_null(strstr(err.msg, "1048576 sequences of 1048576 tokens have more than"));
     if (arch_load(&a, fixture("parity/deepseek_v3"), &err)) fail_msg("%s", err.msg);
     assert_false(cache_possible(&a));
-    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, 1, 64, 1, &err), -1);
+    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, &few, &err), -1);
     assert_non_null(strstr(err.msg, "deepseek_v3 cannot decode"));
     bed_close(&b);
     if (run_open_headers(&b.run, &b.cfg, &err)) fail_msg("%s", err.msg);

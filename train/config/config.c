@@ -146,6 +146,7 @@ static const struct option options[] = {
     ROW(eval, patience, FREE, "0", "[0, 1e9]", "stop after N evaluations without a lower loss; 0: never"),
     ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
     ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens per answer, at most"),
+    ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "GiB of the cache; 0: of what is free"),
     ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
     ROW(output, keep, FREE, "3", "[0, 1e9]", "newest checkpoints kept; 0: all"),

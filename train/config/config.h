@@ -124,6 +124,9 @@ struct config {
         char prompts[MT_PATH];
     } eval;
     struct {
+        double memory_gb;
+    } generate;
+    struct {
         char dir[MT_PATH];
         int64_t save_every, keep;
     } output;

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "train/generate/engine.h"
+
 static bool has_role(struct json message, const char *role)
 {
     const char *own;
@@ -54,18 +56,17 @@ static int add(struct eval_prompts *s, struct run *r, struct json row, const cha
     if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
     if (json_has(row, "messages") && json_has(row, "prompt"))
         return err_set(err, "%s: prompt and messages exclude each other: remove one", name);
-    struct sampler *one = &s->of[s->n];
+    struct prompt *one = &s->of[s->n];
     find_texts(row, &s->prompts[s->n], &s->expected[s->n]);
     s->n++;
-    *one = (struct sampler){.run = r, .top_p = 1};
     if (json_has(row, "messages")) {
-        if (sampler_messages(one, row, name, err)) return -1;
-    } else if (json_get_str(row, "prompt", &text, err) || sampler_prompt(one, text, name, err)) {
+        if (prompt_messages(one, r, row, name, err)) return -1;
+    } else if (json_get_str(row, "prompt", &text, err) || prompt_text(one, r, text, name, err)) {
         return -1;
     }
-    if (one->n_prompt <= room) return 0;
+    if (one->ids.count <= room) return 0;
     return err_set(err, "%s: %lld tokens of prompt and eval.prompt_tokens = %lld are more than data.seq_len = %lld",
-                   name, (long long)one->n_prompt, (long long)r->cfg->eval.prompt_tokens,
+                   name, (long long)one->ids.count, (long long)r->cfg->eval.prompt_tokens,
                    (long long)r->cfg->data.seq_len);
 }
 
@@ -74,7 +75,6 @@ static int open_all(struct eval_prompts *s, struct run *r, const char *path, str
     char *line, name[MT_PATH + 32];
     int64_t size;
     int rc;
-    if (sampler_check(r, err)) return -1;
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
     s->of = mem_array(SAMPLES_MAX, (int64_t)sizeof(*s->of));
@@ -95,35 +95,69 @@ static int open_all(struct eval_prompts *s, struct run *r, const char *path, str
 int eval_prompts_open(struct eval_prompts *s, struct run *r, struct err *err)
 {
     const char *path = r->cfg->eval.prompts;
-    *s = (struct eval_prompts){.n = 0};
+    *s = (struct eval_prompts){.run = r};
     return path[0] && open_all(s, r, path, err) ? err_prefix(err, "eval.prompts") : 0;
+}
+
+static void write_answer(void *user, const struct sample *a)
+{
+    struct eval_prompts *s = user;
+    const struct sample_metrics sample = {.step = s->step,
+                                          .tokens = a->n - (a->end == SAMPLE_END_TOKEN),
+                                          .prompt = s->prompts[s->at],
+                                          .expected = s->expected[s->at],
+                                          .text = a->text};
+    s->failed = a->end == SAMPLE_FAILED;
+    if (s->metrics && !s->failed) metrics_sample(s->metrics, &sample);
+}
+
+/* False: stop() was true. */
+static bool answer_all(struct eval_prompts *s, struct engine *e, bool (*stop)(void))
+{
+    struct sample_params params = sample_params_default();
+    struct err err;
+    params.max_tokens = s->run->cfg->eval.prompt_tokens;
+    for (s->at = 0; s->at < s->n && !s->failed; s->at++) {
+        const struct prompt *p = &s->of[s->at];
+        const struct sample_request q = {.ids = p->ids.ids,
+                                         .n_ids = p->ids.count,
+                                         .n = 1,
+                                         .params = params,
+                                         .end_ids = p->ends,
+                                         .n_end_ids = p->n_ends,
+                                         .user = s,
+                                         .done = write_answer};
+        if (comm_host_max(s->run->par.all, stop()) > 0) return false;
+        if (engine_add(e, &q, &err) < 0) MT_REQUIRE(false, "%s", err.msg); /* add() has checked it */
+        while (engine_step(e)) progress();
+    }
+    return true;
 }
 
 bool eval_prompts_write(struct eval_prompts *s, struct metrics *m, int64_t step, bool (*stop)(void))
 {
     struct err err;
-    for (int64_t i = 0; i < s->n; i++) {
-        struct sampler *one = &s->of[i];
-        if (comm_host_max(one->run->par.all, stop()) > 0) return false;
-        sampler_rewind(one);
-        if (sampler_run(one, one->run->cfg->eval.prompt_tokens, &err)) {
-            log_warn("no samples: %s", err.msg);
-            return true;
-        }
-        const struct sample_metrics sample = {.step = step,
-                                              .tokens = one->ids.count - one->n_prompt,
-                                              .prompt = s->prompts[i],
-                                              .expected = s->expected[i],
-                                              .text = one->text.text ? one->text.text : ""};
-        if (m) metrics_sample(m, &sample);
+    if (!s->n) return true;
+    const int64_t len = s->run->cfg->data.seq_len;
+    const struct engine_options opt = {.n_seq = 1, .max_len = len, .n_tok = len, .chunk = 1, .cache_tok = len};
+    struct engine *e = engine_open(s->run, &opt, &err);
+    if (!e) {
+        log_warn("no samples: %s", err.msg);
+        return true;
     }
-    return true;
+    s->metrics = m;
+    s->step = step;
+    s->failed = false;
+    const bool all = answer_all(s, e, stop);
+    engine_close(e);
+    if (s->failed) log_warn("no samples: the logits are not finite: check the adapter and the model");
+    return all;
 }
 
 void eval_prompts_close(struct eval_prompts *s)
 {
     for (int64_t i = 0; i < s->n; i++) {
-        sampler_free(&s->of[i]);
+        prompt_free(&s->of[i]);
         mem_free(s->prompts[i]);
         mem_free(s->expected[i]);
     }

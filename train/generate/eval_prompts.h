@@ -2,15 +2,21 @@
 #ifndef MT_EVAL_PROMPTS_H
 #define MT_EVAL_PROMPTS_H
 
-#include "train/generate/sampler.h"
+#include "train/generate/prompt.h"
 
 enum { SAMPLES_MAX = 64 };
 
 struct eval_prompts {
-    struct sampler *of; /* [n] */
-    char **prompts;     /* [n] text to show: the prompt, or the last message of the user */
-    char **expected;    /* [n] the answer in the row; NULL: none */
+    struct run *run;
+    struct prompt *of; /* [n] */
+    char **prompts;    /* [n] text to show: the prompt, or the last message of the user */
+    char **expected;   /* [n] the answer in the row; NULL: none */
     int64_t n;
+
+    /* while texts are generated */
+    struct metrics *metrics; /* NULL: on other ranks than the first */
+    int64_t step, at;
+    bool failed;
 };
 
 /* Reads cfg->eval.prompts, JSONL of {"prompt", "completion"?} or {"messages"} rows; an empty name: no prompts. Call

@@ -6,42 +6,76 @@
 
 #include "data/json/text.h"
 #include "train/adapter/adapter_dir.h"
-#include "train/generate/sampler.h"
+#include "data/tokenizer/normalize.h"
+#include "train/generate/engine.h"
+#include "train/generate/prompt.h"
 #include "train/tools/tokens.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
+enum {
+    PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
+    CHUNK_TOK = 128,
+};
 
 struct generate {
     const struct generate_options *o;
     struct config *cfg;
     struct run run;
-    struct sampler sampler;
+    struct prompt prompt;
+    int64_t shown; /* bytes of the text on standard output */
+    enum sample_end end;
 };
 
 static int read_prompt(struct generate *g, struct err *err)
 {
     const struct generate_options *o = g->o;
     int64_t size;
-    if (!o->messages) return sampler_prompt(&g->sampler, o->prompt, "--prompt", err);
+    if (!o->messages) return prompt_text(&g->prompt, &g->run, o->prompt, "--prompt", err);
     char *text = file_read(o->messages, MAX_INPUT, &size, err);
     struct json_doc *doc = text ? row_parse(text, size, o->messages, err) : NULL;
-    const int rc = doc ? sampler_messages(&g->sampler, json_root(doc), o->messages, err) : -1;
+    const int rc = doc ? prompt_messages(&g->prompt, &g->run, json_root(doc), o->messages, err) : -1;
     json_free(doc);
     mem_free(text);
     return rc;
 }
 
-static void put_json(const struct sampler *s)
+/* Characters that would steer a terminal become U+FFFD. */
+static void put_printable(const char *text, int64_t size)
+{
+    for (int64_t at = 0, n; at < size; at += n) {
+        n = MT_MAX(utf8_character(text + at, size - at), 1);
+        if (text[at] == '\n' || str_printable(text + at))
+            fwrite(text + at, 1, (size_t)n, stdout);
+        else
+            fputs("\xef\xbf\xbd", stdout);
+    }
+}
+
+static void show(void *user, const struct sample *s)
+{
+    struct generate *g = user;
+    const int64_t more = s->text_size - g->shown;
+    if (more <= 0 || g->o->json) return;
+    if (isatty(STDOUT_FILENO))
+        put_printable(s->text + g->shown, more);
+    else
+        fwrite(s->text + g->shown, 1, (size_t)more, stdout);
+    fflush(stdout);
+    g->shown = s->text_size;
+}
+
+static void put_json(const struct generate *g, const struct sample *s)
 {
     struct text_buf out = {0};
     int64_t size = 0;
-    const char *stop = s->stopped < 0 ? NULL : tokenizer_bytes(s->run->tok, s->stopped, &size);
+    const bool ended = s->end == SAMPLE_END_TOKEN;
+    const char *stop = ended ? tokenizer_bytes(g->run.tok, s->ids[s->n - 1], &size) : NULL;
     text_put(&out, "{\"prompt_ids\": ");
-    tokens_put_ids(&out, s->ids.ids, s->n_prompt);
+    tokens_put_ids(&out, s->prompt, s->n_prompt);
     text_put(&out, ", \"ids\": ");
-    tokens_put_ids(&out, s->ids.ids + s->n_prompt, s->ids.count - s->n_prompt);
+    tokens_put_ids(&out, s->ids, s->n - ended);
     text_put(&out, ", \"text\": ");
-    text_put_quoted(&out, s->text.text ? s->text.text : "", s->text.size);
+    text_put_quoted(&out, s->text, s->text_size);
     text_put(&out, ", \"stop\": ");
     if (stop)
         text_put_quoted(&out, stop, size);
@@ -52,18 +86,62 @@ static void put_json(const struct sampler *s)
     text_free(&out);
 }
 
+static void finish(void *user, const struct sample *s)
+{
+    struct generate *g = user;
+    show(user, s);
+    g->end = s->end;
+    if (s->end == SAMPLE_FAILED) return;
+    if (g->o->json)
+        put_json(g, s);
+    else
+        fputs("\n", stdout);
+}
+
+static struct sample_params params_of(const struct generate_options *o)
+{
+    struct sample_params p = sample_params_default();
+    p.temperature = o->temperature;
+    p.top_p = o->top_p;
+    p.seed = (uint64_t)o->seed;
+    p.max_tokens = o->tokens;
+    return p;
+}
+
+static struct engine *open_engine(struct generate *g, struct err *err)
+{
+    const struct plan_generation *s = &g->run.generation;
+    const struct engine_options opt = {.n_seq = s->n_seq,
+                                       .max_len = g->cfg->data.seq_len,
+                                       .n_tok = s->n_tok,
+                                       .chunk = s->chunk,
+                                       .cache_tok = g->run.cache_tok};
+    return engine_open(&g->run, &opt, err);
+}
+
 static int write_text(struct generate *g, struct err *err)
 {
-    struct sampler *s = &g->sampler;
     const double start = clock_ms();
-    int rc = sampler_run(s, g->o->tokens, err);
-    if (g->o->json && !rc) put_json(s);
-    if (!g->o->json) fputs("\n", stdout);
+    const struct sample_request q = {.ids = g->prompt.ids.ids,
+                                     .n_ids = g->prompt.ids.count,
+                                     .n = 1,
+                                     .params = params_of(g->o),
+                                     .end_ids = g->prompt.ends,
+                                     .n_end_ids = g->prompt.n_ends,
+                                     .user = g,
+                                     .token = show,
+                                     .done = finish};
+    struct engine *e = open_engine(g, err);
+    if (!e) return -1;
+    int rc = engine_add(e, &q, err) < 0 ? -1 : 0;
+    while (!rc && engine_step(e)) progress();
+    const int64_t n = engine_stats(e).sampled_tok;
+    engine_close(e);
+    if (!rc && g->end == SAMPLE_FAILED) rc = err_set(err, "the logits are not finite: check the adapter and the model");
     if (!rc && (fflush(stdout) || ferror(stdout))) rc = err_set(err, "standard output cannot be written");
     if (!rc)
-        log_info("%lld token%s in %.1f s, %s", (long long)(s->ids.count - s->n_prompt),
-                 str_plural(s->ids.count - s->n_prompt), (clock_ms() - start) / 1e3,
-                 s->stopped < 0 ? "as many as --tokens allows" : "then the end of the turn");
+        log_info("%lld token%s in %.1f s, %s", (long long)n, str_plural(n), (clock_ms() - start) / 1e3,
+                 g->end == SAMPLE_LENGTH ? "as many as --tokens allows" : "the last is the end of the turn");
     return rc;
 }
 
@@ -82,13 +160,16 @@ static void set_config(struct config *c)
 
 static int check_length(struct generate *g, struct err *err)
 {
-    const int64_t n = g->sampler.n_prompt + g->o->tokens, most = g->run.arch.max_len;
+    const int64_t n = g->prompt.ids.count + g->o->tokens, most = g->run.arch.max_len;
     if (n > most)
         return err_set(
             err, "--tokens %lld: %lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
-            (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens, (long long)most);
+            (long long)g->o->tokens, (long long)g->prompt.ids.count, (long long)g->o->tokens, (long long)most);
     g->cfg->data.seq_len = n;
-    return sampler_check(&g->run, err);
+    g->run.generation =
+        (struct plan_generation){.n_seq = 1, .n_tok = MT_MIN(g->prompt.ids.count, PASS_TOK), .chunk = 1};
+    if (g->prompt.ids.count > PASS_TOK) g->run.generation.chunk = CHUNK_TOK;
+    return 0;
 }
 
 /* The memory of a forward pass over all tokens is over the budget. */
@@ -99,24 +180,15 @@ static int too_long(struct generate *g, const char *adapter, struct err *err)
     char need[32], have[32], part[32], cache[64] = "", fits[64] = "no text fits, whatever --tokens is", host[PLAN_TEXT];
     const struct plan_request request = run_plan_request(r, adapter, PLAN_GENERATE);
     if (plan_longest(p, &request, err)) return -1;
-    if (p->longest > g->sampler.n_prompt)
-        snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->sampler.n_prompt));
+    if (p->longest > g->prompt.ids.count)
+        snprintf(fits, sizeof(fits), "--tokens %lld fits", (long long)(p->longest - g->prompt.ids.count));
     else if (p->longest)
         snprintf(fits, sizeof(fits), "shorten the prompt to less than %lld tokens", (long long)p->longest);
     if (p->memory.cache) snprintf(cache, sizeof(cache), " (KV cache %s)", str_bytes(part, p->memory.cache));
     return err_set(err, "--tokens %lld: %lld tokens of prompt and %lld more need %s%s, the budget is %s (%s): %s%s",
-                   (long long)g->o->tokens, (long long)g->sampler.n_prompt, (long long)g->o->tokens,
+                   (long long)g->o->tokens, (long long)g->prompt.ids.count, (long long)g->o->tokens,
                    str_bytes(need, plan_peak(p, false)), cache, str_bytes(have, p->budget), p->limit, fits,
                    plan_host_advice(host, p));
-}
-
-static void log_cache(const struct run *r)
-{
-    char b[32];
-    if (r->plan.memory.cache)
-        log_info("KV cache of %lld tokens: %s", (long long)r->cfg->data.seq_len, str_bytes(b, r->plan.memory.cache));
-    else
-        log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
 }
 
 static int generate(struct generate *g, struct err *err)
@@ -130,25 +202,20 @@ static int generate(struct generate *g, struct err *err)
         check_length(g, err))
         return -1;
     if (run_open_model(r, dir, PLAN_GENERATE, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
-    log_cache(r);
+    if (!r->plan.memory.cache)
+        log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
     return write_text(g, err);
 }
 
 int generate_run(const struct generate_options *o, struct config *cfg, struct err *err)
 {
     struct generate g = {.o = o, .cfg = cfg};
-    g.sampler = (struct sampler){.run = &g.run,
-                                 .temperature = o->temperature,
-                                 .top_p = o->top_p,
-                                 .seed = o->seed,
-                                 .plain = isatty(STDOUT_FILENO),
-                                 .out = o->json ? NULL : stdout};
     if (o->top_p < 1 && o->temperature == 0)
         return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
                             "above 0");
     set_config(cfg);
     const int rc = generate(&g, err);
     run_close(&g.run);
-    sampler_free(&g.sampler);
+    prompt_free(&g.prompt);
     return rc;
 }

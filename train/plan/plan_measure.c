@@ -156,6 +156,7 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                              .adapter_dir = adapter_dir,
                              .train = use == PLAN_TRAIN,
                              .generates = use == PLAN_GENERATE || (use == PLAN_TRAIN && cfg->eval.prompts[0]),
+                             .generation = {.n_seq = 1, .n_tok = cfg->data.seq_len, .chunk = 1},
                              .n_tok = loader_max_tokens(&lo),
                              .seq_len = cfg->data.seq_len,
                              .machine = machine_of(dev, par->all)};
@@ -278,33 +279,76 @@ int64_t plan_probe_work(struct plan_probe *p, double *ms)
     return measure_training(p, ms, &fwd);
 }
 
-/* The peak of generation, as sampler_run does it: a pass over one full sequence beside its cache. Its logits take less
- * than the loss of two tokens. *cache: its bytes; 0: none. */
+/* A cache for n_tok tokens; its bytes in `arena`. */
+static int64_t push_cache(const struct plan_request *q, struct device *dev, struct arena *arena, int64_t n_tok,
+                          struct cache *c)
+{
+    const struct cache_size size = {
+        .n_seq = q->generation.n_seq, .max_len = q->seq_len, .chunk = q->generation.chunk, .n_tok = n_tok};
+    struct err err;
+    if (cache_open(c, dev, arena, q->a, &size, &err)) MT_REQUIRE(false, "%s", err.msg);
+    return c->bytes;
+}
+
+int64_t plan_cache_bytes(const struct plan_request *q, int64_t n_tok)
+{
+    struct arena arena = arena_measure("cache");
+    struct device dry;
+    struct cache c;
+    device_dry_run(&dry, q->dev);
+    const int64_t bytes = push_cache(q, &dry, &arena, n_tok, &c);
+    cache_close(&c);
+    return bytes;
+}
+
+/* A pass of generation: prompts with the losses of their tokens, or tokens that see the cache. */
+static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
+{
+    const struct plan_request *q = p->q;
+    const struct plan_generation *g = &q->generation;
+    const struct model_batch b = {
+        .n_tok = g->n_tok, .n_seq = MT_MIN(g->n_seq, g->n_tok), .n_label = g->n_tok, .max_len = q->seq_len};
+    const struct model_draw d = {.n = g->n_seq, .n_top = g->n_top, .n_edit = g->edits ? g->n_seq * q->seq_len : 0};
+    struct model *m = &p->model;
+    model_begin(m, &b, &(struct model_pass){.cache = c, .decode = decode});
+    model_fwd(m);
+    model_nll(m, NULL);
+    model_sample(m, &d);
+    model_end(m);
+}
+
+/* The peak of generation beside the smallest cache, of one full sequence. *cache: its bytes; 0: none. */
 static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 {
     const struct plan_request *q = p->q;
-    const struct model_batch b = {.n_tok = q->seq_len, .n_seq = 1, .n_label = 2, .max_len = q->seq_len};
-    struct model *m = &p->model;
     struct cache c;
-    struct err err;
     *cache = 0;
     if (!q->generates || !cache_possible(q->a)) return 0;
     p->dev.work = arena_measure("work");
-    if (cache_open(&c, &p->dev, &p->dev.work, q->a, 1, q->seq_len, 1, &err)) MT_REQUIRE(false, "%s", err.msg);
-    model_begin(m, &b, &(struct model_pass){.backward = false});
-    model_fwd(m);
-    model_loss(m);
-    model_end(m);
-    *cache = c.bytes;
+    *cache = push_cache(q, &p->dev, &p->dev.work, q->seq_len, &c);
+    generation_pass(p, &c, false);
+    generation_pass(p, &c, true);
     cache_close(&c);
     return p->dev.work.peak;
 }
 
-int64_t plan_probe_other(struct plan_probe *p)
+/* The peak of the passes that save nothing, without calibration. A command that only generates with a cache has no
+ * others. */
+static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache)
 {
     int64_t unused;
-    const int64_t eval = measure_pass(p, false, true, &unused), calibration = measure_calibration(p);
-    return MT_MAX(MT_MAX(eval, calibration), measure_generation(p, &unused));
+    const int64_t eval = measure_pass(p, false, true, &unused);
+    *flops = p->dev.flops / (double)p->q->n_tok;
+    const int64_t generation = measure_generation(p, cache);
+    return *cache && !p->q->train ? generation : MT_MAX(eval, generation);
+}
+
+int64_t plan_probe_other(struct plan_probe *p)
+{
+    int64_t cache;
+    double flops;
+    const int64_t forward = measure_forward(p, &flops, &cache), calibration = measure_calibration(p);
+    return MT_MAX(forward, calibration);
 }
 
 /* With expert parallelism the receive buffer is larger than a rank's average rows: counts work without that. */
@@ -323,10 +367,7 @@ static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool
 
 static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool frozen)
 {
-    int64_t fwd;
-    m->work_eval = measure_pass(p, false, true, &fwd);
-    m->flops_fwd = p->dev.flops / (double)p->q->n_tok;
-    m->work_eval = MT_MAX(m->work_eval, measure_generation(p, &m->cache));
+    m->work_eval = measure_forward(p, &m->flops_fwd, &m->cache);
     if (frozen) return;
     m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
     m->work = measure_training(p, &m->floor_ms, &m->work_fwd);

@@ -46,6 +46,15 @@ struct plan_room {
 
 enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
+/* Texts that are generated at once (train/generate/engine.h), of up to seq_len tokens. */
+struct plan_generation {
+    int64_t n_seq; /* sequences */
+    int64_t n_tok; /* tokens of a pass */
+    int64_t chunk; /* tokens of a sequence in a pass that is not its first */
+    int64_t n_top; /* likeliest tokens that are reported */
+    bool edits;    /* logits are changed: penalties, min_tokens */
+};
+
 /* Kind of device, model, data: what a plan is for. */
 struct plan_request {
     const struct device *dev;
@@ -54,8 +63,9 @@ struct plan_request {
     const struct safetensors *st;
     const struct config *cfg;
     const char *adapter_dir;
-    bool train;     /* false: forward only */
-    bool generates; /* texts of up to seq_len tokens, one by one (sampler.h) */
+    bool train;                        /* false: forward only */
+    bool generates;                    /* texts */
+    struct plan_generation generation; /* of one sequence, unless the caller of plan_request_of sets it */
     int64_t n_tok;
     int64_t seq_len;
     struct plan_room room;
@@ -92,6 +102,8 @@ int64_t plan_packed_layers(const struct plan_probe *p);
 /* What such products add to the floor of a micro-batch, in forward and backward. *gain_ms: what decoding their layers
  * would save of it; the rest is time of reading bf16, which the floor does not count for them. */
 double plan_inside_ms(const struct plan_probe *p, const struct roofs *roofs, double *gain_ms);
+/* Bytes of a cache for n_tok tokens of q's sequences. */
+int64_t plan_cache_bytes(const struct plan_request *q, int64_t n_tok);
 /* All of struct plan_memory. */
 int plan_measure(struct plan_memory *m, int64_t *trainable, const struct plan_request *q,
                  const struct model_options *opt, struct err *err) MT_CHECK;

@@ -24,7 +24,9 @@ struct run {
     struct chat_template *chat; /* NULL: none */
     struct dataset train, eval;
     struct plan plan;
-    char packed[MT_PATH];   /* the cache of model.quantize */
+    struct plan_generation generation; /* set before run_open_model, for PLAN_GENERATE; zeroed: one sequence */
+    int64_t cache_tok;                 /* of run_open_model: tokens that dev.work has a cache for beside a pass */
+    char packed[MT_PATH];              /* the cache of model.quantize */
     bool begins;            /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
     struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
     struct model model;

@@ -26,8 +26,38 @@ static int find_packed(struct run *r, const struct quantize *q, struct err *err)
                       quantize_name(q), attention, part);
 }
 
-/* Arenas by the plan. */
-static int reserve_memory(struct run *r, bool train, struct err *err)
+/* The largest cache for up to all sequences of their longest length that fits `spare` bytes more than the plan has, and
+ * generate.memory_gb. *more: these bytes. */
+static int size_cache(struct run *r, const struct plan_request *q, int64_t spare, int64_t *more, struct err *err)
+{
+    const int64_t least = r->plan.memory.cache, unit = MT_PAGE;
+    const double given = r->cfg->generate.memory_gb * (double)((int64_t)1 << 30);
+    int64_t low = 0, high = (q->generation.n_seq - 1) * q->seq_len / unit + 1; /* units more: low fits, high does not */
+    char have[32], need[32];
+    *more = 0;
+    r->cache_tok = q->seq_len;
+    if (!least) return 0;
+    if (given > 0 && (double)least > given)
+        return err_set(err, "generate.memory_gb = %g: the cache of a sequence of %lld tokens needs %s: set it to %g",
+                       r->cfg->generate.memory_gb, (long long)q->seq_len, str_bytes(need, least),
+                       plan_round_gib((double)least / (double)((int64_t)1 << 30)));
+    if (given > 0 && given < (double)spare + (double)least) spare = (int64_t)given - least;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (plan_cache_bytes(q, q->seq_len + middle * unit) - least <= spare)
+            low = middle;
+        else
+            high = middle;
+    }
+    r->cache_tok = q->seq_len + low * unit;
+    *more = plan_cache_bytes(q, r->cache_tok) - least;
+    log_info("KV cache of %lld tokens, at most %lld sequence%s: %s", (long long)r->cache_tok,
+             (long long)q->generation.n_seq, str_plural(q->generation.n_seq), str_bytes(have, least + *more));
+    return 0;
+}
+
+/* Arenas by the plan; cache: bytes more, for generation. */
+static int reserve_memory(struct run *r, bool train, int64_t cache, struct err *err)
 {
     struct device *dev = &r->dev;
     const struct plan_memory *memory = &r->plan.memory;
@@ -38,7 +68,7 @@ static int reserve_memory(struct run *r, bool train, struct err *err)
         log_info("pinned %s of host memory in %.1f s", str_bytes(a, memory->host), (clock_ms() - start) / 1e3);
     return device_reserve(dev, &dev->weights, "weights", plan_weights(&r->plan), err) ||
                    device_reserve(dev, &dev->state, "state", memory->state, err) ||
-                   device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train), err)
+                   device_reserve(dev, &dev->work, "work", plan_work(&r->plan, train) + cache, err)
                ? -1
                : 0;
 }
@@ -172,7 +202,9 @@ static int init_adapters(struct run *r, struct err *err)
 
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use)
 {
-    return plan_request_of(&r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use);
+    struct plan_request q = plan_request_of(&r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use);
+    if (use == PLAN_GENERATE && r->generation.n_seq) q.generation = r->generation;
+    return q;
 }
 
 int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, struct err *err)
@@ -180,10 +212,12 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     const bool train = use == PLAN_TRAIN;
     struct adapters ad = {0}, reference = {0}, *planned = NULL;
     char a[32];
+    int64_t cache = 0;
     const struct plan_request request = run_plan_request(r, adapter_dir, use);
-    if (plan_make(&r->plan, &request, err) || reserve_memory(r, train, err) ||
-        plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err))
+    if (plan_make(&r->plan, &request, err)) return -1;
+    if (use == PLAN_GENERATE && size_cache(r, &request, r->plan.budget - plan_peak(&r->plan, train), &cache, err))
         return -1;
+    if (reserve_memory(r, train, cache, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err)) return -1;
     set_optimizer(&ad.opt, r->cfg);
     const double start = clock_ms();
     const int rc = plan_reference(&reference, &planned, &r->arch, r->cfg, err) || fill_model(r, &ad, planned, err);

@@ -1,0 +1,356 @@
+/* test_engine.c - many requests at once: any order of arrival, with waiting, chunks, shared prompts and cancelled
+ * requests, gives the tokens and log-probabilities of one sequence at a time; stop strings; log-probabilities of
+ * prompts; what is refused. */
+#include <math.h>
+#include <string.h>
+
+#include "tests/test.h"
+#include "train/generate/answer_text.h"
+#include "train/generate/engine.h"
+
+enum { N = 60, MAX_LEN = 170, MAX_ANSWER = 40, SAMPLES = 3 };
+
+struct bed {
+    struct config cfg;
+    struct run run;
+};
+
+static void bed_open(struct bed *b, const char *model, const char *adapter)
+{
+    struct err err = {.msg = ""};
+    struct dataset_options opt;
+    char dir[MT_PATH];
+    config_defaults(&b->cfg);
+    snprintf(b->cfg.model.path, sizeof(b->cfg.model.path), "%s", fixture(model));
+    snprintf(b->cfg.lora.targets, sizeof(b->cfg.lora.targets), "q_proj");
+    if (config_set(&b->cfg, "train.device=cpu", &err)) fail_msg("%s", err.msg);
+    b->cfg.data.seq_len = MAX_LEN;
+    b->cfg.train.micro_batch = 1;
+    if (adapter) snprintf(dir, sizeof(dir), "%s/%s", b->cfg.model.path, adapter);
+    if (run_open_headers(&b->run, &b->cfg, &err) || run_open_tokenizer(&b->run, &opt, NULL, &err))
+        fail_msg("%s", err.msg);
+    b->run.generation = (struct plan_generation){.n_seq = 5, .n_tok = 64, .chunk = 16, .n_top = 4, .edits = true};
+    if (run_open_model(&b->run, adapter ? dir : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
+}
+
+/* ---- requests at random ---- */
+
+struct got {
+    int64_t n;
+    int32_t ids[MAX_ANSWER], top[MAX_ANSWER];
+    float logprob[MAX_ANSWER], kept[MAX_ANSWER];
+    char text[1024];
+    enum sample_end end;
+    float prompt[MAX_LEN];
+    int64_t n_call;
+};
+struct case_of {
+    int32_t ids[MAX_LEN];
+    struct sample_request q;
+    struct got got[SAMPLES];
+};
+
+static uint64_t at_random(uint64_t key, uint64_t i, uint64_t n) { return rng_u64(key, i) % n; }
+
+static void take_token(void *user, const struct sample *s)
+{
+    struct case_of *c = user;
+    c->got[s->index].n_call++;
+    assert_int_equal(c->got[s->index].n_call, s->n);
+}
+
+static void take_sample(void *user, const struct sample *s)
+{
+    struct got *g = &((struct case_of *)user)->got[s->index];
+    assert_in_range(s->n, 0, MAX_ANSWER);
+    g->n = s->n;
+    g->end = s->end;
+    snprintf(g->text, sizeof(g->text), "%.*s", (int)s->text_size, s->text);
+    for (int64_t i = 0; i < s->n; i++) {
+        g->ids[i] = s->ids[i];
+        g->logprob[i] = s->logprob[i];
+        g->kept[i] = s->kept_logprob[i];
+        g->top[i] = s->top_id ? s->top_id[4 * i + 3] : 0;
+    }
+    for (int64_t i = 0; s->prompt_logprob && i < s->n_prompt; i++) g->prompt[i] = s->prompt_logprob[i];
+}
+
+static const int32_t ends[] = {7, 11, 400};
+static const char *const stops[] = {"e ", "the", "qu"};
+
+/* Request i: every fourth prompt is longer than a pass, every seventh is one token. */
+static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
+{
+    const uint64_t key = rng_key(5 + i, "request");
+    struct sample_params p = sample_params_default();
+    const int64_t n = i % 7 == 0   ? 1
+                      : i % 4 == 0 ? 70 + (int64_t)at_random(key, 0, 50)
+                                   : 2 + (int64_t)at_random(key, 0, 60);
+    for (int64_t k = 0; k < n; k++) c->ids[k] = (int32_t)at_random(key, 100 + (uint64_t)k, (uint64_t)vocab);
+    p.max_tokens = 1 + (int64_t)at_random(key, 1, MAX_ANSWER);
+    p.temperature = i % 3 ? 0.5 + (double)at_random(key, 2, 4) / 4 : 0;
+    p.top_k = i % 5 == 1 ? 20 : 0;
+    p.top_p = i % 5 == 2 ? 0.9 : 1;
+    p.repetition = i % 5 == 3 ? 1.2 : 1;
+    p.min_tokens = i % 6 == 0 ? 3 : 0;
+    p.top_logprobs = i % 2 ? 4 : 0;
+    p.prompt_logprobs = i % 8 == 4;
+    p.seed = i;
+    c->q = (struct sample_request){.ids = c->ids,
+                                   .n_ids = n,
+                                   .n = 1 + (int64_t)at_random(key, 3, SAMPLES),
+                                   .params = p,
+                                   .end_ids = ends,
+                                   .n_end_ids = MT_LEN(ends),
+                                   .stops = stops,
+                                   .n_stops = (int64_t)at_random(key, 4, 3),
+                                   .adapter = i % 9 == 2 ? ENGINE_BASE : ENGINE_OWN,
+                                   .token = take_token,
+                                   .done = take_sample};
+}
+
+static struct engine *open_engine(struct bed *b, int64_t n_seq, int64_t cache_tok)
+{
+    const struct engine_options opt = {
+        .n_seq = n_seq, .max_len = MAX_LEN, .n_tok = 64, .chunk = 16, .cache_tok = cache_tok};
+    struct err err;
+    struct engine *e = engine_open(&b->run, &opt, &err);
+    if (!e) fail_msg("%s", err.msg);
+    return e;
+}
+
+static int64_t add(struct engine *e, struct case_of *c)
+{
+    struct err err;
+    c->q.user = c;
+    memset(c->got, 0, sizeof(c->got));
+    const int64_t number = engine_add(e, &c->q, &err);
+    if (number < 0) fail_msg("%s", err.msg);
+    return number;
+}
+
+static void one_at_a_time(struct bed *b, struct case_of *c)
+{
+    for (int i = 0; i < N; i++) {
+        struct engine *e = open_engine(b, 1, MAX_LEN);
+        add(e, &c[i]);
+        while (engine_step(e)) continue;
+        engine_close(e);
+    }
+}
+
+/* All in a random order, some later than others; every tenth is cancelled on the way. */
+static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t n_seq, int64_t cache_tok)
+{
+    struct engine *e = open_engine(b, n_seq, cache_tok);
+    int order[N], n = 0;
+    int64_t number[N], step = 0;
+    for (int i = 0; i < N; i++) order[i] = i;
+    for (int i = N - 1; i > 0; i--) {
+        const int k = (int)at_random(turn, (uint64_t)i, (uint64_t)i + 1), swap = order[i];
+        order[i] = order[k];
+        order[k] = swap;
+    }
+    for (bool more = true; more || n < N; step++) {
+        while (n < N && (!more || at_random(turn + 1, (uint64_t)step, 3) == 0)) {
+            number[n] = add(e, &c[order[n]]);
+            n++;
+            more = true;
+        }
+        more = engine_step(e);
+        if (n && step % 20 == 9) engine_cancel(e, number[at_random(turn + 2, (uint64_t)step, (uint64_t)n)]);
+        const struct engine_stats s = engine_stats(e);
+        assert_true(s.n_running <= n_seq && s.used_tok <= cache_tok + n_seq * 64);
+    }
+    assert_int_equal(engine_stats(e).used_tok, 0);
+    engine_close(e);
+}
+
+static void compare(const struct case_of *got, const struct case_of *want)
+{
+    int64_t n_cancelled = 0;
+    for (int i = 0; i < N; i++)
+        for (int64_t s = 0; s < got[i].q.n; s++) {
+            const struct got *g = &got[i].got[s], *w = &want[i].got[s];
+            const bool cut = g->end == SAMPLE_CANCELLED;
+            const size_t n = (size_t)g->n;
+            n_cancelled += cut;
+            if (cut ? g->n > w->n : g->n != w->n || g->end != w->end || strcmp(g->text, w->text))
+                fail_msg("request %d, sample %lld: %lld tokens '%s' and %lld '%s'", i, (long long)s, (long long)g->n,
+                         g->text, (long long)w->n, w->text);
+            assert_memory_equal(g->ids, w->ids, n * sizeof(*g->ids));
+            assert_memory_equal(g->logprob, w->logprob, n * sizeof(*g->logprob));
+            assert_memory_equal(g->kept, w->kept, n * sizeof(*g->kept));
+            assert_memory_equal(g->top, w->top, n * sizeof(*g->top));
+            if (!cut) assert_memory_equal(g->prompt, w->prompt, sizeof(g->prompt));
+        }
+    assert_in_range(n_cancelled, 1, 2 * N);
+}
+
+static void any_order_gives_the_same(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *adapter;
+    } models[] = {{"parity/case_b", "adapter_final"}, {"parity/qwen3", "adapter_final"}};
+    for (int m = 0; m < MT_LEN(models); m++) {
+        struct bed b;
+        bed_open(&b, models[m].model, models[m].adapter);
+        struct case_of *want = mem_array(N, sizeof(*want)), *got = mem_array(N, sizeof(*got));
+        int64_t ended[8] = {0};
+        for (int i = 0; i < N; i++) {
+            make_case(&want[i], (uint64_t)i, b.run.arch.vocab);
+            make_case(&got[i], (uint64_t)i, b.run.arch.vocab);
+        }
+        one_at_a_time(&b, want);
+        for (int i = 0; i < N; i++)
+            for (int64_t s = 0; s < want[i].q.n; s++) ended[want[i].got[s].end]++;
+        assert_true(ended[SAMPLE_END_TOKEN] && ended[SAMPLE_LENGTH] && ended[SAMPLE_STOP_STRING]);
+        for (uint64_t turn = 0; turn < 3; turn++) {
+            all_at_once(&b, got, 10 * turn, turn == 1 ? 2 : 5, turn == 2 ? 2 * MAX_LEN : 4 * MAX_LEN);
+            compare(got, want);
+        }
+        mem_free(want);
+        mem_free(got);
+        run_close(&b.run);
+    }
+}
+
+/* ---- log-probabilities of prompts ---- */
+
+/* A prompt's log-probabilities are those that its tokens have as an answer; also without an answer. */
+static void scores_prompts(void **state)
+{
+    (void)state;
+    struct bed b;
+    struct case_of whole, scored;
+    bed_open(&b, "parity/qwen3", NULL);
+    make_case(&whole, 5, b.run.arch.vocab);
+    whole.q.n_ids = 3;
+    whole.q.n = 1;
+    whole.q.n_stops = whole.q.n_end_ids = 0;
+    whole.q.params = sample_params_default();
+    whole.q.params.max_tokens = MAX_ANSWER;
+    struct engine *e = open_engine(&b, 2, 2 * MAX_LEN);
+    add(e, &whole);
+    while (engine_step(e)) continue;
+    scored = whole;
+    memcpy(scored.ids + 3, whole.got[0].ids, sizeof(whole.got[0].ids));
+    scored.q.ids = scored.ids;
+    scored.q.n_ids = 3 + MAX_ANSWER;
+    scored.q.params.max_tokens = 0;
+    scored.q.params.prompt_logprobs = true;
+    add(e, &scored);
+    while (engine_step(e)) continue;
+    engine_close(e);
+    assert_int_equal(scored.got[0].n, 0);
+    assert_int_equal(scored.got[0].end, SAMPLE_LENGTH);
+    assert_true(isnan(scored.got[0].prompt[0]));
+    for (int i = 0; i < MAX_ANSWER; i++)
+        assert_close((double)scored.got[0].prompt[3 + i], (double)whole.got[0].logprob[i], 1e-4);
+    run_close(&b.run);
+}
+
+/* ---- what is refused ---- */
+
+static void refuses(void **state)
+{
+    (void)state;
+    struct bed b;
+    bed_open(&b, "parity/qwen3", NULL);
+    struct engine *e = open_engine(&b, 2, 2 * MAX_LEN);
+    for (int i = 0; i < 9; i++) {
+        static const char *const words[] = {
+            "prompt is empty", "at position 1 of the prompt", "n = 0",        "more than 170", "temperature = 0.001",
+            "top_p = 0",       "stop string is empty",        "top_logprobs", "end token -1"};
+        static const char *const empty[] = {""};
+        static const int32_t no_token = -1;
+        struct case_of c;
+        struct err err = {.msg = ""};
+        make_case(&c, 5, b.run.arch.vocab);
+        if (i == 0) c.q.n_ids = 0;
+        if (i == 1) c.ids[1] = (int32_t)b.run.arch.vocab;
+        if (i == 2) c.q.n = 0;
+        if (i == 3) c.q.params.max_tokens = MAX_LEN;
+        if (i == 4) c.q.params.temperature = 0.001;
+        if (i == 5) c.q.params.top_p = 0;
+        if (i == 6) c.q.stops = empty, c.q.n_stops = 1;
+        if (i == 7) c.q.params.top_logprobs = SAMPLE_TOP + 1;
+        if (i == 8) c.q.end_ids = &no_token, c.q.n_end_ids = 1;
+        assert_int_equal(engine_add(e, &c.q, &err), -1);
+        if (!strstr(err.msg, words[i])) fail_msg("%s", err.msg);
+    }
+    assert_false(engine_step(e));
+    engine_close(e);
+    run_close(&b.run);
+}
+
+/* ---- text ---- */
+
+/* Tokens split characters and stop strings; what a stream shows never shrinks, and no more than the text. */
+static void texts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *stops[3], *want;
+        int64_t stop;
+        bool keep;
+    } rows[] = {
+        {"abcdef", {NULL}, "abcdef", -1, false},
+        {"abcdef", {"cd"}, "ab", 0, false},
+        {"abcdef", {"cd"}, "abcd", 0, true},
+        {"abcdef", {"def", "cd"}, "ab", 1, false},
+        {"abcdef", {"bcd", "cd"}, "a", 0, false},
+        {"abcdef", {"cd", "bcd"}, "ab", 0, false},
+        {"aababac", {"abac"}, "aab", 0, false},
+        {"ab\xc3\xa9z", {"\xc3\xa9"}, "ab", 0, false},
+        {"ab\xc3", {"z"}, "ab\xef\xbf\xbd", -1, false},
+        {"\xff"
+         "a",
+         {"b"},
+         "\xef\xbf\xbd"
+         "a",
+         -1,
+         false},
+        {"abab", {"abc"}, "abab", -1, false},
+    };
+    struct err err;
+    struct tokenizer *tok = tokenizer_open(fixture("../../configs/tiny-gptoss"), &err);
+    if (!tok) fail_msg("%s", err.msg);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        struct answer_text a = {.tok = tok, .stops = rows[i].stops, .keep_stop = rows[i].keep};
+        int64_t sure = 0;
+        bool ended = false;
+        while (a.n_stops < 3 && rows[i].stops[a.n_stops]) a.n_stops++;
+        answer_text_begin(&a);
+        for (const char *p = rows[i].text; *p && !ended; p++) {
+            int32_t id = -1;
+            for (int32_t k = 0; k < 1000 && id < 0; k++) { /* the token of this byte */
+                int64_t size;
+                const char *bytes = tokenizer_bytes(tok, k, &size);
+                if (bytes && size == 1 && *bytes == *p) id = k;
+            }
+            assert_true(id >= 0);
+            ended = answer_text_add(&a, id);
+            assert_true(a.n_sure >= sure && a.n_sure <= a.text.size);
+            sure = a.n_sure;
+        }
+        answer_text_end(&a);
+        assert_string_equal(a.text.text, rows[i].want);
+        assert_int_equal(a.stop, rows[i].stop);
+        assert_int_equal(ended, rows[i].stop >= 0);
+        answer_text_free(&a);
+    }
+    tokenizer_free(tok);
+}
+
+int test_engine(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_order_gives_the_same),
+        cmocka_unit_test(scores_prompts),
+        cmocka_unit_test(refuses),
+        cmocka_unit_test(texts),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}

@@ -1,0 +1,45 @@
+/* answer.h - a sample while it is generated: its tokens with their log-probabilities, its text, what op_sample reads of
+ * it, and when it ends. For engine.c. */
+#ifndef MT_ANSWER_H
+#define MT_ANSWER_H
+
+#include "train/generate/answer_text.h"
+#include "train/generate/sample.h"
+
+/* A request with copies of all that it points to. */
+struct answer_rules {
+    struct sample_request q;
+    float *prompt_logprob; /* [n_ids]; NULL: not asked for */
+};
+void answer_rules_copy(struct answer_rules *r, const struct sample_request *q);
+void answer_rules_free(struct answer_rules *r);
+
+struct answer {
+    const struct answer_rules *rules;
+    int64_t index, n, cap;
+    int32_t *ids;                               /* [n] */
+    float *logprob, *kept_logprob, *kept_share; /* [n] */
+    int32_t *top_id;                            /* [n, top_logprobs] */
+    float *top_logprob;
+    struct sample_edit *seen; /* [n_seen] ids of prompt and answer, ascending; none without penalties */
+    int64_t n_seen, cap_seen;
+    struct answer_text text;
+    enum sample_end end;
+};
+void answer_begin(struct answer *a, const struct answer_rules *rules, int64_t index, const struct tokenizer *tok);
+void answer_free(struct answer *a);
+
+/* The row of the next token; adds its edits to edits [*n_edit of *cap]. */
+struct sample_row answer_row(const struct answer *a, struct sample_edit **edits, int64_t *n_edit, int64_t *cap);
+/* What op_sample returned for that row. Sets a->end. */
+struct answer_token {
+    int32_t id;
+    const float *logprob; /* [3] */
+    const int32_t *top_id;
+    const float *top_logprob;
+};
+void answer_add(struct answer *a, const struct answer_token *t);
+void answer_end(struct answer *a, enum sample_end end);
+struct sample answer_sample(const struct answer *a); /* as callbacks see it */
+
+#endif

@@ -1,0 +1,468 @@
+/* engine.c - see engine.h.
+ *
+ * The cache has all tokens of a prompt but the last; the pass of a sample's first token adds that one. So samples that
+ * share the prompt's cache, and samples that do not, make the same passes. A request of several samples has a sequence
+ * for its prompt, from which samples are forked as they begin; the last one takes it over. */
+#include "train/generate/engine.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "train/generate/answer.h"
+
+/* A request. Its prompt is in the cache when shared is -1 or has n_ids - 1 tokens. */
+struct request {
+    struct answer_rules rules;
+    int64_t number, n_begun, n_ended; /* samples */
+    int shared;                       /* the prompt's sequence, until its last sample begins; -1: none */
+    bool cancelled;
+    struct request *next;
+};
+
+/* A sequence in the batch: a sample. */
+struct live {
+    struct request *r;
+    struct answer answer;
+    int seq; /* in the cache; -1: the model has none */
+};
+
+struct engine {
+    struct run *run;
+    struct engine_options opt;
+    struct cache cache;
+    bool caches;
+    int64_t mark; /* of the work arena */
+    struct request *first, *last;
+    int64_t n_request; /* ever */
+    struct live *live; /* [n_seq] */
+    int64_t n_live;
+    int adapter; /* of the last pass */
+    struct adapters none;
+    struct engine_stats stats;
+
+    /* the pass */
+    int32_t *tok, *pos, *cu, *seq, *row; /* [n_tok], [n_tok], [n_seq+1], [n_seq], [n_seq] */
+    int64_t n_tok, n_seq, n_row;
+    struct label {
+        int32_t row, id;
+        float *to;
+    } * labels; /* of prompts whose log-probabilities are asked for */
+    int64_t n_label, cap_label;
+    struct live **drawn; /* [n_seq] the samples of the rows */
+    struct sample_row *rows;
+    struct sample_edit *edits;
+    int64_t n_edit, cap_edit;
+};
+
+/* ---- opening ---- */
+
+static int open_cache(struct engine *e, struct err *err)
+{
+    struct device *dev = &e->run->dev;
+    const struct engine_options *o = &e->opt;
+    const struct cache_size size = {.n_seq = o->n_seq, .max_len = o->max_len, .chunk = o->chunk, .n_tok = o->cache_tok};
+    e->caches = true;
+    return cache_open(&e->cache, dev, &dev->work, &e->run->arch, &size, err);
+}
+
+struct engine *engine_open(struct run *r, const struct engine_options *opt, struct err *err)
+{
+    struct engine *e = mem_array(1, sizeof(*e));
+    const int64_t n = opt->n_seq;
+    e->run = r;
+    e->opt = *opt;
+    e->mark = arena_mark(&r->dev.work);
+    e->adapter = ENGINE_BASE;
+    e->stats.kept_share = 1;
+    if (cache_possible(&r->arch) && open_cache(e, err)) {
+        engine_close(e);
+        return NULL;
+    }
+    if (!e->caches) e->opt.n_seq = 1; /* a pass has all tokens of the sequence */
+    if (!e->caches) e->opt.n_tok = opt->max_len;
+    e->none.layers = mem_array(r->arch.n_layer, sizeof(*e->none.layers));
+    e->live = mem_array(n, sizeof(*e->live));
+    e->drawn = mem_array(n, sizeof(*e->drawn));
+    e->rows = mem_array(n, sizeof(*e->rows));
+    e->tok = mem_array(e->opt.n_tok, sizeof(*e->tok));
+    e->pos = mem_array(e->opt.n_tok, sizeof(*e->pos));
+    e->cu = mem_array(n + 1, sizeof(*e->cu));
+    e->seq = mem_array(n, sizeof(*e->seq));
+    e->row = mem_array(n, sizeof(*e->row));
+    return e;
+}
+
+static void free_request(struct request *q)
+{
+    answer_rules_free(&q->rules);
+    mem_free(q);
+}
+
+void engine_close(struct engine *e)
+{
+    if (!e) return;
+    for (int64_t i = 0; i < e->n_live; i++) answer_free(&e->live[i].answer);
+    for (struct request *q = e->first, *next; q; q = next) {
+        next = q->next;
+        free_request(q);
+    }
+    if (e->caches) cache_close(&e->cache);
+    arena_release(&e->run->dev.work, e->mark);
+    void *const all[] = {e->none.layers, e->live, e->drawn, e->rows,   e->tok,  e->pos,
+                         e->cu,          e->seq,  e->row,   e->labels, e->edits};
+    for (int64_t i = 0; i < MT_LEN(all); i++) mem_free(all[i]);
+    mem_free(e);
+}
+
+/* ---- requests ---- */
+
+static const struct sample_params *params_of(const struct request *q) { return &q->rules.q.params; }
+/* Tokens of a sample, at most; the last one that is drawn need not be in the cache. */
+static int64_t len_of(const struct request *q) { return q->rules.q.n_ids + MT_MAX(params_of(q)->max_tokens - 1, 0); }
+static int64_t prefill_of(const struct request *q) { return q->rules.q.n_ids - 1; }
+
+static int check_request(const struct engine *e, const struct sample_request *q, struct err *err)
+{
+    const int64_t vocab = e->run->arch.vocab;
+    if (sample_params_check(&q->params, err)) return -1;
+    if (q->n_ids < 1) return err_set(err, "the prompt is empty");
+    if (q->n < 1 || q->n > INT32_MAX) return err_set(err, "n = %lld: at least 1", (long long)q->n);
+    for (int64_t i = 0; i < q->n_ids; i++)
+        if (q->ids[i] < 0 || q->ids[i] >= vocab)
+            return err_set(err, "token %d at position %lld of the prompt: the vocabulary has %lld", q->ids[i],
+                           (long long)i, (long long)vocab);
+    for (int64_t i = 0; i < q->n_end_ids; i++)
+        if (q->end_ids[i] < 0 || q->end_ids[i] >= vocab)
+            return err_set(err, "end token %d: the vocabulary has %lld", q->end_ids[i], (long long)vocab);
+    for (int64_t i = 0; i < q->n_stops; i++)
+        if (!q->stops[i][0]) return err_set(err, "a stop string is empty");
+    if (q->params.top_logprobs > vocab)
+        return err_set(err, "top_logprobs = %lld: the vocabulary has %lld tokens", (long long)q->params.top_logprobs,
+                       (long long)vocab);
+    if (q->n_ids + q->params.max_tokens > e->opt.max_len)
+        return err_set(err, "%lld tokens of prompt and max_tokens = %lld are more than %lld: shorten one",
+                       (long long)q->n_ids, (long long)q->params.max_tokens, (long long)e->opt.max_len);
+    return 0;
+}
+
+int64_t engine_add(struct engine *e, const struct sample_request *q, struct err *err)
+{
+    if (check_request(e, q, err)) return -1;
+    struct request *r = mem_array(1, sizeof(*r));
+    answer_rules_copy(&r->rules, q);
+    r->number = e->n_request++;
+    r->shared = -1;
+    if (e->last)
+        e->last->next = r;
+    else
+        e->first = r;
+    e->last = r;
+    return r->number;
+}
+
+void engine_cancel(struct engine *e, int64_t request)
+{
+    for (struct request *q = e->first; q; q = q->next)
+        if (q->number == request) q->cancelled = true;
+}
+
+static void call_done(const struct request *q, const struct answer *a)
+{
+    const struct sample s = answer_sample(a);
+    if (q->rules.q.done) q->rules.q.done(q->rules.q.user, &s);
+}
+
+/* Ends sample i of the batch. */
+static void end_live(struct engine *e, int64_t i)
+{
+    struct live l = e->live[i];
+    if (l.seq >= 0) cache_drop(&e->cache, l.seq);
+    e->n_live--;
+    memmove(e->live + i, e->live + i + 1, (size_t)(e->n_live - i) * sizeof(*e->live));
+    l.r->n_ended++;
+    call_done(l.r, &l.answer);
+    answer_free(&l.answer);
+}
+
+static void end_cancelled(struct engine *e, struct request *q)
+{
+    for (int64_t i = e->n_live - 1; i >= 0; i--) {
+        if (e->live[i].r != q) continue;
+        answer_end(&e->live[i].answer, SAMPLE_CANCELLED);
+        end_live(e, i);
+    }
+    for (; q->n_begun < q->rules.q.n; q->n_begun++, q->n_ended++) {
+        struct answer a;
+        answer_begin(&a, &q->rules, q->n_begun, e->run->tok);
+        answer_end(&a, SAMPLE_CANCELLED);
+        call_done(q, &a);
+        answer_free(&a);
+    }
+    if (q->shared >= 0) cache_drop(&e->cache, q->shared);
+    q->shared = -1;
+}
+
+/* Ends what was cancelled; forgets requests whose samples have all ended. */
+static void clean(struct engine *e)
+{
+    struct request **at = &e->first, *before = NULL;
+    for (struct request *q = e->first; q; q = q->next)
+        if (q->cancelled) end_cancelled(e, q);
+    while (*at) {
+        struct request *q = *at;
+        if (q->n_ended < q->rules.q.n) {
+            before = q;
+            at = &q->next;
+            continue;
+        }
+        *at = q->next;
+        free_request(q);
+    }
+    e->last = before;
+}
+
+/* ---- samples begin ---- */
+
+/* The prompt gets a sequence, with room for a sample beside it if there are several. */
+static bool begin_request(struct engine *e, struct request *q)
+{
+    const bool alone = q->rules.q.n == 1 || e->opt.n_seq == 1;
+    const int64_t len = alone ? len_of(q) : MT_MAX(prefill_of(q), 1);
+    const int seq = cache_take(&e->cache, len);
+    if (seq < 0) return false;
+    if (!alone && !cache_fork_fits(&e->cache, prefill_of(q), len_of(q))) {
+        cache_drop(&e->cache, seq);
+        return false;
+    }
+    q->shared = seq;
+    e->stats.prompt_tok += q->rules.q.n_ids;
+    return true;
+}
+
+static bool is_prefilled(const struct engine *e, const struct request *q)
+{
+    return !e->caches || (q->shared >= 0 && cache_len(&e->cache, q->shared) == prefill_of(q));
+}
+
+/* The sequence of the next sample; -1: there is no room now. */
+static int sequence_for(struct engine *e, struct request *q)
+{
+    const bool last = q->n_begun + 1 == q->rules.q.n || e->opt.n_seq == 1;
+    if (!last) return cache_fork(&e->cache, &e->run->dev, q->shared, len_of(q));
+    if (!cache_extend(&e->cache, q->shared, len_of(q))) return -1;
+    const int seq = q->shared;
+    q->shared = -1;
+    return seq;
+}
+
+static void begin_samples(struct engine *e, struct request *q)
+{
+    while (q->n_begun < q->rules.q.n && e->n_live < e->opt.n_seq && is_prefilled(e, q)) {
+        const int seq = e->caches ? sequence_for(e, q) : -1;
+        if (e->caches && seq < 0) return;
+        struct live *l = &e->live[e->n_live++];
+        *l = (struct live){.r = q, .seq = seq};
+        answer_begin(&l->answer, &q->rules, q->n_begun++, e->run->tok);
+        if (params_of(q)->max_tokens > 0 || !e->caches) continue; /* without a cache a pass scores the prompt */
+        answer_end(&l->answer, SAMPLE_LENGTH);
+        end_live(e, e->n_live - 1);
+    }
+}
+
+/* Requests begin in their order. */
+static void begin(struct engine *e)
+{
+    bool room = true;
+    for (struct request *q = e->first; q; q = q->next) {
+        if (e->caches && q->shared < 0 && q->n_begun < q->rules.q.n) room = room && begin_request(e, q);
+        if (!e->caches || q->shared >= 0) begin_samples(e, q);
+    }
+}
+
+/* ---- a pass ---- */
+
+static int32_t token_at(const struct request *q, const struct answer *a, int64_t at)
+{
+    return at < q->rules.q.n_ids ? q->rules.q.ids[at] : a->ids[at - q->rules.q.n_ids];
+}
+
+/* The tokens from position `first` up to `end` of a sequence. */
+static void push_tokens(struct engine *e, const struct request *q, const struct answer *a, int seq, int64_t first,
+                        int64_t end)
+{
+    for (int64_t p = first; p < end; p++) {
+        e->tok[e->n_tok] = token_at(q, a, p);
+        e->pos[e->n_tok++] = (int32_t)p;
+    }
+    e->seq[e->n_seq++] = seq;
+    e->cu[e->n_seq] = (int32_t)e->n_tok;
+}
+
+/* Asks for the log-probabilities of the prompt's tokens after rows of positions first .. end-1. */
+static void push_labels(struct engine *e, struct request *q, int64_t first, int64_t end)
+{
+    if (!q->rules.prompt_logprob) return;
+    e->labels = mem_reserve(e->labels, &e->cap_label, e->n_label + end - first, sizeof(*e->labels));
+    for (int64_t p = first; p < MT_MIN(end, prefill_of(q)); p++)
+        e->labels[e->n_label++] = (struct label){
+            .row = (int32_t)(e->n_tok - (end - p)), .id = q->rules.q.ids[p + 1], .to = &q->rules.prompt_logprob[p + 1]};
+}
+
+/* Prompts: their beginnings, or with `later` the next chunk of those that have begun. */
+static void push_prompts(struct engine *e, int adapter, bool later)
+{
+    const int64_t most = later ? e->opt.chunk : e->opt.n_tok;
+    for (struct request *q = e->first; q; q = q->next) {
+        if (q->shared < 0 || q->rules.q.adapter != adapter || e->n_seq == e->opt.n_seq) continue;
+        const int64_t first = cache_len(&e->cache, q->shared), end = MT_MIN(prefill_of(q), first + most);
+        if (first == prefill_of(q) || !first == later || e->n_tok + end - first > e->opt.n_tok) continue;
+        push_tokens(e, q, NULL, q->shared, first, end);
+        push_labels(e, q, first, end);
+    }
+}
+
+/* The next token of every sample; without a cache all its tokens. */
+static void push_samples(struct engine *e, int adapter)
+{
+    for (int64_t i = 0; i < e->n_live; i++) {
+        struct live *l = &e->live[i];
+        const int64_t end = l->r->rules.q.n_ids + l->answer.n, first = e->caches ? end - 1 : 0;
+        if (l->r->rules.q.adapter != adapter || e->n_tok + end - first > e->opt.n_tok) continue;
+        push_tokens(e, l->r, &l->answer, l->seq, first, end);
+        if (!e->caches && !l->answer.n) push_labels(e, l->r, 0, end);
+        e->rows[e->n_row] = answer_row(&l->answer, &e->edits, &e->n_edit, &e->cap_edit);
+        e->row[e->n_row] = (int32_t)e->n_tok - 1;
+        e->drawn[e->n_row++] = l;
+    }
+}
+
+static void clear_pass(struct engine *e) { e->n_tok = e->n_seq = e->n_row = e->n_label = e->n_edit = e->cu[0] = 0; }
+
+/* The work of an adapter, if it has some. *decode: some sequences have tokens in the cache. */
+static bool fill_pass(struct engine *e, int adapter, bool *decode)
+{
+    *decode = false;
+    clear_pass(e);
+    if (e->caches) push_prompts(e, adapter, false);
+    if (e->n_tok) return true;
+    *decode = e->caches;
+    push_samples(e, adapter);
+    if (e->caches) push_prompts(e, adapter, true);
+    return e->n_tok > 0;
+}
+
+/* The first rank chooses: with expert parallelism the others' logits may differ by rounding. */
+static void agree(struct comm *ranks, int32_t *token, int64_t n)
+{
+    if (ranks->world == 1 || !n) return;
+    int32_t *all = mem_array(ranks->world * n, sizeof(*all));
+    comm_host_gather(ranks, all, token, n * (int64_t)sizeof(*token));
+    memcpy(token, all, (size_t)n * sizeof(*token));
+    mem_free(all);
+}
+
+static void add_tokens(struct engine *e, const struct model_draw *d)
+{
+    for (int64_t i = 0; i < d->n; i++) {
+        struct answer *a = &e->drawn[i]->answer;
+        const struct sample_request *q = &a->rules->q;
+        const struct answer_token t = {d->token[i], d->logprob + 3 * i, d->top_id + d->n_top * i,
+                                       d->top_logprob + d->n_top * i};
+        const int64_t before = a->n;
+        if (q->params.max_tokens)
+            answer_add(a, &t);
+        else
+            answer_end(a, SAMPLE_LENGTH);
+        e->stats.sampled_tok += a->n - before;
+        if (a->n > before) e->stats.kept_share = fmin(e->stats.kept_share, (double)t.logprob[2]);
+        const struct sample s = answer_sample(a);
+        if (q->token && a->n > before) q->token(q->user, &s);
+    }
+    for (int64_t i = 0; i < e->n_live;) {
+        if (e->live[i].answer.end == SAMPLE_RUNS)
+            i++;
+        else
+            end_live(e, i);
+    }
+}
+
+static void draw(struct engine *e)
+{
+    struct model_draw d = {.n = e->n_row, .n_edit = e->n_edit, .row = e->row, .rows = e->rows, .edits = e->edits};
+    for (int64_t i = 0; i < e->n_row; i++) d.n_top = MT_MAX(d.n_top, params_of(e->drawn[i]->r)->top_logprobs);
+    d.token = mem_array(d.n, sizeof(*d.token));
+    d.logprob = mem_array(3 * d.n, sizeof(*d.logprob));
+    d.top_id = mem_array(MT_MAX(d.n * d.n_top, 1), sizeof(*d.top_id));
+    d.top_logprob = mem_array(MT_MAX(d.n * d.n_top, 1), sizeof(*d.top_logprob));
+    model_sample(&e->run->model, &d);
+    agree(e->run->par.all, d.token, d.n);
+    model_end(&e->run->model);
+    add_tokens(e, &d);
+    mem_free(d.token);
+    mem_free(d.logprob);
+    mem_free(d.top_id);
+    mem_free(d.top_logprob);
+}
+
+static void score_prompts(struct engine *e)
+{
+    float *nll = mem_array(MT_MAX(e->n_label, 1), sizeof(*nll));
+    model_nll(&e->run->model, nll);
+    for (int64_t i = 0; i < e->n_label; i++) *e->labels[i].to = -nll[i];
+    mem_free(nll);
+}
+
+static void run_pass(struct engine *e, bool decode)
+{
+    struct run *r = e->run;
+    int32_t *label_row = mem_array(2 * MT_MAX(e->n_label, 1), sizeof(*label_row)), *label_id = label_row + e->n_label;
+    struct model_batch b = {.n_tok = e->n_tok,
+                            .n_seq = e->n_seq,
+                            .n_label = e->n_label,
+                            .tok = e->tok,
+                            .pos = e->pos,
+                            .cu = e->cu,
+                            .label_row = label_row,
+                            .label_id = label_id};
+    for (int64_t i = 0; i < e->n_label; i++) label_row[i] = e->labels[i].row, label_id[i] = e->labels[i].id;
+    for (int64_t i = 0; i < e->n_tok; i++) b.max_len = MT_MAX(b.max_len, e->pos[i] + 1);
+    const struct model_pass pass = {.cache = e->caches ? &e->cache : NULL,
+                                    .cache_seq = e->seq,
+                                    .decode = decode,
+                                    .adapters = e->adapter == ENGINE_BASE ? &e->none : NULL};
+    r->dev.steady_rows = true;
+    model_begin(&r->model, &b, &pass);
+    model_fwd(&r->model);
+    if (e->n_label) score_prompts(e);
+    if (e->n_row)
+        draw(e);
+    else
+        model_end(&r->model);
+    r->dev.steady_rows = false;
+    mem_free(label_row);
+}
+
+bool engine_step(struct engine *e)
+{
+    bool decode;
+    clean(e);
+    begin(e);
+    clean(e); /* those without tokens have ended */
+    for (int i = 0; i < 2; i++) {
+        e->adapter = !e->adapter; /* adapters take turns */
+        if (!fill_pass(e, e->adapter, &decode)) continue;
+        run_pass(e, decode);
+        break;
+    }
+    return e->first != NULL;
+}
+
+struct engine_stats engine_stats(const struct engine *e)
+{
+    struct engine_stats s = e->stats;
+    s.n_running = e->n_live;
+    for (const struct request *q = e->first; q; q = q->next) s.n_waiting += q->rules.q.n - q->n_begun;
+    s.cache_bytes = e->caches ? e->cache.bytes : 0;
+    s.used_tok = e->caches ? cache_used_tok(&e->cache) : 0;
+    return s;
+}

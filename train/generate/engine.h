@@ -1,0 +1,53 @@
+/* engine.h - texts for many requests at once, from an open model.
+ *
+ * A request is a prompt and n samples of it, which share the cache of the prompt. engine_step makes one forward pass:
+ * the beginnings of prompts, or the next token of every sequence together with the next chunk of long prompts. Samples
+ * begin as soon as there is room for all the tokens that they may have (max_tokens), in the order of requests, and end
+ * at any step. So a sample that has begun always finishes; none is computed twice.
+ *
+ * A pass has one adapter: requests for different adapters take turns, pass by pass.
+ *
+ * A sample depends on the model, its request and its number alone, not on other requests: its random numbers are a
+ * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
+ * other rows of a pass. On a GPU they may: products choose kernels by the number of rows.
+ *
+ * One thread calls all functions; callbacks run inside engine_step and may call
+ * engine_add and engine_cancel. With several ranks all call the
+ * same functions in the same order and get the same tokens. */
+#ifndef MT_ENGINE_H
+#define MT_ENGINE_H
+
+#include "train/generate/sample.h"
+#include "train/run/run.h"
+
+/* What an engine has room for; run_open_model has planned its memory (struct plan_generation). */
+struct engine_options {
+    int64_t n_seq;     /* sequences at once */
+    int64_t max_len;   /* tokens of the longest sequence, prompt and answer */
+    int64_t n_tok;     /* tokens of a pass, at least n_seq; of a prompt in its first pass */
+    int64_t chunk;     /* tokens of a longer prompt in each later pass */
+    int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
+};
+
+struct engine;
+/* Takes its cache from the work arena of r->dev until engine_close. */
+struct engine *engine_open(struct run *r, const struct engine_options *opt, struct err *err);
+void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
+
+/* The number of the request, or -1: it is not valid, or longer than max_len. It waits until there is room. */
+int64_t engine_add(struct engine *e, const struct sample_request *q, struct err *err);
+/* Its samples end in the next engine_step, with callbacks; a number that is not there does nothing. */
+void engine_cancel(struct engine *e, int64_t request);
+/* One pass. False: no requests remain, and there was none. */
+bool engine_step(struct engine *e);
+
+/* For progress and `plan`. */
+struct engine_stats {
+    int64_t n_waiting, n_running;    /* samples */
+    int64_t prompt_tok, sampled_tok; /* so far; prompts of several samples once */
+    int64_t cache_bytes, used_tok;   /* used_tok: that the pages in use have room for */
+    double kept_share;               /* smallest so far */
+};
+struct engine_stats engine_stats(const struct engine *e);
+
+#endif

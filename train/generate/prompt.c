@@ -1,0 +1,104 @@
+/* prompt.c - see prompt.h. */
+#include "train/generate/prompt.h"
+
+#include <string.h>
+
+#include "data/eos_ids.h"
+#include "data/json/text.h"
+
+static void add_end(struct prompt *p, const struct run *r, int64_t id)
+{
+    for (int64_t i = 0; i < p->n_ends; i++)
+        if (p->ends[i] == id) return;
+    if (id >= 0 && id < r->arch.vocab && p->n_ends < PROMPT_ENDS) p->ends[p->n_ends++] = (int32_t)id;
+}
+
+static int add_published_ends(struct prompt *p, const struct run *r, struct err *err)
+{
+    struct eos_ids eos;
+    if (eos_ids_load(&eos, r->model_dir, err)) return -1;
+    for (int64_t i = 0; i < eos.n; i++) add_end(p, r, eos.ids[i]);
+    return 0;
+}
+
+/* The special token that the chat template writes after an answer. */
+static int add_turn_end(struct prompt *p, const struct run *r, struct err *err)
+{
+    static const char row[] = "{\"messages\": [{\"role\": \"user\", \"content\": \"Ready?\"}, "
+                              "{\"role\": \"assistant\", \"content\": \"Yes\"}]}";
+    const struct chat_options opt = {.date = r->cfg->data.chat_date};
+    struct text_buf text = {0};
+    struct token_list list = {0};
+    struct json_doc *doc = json_parse(row, sizeof(row) - 1, "an answer", err);
+    int rc = doc ? chat_template_render(&text, r->chat, json_root(doc), &opt, err) : -1;
+    char *end = NULL;
+    for (char *at = text.text; at && (at = strstr(at, "Yes")); at++) end = at + 3;
+    if (!rc && end) rc = tokenizer_encode(r->tok, end, (int64_t)strlen(end), true, &list, err);
+    if (!rc && list.count && tokenizer_is_special(r->tok, list.ids[0])) add_end(p, r, list.ids[0]);
+    token_list_free(&list);
+    text_free(&text);
+    json_free(doc);
+    return rc;
+}
+
+static int find_ends(struct prompt *p, const struct run *r, bool conversation, struct err *err)
+{
+    add_end(p, r, r->eos);
+    add_end(p, r, tokenizer_id(r->tok, "<|call|>")); /* gpt-oss: not in every generation_config.json */
+    if (add_published_ends(p, r, err)) return -1;
+    return conversation ? add_turn_end(p, r, err) : 0;
+}
+
+static int take_prompt(struct prompt *p, const struct run *r, const struct text_buf *text, const char *name,
+                       bool conversation, struct err *err)
+{
+    if (tokenizer_encode(r->tok, text->text, text->size, true, &p->ids, err)) return err_prefix(err, "%s", name);
+    if (!p->ids.count) return err_set(err, "%s: the prompt is empty", name);
+    return find_ends(p, r, conversation, err);
+}
+
+int prompt_text(struct prompt *p, const struct run *r, const char *text, const char *name, struct err *err)
+{
+    struct text_buf prompt = {0};
+    text_put(&prompt, text);
+    const int rc = take_prompt(p, r, &prompt, name, false, err);
+    text_free(&prompt);
+    return rc;
+}
+
+int prompt_messages(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err)
+{
+    const struct chat_options opt = {.date = r->cfg->data.chat_date};
+    struct chat_reader reader = {.template = r->chat, .on_dropped = (enum chat_on_dropped)r->cfg->data.dropped};
+    struct json messages = json_type(row) == JSON_ARRAY ? row : json_find(row, "messages");
+    if (json_type(messages) == JSON_ARRAY && !json_count(messages))
+        return err_set(err, "%s: the list of messages is empty", name);
+    if (json_get_array(row, "messages", &messages, err)) return -1;
+    if (!r->chat)
+        return err_set(err, "%s: %s has no chat template: set data.chat_template, or give a prompt", name,
+                       r->model_dir);
+    int rc = chat_reader_prompt(&reader, row, &opt, err);
+    if (!rc && reader.lost) log_warn("%s", reader.why.msg);
+    if (!rc) rc = take_prompt(p, r, &reader.samples.items[0], name, true, err);
+    chat_reader_free(&reader);
+    return rc;
+}
+
+int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err)
+{
+    const int64_t n = json_count(ids);
+    int64_t id;
+    if (json_type(ids) != JSON_ARRAY || !n) return err_set(err, "%s: prompt_ids is not a list of token ids", name);
+    token_list_reserve(&p->ids, n);
+    for (int64_t i = 0; i < n; i++) {
+        if (json_i64(json_at(ids, i), 0, r->arch.vocab - 1, &id, err)) return err_prefix(err, "%s: prompt_ids", name);
+        p->ids.ids[p->ids.count++] = (int32_t)id;
+    }
+    return find_ends(p, r, false, err);
+}
+
+void prompt_free(struct prompt *p)
+{
+    token_list_free(&p->ids);
+    p->n_ends = 0;
+}

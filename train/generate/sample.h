@@ -1,0 +1,71 @@
+/* sample.h - a request for texts, and a text as its callbacks see it. */
+#ifndef MT_SAMPLE_H
+#define MT_SAMPLE_H
+
+#include "kernels/ops/ops.h"
+
+/* How tokens are chosen: sample_params_default, then changes. kernels/ops/ops.h defines filters and penalties. */
+struct sample_params {
+    double temperature;  /* 0: the likeliest token each time; else at least 0.01 */
+    double top_p, min_p; /* 1 and 0: off */
+    int64_t top_k;       /* 0: off */
+    double repetition;   /* of tokens in prompt and output; 1: off */
+    double frequency;    /* per occurrence in the output; 0: off */
+    double presence;     /* of tokens in the output; 0: off */
+    int64_t max_tokens;  /* of a sample, its end token included; 0 with prompt_logprobs alone */
+    int64_t min_tokens;  /* no end token before */
+    uint64_t seed;
+    int64_t top_logprobs; /* likeliest tokens to report for each token, at most SAMPLE_TOP */
+    bool raw_logprobs;    /* log-probabilities at temperature 1; otherwise at `temperature`, at 1 where that is 0 */
+    bool prompt_logprobs; /* also those of the prompt's tokens, at temperature 1 */
+    bool ignore_end;      /* end tokens are ordinary tokens */
+    bool keep_stop;       /* the text keeps the stop string that ends it */
+};
+struct sample_params sample_params_default(void);
+/* Error: a value is out of its range; it is named as in rows of `generate --input`. */
+int sample_params_check(const struct sample_params *p, struct err *err) MT_CHECK;
+
+enum sample_end {
+    SAMPLE_RUNS, /* it goes on */
+    SAMPLE_END_TOKEN,
+    SAMPLE_STOP_STRING,
+    SAMPLE_LENGTH, /* max_tokens */
+    SAMPLE_CANCELLED,
+    SAMPLE_FAILED /* its logits are not finite */
+};
+
+/* A sample, as callbacks see it; valid until they return. */
+struct sample {
+    int64_t index;         /* 0 .. n-1 of its request */
+    const int32_t *prompt; /* [n_prompt] */
+    int64_t n_prompt;
+    const float *prompt_logprob; /* [n_prompt], NaN for the first; NULL: not asked for */
+    const int32_t *ids;          /* [n] of the answer; an end token is the last */
+    int64_t n;
+    const float *logprob;      /* [n] full vocabulary, without filters and penalties */
+    const float *kept_logprob; /* [n] among the tokens that filters kept, after penalties */
+    const float *kept_share;   /* [n] probability of the kept tokens before filters */
+    const int32_t *top_id;     /* [n, top_logprobs] */
+    const float *top_logprob;
+    const char *text; /* whole characters, which no later token changes; without end token */
+    int64_t text_size;
+    enum sample_end end;
+    const char *stop_string; /* that ended it; NULL: another reason */
+};
+
+struct sample_request {
+    const int32_t *ids; /* [n_ids] prompt, at least one token; copied */
+    int64_t n_ids, n;   /* n: samples, at least 1 */
+    struct sample_params params;
+    const int32_t *end_ids; /* [n_end_ids] tokens that end an answer; copied */
+    int64_t n_end_ids;
+    const char *const *stops; /* [n_stops] stop strings; copied */
+    int64_t n_stops;
+    int adapter; /* ENGINE_BASE, or ENGINE_OWN: the adapter that the model was opened with */
+    void *user;
+    void (*token)(void *user, const struct sample *s); /* after each token; NULL: none */
+    void (*done)(void *user, const struct sample *s);  /* after the last; NULL: none */
+};
+enum { ENGINE_OWN, ENGINE_BASE };
+
+#endif
