@@ -122,6 +122,9 @@ static void set_layer(struct acts_plan *p, const struct acts *s, const struct ad
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
     p->saved[ACTS_NORMS] = groups & SAVE_NORMS;
+    if (p->adapted >= 0 && arch_same_layer(p->a, layer, p->adapted) && ad->layer_on[layer] == ad->layer_on[p->adapted])
+        return;
+    p->adapted = layer;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }
 
@@ -206,6 +209,7 @@ void acts_push(struct acts *s, struct device *dev, const struct arch *a, const s
 {
     struct acts_plan p = {.dev = dev,
                           .a = a,
+                          .adapted = -1,
                           .n_tok = n_tok,
                           .experts = s->experts,
                           .acts = s,
