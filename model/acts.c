@@ -122,8 +122,9 @@ static void set_layer(struct acts_plan *p, const struct acts *s, const struct ad
     p->saved[ACTS_MIXER] = groups & SAVE_MIXER;
     p->saved[ACTS_FFN] = groups & SAVE_FFN;
     p->saved[ACTS_NORMS] = groups & SAVE_NORMS;
-    if (p->adapted >= 0 && arch_same_layer(p->a, layer, p->adapted) && ad->layer_on[layer] == ad->layer_on[p->adapted])
-        return;
+    const bool alike = !ad->layer_on || ad->layer_on[layer] == ad->layer_on[p->adapted < 0 ? layer : p->adapted];
+    if (p->adapted >= 0 && alike && arch_same_layer(p->a, layer, p->adapted))
+        return; /* layer_on: NULL of a base model */
     p->adapted = layer;
     layer_adapt(&p->w, p->a, layer, &ad->layers[layer]);
 }

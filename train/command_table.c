@@ -20,7 +20,9 @@
 #include "train/report/compare.h"
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
+#include "train/generate/check_sampler.h"
 #include "train/generate/generate.h"
+#include "train/generate/row_answer.h"
 #include "train/tools/init.h"
 #include "train/tools/inspect.h"
 #include "train/tools/push.h"
@@ -52,6 +54,7 @@ struct export_args {
 struct check_args {
     struct cli_common common;
     int64_t layers;
+    bool sampler;
 };
 struct synth_args {
     const char *arch, *dir, *quant;
@@ -185,8 +188,9 @@ static int do_finetune(const void *args, struct config *cfg, struct err *err)
 
 static int do_check(const void *args, struct config *cfg, struct err *err)
 {
+    const struct check_args *a = args;
     config_without_teacher(cfg);
-    return check_run(cfg, ((const struct check_args *)args)->layers, NULL, stdout, err);
+    return a->sampler ? check_sampler_run(cfg, stdout, err) : check_run(cfg, a->layers, NULL, stdout, err);
 }
 
 static int do_tokens(const void *args, struct config *cfg, struct err *err) { return tokens_run(args, cfg, err); }
@@ -360,6 +364,15 @@ static const struct cli_row generate_rows[] = {
     OPTION(generate_options, messages, "--messages", "FILE", NULL, NULL,
            "answer a conversation, {\"messages\", \"tools\"} or a list of messages; the checkpoint's chat "
            "template renders it; answers at its end are ignored"),
+    OPTION(generate_options, input, "--input", "FILE", NULL, NULL,
+           "answer the rows of a JSONL file, many at once: {prompt | prompt_ids | messages, tools}, and id, n, seed, "
+           "max_tokens, min_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, "
+           "presence_penalty, stop, stop_token_ids, top_logprobs, prompt_logprobs, ignore_eos"),
+    OPTION(generate_options, output, "--output", "FILE", NULL, NULL,
+           "with --input: a line for each sample, in the order of the rows; continues a file that exists"),
+    OPTION(generate_options, format, "--format", "FORMAT", ROW_FORMATS, "answers",
+           "with --input: answers {id, sample, prompt_ids, ids, logprobs, text, stop}, or rollouts {prompt_ids, "
+           "completion_ids, reward, group, logprobs, finish_reason}"),
     ADAPTER(generate_options),
     BASE(generate_options),
     OPTION(generate_options, tokens, "--tokens", "N", "[1, 9e15]", "256",
@@ -368,12 +381,20 @@ static const struct cli_row generate_rows[] = {
            "0 takes the likeliest token each time; above 0 samples"),
     OPTION(generate_options, top_p, "--top-p", "P", "[1e-6, 1]", "1",
            "sample from the likeliest tokens whose probabilities add up to P"),
-    OPTION(generate_options, seed, "--seed", "N", "[0, 9e15]", "0", "seed of the samples"),
+    OPTION(generate_options, top_k, "--top-k", "K", "[0, 2e9]", "0", "sample from the K likeliest tokens; 0: from all"),
+    OPTION(generate_options, seed, "--seed", "N", "[0, 9e15]", "0",
+           "seed of the samples; a row of --input without seed has a hash of N and its number"),
+    OPTION(generate_options, n, "--samples", "N", "[1, 1048576]", "1", "with --input: samples of each row"),
+    FLAG(generate_options, prompt_logprobs, "--prompt-logprobs", "with --input: also log-probabilities of the prompts"),
     FLAG(generate_options, json, "--json", "print {\"prompt_ids\", \"ids\", \"text\", \"stop\"} at the end"),
     OVERRIDES(generate_options),
 };
 static const struct cli_rule generate_rules[] = {
-    {CLI_EITHER, {"--prompt", "--messages"}},
+    {CLI_EITHER, {"--prompt", "--messages", "--input"}},
+    {CLI_NEEDS, {"--input", "--output"}},
+    {CLI_NEEDS, {"--output", "--input"}},
+    {CLI_NEEDS, {"--prompt-logprobs", "--input"}},
+    {CLI_NOT_BOTH, {"--input", "--json"}},
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
 };
 
@@ -405,7 +426,14 @@ static const struct cli_row export_rows[] = {
 };
 static const struct cli_rule export_rules[] = {{CLI_NOT_BOTH, {"--out", "--verify"}}};
 
-static const struct cli_row check_rows[] = {CONFIG(check_args), LAYERS(check_args, "all"), OVERRIDES(check_args)};
+static const struct cli_row check_rows[] = {
+    CONFIG(check_args),
+    LAYERS(check_args, "all"),
+    FLAG(check_args, sampler, "--sampler",
+         "compare log-probabilities of sampled tokens with those of the training forward instead"),
+    OVERRIDES(check_args),
+};
+static const struct cli_rule check_rules[] = {{CLI_NOT_BOTH, {"--layers", "--sampler"}}};
 
 static const struct cli_row tokens_rows[] = {
     ARGUMENT(tokens_options, common.config, "CONFIG.ini", "the run's configuration file"),
@@ -576,7 +604,11 @@ const struct command commands[] = {
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
      "Special tokens are printed, except the one that ends the text. A KV cache keeps earlier tokens where all layers "
-     "have plain attention; with other kinds each token costs a forward pass over all before it.",
+     "have plain attention; with other kinds each token costs a forward pass over all before it.\n\n"
+     "--input answers many rows at once; generate.memory_gb limits the cache, and rows wait while it is full. On a CPU "
+     "a row has the same text whatever rows are beside it. The text ends before a stop string; ids keep it, and the "
+     "end token. logprobs are those of the temperature over the whole vocabulary; with filters or penalties "
+     "sampling_logprobs are those among the kept tokens.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
     {"teach", "write the likeliest tokens of the adapter or the base model, to train another model on them",
      "Writes a JSONL row per document: input_ids, loss_mask, temperature, and for each labelled token topk_ids with "
@@ -602,7 +634,7 @@ const struct command commands[] = {
      "Continue or change the run with the configuration that it writes: moetrain MODEL.ini.",
      ROWS(init_rows), ROWS(plan_rules), ARGS(init_args), false, do_finetune},
     {"check", "compare one training batch on the device with the CPU in f64", NULL,
-     ROWS(check_rows), NONE, ARGS(check_args), true, do_check},
+     ROWS(check_rows), ROWS(check_rules), ARGS(check_args), true, do_check},
     {"tokens", "show the training tokens and which of them carry loss",
      "With CONFIG.ini: one micro-batch of the training data. Colour marks loss on a terminal; elsewhere [[ ]] encloses "
      "tokens with loss and | separates tokens.",

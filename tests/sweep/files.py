@@ -56,6 +56,8 @@ TARGETS = [
                                 RENDER + ["--template", "template.jinja"]], ["template", "chat.jsonl"]),
     ("messages.json", "json", [["generate", "case.ini", "--messages", "messages.json", "--base", "--tokens", "1"],
                                RENDER], ["messages"]),
+    ("prompts.jsonl", "lines", [["generate", "case.ini", "--input", "prompts.jsonl", "--output", "answers.jsonl",
+                                 "--base", "--tokens", "1"]], ["answers"]),
     ("case.ini", "text", [PLAN, TRAIN], ["model", "data", "train", "lora", "optim", "output", "log", "parallel"]),
     ("run/adapter/adapter_config.json", "json", [EVAL, EXPORT, INIT, ["inspect", "run/adapter"], GENERATE],
      ["adapter"]),
@@ -118,6 +120,10 @@ def make_fixtures(s):
         f.write(6 * (json.dumps({"messages": CONVERSATION}) + "\n"))
     with open(s.path("home", "messages.json"), "w") as f:
         json.dump({"messages": CONVERSATION, "tools": []}, f)
+    with open(s.path("home", "prompts.jsonl"), "w") as f:
+        f.write(json.dumps({"prompt": "a", "id": "b", "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 3,
+                            "stop": ["x"], "top_logprobs": 2, "repetition_penalty": 1.1}) + "\n")
+        f.write(json.dumps({"prompt_ids": [1, 2], "max_tokens": 1, "prompt_logprobs": True}) + "\n")
     with open(s.path("home", "template.jinja"), "w") as f:
         f.write(TEMPLATE)
     with open(s.path("home", "model", "generation_config.json"), "w") as f:

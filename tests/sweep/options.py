@@ -33,7 +33,8 @@ ROWS = {
     "prompts": {"prompt": "a"},
 }
 # These may run for ever: they count steps, passes or tokens.
-ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq"}
+ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq",
+           "--samples"}
 
 # A short run of each command; {x} is a fixture.
 COMMANDS = {
@@ -59,6 +60,10 @@ COMMANDS = {
 INSTEAD = {
     ("generate", "--messages"): ["{config}", "--base", "--tokens", "1"],
     ("generate", "--adapter"): ["{config}", "--prompt", "a", "--tokens", "1"],
+    ("generate", "--input"): ["{config}", "--base", "--tokens", "1", "--output", "answers.jsonl"],
+    **{("generate", option): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}", "--output",
+                              "answers.jsonl"] for option in ("--format", "--samples", "--prompt-logprobs")},
+    ("generate", "--output"): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}"],
     ("tokens", "--tokenizer"): ["--json"],
     ("tokens", "--checkpoint"): ["--messages", "{messages}", "--json"],
     ("tokens", "--messages"): ["--checkpoint", "{model}", "--json"],

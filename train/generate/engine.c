@@ -10,6 +10,11 @@
 
 #include "train/generate/answer.h"
 
+enum {
+    PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
+    CHUNK_TOK = 128,
+};
+
 /* A request. Its prompt is in the cache when shared is -1 or has n_ids - 1 tokens. */
 struct request {
     struct answer_rules rules;
@@ -90,6 +95,24 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
     e->seq = mem_array(n, sizeof(*e->seq));
     e->row = mem_array(n, sizeof(*e->row));
     return e;
+}
+
+struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prompt_tok)
+{
+    return (struct plan_generation){.n_seq = n_seq,
+                                    .n_tok = MT_MAX(MT_MIN(prompt_tok, PASS_TOK), n_seq),
+                                    .chunk = longest > PASS_TOK ? CHUNK_TOK : 1};
+}
+
+struct engine *engine_open_planned(struct run *r, struct err *err)
+{
+    const struct plan_generation *s = &r->generation;
+    const struct engine_options opt = {.n_seq = s->n_seq,
+                                       .max_len = r->cfg->data.seq_len,
+                                       .n_tok = s->n_tok,
+                                       .chunk = s->chunk,
+                                       .cache_tok = r->cache_tok};
+    return engine_open(r, &opt, err);
 }
 
 static void free_request(struct request *q)
@@ -397,6 +420,7 @@ static void draw(struct engine *e)
     model_sample(&e->run->model, &d);
     agree(e->run->par.all, d.token, d.n);
     model_end(&e->run->model);
+    e->run->dev.steady_rows = false; /* callbacks may use the model */
     add_tokens(e, &d);
     mem_free(d.token);
     mem_free(d.logprob);

@@ -29,9 +29,15 @@ struct engine_options {
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
 };
 
+/* Sizes for n_seq sequences whose prompts have at most `longest` tokens, and prompt_tok together; for run.generation.
+ */
+struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prompt_tok);
+
 struct engine;
 /* Takes its cache from the work arena of r->dev until engine_close. */
 struct engine *engine_open(struct run *r, const struct engine_options *opt, struct err *err);
+/* With the sizes of run.generation and data.seq_len, after run_open_model. */
+struct engine *engine_open_planned(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 
 /* The number of the request, or -1: it is not valid, or longer than max_len. It waits until there is room. */

@@ -8,15 +8,11 @@
 #include "train/adapter/adapter_dir.h"
 #include "data/tokenizer/normalize.h"
 #include "train/generate/engine.h"
+#include "train/generate/generate_rows.h"
 #include "train/generate/prompt.h"
 #include "train/tools/tokens.h"
 
 #define MAX_INPUT ((int64_t)1 << 30)
-enum {
-    PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
-    CHUNK_TOK = 128,
-};
-
 struct generate {
     const struct generate_options *o;
     struct config *cfg;
@@ -105,18 +101,9 @@ static struct sample_params params_of(const struct generate_options *o)
     p.top_p = o->top_p;
     p.seed = (uint64_t)o->seed;
     p.max_tokens = o->tokens;
+    p.top_k = o->top_k;
+    p.prompt_logprobs = o->prompt_logprobs;
     return p;
-}
-
-static struct engine *open_engine(struct generate *g, struct err *err)
-{
-    const struct plan_generation *s = &g->run.generation;
-    const struct engine_options opt = {.n_seq = s->n_seq,
-                                       .max_len = g->cfg->data.seq_len,
-                                       .n_tok = s->n_tok,
-                                       .chunk = s->chunk,
-                                       .cache_tok = g->run.cache_tok};
-    return engine_open(&g->run, &opt, err);
 }
 
 static int write_text(struct generate *g, struct err *err)
@@ -131,7 +118,7 @@ static int write_text(struct generate *g, struct err *err)
                                      .user = g,
                                      .token = show,
                                      .done = finish};
-    struct engine *e = open_engine(g, err);
+    struct engine *e = engine_open_planned(&g->run, err);
     if (!e) return -1;
     int rc = engine_add(e, &q, err) < 0 ? -1 : 0;
     while (!rc && engine_step(e)) progress();
@@ -166,9 +153,7 @@ static int check_length(struct generate *g, struct err *err)
             err, "--tokens %lld: %lld tokens of prompt and %lld more are over the model's %lld: lower --tokens",
             (long long)g->o->tokens, (long long)g->prompt.ids.count, (long long)g->o->tokens, (long long)most);
     g->cfg->data.seq_len = n;
-    g->run.generation =
-        (struct plan_generation){.n_seq = 1, .n_tok = MT_MIN(g->prompt.ids.count, PASS_TOK), .chunk = 1};
-    if (g->prompt.ids.count > PASS_TOK) g->run.generation.chunk = CHUNK_TOK;
+    g->run.generation = engine_sizes(1, g->prompt.ids.count, g->prompt.ids.count);
     return 0;
 }
 
@@ -198,9 +183,12 @@ static int generate(struct generate *g, struct err *err)
     char adapter[MT_PATH];
     if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
     const char *dir = g->o->base ? NULL : adapter;
-    if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err) || read_prompt(g, err) ||
-        check_length(g, err))
-        return -1;
+    if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err)) return -1;
+    if (g->o->input) {
+        const struct row_defaults rows = {.params = params_of(g->o), .n = g->o->n, .seed = g->o->seed};
+        return generate_rows(r, g->o, g->cfg, dir, &rows, err);
+    }
+    if (read_prompt(g, err) || check_length(g, err)) return -1;
     if (run_open_model(r, dir, PLAN_GENERATE, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
     if (!r->plan.memory.cache)
         log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
@@ -210,7 +198,7 @@ static int generate(struct generate *g, struct err *err)
 int generate_run(const struct generate_options *o, struct config *cfg, struct err *err)
 {
     struct generate g = {.o = o, .cfg = cfg};
-    if (o->top_p < 1 && o->temperature == 0)
+    if (o->top_p < 1 && o->temperature == 0 && !o->input)
         return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
                             "above 0");
     set_config(cfg);

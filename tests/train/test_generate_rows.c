@@ -1,0 +1,219 @@
+/* test_generate_rows.c - `generate --input`: rows in every form, answers in their order, rollouts, an output that is
+ * continued, what is refused; `check --sampler`. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "tests/process.h"
+
+static char in[MT_PATH], out[MT_PATH], text[1 << 18];
+
+static void write_rows(const char *rows)
+{
+    struct err err;
+    snprintf(in, MT_PATH, "%s/in.jsonl", scratch_dir());
+    snprintf(out, MT_PATH, "%.*s/out.jsonl", (int)(strrchr(in, '/') - in), in);
+    assert_int_equal(file_write_atomic(in, rows, (int64_t)strlen(rows), &err), 0);
+}
+
+/* Line i of the output. */
+static struct json_doc *line_of(int i)
+{
+    struct err err;
+    process_read(out, text, sizeof(text));
+    char *at = text, *end;
+    while (i-- && at) at = (at = strchr(at, '\n')) ? at + 1 : NULL;
+    assert_true(at && (end = strchr(at, '\n')));
+    struct json_doc *doc = json_parse(at, strchr(at, '\n') - at, "answer", &err);
+    if (!doc) fail_msg("%s", err.msg);
+    return doc;
+}
+
+static int n_lines(void)
+{
+    int n = 0;
+    process_read(out, text, sizeof(text));
+    for (const char *p = text; (p = strchr(p, '\n')); p++) n++;
+    return n;
+}
+
+static const char *string_of(struct json j, const char *key)
+{
+    static char value[4][4096];
+    static int next;
+    const char *s;
+    struct err err;
+    if (json_get_str(j, key, &s, &err)) fail_msg("%s", err.msg);
+    char *copy = value[next++ % 4];
+    snprintf(copy, sizeof(value[0]), "%s", s);
+    return copy;
+}
+
+static const char rows[] =
+    "{\"prompt\": \"The cat\"}\n"
+    "\n"
+    "{\"prompt_ids\": [5, 6, 7], \"id\": \"b\", \"n\": 3, \"temperature\": 1, \"max_tokens\": 9, \"top_logprobs\": 2}\n"
+    "{\"prompt\": \"One two three four five six\", \"id\": 7, \"temperature\": 0.8, \"top_p\": 0.9, \"seed\": 4, "
+    "\"extra\": 1}\n"
+    "{\"prompt\": \"The house\", \"prompt_logprobs\": true, \"max_tokens\": 0}\n"
+    "{\"prompt\": \"A\", \"stop\": [\"e\"], \"max_tokens\": 40}\n";
+
+static void answers(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    char want[4096];
+    write_rows(rows);
+    assert_int_equal(RUN("generate", config, "--base", "--prompt", "The cat", "--tokens", "6", "--json"), 0);
+    snprintf(want, sizeof(want), "%s", said.out);
+    if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "6")) fail_msg("%s", said.err);
+    assert_says(said.err, "in.jsonl:4: extra: no key of generate");
+    assert_says(said.err, "7 of 7 samples, ");
+    assert_says(said.err, "filters kept at least ");
+    assert_int_equal(n_lines(), 7);
+    struct json_doc *doc = line_of(0);
+    struct json a = json_root(doc);
+    char quoted[4200];
+    snprintf(quoted, sizeof(quoted), "\"text\": \"%s\"", string_of(a, "text"));
+    assert_says(want, quoted); /* the text of one prompt */
+    assert_int_equal(json_count(json_find(a, "logprobs")), json_count(json_find(a, "ids")));
+    assert_false(json_has(a, "sampling_logprobs") || json_has(a, "top_logprobs") || json_has(a, "prompt_logprobs"));
+    json_free(doc);
+    for (int i = 1; i < 4; i++) {
+        struct err err;
+        int64_t sample;
+        doc = line_of(i);
+        a = json_root(doc);
+        assert_string_equal(string_of(a, "id"), "b");
+        assert_int_equal(json_get_i64(a, "sample", 0, 9, &sample, &err), 0);
+        assert_int_equal(sample, i - 1);
+        assert_int_equal(json_count(json_find(a, "prompt_ids")), 3);
+        assert_int_equal(json_count(json_at(json_find(a, "top_logprobs"), 0)), 2);
+        json_free(doc);
+    }
+    doc = line_of(4);
+    assert_int_equal(json_count(json_find(json_root(doc), "sampling_logprobs")),
+                     json_count(json_find(json_root(doc), "ids")));
+    json_free(doc);
+    doc = line_of(5);
+    a = json_root(doc);
+    assert_int_equal(json_count(json_find(a, "ids")), 0);
+    assert_int_equal(json_count(json_find(a, "prompt_logprobs")), json_count(json_find(a, "prompt_ids")));
+    assert_int_equal(json_type(json_at(json_find(a, "prompt_logprobs"), 0)), JSON_NULL);
+    json_free(doc);
+    doc = line_of(6);
+    a = json_root(doc);
+    if (json_type(json_find(a, "stop")) == JSON_STRING && !strcmp(string_of(a, "stop"), "e"))
+        assert_null(strchr(string_of(a, "text"), 'e'));
+    json_free(doc);
+}
+
+/* A file cut off at any byte is continued to the same bytes; one of other rows is refused. */
+static void continues(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    struct err err;
+    int64_t size;
+    write_rows(rows);
+#define ALL "generate", config, "--base", "--input", in, "--output", out, "--tokens", "6"
+    assert_int_equal(RUN(ALL), 0);
+    char *whole = file_read(out, 1 << 20, &size, &err);
+    assert_non_null(whole);
+    for (int i = 0; i < 4; i++) {
+        const int64_t cut = i * (size - 1) / 3;
+        assert_int_equal(truncate(out, cut), 0);
+        if (RUN(ALL)) fail_msg("%s", said.err);
+        process_read(out, text, sizeof(text));
+        assert_string_equal(text, whole);
+    }
+    assert_int_equal(RUN(ALL), 0);
+    assert_says(said.err, "has all 5 rows");
+    assert_int_equal(RUN(ALL, "--format", "rollouts"), 1);
+    assert_says(said.err, "out.jsonl:1 is not sample 0 of row 0");
+    write_rows("{\"prompt\": \"The dog\"}\n");
+    assert_int_equal(file_write_atomic(out, whole, size, &err), 0);
+    assert_int_equal(RUN(ALL), 1);
+    assert_says(said.err, "name another --output");
+    mem_free(whole);
+}
+
+static void rollouts(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    write_rows("{\"prompt\": \"The cat\"}\n{\"prompt\": \"A\", \"max_tokens\": 3}\n");
+    if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "5", "--samples", "2",
+            "--temperature", "1", "--format", "rollouts"))
+        fail_msg("%s", said.err);
+    assert_int_equal(n_lines(), 4);
+    for (int i = 0; i < 4; i++) {
+        struct json_doc *doc = line_of(i);
+        struct json a = json_root(doc);
+        int64_t group;
+        struct err err;
+        assert_int_equal(json_get_i64(a, "group", 0, 9, &group, &err), 0);
+        assert_int_equal(group, i / 2);
+        assert_int_equal(json_count(json_find(a, "completion_ids")), json_count(json_find(a, "logprobs")));
+        assert_true(json_count(json_find(a, "completion_ids")) > 0);
+        assert_int_equal(json_type(json_find(a, "reward")), JSON_NULL);
+        assert_true(strstr("stop length", string_of(a, "finish_reason")) != NULL);
+        json_free(doc);
+    }
+}
+
+static void refuses(void **state)
+{
+    (void)state;
+    static const char *const bad[][2] = {
+        {"{\"id\": 1}\n", "in.jsonl:1: the row needs prompt, prompt_ids or messages"},
+        {"{\"prompt\": \"a\", \"prompt_ids\": [1]}\n", "exclude each other"},
+        {"{\"prompt\": \"a\"}\n{\"prompt\": \"\"}\n", "in.jsonl:2: the prompt is empty"},
+        {"{\"prompt_ids\": [-1]}\n", "prompt_ids"},
+        {"{\"prompt\": \"a\", \"temperature\": 0.001}\n", "in.jsonl:1: temperature"},
+        {"{\"prompt\": \"a\", \"top_p\": 2}\n", "top_p = 2"},
+        {"{\"prompt\": \"a\", \"n\": 0}\n", "`n`"},
+        {"{\"prompt\": \"a\", \"stop\": [\"\"]}\n", "stop string is empty"},
+        {"{\"prompt\": \"a\", \"max_tokens\": 1000000}\n", "over the model's"},
+        {"{\"prompt\": \"a\", \"id\": []}\n", "a text or a number"},
+        {"[1]\n", "in.jsonl:1"},
+        {"\n", "has no rows"},
+    };
+    const char *config = process_config("");
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        write_rows(bad[i][0]);
+        assert_int_equal(RUN("generate", config, "--base", "--input", in, "--output", out), 1);
+        assert_says(said.err, bad[i][1]);
+        assert_false(file_exists(out));
+    }
+    assert_int_equal(RUN("generate", config, "--base", "--input", in), 2);
+    assert_int_equal(RUN("generate", config, "--base", "--prompt", "a", "--format", "rollouts", "--output", out), 2);
+    write_rows("{\"prompt\": \"a\"}\n");
+    assert_int_equal(
+        RUN("generate", config, "--base", "--input", in, "--output", out, "--set", "generate.memory_gb=1e-6"), 1);
+    assert_says(said.err, "generate.memory_gb = 1e-06: the cache of a sequence of ");
+}
+
+static void check_sampler(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"parity/case_b", "parity/qwen3", "parity/glm4"};
+    const char *config = process_config("");
+    for (int i = 0; i < MT_LEN(models); i++) {
+        char set[MT_PATH + 32];
+        snprintf(set, sizeof(set), "model.path=%s", fixture(models[i]));
+        if (RUN("check", config, "--sampler", "--set", set)) fail_msg("%s\n%s", said.out, said.err);
+        assert_says(said.out, "(at most 1e-4) nats\n  verdict: ok");
+    }
+}
+
+int test_generate_rows(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers), cmocka_unit_test(continues),     cmocka_unit_test(rollouts),
+        cmocka_unit_test(refuses), cmocka_unit_test(check_sampler),
+    };
+    return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);
+}

@@ -1,0 +1,353 @@
+/* generate_rows.c - see generate_rows.h. */
+#include "train/generate/generate_rows.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "data/rows.h"
+#include "train/generate/engine.h"
+#include "train/generate/row_answer.h"
+
+enum {
+    GENERATE_SEQS = 256, /* sequences at once, at most */
+    AHEAD = 2,           /* rows in the engine for each of its sequences */
+    TELL_MS = 10000,
+};
+
+/* A row in the engine; its lines are written when all are there, and those of the rows before. */
+struct row_state {
+    struct generate_rows *all;
+    char *id;
+    int64_t number, n, n_done;
+    struct sample_params params;
+    struct text_buf *lines; /* [n] */
+    bool failed;
+    struct row_state *next;
+};
+
+struct generate_rows {
+    struct run *run;
+    const struct generate_options *o;
+    struct row_defaults defaults;
+    struct line_reader *reader;
+    struct engine *engine;
+    int64_t number;                               /* of the next row */
+    int64_t n_row, n_sample;                      /* in the file */
+    int64_t n_known, sample_done;                 /* rows that the output had; samples that it has now */
+    int64_t longest, most_len, prompt_tok, n_top; /* of all rows: prompt; prompt and answer; sum of the prompts */
+    bool edits, filtered;
+    char unused[MT_PATH + 128]; /* a key that is not used, and where */
+    enum row_format format;
+    int fd;
+    struct row_state *first, *last;
+    int64_t n_state;
+    double start, told;
+};
+
+/* ---- reading ---- */
+
+/* The next row. 1: there is one, 0: none, -1: error. */
+static int next_row(struct generate_rows *g, struct row_request *r, char name[MT_PATH + 32], struct err *err)
+{
+    char *line;
+    int64_t size;
+    int rc;
+    do rc = line_reader_next(g->reader, &line, &size, err);
+    while (rc > 0 && !size);
+    if (rc <= 0) return rc;
+    snprintf(name, MT_PATH + 32, "%s:%lld", g->o->input, (long long)line_reader_line(g->reader));
+    struct json_doc *doc = row_parse(line, size, name, err);
+    if (!doc) return -1;
+    rc = row_request_read(r, g->run, json_root(doc), g->number, &g->defaults, name, err);
+    if (!rc && r->unused && !g->engine && !g->unused[0])
+        snprintf(g->unused, sizeof(g->unused), "%s: %.64s", name, r->unused);
+    json_free(doc);
+    g->number += !rc;
+    return rc ? -1 : 1;
+}
+
+static void count(struct generate_rows *g, const struct row_request *r)
+{
+    const struct sample_params *p = &r->q.params;
+    g->n_row++;
+    g->n_sample += r->q.n;
+    g->prompt_tok += r->q.n_ids;
+    g->longest = MT_MAX(g->longest, r->q.n_ids);
+    g->most_len = MT_MAX(g->most_len, r->q.n_ids + p->max_tokens);
+    g->n_top = MT_MAX(g->n_top, p->top_logprobs);
+    g->edits |= p->repetition != 1 || p->frequency != 0 || p->presence != 0 || p->min_tokens > 0;
+    g->filtered |= row_answer_is_filtered(p);
+}
+
+static int read_all(struct generate_rows *g, struct err *err)
+{
+    struct row_request r;
+    char name[MT_PATH + 32];
+    int rc;
+    if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
+    while ((rc = next_row(g, &r, name, err)) > 0) {
+        count(g, &r);
+        row_request_free(&r);
+    }
+    line_reader_close(g->reader);
+    g->reader = NULL;
+    g->number = 0;
+    if (!rc && g->unused[0]) log_warn("%s: no key of generate; such keys are not used", g->unused);
+    return rc || g->n_row ? rc : err_set(err, "%s has no rows", g->o->input);
+}
+
+/* ---- an output that exists ---- */
+
+/* Whether the line is sample `sample` of the row. */
+static int check_line(const struct generate_rows *g, const struct row_request *r, int64_t sample, struct json line,
+                      const char *name, struct err *err)
+{
+    const struct json ids = json_find(line, "prompt_ids");
+    struct text_buf id = {0};
+    bool same = json_count(ids) == r->q.n_ids && !text_put_json(&id, json_find(line, "id"), err) &&
+                !strcmp(id.text, r->id) && json_has(line, "completion_ids") == (g->format == ROW_ROLLOUTS);
+    int64_t v;
+    for (int64_t i = 0; same && i < r->q.n_ids; i++)
+        same = !json_i64(json_at(ids, i), 0, INT32_MAX, &v, err) && v == r->q.ids[i];
+    if (same && json_has(line, "sample")) same = !json_get_i64(line, "sample", 0, INT64_MAX, &v, err) && v == sample;
+    text_free(&id);
+    if (same) return 0;
+    return err_set(err, "%s is not sample %lld of row %lld of %s: name another --output, or delete it", name,
+                   (long long)sample, (long long)g->number - 1, g->o->input);
+}
+
+/* Compares the lines of the output with the rows. *keep: bytes of its complete rows. */
+static int match_output(struct generate_rows *g, struct line_reader *out, int64_t *keep, struct err *err)
+{
+    struct row_request r = {.id = NULL};
+    char name[MT_PATH + 32], *line;
+    int64_t size, sample = 0, bytes = 0;
+    int rc = 0, more;
+    while ((more = line_reader_next(out, &line, &size, err)) > 0 && !rc) {
+        bytes += size + 1;
+        if (bytes > file_size(g->o->output)) break; /* the last line lacks its end */
+        snprintf(name, sizeof(name), "%s:%lld", g->o->output, (long long)line_reader_line(out));
+        struct json_doc *doc = json_parse_row(line, size, JSON_ROW_VALUES, name, err);
+        if (!doc) rc = -1;
+        if (!rc && !r.id) {
+            char row[MT_PATH + 32];
+            rc = next_row(g, &r, row, err);
+            rc = rc > 0 ? 0 : rc ? -1 : err_set(err, "%s: more answers than %s has rows", name, g->o->input);
+        }
+        if (!rc) rc = check_line(g, &r, sample, json_root(doc), name, err);
+        json_free(doc);
+        if (rc || ++sample < r.q.n) continue;
+        g->sample_done += sample;
+        g->n_known++;
+        *keep = bytes;
+        sample = 0;
+        row_request_free(&r);
+    }
+    if (r.id) g->number--;
+    row_request_free(&r);
+    return more < 0 ? -1 : rc;
+}
+
+static int open_output(struct generate_rows *g, struct err *err)
+{
+    const bool old = file_exists(g->o->output);
+    int64_t keep = 0;
+    int rc = 0;
+    g->fd = -1;
+    if (!old && file_check_new(g->o->output, err)) return -1;
+    if (old) {
+        struct line_reader *out = line_reader_open(g->o->output, err);
+        if (!out || !(g->reader = line_reader_open(g->o->input, err))) rc = -1;
+        if (!rc) rc = match_output(g, out, &keep, err);
+        if (out) line_reader_close(out);
+        if (g->reader) line_reader_close(g->reader);
+        g->reader = NULL;
+        g->number = 0;
+        if (rc) return -1;
+    }
+    g->fd = file_open_own(g->o->output, O_WRONLY, err);
+    if (g->fd < 0) return -1;
+    if (ftruncate(g->fd, keep) || lseek(g->fd, keep, SEEK_SET) < 0)
+        return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
+    if (g->n_known)
+        log_info("%s has %lld of %lld rows: continues after them", g->o->output, (long long)g->n_known,
+                 (long long)g->n_row);
+    return 0;
+}
+
+/* ---- answers ---- */
+
+static void take_sample(void *user, const struct sample *s)
+{
+    struct row_state *row = user;
+    const struct row_of of = {row->id, row->number, &row->params, row->all->run->tok};
+    row->failed |= s->end == SAMPLE_FAILED;
+    row->n_done++;
+    if (!row->failed) row_answer_put(&row->lines[s->index], row->all->format, &of, s);
+}
+
+static void free_row(struct row_state *row)
+{
+    for (int64_t i = 0; i < row->n; i++) text_free(&row->lines[i]);
+    mem_free(row->lines);
+    mem_free(row->id);
+    mem_free(row);
+}
+
+static int add_row(struct generate_rows *g, struct row_request *r, const char *name, struct err *err)
+{
+    struct row_state *row = mem_array(1, sizeof(*row));
+    *row = (struct row_state){.all = g,
+                              .id = mem_strdup(r->id),
+                              .number = g->number - 1,
+                              .n = r->q.n,
+                              .params = r->q.params,
+                              .lines = mem_array(r->q.n, sizeof(struct text_buf))};
+    r->q.user = row;
+    r->q.done = take_sample;
+    if (g->last)
+        g->last->next = row;
+    else
+        g->first = row;
+    g->last = row;
+    g->n_state++;
+    return engine_add(g->engine, &r->q, err) < 0 ? err_prefix(err, "%s", name) : 0;
+}
+
+/* Keeps the engine supplied. *more: the input has further rows. */
+static int add_rows(struct generate_rows *g, bool *more, struct err *err)
+{
+    char name[MT_PATH + 32];
+    struct row_request r;
+    while (*more && g->n_state < AHEAD * g->run->generation.n_seq) {
+        const int rc = next_row(g, &r, name, err);
+        *more = rc > 0;
+        if (rc <= 0) return rc;
+        const int added = g->number <= g->n_known ? 0 : add_row(g, &r, name, err);
+        row_request_free(&r);
+        if (added) return -1;
+    }
+    return 0;
+}
+
+static int write_all(struct generate_rows *g, const char *text, int64_t size, struct err *err)
+{
+    while (size > 0) {
+        const ssize_t n = write(g->fd, text, (size_t)size);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
+        text += n;
+        size -= n;
+    }
+    return 0;
+}
+
+/* Writes the first rows that are complete. */
+static int write_rows(struct generate_rows *g, struct err *err)
+{
+    while (g->first && g->first->n_done == g->first->n) {
+        struct row_state *row = g->first;
+        if (row->failed)
+            return err_set(err, "row %lld of %s: the logits are not finite: check the adapter and the model",
+                           (long long)row->number, g->o->input);
+        for (int64_t i = 0; i < row->n; i++)
+            if (write_all(g, row->lines[i].text, row->lines[i].size, err)) return -1;
+        g->sample_done += row->n;
+        g->n_state--;
+        g->first = row->next;
+        if (!g->first) g->last = NULL;
+        free_row(row);
+    }
+    return 0;
+}
+
+/* A line every ten seconds. */
+static void tell(struct generate_rows *g, int64_t known, bool last)
+{
+    const struct engine_stats s = engine_stats(g->engine);
+    const double now = clock_ms(), seconds = MT_MAX((now - g->start) / 1e3, 1e-3);
+    const int64_t done = g->sample_done - known, left = g->n_sample - g->sample_done;
+    char speed[32], time[32];
+    if (!last && now - g->told < TELL_MS) return;
+    g->told = now;
+    str_count(speed, (int64_t)((double)s.sampled_tok / seconds));
+    str_seconds(time, last || !done ? seconds : seconds * (double)left / (double)done);
+    log_info("%lld of %lld samples, %s tokens/s, %s%s", (long long)g->sample_done, (long long)g->n_sample, speed, time,
+             last || !done ? "" : " left");
+}
+
+static int answer_all(struct generate_rows *g, struct err *err)
+{
+    const int64_t known = g->sample_done;
+    bool more = true, busy = true;
+    g->start = g->told = clock_ms();
+    if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
+    while (more || busy) {
+        if (add_rows(g, &more, err)) return -1;
+        busy = engine_step(g->engine);
+        progress();
+        if (write_rows(g, err)) return -1;
+        tell(g, known, false);
+    }
+    tell(g, known, true);
+    if (g->filtered)
+        log_info("filters kept at least %.3g of the probability of each token; sampling_logprobs are among those kept",
+                 engine_stats(g->engine).kept_share);
+    return fsync(g->fd) ? err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno)) : 0;
+}
+
+/* ---- opening ---- */
+
+/* As many sequences as have room for their rings and states, and for one that is as long as the longest. */
+static int size_engine(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
+{
+    struct plan_generation *s = &g->run->generation;
+    bool fits = false;
+    cfg->data.seq_len = g->most_len;
+    for (int64_t n = MT_MIN(g->n_sample, GENERATE_SEQS); !fits && n; n /= 2) {
+        *s = engine_sizes(n, g->longest, g->prompt_tok);
+        s->n_top = g->n_top;
+        s->edits = g->edits;
+        const struct plan_request q = run_plan_request(g->run, adapter, PLAN_GENERATE);
+        if (n == 1) break;
+        if (plan_fits(&fits, &q, err)) return -1;
+    }
+    return 0;
+}
+
+static int open_all(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
+{
+    if (read_all(g, err) || open_output(g, err)) return -1;
+    if (g->n_known == g->n_row) {
+        log_info("%s has all %lld rows", g->o->output, (long long)g->n_row);
+        return 0;
+    }
+    if (size_engine(g, adapter, cfg, err) || run_open_model(g->run, adapter, PLAN_GENERATE, err)) return -1;
+    if (g->run->dev.ops->own_memory && g->run->generation.n_seq > 1)
+        log_info("on a GPU products choose kernels by the number of rows: texts may differ from those of one row at a "
+                 "time where two tokens are nearly equally likely");
+    return (g->engine = engine_open_planned(g->run, err)) ? 0 : -1;
+}
+
+int generate_rows(struct run *r, const struct generate_options *o, struct config *cfg, const char *adapter,
+                  const struct row_defaults *rows, struct err *err)
+{
+    struct generate_rows g = {.run = r,
+                              .o = o,
+                              .fd = -1,
+                              .format = o->format && !strcmp(o->format, "rollouts") ? ROW_ROLLOUTS : ROW_ANSWERS,
+                              .defaults = *rows};
+    int rc = open_all(&g, adapter, cfg, err);
+    if (!rc && g.engine) rc = answer_all(&g, err);
+    engine_close(g.engine);
+    for (struct row_state *row = g.first, *next; row; row = next) {
+        next = row->next;
+        free_row(row);
+    }
+    if (g.reader) line_reader_close(g.reader);
+    if (g.fd >= 0 && close(g.fd) && !rc) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
+    return rc;
+}

@@ -1,0 +1,103 @@
+/* row_answer.c - see row_answer.h. */
+#include "train/generate/row_answer.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "train/tools/tokens.h"
+
+bool row_answer_is_filtered(const struct sample_params *p)
+{
+    return p->temperature > 0 && (p->top_p < 1 || p->min_p > 0 || p->top_k > 0 || p->repetition != 1 ||
+                                  p->frequency != 0 || p->presence != 0 || p->min_tokens > 0);
+}
+
+static void put_float(struct text_buf *out, float v)
+{
+    char text[64];
+    snprintf(text, sizeof(text), isfinite(v) ? "%.9g" : "null", (double)v);
+    text_put(out, text);
+}
+
+static void put_floats(struct text_buf *out, const char *key, const float *v, int64_t n)
+{
+    text_put_key(out, key);
+    text_put(out, "[");
+    for (int64_t i = 0; i < n; i++) {
+        if (i) text_put(out, ", ");
+        put_float(out, v[i]);
+    }
+    text_put(out, "]");
+}
+
+static void put_ids(struct text_buf *out, const char *key, const int32_t *ids, int64_t n)
+{
+    text_put_key(out, key);
+    tokens_put_ids(out, ids, n);
+}
+
+static void put_top(struct text_buf *out, const struct sample *s, int64_t n_top)
+{
+    char text[32];
+    text_put_key(out, "top_logprobs");
+    text_put(out, "[");
+    for (int64_t i = 0; i < s->n; i++) {
+        text_put(out, i ? ", [" : "[");
+        for (int64_t k = i * n_top; k < (i + 1) * n_top; k++) {
+            snprintf(text, sizeof(text), "%s[%d, ", k % n_top ? ", " : "", s->top_id[k]);
+            text_put(out, text);
+            put_float(out, s->top_logprob[k]);
+            text_put(out, "]");
+        }
+        text_put(out, "]");
+    }
+    text_put(out, "]");
+}
+
+static void put_number(struct text_buf *out, const char *key, int64_t v)
+{
+    char text[32];
+    snprintf(text, sizeof(text), "%lld", (long long)v);
+    text_put_key(out, key);
+    text_put(out, text);
+}
+
+static void put_stop(struct text_buf *out, const struct row_of *row, const struct sample *s)
+{
+    int64_t size = 0;
+    const char *end = s->end == SAMPLE_END_TOKEN ? tokenizer_bytes(row->tok, s->ids[s->n - 1], &size) : s->stop_string;
+    text_put_key(out, "stop");
+    if (!end)
+        text_put(out, "null");
+    else
+        text_put_quoted(out, end, s->stop_string ? (int64_t)strlen(end) : size);
+}
+
+void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s)
+{
+    const bool rollout = format == ROW_ROLLOUTS;
+    text_put(out, "{\"id\": ");
+    text_put(out, row->id);
+    if (!rollout) put_number(out, "sample", s->index);
+    put_ids(out, "prompt_ids", s->prompt, s->n_prompt);
+    put_ids(out, rollout ? "completion_ids" : "ids", s->ids, s->n);
+    if (rollout) {
+        text_put_key(out, "reward");
+        text_put(out, "null");
+        put_number(out, "group", row->number);
+    }
+    put_floats(out, "logprobs", s->logprob, s->n);
+    if (row_answer_is_filtered(row->params)) put_floats(out, "sampling_logprobs", s->kept_logprob, s->n);
+    if (row->params->top_logprobs) put_top(out, s, row->params->top_logprobs);
+    if (s->prompt_logprob) put_floats(out, "prompt_logprobs", s->prompt_logprob, s->n_prompt);
+    text_put_key(out, "text");
+    text_put_quoted(out, s->text, s->text_size);
+    if (rollout) {
+        text_put_key(out, "finish_reason");
+        text_put(out, s->end == SAMPLE_LENGTH ? "\"length\"" : "\"stop\"");
+    } else {
+        put_stop(out, row, s);
+    }
+    text_put(out, "}\n");
+}

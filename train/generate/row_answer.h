@@ -1,0 +1,26 @@
+/* row_answer.h - a sample as a line of `generate --output`. */
+#ifndef MT_ROW_ANSWER_H
+#define MT_ROW_ANSWER_H
+
+#include "data/json/text.h"
+#include "data/tokenizer/tokenizer.h"
+#include "train/generate/sample.h"
+
+enum row_format { ROW_ANSWERS, ROW_ROLLOUTS };
+#define ROW_FORMATS "answers|rollouts" /* by enum row_format */
+
+struct row_of {
+    const char *id; /* JSON */
+    int64_t number; /* of the row, from 0 */
+    const struct sample_params *params;
+    const struct tokenizer *tok;
+};
+/* ANSWERS: {id, sample, prompt_ids, ids, logprobs, text, stop}, ids with the end token; stop: the end token or stop
+ * string, null after max_tokens. ROLLOUTS: {id, prompt_ids, completion_ids, reward: null, group, logprobs,
+ * finish_reason, text}. Both, where asked for: sampling_logprobs (with filters or penalties), top_logprobs ([[[id,
+ * logprob], ...], ...]), prompt_logprobs (null for the first token). Ends with a line feed. */
+void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s);
+/* Whether logprobs are not those that tokens were drawn with. */
+bool row_answer_is_filtered(const struct sample_params *p);
+
+#endif
