@@ -354,7 +354,7 @@ static int read_source(struct builder *b, const char *path, double weight, struc
 {
     struct dataset *ds = b->ds;
     struct source_files files;
-    const int64_t first = ds->n_docs;
+    const int64_t first = ds->n_docs, before = ds->n_rows;
     b->last_row = b->opt->max_rows ? ds->n_rows + b->opt->max_rows : INT64_MAX;
     int rc = source_files_find(&files, path, err);
     for (int64_t i = 0; !rc && i < files.n; i++) rc = read_file(b, files.paths[i], err);
@@ -363,6 +363,9 @@ static int read_source(struct builder *b, const char *path, double weight, struc
     if (ds->n_rows == b->last_row)
         log_info("%s: read up to data.max_samples = %lld", path, (long long)b->opt->max_rows);
     const int64_t n = ds->n_docs - first;
+    if (!n && ds->n_rows > before)
+        log_warn("%s: none of its %lld row%s gives a document", path, (long long)(ds->n_rows - before),
+                 str_plural(ds->n_rows - before));
     weigh(ds, first, weight);
     if (!n || ds->n_docs > first) return 0;
     return err_set(err, "%s: the weight after * selects none of %lld document%s: raise it, or leave the file out", path,

@@ -650,7 +650,8 @@ const struct command commands[] = {
      ROWS(compare_rows), NONE, ARGS(compare_args), false, do_compare},
     {"push", "send an adapter or an export to a repository on huggingface.co",
      "Needs a token with write access (HF_TOKEN, or hf auth login); HF_ENDPOINT names another hub. Files that the hub "
-     "has are not sent again: after an interruption run the same command.",
+     "has are not sent again: after an interruption run the same command. A base model is refused, and files that no "
+     "export has are named.",
      ROWS(push_rows), NONE, ARGS(push_options), false, do_push},
     {"synth", "write a checkpoint of a published architecture with random weights", NULL,
      ROWS(synth_rows), ROWS(synth_rules), ARGS(synth_args), false, do_synth},

@@ -235,13 +235,11 @@ static void of_the_commands(void **state)
 static void of_no_effect(void **state)
 {
     (void)state;
-    static const char *const files[][2] = {{"good.jsonl", "{\"text\": \"abc\"}\n"},
-                                           {"blank.txt", " \n"},
-                                           {"head.csv", "text,n\n"},
-                                           {"none.jsonl", "\n"},
-                                           {"good.txt", "abc\n"}};
+    static const char *const files[][2] = {
+        {"good.jsonl", "{\"text\": \"abc\"}\n"}, {"blank.txt", " \n"}, {"head.csv", "text,n\n"}, {"none.jsonl", "\n"},
+        {"short.jsonl", "{\"text\": \"\"}\n"},   {"good.txt", "abc\n"}};
     static const char warning[] = "data.sample_by has no effect";
-    char at[MT_PATH], path[2 * MT_PATH], rows[5 * MT_PATH], text[2 * MT_PATH];
+    char at[MT_PATH], path[2 * MT_PATH], rows[6 * MT_PATH], text[2 * MT_PATH];
     struct err err;
     snprintf(at, sizeof(at), "%s", scratch_dir());
     for (int i = 0; i < MT_LEN(files); i++) {
@@ -249,11 +247,13 @@ static void of_no_effect(void **state)
         assert_int_equal(file_write_atomic(path, files[i][1], (int64_t)strlen(files[i][1]), &err), 0);
     }
     const char *config = process_config("[eval]\nmax_batches = 1\n");
-    snprintf(rows, sizeof(rows), "data.eval=%s/good.jsonl,%s/head.csv,%s/none.jsonl,%s/blank.txt", at, at, at, at);
+    snprintf(rows, sizeof(rows), "data.eval=%s/good.jsonl,%s/head.csv,%s/none.jsonl,%s/blank.txt,%s/short.jsonl*2", at,
+             at, at, at, at);
     assert_int_equal(RUN("eval", config, "--base", "--set", rows), 0);
     assert_says(said.err, "/blank.txt: no text\n");
     assert_says(said.err, "/head.csv: no rows below a header\n");
     assert_says(said.err, "/none.jsonl: no rows\n");
+    assert_says(said.err, "/short.jsonl: none of its 1 row gives a document\n");
     assert_null(strstr(said.err, warning));
     snprintf(rows, sizeof(rows), "data.eval=%s/good.jsonl", at);
     assert_int_equal(RUN("eval", config, "--base", "--set", rows, "--set", "data.sample_by=line"), 0);
