@@ -74,6 +74,8 @@ MUTATIONS = [
      "return k->window ? 0 : ceil_div(len / k->ratio, MT_PAGE);", "engine:any_order*"),
     ("model/cache.c", "        if (!--k->uses[page]) k->free", "        k->free", "engine:any_order*"),
     # ---- train
+    ("train/plan/gpu_table.c", "found = found == NONE ? i : SEVERAL;", "found = i;", "gpu_table:names*"),
+    ("model/acts.c", "alike && arch_same_layer(p->a, layer, p->adapted)", "true", "parity"),
     ("train/tools/suit.c", "!s->cfg.data.eval[0] && s->cfg.data.eval_split > 0 &&", "0 &&", "suit:plans_what*"),
     ("train/generate/engine.c", "r->dev.steady_rows = true;", "r->dev.steady_rows = false;", "engine:any_order*"),
     ("train/generate/answer_text.c", "a->text.size - (a->stop < 0 ? n_begun(a) : 0)", "a->text.size", "engine:texts"),
