@@ -51,6 +51,8 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"o_lora_rank", c->o_lora, c->o_lora % 8 == 0, "a multiple of 8"},
         {"index_head_dim", c->index_dim, c->index_dim % 8 == 0, "a multiple of 8"},
         {"kv_lora_rank", a->mla.kv_lora, a->mla.kv_lora % 8 == 0, "a multiple of 8"},
+        {"kv_lora_rank + qk_rope_head_dim", a->mla.kv_lora + a->mla.rope, a->mla.kv_lora + a->mla.rope <= 576,
+         "at most 576"},
         {"hidden_size", a->d_model, a->d_model % 8 == 0 && a->d_model <= 16384, "a multiple of 8, at most 16384"},
         {a->d_ff_key, a->d_ff, a->d_ff % 8 == 0, "a multiple of 8"},
         {"shared_expert_intermediate_size", a->d_shared, a->d_shared % 8 == 0, "a multiple of 8"},
@@ -238,7 +240,15 @@ static struct tensor push_indices(struct model *m, const int32_t *host, int64_t 
     return t;
 }
 
-/* The last token of a sequence sees its position + 1 tokens. */
+/* Tokens of the longest sequence, those before the pass included. */
+static int64_t longest(const struct model_batch *b, bool decodes)
+{
+    int64_t len = b->max_len;
+    for (int64_t t = 0; decodes && b->pos && t < b->n_tok; t++) len = MT_MAX(len, b->pos[t] + 1);
+    return len;
+}
+
+/* A token sees its position + 1 tokens. */
 static double visible_pairs(const struct model_batch *b, bool decodes)
 {
     double pairs = 0, whole = (double)b->max_len;
@@ -495,8 +505,8 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
     m->label_id = push_indices(m, b->label_id, b->n_label);
-    m->seqs =
-        (struct seqs){.n_seq = b->n_seq, .max_len = b->max_len, .pairs = visible_pairs(b, pass->cache && pass->decode)};
+    const bool decodes = pass->cache && pass->decode;
+    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = longest(b, decodes), .pairs = visible_pairs(b, decodes)};
     m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
     m->kl = (struct teacher){.alpha = 0};
     if (of_pass(m)->begin) of_pass(m)->begin(m, b);

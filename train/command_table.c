@@ -603,8 +603,7 @@ const struct command commands[] = {
      "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.",
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
-     "Special tokens are printed, except the one that ends the text. A KV cache keeps earlier tokens where all layers "
-     "have plain attention; with other kinds each token costs a forward pass over all before it.\n\n"
+     "Special tokens are printed, except the one that ends the text.\n\n"
      "--input answers many rows at once; generate.memory_gb limits the cache, and rows wait while it is full. On a CPU "
      "a row has the same text whatever rows are beside it. The text ends before a stop string; ids keep it, and the "
      "end token. logprobs are those of the temperature over the whole vocabulary; with filters or penalties "

@@ -1,16 +1,6 @@
 /* attn_decode.c - decoding: rows of tokens in pages, and attention to them. */
 #include "kernels/cpu/seqs.h"
 
-/* The row of the token at position p of sequence s. */
-static real *page_row(const struct pages *pages, int64_t s, int64_t p)
-{
-    const struct tensor table = pages->table;
-    const int32_t page = ((const int32_t *)table.data)[s * table.ld + p / MT_PAGE % table.shape[1]];
-    MT_REQUIRE(p >= 0 && page >= 0 && page < pages->rows.shape[0] / MT_PAGE, "position %lld, page %lld of %lld",
-               (long long)p, (long long)page, (long long)(pages->rows.shape[0] / MT_PAGE));
-    return real_row(pages->rows, (int64_t)page * MT_PAGE + p % MT_PAGE);
-}
-
 /* In order, so that the last of the tokens that share a row stays. */
 void CPU(page_store)(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
                      const struct seqs *seqs)
@@ -31,10 +21,12 @@ static void decode_head(real *o, const real *q, const struct pages *pages, int64
                         const float *sink, const struct attn_shape *s)
 {
     const int64_t dim = s->head_dim, value_dim = attn_value_dim(s), kv = head / (s->n_head / s->n_kv);
+    const bool shared = pages->rows.shape[1] == s->n_kv * dim; /* values are columns of keys */
     real m = sink ? (real)*sink : -INFINITY, l = sink ? 1 : 0;
     for (int64_t c = 0; c < value_dim; c++) o[c] = 0;
     for (int64_t j = s->window ? MT_MAX(0, pos - s->window + 1) : 0; j <= pos; j++) {
-        const real *row = page_row(pages, seq, j), *key = row + kv * dim, *value = row + s->n_kv * dim + kv * value_dim;
+        const real *row = page_row(pages, seq, j), *key = row + kv * dim;
+        const real *value = shared ? key : row + s->n_kv * dim + kv * value_dim;
         real score = 0;
 #pragma omp simd reduction(+ : score)
         for (int64_t c = 0; c < dim; c++) score += q[c] * key[c];

@@ -247,3 +247,63 @@ void CPU(shared_attn_bwd)(struct device *dev, struct tensor dq, struct tensor dk
     }
     arena_release(&dev->work, mark);
 }
+
+/* ---- decoding: the keys of a token are gathered from their pages */
+
+struct attn_decode {
+    const struct shared_attn_shape *s;
+    struct tensor o, q, idx, sinks;
+    const struct past *past;
+    const struct pages *entries; /* or NULL */
+    int64_t n_key;               /* of a token, at most */
+};
+
+/* The keys of token t in order: window, entries. Returns their number. */
+static int64_t gather(const struct attn_decode *a, int64_t seq, int64_t t, real *rows)
+{
+    const int64_t dim = a->s->head_dim, pos = ((const int32_t *)a->past->pos.data)[t];
+    const int64_t n_visible = a->entries ? (pos + 1) / a->s->ratio : 0;
+    const int32_t *list = a->idx.ndim ? (const int32_t *)a->idx.data + t * a->idx.ld : NULL;
+    const int64_t n_far = list ? MT_MIN(n_visible, a->idx.shape[1]) : n_visible;
+    const size_t bytes = (size_t)dim * sizeof(*rows);
+    int64_t n = 0;
+    for (int64_t j = MT_MAX(0, pos - a->s->window + 1); j <= pos; j++)
+        memcpy(rows + n++ * dim, page_row(a->past->pages, seq, j), bytes);
+    for (int64_t k = 0; k < n_far && (!list || list[k] >= 0); k++)
+        memcpy(rows + n++ * dim, page_row(a->entries, seq, list ? list[k] : k), bytes);
+    return n;
+}
+
+/* scratch: weights [H, n_key], keys [n_key, A] */
+static void decode_token(const struct attn_decode *a, int64_t seq, int64_t t, real *scratch)
+{
+    const int64_t dim = a->s->head_dim, n_head = a->s->n_head;
+    real *p = scratch, *rows = scratch + n_head * a->n_key;
+    const int64_t n = gather(a, seq, t, rows);
+    gemm_serial(false, true, n_head, n, dim, 1, real_row(a->q, t), dim, rows, dim, 0, p, n);
+    for (int64_t h = 0; h < n_head; h++)
+        softmax(p + h * n, n, (real)a->s->scale, a->sinks.ndim ? (const float *)a->sinks.data + h : NULL);
+    gemm_serial(false, false, n_head, dim, n, 1, p, n, rows, dim, 0, real_row(a->o, t), dim);
+}
+
+void CPU(shared_attn_decode)(struct device *dev, struct tensor o, struct tensor q, const struct past *past,
+                             const struct pages *entries, struct tensor idx, struct tensor sinks,
+                             const struct shared_attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), len = past->seqs->max_len;
+    const int64_t n_far = !entries ? 0 : idx.ndim ? idx.shape[1] : len / shape->ratio;
+    struct attn_decode a = {shape, o, q, idx, sinks, past, entries, MT_MIN(shape->window, len) + n_far};
+    const struct tensor scratch =
+        arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, a.n_key * (shape->n_head + shape->head_dim));
+    if (!dev->dry_run) {
+        const int32_t *cu = past->seqs->cu.data;
+        check_seqs(past->seqs, q.shape[0]);
+#pragma omp parallel num_threads(dev->n_threads)
+        for (int64_t seq = 0; seq < past->seqs->n_seq; seq++) {
+#pragma omp for schedule(dynamic) nowait
+            for (int64_t t = cu[seq]; t < cu[seq + 1]; t++)
+                decode_token(&a, seq, t, real_row(scratch, omp_get_thread_num()));
+        }
+    }
+    arena_release(&dev->work, mark);
+}

@@ -4,10 +4,13 @@
 
 #include <string.h>
 
-/* An entry: row of y, position, and the rows of its tokens. before: it also sums up the tokens of the entry before. */
+/* An entry: row of y, position, and the rows of its tokens. before: it also sums up the tokens of the entry before.
+ * past: tokens of sequence seq in rows before `start` are in its pages; else NULL. */
 struct entry {
     int64_t row, pos, first;
     bool before;
+    const struct past *past;
+    int64_t seq, start;
 };
 
 /* The sequence of an entry's row; -1: a row of no entry. */
@@ -36,6 +39,22 @@ static bool find_entry(struct entry *e, const struct seqs *seqs, const struct co
     return true;
 }
 
+static bool find_complete(struct entry *e, const struct past *p, const struct compress_shape *s, int64_t row)
+{
+    int64_t seq, index;
+    if (!complete_entry(p, s->ratio, row, &seq, &index)) return false;
+    const int64_t start = ((const int32_t *)p->seqs->cu.data)[seq], pos = index * s->ratio;
+    const int64_t first = start + pos - ((const int32_t *)p->pos.data)[start];
+    *e = (struct entry){row, pos, first, s->overlap && pos > 0, p, seq, start};
+    return true;
+}
+
+/* The values and gates of row t of kg. */
+static const real *pair_at(const struct entry *e, struct tensor kg, int64_t t)
+{
+    return !e->past || t >= e->start ? real_row(kg, t) : page_row(e->past->pages, e->seq, e->pos + t - e->first);
+}
+
 /* Where token j of an entry has its values, from -ratio on with the tokens of the entry before. gate: distance from a
  * value to its gate. */
 struct slot {
@@ -60,12 +79,12 @@ static void softmax(real *top, real *total, const struct entry *e, struct tensor
     }
     for (int64_t j = start; j < s->ratio; j++) {
         const struct slot p = slot_of(e, s, bias, j);
-        const real *gate = real_row(kg, p.row) + p.col + p.gate;
+        const real *gate = pair_at(e, kg, p.row) + p.col + p.gate;
         for (int64_t c = 0; c < s->width; c++) top[c] = MT_MAX(top[c], gate[c] + (real)p.bias[c]);
     }
     for (int64_t j = start; j < s->ratio; j++) {
         const struct slot p = slot_of(e, s, bias, j);
-        const real *gate = real_row(kg, p.row) + p.col + p.gate;
+        const real *gate = pair_at(e, kg, p.row) + p.col + p.gate;
         for (int64_t c = 0; c < s->width; c++) total[c] += real_exp(gate[c] + (real)p.bias[c] - top[c]);
     }
 }
@@ -77,14 +96,15 @@ static void sum_up(real *y, const real *top, const real *total, const struct ent
     memset(y, 0, (size_t)s->width * sizeof(*y));
     for (int64_t j = e->before ? -s->ratio : 0; j < s->ratio; j++) {
         const struct slot p = slot_of(e, s, bias, j);
-        const real *value = real_row(kg, p.row) + p.col, *gate = value + p.gate;
+        const real *value = pair_at(e, kg, p.row) + p.col, *gate = value + p.gate;
         for (int64_t c = 0; c < s->width; c++)
             y[c] += real_exp(gate[c] + (real)p.bias[c] - top[c]) / total[c] * value[c];
     }
 }
 
-void CPU(compress_fwd)(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
-                       const struct seqs *seqs, const struct compress_shape *s)
+/* Rows of y and their positions. past NULL: of whole sequences. */
+static void all_entries(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
+                        const struct seqs *seqs, const struct past *past, const struct compress_shape *s)
 {
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor scratch = arena_tensor_3d(&dev->work, DT_REAL, y.shape[0], 2, s->width);
@@ -93,7 +113,7 @@ void CPU(compress_fwd)(struct device *dev, struct tensor y, struct tensor pos, s
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t row = 0; row < y.shape[0]; row++) {
             struct entry e;
-            const bool found = find_entry(&e, seqs, s, row);
+            const bool found = past ? find_complete(&e, past, s, row) : find_entry(&e, seqs, s, row);
             real *top = real_row(scratch, 2 * row), *total = real_row(scratch, 2 * row + 1);
             ((int32_t *)pos.data)[row] = found ? (int32_t)e.pos : 0;
             if (found) {
@@ -105,6 +125,30 @@ void CPU(compress_fwd)(struct device *dev, struct tensor y, struct tensor pos, s
         }
     }
     arena_release(&dev->work, mark);
+}
+
+void CPU(compress_fwd)(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
+                       const struct seqs *seqs, const struct compress_shape *s)
+{
+    all_entries(dev, y, pos, kg, bias, seqs, NULL, s);
+}
+
+void CPU(compress_decode)(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
+                          const struct past *past, const struct compress_shape *s)
+{
+    all_entries(dev, y, pos, kg, bias, past->seqs, past, s);
+}
+
+void CPU(entry_store)(struct device *dev, struct tensor x, const struct past *past, int64_t ratio)
+{
+    if (dev->dry_run) return;
+    check_seqs(past->seqs, past->pos.shape[0]);
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t row = 0; row < x.shape[0]; row++) {
+        int64_t seq, e;
+        if (complete_entry(past, ratio, row, &seq, &e))
+            memcpy(page_row(past->pages, seq, e), real_row(x, row), (size_t)x.shape[1] * sizeof(real));
+    }
 }
 
 /* dvalue = p dy, dgate = p dy (value - y), p the softmax. */

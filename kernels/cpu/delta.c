@@ -221,13 +221,19 @@ static void chunk_advance(const struct head *h, struct chunk *c, real *state)
     gemm_serial(true, false, a, b, c->n, 1, c->tmp, a, c->x, b, c->up[c->n - 1], state, b);
 }
 
-static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, struct tensor ba, real *scratch)
+/* before, after: the state before and after the sequence's rows; NULL: 0, not kept. */
+static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, struct tensor ba, real *scratch,
+                     const real *before, real *after)
 {
     const int64_t a = h->s->key_dim, b = h->s->value_dim;
+    const size_t bytes = (size_t)(a * b) * sizeof(real);
     struct chunk c;
     real *state = take(&scratch, a * b);
     chunk_init(&c, h->s, &scratch);
-    memset(state, 0, (size_t)(a * b) * sizeof(real));
+    if (before)
+        memcpy(state, before, bytes);
+    else
+        memset(state, 0, bytes);
     for (int64_t i = 0; i * CHUNK < h->len; i++) {
         chunk_load(h, &c, qkv, ba, i);
         chunk_deltas(h, &c, state);
@@ -237,6 +243,7 @@ static void head_fwd(const struct head *h, struct tensor o, struct tensor qkv, s
         gemm_serial(false, false, c.n, b, c.n, 1, c.m, CHUNK, c.x, b, 1, out, o.ld);
         chunk_advance(h, &c, state);
     }
+    if (after) memcpy(after, state, bytes);
 }
 
 /* ---- backward ---- */
@@ -380,7 +387,16 @@ static void head_bwd(const struct head *h, struct tensor dqkv, struct tensor dba
 /* The op of all heads: forward, or with dout backward. */
 struct delta {
     struct tensor o, dqkv, dba, dout, qkv, ba, states;
+    const struct states *kept; /* of decoding; else NULL */
 };
+
+static void head_decode(const struct delta *d, const struct head *h, int64_t seq, real *scratch)
+{
+    const int64_t first = h->b_col * h->s->key_dim * h->s->value_dim; /* of the head in a state */
+    const real *before = d->kept ? state_before(d->kept, seq) : NULL;
+    real *after = d->kept ? state_after(d->kept, seq) : NULL;
+    head_fwd(h, d->o, d->qkv, d->ba, scratch, before ? before + first : NULL, after ? after + first : NULL);
+}
 
 static void each_head(struct device *dev, const struct delta *d, struct tensor a_log, struct tensor dt_bias,
                       const struct seqs *seqs, const struct delta_shape *shape, struct tensor scratch)
@@ -396,20 +412,32 @@ static void each_head(struct device *dev, const struct delta *d, struct tensor a
                 if (d->dout.ndim)
                     head_bwd(&h, d->dqkv, d->dba, d->dout, d->qkv, d->ba, d->states, own, v > n);
                 else
-                    head_fwd(&h, d->o, d->qkv, d->ba, own);
+                    head_decode(d, &h, seq, own);
             }
         }
     }
 }
 
-void CPU(delta_fwd)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+static void all_fwd(struct device *dev, const struct delta *all, struct tensor a_log, struct tensor dt_bias,
+                    const struct seqs *seqs, const struct delta_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_real = shape->key_dim * shape->value_dim + chunk_reals(shape);
     const struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, n_real);
-    const struct delta all = {.o = o, .qkv = qkv, .ba = ba};
-    if (!dev->dry_run) each_head(dev, &all, a_log, dt_bias, seqs, shape, scratch);
+    if (!dev->dry_run) each_head(dev, all, a_log, dt_bias, seqs, shape, scratch);
     arena_release(&dev->work, mark);
+}
+
+void CPU(delta_fwd)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                    struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape)
+{
+    all_fwd(dev, &(struct delta){.o = o, .qkv = qkv, .ba = ba}, a_log, dt_bias, seqs, shape);
+}
+
+void CPU(delta_decode)(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                       struct tensor dt_bias, const struct states *states, const struct delta_shape *shape)
+{
+    if (!dev->dry_run) check_slots(states);
+    all_fwd(dev, &(struct delta){.o = o, .qkv = qkv, .ba = ba, .kept = states}, a_log, dt_bias, states->seqs, shape);
 }
 
 void CPU(delta_bwd)(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout, struct tensor qkv,

@@ -1,4 +1,4 @@
-/* seqs.h - the packed sequences of a micro-batch, checked. */
+/* seqs.h - the packed sequences of a micro-batch, checked; of decoding their pages and states. */
 #ifndef MT_CPU_SEQS_H
 #define MT_CPU_SEQS_H
 
@@ -11,6 +11,57 @@ static inline void check_seqs(const struct seqs *seqs, int64_t n_tok)
     bool right = cu[0] == 0 && cu[seqs->n_seq] == n_tok;
     for (int64_t s = 0; s < seqs->n_seq; s++) right = right && cu[s] <= cu[s + 1];
     MT_REQUIRE(right, "%lld sequences do not cover %lld rows", (long long)seqs->n_seq, (long long)n_tok);
+}
+
+/* The row of the token at position p of sequence s. */
+static inline real *page_row(const struct pages *pages, int64_t s, int64_t p)
+{
+    const struct tensor table = pages->table;
+    const int32_t page = ((const int32_t *)table.data)[s * table.ld + p / MT_PAGE % table.shape[1]];
+    MT_REQUIRE(p >= 0 && page >= 0 && page < pages->rows.shape[0] / MT_PAGE, "position %lld, page %lld of %lld",
+               (long long)p, (long long)page, (long long)(pages->rows.shape[0] / MT_PAGE));
+    return real_row(pages->rows, (int64_t)page * MT_PAGE + p % MT_PAGE);
+}
+
+/* Entry e of sequence seq, which has row `row` among the entries that a pass completes; false: no entry has. */
+static inline bool complete_entry(const struct past *p, int64_t ratio, int64_t row, int64_t *seq, int64_t *e)
+{
+    const int32_t *cu = p->seqs->cu.data, *pos = p->pos.data;
+    int64_t low = 0, high = p->seqs->n_seq - 1; /* the last sequence whose rows begin at row or before */
+    while (low < high) {
+        const int64_t middle = low + (high - low + 1) / 2;
+        if (cu[middle] / ratio + middle <= row)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    if (!p->seqs->n_seq || cu[low] == cu[low + 1]) return false;
+    *seq = low;
+    *e = pos[cu[low]] / ratio + row - (cu[low] / ratio + low);
+    return (*e + 1) * ratio <= pos[cu[low]] + cu[low + 1] - cu[low];
+}
+
+/* The state of a sequence; NULL: it begins as zero, or has no tokens here. */
+static inline const real *state_before(const struct states *s, int64_t seq)
+{
+    const int32_t *cu = s->seqs->cu.data, *pos = s->pos.data, *slot = s->slot.data;
+    if (!s->values.ndim || cu[seq] == cu[seq + 1] || !pos[cu[seq]]) return NULL;
+    return real_row(s->values, slot[seq]);
+}
+/* Where the state after its tokens belongs; NULL: nothing to store. */
+static inline real *state_after(const struct states *s, int64_t seq)
+{
+    const int32_t *cu = s->seqs->cu.data, *slot = s->slot.data;
+    if (!s->values.ndim || cu[seq] == cu[seq + 1]) return NULL;
+    return real_row(s->values, slot[seq]);
+}
+
+static inline void check_slots(const struct states *s)
+{
+    const int32_t *slot = s->slot.data;
+    for (int64_t i = 0; s->values.ndim && i < s->seqs->n_seq; i++)
+        MT_REQUIRE(slot[i] >= 0 && slot[i] < s->values.shape[0], "state %d of %lld", slot[i],
+                   (long long)s->values.shape[0]);
 }
 
 #endif

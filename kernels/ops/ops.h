@@ -192,11 +192,21 @@ typedef void page_store_fn(struct device *dev, const struct pages *pages, struct
                            const struct seqs *seqs);
 /* attn_fwd of queries at pos, with the keys and values in pages: those at positions up to pos, its own included, which
  * the window lets it see. Of every sequence all of these must be there: with n queries, min(last pos + 1, window + n -
- * 1) tokens, at most P * MT_PAGE. o [T,H*B] act =; q [T,H*A] act; pages.rows [.., K*(A+B)] act: k | v; pos [T] i32, in
- * a sequence one more than the one before; sinks [H] f32 or absent; seqs.pairs = sum of pos + 1 */
+ * 1) tokens, at most P * MT_PAGE. o [T,H*B] act =; q [T,H*A] act; pages.rows act: [.., K*(A+B)]: k | v, or [.., K*A]:
+ * k, whose first B columns are v; pos [T] i32, in a sequence one more than the one before; sinks [H] f32 or absent;
+ * seqs.pairs = sum of pos + 1 */
 typedef void attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                             struct tensor sinks, struct tensor pos, const struct seqs *seqs,
                             const struct attn_shape *shape);
+
+/* Decoding: states of sequences. Row slot[s] of values is that of sequence s of seqs. A sequence whose first token is
+ * at position 0 begins as zero, whatever its row holds; a row without tokens here does not change. */
+struct states {
+    struct tensor values; /* [slots, n], in place */
+    struct tensor slot;   /* [S] i32, distinct */
+    struct tensor pos;    /* [T] i32: in a sequence each is one more than the one before */
+    const struct seqs *seqs;
+};
 
 /* In place, before RoPE: RMSNorm of the q and k columns of every row, per head (wq, wk [A]), or over all heads of q and
  * over all heads of k (wq [H*A], wk [K*A]); v does not change. qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q |
@@ -223,6 +233,15 @@ struct mla_shape {
 typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv,
                             struct tensor k_rope, struct tensor pos, struct tensor table,
                             const struct mla_shape *shape);
+/* Decoding without expanding keys and values: with M_h the N + B rows of head h of kv_b [H(N+B),L], adapter included,
+ * and c [L] a token's input of kv_b, the key of a head is M_h[:N] c | its rotated key, the value M_h[N:] c.
+ * mla_absorb: y[t,h] = M_h[:N]^T q[t,h,:N] | q[t,h,N:], times the factor of queries; its product with c | the rotated
+ * key is that of query and key.  y [T,H(L+G)] act =; q [T,H(N+G)] act, rotated; pos [T] i32
+ * mla_values: o[t,h] = M_h[N:] z[t,h], z a sum of c.  o [T,H*B] act =; z [T,H*L] act */
+typedef void mla_absorb_fn(struct device *dev, struct tensor y, struct tensor q, struct tensor pos,
+                           const struct proj *kv_b, const struct mla_shape *shape);
+typedef void mla_values_fn(struct device *dev, struct tensor o, struct tensor z, const struct proj *kv_b,
+                           const struct mla_shape *shape);
 /* dq, dkv, dk_rope =, shaped as in the forward; dk_rope is the sum over the heads */
 typedef void mla_qkv_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope,
                             struct tensor dqkv, struct tensor pos, struct tensor table, const struct mla_shape *shape);
@@ -240,12 +259,20 @@ typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor
 /* dx [T,C] act =, dy [T,C] act */
 typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
                               const struct seqs *seqs);
+/* conv_silu_fwd where rows before those of a sequence are in tail, the last J - 1 in their order: (J-1) * C values,
+ * act; absent when J is 1. The tail becomes that after the rows of x. */
+typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
+                            const struct states *tail);
 /* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
  *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
  * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
  * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
 typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                           struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
+/* delta_fwd from the states S of sequences on, which it updates: N * A * B values each, stat */
+typedef void delta_decode_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
+                             struct tensor a_log, struct tensor dt_bias, const struct states *states,
+                             const struct delta_shape *shape);
 /* dqkv [T,C] act =, dba [T,2N] act =, dout [T,N*B] act */
 typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
                           struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
@@ -331,11 +358,31 @@ typedef void compress_fwd_fn(struct device *dev, struct tensor y, struct tensor 
 typedef void compress_bwd_fn(struct device *dev, struct tensor dkg, struct tensor dy, struct tensor kg,
                              struct tensor bias, const struct seqs *seqs, const struct compress_shape *shape);
 
+/* Decoding: tokens that follow those in pages. pos [T] i32: in a sequence each is one more than the one before. */
+struct past {
+    const struct pages *pages;
+    struct tensor pos;
+    const struct seqs *seqs;
+};
+/* compress_fwd of the entries that are complete with the tokens of kg: those whose last token is among them. Tokens
+ * before them have their kg in pages, at least the last n_part * ratio. The entries of sequence s are rows cu[s] /
+ * ratio (rounded down) + s and following; other rows are zero. N = T / ratio (rounded down) + S rows. */
+typedef void compress_decode_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
+                                struct tensor bias, const struct past *past, const struct compress_shape *shape);
+/* The rows of these entries in their pages = x; entry e of a sequence has the row of position e. x [N,C] act as
+ * compress_decode orders it; past: of the tokens, with the pages of entries */
+typedef void entry_store_fn(struct device *dev, struct tensor x, const struct past *past, int64_t ratio);
+
 /* Scores of entries: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>), and the K visible entries e of every token with
  * the largest scores (ties: lower e first). idx [T,K] i32 =: e ascending, then -1; q [T,H*A] act, k [N,A] act, w [T,H]
  * act */
 typedef void index_topk_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
                            const struct seqs *seqs, int64_t ratio);
+
+/* index_topk with the k of entries in pages: token t sees entry e when (e + 1) * ratio <= pos[t] + 1. seqs.max_len: of
+ * whole sequences, the tokens before included */
+typedef void index_decode_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor w,
+                             const struct past *past, int64_t ratio);
 
 struct shared_attn_shape {
     int64_t n_head, head_dim, window; /* window W: keys j with i-W < j <= i of the same sequence */
@@ -348,6 +395,11 @@ struct shared_attn_shape {
 typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
                                 struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                 const struct seqs *seqs, const struct shared_attn_shape *shape);
+/* shared_attn_fwd with keys and entries in pages: keys as in attn_decode, entries as in index_decode; entries absent:
+ * NULL. max_len as there. */
+typedef void shared_attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct past *past,
+                                   const struct pages *entries, struct tensor idx, struct tensor sinks,
+                                   const struct shared_attn_shape *shape);
 /* dq [T,H*A], dkv [T,A], dentry [N,A] act = (absent like entry; zero in rows of no entry); dout [T,H*A] act */
 typedef void shared_attn_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
                                 struct tensor dout, struct tensor o, struct tensor lse, struct tensor q,
@@ -642,11 +694,13 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
-    X(mla_qkv_fwd) X(mla_qkv_bwd) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) X(attn_gate_bwd) \
-    X(conv_silu_fwd) X(conv_silu_bwd) X(delta_fwd) X(delta_bwd) X(gated_norm_fwd) X(gated_norm_bwd) \
+    X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
+    X(attn_gate_bwd) \
+    X(conv_silu_fwd) X(conv_silu_bwd) X(conv_decode) X(delta_fwd) X(delta_bwd) X(delta_decode) X(gated_norm_fwd) \
+    X(gated_norm_bwd) \
     X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
-    X(index_topk) X(shared_attn_fwd) X(shared_attn_bwd) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) \
-    X(group_linear_bwd) \
+    X(compress_decode) X(entry_store) X(index_topk) X(index_decode) X(shared_attn_fwd) X(shared_attn_bwd) \
+    X(shared_attn_decode) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) X(group_linear_bwd) \
     X(hash_route) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(head_logits) X(sample) X(loss_sum) X(aux_sum) \

@@ -109,11 +109,14 @@ void op_page_store(struct device *dev, const struct pages *pages, struct tensor 
 void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                     struct tensor sinks, struct tensor pos, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    const int64_t value_dim = attn_value_dim(shape), n_col = shape->n_kv * (shape->head_dim + value_dim);
+    const int64_t value_dim = attn_value_dim(shape), n_key = shape->n_kv * shape->head_dim;
+    const int64_t n_col = pages->rows.shape[1] == n_key ? n_key : n_key + shape->n_kv * value_dim;
     /* Where a window limits the keys: exact for sequences of one length. */
     const double near = (double)pos.shape[0] * (double)shape->window;
     const double keys = shape->window ? MT_MIN(seqs->pairs, near) : seqs->pairs;
     want_heads(shape);
+    MT_REQUIRE(n_col > n_key || value_dim <= shape->head_dim, "values of %lld in keys of %lld", (long long)value_dim,
+               (long long)shape->head_dim);
     want_pages(dev, pages, pos, seqs, n_col);
     WANT(q, dev->act_dtype, pos.shape[0], shape->n_head * shape->head_dim);
     WANT(o, dev->act_dtype, pos.shape[0], shape->n_head * value_dim);
@@ -197,6 +200,50 @@ void op_mla_qkv_bwd(struct device *dev, struct tensor dq, struct tensor dkv, str
     round_act(dev, dq);
     round_act(dev, dkv);
     round_act(dev, dk_rope);
+}
+
+static void want_latent(struct device *dev, struct tensor q, int64_t n_q, struct tensor y, int64_t n_y,
+                        const struct proj *kv_b, const struct mla_shape *s)
+{
+    const struct weight *w = &kv_b->w;
+    const int64_t n_tok = q.shape[0], r = kv_b->lora.r;
+    MT_REQUIRE(s->n_head > 0 && s->nope >= 0 && s->rope > 0 && s->value > 0 && w->n_exp == 1 &&
+                   w->n_out == s->n_head * (s->nope + s->value) && !kv_b->bias.ndim && (!r || kv_b->lora.n_seg == 1),
+               "%lld heads of %lld + %lld, values of %lld, from [%lld, %lld]", (long long)s->n_head, (long long)s->nope,
+               (long long)s->rope, (long long)s->value, (long long)w->n_out, (long long)w->n_in);
+    WANT(q, dev->act_dtype, n_tok, s->n_head * n_q);
+    WANT(y, dev->act_dtype, n_tok, s->n_head * n_y);
+    MOVES(dev, q, y);
+    moves_weight(dev, w, 1);
+    if (r) MOVES(dev, kv_b->lora.a, kv_b->lora.b);
+}
+
+/* Products of a head with n rows of kv_b, and with its adapter. */
+static void count_latent(struct device *dev, int64_t n_tok, int64_t n, const struct proj *kv_b,
+                         const struct mla_shape *s)
+{
+    const int64_t n_in = kv_b->w.n_in, r = kv_b->lora.merged ? 0 : kv_b->lora.r;
+    count_gemm(dev, n_tok * s->n_head, n_in, n);
+    count_gemm(dev, n_tok * s->n_head, r, n + n_in);
+}
+
+void op_mla_absorb(struct device *dev, struct tensor y, struct tensor q, struct tensor pos, const struct proj *kv_b,
+                   const struct mla_shape *shape)
+{
+    want_latent(dev, q, shape->nope + shape->rope, y, kv_b->w.n_in + shape->rope, kv_b, shape);
+    WANT(pos, DT_I32, q.shape[0]);
+    count_latent(dev, q.shape[0], shape->nope, kv_b, shape);
+    RUN(0, mla_absorb, y, q, pos, kv_b, shape);
+    round_act(dev, y);
+}
+
+void op_mla_values(struct device *dev, struct tensor o, struct tensor z, const struct proj *kv_b,
+                   const struct mla_shape *shape)
+{
+    want_latent(dev, z, kv_b->w.n_in, o, shape->value, kv_b, shape);
+    count_latent(dev, z.shape[0], shape->value, kv_b, shape);
+    RUN(0, mla_values, o, z, kv_b, shape);
+    round_act(dev, o);
 }
 
 static void want_wide(struct device *dev, struct tensor wide, const struct attn_shape *s)

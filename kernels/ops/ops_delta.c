@@ -32,6 +32,24 @@ void op_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, st
     round_act(dev, dx);
 }
 
+static void want_states(const struct states *s, enum dtype dtype, int64_t n_tok, int64_t n)
+{
+    WANT_OPT(s->values, dtype, s->values.shape[0], n);
+    WANT(s->slot, DT_I32, s->seqs->n_seq);
+    WANT(s->pos, DT_I32, n_tok);
+    MT_REQUIRE(s->values.ndim || !n, "no states of %lld values", (long long)n);
+}
+
+void op_conv_decode(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct states *tail)
+{
+    want_conv(dev, x, y, w, tail->seqs);
+    want_states(tail, dev->act_dtype, x.shape[0], (w.shape[1] - 1) * x.shape[1]);
+    MOVES(dev, y, x, w);
+    dev->op.bytes += 2 * (double)(tail->seqs->n_seq * (w.shape[1] - 1) * x.shape[1] * dtype_size(dev->act_dtype));
+    RUN(0, conv_decode, y, x, w, tail);
+    round_act(dev, y);
+}
+
 static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, struct tensor ba, struct tensor a_log,
                        struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *s)
 {
@@ -64,6 +82,19 @@ void op_delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct
     count_delta(dev, qkv.shape[0], shape, 3, 2, 3); /* K K^T, Q K^T, W; U, m X; W S, Q S, K^T X */
     MOVES(dev, o, qkv, ba);
     RUN(0, delta_fwd, o, qkv, ba, a_log, dt_bias, seqs, shape);
+    round_act(dev, o);
+}
+
+void op_delta_decode(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
+                     struct tensor dt_bias, const struct states *states, const struct delta_shape *shape)
+{
+    const int64_t n = shape->n_value * shape->key_dim * shape->value_dim;
+    want_delta(dev, qkv, o, ba, a_log, dt_bias, states->seqs, shape);
+    want_states(states, dev->stat_dtype, qkv.shape[0], n);
+    count_delta(dev, qkv.shape[0], shape, 0, 0, 3); /* S^T k, k delta^T, S^T q */
+    MOVES(dev, o, qkv, ba);
+    dev->op.bytes += 2 * (double)(states->seqs->n_seq * n * dtype_size(dev->stat_dtype));
+    RUN(0, delta_decode, o, qkv, ba, a_log, dt_bias, states, shape);
     round_act(dev, o);
 }
 

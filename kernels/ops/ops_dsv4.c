@@ -111,6 +111,62 @@ void op_compress_bwd(struct device *dev, struct tensor dkg, struct tensor dy, st
     round_act(dev, dkg);
 }
 
+/* Rows of the entries that a pass completes. */
+static int64_t complete_rows(const struct past *p, int64_t ratio) { return p->pos.shape[0] / ratio + p->seqs->n_seq; }
+
+/* Checks the arguments; n_col of the rows in pages. */
+static void want_past(struct device *dev, const struct past *p, const struct pages *pages, int64_t n_col)
+{
+    WANT(pages->rows, dev->act_dtype, pages->rows.shape[0], n_col);
+    WANT(pages->table, DT_I32, pages->table.shape[0], pages->table.shape[1]);
+    WANT(p->pos, DT_I32, p->pos.shape[0]);
+    WANT(p->seqs->cu, DT_I32, p->seqs->n_seq + 1);
+    MT_REQUIRE(pages->rows.shape[0] % MT_PAGE == 0 && pages->table.shape[0] >= p->seqs->n_seq &&
+                   pages->table.shape[1] > 0,
+               "%lld rows, pages of %lld sequences, %lld each; %lld sequences", (long long)pages->rows.shape[0],
+               (long long)pages->table.shape[0], (long long)pages->table.shape[1], (long long)p->seqs->n_seq);
+}
+
+void op_compress_decode(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
+                        const struct past *past, const struct compress_shape *shape)
+{
+    const int64_t n_part = shape->overlap ? 2 : 1, n_row = complete_rows(past, shape->ratio);
+    want_past(dev, past, past->pages, 2 * n_part * shape->width);
+    WANT(kg, dev->act_dtype, past->pos.shape[0], 2 * n_part * shape->width);
+    WANT(y, dev->act_dtype, n_row, shape->width);
+    WANT(pos, DT_I32, n_row);
+    WANT(bias, DT_F32, shape->ratio, n_part * shape->width);
+    MOVES(dev, y, pos, kg, bias);
+    RUN(shape->ratio, compress_decode, y, pos, kg, bias, past, shape);
+    round_act(dev, y);
+}
+
+void op_entry_store(struct device *dev, struct tensor x, const struct past *past, int64_t ratio)
+{
+    want_past(dev, past, past->pages, x.shape[1]);
+    WANT(x, dev->act_dtype, complete_rows(past, ratio), x.shape[1]);
+    MOVES(dev, x, x);
+    RUN(ratio, entry_store, x, past, ratio);
+}
+
+void op_index_decode(struct device *dev, struct tensor idx, struct tensor q, struct tensor w, const struct past *past,
+                     int64_t ratio)
+{
+    const int64_t n_tok = q.shape[0], n_head = w.ndim == 2 ? w.shape[1] : 0, dim = past->pages->rows.shape[1];
+    MT_REQUIRE(ratio > 0 && n_head > 0, "%lld heads score entries of %lld tokens", (long long)n_head, (long long)ratio);
+    want_past(dev, past, past->pages, dim);
+    WANT(idx, DT_I32, n_tok, idx.shape[1]);
+    WANT(q, dev->act_dtype, n_tok, n_head * dim);
+    WANT(w, dev->act_dtype, n_tok, n_head);
+    WANT(past->pos, DT_I32, n_tok);
+    /* q K^T: an upper bound, as if every token scored its entries */
+    const double pairs = past->seqs->pairs / (double)ratio;
+    dev->op.flops += 2 * pairs * (double)(n_head * dim);
+    dev->op.bytes += pairs * (double)(dim * dtype_size(dev->act_dtype));
+    MOVES(dev, idx, q, w);
+    RUN(0, index_decode, idx, q, w, past, ratio);
+}
+
 void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k, struct tensor w,
                    const struct seqs *seqs, int64_t ratio)
 {
@@ -255,6 +311,34 @@ void op_shared_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, 
     count_products(dev, 2, count_pairs(q.shape[0], entry, idx, seqs, shape), shape); /* scores; outputs */
     MOVES(dev, o, lse, q, kv, entry, idx);
     RUN(entry.ndim ? shape->ratio : 0, shared_attn_fwd, o, lse, q, kv, entry, idx, sinks, seqs, shape);
+    round_act(dev, o);
+}
+
+void op_shared_attn_decode(struct device *dev, struct tensor o, struct tensor q, const struct past *past,
+                           const struct pages *entries, struct tensor idx, struct tensor sinks,
+                           const struct shared_attn_shape *shape)
+{
+    const int64_t n_tok = q.shape[0], n_col = shape->n_head * shape->head_dim;
+    const double near = MT_MIN(past->seqs->pairs, (double)n_tok * (double)shape->window);
+    double keys = near; /* those of window and entries, at most */
+    MT_REQUIRE(shape->n_head > 0 && shape->head_dim > 0 && shape->window > 0 && (!entries || shape->ratio > 0),
+               "%lld heads of %lld, window %lld, ratio %lld", (long long)shape->n_head, (long long)shape->head_dim,
+               (long long)shape->window, (long long)shape->ratio);
+    want_past(dev, past, past->pages, shape->head_dim);
+    if (entries) want_past(dev, past, entries, shape->head_dim);
+    WANT(q, dev->act_dtype, n_tok, n_col);
+    WANT(o, dev->act_dtype, n_tok, n_col);
+    WANT(past->pos, DT_I32, n_tok);
+    WANT_OPT(idx, DT_I32, n_tok, idx.shape[1]);
+    WANT_OPT(sinks, DT_F32, shape->n_head);
+    if (entries) {
+        const double all = past->seqs->pairs / (double)shape->ratio;
+        keys += idx.ndim ? MT_MIN(all, (double)tensor_count(idx)) : all;
+    }
+    count_products(dev, 2, keys, shape); /* scores; outputs */
+    dev->op.bytes += keys * (double)(shape->head_dim * dtype_size(dev->act_dtype));
+    MOVES(dev, o, q, idx);
+    RUN(entries ? shape->ratio : 0, shared_attn_decode, o, q, past, entries, idx, sinks, shape);
     round_act(dev, o);
 }
 

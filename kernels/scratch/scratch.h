@@ -120,6 +120,9 @@ struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre
 
 /* ---- mixers: scratch_mixers.c */
 
+/* kv_b as the decoding of latent attention reads it, [H(N+B), L] bf16. */
+struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
+
 /* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
  * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
  * have at least BOUNDED_LEN(heads of a group) rows, so that no two begin in the same BOUNDED_LEN rows of the batch. */

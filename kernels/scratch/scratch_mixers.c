@@ -26,6 +26,14 @@ struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, 
     return s;
 }
 
+struct tensor scratch_latent(struct device *dev, const struct proj *kv_b)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    const struct tensor dense = scratch_matrices(dev, &kv_b->w, kv_b->quant.format.bits > 0);
+    arena_release(&dev->work, mark);
+    return dense;
+}
+
 /* ---- attention with a shared key */
 
 bool scratch_shared_tiles(const struct shared_attn_shape *shape)

@@ -44,6 +44,18 @@ static void attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout,
     scratch_attn_bwd(dev, qkv, shape);
 }
 
+static void mla_absorb(struct device *dev, struct tensor y, struct tensor q, struct tensor pos, const struct proj *kv_b,
+                       const struct mla_shape *shape)
+{
+    scratch_latent(dev, kv_b);
+}
+
+static void mla_values(struct device *dev, struct tensor o, struct tensor z, const struct proj *kv_b,
+                       const struct mla_shape *shape)
+{
+    scratch_latent(dev, kv_b);
+}
+
 static void shared_attn_bwd(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dentry,
                             struct tensor dout, struct tensor o, struct tensor lse, struct tensor q, struct tensor kv,
                             struct tensor entry, struct tensor idx, const struct seqs *seqs,
@@ -56,6 +68,12 @@ static void index_topk(struct device *dev, struct tensor idx, struct tensor q, s
                        const struct seqs *seqs, int64_t ratio)
 {
     scratch_index_topk(dev, idx, q, seqs, ratio);
+}
+
+static void index_decode(struct device *dev, struct tensor idx, struct tensor q, struct tensor w,
+                         const struct past *past, int64_t ratio)
+{
+    scratch_index_topk(dev, idx, q, past->seqs, ratio);
 }
 
 static void delta_fwd(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
@@ -166,8 +184,11 @@ const struct scratch_table cuda_scratch = {
     .group_linear_bwd = group_linear_bwd,
     .attn_fwd = attn_fwd,
     .attn_bwd = attn_bwd,
+    .mla_absorb = mla_absorb,
+    .mla_values = mla_values,
     .shared_attn_bwd = shared_attn_bwd,
     .index_topk = index_topk,
+    .index_decode = index_decode,
     .delta_fwd = delta_fwd,
     .delta_bwd = delta_bwd,
     .hyper_pre_fwd = hyper_pre_fwd,

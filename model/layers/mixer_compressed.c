@@ -229,26 +229,33 @@ static void entries_fwd(const struct block *b, struct tensor pair, struct tensor
     op_tail_rope_fwd(dev, y, absent, y, pos, b->rope, &rope);
 }
 
-/* The entries that a token sees; the scale of scores does not change their order. */
+/* Queries and weights of the indexer; the scale of scores does not change their order. */
+static void index_queries(const struct block *b, struct tensor q, struct tensor scale, struct tensor x,
+                          struct tensor q_norm)
+{
+    const struct compress_arch *c = &b->a->compress;
+    const struct tail_rope rope = rope_heads(b->a, c->n_index, c->index_dim, false);
+    op_linear_fwd(b->dev, q, absent, q_norm, &b->w->compressed.index_q, absent);
+    op_tail_rope_fwd(b->dev, q, absent, q, b->pos, b->rope, &rope);
+    op_linear_fwd(b->dev, scale, absent, x, &b->w->compressed.index_scale, absent);
+}
+
+/* The entries that a token sees. */
 static void choose_entries(const struct block *b, struct tensor idx, struct tensor x, struct tensor q_norm)
 {
     struct device *dev = b->dev;
     struct arena *work = &dev->work;
     const struct arch *a = b->a;
     const struct compress_arch *c = &a->compress;
-    const struct layer_weights *w = b->w;
     const enum dtype act = dev->act_dtype;
     const int64_t n_tok = x.shape[0], mark = arena_mark(work), n = n_entry(a, COMPRESS_SPARSE, n_tok);
-    const struct tail_rope rope = rope_heads(a, c->n_index, c->index_dim, false);
     struct tensor pair = arena_tensor_2d(work, act, n_tok, pair_cols(COMPRESS_SPARSE, c->index_dim));
     struct tensor in = arena_tensor_2d(work, act, n, c->index_dim), key = arena_tensor_2d(work, act, n, c->index_dim);
     struct tensor rstd = arena_tensor_1d(work, dev->stat_dtype, n), pos = arena_tensor_1d(work, DT_I32, n);
     struct tensor q = arena_tensor_2d(work, act, n_tok, index_cols(a));
     struct tensor scale = arena_tensor_2d(work, act, n_tok, c->n_index);
-    entries_fwd(b, pair, in, rstd, key, pos, x, &w->compressed.index);
-    op_linear_fwd(dev, q, absent, q_norm, &w->compressed.index_q, absent);
-    op_tail_rope_fwd(dev, q, absent, q, b->pos, b->rope, &rope);
-    op_linear_fwd(dev, scale, absent, x, &w->compressed.index_scale, absent);
+    entries_fwd(b, pair, in, rstd, key, pos, x, &b->w->compressed.index);
+    index_queries(b, q, scale, x, q_norm);
     op_index_topk(dev, idx, q, key, scale, b->seqs, c->ratio[COMPRESS_SPARSE]);
     arena_release(work, mark);
 }
@@ -270,34 +277,162 @@ static void core(const struct block *b, struct layer_acts *s)
                                        b->seqs, &attention);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+/* attn_norm -> queries, keys after their norms and rope */
+static void project(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
     const struct tail_rope heads = rope_heads(a, n_head(a), head_dim(a), false),
                            key = rope_heads(a, 1, head_dim(a), false);
-    const struct tail_rope back = rope_heads(a, n_head(a), head_dim(a), true);
     struct compressed_acts *t = &s->compressed;
-    const struct tensor x = s->attn_norm, rope = b->rope;
     const struct tensor q_a = tensor_cols(t->a, 0, a->compress.q_lora);
     const struct tensor kv = tensor_cols(t->a, a->compress.q_lora, head_dim(a));
-    const int64_t mark = arena_mark(&dev->work);
-    struct tensor o = arena_tensor_2d(&dev->work, dev->act_dtype, x.shape[0], query_cols(a));
 
-    /* 1 a       */ input_quant_linear_fwd(dev, t->a, t->a_xa, x, &w->compressed.a, absent);
+    /* 1 a       */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->compressed.a, absent);
     /* 2 q       */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, q_a, w->compressed.q_norm, &a->norm);
     input_quant_linear_fwd(dev, t->q_in, t->q_xa, t->q_norm, &w->compressed.q_b, absent);
-    op_tail_rope_fwd(dev, t->q, t->head_rstd, t->q_in, b->pos, rope, &heads);
+    op_tail_rope_fwd(dev, t->q, t->head_rstd, t->q_in, b->pos, b->rope, &heads);
     /* 3 kv      */ op_rmsnorm_fwd(dev, t->kv, t->kv_rstd, kv, w->compressed.kv_norm, &a->norm);
-    op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, rope, &key);
+    op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, b->rope, &key);
+}
+
+/* o -> y */
+static void output(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    const struct arch *a = b->a;
+    const struct tail_rope back = rope_heads(a, n_head(a), head_dim(a), true);
+    struct compressed_acts *t = &s->compressed;
+    const int64_t mark = arena_mark(&dev->work);
+    struct tensor o = arena_tensor_2d(&dev->work, dev->act_dtype, s->attn_norm.shape[0], query_cols(a));
+    /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, b->rope, &back);
+    /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &b->w->compressed.group);
+    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &b->w->compressed.out, s->mixer_res);
+    arena_release(&dev->work, mark);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct compressed_acts *t = &s->compressed;
+    project(b, s);
     /* 4 entries */ if (t->entry.ndim)
-        entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, x, &w->compressed.entry);
+        entries_fwd(b, t->pair, t->entry_in, t->entry_rstd, t->entry, t->entry_pos, s->attn_norm,
+                    &b->w->compressed.entry);
     /* 5, 6      */ if (!b->core_saved)
         core(b, s);
-    /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, rope, &back);
-    /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &w->compressed.group);
-    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &w->compressed.out, s->mixer_res);
+    output(b, s, y);
+}
+
+/* The rows of the cache: keys of the window; values and gates of the tokens that entries still need, of attention, then
+ * of the indexer; entries of both. */
+enum { KEYS, PAIRS, ENTRIES, INDEX };
+
+static struct cache_need cache(const struct arch *a, int64_t layer)
+{
+    const enum compress_kind kind = a->compress.kind[layer];
+    const bool sparse = kind == COMPRESS_SPARSE;
+    const int64_t ratio = a->compress.ratio[kind], index = a->compress.index_dim;
+    struct cache_need need = {
+        .rows = {[KEYS] = {.cols = head_dim(a), .window = arch_attn(a, layer)->window, .ratio = 1}}};
+    if (kind == COMPRESS_NONE) return need;
+    need.rows[PAIRS] = (struct cache_rows){.cols = pair_cols(kind, head_dim(a)) + (sparse ? pair_cols(kind, index) : 0),
+                                           .window = sparse ? 2 * ratio : ratio,
+                                           .ratio = 1};
+    need.rows[ENTRIES] = (struct cache_rows){.cols = head_dim(a), .ratio = ratio};
+    if (sparse) need.rows[INDEX] = (struct cache_rows){.cols = index, .ratio = ratio};
+    return need;
+}
+
+static struct past past_of(const struct block *b, const struct pages *pages)
+{
+    return (struct past){.pages = pages, .pos = b->pos, .seqs = b->seqs};
+}
+
+/* Stores the entries that are complete with the tokens of pair, then these; ring: columns of the rows PAIRS. */
+static void store_entries(const struct block *b, struct tensor pair, struct pages ring, const struct pages *entries,
+                          const struct entry_weights *e)
+{
+    struct device *dev = b->dev;
+    struct arena *work = &dev->work;
+    const int64_t width = entries->rows.shape[1], mark = arena_mark(work);
+    const struct compress_shape shape = entries_of(b->a, kind_of(b), width);
+    const struct tail_rope rope = rope_heads(b->a, 1, width, false);
+    const struct past tokens = past_of(b, &ring), to = past_of(b, entries);
+    const int64_t n = pair.shape[0] / shape.ratio + b->seqs->n_seq;
+    struct tensor in = arena_tensor_2d(work, dev->act_dtype, n, width);
+    struct tensor y = arena_tensor_2d(work, dev->act_dtype, n, width);
+    struct tensor rstd = arena_tensor_1d(work, dev->stat_dtype, n), pos = arena_tensor_1d(work, DT_I32, n);
+    op_compress_decode(dev, in, pos, pair, e->bias, &tokens, &shape);
+    op_rmsnorm_fwd(dev, y, rstd, in, e->norm, &b->a->norm);
+    op_tail_rope_fwd(dev, y, absent, y, pos, b->rope, &rope);
+    op_entry_store(dev, y, &to, shape.ratio);
+    op_page_store(dev, &ring, pair, b->pos, b->seqs);
+    arena_release(work, mark);
+}
+
+/* After project, and where the layer has entries with t->pair. */
+static void store(const struct block *b, const struct layer_acts *s)
+{
+    struct device *dev = b->dev;
+    const enum compress_kind kind = kind_of(b);
+    const struct layer_cache *c = b->cache;
+    const int64_t mark = arena_mark(&dev->work), n_own = pair_cols(kind, head_dim(b->a));
+    struct pages ring = c->rows[PAIRS];
+    op_page_store(dev, &c->rows[KEYS], s->compressed.kv, b->pos, b->seqs);
+    if (kind == COMPRESS_NONE) return;
+    ring.rows = tensor_cols(c->rows[PAIRS].rows, 0, n_own);
+    store_entries(b, s->compressed.pair, ring, &c->rows[ENTRIES], &b->w->compressed.entry);
+    if (kind == COMPRESS_SPARSE) {
+        const int64_t n = pair_cols(kind, b->a->compress.index_dim);
+        struct tensor pair = arena_tensor_2d(&dev->work, dev->act_dtype, s->attn_norm.shape[0], n);
+        op_linear_fwd(dev, pair, absent, s->attn_norm, &b->w->compressed.index.pair, absent);
+        ring.rows = tensor_cols(c->rows[PAIRS].rows, n_own, n);
+        store_entries(b, pair, ring, &c->rows[INDEX], &b->w->compressed.index);
+    }
+    arena_release(&dev->work, mark);
+}
+
+static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    fwd(b, s, y);
+    store(b, s);
+}
+
+/* The entries that tokens see, on dev->work; absent where every token sees all of its sequence's. */
+static struct tensor choose_stored(const struct block *b, const struct layer_acts *s)
+{
+    struct device *dev = b->dev;
+    struct arena *work = &dev->work;
+    const struct compress_arch *c = &b->a->compress;
+    const int64_t n_tok = s->attn_norm.shape[0];
+    const struct past past = past_of(b, &b->cache->rows[INDEX]);
+    if (!is_chosen(b->a, b->layer, b->seqs->max_len)) return absent;
+    const struct tensor idx = arena_tensor_2d(work, DT_I32, n_tok, c->index_top);
+    const int64_t mark = arena_mark(work);
+    const struct tensor q = arena_tensor_2d(work, dev->act_dtype, n_tok, index_cols(b->a));
+    const struct tensor scale = arena_tensor_2d(work, dev->act_dtype, n_tok, c->n_index);
+    index_queries(b, q, scale, s->attn_norm, s->compressed.q_norm);
+    op_index_decode(dev, idx, q, scale, &past, c->ratio[COMPRESS_SPARSE]);
+    arena_release(work, mark);
+    return idx;
+}
+
+static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    const struct shared_attn_shape attention = attention_of(b);
+    const struct past keys = past_of(b, &b->cache->rows[KEYS]);
+    const bool entries = kind_of(b) != COMPRESS_NONE;
+    struct compressed_acts *t = &s->compressed;
+    const int64_t mark = arena_mark(&dev->work);
+    project(b, s);
+    /* 4 entries */ if (entries)
+        op_linear_fwd(dev, t->pair, absent, s->attn_norm, &b->w->compressed.entry.pair, absent);
+    store(b, s);
+    /* 5, 6      */ op_shared_attn_decode(dev, t->o, t->q, &keys, entries ? &b->cache->rows[ENTRIES] : NULL,
+                                          choose_stored(b, s), b->w->compressed.sinks, &attention);
+    output(b, s, y);
     arena_release(&dev->work, mark);
 }
 
@@ -365,5 +500,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_compressed = {
-    .products = products, .load = load, .plan = plan, .core = core, .fwd = fwd, .bwd = bwd};
+const struct mixer_kind mixer_compressed = {products, load, plan, core, fwd, bwd, cache, prefill, decode};

@@ -132,22 +132,58 @@ static void core(const struct block *b, struct layer_acts *s)
                                &b->a->delta.shape);
 }
 
+static void project(const struct block *b, struct layer_acts *s)
+{
+    struct deltanet_acts *t = &s->deltanet;
+    /* 1 in    */ input_quant_linear_fwd(b->dev, t->in, t->in_xa, s->attn_norm, &b->w->deltanet.in, absent);
+    /* 2 b, a  */ input_quant_linear_fwd(b->dev, t->ba, t->ba_xa, s->attn_norm, &b->w->deltanet.ba, absent);
+}
+
+static void output(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct layer_weights *w = b->w;
+    const struct norm norm = norm_of(b->a);
+    struct deltanet_acts *t = &s->deltanet;
+    const struct tensor z = tensor_cols(t->in, qkv_cols(b->a), value_cols(b->a));
+    /* 5 norm  */ op_gated_norm_fwd(b->dev, t->y, t->rstd, t->o, z, w->deltanet.norm, &norm);
+    /* 6 out   */ input_quant_linear_fwd(b->dev, y, t->out_xa, t->y, &w->deltanet.out, s->mixer_res);
+}
+
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
-    struct device *dev = b->dev;
-    const struct layer_weights *w = b->w;
-    const struct arch *a = b->a;
-    const struct norm norm = norm_of(a);
     struct deltanet_acts *t = &s->deltanet;
-    const struct tensor qkv = tensor_cols(t->in, 0, qkv_cols(a)), z = tensor_cols(t->in, qkv_cols(a), value_cols(a));
-
-    /* 1 in    */ input_quant_linear_fwd(dev, t->in, t->in_xa, s->attn_norm, &w->deltanet.in, absent);
-    /* 2 b, a  */ input_quant_linear_fwd(dev, t->ba, t->ba_xa, s->attn_norm, &w->deltanet.ba, absent);
-    /* 3 conv  */ op_conv_silu_fwd(dev, t->qkv, qkv, w->deltanet.conv, b->seqs);
+    project(b, s);
+    /* 3 conv  */ op_conv_silu_fwd(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), b->w->deltanet.conv, b->seqs);
     /* 4 delta */ if (!b->core_saved)
         core(b, s);
-    /* 5 norm  */ op_gated_norm_fwd(dev, t->y, t->rstd, t->o, z, w->deltanet.norm, &norm);
-    /* 6 out   */ input_quant_linear_fwd(dev, y, t->out_xa, t->y, &w->deltanet.out, s->mixer_res);
+    output(b, s, y);
+}
+
+/* The last inputs of the convolution; the state of the delta rule. */
+enum { TAIL, STATE };
+static struct cache_need cache(const struct arch *a, int64_t layer)
+{
+    const struct delta_shape *s = &a->delta.shape;
+    (void)layer;
+    return (struct cache_need){.state = {[TAIL] = {.n = (a->delta.n_tap - 1) * qkv_cols(a)},
+                                         [STATE] = {.n = s->n_value * s->key_dim * s->value_dim, .stat = true}}};
+}
+
+static struct states states_of(const struct block *b, int i)
+{
+    return (struct states){.values = b->cache->state[i], .slot = b->cache->slot, .pos = b->pos, .seqs = b->seqs};
+}
+
+static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    const struct layer_weights *w = b->w;
+    const struct states tail = states_of(b, TAIL), state = states_of(b, STATE);
+    struct deltanet_acts *t = &s->deltanet;
+    project(b, s);
+    /* 3 conv  */ op_conv_decode(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), w->deltanet.conv, &tail);
+    /* 4 delta */ op_delta_decode(b->dev, t->o, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, &state,
+                                  &b->a->delta.shape);
+    output(b, s, y);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -176,5 +212,5 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_deltanet = {
-    .products = products, .load = load, .plan = plan, .core = core, .fwd = fwd, .bwd = bwd};
+const struct mixer_kind mixer_deltanet = {products,        load, plan, core, fwd, bwd, cache, .prefill = decode,
+                                          .decode = decode};

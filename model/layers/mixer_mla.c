@@ -146,31 +146,112 @@ static void core(const struct block *b, struct layer_acts *s)
     /* 5 attn */ op_attn_fwd(b->dev, t->o, t->lse, t->qkv, absent, b->seqs, &attention);
 }
 
-static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+/* attn_norm -> queries [T,H(N+G)] before RoPE, on dev->work; s->kv_norm */
+static struct tensor project(const struct block *b, struct layer_acts *s)
 {
     struct device *dev = b->dev;
     const struct layer_weights *w = b->w;
     const struct arch *a = b->a;
-    const struct mla_shape shape = shape_of(a);
     const struct norm norm = norm_of(a);
     struct mla_acts *t = &s->mla;
     const struct parts part = parts_of(a, t->a);
-    const int64_t n_tok = s->x.shape[0], mark = arena_mark(&dev->work);
-    struct tensor q = part.q, kv = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, key_value_cols(a));
+    struct tensor q = part.q;
 
     /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->mla.a, absent);
     if (a->mla.q_lora) {
-        q = arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, query_cols(a));
+        q = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], query_cols(a));
         /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->mla.q_norm, &norm);
         input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->mla.q_b, absent);
     }
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->mla.kv_norm, &norm);
-    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &w->mla.kv_b, absent);
-    /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, part.rope, b->pos, b->rope, &shape);
+    return q;
+}
+
+static void output(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct mla_acts *t = &s->mla;
+    /* 6 out  */ input_quant_linear_fwd(b->dev, y, t->out_xa, t->o, &b->w->mla.out, s->mixer_res);
+}
+
+static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    const struct arch *a = b->a;
+    const struct mla_shape shape = shape_of(a);
+    struct mla_acts *t = &s->mla;
+    const int64_t mark = arena_mark(&dev->work);
+    const struct tensor q = project(b, s);
+    const struct tensor kv = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], key_value_cols(a));
+
+    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &b->w->mla.kv_b, absent);
+    /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, parts_of(a, t->a).rope, b->pos, b->rope, &shape);
     /* 5 attn */ if (!b->core_saved)
         core(b, s);
-    /* 6 out  */ input_quant_linear_fwd(dev, y, t->out_xa, t->o, &w->mla.out, s->mixer_res);
+    output(b, s, y);
     arena_release(&dev->work, mark);
+}
+
+/* The latent, as products with kv_b read it, and the rotated key. Each pair of rotated columns stays where it is, other
+ * than in q | k | v. */
+static struct cache_need cache(const struct arch *a, int64_t layer)
+{
+    return (struct cache_need){.rows = {{.cols = kv_cols(a), .window = arch_attn(a, layer)->window, .ratio = 1}}};
+}
+
+/* In place: RoPE of the last columns of n heads of x. */
+static void rotate(const struct block *b, struct tensor x, int64_t n)
+{
+    const int64_t width = x.shape[1] / n, nope = width - b->a->mla.rope;
+    const struct tail_rope pairs = {.n_head = n, .head_dim = width};
+    if (b->a->mla.interleaved)
+        op_tail_rope_fwd(b->dev, x, absent, x, b->pos, b->rope, &pairs);
+    else
+        op_rope_fwd(b->dev, tensor_cols(x, nope, x.shape[1] - nope), b->pos, b->rope, n, width);
+}
+
+/* After project and, in a prefill, after fwd has read the key. */
+static void store(const struct block *b, const struct layer_acts *s)
+{
+    const struct mla_arch *m = &b->a->mla;
+    const struct tensor rope = parts_of(b->a, s->mla.a).rope, rows = b->cache->rows[0].rows;
+    struct pages latent = b->cache->rows[0], key = latent;
+    const int64_t mark = arena_mark(&b->dev->work);
+    latent.rows = tensor_cols(rows, 0, m->kv_lora);
+    key.rows = tensor_cols(rows, m->kv_lora, m->rope);
+    rotate(b, rope, 1);
+    op_page_store(b->dev, &latent, input_quant_fwd(b->dev, &b->w->mla.kv_b, s->mla.kv_norm), b->pos, b->seqs);
+    op_page_store(b->dev, &key, rope, b->pos, b->seqs);
+    arena_release(&b->dev->work, mark);
+}
+
+static void prefill(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    fwd(b, s, y);
+    store(b, s);
+}
+
+static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
+{
+    struct device *dev = b->dev;
+    struct arena *work = &dev->work;
+    const struct arch *a = b->a;
+    const struct mla_shape shape = shape_of(a);
+    const struct proj *kv_b = &b->w->mla.kv_b;
+    struct attn_shape one = attention_of(b); /* of all heads to the latents */
+    const int64_t n_tok = s->x.shape[0], mark = arena_mark(work);
+    const struct tensor q = project(b, s);
+    const struct tensor wide = arena_tensor_2d(work, dev->act_dtype, n_tok, n_head(a) * kv_cols(a));
+    const struct tensor z = arena_tensor_2d(work, dev->act_dtype, n_tok, n_head(a) * a->mla.kv_lora);
+    one.n_kv = 1;
+    one.head_dim = kv_cols(a);
+    one.value_dim = a->mla.kv_lora;
+    /* 4 rope */ rotate(b, q, n_head(a));
+    store(b, s);
+    op_mla_absorb(dev, wide, q, b->pos, kv_b, &shape);
+    /* 5 attn */ op_attn_decode(dev, z, wide, &b->cache->rows[0], absent, b->pos, b->seqs, &one);
+    op_mla_values(dev, s->mla.o, z, kv_b, &shape);
+    output(b, s, y);
+    arena_release(work, mark);
 }
 
 static void bwd(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres)
@@ -207,5 +288,4 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_mla = {
-    .products = products, .load = load, .plan = plan, .core = core, .fwd = fwd, .bwd = bwd};
+const struct mixer_kind mixer_mla = {products, load, plan, core, fwd, bwd, cache, prefill, decode};

@@ -12,6 +12,7 @@ enum { MAX_SEQ = 9, MAX_PAGES = 64 };
 struct shape {
     int64_t n_head, n_kv, head_dim, value_dim, window; /* value_dim 0: head_dim */
     bool sink, ring;                                   /* ring: as many pages as window and chunk need */
+    bool shared;                                       /* values are the first columns of keys */
     int chunk;                                         /* queries of a sequence, its last tokens, at most */
     int n_seq;
     int64_t len[MAX_SEQ]; /* tokens of each sequence, the queries' included */
@@ -22,12 +23,21 @@ struct shape {
 #define BORDERS                                                                                                        \
     9, { 1, 63, 64, 65, 2, 128, 129, 191, 300 }
 static const struct shape shapes[] = {
-    {2, 2, 4, 0, 0, false, false, 1, 1, {1}},         {4, 2, 6, 0, 0, true, false, 1, BORDERS},
-    {4, 1, 5, 0, 7, false, false, 3, BORDERS},        {4, 4, 3, 0, 1, true, true, 1, BORDERS},
-    {6, 3, 8, 4, 63, true, true, 2, BORDERS},         {3, 1, 8, 12, 64, false, true, 1, BORDERS},
-    {8, 2, 16, 0, 65, true, true, 70, BORDERS},       {4, 2, 24, 0, 1000, false, false, 5, BORDERS},
-    {2, 1, 4, 0, 0, true, false, 1, 0, {0}},          {4, 2, 64, 0, 128, true, true, 9, 3, {700, 5, 257}},
-    {8, 1, 128, 96, 0, false, false, 2, 2, {130, 3}}, {2, 2, 256, 0, 0, true, false, 40, 2, {64, 31}},
+    {2, 2, 4, 0, 0, false, false, false, 1, 1, {1}},
+    {4, 2, 6, 0, 0, true, false, false, 1, BORDERS},
+    {4, 1, 5, 0, 7, false, false, false, 3, BORDERS},
+    {4, 4, 3, 0, 1, true, true, false, 1, BORDERS},
+    {6, 3, 8, 4, 63, true, true, false, 2, BORDERS},
+    {3, 1, 8, 12, 64, false, true, false, 1, BORDERS},
+    {8, 2, 16, 0, 65, true, true, false, 70, BORDERS},
+    {4, 2, 24, 0, 1000, false, false, false, 5, BORDERS},
+    {2, 1, 4, 0, 0, true, false, false, 1, 0, {0}},
+    {4, 2, 64, 0, 128, true, true, false, 9, 3, {700, 5, 257}},
+    {8, 1, 128, 96, 0, false, false, false, 2, 2, {130, 3}},
+    {2, 2, 256, 0, 0, true, false, false, 40, 2, {64, 31}},
+    {16, 1, 72, 64, 0, false, false, true, 3, 3, {70, 1, 129}},
+    {4, 2, 576, 512, 0, true, false, true, 1, 2, {65, 3}},
+    {3, 1, 6, 6, 5, true, true, true, 2, BORDERS},
 };
 
 struct decode {
@@ -61,7 +71,8 @@ static int64_t n_query(const struct shape *s, int i) { return MT_MIN(s->chunk, s
 
 static struct decode decode_make(struct device *dev, const struct shape *s)
 {
-    const int64_t value_dim = s->value_dim ? s->value_dim : s->head_dim, n_col = s->n_kv * (s->head_dim + value_dim);
+    const int64_t value_dim = s->value_dim ? s->value_dim : s->head_dim;
+    const int64_t n_col = s->n_kv * (s->head_dim + (s->shared ? 0 : value_dim));
     int32_t cu[MAX_SEQ + 1] = {0}, of_query[MAX_SEQ + 1] = {0}, at[2048], pos[2048];
     double pairs = 0;
     for (int i = 0; i < s->n_seq; i++) {
@@ -122,7 +133,8 @@ static void reference(const struct decode *d, int64_t t, int64_t first, int64_t 
             score += value_at(d->q, (t * s->n_head + h) * dim + c) * value_at(d->kv, row + kv * dim + c);
         const double e = exp((double)s->scale * score);
         total += e;
-        for (int64_t c = 0; c < value_dim; c++) out[c] += e * value_at(d->kv, row + s->n_kv * dim + kv * value_dim + c);
+        const int64_t value = width == s->n_kv * dim ? kv * dim : s->n_kv * dim + kv * value_dim;
+        for (int64_t c = 0; c < value_dim; c++) out[c] += e * value_at(d->kv, row + value + c);
     }
     for (int64_t c = 0; c < value_dim; c++) out[c] /= total;
 }
@@ -142,7 +154,7 @@ static void is_the_definition(void **state)
         for (int seq = 0; seq < s->n_seq; first += s->len[seq++])
             for (int64_t n = s->len[seq] - n_query(s, seq); n++ < s->len[seq]; t++)
                 for (int64_t h = 0; h < s->n_head; h++) {
-                    double out[256];
+                    double out[512];
                     reference(&d, t, first, n, h, out);
                     for (int64_t c = 0; c < value_dim; c++)
                         assert_close(value_at(d.o, (t * s->n_head + h) * value_dim + c), out[c], 1e-12);
@@ -238,8 +250,8 @@ static void precision_threads_measure(void **state)
 static void work_is_counted(void **state)
 {
     (void)state;
-    static const struct shape full = {4, 2, 8, 6, 0, true, false, 1, 2, {10, 90}},
-                              window = {4, 2, 8, 6, 20, true, true, 3, 2, {90, 90}};
+    static const struct shape full = {4, 2, 8, 6, 0, true, false, false, 1, 2, {10, 90}},
+                              window = {4, 2, 8, 6, 20, true, true, false, 3, 2, {90, 90}};
     struct device dev;
     struct op_call call[2];
     struct recorder r = {.calls = call, .cap = 2};

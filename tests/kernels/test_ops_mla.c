@@ -1,5 +1,5 @@
-/* test_ops_mla.c - the packed q | k | v of latent attention: compares the CPU backend with its definition and finite
- * differences, the GPU with the CPU. */
+/* test_ops_mla.c - the packed q | k | v of latent attention, and its decoding without them: compares the CPU backend
+ * with their definitions and finite differences, the GPU with the CPU. */
 #include "tests/test.h"
 
 #include <math.h>
@@ -173,13 +173,128 @@ static void on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(gpu_shapes); i++) op_check_cuda(run, &gpu_shapes[i]);
 }
 
+/* ---- decoding: queries to the latent, sums of latents to values ---- */
+
+struct latent_shape {
+    int64_t n_tok;
+    struct mla_shape s;
+    int64_t n_in, r, pad;
+};
+static const struct latent_shape latent_shapes[] = {
+    {0, {2, 4, 2, 3, true, 0, 0}, 6, 2, 0},     {1, {1, 2, 4, 2, true, 0, 0}, 4, 0, 0},
+    {7, {3, 4, 6, 5, false, 0, 0}, 8, 3, 8},    {5, {4, 0, 8, 2, false, 0, 0}, 6, 1, 0},
+    {9, {3, 4, 6, 5, true, 8, 0.5f}, 10, 2, 0},
+};
+/* DeepSeek-V3 and GLM-4.7-Flash with fewer heads; tokens and columns that end inside a block. */
+static const struct latent_shape latent_gpu_shapes[] = {
+    {1, {4, 128, 64, 128, true, 0, 0}, 512, 16, 0},  {19, {2, 192, 64, 256, true, 0, 0}, 512, 0, 16},
+    {8, {3, 64, 64, 128, true, 8, 0.1f}, 256, 8, 0}, {9, {2, 8, 16, 40, false, 1, 0.7f}, 136, 24, 16},
+    {3, {1, 0, 16, 8, false, 0, 0}, 8, 8, 0},        {0, {4, 64, 64, 64, true, 0, 0}, 64, 8, 0},
+};
+
+struct latent {
+    struct device *dev;
+    const struct latent_shape *p;
+    struct proj kv_b;
+    struct tensor q, y, z, o, pos;
+};
+
+static struct latent make_latent(struct device *dev, const struct latent_shape *p)
+{
+    const struct mla_shape *s = &p->s;
+    const struct shape cols = {.n_tok = p->n_tok, .pad = p->pad};
+    const int64_t n_out = s->n_head * (s->nope + s->value);
+    struct latent m = {.dev = dev,
+                       .p = p,
+                       .kv_b = {.w = make_weight(WF_BF16, 1, 1, 1, n_out, p->n_in)},
+                       .q = input(dev, &cols, 2, s->n_head * (s->nope + s->rope)),
+                       .y = output(dev, &cols, s->n_head * (p->n_in + s->rope)),
+                       .z = input(dev, &cols, 3, s->n_head * p->n_in),
+                       .o = output(dev, &cols, s->n_head * s->value),
+                       .pos = make_empty(DT_I32, p->n_tok, -1, -1)};
+    for (int64_t t = 0; t < p->n_tok; t++) ((int32_t *)m.pos.data)[t] = (int32_t)((49 + 13 * t) % POSITIONS);
+    if (!p->r) return m;
+    m.kv_b.lora = (struct lora){.r = p->r, .scale = {0.75f}, .n_seg = 1, .seg_cols = {n_out}};
+    m.kv_b.lora.a = make_random(dev->act_dtype, 5, 1, p->r, p->n_in, -1);
+    m.kv_b.lora.b = make_random(dev->act_dtype, 6, 1, n_out, p->r, -1);
+    return m;
+}
+
+static void run_latent(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct latent m = make_latent(dev, params);
+    op_mla_absorb(dev, m.y, m.q, m.pos, &m.kv_b, &m.p->s);
+    op_mla_values(dev, m.o, m.z, &m.kv_b, &m.p->s);
+    o->out[o->n++] = m.y;
+    o->out[o->n++] = m.o;
+}
+
+/* Element [row, c] of W + scale B A. */
+static double element_of(const struct latent *m, int64_t row, int64_t c)
+{
+    const struct lora *l = &m->kv_b.lora;
+    double sum = (double)bf16_to_f32(((const uint16_t *)m->kv_b.w.data)[row * m->p->n_in + c]);
+    for (int64_t k = 0; k < l->r; k++)
+        sum += (double)l->scale[0] * value_at(l->b, row * l->r + k) * value_at(l->a, k * m->p->n_in + c);
+    return sum;
+}
+
+static void check_latent(const struct latent *m, int64_t t, int64_t h)
+{
+    const struct mla_shape *s = &m->p->s;
+    const int64_t n_in = m->p->n_in, head = t * s->n_head + h, row = h * (s->nope + s->value);
+    const double factor = query_factor(s, ((const int32_t *)m->pos.data)[t]);
+    for (int64_t c = 0; c < n_in + s->rope; c++) {
+        double want = c < n_in ? 0 : value_at(m->q, head * (s->nope + s->rope) + s->nope + c - n_in);
+        for (int64_t k = 0; k < s->nope && c < n_in; k++)
+            want += value_at(m->q, head * (s->nope + s->rope) + k) * element_of(m, row + k, c);
+        assert_close(value_at(m->y, head * (n_in + s->rope) + c), factor * want, 1e-14);
+    }
+    for (int64_t c = 0; c < s->value; c++) {
+        double want = 0;
+        for (int64_t k = 0; k < n_in; k++)
+            want += value_at(m->z, head * n_in + k) * element_of(m, row + s->nope + c, k);
+        assert_close(value_at(m->o, head * s->value + c), want, 1e-14);
+    }
+}
+
+static void latent_is_the_definition(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(latent_shapes); i++) {
+        const struct latent_shape *p = &latent_shapes[i];
+        struct device dev;
+        op_check_begin(&dev, true);
+        struct latent m = make_latent(&dev, p);
+        op_mla_absorb(&dev, m.y, m.q, m.pos, &m.kv_b, &p->s);
+        op_mla_values(&dev, m.o, m.z, &m.kv_b, &p->s);
+        for (int64_t t = 0; t < p->n_tok; t++)
+            for (int64_t h = 0; h < p->s.n_head; h++) check_latent(&m, t, h);
+        op_check_end(&dev);
+    }
+}
+
+static void latent_runs(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(latent_shapes); i++) op_check_case(run_latent, &latent_shapes[i], 1e-6);
+    for (int i = 0; i < MT_LEN(latent_gpu_shapes); i++) op_check_case(run_latent, &latent_gpu_shapes[i], 1e-6);
+}
+
+static void latent_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(latent_gpu_shapes); i++) op_check_cuda(run_latent, &latent_gpu_shapes[i]);
+}
+
 int test_ops_mla(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(is_the_definition),
-        cmocka_unit_test(gradients),
-        cmocka_unit_test(precision_threads_measure),
-        cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(is_the_definition),         cmocka_unit_test(gradients),
+        cmocka_unit_test(precision_threads_measure), cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(latent_is_the_definition),  cmocka_unit_test(latent_runs),
+        cmocka_unit_test(latent_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_mla", tests, NULL, NULL);
 }

@@ -28,15 +28,18 @@ static int32_t n_new(enum arrival arrival, int pass, int s)
 
 /* Bounds of the relative error of a token's logits in fp32: three times the largest of OpenBLAS's kernels for Prescott,
  * Sandybridge and Haswell. Decoding makes the same sums as the forward pass in another order, in attention and in
- * products of few rows. gpt-oss's fixtures amplify these roundings. In fp64 all families have the same logits in fp32.
- */
+ * products of few rows. The fixtures of gpt-oss and of gated DeltaNet amplify these roundings: in fp32 the forward pass
+ * itself is as far from that in fp64. In fp64 all families have the same logits in fp32. */
 static const struct family {
     const char *dir, *adapter; /* under fixtures; adapter NULL: a new one */
     double fp32;
 } families[] = {
-    {"parity/case_a", "adapter_final", 2e-5},  {"parity/case_b", "adapter_final", 3.6e-5},
-    {"parity/qwen3", "adapter_final", 2.1e-6}, {"parity/olmoe", "adapter_final", 2e-6},
-    {"parity/mixtral", "adapter_final", 6e-6}, {"parity/glm4", "adapter_final", 7.5e-6},
+    {"parity/case_a", "adapter_final", 2e-5},      {"parity/case_b", "adapter_final", 3.6e-5},
+    {"parity/qwen3", "adapter_final", 2.1e-6},     {"parity/olmoe", "adapter_final", 2e-6},
+    {"parity/mixtral", "adapter_final", 6e-6},     {"parity/glm4", "adapter_final", 7.5e-6},
+    {"parity/qwen3_5", "adapter_final", 1.2e-4},   {"parity/qwen3_next", "adapter_final", 1.9e-4},
+    {"parity/glm4_lite", "adapter_final", 1.1e-5}, {"parity/deepseek_v3", "adapter_final", 1.1e-5},
+    {"parity/mistral4", "adapter_final", 7.5e-6},  {"parity/deepseek_v4", "adapter_final", 3e-6},
     {"../../configs/tiny-gptoss", NULL, 4e-6},
 };
 #define FP64 1e-7 /* logits are read as fp32 */
@@ -73,7 +76,7 @@ static void bed_open(struct bed *b, const struct family *f, const char *device, 
     char set[64], adapter[MT_PATH];
     config_defaults(cfg);
     snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", fixture(f->dir));
-    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "q_proj,experts");
+    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "experts");
     snprintf(set, sizeof(set), "train.device=%s", device);
     if (config_set(cfg, set, &err)) fail_msg("%s", err.msg);
     cfg->data.seq_len = MAX_LEN;
@@ -201,6 +204,17 @@ static void equals_the_forward_pass(void **state)
     }
 }
 
+/* Without an adapter on the mixer: one of each kind. */
+static void base_models_too(void **state)
+{
+    (void)state;
+    static const struct family bases[] = {{"parity/case_b", NULL, 0},
+                                          {"parity/qwen3_5", NULL, 0},
+                                          {"parity/glm4_lite", NULL, 0},
+                                          {"parity/deepseek_v4", NULL, 0}};
+    for (int i = 0; i < MT_LEN(bases); i++) check_family(&bases[i], "cpu", true, 1, FP64);
+}
+
 /* A cache that was used before gives the same bits, whatever passes without it were between. */
 static void starts_again(void **state)
 {
@@ -256,18 +270,13 @@ static void bytes_and_errors(void **state)
 {
     (void)state;
     struct bed b;
-    struct arch a;
     struct cache c;
-    const struct cache_size many = {1 << 20, 1 << 20, 1, 1 << 20}, few = {1, 64, 1, 64};
+    const struct cache_size many = {1 << 20, 1 << 20, 1, 1 << 20};
     struct err err = {.msg = ""};
     bed_open(&b, &families[1], "cpu", false);
     assert_int_equal(b.cache.bytes, bytes_of(N_SEQ, MAX_LEN, CHUNK));
     assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &b.run.arch, &many, &err), -1);
     assert_non_null(strstr(err.msg, "1048576 sequences of 1048576 tokens have more than"));
-    if (arch_load(&a, fixture("parity/deepseek_v3"), &err)) fail_msg("%s", err.msg);
-    assert_false(cache_possible(&a));
-    assert_int_equal(cache_open(&c, &b.run.dev, &b.arena, &a, &few, &err), -1);
-    assert_non_null(strstr(err.msg, "deepseek_v3 cannot decode"));
     bed_close(&b);
     if (run_open_headers(&b.run, &b.cfg, &err)) fail_msg("%s", err.msg);
     check_plan(&b.run);
@@ -279,18 +288,19 @@ static void bytes_and_errors(void **state)
 static void on_the_gpu(void **state)
 {
     (void)state;
+    static const struct family on_gpu[] = {{"parity/case_a", "adapter_final", 0},
+                                           {"parity/glm4_lite", "adapter_final", 0}};
     op_check_need_gpu();
     for (int portable = 0; portable < 2; portable++)
-        check_family(&families[0], portable ? "cuda-portable" : "cuda", false, 0.5, 5 * 0x1p-8);
+        for (int i = 0; i < MT_LEN(on_gpu); i++)
+            check_family(&on_gpu[i], portable ? "cuda-portable" : "cuda", false, 0.5, 5 * 0x1p-8);
 }
 
 int test_cache(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_the_forward_pass),
-        cmocka_unit_test(starts_again),
-        cmocka_unit_test(bytes_and_errors),
-        cmocka_unit_test(on_the_gpu),
+        cmocka_unit_test(equals_the_forward_pass), cmocka_unit_test(base_models_too), cmocka_unit_test(starts_again),
+        cmocka_unit_test(bytes_and_errors),        cmocka_unit_test(on_the_gpu),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }

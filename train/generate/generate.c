@@ -190,8 +190,6 @@ static int generate(struct generate *g, struct err *err)
     }
     if (read_prompt(g, err) || check_length(g, err)) return -1;
     if (run_open_model(r, dir, PLAN_GENERATE, err)) return r->plan.too_large ? too_long(g, dir, err) : -1;
-    if (!r->plan.memory.cache)
-        log_info("%s has no KV cache yet: each token costs a forward pass over all before it", r->arch.family);
     return write_text(g, err);
 }
 

@@ -9,9 +9,10 @@
  *   keeps them in registers when that is all. Each token and column belongs to one entry, so the backward needs no
  *   atomics. Its last S items write the zeros of tokens of no entry. At most 64
  *   registers, no spills.
+ *   Decoding: a block per entry that the pass completes, a thread per column.
  * Bound: fwd bytes of kg, y, bias; bwd of kg, dkg, dy, bias: memory bound.
  * Numerics: f32, online softmax in a fixed order, e^x by the approximate instruction, one rounding at the end. */
-#include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/pages.cuh"
 
 enum { BLOCK = 256, LANES = 16, FEW = 16, BATCH = 4 };
 
@@ -356,4 +357,73 @@ extern "C" void cuda_compress_bwd(struct device *dev, struct tensor dkg, struct 
         launch<4, true>(job);
     else
         launch<1, true>(job);
+}
+
+/* ---- decoding */
+
+struct compress_decode_job {
+    row_view<> y, kg;
+    row_view<float> bias;
+    struct page_table pages;
+    struct pass_tokens at;
+    int32_t *pos;
+    int ratio, width, n_part;
+};
+
+/* Values and gates of token p of the entry's sequence, whose tokens here begin at row start, position first. */
+static __device__ inline const bf16 *pair_at(const struct compress_decode_job &job, int seq, int p, int start,
+                                             int first)
+{
+    return p >= first ? job.kg.at(start + p - first) : page_row(job.pages, seq, p);
+}
+
+static __global__ void __launch_bounds__(BLOCK) compress_complete(const struct compress_decode_job job)
+{
+    const int64_t row = blockIdx.x;
+    const struct complete_entry x = complete_at(job.at, job.ratio, row);
+    const int start = job.at.cu[x.seq], pos = x.e * job.ratio, begin = job.n_part == 2 && pos > 0 ? -job.ratio : 0;
+    const int first = x.found ? job.at.pos[start] : 0, gates = job.n_part * job.width;
+    if (threadIdx.x == 0) job.pos[row] = x.found ? pos : 0;
+    for (int c = (int)threadIdx.x; c < job.width; c += BLOCK) {
+        float top = -INFINITY, sum = 0, y = 0;
+        for (int turn = 0; turn < 2 && x.found; turn++)
+            for (int j = begin; j < job.ratio; j++) {
+                const int at = job.n_part == 2 && j >= 0 ? job.width + c : c;
+                const bf16 *pair = pair_at(job, x.seq, pos + j, start, first) + at;
+                const float gate = __bfloat162float(pair[gates]) + job.bias.at(j < 0 ? j + job.ratio : j)[at];
+                const float p = turn ? __expf(gate - top) : 0;
+                if (!turn) top = fmaxf(top, gate);
+                sum += p;
+                y += p * __bfloat162float(pair[0]);
+            }
+        job.y.at(row)[c] = __float2bfloat16_rn(x.found ? y / sum : 0);
+    }
+}
+
+extern "C" void cuda_compress_decode(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
+                                     struct tensor bias, const struct past *past, const struct compress_shape *shape)
+{
+    if (y.shape[0] == 0) return;
+    const struct compress_decode_job job = {
+        rows_of(y),   rows_of(kg),       rows_of<float>(bias), table_of(past->pages), tokens_of(past),
+        i32_ptr(pos), (int)shape->ratio, (int)shape->width,    shape->overlap ? 2 : 1};
+    compress_complete<<<grid_x(y.shape[0]), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    store_complete(const struct page_table pages, const struct pass_tokens at, const row_view<> x, int n_col, int ratio)
+{
+    const struct complete_entry e = complete_at(at, ratio, blockIdx.x);
+    if (!e.found) return;
+    bf16 *row = page_row(pages, e.seq, e.e);
+    for (int c = (int)threadIdx.x; c < n_col; c += BLOCK) row[c] = x.at(blockIdx.x)[c];
+}
+
+extern "C" void cuda_entry_store(struct device *dev, struct tensor x, const struct past *past, int64_t ratio)
+{
+    if (x.shape[0] == 0) return;
+    store_complete<<<grid_x(x.shape[0]), BLOCK, 0, cuda.stream>>>(table_of(past->pages), tokens_of(past), rows_of(x),
+                                                                  (int)x.shape[1], (int)ratio);
+    CUDA_CHECK_LAUNCH();
 }

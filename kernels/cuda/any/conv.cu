@@ -1,6 +1,6 @@
 /* conv.cu - short causal convolution of every column, then SiLU. Math: y = silu(u), u[t] = sum_j w[j] x[t - (J-1) + j]
  * inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j] dpre[t + (J-1) - j]. w is frozen: no gradient.
- * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0.
+ * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0. Decoding: tails [slots, (J-1) C] bf16.
  * Needs: C a multiple of 8, 16-byte aligned rows.
  * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
  *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
@@ -264,5 +264,64 @@ extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct 
     job.dy = aligned_rows(dy, "a convolution");
     const dim3 grid = grid_of(&job);
     (job.n_tap <= 4 ? conv_bwd<4> : conv_bwd<MT_MAX_TAPS>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- decoding: a thread per token and column, then one per sequence and column, which reads a tail before it writes
+ */
+
+struct conv_decode_job {
+    int n_col, n_tap, n_seq;
+    const int32_t *cu;
+    row_view<> x, y;
+    struct state_view<bf16> tail;
+    const float *w;
+};
+
+/* Row t of sequence s, from -(J-1) on, in column c. */
+static __device__ inline bf16 row_value(const struct conv_decode_job &job, const bf16 *before, int s, int t, int c)
+{
+    if (t >= 0) return job.x.at(job.cu[s] + t)[c];
+    return before ? before[(int64_t)(job.n_tap - 1 + t) * job.n_col + c] : __float2bfloat16_rn(0);
+}
+
+static __global__ void __launch_bounds__(BLOCK) conv_after(const struct conv_decode_job job)
+{
+    const int64_t row = blockIdx.x;
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x), s = sequence_at(job.cu, job.n_seq, row);
+    const int t = (int)(row - job.cu[s]);
+    const bf16 *before = state_before(job.tail, job.cu, s);
+    float u = 0;
+    if (c >= job.n_col) return;
+    for (int j = job.n_tap - 1; j >= 0; j--)
+        u +=
+            job.w[(int64_t)c * job.n_tap + j] * __bfloat162float(row_value(job, before, s, t - (job.n_tap - 1) + j, c));
+    job.y.at(row)[c] = __float2bfloat16_rn(u * fast_sigmoid(u));
+}
+
+static __global__ void __launch_bounds__(BLOCK) keep_tail(const struct conv_decode_job job)
+{
+    const int c = (int)(blockIdx.y * BLOCK + threadIdx.x), s = (int)blockIdx.x, len = job.cu[s + 1] - job.cu[s];
+    if (c >= job.n_col || len == 0) return;
+    const bf16 *before = state_before(job.tail, job.cu, s);
+    bf16 *after = state_row(job.tail, s);
+    for (int i = 0; i < job.n_tap - 1; i++)
+        after[(int64_t)i * job.n_col + c] = row_value(job, before, s, len - (job.n_tap - 1) + i, c);
+}
+
+extern "C" void cuda_conv_decode(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
+                                 const struct states *tail)
+{
+    const int64_t n_tok = x.shape[0], n_seq = tail->seqs->n_seq;
+    if (n_tok == 0) return;
+    const struct conv_decode_job job = {(int)x.shape[1],         (int)w.shape[1], (int)n_seq,
+                                        i32_ptr(tail->seqs->cu), rows_of(x),      rows_of(y),
+                                        states_of<bf16>(tail),   f32_ptr(w)};
+    const int64_t bands = ceil_div(job.n_col, BLOCK);
+    MT_REQUIRE(bands <= 65535, "a convolution of %d columns", job.n_col);
+    conv_after<<<dim3(grid_x(n_tok), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+    if (job.n_tap == 1) return;
+    keep_tail<<<dim3(grid_x(n_seq), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }

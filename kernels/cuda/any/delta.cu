@@ -8,7 +8,8 @@
  *             backward   E += q do^T, dk_out = E delta, E = e^g (E + k dmem^T)
  *   tokens    dk = dk_in + dk_out, sums over the value heads of a key head, norms of q and k; dbeta = <dd, err>, dG =
  *             <q, dq> + <k, dk_in> - <k, dk_out>; dg = the sum of dG over the tokens after, inside the sequence
- * The op's forward is the first line, its backward runs all of them. Every document begins with a zero state.
+ * The op's forward is the first line, its backward runs all of them. Every document begins with a zero state, unless
+ * decoding continues from the state of a slot.
  * Shapes: as in ops.h, bf16; err, dd [T, N*B] and dq, dk_in, dk_out [T, N*A] f32 in scratch. T may be 0.
  * Needs: A and B at most 128, T N < 2^31.
  * Grid: a block per sequence and value head, a thread per column (row), TILE tokens at a time through shared memory (at
@@ -19,6 +20,7 @@
  * On Hopper, delta_wgmma.cu replaces these kernels for heads of 128. */
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
+#include "kernels/cuda/parts/seqs.cuh"
 
 enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
 
@@ -28,9 +30,10 @@ struct delta_job {
     const int32_t *cu;
     row_view<> qkv, ba, o, dout, dqkv, dba;
     const float *a_log, *dt_bias;
-    float *err, *dd;            /* [T, N*B] */
-    float *dq, *dk_in, *dk_out; /* [T, N*A] */
-    float *dbeta, *dg;          /* [T, N]; dg: dG */
+    float *err, *dd;                 /* [T, N*B] */
+    float *dq, *dk_in, *dk_out;      /* [T, N*A] */
+    float *dbeta, *dg;               /* [T, N]; dg: dG */
+    struct state_view<float> states; /* decoding: [slots, N*A*B] */
 };
 
 /* The value head of a block, and its columns. */
@@ -127,14 +130,41 @@ template <int DIM> static __device__ inline void update(float s[DIM], float deca
     }
 }
 
-/* o, or err for the backward. */
-template <int DIM, bool ERR> static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta_job job)
+/* Column c of the state of a head: row r is b values further. */
+template <int DIM>
+static __device__ inline void load_column(float s[DIM], const struct delta_job &job, const struct head &h, int a, int b)
 {
+    const int c = (int)threadIdx.x;
+    const float *from = state_before(job.states, job.cu, (int)blockIdx.x);
+    if (from == NULL || c >= b) return;
+#pragma unroll
+    for (int r = 0; r < DIM; r++)
+        if (r < a) s[r] = from[((int64_t)h.n * a + r) * b + c];
+}
+template <int DIM>
+static __device__ inline void store_column(const float s[DIM], const struct delta_job &job, const struct head &h, int a,
+                                           int b)
+{
+    const int c = (int)threadIdx.x;
+    if (h.len == 0 || c >= b) return;
+    float *to = state_row(job.states, (int)blockIdx.x);
+#pragma unroll
+    for (int r = 0; r < DIM; r++)
+        if (r < a) to[((int64_t)h.n * a + r) * b + c] = s[r];
+}
+
+/* o; err for the backward; or o from the states of decoding on, which it updates. */
+enum columns { COLUMNS_O, COLUMNS_ERR, COLUMNS_DECODE };
+template <int DIM, enum columns WHAT>
+static __global__ void __launch_bounds__(MAX_DIM) columns_fwd(const struct delta_job job)
+{
+    constexpr bool ERR = WHAT == COLUMNS_ERR;
     __shared__ __align__(16) float q[TILE][DIM], k[TILE][DIM], v[TILE][DIM];
     __shared__ float beta[TILE], decay[TILE];
     const struct head h = find_head(&job);
     const int c = (int)threadIdx.x, a = (int)job.s.key_dim, b = (int)job.s.value_dim;
     float s[DIM] = {0};
+    if (WHAT == COLUMNS_DECODE) load_column<DIM>(s, job, h, a, b);
     for (int64_t at = 0; at < h.len; at += TILE) {
         const int64_t t = h.first + at;
         const int n = (int)MT_MIN((int64_t)TILE, h.len - at);
@@ -154,6 +184,7 @@ template <int DIM, bool ERR> static __global__ void __launch_bounds__(MAX_DIM) c
                 job.o.at(t + i)[h.n * b + c] = __float2bfloat16_rn(dot<DIM>(s, q[i]));
         }
     }
+    if (WHAT == COLUMNS_DECODE) store_column<DIM>(s, job, h, a, b);
 }
 
 /* dd and dv. */
@@ -386,8 +417,9 @@ static struct delta_job job_of(struct tensor qkv, struct tensor ba, struct tenso
             kernel(128)<<<grid, threads, 0, cuda.stream>>>(job);                                                       \
         CUDA_CHECK_LAUNCH();                                                                                           \
     } while (0)
-#define OUTPUTS(dim)  columns_fwd<dim, false>
-#define ERRORS(dim)   columns_fwd<dim, true>
+#define OUTPUTS(dim)  columns_fwd<dim, COLUMNS_O>
+#define DECODE(dim)   columns_fwd<dim, COLUMNS_DECODE>
+#define ERRORS(dim)   columns_fwd<dim, COLUMNS_ERR>
 #define COLUMNS(dim)  columns_bwd<dim>
 #define ROWS(dim)     rows_fwd<dim>
 #define ROWS_BWD(dim) rows_bwd<dim>
@@ -443,4 +475,16 @@ extern "C" void cuda_delta_bwd(struct device *dev, struct tensor dqkv, struct te
 {
     const struct scratch_delta s = scratch_delta(dev, qkv, dout, dqkv, shape, true);
     (s.chunks ? delta_bwd_wgmma : bwd_any)(&s, dqkv, dba, dout, qkv, ba, a_log, dt_bias, seqs, shape);
+}
+
+extern "C" void cuda_delta_decode(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
+                                  struct tensor a_log, struct tensor dt_bias, const struct states *states,
+                                  const struct delta_shape *shape)
+{
+    if (qkv.shape[0] == 0) return;
+    struct delta_job job = job_of(qkv, ba, a_log, dt_bias, states->seqs, shape);
+    const dim3 grid(grid_x(states->seqs->n_seq), (unsigned)shape->n_value);
+    job.o = rows_of(o);
+    job.states = states_of<float>(states);
+    LAUNCH(DECODE, job, grid, threads_of(shape->value_dim));
 }

@@ -17,6 +17,7 @@
  * Bound: 2 T H A bytes of q per 256 entries, mostly from L2; 2 H A FLOPs per token and entry: compute bound.
  * Numerics: f32 sums in a fixed order; integer atomics alone, whose order does not change the result. */
 #include "kernels/cuda/parts/index.cuh"
+#include "kernels/cuda/parts/pages.cuh"
 
 enum { TILES = 4, WARPS = INDEX_ENTRIES / TILES / 16, CHUNKS = INDEX_DIM / 8 };
 enum { ANY = 256, KEYS = 11008, FEW = 4096, LIST = 512 };
@@ -110,24 +111,38 @@ static __global__ void __launch_bounds__(WARPS * 32, 2) index_scores(const struc
     });
 }
 
+/* The score of token t and an entry, by one thread. */
+static __device__ inline float index_score(const struct index_job &job, int64_t t, const bf16 *q, const bf16 *k)
+{
+    float score = 0;
+    for (int h = 0; h < job.n_head; h++) {
+        float dot = 0;
+        for (int c = 0; c < job.dim; c++) dot = fmaf(__bfloat162float(q[h * job.dim + c]), __bfloat162float(k[c]), dot);
+        score = fmaf(__bfloat162float(job.w[t * job.ld_w + h]), fmaxf(dot, 0), score);
+    }
+    return score;
+}
+
 /* Any sizes: a block per token, a thread per entry. */
 static __global__ void __launch_bounds__(ANY) index_scores_any(const struct index_job job)
 {
     const int64_t t = job.first + blockIdx.x, start = job.cu[sequence_at(job.cu, job.n_seq, t)];
     const int n = (int)((t - start + 1) / job.ratio);
     if (n <= job.n_top) return;
-    const bf16 *q = job.q + t * job.ld_q;
-    for (int e = threadIdx.x; e < n; e += ANY) {
-        const bf16 *k = job.k + (start / job.ratio + e) * job.ld_k;
-        float score = 0;
-        for (int h = 0; h < job.n_head; h++) {
-            float dot = 0;
-            for (int c = 0; c < job.dim; c++)
-                dot = fmaf(__bfloat162float(q[h * job.dim + c]), __bfloat162float(k[c]), dot);
-            score = fmaf(__bfloat162float(job.w[t * job.ld_w + h]), fmaxf(dot, 0), score);
-        }
-        job.score[blockIdx.x * job.ld_score + e] = score;
-    }
+    for (int e = threadIdx.x; e < n; e += ANY)
+        job.score[blockIdx.x * job.ld_score + e] =
+            index_score(job, t, job.q + t * job.ld_q, job.k + (start / job.ratio + e) * job.ld_k);
+}
+
+/* Decoding: the same with entries in pages, a block per token and ANY entries. */
+static __global__ void __launch_bounds__(ANY)
+    index_scores_pages(const struct index_job job, const struct page_table pages)
+{
+    const int64_t t = job.first + blockIdx.x;
+    const int e = (int)(blockIdx.y * ANY + threadIdx.x), n = index_visible(job, t);
+    if (n <= job.n_top || e >= n) return;
+    const bf16 *q = job.q + t * job.ld_q, *k = page_row(pages, sequence_at(job.cu, job.n_seq, t), e);
+    job.score[blockIdx.x * job.ld_score + e] = index_score(job, t, q, k);
 }
 
 /* ---- choice ---- */
@@ -328,7 +343,7 @@ template <int BLOCK> static __global__ void __launch_bounds__(BLOCK) index_choos
 {
     extern __shared__ uint32_t room[]; /* [most], or none */
     const int64_t t = job.first + blockIdx.x;
-    const int n = (int)((t - job.cu[sequence_at(job.cu, job.n_seq, t)] + 1) / job.ratio);
+    const int n = index_visible(job, t);
     int32_t *out = job.idx + t * job.ld_idx;
     if (n <= job.n_top) {
         for (int i = threadIdx.x; i < job.n_top; i += BLOCK) out[i] = i < n ? i : -1;
@@ -373,41 +388,70 @@ static const struct index_variant *variant_of(bool tiles, int n_head)
     return v;
 }
 
-extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
-                                struct tensor w, const struct seqs *seqs, int64_t ratio)
+static struct index_job job_of(const struct scratch_index *s, struct tensor idx, struct tensor q, struct tensor w,
+                               const struct seqs *seqs, int64_t ratio)
 {
-    const struct scratch_index s = scratch_index_topk(dev, idx, q, seqs, ratio);
-    const int64_t n_tok = q.shape[0];
     struct index_job job = {};
-    job.score = s.score;
+    job.score = s->score;
     job.q = bf16_ptr(q);
-    job.k = bf16_ptr(k);
     job.w = bf16_ptr(w);
     job.idx = i32_ptr(idx);
     job.cu = i32_ptr(seqs->cu);
     job.ld_q = q.ld;
-    job.ld_k = k.ld;
     job.ld_w = w.ld;
-    job.ld_score = s.ld;
+    job.ld_score = s->ld;
     job.ld_idx = idx.ld;
-    job.n_row = k.shape[0];
     job.n_seq = (int)seqs->n_seq;
     job.n_head = (int)w.shape[1];
-    job.dim = (int)k.shape[1];
     job.n_top = (int)idx.shape[1];
     job.ratio = (int)ratio;
-    job.most = (int)s.most;
-    const bool tiles = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
-                       rows_aligned(k) && rows_aligned(w);
-    const size_t room = s.scored && s.most <= KEYS ? (size_t)s.most * sizeof(uint32_t) : 0;
-    for (job.first = 0; job.first < n_tok; job.first = job.end) {
-        job.end = MT_MIN(job.first + s.chunk, n_tok);
-        const int64_t n = job.end - job.first;
-        if (s.scored) variant_of(tiles, job.n_head)->run(&job);
-        if (s.most <= FEW)
-            index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(job);
+    job.most = (int)s->most;
+    return job;
+}
+
+/* Scores by `score`, and choices, chunk by chunk. */
+template <typename SCORE>
+static void index_all(const struct scratch_index *s, struct index_job *job, int64_t n_tok, const SCORE &score)
+{
+    const size_t room = s->scored && s->most <= KEYS ? (size_t)s->most * sizeof(uint32_t) : 0;
+    for (job->first = 0; job->first < n_tok; job->first = job->end) {
+        job->end = MT_MIN(job->first + s->chunk, n_tok);
+        const int64_t n = job->end - job->first;
+        if (s->scored) score();
+        if (s->most <= FEW)
+            index_choose<64><<<grid_x(n), 64, room, cuda.stream>>>(*job);
         else
-            index_choose<256><<<grid_x(n), 256, room, cuda.stream>>>(job);
+            index_choose<256><<<grid_x(n), 256, room, cuda.stream>>>(*job);
         CUDA_CHECK_LAUNCH();
     }
+}
+
+extern "C" void cuda_index_topk(struct device *dev, struct tensor idx, struct tensor q, struct tensor k,
+                                struct tensor w, const struct seqs *seqs, int64_t ratio)
+{
+    const struct scratch_index s = scratch_index_topk(dev, idx, q, seqs, ratio);
+    struct index_job job = job_of(&s, idx, q, w, seqs, ratio);
+    job.k = bf16_ptr(k);
+    job.ld_k = k.ld;
+    job.n_row = k.shape[0];
+    job.dim = (int)k.shape[1];
+    const bool tiles = job.dim == INDEX_DIM && job.n_head % 8 == 0 && job.n_head <= INDEX_HEADS && rows_aligned(q) &&
+                       rows_aligned(k) && rows_aligned(w);
+    index_all(&s, &job, q.shape[0], [&] { variant_of(tiles, job.n_head)->run(&job); });
+}
+
+extern "C" void cuda_index_decode(struct device *dev, struct tensor idx, struct tensor q, struct tensor w,
+                                  const struct past *past, int64_t ratio)
+{
+    const struct scratch_index s = scratch_index_topk(dev, idx, q, past->seqs, ratio);
+    const struct page_table pages = table_of(past->pages);
+    struct index_job job = job_of(&s, idx, q, w, past->seqs, ratio);
+    job.pos = i32_ptr(past->pos);
+    job.dim = (int)past->pages->rows.shape[1];
+    const int64_t parts = ceil_div(MT_MAX(s.most, 1), ANY);
+    MT_REQUIRE(parts <= 65535, "%lld entries of a sequence", (long long)s.most);
+    index_all(&s, &job, q.shape[0], [&] {
+        index_scores_pages<<<dim3(grid_x(job.end - job.first), (unsigned)parts), ANY, 0, cuda.stream>>>(job, pages);
+        CUDA_CHECK_LAUNCH();
+    });
 }

@@ -13,13 +13,20 @@ struct index_job {
     const bf16 *q, *k, *w;
     float *score; /* [chunk, ld_score], row 0 of token `first` */
     int32_t *idx;
-    const int32_t *cu;
+    const int32_t *cu, *pos; /* pos: decoding, else NULL */
     int64_t ld_q, ld_k, ld_w, ld_score, ld_idx, n_row, first, end;
     int n_seq, n_head, dim, n_top, ratio, most;
 };
 
 /* index_wgmma.cu: the scores of tokens first .. end - 1, for INDEX_HEADS heads of INDEX_DIM. */
 void index_scores_wgmma(const struct index_job *job);
+
+/* Entries that token t sees. */
+static __device__ inline int index_visible(const struct index_job &job, int64_t t)
+{
+    const int64_t at = job.pos ? job.pos[t] : t - job.cu[sequence_at(job.cu, job.n_seq, t)];
+    return (int)((at + 1) / job.ratio);
+}
 
 /* Blocks of a launch: tokens from the last on, which see the most entries; of the same tokens all entries one after the
  * other. In a single sequence no block has tokens that see at most K entries alone. */

@@ -1,8 +1,11 @@
-/* seqs.cuh - which of the packed sequences a row belongs to. */
+/* seqs.cuh - which of the packed sequences a row belongs to; the states of sequences in decoding. */
 #ifndef MT_CUDA_SEQS_H
 #define MT_CUDA_SEQS_H
 
 #include <stdint.h>
+#include <stdio.h>
+
+#include "kernels/ops/ops.h"
 
 /* The last of the indices 0 .. n - 1 for which holds(index) is true; it is false for all after that. 0: for none. */
 template <typename HOLDS> static __device__ __forceinline__ int last_index(int n, const HOLDS &holds)
@@ -22,6 +25,35 @@ template <typename HOLDS> static __device__ __forceinline__ int last_index(int n
 template <typename ROW> static __device__ __forceinline__ int sequence_at(const int32_t *cu, int n_seq, ROW row)
 {
     return last_index(n_seq, [&](int s) { return cu[s] <= row; });
+}
+
+/* struct states, whose rows have values of type T. */
+template <typename T> struct state_view {
+    T *values;
+    int64_t ld, n_slot;
+    const int32_t *slot, *pos;
+};
+template <typename T> static inline struct state_view<T> states_of(const struct states *s) {
+    return {(T *)s->values.data, s->values.ld, s->values.ndim ? s->values.shape[0] : 0, (const int32_t *)s->slot.data,
+            (const int32_t *)s->pos.data};
+}
+/* The state of a sequence with tokens. A slot that does not exist traps. */
+template <typename T>
+static __device__ inline T *state_row(const struct state_view<T> &x, int seq)
+{
+    const int slot = x.slot[seq];
+    if (slot < 0 || slot >= x.n_slot) {
+        printf("state %d of %lld\n", slot, (long long)x.n_slot);
+        __trap();
+    }
+    return x.values + slot * x.ld;
+}
+/* The same before its tokens here; NULL: it begins as zero. */
+template <typename T>
+static __device__ inline const T *state_before(const struct state_view<T> &x, const int32_t *cu, int seq)
+{
+    if (x.values == NULL || cu[seq] == cu[seq + 1] || x.pos[cu[seq]] == 0) return NULL;
+    return state_row(x, seq);
 }
 
 #endif
