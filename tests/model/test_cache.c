@@ -259,6 +259,7 @@ static void check_plan(struct run *r)
         const struct plan_request q = plan_request_of(&r->dev, &r->par, &r->arch, &r->st, &cfg, NULL, uses[i]);
         if (plan_make(&p, &q, &err)) fail_msg("%s", err.msg);
         assert_int_equal(p.memory.cache, i < 2 ? 0 : cache);
+        assert_int_equal(p.cache_seq, cache);
         work[i] = p.memory.work_eval;
     }
     assert_int_equal(work[1], work[0]);

@@ -251,6 +251,41 @@ static void scores_prompts(void **state)
     run_close(&b.run);
 }
 
+/* ---- adapters ---- */
+
+/* A loaded adapter gives the texts of the same one that the model was opened with; the base model gives others. */
+static void loaded_adapters(void **state)
+{
+    (void)state;
+    struct bed b;
+    struct err err = {.msg = ""};
+    static struct case_of c[3][2]; /* with the model's adapter, a loaded one, none */
+    char dir[MT_PATH];
+    bed_open(&b, "parity/case_b", "adapter_final");
+    snprintf(dir, sizeof(dir), "%s/adapter_final", b.cfg.model.path);
+    struct engine *e = open_engine(&b, 5, 4 * MAX_LEN);
+    const int first = engine_load_adapter(e, dir, &err), second = engine_load_adapter(e, dir, &err);
+    if (first < 0 || second < 0) fail_msg("%s", err.msg);
+    assert_int_equal(engine_drop_adapter(e, first, &err), 0);
+    assert_int_equal(engine_load_adapter(e, "/nowhere", &err), -1);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 2; k++) {
+            make_case(&c[i][k], 5 + (uint64_t)k, b.run.arch.vocab);
+            c[i][k].q.adapter = i == 0 ? ENGINE_OWN : i == 1 ? second : ENGINE_BASE;
+            add(e, &c[i][k]);
+        }
+    assert_int_equal(engine_drop_adapter(e, second, &err), -1);
+    while (engine_step(e)) continue;
+    for (int k = 0; k < 2; k++) {
+        assert_memory_equal(c[0][k].got, c[1][k].got, sizeof(c[0][k].got));
+        assert_memory_not_equal(c[0][k].got, c[2][k].got, sizeof(c[0][k].got));
+    }
+    c[0][0].q.adapter = first;
+    assert_int_equal(engine_add(e, &c[0][0].q, &err), -1);
+    engine_close(e);
+    run_close(&b.run);
+}
+
 /* ---- what is refused ---- */
 
 static void refuses(void **state)
@@ -349,6 +384,7 @@ int test_engine(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_order_gives_the_same),
         cmocka_unit_test(scores_prompts),
+        cmocka_unit_test(loaded_adapters),
         cmocka_unit_test(refuses),
         cmocka_unit_test(texts),
     };

@@ -190,6 +190,8 @@ static void refuses(void **state)
     }
     assert_int_equal(RUN("generate", config, "--base", "--input", in), 2);
     assert_int_equal(RUN("generate", config, "--base", "--prompt", "a", "--format", "rollouts", "--output", out), 2);
+    assert_int_equal(RUN("plan", config), 0);
+    assert_says(said.out, "a text of data.seq_len tokens takes ");
     write_rows("{\"prompt\": \"a\"}\n");
     assert_int_equal(
         RUN("generate", config, "--base", "--input", in, "--output", out, "--set", "generate.memory_gb=1e-6"), 1);

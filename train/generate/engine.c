@@ -8,11 +8,13 @@
 #include <math.h>
 #include <string.h>
 
+#include "train/adapter/peft.h"
 #include "train/generate/answer.h"
 
 enum {
     PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
     CHUNK_TOK = 128,
+    PREFILL_WAIT = 8,
 };
 
 /* A request. Its prompt is in the cache when shared is -1 or has n_ids - 1 tokens. */
@@ -31,6 +33,14 @@ struct live {
     int seq; /* in the cache; -1: the model has none */
 };
 
+/* An adapter beside that of the model. */
+struct loaded {
+    bool used;
+    struct adapters adapters;
+    struct arena arena;
+};
+enum { ENGINE_LOADED = ENGINE_BASE + 1 };
+
 struct engine {
     struct run *run;
     struct engine_options opt;
@@ -41,8 +51,10 @@ struct engine {
     int64_t n_request; /* ever */
     struct live *live; /* [n_seq] */
     int64_t n_live;
-    int adapter; /* of the last pass */
+    int adapter, n_adapter; /* adapter: of the last pass */
     struct adapters none;
+    struct loaded *loaded; /* [n_adapter - ENGINE_LOADED] */
+    int64_t n_wait;        /* passes since a prompt could have begun */
     struct engine_stats stats;
 
     /* the pass */
@@ -77,7 +89,7 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
     e->run = r;
     e->opt = *opt;
     e->mark = arena_mark(&r->dev.work);
-    e->adapter = ENGINE_BASE;
+    e->n_adapter = ENGINE_LOADED;
     e->stats.kept_share = 1;
     if (cache_possible(&r->arch) && open_cache(e, err)) {
         engine_close(e);
@@ -121,6 +133,14 @@ static void free_request(struct request *q)
     mem_free(q);
 }
 
+static void free_loaded(struct engine *e, int adapter)
+{
+    struct loaded *l = &e->loaded[adapter - ENGINE_LOADED];
+    if (l->used) e->run->dev.ops->free(l->arena.base);
+    adapters_free(&l->adapters);
+    *l = (struct loaded){.used = false};
+}
+
 void engine_close(struct engine *e)
 {
     if (!e) return;
@@ -129,12 +149,75 @@ void engine_close(struct engine *e)
         next = q->next;
         free_request(q);
     }
+    for (int i = ENGINE_LOADED; i < e->n_adapter; i++) free_loaded(e, i);
+    mem_free(e->loaded);
     if (e->caches) cache_close(&e->cache);
     arena_release(&e->run->dev.work, e->mark);
     void *const all[] = {e->none.layers, e->live, e->drawn, e->rows,   e->tok,  e->pos,
                          e->cu,          e->seq,  e->row,   e->labels, e->edits};
     for (int64_t i = 0; i < MT_LEN(all); i++) mem_free(all[i]);
     mem_free(e);
+}
+
+/* ---- adapters ---- */
+
+/* Work memory of the activations of a pass with these adapters. */
+static int64_t acts_bytes(struct engine *e, const struct adapters *ad)
+{
+    struct device dry;
+    device_dry_run(&dry, &e->run->dev);
+    dry.work = arena_measure("work");
+    acts_push(&e->run->model.acts, &dry, &e->run->arch, ad, e->opt.n_tok, false, false);
+    return dry.work.peak;
+}
+
+/* Reserves its memory and reads it. */
+static int fill_loaded(struct engine *e, struct loaded *l, const char *dir, struct err *err)
+{
+    struct run *r = e->run;
+    struct device *dev = &r->dev, dry;
+    char need[32], have[32];
+    if (peft_plan(&l->adapters, &r->arch, dir, err)) return -1;
+    l->adapters.dropout = 0;
+    adapters_layout(&l->adapters, &r->arch, dev->ops->rank_multiple, &r->model.par);
+    device_dry_run(&dry, dev);
+    dry.state = arena_measure("adapter");
+    adapters_alloc_frozen(&l->adapters, &dry, &r->arch);
+    const int64_t bytes = acts_bytes(e, &l->adapters), planned = acts_bytes(e, &r->model.adapters);
+    if (bytes > planned)
+        return err_set(err,
+                       "%s: passes with this adapter need %s of work memory, %s are planned: open the model with it",
+                       dir, str_bytes(need, bytes), str_bytes(have, planned));
+    if (device_reserve(dev, &l->arena, "adapter", dry.state.peak, err)) return -1;
+    l->used = true;
+    const struct arena state = dev->state;
+    dev->state = l->arena;
+    adapters_alloc_frozen(&l->adapters, dev, &r->arch);
+    l->arena = dev->state;
+    dev->state = state;
+    return run_load_adapter(r, &l->adapters, dir, err);
+}
+
+int engine_load_adapter(struct engine *e, const char *dir, struct err *err)
+{
+    int at = ENGINE_LOADED;
+    while (at < e->n_adapter && e->loaded[at - ENGINE_LOADED].used) at++;
+    if (at == e->n_adapter) {
+        e->loaded = mem_grow(e->loaded, at - ENGINE_LOADED, at - ENGINE_LOADED + 1, sizeof(*e->loaded));
+        e->n_adapter++;
+    }
+    if (!fill_loaded(e, &e->loaded[at - ENGINE_LOADED], dir, err)) return at;
+    free_loaded(e, at);
+    return -1;
+}
+
+int engine_drop_adapter(struct engine *e, int adapter, struct err *err)
+{
+    for (const struct request *q = e->first; q; q = q->next)
+        if (q->rules.q.adapter == adapter) return err_set(err, "requests use adapter %d", adapter);
+    if (adapter < ENGINE_LOADED || adapter >= e->n_adapter) return err_set(err, "adapter %d is not loaded", adapter);
+    free_loaded(e, adapter);
+    return 0;
 }
 
 /* ---- requests ---- */
@@ -148,6 +231,9 @@ static int check_request(const struct engine *e, const struct sample_request *q,
 {
     const int64_t vocab = e->run->arch.vocab;
     if (sample_params_check(&q->params, err)) return -1;
+    if (q->adapter < 0 || q->adapter >= e->n_adapter ||
+        (q->adapter >= ENGINE_LOADED && !e->loaded[q->adapter - ENGINE_LOADED].used))
+        return err_set(err, "adapter %d is not loaded", q->adapter);
     if (q->n_ids < 1) return err_set(err, "the prompt is empty");
     if (q->n < 1 || q->n > INT32_MAX) return err_set(err, "n = %lld: at least 1", (long long)q->n);
     for (int64_t i = 0; i < q->n_ids; i++)
@@ -361,16 +447,34 @@ static void push_samples(struct engine *e, int adapter)
 
 static void clear_pass(struct engine *e) { e->n_tok = e->n_seq = e->n_row = e->n_label = e->n_edit = e->cu[0] = 0; }
 
+/* Prompts begin together: a pass of few tokens costs nearly as much as one of many. They wait while more than half of
+ * the sequences decode, for PREFILL_WAIT passes at most, or until they fill half a pass. */
+static bool prompts_wait(struct engine *e, int adapter)
+{
+    int64_t n_tok = 0;
+    for (const struct request *q = e->first; q; q = q->next)
+        if (q->shared >= 0 && q->rules.q.adapter == adapter && !cache_len(&e->cache, q->shared)) n_tok += prefill_of(q);
+    if (!n_tok) return false;
+    const bool wait = 2 * e->n_live > e->opt.n_seq && 2 * n_tok < e->opt.n_tok && e->n_wait < PREFILL_WAIT;
+    e->n_wait = wait ? e->n_wait + 1 : 0;
+    return wait;
+}
+
 /* The work of an adapter, if it has some. *decode: some sequences have tokens in the cache. */
 static bool fill_pass(struct engine *e, int adapter, bool *decode)
 {
     *decode = false;
     clear_pass(e);
-    if (e->caches) push_prompts(e, adapter, false);
+    const bool wait = e->caches && prompts_wait(e, adapter);
+    if (e->caches && !wait) push_prompts(e, adapter, false);
     if (e->n_tok) return true;
     *decode = e->caches;
     push_samples(e, adapter);
     if (e->caches) push_prompts(e, adapter, true);
+    if (wait && !e->n_tok) { /* only others decode */
+        *decode = false;
+        push_prompts(e, adapter, false);
+    }
     return e->n_tok > 0;
 }
 
@@ -436,6 +540,12 @@ static void score_prompts(struct engine *e)
     mem_free(nll);
 }
 
+static const struct adapters *adapters_of(const struct engine *e)
+{
+    if (e->adapter == ENGINE_OWN) return NULL;
+    return e->adapter == ENGINE_BASE ? &e->none : &e->loaded[e->adapter - ENGINE_LOADED].adapters;
+}
+
 static void run_pass(struct engine *e, bool decode)
 {
     struct run *r = e->run;
@@ -450,10 +560,8 @@ static void run_pass(struct engine *e, bool decode)
                             .label_id = label_id};
     for (int64_t i = 0; i < e->n_label; i++) label_row[i] = e->labels[i].row, label_id[i] = e->labels[i].id;
     for (int64_t i = 0; i < e->n_tok; i++) b.max_len = MT_MAX(b.max_len, e->pos[i] + 1);
-    const struct model_pass pass = {.cache = e->caches ? &e->cache : NULL,
-                                    .cache_seq = e->seq,
-                                    .decode = decode,
-                                    .adapters = e->adapter == ENGINE_BASE ? &e->none : NULL};
+    const struct model_pass pass = {
+        .cache = e->caches ? &e->cache : NULL, .cache_seq = e->seq, .decode = decode, .adapters = adapters_of(e)};
     r->dev.steady_rows = true;
     model_begin(&r->model, &b, &pass);
     model_fwd(&r->model);
@@ -472,8 +580,8 @@ bool engine_step(struct engine *e)
     clean(e);
     begin(e);
     clean(e); /* those without tokens have ended */
-    for (int i = 0; i < 2; i++) {
-        e->adapter = !e->adapter; /* adapters take turns */
+    for (int i = 0; i < e->n_adapter; i++) {
+        e->adapter = (e->adapter + 1) % e->n_adapter; /* adapters take turns */
         if (!fill_pass(e, e->adapter, &decode)) continue;
         run_pass(e, decode);
         break;

@@ -5,7 +5,7 @@
  * begin as soon as there is room for all the tokens that they may have (max_tokens), in the order of requests, and end
  * at any step. So a sample that has begun always finishes; none is computed twice.
  *
- * A pass has one adapter: requests for different adapters take turns, pass by pass.
+ * A pass has one adapter, or the base model alone: requests for different adapters take turns, pass by pass.
  *
  * A sample depends on the model, its request and its number alone, not on other requests: its random numbers are a
  * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
@@ -39,6 +39,12 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
 /* With the sizes of run.generation and data.seq_len, after run_open_model. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
+
+/* Another adapter for requests, in memory outside the arenas; its number, or -1. Passes with it must not need more of
+ * the work arena than those with the adapter that the model was opened with. */
+int engine_load_adapter(struct engine *e, const char *dir, struct err *err);
+/* -1: requests use it. */
+int engine_drop_adapter(struct engine *e, int adapter, struct err *err) MT_CHECK;
 
 /* The number of the request, or -1: it is not valid, or longer than max_len. It waits until there is room. */
 int64_t engine_add(struct engine *e, const struct sample_request *q, struct err *err);

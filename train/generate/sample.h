@@ -61,7 +61,7 @@ struct sample_request {
     int64_t n_end_ids;
     const char *const *stops; /* [n_stops] stop strings; copied */
     int64_t n_stops;
-    int adapter; /* ENGINE_BASE, or ENGINE_OWN: the adapter that the model was opened with */
+    int adapter; /* ENGINE_OWN: that of run_open_model; ENGINE_BASE: none; or a number of engine_load_adapter */
     void *user;
     void (*token)(void *user, const struct sample *s); /* after each token; NULL: none */
     void (*done)(void *user, const struct sample *s);  /* after the last; NULL: none */
