@@ -17,13 +17,6 @@ struct cache_class {
     int32_t *host;       /* the same, of the pass */
 };
 
-bool cache_possible(const struct arch *a)
-{
-    for (int64_t l = 0; l < a->n_layer; l++)
-        if (a->mixer[l] && !a->mixer[l]->decode) return false;
-    return true;
-}
-
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Pages that n tokens of a sequence need. A ring is whole from the start. */
@@ -93,7 +86,6 @@ int cache_open(struct cache *c, struct device *dev, struct arena *arena, const s
 {
     const int64_t mark = arena_mark(arena), most = ceil_div(size->max_len, MT_PAGE), n_seq = size->n_seq;
     *c = (struct cache){.size = *size, .n_layer = a->n_layer};
-    if (!cache_possible(a)) return err_set(err, "the mixers of %s cannot decode with a cache", a->family);
     if (most > INT32_MAX / n_seq)
         return err_set(err, "%lld sequences of %lld tokens have more than %d pages of %d tokens", (long long)n_seq,
                        (long long)size->max_len, INT32_MAX, MT_PAGE);

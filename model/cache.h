@@ -34,10 +34,8 @@ struct cache {
     } * seqs;                  /* [n_seq] host */
 };
 
-/* Whether all mixers of the model can decode. */
-bool cache_possible(const struct arch *a);
-/* Allocates pages and states in `arena` of dev, whose owner releases it; a dry run counts their bytes. Error: a mixer
- * cannot decode, or too many pages for their numbers. */
+/* Allocates pages and states in `arena` of dev, whose owner releases it; a dry run counts their bytes. Error: too
+ * many pages for their numbers. */
 int cache_open(struct cache *c, struct device *dev, struct arena *arena, const struct arch *a,
                const struct cache_size *size, struct err *err) MT_CHECK;
 void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */

@@ -85,7 +85,7 @@ struct mixer_kind {
     /* dnorm [T,D] act = gradient of s->attn_norm. dres [T,D] act is the gradient of y. Adapter gradients +=. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres);
 
-    /* For decoding with a cache (model/cache.h); NULL: the model cannot. */
+    /* For decoding with a cache (model/cache.h). */
     struct cache_need (*cache)(const struct arch *a, int64_t layer);
     /* fwd of the sequences' first tokens, which leaves in b->cache what decode would. */
     void (*prefill)(const struct block *b, struct layer_acts *s, struct tensor y);

@@ -30,7 +30,7 @@ struct request {
 struct live {
     struct request *r;
     struct answer answer;
-    int seq; /* in the cache; -1: the model has none */
+    int seq; /* in the cache */
 };
 
 /* An adapter beside that of the model. */
@@ -45,7 +45,6 @@ struct engine {
     struct run *run;
     struct engine_options opt;
     struct cache cache;
-    bool caches;
     int64_t mark; /* of the work arena */
     struct request *first, *last;
     int64_t n_request; /* ever */
@@ -78,7 +77,6 @@ static int open_cache(struct engine *e, struct err *err)
     struct device *dev = &e->run->dev;
     const struct engine_options *o = &e->opt;
     const struct cache_size size = {.n_seq = o->n_seq, .max_len = o->max_len, .chunk = o->chunk, .n_tok = o->cache_tok};
-    e->caches = true;
     return cache_open(&e->cache, dev, &dev->work, &e->run->arch, &size, err);
 }
 
@@ -91,12 +89,10 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
     e->mark = arena_mark(&r->dev.work);
     e->n_adapter = ENGINE_LOADED;
     e->stats.kept_share = 1;
-    if (cache_possible(&r->arch) && open_cache(e, err)) {
+    if (open_cache(e, err)) {
         engine_close(e);
         return NULL;
     }
-    if (!e->caches) e->opt.n_seq = 1; /* a pass has all tokens of the sequence */
-    if (!e->caches) e->opt.n_tok = opt->max_len;
     e->none.layers = mem_array(r->arch.n_layer, sizeof(*e->none.layers));
     e->live = mem_array(n, sizeof(*e->live));
     e->drawn = mem_array(n, sizeof(*e->drawn));
@@ -151,7 +147,7 @@ void engine_close(struct engine *e)
     }
     for (int i = ENGINE_LOADED; i < e->n_adapter; i++) free_loaded(e, i);
     mem_free(e->loaded);
-    if (e->caches) cache_close(&e->cache);
+    cache_close(&e->cache);
     arena_release(&e->run->dev.work, e->mark);
     void *const all[] = {e->none.layers, e->live, e->drawn, e->rows,   e->tok,  e->pos,
                          e->cu,          e->seq,  e->row,   e->labels, e->edits};
@@ -285,7 +281,7 @@ static void call_done(const struct request *q, const struct answer *a)
 static void end_live(struct engine *e, int64_t i)
 {
     struct live l = e->live[i];
-    if (l.seq >= 0) cache_drop(&e->cache, l.seq);
+    cache_drop(&e->cache, l.seq);
     e->n_live--;
     memmove(e->live + i, e->live + i + 1, (size_t)(e->n_live - i) * sizeof(*e->live));
     l.r->n_ended++;
@@ -350,7 +346,7 @@ static bool begin_request(struct engine *e, struct request *q)
 
 static bool is_prefilled(const struct engine *e, const struct request *q)
 {
-    return !e->caches || (q->shared >= 0 && cache_len(&e->cache, q->shared) == prefill_of(q));
+    return q->shared >= 0 && cache_len(&e->cache, q->shared) == prefill_of(q);
 }
 
 /* The sequence of the next sample; -1: there is no room now. */
@@ -367,12 +363,12 @@ static int sequence_for(struct engine *e, struct request *q)
 static void begin_samples(struct engine *e, struct request *q)
 {
     while (q->n_begun < q->rules.q.n && e->n_live < e->opt.n_seq && is_prefilled(e, q)) {
-        const int seq = e->caches ? sequence_for(e, q) : -1;
-        if (e->caches && seq < 0) return;
+        const int seq = sequence_for(e, q);
+        if (seq < 0) return;
         struct live *l = &e->live[e->n_live++];
         *l = (struct live){.r = q, .seq = seq};
         answer_begin(&l->answer, &q->rules, q->n_begun++, e->run->tok);
-        if (params_of(q)->max_tokens > 0 || !e->caches) continue; /* without a cache a pass scores the prompt */
+        if (params_of(q)->max_tokens > 0) continue;
         answer_end(&l->answer, SAMPLE_LENGTH);
         end_live(e, e->n_live - 1);
     }
@@ -383,8 +379,8 @@ static void begin(struct engine *e)
 {
     bool room = true;
     for (struct request *q = e->first; q; q = q->next) {
-        if (e->caches && q->shared < 0 && q->n_begun < q->rules.q.n) room = room && begin_request(e, q);
-        if (!e->caches || q->shared >= 0) begin_samples(e, q);
+        if (q->shared < 0 && q->n_begun < q->rules.q.n) room = room && begin_request(e, q);
+        if (q->shared >= 0) begin_samples(e, q);
     }
 }
 
@@ -430,15 +426,14 @@ static void push_prompts(struct engine *e, int adapter, bool later)
     }
 }
 
-/* The next token of every sample; without a cache all its tokens. */
+/* The next token of every sample. */
 static void push_samples(struct engine *e, int adapter)
 {
     for (int64_t i = 0; i < e->n_live; i++) {
         struct live *l = &e->live[i];
-        const int64_t end = l->r->rules.q.n_ids + l->answer.n, first = e->caches ? end - 1 : 0;
-        if (l->r->rules.q.adapter != adapter || e->n_tok + end - first > e->opt.n_tok) continue;
-        push_tokens(e, l->r, &l->answer, l->seq, first, end);
-        if (!e->caches && !l->answer.n) push_labels(e, l->r, 0, end);
+        const int64_t end = l->r->rules.q.n_ids + l->answer.n;
+        if (l->r->rules.q.adapter != adapter || e->n_tok == e->opt.n_tok) continue;
+        push_tokens(e, l->r, &l->answer, l->seq, end - 1, end);
         e->rows[e->n_row] = answer_row(&l->answer, &e->edits, &e->n_edit, &e->cap_edit);
         e->row[e->n_row] = (int32_t)e->n_tok - 1;
         e->drawn[e->n_row++] = l;
@@ -465,12 +460,12 @@ static bool fill_pass(struct engine *e, int adapter, bool *decode)
 {
     *decode = false;
     clear_pass(e);
-    const bool wait = e->caches && prompts_wait(e, adapter);
-    if (e->caches && !wait) push_prompts(e, adapter, false);
+    const bool wait = prompts_wait(e, adapter);
+    if (!wait) push_prompts(e, adapter, false);
     if (e->n_tok) return true;
-    *decode = e->caches;
+    *decode = true;
     push_samples(e, adapter);
-    if (e->caches) push_prompts(e, adapter, true);
+    push_prompts(e, adapter, true);
     if (wait && !e->n_tok) { /* only others decode */
         *decode = false;
         push_prompts(e, adapter, false);
@@ -561,7 +556,7 @@ static void run_pass(struct engine *e, bool decode)
     for (int64_t i = 0; i < e->n_label; i++) label_row[i] = e->labels[i].row, label_id[i] = e->labels[i].id;
     for (int64_t i = 0; i < e->n_tok; i++) b.max_len = MT_MAX(b.max_len, e->pos[i] + 1);
     const struct model_pass pass = {
-        .cache = e->caches ? &e->cache : NULL, .cache_seq = e->seq, .decode = decode, .adapters = adapters_of(e)};
+        .cache = &e->cache, .cache_seq = e->seq, .decode = decode, .adapters = adapters_of(e)};
     r->dev.steady_rows = true;
     model_begin(&r->model, &b, &pass);
     model_fwd(&r->model);
@@ -594,7 +589,7 @@ struct engine_stats engine_stats(const struct engine *e)
     struct engine_stats s = e->stats;
     s.n_running = e->n_live;
     for (const struct request *q = e->first; q; q = q->next) s.n_waiting += q->rules.q.n - q->n_begun;
-    s.cache_bytes = e->caches ? e->cache.bytes : 0;
-    s.used_tok = e->caches ? cache_used_tok(&e->cache) : 0;
+    s.cache_bytes = e->cache.bytes;
+    s.used_tok = cache_used_tok(&e->cache);
     return s;
 }

@@ -113,7 +113,7 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
         return err_set(err, "data.seq_len %lld is above the model's max_position_embeddings %lld",
                        (long long)cfg->data.seq_len, (long long)q.a->max_len);
     p->in_host_memory = device_in_host_memory(q.dev);
-    p->cache_seq = cache_possible(q.a) ? plan_cache_bytes(&q, q.seq_len) : 0;
+    p->cache_seq = plan_cache_bytes(&q, q.seq_len);
     if (choose(p, &q, err)) return -1;
     for (int i = 0; i < WAITS && plan_peak(p, q.train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;

@@ -317,13 +317,15 @@ static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
     model_end(m);
 }
 
-/* The peak of generation beside the smallest cache, of one full sequence. *cache: its bytes; 0: none. */
+/* The peak of generation beside the smallest cache, of one full sequence. *cache: its bytes; 0: texts are not
+ * generated.
+ */
 static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 {
     const struct plan_request *q = p->q;
     struct cache c;
     *cache = 0;
-    if (!q->generates || !cache_possible(q->a)) return 0;
+    if (!q->generates) return 0;
     p->dev.work = arena_measure("work");
     *cache = push_cache(q, &p->dev, &p->dev.work, q->seq_len, &c);
     generation_pass(p, &c, false);

@@ -108,9 +108,8 @@ static void print_choices(const struct plan *p, FILE *out)
     if (p->longest)
         fprintf(out, "  longest data.seq_len that fits the budget with micro_batch = 1: %lld%s\n",
                 (long long)p->longest, p->longest_fits ? " (the model's limit)" : "");
-    if (p->cache_seq)
-        fprintf(out, "  a text of data.seq_len tokens takes %s of KV cache (`moetrain generate`)\n",
-                str_bytes(b, p->cache_seq));
+    fprintf(out, "  a text of data.seq_len tokens takes %s of KV cache (`moetrain generate`)\n",
+            str_bytes(b, p->cache_seq));
     fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
             str_count(b, p->trainable), str_count(c, (int64_t)p->memory.flops_fwd),
             str_count((char[32]){0}, (int64_t)p->memory.flops));

@@ -33,7 +33,7 @@ struct plan {
     double ops_ms;        /* of the plan's, without waits */
     int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     bool longest_fits;    /* longer ones would fit, but the model has no more positions */
-    int64_t cache_seq;    /* bytes of the KV cache of a text of data.seq_len tokens; 0: the model has none */
+    int64_t cache_seq;    /* bytes of the KV cache of a text of data.seq_len tokens */
     int64_t eval_alone;   /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
     bool too_large;       /* plan_make failed because no options fit the budget; then also: */
     char advice[PLAN_ADVICE]; /* what to change, for messages */
