@@ -20,6 +20,7 @@ void layer_adapt(struct layer_weights *w, const struct arch *a, int64_t layer, c
         if (!p[i].n_out) continue;
         proj->lora = lora->of[i].lora;
         proj->grad = lora->of[i].grad;
+        proj->dora = lora->of[i].dora;
         proj->quant = lora->of[i].quant;
         proj->in = lora->of[i].in;
     }

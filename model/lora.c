@@ -21,14 +21,18 @@
 #include "model/layer.h"
 #include "optim/host_update.h"
 
-#define GROUP_ALIGN      64
-#define PARAMS_PER_LAYER (2 * LORA_TARGETS)
+#define GROUP_ALIGN 64
+enum { FACTOR_A, FACTOR_B, FACTOR_M, FACTORS };
+#define PARAMS_PER_LAYER (FACTORS * LORA_TARGETS)
 
 int64_t lora_param_count(const struct lora_param *p) { return p->n_exp * p->rows * p->cols; }
 
 void lora_param_name(const struct lora_param *p, char name[64])
 {
-    snprintf(name, 64, "layers.%lld.%s.lora_%c", (long long)p->layer, lora_target_name(p->target), p->is_b ? 'B' : 'A');
+    snprintf(name, 64, "layers.%lld.%s.%s", (long long)p->layer, lora_target_name(p->target),
+             p->is_m   ? "magnitude"
+             : p->is_b ? "lora_B"
+                       : "lora_A");
 }
 
 void layer_products(const struct arch *a, int64_t layer, struct product p[LAYER_PRODUCTS])
@@ -125,6 +129,7 @@ static int read_options(struct adapters *ad, const struct arch *a, const struct 
             model.has[t] |= lora_find_product(a, l, t, &q, &n) && q.n_exp > 0;
     if (lora_options_read(&c, &model, opt, err)) return -1;
     ad->init = opt->init;
+    ad->dora = opt->dora;
     ad->budget = opt->budget;
     const int64_t parts = ad->init ? 2 : 1; /* of the ranks: trained, frozen */
     const double more = ad->rslora ? sqrt((double)parts) : (double)parts;
@@ -140,21 +145,23 @@ static int read_options(struct adapters *ad, const struct arch *a, const struct 
     return 0;
 }
 
-/* Adds A or B of target i of product q. */
+/* Adds A, B or the magnitudes of target i of product q. */
 static void add_param(struct adapters *ad, const struct comm *ep, int64_t layer, const struct product *q, int i,
-                      bool is_b)
+                      int factor)
 {
     const enum lora_target t = q->target[i];
-    if (!ad->target[t]) return;
+    const bool is_b = factor != FACTOR_A;
+    if (!ad->target[t] || (factor == FACTOR_M && !ad->dora)) return;
     const int64_t held = q->experts ? q->n_exp / ep->world : q->n_exp;
     struct lora_param *p = &ad->params[ad->n_params++];
     *p = (struct lora_param){.target = t, .is_b = is_b, .layer = layer, .off = ad->n_flat, .n_exp = held};
+    p->is_m = factor == FACTOR_M;
     p->experts = q->experts;
     p->first_exp = q->experts ? held * ep->rank : 0;
     p->rows = is_b ? q->rows[i] : ad->padded_rank[t];
-    p->cols = is_b ? ad->padded_rank[t] : q->n_in;
+    p->cols = p->is_m ? 1 : is_b ? ad->padded_rank[t] : q->n_in;
     if (is_b) p->order = q->order;
-    ad->n_values += adapters_trained_ranks(ad, q, t) * (is_b ? q->rows[i] : q->n_in);
+    ad->n_values += p->is_m ? q->rows[i] : adapters_trained_ranks(ad, q, t) * (is_b ? q->rows[i] : q->n_in);
     ad->n_flat += lora_param_count(p);
 }
 
@@ -166,10 +173,10 @@ static void plan_layer(struct adapters *ad, const struct arch *a, const struct c
 {
     struct product q[LAYER_PRODUCTS];
     layer_products(a, layer, q);
-    for (int i = 0; i < 2 * LAYER_PRODUCTS; i++) {
-        const struct product *one = &q[i / 2];
+    for (int i = 0; i < FACTORS * LAYER_PRODUCTS; i++) {
+        const struct product *one = &q[i / FACTORS];
         if (one->experts ? !experts : !common) continue;
-        for (int k = 0; k < one->n_target; k++) add_param(ad, ep, layer, one, k, i % 2);
+        for (int k = 0; k < one->n_target; k++) add_param(ad, ep, layer, one, k, i % FACTORS);
         end_group(ad);
     }
 }
@@ -277,9 +284,35 @@ const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer,
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
         const struct lora_param *p = &ad->params[i];
-        if (p->layer == layer && p->target == t && p->is_b == is_b) return p;
+        if (p->layer == layer && p->target == t && p->is_b == is_b && !p->is_m) return p;
     }
     return NULL;
+}
+
+const struct lora_param *adapters_find_magnitude(const struct adapters *ad, int64_t layer, enum lora_target t)
+{
+    const struct lora_param *b = ad->dora ? adapters_find(ad, layer, t, true) : NULL;
+    while (b && !(b->is_m && b->target == t)) b++; /* the magnitudes of a product follow its B */
+    return b;
+}
+
+const struct lora_param *adapters_match(const struct adapters *other, const struct lora_param *p)
+{
+    return p->is_m ? adapters_find_magnitude(other, p->layer, p->target)
+                   : adapters_find(other, p->layer, p->target, p->is_b);
+}
+
+/* Rows of the magnitudes of parameters before p. */
+static int64_t rows_before(const struct adapters *ad, const struct lora_param *p)
+{
+    int64_t n = 0;
+    for (const struct lora_param *q = ad->params; q < p; q++) n += q->is_m ? q->rows : 0;
+    return n;
+}
+
+static struct tensor column(struct tensor flat, int64_t off, int64_t n)
+{
+    return tensor_1d(flat.data ? (char *)flat.data + off * dtype_size(flat.dtype) : NULL, flat.dtype, n);
 }
 
 /* The views of one product's adapter: its targets are consecutive output columns. */
@@ -307,6 +340,12 @@ static struct adapter view_adapter(struct adapters *ad, int64_t layer, const str
     l->master_b = view(ad->opt.param, pb->off, n_exp, rows, r);
     out.grad.a = view(ad->opt.grad, pa->off, n_exp, l->n_seg * r, pa->cols);
     out.grad.b = view(ad->opt.grad, pb->off, n_exp, rows, r);
+    if (ad->dora) {
+        const struct lora_param *m = adapters_find_magnitude(ad, layer, pb->target);
+        out.dora = (struct dora){.m = column(ad->opt.param, m->off, rows),
+                                 .norm = column(ad->norms, rows_before(ad, m), rows)};
+        if (ad->opt.grad.ndim) out.dora.grad = column(ad->opt.grad, m->off, rows);
+    }
     return out;
 }
 
@@ -345,6 +384,7 @@ static void alloc(struct adapters *ad, struct device *dev, const struct arch *a,
         opt->grad = flat_array(dev, &dev->state, dev->stat_dtype, ad->n_flat);
         optimizer_alloc(opt, dev);
     }
+    if (ad->dora) ad->norms = flat_array(dev, &dev->state, dev->stat_dtype, rows_before(ad, ad->params + ad->n_params));
     ad->working = copy ? flat_array(dev, &dev->state, dev->act_dtype, ad->n_flat) : opt->param;
     if (opt->cpu_update) host_update_open(opt, dev, ad->working, ad->n_layer);
     find_groups(ad);
@@ -448,7 +488,7 @@ const struct adapters *adapters_logical(const struct adapters *ad) { return ad->
 static void copy_part(const struct adapters *ad, int rank, char *logical, char *part, bool to_logical, int64_t width)
 {
     for (int64_t i = 0; i < ad->n_params; i++) {
-        const struct lora_param *p = &ad->params[i], *w = adapters_find(ad->logical, p->layer, p->target, p->is_b);
+        const struct lora_param *p = &ad->params[i], *w = adapters_match(ad->logical, p);
         const int64_t first = w->n_exp > p->n_exp ? rank * p->n_exp : 0;
         const bool one_run = p->cols == w->cols && !p->order.n_group; /* a matrix is contiguous in both layouts */
         const int64_t n = one_run ? 1 : w->rows, run = (one_run ? w->rows : 1) * w->cols * width;

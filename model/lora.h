@@ -21,6 +21,7 @@
 struct lora_param {
     enum lora_target target;
     bool is_b;                 /* A otherwise */
+    bool is_m;                 /* magnitudes of DoRA [rows of B, 1]; is_b too: rows and learning rate are those of B */
     bool experts;              /* a stack with one matrix per expert */
     int64_t layer, off;        /* off: first element in the flat arrays */
     int64_t n_exp, rows, cols; /* A [n_exp, R, in], B [n_exp, out, R]; n_exp 1 for attention. R is padded_rank[target]
@@ -50,6 +51,7 @@ bool lora_find_product(const struct arch *a, int64_t layer, enum lora_target t, 
 struct adapter {
     struct lora lora;
     struct lora_grad grad;
+    struct dora dora;        /* model/layers/dora.h */
     struct proj_quant quant; /* model/qat.h */
     struct input_quant in;
 };
@@ -84,8 +86,11 @@ struct adapters {
     double alpha, dropout;
     double alpha_of[LORA_TARGETS]; /* alpha where lora_options.alphas does not name the target */
     bool rslora;
-    enum lora_init init; /* not default: r, rank and alpha are twice those of the options with the same scale, and the
-                          * upper half of each target's ranks is frozen (adapters_freeze) */
+    enum lora_init init;  /* not default: r, rank and alpha are twice those of the options with the same scale, and the
+                           * upper half of each target's ranks is frozen (adapters_freeze) */
+    bool dora;            /* every matrix has magnitudes */
+    struct tensor norms;  /* [rows of all magnitudes] stat on the device, if dora: row norms */
+    int64_t norm_version; /* of the values that they are of; 0: none */
     double budget; /* above 0: the routing gives experts their ranks, of which this is the trained share. The others
                     * have A = 0 and B = 0, hence no gradient: they stay 0 (lora_routing.h) */
     float scale[LORA_TARGETS];        /* alpha_of/rank, or alpha_of/sqrt(rank) with rslora */
@@ -176,8 +181,11 @@ int64_t adapters_max_rank(const struct adapters *ad);
 #define LORA_RANKS_TEXT 1024
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]); /* the same of alpha */
-/* NULL: the layer has no such trained target. */
+/* NULL: the layer has no such trained target. The second: the magnitudes of one; NULL without DoRA. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);
+const struct lora_param *adapters_find_magnitude(const struct adapters *ad, int64_t layer, enum lora_target t);
+/* The parameter of `other` for the same matrix and factor as p, or NULL. */
+const struct lora_param *adapters_match(const struct adapters *other, const struct lora_param *p);
 int64_t lora_param_count(const struct lora_param *p);
 /* "layers.3.gate_up_proj.lora_B", for messages and checkpoints */
 void lora_param_name(const struct lora_param *p, char name[64]);

@@ -41,6 +41,7 @@ struct lora_options {
     double alpha, dropout;
     bool rslora;
     enum lora_init init;
+    bool dora;     /* of Linears that PEFT adapts as modules: not of stacks, dense layers and some shared experts */
     double budget; /* share of the routed experts' ranks, which the routing distributes (lora_routing.h); 0: all */
     const char *targets; /* comma-separated names of targets or of groups: attention, mixers, experts, shared_experts,
                             dense, all-linear */

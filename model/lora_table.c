@@ -185,10 +185,10 @@ char *lora_table(const struct adapters *all, const struct arch *a)
         snprintf(scale, sizeof(scale), "alpha/%s", ad->rslora ? "sqrt(r)" : "r");
     else
         snprintf(scale, sizeof(scale), "%g", (double)ad->scale[LORA_Q]);
-    s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "LoRA r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s%s\n",
-                  (long long)ad->r, ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "", ad->alpha, alphas[0] ? " (" : "",
-                  alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "", ad->dropout, dropout_text(ad),
-                  whole);
+    s += snprintf(s, 2 * LINE + 2 * LORA_RANKS_TEXT, "%s r %lld%s%s%s, alpha %g%s%s%s, scale %s%s, dropout %g%s%s\n",
+                  ad->dora ? "DoRA" : "LoRA", (long long)ad->r, ranks[0] ? " (" : "", ranks, ranks[0] ? ")" : "",
+                  ad->alpha, alphas[0] ? " (" : "", alphas, alphas[0] ? ")" : "", scale, ad->rslora ? " (rsLoRA)" : "",
+                  ad->dropout, dropout_text(ad), whole);
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/choice.h"
+#include "model/layers/dora.h"
 
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
 {
@@ -468,6 +469,7 @@ struct tensor model_reference(struct model *m, int64_t n_tok)
     const int64_t mark = arena_mark(&dev->work);
     struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
     struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    dora_refresh(&m->reference, dev, a, m->weights.layers);
     m->referring = true;
     if (m->costs) m->costs->adapted = false;
     m->pass = (struct model_pass){.backward = false};
@@ -515,6 +517,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     MT_REQUIRE(inputs != QAT_INPUTS_QUANTISED || model_calibrated(m) || dev->dry_run, "inputs without amax");
     qat_use_inputs(&m->qat, a, &m->adapters, inputs);
     adapt_layers(m);
+    dora_refresh(&m->adapters, dev, a, m->weights.layers);
     if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
     acts_push(&m->acts, dev, a, pass_adapters(m), b->n_tok, pass->backward,
               has_aux(m) || a->router.kind != ROUTER_CHOSEN);

@@ -40,6 +40,9 @@ static int check(const struct qat_options *opt, const struct adapters *ad, const
                            "choose a format with other blocks",
                            i ? "activations" : "weights", product_name(p), (long long)layer, (long long)p->n_in,
                            formats[i]->block);
+    if (ad->dora)
+        return err_set(err, "quant.weights or quant.activations with DoRA (lora.dora): the magnitudes are not in the "
+                            "quantised matrix; set both to none");
     if (opt->weights.bits && opt->merged && !p->experts && ad->dropout > 0)
         return err_set(err,
                        "lora.dropout = %g with quant.targets = all: a merged adapter has no separate input to drop; "

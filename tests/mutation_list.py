@@ -47,6 +47,9 @@ MUTATIONS = [
     ("kernels/format/bnb.c", "return w->code[i & 1 ? byte & 15 : byte >> 4]",
      "return w->code[i & 1 ? byte >> 4 : byte & 15]",
      "quant"),
+    ("kernels/cpu/linear.c", "d->m.data)[i] / norm : 0;", "d->m.data)[i] / norm : 1;", "ops_dora"),
+    ("kernels/cpu/linear.c", "if (norm > 0 && grad) grad[at]", "if (grad) grad[at]", "ops_dora"),
+    ("kernels/cpu/linear.c", "((real)w[first + c] + scale * v[c])", "((real)w[first + c] + v[c])", "ops_dora"),
     # ---- optim
     ("optim/optimizer.c", "fmin(1, opt->clip_norm / (norm + 1e-6))", "opt->clip_norm / (norm + 1e-6)", "optim"),
     ("optim/adamw.c", "(float)(1 - pow(beta2, t))", "(float)(1 - pow(beta2, t + 1))", "optim"),
@@ -72,6 +75,8 @@ MUTATIONS = [
     ("data/file/file.c", 'if (!rc && fsync(w->fd)) rc = io_error(err, w->tmp, "write");', "", "durable"),
     ("data/file/file.c", "    if (!rc) return sync_parent(w->path, err);", "    if (!rc) return 0;", "durable"),
     # ---- model
+    ("model/layers/dora.c", "ad->norm_version == ad->version) return;", "ad->norm_version) return;", "dora:adapters*"),
+    ("model/layers/linear.c", "    plain.bias = absent;\n", "", "dora:magnitudes*"),
     ("model/lora_routing.c", "(most < 0 || rows[e] > rows[most])", "(most < 0 || rows[e] >= rows[most])",
      "lora_routing:hottest*"),
     ("model/lora_routing.c", "(size_t)((r - rank[e]) * p->cols)", "(size_t)((r - rank[e]) / 2 * p->cols)",

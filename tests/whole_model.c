@@ -35,7 +35,8 @@ void whole_model_open(struct run *r, struct config *cfg, const char *dir, const 
     struct err err = {.msg = ""};
     config_defaults(cfg);
     snprintf(cfg->model.path, sizeof(cfg->model.path), "%s", dir);
-    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets);
+    cfg->lora.dora = !strncmp(targets, WHOLE_DORA, strlen(WHOLE_DORA));
+    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", targets + (cfg->lora.dora ? strlen(WHOLE_DORA) : 0));
     cfg->lora.r = 3;
     cfg->data.seq_len = 16;
     cfg->train.device = CFG_DEVICE_CPU;
@@ -88,6 +89,7 @@ static double loss_along(struct run *r, const struct lora_param *p, const double
     for (int64_t j = p->off; j < p->off + lora_param_count(p); j++) at[j] += step * g[j] / norm;
     device_set(&r->dev, ad->opt.param, at);
     adapters_refresh(ad, &r->dev);
+    ad->norm_version = ad->version; /* DoRA's norms have no gradient: they stay those of x */
     mem_free(at);
     return whole_model_part_loss(&r->model, 0, WHOLE_TOKENS, NULL);
 }

@@ -16,7 +16,8 @@ double whole_model_part_loss(struct model *m, int32_t first, int32_t last, doubl
 double whole_model_loss_of_12(struct model *m, double *grad); /* of both */
 /* Until the next call the functions below change the sizes that config.json has with edit; NULL: they do not. */
 void whole_model_edit(void (*edit)(struct arch *a));
-/* Opens the checkpoint in dir in F64 with random adapters of rank 3. */
+/* Opens the checkpoint in dir in F64 with random adapters of rank 3; with DoRA where targets begin with WHOLE_DORA. */
+#define WHOLE_DORA "dora:"
 void whole_model_open(struct run *r, struct config *cfg, const char *dir, const char *targets, enum cfg_recompute mode);
 /* Fails unless every adapter has a gradient and the loss has its slope along it, within 1e-6. */
 void whole_model_check_slopes(struct run *r);

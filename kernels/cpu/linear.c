@@ -1,10 +1,12 @@
-/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments.
+/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments; DoRA.
  *
  * gemm.c tiles the product with W. The adapter's products run over blocks of rows (ROWS). Its gradients, which sum over
  * all rows, run over blocks of columns (COLS): two threads never add to the same sum. */
 #include "kernels/cpu/gemm.h"
 
 #include <omp.h>
+
+#include "kernels/format/quant.h"
 
 enum { ROWS = 128, COLS = 64 };
 
@@ -157,4 +159,98 @@ void CPU(linear_bwd)(struct device *dev, struct tensor dx, struct tensor dy, str
         }
     }
     arena_release(&dev->work, mark);
+}
+
+/* ---- DoRA (struct dora) */
+
+enum { NORM_COLS = 256 };
+
+/* The segment of the adapter that row i of b belongs to; *base: its first row of b. */
+static int segment_of(const struct lora *l, int64_t i, int64_t *base)
+{
+    int s = 0;
+    for (*base = 0; i >= *base + l->seg_cols[s];) *base += l->seg_cols[s++];
+    return s;
+}
+
+/* |w + scale b A|, a [r, n_in] and b [r] the masters. */
+static double row_norm(const float *w, const real *a, const real *b, int64_t r, real scale, int64_t n_in)
+{
+    double sum = 0;
+    for (int64_t first = 0; first < n_in; first += NORM_COLS) {
+        const int64_t n = MT_MIN(NORM_COLS, n_in - first);
+        real v[NORM_COLS] = {0};
+        for (int64_t k = 0; k < r; k++)
+            for (int64_t c = 0; c < n; c++) v[c] += b[k] * a[k * n_in + first + c];
+        for (int64_t c = 0; c < n; c++) {
+            const double x = (double)((real)w[first + c] + scale * v[c]);
+            sum += x * x;
+        }
+    }
+    return sqrt(sum);
+}
+
+void CPU(row_norm)(struct device *dev, struct tensor norm, const struct proj *proj)
+{
+    const struct lora *l = &proj->lora;
+    const int64_t n_in = proj->w.n_in, mark = arena_mark(&dev->work);
+    const struct tensor rows = arena_tensor_2d(&dev->work, DT_F32, dev->n_threads, n_in);
+    if (!dev->dry_run) {
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+        for (int64_t i = 0; i < norm.shape[0]; i++) {
+            int64_t base;
+            const int s = segment_of(l, i, &base);
+            float *w = (float *)rows.data + omp_get_thread_num() * n_in;
+            quant_decode(w, &proj->w, 0, (l->seg_first[s] + i - base) * n_in, n_in, 1);
+            ((real *)norm.data)[i] =
+                (real)row_norm(w, (const real *)l->master_a.data + s * l->r * n_in,
+                               (const real *)l->master_b.data + i * l->r, l->r, (real)l->scale[s], n_in);
+        }
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* m / norm of row i of b; a row of zeros stays one. */
+static real gain(const struct dora *d, int64_t i)
+{
+    const real norm = ((const real *)d->norm.data)[i];
+    return norm > 0 ? ((const real *)d->m.data)[i] / norm : 0;
+}
+
+void CPU(dora_fwd)(struct device *dev, struct tensor y, const struct proj *proj, struct tensor res)
+{
+    const struct lora *l = &proj->lora;
+    const float *bias = proj->bias.data;
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < y.shape[0]; t++) {
+        real *row = real_row(y, t);
+        int64_t at = 0;
+        for (int s = 0; s < l->n_seg; at += l->seg_cols[s++])
+            for (int64_t i = 0; i < l->seg_cols[s]; i++) row[l->seg_first[s] + i] *= gain(&proj->dora, at + i);
+        for (int64_t c = 0; c < y.shape[1]; c++)
+            row[c] += (bias ? (real)bias[c] : 0) + (res.ndim ? real_row(res, t)[c] : 0);
+    }
+}
+
+void CPU(dora_bwd)(struct device *dev, struct tensor z, struct tensor dy, const struct proj *proj)
+{
+    const struct lora *l = &proj->lora;
+    const struct dora *d = &proj->dora;
+    real *grad = d->grad.data;
+    if (dev->dry_run) return;
+#pragma omp parallel for schedule(static) num_threads(dev->n_threads)
+    for (int64_t c = 0; c < z.shape[1]; c++) {
+        int64_t at = -1, base = 0; /* row of b */
+        double sum = 0;
+        for (int s = 0; s < l->n_seg; base += l->seg_cols[s++])
+            if (c >= l->seg_first[s] && c < l->seg_first[s] + l->seg_cols[s]) at = base + c - l->seg_first[s];
+        const real g = at < 0 ? 1 : gain(d, at);
+        for (int64_t t = 0; t < z.shape[0]; t++) {
+            sum += (double)real_row(z, t)[c] * (double)real_row(dy, t)[c];
+            real_row(z, t)[c] = g * real_row(dy, t)[c];
+        }
+        const real norm = at < 0 ? 0 : ((const real *)d->norm.data)[at];
+        if (norm > 0 && grad) grad[at] += (real)(sum / (double)norm);
+    }
 }

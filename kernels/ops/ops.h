@@ -33,11 +33,18 @@ struct lora {
     float dropout;                     /* dense only: dropout of x before A, kept elements scaled by 1/(1-p) */
     uint64_t dropout_key;              /* element (t, i) is kept iff rng_uniform(key, t*in + i) >= p */
     bool merged; /* the matrix contains scale B A: products do not add the adapter, but still write xa and gradients */
-    struct tensor master_a, master_b; /* if merged: the trained values, shaped like a and b, dtype stat */
+    struct tensor master_a, master_b; /* if merged, and for row_norm: the trained values like a and b, stat */
 };
 /* Gradients of an adapter: shaped like a and b, dtype stat, always "+=". The experts' backwards skip absent ones. */
 struct lora_grad {
     struct tensor a, b;
+};
+
+/* DoRA (arXiv:2402.09353) of a dense projection: y = m / |W + scale B A| (W x + scale B A x) + bias, where |.| is the
+ * norm of each row and has no gradient. Rows are those of lora.b. */
+struct dora {
+    struct tensor m, norm; /* stat; absent: no DoRA */
+    struct tensor grad;    /* of m, stat, "+="; absent: not trained */
 };
 
 /* Fake quantisation of a projection (quantisation-aware training): in place of W_e its products read Q(W_e), or, with
@@ -78,6 +85,7 @@ struct proj {
     struct tensor bias; /* [out] f32, experts [E, out]; or absent */
     struct lora lora;
     struct lora_grad grad;
+    struct dora dora; /* applied by dora_fwd and dora_bwd alone */
     struct proj_quant quant;
     struct input_quant in;
     struct proj_fp8 fp8; /* experts; without quant and in */
@@ -160,6 +168,16 @@ typedef void linear_fwd_fn(struct device *dev, struct tensor y, struct tensor xa
 /* dx = dy W + LoRA; proj->grad +=.  dx [T,in] act = (absent: not computed), dy [T,out] act */
 typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
                            const struct proj *proj);
+
+/* DoRA, beside the products above. norm [rows of b] stat = |W + scale B A| of each row, from lora.master_a, master_b.
+ */
+typedef void row_norm_fn(struct device *dev, struct tensor norm, const struct proj *proj);
+/* In place: y = m / norm y + bias + res (absent: 0), y without them; columns without an adapter: m / norm is 1, rows of
+ * norm 0: 0.  y, res [T,out] act */
+typedef void dora_fwd_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor res);
+/* proj->dora.grad += sum over T of dy z / norm. In place: z = m / norm dy.  z [T,out] act: the y that dora_fwd scaled
+ */
+typedef void dora_bwd_fn(struct device *dev, struct tensor z, struct tensor dy, const struct proj *proj);
 
 /* In place: rotates the first W channels of the first n_head heads of every row, half-split: pairs (i, i + W/2). Head h
  * begins at column h * head_dim; its channels from W on do not change. A view of columns rotates other channels: then
@@ -693,6 +711,7 @@ typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 /* clang-format off */
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
+    X(row_norm) X(dora_fwd) X(dora_bwd) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
     X(attn_gate_bwd) \

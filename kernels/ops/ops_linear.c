@@ -118,6 +118,51 @@ void op_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struc
     round_act(dev, dx);
 }
 
+static void want_dora(struct device *dev, const struct proj *p)
+{
+    const int64_t rows = p->lora.b.shape[0];
+    MT_REQUIRE(p->lora.r && p->w.n_exp == 1, "DoRA of %lld matrices, rank %lld", (long long)p->w.n_exp,
+               (long long)p->lora.r);
+    WANT(p->dora.m, dev->stat_dtype, rows);
+    WANT(p->dora.norm, dev->stat_dtype, rows);
+    WANT_OPT(p->dora.grad, dev->stat_dtype, rows);
+    WANT_OPT(p->bias, DT_F32, p->w.n_out);
+}
+
+void op_row_norm(struct device *dev, struct tensor norm, const struct proj *proj)
+{
+    const struct lora *l = &proj->lora;
+    MT_REQUIRE(l->r && proj->w.n_exp == 1, "norms of %lld matrices, rank %lld", (long long)proj->w.n_exp,
+               (long long)l->r);
+    WANT(norm, dev->stat_dtype, l->b.shape[0]);
+    want(__func__, "master_a", l->master_a, dev->stat_dtype, l->a.ndim, l->a.shape);
+    want(__func__, "master_b", l->master_b, dev->stat_dtype, l->b.ndim, l->b.shape);
+    count_gemm(dev, l->b.shape[0], proj->w.n_in, l->r); /* B A */
+    MOVES(dev, norm, l->master_a, l->master_b);
+    dev->op.bytes += (double)weight_bytes(&proj->w);
+    RUN(proj->w.n_out, row_norm, norm, proj);
+}
+
+void op_dora_fwd(struct device *dev, struct tensor y, const struct proj *proj, struct tensor res)
+{
+    want_dora(dev, proj);
+    WANT(y, dev->act_dtype, y.shape[0], proj->w.n_out);
+    WANT_OPT(res, dev->act_dtype, y.shape[0], proj->w.n_out);
+    MOVES(dev, y, y, res, proj->bias);
+    RUN(proj->w.n_out, dora_fwd, y, proj, res);
+    round_act(dev, y);
+}
+
+void op_dora_bwd(struct device *dev, struct tensor z, struct tensor dy, const struct proj *proj)
+{
+    want_dora(dev, proj);
+    WANT(z, dev->act_dtype, dy.shape[0], proj->w.n_out);
+    WANT(dy, dev->act_dtype, z.shape[0], proj->w.n_out);
+    MOVES(dev, z, z, dy, proj->dora.grad, proj->dora.grad);
+    RUN(proj->w.n_out, dora_bwd, z, dy, proj);
+    round_act(dev, z);
+}
+
 void op_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate, const struct glu *glu)
 {
     const int64_t n_tok = act.shape[0], width = act.shape[1];

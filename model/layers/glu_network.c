@@ -1,7 +1,7 @@
 /* glu_network.c - a network that every token uses. */
 #include "model/layers/glu_network.h"
 
-#include "model/layers/input_quant.h"
+#include "model/layers/linear.h"
 
 static const struct tensor absent = {0};
 
@@ -54,7 +54,7 @@ static struct tensor push(const struct block *b, const struct layer_acts *s, con
 
 void glu_network_recompute(const struct block *b, struct layer_acts *s, const struct glu_network *n)
 {
-    input_quant_linear_fwd(b->dev, s->shared.pre, s->shared.up_xa, s->ffn_norm, n->up, absent);
+    linear_fwd(b->dev, s->shared.pre, s->shared.up_xa, s->ffn_norm, n->up, absent);
 }
 
 void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct glu_network *n, struct tensor y,
@@ -66,7 +66,7 @@ void glu_network_fwd(const struct block *b, struct layer_acts *s, const struct g
     struct tensor act = push(b, s, n);
     /* 1 up   */ glu_network_recompute(b, s, n);
     /* 2 act  */ op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
-    /* 3 down */ input_quant_linear_fwd(dev, y, h->down_xa, act, n->down, res);
+    /* 3 down */ linear_fwd(dev, y, h->down_xa, act, n->down, res);
     arena_release(&dev->work, mark);
 }
 
@@ -78,8 +78,8 @@ void glu_network_bwd(const struct block *b, const struct layer_acts *s, const st
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dpre = h->pre, dact = push(b, s, n), act = push(b, s, n);
     op_glu_fwd(dev, act, h->pre, h->gate.gate, &b->a->glu);
-    /* 3 down */ input_quant_linear_bwd(dev, dact, dres, act, h->down_xa, n->down);
+    /* 3 down */ linear_bwd(dev, dact, dres, act, h->down_xa, n->down);
     /* 2 act  */ op_glu_bwd(dev, dpre, dgate, dact, h->pre, h->gate.gate, &b->a->glu);
-    /* 1 up   */ input_quant_linear_bwd(dev, dx, dpre, s->ffn_norm, h->up_xa, n->up);
+    /* 1 up   */ linear_bwd(dev, dx, dpre, s->ffn_norm, h->up_xa, n->up);
     arena_release(&dev->work, mark);
 }

@@ -38,23 +38,6 @@ void input_quant_bwd(struct device *dev, const struct proj *p, struct tensor dx,
     if (p->in.format.bits) op_fake_quant_bwd(dev, stack(dx), stack(dx), stack(x), p->in.amax);
 }
 
-void input_quant_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
-                            const struct proj *p, struct tensor res)
-{
-    const int64_t mark = arena_mark(&dev->work);
-    op_linear_fwd(dev, y, xa, input_quant_fwd(dev, p, x), p, res);
-    arena_release(&dev->work, mark);
-}
-
-void input_quant_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
-                            const struct proj *p)
-{
-    const int64_t mark = arena_mark(&dev->work);
-    op_linear_bwd(dev, dx, dy, input_quant_fwd(dev, p, x), xa, p);
-    if (dx.ndim) input_quant_bwd(dev, p, dx, x);
-    arena_release(&dev->work, mark);
-}
-
 void input_quant_act(struct device *dev, const struct proj *down, struct tensor act, struct tensor pre,
                      const struct glu *glu)
 {

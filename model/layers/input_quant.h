@@ -21,12 +21,7 @@ struct input_range {
 struct tensor input_quant_fwd(struct device *dev, const struct proj *p, struct tensor x);
 /* dx, the gradient with respect to Q(x), in place: that with respect to x. */
 void input_quant_bwd(struct device *dev, const struct proj *p, struct tensor dx, struct tensor x);
-/* op_linear_fwd and op_linear_bwd of a projection that may read a quantised input. */
-void input_quant_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
-                            const struct proj *p, struct tensor res);
-void input_quant_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
-                            const struct proj *p);
-/* The same for the input of a down product of experts: act = Q(h) of pre in the place of h. A backward calls it again
+/* The input of a down product of experts: act = Q(h) of pre in the place of h. A backward calls it again
  * before op_moe_down_bwd, which applies the mask. */
 void input_quant_act(struct device *dev, const struct proj *down, struct tensor act, struct tensor pre,
                      const struct glu *glu);

@@ -7,7 +7,7 @@
  *   sigmoid(gate) -> out */
 #include <stddef.h>
 
-#include "model/layers/input_quant.h"
+#include "model/layers/linear.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -128,7 +128,7 @@ static void project(const struct block *b, struct layer_acts *s)
     const struct tensor wide = a->attn_gate ? t->wide : tensor_cols(t->qkv, 0, wide_cols(a, b->layer));
 
     if (copied) device_zero(dev, t->qkv);
-    /* 1 qkv  */ input_quant_linear_fwd(dev, wide, t->qkv_xa, s->attn_norm, &w->attention.qkv, absent);
+    /* 1 qkv  */ linear_fwd(dev, wide, t->qkv_xa, s->attn_norm, &w->attention.qkv, absent);
     if (copied) op_add(dev, keys_or_values(t->qkv, &shape, 1), keys_or_values(t->qkv, &shape, 0));
     if (a->attn_gate) {
         /* 2, 3   */ op_attn_split_fwd(dev, t->qkv, t->rstd_qk, t->wide, w->attention.q_norm, w->attention.k_norm,
@@ -149,8 +149,7 @@ static void output(const struct block *b, struct layer_acts *s, struct tensor y)
     struct attention_acts *t = &s->attention;
     const bool gate = b->a->attn_gate;
     if (gate) op_attn_gate_fwd(b->dev, t->gated, t->o, t->wide, &shape);
-    /* 5 out  */ input_quant_linear_fwd(b->dev, y, t->out_xa, gate ? t->gated : t->o, &b->w->attention.out,
-                                        s->mixer_res);
+    /* 5 out  */ linear_fwd(b->dev, y, t->out_xa, gate ? t->gated : t->o, &b->w->attention.out, s->mixer_res);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -206,7 +205,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dwide =
         a->attn_gate ? arena_tensor_2d(&dev->work, dev->act_dtype, n_tok, n_wide) : tensor_cols(dqkv, 0, n_wide);
 
-    /* 5 out  */ input_quant_linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->attention.out);
+    /* 5 out  */ linear_bwd(dev, dout, dres, a->attn_gate ? t->gated : t->o, t->out_xa, &w->attention.out);
     if (a->attn_gate) op_attn_gate_bwd(dev, dout, dwide, dout, t->o, t->wide, &shape);
     /* 4 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &shape);
     if (a->attn_gate) {
@@ -220,7 +219,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     }
     if (arch_attn(a, b->layer)->values_are_keys)
         op_add(dev, keys_or_values(dqkv, &shape, 0), keys_or_values(dqkv, &shape, 1));
-    /* 1 qkv  */ input_quant_linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->attention.qkv);
+    /* 1 qkv  */ linear_bwd(dev, dnorm, dwide, s->attn_norm, t->qkv_xa, &w->attention.qkv);
     arena_release(&dev->work, mark);
 }
 

@@ -11,7 +11,7 @@
  * The indexer has no gradient: it chooses. It runs only where a sequence has more entries than a token may see. */
 #include <stddef.h>
 
-#include "model/layers/input_quant.h"
+#include "model/layers/linear.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -289,9 +289,9 @@ static void project(const struct block *b, struct layer_acts *s)
     const struct tensor q_a = tensor_cols(t->a, 0, a->compress.q_lora);
     const struct tensor kv = tensor_cols(t->a, a->compress.q_lora, head_dim(a));
 
-    /* 1 a       */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->compressed.a, absent);
+    /* 1 a       */ linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->compressed.a, absent);
     /* 2 q       */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, q_a, w->compressed.q_norm, &a->norm);
-    input_quant_linear_fwd(dev, t->q_in, t->q_xa, t->q_norm, &w->compressed.q_b, absent);
+    linear_fwd(dev, t->q_in, t->q_xa, t->q_norm, &w->compressed.q_b, absent);
     op_tail_rope_fwd(dev, t->q, t->head_rstd, t->q_in, b->pos, b->rope, &heads);
     /* 3 kv      */ op_rmsnorm_fwd(dev, t->kv, t->kv_rstd, kv, w->compressed.kv_norm, &a->norm);
     op_tail_rope_fwd(dev, t->kv, absent, t->kv, b->pos, b->rope, &key);
@@ -308,7 +308,7 @@ static void output(const struct block *b, struct layer_acts *s, struct tensor y)
     struct tensor o = arena_tensor_2d(&dev->work, dev->act_dtype, s->attn_norm.shape[0], query_cols(a));
     /* 7 rope    */ op_tail_rope_fwd(dev, o, absent, t->o, b->pos, b->rope, &back);
     /* 8 group   */ op_group_linear_fwd(dev, t->group, o, &b->w->compressed.group);
-    /* 9 out     */ input_quant_linear_fwd(dev, y, t->out_xa, t->group, &b->w->compressed.out, s->mixer_res);
+    /* 9 out     */ linear_fwd(dev, y, t->out_xa, t->group, &b->w->compressed.out, s->mixer_res);
     arena_release(&dev->work, mark);
 }
 
@@ -482,7 +482,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, q_lora);
 
     device_zero(dev, da); /* the norms add to it */
-    /* 9 out     */ input_quant_linear_bwd(dev, dgroup, dres, t->group, t->out_xa, &w->compressed.out);
+    /* 9 out     */ linear_bwd(dev, dgroup, dres, t->group, t->out_xa, &w->compressed.out);
     /* 8 group   */ op_group_linear_bwd(dev, dout, dgroup, &w->compressed.group);
     /* 7 rope    */ op_tail_rope_bwd(dev, dout, dout, absent, absent, b->pos, rope, &back);
     /* 6 attn    */ op_shared_attn_bwd(dev, dq, dkv, dentry, dout, t->o, t->lse, t->q, t->kv, entry, chosen(b, t),
@@ -491,10 +491,10 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     op_rmsnorm_bwd(dev, tensor_cols(da, q_lora, head_dim(a)), dkv, tensor_cols(t->a, q_lora, head_dim(a)), t->kv_rstd,
                    w->compressed.kv_norm);
     /* 2 q       */ op_tail_rope_bwd(dev, dout, dq, t->q_in, t->head_rstd, b->pos, rope, &heads); /* dout: free again */
-    input_quant_linear_bwd(dev, dq_norm, dout, t->q_norm, t->q_xa, &w->compressed.q_b);
+    linear_bwd(dev, dq_norm, dout, t->q_norm, t->q_xa, &w->compressed.q_b);
     op_rmsnorm_bwd(dev, tensor_cols(da, 0, q_lora), dq_norm, tensor_cols(t->a, 0, q_lora), t->q_rstd,
                    w->compressed.q_norm);
-    /* 1 a       */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->compressed.a);
+    /* 1 a       */ linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->compressed.a);
     /* 4 entries */ if (entry.ndim)
         entries_bwd(b, s, dnorm, dentry);
     arena_release(work, mark);

@@ -9,7 +9,7 @@
  * NB/G of z; N/G of b, N/G of a. In memory they have the order above. */
 #include <stddef.h>
 
-#include "model/layers/input_quant.h"
+#include "model/layers/linear.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -135,8 +135,8 @@ static void core(const struct block *b, struct layer_acts *s)
 static void project(const struct block *b, struct layer_acts *s)
 {
     struct deltanet_acts *t = &s->deltanet;
-    /* 1 in    */ input_quant_linear_fwd(b->dev, t->in, t->in_xa, s->attn_norm, &b->w->deltanet.in, absent);
-    /* 2 b, a  */ input_quant_linear_fwd(b->dev, t->ba, t->ba_xa, s->attn_norm, &b->w->deltanet.ba, absent);
+    /* 1 in    */ linear_fwd(b->dev, t->in, t->in_xa, s->attn_norm, &b->w->deltanet.in, absent);
+    /* 2 b, a  */ linear_fwd(b->dev, t->ba, t->ba_xa, s->attn_norm, &b->w->deltanet.ba, absent);
 }
 
 static void output(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -146,7 +146,7 @@ static void output(const struct block *b, struct layer_acts *s, struct tensor y)
     struct deltanet_acts *t = &s->deltanet;
     const struct tensor z = tensor_cols(t->in, qkv_cols(b->a), value_cols(b->a));
     /* 5 norm  */ op_gated_norm_fwd(b->dev, t->y, t->rstd, t->o, z, w->deltanet.norm, &norm);
-    /* 6 out   */ input_quant_linear_fwd(b->dev, y, t->out_xa, t->y, &w->deltanet.out, s->mixer_res);
+    /* 6 out   */ linear_fwd(b->dev, y, t->out_xa, t->y, &w->deltanet.out, s->mixer_res);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -199,15 +199,15 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dba = arena_tensor_2d(work, act, n_tok, 2 * a->delta.shape.n_value);
     struct tensor dy = arena_tensor_2d(work, act, n_tok, v), of_ba = arena_tensor_2d(work, act, n_tok, a->d_model);
 
-    /* 6 out   */ input_quant_linear_bwd(dev, dy, dres, t->y, t->out_xa, &w->deltanet.out);
+    /* 6 out   */ linear_bwd(dev, dy, dres, t->y, t->out_xa, &w->deltanet.out);
     /* 5 norm  */ op_gated_norm_bwd(dev, dy, tensor_cols(din, c, v), dy, t->o, t->rstd, tensor_cols(t->in, c, v),
                                     w->deltanet.norm);
     /* 4 delta */ op_delta_bwd(dev, dqkv, dba, dy, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, b->seqs,
                                &a->delta.shape);
     /* 3 conv  */ op_conv_silu_bwd(dev, tensor_cols(din, 0, c), dqkv, tensor_cols(t->in, 0, c), w->deltanet.conv,
                                    b->seqs);
-    /* 2 b, a  */ input_quant_linear_bwd(dev, of_ba, dba, s->attn_norm, t->ba_xa, &w->deltanet.ba);
-    /* 1 in    */ input_quant_linear_bwd(dev, dnorm, din, s->attn_norm, t->in_xa, &w->deltanet.in);
+    /* 2 b, a  */ linear_bwd(dev, of_ba, dba, s->attn_norm, t->ba_xa, &w->deltanet.ba);
+    /* 1 in    */ linear_bwd(dev, dnorm, din, s->attn_norm, t->in_xa, &w->deltanet.in);
     op_add(dev, dnorm, of_ba);
     arena_release(work, mark);
 }

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #include "model/layers/input_quant.h"
+#include "model/layers/linear.h"
 #include "model/layer.h"
 
 static const struct tensor absent = {0};
@@ -157,11 +158,11 @@ static struct tensor project(const struct block *b, struct layer_acts *s)
     const struct parts part = parts_of(a, t->a);
     struct tensor q = part.q;
 
-    /* 1 a    */ input_quant_linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->mla.a, absent);
+    /* 1 a    */ linear_fwd(dev, t->a, t->a_xa, s->attn_norm, &w->mla.a, absent);
     if (a->mla.q_lora) {
         q = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], query_cols(a));
         /* 2 q    */ op_rmsnorm_fwd(dev, t->q_norm, t->q_rstd, part.q, w->mla.q_norm, &norm);
-        input_quant_linear_fwd(dev, q, t->q_xa, t->q_norm, &w->mla.q_b, absent);
+        linear_fwd(dev, q, t->q_xa, t->q_norm, &w->mla.q_b, absent);
     }
     /* 3 kv   */ op_rmsnorm_fwd(dev, t->kv_norm, t->kv_rstd, part.kv, w->mla.kv_norm, &norm);
     return q;
@@ -170,7 +171,7 @@ static struct tensor project(const struct block *b, struct layer_acts *s)
 static void output(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct mla_acts *t = &s->mla;
-    /* 6 out  */ input_quant_linear_fwd(b->dev, y, t->out_xa, t->o, &b->w->mla.out, s->mixer_res);
+    /* 6 out  */ linear_fwd(b->dev, y, t->out_xa, t->o, &b->w->mla.out, s->mixer_res);
 }
 
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
@@ -183,7 +184,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     const struct tensor q = project(b, s);
     const struct tensor kv = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], key_value_cols(a));
 
-    input_quant_linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &b->w->mla.kv_b, absent);
+    linear_fwd(dev, kv, t->kv_xa, t->kv_norm, &b->w->mla.kv_b, absent);
     /* 4 rope */ op_mla_qkv_fwd(dev, t->qkv, q, kv, parts_of(a, t->a).rope, b->pos, b->rope, &shape);
     /* 5 attn */ if (!b->core_saved)
         core(b, s);
@@ -274,17 +275,17 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     struct tensor dq = a->mla.q_lora ? arena_tensor_2d(work, act, n_tok, query_cols(a)) : dpart.q;
 
     device_zero(dev, da); /* the norms add to it */
-    /* 6 out  */ input_quant_linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->mla.out);
+    /* 6 out  */ linear_bwd(dev, dout, dres, t->o, t->out_xa, &w->mla.out);
     /* 5 attn */ op_attn_bwd(dev, dqkv, dout, t->o, t->lse, t->qkv, b->seqs, &attention);
     /* 4 rope */ op_mla_qkv_bwd(dev, dq, dkv, dpart.rope, dqkv, b->pos, b->rope, &shape);
-    /* 3 kv   */ input_quant_linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->mla.kv_b);
+    /* 3 kv   */ linear_bwd(dev, dkv_norm, dkv, t->kv_norm, t->kv_xa, &w->mla.kv_b);
     op_rmsnorm_bwd(dev, dpart.kv, dkv_norm, part.kv, t->kv_rstd, w->mla.kv_norm);
     if (a->mla.q_lora) {
         struct tensor dq_norm = arena_tensor_2d(work, act, n_tok, a->mla.q_lora);
-        /* 2 q    */ input_quant_linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->mla.q_b);
+        /* 2 q    */ linear_bwd(dev, dq_norm, dq, t->q_norm, t->q_xa, &w->mla.q_b);
         op_rmsnorm_bwd(dev, dpart.q, dq_norm, part.q, t->q_rstd, w->mla.q_norm);
     }
-    /* 1 a    */ input_quant_linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->mla.a);
+    /* 1 a    */ linear_bwd(dev, dnorm, da, s->attn_norm, t->a_xa, &w->mla.a);
     arena_release(work, mark);
 }
 

@@ -204,13 +204,14 @@ static void test_init_settings(void **state)
                                               "v_proj is adapted in layers 0 and not in layers 1", NULL});
     snprintf(adapter, sizeof(adapter), "%s", process_output(config, "adapter/adapter_config.json"));
     process_read(adapter, text, sizeof(text));
-    assert_non_null(at = strstr(text, "\"use_dora\": false"));
-    memcpy(at, "\"use_dora\": true ", strlen("\"use_dora\": false"));
+    assert_non_null(at = strstr(text, "\"use_qalora\": false"));
+    memcpy(at, "\"use_qalora\": true ", strlen("\"use_qalora\": false"));
     assert_non_null(at = strstr(text, "\"layer_replication\": null"));
     memcpy(at, "\"layer_replication\": 1111", strlen("\"layer_replication\": null"));
     assert_int_equal(file_write_atomic(adapter, text, (int64_t)strlen(text), &err), 0);
-    assert_init_refused(run, "lora.r=4 lora.alpha=8 lora.targets=q_proj,v_proj",
-                        (const char *const[]){"sets `layer_replication`, `use_dora`; only plain LoRA is read", NULL});
+    assert_init_refused(
+        run, "lora.r=4 lora.alpha=8 lora.targets=q_proj,v_proj",
+        (const char *const[]){"sets `layer_replication`, `use_qalora`; only LoRA and DoRA are read", NULL});
 }
 
 /* A run that continues has its own adapter: the first one may have changed. */

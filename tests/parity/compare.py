@@ -33,6 +33,7 @@ r = {r}
 alpha = {alpha}
 alpha_pattern = {alpha_pattern}
 rslora = {rslora}
+dora = {dora}
 targets = {targets}
 layers = {layers}
 init = {init}
@@ -137,13 +138,14 @@ def against(case, out):
 def train(case, moetrain, out, settings):
     """Trains on the case into the folder `out`."""
     setup = {"targets": "q_proj,k_proj,v_proj,o_proj,experts", "rslora": False, "layers": "all", "lr_ratio_b": 1,
-             "neftune_alpha": 0, "alpha_pattern": "", "init": "default"}
+             "neftune_alpha": 0, "alpha_pattern": "", "init": "default", "dora": False}
     setup |= expected_of(case)["setup"]
     with tempfile.NamedTemporaryFile("w", suffix=".ini") as config:
         setup["init_from"] = f"{case}/adapter_init" if setup["init"] == "default" else ""
         if setup["init"] != "default":  # of no use with weights that A and B stand for
             setup["weight_decay"] = 0
-        setup["rslora"] = str(setup["rslora"]).lower()
+        for name in ("rslora", "dora"):
+            setup[name] = str(setup[name]).lower()
         config.write(CONFIG.format(case=case, out=out, **setup))
         config.flush()
         command = [moetrain, config.name] + [word for s in settings for word in ("--set", s)]

@@ -93,6 +93,7 @@ def arguments(argv):
     parser.add_argument("--alpha-pattern", default="", help="lora.alpha_pattern: q_proj=8,down_proj=4")
     parser.add_argument("--init", choices=("default", "pissa", "olora"), default="default", help="lora.init: with "
                         "--targets of attention, as PEFT has no other inits for experts")
+    parser.add_argument("--dora", action="store_true", help="lora.dora, with --targets of attention")
     parser.add_argument("--rslora", action="store_true")
     parser.add_argument("--exact", action="store_true", help="train in f64; keeps the adapter before each step")
     parser.add_argument("--old-config", action="store_true", help="config.json in the spellings of transformers 4")
@@ -287,7 +288,8 @@ def random_adapter(a, model):
                    any(name.endswith("." + module) for module in modules)]
         parameters = [f"layers.{i}.{name}" for i in a.adapt_layers for name in parameters]
     adapted = get_peft_model(model, LoraConfig(
-        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, target_modules=modules,
+        r=a.r, lora_alpha=a.alpha, lora_dropout=0.0, use_rslora=a.rslora, use_dora=a.dora,
+        target_modules=modules,
         init_lora_weights=True if a.init == "default" else a.init,
         alpha_pattern={name: float(alpha) for name, alpha in (word.split("=") for word in words_in(a.alpha_pattern))},
         target_parameters=parameters, exclude_modules=families.EXCLUDED.get(a.family))).float()
@@ -299,6 +301,8 @@ def random_adapter(a, model):
                 p.normal_(0, 0.15)
             if "lora_B" in name:
                 p.normal_(0, 0.05)
+            if "lora_magnitude_vector" in name:
+                p.mul_(torch.empty_like(p).uniform_(0.8, 1.25))
     return adapted
 
 
@@ -330,7 +334,8 @@ def train(a, model, documents):
             noise.begin(step)
         total, tokens = peer.backward(model, micro)
         if step == 0:
-            save_file({n.replace(".default", ""): p.grad.contiguous() for n, p in trained.items()},
+            names = {n: n.replace("vector.default.weight", "vector").replace(".default", "") for n in trained}
+            save_file({names[n]: p.grad.contiguous() for n, p in trained.items()},
                       f"{a.out}/grads_step0.safetensors")
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), CLIP_NORM).item()
         optimizer.step()
@@ -372,7 +377,7 @@ def main(argv=None):
                              lr_ratio_b=a.lr_ratio_b, neftune_alpha=a.neftune, schedule="constant", beta1=0.9,
                              beta2=0.999, clip_norm=CLIP_NORM, **ADAMW, packing=False, shuffle=False, format="text",
                              loss_on="all", r=a.r, alpha=a.alpha, rslora=a.rslora, alpha_pattern=a.alpha_pattern,
-                             init=a.init, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
+                             init=a.init, dora=a.dora, layers=layers_of(a), targets=",".join(targets_of(a)[0]))
     write_json(f"{a.out}/expected.json", expected)
     print(json.dumps({k: expected[k] for k in ("eval_base", "eval_init_adapter", "eval_final")}))
 

@@ -80,6 +80,7 @@ NEEDS = {
     "model.quantize": ["model.path={bf16}"],
     "model.quantize_attention": ["model.path={bf16}", "model.quantize=nf4"],
     "data.eval": ["data.eval_split=0"],
+    "lora.dora": ["lora.targets=q_proj"],
     "data.eval_format": ["data.eval_split=0", "data.eval={rows}", "data.seq_len=256"],
     "data.eval_columns": ["data.eval_split=0", "data.eval={rows}"],
     "data.format": ["data.seq_len=256"],

@@ -193,7 +193,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 108);
+    assert_int_equal(n_keys, 109);
     check_round_trip(&all);
 }
 
@@ -348,7 +348,8 @@ static void keys_as_options_are_suggested(void **state)
         {"every", "5", "--set eval.every=5 or --set log.every=5"},
         {"learning-rate", "1e-4", "--set optim.lr=1e-4"},
         {"eval_steps", "0.1", "--set eval.every=VALUE (a number of steps, not a share)"},
-        {"use_dora", "1", "moetrain does not train DoRA"},
+        {"use_dora", "1", "--set lora.dora=1"},
+        {"modules_to_save", "lm_head", "moetrain trains LoRA adapters alone"},
     };
     char text[512];
     for (int i = 0; i < MT_LEN(cases); i++) {

@@ -32,16 +32,15 @@
 #include "data/file/atomic_dir.h"
 #include "train/adapter/peft_config.h"
 
-#define WEIGHTS_NAME                 "adapter_model.safetensors"
-#define BASE_KEY                     "moetrain_base" /* in the metadata: adapters.base.sample in hexadecimal digits */
-#define WEIGHTS_KEY                  "moetrain_weights" /* adapters.base.weights */
-#define CONFIG_KEY                   "moetrain_config"  /* adapters.base.config */
-#define STEP_KEY                     "moetrain_step"    /* adapters.step */
-#define KEY_PREFIX                   "base_model.model.model.layers."
-#define NESTED_PREFIX                "base_model.model.model.language_model.layers."
-#define KEY_SIZE                     160
-#define MAX_CONFIG                   (1 << 20)
-#define VERSION(major, minor, patch) ((major)*1000000LL + (minor)*1000LL + (patch))
+#define WEIGHTS_NAME  "adapter_model.safetensors"
+#define BASE_KEY      "moetrain_base"    /* in the metadata: adapters.base.sample in hexadecimal digits */
+#define WEIGHTS_KEY   "moetrain_weights" /* adapters.base.weights */
+#define CONFIG_KEY    "moetrain_config"  /* adapters.base.config */
+#define STEP_KEY      "moetrain_step"    /* adapters.step */
+#define KEY_PREFIX    "base_model.model.model.layers."
+#define NESTED_PREFIX "base_model.model.model.language_model.layers."
+#define KEY_SIZE      192
+#define MAX_CONFIG    (1 << 20)
 
 /* ---- the place of a parameter in a file ---- */
 
@@ -63,7 +62,8 @@ struct layout {
 struct place {
     char key[KEY_SIZE];
     bool is_b;        /* file B; differs from the parameter's is_b when swapped */
-    int64_t shape[2]; /* A [r*n_exp, n], B [n, r*n_exp] */
+    int ndim;         /* magnitudes: 1 */
+    int64_t shape[2]; /* A [r*n_exp, n], B [n, r*n_exp], magnitudes [n] */
     int64_t first, n_exp, n, at0, r, rank0;
 };
 
@@ -91,8 +91,13 @@ static void expert_module(char module[96], struct layout f, const struct lora_pa
 static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t i)
 {
     const bool split = is_split(f, p), up = split && i % 2;
-    struct place at = {
-        .is_b = p->is_b, .n_exp = p->n_exp, .n = p->is_b ? p->rows : p->cols, .r = f.r ? f.r : ad->rank[p->target]};
+    struct place at = {.is_b = p->is_b,
+                       .ndim = p->is_m ? 1 : 2,
+                       .n_exp = p->n_exp,
+                       .n = p->is_b ? p->rows : p->cols,
+                       .r = p->is_m ? 1
+                            : f.r   ? f.r
+                                    : ad->rank[p->target]};
     char module[96];
     if (split && p->is_b) at.n /= 2;
     if (up) at.rank0 = at.r, at.at0 = p->is_b ? at.n : 0;
@@ -109,8 +114,9 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     }
     at.shape[at.is_b] = at.r * at.n_exp;
     at.shape[!at.is_b] = at.n;
-    snprintf(at.key, KEY_SIZE, "%s%lld.%s.lora_%c.weight", ad->nested ? NESTED_PREFIX : KEY_PREFIX, (long long)p->layer,
-             module, at.is_b ? 'B' : 'A');
+    const char *factor = p->is_m ? "lora_magnitude_vector" : at.is_b ? "lora_B.weight" : "lora_A.weight";
+    snprintf(at.key, KEY_SIZE, "%s%lld.%s.%s", ad->nested ? NESTED_PREFIX : KEY_PREFIX, (long long)p->layer, module,
+             factor);
     return at;
 }
 
@@ -158,7 +164,8 @@ static int write_weights(const struct adapters *ad, const struct adapters *own, 
         const struct lora_param *p = &ad->params[i];
         places[i] = place_of(ad, (struct layout){0}, p, 0);
         to_file_order(&places[i], p, flat + p->off, scratch);
-        entries[i] = (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = 2, .data = flat + p->off};
+        entries[i] =
+            (struct st_entry){.name = places[i].key, .dtype = DT_F32, .ndim = places[i].ndim, .data = flat + p->off};
         memcpy(entries[i].shape, places[i].shape, sizeof(places[i].shape));
     }
     snprintf(base, sizeof(base), "%016llx", (unsigned long long)own->base.sample);
@@ -202,27 +209,15 @@ struct source {
     int64_t rank[LORA_TARGETS]; /* of rank_pattern; 0: r */
     double gain[LORA_TARGETS];  /* of alpha_pattern, relative to lora_alpha; 0: 1 */
     double alpha;               /* alpha that gives the file's scale with r and rsLoRA */
-    bool rslora;
+    bool rslora, dora;
     struct layout layout;                               /* of per-expert tensors */
     bool param_up, param_down;                          /* target_parameters names them */
     bool nested;                                        /* names have language_model before layers */
     bool published;                                     /* the file has the publisher's names */
-    int64_t version;                                    /* VERSION() of peft_version; -1: not given */
+    int64_t version;                                    /* PEFT_VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
     unsigned targets_of[MT_MAX_LAYERS];                 /* of each layer, a bit per target */
 };
-
-static int64_t parse_version(const char *s)
-{
-    long part[3] = {0};
-    char *end = NULL;
-    for (int i = 0; i < 3; i++) {
-        if (*s < '0' || *s > '9') break;
-        part[i] = MT_MIN(strtol(s, &end, 10), 999);
-        s = *end == '.' ? end + 1 : "";
-    }
-    return end ? VERSION(part[0], part[1], part[2]) : -1;
-}
 
 static int read_target_parameters(struct source *src, struct json root, struct err *err)
 {
@@ -315,9 +310,9 @@ static int read_config(struct source *src, struct err *err)
     if (peft_config_check(root, err) || read_target_parameters(src, root, err) ||
         json_get_i64(root, "r", 1, INT32_MAX, &src->r, err) || json_get_f64(root, "lora_alpha", &src->alpha, err) ||
         read_patterns(src, root, err) || json_opt_bool(root, "use_rslora", &src->rslora, err) ||
-        json_opt_str(root, "peft_version", &version, err))
+        json_opt_bool(root, "use_dora", &src->dora, err) || json_opt_str(root, "peft_version", &version, err))
         goto out;
-    src->version = parse_version(version);
+    src->version = peft_config_version(version);
     rc = 0;
 out:
     json_free(doc);
@@ -497,6 +492,7 @@ int peft_plan(struct adapters *ad, const struct arch *a, const char *dir, struct
     struct lora_options opt = {.r = src.r,
                                .alpha = src.alpha,
                                .rslora = src.rslora,
+                               .dora = src.dora,
                                .targets = targets,
                                .ranks = ranks,
                                .alphas = alphas,
@@ -535,6 +531,7 @@ static int check_agreement(const struct source *src, const struct adapters *ad, 
     if (!(fabs(src->alpha - ad->alpha) <= 1e-12 * ad->alpha)) /* both may have been rounded by a text file */
         differ(&d, "alpha", file, want);
     differ(&d, "rslora", src->rslora ? "true" : "false", ad->rslora ? "true" : "false");
+    differ(&d, "dora", src->dora ? "true" : "false", ad->dora ? "true" : "false");
     targets_text(src->target, file);
     targets_text(ad->target, want);
     differ(&d, "targets", file, want);
@@ -572,7 +569,7 @@ static int check_layers(const struct source *src, const struct adapters *ad, str
 
 static bool shape_fits(const struct st_tensor *t, const struct place *at)
 {
-    return t->ndim == 2 && t->shape[0] == at->shape[0] && t->shape[1] == at->shape[1];
+    return t->ndim == at->ndim && t->shape[0] == at->shape[0] && (t->ndim == 1 || t->shape[1] == at->shape[1]);
 }
 
 /* Does the file have all expert tensors with the shapes of this layout? */
@@ -608,7 +605,7 @@ static int choose_layout(const struct source *src, const struct adapters *ad, st
                            "%s/%s: key `peft_version` is missing and the experts' A and B are square, so their order "
                            "is unknown; add the version of PEFT that wrote it",
                            src->dir, PEFT_CONFIG_NAME);
-        swapped = src->version == VERSION(0, 19, 0) || (!ad->transposed && src->version < VERSION(0, 19, 0));
+        swapped = src->version == PEFT_VERSION(0, 19, 0) || (!ad->transposed && src->version < PEFT_VERSION(0, 19, 0));
     }
     *f = found[swapped];
     return 0;
@@ -660,7 +657,7 @@ static int read_tensor(const struct source *src, const struct adapters *ad, cons
                        const struct place *at, float *values, struct err *err)
 {
     const struct st_tensor *t = find_tensor(src, at, err);
-    const double gain = p->is_b ? gain_of(src, ad, p->target) : 1;
+    const double gain = p->is_b && !p->is_m ? gain_of(src, ad, p->target) : 1;
     if (!t) return -1;
     for (int64_t e = 0; e < at->n_exp; e++)
         for (int64_t k = 0; k < at->r; k++)

@@ -1,9 +1,10 @@
-/* peft_config.c - writes adapter_config.json: which modules and parameters PEFT adapts, with which ranks; finds
- * variants of LoRA in a file of PEFT. */
+/* peft_config.c - writes adapter_config.json: which modules and parameters PEFT adapts, with which ranks; reads the
+ * version and finds variants of LoRA in a file of PEFT. */
 #include "train/adapter/peft_config.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/file/file.h"
@@ -171,7 +172,7 @@ static void config_text(struct json_out *o, const struct adapters *ad, const cha
     json_out_str(o, "task_type", "CAUSAL_LM");
     json_out_str(o, "trainable_token_indices", NULL);
     json_out_str(o, "use_bdlora", NULL);
-    json_out_bool(o, "use_dora", false);
+    json_out_bool(o, "use_dora", ad->dora);
     json_out_bool(o, "use_qalora", false);
     json_out_bool(o, "use_rslora", ad->rslora);
     json_out_close(o, '}');
@@ -186,7 +187,19 @@ int peft_config_write(const struct adapters *ad, const char *dir, const char *ba
     return rc;
 }
 
-/* ---- variants ---- */
+/* ---- version, variants ---- */
+
+int64_t peft_config_version(const char *s)
+{
+    long part[3] = {0};
+    char *end = NULL;
+    for (int i = 0; i < 3; i++) {
+        if (*s < '0' || *s > '9') break;
+        part[i] = MT_MIN(strtol(s, &end, 10), 999);
+        s = *end == '.' ? end + 1 : "";
+    }
+    return end ? PEFT_VERSION(part[0], part[1], part[2]) : -1;
+}
 
 int peft_config_check(struct json root, struct err *err)
 {
@@ -206,9 +219,9 @@ int peft_config_check(struct json root, struct err *err)
         if (json_truthy(json_find(root, keys[i])))
             at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%s`", at ? ", " : "", keys[i]);
     for (int64_t i = 0; at < 256 && json_member(root, i, &key, &value); i++) /* also variants of a later PEFT */
-        if (!strncmp(key, "use_", 4) && strcmp(key, "use_rslora") && json_truthy(value))
+        if (!strncmp(key, "use_", 4) && strcmp(key, "use_rslora") && strcmp(key, "use_dora") && json_truthy(value))
             at += snprintf(set + at, sizeof(set) - (size_t)at, "%s`%.64s`", at ? ", " : "", key);
-    if (at) return json_error(root, err, "sets %s; only plain LoRA is read", set);
+    if (at) return json_error(root, err, "sets %s; only LoRA and DoRA are read", set);
     if (json_type(json_find(root, "init_lora_weights")) != JSON_STRING) return 0;
     if (json_get_str(root, "init_lora_weights", &init, err)) return -1;
     if (strcmp(init, "gaussian") && strcmp(init, "eva") && strcmp(init, "orthogonal"))

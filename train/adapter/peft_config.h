@@ -13,4 +13,8 @@ bool peft_config_warns(const struct adapters *ad);
 /* An error that names every variant of LoRA in an adapter_config.json that moetrain would compute differently. */
 int peft_config_check(struct json root, struct err *err) MT_CHECK;
 
+/* Of a text like "0.19.1"; -1: it begins otherwise. */
+#define PEFT_VERSION(major, minor, patch) ((major)*1000000LL + (minor)*1000LL + (patch))
+int64_t peft_config_version(const char *s);
+
 #endif

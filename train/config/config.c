@@ -77,6 +77,7 @@ static const struct option options[] = {
     ROW(lora, alpha, MATH, "32", "(0, 1e6]", "adapter scale: alpha / r; usual is r or 2 r"),
     ROW(lora, dropout, MATH, "0", "[0, 1)", "dropout on the input of the adapters"),
     ROW(lora, rslora, MATH, "false", YES_NO, "adapter scale: alpha / sqrt(r)"),
+    ROW(lora, dora, MATH, "false", YES_NO, "DoRA: a trained magnitude for each output of a matrix"),
     ROW(lora, targets, MATH, "attention,experts", "names", "or q_proj, mixers, dense, all-linear, ..."),
     ROW(lora, rank_pattern, MATH, "", "names=ranks", "rank by target, e.g. experts=8,q_proj=32"),
     ROW(lora, alpha_pattern, MATH, "", "names=alphas", "alpha by target, e.g. experts=16"),

@@ -79,7 +79,7 @@ struct config {
     struct {
         int64_t r;
         double alpha, dropout;
-        bool rslora;
+        bool rslora, dora;
         int init; /* enum lora_init */
         int r_by;
         double r_budget;

@@ -37,6 +37,7 @@ struct lora_options config_lora(const struct config *c)
                                  .alpha = c->lora.alpha,
                                  .dropout = c->lora.dropout,
                                  .rslora = c->lora.rslora,
+                                 .dora = c->lora.dora,
                                  .init = (enum lora_init)c->lora.init,
                                  .budget = c->lora.r_by == CFG_R_BY_ROUTING ? c->lora.r_budget : 0,
                                  .targets = c->lora.targets,
@@ -82,6 +83,24 @@ static int validate_init(const struct config *c, struct err *err)
             "lora.r_by = routing and lora.init%s exclude each other: ranks beyond an expert's own must begin "
             "as zeros; leave one of them out",
             c->lora.init ? "" : "_from");
+    return 0;
+}
+
+static int validate_dora(const struct config *c, struct err *err)
+{
+    const struct {
+        bool set;
+        const char *key, *why;
+    } rows[] = {
+        {c->lora.init, "lora.init", "the frozen half of the ranks has no magnitudes"},
+        {c->lora.dropout > 0, "lora.dropout",
+         "in PEFT it also drops inputs of the frozen matrix, which moetrain does not"},
+        {config_quantises(c), "quant.weights or quant.activations", "the magnitudes are not in the quantised matrix"},
+    };
+    for (int i = 0; c->lora.dora && i < MT_LEN(rows); i++)
+        if (rows[i].set)
+            return err_set(err, "lora.dora and %s exclude each other: %s; leave one of them out", rows[i].key,
+                           rows[i].why);
     return 0;
 }
 
@@ -284,8 +303,9 @@ int config_validate(const struct config *c, struct err *err)
     if (c->train.micro_batch > INT32_MAX / c->data.seq_len)
         return err_set(err, "train.micro_batch * data.seq_len = %lld tokens in a micro-batch; the limit is %d",
                        (long long)(c->train.micro_batch * c->data.seq_len), INT32_MAX);
-    if (validate_lists(c, err) || validate_texts(c, err) || validate_init(c, err) || validate_optimizer(c, err) ||
-        validate_quant(c, err) || validate_parallel(c, err) || config_profile(c->train.profile, &first, &last, err))
+    if (validate_lists(c, err) || validate_texts(c, err) || validate_init(c, err) || validate_dora(c, err) ||
+        validate_optimizer(c, err) || validate_quant(c, err) || validate_parallel(c, err) ||
+        config_profile(c->train.profile, &first, &last, err))
         return -1;
     if (c->train.steps > 0 && c->optim.warmup_steps > c->train.steps)
         return err_set(err, "optim.warmup_steps = %lld is more than train.steps = %lld",

@@ -77,7 +77,7 @@ static const struct peer_key keys[] = {
     {"adapter_name_or_path", "lora.init_from", NULL},
     {"init_lora_weights", "lora.init", "default, pissa or olora"},
     {"modules_to_save", NULL, "moetrain trains LoRA adapters alone"},
-    {"use_dora", NULL, "moetrain does not train DoRA"},
+    {"use_dora", "lora.dora", NULL},
     /* optim */
     {"learning_rate", "optim.lr", NULL},
     {"lr_scheduler_type", "optim.schedule", NULL},

@@ -9,7 +9,7 @@
 
 struct shape cpu_adapter_shape(const struct adapters *ad)
 {
-    struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .layer_on = ad->layer_on};
+    struct shape s = {.r = ad->r, .alpha = ad->alpha, .rslora = ad->rslora, .dora = ad->dora, .layer_on = ad->layer_on};
     memcpy(s.target, ad->target, sizeof(s.target));
     adapters_ranks_text(ad, s.ranks);
     adapters_alphas_text(ad, s.alphas);
@@ -49,6 +49,7 @@ int cpu_adapter_open(struct cpu_adapter *h, const struct arch *a, const struct s
     const struct lora_options opt = {.r = shape->r,
                                      .alpha = shape->alpha,
                                      .rslora = shape->rslora,
+                                     .dora = shape->dora,
                                      .targets = targets,
                                      .ranks = shape->ranks,
                                      .alphas = shape->alphas,
@@ -74,6 +75,19 @@ void cpu_adapter_close(struct cpu_adapter *h)
     *h = (struct cpu_adapter){.ad = {0}};
 }
 
+/* Rows of W + scale B A with DoRA: m / their norm. */
+static void scale_rows(const struct cpu_adapter *h, const struct lora_param *b, const int64_t *rows, int64_t n_row,
+                       float *w, int64_t n_in)
+{
+    const struct lora_param *m = adapters_find_magnitude(&h->ad, b->layer, b->target);
+    for (int64_t o = 0; m && o < n_row; o++) {
+        double sum = 0;
+        for (int64_t i = 0; i < n_in; i++) sum += (double)w[o * n_in + i] * (double)w[o * n_in + i];
+        const double gain = sum > 0 ? (double)*cpu_adapter_at(h, m, 0, rows[o], 0) / sqrt(sum) : 0;
+        for (int64_t i = 0; i < n_in; i++) w[o * n_in + i] = (float)(gain * (double)w[o * n_in + i]);
+    }
+}
+
 /* Computed with the transpose of A. */
 void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const struct lora_param *a,
                      const struct lora_param *b, int64_t e, const int64_t *rows, int64_t n_row, float *w, int64_t n_in)
@@ -90,6 +104,7 @@ void cpu_adapter_add(const struct cpu_adapter *h, struct device *dev, const stru
     op_linear_fwd(dev, tensor_2d(sum, DT_F32, n_row, n_in), (struct tensor){0}, tensor_2d(left, DT_F32, n_row, r), &p,
                   tensor_2d(w, DT_F32, n_row, n_in));
     memcpy(w, sum, (size_t)(n_row * n_in) * sizeof(*w));
+    scale_rows(h, b, rows, n_row, w, n_in);
     mem_free(left);
     mem_free(right);
     mem_free(sum);

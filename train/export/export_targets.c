@@ -72,6 +72,9 @@ static bool is_applied(enum export_format to, const struct arch *a, enum lora_ta
 int export_targets_check(enum export_format to, const struct arch *a, const struct adapters *ad, struct err *err)
 {
     char names[LORA_NAMES_TEXT] = "";
+    if (ad->dora && (to == EXPORT_VLLM || to == EXPORT_GGUF))
+        return err_set(err, "--to %s: %s has no DoRA (lora.dora): export peft or merged-bf16%s", export_format_name(to),
+                       to == EXPORT_VLLM ? "vLLM" : "llama.cpp", to == EXPORT_VLLM ? "" : " and convert that");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (ad->target[t] && !is_applied(to, a, t))
             snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", names[0] ? ", " : "",

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/layers/dora.h"
 #include "train/adapter/base_check.h"
 #include "train/export/export_packed.h"
 #include "train/export/export_quant.h"
@@ -248,6 +249,7 @@ static int run_layers(struct stream *s, struct err *err)
         for (int i = 0; i < SIDES; i++) {
             struct layer_weights w = weights_of(&s->sides[i], &source, s->merged ? &other : NULL);
             layer_adapt(&w, a, l, &s->sides[i].layers[l]);
+            dora_layer_norms(dev, a, l, &s->sides[i].layers[l], &source);
             run_layer(s, &s->sides[i], &w, l);
         }
         arena_release(&dev->weights, mark);

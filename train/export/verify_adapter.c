@@ -20,7 +20,7 @@ static int fold(struct cpu_adapter *out, const struct cpu_adapter *wide, const s
     if (cpu_adapter_open(out, a, &shape, err)) return -1;
     for (int64_t i = 0; i < out->ad.n_params; i++) {
         const struct lora_param *p = &out->ad.params[i];
-        const struct lora_param *w = adapters_find(&wide->ad, p->layer, p->target, p->is_b);
+        const struct lora_param *w = adapters_match(&wide->ad, p);
         const size_t row = (size_t)p->cols * sizeof(float);
         for (int64_t e = 0; e < p->n_exp; e++)
             for (int64_t k = 0; k < p->rows; k++) {
@@ -240,8 +240,8 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
     int64_t wrong = 0;
     const int64_t r = read->ad.rank[p->target];
     const int64_t n_row = p->is_b ? p->rows : r,
-                  n_col = p->is_b ? r : p->cols; /* of the trained adapter, of the export */
-    const float factor = want && p->is_b ? cpu_adapter_factor(&trained->ad, &read->ad, p->target) : 1;
+                  n_col = p->is_b && !p->is_m ? r : p->cols; /* of the trained adapter, of the export */
+    const float factor = want && p->is_b && !p->is_m ? cpu_adapter_factor(&trained->ad, &read->ad, p->target) : 1;
     for (int64_t row = 0; row < n_row; row++)
         for (int64_t col = 0; col < n_col; col++) {
             const bool there = want && row < want->rows && col < want->cols;
@@ -256,7 +256,7 @@ static int64_t count_wrong(const struct cpu_adapter *trained, const struct lora_
 static void compare_param(struct export_diff *l, const struct cpu_adapter *trained, const struct cpu_adapter *read,
                           const struct lora_param *p)
 {
-    const struct lora_param *want = adapters_find(&trained->ad, p->layer, p->target, p->is_b);
+    const struct lora_param *want = adapters_match(&trained->ad, p);
     float pair[2] = {0, 0};
     char name[64], expert[32] = "";
     lora_param_name(p, name);
@@ -291,6 +291,6 @@ void verify_values(struct export_diff *l, const struct cpu_adapter *trained, con
         const struct lora_param *p = &trained->ad.params[i];
         char name[64];
         lora_param_name(p, name);
-        if (!adapters_find(&read->ad, p->layer, p->target, p->is_b)) export_diff_add(l, "%s is missing", name);
+        if (!adapters_match(&read->ad, p)) export_diff_add(l, "%s is missing", name);
     }
 }

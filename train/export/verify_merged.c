@@ -66,8 +66,21 @@ void merged_close(struct merged *m)
     gguf_items_free(&m->items);
 }
 
-/* out [n_row, n_in] = scale * B A, rows row.. of expert e */
-static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n_row, float *out)
+/* With DoRA: the change of a row w, of n_in values, to which `change` is added before it is scaled. */
+static void scale_row(const struct matrix *m, int64_t row, const float *w, float *change)
+{
+    const struct lora_param *p = m->a ? adapters_find_magnitude(&m->adapter->ad, m->a->layer, m->a->target) : NULL;
+    const int64_t n_in = m->source->n_in;
+    double square = 0;
+    if (!p) return;
+    for (int64_t i = 0; i < n_in; i++) square += pow((double)w[i] + (double)change[i], 2);
+    const double size = (double)*cpu_adapter_at(m->adapter, p, 0, arch_stored_row(&p->order, row), 0);
+    const double gain = square > 0 ? size / sqrt(square) : 0;
+    for (int64_t i = 0; i < n_in; i++) change[i] = (float)(gain * ((double)w[i] + (double)change[i]) - (double)w[i]);
+}
+
+/* out [n_row, n_in] = scale * B A, rows row.. of expert e, whose weights are base */
+static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n_row, const float *base, float *out)
 {
     const int64_t n_in = m->source->n_in;
     memset(out, 0, (size_t)(n_row * n_in) * sizeof(*out));
@@ -79,6 +92,7 @@ static void delta_rows(const struct matrix *m, int64_t e, int64_t row, int64_t n
             const float *a = cpu_adapter_at(m->adapter, m->a, e, k, 0);
             for (int64_t i = 0; i < n_in; i++) out[o * n_in + i] += b * a[i];
         }
+    for (int64_t o = 0; o < n_row; o++) scale_row(m, row + o, base + o * n_in, out + o * n_in);
 }
 
 /* Distance of t from the nearest MXFP4 value: 0, 0.5, 1, 1.5, 2, 3, 4 or 6 times the block's scale. */
@@ -129,7 +143,7 @@ static void compare_rows(const struct matrix *m, struct compared *sum, int64_t e
     float *base = space, *got = space + n, *delta = space + 2 * n, most = 0;
     quant_decode(base, m->source, e, first, n, 1);
     quant_decode(got, m->exported, e, first, n, 1);
-    delta_rows(m, e, row, n_row, delta);
+    delta_rows(m, e, row, n_row, base, delta);
     for (int64_t i = 0; i < n; i++) most = fabsf(delta[i]) > most ? fabsf(delta[i]) : most;
     const double slack = SLACK * (double)most;
     double rounding = 0;

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "model/layers/dora.h"
 #include "train/adapter/peft.h"
 #include "train/generate/answer.h"
 
@@ -173,7 +174,7 @@ static int fill_loaded(struct engine *e, struct loaded *l, const char *dir, stru
     struct run *r = e->run;
     struct device *dev = &r->dev, dry;
     char need[32], have[32];
-    if (peft_plan(&l->adapters, &r->arch, dir, err)) return -1;
+    if (peft_plan(&l->adapters, &r->arch, dir, err) || dora_check(&l->adapters, err)) return -1;
     l->adapters.dropout = 0;
     adapters_layout(&l->adapters, &r->arch, dev->ops->rank_multiple, &r->model.par);
     device_dry_run(&dry, dev);
@@ -191,7 +192,9 @@ static int fill_loaded(struct engine *e, struct loaded *l, const char *dir, stru
     adapters_alloc_frozen(&l->adapters, dev, &r->arch);
     l->arena = dev->state;
     dev->state = state;
-    return run_load_adapter(r, &l->adapters, dir, err);
+    if (run_load_adapter(r, &l->adapters, dir, err)) return -1;
+    dora_refresh(&l->adapters, dev, &r->arch, r->model.weights.layers);
+    return 0;
 }
 
 int engine_load_adapter(struct engine *e, const char *dir, struct err *err)

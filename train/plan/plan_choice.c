@@ -444,7 +444,7 @@ static int search(struct search *s, struct plan_choice *best, struct err *err)
     s->q = s->h.q = &q;
     s->h.cpu_update = q.dev->ops->own_memory && q.dev->act_dtype == DT_BF16 &&
                       !(q.cfg->parallel.zero && q.par->dp->world > 1) && !config_quantises(q.cfg) &&
-                      q.room.threads >= CPU_UPDATE_THREADS;
+                      !q.cfg->lora.dora && q.room.threads >= CPU_UPDATE_THREADS;
     *best = (struct plan_choice){.peak = INT64_MAX};
     s->least_host = INT64_MAX;
     for (int i = 0; i < streams_places() && !rc && !s->ends; i++) {

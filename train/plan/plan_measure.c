@@ -9,6 +9,7 @@
 #include "data/loader.h"
 #include "kernels/choice.h"
 #include "kernels/memory.h"
+#include "model/layers/dora.h"
 #include "model/lora_init.h"
 #include "train/adapter/peft.h"
 #include "train/objective/run_objective.h"
@@ -99,7 +100,7 @@ int plan_adapters(struct adapters *ad, const struct arch *a, const struct config
     const struct lora_options opt = config_lora(cfg);
     if (adapter_dir ? peft_plan(ad, a, adapter_dir, err) : adapters_plan(ad, a, &opt, err)) return -1;
     ad->opt.kind = cfg->optim.kind == CFG_ADAMW8 ? &optimizer_adamw8 : &optimizer_adamw;
-    if (!lora_init_check(ad, a, err)) return 0;
+    if (!lora_init_check(ad, a, err) && !dora_check(ad, err)) return 0;
     adapters_free(ad);
     return -1;
 }

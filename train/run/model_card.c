@@ -72,8 +72,8 @@ static void put_facts(FILE *out, const struct run *r, const struct train_state *
     put_text(out, r->model_name);
     if (is_hub_name(r)) fprintf(out, ", revision "), put_text(out, cfg->model.revision);
     fprintf(out, " |\n| experts while training | %s |\n", r->model.weights.experts);
-    fprintf(out, "| LoRA | r %lld, alpha %g%s, on ", (long long)cfg->lora.r, cfg->lora.alpha,
-            cfg->lora.rslora ? " (rsLoRA)" : "");
+    fprintf(out, "| %s | r %lld, alpha %g%s, on ", cfg->lora.dora ? "DoRA" : "LoRA", (long long)cfg->lora.r,
+            cfg->lora.alpha, cfg->lora.rslora ? " (rsLoRA)" : "");
     put_text(out, cfg->lora.targets);
     fprintf(out, "%s |\n", cfg->lora.init == LORA_INIT_DEFAULT ? "" : "; the files have 2 r (lora.init)");
     put_objective(out, r);

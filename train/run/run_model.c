@@ -1,6 +1,7 @@
 /* run_model.c - makes the plan, reserves the memory, loads weights and adapters, and checks whose they are. */
 #include <string.h>
 
+#include "model/layers/dora.h"
 #include "model/lora_init.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/adapter/amax_file.h"
@@ -139,7 +140,7 @@ static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, str
     uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
     adapters_get(ad, dev, ad->opt.param, DT_F32, values);
     for (int64_t i = 0; i < whole->n_params; i++) {
-        const struct lora_param *p = &whole->params[i], *here = adapters_find(ad, p->layer, p->target, p->is_b);
+        const struct lora_param *p = &whole->params[i], *here = adapters_match(ad, p);
         if (ep->rank > 0 && here->n_exp == p->n_exp) continue;
         for (int64_t k = p->off; k < p->off + lora_param_count(p); k++) sum += hash_value(k, values[k]);
     }
@@ -227,6 +228,7 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     if (rc || load_reference(r, err) || (adapter_dir && run_load_adapter(r, &r->model.adapters, adapter_dir, err)))
         return -1;
     if (init_adapters(r, err)) return -1;
+    if (!adapter_dir) dora_init(&r->model.adapters, &r->dev, &r->arch, r->model.weights.layers);
     if (adapter_dir && r->model.adapters.amax.rows && amax_file_load(&r->model.adapters, &r->dev, adapter_dir, err))
         return -1;
     if (!train && !model_calibrated(&r->model))

@@ -304,6 +304,7 @@ static int optimizer_write(const char *dir, const struct adapters *ad, struct de
 /* Earlier versions wrote padded ranks: q, k and v with the largest r of the three, on a GPU a multiple of 8. */
 static bool rank_fits(const struct adapters *whole, const struct lora_param *p, int64_t r)
 {
+    if (p->is_m) return r == 1;
     return r == whole->rank[p->target] || r == adapters_padded_rank(whole, p->target, 1) ||
            r == adapters_padded_rank(whole, p->target, 8);
 }

@@ -1,0 +1,173 @@
+/* dora.cu - DoRA of a dense projection (struct dora): norms of the rows of W + scale B A, the product scaled by
+ * m / norm, and its gradient.
+ *
+ * Math:     norm[i] = |W_i + scale * sum over r of B[i, r] A[r, :]|; y = g y + bias + res, g = m / norm;
+ *           z = g dy, dm += sum over rows of dy z / norm.
+ * Shapes:   norm, m, dm [rows of B] f32; A [R, in], B [rows, R] f32; y, z, dy, res [T, out] bf16, bias [out] f32.
+ * Needs:    norms: in a multiple of 8, of whole vectors of the format.
+ * Grid:     norms: 8 warps of ROWS rows, a lane 8 columns at a time of each. fwd: a thread per value. bwd: 32 columns
+ *           and 8 rows at a time, a block for all rows of its columns.
+ * Bound:    norms: 2 in out R FLOPs outside the tensor cores, A from L1; fwd and bwd 4 to 6 T out bytes: memory bound.
+ * Numerics: f32, sums over a row or over all T in an order that depends only on the sizes. */
+#include "kernels/cuda/format/formats.cuh"
+#include "kernels/cuda/parts/rows.cuh"
+
+enum {
+    THREADS = 256,
+    WARPS = THREADS / 32,
+    ROWS = 4,
+    BAND = WARPS * ROWS,
+    VECTOR = 8,
+    WIDTH = 32,
+    DEPTH = THREADS / WIDTH
+};
+
+/* Output columns of the adapter's segments, and what belongs to them. */
+struct part {
+    int64_t first, count, b_row; /* columns; the first row of B */
+};
+struct parts {
+    struct part of[3];
+    int n;
+};
+
+static struct parts parts_of(const struct lora *l)
+{
+    struct parts p = {};
+    int64_t row = 0;
+    for (int s = 0; s < l->n_seg; row += l->seg_cols[s++]) p.of[p.n++] = {l->seg_first[s], l->seg_cols[s], row};
+    return p;
+}
+
+/* The row of B of an output column, or -1. */
+static __device__ __forceinline__ int64_t row_of(const struct parts &p, int64_t col)
+{
+    for (int s = 0; s < p.n; s++)
+        if (col >= p.of[s].first && col < p.of[s].first + p.of[s].count) return p.of[s].b_row + col - p.of[s].first;
+    return -1;
+}
+
+static __device__ __forceinline__ float gain(const float *m, const float *norm, int64_t row)
+{
+    if (row < 0) return 1;
+    return norm[row] > 0 ? m[row] / norm[row] : 0;
+}
+
+/* Rows of one segment: a [r, n_in], b [n_row, r], w's first row `first`. */
+template <typename FORMAT>
+static __global__ void __launch_bounds__(THREADS)
+    row_norms(float *__restrict__ norm, const struct source s, const float *__restrict__ a, const float *__restrict__ b,
+              int r, float scale, int64_t first, int64_t n_row)
+{
+    __shared__ float code[16];
+    const int lane = threadIdx.x % 32;
+    const int64_t n_in = s.w.n_in, row = ((int64_t)blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
+    if constexpr (FORMAT::coded)
+        if (threadIdx.x < 16) code[threadIdx.x] = FORMAT::code(s, threadIdx.x);
+    __syncthreads();
+    double sum[ROWS] = {};
+    for (int64_t c = lane * VECTOR; c < n_in; c += 32 * VECTOR) {
+        float acc[ROWS][VECTOR] = {};
+        for (int k = 0; k < r; k++) {
+            const float4 lo = *(const float4 *)(a + k * n_in + c), hi = *(const float4 *)(a + k * n_in + c + 4);
+            const float at[VECTOR] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) {
+                const float bk = row + i < n_row ? b[(row + i) * r + k] : 0;
+#pragma unroll
+                for (int j = 0; j < VECTOR; j++) acc[i][j] = __fmaf_rn(bk, at[j], acc[i][j]);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            if (row + i >= n_row) break;
+            float x[VECTOR], squares = 0;
+            FORMAT::values8(x, s, code, 0, (uint32_t)(((first + row + i) * n_in + c) / VECTOR));
+#pragma unroll
+            for (int j = 0; j < VECTOR; j++) {
+                x[j] = __fmaf_rn(scale, acc[i][j], x[j]);
+                squares = __fmaf_rn(x[j], x[j], squares);
+            }
+            sum[i] += (double)squares;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        const double whole = warp_sum(sum[i]);
+        if (!lane && row + i < n_row) norm[row + i] = (float)sqrt(whole);
+    }
+}
+
+extern "C" void cuda_row_norm(struct device *dev, struct tensor norm, const struct proj *proj)
+{
+    const struct lora *l = &proj->lora;
+    const struct source s = source_of(&proj->w);
+    const struct parts p = parts_of(l);
+    MT_REQUIRE(weight_loads8(&proj->w), "norms of rows of %lld %s", (long long)proj->w.n_in,
+               weight_format_name(proj->w.format));
+    for (int i = 0; i < p.n; i++) {
+        const struct part *q = &p.of[i];
+        if (!q->count) continue;
+        with_decoder(s.w.format, [&](auto decoder) {
+            row_norms<decltype(decoder)><<<grid_x(ceil_div(q->count, BAND)), THREADS, 0, cuda.stream>>>(
+                f32_ptr(norm) + q->b_row, s, f32_ptr(l->master_a) + i * l->r * s.w.n_in,
+                f32_ptr(l->master_b) + q->b_row * l->r, (int)l->r, l->scale[i], q->first, q->count);
+        });
+        CUDA_CHECK_LAUNCH();
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    scale_columns(row_view<> y, int64_t n_row, int64_t n_col, const struct parts p, const float *m, const float *norm,
+                  const float *bias, row_view<> res)
+{
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x, t = i / n_col, c = i - t * n_col;
+    if (t >= n_row) return;
+    float v = gain(m, norm, row_of(p, c)) * __bfloat162float(y.at(t)[c]);
+    if (bias) v += bias[c];
+    if (res.p) v += __bfloat162float(res.at(t)[c]);
+    y.at(t)[c] = __float2bfloat16_rn(v);
+}
+
+extern "C" void cuda_dora_fwd(struct device *dev, struct tensor y, const struct proj *proj, struct tensor res)
+{
+    const struct dora *d = &proj->dora;
+    const int64_t n = tensor_count(y);
+    if (!n) return;
+    scale_columns<<<grid_x(ceil_div(n, THREADS)), THREADS, 0, cuda.stream>>>(
+        rows_of(y), y.shape[0], y.shape[1], parts_of(&proj->lora), f32_ptr(d->m), f32_ptr(d->norm), f32_ptr(proj->bias),
+        rows_of(res));
+    CUDA_CHECK_LAUNCH();
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    scale_gradient(row_view<> z, row_view<> dy, int64_t n_row, int64_t n_col, const struct parts p, const float *m,
+                   const float *norm, float *grad)
+{
+    __shared__ float part[DEPTH][WIDTH];
+    const int x = threadIdx.x % WIDTH, first = threadIdx.x / WIDTH;
+    const int64_t c = (int64_t)blockIdx.x * WIDTH + x, row = c < n_col ? row_of(p, c) : -1;
+    const float g = gain(m, norm, row);
+    float sum = 0;
+#pragma unroll 4
+    for (int64_t t = first; t < n_row && c < n_col; t += DEPTH) {
+        const float d = __bfloat162float(dy.at(t)[c]);
+        sum = __fmaf_rn(d, __bfloat162float(z.at(t)[c]), sum);
+        z.at(t)[c] = __float2bfloat16_rn(g * d);
+    }
+    part[first][x] = sum;
+    __syncthreads();
+    if (first || row < 0 || !grad || !(norm[row] > 0)) return;
+    for (int i = 1; i < DEPTH; i++) sum += part[i][x];
+    grad[row] += sum / norm[row];
+}
+
+extern "C" void cuda_dora_bwd(struct device *dev, struct tensor z, struct tensor dy, const struct proj *proj)
+{
+    const struct dora *d = &proj->dora;
+    if (!tensor_count(z)) return;
+    scale_gradient<<<grid_x(ceil_div(z.shape[1], WIDTH)), THREADS, 0, cuda.stream>>>(
+        rows_of(z), rows_of(dy), z.shape[0], z.shape[1], parts_of(&proj->lora), f32_ptr(d->m), f32_ptr(d->norm),
+        f32_ptr(d->grad));
+    CUDA_CHECK_LAUNCH();
+}

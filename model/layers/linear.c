@@ -1,0 +1,47 @@
+/* linear.c - the product with a dense projection, with a quantised input or with DoRA. */
+#include "model/layers/linear.h"
+
+#include "model/layers/input_quant.h"
+
+static const struct tensor absent = {0};
+
+/* y = W x + scale B A x, which DoRA scales. */
+static void direction(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *p)
+{
+    struct proj plain = *p;
+    plain.bias = absent;
+    op_linear_fwd(dev, y, xa, x, &plain, absent);
+}
+
+void linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x, const struct proj *p,
+                struct tensor res)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    if (p->dora.m.ndim) {
+        direction(dev, y, xa, x, p);
+        op_dora_fwd(dev, y, p, res);
+    } else {
+        op_linear_fwd(dev, y, xa, input_quant_fwd(dev, p, x), p, res);
+    }
+    arena_release(&dev->work, mark);
+}
+
+/* The gradient of the direction. */
+static struct tensor scaled_bwd(struct device *dev, struct tensor dy, struct tensor x, struct tensor xa,
+                                const struct proj *p)
+{
+    const struct tensor z = arena_tensor_2d(&dev->work, dev->act_dtype, dy.shape[0], dy.shape[1]);
+    direction(dev, z, xa, x, p);
+    op_dora_bwd(dev, z, dy, p);
+    return z;
+}
+
+void linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor xa,
+                const struct proj *p)
+{
+    const int64_t mark = arena_mark(&dev->work);
+    if (p->dora.m.ndim) dy = scaled_bwd(dev, dy, x, xa, p);
+    op_linear_bwd(dev, dx, dy, input_quant_fwd(dev, p, x), xa, p);
+    if (dx.ndim) input_quant_bwd(dev, p, dx, x);
+    arena_release(&dev->work, mark);
+}
