@@ -123,25 +123,34 @@ static struct rows rows_of(const struct proj *p, const struct weight *w, int64_t
                          .n_tok = n_tok};
 }
 
-/* y [T, L] = x [T, n] M */
-static void times_rows(const struct rows *m, real *y, int64_t ldy, const real *x, int64_t ldx)
+/* y [T, L] = x [T, n] M, `step` tokens at a time */
+static void times_rows(const struct rows *m, int64_t step, real *y, int64_t ldy, const real *x, int64_t ldx)
 {
     const struct lora *l = m->lora;
-    gemm_serial(false, false, m->n_tok, m->n_in, m->n, 1, x, ldx, m->w, m->n_in, 0, y, ldy);
-    if (!lora_added(l)) return;
-    gemm_serial(false, false, m->n_tok, l->r, m->n, (real)l->scale[0], x, ldx, m->b, l->b.ld, 0, m->u, l->r);
-    gemm_serial(false, false, m->n_tok, m->n_in, l->r, 1, m->u, l->r, l->a.data, l->a.ld, 1, y, ldy);
+    for (int64_t t = 0; t < m->n_tok; t += step, y += step * ldy, x += step * ldx) {
+        const int64_t n = MT_MIN(step, m->n_tok - t);
+        gemm_serial(false, false, n, m->n_in, m->n, 1, x, ldx, m->w, m->n_in, 0, y, ldy);
+        if (!lora_added(l)) continue;
+        gemm_serial(false, false, n, l->r, m->n, (real)l->scale[0], x, ldx, m->b, l->b.ld, 0, m->u, l->r);
+        gemm_serial(false, false, n, m->n_in, l->r, 1, m->u, l->r, l->a.data, l->a.ld, 1, y, ldy);
+    }
 }
 
 /* y [T, n] = x [T, L] M^T */
-static void times_columns(const struct rows *m, real *y, int64_t ldy, const real *x, int64_t ldx)
+static void times_columns(const struct rows *m, int64_t step, real *y, int64_t ldy, const real *x, int64_t ldx)
 {
     const struct lora *l = m->lora;
-    gemm_serial(false, true, m->n_tok, m->n, m->n_in, 1, x, ldx, m->w, m->n_in, 0, y, ldy);
-    if (!lora_added(l)) return;
-    gemm_serial(false, true, m->n_tok, l->r, m->n_in, (real)l->scale[0], x, ldx, l->a.data, l->a.ld, 0, m->u, l->r);
-    gemm_serial(false, true, m->n_tok, m->n, l->r, 1, m->u, l->r, m->b, l->b.ld, 1, y, ldy);
+    for (int64_t t = 0; t < m->n_tok; t += step, y += step * ldy, x += step * ldx) {
+        const int64_t n = MT_MIN(step, m->n_tok - t);
+        gemm_serial(false, true, n, m->n, m->n_in, 1, x, ldx, m->w, m->n_in, 0, y, ldy);
+        if (!lora_added(l)) continue;
+        gemm_serial(false, true, n, l->r, m->n_in, (real)l->scale[0], x, ldx, l->a.data, l->a.ld, 0, m->u, l->r);
+        gemm_serial(false, true, n, m->n, l->r, 1, m->u, l->r, m->b, l->b.ld, 1, y, ldy);
+    }
 }
+
+/* Tokens of a product: OpenBLAS chooses the order of sums by their number. */
+static int64_t step_of(const struct device *dev, int64_t n_tok) { return dev->steady_rows ? 1 : MT_MAX(n_tok, 1); }
 
 void CPU(mla_absorb)(struct device *dev, struct tensor y, struct tensor q, struct tensor pos, const struct proj *kv_b,
                      const struct mla_shape *s)
@@ -157,7 +166,7 @@ void CPU(mla_absorb)(struct device *dev, struct tensor y, struct tensor q, struc
                 rows_of(kv_b, &w, h * (s->nope + s->value), s->nope, n_tok, real_row(scratch, omp_get_thread_num()));
             real *to = real_row(y, 0) + h * (n_in + s->rope);
             const real *from = real_row(q, 0) + h * (s->nope + s->rope);
-            times_rows(&m, to, y.ld, from, q.ld);
+            times_rows(&m, step_of(dev, n_tok), to, y.ld, from, q.ld);
             for (int64_t t = 0; t < n_tok; t++) {
                 copy(to + t * y.ld + n_in, from + t * q.ld + s->nope, s->rope);
                 scale_query(s, to + t * y.ld, n_in + s->rope, pos, t);
@@ -179,7 +188,8 @@ void CPU(mla_values)(struct device *dev, struct tensor o, struct tensor z, const
         for (int64_t h = 0; h < s->n_head; h++) {
             const struct rows m = rows_of(kv_b, &w, h * (s->nope + s->value) + s->nope, s->value, n_tok,
                                           real_row(scratch, omp_get_thread_num()));
-            times_columns(&m, real_row(o, 0) + h * s->value, o.ld, real_row(z, 0) + h * n_in, z.ld);
+            times_columns(&m, step_of(dev, n_tok), real_row(o, 0) + h * s->value, o.ld, real_row(z, 0) + h * n_in,
+                          z.ld);
         }
     }
     arena_release(&dev->work, mark);
