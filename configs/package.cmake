@@ -20,11 +20,13 @@ if(NOT DEFINED CPACK_MOETRAIN_SOURCE) # included by CMakeLists.txt
     set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "LoRA fine-tuning of mixture-of-experts models with 4-bit experts")
     set(CPACK_DEBIAN_PACKAGE_SECTION science)
     set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
-    # The program loads these when it needs them: libcurl for downloads, the libraries of CUDA for GPUs.
+    # The program loads these when it needs them: libcurl for downloads, libmicrohttpd for serve, the libraries of CUDA
+    # for GPUs.
     set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "libcurl4 | libcurl3-gnutls, ca-certificates")
+    set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libmicrohttpd12 | libmicrohttpd12t64")
     if(CUDAToolkit_VERSION)
         string(REGEX REPLACE "^([0-9]+)[.]([0-9]+).*" "\\1-\\2" cuda ${CUDAToolkit_VERSION})
-        set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libcublas-${cuda}, libnccl2")
+        string(APPEND CPACK_DEBIAN_PACKAGE_SUGGESTS ", libcublas-${cuda}, libnccl2")
     endif()
     include(CPack)
     return()

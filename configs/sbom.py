@@ -93,8 +93,9 @@ def spdx(version, epoch, linked):
         more = {"externalRefs": refs} if row["package"] else {}
         add("STATIC_LINK", row["library"], row["license"], row["version"], **more)
     add("DYNAMIC_LINK", "glibc", "LGPL-2.1-or-later", "2.35 or newer")
-    add("OPTIONAL_DEPENDENCY_OF", "libcurl", "curl")
-    relations[-1] = relations[-1][::-1]
+    for name, licence in (("libcurl", "curl"), ("libmicrohttpd", "LGPL-2.1-or-later")):
+        add("OPTIONAL_DEPENDENCY_OF", name, licence)
+        relations[-1] = relations[-1][::-1]
     for name, comment, licence in CONTENTS:
         add("CONTAINS", name, licence, comment=comment)
     document = {

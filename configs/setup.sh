@@ -41,7 +41,7 @@ build=${build:-build}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libzstd-dev libpcre2-dev libutf8proc-dev
-    libjansson-dev libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
+    libjansson-dev libinih-dev libcurl4-openssl-dev libmicrohttpd-dev ca-certificates libcmocka-dev python3)
 
 say() { printf '== %s\n' "$*"; }
 die() {

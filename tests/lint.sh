@@ -145,6 +145,7 @@ check_includes() {
         may["train/synth"] = "train/(synth|launch)/.*|" below
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/generate"] = "train/(generate|tools)/.*|" commands
+        may["train/serve"] = "train/(serve|generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth)/.*|" commands
         may["train/gguf"] = "train/gguf/.*|" below
         may["train/export"] = "train/(export|gguf)/.*|" commands
@@ -169,6 +170,7 @@ check_includes() {
         home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")
         home("^curl/", "^data/hub/hub_curl\\.h$")
+        home("^microhttpd\\.h$", "^train/serve/http\\.c$")
         home("^ini\\.h$", "^train/config/config\\.c$")
         home("^(cblas|openblas_config)\\.h$|^omp\\.h$", "^kernels/cpu/")
         home("^(cuda|cublas|cupti|cudnn|nccl|nvtx|cooperative_groups|mma)",

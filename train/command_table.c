@@ -18,6 +18,7 @@
 #include "train/objective/run_objective.h"
 #include "train/report/run_summary.h"
 #include "train/report/compare.h"
+#include "train/serve/serve.h"
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
 #include "train/generate/check_sampler.h"
@@ -135,6 +136,13 @@ static int do_generate(const void *args, struct config *cfg, struct err *err)
 {
     config_without_teacher(cfg);
     return generate_run(args, cfg, err);
+}
+
+static int do_serve(const void *args, struct config *cfg, struct err *err)
+{
+    const struct serve_options *o = args;
+    config_without_teacher(cfg);
+    return serve_run(o, !config_names_model(o->common.config), cfg, err);
 }
 
 static int do_teach(const void *args, struct config *cfg, struct err *err) { return teach_run(args, cfg, err); }
@@ -398,6 +406,33 @@ static const struct cli_rule generate_rules[] = {
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
 };
 
+static const struct cli_row serve_rows[] = {
+    NEEDED(serve_options, common.config, "CONFIG.ini",
+           "the run's configuration file, or MODEL: hub:OWNER/NAME[@REVISION] or a model's directory"),
+    USUALLY(serve_options, adapters, "--adapter", "[NAME=]DIR", NULL, "output.dir/adapter of CONFIG.ini",
+            "an adapter, which is a model by its directory's name or NAME; may be repeated"),
+    OPTION(serve_options, folder, "--adapters", "DIR", NULL, NULL,
+           "a folder whose adapters are models by the names of their directories, also those that appear later"),
+    OPTION(serve_options, host, "--host", "HOST", NULL, "127.0.0.1",
+           "address to listen on; one that other machines reach needs an API key"),
+    OPTION(serve_options, port, "--port", "N", "[0, 65535]", "8080", "port; 0: any that is free"),
+    OPTION(serve_options, key, "--api-key", "KEY", NULL, NULL,
+           "requests need Authorization: Bearer KEY; lists of processes show it"),
+    OPTION(serve_options, key_file, "--api-key-file", "FILE", NULL, NULL, "the first line of FILE is the API key"),
+    OPTION(serve_options, context, "--context", "N", "[2, 16777216]", "8192",
+           "tokens of prompt and answer, at most those of the model"),
+    OPTION(serve_options, sequences, "--sequences", "N", "[1, 4096]", "32", "answers computed at once, if they fit"),
+    OPTION(serve_options, slots, "--slots", "N", "[1, 64]", "4",
+           "adapters in memory; another one takes the place of the one unused for longest"),
+    OPTION(serve_options, queue, "--queue", "N", "[1, 1e6]", "256", "requests that wait or run; more get status 429"),
+    OPTION(serve_options, connections, "--connections", "N", "[1, 10000]", "128", "connections, each with a thread"),
+    OPTION(serve_options, body_mb, "--max-body-mb", "N", "[1, 1024]", "16", "MiB of a request; larger ones get 413"),
+    OPTION(serve_options, timeout_s, "--timeout", "S", "[0.01, 1e6]", "600",
+           "seconds of a request with its time in the queue; then it is cancelled"),
+    OVERRIDES(serve_options),
+};
+static const struct cli_rule serve_rules[] = {{CLI_NOT_BOTH, {"--api-key", "--api-key-file"}}};
+
 static const struct cli_row teach_rows[] = {
     CONFIG(teach_options),
     KEY(teach_options, "--topk", "K", "distill.topk", "likeliest ids per labelled token"),
@@ -609,6 +644,12 @@ const struct command commands[] = {
      "end token. logprobs are those of the temperature over the whole vocabulary; with filters or penalties "
      "sampling_logprobs are those among the kept tokens.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
+    {"serve", "answer requests of OpenAI's API over HTTP with the base model and adapters",
+     "GET /v1/models, POST /v1/chat/completions and /v1/completions, also streamed. Needs libmicrohttpd. "
+     "train/serve/README.md lists the parameters; one that the server does not have is an error. A line of the log for "
+     "each request has its model, tokens and times, not its text. Ctrl-C ends after the requests that run, twice at "
+     "once. An adapter that is written again is read again when no request uses it.",
+     ROWS(serve_rows), ROWS(serve_rules), ARGS(serve_options), CLI_FILE_OR_MODEL, do_serve},
     {"teach", "write the likeliest tokens of the adapter or the base model, to train another model on them",
      "Writes a JSONL row per document: input_ids, loss_mask, temperature, and for each labelled token topk_ids with "
      "topk_logprobs at distill.temperature. Train on it with distill.teacher = rows, in any model with the same "

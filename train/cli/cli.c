@@ -184,6 +184,7 @@ static int set_value(void *args, const struct cli_row *row, const char *text, st
     case CLI_SET: return add_set(field, row, text, err);
     case CLI_WORDS: {
         struct cli_words *words = field;
+        if (words->n == CLI_VALUES) return err_set(err, "%s is given more than %d times", row->name, CLI_VALUES);
         words->v[words->n++] = text;
         return 0;
     }
@@ -231,7 +232,7 @@ static int unknown_option(const struct parse *p, const char *word, size_t size, 
 static int once(struct parse *p, const struct cli_row *row)
 {
     bool *seen = &p->seen[row - p->c->rows];
-    const bool may_repeat = row->kind == CLI_SET && !row->allowed;
+    const bool may_repeat = (row->kind == CLI_SET && !row->allowed) || row->kind == CLI_WORDS;
     if (*seen && !may_repeat) return err_set(p->err, "%s is given twice", row->name);
     *seen = true;
     return 0;

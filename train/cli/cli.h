@@ -15,7 +15,7 @@ enum { CLI_VALUES = 8, CLI_SETS = 256, CLI_ROWS = 32 };
 struct cli_list {
     int64_t n, v[CLI_VALUES];
 };
-/* The words of an argument that may be repeated. */
+/* The words of an argument, or the values of an option, that may be repeated. */
 struct cli_words {
     int64_t n;
     const char *v[CLI_VALUES];

@@ -116,7 +116,7 @@ static void zsh_row(FILE *out, const struct cli_row *row, int *place)
 {
     fprintf(out, " \\\n        '");
     if (cli_is_option(row))
-        fprintf(out, "%s%s[", is_set(row) ? "*" : "", row->name);
+        fprintf(out, "%s%s[", is_set(row) || row->kind == CLI_WORDS ? "*" : "", row->name);
     else if (row->kind == CLI_WORDS)
         fputs("*:", out);
     else

@@ -31,7 +31,7 @@ static void add(char *buf, int64_t cap, const char *open, const struct cli_row *
 {
     const size_t used = strlen(buf);
     snprintf(buf + used, (size_t)cap - used, "%s%s%s%s%s%s", open, row->name, row->value ? " " : "",
-             row->value ? row->value : "", row->kind == CLI_WORDS ? " ..." : "", close);
+             row->value ? row->value : "", row->kind == CLI_WORDS && !cli_is_option(row) ? " ..." : "", close);
 }
 
 static const struct cli_row *row_of(const struct command *c, const char *name)

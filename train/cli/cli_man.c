@@ -43,7 +43,7 @@ static void put_row(FILE *out, const struct cli_row *row)
         put(out, row->value);
         fputs("\\fR", out);
     }
-    if (row->kind == CLI_WORDS) fputs(" ...", out);
+    if (row->kind == CLI_WORDS && !cli_is_option(row)) fputs(" ...", out);
     fputc('\n', out);
     put_line(out, "", cli_describe(text, row));
 }

@@ -22,6 +22,7 @@ void answer_rules_copy(struct answer_rules *r, const struct sample_request *q)
     r->q.ids = copied(q->ids, q->n_ids, sizeof(*q->ids));
     r->q.end_ids = copied(q->end_ids, q->n_end_ids, sizeof(*q->end_ids));
     r->q.stops = (const char *const *)stops;
+    r->q.bias = copied(q->bias, q->n_bias, sizeof(*q->bias));
     if (!q->params.prompt_logprobs) return;
     r->prompt_logprob = mem_array(q->n_ids, sizeof(*r->prompt_logprob));
     for (int64_t i = 0; i < q->n_ids; i++) r->prompt_logprob[i] = NAN;
@@ -33,6 +34,7 @@ void answer_rules_free(struct answer_rules *r)
     mem_free((void *)(uintptr_t)r->q.stops);
     mem_free((void *)(uintptr_t)r->q.ids);
     mem_free((void *)(uintptr_t)r->q.end_ids);
+    mem_free((void *)(uintptr_t)r->q.bias);
     mem_free(r->prompt_logprob);
     *r = (struct answer_rules){.q.n = 0};
 }
@@ -58,16 +60,24 @@ static int64_t find_seen(const struct answer *a, int32_t id)
     return low;
 }
 
-static void see(struct answer *a, int32_t id, bool output)
+/* The entry of id, new if there is none. */
+static struct sample_edit *edit_of(struct answer *a, int32_t id)
 {
     const int64_t at = find_seen(a, id);
     if (at == a->n_seen || a->seen[at].id != id) {
         a->seen = mem_reserve(a->seen, &a->cap_seen, a->n_seen + 1, sizeof(*a->seen));
         memmove(a->seen + at + 1, a->seen + at, (size_t)(a->n_seen - at) * sizeof(*a->seen));
-        a->seen[at] = (struct sample_edit){.id = id, .seen = true};
+        a->seen[at] = (struct sample_edit){.id = id};
         a->n_seen++;
     }
-    a->seen[at].n_output += output;
+    return &a->seen[at];
+}
+
+static void see(struct answer *a, int32_t id, bool output)
+{
+    struct sample_edit *e = edit_of(a, id);
+    e->seen = true;
+    e->n_output += output;
 }
 
 static bool is_end(const struct answer *a, int32_t id)
@@ -133,6 +143,7 @@ void answer_begin(struct answer *a, const struct answer_rules *rules, int64_t in
         (struct answer_text){.tok = tok, .stops = q->stops, .n_stops = q->n_stops, .keep_stop = q->params.keep_stop};
     answer_text_begin(&a->text);
     for (int64_t i = 0; i < q->n_ids && has_penalties(&q->params); i++) see(a, q->ids[i], false);
+    for (int64_t i = 0; i < q->n_bias; i++) edit_of(a, q->bias[i].id)->bias = q->bias[i].bias;
 }
 
 void answer_free(struct answer *a)

@@ -21,7 +21,7 @@ struct answer {
     float *logprob, *kept_logprob, *kept_share; /* [n] */
     int32_t *top_id;                            /* [n, top_logprobs] */
     float *top_logprob;
-    struct sample_edit *seen; /* [n_seen] ids of prompt and answer, ascending; none without penalties */
+    struct sample_edit *seen; /* [n_seen] ids of prompt and answer, with penalties, and with a bias; ascending */
     int64_t n_seen, cap_seen;
     struct answer_text text;
     enum sample_end end;

@@ -53,6 +53,12 @@ struct sample {
     const char *stop_string; /* that ended it; NULL: another reason */
 };
 
+/* Added to the logits of a token, before penalties. */
+struct sample_bias {
+    int32_t id;
+    float bias;
+};
+
 struct sample_request {
     const int32_t *ids; /* [n_ids] prompt, at least one token; copied */
     int64_t n_ids, n;   /* n: samples, at least 1 */
@@ -61,6 +67,8 @@ struct sample_request {
     int64_t n_end_ids;
     const char *const *stops; /* [n_stops] stop strings; copied */
     int64_t n_stops;
+    const struct sample_bias *bias; /* [n_bias] each id once; copied */
+    int64_t n_bias;
     int adapter; /* ENGINE_OWN: that of run_open_model; ENGINE_BASE: none; or a number of engine_load_adapter */
     void *user;
     void (*token)(void *user, const struct sample *s); /* after each token; NULL: none */

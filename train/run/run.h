@@ -25,6 +25,7 @@ struct run {
     struct dataset train, eval;
     struct plan plan;
     struct plan_generation generation; /* set before run_open_model, for PLAN_GENERATE; zeroed: one sequence */
+    int64_t set_aside;                 /* set before it: bytes that it leaves for adapters of engine_load_adapter */
     int64_t cache_tok;                 /* of run_open_model: tokens that dev.work has a cache for beside a pass */
     char packed[MT_PATH];              /* the cache of model.quantize */
     bool begins;            /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */

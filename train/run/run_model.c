@@ -216,8 +216,11 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     int64_t cache = 0;
     const struct plan_request request = run_plan_request(r, adapter_dir, use);
     if (plan_make(&r->plan, &request, err)) return -1;
-    if (use == PLAN_GENERATE && size_cache(r, &request, r->plan.budget - plan_peak(&r->plan, train), &cache, err))
-        return -1;
+    const int64_t spare = r->plan.budget - plan_peak(&r->plan, train) - r->set_aside;
+    if (spare < 0 && r->set_aside)
+        return err_set(err, "no memory is left for the adapters (%s): lower --slots, --sequences or --context",
+                       str_bytes(a, r->set_aside));
+    if (use == PLAN_GENERATE && size_cache(r, &request, spare, &cache, err)) return -1;
     if (reserve_memory(r, train, cache, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err)) return -1;
     set_optimizer(&ad.opt, r->cfg);
     const double start = clock_ms();

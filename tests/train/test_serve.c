@@ -1,0 +1,489 @@
+/* test_serve.c - `moetrain serve` over sockets: texts as `generate` gives them, streams, adapters, errors, limits,
+ * hostile clients, many clients, the end. */
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "data/json/json.h"
+#include "tests/process.h"
+#include "train/serve/http.h"
+
+enum { REPLY = 1 << 20, CLIENTS = 8, ROUNDS = 4 };
+
+static struct server {
+    pid_t pid;
+    int port;
+    char dir[MT_PATH], config[MT_PATH];
+} server;
+
+/* ---- the server ---- */
+
+static const char template[] =
+    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{{ 'assistant: ' }}{% endif %}";
+
+static bool can_serve(void)
+{
+    char name[64];
+    const char *version = http_version(name);
+    if (!strstr(version, "not ")) return true;
+    printf("skip: %s\n", version);
+    return false;
+}
+
+/* Waits until the log has `text`; what follows it. */
+static const char *wait_for_log(const char *text)
+{
+    static char log[1 << 18];
+    char path[MT_PATH + 16];
+    snprintf(path, sizeof(path), "%s/stderr", server.dir);
+    for (int i = 0; i < 3000; i++) {
+        process_read(path, log, sizeof(log));
+        const char *at = strstr(log, text);
+        if (at && strchr(at, '\n')) return at + strlen(text);
+        if (waitpid(server.pid, NULL, WNOHANG) == server.pid) break;
+        usleep(20000);
+    }
+    fail_msg("no \"%s\" in:\n%s", text, log);
+    return NULL;
+}
+
+/* With options, NULL at the end. */
+static void start(const char *const *options)
+{
+    char path[MT_PATH], set[MT_PATH + 64];
+    struct err err;
+    const char *config = process_config("");
+    snprintf(server.config, MT_PATH, "%s", config);
+    snprintf(server.dir, MT_PATH, "%.*s", (int)(strrchr(config, '/') - config), config);
+    assert_int_equal(file_in(path, server.dir, "template.jinja", &err), 0);
+    assert_int_equal(file_write_atomic(path, template, (int64_t)strlen(template), &err), 0);
+    snprintf(set, sizeof(set), "data.chat_template=%s", path);
+    const char *words[32] = {"serve", config, "--port", "0", "--context", "120", "--set", set};
+    int n = 8;
+    for (; *options; options++) words[n++] = *options;
+    server.pid = process_start(server.dir, words);
+    server.port = atoi(wait_for_log("listening on http://127.0.0.1:"));
+    assert_true(server.port > 0);
+}
+#define START(...) start((const char *const[]){__VA_ARGS__, NULL})
+
+/* SIGTERM; the server ends by itself, and its sanitizers find nothing. */
+static void stop(void)
+{
+    kill(server.pid, SIGTERM);
+    const int code = process_finish(server.dir, server.pid);
+    if (code) fail_msg("exit code %d: %s", code, said.err);
+}
+
+/* ---- a client ---- */
+
+static int connect_here(void)
+{
+    const struct sockaddr_in to = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)server.port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const struct timeval patience = {.tv_sec = 60};
+    assert_true(fd >= 0);
+    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&to, sizeof(to)), 0);
+    return fd;
+}
+
+static bool put(int fd, const char *text, int64_t size)
+{
+    while (size > 0) {
+        const ssize_t n = send(fd, text, (size_t)size, MSG_NOSIGNAL);
+        if (n <= 0) return false;
+        text += n, size -= n;
+    }
+    return true;
+}
+
+/* All until the server closes the connection. */
+static void get(int fd, char *reply)
+{
+    int64_t size = 0;
+    ssize_t n;
+    while (size < REPLY - 1 && (n = recv(fd, reply + size, (size_t)(REPLY - 1 - size), 0)) > 0) size += n;
+    reply[size] = 0;
+    close(fd);
+}
+
+static void put_request(int fd, const char *headers, const char *path, const char *body)
+{
+    char head[1024];
+    snprintf(head, sizeof(head), "%s %s HTTP/1.1\r\nHost: localhost:%d\r\n%sContent-Length: %zu\r\n\r\n",
+             body ? "POST" : "GET", path, server.port, headers, body ? strlen(body) : 0);
+    put(fd, head, (int64_t)strlen(head));
+    if (body) put(fd, body, (int64_t)strlen(body));
+}
+
+/* The status; reply has the body. */
+static int ask_with(char *reply, const char *headers, const char *path, const char *body)
+{
+    char all[512];
+    const int fd = connect_here();
+    int status = 0;
+    snprintf(all, sizeof(all), "Connection: close\r\n%s", headers);
+    put_request(fd, all, path, body);
+    get(fd, reply);
+    sscanf(reply, "HTTP/1.1 %d", &status);
+    const char *end = strstr(reply, "\r\n\r\n");
+    if (end) memmove(reply, end + 4, strlen(end + 4) + 1);
+    return status;
+}
+
+static char reply[REPLY];
+static int ask(const char *path, const char *body) { return ask_with(reply, "", path, body); }
+
+#define CHAT       "/v1/chat/completions"
+#define COMPLETION "/v1/completions"
+#define HELLO      "\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]"
+
+/* A string of the reply, found by the keys of `path`: "choices.0.text". */
+static const char *text_at(const char *json, const char *path)
+{
+    static char text[4][8192];
+    static int next;
+    char *copy = text[next++ % 4], key[64];
+    struct err err;
+    struct json_doc *doc = json_parse(json, (int64_t)strlen(json), "reply", &err);
+    if (!doc) fail_msg("%s in %s", err.msg, json);
+    struct json j = json_root(doc);
+    const char *value;
+    for (int n; *path; path += n + (path[n] == '.')) {
+        n = (int)strcspn(path, ".");
+        snprintf(key, sizeof(key), "%.*s", n, path);
+        j = json_type(j) == JSON_ARRAY ? json_at(j, atoi(key)) : json_find(j, key);
+    }
+    int64_t size;
+    if (json_str(j, &value, &size, &err)) fail_msg("%s in %s", err.msg, json);
+    snprintf(copy, sizeof(text[0]), "%s", value);
+    json_free(doc);
+    return copy;
+}
+
+/* What `generate` writes after "The cat". */
+static const char *generated(const char *adapter)
+{
+    static char text[8192];
+    const int code =
+        adapter ? RUN("generate", server.config, "--adapter", adapter, "--prompt", "The cat", "--tokens", "9", "--json")
+                : RUN("generate", server.config, "--base", "--prompt", "The cat", "--tokens", "9", "--json");
+    if (code) fail_msg("%s", said.err);
+    snprintf(text, sizeof(text), "%s", text_at(said.out, "text"));
+    return text;
+}
+
+/* ---- tests ---- */
+
+static void texts(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    char folder[MT_PATH], adapter[MT_PATH], body[512], parts[8192] = "";
+    snprintf(folder, MT_PATH, "%s", fixture("parity/case_a"));
+    START("--adapters", folder, "--slots", "1");
+    assert_int_equal(ask("/v1/models", NULL), 200);
+    static const char *const names[] = {"case_a", "adapter_final", "adapter_init"};
+    assert_string_equal(text_at(reply, "data.0.id"), names[0]);
+    for (int i = 0; i < 3; i++) {
+        assert_says(reply, names[i]);
+        snprintf(adapter, MT_PATH, "%s/%s", folder, names[i]);
+        char *copy = mem_strdup(reply);
+        const char *want = generated(i ? adapter : NULL);
+        snprintf(body, sizeof(body),
+                 "{\"model\": \"%s\", \"prompt\": \"The cat\", \"max_tokens\": 9, \"temperature\": 0}", names[i]);
+        if (ask(COMPLETION, body) != 200) fail_msg("%s", reply);
+        assert_string_equal(text_at(reply, "choices.0.text"), want);
+        snprintf(reply, sizeof(reply), "%s", copy);
+        mem_free(copy);
+    }
+    /* the same text in a stream, also with a seed */
+    if (ask(CHAT, "{" HELLO ", \"seed\": 3, \"max_tokens\": 20}") != 200) fail_msg("%s", reply);
+    char want[8192];
+    snprintf(want, sizeof(want), "%s", text_at(reply, "choices.0.message.content"));
+    assert_says(reply, "\"finish_reason\": \"length\"");
+    assert_says(reply, "\"completion_tokens\": 20");
+    if (ask(CHAT,
+            "{" HELLO ", \"seed\": 3, \"max_tokens\": 20, \"stream\": true, \"stream_options\": {\"include_usage\": "
+            "true}}") != 200)
+        fail_msg("%s", reply);
+    assert_says(reply, "data: [DONE]");
+    assert_says(reply, "\"completion_tokens\": 20");
+    int n = 0;
+    for (char *at = reply; (at = strstr(at, "data: {")); n++) {
+        char *end = strstr(at, "\n\n");
+        assert_non_null(end);
+        *end = 0;
+        if (strstr(at, "\"delta\": {") && strstr(at, "\"content\": ")) {
+            const size_t used = strlen(parts);
+            snprintf(parts + used, sizeof(parts) - used, "%s", text_at(at + 6, "choices.0.delta.content"));
+        }
+        at = end + 1;
+    }
+    assert_true(n > 4);
+    assert_string_equal(parts, want);
+    stop();
+    assert_says(said.err, "adapter adapter_init loaded");
+    assert_says(said.err, "case_a: ");
+    assert_null(strstr(said.err, "Hello"));
+}
+
+static void forms(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    START("--sequences", "8");
+    if (ask(COMPLETION,
+            "{\"prompt\": [\"The cat\", \"One two\"], \"n\": 2, \"max_tokens\": 4, \"logprobs\": 2, \"echo\": "
+            "true, \"temperature\": 0}") != 200)
+        fail_msg("%s", reply);
+    assert_int_equal(strncmp(text_at(reply, "choices.0.text"), "The cat", 7), 0);
+    assert_string_equal(text_at(reply, "choices.0.text"), text_at(reply, "choices.1.text"));
+    assert_int_equal(strncmp(text_at(reply, "choices.3.text"), "One two", 7), 0);
+    assert_says(reply, "\"token_logprobs\": [null, -");
+    if (ask(COMPLETION, "{\"prompt\": [5, 6, 7], \"max_tokens\": 30, \"stop\": [\"e\", \"a\"]}") != 200)
+        fail_msg("%s", reply);
+    assert_null(strpbrk(text_at(reply, "choices.0.text"), "ea"));
+    if (ask(CHAT, "{" HELLO ", \"max_completion_tokens\": 2, \"logprobs\": true, \"top_logprobs\": 2, \"logit_bias\": "
+                  "{\"7\": 100}, \"top_k\": 4, \"user\": \"u\"}") != 200)
+        fail_msg("%s", reply);
+    assert_says(reply, "\"top_logprobs\": [{\"token\": ");
+    if (ask(CHAT,
+            "{" HELLO ", \"max_tokens\": 3, \"ignore_eos\": true, \"min_tokens\": 2, \"repetition_penalty\": 1.1, "
+            "\"stop_token_ids\": [3], \"temperature\": 0.5, \"top_p\": 0.9, \"min_p\": 0.1}") != 200)
+        fail_msg("%s", reply);
+    stop();
+}
+
+static const struct wrong {
+    const char *path, *body;
+    int status;
+    const char *says;
+} wrongs[] = {
+    {"/v1/nothing", NULL, 404, "no such path"},
+    {CHAT, NULL, 405, "another method"},
+    {"/v1/models", "{}", 405, "another method"},
+    {CHAT, "", 400, "request"},
+    {CHAT, "{\"messages\": [", 400, "not valid JSON"},
+    {CHAT, "[]", 400, "not a JSON object"},
+    {CHAT, "{}", 400, "messages"},
+    {CHAT, "{\"messages\": []}", 400, "messages"},
+    {CHAT, "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}", 400, "end with a user's"},
+    {CHAT, "{\"messages\": [{\"content\": \"a\"}]}", 400, "role"},
+    {CHAT, "{" HELLO ", \"model\": \"x\"}", 404, "no model x"},
+    {CHAT, "{" HELLO ", \"temperature\": -1}", 400, "temperature"},
+    {CHAT, "{" HELLO ", \"temperature\": \"1\"}", 400, "\"param\": \"temperature\""},
+    {CHAT, "{" HELLO ", \"top_logprobs\": 21, \"logprobs\": true}", 400, "top_logprobs"},
+    {CHAT, "{" HELLO ", \"top_logprobs\": 2}", 400, "needs logprobs"},
+    {CHAT, "{" HELLO ", \"n\": 0}", 400, "n"},
+    {CHAT, "{" HELLO ", \"max_tokens\": 121}", 400, "--context"},
+    {CHAT, "{" HELLO ", \"stop\": \"\"}", 400, "stop string is empty"},
+    {CHAT, "{" HELLO ", \"logit_bias\": {\"x\": 1}}", 400, "logit_bias"},
+    {CHAT, "{" HELLO ", \"stream_options\": {}}", 400, "needs stream"},
+    {CHAT, "{" HELLO ", \"tool_choice\": \"required\"}", 400, "auto and none"},
+    {CHAT, "{" HELLO ", \"response_format\": {\"type\": \"json_object\"}}", 400, "does not have"},
+    {CHAT, "{" HELLO ", \"temperatur\": 1}", 400, "did you mean temperature?"},
+    {COMPLETION, "{}", 400, "prompt is missing"},
+    {COMPLETION, "{\"prompt\": [1000000]}", 400, "prompt_ids"},
+    {COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", 400, "does not have"},
+    {COMPLETION, "{\"prompt\": \"a\", \"echo\": true, \"stream\": true}", 400, "echo with stream"},
+};
+
+static void errors(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    START("--set", "train.seed=1");
+    for (int64_t i = 0; i < MT_LEN(wrongs); i++) {
+        const int status = ask(wrongs[i].path, wrongs[i].body);
+        if (status != wrongs[i].status || !strstr(reply, wrongs[i].says) || strncmp(reply, "{\"error\": {", 11) != 0)
+            fail_msg("%s %s: %d %s", wrongs[i].path, wrongs[i].body, status, reply);
+    }
+    assert_int_equal(ask_with(reply, "Origin: http://example.org\r\n", "/v1/models", NULL), 403);
+    stop();
+    assert_int_equal(RUN("serve", server.config, "--host", "0.0.0.0"), 1);
+    assert_says(said.err, "--api-key-file");
+    assert_int_equal(RUN("serve", server.config, "--adapter", "/nowhere"), 1);
+    assert_says(said.err, "/nowhere");
+    assert_int_equal(RUN("serve", server.config, "--host", "no.such.host.invalid", "--api-key", "k"), 1);
+    assert_says(said.err, "--host no.such.host.invalid");
+}
+
+static void keys(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    START("--api-key", "secret");
+    assert_int_equal(ask("/v1/models", NULL), 401);
+    assert_says(reply, "needs an API key");
+    static const char *const bad[] = {"secre", "secrets", "", "Secret"};
+    char header[128];
+    for (int i = 0; i < MT_LEN(bad); i++) {
+        snprintf(header, sizeof(header), "Authorization: Bearer %s\r\n", bad[i]);
+        assert_int_equal(ask_with(reply, header, "/v1/models", NULL), 401);
+    }
+    assert_int_equal(ask_with(reply, "Authorization: Bearer secret\r\n", "/v1/models", NULL), 200);
+    stop();
+}
+
+/* Bodies that are too large, requests that are cut off or slow, two requests at once, clients that go away. */
+static void hostile(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    START("--max-body-mb", "1", "--connections", "32");
+    char *large = mem_alloc((2 << 20) + 1), answer[16];
+    memset(large, ' ', 2 << 20);
+    assert_int_equal(ask(CHAT, large), 413);
+    mem_free(large);
+    int fd = connect_here();
+    static const char huge[] = "POST " CHAT " HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\n";
+    put(fd, huge, (int64_t)strlen(huge));
+    get(fd, reply); /* closed without reading it */
+    fd = connect_here();
+    static const char garbage[] = "\x16\x03\x01\x02\r\n\r\n\r\n";
+    put(fd, garbage, (int64_t)sizeof(garbage));
+    get(fd, reply);
+    int idle[8];
+    for (int i = 0; i < 8; i++) { /* these send half a request and wait */
+        idle[i] = connect_here();
+        put(idle[i], huge, i % 2 ? 20 : 60);
+    }
+    fd = connect_here();
+    put_request(fd, "", "/v1/models", NULL);
+    put_request(fd, "Connection: close\r\n", "/v1/models", NULL);
+    get(fd, reply);
+    const char *first = strstr(reply, "\"object\": \"list\"");
+    assert_true(first && strstr(first + 1, "\"object\": \"list\"")); /* pipelined */
+    for (int i = 0; i < 6; i++) {                                    /* clients that leave */
+        fd = connect_here();
+        put_request(fd, "", CHAT,
+                    i % 2 ? "{" HELLO ", \"ignore_eos\": true, \"n\": 4, \"stream\": true}"
+                          : "{" HELLO ", \"ignore_eos\": true, \"n\": 4}");
+        if (i % 2) assert_true(recv(fd, answer, sizeof(answer), 0) > 0);
+        close(fd);
+    }
+    wait_for_log(", cancelled");
+    if (ask(CHAT, "{" HELLO ", \"max_tokens\": 2}") != 200) fail_msg("%s", reply);
+    for (int i = 0; i < 8; i++) close(idle[i]);
+    stop();
+}
+
+static void limits(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    START("--queue", "1", "--sequences", "1");
+    static const char busy[] = "{" HELLO ", \"ignore_eos\": true, \"n\": 100, \"stream\": true}";
+    char answer[16];
+    int fd = connect_here();
+    put_request(fd, "", CHAT, busy);
+    assert_true(recv(fd, answer, sizeof(answer), 0) > 0);
+    assert_int_equal(ask(CHAT, "{" HELLO "}"), 429);
+    kill(server.pid, SIGTERM); /* runs on; no new requests */
+    for (int i = 0; i < 500 && ask(CHAT, "{" HELLO "}") != 503; i++) usleep(10000);
+    assert_says(reply, "closing");
+    stop(); /* the second one cancels */
+    get(fd, reply);
+    assert_says(reply, "the server is closing");
+    START("--timeout", "0.05");
+    assert_int_equal(ask(CHAT, "{" HELLO ", \"ignore_eos\": true, \"n\": 100}"), 503);
+    assert_says(reply, "--timeout");
+    stop();
+}
+
+/* ---- many clients ---- */
+
+struct client {
+    pthread_t thread;
+    int number;
+    char *reply, text[ROUNDS][1024];
+};
+
+static void ask_number(struct client *c, int round)
+{
+    char body[256];
+    const int seed = c->number * ROUNDS + round;
+    snprintf(body, sizeof(body), "{\"model\": \"%s\", \"prompt\": \"Number %d\", \"seed\": %d, \"max_tokens\": %d}",
+             c->number % 3   ? "adapter_final"
+             : c->number % 2 ? "adapter_init"
+                             : "",
+             seed, seed, 5 + seed % 9);
+    const int status = ask_with(c->reply, "", COMPLETION, body);
+    const char *at = status == 200 ? strstr(c->reply, "\"text\": ") : NULL;
+    const char *end = at ? strstr(at, "\"finish_reason\"") : NULL;
+    snprintf(c->text[round], sizeof(c->text[0]), "%d %.*s", status, end ? (int)(end - at) : 0, at ? at : "");
+}
+
+static void *run_client(void *user)
+{
+    struct client *c = user;
+    for (int i = 0; i < ROUNDS; i++) ask_number(c, i);
+    return NULL;
+}
+
+static void many(void **state)
+{
+    (void)state;
+    static struct client clients[CLIENTS];
+    char want[1024];
+    if (!can_serve()) return;
+    START("--adapters", fixture("parity/case_a"), "--slots", "1", "--sequences", "4");
+    for (int i = 0; i < CLIENTS; i++) {
+        clients[i] = (struct client){.number = i, .reply = mem_alloc(REPLY)};
+        assert_int_equal(pthread_create(&clients[i].thread, NULL, run_client, &clients[i]), 0);
+    }
+    for (int i = 0; i < CLIENTS; i++) pthread_join(clients[i].thread, NULL);
+    for (int i = 0; i < CLIENTS; i++) { /* the same, one at a time */
+        for (int k = 0; k < ROUNDS; k++) {
+            snprintf(want, sizeof(want), "%s", clients[i].text[k]);
+            assert_int_equal(strncmp(want, "200 ", 4), 0);
+            ask_number(&clients[i], k);
+            assert_string_equal(clients[i].text[k], want);
+        }
+        mem_free(clients[i].reply);
+    }
+    stop();
+}
+
+/* An adapter that appears while the server runs. */
+static void appears(void **state)
+{
+    (void)state;
+    if (!can_serve()) return;
+    char folder[MT_PATH], command[4 * MT_PATH], named[MT_PATH + 8];
+    snprintf(folder, MT_PATH, "%s", scratch_dir());
+    snprintf(named, sizeof(named), "mine=%s", fixture("parity/case_a/adapter_init"));
+    START("--adapters", folder, "--adapter", named);
+    assert_int_equal(ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\"}"), 404);
+    snprintf(command, sizeof(command), "cp -r '%s' '%s/later'", fixture("parity/case_a/adapter_final"), folder);
+    assert_int_equal(system(command), 0);
+    if (ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\", \"max_tokens\": 9, \"temperature\": 0}") !=
+        200)
+        fail_msg("%s", reply);
+    assert_string_equal(text_at(reply, "choices.0.text"), generated(fixture("parity/case_a/adapter_final")));
+    assert_int_equal(ask("/v1/models", NULL), 200);
+    assert_says(reply, "\"later\"");
+    assert_says(reply, "\"mine\"");
+    stop();
+}
+
+int test_serve(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts),   cmocka_unit_test(forms),  cmocka_unit_test(errors), cmocka_unit_test(keys),
+        cmocka_unit_test(hostile), cmocka_unit_test(limits), cmocka_unit_test(many),   cmocka_unit_test(appears),
+    };
+    return cmocka_run_group_tests_name("serve", tests, NULL, NULL);
+}

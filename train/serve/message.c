@@ -1,0 +1,344 @@
+/* message.c - see message.h. */
+#include "train/serve/message.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- rules ---- */
+
+static bool has(const char *text, const char *part) { return text && strstr(text, part); }
+
+struct message_rules message_rules_of(const struct chat_template *t)
+{
+    const char *text = t ? chat_template_text(t) : NULL;
+    struct message_rules r = {.think = has(text, "</think>")};
+    if (has(text, "<|channel|>") && has(text, "<|message|>")) return (struct message_rules){.calls = MESSAGE_HARMONY};
+    if (has(text, "<tool_call>"))
+        r.calls = has(text, "<arg_key>") ? MESSAGE_ARG_KEY : has(text, "<function=") ? MESSAGE_XML : MESSAGE_JSON;
+    return r;
+}
+
+const char *message_calls_text(enum message_calls calls)
+{
+    static const char *const texts[] = {
+        [MESSAGE_PLAIN] = "the chat template has no form of tool calls that serve knows: calls stay in the content",
+        [MESSAGE_HARMONY] = "tool calls and reasoning of gpt-oss",
+        [MESSAGE_JSON] = "tool calls as JSON in <tool_call>",
+        [MESSAGE_XML] = "tool calls as <function=NAME> in <tool_call>",
+        [MESSAGE_ARG_KEY] = "tool calls as <arg_key> in <tool_call>"};
+    return texts[calls];
+}
+
+/* ---- parts of a text ---- */
+
+struct part {
+    const char *at, *end;
+};
+
+static struct part part_of(const char *at, const char *end) { return (struct part){at, end}; }
+
+/* Where `mark` begins in the part; NULL: nowhere. */
+static const char *find(struct part p, const char *mark)
+{
+    const size_t n = strlen(mark);
+    for (const char *at = p.at; at + n <= p.end; at++)
+        if (*at == *mark && !memcmp(at, mark, n)) return at;
+    return NULL;
+}
+
+static bool begins(struct part p, const char *mark)
+{
+    const size_t n = strlen(mark);
+    return (size_t)(p.end - p.at) >= n && !memcmp(p.at, mark, n);
+}
+
+/* The end of the part without a beginning of `mark` at its end. */
+static const char *without_begun(struct part p, const char *mark)
+{
+    const size_t n = strlen(mark);
+    for (const char *at = p.end - MT_MIN((size_t)(p.end - p.at), n - 1); at < p.end; at++)
+        if (!memcmp(at, mark, (size_t)(p.end - at))) return at;
+    return p.end;
+}
+
+static struct part trimmed(struct part p)
+{
+    while (p.at < p.end && text_is_space(*p.at)) p.at++;
+    while (p.end > p.at && text_is_space(p.end[-1])) p.end--;
+    return p;
+}
+
+static void put(struct text_buf *to, struct part p) { text_put_bytes(to, p.at, p.end - p.at); }
+
+static struct message_call *add_call(struct message *m)
+{
+    m->calls = mem_reserve(m->calls, &m->cap_call, m->n_call + 1, sizeof(*m->calls));
+    struct message_call *c = &m->calls[m->n_call++];
+    c->name.size = c->arguments.size = 0;
+    text_put(&c->name, "");
+    text_put(&c->arguments, "");
+    return c;
+}
+
+/* ---- one call ---- */
+
+/* {"name": .., "arguments": {..}}; arguments may be JSON in a string. */
+static bool read_json_call(struct message *m, struct part p)
+{
+    const char *name, *text;
+    struct err err;
+    struct json_doc *doc = json_parse_row(p.at, p.end - p.at, JSON_ROW_VALUES, "call", &err);
+    if (!doc) return false;
+    struct json j = json_root(doc), arguments = json_find(j, "arguments");
+    int64_t size;
+    bool fine = json_type(j) == JSON_OBJECT && !json_get_str(j, "name", &name, &err);
+    if (fine && !json_given(arguments)) arguments = json_find(j, "parameters");
+    if (fine) {
+        struct message_call *c = add_call(m);
+        text_put(&c->name, name);
+        if (json_type(arguments) == JSON_STRING && !json_str(arguments, &text, &size, &err))
+            text_put_bytes(&c->arguments, text, size);
+        else if (!json_given(arguments) || text_put_json(&c->arguments, arguments, &err))
+            text_put(&c->arguments, "{}");
+    }
+    json_free(doc);
+    return fine;
+}
+
+/* The schema of tools says that argument `key` of function `name` is a string. */
+static bool is_string(struct json tools, struct part name, struct part key)
+{
+    char text[128];
+    for (int64_t i = 0; i < json_count(tools); i++) {
+        const struct json tool = json_at(tools, i);
+        const struct json f = json_has(tool, "function") ? json_find(tool, "function") : tool;
+        const char *word = "";
+        if (json_opt_str(f, "name", &word, NULL) || strlen(word) != (size_t)(name.end - name.at) ||
+            memcmp(word, name.at, strlen(word)) != 0)
+            continue;
+        snprintf(text, sizeof(text), "%.*s", (int)(key.end - key.at), key.at);
+        const struct json schema = json_find(json_find(json_find(f, "parameters"), "properties"), text);
+        if (json_type(json_find(schema, "type")) != JSON_STRING) return false;
+        return !json_opt_str(schema, "type", &word, NULL) && !strcmp(word, "string");
+    }
+    return false;
+}
+
+/* A value without quotes: JSON unless it is a string by its schema, or not JSON. */
+static void put_argument(struct text_buf *to, const struct message_input *in, struct part name, struct part key,
+                         struct part value)
+{
+    struct err err;
+    char *copy = mem_strndup(key.at, key.end - key.at);
+    struct json_doc *doc = is_string(in->tools, name, key)
+                               ? NULL
+                               : json_parse_row(value.at, value.end - value.at, JSON_ROW_VALUES, "argument", &err);
+    text_put_key(to, copy);
+    if (!doc || text_put_json(to, json_root(doc), &err)) text_put_quoted(to, value.at, value.end - value.at);
+    json_free(doc);
+    mem_free(copy);
+}
+
+/* <function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function> */
+static bool read_xml_call(struct message *m, const struct message_input *in, struct part p)
+{
+    static const char function[] = "<function=", parameter[] = "<parameter=", end[] = "</parameter>";
+    if (!begins(p, function)) return false;
+    const char *close = find(p, ">");
+    if (!close) return false;
+    const struct part name = trimmed(part_of(p.at + sizeof(function) - 1, close));
+    struct message_call *c = add_call(m);
+    put(&c->name, name);
+    text_put(&c->arguments, "{");
+    p.at = close + 1;
+    for (const char *at; (at = find(p, parameter));) {
+        const char *key_end = find(part_of(at, p.end), ">");
+        const char *value_end = key_end ? find(part_of(key_end, p.end), end) : NULL;
+        if (!value_end) break;
+        struct part value = part_of(key_end + 1, value_end);
+        if (value.at < value.end && *value.at == '\n') value.at++;
+        if (value.at < value.end && value.end[-1] == '\n') value.end--;
+        put_argument(&c->arguments, in, name, part_of(at + sizeof(parameter) - 1, key_end), value);
+        p.at = value_end + sizeof(end) - 1;
+    }
+    text_put(&c->arguments, "}");
+    return true;
+}
+
+/* NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value> ... */
+static bool read_key_call(struct message *m, const struct message_input *in, struct part p)
+{
+    static const char key[] = "<arg_key>", key_end[] = "</arg_key>", value[] = "<arg_value>",
+                      value_end[] = "</arg_value>";
+    const char *at = find(p, key);
+    const struct part name = trimmed(part_of(p.at, at ? at : p.end));
+    if (name.at == name.end || find(name, "\n") || find(name, " ")) return false;
+    struct message_call *c = add_call(m);
+    put(&c->name, name);
+    text_put(&c->arguments, "{");
+    while (at) {
+        const char *k = find(part_of(at, p.end), key_end), *v = k ? find(part_of(k, p.end), value) : NULL;
+        const char *end = v ? find(part_of(v, p.end), value_end) : NULL;
+        if (!end) break;
+        put_argument(&c->arguments, in, name, trimmed(part_of(at + sizeof(key) - 1, k)),
+                     part_of(v + sizeof(value) - 1, end));
+        at = find(part_of(end, p.end), key);
+    }
+    text_put(&c->arguments, "}");
+    return true;
+}
+
+static bool read_call(struct message *m, const struct message_input *in, struct part p)
+{
+    p = trimmed(p);
+    switch (in->rules.calls) {
+    case MESSAGE_JSON: return read_json_call(m, p);
+    case MESSAGE_XML: return read_xml_call(m, in, p);
+    case MESSAGE_ARG_KEY: return read_key_call(m, in, p);
+    case MESSAGE_PLAIN:
+    case MESSAGE_HARMONY: break;
+    }
+    return false;
+}
+
+/* ---- <think> and <tool_call> ---- */
+
+/* Reasoning at the start; returns what follows. */
+static struct part take_reasoning(struct message *m, const struct message_input *in, struct part p)
+{
+    static const char open[] = "<think>", close[] = "</think>";
+    struct part text = p;
+    while (text.at < text.end && text_is_space(*text.at)) text.at++;
+    const bool opened = begins(text, open);
+    if (!opened && !in->think_open) { /* a mark may still begin */
+        if (!in->whole && text.end - text.at < 7 && without_begun(text, open) == text.at) p.at = p.end;
+        return p;
+    }
+    if (opened) text.at += sizeof(open) - 1;
+    const char *end = find(text, close);
+    struct part reasoning = part_of(text.at, end ? end : in->whole ? text.end : without_begun(text, close));
+    put(&m->reasoning, trimmed(reasoning));
+    if (!end) return part_of(p.end, p.end);
+    text.at = end + sizeof(close) - 1;
+    while (text.at < text.end && text_is_space(*text.at)) text.at++;
+    return text;
+}
+
+static void parse_marked(struct message *m, const struct message_input *in, struct part p)
+{
+    static const char open[] = "<tool_call>", close[] = "</tool_call>";
+    const bool calls = in->wants_calls && in->rules.calls != MESSAGE_PLAIN;
+    const char *at;
+    if (in->rules.think) p = take_reasoning(m, in, p);
+    while (calls && (at = find(p, open))) {
+        const char *body = at + sizeof(open) - 1, *end = find(part_of(body, p.end), close);
+        struct part before = part_of(p.at, at);
+        if (!end && !in->whole) {
+            p.end = at; /* its end is not there yet */
+            break;
+        }
+        while (before.end > before.at && text_is_space(before.end[-1])) before.end--;
+        if (!read_call(m, in, part_of(body, end ? end : p.end))) break; /* not a call: content */
+        put(&m->content, before);
+        p.at = end ? end + sizeof(close) - 1 : p.end;
+        while (p.at < p.end && text_is_space(*p.at)) p.at++;
+    }
+    if (calls && !in->whole) p.end = without_begun(p, open);
+    while (calls && !in->whole && p.end > p.at && text_is_space(p.end[-1])) p.end--; /* a call may follow */
+    put(&m->content, p);
+}
+
+/* ---- harmony ---- */
+
+static bool is_word(struct part p, const char *word)
+{
+    return (size_t)(p.end - p.at) == strlen(word) && !memcmp(p.at, word, strlen(word));
+}
+
+/* What follows a mark in a header, up to a blank or another mark. */
+static struct part word_after(struct part header, const char *mark)
+{
+    const char *at = find(header, mark);
+    if (!at) return part_of(header.end, header.end);
+    struct part word = part_of(at + strlen(mark), at + strlen(mark));
+    while (word.end < header.end && !text_is_space(*word.end) && *word.end != '<') word.end++;
+    return word;
+}
+
+static void put_paragraph(struct text_buf *to, struct part p)
+{
+    if (to->size && p.at < p.end) text_put(to, "\n");
+    put(to, p);
+}
+
+/* A message of a channel; `open`: its end is not there yet. */
+static void take_channel(struct message *m, const struct message_input *in, struct part header, struct part body,
+                         bool open)
+{
+    static const char functions[] = "functions.";
+    const struct part channel = word_after(header, "<|channel|>");
+    struct part to = word_after(header, "to=");
+    if (begins(to, functions)) to.at += sizeof(functions) - 1;
+    if (to.at < to.end && in->wants_calls) {
+        if (open && !in->whole) return;
+        struct message_call *c = add_call(m);
+        put(&c->name, to);
+        put(&c->arguments, trimmed(body));
+        return;
+    }
+    put_paragraph(is_word(channel, "analysis") ? &m->reasoning : &m->content, body);
+}
+
+static void parse_harmony(struct message *m, const struct message_input *in, struct part p)
+{
+    static const char *const ends[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>"};
+    static const char start[] = "<|start|>", channel[] = "<|channel|>", message[] = "<|message|>";
+    if (!begins(p, channel) && !begins(p, start) && !begins(p, " to=")) { /* no header: all is content */
+        if (in->whole || (without_begun(p, channel) != p.at && p.end - p.at >= 11)) put(&m->content, p);
+        return;
+    }
+    while (p.at < p.end) {
+        const char *body = find(p, message), *end = NULL;
+        if (!body) return;
+        const struct part header = part_of(p.at, body);
+        p.at = body + sizeof(message) - 1;
+        const char *least = p.end;
+        for (int i = 0; i < MT_LEN(ends); i++) {
+            const char *at = find(p, ends[i]);
+            if (at && (!end || at < end)) end = at;
+            const char *begun = without_begun(p, ends[i]);
+            if (!in->whole && begun < least) least = begun;
+        }
+        take_channel(m, in, header, part_of(p.at, end ? end : least), !end);
+        p.at = end ? end : p.end;
+        if (begins(p, "<|end|>"))
+            p.at += 7;
+        else if (begins(p, "<|call|>"))
+            p.at += 8;
+        else if (begins(p, "<|return|>"))
+            p.at += 10;
+    }
+}
+
+void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size)
+{
+    m->content.size = m->reasoning.size = m->n_call = 0;
+    text_put(&m->content, "");
+    text_put(&m->reasoning, "");
+    if (in->rules.calls == MESSAGE_HARMONY)
+        parse_harmony(m, in, part_of(text, text + size));
+    else
+        parse_marked(m, in, part_of(text, text + size));
+}
+
+void message_free(struct message *m)
+{
+    for (int64_t i = 0; i < m->cap_call; i++) {
+        text_free(&m->calls[i].name);
+        text_free(&m->calls[i].arguments);
+    }
+    mem_free(m->calls);
+    text_free(&m->content);
+    text_free(&m->reasoning);
+    *m = (struct message){.n_call = 0};
+}

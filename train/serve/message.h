@@ -1,0 +1,39 @@
+/* message.h - the text of an answer as a message: content, reasoning, tool calls, as the chat template marks them. */
+#ifndef MT_SERVE_MESSAGE_H
+#define MT_SERVE_MESSAGE_H
+
+#include "data/chat/chat_template.h"
+
+/* How calls are written. HARMONY: gpt-oss, also its reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
+ * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> inside it (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then <arg_key>
+ * and <arg_value> inside it (GLM-4.5 and later). */
+enum message_calls { MESSAGE_PLAIN, MESSAGE_HARMONY, MESSAGE_JSON, MESSAGE_XML, MESSAGE_ARG_KEY };
+struct message_rules {
+    enum message_calls calls; /* PLAIN: calls stay in the content */
+    bool think;               /* reasoning is in <think> */
+};
+/* NULL: no template. */
+struct message_rules message_rules_of(const struct chat_template *t);
+const char *message_calls_text(enum message_calls calls); /* for the log */
+
+struct message_call {
+    struct text_buf name, arguments; /* JSON of an object */
+};
+struct message {
+    struct text_buf content, reasoning;
+    struct message_call *calls; /* [n_call] */
+    int64_t n_call, cap_call;
+};
+struct message_input {
+    struct message_rules rules;
+    bool think_open;   /* the prompt ended with <think> */
+    bool wants_calls;  /* otherwise calls stay in the content */
+    bool whole;        /* no text follows */
+    struct json tools; /* of the request; XML and ARG_KEY: which arguments are strings */
+};
+/* Empties m first. Of a text that is not whole, what may still become a mark is left out, and calls appear when they
+ * are complete: each member only grows with the text. */
+void message_parse(struct message *m, const struct message_input *in, const char *text, int64_t size);
+void message_free(struct message *m);
+
+#endif

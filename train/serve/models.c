@@ -1,0 +1,224 @@
+/* models.c - see models.h. */
+#include "train/serve/models.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "train/adapter/adapter_dir.h"
+#include "train/adapter/peft.h"
+
+/* ---- names ---- */
+
+static struct served *find_known(const struct models *m, const char *name)
+{
+    for (int64_t i = 0; i < m->n; i++)
+        if (!strcmp(m->items[i]->name, name)) return m->items[i];
+    return NULL;
+}
+
+static void add(struct models *m, const char *name, int64_t size, const char *dir)
+{
+    m->items = mem_reserve(m->items, &m->cap, m->n + 1, sizeof(*m->items));
+    struct served *s = mem_array(1, sizeof(*s));
+    *s = (struct served){
+        .name = mem_strndup(name, size), .dir = dir ? mem_strdup(dir) : NULL, .created = (int64_t)time(NULL)};
+    m->items[m->n++] = s;
+}
+
+/* The last part of a path, without slashes at its end; its size. `adapter` is that of the run that it belongs to. */
+static const char *last_part(const char *path, int64_t *size)
+{
+    int64_t end = (int64_t)strlen(path);
+    for (;;) {
+        while (end > 1 && path[end - 1] == '/') end--;
+        int64_t at = end;
+        while (at > 0 && path[at - 1] != '/') at--;
+        *size = end - at;
+        if (at < 2 || *size != 7 || strncmp(path + at, "adapter", 7) != 0) return path + at;
+        end = at;
+    }
+}
+
+/* DIR or NAME=DIR. */
+static int add_word(struct models *m, const char *word, struct err *err)
+{
+    const char *equals = strchr(word, '=');
+    const bool named = equals && equals > word && !memchr(word, '/', (size_t)(equals - word));
+    char dir[MT_PATH];
+    int64_t size;
+    if (adapter_dir_find(dir, "--adapter", named ? equals + 1 : word, err)) return -1;
+    const char *name = last_part(named ? equals + 1 : word, &size);
+    if (named) name = word, size = equals - word;
+    char *copy = mem_strndup(name, size);
+    const bool known = find_known(m, copy) != NULL;
+    if (known) err_set(err, "--adapter %s: another model is named %s: write NAME=DIR", word, copy);
+    if (!known) add(m, name, size, dir);
+    mem_free(copy);
+    return known ? -1 : 0;
+}
+
+/* Adapters below the folder whose names are not known; others are left out. */
+static int scan(struct models *m, struct err *err)
+{
+    char **names, path[MT_PATH], dir[MT_PATH];
+    int64_t n;
+    if (!m->folder) return 0;
+    if (file_list(m->folder, &names, &n, err)) return err_prefix(err, "--adapters");
+    for (int64_t i = 0; i < n; i++)
+        if (!find_known(m, names[i]) && !file_in(path, m->folder, names[i], NULL) && adapter_dir_inside(dir, path))
+            add(m, names[i], (int64_t)strlen(names[i]), dir);
+    file_list_free(names, n);
+    return 0;
+}
+
+int models_open(struct models *m, struct run *r, const struct cli_words *words, const char *folder, struct err *err)
+{
+    int64_t size = (int64_t)strlen(r->model_name);
+    const char *name = file_is_dir(r->model_name) ? last_part(r->model_name, &size) : r->model_name;
+    *m = (struct models){.run = r, .folder = folder};
+    add(m, name, size, NULL);
+    for (int64_t i = 0; i < words->n; i++)
+        if (add_word(m, words->v[i], err)) return -1;
+    return scan(m, err);
+}
+
+struct served *models_find(struct models *m, const char *name)
+{
+    struct err err;
+    struct served *known = name && *name ? find_known(m, name) : m->items[0];
+    if (known || !m->folder) return known;
+    if (scan(m, &err)) log_warn("%s", err.msg);
+    return find_known(m, name);
+}
+
+/* ---- memory ---- */
+
+/* Adds what dir's adapter needs. */
+static int count_adapter(const struct models *m, struct config *cfg, bool target[LORA_TARGETS], const char *dir,
+                         struct err *err)
+{
+    struct adapters ad;
+    if (peft_plan(&ad, &m->run->arch, dir, err)) return -1;
+    cfg->lora.r = MT_MAX(cfg->lora.r, adapters_max_rank(&ad));
+    cfg->lora.dora |= ad.dora;
+    for (int t = 0; t < LORA_TARGETS; t++) target[t] |= ad.target[t];
+    adapters_free(&ad);
+    return 0;
+}
+
+static int64_t bytes_of(const struct models *m, struct adapters *ad)
+{
+    struct device dry;
+    device_dry_run(&dry, &m->run->dev);
+    adapters_layout(ad, &m->run->arch, m->run->dev.ops->rank_multiple, &m->run->par);
+    adapters_alloc_frozen(ad, &dry, &m->run->arch);
+    return dry.state.peak;
+}
+
+int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err *err)
+{
+    static struct config usual; /* large for a stack */
+    const struct config asked = *cfg;
+    bool target[LORA_TARGETS] = {false};
+    size_t n = 0;
+    struct adapters ad;
+    config_defaults(&usual);
+    cfg->lora = usual.lora;
+    cfg->lora.r = m->folder ? asked.lora.r : 1; /* for later ones */
+    cfg->lora.dora = m->folder && asked.lora.dora;
+    snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", asked.lora.targets);
+    for (int64_t i = 1; i < m->n; i++)
+        if (count_adapter(m, cfg, target, m->items[i]->dir, err)) return -1;
+    for (enum lora_target t = LORA_Q; m->n > 1 && t < LORA_TARGETS; t++)
+        if (target[t])
+            n += (size_t)snprintf(cfg->lora.targets + n, sizeof(cfg->lora.targets) - n, "%s%s", n ? "," : "",
+                                  lora_target_name(t));
+    if (n >= sizeof(cfg->lora.targets)) return err_set(err, "the adapters have too many targets together");
+    if (plan_adapters(&ad, &m->run->arch, cfg, NULL, err)) return -1;
+    const int64_t bytes = bytes_of(m, &ad);
+    adapters_free(&ad);
+    m->n_slot = m->n > 1 || m->folder ? n_slot : 0;
+    m->slots = mem_array(n_slot, sizeof(*m->slots));
+    m->run->set_aside = m->n_slot * bytes;
+    return 0;
+}
+
+void models_close(struct models *m)
+{
+    for (int64_t i = 0; i < m->n; i++) {
+        mem_free(m->items[i]->name);
+        mem_free(m->items[i]->dir);
+        mem_free(m->items[i]);
+    }
+    mem_free(m->items);
+    mem_free(m->slots);
+    *m = (struct models){.n = 0};
+}
+
+/* ---- loading ---- */
+
+/* When the weights of an adapter changed, in ns; 0: unknown. */
+static int64_t stamp_of(const char *dir)
+{
+    char path[MT_PATH];
+    struct stat st;
+    if (file_in(path, dir, "adapter_model.safetensors", NULL) || stat(path, &st)) return 0;
+    return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
+
+/* Requests that ended stay in the engine until its next step: then the slot cannot be emptied yet. */
+static bool empty(const struct models *m, struct slot *slot)
+{
+    struct err err;
+    if (!slot->model) return true;
+    if (slot->n_users || engine_drop_adapter(m->engine, slot->adapter, &err)) return false;
+    slot->model->slot = NULL;
+    *slot = (struct slot){.model = NULL};
+    return true;
+}
+
+static int fill(const struct models *m, struct slot *slot, struct served *s, struct err *err)
+{
+    const double start = clock_ms();
+    const int64_t stamp = stamp_of(s->dir);
+    const int adapter = engine_load_adapter(m->engine, s->dir, err);
+    if (adapter < 0) return -1;
+    *slot = (struct slot){.model = s, .adapter = adapter, .stamp = stamp};
+    s->slot = slot;
+    log_info("adapter %s loaded in %.2f s", s->name, (clock_ms() - start) / 1e3);
+    return 0;
+}
+
+/* An empty slot, or that whose adapter was unused for longest; NULL: all are in use. */
+static struct slot *free_slot(const struct models *m)
+{
+    struct slot *best = NULL;
+    for (struct slot *s = m->slots; s < m->slots + m->n_slot; s++) {
+        if (!s->model) return s;
+        if (!s->n_users && (!best || s->used < best->used)) best = s;
+    }
+    return best;
+}
+
+int models_take(struct slot **slot, struct models *m, struct served *s, struct err *err)
+{
+    *slot = NULL;
+    if (!s->dir) return 0;
+    if (s->slot && s->slot->stamp != stamp_of(s->dir)) (void)empty(m, s->slot);
+    if (!s->slot) {
+        struct slot *place = free_slot(m);
+        if (!place || !empty(m, place)) return 1;
+        if (fill(m, place, s, err)) return -1;
+    }
+    *slot = s->slot;
+    s->slot->n_users++;
+    s->slot->used = ++m->n_use;
+    return 0;
+}
+
+void models_release(struct slot *slot)
+{
+    if (slot) slot->n_users--;
+}

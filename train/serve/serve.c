@@ -1,0 +1,221 @@
+/* serve.c - see serve.h. */
+#include "train/serve/serve.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "train/adapter/adapter_dir.h"
+#include "train/serve/routes.h"
+
+enum { IDLE_S = 30, KEY_BYTES = 4096, MAX_TOP = 20 };
+
+/* 1: no new requests, 2: those that run are cancelled too. */
+static volatile sig_atomic_t stop;
+
+static void on_signal(int number)
+{
+    (void)number;
+    if (stop < 2) stop++;
+}
+
+struct serve {
+    const struct serve_options *o;
+    struct config *cfg;
+    struct run run;
+    struct models models;
+    struct engine *engine;
+    struct jobs *jobs;
+    struct routes routes;
+    char *key;
+};
+
+static bool is_loopback(const char *host)
+{
+    return !strncmp(host, "127.", 4) || !strcmp(host, "localhost") || !strcmp(host, "::1");
+}
+
+static int read_key(struct serve *s, struct err *err)
+{
+    int64_t size;
+    if (s->o->key) s->key = mem_strdup(s->o->key);
+    if (s->o->key_file && !(s->key = file_read(s->o->key_file, KEY_BYTES, &size, err)))
+        return err_prefix(err, "--api-key-file");
+    if (s->key) s->key[strcspn(s->key, "\r\n")] = 0;
+    if (s->key && !*s->key) return err_set(err, "the API key is empty");
+    if (s->key || is_loopback(s->o->host)) return 0;
+    return err_set(err, "--host %s: other machines could use the model: set --api-key-file", s->o->host);
+}
+
+static int check_config(const struct config *c, struct err *err)
+{
+    if (!c->quant.weights && !c->quant.activations) return 0;
+    return err_set(err, "serve does not imitate quantisation (quant.weights, quant.activations): add --set "
+                        "quant.weights=none --set quant.activations=none, or serve an export with its own server");
+}
+
+/* A run without data, in which all sequences may be as long as the context. */
+static void set_config(struct serve *s)
+{
+    struct config *c = s->cfg;
+    c->data.train[0] = c->data.eval[0] = 0;
+    c->data.eval_split = 0;
+    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
+    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
+    c->eval.every = c->eval.patience = 0;
+    c->train.micro_batch = 1;
+}
+
+/* Sampling of requests that say nothing: generation_config.json, else the plain distribution. */
+static int read_defaults(struct serve *s, struct err *err)
+{
+    struct sample_params *p = &s->routes.api.params;
+    *p = sample_params_default();
+    p->temperature = 1;
+    if (!file_exists_in(s->run.model_dir, "generation_config.json")) return 0;
+    struct json_doc *doc = json_load_in(s->run.model_dir, "generation_config.json", 1 << 20, err);
+    if (!doc) return -1;
+    const struct json j = json_root(doc);
+    const int rc = json_opt_f64(j, "temperature", &p->temperature, err) || json_opt_f64(j, "top_p", &p->top_p, err) ||
+                   json_opt_f64(j, "min_p", &p->min_p, err) ||
+                   json_opt_f64(j, "repetition_penalty", &p->repetition, err) ||
+                   json_opt_i64(j, "top_k", 0, INT32_MAX, &p->top_k, err) || sample_params_check(p, err);
+    json_free(doc);
+    log_info("requests that say nothing: temperature %g, top_p %g, top_k %lld, min_p %g, repetition_penalty %g",
+             p->temperature, p->top_p, (long long)p->top_k, p->min_p, p->repetition);
+    return rc ? -1 : 0;
+}
+
+/* As many sequences as have room for their states, and for one that is as long as the context. */
+static int size_engine(struct serve *s, struct err *err)
+{
+    struct run *r = &s->run;
+    bool fits = false;
+    for (int64_t n = s->o->sequences; !fits && n; n /= 2) {
+        r->generation = engine_sizes(n, s->cfg->data.seq_len, s->cfg->data.seq_len);
+        r->generation.n_top = MAX_TOP;
+        r->generation.edits = true;
+        const struct plan_request q = run_plan_request(r, NULL, PLAN_GENERATE);
+        if (n == 1) break;
+        if (plan_fits(&fits, &q, err)) return -1;
+    }
+    return 0;
+}
+
+static int open_model(struct serve *s, struct err *err)
+{
+    struct run *r = &s->run;
+    char need[32], have[32];
+    if (size_engine(s, err)) return -1;
+    if (run_open_model(r, NULL, PLAN_GENERATE, err)) {
+        if (r->plan.too_large)
+            return err_set(err,
+                           "--context %lld: the model and a cache for so many tokens need %s, the budget is %s: "
+                           "lower --context",
+                           (long long)s->cfg->data.seq_len, str_bytes(need, plan_peak(&r->plan, false)),
+                           str_bytes(have, r->plan.budget));
+        return -1;
+    }
+    return (s->models.engine = s->engine = engine_open_planned(r, err)) ? 0 : -1;
+}
+
+/* The adapters that were named; those of a folder are loaded at their first request. */
+static int load_named(struct serve *s, int64_t n, struct err *err)
+{
+    for (int64_t i = 0; i < n && i < s->models.n_slot; i++) {
+        struct slot *slot;
+        if (models_take(&slot, &s->models, s->models.items[i + 1], err)) return -1;
+        models_release(slot);
+    }
+    return 0;
+}
+
+static int open_all(struct serve *s, bool from_run, struct err *err)
+{
+    struct dataset_options opt;
+    struct cli_words words = s->o->adapters;
+    char own[MT_PATH], inside[MT_PATH];
+    if (read_key(s, err) || check_config(s->cfg, err) || run_open_headers(&s->run, s->cfg, err) ||
+        run_open_tokenizer(&s->run, &opt, NULL, err))
+        return -1;
+    if (from_run && !words.n && !s->o->folder && adapter_dir_inside(inside, s->cfg->output.dir)) {
+        snprintf(own, sizeof(own), "%s", s->cfg->output.dir);
+        words = (struct cli_words){.n = 1, .v = {own}};
+    }
+    s->cfg->data.seq_len = MT_MIN(s->o->context, s->run.arch.max_len);
+    if (read_defaults(s, err) || models_open(&s->models, &s->run, &words, s->o->folder, err) ||
+        models_plan(&s->models, s->cfg, s->o->slots, err))
+        return -1;
+    return open_model(s, err) || load_named(s, words.n, err) ? -1 : 0;
+}
+
+static void describe(const struct serve *s, int64_t port)
+{
+    const struct models *m = &s->models;
+    for (int64_t i = 0; i < m->n; i++) log_info("model %s%s", m->items[i]->name, i ? "" : " (base)");
+    log_info("%s", s->run.chat ? message_calls_text(s->routes.api.rules.calls)
+                               : "no chat template: /v1/chat/completions needs data.chat_template");
+    log_info("listening on http://%s:%lld/v1, up to %lld sequences of %lld tokens; Ctrl-C ends after the requests that "
+             "run, twice at once",
+             s->o->host, (long long)port, (long long)s->run.generation.n_seq, (long long)s->cfg->data.seq_len);
+}
+
+static void take_signals(void)
+{
+    static const int ends[] = {SIGINT, SIGTERM};
+    stop = 0;
+    for (int i = 0; i < MT_LEN(ends); i++) signal(ends[i], on_signal);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static int answer(struct serve *s, struct err *err)
+{
+    const struct jobs_options limits = {.max_jobs = s->o->queue, .timeout_ms = s->o->timeout_s * 1e3};
+    struct routes *r = &s->routes;
+    int64_t port;
+    s->jobs = jobs_open(s->engine, &s->models, &limits);
+    r->api.run = &s->run;
+    r->api.jobs = s->jobs;
+    r->api.models = &s->models;
+    r->api.rules = message_rules_of(s->run.chat);
+    r->api.context = s->cfg->data.seq_len;
+    r->api.seed = rng_u64((uint64_t)time(NULL), (uint64_t)getpid() + (uint64_t)(clock_ms() * 1e3));
+    r->key = s->key;
+    r->host = s->o->host;
+    r->max_body = s->o->body_mb << 20;
+    const struct http_options http = {.host = s->o->host,
+                                      .port = s->o->port,
+                                      .max_body = r->max_body,
+                                      .max_connections = s->o->connections,
+                                      .idle_s = IDLE_S,
+                                      .handle = routes_handle,
+                                      .user = r};
+    pthread_mutex_init(&r->api.render, NULL);
+    take_signals();
+    struct http *server = http_open(&http, &port, err);
+    if (server) {
+        describe(s, port);
+        jobs_run(s->jobs, &stop);
+        log_info("closing");
+    }
+    http_close(server);
+    jobs_close(s->jobs);
+    pthread_mutex_destroy(&r->api.render);
+    return server ? 0 : -1;
+}
+
+int serve_run(const struct serve_options *o, bool from_run, struct config *cfg, struct err *err)
+{
+    struct serve s = {.o = o, .cfg = cfg};
+    set_config(&s);
+    int rc = open_all(&s, from_run, err);
+    if (!rc) rc = answer(&s, err);
+    engine_close(s.engine);
+    models_close(&s.models);
+    run_close(&s.run);
+    mem_free(s.key);
+    return rc;
+}
