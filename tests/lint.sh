@@ -144,7 +144,8 @@ check_includes() {
         may["train/session"] = "train/(session|generate|run|state|plan|objective|adapter|report|config)/.*|" below
         may["train/synth"] = "train/(synth|launch)/.*|" below
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
-        may["train/generate"] = "train/(generate|tools)/.*|" commands
+        may["train/reward"] = "train/reward/.*|" below
+        may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
         may["train/serve"] = "train/(serve|generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth)/.*|" commands
         may["train/gguf"] = "train/gguf/.*|" below
@@ -167,7 +168,7 @@ check_includes() {
         home("^zlib\\.h$", "^data/file/file\\.c$")
         home("^zstd\\.h$", "^data/source/codec\\.c$")
         home("^jansson\\.h$", "^data/json/json\\.c$")
-        home("^pcre2\\.h$", "^data/tokenizer/split\\.c$")
+        home("^pcre2\\.h$", "^data/tokenizer/(split|search)\\.c$")
         home("^utf8proc\\.h$", "^data/tokenizer/normalize\\.c$")
         home("^curl/", "^data/hub/hub_curl\\.h$")
         home("^microhttpd\\.h$", "^train/serve/http\\.c$")

@@ -7,6 +7,7 @@
 #include "data/tokenizer/normalize.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <utf8proc.h>
@@ -164,6 +165,33 @@ int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err)
     }
     if (!changed) normal_free(n);
     return 0;
+}
+
+/* utf8proc orders marks in time quadratic in their number. */
+static bool has_long_segment(const char *text, int64_t size)
+{
+    utf8proc_int32_t c;
+    for (int64_t at = 0, marks = 0; at < size;) {
+        at += utf8proc_iterate((const utf8proc_uint8_t *)text + at, size - at, &c);
+        marks = starts_segment(c) ? 0 : marks + 1;
+        if (marks > MAX_SEGMENT) return true;
+    }
+    return false;
+}
+
+char *nfkc_copy(const char *text, int64_t size, bool fold, int64_t *copied)
+{
+    const utf8proc_option_t options =
+        UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT | (fold ? UTF8PROC_CASEFOLD : 0);
+    utf8proc_uint8_t *made = NULL;
+    *copied = 0;
+    if (has_long_segment(text, size)) return NULL;
+    const utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, size, &made, options);
+    MT_REQUIRE(n >= 0, "%s", utf8proc_errmsg(n));
+    char *copy = mem_strndup((const char *)made, n);
+    free(made);
+    *copied = n;
+    return copy;
 }
 
 /* ---- Prepend and Replace ---- */

@@ -23,6 +23,9 @@ void normal_free(struct normal *n);
 /* Unicode's form C. text: valid UTF-8 of at most INT32_MAX bytes. Error: more combining marks in a row than any
  * language uses. */
 int nfc_make(struct normal *n, const char *text, int64_t size, struct err *err) MT_CHECK;
+/* A copy to compare texts by, with its size: in form KC, and without case where `fold` is true. NULL: more combining
+ * marks in a row than any language uses. text as for nfc_make. */
+char *nfkc_copy(const char *text, int64_t size, bool fold, int64_t *copied) MT_CHECK;
 
 #define NORMALIZER_STEPS 8
 #define NORMALIZER_BYTES 32 /* bytes of a string in a step, with its NUL */

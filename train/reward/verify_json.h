@@ -1,0 +1,11 @@
+/* verify_json.h - json: the answer is valid JSON, and has the value of the reference where there is one. */
+#ifndef MT_VERIFY_JSON_H
+#define MT_VERIFY_JSON_H
+
+#include "train/reward/verify_text.h"
+
+/* A code fence around the whole answer is left out. Objects are equal whatever the order of their keys, numbers by
+ * value (1 = 1.0). A reference that is not JSON: NONE; no reference: valid JSON is RIGHT. */
+enum verdict verify_json(struct verify_text answer, struct verify_text reference);
+
+#endif
