@@ -245,12 +245,13 @@ void cache_drop(struct cache *c, int seq)
 
 int64_t cache_len(const struct cache *c, int seq) { return c->seqs[seq].len; }
 
-int64_t cache_used_tok(const struct cache *c)
+double cache_used(const struct cache *c)
 {
-    int64_t most = 0;
-    for (int64_t i = 0; i < c->n_class; i++)
-        if (!c->classes[i].window)
-            most = MT_MAX(most, (c->classes[i].n_page - c->classes[i].n_free) * MT_PAGE * c->classes[i].ratio);
+    double most = 0;
+    for (int64_t i = 0; i < c->n_class; i++) {
+        const struct cache_class *k = &c->classes[i];
+        most = MT_MAX(most, (double)(k->n_page - k->n_free) / (double)k->n_page);
+    }
     return most;
 }
 

@@ -50,7 +50,7 @@ bool cache_fork_fits(const struct cache *c, int64_t len, int64_t n_tok);
 bool cache_extend(struct cache *c, int seq, int64_t n_tok);
 void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);
-int64_t cache_used_tok(const struct cache *c); /* tokens that the pages in use have room for */
+double cache_used(const struct cache *c); /* share of the pages in use, 0 to 1 */
 
 /* Of model_begin: adds the tokens of a pass to sequences seq[n_seq], those at pos[cu[s]] .. pos[cu[s+1] - 1] to the
  * sequence seq[s]; decode: some have tokens already. */

@@ -201,7 +201,8 @@ static void refuses(void **state)
 static void check_sampler(void **state)
 {
     (void)state;
-    static const char *const models[] = {"parity/case_b", "parity/qwen3", "parity/glm4"};
+    static const char *const models[] = {"parity/case_b", "parity/qwen3", "parity/qwen3_next", "parity/deepseek_v3",
+                                         "parity/deepseek_v4"};
     const char *config = process_config("");
     for (int i = 0; i < MT_LEN(models); i++) {
         char set[MT_PATH + 32];

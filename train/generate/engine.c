@@ -593,6 +593,6 @@ struct engine_stats engine_stats(const struct engine *e)
     s.n_running = e->n_live;
     for (const struct request *q = e->first; q; q = q->next) s.n_waiting += q->rules.q.n - q->n_begun;
     s.cache_bytes = e->cache.bytes;
-    s.used_tok = cache_used_tok(&e->cache);
+    s.used = cache_used(&e->cache);
     return s;
 }

@@ -57,8 +57,9 @@ bool engine_step(struct engine *e);
 struct engine_stats {
     int64_t n_waiting, n_running;    /* samples */
     int64_t prompt_tok, sampled_tok; /* so far; prompts of several samples once */
-    int64_t cache_bytes, used_tok;   /* used_tok: that the pages in use have room for */
-    double kept_share;               /* smallest so far */
+    int64_t cache_bytes;
+    double used;       /* share of its pages, 0 to 1 */
+    double kept_share; /* smallest so far */
 };
 struct engine_stats engine_stats(const struct engine *e);
 
