@@ -375,7 +375,7 @@ static const struct cli_row generate_rows[] = {
     OPTION(generate_options, input, "--input", "FILE", NULL, NULL,
            "answer the rows of a JSONL file, many at once: {prompt | prompt_ids | messages, tools}, and id, n, seed, "
            "max_tokens, min_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, "
-           "presence_penalty, stop, stop_token_ids, top_logprobs, prompt_logprobs, ignore_eos"),
+           "presence_penalty, stop, stop_token_ids, top_logprobs, prompt_logprobs, ignore_eos, logit_bias"),
     OPTION(generate_options, output, "--output", "FILE", NULL, NULL,
            "with --input: a line for each sample, in the order of the rows; continues a file that exists"),
     OPTION(generate_options, format, "--format", "FORMAT", ROW_FORMATS, "answers",

@@ -29,7 +29,8 @@ static void bed_open(struct bed *b, const char *model, const char *adapter)
     if (adapter) snprintf(dir, sizeof(dir), "%s/%s", b->cfg.model.path, adapter);
     if (run_open_headers(&b->run, &b->cfg, &err) || run_open_tokenizer(&b->run, &opt, NULL, &err))
         fail_msg("%s", err.msg);
-    b->run.generation = (struct plan_generation){.n_seq = 5, .n_tok = 64, .chunk = 16, .n_top = 4, .edits = true};
+    b->run.generation =
+        (struct plan_generation){.n_seq = 5, .n_tok = 64, .chunk = 16, .n_top = 4, .n_edit = SAMPLE_EDITS};
     if (run_open_model(&b->run, adapter ? dir : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
 }
 
@@ -46,6 +47,7 @@ struct got {
 };
 struct case_of {
     int32_t ids[MAX_LEN];
+    struct sample_bias bias[2];
     struct sample_request q;
     struct got got[SAMPLES];
 };
@@ -93,6 +95,8 @@ static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
     p.top_p = i % 5 == 2 ? 0.9 : 1;
     p.repetition = i % 5 == 3 ? 1.2 : 1;
     p.min_tokens = i % 6 == 0 ? 3 : 0;
+    c->bias[0] = (struct sample_bias){7, 50};
+    c->bias[1] = (struct sample_bias){400, -50};
     p.top_logprobs = i % 2 ? 4 : 0;
     p.prompt_logprobs = i % 8 == 4;
     p.seed = i;
@@ -104,6 +108,8 @@ static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
                                    .n_end_ids = MT_LEN(ends),
                                    .stops = stops,
                                    .n_stops = (int64_t)at_random(key, 4, 3),
+                                   .bias = c->bias,
+                                   .n_bias = i % 12 == 6 ? 2 : 0,
                                    .adapter = i % 9 == 2 ? ENGINE_BASE : ENGINE_OWN,
                                    .token = take_token,
                                    .done = take_sample};
@@ -142,9 +148,6 @@ static void one_at_a_time(struct bed *b, struct case_of *c)
 /* All in a random order, some later than others; every tenth is cancelled on the way. */
 static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t n_seq, int64_t cache_tok)
 {
-    const struct compress_arch *compress = &b->run.arch.compress;
-    int64_t page = MT_PAGE; /* tokens of the largest page */
-    for (int i = 0; i < MT_LEN(compress->ratio); i++) page = MT_MAX(page, MT_PAGE * compress->ratio[i]);
     struct engine *e = open_engine(b, n_seq, cache_tok);
     int order[N], n = 0;
     int64_t number[N], step = 0;
@@ -212,6 +215,11 @@ static void any_order_gives_the_same(void **state)
         one_at_a_time(&b, want);
         for (int i = 0; i < N; i++)
             for (int64_t s = 0; s < want[i].q.n; s++) ended[want[i].got[s].end]++;
+        for (int64_t s = 0; s < want[6].q.n; s++) { /* the bias makes an end token certain once min_tokens are there */
+            const struct got *g = &want[6].got[s];
+            assert_true(g->n <= 3 || g->end != SAMPLE_END_TOKEN || (g->n == 4 && g->ids[3] == 7));
+            for (int64_t t = 0; t < MT_MIN(g->n, 3); t++) assert_true(g->ids[t] != 7 && g->ids[t] != 400);
+        }
         assert_true(ended[SAMPLE_END_TOKEN] && ended[SAMPLE_LENGTH] && ended[SAMPLE_STOP_STRING]);
         for (uint64_t turn = 0; turn < 3; turn++) {
             all_at_once(&b, got, 10 * turn, turn == 1 ? 2 : 5, turn == 2 ? 2 * MAX_LEN : 4 * MAX_LEN);

@@ -1,7 +1,8 @@
 /* check_sampler.c - see check_sampler.h.
  *
- * Bounds of |difference| in nats. fp32: the largest at most 1e-4. bf16: the mean at most 0.02; in a few tokens rounding
- * makes a router choose other experts, so the largest has no bound. */
+ * Bounds of |difference| in nats. fp32: the largest at most 1e-4, or twice that of two training forwards whose sums
+ * have another order (steady_rows): the norm of gated DeltaNet divides by outputs that may be near zero. bf16: the mean
+ * at most 0.02; in a few tokens rounding makes a router choose other experts, so the largest has no bound. */
 #include "train/generate/check_sampler.h"
 
 #include <math.h>
@@ -20,7 +21,7 @@ struct check_sampler {
     struct config cfg;
     struct run run;
     FILE *out;
-    double sum, most;
+    double sum, most, paths; /* paths: largest of two training forwards */
     int64_t n, n_failed;
 };
 
@@ -48,7 +49,7 @@ static void compare(void *user, const struct sample *s)
     struct check_sampler *k = user;
     struct model *m = &k->run.model;
     int32_t tok[MAX_LEN], pos[MAX_LEN], row[ANSWER];
-    float nll[ANSWER];
+    float nll[ANSWER], other[ANSWER];
     k->n_failed += s->end == SAMPLE_FAILED;
     if (s->end == SAMPLE_FAILED || !s->n) return;
     const int64_t n = s->n_prompt + s->n - 1;
@@ -67,11 +68,15 @@ static void compare(void *user, const struct sample *s)
                                   .cu = cu,
                                   .label_row = row,
                                   .label_id = s->ids};
-    model_begin(m, &b, &(struct model_pass){.backward = false});
-    model_fwd(m);
-    model_nll(m, nll);
-    model_end(m);
+    for (int path = 0; path < 2; path++) {
+        m->dev->steady_rows = path == 0;
+        model_begin(m, &b, &(struct model_pass){.backward = false});
+        model_fwd(m);
+        model_nll(m, path ? nll : other);
+        model_end(m);
+    }
     for (int64_t i = 0; i < s->n; i++) {
+        k->paths = fmax(k->paths, fabs((double)nll[i] - (double)other[i]));
         const double d = fabs((double)nll[i] + (double)s->logprob[i]);
         k->sum += d;
         k->most = isnan(d) ? INFINITY : fmax(k->most, d);
@@ -106,12 +111,14 @@ static int report(const struct check_sampler *k, struct err *err)
 {
     const bool f32 = k->run.dev.act_dtype == DT_F32 && !k->run.dev.round_bf16;
     const double mean = k->sum / (double)MT_MAX(k->n, 1);
-    const bool ok = !k->n_failed && (f32 ? k->most <= F32_LARGEST : mean <= BF16_MEAN);
+    const double allowed = f32 ? fmax(F32_LARGEST, 2 * k->paths) : BF16_MEAN;
+    const bool ok = !k->n_failed && (f32 ? k->most : mean) <= allowed;
+    char text[64];
+    snprintf(text, sizeof(text), " (at most %.2g)", allowed);
     fprintf(k->out,
             "sampler on %s: log-probabilities of %lld sampled tokens against the training forward\n"
             "  mean difference %.2g%s, largest %.2g%s nats\n  verdict: %s\n",
-            k->run.dev.name, (long long)k->n, mean, f32 ? "" : " (at most 0.02)", k->most, f32 ? " (at most 1e-4)" : "",
-            ok ? "ok" : "FAILED");
+            k->run.dev.name, (long long)k->n, mean, f32 ? "" : text, k->most, f32 ? text : "", ok ? "ok" : "FAILED");
     if (ok) return 0;
     return err_set(err, k->n_failed ? "logits of the sampler are not finite"
                                     : "the sampler's log-probabilities are not those of training: please report the "

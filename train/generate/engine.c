@@ -242,6 +242,12 @@ static int check_request(const struct engine *e, const struct sample_request *q,
     for (int64_t i = 0; i < q->n_end_ids; i++)
         if (q->end_ids[i] < 0 || q->end_ids[i] >= vocab)
             return err_set(err, "end token %d: the vocabulary has %lld", q->end_ids[i], (long long)vocab);
+    for (int64_t i = 0; i < q->n_bias; i++)
+        if (q->bias[i].id < 0 || q->bias[i].id >= vocab || isnan(q->bias[i].bias))
+            return err_set(err, "logit_bias of token %d: the vocabulary has %lld", q->bias[i].id, (long long)vocab);
+    if (q->n_end_ids + q->n_bias > SAMPLE_EDITS)
+        return err_set(err, "%lld end tokens and %lld values of logit_bias: at most %d together",
+                       (long long)q->n_end_ids, (long long)q->n_bias, SAMPLE_EDITS);
     for (int64_t i = 0; i < q->n_stops; i++)
         if (!q->stops[i][0]) return err_set(err, "a stop string is empty");
     if (q->params.top_logprobs > vocab)

@@ -23,6 +23,7 @@ struct row_state {
     char *id;
     int64_t number, n, n_done;
     struct sample_params params;
+    bool filtered;
     struct text_buf *lines; /* [n] */
     bool failed;
     struct row_state *next;
@@ -38,7 +39,8 @@ struct generate_rows {
     int64_t n_row, n_sample;                      /* in the file */
     int64_t n_known, sample_done;                 /* rows that the output had; samples that it has now */
     int64_t longest, most_len, prompt_tok, n_top; /* of all rows: prompt; prompt and answer; sum of the prompts */
-    bool edits, filtered;
+    int64_t n_edit;                               /* of a row, at most; 0: no row changes logits */
+    bool filtered;
     char unused[MT_PATH + 128]; /* a key that is not used, and where */
     enum row_format format;
     int fd;
@@ -78,8 +80,9 @@ static void count(struct generate_rows *g, const struct row_request *r)
     g->longest = MT_MAX(g->longest, r->q.n_ids);
     g->most_len = MT_MAX(g->most_len, r->q.n_ids + p->max_tokens);
     g->n_top = MT_MAX(g->n_top, p->top_logprobs);
-    g->edits |= p->repetition != 1 || p->frequency != 0 || p->presence != 0 || p->min_tokens > 0;
-    g->filtered |= row_answer_is_filtered(p);
+    if (p->repetition != 1 || p->frequency != 0 || p->presence != 0 || p->min_tokens > 0 || r->q.n_bias)
+        g->n_edit = SAMPLE_EDITS;
+    g->filtered |= row_answer_is_filtered(&r->q);
 }
 
 static int read_all(struct generate_rows *g, struct err *err)
@@ -183,7 +186,7 @@ static int open_output(struct generate_rows *g, struct err *err)
 static void take_sample(void *user, const struct sample *s)
 {
     struct row_state *row = user;
-    const struct row_of of = {row->id, row->number, &row->params, row->all->run->tok};
+    const struct row_of of = {row->id, row->number, &row->params, row->filtered, row->all->run->tok};
     row->failed |= s->end == SAMPLE_FAILED;
     row->n_done++;
     if (!row->failed) row_answer_put(&row->lines[s->index], row->all->format, &of, s);
@@ -205,6 +208,7 @@ static int add_row(struct generate_rows *g, struct row_request *r, const char *n
                               .number = g->number - 1,
                               .n = r->q.n,
                               .params = r->q.params,
+                              .filtered = row_answer_is_filtered(&r->q),
                               .lines = mem_array(r->q.n, sizeof(struct text_buf))};
     r->q.user = row;
     r->q.done = take_sample;
@@ -305,14 +309,16 @@ static int answer_all(struct generate_rows *g, struct err *err)
 static int size_engine(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
 {
     struct plan_generation *s = &g->run->generation;
+    const double given = cfg->generate.memory_gb * (double)((int64_t)1 << 30);
     bool fits = false;
     cfg->data.seq_len = g->most_len;
     for (int64_t n = MT_MIN(g->n_sample, GENERATE_SEQS); !fits && n; n /= 2) {
         *s = engine_sizes(n, g->longest, g->prompt_tok);
         s->n_top = g->n_top;
-        s->edits = g->edits;
+        s->n_edit = g->n_edit;
         const struct plan_request q = run_plan_request(g->run, adapter, PLAN_GENERATE);
         if (n == 1) break;
+        if (given > 0 && (double)plan_cache_bytes(&q, q.seq_len) > given) continue;
         if (plan_fits(&fits, &q, err)) return -1;
     }
     return 0;

@@ -7,10 +7,11 @@
 
 #include "train/tools/tokens.h"
 
-bool row_answer_is_filtered(const struct sample_params *p)
+bool row_answer_is_filtered(const struct sample_request *q)
 {
+    const struct sample_params *p = &q->params;
     return p->temperature > 0 && (p->top_p < 1 || p->min_p > 0 || p->top_k > 0 || p->repetition != 1 ||
-                                  p->frequency != 0 || p->presence != 0 || p->min_tokens > 0);
+                                  p->frequency != 0 || p->presence != 0 || p->min_tokens > 0 || q->n_bias);
 }
 
 static void put_float(struct text_buf *out, float v)
@@ -88,7 +89,7 @@ void row_answer_put(struct text_buf *out, enum row_format format, const struct r
         put_number(out, "group", row->number);
     }
     put_floats(out, "logprobs", s->logprob, s->n);
-    if (row_answer_is_filtered(row->params)) put_floats(out, "sampling_logprobs", s->kept_logprob, s->n);
+    if (row->filtered) put_floats(out, "sampling_logprobs", s->kept_logprob, s->n);
     if (row->params->top_logprobs) put_top(out, s, row->params->top_logprobs);
     if (s->prompt_logprob) put_floats(out, "prompt_logprobs", s->prompt_logprob, s->n_prompt);
     text_put_key(out, "text");

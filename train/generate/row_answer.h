@@ -13,6 +13,7 @@ struct row_of {
     const char *id; /* JSON */
     int64_t number; /* of the row, from 0 */
     const struct sample_params *params;
+    bool filtered; /* row_answer_is_filtered */
     const struct tokenizer *tok;
 };
 /* ANSWERS: {id, sample, prompt_ids, ids, logprobs, text, stop}, ids with the end token; stop: the end token or stop
@@ -21,6 +22,6 @@ struct row_of {
  * logprob], ...], ...]), prompt_logprobs (null for the first token). Ends with a line feed. */
 void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s);
 /* Whether logprobs are not those that tokens were drawn with. */
-bool row_answer_is_filtered(const struct sample_params *p);
+bool row_answer_is_filtered(const struct sample_request *q);
 
 #endif

@@ -1,6 +1,8 @@
 /* row_request.c - see row_request.h. */
 #include "train/generate/row_request.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/json/text.h"
@@ -79,6 +81,28 @@ static int read_params(struct row_request *r, struct json row, struct err *err)
                : 0;
 }
 
+/* {"id": value}, as OpenAI's API has it. */
+static int read_bias(struct row_request *r, const struct run *run, struct json row, struct err *err)
+{
+    const struct json all = json_find(row, "logit_bias");
+    const char *key;
+    struct json value;
+    double v;
+    if (!json_given(all)) return 0;
+    if (json_type(all) != JSON_OBJECT) return json_error(all, err, "not an object of token ids and values");
+    r->bias = mem_array(MT_MAX(json_count(all), 1), (int64_t)sizeof(*r->bias));
+    for (int64_t i = 0; json_member(all, i, &key, &value); i++) {
+        char *end;
+        const long long id = strtoll(key, &end, 10);
+        if (end == key || *end || id < 0 || id >= run->arch.vocab)
+            return json_error(value, err, "not a token id of the vocabulary of %lld", (long long)run->arch.vocab);
+        if (json_f64(value, &v, err)) return -1;
+        if (!(fabs(v) <= 100)) return json_error(value, err, "%g is not in [-100, 100]", v);
+        r->bias[r->q.n_bias++] = (struct sample_bias){(int32_t)id, (float)v};
+    }
+    return 0;
+}
+
 static int read_id(struct row_request *r, struct json row, int64_t number, struct err *err)
 {
     const struct json id = json_find(row, "id");
@@ -119,6 +143,7 @@ static const char *find_unused(struct json row)
                                         "top_logprobs",
                                         "prompt_logprobs",
                                         "ignore_eos",
+                                        "logit_bias",
                                         "chat_template_kwargs",
                                         "documents"};
     const char *key;
@@ -134,12 +159,14 @@ static int read_row(struct row_request *r, const struct run *run, struct json ro
     int64_t seed = (int64_t)(rng_u64(rng_key((uint64_t)d->seed, "generate"), (uint64_t)number) >> 1);
     if (json_type(row) != JSON_OBJECT) return err_set(err, "%s: not an object", name);
     if (read_prompt(r, run, row, name, err) || read_id(r, row, number, err) || read_params(r, row, err) ||
-        read_stops(r, run, row, err) || json_opt_i64(row, "seed", 0, INT64_MAX, &seed, err))
+        read_stops(r, run, row, err) || read_bias(r, run, row, err) ||
+        json_opt_i64(row, "seed", 0, INT64_MAX, &seed, err))
         return -1;
     r->q.params.seed = (uint64_t)seed;
     r->q.ids = r->prompt.ids.ids;
     r->q.n_ids = r->prompt.ids.count;
     r->q.end_ids = r->ends;
+    r->q.bias = r->bias;
     r->q.stops = (const char *const *)r->stops;
     r->unused = find_unused(row);
     if (sample_params_check(&r->q.params, err)) return err_prefix(err, "%s", name);
@@ -162,6 +189,7 @@ void row_request_free(struct row_request *r)
     for (int64_t i = 0; i < r->q.n_stops && r->stops; i++) mem_free(r->stops[i]);
     mem_free(r->stops);
     mem_free(r->ends);
+    mem_free(r->bias);
     mem_free(r->id);
     prompt_free(&r->prompt);
     *r = (struct row_request){.id = NULL};

@@ -14,16 +14,17 @@ struct row_defaults {
 
 struct row_request {
     struct prompt prompt;
-    char *id;                /* JSON of the row's id; without one the number of the row, from 0 */
-    char **stops;            /* [q.n_stops] */
-    int32_t *ends;           /* [q.n_end_ids] */
-    const char *unused;      /* a key that no row needs, valid as long as the row; NULL: none */
-    struct sample_request q; /* its pointers are to the members above */
+    char *id;                 /* JSON of the row's id; without one the number of the row, from 0 */
+    char **stops;             /* [q.n_stops] */
+    int32_t *ends;            /* [q.n_end_ids] */
+    struct sample_bias *bias; /* [q.n_bias] */
+    const char *unused;       /* a key that no row needs, valid as long as the row; NULL: none */
+    struct sample_request q;  /* its pointers are to the members above */
 };
 
 /* Reads {prompt | prompt_ids | messages, tools}, id, n, seed, max_tokens, min_tokens, temperature, top_k, top_p, min_p,
  * repetition_penalty, frequency_penalty, presence_penalty, stop (a text or a list), stop_token_ids, top_logprobs,
- * prompt_logprobs, ignore_eos. Errors begin with `name`. */
+ * prompt_logprobs, ignore_eos, logit_bias {id: value}. Errors begin with `name`. */
 int row_request_read(struct row_request *r, const struct run *run, struct json row, int64_t number,
                      const struct row_defaults *d, const char *name, struct err *err) MT_CHECK;
 void row_request_free(struct row_request *r); /* r may be zeroed */

@@ -58,6 +58,7 @@ struct sample_bias {
     int32_t id;
     float bias;
 };
+enum { SAMPLE_EDITS = 1024 }; /* end tokens and biases of a request, at most */
 
 struct sample_request {
     const int32_t *ids; /* [n_ids] prompt, at least one token; copied */

@@ -309,7 +309,8 @@ static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
     const struct plan_generation *g = &q->generation;
     const struct model_batch b = {
         .n_tok = g->n_tok, .n_seq = MT_MIN(g->n_seq, g->n_tok), .n_label = g->n_tok, .max_len = q->seq_len};
-    const struct model_draw d = {.n = g->n_seq, .n_top = g->n_top, .n_edit = g->edits ? g->n_seq * q->seq_len : 0};
+    const struct model_draw d = {
+        .n = g->n_seq, .n_top = g->n_top, .n_edit = g->n_edit ? g->n_seq * (q->seq_len + g->n_edit) : 0};
     struct model *m = &p->model;
     model_begin(m, &b, &(struct model_pass){.cache = c, .decode = decode});
     model_fwd(m);

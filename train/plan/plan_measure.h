@@ -48,11 +48,11 @@ enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
 /* Texts that are generated at once (train/generate/engine.h), of up to seq_len tokens. */
 struct plan_generation {
-    int64_t n_seq; /* sequences */
-    int64_t n_tok; /* tokens of a pass */
-    int64_t chunk; /* tokens of a sequence in a pass that is not its first */
-    int64_t n_top; /* likeliest tokens that are reported */
-    bool edits;    /* logits are changed: penalties, min_tokens */
+    int64_t n_seq;  /* sequences */
+    int64_t n_tok;  /* tokens of a pass */
+    int64_t chunk;  /* tokens of a sequence in a pass that is not its first */
+    int64_t n_top;  /* likeliest tokens that are reported */
+    int64_t n_edit; /* of a sequence, beside its tokens; 0: neither, no logits are changed */
 };
 
 /* Kind of device, model, data: what a plan is for. */

@@ -97,7 +97,7 @@ static int size_engine(struct serve *s, struct err *err)
     for (int64_t n = s->o->sequences; !fits && n; n /= 2) {
         r->generation = engine_sizes(n, s->cfg->data.seq_len, s->cfg->data.seq_len);
         r->generation.n_top = MAX_TOP;
-        r->generation.edits = true;
+        r->generation.n_edit = SAMPLE_EDITS;
         const struct plan_request q = run_plan_request(r, NULL, PLAN_GENERATE);
         if (n == 1) break;
         if (plan_fits(&fits, &q, err)) return -1;
