@@ -1,4 +1,4 @@
-/* chat.c - the key of an answer that has its reasoning. */
+/* chat.c - which key of an answer holds its reasoning. */
 #include "data/chat/chat.h"
 
 const char *chat_reasoning_key(struct json message, const char *own)

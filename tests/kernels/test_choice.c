@@ -1,4 +1,5 @@
-/* test_choice.c - which kernels compute the products of published models, and that a device answers as its table. */
+/* test_choice.c - which kernels compute the products of published models, and that choice_* give the
+ * same answers for a device. */
 #include <math.h>
 
 #include "kernels/choice.h"

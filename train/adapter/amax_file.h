@@ -1,6 +1,7 @@
 /* amax_file.h - the largest magnitudes that a run keeps (struct amax_table), beside an adapter: quant_amax.safetensors
- * has, in the order of the model's experts, with quant.amax = static "layers.3.gate_up_proj.amax" [E] f32 for every
- * quantised matrix or stack, and with quant.activations "layers.3.gate_up_proj.input_amax" [E] f32, E equal values. */
+ * has f32 tensors, [1] for each quantised matrix and [E] for each stack, in the order of the model's experts:
+ * "layers.3.gate_up_proj.amax" with quant.amax = static, and "layers.3.gate_up_proj.input_amax", all values equal, with
+ * quant.activations. */
 #ifndef MT_AMAX_FILE_H
 #define MT_AMAX_FILE_H
 

@@ -8,8 +8,8 @@
  * directories. */
 #define BEST_NEW ".tmp-best"
 
-/* Renames dir/.tmp-best to dir/best. The checkpoint of saved_step first gets `best`, hard links to an old best/ that is
- * of step saved_best: a run that continues from this checkpoint needs it again. Where that is not possible it warns.
+/* Renames dir/.tmp-best to dir/best. If the old best/ is of step saved_best, the checkpoint of saved_step first gets
+ * hard links to it, as `best`: a run that continues from this checkpoint needs it again. If linking fails, a warning.
  * saved_step < 0: there is no checkpoint. */
 int best_replace(const char *dir, int64_t saved_step, int64_t saved_best, struct err *err) MT_CHECK;
 
