@@ -1,11 +1,11 @@
 /* rows.c - products of rows with a tile of a weight. OpenBLAS chooses kernels and the order of sums by the number of
  * rows. For generation each element is computed alone: LANES partial sums over the inner dimension, then their sum in a
- * fixed order. With few rows this is also faster, as nothing is packed. */
+ * fixed order. Blocks of rows share loads; their sizes change no bits. */
 #include <string.h>
 
 #include "kernels/cpu/gemm.h"
 
-enum { LANES = 32 / sizeof(real), N_A = 4, N_B = 2 };
+enum { LANES = 32 / sizeof(real), N_A = 4, N_B = 3 };
 typedef real lanes __attribute__((vector_size(LANES * sizeof(real))));
 
 static inline lanes load(const real *p, int64_t n)
@@ -41,24 +41,30 @@ static inline __attribute__((always_inline)) void dot(real out[N_A][N_B], int na
         for (int j = 0; j < nb; j++) out[i][j] = sum_lanes(sum[i][j]);
 }
 
+/* c[m,nb] of the columns of nb rows of b. */
+static inline __attribute__((always_inline)) void columns(int nb, int64_t m, int64_t k, real alpha, const real *a,
+                                                          int64_t lda, const real *b, int64_t ldb, real beta, real *c,
+                                                          int64_t ldc)
+{
+    for (int64_t i = 0, na; i < m; i += na) {
+        real out[N_A][N_B];
+        na = m - i < N_A ? 1 : N_A;
+        if (na == N_A)
+            dot(out, N_A, nb, a + i * lda, lda, b, ldb, k);
+        else
+            dot(out, 1, nb, a + i * lda, lda, b, ldb, k);
+        for (int64_t u = 0; u < na; u++)
+            for (int v = 0; v < nb; v++) {
+                real *to = c + (i + u) * ldc + v;
+                *to = alpha * out[u][v] + (beta == 0 ? 0 : beta * *to);
+            }
+    }
+}
+
 void rows_gemm(int64_t m, int64_t n, int64_t k, real alpha, const real *a, int64_t lda, const real *b, int64_t ldb,
                real beta, real *c, int64_t ldc)
 {
-    for (int64_t j = 0; j < n; j += N_B)
-        for (int64_t i = 0; i < m; i += N_A) {
-            const int na = (int)MT_MIN(N_A, m - i), nb = (int)MT_MIN(N_B, n - j);
-            const real *x = a + i * lda, *w = b + j * ldb;
-            real out[N_A][N_B];
-            if (na == N_A && nb == N_B)
-                dot(out, N_A, N_B, x, lda, w, ldb, k);
-            else if (na == 1 && nb == N_B)
-                dot(out, 1, N_B, x, lda, w, ldb, k);
-            else
-                dot(out, na, nb, x, lda, w, ldb, k);
-            for (int u = 0; u < na; u++)
-                for (int v = 0; v < nb; v++) {
-                    real *to = c + (i + u) * ldc + j + v;
-                    *to = alpha * out[u][v] + (beta == 0 ? 0 : beta * *to);
-                }
-        }
+    int64_t j = 0;
+    for (; j + N_B <= n; j += N_B) columns(N_B, m, k, alpha, a, lda, b + j * ldb, ldb, beta, c + j, ldc);
+    for (; j < n; j++) columns(1, m, k, alpha, a, lda, b + j * ldb, ldb, beta, c + j, ldc);
 }
