@@ -20,6 +20,7 @@ export -f run
 xargs -P 2 -L 1 bash -c 'run "$@"' run "$build" << 'END'
 --only test_sigterm ranks
 --only test_same_training ranks
+serve
 --only test_faults comm
 rendezvous
 --only test_groups comm

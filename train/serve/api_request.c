@@ -419,21 +419,16 @@ static int read_model(struct reading *r)
 static int read_max_tokens(struct reading *r)
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens"};
-    const struct sample_request *q = &r->job->q;
-    /* The engine has room for as many changed logits as the context has tokens. */
-    const int64_t edits = q->n_bias + (q->params.min_tokens ? PROMPT_ENDS + MAX_STOPS : 0);
-    const int64_t most = r->c->context - edits;
     int64_t longest = 0, given = -1;
     for (int i = 0; i < 2 && given < 0; i++)
         if (json_opt_i64(r->body, names[i], r->form->echo ? 0 : 1, INT32_MAX, &given, &r->e->why))
             return refuse(r, 400, names[i]);
     for (int64_t i = 0; i < r->job->n_prompt; i++) longest = MT_MAX(longest, r->job->prompts[i].ids.count);
-    if (given < 0) given = r->form->chat ? MT_MAX(most - longest, 1) : COMPLETION_TOKENS;
+    if (given < 0) given = r->form->chat ? MT_MAX(r->c->context - longest, 1) : COMPLETION_TOKENS;
     r->job->q.params.max_tokens = given;
-    if (longest + given <= most) return 0;
-    err_set(&r->e->why, "%lld tokens of prompt and max_tokens = %lld are over this server's %lld (--context)%s",
-            (long long)longest, (long long)given, (long long)r->c->context,
-            edits ? ", of which logit_bias and min_tokens take some" : "");
+    if (longest + given <= r->c->context) return 0;
+    err_set(&r->e->why, "%lld tokens of prompt and max_tokens = %lld are over this server's %lld (--context)",
+            (long long)longest, (long long)given, (long long)r->c->context);
     return refuse(r, 400, r->form->chat ? "messages" : "prompt");
 }
 

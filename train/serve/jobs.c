@@ -1,7 +1,6 @@
 /* jobs.c - see jobs.h. */
 #include "train/serve/jobs.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <time.h>
 
@@ -15,7 +14,7 @@ struct job_part {
 
 struct jobs {
     pthread_mutex_t lock;
-    pthread_cond_t added, changed; /* for the engine's thread; for those of connections */
+    pthread_cond_t added; /* a job, or one was left */
     struct jobs_options opt;
     struct engine *engine;
     struct models *models;
@@ -25,17 +24,21 @@ struct jobs {
     bool closing;
 };
 
+static void init_condition(pthread_cond_t *cond)
+{
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &clock);
+    pthread_condattr_destroy(&clock);
+}
+
 struct jobs *jobs_open(struct engine *e, struct models *m, const struct jobs_options *opt)
 {
     struct jobs *j = mem_array(1, sizeof(*j));
-    pthread_condattr_t clock;
     *j = (struct jobs){.opt = *opt, .engine = e, .models = m};
     pthread_mutex_init(&j->lock, NULL);
-    pthread_condattr_init(&clock);
-    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    pthread_cond_init(&j->added, &clock);
-    pthread_cond_init(&j->changed, &clock);
-    pthread_condattr_destroy(&clock);
+    init_condition(&j->added);
     return j;
 }
 
@@ -44,7 +47,6 @@ void jobs_close(struct jobs *j)
     if (!j) return;
     pthread_mutex_destroy(&j->lock);
     pthread_cond_destroy(&j->added);
-    pthread_cond_destroy(&j->changed);
     mem_free(j);
 }
 
@@ -63,10 +65,16 @@ static void wait_for(struct jobs *j, pthread_cond_t *cond)
 
 /* ---- jobs ---- */
 
-struct job *job_new(void) { return mem_array(1, sizeof(struct job)); }
+struct job *job_new(void)
+{
+    struct job *job = mem_array(1, sizeof(*job));
+    init_condition(&job->changed);
+    return job;
+}
 
 void job_free(struct job *job)
 {
+    pthread_cond_destroy(&job->changed);
     for (int64_t i = 0; i < job->n_prompt * job->q.n && job->samples; i++) {
         struct job_sample *s = &job->samples[i];
         void *const all[] = {s->ids, s->top_id, s->logprob, s->top_logprob, s->prompt_logprob, s->stop};
@@ -107,9 +115,9 @@ int jobs_add(struct jobs *j, struct job *job, struct err *err)
     return status;
 }
 
-void job_wait(struct jobs *j, const struct job *job, int64_t seen)
+void job_wait(struct jobs *j, struct job *job, int64_t seen)
 {
-    if (job->n_call == seen) wait_for(j, &j->changed);
+    if (job->n_call == seen) wait_for(j, &job->changed);
 }
 
 void job_leave(struct jobs *j, struct job *job)
@@ -163,7 +171,7 @@ static void take(const struct job_part *part, const struct sample *s, bool done)
     }
     job->n_done += done;
     job->n_call++;
-    pthread_cond_broadcast(&job->jobs->changed);
+    pthread_cond_signal(&job->changed);
     jobs_unlock(job->jobs);
 }
 
@@ -232,7 +240,7 @@ static void begin(struct jobs *j, struct job *job)
     job->state = JOB_RUNS;
     job->begun = clock_ms();
     job->n_call++;
-    pthread_cond_broadcast(&j->changed);
+    pthread_cond_signal(&job->changed);
     jobs_unlock(j);
     if (!rc) return;
     fail(job, 400, &err);
@@ -271,7 +279,7 @@ static void sweep(struct jobs *j)
             j->n_job--;
             models_release(job->slot);
             tell(job);
-            pthread_cond_broadcast(&j->changed);
+            pthread_cond_signal(&job->changed);
         }
         const bool gone = job->state == JOB_DONE && job->left;
         if (gone) *at = job->next;

@@ -7,6 +7,7 @@
 #ifndef MT_SERVE_JOBS_H
 #define MT_SERVE_JOBS_H
 
+#include <pthread.h>
 #include <signal.h>
 
 #include "train/generate/engine.h"
@@ -36,6 +37,7 @@ struct job {
     struct served *model;
     const struct http_peer *peer;
 
+    pthread_cond_t changed; /* n_call */
     /* guarded by the mutex */
     enum job_state state;
     int status; /* 0, or of the error */
@@ -71,7 +73,7 @@ void job_free(struct job *job);
  * closing. */
 int jobs_add(struct jobs *j, struct job *job, struct err *err) MT_CHECK;
 /* Waits, at most 250 ms, until the job's n_call is not `seen`. The mutex is locked by the caller, before and after. */
-void job_wait(struct jobs *j, const struct job *job, int64_t seen);
+void job_wait(struct jobs *j, struct job *job, int64_t seen);
 void job_leave(struct jobs *j, struct job *job);
 
 /* Runs requests until *stop is 1 and none remains, or *stop is 2. */

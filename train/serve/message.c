@@ -11,7 +11,7 @@ static bool has(const char *text, const char *part) { return text && strstr(text
 struct message_rules message_rules_of(const struct chat_template *t)
 {
     const char *text = t ? chat_template_text(t) : NULL;
-    struct message_rules r = {.think = has(text, "</think>")};
+    struct message_rules r = {.think = has(text, "</think>") || chat_template_is_deepseek(t)};
     if (has(text, "<|channel|>") && has(text, "<|message|>")) return (struct message_rules){.calls = MESSAGE_HARMONY};
     if (has(text, "<tool_call>"))
         r.calls = has(text, "<arg_key>") ? MESSAGE_ARG_KEY : has(text, "<function=") ? MESSAGE_XML : MESSAGE_JSON;

@@ -6,6 +6,7 @@
 
 #include "train/serve/api_reply.h"
 #include "train/serve/api_stream.h"
+#include "train/serve/page.h"
 
 static void reply_text(struct http_reply *r, int status, struct text_buf *text)
 {
@@ -153,8 +154,16 @@ void routes_handle(void *user, const struct http_request *q, struct http_reply *
     struct routes *s = user;
     struct api_error e;
     bool known = false;
-    if (check(s, q, &e)) {
+    const bool page = !strcmp(q->path, "/") && !strcmp(q->method, "GET"); /* it asks for the key itself */
+    if (!page && check(s, q, &e)) {
         reply_error(r, &e);
+        return;
+    }
+    if (page) {
+        struct text_buf out = {0};
+        text_put_bytes(&out, page_html, page_size);
+        r->type = "text/html; charset=utf-8";
+        reply_text(r, 200, &out);
         return;
     }
     for (int i = 0; i < MT_LEN(rows); i++) {

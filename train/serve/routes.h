@@ -1,4 +1,4 @@
-/* routes.h - which request goes where: checks of who asks, /v1/models, /v1/chat/completions, /v1/completions. */
+/* routes.h - which request goes where: the page, /v1/models, /v1/chat/completions, /v1/completions; who may ask. */
 #ifndef MT_SERVE_ROUTES_H
 #define MT_SERVE_ROUTES_H
 

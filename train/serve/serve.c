@@ -158,7 +158,8 @@ static void describe(const struct serve *s, int64_t port)
     for (int64_t i = 0; i < m->n; i++) log_info("model %s%s", m->items[i]->name, i ? "" : " (base)");
     log_info("%s", s->run.chat ? message_calls_text(s->routes.api.rules.calls)
                                : "no chat template: /v1/chat/completions needs data.chat_template");
-    log_info("listening on http://%s:%lld/v1, up to %lld sequences of %lld tokens; Ctrl-C ends after the requests that "
+    log_info("listening on http://%s:%lld (API at /v1, a chat page at /), up to %lld sequences of %lld tokens; Ctrl-C "
+             "ends after the requests that "
              "run, twice at once",
              s->o->host, (long long)port, (long long)s->run.generation.n_seq, (long long)s->cfg->data.seq_len);
 }

@@ -1,0 +1,237 @@
+/* test_serve_message.c - answers as messages: reasoning and tool calls of each form, whole, and cut at every byte,
+ * where each part must only grow. */
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file/file.h"
+#include "tests/test.h"
+#include "train/serve/message.h"
+
+#define THINK(kind)                                                                                                    \
+    {                                                                                                                  \
+        .calls = MESSAGE_##kind, .think = true                                                                         \
+    }
+#define HEAD "<|channel|>analysis<|message|>Why?<|end|><|start|>assistant"
+
+static const char tools[] =
+    "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {\"properties\": {\"a\": {\"type\": "
+    "\"string\"}, \"b\": {\"type\": \"integer\"}}}}}]";
+
+static const struct row {
+    struct message_rules rules;
+    bool open, plain;                               /* the prompt ended with <think>; no calls are wanted */
+    const char *text, *reasoning, *content, *calls; /* calls: name(arguments) of each */
+} rows[] = {
+    {{.think = false}, false, false, "<think>a</think> b", "", "<think>a</think> b", ""},
+    {THINK(JSON), false, false, "<think>\na b\n</think>\n\nc", "a b", "c", ""},
+    {THINK(JSON), true, false, "a b\n</think>\n\nc", "a b", "c", ""},
+    {THINK(JSON), true, false, "cut off", "cut off", "", ""},
+    {THINK(JSON), false, false, "no mark", "", "no mark", ""},
+    {THINK(JSON), false, false, "<thin air>", "", "<thin air>", ""},
+    {THINK(JSON), false, false, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": \"x\"}}\n</tool_call>", "", "",
+     "f({\"a\": \"x\"})"},
+    {THINK(JSON), false, false,
+     "Yes.\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>\n<tool_call>\n{\"name\": \"g\", "
+     "\"arguments\": \"{\\\"a\\\": 1}\"}\n</tool_call>",
+     "", "Yes.", "f({})g({\"a\": 1})"},
+    {THINK(JSON), false, false, "<tool_call>\nnot json\n</tool_call>", "", "<tool_call>\nnot json\n</tool_call>", ""},
+    {THINK(JSON), false, false, "<tool_call>\n{\"name\": \"f\"", "", "<tool_call>\n{\"name\": \"f\"", ""},
+    {THINK(JSON), false, true, "<tool_call>\n{\"name\": \"f\"}\n</tool_call>", "",
+     "<tool_call>\n{\"name\": \"f\"}\n</tool_call>", ""},
+    {THINK(XML), false, false,
+     "<tool_call>\n<function=f>\n<parameter=a>\n12\n</parameter>\n<parameter=b>\n12\n</parameter>\n</function>\n"
+     "</tool_call>",
+     "", "", "f({\"a\": \"12\", \"b\": 12})"},
+    {THINK(XML), false, false, "<tool_call>\n<function=f>\n</function>\n</tool_call> ", "", "", "f({})"},
+    {THINK(ARG_KEY), false, false,
+     "<think></think>\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n<arg_key>b</arg_key>\n"
+     "<arg_value>[1, 2]</arg_value>\n</tool_call>",
+     "", "", "f({\"a\": \"1\", \"b\": [1, 2]})"},
+    {THINK(ARG_KEY), false, false, "<tool_call>f\n</tool_call>", "", "", "f({})"},
+    {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>final<|message|>So.", "Why?", "So.", ""},
+    {{.calls = MESSAGE_HARMONY},
+     false,
+     false,
+     HEAD "<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant<|channel|>commentary to=functions.f "
+          "<|constrain|>json<|message|>{\"a\": \"x\"}",
+     "Why?",
+     "I ask.",
+     "f({\"a\": \"x\"})"},
+    {{.calls = MESSAGE_HARMONY},
+     false,
+     false,
+     HEAD " to=functions.f<|channel|>commentary json<|message|>{}<|call|>",
+     "Why?",
+     "",
+     "f({})"},
+    {{.calls = MESSAGE_HARMONY}, false, false, "no channels < here", "", "no channels < here", ""},
+    {{.calls = MESSAGE_HARMONY}, false, false, "<|channel|>final<|mess", "", "", ""},
+    {{.calls = MESSAGE_HARMONY}, false, false, "", "", "", ""},
+};
+
+static void put_calls(char *out, size_t cap, const struct message *m)
+{
+    *out = 0;
+    for (int64_t i = 0; i < m->n_call; i++)
+        snprintf(out + strlen(out), cap - strlen(out), "%s(%s)", m->calls[i].name.text, m->calls[i].arguments.text);
+}
+
+static void whole(void **state)
+{
+    (void)state;
+    struct message m = {.n_call = 0};
+    struct err err;
+    char calls[512];
+    struct json_doc *doc = json_parse(tools, sizeof(tools) - 1, "tools", &err);
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        const struct message_input in = {
+            .rules = r->rules, .think_open = r->open, .wants_calls = !r->plain, .whole = true, .tools = json_root(doc)};
+        message_parse(&m, &in, r->text, (int64_t)strlen(r->text));
+        put_calls(calls, sizeof(calls), &m);
+        if (strcmp(m.reasoning.text, r->reasoning) != 0 || strcmp(m.content.text, r->content) != 0 ||
+            strcmp(calls, r->calls) != 0)
+            fail_msg("%s: reasoning \"%s\", content \"%s\", calls \"%s\"", r->text, m.reasoning.text, m.content.text,
+                     calls);
+    }
+    message_free(&m);
+    json_free(doc);
+}
+
+static void grows_to(const char *text, const char *what, const char *before, const char *after)
+{
+    if (strncmp(before, after, strlen(before)) != 0) fail_msg("%s: %s \"%s\" became \"%s\"", text, what, before, after);
+}
+
+/* What a stream has sent is never taken back: at each length all parts begin with those of the length before. */
+static void cut(void **state)
+{
+    (void)state;
+    struct message m = {.n_call = 0};
+    struct err err;
+    struct json_doc *doc = json_parse(tools, sizeof(tools) - 1, "tools", &err);
+    for (int64_t i = 0; i < MT_LEN(rows); i++) {
+        const struct row *r = &rows[i];
+        char reasoning[512] = "", content[512] = "", calls[512] = "", now[512];
+        const int64_t size = (int64_t)strlen(r->text);
+        struct message_input in = {
+            .rules = r->rules, .think_open = r->open, .wants_calls = !r->plain, .tools = json_root(doc)};
+        for (int64_t n = 0; n <= size + 1; n++) {
+            char *copy = mem_strndup(r->text, MT_MIN(n, size)); /* no byte after it is read */
+            in.whole = n > size;
+            message_parse(&m, &in, copy, MT_MIN(n, size));
+            mem_free(copy);
+            put_calls(now, sizeof(now), &m);
+            grows_to(r->text, "reasoning", reasoning, m.reasoning.text);
+            grows_to(r->text, "content", content, m.content.text);
+            grows_to(r->text, "calls", calls, now);
+            snprintf(reasoning, sizeof(reasoning), "%s", m.reasoning.text);
+            snprintf(content, sizeof(content), "%s", m.content.text);
+            snprintf(calls, sizeof(calls), "%s", now);
+        }
+        assert_string_equal(content, r->content);
+    }
+    message_free(&m);
+    json_free(doc);
+}
+
+/* ---- what templates write */
+
+static const char conversation[] =
+    "{\"messages\": [{\"role\": \"user\", \"content\": \"?\"}%s], \"tools\": [{\"type\": \"function\", "
+    "\"function\": {\"name\": \"f\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", "
+    "\"properties\": {\"a\": {\"type\": \"string\", \"description\": \"e\"}, \"b\": {\"type\": \"integer\", "
+    "\"description\": \"e\"}}}}}]}";
+static const char answer[] =
+    ", {\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"c\", \"type\": \"function\", "
+    "\"function\": {\"name\": \"f\", \"arguments\": {\"a\": \"1\", \"b\": 2}}}]}";
+
+static struct json_doc *render(struct text_buf *out, const struct chat_template *t, const char *more, bool prompt)
+{
+    char row[1024];
+    struct err err;
+    const struct chat_options opt = {.generation_prompt = prompt};
+    snprintf(row, sizeof(row), conversation, more);
+    struct json_doc *doc = json_parse(row, (int64_t)strlen(row), "row", &err);
+    if (!doc || chat_template_render(out, t, json_root(doc), &opt, &err)) fail_msg("%s", err.msg);
+    return doc;
+}
+
+/* The call that a template writes into an answer is read back. */
+static void round_trip(const struct chat_template *t, enum message_calls calls, const char *name)
+{
+    struct text_buf prompt = {0}, whole_text = {0};
+    struct message m = {.n_call = 0};
+    json_free(render(&prompt, t, "", true));
+    struct json_doc *doc = render(&whole_text, t, answer, false);
+    const struct message_rules rules = message_rules_of(t);
+    assert_int_equal(rules.calls, calls);
+    int64_t same = 0;
+    while (same < prompt.size && prompt.text[same] == whole_text.text[same]) same++;
+    const struct message_input in = {
+        .rules = rules, .wants_calls = true, .whole = true, .tools = json_find(json_root(doc), "tools")};
+    const char *begin = whole_text.text + same, *end = strstr(begin, "</tool_call>");
+    const int64_t size = end ? end + 12 - begin : whole_text.size - same;
+    if (calls == MESSAGE_JSON || calls == MESSAGE_XML || calls == MESSAGE_ARG_KEY) {
+        const char *mark = strstr(begin, "<tool_call>");
+        assert_non_null(mark);
+        message_parse(&m, &in, mark, size - (mark - begin));
+    } else {
+        message_parse(&m, &in, begin, size);
+    }
+    if (m.n_call != 1 || strcmp(m.calls[0].name.text, "f") != 0) fail_msg("%s: %s", name, begin);
+    struct err err;
+    const char *text;
+    int64_t value;
+    struct json_doc *read = json_parse(m.calls[0].arguments.text, m.calls[0].arguments.size, "arguments", &err);
+    if (!read || json_get_str(json_root(read), "a", &text, &err) ||
+        json_get_i64(json_root(read), "b", 2, 2, &value, &err))
+        fail_msg("%s: %s in %s", name, err.msg, m.calls[0].arguments.text);
+    assert_string_equal(text, "1");
+    json_free(read);
+    json_free(doc);
+    message_free(&m);
+    text_free(&prompt);
+    text_free(&whole_text);
+}
+
+static void templates(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        enum message_calls calls;
+    } known[] = {{"qwen3.5 style", MESSAGE_XML},
+                 {"qwen3-coder style", MESSAGE_XML},
+                 {"glm-4.5 style", MESSAGE_ARG_KEY},
+                 {"glm-4.7 style", MESSAGE_ARG_KEY}};
+    struct chat_template *t;
+    struct err err;
+    char path[MT_PATH];
+    const char *text;
+    struct json_doc *doc = json_load(fixture("jinja/chats.json"), 1 << 20, &err);
+    if (!doc) fail_msg("%s", err.msg);
+    for (int64_t i = 0; i < MT_LEN(known); i++) {
+        if (json_get_str(json_find(json_find(json_root(doc), "templates"), known[i].name), "chat_template", &text,
+                         &err) ||
+            file_in(path, scratch_dir(), "t.jinja", &err) ||
+            file_write_atomic(path, text, (int64_t)strlen(text), &err) ||
+            chat_template_load(&t, fixture("parity/case_a"), path, &err))
+            fail_msg("%s", err.msg);
+        chat_template_probe(t);
+        round_trip(t, known[i].calls, known[i].name);
+        chat_template_free(t);
+    }
+    json_free(doc);
+    if (chat_template_load(&t, fixture("../../configs/tiny-gptoss"), NULL, &err)) fail_msg("%s", err.msg);
+    chat_template_probe(t);
+    round_trip(t, MESSAGE_HARMONY, "gpt-oss");
+    chat_template_free(t);
+    assert_int_equal(message_rules_of(NULL).calls, MESSAGE_PLAIN);
+}
+
+int test_serve_message(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(whole), cmocka_unit_test(cut), cmocka_unit_test(templates)};
+    return cmocka_run_group_tests_name("serve_message", tests, NULL, NULL);
+}
