@@ -146,6 +146,7 @@ check_includes() {
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/reward"] = "train/reward/.*|" below
         may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
+        may["train/answers"] = "train/(answers|serve|generate|reward|tools)/.*|" commands
         may["train/serve"] = "train/(serve|generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth)/.*|" commands
         may["train/gguf"] = "train/gguf/.*|" below

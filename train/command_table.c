@@ -6,6 +6,7 @@
 
 #include "kernels/format/fakequant.h"
 #include "train/adapter/adapter_dir.h"
+#include "train/answers/eval_generate.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"
 #include "train/bench/bench_attn.h"
@@ -18,6 +19,7 @@
 #include "train/objective/run_objective.h"
 #include "train/report/run_summary.h"
 #include "train/report/compare.h"
+#include "train/reward/verify.h"
 #include "train/serve/serve.h"
 #include "train/synth/synth.h"
 #include "train/tools/commands.h"
@@ -40,7 +42,8 @@ struct plain_args {
 struct eval_args {
     struct cli_common common;
     const char *adapter;
-    bool base;
+    bool base, generate;
+    struct eval_generate_options answers;
 };
 struct plan_args {
     struct cli_common common;
@@ -130,7 +133,15 @@ static int do_train(const void *args, struct config *cfg, struct err *err)
     return run_ranks(cfg, NULL, err);
 }
 
-static int do_eval(const void *args, struct config *cfg, struct err *err) { return run_ranks(cfg, args, err); }
+static int do_eval(const void *args, struct config *cfg, struct err *err)
+{
+    const struct eval_args *a = args;
+    char adapter[MT_PATH];
+    if (!a->generate) return run_ranks(cfg, args, err);
+    config_without_teacher(cfg);
+    if (!a->base && adapter_dir_of(adapter, a->adapter, cfg, "--base", err)) return -1;
+    return eval_generate_run(&a->answers, a->base ? NULL : adapter, cfg, err);
+}
 
 static int do_generate(const void *args, struct config *cfg, struct err *err)
 {
@@ -336,10 +347,38 @@ static const struct cli_row eval_rows[] = {
     CONFIG(eval_args),
     ADAPTER(eval_args),
     BASE(eval_args),
+    FLAG(eval_args, generate, "--generate", "answer the prompts and verify the answers instead"),
+    OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
+           "exact: the reference; last_number, boxed: its number, its \\boxed{}; regex: --pattern is found; json: its "
+           "value"),
+    OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
+           "of regex; a group (?<answer>...) must be the reference"),
+    FLAG(eval_args, answers.ignore_case, "--ignore-case", "exact, regex's group: without case, in Unicode's form KC"),
+    OPTION(eval_args, answers.tolerance, "--tolerance", "X", "[0, 1e300]", "0", "of last_number: largest difference"),
+    USUALLY(eval_args, answers.input, "--input", "FILE", NULL, "the held-out data",
+            "rows as those of `generate --input`, with references"),
+    USUALLY(eval_args, answers.reference, "--reference", "KEY", NULL, "completion, or the last answer of messages",
+            "key of the reference in rows of --input"),
+    OPTION(eval_args, answers.output, "--output", "FILE", NULL, NULL, "a new file for a line per answer"),
+    OPTION(eval_args, answers.samples, "--samples", "N", "[1, 1048576]", "1", "answers to each prompt, for pass@k"),
+    OPTION(eval_args, answers.tokens, "--tokens", "N", "[1, 9e15]", "512", "tokens of an answer, at most"),
+    OPTION(eval_args, answers.rows, "--rows", "N", "[0, 9e15]", "0", "the first N rows alone; 0: all"),
+    OPTION(eval_args, answers.temperature, "--temperature", "T", "[0, 100]", "0", "0: the likeliest token each time"),
+    OPTION(eval_args, answers.top_p, "--top-p", "P", "[1e-6, 1]", "1", "as `generate`"),
+    OPTION(eval_args, answers.top_k, "--top-k", "K", "[0, 2e9]", "0", "as `generate`"),
+    OPTION(eval_args, answers.seed, "--seed", "N", "[0, 9e15]", "0", "as `generate`"),
     OVERRIDES(eval_args),
 };
-
-static const struct cli_rule eval_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
+#define WITH_GENERATE(name) {CLI_NEEDS, {name, "--generate"}}
+static const struct cli_rule eval_rules[] = {
+    {CLI_NOT_BOTH, {"--adapter", "--base"}},
+    {CLI_NEEDS, {"--generate", "--verifier"}},
+    {CLI_NEEDS, {"--reference", "--input"}},
+    WITH_GENERATE("--verifier"), WITH_GENERATE("--pattern"), WITH_GENERATE("--ignore-case"),
+    WITH_GENERATE("--tolerance"), WITH_GENERATE("--input"), WITH_GENERATE("--output"), WITH_GENERATE("--samples"),
+    WITH_GENERATE("--tokens"), WITH_GENERATE("--rows"), WITH_GENERATE("--temperature"), WITH_GENERATE("--top-p"),
+    WITH_GENERATE("--top-k"), WITH_GENERATE("--seed"),
+};
 
 static const struct cli_row plan_rows[] = {
     NEEDED(plan_args, common.config, "CONFIG.ini",
@@ -635,7 +674,11 @@ const struct command commands[] = {
      ROWS(plain_rows), NONE, ARGS(plain_args), true, do_train},
     {"eval", "compute held-out loss, perplexity and accuracy of the adapter or the base model",
      "Prints one JSON object; its \"adapter\" is the directory that was evaluated, or null for the base model. "
-     "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.",
+     "\"weights\" and \"activations\" are the formats of quant.weights and quant.activations.\n\n"
+     "--generate prints the accuracy of generated answers with its standard error, pass@k for k = 1, 2, 4 .. "
+     "--samples, mean tokens and the share of answers cut at --tokens. The prompt of a held-out document is what "
+     "precedes its last answer, its reference that answer. Reasoning is not compared. train/reward/README.md has the "
+     "rules of verifiers.",
      ROWS(eval_rows), ROWS(eval_rules), ARGS(eval_args), true, do_eval},
     {"generate", "write text with the adapter or the base model",
      "Special tokens are printed, except the one that ends the text.\n\n"

@@ -30,7 +30,7 @@ ROWS = {
     "tokens": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
     "teacher": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "topk_ids": [None, [2], [3]],
                 "topk_logprobs": [None, [-0.5], [-0.5]]},
-    "prompts": {"prompt": "a"},
+    "prompts": {"prompt": "a 1"},
 }
 # These may run for ever: they count steps, passes or tokens.
 ENDLESS = {"train.steps", "train.epochs", "train.grad_accum", "--steps", "--tokens", "--repeats", "--seq",
@@ -56,6 +56,7 @@ COMMANDS = {
     "help": [],
     "version": [],
 }
+VERIFY = ["{config}", "--base", "--generate", "--tokens", "1", "--input", "{prompts}"]
 # An option that needs others, or excludes one of those above.
 INSTEAD = {
     ("generate", "--messages"): ["{config}", "--base", "--tokens", "1"],
@@ -64,6 +65,14 @@ INSTEAD = {
     **{("generate", option): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}", "--output",
                               "answers.jsonl"] for option in ("--format", "--samples", "--prompt-logprobs")},
     ("generate", "--output"): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}"],
+    **{("eval", option): [*VERIFY, "--verifier", "exact", "--reference", "prompt"]
+       for option in ("--generate", "--ignore-case", "--output", "--samples", "--tokens", "--rows", "--temperature",
+                      "--top-p", "--top-k", "--seed")},
+    ("eval", "--verifier"): VERIFY,
+    ("eval", "--pattern"): [*VERIFY, "--verifier", "regex"],
+    ("eval", "--tolerance"): [*VERIFY, "--verifier", "last_number", "--reference", "prompt"],
+    ("eval", "--input"): ["{config}", "--base", "--generate", "--tokens", "1", "--verifier", "exact"],
+    ("eval", "--reference"): [*VERIFY, "--verifier", "exact"],
     ("tokens", "--tokenizer"): ["--json"],
     ("tokens", "--checkpoint"): ["--messages", "{messages}", "--json"],
     ("tokens", "--messages"): ["--checkpoint", "{model}", "--json"],

@@ -8,13 +8,11 @@
 
 #include "data/file/file.h"
 #include "data/rows.h"
-#include "train/generate/engine.h"
+#include "train/generate/engine_work.h"
 #include "train/generate/row_answer.h"
 
 enum {
-    GENERATE_SEQS = 256, /* sequences at once, at most */
-    AHEAD = 2,           /* rows in the engine for each of its sequences */
-    TELL_MS = 10000,
+    AHEAD = 2, /* rows in the engine for each of its sequences */
 };
 
 /* A row in the engine; its lines are written when all are there, and those of the rows before. */
@@ -35,18 +33,16 @@ struct generate_rows {
     struct row_defaults defaults;
     struct line_reader *reader;
     struct engine *engine;
-    int64_t number;                               /* of the next row */
-    int64_t n_row, n_sample;                      /* in the file */
-    int64_t n_known, sample_done;                 /* rows that the output had; samples that it has now */
-    int64_t longest, most_len, prompt_tok, n_top; /* of all rows: prompt; prompt and answer; sum of the prompts */
-    int64_t n_edit;                               /* of a row, at most; 0: no row changes logits */
+    int64_t number;               /* of the next row */
+    int64_t n_row;                /* in the file */
+    int64_t n_known, sample_done; /* rows that the output had; samples that it has now */
+    struct engine_work work;      /* of all rows */
     bool filtered;
     char unused[MT_PATH + 128]; /* a key that is not used, and where */
     enum row_format format;
     int fd;
     struct row_state *first, *last;
     int64_t n_state;
-    double start, told;
 };
 
 /* ---- reading ---- */
@@ -73,15 +69,8 @@ static int next_row(struct generate_rows *g, struct row_request *r, char name[MT
 
 static void count(struct generate_rows *g, const struct row_request *r)
 {
-    const struct sample_params *p = &r->q.params;
     g->n_row++;
-    g->n_sample += r->q.n;
-    g->prompt_tok += r->q.n_ids;
-    g->longest = MT_MAX(g->longest, r->q.n_ids);
-    g->most_len = MT_MAX(g->most_len, r->q.n_ids + p->max_tokens);
-    g->n_top = MT_MAX(g->n_top, p->top_logprobs);
-    if (p->repetition != 1 || p->frequency != 0 || p->presence != 0 || p->min_tokens > 0 || r->q.n_bias)
-        g->n_edit = SAMPLE_EDITS;
+    engine_work_add(&g->work, &r->q);
     g->filtered |= row_answer_is_filtered(&r->q);
 }
 
@@ -268,35 +257,20 @@ static int write_rows(struct generate_rows *g, struct err *err)
     return 0;
 }
 
-/* A line every ten seconds. */
-static void tell(struct generate_rows *g, int64_t known, bool last)
-{
-    const struct engine_stats s = engine_stats(g->engine);
-    const double now = clock_ms(), seconds = MT_MAX((now - g->start) / 1e3, 1e-3);
-    const int64_t done = g->sample_done - known, left = g->n_sample - g->sample_done;
-    char speed[32], time[32];
-    if (!last && now - g->told < TELL_MS) return;
-    g->told = now;
-    str_count(speed, (int64_t)((double)s.sampled_tok / seconds));
-    str_seconds(time, last || !done ? seconds : seconds * (double)left / (double)done);
-    log_info("%lld of %lld samples, %s tokens/s, %s%s", (long long)g->sample_done, (long long)g->n_sample, speed, time,
-             last || !done ? "" : " left");
-}
-
 static int answer_all(struct generate_rows *g, struct err *err)
 {
     const int64_t known = g->sample_done;
     bool more = true, busy = true;
-    g->start = g->told = clock_ms();
+    engine_work_begin(&g->work);
     if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
     while (more || busy) {
         if (add_rows(g, &more, err)) return -1;
         busy = engine_step(g->engine);
         progress();
         if (write_rows(g, err)) return -1;
-        tell(g, known, false);
+        engine_work_tell(&g->work, g->engine, known, g->sample_done, false);
     }
-    tell(g, known, true);
+    engine_work_tell(&g->work, g->engine, known, g->sample_done, true);
     if (g->filtered)
         log_info("filters kept at least %.3g of the probability of each token; sampling_logprobs are among those kept",
                  engine_stats(g->engine).kept_share);
@@ -305,25 +279,6 @@ static int answer_all(struct generate_rows *g, struct err *err)
 
 /* ---- opening ---- */
 
-/* As many sequences as have room for their rings and states, and for one that is as long as the longest. */
-static int size_engine(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
-{
-    struct plan_generation *s = &g->run->generation;
-    const double given = cfg->generate.memory_gb * (double)((int64_t)1 << 30);
-    bool fits = false;
-    cfg->data.seq_len = g->most_len;
-    for (int64_t n = MT_MIN(g->n_sample, GENERATE_SEQS); !fits && n; n /= 2) {
-        *s = engine_sizes(n, g->longest, g->prompt_tok);
-        s->n_top = g->n_top;
-        s->n_edit = g->n_edit;
-        const struct plan_request q = run_plan_request(g->run, adapter, PLAN_GENERATE);
-        if (n == 1) break;
-        if (given > 0 && (double)plan_cache_bytes(&q, q.seq_len) > given) continue;
-        if (plan_fits(&fits, &q, err)) return -1;
-    }
-    return 0;
-}
-
 static int open_all(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
 {
     if (read_all(g, err) || open_output(g, err)) return -1;
@@ -331,7 +286,8 @@ static int open_all(struct generate_rows *g, const char *adapter, struct config 
         log_info("%s has all %lld rows", g->o->output, (long long)g->n_row);
         return 0;
     }
-    if (size_engine(g, adapter, cfg, err) || run_open_model(g->run, adapter, PLAN_GENERATE, err)) return -1;
+    if (engine_work_fit(&g->work, g->run, cfg, adapter, err) || run_open_model(g->run, adapter, PLAN_GENERATE, err))
+        return -1;
     if (g->run->dev.ops->own_memory && g->run->generation.n_seq > 1)
         log_info("on a GPU products choose kernels by the number of rows: texts may differ from those of one row at a "
                  "time where two tokens are nearly equally likely");

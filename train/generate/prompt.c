@@ -97,6 +97,29 @@ int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const cha
     return find_ends(p, r, false, err);
 }
 
+int prompt_document(struct prompt *p, const struct run *r, const int32_t *ids, int64_t n, struct err *err)
+{
+    token_list_reserve(&p->ids, n);
+    memcpy(p->ids.ids, ids, (size_t)n * sizeof(*ids));
+    p->ids.count = n;
+    return find_ends(p, r, r->chat != NULL, err);
+}
+
+bool prompt_opens_reasoning(const struct prompt *p, const struct tokenizer *tok)
+{
+    struct text_buf end = {0};
+    const char *text;
+    int64_t size;
+    for (int64_t i = MT_MAX(p->ids.count - 8, 0); i < p->ids.count; i++)
+        if ((text = tokenizer_bytes(tok, p->ids.ids[i], &size))) text_put_bytes(&end, text, size);
+    text = end.text ? end.text : "";
+    size = end.size;
+    text_trim(&text, &size);
+    const bool found = size >= 7 && !memcmp(text + size - 7, "<think>", 7);
+    text_free(&end);
+    return found;
+}
+
 void prompt_free(struct prompt *p)
 {
     token_list_free(&p->ids);

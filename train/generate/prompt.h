@@ -19,6 +19,10 @@ struct prompt {
 int prompt_text(struct prompt *p, const struct run *r, const char *text, const char *name, struct err *err) MT_CHECK;
 int prompt_messages(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
 int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err) MT_CHECK;
+/* Ids of a document, whose answer ends as one of the chat template where there is one. */
+int prompt_document(struct prompt *p, const struct run *r, const int32_t *ids, int64_t n, struct err *err) MT_CHECK;
+/* The prompt ends with <think>, so that the answer begins with reasoning. */
+bool prompt_opens_reasoning(const struct prompt *p, const struct tokenizer *tok);
 void prompt_free(struct prompt *p); /* p may be zeroed */
 
 #endif

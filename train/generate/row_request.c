@@ -153,10 +153,15 @@ static const char *find_unused(struct json row)
     return NULL;
 }
 
+int64_t row_request_seed(const struct row_defaults *d, int64_t number)
+{
+    return (int64_t)(rng_u64(rng_key((uint64_t)d->seed, "generate"), (uint64_t)number) >> 1);
+}
+
 static int read_row(struct row_request *r, const struct run *run, struct json row, int64_t number,
                     const struct row_defaults *d, const char *name, struct err *err)
 {
-    int64_t seed = (int64_t)(rng_u64(rng_key((uint64_t)d->seed, "generate"), (uint64_t)number) >> 1);
+    int64_t seed = row_request_seed(d, number);
     if (json_type(row) != JSON_OBJECT) return err_set(err, "%s: not an object", name);
     if (read_prompt(r, run, row, name, err) || read_id(r, row, number, err) || read_params(r, row, err) ||
         read_stops(r, run, row, err) || read_bias(r, run, row, err) ||

@@ -12,6 +12,8 @@ struct row_defaults {
     int64_t n, seed;
 };
 
+int64_t row_request_seed(const struct row_defaults *d, int64_t number); /* of such a row */
+
 struct row_request {
     struct prompt prompt;
     char *id;                 /* JSON of the row's id; without one the number of the row, from 0 */

@@ -278,22 +278,6 @@ static int read_bias(struct reading *r)
 
 /* ---- the prompt ---- */
 
-/* Whether the text of the last tokens ends with <think>. */
-static bool ends_with_think(const struct prompt *p, const struct tokenizer *tok)
-{
-    struct text_buf end = {0};
-    const char *text;
-    int64_t size;
-    for (int64_t i = MT_MAX(p->ids.count - 8, 0); i < p->ids.count; i++)
-        if ((text = tokenizer_bytes(tok, p->ids.ids[i], &size))) text_put_bytes(&end, text, size);
-    text = end.text ? end.text : "";
-    size = end.size;
-    text_trim(&text, &size);
-    const bool found = size >= 7 && !memcmp(text + size - 7, "<think>", 7);
-    text_free(&end);
-    return found;
-}
-
 /* The keys that the template reads, as a row; reasoning_effort is a variable of templates. */
 static int put_row(struct text_buf *row, struct json body, struct err *err)
 {
@@ -357,7 +341,7 @@ static int render(struct reading *r)
     if (rc || !doc) return refuse(r, 400, "messages");
     struct message_input *in = &r->form->in;
     in->rules = r->c->rules;
-    in->think_open = ends_with_think(&r->job->prompts[0], r->c->run->tok);
+    in->think_open = prompt_opens_reasoning(&r->job->prompts[0], r->c->run->tok);
     in->tools = json_find(json_root(doc), "tools");
     in->wants_calls = json_count(in->tools) > 0 && !strcmp(word, "auto");
     return 0;

@@ -1,0 +1,274 @@
+/* eval_generate.c - see eval_generate.h. */
+#include "train/answers/eval_generate.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "data/file/file.h"
+#include "train/answers/eval_score.h"
+#include "train/answers/questions.h"
+#include "train/generate/engine_work.h"
+#include "train/reward/verify.h"
+#include "train/serve/message.h"
+
+enum { AHEAD = 2 /* rows in the engine for each of its sequences */, MOST_K = 24 };
+
+struct eval_generate {
+    const struct eval_generate_options *o;
+    struct config *cfg;
+    struct run run;
+    struct verifier verifier;
+    struct questions qs;
+    struct engine_work work;
+    struct engine *engine;
+    struct message_rules rules;
+    struct message message;
+    int fd;                                          /* of the output; -1: none */
+    int64_t n_begun, n_written, n_left;              /* rows: in the engine so far; in `out`; to be answered */
+    int64_t n_sample, n_tok, n_cut, n_none, n_right; /* samples; NONE and RIGHT of them */
+    bool failed;
+};
+
+/* ---- answers ---- */
+
+static void put_line(struct question *q, const struct sample *s, const struct text_buf *content, enum verdict verdict)
+{
+    struct text_buf *out = &q->line;
+    char number[96];
+    text_put(out, "{\"id\": ");
+    text_put(out, q->r.id);
+    snprintf(number, sizeof(number), ", \"sample\": %lld, \"right\": %s, \"tokens\": %lld", (long long)s->index,
+             verdict == VERDICT_NONE    ? "null"
+             : verdict == VERDICT_RIGHT ? "true"
+                                        : "false",
+             (long long)s->n);
+    text_put(out, number);
+    text_put(out, s->end == SAMPLE_LENGTH ? ", \"finish_reason\": \"length\"" : ", \"finish_reason\": \"stop\"");
+    text_put(out, ", \"reference\": ");
+    if (q->reference)
+        text_put_quoted(out, q->reference, q->reference_size);
+    else
+        text_put(out, "null");
+    text_put(out, ", \"content\": ");
+    text_put_quoted(out, content->text, content->size);
+    text_put(out, ", \"text\": ");
+    text_put_quoted(out, s->text, s->text_size);
+    text_put(out, "}\n");
+}
+
+static void judge(void *user, const struct sample *s)
+{
+    struct question *q = user;
+    struct eval_generate *g = q->owner;
+    const struct message_input in = {.rules = g->rules, .think_open = q->opened, .whole = true};
+    if (s->end == SAMPLE_FAILED) {
+        g->failed = true;
+    } else {
+        message_parse(&g->message, &in, s->text, s->text_size);
+        const struct text_buf *content = &g->message.content;
+        const enum verdict v = verifier_judge(&g->verifier, (struct verify_text){content->text, content->size},
+                                              (struct verify_text){q->reference, q->reference_size});
+        q->n_right += v == VERDICT_RIGHT;
+        q->n_none += v == VERDICT_NONE;
+        g->n_right += v == VERDICT_RIGHT;
+        g->n_none += v == VERDICT_NONE;
+        g->n_tok += s->n;
+        g->n_cut += s->end == SAMPLE_LENGTH;
+        if (g->fd >= 0) put_line(q, s, content, v);
+    }
+    g->n_sample++;
+    g->n_left -= ++q->n_done == q->r.q.n;
+}
+
+static int write_rows(struct eval_generate *g, struct err *err)
+{
+    for (; g->n_written < g->qs.n && g->fd >= 0; g->n_written++) {
+        struct question *q = &g->qs.items[g->n_written];
+        if (q->n_done < q->r.q.n) break;
+        for (int64_t at = 0, n; at < q->line.size; at += n) {
+            n = write(g->fd, q->line.text + at, (size_t)(q->line.size - at));
+            if (n < 0 && errno != EINTR) return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
+            n = MT_MAX(n, 0);
+        }
+        text_free(&q->line);
+    }
+    return 0;
+}
+
+static int add_rows(struct eval_generate *g, struct err *err)
+{
+    const int64_t most = AHEAD * g->run.generation.n_seq;
+    while (g->n_begun < g->qs.n && g->n_begun - (g->qs.n - g->n_left) < most) {
+        struct question *q = &g->qs.items[g->n_begun++];
+        q->owner = g;
+        q->r.q.user = q;
+        q->r.q.done = judge;
+        if (engine_add(g->engine, &q->r.q, err) < 0) return err_prefix(err, "row %s", q->r.id);
+    }
+    return 0;
+}
+
+static int answer_all(struct eval_generate *g, struct err *err)
+{
+    bool busy = true;
+    g->n_left = g->qs.n;
+    engine_work_begin(&g->work);
+    while (g->n_begun < g->qs.n || busy) {
+        if (add_rows(g, err)) return -1;
+        busy = engine_step(g->engine);
+        progress();
+        if (g->failed) return err_set(err, "the logits are not finite: check the adapter and the model");
+        if (write_rows(g, err)) return -1;
+        engine_work_tell(&g->work, g->engine, 0, g->n_sample, false);
+    }
+    engine_work_tell(&g->work, g->engine, 0, g->n_sample, true);
+    return 0;
+}
+
+/* ---- results ---- */
+
+/* pass@k for k = 1, 2, 4 .. and the number of samples of all rows with a verdict. */
+static void put_pass(struct json_out *o, const struct eval_generate *g)
+{
+    int64_t least = INT64_MAX, k = 1;
+    for (int64_t i = 0; i < g->qs.n; i++) least = MT_MIN(least, g->qs.items[i].r.q.n);
+    json_out_open(o, "pass_at", '{');
+    for (int i = 0; i < MOST_K; i++) {
+        double sum = 0;
+        int64_t n = 0;
+        char name[24];
+        for (int64_t r = 0; r < g->qs.n; r++) {
+            const struct question *q = &g->qs.items[r];
+            if (q->n_none) continue;
+            sum += pass_at(q->n_done, q->n_right, k);
+            n++;
+        }
+        snprintf(name, sizeof(name), "%lld", (long long)k);
+        json_out_f64(o, name, sum / (double)n);
+        if (k == least) break;
+        k = MT_MIN(2 * k, least);
+    }
+    json_out_close(o, '}');
+}
+
+static int report(struct eval_generate *g, const char *adapter, struct err *err)
+{
+    struct eval_score score = {.n = 0};
+    struct json_out o = {0};
+    int64_t no_reference = 0;
+    char error_text[64] = "";
+    for (int64_t i = 0; i < g->qs.n; i++) {
+        const struct question *q = &g->qs.items[i];
+        no_reference += q->n_none > 0;
+        if (!q->n_none) eval_score_add(&score, q->n_done, q->n_right);
+    }
+    if (!score.n)
+        return err_set(err, "%s: no row has a reference that %s can compare: %schoose another --verifier",
+                       g->o->input ? g->o->input : "held-out data", g->o->verifier,
+                       g->o->input ? "name its key with --reference, or " : "");
+    const double mean = eval_score_mean(&score), error = eval_score_error(&score);
+    const double tokens = (double)g->n_tok / (double)g->n_sample, cut = (double)g->n_cut / (double)g->n_sample;
+    json_out_open(&o, NULL, '{');
+    json_out_str(&o, "event", "eval_generate");
+    json_out_str(&o, "adapter", adapter);
+    json_out_str(&o, "verifier", g->o->verifier);
+    json_out_i64(&o, "rows", score.n);
+    json_out_i64(&o, "no_reference", no_reference);
+    json_out_i64(&o, "samples", g->n_sample);
+    json_out_f64(&o, "accuracy", mean);
+    json_out_f64(&o, "standard_error", error);
+    put_pass(&o, g);
+    json_out_f64(&o, "mean_tokens", tokens);
+    json_out_f64(&o, "cut", cut);
+    json_out_close(&o, '}');
+    if (no_reference)
+        log_warn("%lld rows have no reference that %s can compare: they do not count", (long long)no_reference,
+                 g->o->verifier);
+    if (g->verifier.n_limited)
+        log_warn("--pattern took too many steps on %lld answers: they count as wrong",
+                 (long long)g->verifier.n_limited);
+    if (score.n > 1) snprintf(error_text, sizeof(error_text), " +- %.1f (standard error)", 100 * error);
+    log_info("accuracy %.1f %%%s over %lld row%s, %.0f tokens on average, %.1f %% cut at their length", 100 * mean,
+             error_text, (long long)score.n, str_plural(score.n), tokens, 100 * cut);
+    printf("%.*s\n", (int)o.size, o.text);
+    json_out_free(&o);
+    return 0;
+}
+
+/* ---- opening ---- */
+
+static int open_verifier(struct eval_generate *g, struct err *err)
+{
+    static const char *const names[] = {"exact", "last_number", "boxed", "regex", "json"};
+    const struct verify_options opt = {.kind = (enum verify_kind)str_index(g->o->verifier, names, MT_LEN(names)),
+                                       .ignore_case = g->o->ignore_case,
+                                       .tolerance = g->o->tolerance,
+                                       .pattern = g->o->pattern};
+    if (g->o->pattern && opt.kind != VERIFY_REGEX) return err_set(err, "--pattern is for --verifier regex");
+    if (g->o->tolerance > 0 && opt.kind != VERIFY_LAST_NUMBER)
+        return err_set(err, "--tolerance is for --verifier last_number");
+    return verifier_open(&g->verifier, &opt, "--pattern", err);
+}
+
+static int open_questions(struct eval_generate *g, struct err *err)
+{
+    const struct eval_generate_options *o = g->o;
+    struct dataset_options opt;
+    struct row_defaults d = {.params = sample_params_default(), .n = o->samples, .seed = o->seed};
+    const int64_t most = o->rows ? o->rows : INT64_MAX;
+    d.params.temperature = o->temperature;
+    d.params.top_p = o->top_p;
+    d.params.top_k = o->top_k;
+    d.params.max_tokens = o->tokens;
+    if (sample_params_check(&d.params, err)) return -1;
+    if (o->samples > 1 && o->temperature <= 0 && !o->input)
+        return err_set(err, "--samples %lld: all samples of temperature 0 are equal; set --temperature above 0",
+                       (long long)o->samples);
+    if (o->input)
+        return run_open_tokenizer(&g->run, &opt, NULL, err) ||
+                       questions_read(&g->qs, &g->run, o->input, o->reference, &d, most, err)
+                   ? -1
+                   : 0;
+    if (run_open_data(&g->run, false, err)) return -1;
+    if (!g->run.eval.n_docs)
+        return err_set(err, "nothing to evaluate on: set data.eval, or data.eval_split with data.train, or --input");
+    return questions_held_out(&g->qs, &g->run, &d, most, err);
+}
+
+static int open_output(struct eval_generate *g, struct err *err)
+{
+    if (!g->o->output) return 0;
+    if (file_check_new(g->o->output, err)) return -1;
+    g->fd = file_open_own(g->o->output, O_WRONLY, err);
+    return g->fd < 0 ? -1 : 0;
+}
+
+static int open_all(struct eval_generate *g, const char *adapter, struct err *err)
+{
+    struct run *r = &g->run;
+    if (open_verifier(g, err) || run_open_headers(r, g->cfg, err) || open_questions(g, err) || open_output(g, err))
+        return -1;
+    for (int64_t i = 0; i < g->qs.n; i++) engine_work_add(&g->work, &g->qs.items[i].r.q);
+    g->cfg->train.micro_batch = 1;
+    g->rules = message_rules_of(r->chat);
+    if (engine_work_fit(&g->work, r, g->cfg, adapter, err) || run_open_model(r, adapter, PLAN_GENERATE, err)) return -1;
+    return (g->engine = engine_open_planned(r, err)) ? 0 : -1;
+}
+
+int eval_generate_run(const struct eval_generate_options *o, const char *adapter, struct config *cfg, struct err *err)
+{
+    struct eval_generate g = {.o = o, .cfg = cfg, .fd = -1};
+    int rc = open_all(&g, adapter, err);
+    if (!rc) rc = answer_all(&g, err);
+    if (!rc) rc = report(&g, adapter, err);
+    engine_close(g.engine);
+    if (g.fd >= 0 && close(g.fd) && !rc) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
+    verifier_close(&g.verifier);
+    message_free(&g.message);
+    questions_free(&g.qs);
+    run_close(&g.run);
+    return rc;
+}

@@ -1,0 +1,32 @@
+/* questions.h - rows of `eval --generate`: prompts with their references. */
+#ifndef MT_QUESTIONS_H
+#define MT_QUESTIONS_H
+
+#include "train/generate/row_request.h"
+
+struct question {
+    struct row_request r;
+    char *reference; /* text of the answer in the row, without reasoning; NULL: none */
+    int64_t reference_size;
+    bool opened; /* the prompt ends with <think> */
+    void *owner; /* of the callbacks */
+    /* results */
+    int64_t n_done, n_right, n_none;
+    struct text_buf line; /* of --output, its samples in the order in which they ended */
+};
+struct questions {
+    struct question *items; /* [n] */
+    int64_t n, cap;
+};
+
+/* Documents of run.eval, which run_open_data has read: the prompt is what precedes the last answer with loss, the
+ * reference that answer. most: the first documents alone. */
+int questions_held_out(struct questions *qs, const struct run *r, const struct row_defaults *d, int64_t most,
+                       struct err *err) MT_CHECK;
+/* Rows of a JSONL file, as `generate --input` has them. The reference is the value of `key`; without one `completion`,
+ * or the content of the last message where that is an answer. */
+int questions_read(struct questions *qs, const struct run *r, const char *path, const char *key,
+                   const struct row_defaults *d, int64_t most, struct err *err) MT_CHECK;
+void questions_free(struct questions *qs);
+
+#endif

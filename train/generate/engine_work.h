@@ -1,0 +1,23 @@
+/* engine_work.h - requests that are known before the model is opened: the engine's sizes for them, and lines of
+ * progress. */
+#ifndef MT_ENGINE_WORK_H
+#define MT_ENGINE_WORK_H
+
+#include "train/generate/engine.h"
+
+struct engine_work {
+    int64_t n_sample;
+    int64_t longest, most_len, prompt_tok, n_top; /* prompt; prompt and answer; sum of the prompts */
+    int64_t n_edit;                               /* of a request, at most; 0: none changes logits */
+    double start, told;
+};
+void engine_work_add(struct engine_work *w, const struct sample_request *q);
+/* Sets data.seq_len and run.generation: as many sequences as have room for their rings and states, and for one that is
+ * as long as the longest. adapter: its directory, or NULL. */
+int engine_work_fit(const struct engine_work *w, struct run *r, struct config *cfg, const char *adapter,
+                    struct err *err) MT_CHECK;
+void engine_work_begin(struct engine_work *w);
+/* A line every ten seconds, and the last one. done: samples now; known: those that were there at the beginning. */
+void engine_work_tell(struct engine_work *w, const struct engine *e, int64_t known, int64_t done, bool last);
+
+#endif
