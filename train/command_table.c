@@ -451,7 +451,8 @@ static const struct cli_row serve_rows[] = {
     USUALLY(serve_options, adapters, "--adapter", "[NAME=]DIR", NULL, "output.dir/adapter of CONFIG.ini",
             "an adapter, which is a model by its directory's name or NAME; may be repeated"),
     OPTION(serve_options, folder, "--adapters", "DIR", NULL, NULL,
-           "a folder whose adapters are models by the names of their directories, also those that appear later"),
+           "a folder whose adapters are models by the names of their directories, also those that appear later; [lora] "
+           "says how large these may be"),
     OPTION(serve_options, host, "--host", "HOST", NULL, "127.0.0.1",
            "address to listen on; one that other machines reach needs an API key"),
     OPTION(serve_options, port, "--port", "N", "[0, 65535]", "8080", "port; 0: any that is free"),

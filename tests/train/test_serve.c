@@ -471,7 +471,14 @@ static void appears(void **state)
     char folder[MT_PATH], command[4 * MT_PATH], named[MT_PATH + 8];
     snprintf(folder, MT_PATH, "%s", scratch_dir());
     snprintf(named, sizeof(named), "mine=%s", fixture("parity/case_a/adapter_init"));
+    snprintf(command, sizeof(command),
+             "mkdir '%s/broken' '%s/case_a' && echo '{}' | tee '%s/broken/adapter_config.json' > "
+             "'%s/case_a/adapter_config.json'",
+             folder, folder, folder, folder);
+    assert_int_equal(system(command), 0);
     START("--adapters", folder, "--adapter", named);
+    assert_int_equal(ask(COMPLETION, "{\"model\": \"broken\", \"prompt\": \"The cat\"}"), 500);
+    assert_says(reply, "broken");
     assert_int_equal(ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\"}"), 404);
     snprintf(command, sizeof(command), "cp -r '%s' '%s/later'", fixture("parity/case_a/adapter_final"), folder);
     assert_int_equal(system(command), 0);
@@ -483,6 +490,7 @@ static void appears(void **state)
     assert_says(reply, "\"later\"");
     assert_says(reply, "\"mine\"");
     stop();
+    assert_says(said.err, "another model is named case_a");
 }
 
 int test_serve(void)

@@ -19,6 +19,7 @@
 enum {
     HEADER_BYTES = 1 << 16, /* of a request's line and headers */
     STACK_BYTES = 1 << 20,
+    BODY_MS = 300000,      /* for a body to arrive */
     BLOCK_BYTES = 1 << 14, /* of a stream */
     DISCARD = 8            /* a body of up to so many times the limit is read, so that its client reads the error */
 };
@@ -58,6 +59,7 @@ struct exchange {
     struct http_peer peer;
     char *body;
     int64_t size, cap, seen; /* seen: bytes that arrived */
+    double begun;            /* ms */
 };
 
 /* A reply that is streamed. */
@@ -175,7 +177,7 @@ static enum MHD_Result begin(const struct http *h, struct MHD_Connection *c, voi
 {
     struct exchange *x = mem_array(1, sizeof(*x));
     const union MHD_ConnectionInfo *info = mhd.get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *x = (struct exchange){.server = h, .connection = c, .peer.fd = info ? info->connect_fd : -1};
+    *x = (struct exchange){.server = h, .connection = c, .peer.fd = info ? info->connect_fd : -1, .begun = clock_ms()};
     *state = x;
     const char *length = header(x, "Content-Length");
     return !length || strtod(length, NULL) <= (double)DISCARD * (double)h->opt.max_body ? MHD_YES : MHD_NO;
@@ -185,7 +187,7 @@ static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *s
 {
     const int64_t n = (int64_t)*size, max = x->server->opt.max_body;
     x->seen += n;
-    if (x->seen > DISCARD * max) return MHD_NO;
+    if (x->seen > DISCARD * max || clock_ms() - x->begun > BODY_MS) return MHD_NO;
     if (x->seen <= max) {
         x->body = mem_reserve(x->body, &x->cap, x->size + n + 1, 1);
         memcpy(x->body + x->size, data, (size_t)n);

@@ -59,16 +59,21 @@ static int add_word(struct models *m, const char *word, struct err *err)
     return known ? -1 : 0;
 }
 
-/* Adapters below the folder whose names are not known; others are left out. */
-static int scan(struct models *m, struct err *err)
+/* Adapters below the folder whose names are not known. first: a name that another model has is told. */
+static int scan(struct models *m, bool first, struct err *err)
 {
     char **names, path[MT_PATH], dir[MT_PATH];
     int64_t n;
     if (!m->folder) return 0;
     if (file_list(m->folder, &names, &n, err)) return err_prefix(err, "--adapters");
-    for (int64_t i = 0; i < n; i++)
-        if (!find_known(m, names[i]) && !file_in(path, m->folder, names[i], NULL) && adapter_dir_inside(dir, path))
+    for (int64_t i = 0; i < n; i++) {
+        const bool known = find_known(m, names[i]);
+        if ((known && !first) || file_in(path, m->folder, names[i], NULL) || !adapter_dir_inside(dir, path)) continue;
+        if (known)
+            log_warn("%s is not served: another model is named %s: rename the directory", path, names[i]);
+        else
             add(m, names[i], (int64_t)strlen(names[i]), dir);
+    }
     file_list_free(names, n);
     return 0;
 }
@@ -81,7 +86,8 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
     add(m, name, size, NULL);
     for (int64_t i = 0; i < words->n; i++)
         if (add_word(m, words->v[i], err)) return -1;
-    return scan(m, err);
+    m->n_named = m->n;
+    return scan(m, true, err);
 }
 
 struct served *models_find(struct models *m, const char *name)
@@ -89,18 +95,18 @@ struct served *models_find(struct models *m, const char *name)
     struct err err;
     struct served *known = name && *name ? find_known(m, name) : m->items[0];
     if (known || !m->folder) return known;
-    if (scan(m, &err)) log_warn("%s", err.msg);
+    if (scan(m, false, &err)) log_warn("%s", err.msg);
     return find_known(m, name);
 }
 
 /* ---- memory ---- */
 
-/* Adds what dir's adapter needs. */
-static int count_adapter(const struct models *m, struct config *cfg, bool target[LORA_TARGETS], const char *dir,
-                         struct err *err)
+/* Adds what an adapter of dir needs, or with NULL what [lora] of `asked` says. */
+static int count_adapter(const struct models *m, struct config *cfg, bool target[LORA_TARGETS],
+                         const struct config *asked, const char *dir, struct err *err)
 {
     struct adapters ad;
-    if (peft_plan(&ad, &m->run->arch, dir, err)) return -1;
+    if (plan_adapters(&ad, &m->run->arch, asked, dir, err)) return -1;
     cfg->lora.r = MT_MAX(cfg->lora.r, adapters_max_rank(&ad));
     cfg->lora.dora |= ad.dora;
     for (int t = 0; t < LORA_TARGETS; t++) target[t] |= ad.target[t];
@@ -126,12 +132,15 @@ int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err
     struct adapters ad;
     config_defaults(&usual);
     cfg->lora = usual.lora;
-    cfg->lora.r = m->folder ? asked.lora.r : 1; /* for later ones */
-    cfg->lora.dora = m->folder && asked.lora.dora;
+    cfg->lora.r = 1;
     snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", asked.lora.targets);
-    for (int64_t i = 1; i < m->n; i++)
-        if (count_adapter(m, cfg, target, m->items[i]->dir, err)) return -1;
-    for (enum lora_target t = LORA_Q; m->n > 1 && t < LORA_TARGETS; t++)
+    if (m->folder && count_adapter(m, cfg, target, &asked, NULL, err)) return -1; /* for later ones */
+    for (int64_t i = 1; i < m->n; i++) {
+        if (!count_adapter(m, cfg, target, &asked, m->items[i]->dir, err)) continue;
+        if (i < m->n_named) return -1;
+        log_warn("%s", err->msg); /* of the folder: requests for it get the error */
+    }
+    for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         if (target[t])
             n += (size_t)snprintf(cfg->lora.targets + n, sizeof(cfg->lora.targets) - n, "%s%s", n ? "," : "",
                                   lora_target_name(t));
@@ -139,7 +148,7 @@ int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err
     if (plan_adapters(&ad, &m->run->arch, cfg, NULL, err)) return -1;
     const int64_t bytes = bytes_of(m, &ad);
     adapters_free(&ad);
-    m->n_slot = m->n > 1 || m->folder ? n_slot : 0;
+    m->n_slot = m->folder ? n_slot : MT_MIN(n_slot, m->n - 1);
     m->slots = mem_array(n_slot, sizeof(*m->slots));
     m->run->set_aside = m->n_slot * bytes;
     return 0;

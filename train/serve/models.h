@@ -23,9 +23,9 @@ struct slot {
 };
 
 struct models {
-    struct served **items; /* [n], 0 is the base model; entries stay */
-    int64_t n, cap;
-    const char *folder; /* --adapters; NULL: none */
+    struct served **items;   /* [n], 0 is the base model; entries stay */
+    int64_t n, n_named, cap; /* n_named: the first of the folder */
+    const char *folder;      /* --adapters; NULL: none */
     struct run *run;
     struct engine *engine; /* set before models_take */
     struct slot *slots;    /* [n_slot] */
