@@ -109,6 +109,7 @@ MUTATIONS = [
     ("train/generate/answer.c", "edit_of(a, q->bias[i].id)->bias = q->bias[i].bias;", "(void)edit_of(a, 0);",
      "serve:forms"),
     ("train/serve/routes.c", "unsigned differ = na != nb;", "unsigned differ = 0;", "serve:keys"),
+    ("train/serve/message.c", "string ? NULL : json_parse_row", "json_parse_row", "serve_message:whole"),
     ("train/serve/message.c", "p.end = at; /* its end is not there yet */", "p.end = p.end;", "serve_message:cut"),
     ("train/serve/message.c", "if (!in->whole && begun < least) least = begun;", "", "serve_message:cut"),
     ("train/loop.c", "s->n_worse = lowest ? 0 : s->n_worse + 1;",

@@ -48,6 +48,14 @@ static const struct row {
      "<arg_value>[1, 2]</arg_value>\n</tool_call>",
      "", "", "f({\"a\": \"1\", \"b\": [1, 2]})"},
     {THINK(ARG_KEY), false, false, "<tool_call>f\n</tool_call>", "", "", "f({})"},
+    {THINK(DSML), true, false,
+     "Hm.</think>Yes.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" "
+     "string=\"true\">1</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" string=\"false\">[1, "
+     "{}]</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke "
+     "name=\"g\">\n\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "Hm.", "Yes.", "f({\"a\": \"1\", \"b\": [1, {}]})g({})"},
+    {THINK(DSML), false, false, "<｜DSML｜tool_calls>\n</｜DSML｜tool_calls>", "",
+     "<｜DSML｜tool_calls>\n</｜DSML｜tool_calls>", ""},
     {{.calls = MESSAGE_HARMONY}, false, false, HEAD "<|channel|>final<|message|>So.", "Why?", "So.", ""},
     {{.calls = MESSAGE_HARMONY},
      false,
@@ -226,6 +234,9 @@ static void templates(void **state)
     if (chat_template_load(&t, fixture("../../configs/tiny-gptoss"), NULL, &err)) fail_msg("%s", err.msg);
     chat_template_probe(t);
     round_trip(t, MESSAGE_HARMONY, "gpt-oss");
+    chat_template_free(t);
+    t = chat_template_deepseek();
+    round_trip(t, MESSAGE_DSML, "DeepSeek V4");
     chat_template_free(t);
     assert_int_equal(message_rules_of(NULL).calls, MESSAGE_PLAIN);
 }

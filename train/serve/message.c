@@ -4,6 +4,18 @@
 #include <stdio.h>
 #include <string.h>
 
+#define DSML "｜DSML｜"
+
+/* What encloses calls. */
+static const struct {
+    const char *open, *close;
+} marks[] = {
+    [MESSAGE_JSON] = {"<tool_call>", "</tool_call>"},
+    [MESSAGE_XML] = {"<tool_call>", "</tool_call>"},
+    [MESSAGE_ARG_KEY] = {"<tool_call>", "</tool_call>"},
+    [MESSAGE_DSML] = {"<" DSML "tool_calls>", "</" DSML "tool_calls>"},
+};
+
 /* ---- rules ---- */
 
 static bool has(const char *text, const char *part) { return text && strstr(text, part); }
@@ -11,7 +23,8 @@ static bool has(const char *text, const char *part) { return text && strstr(text
 struct message_rules message_rules_of(const struct chat_template *t)
 {
     const char *text = t ? chat_template_text(t) : NULL;
-    struct message_rules r = {.think = has(text, "</think>") || chat_template_is_deepseek(t)};
+    if (chat_template_is_deepseek(t)) return (struct message_rules){.calls = MESSAGE_DSML, .think = true};
+    struct message_rules r = {.think = has(text, "</think>")};
     if (has(text, "<|channel|>") && has(text, "<|message|>")) return (struct message_rules){.calls = MESSAGE_HARMONY};
     if (has(text, "<tool_call>"))
         r.calls = has(text, "<arg_key>") ? MESSAGE_ARG_KEY : has(text, "<function=") ? MESSAGE_XML : MESSAGE_JSON;
@@ -25,7 +38,8 @@ const char *message_calls_text(enum message_calls calls)
         [MESSAGE_HARMONY] = "tool calls and reasoning of gpt-oss",
         [MESSAGE_JSON] = "tool calls as JSON in <tool_call>",
         [MESSAGE_XML] = "tool calls as <function=NAME> in <tool_call>",
-        [MESSAGE_ARG_KEY] = "tool calls as <arg_key> in <tool_call>"};
+        [MESSAGE_ARG_KEY] = "tool calls as <arg_key> in <tool_call>",
+        [MESSAGE_DSML] = "tool calls of DeepSeek V4"};
     return texts[calls];
 }
 
@@ -124,19 +138,26 @@ static bool is_string(struct json tools, struct part name, struct part key)
     return false;
 }
 
+/* A member: the JSON doc, which is freed; without it the value as a string. */
+static void put_value(struct text_buf *to, struct part key, struct part value, struct json_doc *doc)
+{
+    struct err err;
+    char *copy = mem_strndup(key.at, key.end - key.at);
+    text_put_key(to, copy);
+    if (!doc || text_put_json(to, json_root(doc), &err)) text_put_quoted(to, value.at, value.end - value.at);
+    json_free(doc);
+    mem_free(copy);
+}
+
 /* A value without quotes: JSON unless it is a string by its schema, or not JSON. */
 static void put_argument(struct text_buf *to, const struct message_input *in, struct part name, struct part key,
                          struct part value)
 {
     struct err err;
-    char *copy = mem_strndup(key.at, key.end - key.at);
     struct json_doc *doc = is_string(in->tools, name, key)
                                ? NULL
                                : json_parse_row(value.at, value.end - value.at, JSON_ROW_VALUES, "argument", &err);
-    text_put_key(to, copy);
-    if (!doc || text_put_json(to, json_root(doc), &err)) text_put_quoted(to, value.at, value.end - value.at);
-    json_free(doc);
-    mem_free(copy);
+    put_value(to, key, value, doc);
 }
 
 /* <function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function> */
@@ -188,6 +209,46 @@ static bool read_key_call(struct message *m, const struct message_input *in, str
     return true;
 }
 
+/* name="NAME"...>: the part between the quotes; *after: behind the bracket. False: something else. */
+static bool read_tag(struct part *name, bool *string, const char **after, struct part p)
+{
+    const char *close = find(p, ">"), *quote = find(p, "\"");
+    if (!close || !quote || quote > close) return false;
+    *string = find(part_of(quote, close), "string=\"true\"") != NULL;
+    *after = close + 1;
+    *name = part_of(p.at, quote);
+    return true;
+}
+
+/* <DSML invoke name="NAME"><DSML parameter name="KEY" string="true|false">VALUE</DSML parameter>..</DSML invoke>.. */
+static bool read_dsml_calls(struct message *m, struct part p)
+{
+    static const char invoke[] = "<" DSML "invoke name=\"", invoke_end[] = "</" DSML "invoke>",
+                      parameter[] = "<" DSML "parameter name=\"", parameter_end[] = "</" DSML "parameter>";
+    bool string, any = false;
+    struct part name, key;
+    struct err err;
+    for (const char *at; (at = find(p, invoke)); any = true) {
+        const char *end = find(part_of(at, p.end), invoke_end), *body;
+        if (!end || !read_tag(&name, &string, &body, part_of(at + sizeof(invoke) - 1, end))) break;
+        struct message_call *c = add_call(m);
+        put(&c->name, name);
+        text_put(&c->arguments, "{");
+        for (const char *k; (k = find(part_of(body, end), parameter));) {
+            const char *value, *value_end = find(part_of(k, end), parameter_end);
+            if (!value_end || !read_tag(&key, &string, &value, part_of(k + sizeof(parameter) - 1, value_end))) break;
+            const struct part v = part_of(value, value_end);
+            struct json_doc *doc =
+                string ? NULL : json_parse_row(v.at, v.end - v.at, JSON_ROW_VALUES, "argument", &err);
+            put_value(&c->arguments, key, v, doc);
+            body = value_end + sizeof(parameter_end) - 1;
+        }
+        text_put(&c->arguments, "}");
+        p.at = end + sizeof(invoke_end) - 1;
+    }
+    return any;
+}
+
 static bool read_call(struct message *m, const struct message_input *in, struct part p)
 {
     p = trimmed(p);
@@ -195,13 +256,14 @@ static bool read_call(struct message *m, const struct message_input *in, struct 
     case MESSAGE_JSON: return read_json_call(m, p);
     case MESSAGE_XML: return read_xml_call(m, in, p);
     case MESSAGE_ARG_KEY: return read_key_call(m, in, p);
+    case MESSAGE_DSML: return read_dsml_calls(m, p);
     case MESSAGE_PLAIN:
     case MESSAGE_HARMONY: break;
     }
     return false;
 }
 
-/* ---- <think> and <tool_call> ---- */
+/* ---- <think> and enclosed calls ---- */
 
 /* Reasoning at the start; returns what follows. */
 static struct part take_reasoning(struct message *m, const struct message_input *in, struct part p)
@@ -226,12 +288,13 @@ static struct part take_reasoning(struct message *m, const struct message_input 
 
 static void parse_marked(struct message *m, const struct message_input *in, struct part p)
 {
-    static const char open[] = "<tool_call>", close[] = "</tool_call>";
     const bool calls = in->wants_calls && in->rules.calls != MESSAGE_PLAIN;
+    const char *const open = calls ? marks[in->rules.calls].open : "", *const close =
+                                                                           calls ? marks[in->rules.calls].close : "";
     const char *at;
     if (in->rules.think) p = take_reasoning(m, in, p);
     while (calls && (at = find(p, open))) {
-        const char *body = at + sizeof(open) - 1, *end = find(part_of(body, p.end), close);
+        const char *body = at + strlen(open), *end = find(part_of(body, p.end), close);
         struct part before = part_of(p.at, at);
         if (!end && !in->whole) {
             p.end = at; /* its end is not there yet */
@@ -240,7 +303,7 @@ static void parse_marked(struct message *m, const struct message_input *in, stru
         while (before.end > before.at && text_is_space(before.end[-1])) before.end--;
         if (!read_call(m, in, part_of(body, end ? end : p.end))) break; /* not a call: content */
         put(&m->content, before);
-        p.at = end ? end + sizeof(close) - 1 : p.end;
+        p.at = end ? end + strlen(close) : p.end;
         while (p.at < p.end && text_is_space(*p.at)) p.at++;
     }
     if (calls && !in->whole) p.end = without_begun(p, open);

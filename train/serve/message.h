@@ -6,8 +6,8 @@
 
 /* How calls are written. HARMONY: gpt-oss, also its reasoning. JSON: <tool_call>{"name", "arguments"}</tool_call>
  * (Hermes, Qwen). XML: <function=NAME><parameter=KEY> inside it (Qwen3-Coder, Qwen3.5). ARG_KEY: NAME, then <arg_key>
- * and <arg_value> inside it (GLM-4.5 and later). */
-enum message_calls { MESSAGE_PLAIN, MESSAGE_HARMONY, MESSAGE_JSON, MESSAGE_XML, MESSAGE_ARG_KEY };
+ * and <arg_value> inside it (GLM-4.5 and later). DSML: DeepSeek V4's tags, a block of calls. */
+enum message_calls { MESSAGE_PLAIN, MESSAGE_HARMONY, MESSAGE_JSON, MESSAGE_XML, MESSAGE_ARG_KEY, MESSAGE_DSML };
 struct message_rules {
     enum message_calls calls; /* PLAIN: calls stay in the content */
     bool think;               /* reasoning is in <think> */
