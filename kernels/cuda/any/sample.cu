@@ -4,7 +4,7 @@
  * Shapes: x [N,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); logits [S,V] f32; rows, edits.
  * Needs: D a multiple of 8; rows of x and logits 16-byte aligned, those of logits padded to a multiple of 8. An edit of
  *   a token outside the vocabulary traps.
- * Grid: 512 threads per row.
+ * Grid: 512 threads per row; 92 registers, 3,728 bytes of shared memory; no spills (sm_80, sm_90a, sm_100).
  * Bound: memory: 4*V bytes per row and pass. Passes: one for maximum and sum; one more after edits or with a
  *   temperature; one for the draw; top_k, the largest logits: four; top_p: five. The draw computes Philox and noise in
  *   f32 for each token, in f64 only where the token may be the arg max.
@@ -259,7 +259,7 @@ static __device__ void write_bad(const struct sample_job &job, int r)
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) sample_kernel(const struct sample_job job)
+static __global__ void __launch_bounds__(THREADS, 1) sample_kernel(const struct sample_job job)
 {
     const int r = blockIdx.x;
     const struct sample_row row = job.rows[r];
