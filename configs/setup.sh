@@ -41,7 +41,8 @@ build=${build:-build}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 packages=(gcc libc6-dev cmake ninja-build libopenblas-pthread-dev zlib1g-dev libzstd-dev libpcre2-dev libutf8proc-dev
-    libjansson-dev libinih-dev libcurl4-openssl-dev libmicrohttpd-dev ca-certificates libcmocka-dev python3)
+    libjansson-dev libinih-dev libcurl4-openssl-dev ca-certificates libcmocka-dev python3)
+optional=(libmicrohttpd-dev) # without it the program has no `serve`
 
 say() { printf '== %s\n' "$*"; }
 die() {
@@ -51,15 +52,29 @@ die() {
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2> /dev/null)" = installed ]; }
 
+# Optional packages are tried; the build continues without them.
+install_optional() {
+    local missing=() as_root=() p
+    for p in "${optional[@]}"; do installed "$p" || missing+=("$p"); done
+    [ ${#missing[@]} -eq 0 ] && return
+    say "packages: installing ${missing[*]} (optional)"
+    if [ "$(id -u)" -ne 0 ]; then as_root=(sudo -n); fi
+    if ! { timeout 120 "${as_root[@]}" apt-get update -q && timeout 120 "${as_root[@]}" \
+        env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"; }; then
+        say "${missing[*]}: not installed; this build has no \`moetrain serve\`"
+    fi
+}
+
 install_packages() {
     local missing=() as_root=() p
     if ! command -v apt-get > /dev/null; then
-        say "apt-get not found: install the equivalents of these Debian packages: ${packages[*]}"
+        say "apt-get not found: install the equivalents of these Debian packages: ${packages[*]} ${optional[*]}"
         return
     fi
     for p in "${packages[@]}"; do installed "$p" || missing+=("$p"); done
     if [ ${#missing[@]} -eq 0 ]; then
         say "packages: all ${#packages[@]} are installed"
+        install_optional
         return
     fi
     say "packages: installing ${missing[*]}"
@@ -70,6 +85,7 @@ install_packages() {
     fi
     "${as_root[@]}" apt-get update -q
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
+    install_optional
 }
 
 # Compares the installed CMake with the version that CMakeLists.txt requires.

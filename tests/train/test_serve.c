@@ -315,6 +315,17 @@ static void errors(void **state)
     }
     assert_int_equal(ask_with(reply, "Origin: http://example.org\r\n", "/v1/models", NULL), 403);
     stop();
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof(at);
+    char port[16];
+    assert_true(!bind(fd, (struct sockaddr *)&at, size) && !listen(fd, 1) &&
+                !getsockname(fd, (struct sockaddr *)&at, &size));
+    snprintf(port, sizeof(port), "%d", ntohs(at.sin_port));
+    assert_int_equal(RUN("serve", server.config, "--port", port), 1);
+    assert_says(said.err, "choose another --port");
+    assert_null(strstr(said.err, "loaded")); /* before the model */
+    close(fd);
     assert_int_equal(RUN("serve", server.config, "--host", "0.0.0.0"), 1);
     assert_says(said.err, "--api-key-file");
     assert_int_equal(RUN("serve", server.config, "--adapter", "/nowhere"), 1);

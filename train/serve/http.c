@@ -217,12 +217,12 @@ static void on_end(void *user, struct MHD_Connection *c, void **state, enum MHD_
 
 /* ---- opening ---- */
 
-static int listen_on(const struct addrinfo *a)
+static int bind_to(const struct addrinfo *a)
 {
     const int one = 1, fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
     if (fd < 0) return -1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, SOMAXCONN)) return fd;
+    if (!bind(fd, a->ai_addr, a->ai_addrlen)) return fd;
     const int error = errno;
     close(fd);
     errno = error;
@@ -239,7 +239,7 @@ static int open_listener(struct http *h, int64_t *port, struct err *err)
     snprintf(name, sizeof(name), "%lld", (long long)h->opt.port);
     const int rc = getaddrinfo(h->opt.host, name, &hints, &found);
     if (rc) return err_set(err, "--host %s: %s", h->opt.host, gai_strerror(rc));
-    for (const struct addrinfo *a = found; a && h->listener < 0; a = a->ai_next) h->listener = listen_on(a);
+    for (const struct addrinfo *a = found; a && h->listener < 0; a = a->ai_next) h->listener = bind_to(a);
     freeaddrinfo(found);
     if (h->listener < 0)
         return err_set(err, "cannot listen on %s, port %lld: %s%s", h->opt.host, (long long)h->opt.port,
@@ -255,18 +255,22 @@ struct http *http_open(const struct http_options *opt, int64_t *port, struct err
     if (load(err)) return NULL;
     struct http *h = mem_array(1, sizeof(*h));
     *h = (struct http){.opt = *opt, .listener = -1};
-    if (!open_listener(h, port, err)) {
-        h->daemon =
-            mhd.start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL,
-                             NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_NOTIFY_COMPLETED,
-                             on_end, NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)opt->max_connections,
-                             MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)opt->idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
-                             (size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
-        if (h->daemon) return h;
-        err_set(err, "libmicrohttpd cannot start: are there too many threads or open files?");
-    }
+    if (!open_listener(h, port, err)) return h;
     http_close(h);
     return NULL;
+}
+
+int http_start(struct http *h, struct err *err)
+{
+    if (listen(h->listener, SOMAXCONN))
+        return err_set(err, "cannot listen on port %lld: %s", (long long)h->opt.port, strerror(errno));
+    h->daemon =
+        mhd.start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL, NULL,
+                         on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_NOTIFY_COMPLETED, on_end,
+                         NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->opt.max_connections,
+                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->opt.idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         (size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
+    return h->daemon ? 0 : err_set(err, "libmicrohttpd cannot start: are there too many threads or open files?");
 }
 
 void http_close(struct http *h)

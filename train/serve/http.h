@@ -37,8 +37,9 @@ struct http_options {
 };
 
 struct http;
-/* *port: the one that it listens on. */
+/* Takes the port, without answering yet, so that what is wrong is known before a model is loaded. *port: the number. */
 struct http *http_open(const struct http_options *opt, int64_t *port, struct err *err);
+int http_start(struct http *h, struct err *err) MT_CHECK;
 void http_close(struct http *h); /* waits for the replies that are being sent; NULL is fine */
 /* "libmicrohttpd 0.9.75", or that it is not there. */
 const char *http_version(char name[64]);

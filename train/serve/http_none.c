@@ -17,6 +17,12 @@ struct http *http_open(const struct http_options *opt, int64_t *port, struct err
     return NULL;
 }
 
+int http_start(struct http *h, struct err *err)
+{
+    (void)h;
+    return err_set(err, "this build has no serve");
+}
+
 void http_close(struct http *h) { (void)h; }
 
 const char *http_version(char name[64])

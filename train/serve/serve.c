@@ -30,6 +30,8 @@ struct serve {
     struct engine *engine;
     struct jobs *jobs;
     struct routes routes;
+    struct http *http;
+    int64_t port;
     char *key;
 };
 
@@ -133,13 +135,29 @@ static int load_named(struct serve *s, int64_t n, struct err *err)
     return 0;
 }
 
+static int open_server(struct serve *s, struct err *err)
+{
+    struct routes *r = &s->routes;
+    const struct http_options http = {.host = s->o->host,
+                                      .port = s->o->port,
+                                      .max_body = s->o->body_mb << 20,
+                                      .max_connections = s->o->connections,
+                                      .idle_s = IDLE_S,
+                                      .handle = routes_handle,
+                                      .user = r};
+    r->key = s->key;
+    r->host = s->o->host;
+    r->max_body = http.max_body;
+    return (s->http = http_open(&http, &s->port, err)) ? 0 : -1;
+}
+
 static int open_all(struct serve *s, bool from_run, struct err *err)
 {
     struct dataset_options opt;
     struct cli_words words = s->o->adapters;
     char own[MT_PATH], inside[MT_PATH];
-    if (read_key(s, err) || check_config(s->cfg, err) || run_open_headers(&s->run, s->cfg, err) ||
-        run_open_tokenizer(&s->run, &opt, NULL, err))
+    if (read_key(s, err) || check_config(s->cfg, err) || open_server(s, err) ||
+        run_open_headers(&s->run, s->cfg, err) || run_open_tokenizer(&s->run, &opt, NULL, err))
         return -1;
     if (from_run && !words.n && !s->o->folder && adapter_dir_inside(inside, s->cfg->output.dir)) {
         snprintf(own, sizeof(own), "%s", s->cfg->output.dir);
@@ -152,7 +170,7 @@ static int open_all(struct serve *s, bool from_run, struct err *err)
     return open_model(s, err) || load_named(s, words.n, err) ? -1 : 0;
 }
 
-static void describe(const struct serve *s, int64_t port)
+static void describe(const struct serve *s)
 {
     const struct models *m = &s->models;
     for (int64_t i = 0; i < m->n; i++) log_info("model %s%s", m->items[i]->name, i ? "" : " (base)");
@@ -161,7 +179,7 @@ static void describe(const struct serve *s, int64_t port)
     log_info("listening on http://%s:%lld (API at /v1, a chat page at /), up to %lld sequences of %lld tokens; Ctrl-C "
              "ends after the requests that "
              "run, twice at once",
-             s->o->host, (long long)port, (long long)s->run.generation.n_seq, (long long)s->cfg->data.seq_len);
+             s->o->host, (long long)s->port, (long long)s->run.generation.n_seq, (long long)s->cfg->data.seq_len);
 }
 
 static void take_signals(void)
@@ -175,37 +193,27 @@ static void take_signals(void)
 static int answer(struct serve *s, struct err *err)
 {
     const struct jobs_options limits = {.max_jobs = s->o->queue, .timeout_ms = s->o->timeout_s * 1e3};
-    struct routes *r = &s->routes;
-    int64_t port;
+    struct api_context *api = &s->routes.api;
     s->jobs = jobs_open(s->engine, &s->models, &limits);
-    r->api.run = &s->run;
-    r->api.jobs = s->jobs;
-    r->api.models = &s->models;
-    r->api.rules = message_rules_of(s->run.chat);
-    r->api.context = s->cfg->data.seq_len;
-    r->api.seed = rng_u64((uint64_t)time(NULL), (uint64_t)getpid() + (uint64_t)(clock_ms() * 1e3));
-    r->key = s->key;
-    r->host = s->o->host;
-    r->max_body = s->o->body_mb << 20;
-    const struct http_options http = {.host = s->o->host,
-                                      .port = s->o->port,
-                                      .max_body = r->max_body,
-                                      .max_connections = s->o->connections,
-                                      .idle_s = IDLE_S,
-                                      .handle = routes_handle,
-                                      .user = r};
-    pthread_mutex_init(&r->api.render, NULL);
+    api->run = &s->run;
+    api->jobs = s->jobs;
+    api->models = &s->models;
+    api->rules = message_rules_of(s->run.chat);
+    api->context = s->cfg->data.seq_len;
+    api->seed = rng_u64((uint64_t)time(NULL), (uint64_t)getpid() + (uint64_t)(clock_ms() * 1e3));
+    pthread_mutex_init(&api->render, NULL);
     take_signals();
-    struct http *server = http_open(&http, &port, err);
-    if (server) {
-        describe(s, port);
+    const int rc = http_start(s->http, err);
+    if (!rc) {
+        describe(s);
         jobs_run(s->jobs, &stop);
         log_info("closing");
     }
-    http_close(server);
+    http_close(s->http);
+    s->http = NULL;
     jobs_close(s->jobs);
-    pthread_mutex_destroy(&r->api.render);
-    return server ? 0 : -1;
+    pthread_mutex_destroy(&api->render);
+    return rc;
 }
 
 int serve_run(const struct serve_options *o, bool from_run, struct config *cfg, struct err *err)
@@ -214,6 +222,7 @@ int serve_run(const struct serve_options *o, bool from_run, struct config *cfg, 
     set_config(&s);
     int rc = open_all(&s, from_run, err);
     if (!rc) rc = answer(&s, err);
+    http_close(s.http); /* NULL unless opening failed */
     engine_close(s.engine);
     models_close(&s.models);
     run_close(&s.run);
