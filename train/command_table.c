@@ -6,6 +6,7 @@
 
 #include "kernels/format/fakequant.h"
 #include "train/adapter/adapter_dir.h"
+#include "train/answers/chat.h"
 #include "train/answers/eval_generate.h"
 #include "train/bench/bench.h"
 #include "train/bench/bench_experts.h"
@@ -147,6 +148,13 @@ static int do_generate(const void *args, struct config *cfg, struct err *err)
 {
     config_without_teacher(cfg);
     return generate_run(args, cfg, err);
+}
+
+static int do_chat(const void *args, struct config *cfg, struct err *err)
+{
+    const struct chat_command_options *o = args;
+    config_without_teacher(cfg);
+    return chat_command_run(o, !config_names_model(o->common.config), cfg, err);
 }
 
 static int do_serve(const void *args, struct config *cfg, struct err *err)
@@ -328,6 +336,9 @@ static int do_version(const void *args, struct config *cfg, struct err *err)
 #define KEY(type, name, value, key, help) OPTION(type, common.sets, name, value, key, NULL, help)
 
 #define CONFIG(type) NEEDED(type, common.config, "CONFIG.ini", "the run's configuration file")
+#define CONFIG_OR_MODEL(type) \
+    NEEDED(type, common.config, "CONFIG.ini", \
+           "the run's configuration file, or MODEL: hub:OWNER/NAME[@REVISION] or a model's directory")
 #define OVERRIDES(type) \
     OPTION(type, common.sets, "--set", "section.key=value", NULL, NULL, \
            "override a key of the file; may be repeated, the last one wins"), \
@@ -349,8 +360,7 @@ static const struct cli_row eval_rows[] = {
     BASE(eval_args),
     FLAG(eval_args, generate, "--generate", "answer the prompts and verify the answers instead"),
     OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
-           "exact: the reference; last_number, boxed: its number, its \\boxed{}; regex: --pattern is found; json: its "
-           "value"),
+           "last_number, boxed: its number, its \\boxed{}; regex: --pattern is found; json: its value"),
     OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
            "of regex; a group (?<answer>...) must be the reference"),
     FLAG(eval_args, answers.ignore_case, "--ignore-case", "exact, regex's group: without case, in Unicode's form KC"),
@@ -381,8 +391,7 @@ static const struct cli_rule eval_rules[] = {
 };
 
 static const struct cli_row plan_rows[] = {
-    NEEDED(plan_args, common.config, "CONFIG.ini",
-           "the run's configuration file, or MODEL: hub:OWNER/NAME[@REVISION] or a model's directory"),
+    CONFIG_OR_MODEL(plan_args),
     USUALLY(plan_args, arch, "--arch", "NAME", NULL, "model.path",
             "an architecture of `moetrain synth`, in its published format: needs no checkpoint"),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
@@ -445,9 +454,28 @@ static const struct cli_rule generate_rules[] = {
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
 };
 
+static const struct cli_row chat_rows[] = {
+    CONFIG_OR_MODEL(chat_command_options),
+    USUALLY(chat_command_options, adapters, "--adapter", "[NAME=]DIR", NULL, "output.dir/adapter of CONFIG.ini",
+            "an adapter, named by its directory or NAME; may be repeated"),
+    BASE(chat_command_options),
+    USUALLY(chat_command_options, system, "--system", "TEXT", NULL, "data.system", "system message"),
+    OPTION(chat_command_options, context, "--context", "N", "[2, 16777216]", "8192",
+           "tokens of the conversation, at most those of the model"),
+    USUALLY(chat_command_options, tokens, "--tokens", "N", "[1, 9e15]", "the context", "tokens of an answer, at most"),
+    {"--temperature", "T", FIELD(chat_command_options, temperature), "[-1, 100]", "-1", "generation_config.json, or 1",
+     "0: the likeliest token each time; -1: the default", false},
+    {"--top-p", "P", FIELD(chat_command_options, top_p), "[-1, 1]", "-1", "generation_config.json, or 1",
+     "as `generate`; -1: the default", false},
+    {"--top-k", "K", FIELD(chat_command_options, top_k), "[-1, 2e9]", "-1", "generation_config.json, or 0",
+     "as `generate`; -1: the default", false},
+    OPTION(chat_command_options, seed, "--seed", "N", "[0, 9e15]", "0", "equal messages have equal answers"),
+    OVERRIDES(chat_command_options),
+};
+static const struct cli_rule chat_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
+
 static const struct cli_row serve_rows[] = {
-    NEEDED(serve_options, common.config, "CONFIG.ini",
-           "the run's configuration file, or MODEL: hub:OWNER/NAME[@REVISION] or a model's directory"),
+    CONFIG_OR_MODEL(serve_options),
     USUALLY(serve_options, adapters, "--adapter", "[NAME=]DIR", NULL, "output.dir/adapter of CONFIG.ini",
             "an adapter, which is a model by its directory's name or NAME; may be repeated"),
     OPTION(serve_options, folder, "--adapters", "DIR", NULL, NULL,
@@ -688,6 +716,11 @@ const struct command commands[] = {
      "end token. logprobs are those of the temperature over the whole vocabulary; with filters or penalties "
      "sampling_logprobs are those among the kept tokens.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
+    {"chat", "talk with the adapter or the base model",
+     "/help lists commands: /reset, /base, /adapter NAME, /both (adapter and base model), /system TEXT, /save FILE (a "
+     "row that training reads), /quit. Ctrl-C stops an answer, Ctrl-D ends. A terminal shows reasoning dimly. Without "
+     "a terminal each line of standard input is a message, and an error ends. Each answer computes the cache again.",
+     ROWS(chat_rows), ROWS(chat_rules), ARGS(chat_command_options), CLI_FILE_OR_MODEL, do_chat},
     {"serve", "answer requests of OpenAI's API over HTTP with the base model and adapters",
      "GET /v1/models, POST /v1/chat/completions and /v1/completions, also streamed. Needs libmicrohttpd. "
      "train/serve/README.md lists the parameters; one that the server does not have is an error. A line of the log for "

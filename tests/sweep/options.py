@@ -41,6 +41,7 @@ COMMANDS = {
     "train": ["{config}"],
     "eval": ["{config}"],
     "generate": ["{config}", "--prompt", "a", "--base", "--tokens", "1"],
+    "chat": ["{config}", "--base", "--set", "data.chat_template={template}"],
     "export": ["{config}", "--to", "peft", "--adapter", "{adapter}"],
     "plan": ["{config}"],
     "check": ["{config}"],
@@ -65,6 +66,7 @@ INSTEAD = {
     **{("generate", option): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}", "--output",
                               "answers.jsonl"] for option in ("--format", "--samples", "--prompt-logprobs")},
     ("generate", "--output"): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}"],
+    ("chat", "--adapter"): ["{config}", "--set", "data.chat_template={template}"],
     **{("eval", option): [*VERIFY, "--verifier", "exact", "--reference", "prompt"]
        for option in ("--generate", "--ignore-case", "--output", "--samples", "--tokens", "--rows", "--temperature",
                       "--top-p", "--top-k", "--seed")},

@@ -165,6 +165,8 @@ int config_validate(const struct config *c, struct err *err) MT_CHECK;
 struct lora_options config_lora(const struct config *c);
 /* For commands that do not train or evaluate: the [distill] section as if it were not there. */
 void config_without_teacher(struct config *c);
+/* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
+void config_without_data(struct config *c);
 /* What option `name` needs to have an effect: one of these, ended by a NULL key. No needs: it always has one. */
 struct config_need {
     const char *key, *value; /* value NULL: any but "none" */

@@ -151,6 +151,16 @@ void config_without_teacher(struct config *c)
     mem_free(defaults);
 }
 
+void config_without_data(struct config *c)
+{
+    c->data.train[0] = c->data.eval[0] = 0;
+    c->data.eval_split = 0;
+    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
+    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
+    c->eval.every = c->eval.patience = 0;
+    c->train.micro_batch = 1;
+}
+
 bool config_quantises(const struct config *c)
 {
     return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;

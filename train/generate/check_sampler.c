@@ -125,18 +125,6 @@ static int report(const struct check_sampler *k, struct err *err)
                                       "lines above");
 }
 
-static void set_config(struct config *c)
-{
-    c->data.train[0] = c->data.eval[0] = 0;
-    c->data.eval_split = 0;
-    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
-    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
-    c->eval.every = c->eval.patience = 0;
-    c->eval.prompts[0] = 0;
-    c->data.seq_len = MAX_LEN;
-    c->train.micro_batch = 1;
-}
-
 int check_sampler_run(const struct config *cfg, FILE *out, struct err *err)
 {
     static struct check_sampler k;
@@ -144,7 +132,9 @@ int check_sampler_run(const struct config *cfg, FILE *out, struct err *err)
     struct dataset_options opt;
     k = (struct check_sampler){.out = out};
     k.cfg = *cfg;
-    set_config(&k.cfg);
+    config_without_data(&k.cfg);
+    k.cfg.eval.prompts[0] = 0;
+    k.cfg.data.seq_len = MAX_LEN;
     int rc = run_open_headers(r, &k.cfg, err) || run_open_tokenizer(r, &opt, NULL, err) ? -1 : 0;
     r->generation = engine_sizes(N_PROMPT * N_SAMPLE, LONGEST, N_PROMPT * LONGEST);
     if (!rc) rc = run_open_model(r, NULL, PLAN_GENERATE, err);

@@ -6,9 +6,9 @@
 
 #include "data/json/text.h"
 #include "train/adapter/adapter_dir.h"
-#include "data/tokenizer/normalize.h"
 #include "train/generate/engine.h"
 #include "train/generate/generate_rows.h"
+#include "train/generate/printable.h"
 #include "train/generate/prompt.h"
 #include "train/tools/tokens.h"
 
@@ -35,25 +35,13 @@ static int read_prompt(struct generate *g, struct err *err)
     return rc;
 }
 
-/* Characters that would steer a terminal become U+FFFD. */
-static void put_printable(const char *text, int64_t size)
-{
-    for (int64_t at = 0, n; at < size; at += n) {
-        n = MT_MAX(utf8_character(text + at, size - at), 1);
-        if (text[at] == '\n' || str_printable(text + at))
-            fwrite(text + at, 1, (size_t)n, stdout);
-        else
-            fputs("\xef\xbf\xbd", stdout);
-    }
-}
-
 static void show(void *user, const struct sample *s)
 {
     struct generate *g = user;
     const int64_t more = s->text_size - g->shown;
     if (more <= 0 || g->o->json) return;
     if (isatty(STDOUT_FILENO))
-        put_printable(s->text + g->shown, more);
+        printable_put(stdout, s->text + g->shown, more);
     else
         fwrite(s->text + g->shown, 1, (size_t)more, stdout);
     fflush(stdout);
@@ -134,17 +122,6 @@ static int write_text(struct generate *g, struct err *err)
 
 /* ---- opening ---- */
 
-/* Opens a run without its data. */
-static void set_config(struct config *c)
-{
-    c->data.train[0] = c->data.eval[0] = 0;
-    c->data.eval_split = 0;
-    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
-    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
-    c->eval.every = c->eval.patience = 0;
-    c->train.micro_batch = 1;
-}
-
 static int check_length(struct generate *g, struct err *err)
 {
     const int64_t n = g->prompt.ids.count + g->o->tokens, most = g->run.arch.max_len;
@@ -199,7 +176,7 @@ int generate_run(const struct generate_options *o, struct config *cfg, struct er
     if (o->top_p < 1 && o->temperature == 0 && !o->input)
         return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
                             "above 0");
-    set_config(cfg);
+    config_without_data(cfg);
     const int rc = generate(&g, err);
     run_close(&g.run);
     prompt_free(&g.prompt);

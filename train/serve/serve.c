@@ -9,6 +9,7 @@
 
 #include "data/file/file.h"
 #include "train/adapter/adapter_dir.h"
+#include "train/generate/sample_defaults.h"
 #include "train/serve/routes.h"
 
 enum { IDLE_S = 30, KEY_BYTES = 4096, MAX_TOP = 20 };
@@ -57,38 +58,6 @@ static int check_config(const struct config *c, struct err *err)
     if (!c->quant.weights && !c->quant.activations) return 0;
     return err_set(err, "serve does not imitate quantisation (quant.weights, quant.activations): add --set "
                         "quant.weights=none --set quant.activations=none, or serve an export with its own server");
-}
-
-/* A run without data, in which all sequences may be as long as the context. */
-static void set_config(struct serve *s)
-{
-    struct config *c = s->cfg;
-    c->data.train[0] = c->data.eval[0] = 0;
-    c->data.eval_split = 0;
-    c->data.eval_format = CFG_EVAL_FORMAT_SAME;
-    snprintf(c->data.eval_columns, sizeof(c->data.eval_columns), "same");
-    c->eval.every = c->eval.patience = 0;
-    c->train.micro_batch = 1;
-}
-
-/* Sampling of requests that say nothing: generation_config.json, else the plain distribution. */
-static int read_defaults(struct serve *s, struct err *err)
-{
-    struct sample_params *p = &s->routes.api.params;
-    *p = sample_params_default();
-    p->temperature = 1;
-    if (!file_exists_in(s->run.model_dir, "generation_config.json")) return 0;
-    struct json_doc *doc = json_load_in(s->run.model_dir, "generation_config.json", 1 << 20, err);
-    if (!doc) return -1;
-    const struct json j = json_root(doc);
-    const int rc = json_opt_f64(j, "temperature", &p->temperature, err) || json_opt_f64(j, "top_p", &p->top_p, err) ||
-                   json_opt_f64(j, "min_p", &p->min_p, err) ||
-                   json_opt_f64(j, "repetition_penalty", &p->repetition, err) ||
-                   json_opt_i64(j, "top_k", 0, INT32_MAX, &p->top_k, err) || sample_params_check(p, err);
-    json_free(doc);
-    log_info("requests that say nothing: temperature %g, top_p %g, top_k %lld, min_p %g, repetition_penalty %g",
-             p->temperature, p->top_p, (long long)p->top_k, p->min_p, p->repetition);
-    return rc ? -1 : 0;
 }
 
 /* As many sequences as have room for their states, and for one that is as long as the context. */
@@ -164,9 +133,11 @@ static int open_all(struct serve *s, bool from_run, struct err *err)
         words = (struct cli_words){.n = 1, .v = {own}};
     }
     s->cfg->data.seq_len = MT_MIN(s->o->context, s->run.arch.max_len);
-    if (read_defaults(s, err) || models_open(&s->models, &s->run, &words, s->o->folder, err) ||
+    if (sample_defaults_load(&s->routes.api.params, s->run.model_dir, err) ||
+        models_open(&s->models, &s->run, &words, s->o->folder, err) ||
         models_plan(&s->models, s->cfg, s->o->slots, err))
         return -1;
+    sample_defaults_tell(&s->routes.api.params, "requests that say nothing");
     return open_model(s, err) || load_named(s, words.n, err) ? -1 : 0;
 }
 
@@ -219,7 +190,7 @@ static int answer(struct serve *s, struct err *err)
 int serve_run(const struct serve_options *o, bool from_run, struct config *cfg, struct err *err)
 {
     struct serve s = {.o = o, .cfg = cfg};
-    set_config(&s);
+    config_without_data(cfg);
     int rc = open_all(&s, from_run, err);
     if (!rc) rc = answer(&s, err);
     http_close(s.http); /* NULL unless opening failed */

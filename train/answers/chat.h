@@ -1,0 +1,19 @@
+/* chat.h - `moetrain chat`: a conversation with the base model and adapters. */
+#ifndef MT_CHAT_COMMAND_H
+#define MT_CHAT_COMMAND_H
+
+#include "train/cli/cli.h"
+
+struct chat_command_options {
+    struct cli_common common;
+    struct cli_words adapters; /* DIR or NAME=DIR */
+    const char *system;
+    int64_t context, tokens, seed, top_k; /* tokens 0: what the context has room for */
+    double temperature, top_p;            /* these and top_k below 0: generation_config.json */
+    bool base;
+};
+/* Until /quit or the end of standard input; the exit code, or -1. from_run: common.config is a run's configuration,
+ * whose adapter is used. Changes cfg. */
+int chat_command_run(const struct chat_command_options *o, bool from_run, struct config *cfg, struct err *err) MT_CHECK;
+
+#endif

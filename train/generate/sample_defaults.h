@@ -1,0 +1,12 @@
+/* sample_defaults.h - sampling as the authors of a model recommend it. */
+#ifndef MT_SAMPLE_DEFAULTS_H
+#define MT_SAMPLE_DEFAULTS_H
+
+#include "train/generate/sample.h"
+
+/* Temperature, top_p, top_k, min_p and repetition_penalty of dir/generation_config.json; what it does not say, or
+ * without the file: temperature 1 without filters. */
+int sample_defaults_load(struct sample_params *p, const char *dir, struct err *err) MT_CHECK;
+void sample_defaults_tell(const struct sample_params *p, const char *what); /* a line of the log, after `what` */
+
+#endif
