@@ -278,6 +278,8 @@ static void wrong_arguments(void **state)
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--temperature", "-1"), 2);
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--top-p", "0.5"), 1);
     assert_says(said.err, "without --temperature");
+    assert_int_equal(RUN("generate", config, "--prompt", "a", "--base", "--temperature", "0.001"), 1);
+    assert_says(said.err, "--temperature: temperature = 0.001 is neither 0 nor at least 0.01");
     assert_int_equal(RUN("generate", config, "--prompt", "\xff", "--base"), 1);
     assert_int_equal(RUN("generate", config, "--prompt", "a", "--frobnicate", "1"), 2);
     assert_says(said.err, "--frobnicate");

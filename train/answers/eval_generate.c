@@ -223,7 +223,7 @@ static int open_questions(struct eval_generate *g, struct err *err)
     d.params.top_p = o->top_p;
     d.params.top_k = o->top_k;
     d.params.max_tokens = o->tokens;
-    if (sample_params_check(&d.params, err)) return -1;
+    if (sample_params_check(&d.params, err)) return err_prefix(err, "--temperature, --top-p, --top-k");
     if (o->samples > 1 && o->temperature <= 0 && !o->input)
         return err_set(err, "--samples %lld: all samples of temperature 0 are equal; set --temperature above 0",
                        (long long)o->samples);

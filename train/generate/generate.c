@@ -173,6 +173,8 @@ static int generate(struct generate *g, struct err *err)
 int generate_run(const struct generate_options *o, struct config *cfg, struct err *err)
 {
     struct generate g = {.o = o, .cfg = cfg};
+    const struct sample_params params = params_of(o);
+    if (sample_params_check(&params, err)) return err_prefix(err, "--temperature");
     if (o->top_p < 1 && o->temperature == 0 && !o->input)
         return err_set(err, "--top-p without --temperature: the likeliest token is always taken; set --temperature "
                             "above 0");
