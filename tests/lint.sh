@@ -148,7 +148,7 @@ check_includes() {
         may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
         may["train/answers"] = "train/(answers|serve|generate|reward|tools)/.*|" commands
         may["train/serve"] = "train/(serve|generate|tools)/.*|" commands
-        may["train/bench"] = "train/(bench|synth)/.*|" commands
+        may["train/bench"] = "train/(bench|synth|generate)/.*|" commands
         may["train/gguf"] = "train/gguf/.*|" below
         may["train/export"] = "train/(export|gguf)/.*|" commands
         may["train/tools"] = "train/tools/.*|" commands

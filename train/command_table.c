@@ -261,15 +261,11 @@ static int do_synth(const void *args, struct config *cfg, struct err *err)
     return synth_run(&o, err);
 }
 
-static int do_bench_step(const void *args, struct config *cfg, struct err *err)
-{
-    return bench_run(args, cfg, false, err);
-}
-
-static int do_bench_ops(const void *args, struct config *cfg, struct err *err)
-{
-    return bench_run(args, cfg, true, err);
-}
+#define BENCH_DO(name, kind)                                                                                           \
+    static int name(const void *args, struct config *cfg, struct err *err) { return bench_run(args, cfg, kind, err); }
+BENCH_DO(do_bench_step, BENCH_STEP)
+BENCH_DO(do_bench_ops, BENCH_OPS)
+BENCH_DO(do_bench_decode, BENCH_DECODE)
 
 static int do_bench_lora(const void *args, struct config *cfg, struct err *err)
 {
@@ -779,6 +775,9 @@ const struct command commands[] = {
      ROWS(bench_step_rows), NONE, ARGS(bench_options), true, do_bench_step},
     {"bench ops", "time the ops of two layers, embedding, head and optimizer", NULL,
      ROWS(bench_ops_rows), NONE, ARGS(bench_options), true, do_bench_ops},
+    {"bench decode", "time sampling: one more token of every sequence",
+     "--seq tokens (512) of each sequence are in the KV cache first; --tokens is their sum (64 sequences; on a CPU 8).",
+     ROWS(bench_step_rows), NONE, ARGS(bench_options), true, do_bench_decode},
     {"bench lora", "time the experts of one layer with adapters of each rank and without", NULL,
      ROWS(bench_lora_rows), NONE, ARGS(bench_experts_options), false, do_bench_lora},
     {"bench dequant", "time the decoding of packed experts to bf16: all, or only those with tokens", NULL,

@@ -51,6 +51,7 @@ COMMANDS = {
     "synth": ["gpt-oss-tiny", "made", "--layers", "1"],
     "bench step": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
     "bench ops": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
+    "bench decode": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
     "bench lora": ["--arch", "gpt-oss-tiny", "--tokens", "8", "--repeats", "1", "--rank", "8"],
     "bench dequant": ["--arch", "gpt-oss-tiny", "--tokens", "8", "--repeats", "1"],
     "config": [],

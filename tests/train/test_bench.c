@@ -135,7 +135,7 @@ static void test_errors(void **state)
 {
     (void)state;
     assert_int_equal(RUN("bench"), 2);
-    assert_says(said.err, "step|ops|lora|dequant");
+    assert_says(said.err, "step|ops|decode|lora|dequant");
     assert_int_equal(RUN("bench", "ops", "--frobnicate", "1"), 2);
     assert_says(said.err, "--frobnicate");
     assert_int_equal(RUN("bench", "ops", "--tokens"), 2);

@@ -4,6 +4,7 @@
  *   bench step   the whole model: time of a step against its floor, memory, calls; then its ops
  *   bench ops    the fewest first layers, at least two, that have every kind of layer (gpt-oss: one with a sliding
  *                window, one without), embedding, head and optimizer: only the time of each op
+ *   bench decode  sampling: a step is one more token of every sequence, after --seq tokens in the KV cache
  *
  * (bench lora and bench dequant are in train/bench/bench_lora.c and bench_dequant.c.)
  *
@@ -17,6 +18,7 @@
 #include "model/layer.h"
 #include "train/bench/bench_kernel.h"
 #include "train/bench/bench_routing.h"
+#include "train/generate/engine.h"
 #include "train/report/profile.h"
 #include "train/run/run.h"
 #include "train/synth/synth.h"
@@ -25,7 +27,7 @@ enum { WARM_UP = 3 };
 
 struct bench {
     struct bench_options o; /* with the device's defaults */
-    bool ops;
+    enum bench_kind kind;
     bool usual_targets; /* --targets was not given */
     struct config cfg;
     struct run run;
@@ -36,8 +38,9 @@ struct bench {
 
     int32_t *tok, *pos, *cu, *label_row, *label_id;
     struct model_batch batch;
-    double *step_ms; /* [steps] ascending */
-    double ms;       /* their median */
+    struct engine *engine; /* of `bench decode` */
+    double *step_ms;       /* [steps] ascending */
+    double ms;             /* their median */
     double floor_ms;
     struct dev_calls calls; /* of one step */
 };
@@ -56,16 +59,22 @@ static const char *dtype_option(const struct config *cfg)
     return names[cfg->train.dtype];
 }
 
+/* Tokens of each sequence that `bench decode` adds: twice, as it measures the step and then its ops. */
+static int64_t decoded_tokens(const struct bench *b) { return 1 + WARM_UP + 2 * b->o.steps; }
+
 /* Smaller defaults on a CPU. */
 static void choose_sizes(struct bench *b)
 {
-    const bool gpu = b->run.dev.ops->own_memory;
+    const bool gpu = b->run.dev.ops->own_memory, decode = b->kind == BENCH_DECODE;
     struct config *cfg = &b->cfg;
     if (!b->o.arch) b->o.arch = gpu ? "gpt-oss-20b" : "gpt-oss-tiny";
-    if (!b->o.tokens) b->o.tokens = gpu ? 16384 : 1024;
     if (!b->o.steps) b->o.steps = gpu ? 10 : 5;
-    if (!cfg->data.seq_len) cfg->data.seq_len = MT_MIN(gpu ? 4096 : 512, b->o.tokens);
-    cfg->train.micro_batch = b->o.tokens / cfg->data.seq_len;
+    if (!b->o.seq && decode) b->o.seq = 512;
+    if (!b->o.tokens) b->o.tokens = decode ? (gpu ? 64 : 8) * b->o.seq : gpu ? 16384 : 1024;
+    if (!b->o.seq) b->o.seq = MT_MIN(gpu ? 4096 : 512, b->o.tokens);
+    cfg->data.seq_len = b->o.seq + (decode ? decoded_tokens(b) : 0);
+    cfg->train.micro_batch = b->o.tokens / b->o.seq;
+    if (decode) cfg->train.decoded_layers = 0;
 }
 
 /* Without --targets: attention and experts; every projection where a layer's mixer is not attention with q_proj. */
@@ -86,7 +95,7 @@ static void fill_batch(struct bench *b)
 
 static void make_batch(struct bench *b)
 {
-    const int64_t n = b->o.tokens, len = b->cfg.data.seq_len, n_seq = n / len;
+    const int64_t n = b->o.tokens, len = b->o.seq, n_seq = n / len;
     int64_t labels = 0;
     b->tok = mem_array(n, sizeof(int32_t));
     b->pos = mem_array(n, sizeof(int32_t));
@@ -151,11 +160,11 @@ static int bench_open(struct bench *b, struct err *err)
     if (b->cfg.train.expert_dtype == CFG_EXPERTS_IN_FP8 && config_quantises(&b->cfg))
         return err_set(err, "--expert-dtype fp8 excludes --qat and --qat-inputs: leave it out, or both of them");
     choose_sizes(b);
-    if (b->o.tokens % b->cfg.data.seq_len)
+    if (b->o.tokens % b->o.seq)
         return err_set(err, "--tokens %lld is not a multiple of --seq %lld", (long long)b->o.tokens,
-                       (long long)b->cfg.data.seq_len);
+                       (long long)b->o.seq);
     const struct synth_options opt = {
-        .arch = b->o.arch, .quant = b->o.quant, .n_layer = b->o.layers, .each_kind = b->ops};
+        .arch = b->o.arch, .quant = b->o.quant, .n_layer = b->o.layers, .each_kind = b->kind == BENCH_OPS};
     if (prof_measure_roofs(&r->dev, err) || synth_memory_open(&b->memory, &opt, err)) return -1;
     r->cfg = &b->cfg;
     r->arch = b->memory.arch;
@@ -163,7 +172,8 @@ static int bench_open(struct bench *b, struct err *err)
     choose_targets(b);
     r->st = b->memory.st;
     b->memory.st = (struct safetensors){0};
-    if (run_open_model(r, NULL, PLAN_TRAIN, err)) return in_options(b, err);
+    if (b->kind == BENCH_DECODE) r->generation = engine_sizes(b->o.tokens / b->o.seq, b->o.seq, b->o.tokens);
+    if (run_open_model(r, NULL, b->kind == BENCH_DECODE ? PLAN_GENERATE : PLAN_TRAIN, err)) return in_options(b, err);
     make_batch(b);
     if (calibrate(b, err)) return -1;
     b->step_ms = mem_array(b->o.steps, sizeof(double));
@@ -174,6 +184,7 @@ static void bench_close(struct bench *b)
 {
     prof_close(&b->prof);
     routing_close(&b->routing);
+    engine_close(b->engine);
     run_close(&b->run);
     synth_memory_close(&b->memory);
     mem_free(b->tok);
@@ -186,8 +197,26 @@ static void bench_close(struct bench *b)
 
 /* ---- steps ---- */
 
+/* The prompts: --seq tokens of every sequence, and its first token. */
+static int open_engine(struct bench *b, struct err *err)
+{
+    const int64_t len = b->o.seq;
+    struct engine *e = b->engine = engine_open_planned(&b->run, err);
+    if (!e) return -1;
+    struct sample_request q = {.n_ids = len, .n = 1, .params = sample_params_default(), .adapter = ENGINE_OWN};
+    q.params.temperature = 0;
+    q.params.max_tokens = decoded_tokens(b);
+    for (int64_t i = 0; i < b->batch.n_seq; i++) {
+        q.ids = b->tok + i * len;
+        if (engine_add(e, &q, err) < 0) return -1;
+    }
+    while (!engine_stats(e).sampled_tok) engine_step(e);
+    b->o.tokens = b->batch.n_seq; /* of a step */
+    return 0;
+}
+
 /* One step of one micro-batch, as in train/loop.c. */
-static int step(struct bench *b, struct err *err)
+static int train(struct bench *b, struct err *err)
 {
     struct model *m = &b->run.model;
     const struct model_pass pass = {.backward = true,
@@ -209,6 +238,13 @@ static int step(struct bench *b, struct err *err)
     if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
         return err_set(err, "loss %g, gradient norm %g: the device computes wrong results", sum.nll, sum.grad_norm);
     adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
+    return 0;
+}
+
+static int step(struct bench *b, struct err *err)
+{
+    if (b->kind != BENCH_DECODE) return train(b, err);
+    engine_step(b->engine);
     return 0;
 }
 
@@ -277,7 +313,7 @@ static void print_setup(const struct bench *b)
     char roofs[256], quant[200], text[PLAN_TEXT];
     printf("%s, %lld layer%s, experts %s, LoRA r %lld on %s: %lld tokens (%lld x %lld), recompute %s\n%s\n", b->o.arch,
            (long long)r->arch.n_layer, str_plural(r->arch.n_layer), r->model.weights.experts, (long long)b->cfg.lora.r,
-           b->cfg.lora.targets, (long long)b->o.tokens, (long long)b->batch.n_seq, (long long)b->cfg.data.seq_len,
+           b->cfg.lora.targets, (long long)b->o.tokens, (long long)b->batch.n_seq, (long long)b->o.seq,
            acts_save_name(&r->plan.opt.save, r->arch.n_layer),
            plan_text(text, &r->plan.opt, &r->plan.memory, r->arch.n_layer));
     if (config_quantises(&b->cfg)) printf("quantisation-aware training: %s\n", run_quant_text(quant, &b->cfg, true));
@@ -301,7 +337,7 @@ static void print_text(const struct bench *b)
     const double ms = b->ms;
     char peak[32], plan[32], calls[128];
     print_setup(b);
-    if (!b->ops)
+    if (b->kind != BENCH_OPS)
         printf("step %.1f ms (median of %lld, %.1f to %.1f), %.0f tok/s, %.1f %% of the roof\n"
                "floor %.1f ms, of it %.1f ms decoding 4-bit weights; %s\n"
                "peak memory %s%s (plan %s)\n",
@@ -339,13 +375,14 @@ static void put_step(const struct bench *b, struct json_out *o)
 
 static void put_setup(const struct bench *b, struct json_out *o)
 {
+    static const char *const names[] = {"step", "ops", "decode"};
     const struct run *r = &b->run;
-    json_out_str(o, "bench", b->ops ? "ops" : "step");
+    json_out_str(o, "bench", names[b->kind]);
     json_out_str(o, "arch", b->o.arch);
     json_out_str(o, "device", r->dev.name);
     json_out_i64(o, "layers", r->arch.n_layer);
     json_out_i64(o, "tokens", b->o.tokens);
-    json_out_i64(o, "seq", b->cfg.data.seq_len);
+    json_out_i64(o, "seq", b->o.seq);
     json_out_i64(o, "rank", b->cfg.lora.r);
     json_out_str(o, "experts", r->model.weights.experts);
     json_out_i64(o, "decoded_layers", r->plan.memory.n_decoded);
@@ -366,7 +403,7 @@ static void print_json(const struct bench *b)
     struct json_out o = {.indent = true};
     json_out_open(&o, NULL, '{');
     put_setup(b, &o);
-    if (!b->ops) {
+    if (b->kind != BENCH_OPS) {
         put_step(b, &o);
         json_out_f64(&o, "floor_decode_ms", decode_ms(b));
     }
@@ -374,16 +411,18 @@ static void print_json(const struct bench *b)
     bench_json_print(&o);
 }
 
-int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err)
+int bench_run(const struct bench_options *o, const struct config *cfg, enum bench_kind kind, struct err *err)
 {
     static struct bench b;
-    b = (struct bench){.o = *o, .ops = ops, .usual_targets = true, .cfg = *cfg};
+    b = (struct bench){.o = *o, .kind = kind, .usual_targets = true, .cfg = *cfg};
     for (int64_t i = 0; i < o->common.sets.n; i++)
         if (o->common.sets.items[i].key && !strcmp(o->common.sets.items[i].key, "lora.targets"))
             b.usual_targets = false;
     snprintf(b.cfg.distill.teacher, sizeof(b.cfg.distill.teacher), "%s", o->teacher);
-    b.cfg.data.seq_len = o->seq; /* 0: the device's default */
-    int rc = bench_open(&b, err) || measure_steps(&b, err) || measure_ops(&b, err) ? -1 : 0;
+    int rc = bench_open(&b, err) || (kind == BENCH_DECODE && open_engine(&b, err)) || measure_steps(&b, err) ||
+                     measure_ops(&b, err)
+                 ? -1
+                 : 0;
     if (!rc) (o->json ? print_json : print_text)(&b);
     bench_close(&b);
     return rc;

@@ -13,7 +13,8 @@ struct bench_options {
     int64_t tokens, seq, layers, steps; /* 0: the device's default */
     bool json;
 };
-/* `bench step`, or with `ops` `bench ops`. Prints to standard output. */
-int bench_run(const struct bench_options *o, const struct config *cfg, bool ops, struct err *err) MT_CHECK;
+enum bench_kind { BENCH_STEP, BENCH_OPS, BENCH_DECODE };
+/* `bench step`, `bench ops` or `bench decode`. Prints to standard output. */
+int bench_run(const struct bench_options *o, const struct config *cfg, enum bench_kind kind, struct err *err) MT_CHECK;
 
 #endif

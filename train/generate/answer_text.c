@@ -42,7 +42,7 @@ static int64_t n_begun(const struct answer_text *a)
 /* Appends the characters of the bytes that are not done, until a stop string. */
 static void put_characters(struct answer_text *a, bool last)
 {
-    const bool spaces = tokenizer_marks_spaces(a->tok);
+    const bool spaces = a->tok && tokenizer_marks_spaces(a->tok);
     while (a->n_done < a->bytes.size) {
         const char *at = a->bytes.text + a->n_done;
         const int64_t n = utf8_character(at, a->bytes.size - a->n_done), before = a->text.size;
@@ -67,7 +67,7 @@ static void put_characters(struct answer_text *a, bool last)
 bool answer_text_add(struct answer_text *a, int32_t id)
 {
     int64_t size = 0;
-    const char *token = tokenizer_bytes(a->tok, id, &size);
+    const char *token = a->tok ? tokenizer_bytes(a->tok, id, &size) : NULL;
     if (token) text_put_bytes(&a->bytes, token, size);
     put_characters(a, false);
     a->n_sure = a->text.size - (a->stop < 0 ? n_begun(a) : 0);

@@ -6,8 +6,8 @@
 #include "data/tokenizer/tokenizer.h"
 
 struct answer_text {
-    const struct tokenizer *tok;
-    const char *const *stops; /* [n_stops] stop strings, not empty; the owner keeps them */
+    const struct tokenizer *tok; /* NULL: no text */
+    const char *const *stops;    /* [n_stops] stop strings, not empty; the owner keeps them */
     int64_t n_stops;
     bool keep_stop; /* the text ends with its stop string; otherwise before it */
 
