@@ -224,6 +224,7 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
 
 void model_close(struct model *m)
 {
+    if (m->dev) recorded_free(&m->recorded, m->dev);
     acts_free(&m->acts);
     qat_free(&m->qat);
     weights_free(&m->weights);
@@ -428,8 +429,9 @@ static void count_rows(struct model *m, int64_t l)
                        tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &m->acts.layers[l].moe.route);
 }
 
-void model_fwd(struct model *m)
+static void forward(void *model)
 {
+    struct model *m = model;
     struct layer_acts *acts = m->acts.layers;
     const int64_t dim = m->arch.d_model;
     m->weights.host.returns = m->pass.backward;
@@ -445,6 +447,48 @@ void model_fwd(struct model *m)
         layer_pass(m, l, LAYER_FORWARD);
         if (m->pass.counted) count_rows(m, l); /* before the next layer writes to the same activations */
     }
+}
+
+/* Whether the ops of the pass depend on the members of recorded_key and on tensors alone: one token of each sequence,
+ * all weights and adapters on the device. Compressed attention chooses kernels by the length of sequences. */
+static bool repeats(const struct model *m)
+{
+    const struct device *dev = m->dev;
+    const bool decodes = m->pass.cache && m->pass.decode && m->tok.shape[0] == m->seqs.n_seq;
+    return dev->ops->record_begin && !dev->dry_run && !dev->recorder && decodes && !m->weights.host.n &&
+           !m->acts.inputs.n && !m->adapters.opt.host_states && m->par.all->world == 1 && !m->qat.n_input &&
+           !m->arch.compress.q_lora;
+}
+
+/* Where the tensors of cache and adapters are. */
+static uint64_t places_of(const struct model *m)
+{
+    const struct cache *c = m->pass.cache;
+    const struct adapters *ad = m->pass.adapters ? m->pass.adapters : &m->adapters;
+    const struct {
+        const void *p;
+        size_t bytes;
+    } parts[] = {{c->layers, (size_t)c->n_layer * sizeof(*c->layers)},
+                 {ad->layers, (size_t)m->arch.n_layer * sizeof(*ad->layers)}};
+    uint64_t hash = 0xcbf29ce484222325; /* FNV-1a, by words */
+    for (int i = 0; i < MT_LEN(parts); i++)
+        for (size_t at = 0; at + 8 <= parts[i].bytes; at += 8) {
+            uint64_t word;
+            memcpy(&word, (const char *)parts[i].p + at, 8);
+            hash = (hash ^ word) * 0x100000001b3;
+        }
+    return hash;
+}
+
+void model_fwd(struct model *m)
+{
+    struct recorded_key key = {.n_tok = m->tok.shape[0], .n_seq = m->seqs.n_seq, .mark = m->work_mark};
+    if (!repeats(m)) {
+        forward(m);
+        return;
+    }
+    key.places = places_of(m);
+    recorded_run(&m->recorded, m->dev, &key, forward, m);
 }
 
 struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct tensor x)

@@ -28,6 +28,7 @@
 #include "model/layer_costs.h"
 #include "model/objective/objective.h"
 #include "model/qat.h"
+#include "kernels/recorded.h"
 
 /* What the student learns from besides the labels. MODEL: the same weights with other adapters; ROWS: the data have the
  * likeliest tokens of a teacher. The loss of a labelled token is alpha CE + (1 - alpha) temperature^2 KL. */
@@ -125,9 +126,10 @@ struct model {
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
     const struct objective *objective;
     struct distill distill;
-    struct layer_costs *costs; /* of dry runs; NULL: none */
-    struct adapters reference; /* frozen; without parameters when the reference is the base model */
-    bool referring;            /* inside the forward pass of the reference */
+    struct layer_costs *costs;  /* of dry runs; NULL: none */
+    struct recordings recorded; /* passes of decoding */
+    struct adapters reference;  /* frozen; without parameters when the reference is the base model */
+    bool referring;             /* inside the forward pass of the reference */
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;

@@ -707,6 +707,12 @@ struct dev_calls {
 };
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
+/* Between record_begin and record_end ops are recorded instead of run; nothing may wait for the device or copy to or
+ * from the host. replay runs the same ops with the same tensors, however often, in the order of the calls. */
+typedef bool dev_record_begin_fn(void); /* false: the device cannot record, and nothing began */
+typedef void *dev_record_end_fn(void);
+typedef void dev_recording_fn(void *recording);
+
 /* Every op, once: struct ops, the declarations below and the tables of the backends follow from this list. */
 /* clang-format off */
 #define OPS(X) \
@@ -750,6 +756,9 @@ struct ops {
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
     dev_portable_product_fn *portable_product; /* for a roof (kernels/prof.c); NULL: none */
+    dev_record_begin_fn *record_begin;         /* NULL: the backend cannot record */
+    dev_record_end_fn *record_end;
+    dev_recording_fn *replay, *record_free;
 #define SLOT(op) op##_fn *op;
     OPS(SLOT)
 #undef SLOT

@@ -152,6 +152,24 @@ cudaError_t cudaMemset2DAsync(void *p, size_t pitch, int x, size_t width, size_t
     return cudaSuccess;
 }
 
+/* ---- graphs: none are recorded ---- */
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode mode)
+{
+    return (void)s, (void)mode, fail(cudaErrorNotSupported);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *g)
+{
+    return (void)s, (void)g, fail(cudaErrorNotSupported);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *e, cudaGraph_t g, unsigned long long flags)
+{
+    return (void)e, (void)g, (void)flags, fail(cudaErrorNotSupported);
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t g) { return (void)g, fail(cudaErrorNotSupported); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t e) { return (void)e, fail(cudaErrorNotSupported); }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t e, cudaStream_t s) { return (void)e, (void)s, fail(cudaErrorNotSupported); }
+
 /* ---- device, streams, events ---- */
 
 static int capability(void)

@@ -66,6 +66,13 @@ void cuda_count_calls(bool on, struct dev_calls *calls);
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 void cuda_host_join(int ticket);
 
+/* ---- graph.cu: slots of struct ops */
+
+bool cuda_record_begin(void);
+void *cuda_record_end(void);
+void cuda_replay(void *recording);
+void cuda_record_free(void *recording);
+
 /* ---- find.cu */
 
 /* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated, host_pointers and name.
