@@ -75,6 +75,36 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
     return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
 }
 
+/* Beyond, tiles of more rows are faster; of packed experts already from one row per expert on. */
+enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_MATRIX = 16 };
+
+static int64_t few_most(const struct device *dev, const struct proj *proj, int64_t n_row)
+{
+    if (proj->w.n_exp == 1) return FEW_OF_MATRIX;
+    return choice_reads_packed(dev, proj, n_row) ? proj->w.n_exp - 1 : FEW_OF_EXPERT * proj->w.n_exp;
+}
+
+static bool few_takes(const struct weight *w)
+{
+    const struct format *f = format_of(w);
+    const int64_t block = f->block ? f->block : w->block;
+    const bool nibbles = f->bits == 4 && (2 * block == FEW_DEPTH || block % FEW_DEPTH == 0);
+    return (nibbles || weight_is_bf16(w)) && w->n_in % FEW_DEPTH == 0 && w->n_out % 8 == 0 &&
+           w->n_out * w->n_in <= INT32_MAX;
+}
+
+bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row)
+{
+    const struct weight *w = &proj->w;
+    const struct lora *lora = &proj->lora;
+    const bool plain = !proj->quant.format.bits && !proj->in.format.bits && !proj->fp8.step.ndim;
+    bool parts = lora->dropout == 0;
+    for (int s = 0; lora->r && w->n_exp == 1 && s < lora->n_seg; s++)
+        parts =
+            parts && lora->seg_first[s] % FEW_COLS == 0 && (lora->seg_cols[s] % FEW_COLS == 0 || s + 1 == lora->n_seg);
+    return dev->steady_rows && dev->ops->arch && plain && parts && few_takes(w) && n_row <= few_most(dev, proj, n_row);
+}
+
 double choice_packed_share(double rows) { return rows > PREFERRED_ROWS ? 0.11 * (1 - PREFERRED_ROWS / rows) : 0; }
 
 bool choice_fp8_products(const struct device *dev) { return dev->ops->arch && dev->ops->arch() == CUDA_SM90; }

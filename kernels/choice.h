@@ -55,6 +55,10 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
  * nothing up to 192 (gpt-oss-20b on an H200, tests/notebook/decode.md: with balanced experts nothing up to 256; routers
  * are not balanced). */
 double choice_packed_share(double rows);
+/* Whether a product of n_row rows, forward, reads w once in its format (cuda_few_rows): in passes that sample
+ * (dev->steady_rows), experts with few rows each, or one matrix with few rows. */
+enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* columns of the output and values of a row that its tiles have */
+bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
 /* FP8 products; others compute with the same rounded rows. */
 bool choice_fp8_products(const struct device *dev);
 

@@ -7,8 +7,9 @@
 static void choose(int32_t *idx, int64_t t, const struct setup *s)
 {
     int64_t n = s->n_exp - (s->routing != ALL);
-    bool taken[256] = {false};
-    MT_REQUIRE(s->top_k + (s->routing == CROWDED) <= n, "%lld of %lld experts", (long long)s->top_k, (long long)n);
+    bool taken[512] = {false};
+    MT_REQUIRE(s->top_k + (s->routing == CROWDED) <= n && n <= MT_LEN(taken), "%lld of %lld experts",
+               (long long)s->top_k, (long long)n);
     for (int64_t j = 0; j < s->top_k; j++) {
         int64_t e = s->routing == CROWDED ? 1 + j : (3 * t + j * (t + 1)) % n;
         if (s->routing == MIXED && t % 4 && j == 0) e = n / 2;

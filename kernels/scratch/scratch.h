@@ -91,6 +91,7 @@ struct scratch_fp8_rows {
     struct tensor values; /* [M, in] bf16 */
 };
 struct scratch_moe_fwd {
+    bool few; /* the product reads the experts as they are, for few rows (choice_few_rows): nothing else is there */
     struct tensor
         copy; /* [M, in] bf16, the rows of x in expert order, which products read by TMA; absent: they gather */
     struct scratch_experts experts;
@@ -130,6 +131,15 @@ enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
 /* [entries, K] i32: an entry for each of these; empty: no sequence is bounded. */
 struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape);
+/* Decoding in tiles of 16 heads and splits of DECODE_SPLIT keys. */
+enum { DECODE_SPLIT = 256, DECODE_HEADS = 16 };
+struct scratch_attn_decode {
+    bool tiles; /* a head has 64, 128 or 256 columns, of key and of value */
+    int64_t n_split;
+    struct tensor part; /* [T, K * tiles of heads, n_split, DECODE_HEADS, A + 2] f32; absent with one split */
+};
+struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
+                                               const struct attn_shape *shape);
 struct scratch_attn_bwd {
     struct tensor stat;      /* [H * T + 1, 2] f32 */
     struct tensor sum, turn; /* where blocks of keys add to dq: [T * H * A] f32, [T * K + 1] i32; else empty */

@@ -125,7 +125,8 @@ struct scratch_moe_fwd scratch_moe_up_fwd(struct device *dev, struct tensor x, c
                                           const struct proj *up)
 {
     const int64_t mark = arena_mark(&dev->work);
-    struct scratch_moe_fwd s;
+    struct scratch_moe_fwd s = {.few = choice_few_rows(dev, up, r->row_slot.shape[0])};
+    if (s.few) return s;
     s.copy = push_copy(dev, x, up->w.n_out, up, r);
     s.experts = push_experts(dev, up, r);
     s.rows = push_fp8_rows(dev, up, r->row_slot.shape[0], x.shape[1]);
@@ -137,7 +138,9 @@ struct scratch_moe_fwd scratch_moe_down_fwd(struct device *dev, struct tensor y,
                                             const struct route *r, const struct proj *down)
 {
     const int64_t mark = arena_mark(&dev->work);
-    struct scratch_moe_fwd s = {.copy = absent, .experts = push_experts(dev, down, r)};
+    struct scratch_moe_fwd s = {.few = choice_few_rows(dev, down, r->row_slot.shape[0])};
+    if (s.few) return s;
+    s.experts = push_experts(dev, down, r);
     if (y.ndim) s.rows = push_fp8_rows(dev, down, r->row_slot.shape[0], act.shape[1]);
     arena_release(&dev->work, mark);
     return s;

@@ -13,6 +13,24 @@ struct tensor scratch_attn_fwd(struct device *dev, struct tensor qkv, const stru
     return norm;
 }
 
+struct scratch_attn_decode scratch_attn_decode(struct device *dev, struct tensor q, const struct pages *pages,
+                                               const struct attn_shape *shape)
+{
+    const int64_t mark = arena_mark(&dev->work), dim = shape->head_dim, group = shape->n_head / shape->n_kv;
+    const bool width = dim == 64 || dim == 128 || dim == 256, pairs = pages->rows.shape[1] == 2 * shape->n_kv * dim;
+    struct scratch_attn_decode s = {.tiles = width && pairs && attn_value_dim(shape) == dim};
+    if (!s.tiles) return s;
+    /* the first of the keys may be inside a tile of 16 */
+    const int64_t most = shape->window ? shape->window + 15 : pages->table.shape[1] * MT_PAGE;
+    s.n_split = ceil_div(MT_MIN(most, pages->table.shape[1] * MT_PAGE), DECODE_SPLIT);
+    if (s.n_split > 1)
+        s.part = arena_tensor_2d(&dev->work, DT_F32,
+                                 q.shape[0] * shape->n_kv * ceil_div(group, DECODE_HEADS) * s.n_split * DECODE_HEADS,
+                                 dim + 2);
+    arena_release(&dev->work, mark);
+    return s;
+}
+
 struct scratch_attn_bwd scratch_attn_bwd(struct device *dev, struct tensor qkv, const struct attn_shape *shape)
 {
     const int64_t mark = arena_mark(&dev->work), n_tok = qkv.shape[0];

@@ -38,6 +38,12 @@ static void attn_fwd(struct device *dev, struct tensor o, struct tensor lse, str
     scratch_attn_fwd(dev, qkv, shape);
 }
 
+static void attn_decode(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
+                        struct tensor sinks, struct tensor pos, const struct seqs *seqs, const struct attn_shape *shape)
+{
+    scratch_attn_decode(dev, q, pages, shape);
+}
+
 static void attn_bwd(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                      struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
 {
@@ -184,6 +190,7 @@ const struct scratch_table cuda_scratch = {
     .group_linear_bwd = group_linear_bwd,
     .attn_fwd = attn_fwd,
     .attn_bwd = attn_bwd,
+    .attn_decode = attn_decode,
     .mla_absorb = mla_absorb,
     .mla_values = mla_values,
     .shared_attn_bwd = shared_attn_bwd,

@@ -38,6 +38,10 @@ static const struct shape shapes[] = {
     {16, 1, 72, 64, 0, false, false, true, 3, 3, {70, 1, 129}},
     {4, 2, 576, 512, 0, true, false, true, 1, 2, {65, 3}},
     {3, 1, 6, 6, 5, true, true, true, 2, BORDERS},
+    /* GPUs: tiles of 16 heads and keys, splits of 256 keys */
+    {20, 1, 64, 0, 0, true, false, false, 1, 3, {700, 257, 15}},
+    {8, 2, 128, 0, 0, true, false, false, 2, 3, {513, 256, 17}},
+    {4, 2, 256, 0, 300, true, true, false, 5, 2, {600, 255}},
 };
 
 struct decode {

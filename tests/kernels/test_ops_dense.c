@@ -284,6 +284,22 @@ static void linear_run_views(struct device *dev, const void *params, struct op_o
     for (int i = 0; i < MT_LEN(all); i++) put(o, all[i]);
 }
 
+/* Of a pass that samples: few rows read W once. */
+static void linear_run_steady(struct device *dev, const void *params, struct op_outputs *o)
+{
+    dev->steady_rows = true;
+    linear_run_views(dev, params, o);
+    dev->steady_rows = false;
+}
+
+static const struct linear_shape gpu_few_shapes[] = {
+    {1, 2880, 5120, WF_BF16, true, false, true, 16, 3, {0, 4096, 4608}, {4096, 512, 512}, 0, false},
+    {16, 160, 8232, WF_BF16, true, true, true, 40, 1, {0}, {8232}, 0, false},
+    {9, 96, 200, WF_NF4, false, true, true, 8, 2, {16, 112}, {80, 88}, 0, false},
+    {13, 64, 136, WF_MXFP4, true, false, true, 24, 1, {0}, {136}, 0, false},
+    {2, 544, 64, WF_NVFP4, false, false, true, 0, 0, {0}, {0}, 0, false},
+};
+
 static void linear_on_the_gpu(void **state)
 {
     (void)state;
@@ -291,7 +307,9 @@ static void linear_on_the_gpu(void **state)
     for (int i = 0; i < MT_LEN(gpu_linear_shapes); i++) {
         op_check_cuda(linear_run, &gpu_linear_shapes[i]);
         op_check_cuda(linear_run_views, &gpu_linear_shapes[i]);
+        op_check_cuda(linear_run_steady, &gpu_linear_shapes[i]);
     }
+    for (int i = 0; i < MT_LEN(gpu_few_shapes); i++) op_check_cuda(linear_run_steady, &gpu_few_shapes[i]);
 }
 
 /* Enough tiles for the kernel of dense layers on Hopper. Segments that begin inside a tile of 192 columns, which the

@@ -89,6 +89,33 @@ static void decode_buffer_with_few_active_experts_on_the_gpu(void **state)
     expert_layer_on_gpu(cases, MT_LEN(cases));
 }
 
+/* As a pass that samples: experts with few rows are read once in their format. */
+static void run_steady(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    dev->steady_rows = true;
+    expert_layer_run_gpu(dev, params, outputs);
+    dev->steady_rows = false;
+}
+
+/* No rows, one row, more rows than a pass has; every format that the kernel takes, columns that its tiles do not
+ * divide; ranks of one and of several steps; activations in pairs and in halves. */
+static void few_rows_of_experts_on_the_gpu(void **state)
+{
+    static const struct gpu_setup cases[] = {
+        {{{WF_MXFP4, 0, false}, 1, 64, 4, 96, 64, 8, 8, GPTOSS_2, true, APART}, 0, false},
+        {{{WF_MXFP4, 0, false}, 12, 64, 4, 288, 320, 16, 40, GPTOSS_2, true, CROWDED}, 0, true},
+        {{{WF_MXFP4, 0, false}, 37, 16, 2, 160, 96, 24, 16, SWIGLU, false, MIXED}, 0, false},
+        {{{WF_NF4, 64, false}, 5, 40, 8, 192, 64, 16, 16, SWIGLU, false, APART}, 0, true},
+        {{{WF_NF4, 64, true}, 21, 8, 2, 64, 128, 0, 8, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_FP4, 64, false}, 9, 8, 4, 64, 64, 8, 8, SWIGLU, false, SPREAD}, 0, false},
+        {{{WF_NVFP4, 0, false}, 30, 64, 8, 96, 160, 24, 40, SWIGLU, true, APART}, 0, true},
+        {{{WF_BF16, 0, false}, 3, 300, 4, 544, 96, 16, 8, RELU2, false, SPREAD}, 0, false},
+    };
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(run_steady, &cases[i]);
+}
+
 /* MXFP4 on Hopper: no buffer up to 768 rows per expert, then a ring of four matrices. Not where the ring could wait for
  * a collective, and not in groups, which may be smaller. */
 static void ring_of_the_plan(void **state)
@@ -345,6 +372,7 @@ int test_ops_experts(void)
         cmocka_unit_test(decode_buffer_of_the_plan),
         cmocka_unit_test(ring_of_the_plan),
         cmocka_unit_test(decode_buffer_with_few_active_experts_on_the_gpu),
+        cmocka_unit_test(few_rows_of_experts_on_the_gpu),
         cmocka_unit_test(packed_products_take_no_decode_buffer_on_the_gpu),
         cmocka_unit_test(scales_above_2_on_the_gpu),
         cmocka_unit_test(quantised_with_few_active_experts_on_the_gpu),

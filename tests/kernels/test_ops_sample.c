@@ -91,7 +91,7 @@ static struct sample_row row_of(const struct sample_case *s, int64_t i)
 static struct sample_edit edit_of(const struct sample_case *s, int64_t row, int64_t i)
 {
     const bool seen = i % 3 > 0;
-    return (struct sample_edit){.id = (int32_t)((i * (s->n_vocab / 8) + row) % s->n_vocab),
+    return (struct sample_edit){.id = (int32_t)((i * MT_MAX(s->n_vocab / 8, 1) + row) % s->n_vocab),
                                 .n_output = seen ? (int32_t)i % 4 : 0,
                                 .seen = seen,
                                 .bias = i == 3   ? -INFINITY

@@ -56,11 +56,12 @@ static const char *wait_for_log(const char *text)
     return NULL;
 }
 
-/* A run's configuration; options, NULL at the end. */
-static void start(const char *config, const char *const *options)
+/* With options, NULL at the end. */
+static void start(const char *const *options)
 {
     char path[MT_PATH], set[MT_PATH + 64];
     struct err err;
+    const char *config = process_config("");
     snprintf(server.config, MT_PATH, "%s", config);
     snprintf(server.dir, MT_PATH, "%.*s", (int)(strrchr(config, '/') - config), config);
     assert_int_equal(file_in(path, server.dir, "template.jinja", &err), 0);
@@ -73,7 +74,7 @@ static void start(const char *config, const char *const *options)
     server.port = atoi(wait_for_log("listening on http://127.0.0.1:"));
     assert_true(server.port > 0);
 }
-#define START(...) start(process_config(""), (const char *const[]){__VA_ARGS__, NULL})
+#define START(...) start((const char *const[]){__VA_ARGS__, NULL})
 
 /* SIGTERM; the server ends by itself, and its sanitizers find nothing. */
 static void stop(void)
@@ -503,28 +504,11 @@ static void appears(void **state)
     assert_says(said.err, "another model is named case_a");
 }
 
-/* The adapter of the run, when none is named. */
-static void own(void **state)
-{
-    (void)state;
-    if (!can_serve()) return;
-    char adapter[MT_PATH];
-    const char *config = process_trained("");
-    snprintf(adapter, MT_PATH, "%s", process_output(config, "adapter"));
-    start(config, (const char *const[]){NULL});
-    if (ask(COMPLETION, "{\"model\": \"out\", \"prompt\": \"The cat\", \"max_tokens\": 9, \"temperature\": 0}") != 200)
-        fail_msg("%s", reply);
-    assert_string_equal(text_at(reply, "choices.0.text"), generated(adapter));
-    stop();
-    assert_says(said.err, "model case_a (base)");
-}
-
 int test_serve(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(texts), cmocka_unit_test(forms),   cmocka_unit_test(errors),
-        cmocka_unit_test(keys),  cmocka_unit_test(hostile), cmocka_unit_test(limits),
-        cmocka_unit_test(many),  cmocka_unit_test(appears), cmocka_unit_test(own),
+        cmocka_unit_test(texts),   cmocka_unit_test(forms),  cmocka_unit_test(errors), cmocka_unit_test(keys),
+        cmocka_unit_test(hostile), cmocka_unit_test(limits), cmocka_unit_test(many),   cmocka_unit_test(appears),
     };
     return cmocka_run_group_tests_name("serve", tests, NULL, NULL);
 }

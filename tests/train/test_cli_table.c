@@ -55,8 +55,6 @@ static void test_repeated_argument(void **state)
     (void)state;
     char text[512];
     assert_string_equal(cli_synopsis(text, cli_command("compare")), "moetrain compare RUN ... [OPTION ...]");
-    assert_int_equal(RUN("chat", "--help"), 0);
-    assert_says(said.out, "  moetrain chat CONFIG.ini [--adapter [NAME=]DIR | --base] [OPTION ...]\n");
     assert_int_equal(RUN("compare", "--help"), 0);
     assert_null(strstr(said.out, "RUN8"));
     assert_int_equal(RUN("compare", "1", "2", "3", "4", "5", "6", "7", "8", "9"), 2);

@@ -117,25 +117,13 @@ static int fitting(const char *word, int size, int room)
     return n > 0 ? n : size;
 }
 
-/* Bytes of "[--adapter [NAME=]DIR | --base]", with its brackets. */
-static int group_size(const char *text)
-{
-    int depth = 0, n = 0;
-    do {
-        if (strchr("[(", text[n])) depth++;
-        if (strchr("])", text[n])) depth--;
-        n++;
-    } while (depth && text[n]);
-    return n;
-}
-
 /* Wraps text at COLUMNS. The first line starts at column `at`, the others at `indent`. whole: does not break inside
  * brackets. */
 static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
 {
     bool first = true; /* word of its line */
     while (*text) {
-        const int word = whole && strchr("[(", *text) ? group_size(text) : (int)strcspn(text, " \n");
+        const int word = (int)(whole && strchr("[(", *text) ? strcspn(text, "])") + 1 : strcspn(text, " \n"));
         const int size = whole ? word : fitting(text, word, COLUMNS - indent);
         if (!first && at + 1 + size > COLUMNS) {
             fprintf(out, "\n%*s", indent, "");

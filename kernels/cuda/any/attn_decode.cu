@@ -10,6 +10,7 @@
  * Bound: bytes of the keys and values, read by each of the H/K heads that share them: from L2 after the first.
  * Numerics: f32, online softmax per warp in the order of keys, warps merged in their order, the sink last; one rounding
  *   at the end. The bits depend neither on other sequences nor on the pages' order. */
+#include "kernels/cuda/parts/decode.h"
 #include "kernels/cuda/parts/pages.cuh"
 
 enum { WARPS = 8, NARROW = 256, WIDE = 576 };
@@ -148,6 +149,7 @@ extern "C" void cuda_attn_decode(struct device *dev, struct tensor o, struct ten
 {
     const struct past past = {pages, pos, seqs};
     if (q.shape[0] == 0) return;
+    if (cuda_attn_decode_mma(dev, o, q, pages, sinks, pos, seqs, shape)) return;
     struct decode_job job = job_of(o, q, &past, sinks);
     job.n_head = (int)shape->n_head, job.n_kv = (int)shape->n_kv;
     job.dim = (int)shape->head_dim, job.value_dim = (int)attn_value_dim(shape);

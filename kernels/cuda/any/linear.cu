@@ -19,6 +19,7 @@
  *   Dropout keeps or clears elements exactly; its factor 1 / (1 - p) and scale are applied in f32.
  *   Bitwise repeatable. */
 #include "kernels/cuda/parts/dense.h"
+#include "kernels/cuda/parts/few_rows.h"
 #include "kernels/cuda/parts/grouped.h"
 #include "kernels/cuda/parts/mma.cuh"
 #include "kernels/cuda/parts/rng.cuh"
@@ -349,6 +350,35 @@ static void product_and_addend(struct tensor y, struct tensor xa, struct tensor 
     if (last) write_addend(y, true, xa, bias, res, added);
 }
 
+/* ---- few rows: W, A and B are read once, in their formats */
+
+static void few_product(struct tensor y, struct tensor xa, struct tensor x, const struct weight *w, struct tensor bias,
+                        struct tensor res, const struct lora *lora)
+{
+    struct few_rows f = {.w = *w, .n_row = y.shape[0]};
+    int64_t row = 0;
+    f.a = bf16_ptr(x), f.lda = x.ld;
+    f.out = bf16_ptr(y), f.ld_out = y.ld;
+    f.bias = f32_ptr(bias);
+    f.res = bf16_ptr(res), f.ld_res = res.ld;
+    if (lora->r) f.r = lora->r, f.la = bf16_ptr(xa), f.ld_la = xa.ld, f.lb = bf16_ptr(lora->b), f.n_part = lora->n_seg;
+    for (int s = 0; s < f.n_part; row += lora->seg_cols[s++]) {
+        const int64_t first = lora->seg_first[s];
+        f.part[s] = {(int)first, (int)(first + lora->seg_cols[s]), (int)(s * lora->r), (int)row, lora->scale[s]};
+    }
+    cuda_few_rows(&f);
+}
+
+static void few_fwd(struct tensor y, struct tensor xa, struct tensor x, const struct proj *proj, struct tensor res)
+{
+    const struct lora *lora = &proj->lora, none = {};
+    const struct tensor absent = {};
+    struct weight a = {.format = WF_BF16, .n_exp = 1, .n_out = lora->n_seg * lora->r, .n_in = proj->w.n_in};
+    a.data = lora->a.data;
+    if (lora->r) few_product(xa, absent, x, &a, absent, absent, &none);
+    few_product(y, xa, x, &proj->w, proj->bias, res, added_adapter(lora));
+}
+
 extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tensor xa, struct tensor x,
                                 const struct proj *proj, struct tensor res)
 {
@@ -356,6 +386,7 @@ extern "C" void cuda_linear_fwd(struct device *dev, struct tensor y, struct tens
     const struct tensor bias = proj->bias;
     const struct scratch_linear s = scratch_linear_fwd(dev, x, proj);
     if (!tensor_count(y)) return;
+    if (choice_few_rows(dev, proj, y.shape[0])) return few_fwd(y, xa, x, proj, res);
     cuda_fill_dense(s.dense, proj);
     if (s.kept.data != x.data) drop(s.kept, x, lora);
     const bool fusable = added->r || res.ndim;

@@ -18,6 +18,7 @@
  * Bound: memory: combine 2*T*D*(J + 2) bytes, dx from rows 2*T*D*(J + 1), GLU of halves where the product has no
  *   epilogue for it (cuda_grouped_swiglu) 6*M*F; GLU_RELU2, for which no product has one, 4*M*F and, backward, 8*M*F.
  * Numerics: f32 sums in an order that depends only on the shapes and the routing. */
+#include "kernels/cuda/parts/few_rows.h"
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/grouped_fp8.h"
 #include "kernels/cuda/parts/rows.cuh"
@@ -92,6 +93,46 @@ static void take_adapter(struct grouped *g, const struct lora *lora, struct tens
     g->scale = lora->scale[0];
     g->la = (const bf16 *)whole(la);
     g->lb = (const bf16 *)whole(lb);
+}
+
+/* ---- few rows per expert */
+
+/* Of a product that cuda_few_rows makes; out, bias and activation are those of g. */
+static struct few_rows few_of(const struct grouped *g, const struct weight *w)
+{
+    struct few_rows f = {.w = *w, .n_row = g->n_row, .offs = g->offs, .a = g->a, .lda = g->lda};
+    f.slot = g->slot;
+    f.token = g->token;
+    f.bias = g->bias;
+    f.out = g->out;
+    f.ld_out = w->n_out;
+    f.act = g->epilogue == GROUPED_GLU ? g->act : NULL;
+    f.form = g->form;
+    if (!g->r) return f;
+    f.r = f.ld_la = g->r;
+    f.la = g->la;
+    f.lb = g->lb;
+    f.n_part = 1;
+    f.part[0] = {0, (int)w->n_out, 0, 0, g->scale};
+    return f;
+}
+
+static void few_product(const struct grouped *g, const struct proj *proj)
+{
+    const struct few_rows f = few_of(g, &proj->w);
+    cuda_few_rows(&f);
+}
+
+/* xa = a A_e^T */
+static void few_factor(struct tensor xa, struct tensor a, bool tokens, const struct route *r, const struct proj *proj)
+{
+    const struct lora *lora = &proj->lora;
+    struct weight w = {.format = WF_BF16, .n_exp = proj->w.n_exp, .n_out = lora->r, .n_in = proj->w.n_in};
+    struct grouped g = rows_of(a, tokens, r);
+    w.data = whole(lora->a);
+    g.out = (bf16 *)whole(xa);
+    const struct few_rows f = few_of(&g, &w);
+    if (lora->r) cuda_few_rows(&f);
 }
 
 /* The product with bf16 experts: the first row whose architecture runs and that takes the columns. */
@@ -408,7 +449,10 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
     const struct scratch_moe_fwd s = scratch_moe_up_fwd(dev, x, r, up);
     const struct thin thin = {xa, absent, s.copy};
     const struct fp8_rows rows = fill_fp8_rows(&s.rows, up, x, true, r);
-    if (lora->r) thin_product(&thin, x, true, lora->a, false, r);
+    if (s.few)
+        few_factor(xa, x, true, r, up);
+    else if (lora->r)
+        thin_product(&thin, x, true, lora->a, false, r);
     fill_copy(s.copy, x, up, r);
     struct grouped g = rows_of(s.copy.ndim ? s.copy : x, !s.copy.ndim, r);
     take_adapter(&g, lora, xa, lora->b);
@@ -419,10 +463,13 @@ extern "C" void cuda_moe_up_fwd(struct device *dev, struct tensor act, struct te
     g.form = glu_form_of(*glu);
     g.n_out = up->w.n_out;
     const struct grouped_variant *v = variant_of(g.n_out);
-    const bool fused =
-        glu->interleaved || (!rows.codes && !grouped_is_packed(s.experts.way) && v->has_glu && v->has_glu(&g));
+    const bool halves = !s.few && !rows.codes && !grouped_is_packed(s.experts.way) && v->has_glu && v->has_glu(&g);
+    const bool fused = glu->interleaved || halves;
     g.epilogue = fused ? GROUPED_GLU : GROUPED_STORE;
-    product(&g, up, &s.experts, rows);
+    if (s.few)
+        few_product(&g, up);
+    else
+        product(&g, up, &s.experts, rows);
     if (!fused) cuda_glu_fwd(dev, act, pre, absent, glu);
 }
 
@@ -432,14 +479,20 @@ extern "C" void cuda_moe_down_fwd(struct device *dev, struct tensor y, struct te
     const struct lora *lora = &down->lora;
     const struct scratch_moe_fwd s = scratch_moe_down_fwd(dev, y, act, r, down);
     const struct thin thin = {ha, absent, absent};
-    if (lora->r) thin_product(&thin, act, false, lora->a, false, r);
+    if (s.few)
+        few_factor(ha, act, false, r, down);
+    else if (lora->r)
+        thin_product(&thin, act, false, lora->a, false, r);
     if (!y.ndim) return;
     const struct fp8_rows rows = fill_fp8_rows(&s.rows, down, act, false, r);
     struct grouped g = rows_of(act, false, r);
     take_adapter(&g, lora, ha, lora->b);
     g.bias = (const float *)whole(down->bias);
     g.out = (bf16 *)whole(y);
-    product(&g, down, &s.experts, rows);
+    if (s.few)
+        few_product(&g, down);
+    else
+        product(&g, down, &s.experts, rows);
 }
 
 extern "C" void cuda_gather(struct device *dev, struct tensor y, struct tensor x, struct tensor rows, int64_t share)
