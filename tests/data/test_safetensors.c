@@ -126,7 +126,7 @@ static void refused(void **state)
         {"[]", 0, "the header does not begin with `{`"},
         {"{", 0, "not valid JSON"},
         {"{}x", 0, "not valid JSON"},
-        {"{\"\xff\":1}", 0, "not valid JSON"},
+        {"{\"\xff\":1}", 0, "is not UTF-8 (byte 0xff)"},
         {"{" T("a", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "duplicate object key"},
         {"{" T("\\u0061", "U8", "[1]", "[0,1]") "," T("a", "U8", "[1]", "[1,2]") "}", 2, "duplicate object key"},
         {"{\"a\":7}", 0, "key `a.dtype`: is missing"},

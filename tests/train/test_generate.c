@@ -260,7 +260,9 @@ static void wrong_arguments(void **state)
     }
     /* --tokens exceeds the memory, though not the model's context: the error gives the largest value that fits. */
     long long fits = 0;
-#define TIGHT "generate", config, "--prompt", "a", "--base", "--set", "train.memory_gb=0.0043", "--tokens"
+#define TIGHT                                                                                                          \
+    "generate", config, "--prompt", "a", "--base", "--set", "train.memory_gb=0.0043", "--set", "train.threads=2",      \
+        "--tokens"
     assert_int_equal(RUN(TIGHT, "2000"), 1);
     assert_says(said.err, "--tokens 2000: ");
     assert_null(strstr(said.err, "data.seq_len"));
