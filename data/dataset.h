@@ -28,11 +28,11 @@ struct dataset_options {
     struct token_row_options tokens;  /* rows of a teacher (rows.h); vocab is set by dataset_load */
 };
 
-/* For messages only: a resumed run may have others. */
+/* Counts of messages. Only n_unshown is in the hash: a resumed run may have other values of the rest. */
 struct dataset_counts {
     int64_t n_unshown;             /* answers whose reasoning the chat template omits */
     int64_t n_empty;               /* answers whose loss begins with an empty reasoning block */
-    int64_t n_unanswered, n_blank; /* rows without an answer with loss; empty answers, which have none */
+    int64_t n_unanswered, n_blank; /* rows without an answer with loss; empty answers, without loss */
     int64_t n_unprompted;          /* answers without loss before the first question (chat_samples.h) */
     int64_t n_special;             /* good rows whose contents spell special tokens */
     int64_t n_dropped, n_nulls;    /* rows with parts that their text lacks; null members that were left out */
@@ -51,7 +51,7 @@ struct dataset {
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */
     struct dataset_counts counts;
-    uint64_t hash;                /* of everything above, and of the counts n_unshown, for resume checks */
+    uint64_t hash;                /* for resume checks: of the members above, of counts only n_unshown */
     int64_t cap_docs, cap_tokens; /* capacity of the arrays */
 };
 

@@ -58,8 +58,8 @@ int gguf_write(const char *path, const struct gguf_value *values, int64_t n_valu
 int64_t gguf_tensor_count(const struct gguf_tensor *t); /* elements; -1: does not fit 64 bits */
 int64_t gguf_tensor_bytes(const struct gguf_tensor *t); /* -1: also when its blocks do not divide the rows */
 
-/* The same in pieces: put appends bytes of the tensors in their order, of any size within a tensor. Every open needs a
- * close: with keep, after all bytes, the file gets its name. */
+/* gguf_write in pieces: put appends bytes of the tensors in their order, any number of them within a tensor. Every open
+ * needs a close. Close with keep, after all bytes, to give the file its name; without keep it is deleted. */
 struct gguf_writer {
     struct file_writer file;
     const struct gguf_tensor *tensors;

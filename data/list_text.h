@@ -4,8 +4,8 @@
 
 #include "data/json/json.h"
 
-/* *out: a copy of the row in which the texts of `messages`, `conversations` and other keys that take lists are these
- * lists, from JSON or as Python prints them; NULL: no such text. Error: messages or conversations are other text. */
+/* *out: a copy of the row in which lists that `messages`, `conversations` and other keys spell as text (JSON, or as
+ * Python prints them) are parsed; NULL: no such text. Error: messages or conversations are other text. */
 int list_text_read(struct json_doc **out, struct json row, struct err *err) MT_CHECK;
 
 #endif

@@ -34,8 +34,8 @@ struct loader;
 struct loader *loader_open(const struct dataset *ds, const struct loader_options *opt, struct loader_pos start);
 /* Micro-batches of one epoch (the number differs between epochs when shuffled documents are packed). */
 int64_t loader_epoch_batches(const struct loader *l, int64_t epoch);
-/* Whether every epoch has the same number for certain: packing puts documents together in one way, or in the same
- * order. */
+/* Whether all epochs certainly have equal numbers of micro-batches: no packing, no shuffling, or documents whose sizes
+ * give equally many packs in every order. */
 bool loader_epochs_are_equal(const struct loader *l);
 /* Fills b with the next micro-batch; the caller frees it with batch_free. The last one of an epoch may be smaller; the
  * next epoch follows, without end. *pos (may be NULL) is the position after this batch. */

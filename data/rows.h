@@ -71,7 +71,7 @@ struct row_reader {
     struct json_doc *rewritten, *listed, *prefixed; /* as messages; with lists that were text; with opt->system */
     int64_t span[2];
     struct token_row tokens;
-    bool has_system; /* a row had the column of system */
+    bool has_system; /* a row had the column that `columns` names as system */
     bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };
 /* Fills samples; none when a conversation has no answer that carries loss. */
@@ -90,7 +90,7 @@ int row_columns_check(const char *columns, struct err *err) MT_CHECK;
  * generation_config.json, else config.json, lists the tokens that end generation (chat_template_add_stop). */
 int row_template(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                  struct err *err) MT_CHECK;
-/* The same with variables (chat_template_set_kwargs; "" for none). */
+/* row_template with variables (chat_template_set_kwargs; "" for none). */
 int row_template_with(struct chat_template **out, const struct tokenizer *tok, const char *dir, const char *file,
                       const char *kwargs, struct err *err) MT_CHECK;
 

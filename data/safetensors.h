@@ -36,18 +36,18 @@ struct safetensors {
 
 /* path: a .safetensors file, or a directory with model.safetensors.index.json or model.safetensors. A file that is not
  * exactly in the format (gaps, overlaps, duplicates, trailing bytes) is refused; the error names file and tensor. The
- * index decides which file has a tensor; a copy in another one is left out. What the index names and is not there is in
- * `missing`: it matters where it is read. */
+ * index decides which file has a tensor; copies in other files are left out. Tensors that the index names and no file
+ * has are in `missing`: an error only for callers that read them. */
 int safetensors_open(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
-/* The same, but shards may end after their header, as hub_model_headers writes them. */
+/* safetensors_open for shards that may end after their header, as hub_model_headers writes them. */
 int safetensors_open_headers(struct safetensors *st, const char *path, struct err *err) MT_CHECK;
 void safetensors_close(struct safetensors *st);
 const struct st_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: missing */
 /* The tensor called name[0..n) + suffix; NULL: missing. */
 const struct st_tensor *safetensors_beside(const struct safetensors *st, const char *name, size_t n,
                                            const char *suffix);
-/* Gives tensors other names: rename writes the new name of `name` to `to` [size], or returns false: it stays. An error
- * when two tensors get one name. */
+/* Gives tensors other names: rename writes the new name of `name` to `to` [size], or returns false to keep the name.
+ * Error: two tensors get one name. */
 typedef bool safetensors_rename_fn(char *to, size_t size, const char *name);
 int safetensors_rename(struct safetensors *st, safetensors_rename_fn *rename, struct err *err) MT_CHECK;
 /* The name that the file has. */
@@ -78,7 +78,7 @@ struct st_entry {
     const char *st_dtype; /* instead of dtype: any of the format, as in struct st_tensor */
 };
 int safetensors_write(const char *path, const struct st_entry *entries, int64_t n, struct err *err) MT_CHECK;
-/* The same with more entries of the metadata. */
+/* safetensors_write with more entries of the metadata. */
 struct st_note {
     const char *key, *value;
 };
@@ -87,7 +87,7 @@ int safetensors_write_with(const char *path, const struct st_entry *entries, int
 /* For callers that write the tensors themselves: sorts the entries into the file's order, in which their bytes follow
  * *head without gaps. *head has *size bytes; free it with mem_free. `data` is not used. */
 int safetensors_head(struct st_entry *entries, int64_t n, char **head, int64_t *size, struct err *err) MT_CHECK;
-/* The same with the metadata of `like`, a file that was read; without metadata when it has none. */
+/* safetensors_head with the metadata of `like`, a file that was read; without metadata when it has none. */
 int safetensors_head_like(const struct safetensors *like, struct st_entry *entries, int64_t n, char **head,
                           int64_t *size, struct err *err) MT_CHECK;
 enum dtype safetensors_entry_dtype(const struct st_entry *e); /* DT_NONE: st_dtype has no equivalent */

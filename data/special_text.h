@@ -10,8 +10,8 @@ enum special_text { SPECIAL_KEEP, SPECIAL_ERROR, SPECIAL_SPLIT };
 
 /* Number of special tokens in the strings of the row's messages, tools and documents; *first: the id of one. */
 int64_t special_text_count(const struct tokenizer *tok, struct json row, int32_t *first);
-/* A copy of the row in which one character of each of them is another one of the same size: a rendering of the copy
- * differs from that of the row in these bytes. */
+/* A copy of the row in which one character of each of these special tokens is replaced by another of equal size. The
+ * rendered copy differs from the rendered row in these bytes only. */
 struct json_doc *special_text_altered(const struct tokenizer *tok, struct json row, struct err *err) MT_CHECK;
 
 #endif

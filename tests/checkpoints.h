@@ -49,7 +49,7 @@ extern const struct linear_form linear_forms[];
 void draft_linear(struct draft *d, const char *name, const float *x, int64_t n_out, int64_t n_in,
                   const struct linear_form *form);
 
-/* The same with any dtype of safetensors, "F8_E4M3". */
+/* draft_put with any dtype of safetensors, as "F8_E4M3". */
 void draft_put_as(struct draft *d, const char *name, const char *st_dtype, int ndim, const int64_t *shape, void *data);
 /* ModelOpt's NVFP4 of gpt-oss: all experts of a product in one tensor, input axis before output axis, one global scale
  * for each expert or for all. decoded: the values, as draft_transposed has them, in F32. */

@@ -45,7 +45,7 @@ struct tensor make_probe(struct tensor y, uint64_t stream); /* shaped like y, an
  * loss must read x. */
 double gradient_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
 
-/* The same along one random direction, for tensors with too many elements: |derivative - <dx, direction>| /
+/* gradient_error along one random direction, for tensors with too many elements: |derivative - <dx, direction>| /
  * |derivative|. */
 double slope_error(double (*loss)(void *arg), void *arg, struct tensor x, struct tensor dx);
 

@@ -20,7 +20,7 @@ struct chat_template *chat_template_deepseek(void);
 /* kwargs: a JSON object of variables that the template reads; it replaces those set before. A row's
  * chat_template_kwargs override them. After this call only one thread at a time may use the template. */
 int chat_template_set_kwargs(struct chat_template *t, const char *kwargs, struct err *err) MT_CHECK;
-/* The same checks, without a template. */
+/* The checks of chat_template_set_kwargs, without a template. */
 int chat_template_check_kwargs(const char *kwargs, struct err *err) MT_CHECK;
 void chat_template_free(struct chat_template *t);           /* NULL is fine */
 uint64_t chat_template_hash(const struct chat_template *t); /* of the text and the special tokens; 0: NULL */
@@ -29,7 +29,7 @@ bool chat_template_has_generation(const struct chat_template *t); /* the templat
 bool chat_template_is_deepseek(const struct chat_template *t);    /* false: NULL */
 const char *chat_template_eos(const struct chat_template *t);     /* eos_token, or NULL */
 const char *chat_template_text(const struct chat_template *t);    /* the text for rows without tools; NULL: none */
-/* The same, when transformers does not find it in the checkpoint: from `file` or chat_template.json; otherwise NULL. */
+/* The text if transformers does not find it in the checkpoint (from `file` or chat_template.json); otherwise NULL. */
 const char *chat_template_foreign(const struct chat_template *t);
 /* Another token that ends generation: the checkpoint lists it in eos_token_id. eos_token itself is ignored. */
 void chat_template_add_stop(struct chat_template *t, const char *token, int64_t size);
@@ -41,7 +41,7 @@ int64_t chat_template_stop_at(const struct chat_template *t, const char *text, i
  * arguments it takes; chat_template_render then gives it that form. Call it after chat_template_add_stop and
  * chat_template_set_kwargs. NULL is fine. */
 void chat_template_probe(struct chat_template *t);
-enum chat_arguments chat_template_arguments(const struct chat_template *t); /* that form */
+enum chat_arguments chat_template_arguments(const struct chat_template *t); /* the form that probe found */
 /* The added token that begins the message after an answer, a tool result or a user's message, when nothing else ends
  * the answer (GLM-4.5: "<|observation|>", "<|user|>"). NULL: the template ends answers itself, or no added token
  * follows them. */

@@ -26,8 +26,8 @@ char *file_read(const char *path, int64_t max_bytes, int64_t *size, struct err *
 #define FILE_GZIP_RATIO 300
 struct line_reader;
 struct line_reader *line_reader_open(const char *path, struct err *err) MT_CHECK;
-/* The same for a caller that opens the path only once: it may also be a pipe named by its descriptor, such as a shell's
- * <(...) or /dev/stdin. */
+/* line_reader_open for a caller that opens the path only once: the path may also be a pipe named by its descriptor,
+ * such as a shell's <(...) or /dev/stdin. */
 struct line_reader *line_reader_open_once(const char *path, struct err *err) MT_CHECK;
 /* 1: *line is the next line without its end (LF or CR LF), NUL-terminated, valid until the next call, *size bytes.
  * 0: end of file. -1: error (unreadable, damaged or truncated gzip). A UTF-8 BOM at the start is dropped. */
@@ -50,14 +50,14 @@ int file_in(char path[MT_PATH], const char *dir, const char *name, struct err *e
  * file. */
 int file_write_atomic(const char *path, const void *data, int64_t size, struct err *err) MT_CHECK;
 int file_write_in(const char *dir, const char *name, const void *data, int64_t size, struct err *err) MT_CHECK;
-/* The same for a file of n concatenated parts. */
+/* file_write_atomic for a file of n concatenated parts. */
 struct file_part {
     const void *data;
     int64_t size;
 };
 int file_write_parts(const char *path, const struct file_part *parts, int64_t n, struct err *err) MT_CHECK;
-/* The same in pieces, for files that are never in memory as a whole. Every open needs a close: with keep the file gets
- * its name; without, or after a failed put, it is deleted. */
+/* file_write_atomic in pieces, for files that are never in memory as a whole. Every open needs a close: with keep the
+ * file gets its name; without, or after a failed put, it is deleted. */
 struct file_writer {
     int fd;
     bool failed;

@@ -23,10 +23,10 @@ enum json_type { JSON_ABSENT, JSON_NULL, JSON_BOOL, JSON_INT, JSON_REAL, JSON_ST
  * a byte order mark. Duplicate keys, trailing text, depth over 256, more than JSON_VALUES and invalid UTF-8 are errors
  * with line and byte offset. */
 struct json_doc *json_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
-/* The same for a row of data, with another limit than JSON_VALUES. */
+/* json_parse for a row of data, with another limit than JSON_VALUES. */
 struct json_doc *json_parse_row(const char *text, int64_t size, int64_t max_values, const char *name,
                                 struct err *err) MT_CHECK;
-/* The same for a file. Of duplicate keys the last one counts, as in Python, with a warning. */
+/* json_parse for a file. Of duplicate keys the last one counts, as in Python, with a warning. */
 struct json_doc *json_load(const char *path, int64_t max_bytes, struct err *err) MT_CHECK;
 struct json_doc *json_load_in(const char *dir, const char *name, int64_t max_bytes, struct err *err) MT_CHECK;
 void json_free(struct json_doc *doc);
@@ -45,7 +45,7 @@ struct json json_at(struct json j, int64_t i);         /* array element */
 bool json_has_null(struct json j);                     /* a member of an object in j is null, at any depth */
 /* Iterates an object in file order: i from 0; key is valid as long as the document. False at the end. */
 bool json_member(struct json j, int64_t i, const char **key, struct json *value);
-/* The same for an array too, whose elements have the key NULL. */
+/* json_member for an array too, whose elements have the key NULL. */
 bool json_item(struct json j, int64_t i, const char **key, struct json *value);
 
 /* Required: -1 and "FILE: key `a.b` ..." when absent or of another type. Integers reject fractions and reals above
@@ -60,7 +60,7 @@ int json_get_array(struct json j, const char *key, struct json *out, struct err 
 int json_opt_i64(struct json j, const char *key, int64_t min, int64_t max, int64_t *out, struct err *err) MT_CHECK;
 int json_opt_f64(struct json j, const char *key, double *out, struct err *err) MT_CHECK;
 int json_opt_bool(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
-/* The same, but null is false, as programs in Python read it. */
+/* json_opt_bool, but null is false, as programs in Python read it. */
 int json_opt_flag(struct json j, const char *key, bool *out, struct err *err) MT_CHECK;
 int json_opt_str(struct json j, const char *key, const char **out, struct err *err) MT_CHECK;
 /* The values of array elements, with the checks of json_get_*. */
@@ -83,7 +83,7 @@ void json_out_close(struct json_out *o, char bracket);                 /* '}' or
 void json_out_str(struct json_out *o, const char *key, const char *value); /* value NULL writes null */
 void json_out_i64(struct json_out *o, const char *key, int64_t value);
 void json_out_f64(struct json_out *o, const char *key, double value); /* shortest text that reads back; nan/inf: null */
-/* The same, but 7 becomes 7.0, for readers that distinguish integers from floats. */
+/* json_out_f64, but 7 becomes 7.0, for readers that distinguish integers from floats. */
 void json_out_real(struct json_out *o, const char *key, double value);
 void json_out_raw(struct json_out *o, const char *key, const char *text); /* text is JSON of a value */
 void json_out_bool(struct json_out *o, const char *key, bool value);

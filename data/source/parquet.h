@@ -6,8 +6,8 @@
 #include "data/json/text.h"
 
 struct parquet;
-/* Takes the map over, also when it fails. Values that JSON has no form of (decimals, int96, binary) become
- * {"not read": KIND}; a line says which columns have them. */
+/* Takes the map over, also when it fails. Values that JSON cannot express (decimals, int96, binary) become
+ * {"not read": KIND}; a line of the log names their columns. */
 struct parquet *parquet_open(struct file_map *map, const char *path, struct err *err) MT_CHECK;
 /* 1: the next row in *row; 0: there is none. -1: the file is damaged, or has a codec or an encoding that is not read.
  */

@@ -17,7 +17,7 @@ struct row_text {
 };
 
 struct row_source;
-/* The kind is that of the content where it is binary or the name says nothing, else that of the name
+/* The kind follows from the content if it is binary or the ending of the name is unknown, else from the name
  * (source_list.h). */
 struct row_source *row_source_open(const char *path, enum sample_by sample_by, struct err *err) MT_CHECK;
 /* 1: a row; 0: the end; 2: a bad row, err says why, and the next one can be read; -1: the file cannot be read on. */

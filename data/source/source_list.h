@@ -24,7 +24,7 @@ struct source_files {
  * - another folder: all files of rows in it and in its folders, sorted by path; without any, all its texts. Hidden
  * files and those that describe a data set (README.md, dataset_info.json, ...) are left out
  * - a pattern with * ? [: what matches, sorted; a folder that matches is read as above
- * It is an error when there is none. A single name that is missing is no error here. */
+ * Error: a folder or pattern without files. A missing single file is no error here. */
 int source_files_find(struct source_files *files, const char *path, struct err *err) MT_CHECK;
 void source_files_free(struct source_files *files);
 bool source_list_has_text(const char *list); /* a text file is among the files of its entries */

@@ -43,7 +43,7 @@ struct bpe {
  * error. */
 int bpe_load(struct bpe *b, struct json model, struct json_part vocab, struct json_part merges,
              struct err *err) MT_CHECK;
-/* The same from a tiktoken.model: a line "BASE64 RANK" for each token, whose id is its rank. The pair whose token has
+/* bpe_load from a tiktoken.model: a line "BASE64 RANK" for each token, whose id is its rank. The pair whose token has
  * the lowest rank is merged first; a piece that is a token needs no merging. Messages begin with `name`. */
 int bpe_load_ranks(struct bpe *b, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void bpe_free(struct bpe *b);

@@ -11,7 +11,7 @@ struct tokenizer;
  * tokenizer_config.json names. */
 struct tokenizer *tokenizer_open(const char *dir, struct err *err) MT_CHECK;
 struct tokenizer *tokenizer_load(const char *path, struct err *err) MT_CHECK; /* path of tokenizer.json */
-/* The same from memory; messages begin with `name`. */
+/* tokenizer_load from memory; messages begin with `name`. */
 struct tokenizer *tokenizer_parse(const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 void tokenizer_free(struct tokenizer *tok);
 /* Id of the token with exactly this text, or -1. */
@@ -24,7 +24,7 @@ uint64_t tokenizer_hash(const struct tokenizer *tok); /* hash of the files' cont
  * byte; after an error the list is unchanged. */
 int tokenizer_encode(const struct tokenizer *tok, const char *text, int64_t size, bool special, struct token_list *out,
                      struct err *err) MT_CHECK;
-/* The same with special tokens, but one that contains a byte of `plain`, [n_plain] ascending, is ordinary text. */
+/* tokenizer_encode with special tokens; those with a byte of `plain`, [n_plain] ascending, are ordinary text. */
 int tokenizer_encode_plain(const struct tokenizer *tok, const char *text, int64_t size, const int64_t *plain,
                            int64_t n_plain, struct token_list *out, struct err *err) MT_CHECK;
 /* The special tokens that text[0..size), valid UTF-8, spells, with their byte ranges; replaces the list. */

@@ -6,8 +6,8 @@
 
 /* Sets dir to path or path/adapter, whichever has adapter_config.json. False: neither has. */
 bool adapter_dir_inside(char dir[MT_PATH], const char *path);
-/* The same; the error begins with `option` (a blank follows unless it ends with a colon) and lists the paths that were
- * tried. */
+/* adapter_dir_inside with an error, which begins with `option` (a blank follows unless it ends with a colon) and lists
+ * the paths that were tried. */
 int adapter_dir_find(char dir[MT_PATH], const char *option, const char *path, struct err *err) MT_CHECK;
 /* Resolves --adapter of a command; NULL: the adapter in output.dir. The error suggests the option or_else, unless it is
  * "". */

@@ -83,7 +83,7 @@ struct cli_line {
     const struct command *command; /* NULL: help on everything; without `run`: help on the group */
     int first;                     /* number of words in the command's name */
 };
-/* The same for words that can name a command only; fewer than two words of a group name the group. */
+/* cli_find for words that can name a command only; fewer than two words of a group name the group. */
 int cli_find_named(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;
 /* -1: no such command; the error suggests the nearest one. */
 int cli_find(struct cli_line *line, int n, char **words, struct err *err) MT_CHECK;

@@ -141,11 +141,11 @@ void config_defaults(struct config *c);
 /* Reads an INI file into c; keys that the file lacks keep their values. Errors (unknown section or key, bad value, key
  * set twice) name file, line and the nearest known name. */
 int config_load(struct config *c, const char *path, struct err *err) MT_CHECK;
-/* The same from memory; messages show `name` as the file. For tests and fuzzing. */
+/* config_load from memory; messages show `name` as the file. For tests and fuzzing. */
 int config_parse(struct config *c, const char *text, int64_t size, const char *name, struct err *err) MT_CHECK;
 /* "section.key=value" from the command line. */
 int config_set(struct config *c, const char *assignment, struct err *err) MT_CHECK;
-/* The same for a command-line option that stands for one key; the error begins with `where`. */
+/* config_set for a command-line option that stands for one key; the error begins with `where`. */
 int config_set_key(struct config *c, const char *key, const char *value, const char *where, struct err *err) MT_CHECK;
 /* Option i of the table and its value in c as ASCII text; equal values have equal text. False: i is past the end.
  */

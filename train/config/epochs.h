@@ -5,7 +5,7 @@
 #include "data/loader.h"
 #include "train/config/config.h"
 
-/* train.steps, or the steps of train.epochs over the documents of l. Where epochs differ each is packed to count its
+/* train.steps, or the steps of train.epochs over the documents of l. If epochs can differ, packs each to count its
  * micro-batches. tell: prints the progress of a long count, and warns when the last step repeats much of the data. */
 int64_t epochs_steps(const struct config *cfg, const struct loader *l, bool tell);
 

@@ -18,7 +18,7 @@
 int export_run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
                const char *out, bool force, FILE *report, struct err *err) MT_CHECK;
 /* The format that suits a run: the one with the weights that training read, if the family has it; otherwise vllm, or
- * merged-bf16 where vLLM does not apply all targets; peft for a class without them. st: the model's tensors. */
+ * merged-bf16 where vLLM does not apply all targets; peft for a family with neither. st: the model's tensors. */
 const char *export_usual(const struct config *cfg, const struct arch *a, const struct safetensors *st);
 /* Warns at the start of a run that trains for merged, quantised weights which no export of this model holds. */
 void export_warn(const struct config *cfg, const struct arch *a, const struct safetensors *st);

@@ -11,9 +11,9 @@
  * function of seed, position and number (struct sample_row), and on the CPU the bits of its logits do not depend on
  * other rows of a pass. On a GPU they may: products choose kernels by the number of rows.
  *
- * One thread calls all functions; callbacks run inside engine_step and may call
- * engine_add and engine_cancel. With several ranks all call the
- * same functions in the same order and get the same tokens. */
+ * One thread calls all functions; callbacks run inside engine_step and may call engine_add and engine_cancel.
+ *
+ * With several ranks, all ranks call the functions in one order, and get equal tokens. */
 #ifndef MT_ENGINE_H
 #define MT_ENGINE_H
 
@@ -43,7 +43,7 @@ void engine_close(struct engine *e); /* requests that remain end without a callb
 /* Another adapter for requests, in memory outside the arenas; its number, or -1. Passes with it must not need more of
  * the work arena than those with the adapter that the model was opened with. */
 int engine_load_adapter(struct engine *e, const char *dir, struct err *err);
-/* -1: requests use it. */
+/* -1: requests still use the adapter. */
 int engine_drop_adapter(struct engine *e, int adapter, struct err *err) MT_CHECK;
 
 /* The number of the request, or -1: it is not valid, or longer than max_len. It waits until there is room. */

@@ -21,7 +21,7 @@ struct row_of {
  * finish_reason, text}. Both, where asked for: sampling_logprobs (with filters or penalties), top_logprobs ([[[id,
  * logprob], ...], ...]), prompt_logprobs (null for the first token). Ends with a line feed. */
 void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s);
-/* Whether logprobs are not those that tokens were drawn with. */
+/* Whether filters or penalties are on: tokens were then sampled from other probabilities than `logprobs`. */
 bool row_answer_is_filtered(const struct sample_request *q);
 
 #endif

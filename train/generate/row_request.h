@@ -5,8 +5,8 @@
 #include "train/generate/prompt.h"
 #include "train/generate/sample.h"
 
-/* What the options of the command say for rows that say nothing. A row without a seed has a hash of `seed` and its
- * number. */
+/* Values for keys that a row does not set, from the options of the command. The seed of a row without one is a hash of
+ * `seed` and the row's number. */
 struct row_defaults {
     struct sample_params params;
     int64_t n, seed;

@@ -4,8 +4,8 @@
 
 #include "train/generate/sample.h"
 
-/* Temperature, top_p, top_k, min_p and repetition_penalty of dir/generation_config.json; what it does not say, or
- * without the file: temperature 1 without filters. */
+/* Temperature, top_p, top_k, min_p and repetition_penalty of dir/generation_config.json; values that the file
+ * does not set, or without the file: temperature 1, no filters. */
 int sample_defaults_load(struct sample_params *p, const char *dir, struct err *err) MT_CHECK;
 void sample_defaults_tell(const struct sample_params *p, const char *what); /* a line of the log, after `what` */
 

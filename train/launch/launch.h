@@ -19,7 +19,7 @@ int launch(struct comm_place *place, const struct config *cfg, int *code, struct
 int launch_meet(struct comm *all, struct comm_place *place, const struct config *cfg, struct err *err) MT_CHECK;
 
 /* Waits for the ranks that this process started; pids[r], which it sets to 0, is rank r. Returns 0, 130, or the exit
- * code of the first failure. After a failure, and launch_end_ms after rank 0, it kills those that have not ended. */
+ * code of the first failure. After a failure, and launch_end_ms after rank 0 ended, it kills all others. */
 int launch_wait(pid_t *pids, int64_t n);
 extern int64_t launch_end_ms;
 

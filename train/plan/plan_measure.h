@@ -95,7 +95,7 @@ void plan_probe_close(struct plan_probe *p);
 /* Peak of the work arena in the passes of training; *ms: the time of a micro-batch by dev.roofs, with quant.start the
  * mean of those with and without quantisation. */
 int64_t plan_probe_work(struct plan_probe *p, double *ms);
-/* The same in the passes that save nothing: evaluation, calibration, generation. */
+/* plan_probe_work in the passes that save nothing: evaluation, calibration, generation. */
 int64_t plan_probe_other(struct plan_probe *p);
 /* plan_memory.n_packed */
 int64_t plan_packed_layers(const struct plan_probe *p);
@@ -122,8 +122,8 @@ int64_t plan_expert_group(int i);
  */
 int plan_adapters(struct adapters *ad, const struct arch *a, const struct config *cfg, const char *adapter_dir,
                   struct err *err) MT_CHECK;
-/* The same for the adapter of the objective's reference: *planned is ad, which model_options.reference takes; NULL: the
- * reference has none. */
+/* plan_adapters for the adapter of the objective's reference: *planned is ad, which model_options.reference takes;
+ * NULL: the reference has none. */
 int plan_reference(struct adapters *ad, struct adapters **planned, const struct arch *a, const struct config *cfg,
                    struct err *err) MT_CHECK;
 /* The quantisation of the [model] section; the cache is not set. */

@@ -12,7 +12,7 @@ struct log_command {
     pid_t pid;     /* and its process group; 0: none runs */
     int lines, in; /* metrics.jsonl, opened for reading; the pipe, or -1 when the process does not read it any more */
     int64_t sent;  /* bytes of the file */
-    double behind_ms;       /* when the pipe was full; 0: it has all lines */
+    double behind_ms;       /* since when the pipe is full; 0: the process has all lines */
     bool warned;            /* that the process is slow */
     double slow_ms, end_ms; /* a full pipe for slow_ms is a warning; after the run the process has end_ms */
 };
@@ -24,7 +24,7 @@ struct log_command_run {
  * that `path` will have from now on. Its standard output goes to standard error. */
 int log_command_open(struct log_command *c, const char *path, const struct log_command_run *run,
                      struct err *err) MT_CHECK;
-/* Sends lines. -1: something is to be told, once: the process ended, or is slow. */
+/* Sends lines. -1: `why` is to be logged, once: the process ended, or is slow. */
 int log_command_send(struct log_command *c, struct err *why) MT_CHECK;
 /* Sends the rest, closes the pipe and waits for the process, all within end_ms; then ends its group. -1: as above. */
 int log_command_close(struct log_command *c, struct err *why) MT_CHECK;

@@ -13,8 +13,8 @@ struct metrics_end {
 };
 
 /* Rewrites dir/metrics.jsonl, if it exists, without what a killed or interrupted run wrote after `end`: events of later
- * steps; of this step an evaluation that is made again, with its samples; `start` of a run of which nothing else is
- * left; an incomplete line. Writes nothing when there is nothing to remove. */
+ * steps; of this step an evaluation that is made again, with its samples; the `start` of a run whose other events are
+ * all removed; an incomplete line. Writes nothing when there is nothing to remove. */
 int metrics_cut(const char *dir, const struct metrics_end *end, struct err *err) MT_CHECK;
 
 #endif

@@ -9,7 +9,7 @@
 #include "train/report/metrics.h"
 
 /* A line per op, longest time first, then the time between ops. % of roof: cost_ms / measured time; "-" without
- * measured roofs. "+launch": the same with roofs.launch_ms per call, at most 100. */
+ * measured roofs. "+launch": % of roof with roofs.launch_ms added per call, at most 100. */
 void profile_table(const struct prof *p, FILE *out);
 /* An array of objects under `key`. */
 void profile_json(const struct prof *p, struct json_out *o, const char *key);

@@ -12,7 +12,7 @@ int chat_file_save(const struct run *r, const char *dir, struct err *err) MT_CHE
 int chat_file_find(char **text, const struct run *r, const char *adapter_dir, struct err *err) MT_CHECK;
 /* Writes the same into an export, or the file beside the adapter, and says when the base model has another. */
 int chat_file_export(const struct run *r, const char *adapter_dir, const char *dir, struct err *err) MT_CHECK;
-/* chat_file_export writes a file, so that no template of the base model counts. */
+/* Whether chat_file_export writes a file, which hides the templates of the base model. */
 bool chat_file_is_own(const struct run *r, const char *adapter_dir);
 
 #endif

@@ -25,7 +25,7 @@ struct run {
     struct dataset train, eval;
     struct plan plan;
     struct plan_generation generation; /* set before run_open_model, for PLAN_GENERATE; zeroed: one sequence */
-    int64_t set_aside;                 /* set before it: bytes that it leaves for adapters of engine_load_adapter */
+    int64_t set_aside;                 /* set before run_open_model, which leaves these bytes for engine_load_adapter */
     int64_t cache_tok;                 /* of run_open_model: tokens that dev.work has a cache for beside a pass */
     char packed[MT_PATH];              /* the cache of model.quantize */
     bool begins;            /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
@@ -35,14 +35,14 @@ struct run {
 
 /* Checks the configuration, downloads missing files from huggingface.co, and reads the checkpoint's headers. */
 int run_open_headers(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
-/* The same for training, which downloads all: targets that the model lacks are an error before data and weights are. */
+/* run_open_headers for training: targets that the model lacks are an error before data and weights are downloaded. */
 int run_open_training(struct run *r, const struct config *cfg, struct err *err) MT_CHECK;
-/* The same for a caller that only plans: needs neither device nor data, and downloads only configuration and headers of
- * a model. card: the GPU to plan for; NULL: train.device. arch: instead of model.path, with the tensors st, which move
- * to r; or NULL. */
+/* run_open_headers for a caller that only plans: needs neither device nor data, and downloads only configuration and
+ * headers of a model. card: the GPU to plan for; NULL: train.device. arch: instead of model.path, with the tensors st,
+ * which move to r; or NULL. */
 int run_open_plan(struct run *r, const struct config *cfg, const struct device_card *card, const struct arch *arch,
                   struct safetensors *st, struct err *err) MT_CHECK;
-/* The micro-batches of a step are divided among the ranks. A plan only warns. */
+/* Error: train.grad_accum is not a multiple of n_rank. A plan only warns of it. */
 int run_check_ranks(int n_rank, const struct config *cfg, struct err *err) MT_CHECK;
 /* Sets only model_dir and arch. *headers: only the headers of the hub's model were downloaded (plans). */
 int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err) MT_CHECK;

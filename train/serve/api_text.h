@@ -6,7 +6,7 @@
 
 struct api_error {
     int status;
-    const char *param; /* that it is about; NULL: none; valid as long as the request */
+    const char *param; /* the wrong parameter; NULL: none; valid as long as the request */
     struct err why;
 };
 /* {"error": {"message", "type", "param", "code"}} */

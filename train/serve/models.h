@@ -19,12 +19,12 @@ struct served {
 struct slot {
     struct served *model;         /* NULL: empty */
     int adapter;                  /* of the engine */
-    int64_t n_users, used, stamp; /* requests that run; number of the last use; its file's time of change */
+    int64_t n_users, used, stamp; /* requests that run; number of the last use; when the adapter's file changed */
 };
 
 struct models {
-    struct served **items;   /* [n], 0 is the base model; entries stay */
-    int64_t n, n_named, cap; /* n_named: the first of the folder */
+    struct served **items;   /* [n], 0 is the base model; entries are never removed */
+    int64_t n, n_named, cap; /* items from n_named on are of the folder */
     const char *folder;      /* --adapters; NULL: none */
     struct run *run;
     struct engine *engine; /* set before models_take */
@@ -40,11 +40,11 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
 int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err *err) MT_CHECK;
 void models_close(struct models *m); /* m may be zeroed */
 
-/* NULL: there is none. Looks into the folder again for a name that is not known. NULL or "": the base model. */
+/* NULL: no model has this name. Reads the folder again for an unknown name. name NULL or "": the base model. */
 struct served *models_find(struct models *m, const char *name);
 
-/* The slot of an adapter, loaded if it is not there; NULL for the base model. 0: done, 1: no slot is free now, -1: an
- * error. Balance it with models_release. */
+/* The slot of an adapter, loaded if it is not in memory; NULL for the base model. 0: done, 1: no slot is free now, -1:
+ * an error. Balance it with models_release. */
 int models_take(struct slot **slot, struct models *m, struct served *s, struct err *err) MT_CHECK;
 void models_release(struct slot *slot); /* NULL is fine */
 

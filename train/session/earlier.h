@@ -7,7 +7,7 @@
 /* Sets t->complete when nothing is left to do; the files of the run then stay as they are. Before the model is loaded,
  * the fingerprint of its weights is compared; that of a teacher's adapter needs the model. Calls t->hook. */
 int earlier_check_headers(struct training *t, struct err *err) MT_CHECK;
-/* The same once the model is loaded. */
+/* The checks that need the loaded model. */
 int earlier_check_model(struct training *t, struct err *err) MT_CHECK;
 /* Continues from a checkpoint, or starts from lora.init_from or new adapters. Every rank reads the files. */
 int earlier_restore(struct training *t, struct err *err) MT_CHECK;

@@ -14,9 +14,9 @@ struct packing_check {
 void packing_check_measure(struct run *r, const struct batch *b, struct packing_check *out);
 /* An error when the two losses differ by more than rounding explains. */
 int packing_check_judge(const struct run *r, const struct packing_check *p, struct err *err) MT_CHECK;
-/* Runs both on the first micro-batch from `start` on that has a document boundary, and prints a line; where they
- * differ, on the next such ones too. An error when three differ, a warning when fewer do. Does nothing when none of the
- * next few has a boundary. */
+/* Measures and judges the first micro-batch from `start` on that has a document boundary, and prints a line. If its
+ * losses differ, the next such micro-batches too: an error if three differ, a warning if fewer do. Does nothing if none
+ * of the next few has a boundary. */
 int packing_check_run(struct run *r, struct loader_pos start, struct err *err) MT_CHECK;
 
 #endif

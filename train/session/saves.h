@@ -21,7 +21,7 @@ int saves_report(struct training *t, struct err *err) MT_CHECK;
 
 /* Before the checkpoint of an interrupted run: why it stops, by the signal that this rank got (0: another rank did). */
 void saves_tell_interrupted(struct training *t, int signal);
-/* After it: how to continue. */
+/* After this checkpoint: prints how to continue. */
 void saves_tell_continuation(const struct training *t);
 /* Prints at the end which adapter is the best, or that eval.patience ended the run. */
 void saves_tell_end(const struct training *t);

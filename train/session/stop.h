@@ -5,7 +5,7 @@
 #include <stdbool.h>
 
 /* Handles SIGINT, SIGTERM, SIGHUP, SIGPIPE and SIGUSR1 from now on; a second SIGINT or SIGTERM ends the process.
- * tells: this rank says so when the first one arrives. */
+ * tells: this rank logs the first signal. */
 void stop_take_signals(bool tells);
 bool stop_asked(void);
 int stop_signal(void); /* the signal that arrived; 0: none */

@@ -11,8 +11,8 @@ int archive_run(const char *dir, struct err *err) MT_CHECK;
  * dir/best to dir/archive-N, and logs it. After an error those that were moved before it are in dir/archive-N, and a
  * warning names it. */
 int archive_later(const char *dir, int64_t step, bool checkpoints, bool best, struct err *err) MT_CHECK;
-/* Undoes either that was killed. When dir has a newer output of the same name, the newer one stays, the older
- * one goes to archive-N, and a warning names it. */
+/* Undoes archive_run or archive_later of a killed process. When dir has a newer output of the same name, the newer one
+ * stays, the older one goes to archive-N, and a warning names it. */
 int archive_recover(const char *dir, struct err *err) MT_CHECK;
 /* Logs which of a run's directories in dir are symbolic links: their files are elsewhere. */
 void archive_links(const char *dir);

@@ -15,7 +15,7 @@ struct lock {
 /* Creates dir and locks dir/.lock. An error names the holder: pid, host, start time. On a file system without locks it
  * warns. */
 int lock_take(struct lock *l, const char *dir, struct err *err) MT_CHECK;
-/* The same if `path`, which the caller will write, is inside dir; otherwise it locks nothing. */
+/* lock_take if `path`, which the caller will write, is inside dir; otherwise locks nothing. */
 int lock_take_for(struct lock *l, const char *dir, const char *path, struct err *err) MT_CHECK;
 /* For a start that failed: releases the lock and deletes the lock file and the empty directories that lock_take
  * created.

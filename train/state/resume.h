@@ -23,7 +23,7 @@ struct resume {
 };
 
 /* Finds the checkpoint of train.resume, if there is one, and reads its settings. Errors: the checkpoint, or every
- * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` is another (the error names each, with both values).
+ * checkpoint, is damaged; a CONFIG_MATH option or a value of `a` differs (the error names each, with both values).
  * lora.targets, the patterns and lora.layers may be written in another way that adapts the same matrices of `a`. */
 int resume_find(struct resume *r, const struct config *cfg, const struct arch *a, struct err *err) MT_CHECK;
 /* Call after the data are read. Errors: other data than the checkpoint's; a field of the state has a value that this
@@ -33,8 +33,8 @@ int resume_check(const struct resume *r, const struct resume_run *run, struct er
  * hashes are known. A warning when an older version wrote the checkpoint, whose hash is not comparable. */
 int resume_check_model(const struct resume *r, const struct config *cfg, uint64_t fingerprint,
                        const struct base_model *base, const struct arch *a, struct err *err) MT_CHECK;
-/* CONFIG_NEXT options, which determine the steps of a run that may continue with others: whether cfg has those of the
- * checkpoint; sets them. */
+/* CONFIG_NEXT options may change when a run continues. has: whether cfg has the checkpoint's values; take: sets cfg to
+ * these values. */
 bool resume_has_settings(const struct resume *r, const struct config *cfg);
 int resume_take_settings(const struct resume *r, struct config *cfg, struct err *err) MT_CHECK;
 /* Logs the step that the run continues from and the changed settings. */

@@ -15,8 +15,8 @@ int commands_eval(const struct config *cfg, const char *adapter_dir, struct comm
  * which this call takes; or NULL. gpu: the name or size of the GPU to plan for (gpu_table.h); NULL: train.device. */
 int commands_plan(const struct config *cfg, const struct arch *arch, struct safetensors *st, const char *gpu,
                   double host_gb, struct err *err) MT_CHECK;
-/* The same of model.path alone, without a configuration: first whether it fits, then what to change. choice: values
- * that follow from data.train (suit.h). Returns 1 when it does not fit. */
+/* commands_plan of model.path alone, without a configuration: first whether it fits, then what to change. choice:
+ * values that follow from data.train (suit.h). Returns 1 when it does not fit. */
 int commands_plan_model(const struct config *cfg, const struct suit_choice *choice, const char *gpu, double host_gb,
                         struct err *err) MT_CHECK;
 
