@@ -322,10 +322,10 @@ static void check_limits(struct jobs *j, int stop)
     }
 }
 
-void jobs_run(struct jobs *j, const volatile sig_atomic_t *stop)
+void jobs_run(struct jobs *j, const atomic_int *stop)
 {
-    while (receive(j, *stop)) {
-        check_limits(j, *stop);
+    while (receive(j, atomic_load(stop))) {
+        check_limits(j, atomic_load(stop));
         for (struct job *job = j->live; job; job = job->next)
             if (job->state == JOB_WAITS && !job->cancelled) begin(j, job);
         engine_step(j->engine);

@@ -8,7 +8,7 @@
 #define MT_SERVE_JOBS_H
 
 #include <pthread.h>
-#include <signal.h>
+#include <stdatomic.h>
 
 #include "train/generate/engine.h"
 #include "train/generate/prompt.h"
@@ -77,6 +77,6 @@ void job_wait(struct jobs *j, struct job *job, int64_t seen);
 void job_leave(struct jobs *j, struct job *job);
 
 /* Runs requests until *stop is 1 and none remains, or *stop is 2. */
-void jobs_run(struct jobs *j, const volatile sig_atomic_t *stop);
+void jobs_run(struct jobs *j, const atomic_int *stop);
 
 #endif

@@ -15,12 +15,12 @@
 enum { IDLE_S = 30, KEY_BYTES = 4096, MAX_TOP = 20 };
 
 /* 1: no new requests, 2: those that run are cancelled too. */
-static volatile sig_atomic_t stop;
+static atomic_int stop; /* a signal may come to any thread */
 
 static void on_signal(int number)
 {
-    if (stop < 2) stop++;
-    if (stop == 2) signal(number, SIG_DFL); /* a third one ends the process */
+    if (atomic_load(&stop) < 2) atomic_fetch_add(&stop, 1);
+    if (atomic_load(&stop) == 2) signal(number, SIG_DFL); /* a third one ends the process */
 }
 
 struct serve {
@@ -156,7 +156,7 @@ static void describe(const struct serve *s)
 static void take_signals(void)
 {
     static const int ends[] = {SIGINT, SIGTERM};
-    stop = 0;
+    atomic_store(&stop, 0);
     for (int i = 0; i < MT_LEN(ends); i++) signal(ends[i], on_signal);
     signal(SIGPIPE, SIG_IGN);
 }
