@@ -1,5 +1,5 @@
-/* adamw8_code.h - the code of a value relative to the largest of its block, for 8-bit states of AdamW: the nearest
- * value of a map, on GPUs and on the CPU. */
+/* adamw8_code.h - 8-bit states of AdamW, on GPUs and on the CPU: the code of a value is the index of the nearest value
+ * of a map, after division by the scale of its block. */
 #ifndef MT_ADAMW8_CODE_H
 #define MT_ADAMW8_CODE_H
 
@@ -14,12 +14,12 @@ MT_BOTH int adamw8_nearest(const float *map, float x)
     return at;
 }
 
-/* The scale of a block whose largest magnitude is `most`: rounded to 16 bits, so that adamw8_scale_of finds it again.
+/* The scale of a block whose largest magnitude is `most`: 16 significant bits, so that adamw8_scale_of can recover it.
  */
 MT_BOTH float adamw8_scale(float most) { return bits_float((float_bits(most) + 0x80) & ~0xffu); }
 
-/* The scale of a block from the smallest and the largest of its decoded values: the code of its largest magnitude is
- * the first or the last of map, which is 1. */
+/* The scale of a block, from its smallest and its largest decoded value. The largest magnitude has the first value of
+ * map or the last, which is 1. */
 MT_BOTH float adamw8_scale_of(const float *map, float least, float most)
 {
     return least < 0 && -least >= most ? adamw8_scale(least / map[0]) : most;

@@ -1,8 +1,7 @@
-/* adamw_value.h - the AdamW update of one value in fp32, for GPUs and for the CPU beside one: the same bits.
+/* adamw_value.h - the AdamW update of one value in fp32, with the same bits on a GPU and on its host's CPU.
  *
- * A product that is added is an fmaf, so that a compiler has no choice which products to fuse. Without gradients m
- * falls until it is denormal, and rounding keeps it there; CPUs take ten times as long for such a value, so it becomes
- * 0. */
+ * Products are added by fmaf, so that no compiler chooses which products to fuse. While gradients are 0, m decays to a
+ * denormal, where rounding keeps it. CPUs take ten times as long for denormals, so m is set to 0. */
 #ifndef MT_ADAMW_VALUE_H
 #define MT_ADAMW_VALUE_H
 

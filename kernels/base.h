@@ -46,8 +46,8 @@ void die_at(const char *file, int line, const char *what, const char *fmt, ...) 
         if (!(cond)) die_at(__FILE__, __LINE__, #cond, __VA_ARGS__);                                                   \
     } while (0)
 
-/* Prints "moetrain: error: " and the message, and ends the process: where a shortage of the machine leaves no way back.
- */
+/* Prints "moetrain: error: " and the message, and ends the process: for a lack of memory or threads that no caller
+ * could handle. */
 void end_with_error(const char *fmt, ...) MT_PRINTF(1, 2) __attribute__((noreturn));
 
 /* die_at calls `wait` before it aborts; may be NULL. When another rank is lost, the device of this rank fails too. The
@@ -62,8 +62,9 @@ void progress(void);
 uint64_t progress_count(void);
 
 /* Zeroed host memory, never NULL (on failure the process stops with a message); free with mem_free, which accepts NULL.
- * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. mem_reserve does so
- * for *cap elements, when `need` are more: to twice as many, so that the cost of single additions is constant. */
+ * mem_array checks count * size for overflow. mem_grow keeps the old content and zeroes the rest. mem_reserve grows an
+ * array of *cap elements when `need` is larger, and at least doubles *cap, so that adding elements one by one stays
+ * cheap. */
 void *mem_alloc(int64_t bytes);
 void *mem_array(int64_t count, int64_t size);
 void *mem_grow(void *p, int64_t old_count, int64_t new_count, int64_t size);

@@ -15,8 +15,8 @@ void cgroup_each(const char *root, const char *controller, cgroup_visit *visit, 
 FILE *cgroup_open(const char *root, const char *dir, const char *file);
 bool cgroup_number(const char *root, const char *dir, const char *file, long long *value);
 
-/* The number of CPUs that the quotas allow, rounded down, at least 1: with more threads the kernel would pause them.
- * INT_MAX without a quota. */
+/* The number of CPUs that the quotas allow, rounded down, at least 1. The kernel pauses a process that keeps more
+ * threads busy. INT_MAX without a quota. */
 int cgroup_cpus(const char *root);
 
 #endif

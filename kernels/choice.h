@@ -15,8 +15,8 @@ extern "C" {
 /* The kernels for GPUs of a compute capability (90: 9.0), in a program that has them. */
 enum cuda_arch choice_arch(int capability);
 
-/* Multiprocessors, those of an H100, for which sums are divided into parts and kernels chosen. A constant, so that the
- * bits do not depend on the GPU; the sizes of grids, which change no bits, follow from its own number. */
+/* The number of multiprocessors (an H100's) for which sums are divided and kernels are chosen. It is a constant, so the
+ * bits do not depend on the GPU. Grid sizes change no bits and follow the GPU's actual number. */
 enum { DIVISION_SM = 132 };
 
 /* ---- products of routed experts */
@@ -49,21 +49,21 @@ enum grouped_way choice_grouped_of(const struct device *dev, const struct proj *
 /* Whether products read packed experts, without a decoded copy in memory. */
 static inline bool grouped_is_packed(enum grouped_way way) { return way >= GROUPED_PACKED_96 && way <= GROUPED_DECODE; }
 bool choice_reads_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
-/* Whether they are then faster than products with experts that are kept in bf16 (train.decoded_layers). */
+/* Whether these products are also faster than products with experts in bf16 (train.decoded_layers). */
 bool choice_prefers_packed(const struct device *dev, const struct proj *experts, int64_t n_row);
-/* By how much longer they take, as a share of the floor of the latter, with so many rows per expert: 7 % at 512,
- * nothing up to 192 (gpt-oss-20b on an H200, tests/notebook/decode.md: with balanced experts nothing up to 256; routers
- * are not balanced). */
+/* Extra time of products that read packed experts, as a share of the floor of products in bf16, by rows per expert: 0
+ * up to 192, 7 % at 512 (gpt-oss-20b on an H200, tests/notebook/decode.md). Balanced experts have 0 up to 256, but
+ * routers are not balanced. */
 double choice_packed_share(double rows);
-/* Whether a product of n_row rows, forward, reads w once in its format (cuda_few_rows): in passes that sample
- * (dev->steady_rows), experts with few rows each, or one matrix with few rows. */
+/* Whether cuda_few_rows, which reads w once in its format, computes the forward product of n_row rows: in passes that
+ * sample (dev->steady_rows), with few rows per expert, or few rows of one matrix. */
 enum { FEW_COLS = 16, FEW_DEPTH = 32 }; /* columns of the output and values of a row that its tiles have */
 bool choice_few_rows(const struct device *dev, const struct proj *proj, int64_t n_row);
 /* FP8 products; others compute with the same rounded rows. */
 bool choice_fp8_products(const struct device *dev);
 
-/* Whether one kernel reads the gradient of an output once for that of an adapter of rank r and for the product with its
- * B (cuda_grouped_pass); else two do. */
+/* Whether one kernel (cuda_grouped_pass) reads dy once for the gradient of an adapter's B [out, r] and for the product
+ * dy B; else two kernels read it. */
 bool choice_one_pass(enum cuda_arch arch, int64_t r);
 
 /* Whether products of bf16 experts are those of sm90/, which read gathered rows slower than a copy of them in expert
@@ -85,9 +85,10 @@ bool choice_delta_chunks(enum cuda_arch arch);
 
 /* A tile of the product of sm90/dense_wgmma.cu. */
 enum { DENSE_ROWS = 128, DENSE_COLS = 192 };
-/* Whether it, with the adapter in its accumulators, is faster than cuBLASLt and a kernel that adds the adapter. */
+/* Whether this product, with the adapter in its accumulators, is faster than cuBLASLt and a kernel that adds the
+ * adapter. */
 bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out);
-/* Whether it is faster than cuBLASLt for the gradient of the loss head's input. */
+/* Whether this product is faster than cuBLASLt for the gradient of the loss head's input. */
 bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out);
 /* Whether the loss head keeps exponentials in bf16 instead of logits in f32. */
 bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab);

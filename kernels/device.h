@@ -92,9 +92,9 @@ struct device {
     struct arena host; /* pinned host memory that ops can read: what train.offload keeps off the device */
 };
 
-/* The backends. The first call of ops_cuda opens a GPU: the first, or that of ops_cuda_choose. It returns NULL, and err
- * says why, in a build without CUDA and on a machine without a usable GPU. portable: use the kernels for every GPU
- * since Ampere, also on Hopper. ops_cpu and ops_cpu64 return NULL on a processor without the instructions that they
+/* The backends. The first call of ops_cuda opens a GPU: the first, or that of ops_cuda_choose. ops_cuda returns NULL,
+ * and err says why, in a build without CUDA and on a machine without a usable GPU. portable: use the kernels for every
+ * GPU since Ampere, also on Hopper. ops_cpu and ops_cpu64 return NULL on a processor without the instructions that they
  * were compiled for. */
 const struct ops *ops_cpu(void);   /* F32 */
 const struct ops *ops_cpu64(void); /* the same source compiled for F64: the oracle of every numerical test */
@@ -123,9 +123,9 @@ const struct ops *ops_absent_gpu(enum cuda_arch arch);
 int device_open(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
 const char *device_why_cpu(void); /* why "auto" chose the CPU; NULL: it did not */
 void device_log_choice(void);     /* logs device_why_cpu, once */
-/* The same for a plan: "cuda" also works without a GPU or a build with CUDA, and the device is only for dry runs. */
+/* device_open for a plan: "cuda" also works without a GPU or a build with CUDA. The device is only for dry runs. */
 int device_open_plan(struct device *dev, const char *name, const char *dtype, struct err *err) MT_CHECK;
-/* The same for a GPU regardless of this machine and build. */
+/* device_open_plan for a GPU of `card`, regardless of this machine and build. */
 int device_open_card(struct device *dev, const struct device_card *card, const char *dtype, struct err *err) MT_CHECK;
 /* The CPU device in F64, for tests and checks. */
 void device_open_oracle(struct device *dev);
@@ -134,7 +134,7 @@ void device_open_oracle(struct device *dev);
 void device_dry_run(struct device *dev, const struct device *like);
 /* Allocates one arena of exactly `bytes`. Error: not enough memory, with both numbers. */
 int device_reserve(struct device *dev, struct arena *a, const char *name, int64_t bytes, struct err *err) MT_CHECK;
-/* The same for dev->host. */
+/* device_reserve for dev->host. */
 int device_reserve_host(struct device *dev, int64_t bytes, struct err *err) MT_CHECK;
 /* Whether tensors on the device and host memory are the same memory: a CPU, an integrated GPU. */
 bool device_in_host_memory(const struct device *dev);
@@ -158,7 +158,7 @@ int device_tickets(struct device *dev, int n);
  * functions above copy nothing, and reads return zeros. */
 void device_set(struct device *dev, struct tensor x, const double *values);
 void device_get(struct device *dev, double *values, struct tensor x);
-/* The same with floats, the common case; a copy when dtypes agree. */
+/* device_set and device_get with floats; a plain copy when dtypes agree. */
 void device_set_f32(struct device *dev, struct tensor x, const float *values);
 void device_get_f32(struct device *dev, float *values, struct tensor x);
 

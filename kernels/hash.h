@@ -32,10 +32,10 @@ bool hash_mac_equal(const uint8_t a[HASH_MAC], const uint8_t b[HASH_MAC]);
 /* A hash of bytes and their positions, against accidents, not against an adversary. The sums of the parts of some data,
  * each at its position, add up to the sum of the whole: any division, order and number of threads give the same. */
 __extension__ typedef unsigned __int128 hash_sum;
-/* Of the bytes at positions [at, at + bytes). */
+/* The sum of the bytes at positions [at, at + bytes). */
 hash_sum hash_sum_of(int64_t at, const void *data, int64_t bytes, int n_threads);
 uint64_t hash_sum_fold(hash_sum sum); /* to 64 bits */
-/* A factor for sums that are added although their positions are the same: odd, so that no change is lost. */
+/* Multiply sums of different data by such factors before adding them. They are odd, so no change is lost. */
 hash_sum hash_sum_factor(uint64_t key);
 
 #endif

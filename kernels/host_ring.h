@@ -1,12 +1,12 @@
-/* host_ring.h - items in pinned host memory that take turns on the device: inputs of layers, activations of mixers and
- * networks, packed experts. The copies run beside the ops, on the streams of their tickets. Item i is in place
- * i % n_slot of the device, from need to done in each pass.
+/* host_ring.h - items in pinned host memory that share n_slot places on the device: inputs of layers, activations of
+ * mixers and networks, packed experts. Copies run beside the ops, on the streams of their tickets. From need to done in
+ * each pass, item i is in place i % n_slot.
  *
  *   forward:   need(l) before the first op of layer l that uses its item, done(l) after the last. An item that is
  *              written goes to host memory then; the last n_slot of a pass stay on the device.
- *   backward:  the same in reverse. done(l) brings the item that has the place next.
- *   frozen:    nothing writes the items, and none goes to host memory after place and keep, while loading. Passes begin
- *              and end with those that are on the device. */
+ *   backward:  the same in reverse. done(l) starts copying the next item to the place.
+ *   frozen:    passes only read the items; place and keep copy them to host memory while loading. A pass leaves the
+ *              first n_slot items on the device, for the next one. */
 #ifndef MT_HOST_RING_H
 #define MT_HOST_RING_H
 
@@ -46,7 +46,7 @@ void host_ring_close(struct host_ring *r);
 /* The backward pass ends with layer `lowest`: it reads no items below. */
 void host_ring_end(struct host_ring *r, int64_t lowest);
 
-/* Of host memory. */
+/* Bytes of host memory that the items take. */
 static inline int64_t host_ring_bytes(const struct host_ring *r) { return r->n_host * r->host_bytes; }
 
 /* Nothing for layers without an item, where not on, and with r NULL. */
@@ -59,7 +59,8 @@ void host_ring_join(const struct host_ring *r, struct device *dev); /* later ops
 bool host_ring_has(const struct host_ring *r, int64_t layer);
 /* Where to write the item of a layer; NULL in a dry run. */
 char *host_ring_place(const struct host_ring *r, struct device *dev, int64_t layer);
-/* Copies `bytes` of it to host memory, and returns where they are after host_ring_join; NULL in a dry run. */
+/* Copies `bytes` of a layer's item to host memory and returns their address there, valid after host_ring_join; NULL in
+ * a dry run. */
 char *host_ring_keep(struct host_ring *r, struct device *dev, int64_t layer, int64_t bytes);
 
 #ifdef __cplusplus

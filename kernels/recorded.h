@@ -1,11 +1,12 @@
-/* recorded.h - passes that repeat with the same tensors, as those that decode: their ops are recorded once and
- * replayed, since launching kernels one by one takes longer than the kernels. */
+/* recorded.h - records the ops of passes that repeat with the same tensors, such as decoding, and replays them:
+ * launching their kernels one by one takes longer than running them. */
 #ifndef MT_RECORDED_H
 #define MT_RECORDED_H
 
 #include "kernels/ops/ops.h"
 
-/* What the ops of a pass depend on besides the contents of tensors. places: a hash of where cache and adapters are. */
+/* What the ops of a pass depend on besides the contents of tensors. places: a hash of the addresses of cache and
+ * adapters. */
 struct recorded_key {
     int64_t n_tok, n_seq, mark;
     uint64_t places;
@@ -21,8 +22,8 @@ struct recordings {
     int64_t time;
 };
 
-/* run(arg), or the replay of its ops: recorded when a key comes the second time. The recording that was not used for
- * the longest time makes room. */
+/* run(arg), or the replay of its ops, which are recorded when a key comes the second time. When all places are taken, a
+ * new key replaces the least recently used one. */
 void recorded_run(struct recordings *r, struct device *dev, const struct recorded_key *key, void (*run)(void *arg),
                   void *arg);
 void recorded_free(struct recordings *r, const struct device *dev); /* r may be zeroed */

@@ -9,12 +9,12 @@
  *   NORMS     attn_norm, ffn_norm: inputs of mixer, network      saved    recomputed recomputed  one slot
  *   SCRATCH   tensors that only forward needs                    one slot in every mode
  *
- * Every layer may save other groups (struct acts_save): train/plan/plan_choice.c saves those that spare the most time.
+ * Layers may save different groups (struct acts_save): train/plan/plan_choice.c chooses those that save the most time.
  * The three modes save the same groups in all layers. x and the groups MIXER and FFN may be in host memory
  * (kernels/host_ring.h).
  *
- * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER what comes before
- * the mixer, FFN the streams between mixer and network and what comes before the network.
+ * With several residual streams (hyper-connections) KEPT also has the output of the network, MIXER the sum of the
+ * streams before the mixer, FFN the streams between mixer and network and their sum before the network.
  *
  * One slot: all layers share the memory. Recomputed groups have one slot too; block_recompute fills it before the
  * layer's backward. The routing is always saved, so that recomputation uses the same experts.
@@ -23,7 +23,7 @@
  * - down_ha belongs to the group FFN.
  * - The experts' input is not saved; the backward sends it again.
  * - Where the group FFN is saved, its size is `capacity_factor` times the rows of balanced routing. The backward
- *   recomputes a layer with more rows chunk by chunk. In the other modes it does so for every layer. */
+ * recomputes a layer with more rows, or without FFN, chunk by chunk. */
 #ifndef MT_ACTS_H
 #define MT_ACTS_H
 
@@ -59,7 +59,8 @@ struct ep_options {
     int64_t n_chunk;        /* chunks of a micro-batch; doubled while a chunk exceeds the receive buffer of a rank */
 };
 
-/* For one layer, the row offsets of what each rank sends to each other. On the host, kept from forward to backward. */
+/* For one layer, the offsets of the rows that each rank sends to each other rank. On the host, kept from forward to
+ * backward. */
 struct layout {
     int64_t n_chunk, cap; /* cap: chunks allocated in offs */
     bool saved;           /* pre, up_xa and down_ha of all chunks are saved for the backward */
@@ -218,8 +219,9 @@ struct acts {
 
 /* Bytes of a layer's group that would be copied to host memory, in the last acts_push. */
 int64_t acts_host_bytes(const struct acts *s, int64_t layer, enum offload_kind kind);
-/* x of layers on the device where the others are in host memory: half of them, 3 to HOST_RING_SLOTS. 5 give a copy more
- * time than 3: it may have to wait for the longer copies of a network and of experts (tests/notebook/memory.md). */
+/* Number of layers whose x is on the device while the others are in host memory: half of all, from 3 to
+ * HOST_RING_SLOTS. More give a copy more time: it may have to wait for longer copies of a network and of experts
+ * (tests/notebook/memory.md). */
 int64_t acts_input_slots(int64_t n_layer);
 /* Allocates the host tables. */
 void acts_init(struct acts *s, int64_t n_layer, const struct ep_options *ep, int n_ep);

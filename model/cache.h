@@ -1,14 +1,13 @@
 /* cache.h - what decoding keeps of earlier tokens: for each layer the rows and states that its mixer asks for
  * (cache_need in layer.h), rows in pages of MT_PAGE.
  *
- * A sequence is a slot: a row of every state, and pages. Where queries see a window, a slot has as many pages as the
- * window and a chunk need, a ring. Pages of all tokens come from a pool: a sequence is promised the pages of all tokens
- * that it may have when it begins, and gets them as it grows; so one that has begun always finishes. Sequences that
- * were forked from another share its full pages, which nobody writes any more; the last page, rings and states are
- * copied.
+ * A sequence has a slot: a row of every state, and pages. In layers with a window the pages are a ring, long enough for
+ * window and chunk. In the others they come from a pool: a new sequence reserves the pages of all tokens that it may
+ * have, and takes them as it grows. So a sequence that has begun always finishes. A forked sequence shares the full
+ * pages of the first one, which nobody writes any more; the last page, rings and states are copied.
  *
- * A pass with model_pass.cache adds tokens to any sequences, given in any order: any number while all are empty
- * (prefill), else at most `chunk` of each (decode). */
+ * A pass with model_pass.cache adds tokens to some sequences, in any order: any number if these are all empty
+ * (prefill), else at most `chunk` to each (decode). */
 #ifndef MT_CACHE_H
 #define MT_CACHE_H
 
@@ -40,7 +39,7 @@ int cache_open(struct cache *c, struct device *dev, struct arena *arena, const s
                const struct cache_size *size, struct err *err) MT_CHECK;
 void cache_close(struct cache *c); /* frees the host tables; c may be zeroed */
 
-/* A new sequence of at most n_tok tokens; -1: there is no room now. */
+/* Begins a sequence of at most n_tok tokens and returns its number; -1: there is no room now. */
 int cache_take(struct cache *c, int64_t n_tok);
 /* A copy of sequence seq that will have at most n_tok tokens; -1: there is no room now. */
 int cache_fork(struct cache *c, struct device *dev, int seq, int64_t n_tok);
@@ -52,8 +51,8 @@ void cache_drop(struct cache *c, int seq);
 int64_t cache_len(const struct cache *c, int seq);
 double cache_used(const struct cache *c); /* share of the pages in use, 0 to 1 */
 
-/* Of model_begin: adds the tokens of a pass to sequences seq[n_seq], those at pos[cu[s]] .. pos[cu[s+1] - 1] to the
- * sequence seq[s]; decode: some have tokens already. */
+/* model_begin calls it: adds the tokens of a pass to sequences. Tokens cu[s] .. cu[s+1] - 1, at positions pos, are
+ * those of sequence seq[s], s < n_seq. decode: some of these sequences have tokens already. */
 void cache_begin(struct cache *c, struct device *dev, int64_t n_seq, const int32_t *seq, const int32_t *cu,
                  const int32_t *pos, bool decode);
 

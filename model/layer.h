@@ -1,7 +1,7 @@
 /* layer.h - interfaces of mixers (struct mixer_kind) and feed-forward networks (struct ffn_kind). A layer is norm,
- * mixer, residual, norm, feed-forward network, residual; one of both may be missing. block.c says what several residual
- * streams change, and norms after mixer and network. A mixer or network adds its output to a residual, or has none.
- * model/arch/arch.c chooses both kinds for every layer; block.c calls them through these interfaces alone. */
+ * mixer, residual, norm, feed-forward network, residual; mixer or network may be missing. block.c describes layers with
+ * several residual streams, or with norms after mixer and network; there block.c adds the residual. model/arch/arch.c
+ * chooses both kinds for every layer; block.c calls them through these interfaces alone. */
 #ifndef MT_LAYER_H
 #define MT_LAYER_H
 
@@ -104,9 +104,9 @@ struct ffn_kind {
     void (*fwd)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* Computes its activations of the group FFN from s->ffn_norm and the group KEPT. */
     void (*recompute)(const struct block *b, struct layer_acts *s);
-    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. dh [T,D] act += that of the
-     * residual between mixer and network, where the network reads it: dres itself, unless a norm follows the network;
-     * absent with several streams. Adapter gradients +=. May overwrite its activations. */
+    /* dnorm [T,D] act = gradient of s->ffn_norm. dres [T,D] act is the gradient of y. dh [T,D] act += the gradient of
+     * the residual between mixer and network, if the network reads that. dh is dres itself, unless a norm follows the
+     * network; absent with several streams. Adapter gradients +=. May overwrite its activations. */
     void (*bwd)(const struct block *b, const struct layer_acts *s, struct tensor dnorm, struct tensor dres,
                 struct tensor dh);
 };

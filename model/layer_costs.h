@@ -11,7 +11,7 @@ struct layer_cost {
     int64_t work; /* bytes of the work arena above those in use; -1: not measured */
     double flops, floor_ms;
 };
-/* What else the costs of a pass depend on. */
+/* What the costs of a layer in a pass depend on, besides the layer and the groups that it saves. */
 struct layer_pass {
     int64_t n_tok, n_seq, max_len, lowest_layer, expert_group;
     int64_t backward, unquantised, inputs, referring;
@@ -31,15 +31,15 @@ struct layer_costs {
     } costs[LAYER_COSTS];
 };
 
-/* For a pass of layer l that saves `groups`: its place among the costs, -1 without room. *layer: whose pass to run for
- * them, the same in both steps. */
+/* The place of the costs of layer l saving `groups`; -1: no room. *layer: the layer to run if they are not measured,
+ * the same in both steps. */
 int64_t layer_costs_find(struct layer_costs *c, const struct arch *a, const struct layer_weights *w,
                          const struct layer_pass *pass, int64_t l, int groups, int64_t *layer);
-/* Before and after the pass is run: after adds its cost to dev. */
+/* Call them before and after the pass of the layer. The end stores its cost, and adds it to dev. */
 struct layer_cost layer_cost_begin(struct device *dev);
 void layer_cost_end(struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev,
                     const struct layer_cost *before);
-/* Adds the cost; false: the pass must be run. */
+/* Adds a measured cost to dev; false: not measured, the pass must be run. */
 bool layer_cost_known(const struct layer_costs *c, int64_t place, enum layer_step step, struct device *dev);
 
 #endif

@@ -1,8 +1,8 @@
 /* lora.h - the adapters: which parameters are trained, their offsets in the flat arrays, and the ops' views of them.
  *
  * One flat array of dtype stat holds all parameters (the masters). Gradients and the
- * optimizer's states (optim/optimizer.h) are arrays of the same layout. Ops read working copies of dtype act: a fifth
- * array, or the masters themselves when both dtypes are equal.
+ * optimizer's states (optim/optimizer.h) are arrays of the same layout. Ops read working copies of dtype act: a
+ * separate array, or the masters themselves when both dtypes are equal.
  *
  * There are two layouts. The device layout may pad lora ranks, it orders the rows of B as the weight in memory, and
  * with expert parallelism it has only the experts of this rank. The logical layout has the configured lora ranks, the
@@ -59,9 +59,9 @@ struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
 };
 
-/* The largest magnitudes that scales of quantisation-aware training come from and that a run keeps: of the inputs, by
- * calibration, and with quant.amax = static of the weights at the start. They are part of the state of a run, saved
- * with every adapter (train/adapter/amax_file.h). A row is a matrix or a stack, or its input. */
+/* The largest magnitudes from which scales of quantisation-aware training follow, as far as a run keeps them: of
+ * inputs, from the calibration; with quant.amax = static also of the weights at the start. They are saved with every
+ * adapter (train/adapter/amax_file.h). A row is a matrix or a stack, or its input. */
 struct amax_row {
     char name[64];         /* "layers.3.gate_up_proj.amax"; of an input "layers.3.gate_up_proj.input_amax" */
     bool input;            /* stride is 0: the matrices share one value */
@@ -133,7 +133,7 @@ void adapters_shard_moments(struct adapters *ad);
 /* Allocates the flat arrays on dev->state, zeroes them and sets the views; a dry run only counts the bytes. Only
  * attention adapters have dropout, as in PEFT. The caller sets dropout_key. */
 void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *a);
-/* The same for inference: no gradients, no moments. */
+/* adapters_alloc for inference: no gradients, no moments. */
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
 /* Bytes that adapters with states in host memory have on dev->host; ad may have been allocated without. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
@@ -144,20 +144,20 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);
 void adapters_freeze(struct adapters *ad, struct device *dev, int64_t layer);
 /* All-reduces the gradients of a layer. */
 void adapters_reduce(struct adapters *ad, struct device *dev, int64_t layer);
-/* Gradients of a layer are complete for this step: with cpu_update they are copied out. */
+/* Call it when the gradients of a layer are complete for this step. With cpu_update it copies them to the host. */
 void adapters_complete(struct adapters *ad, struct device *dev, int64_t layer);
-/* Before ops that read the working copies of a layer: makes its noted step. */
+/* Call it before ops that read the working copies of a layer: makes the update that adapters_update noted. */
 void adapters_need(const struct adapters *ad, struct device *dev, int64_t layer);
-/* The same for all layers; the arrays in dev->host may then be read and written. */
+/* adapters_need for all layers; the arrays in dev->host may then be read and written. */
 void adapters_settle(const struct adapters *ad, struct device *dev);
-/* One optimizer step, with cpu_update only noted. With ZeRO-1 each rank updates its part, then the parts are
- * all-gathered. */
+/* One optimizer step; with cpu_update only noted, for adapters_need. With ZeRO-1 each rank updates its part, then the
+ * parts are all-gathered. */
 void adapters_update(struct adapters *ad, struct device *dev, double lr, double norm);
 /* The logical layout. Host arrays and files use it; it does not depend on the device or the number of ranks. */
 const struct adapters *adapters_logical(const struct adapters *ad);
-/* States of 8 bits are values of dtype stat in host arrays. Collects parameters, gradients or a state of all ranks in a
- * zeroed host array [n_flat of the logical layout] on rank 0. All ranks call it, the others with host = NULL. dtype,
- * here and below, is the host array's: flat.dtype or F32. */
+/* Collects parameters, gradients or a state of all ranks in a zeroed host array [n_flat of the logical layout] on rank
+ * 0. All ranks call it, the others with host = NULL. dtype, here and below, is the host array's: flat.dtype or F32.
+ * Host arrays have 8-bit states decoded, in dtype stat. */
 void adapters_gather(const struct adapters *ad, struct device *dev, struct tensor flat, enum dtype dtype, void *host);
 /* adapters_put copies this rank's part of such a host array to flat and zeroes the padding. adapters_get copies flat to
  * a zeroed host array. Neither communicates. adapters_get does not accept states with ZeRO-1. */
@@ -181,7 +181,8 @@ int64_t adapters_max_rank(const struct adapters *ad);
 #define LORA_RANKS_TEXT 1024
 void adapters_ranks_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]);
 void adapters_alphas_text(const struct adapters *ad, char text[LORA_RANKS_TEXT]); /* the same of alpha */
-/* NULL: the layer has no such trained target. The second: the magnitudes of one; NULL without DoRA. */
+/* A parameter of a layer: A or B of a target, or the target's magnitudes. NULL: the layer has no such trained target,
+ * or no DoRA. */
 const struct lora_param *adapters_find(const struct adapters *ad, int64_t layer, enum lora_target t, bool is_b);
 const struct lora_param *adapters_find_magnitude(const struct adapters *ad, int64_t layer, enum lora_target t);
 /* The parameter of `other` for the same matrix and factor as p, or NULL. */

@@ -1,8 +1,8 @@
-/* lora_init.c - the first values of adapters by lora.init, from the decoded weights, on the CPU. For W [out, in]:
- *   pissa  B A = the best approximation of W of rank r (arXiv:2404.02948): A = (S/s)^1/2 V^T, B = U (S/s)^1/2, W = U S
- * V^T olora  B A = Q R of the first r columns of W (arXiv:2406.01775): B = Q, A = Q^T W PEFT trains these on W - s B A.
- * The experts stay packed, so here the ranks from r on are frozen, A0 = A and B0 = -B: what is trained is W + s (B A -
- * B0 A0), which is W before the first step. */
+/* lora_init.c - the first values of adapters by lora.init, from decoded weights, on the CPU. For W [out, in], scale s:
+ *   pissa  B A = the best approximation of W = U S V^T of rank r (arXiv:2404.02948): A = (S/s)^1/2 V^T, B = U (S/s)^1/2
+ *   olora  B A = Q R of the first r columns of W (arXiv:2406.01775): B = Q, A = Q^T W
+ * PEFT trains these on W - s B A. Here the experts stay packed, so W does not change: the ranks from r on are frozen at
+ * A0 = A, B0 = -B. Products then use W + s (B A - B0 A0), which is W before the first step. */
 #include "model/lora_init.h"
 
 #include <float.h>

@@ -7,8 +7,9 @@
 
 /* With ad->init: a rank above that of a matrix is an error. */
 int lora_init_check(const struct adapters *ad, const struct arch *a, struct err *err) MT_CHECK;
-/* Computes both halves of the ranks, and writes them to the masters and the working copies. Reads the weights of one
- * layer after the other, and has one matrix in f32, in host memory. The same on every rank. */
+/* Computes the trained and the frozen half of the lora ranks (struct adapters: init), and writes them to masters and
+ * working copies. Reads the weights layer by layer; one matrix at a time is in host memory, in f32. All ranks get the
+ * same values. */
 int lora_init_values(struct adapters *ad, struct device *dev, const struct weights_source *from,
                      const struct quantize *quantize, struct err *err) MT_CHECK;
 

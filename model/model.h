@@ -6,8 +6,8 @@
  *   model_bwd     gradients of every adapter, added to the flat gradient
  *   model_end     frees that work memory
  *
- * For generation, model_sample replaces model_loss, and pass.cache keeps what later tokens see; model_topk does so to
- * write the likeliest tokens of a teacher.
+ * For generation, model_sample replaces model_loss, and pass.cache keeps what later tokens see. To write the likeliest
+ * tokens of a teacher, model_topk replaces model_loss.
  *
  * model_begin lets the objective (model/objective/) run a forward pass of a reference first: the same weights with
  * other adapters or none.
@@ -30,8 +30,8 @@
 #include "model/qat.h"
 #include "kernels/recorded.h"
 
-/* What the student learns from besides the labels. MODEL: the same weights with other adapters; ROWS: the data have the
- * likeliest tokens of a teacher. The loss of a labelled token is alpha CE + (1 - alpha) temperature^2 KL. */
+/* The teacher of a distillation. MODEL: the same weights with other adapters; ROWS: the data have the likeliest tokens
+ * of a teacher. The loss of a labelled token is alpha CE + (1 - alpha) temperature^2 KL. */
 enum distill_from { DISTILL_NONE, DISTILL_MODEL, DISTILL_ROWS };
 struct distill {
     enum distill_from from;
@@ -196,7 +196,7 @@ void model_norm(struct model *m);
 void model_read(struct model *m, struct model_sums *out); /* waits for the device */
 /* Sum over labelled tokens of the loss that is trained. */
 double model_objective(const struct model *m, const struct model_sums *t);
-/* Its parts, as means over n_label tokens. */
+/* The parts of that loss, as means over n_label tokens. */
 struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label);
 /* rows, gates [L*E] host: of every expert in training micro-batches since the last call, rows and the sum of their
  * combine weights, over all ranks; 0 in layers without routed experts. gates may be NULL. Resets both. Waits for the
@@ -204,7 +204,7 @@ struct objective_means model_parts(const struct model *m, const struct model_sum
 void model_read_experts(struct model *m, int64_t *rows, double *gates);
 
 /* The input of layer l, or at n_layer the last output, as the forward left it: on the device or in host memory. After
- * the backward those on the device may be of other layers (kernels/host_ring.h). */
+ * the backward its place on the device may hold the input of another layer (kernels/host_ring.h). */
 struct tensor model_forward_x(const struct model *m, int64_t l);
 /* Names the first tensor of the forward that is not finite, e.g. "output of layer 3". Call it after model_loss. Waits
  * for the device. */
@@ -212,8 +212,8 @@ void model_first_bad(struct model *m, char name[64]);
 /* Names the first adapter whose gradient is not finite; false when all are finite. */
 bool model_first_bad_grad(struct model *m, char name[64]);
 
-/* Labelled tokens per pass of the loss head whose logits take about logits_bytes. teacher: of a distillation, whose
- * logits are f32; others as choice_logit_bytes says. */
+/* Labelled tokens per pass of the loss head whose logits take about logits_bytes. teacher: of a distillation, with f32
+ * logits; otherwise logits have choice_logit_bytes. */
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes);
 
 #endif

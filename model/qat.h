@@ -29,8 +29,9 @@ struct qat {
  * after adapters_alloc. Error: a matrix whose width the formats' blocks do not divide, dropout on a merged adapter. */
 int qat_open(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
              const struct qat_options *opt, struct err *err) MT_CHECK;
-/* amax of the current weights where they changed; those that are kept (ad->amax) only when not known. Formats with a
- * scale per block alone read none: theirs are computed once, for qat_check. After layer_adapt of all layers. */
+/* Computes amax of the current weights if they have changed; amax that a run keeps (ad->amax) only if not known.
+ * Formats whose only scales are per block read no amax: it is computed once, for qat_check. After layer_adapt of all
+ * layers. */
 void qat_refresh(struct qat *q, struct device *dev, const struct arch *a, struct adapters *ad,
                  struct layer_weights *layers);
 /* After qat_refresh; waits for the device. Error: a weight that is not finite, by layer, product and expert. */
@@ -54,8 +55,9 @@ bool qat_is_adapted(const struct qat *q, const struct arch *a, const struct adap
 bool qat_is_identity(const struct qat *q, const struct arch *a, const struct adapters *ad, enum weight_format experts);
 void qat_free(struct qat *q);
 
-/* The kept amax of all ranks, row after row: [qat_n_kept] on rank 0, to be freed with mem_free; NULL on other ranks,
- * and where none are kept. All ranks call it. qat_put takes this rank's part of such an array. */
+/* qat_gather returns the amax that a run keeps (ad->amax), of all ranks, row after row: [qat_n_kept] on rank 0,
+ * mem_free it; NULL on other ranks, and where none are kept. All ranks call it. qat_put takes this rank's part of such
+ * an array. */
 int64_t qat_n_kept(const struct adapters *ad);
 float *qat_gather(const struct adapters *ad, struct device *dev);
 void qat_put(struct adapters *ad, struct device *dev, const float *host);

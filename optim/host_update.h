@@ -8,14 +8,14 @@
 /* working: the copies of param on the device. Allocates the arrays on dev->host. */
 void host_update_open(struct optimizer *opt, struct device *dev, struct tensor working, int64_t n_layer);
 void host_update_close(struct optimizer *opt); /* frees the tables */
-/* Gradients of a layer are complete for this step: copies them out. */
+/* Call it when the gradients of a layer are complete for this step: copies them to the host. */
 void host_update_complete(const struct optimizer *opt, struct device *dev, int64_t layer);
 /* Notes a step, copies the gradients of layers that host_update_complete was not called for, and waits for all copies.
  */
 void host_update_note(struct optimizer *opt, struct device *dev, double lr, double norm);
-/* Before ops that read the working copies of a layer: makes its noted step. */
+/* Call it before ops that read the working copies of a layer: makes its noted update. */
 void host_update_need(const struct optimizer *opt, struct device *dev, int64_t layer);
-/* The same for all layers; the arrays in dev->host may then be read and written. */
+/* host_update_need for all layers; the arrays in dev->host may then be read and written. */
 void host_update_settle(const struct optimizer *opt, struct device *dev);
 
 #endif

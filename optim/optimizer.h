@@ -9,8 +9,8 @@
 enum { OPTIMIZER_STATES = 3 };
 struct optimizer;
 
-/* Elements of the flat arrays that are updated together: of a layer the replicated parameters, with expert parallelism
- * those of its experts, and of each the parts with their own learning rate. */
+/* Elements of the flat arrays that are updated together. A layer has a group of replicated parameters and, with expert
+ * parallelism, one of its experts; each is split where learning rates differ. */
 struct param_group {
     int64_t first, n, layer;
     bool divided;     /* experts that other ranks do not hold */
@@ -35,7 +35,7 @@ struct optimizer_kind {
     /* Updates param[first .. first+n-1]; states begin at opt->first. */
     void (*update)(struct device *dev, const struct optimizer *opt, int64_t first, int64_t n,
                    const struct optimizer_step *step);
-    /* The same for one group, of arrays in host memory; grad and working [n] of the group: working = param, rounded to
+    /* update of one group, with arrays in host memory; grad and working [n] of the group: working = param, rounded to
      * nearest even. The bits are those of update and op_cast on a GPU, with any number of threads. NULL: states and
      * masters stay on the device. */
     void (*host_update)(const struct optimizer *opt, const struct param_group *group, const float *grad,

@@ -18,7 +18,7 @@ struct schedule {
     int64_t warmup_steps, total_steps;
     int64_t decay_steps; /* WSD: the last ones, in which the rate falls; a longer warm-up shortens them */
     double power;        /* POLYNOMIAL: of the share of the steps that is left */
-    int64_t cycles;      /* RESTARTS: the rate begins anew at lr after each but the last */
+    int64_t cycles;      /* RESTARTS: number of cosine decays, each from lr */
 };
 /* Rate of optimizer step 1..total_steps. Warm-up: lr * step / warmup_steps (never 0) up to step warmup_steps, which has
  * the full rate; without warm-up step 1 has it. Then the decay by kind, to lr * min_lr_ratio at total_steps. */

@@ -78,9 +78,9 @@ void comm_all_reduce_sum(struct comm *c, struct device *dev, struct tensor x);
 void comm_broadcast(struct comm *c, struct device *dev, struct tensor x, int root);
 /* y [P*n] = every rank's x [n], by rank; any dtype. x may be this rank's part of y. */
 void comm_all_gather(struct comm *c, struct device *dev, struct tensor y, struct tensor x);
-/* Dispatches rows: those for rank p of x [sum over p of rows[rank, p], cols] are sent to p, in the order of ranks, and
- * y [sum over p of rows[p, rank], cols] receives those from rank 0, 1, ... Any dtype; x and y do not overlap; both may
- * be longer. */
+/* Tensors of an all-to-all. x [sum over p of rows[rank, p], cols] has the rows for rank 0, then those for rank 1, ...;
+ * y [sum over p of rows[p, rank], cols] receives the rows from rank 0, then those from rank 1, ... Any dtype; x and y
+ * do not overlap; both may be longer. */
 struct comm_rows {
     struct tensor y, x;
 };
@@ -90,31 +90,31 @@ static inline int64_t comm_row_bytes(struct tensor x) { return dtype_size(x.dtyp
  * already issued there; calls run in order. y and x must not be used until comm_wait with the returned ticket. On a
  * device, y has the same address in dev->work on all ranks. */
 int64_t comm_all_to_all(struct comm *c, struct device *dev, const struct comm_rows *t, int n, const int64_t *rows);
-/* The device's stream waits for that call and the earlier ones; the ticket must be one of the last COMM_TICKETS. name:
- * of the waiting time, in a profile. */
+/* The device's stream waits for the all-to-all with this ticket, one of the last COMM_TICKETS, and for all before it.
+ * name: of the waiting time, in a profile. */
 void comm_wait(struct comm *c, struct device *dev, int64_t ticket, const char *name);
 /* Call once dev->work exists. When the ranks of c are on one machine whose GPUs can write into each other's memory,
- * all-to-all then uses their copy engines instead of NCCL, which takes no time of the GPUs' processors. All ranks call
- * it, for one group at a time. Returns which of the two is used, for a message; a static string. */
+ * all-to-all then uses copy engines instead of NCCL and occupies no multiprocessor. All ranks call it, for one group at
+ * a time. Returns the name of the transport, for a message; a static string. */
 const char *comm_share_work(struct comm *c, struct device *dev);
 /* Before dev->work is freed: unmaps the others' memory on this rank, and returns when all ranks have. All ranks call
  * it. */
 void comm_unshare_work(struct comm *c);
-/* The same after an error, when the other ranks may not answer: shared work memory is not freed before the process
- * ends, as others may still write into it. */
+/* Instead of comm_unshare_work after an error, when other ranks may not answer: they may still write into shared work
+ * memory, so it is not freed before the process ends. */
 void comm_abandon_work(struct comm *c, struct device *dev);
 
 /* Collectives of c called from here on run beside the device's stream, each after the work already issued there. Their
  * tensors must not be used until comm_overlap_end. */
 void comm_overlap_begin(struct comm *c);
-/* The device's stream waits for them. */
+/* The device's stream waits for these collectives. */
 void comm_overlap_end(struct comm *c, struct device *dev);
 
 /* ---- collectives on the host */
 
 void comm_barrier(struct comm *c);
-/* Ranks run the code between these two in turns, so that later ranks find the cache files of earlier ones: rank 0, then
- * the first rank of every other machine, which may have a separate disk, then all others. */
+/* Ranks run the code between begin and end in turns: rank 0, then the first rank of every other machine, then all
+ * others. So later ranks find the cache files of earlier ones, also when machines have separate disks. */
 void comm_turn_begin(struct comm *c);
 void comm_turn_end(struct comm *c);
 /* all [P * bytes] = every rank's `mine`, by rank. */

@@ -117,7 +117,8 @@ void watch_stop(struct comm_net *net); /* all ranks have finished their last col
 void watch_enter(struct comm_net *net,
                  const char *op);       /* a collective begins on the host, or is issued to the device */
 void watch_leave(struct comm_net *net); /* it has ended on the host */
-/* A peer is gone: waits for the watch, which knows the cause, to end the process; ends it when the watch does not. */
+/* Call it when a peer is gone: waits until the watch, which knows the cause, ends the process, and ends it when the
+ * watch does not. */
 void watch_lost(struct comm_net *net, int peer, const char *what) __attribute__((noreturn));
 
 #endif

@@ -1,10 +1,12 @@
 /* glu.c - SwiGLU, its clamped forms and the squared ReLU, of a row and as the op of dense networks; the sum y += x.
- * With s = sigmoid(alpha gate), and alpha = 1 but in gpt-oss: plain    h = gate s up                     dgate = dh up
- * s (1 + gate (1 - s))          dup = dh gate s clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up =
- * clamp(up, -limit, limit), offset 1 in gpt-oss and 0 in DeepSeek-V4; dgate and dup are those of the product where the
- * clamp has no effect, equality included, and 0 elsewhere. relu2    h = max(0, up)^2                  dup = 2 max(0,
- * up) dh A NaN passes through the clamps and the ReLU. Rows are processed in chunks, split into gates and ups, so that
- * every arithmetic loop runs over plain arrays. */
+ *
+ * With s = sigmoid(alpha gate), alpha = 1 but in gpt-oss:
+ *   plain    h = gate s up;  dgate = dh up s (1 + gate (1 - s));  dup = dh gate s
+ *   clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit); offset is 1 in
+ *            gpt-oss, 0 in DeepSeek-V4. Where a clamp takes effect (not at equality) its gradient is 0.
+ *   relu2    h = max(0, up)^2;  dup = 2 max(0, up) dh
+ * A NaN passes through the clamps and the ReLU. Rows are processed in chunks, split into gates and ups, so that every
+ * arithmetic loop runs over plain arrays. */
 #include <string.h>
 
 #include "kernels/cpu/glu.h"

@@ -14,7 +14,8 @@
 void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
                     bool scatter);
 void loss_zero_rows(struct device *dev, struct tensor x);
-/* The end of the loop over chunks of labelled tokens. A dry run does the first alone: none takes more scratch. */
+/* The end of the loop over chunks of labelled tokens. A dry run computes the first chunk alone: no other takes more
+ * scratch. */
 static inline int64_t loss_end(const struct device *dev, int64_t n_label, int64_t chunk)
 {
     return dev->dry_run ? MT_MIN(chunk, n_label) : n_label;

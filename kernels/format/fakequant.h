@@ -1,7 +1,7 @@
 /* fakequant.h - the formats of fake quantisation, element by element, for the host and for GPUs: y = Q(x), the value
- * that a quantised x decodes to. kernels/README.md has the formulas; kernels/format/minifloat.h rounds.
+ * that a quantised x decodes to. kernels/format/README.md has the formulas, minifloat.h the roundings.
  *
- * x [E, out, in]. amax[e] is the largest magnitude of expert e, or less: then values beyond it are clipped. A block is
+ * x [E, out, in]. amax[e] is the largest magnitude of expert e, or less: then larger values are clipped. A block is
  * `block` elements along `in`, and bmax its largest magnitude. Everything is fp32; NaN and infinities are not allowed.
  */
 #ifndef MT_FAKEQUANT_H

@@ -16,8 +16,8 @@ extern "C" {
  *                   with nested absmax: absmax[i] = nested_map[q[i]] * nested_absmax[i / 256] + nested_offset
  *   WF_NVFP4  e2m1 nibbles, LOW nibble first, one e4m3 byte per 16 along the input axis, and one f32 per row, because
  *             the rows of gate and up, or of q, k and v, may come from matrices with different global scales
- *   WF_FP8    e4m3 bytes, and one f32 per row and `block` columns, for the same reason; a row may have a shorter block
- *             at its end */
+ *   WF_FP8    e4m3 bytes, and one f32 per row and `block` columns, per row as in NVFP4; the last block of a row may be
+ *             shorter */
 #define FORMATS(X)                                                                                                     \
     X(F32, f32) X(BF16, bf16) X(F16, f16) X(MXFP4, mxfp4) X(NF4, nf4) X(FP4, fp4) X(NVFP4, nvfp4) X(FP8, fp8)
 #define ID(id, row) WF_##id,
@@ -37,8 +37,8 @@ enum plane_index {
     PLANES
 };
 
-/* A frozen matrix [out, in], or a stack with one per expert [E, out, in] (n_exp = 1 for a dense one). What knows a
- * format reads its planes by name; sizes, copies and files loop over plane[], whose order the names have too. */
+/* A frozen matrix [out, in], or a stack with one per expert [E, out, in] (n_exp = 1 for a dense one). Code for one
+ * format reads planes by name; sizes, copies and files loop over plane[], which has the same order. */
 struct weight {
     enum weight_format format;
     int64_t n_exp, n_out, n_in;
@@ -89,8 +89,8 @@ struct format {
     /* Element i of expert e's flat matrix: the definition. Each product and sum is rounded to f32, as in the
      * publishers' implementations. */
     float (*value)(const struct weight *w, int64_t e, int64_t i);
-    /* The same of rows [row, row + n_row) and columns [col, col + n_col), rows ldo apart. Columns begin and end at
-     * multiples of format_step. */
+    /* value of rows [row, row + n_row) and columns [col, col + n_col) in out, whose rows are ldo apart. col and n_col
+     * are multiples of format_step. */
     void (*tile)(float *out, int64_t ldo, const struct weight *w, int64_t e, int64_t row, int64_t n_row, int64_t col,
                  int64_t n_col);
     /* What model.quantize needs; NULL: it cannot pack this format. encode: one matrix, dense, into the planes of one

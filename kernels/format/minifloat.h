@@ -93,7 +93,7 @@ MT_BOTH float fl_by_inverse(float a, float b, float inverse)
     return fmaf(fmaf(-q, b, a), inverse, q);
 }
 
-/* The same quotient for many a: a GPU divides in twice as many operations. On a host it is a division. */
+/* a / b with the inverse of b, for many a. A GPU's division takes twice as many operations; a host divides. */
 MT_BOTH float fl_by(float a, float b, float inverse)
 {
 #ifdef __CUDA_ARCH__

@@ -55,7 +55,7 @@ int64_t quant_mxfp4_merge(uint8_t *nibbles, uint8_t *scales, const float *x, con
 /* FP8 of x [n_out, n_in] with exponents [ceil(n_out/128), ceil(n_in/128)] as scales of blocks: the least power of two
  * that holds the block's largest value. Returns the number of inputs that are not finite. */
 int64_t quant_fp8_blocks(uint8_t *codes, uint8_t *scales, const float *x, int64_t n_out, int64_t n_in, int n_threads);
-/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map as above. */
+/* Packs the n absmax of one expert: q8 [n], nested_absmax [ceil(n/256)], *offset their mean; map: quant_dynamic_map. */
 void quant_nested_encode(uint8_t *q8, float *nested_absmax, float *offset, const float *absmax, int64_t n,
                          const float map[256]);
 

@@ -5,9 +5,9 @@
  * V vocabulary, R LoRA rank, N labelled tokens.
  * Dtypes: "act" is dev->act_dtype, "stat" is dev->stat_dtype; small frozen vectors (norms, biases, sinks) are f32;
  * indices are i32.
- * "=" overwrites, "+=" adds. An op takes its scratch from dev->work and releases it before it returns. It allocates
- * nothing, is asynchronous on the device and never reads back. In a dry run it only takes and releases its scratch.
- * Outputs never alias inputs unless the contract says "in place". T, M, N and any expert's row count may be 0.
+ * "=" overwrites, "+=" adds. An op takes its scratch from dev->work and releases it before it returns, also in a dry
+ * run, where it does nothing else. It allocates no other memory, is asynchronous on the device and copies nothing to
+ * the host. Outputs alias inputs only where the contract allows it. T, M, N and any expert's row count may be 0.
  * LoRA everywhere: y += scale * (x A^T) B^T, A [R, in], B [out, R]. */
 #ifndef MT_OPS_H
 #define MT_OPS_H
@@ -41,15 +41,15 @@ struct lora_grad {
 };
 
 /* DoRA (arXiv:2402.09353) of a dense projection: y = m / |W + scale B A| (W x + scale B A x) + bias, where |.| is the
- * norm of each row and has no gradient. Rows are those of lora.b. */
+ * norm of each row and has no gradient. m and norm have a value for each row of lora.b. */
 struct dora {
     struct tensor m, norm; /* stat; absent: no DoRA */
     struct tensor grad;    /* of m, stat, "+="; absent: not trained */
 };
 
 /* Fake quantisation of a projection (quantisation-aware training): in place of W_e its products read Q(W_e), or, with
- * lora.merged, Q(M_e), M_e = W_e + scale B_e A_e. M is f32: the sum over the rank in ascending order by fused
- * multiply-adds, times scale, plus W, one rounding each. The gradient passes straight through Q. */
+ * lora.merged, Q(M_e), M_e = W_e + scale B_e A_e in f32: fused multiply-adds in ascending order of r, then times scale,
+ * then plus W_e, each rounded once. The gradient passes straight through Q. */
 struct proj_quant {
     struct fakequant format; /* bits 0: off */
     int n_part;              /* parts of the rows, each quantised as a matrix by itself: q | k | v; experts: 1 */
@@ -57,8 +57,8 @@ struct proj_quant {
     struct tensor amax; /* [E * n_part] f32, as op_proj_amax writes it; absent where the format reads none */
 };
 
-/* Fake quantisation of a projection's input: its products and its adapter read Q(x) in place of x. One amax for all
- * rows, calibrated before training and fixed: the gradient passes straight through Q where |x| <= amax, and is 0
+/* Fake quantisation of a projection's input: its products and its adapter read Q(x) in place of x. All rows share
+ * one amax, measured by calibration before training. The gradient passes straight through Q where |x| <= amax, and is 0
  * elsewhere. The caller quantises the input, except in glu_quant_fwd and moe_down_bwd (model/layers/input_quant.h). */
 struct input_quant {
     struct fakequant format;  /* bits 0: off */
@@ -66,12 +66,12 @@ struct input_quant {
     struct input_range *seen; /* host, while calibrating; not read by ops */
 };
 
-/* FP8 products of a projection of experts (train.expert_dtype). W_e is exact in e4m3 where step[e] is a power of two:
- * every value is step[e] times a value of e4m3. Products with such an expert read rows of e4m3 too: each row x has one
- * power of two s, the least with max |x| <= 448 s (e4m3_row_step), and the product reads e4m3(x / s) s, rounded to
- * nearest even. Sums are f32. Forward products quantise their input this way, backward products the gradient of the
- * output; the gradient passes straight through. The adapter and its gradients read x itself. Experts with step 0 are
- * not exact: their products read x itself. */
+/* FP8 products of a projection of experts (train.expert_dtype). step[e] is a power of two where W_e is exact in e4m3:
+ * every value is step[e] times a value of e4m3. Products with such an expert also round each of their rows x to e4m3:
+ * they read e4m3(x / s) s, rounded to nearest even, with the least power of two s for which max |x| <= 448 s
+ * (e4m3_row_step). x is the input in the forward, the gradient of the output in the backward; the gradient passes
+ * straight through. Sums are f32. The adapter and its gradients read x itself. step[e] is 0 where W_e is not exact; its
+ * products read x itself. */
 struct proj_fp8 {
     struct tensor step;     /* [E] f32; absent: no FP8 products */
     const float *host_step; /* the same in host memory */
@@ -104,8 +104,8 @@ struct route {
 };
 
 /* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
- * (u + 1) * g * sigmoid(alpha * g).  GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same
- * way. The gradient passes at equality.  GLU_RELU2 (Nemotron-H): max(0, u)^2, without a gate. */
+ * (u + 1) * g * sigmoid(alpha * g). GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same way.
+ * The gradient passes where a value equals the limit. GLU_RELU2 (Nemotron-H): max(0, u)^2, without a gate. */
 enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED, GLU_RELU2 };
 struct glu {
     enum glu_kind kind;
@@ -130,10 +130,10 @@ struct attn_shape {
 };
 static inline int64_t attn_value_dim(const struct attn_shape *s) { return s->value_dim ? s->value_dim : s->head_dim; }
 
-/* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. pooled (transformers): F_i and p_i over the rows
- * of all layers, loss E * sum_i F_i p_i. Otherwise (Megatron, NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i
- * f_i p_i, averaged over layers; count and prob are then of one layer, rows is T, and coef includes the 1 / layers of
- * the average. */
+/* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. p_i is the mean probability of expert i. pooled
+ * (transformers): over the tokens of all layers, F_i = rows of i / tokens, loss E * sum_i F_i p_i. Otherwise (Megatron,
+ * NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i f_i p_i, averaged over layers. Then count and prob are of
+ * one layer, and coef includes the 1 / layers of the average. */
 struct aux {
     float coef;
     bool pooled;
@@ -148,8 +148,8 @@ typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weig
  * [-1, 1) is u24 2^-23 - 1, u24 the upper 24 bits of rng_u64(key, t D + c), exact in f32.  x [T,D] act */
 typedef void embed_noise_fn(struct device *dev, struct tensor x, const struct seqs *seqs, float alpha, uint64_t key);
 
-/* RMSNorm: eps, and the roundings to bf16: once at the end (gpt-oss), or round_twice: also x * rstd before the weight
- * (Llama). In F32 and F64 both give the same result. */
+/* RMSNorm in bf16 rounds once, at the end (gpt-oss), or with round_twice also x * rstd before it is multiplied by the
+ * weight (Llama). In F32 and F64 round_twice changes nothing. */
 struct norm {
     float eps;
     bool round_twice;
@@ -172,17 +172,19 @@ typedef void linear_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
 /* DoRA, beside the products above. norm [rows of b] stat = |W + scale B A| of each row, from lora.master_a, master_b.
  */
 typedef void row_norm_fn(struct device *dev, struct tensor norm, const struct proj *proj);
-/* In place: y = m / norm y + bias + res (absent: 0), y without them; columns without an adapter: m / norm is 1, rows of
- * norm 0: 0.  y, res [T,out] act */
+/* In place: y = m / norm * y + bias + res. y comes without bias and res; absent ones are 0. m / norm counts as 1 in
+ * columns without an adapter, as 0 where norm is 0. y, res [T,out] act */
 typedef void dora_fwd_fn(struct device *dev, struct tensor y, const struct proj *proj, struct tensor res);
-/* proj->dora.grad += sum over T of dy z / norm. In place: z = m / norm dy.  z [T,out] act: the y that dora_fwd scaled
+/* proj->dora.grad += sum over T of dy * z / norm, z [T,out] act being the y that dora_fwd read. Then, in place, z = m /
+ * norm * dy
  */
 typedef void dora_bwd_fn(struct device *dev, struct tensor z, struct tensor dy, const struct proj *proj);
 
 /* In place: rotates the first W channels of the first n_head heads of every row, half-split: pairs (i, i + W/2). Head h
- * begins at column h * head_dim; its channels from W on do not change. A view of columns rotates other channels: then
- * the last head may end after W channels.  qkv [T, >= (n_head-1)*head_dim + W] act; pos [T] i32; table [P, W] f32: row
- * p holds cos [W/2] then sin [W/2], attention factor included. The backward rotates by the negative angle. */
+ * begins at column h * head_dim; its channels from W on do not change. To rotate other channels, pass a view that
+ * begins with them; its last head may end after W channels. qkv [T, >= (n_head-1)*head_dim + W] act; pos [T] i32; table
+ * [P, W] f32: row p holds cos [W/2] then sin [W/2], attention factor included. The backward rotates by the negative
+ * angle. */
 typedef void rope_fwd_fn(struct device *dev, struct tensor qkv, struct tensor pos, struct tensor table, int64_t n_head,
                          int64_t head_dim);
 typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor pos, struct tensor table, int64_t n_head,
@@ -197,28 +199,28 @@ typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse,
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 
-/* Decoding: what earlier tokens left, in pages of MT_PAGE rows. The token at position p of sequence s has row p %
- * MT_PAGE of page table[s, p / MT_PAGE % P]. A sequence of more than P pages keeps its last P * MT_PAGE tokens. */
+/* Decoding: cached rows of earlier tokens, in pages of MT_PAGE rows. The token at position p of sequence s has row p %
+ * MT_PAGE of page table[s, p / MT_PAGE % P]. A sequence of more than P * MT_PAGE tokens keeps the last ones. */
 enum { MT_PAGE = 64 };
 struct pages {
     struct tensor rows;  /* [pages * MT_PAGE, C] act */
     struct tensor table; /* [>= S, P] i32: no page belongs to two sequences that are written to */
 };
-/* The rows of tokens in their pages = x; other rows do not change. x [T,C] act; pos [T] i32: in a sequence each is one
- * more than the one before */
+/* Writes row t of x to the row of token t in its page; other rows do not change. x [T,C] act; pos [T] i32, in a
+ * sequence ascending by 1 */
 typedef void page_store_fn(struct device *dev, const struct pages *pages, struct tensor x, struct tensor pos,
                            const struct seqs *seqs);
-/* attn_fwd of queries at pos, with the keys and values in pages: those at positions up to pos, its own included, which
- * the window lets it see. Of every sequence all of these must be there: with n queries, min(last pos + 1, window + n -
- * 1) tokens, at most P * MT_PAGE. o [T,H*B] act =; q [T,H*A] act; pages.rows act: [.., K*(A+B)]: k | v, or [.., K*A]:
- * k, whose first B columns are v; pos [T] i32, in a sequence one more than the one before; sinks [H] f32 or absent;
- * seqs.pairs = sum of pos + 1 */
+/* attn_fwd with keys and values in pages: a query sees those inside its window at positions up to its pos, its own
+ * included. The pages must hold all of them: of a sequence with n queries min(last pos + 1, window + n - 1) tokens, at
+ * most P * MT_PAGE. o [T,H*B] act =; q [T,H*A] act; pages.rows act: [.., K*(A+B)]: k | v, or [.., K*A]: k, whose first
+ * B columns are v; pos [T] i32, in a sequence ascending by 1; sinks [H] f32 or absent; seqs.pairs = sum of pos + 1 */
 typedef void attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct pages *pages,
                             struct tensor sinks, struct tensor pos, const struct seqs *seqs,
                             const struct attn_shape *shape);
 
-/* Decoding: states of sequences. Row slot[s] of values is that of sequence s of seqs. A sequence whose first token is
- * at position 0 begins as zero, whatever its row holds; a row without tokens here does not change. */
+/* Decoding: states of sequences. Row slot[s] of values is the state of sequence s of seqs; rows without tokens in the
+ * pass do not change. Where the first token of a sequence has position 0, its state begins as zero, whatever the row
+ * holds. */
 struct states {
     struct tensor values; /* [slots, n], in place */
     struct tensor slot;   /* [S] i32, distinct */
@@ -236,10 +238,10 @@ typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor
 typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
                             struct tensor wq, struct tensor wk, const struct attn_shape *shape);
 
-/* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones; the rotated
- * key is one for all heads. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i and 2i+1,
- * otherwise i and i + G/2; in q | k | v it is always i and i + G/2. Queries at position p are multiplied by
- * 1 + beta log(1 + floor(p / beta_len)); beta 0: 1. */
+/* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones. All heads
+ * share the rotated columns of the key. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i
+ * and 2i+1, otherwise i and i + G/2. The packed q | k | v always has i and i + G/2. Queries at position p are
+ * multiplied by 1 + beta log(1 + floor(p / beta_len)); beta 0: 1. */
 struct mla_shape {
     int64_t n_head, nope, rope, value; /* H, N, G, B */
     bool interleaved;
@@ -251,11 +253,11 @@ struct mla_shape {
 typedef void mla_qkv_fwd_fn(struct device *dev, struct tensor qkv, struct tensor q, struct tensor kv,
                             struct tensor k_rope, struct tensor pos, struct tensor table,
                             const struct mla_shape *shape);
-/* Decoding without expanding keys and values: with M_h the N + B rows of head h of kv_b [H(N+B),L], adapter included,
- * and c [L] a token's input of kv_b, the key of a head is M_h[:N] c | its rotated key, the value M_h[N:] c.
- * mla_absorb: y[t,h] = M_h[:N]^T q[t,h,:N] | q[t,h,N:], times the factor of queries; its product with c | the rotated
- * key is that of query and key.  y [T,H(L+G)] act =; q [T,H(N+G)] act, rotated; pos [T] i32
- * mla_values: o[t,h] = M_h[N:] z[t,h], z a sum of c.  o [T,H*B] act =; z [T,H*L] act */
+/* Decoding without expanding keys and values. c [L] is a token's input of kv_b; M_h are the N + B rows of head h in
+ * kv_b [H(N+B),L], adapter included. The key of head h is M_h[:N] c | the rotated key, the value M_h[N:] c.
+ * mla_absorb: y[t,h] = (M_h[:N]^T q[t,h,:N] | q[t,h,N:]) times the factor of queries (mla_shape). Its product with c |
+ * the rotated key equals that of query and key. y [T,H(L+G)] act =; q [T,H(N+G)] act, rotated; pos [T] i32
+ * mla_values: o[t,h] = M_h[N:] z[t,h], z the sum of c weighted by attention. o [T,H*B] act =; z [T,H*L] act */
 typedef void mla_absorb_fn(struct device *dev, struct tensor y, struct tensor q, struct tensor pos,
                            const struct proj *kv_b, const struct mla_shape *shape);
 typedef void mla_values_fn(struct device *dev, struct tensor o, struct tensor z, const struct proj *kv_b,
@@ -277,8 +279,8 @@ typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor
 /* dx [T,C] act =, dy [T,C] act */
 typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
                               const struct seqs *seqs);
-/* conv_silu_fwd where rows before those of a sequence are in tail, the last J - 1 in their order: (J-1) * C values,
- * act; absent when J is 1. The tail becomes that after the rows of x. */
+/* conv_silu_fwd with the J - 1 rows before x of every sequence in tail, in order: (J-1) * C values, act; tail is absent
+ * when J is 1. Afterwards tail has the last J - 1 rows, those of x included. */
 typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
                             const struct states *tail);
 /* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
@@ -287,7 +289,7 @@ typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x
  * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
 typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
                           struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
-/* delta_fwd from the states S of sequences on, which it updates: N * A * B values each, stat */
+/* delta_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */
 typedef void delta_decode_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
                              struct tensor a_log, struct tensor dt_bias, const struct states *states,
                              const struct delta_shape *shape);
@@ -350,17 +352,17 @@ typedef void hyper_post_fwd_fn(struct device *dev, struct tensor out, struct ten
 typedef void hyper_post_bwd_fn(struct device *dev, struct tensor df, struct tensor dx, struct tensor dm,
                                struct tensor dout, struct tensor x, struct tensor f, struct tensor m,
                                const struct hyper *h);
-/* Gradients of hyper_pre_fwd: dx += pre_i dy + through m, whose gradient is dm plus that of pre.  dx [T,N*D] act +=; dm
- * as hyper_post_bwd wrote it, absent for the head; dy [T,D] act */
+/* Gradients of hyper_pre_fwd: dx_i += pre_i dy, plus the gradient through m, which comes from dm and from pre. dx
+ * [T,N*D] act +=; dm as hyper_post_bwd wrote it, absent for the head; dy [T,D] act */
 typedef void hyper_pre_bwd_fn(struct device *dev, struct tensor dx, struct tensor dm, struct tensor dy, struct tensor x,
                               struct tensor m, struct tensor rstd, const struct hyper *h);
 
 /* ---- compressed attention (DeepSeek-V4): all H heads share one key of width A, which is the value too. A query sees
  * the keys of a sliding window, and entries that each sum up `ratio` tokens.
  *
- * Entry e of sequence s, e < len(s) / ratio, is row cu[s] / ratio + e (rounded down) of tensors with N = T / ratio rows
- * (rounded down, at least 1); other rows are zero. It belongs to the position e * ratio in its sequence. Query t (from
- * 0 in its sequence) sees entry e when (e + 1) * ratio <= t + 1. */
+ * Entry e of sequence s, e < floor(len(s) / ratio), is row floor(cu[s] / ratio) + e of tensors with N = max(1, floor(T
+ * / ratio)) rows; other rows are zero. Its position in the sequence is e * ratio. Query t (from 0 in its sequence) sees
+ * entry e when (e + 1) * ratio <= t + 1. */
 struct compress_shape {
     int64_t ratio, width; /* width: of an entry */
     bool overlap;         /* entries of 2 * ratio tokens: those of the entry before, and its own */
@@ -382,13 +384,13 @@ struct past {
     struct tensor pos;
     const struct seqs *seqs;
 };
-/* compress_fwd of the entries that are complete with the tokens of kg: those whose last token is among them. Tokens
- * before them have their kg in pages, at least the last n_part * ratio. The entries of sequence s are rows cu[s] /
- * ratio (rounded down) + s and following; other rows are zero. N = T / ratio (rounded down) + S rows. */
+/* compress_fwd of the entries whose last token is in kg. The pages have kg of earlier tokens: at least of the last
+ * `ratio`, with overlap of the last 2 * ratio. The entries of sequence s are the rows from floor(cu[s] / ratio) + s on;
+ * other rows are zero. N = floor(T / ratio) + S. */
 typedef void compress_decode_fn(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg,
                                 struct tensor bias, const struct past *past, const struct compress_shape *shape);
-/* The rows of these entries in their pages = x; entry e of a sequence has the row of position e. x [N,C] act as
- * compress_decode orders it; past: of the tokens, with the pages of entries */
+/* Writes entries to their pages: entry e of a sequence to the row of position e. x [N,C] act, ordered as by
+ * compress_decode; past: pos and seqs of the tokens, pages of the entries */
 typedef void entry_store_fn(struct device *dev, struct tensor x, const struct past *past, int64_t ratio);
 
 /* Scores of entries: score(t, e) = sum_h w[t,h] max(0, <q[t,h], k[e]>), and the K visible entries e of every token with
@@ -398,7 +400,7 @@ typedef void index_topk_fn(struct device *dev, struct tensor idx, struct tensor 
                            const struct seqs *seqs, int64_t ratio);
 
 /* index_topk with the k of entries in pages: token t sees entry e when (e + 1) * ratio <= pos[t] + 1. seqs.max_len: of
- * whole sequences, the tokens before included */
+ * whole sequences, cached tokens included */
 typedef void index_decode_fn(struct device *dev, struct tensor idx, struct tensor q, struct tensor w,
                              const struct past *past, int64_t ratio);
 
@@ -413,8 +415,8 @@ struct shared_attn_shape {
 typedef void shared_attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor q,
                                 struct tensor kv, struct tensor entry, struct tensor idx, struct tensor sinks,
                                 const struct seqs *seqs, const struct shared_attn_shape *shape);
-/* shared_attn_fwd with keys and entries in pages: keys as in attn_decode, entries as in index_decode; entries absent:
- * NULL. max_len as there. */
+/* shared_attn_fwd with keys and entries in pages: keys as in attn_decode, entries as in index_decode; entries NULL:
+ * none. max_len as in index_decode. */
 typedef void shared_attn_decode_fn(struct device *dev, struct tensor o, struct tensor q, const struct past *past,
                                    const struct pages *entries, struct tensor idx, struct tensor sinks,
                                    const struct shared_attn_shape *shape);
@@ -424,8 +426,9 @@ typedef void shared_attn_bwd_fn(struct device *dev, struct tensor dq, struct ten
                                 struct tensor kv, struct tensor entry, struct tensor idx, const struct seqs *seqs,
                                 const struct shared_attn_shape *shape);
 
-/* RoPE of the last G columns of every head as adjacent pairs (2i, 2i+1), table [P,G] as in rope_fwd; before it, when
- * rstd is present, RMSNorm without a weight of every head (all A columns). inverse: rotates by the negative angle. */
+/* RoPE of the last G columns of every head as adjacent pairs (2i, 2i+1), table [P,G] as in rope_fwd. When rstd is
+ * present, RMSNorm without a weight over all A columns of a head precedes it. inverse: rotates by the negative angle.
+ */
 struct tail_rope {
     int64_t n_head, head_dim;
     float eps; /* of the norm */
@@ -447,11 +450,12 @@ typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct te
 /* How the J chosen logits become gates. ROUTER_CHOSEN: softmax over the chosen logits, which equals the softmax over
  * all E renormalised over the chosen (gpt-oss, Qwen3, Mixtral). ROUTER_PROBABILITY: the softmax over all E, not
  * renormalised (OLMoE). ROUTER_SIGMOID: scale * s, s = sigmoid(logits); ROUTER_SIGMOID_CHOSEN: scale * s / (sum of the
- * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: the same with s = sqrt(softplus(logits))
- * (DeepSeek-V4). The three are the sigmoid kinds. */
+ * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: as SIGMOID_CHOSEN, with s = sqrt(softplus(logits))
+ * (DeepSeek-V4). The last three are the sigmoid kinds. */
 enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
-/* scale, groups and given belong to the sigmoid kinds. Groups are the n_group equal ranges of experts. A token chooses
- * in the top_group groups with the largest sum of their two best choice values (ties: lower group first). */
+/* Only the sigmoid kinds use scale, groups and given. Groups are n_group equal ranges of experts. A token's experts
+ * come from the top_group groups whose two best choice values (router_fwd) have the largest sum (ties: lower group
+ * first). */
 struct router {
     enum router_kind kind;
     float scale;
@@ -464,8 +468,8 @@ static inline bool router_divides(const struct router *r)
     return r->kind == ROUTER_SIGMOID_CHOSEN || r->kind == ROUTER_SQRT_CHOSEN;
 }
 /* logits = x W^T; the J experts with the largest choice values (ties: lower id first) -> r->idx ascending, r->gate by
- * kind. The softmax kinds add the bias to the logits, which are the choice values. The choice values of the sigmoid
- * kinds are s + bias; their logits and gates are without bias.
+ * kind. Choice values: in the softmax kinds the logits, bias included; in the sigmoid kinds s + bias, while logits and
+ * gates have no bias.
  * logits [T,E] stat = (always written; the backward and the auxiliary loss read them); x [T,D] act; w [E,D]; bias [E]
  * f32 or absent */
 typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor logits, struct tensor x,
@@ -503,8 +507,8 @@ typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
  * pre [M,U] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,U,D] */
 typedef void moe_up_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, struct tensor xa, struct tensor x,
                            const struct route *r, const struct proj *up, const struct glu *glu);
-/* act[m] = Q(h) with `in`, h = glu(pre[m]) rounded to act: the input of a down product. It follows from pre alone, so a
- * backward has the bits of the forward.  act [M,F] act =, pre [M,U] act, F a multiple of the format's block */
+/* act[m] = Q(h) with `in`, h = glu(pre[m]) rounded to act: the input of a down product. It depends on pre alone, so the
+ * backward recomputes the same bits. act [M,F] act =, pre [M,U] act, F a multiple of the format's block */
 typedef void glu_quant_fwd_fn(struct device *dev, struct tensor act, struct tensor pre, const struct glu *glu,
                               const struct input_quant *in);
 /* y[m] = W_e act[m] + bias_e + LoRA_e.  y [M,D] act =, absent: only ha is computed; ha [M,R] act = (saved);
@@ -536,10 +540,10 @@ typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
 typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                           const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
 
-/* What a student learns from besides the labels: for each labelled token the teacher's distribution q over the
- * vocabulary, as its final hidden state, whose logits the same head makes, or as K ids and log q of each (id -1: no
- * entry). q is at `temperature` T. The rest of the probability, q_r = max(0, 1 - sum q_k), is one bucket of all other
- * ids; KL_REVERSE needs hidden states. */
+/* The teacher's distribution q over the vocabulary, at `temperature` T, for each labelled token. It is given as the
+ * teacher's final hidden state, from which the student's head computes logits, or as K ids with log q (id -1: no
+ * entry). With ids, all other ids are one bucket of probability q_r = max(0, 1 - sum q_k). KL_REVERSE needs hidden
+ * states. */
 enum kl_kind { KL_FORWARD, KL_REVERSE };
 struct teacher {
     enum kl_kind kind;
@@ -574,8 +578,8 @@ struct sample_row {
     int32_t top_k;                          /* 0: off */
     int32_t first_edit, n_edit;             /* its edits */
 };
-/* A logit that is not used as it is: z' = z + bias; tokens of prompt or output (seen): z' < 0 ? z' * repetition : z' /
- * repetition; then - frequency * n_output, and - presence where n_output > 0. In doubles, rounded to stat. */
+/* The edit of one logit, in doubles, rounded to stat: z' = z + bias. Tokens of prompt or output (seen):
+ * z' = z' < 0 ? z' * repetition : z' / repetition. Then - frequency * n_output, and - presence where n_output > 0. */
 struct sample_edit {
     double bias; /* may be -inf; scratch of the op */
     int32_t id, n_output;
@@ -589,10 +593,11 @@ struct sampled {
     struct tensor top_id, top_logprob; /* [S,K] i32, stat =: the K largest z by (z falling, id rising), log softmax(z /
                                         * report); K <= V, SAMPLE_TOP; absent: none */
 };
-/* Draws a token from each row of logits z. z' with temperature T is z' / T; the first top_k by (z' falling, id rising)
- * are kept; of these the shortest prefix whose share of their probability is >= top_p; of these the tokens with
- * probability >= min_p times the largest. The token is the arg max of z' / T - log(-log u), u = (word + 1/2) 2^-32, in
- * doubles, the lowest id of equal ones. Probabilities are summed exactly, in units of 2^-44 of the largest.
+/* Draws a token from each row of logits z, edited to z' (struct sample_edit), at temperature T. Filters, in this order:
+ * the first top_k by (z' falling, id rising); of these the shortest prefix with a share >= top_p of their probability;
+ * of these the tokens with probability >= min_p times the largest. The token is the arg max of z' / T - log(-log u), u
+ * = (word + 1/2) 2^-32, in doubles, the lowest id of equal ones. Probabilities are summed exactly, in units of 2^-44 of
+ * the largest.
  * logits [S,V] stat, become z'; rows [S, SAMPLE_ROW_WORDS] i32: struct sample_row; edits [N, SAMPLE_EDIT_WORDS] i32,
  * overwritten: struct sample_edit, the ids of a row distinct and in [0, V); absent: none */
 typedef void sample_fn(struct device *dev, const struct sampled *out, struct tensor logits, struct tensor rows,
@@ -612,9 +617,9 @@ struct adamw_step {
 typedef void adamw_fn(struct device *dev, struct tensor p, struct tensor m, struct tensor v, struct tensor g,
                       const struct adamw_step *step);
 
-/* The same with moments of 8 bits: value i is map[code[i]] * scale[i / ADAMW8_BLOCK]. scale is the block's largest
- * magnitude, rounded to 16 bits. The update reads the new moments; then they are rounded to the nearest codes. code [n]
- * u8, scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
+/* AdamW with 8-bit moments: value i is map[code[i]] * scale[i / ADAMW8_BLOCK]. scale is the block's largest magnitude,
+ * rounded to 16 significant bits. The update of p reads the new moments before they are rounded to the nearest codes.
+ * code [n] u8, scale [blocks] f32, in place: of m, of v; map [2, 256] f32, ascending, for m with both signs */
 enum { ADAMW8_BLOCK = 256 };
 struct adamw8_states {
     struct tensor code[2], scale[2], map;
@@ -651,9 +656,9 @@ typedef void fake_quant_fn(struct device *dev, struct tensor y, struct tensor x,
 /* Straight through, where amax is fixed: dx = dy where |x| <= amax, else 0.  dx, dy like x, dx =, in place allowed */
 typedef void fake_quant_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                struct tensor amax);
-/* What y decodes from. codes [.., in] u8, 4-bit formats [.., in/2], the low half first =; scales [.., in/block]: u8
- * e4m3 (NVFP4), u8 e8m0 (MXFP4), f32 factors of the codes (integers); absent without blocks; top [E] f32 =: factor of
- * the codes (integers, FP8) or of the scales (NVFP4); else absent. */
+/* The codes and scales that decode to Q(x). codes [.., in] u8, 4-bit formats [.., in/2], the low half first =; scales
+ * [.., in/block]: u8 e4m3 (NVFP4), u8 e8m0 (MXFP4), f32 factors of the codes (integers); absent without blocks; top [E]
+ * f32 =: factor of the codes (integers, FP8) or of the scales (NVFP4); else absent. */
 typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tensor scales, struct tensor top,
                            struct tensor x, struct tensor amax, const struct fakequant *f);
 
@@ -681,16 +686,17 @@ typedef void dev_wait_fn(void);
 /* dst = src, both on the device; asynchronous. */
 typedef void dev_copy_fn(void *dst, const void *src, int64_t bytes);
 
-/* Copies between the device and memory of alloc_host, aside from the ops. host_copy starts at once, or after_ops when
- * the ops before it are done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in the
- * order of their calls. host_join(ticket): later ops wait for the last copy with this ticket; without one it does
+/* Copies between the device and memory of alloc_host, beside the ops. host_copy starts at once, or with after_ops when
+ * the ops issued before it are done; later ops do not wait for it. Copies with one ticket, 0 .. DEV_TICKETS-1, run in
+ * the order of their calls. host_join(ticket): later ops wait for the last copy with this ticket; without one it does
  * nothing. */
 enum { DEV_TICKETS = 32 };
 typedef void dev_host_copy_fn(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);
 typedef void dev_host_join_fn(int ticket);
 
-/* y [n, n] = x [n, n] w [n, n]^T in act_dtype, as fast as the instructions of the portable kernels allow. False,
- * without a product: no kernel is known that has no others, or the device's own kernels use them all. */
+/* y [n, n] = x [n, n] w [n, n]^T in act_dtype, as fast as the instructions of the portable kernels allow. Returns
+ * false, and computes nothing, when no such kernel is found or the kernels that run already use the device's fastest
+ * instructions. */
 typedef bool dev_portable_product_fn(struct tensor y, struct tensor x, struct tensor w);
 
 /* For kernels/prof.c and benchmarks. mark(slot), 0 .. DEV_MARKS-1, records the time when the device gets to it; mark_ms
@@ -708,7 +714,7 @@ struct dev_calls {
 typedef void dev_count_calls_fn(bool on, struct dev_calls *calls);
 
 /* Between record_begin and record_end ops are recorded instead of run; nothing may wait for the device or copy to or
- * from the host. replay runs the same ops with the same tensors, however often, in the order of the calls. */
+ * from the host. Each replay runs these ops once, with the same tensors, after the ops issued before it. */
 typedef bool dev_record_begin_fn(void); /* false: the device cannot record, and nothing began */
 typedef void *dev_record_end_fn(void);
 typedef void dev_recording_fn(void *recording);
@@ -766,7 +772,7 @@ struct ops {
 };
 
 /* What a dry run for a GPU calls in place of an op: takes the scratch of its CUDA kernels and computes nothing
- * (kernels/scratch/). NULL: they have none. */
+ * (kernels/scratch/). NULL: the op needs no scratch. */
 struct scratch_table {
 #define SLOT(op) op##_fn *op;
     OPS(SLOT)

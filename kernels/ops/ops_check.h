@@ -31,7 +31,7 @@ static inline void want(const char *op, const char *name, struct tensor x, enum 
 
 #define WANT(x, dtype, ...)                                                                                            \
     want(__func__, #x, x, dtype, (int)MT_LEN(((int64_t[]){__VA_ARGS__})), (int64_t[]){__VA_ARGS__})
-/* The same for a tensor that may be absent. */
+/* WANT for a tensor that may be absent. */
 #define WANT_OPT(x, dtype, ...)                                                                                        \
     do {                                                                                                               \
         if ((x).ndim) WANT(x, dtype, __VA_ARGS__);                                                                     \
@@ -70,15 +70,15 @@ static inline void count_gemm(struct device *dev, int64_t m, int64_t n, int64_t 
 {
     dev->op.flops += 2 * (double)m * (double)n * (double)k;
 }
-/* The same of an op whose products a GPU leaves to cuBLASLt, or to kernels that are as fast. */
+/* count_gemm for an op whose products a GPU leaves to cuBLASLt, or to kernels that are as fast. */
 static inline void count_dense(struct device *dev, int64_t m, int64_t n, int64_t k)
 {
     count_gemm(dev, m, n, k);
     dev->op.dense = true;
 }
 
-/* The length of sequences of one length with these totals: what counts of pairs assume. n_seq would not do: a plan has
- * as many sequences as tokens, for the memory. */
+/* The mean length of sequences, from pairs and tokens, as if all had the same length. n_seq cannot give it: the dry run
+ * of a plan has as many sequences as tokens, to bound the memory. */
 static inline double mean_len(const struct seqs *seqs, int64_t n_tok)
 {
     return MT_MAX(1, 2 * seqs->pairs / (double)MT_MAX(1, n_tok) - 1);

@@ -1,9 +1,9 @@
-/* scratch.h - the scratch of the CUDA kernels of an op: host C for the CUDA backend, which launches them, and for dry
- * runs for a GPU, which need neither. So every build plans for GPUs, with the bytes that a run takes.
+/* scratch.h - the scratch of the CUDA kernels of an op, as host C: for the CUDA backend, and for dry runs for a GPU,
+ * which need neither CUDA nor a GPU. So every build can plan for GPUs, exact to the byte.
  *
- * A function takes the scratch of an op from dev->work and releases it: it is the op's until the op returns, and no
- * later call on the stream uses it before. Sizes depend on shapes, formats and the architecture alone, and fewer rows
- * never take more, so that a dry run of the largest batch bounds all. */
+ * A function takes the scratch of an op from dev->work and releases it at once. The op's kernels may still use it: ops
+ * that get this memory later run after them on the stream. Sizes depend on shapes, formats and the architecture alone,
+ * and fewer rows never take more, so a dry run of the largest batch bounds all. */
 #ifndef MT_SCRATCH_H
 #define MT_SCRATCH_H
 
@@ -21,8 +21,8 @@ static inline bool rows_aligned(struct tensor x)
 
 /* ---- dense products: scratch_dense.c */
 
-/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's own where products read them as they are, else scratch that the
- * caller fills (quantised: w is fake-quantised). */
+/* The matrices of w in bf16, [n_exp * n_out, n_in]: w's memory where w is bf16 and not quantised (fake quantisation),
+ * else scratch that the caller fills. */
 struct tensor scratch_matrices(struct device *dev, const struct weight *w, bool quantised);
 
 struct scratch_linear {
@@ -35,14 +35,14 @@ struct scratch_linear scratch_linear_fwd(struct device *dev, struct tensor x, co
 struct scratch_linear scratch_linear_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
                                          const struct proj *proj);
 
-/* Gradients of adapters, in parts of the rows (grouped_parts.cuh). A tile of the gradient has WGRAD_WIDE columns and
- * the width of scratch_wgrad_thin. */
+/* Gradients of adapters, in parts of the rows (grouped_parts.cuh). A tile of the gradient is WGRAD_WIDE x
+ * scratch_wgrad_thin(r). */
 enum { WGRAD_WIDE = 128, WGRAD_SHARE = 256 }; /* SHARE: the fewest rows of a part */
 int64_t scratch_wgrad_thin(int64_t r);
 int64_t scratch_wgrad_tiles(int64_t n_wide, int64_t r);
 /* Tiles of partial sums, of experts with more than one part. Monotonic in n_row. */
 int64_t scratch_wgrad_partial(int64_t n_row, int64_t tiles);
-/* The same in one pass with the product (choice_one_pass): slabs of PASS_COLUMNS(r) columns. */
+/* These gradients in one pass with the product dy B (choice_one_pass): slabs of scratch_pass_columns(r) columns. */
 enum { PASS_ROWS = 128, PASS_PER_SM = 4 }; /* PER_SM: blocks that full parts give, two waves of two resident ones */
 static inline int64_t scratch_pass_columns(int64_t r) { return r == 8 ? 4 * WGRAD_WIDE : 3 * WGRAD_WIDE; }
 int64_t scratch_pass_partial(int64_t n_row, int64_t n_slab);
@@ -124,9 +124,9 @@ struct scratch_moe_bwd scratch_moe_up_bwd(struct device *dev, struct tensor dpre
 /* kv_b as the decoding of latent attention reads it, [H(N+B), L] bf16. */
 struct tensor scratch_latent(struct device *dev, const struct proj *kv_b);
 
-/* The forward on Hopper bounds the scores of a sequence by the length of its longest key where keys are at most
- * BOUNDED_WIDTH wide, and a query attends to so many keys that finding it takes less time than it saves. Such sequences
- * have at least BOUNDED_LEN(heads of a group) rows, so that no two begin in the same BOUNDED_LEN rows of the batch. */
+/* The forward on Hopper bounds the scores of a sequence by the norm of its longest key. It does so where keys are at
+ * most BOUNDED_WIDTH wide and a query sees so many keys that the bound saves more time than it costs. Such sequences
+ * have at least BOUNDED_LEN(heads of a group) rows, so no two begin in the same BOUNDED_LEN rows of the batch. */
 enum { BOUNDED_WIDTH = 128, BOUNDED_KEYS = 8000 /* of all heads of a group */ };
 #define BOUNDED_LEN(group) (2 * ((BOUNDED_KEYS + (group)-1) / (group)) - 1)
 /* [entries, K] i32: an entry for each of these; empty: no sequence is bounded. */
@@ -205,7 +205,8 @@ struct scratch_hyper_post scratch_hyper_post(struct device *dev, struct tensor x
 
 /* ---- the loss head, the update: scratch_head.c */
 
-/* Of a tile of exponentials: the largest value, the sum relative to it, the first column with it. */
+/* A row of a tile of exponentials: the largest logit, the sum of exponentials relative to it, the first column that has
+ * it. */
 struct tile_sums {
     float max, sum;
     int32_t id;

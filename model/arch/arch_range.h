@@ -5,10 +5,11 @@
 
 #include "data/json/json.h"
 
-/* What a root has added to it: positive, a normal number in f32, in which the ops receive it, and below 1. */
+/* An epsilon that is added below a root: positive, below 1, and a normal number in f32, the dtype in which ops receive
+ * it. */
 int range_eps(struct json at, const char *key, double value, struct err *err) MT_CHECK;
-/* What multiplies activations or logits, published models have 0.1 to 16; YaRN's rotations, they have 1 and 32. `key`
- * may be other words for its origin. */
+/* A factor of activations or logits (published models: 0.1 to 16), or YaRN's numbers of rotations (1 and 32). `key` may
+ * be other words that name the value. */
 int range_factor(struct json at, const char *key, double value, struct err *err) MT_CHECK;
 /* RoPE's base; published models have 1e4 to 1e7, for long contexts up to some 1e9. */
 int range_theta(struct json at, const char *key, double value, struct err *err) MT_CHECK;

@@ -19,8 +19,8 @@ struct rope_arch {
 /* RMSNorm of q and k before RoPE: none, per head (Qwen3), over all heads as one vector (OLMoE). */
 enum qk_norm { QK_NORM_NONE, QK_NORM_HEAD, QK_NORM_WHOLE };
 
-/* Tensor names of a layer's router and experts in a checkpoint, without "model.layers.N." and ".weight". # stands for
- * the number of the expert. */
+/* Tensor names of a layer in a checkpoint, without "model.layers.N." and ".weight": its norms, router and experts. #
+ * stands for the number of the expert. */
 enum norm_name {
     NORM_MIXER,
     NORM_MIXER_POST,

@@ -12,7 +12,8 @@ void dora_layer_norms(struct device *dev, const struct arch *a, int64_t layer, c
 void dora_refresh(struct adapters *ad, struct device *dev, const struct arch *a, struct layer_weights *layers);
 /* Magnitudes = norms: the adapters' function is that of plain LoRA. */
 void dora_init(struct adapters *ad, struct device *dev, const struct arch *a, struct layer_weights *layers);
-/* Error: a target that PEFT adapts as a parameter, for which it has no DoRA, or that decoding divides. */
+/* Error: a target that PEFT adapts as a parameter, for which it has no DoRA; kv_b_proj, whose parts decoding multiplies
+ * separately. */
 int dora_check(const struct adapters *ad, struct err *err) MT_CHECK;
 
 #endif

@@ -20,8 +20,8 @@ static inline int glu_network_first(const struct arch *a) { return glu_gated(&a-
  * targets are first (gate, if any), first + 1 (up), first + 2 (down). */
 void glu_network_products(const struct arch *a, int64_t width, size_t up, size_t down, enum lora_target first,
                           struct product p[2]);
-/* Reads a network beside routed experts, whose tensors have the names of its targets' modules. A dense layer's matrices
- * are those of one expert (weights_experts). */
+/* Reads a network beside routed experts; its tensors have the names of its targets' modules. (ffn_dense.c reads a dense
+ * layer as one expert, by weights_experts.) */
 int glu_network_load(struct weights_read *f, const struct arch *a, int64_t width, enum lora_target first,
                      struct proj *up, struct proj *down) MT_CHECK;
 void glu_network_plan(const struct acts_plan *p, struct layer_acts *s, enum acts_group group, int64_t width,

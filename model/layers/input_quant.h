@@ -1,9 +1,10 @@
 /* input_quant.h - fake quantisation of the inputs of projections (struct input_quant), and its calibration.
  *
- * All rows of a product share one amax: that of gate and up, and that of down, of a layer. So do all experts. Readers
- * compute this way: vLLM takes the largest input scale over the experts of a layer, because a token's quantised row is
- * shared by its experts and sent once. A scale per expert would train values that no reader computes. It also makes
- * every expert's scale known, whether calibration gave it rows or not. Files have it once per expert (adapters.amax).
+ * All rows of a product share one amax, and so do all experts of a layer: one for the input of gate and up, one for
+ * that of down. Inference does the same: vLLM takes the largest input scale over a layer's experts, because they share
+ * a token's quantised row, which is sent once. With a scale per expert, training would use values that inference does
+ * not. A shared amax is also known for experts without rows in the calibration. Files repeat it per expert
+ * (adapters.amax).
  */
 #ifndef MT_INPUT_QUANT_H
 #define MT_INPUT_QUANT_H

@@ -22,7 +22,7 @@ struct objective {
      * nothing. */
     void (*begin)(struct model *, const struct model_batch *);
     /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a second term
-     * of the rows, which it allocates and whose sum is `kl` of the sums, or an absent tensor. */
+     * of each row, which it allocates and model_loss adds up in the sums' kl, or an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
     /* Sum of the loss over the labelled tokens. */
     double (*value)(const struct model *, const struct model_sums *);

@@ -24,10 +24,10 @@ struct checkpoint {
 /* Allocates `used` and, with hash, `later`. checkpoint_close frees all arrays. */
 void checkpoint_open(struct checkpoint *ck, const struct safetensors *st, struct base_hash *hash, int n_threads);
 void checkpoint_close(struct checkpoint *ck);
-/* Call where bytes [at, at + n) of a tensor, or of a part of one, are read that checkpoint_take or source_find (data)
- * found. Adds them to the hash; returns their sum. All other tensors are hashed where they are found. */
+/* Call it where bytes [at, at + n) of a tensor, or of a part of one, are read. Adds them to the hash and returns their
+ * sum, if checkpoint_take or source_find (data) found the tensor; other tensors were hashed when they were found. */
 hash_sum checkpoint_hash(struct checkpoint *ck, const struct st_tensor *t, int64_t at, int64_t n);
-/* The same where the bytes are not read, because what was made of them is kept: their sum was `sum`. */
+/* checkpoint_hash where the bytes are not read, because their packed form is cached: their sum was `sum`. */
 void checkpoint_hash_known(struct checkpoint *ck, const struct st_tensor *t, hash_sum sum);
 
 /* Finds a tensor and checks its shape [ndim] and dtype: a float dtype, or U8 when is_u8. Else an error. */
@@ -37,12 +37,12 @@ const struct st_tensor *checkpoint_take(struct checkpoint *ck, const char *name,
  * all dtypes that they may have. 0 for a tensor that is missing. */
 int checkpoint_check_matrix(const struct checkpoint *ck, const char *name, int ndim, const int64_t *shape,
                             struct err *err) MT_CHECK;
-/* The same of integers [n_row, n_col]. */
+/* checkpoint_take of integers [n_row, n_col]. */
 const struct st_tensor *checkpoint_take_ids(struct checkpoint *ck, const char *name, int64_t n_row, int64_t n_col,
                                             struct err *err) MT_CHECK;
 bool checkpoint_has(const struct checkpoint *ck, const char *name);
-/* An error where a tensor was looked for that the index names and no file has: whether it has one may change how others
- * are read. */
+/* An error if the index names a tensor that was looked for and no file has it: without it, other tensors may be read in
+ * another way. */
 int checkpoint_check_missing(const struct checkpoint *ck, struct err *err) MT_CHECK;
 /* The name for messages: as the file has the tensor, or as its publisher would name one that is missing (in `to`). */
 const char *checkpoint_name(const struct checkpoint *ck, char *to, size_t size, const char *name);

@@ -8,7 +8,7 @@
  * dtypes have no such values. */
 int finite_check(const struct safetensors *st, const struct st_tensor *t, int64_t at, int64_t n,
                  struct err *err) MT_CHECK;
-/* The same of the values of a source: floats and FP8. */
+/* finite_check for the values of a source: floats and FP8. */
 int finite_check_data(const struct safetensors *st, const struct source *s, struct err *err) MT_CHECK;
 /* The scales of a source: the products of codes and scales must be finite in bf16, and source_check passes. The caller
  * has checked the codes of FP8. */

@@ -11,7 +11,7 @@
 int published_rename(struct safetensors *st, const struct arch *a, struct err *err) MT_CHECK;
 /* The publisher's name of transformers' `name`; false: it is the same. */
 bool published_name(char *to, size_t size, const char *name);
-/* The same of adapters: "base_model.model.layers.0.attn.wq_a.lora_A.weight" is transformers'
+/* published_rename for adapters: "base_model.model.layers.0.attn.wq_a.lora_A.weight" is transformers'
  * "base_model.model.model.layers.0.self_attn.q_a_proj.lora_A.weight". An adapter without the publisher's names keeps
  * all of its names. */
 int published_rename_adapter(struct safetensors *st, struct err *err) MT_CHECK;

@@ -43,7 +43,7 @@ int quantizer_wants(const struct quantizer *z, enum weight_format format, bool n
  * packed bytes are temporary on the device, the host also keeps them until the cache is written. */
 int quantizer_stack(struct quantizer *z, struct weight *w, const struct source *s, int64_t n, const char *what,
                     double done, struct err *err) MT_CHECK;
-/* Packed bytes at `from` are now in host memory at `to`: write_cache finds them there. */
+/* Call it when packed bytes have moved from `from` to `to`, in host memory: the cache is written from there. */
 void quantizer_moved(struct quantizer *z, const char *from, int64_t bytes, const char *to);
 /* Logs a summary. Writes the cache if any matrix was encoded; a failure to write is only a warning. */
 void quantizer_finish(struct quantizer *z);

@@ -9,8 +9,8 @@
  * the checkpoint has it in, with all shapes and sizes checked. */
 int source_find(struct source *s, struct checkpoint *ck, const char *name, int64_t n_out, int64_t n_in,
                 struct err *err) MT_CHECK;
-/* The same of n_exp matrices in one tensor, [E, out, in], or [E, in, out] if transposed. 1: found; the tensors of s
- * hold all matrices: source_of_stack has one. 0: there is no such tensor. */
+/* source_find for n_exp matrices in one tensor, [E, out, in], or [E, in, out] if transposed. 1: found; the tensors of s
+ * hold all matrices, from which source_of_stack takes one. 0: there is no such tensor. */
 int source_find_stack(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp,
                       struct err *err) MT_CHECK;
 /* Matrix i of n_exp; part: memory for its tensors. */
@@ -22,8 +22,8 @@ bool source_exists(const struct checkpoint *ck, const char *name);
 struct source *source_runs(const struct source *s, const struct row_order *o, int64_t *n);
 
 const char *source_decoded(const struct source *s); /* "fp8" or "int4", whose format is WF_BF16; else NULL */
-/* The format that n sources have in memory: that of the first one, or codes that stay as they are, where keep allows
- * it and all have them in the same way. */
+/* The format in memory of n sources: with `keep` that of their codes, if all have the same kind of codes and scales;
+ * else that of the first source, which may be decoded. */
 enum weight_format source_held(const struct source *s, int64_t n, bool keep);
 /* struct weight's block in format `to`: its own, or one that keeps its codes. */
 int64_t source_block(const struct source *s, const struct format *to);

@@ -62,8 +62,8 @@ struct stored {
     /* 1: found, all shapes are right, and s has its tensors and its format; the caller has set its n_out and n_in. 0:
      * the checkpoint has the matrix in another layout. -1: an error. */
     int (*find)(struct source *s, struct checkpoint *ck, const char *name, struct err *err);
-    /* The same of n_exp matrices in one tensor; s gets tensors of all. The caller has also set transposed; a layout
-     * that is never transposed clears it. NULL: there are none. */
+    /* find for n_exp matrices in one tensor; s gets the tensors of all. The caller has also set transposed; a layout
+     * that is never transposed clears it. NULL: the layout has no stacks. */
     int (*find_stack)(struct source *s, struct checkpoint *ck, const char *name, int64_t n_exp, struct err *err);
     /* Refuses scales that are finite, but that no quantiser writes; NULL: all are allowed. */
     int (*check)(const struct source *s, struct err *err);
@@ -89,10 +89,10 @@ bool stored_is_scalar(const struct st_tensor *t); /* a float scale for a whole m
 /* name + suffix: whether the checkpoint has it; the tensor, or NULL. */
 bool stored_has(const struct checkpoint *ck, const char *name, const char *suffix);
 const struct st_tensor *stored_find(struct checkpoint *ck, const char *name, const char *suffix);
-/* The same; NULL with an error where it is missing. */
+/* stored_find; NULL with an error where the tensor is missing. */
 const struct st_tensor *stored_need(struct checkpoint *ck, const char *name, const char *suffix, struct err *err);
-/* Errors; they return -1: dtypes of codes and scales that no layout has together; codes whose scales, name_scale_inv,
- * are missing; a value that is no scale. */
+/* Errors, which return -1: no layout has these dtypes of codes and scales together; the scales (name_scale_inv) of
+ * codes are missing; a scale has a value that no scale can have. */
 int stored_unsupported(const struct st_tensor *data, const struct st_tensor *scale, struct err *err);
 int stored_no_scales(const struct checkpoint *ck, const struct st_tensor *data, const char *name, struct err *err);
 int stored_damaged(const struct st_tensor *scale, float value, struct err *err);

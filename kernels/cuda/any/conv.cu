@@ -1,5 +1,6 @@
-/* conv.cu - short causal convolution of every column, then SiLU. Math: y = silu(u), u[t] = sum_j w[j] x[t - (J-1) + j]
- * inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j] dpre[t + (J-1) - j]. w is frozen: no gradient.
+/* conv.cu - short causal convolution of every column, then SiLU.
+ * Math: y = silu(u), u[t] = sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j]
+ *   dpre[t + (J-1) - j]. w is frozen: no gradient.
  * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0. Decoding: tails [slots, (J-1) C] bf16.
  * Needs: C a multiple of 8, 16-byte aligned rows.
  * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;

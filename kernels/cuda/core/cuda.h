@@ -78,8 +78,8 @@ void cuda_record_free(void *recording);
 /* Asks the driver for GPU cuda.index, and sets cuda.n_sm, all_sm, capability, integrated, host_pointers and name.
  * Error: why it cannot be used. */
 int cuda_find(struct err *err);
-/* After the context of the GPU exists: lowers n_sm and all_sm to the multiprocessors that it has, which MPS can limit
- * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): blocks of a cooperative launch must all run at the same time. */
+/* After the context of the GPU exists: lowers n_sm and all_sm to the context's multiprocessors, which MPS can limit
+ * (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE): all blocks of a cooperative launch must run at the same time. */
 void cuda_find_sms(void);
 
 /* ---- sm90.cu */
@@ -117,7 +117,8 @@ void cuda_fill_matrices(struct tensor matrices, const struct weight *w);
 
 /* ---- proj.cu */
 
-/* The same for what products with proj read, fake-quantised where it asks. */
+/* cuda_dequant and cuda_fill_matrices for the matrices that products with proj read: fake-quantised where proj->quant
+ * is set. */
 void cuda_decode_proj(bf16 *out, const struct proj *proj, int64_t first, int64_t count, const int32_t *ids,
                       const int32_t *offs);
 void cuda_fill_dense(struct tensor dense, const struct proj *proj);
@@ -147,7 +148,7 @@ void cuda_gemm_open(void); /* creates the handle and workspace; the GPU must be 
 /* c = alpha op(a) op(b) + beta c, row-major; op transposes when ta, tb. a, b bf16; c bf16 or f32; any ld. Sizes may
  * be 0. f32 accumulation; bitwise repeatable. */
 void cuda_gemm(struct tensor c, struct tensor a, bool ta, struct tensor b, bool tb, float alpha, float beta);
-/* Slot of struct ops: on Hopper, for the portable kernels. All calls have the same shape. */
+/* Slot of struct ops: a product for the roof of the portable kernels on Hopper. All calls have the same shape. */
 bool cuda_portable_product(struct tensor y, struct tensor x, struct tensor w);
 
 #endif

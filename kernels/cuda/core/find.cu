@@ -1,6 +1,6 @@
 /* find.cu - finds the GPU of this process, or reports why it cannot use one.
  *
- * It asks the driver, whose libcuda.so.1 is opened by name, since the CUDA runtime reports the same error for a missing
+ * It asks the driver (libcuda.so.1, opened by name), because the CUDA runtime reports the same error for a missing
  * driver and for one that is too old. A program of CUDA N.x runs with every driver of CUDA N. */
 #include <cuda.h>
 #include <stdio.h>

@@ -11,9 +11,9 @@
  * cuBLASLt 13), twenty times the host time of the product itself. So the heuristic is called for the number of rows
  * rounded up.
  *
- * cuda_portable_product gives the roof of the portable kernels on Hopper, which do not use wgmma. cuBLASLt 13 still has
- * its kernels for Ampere there (cutlass_80_tensorop_bf16_s16816gemm). Their number of stages is configured; kernels
- * with wgmma choose it. Rates: tests/notebook/deepseek_v4.md. */
+ * cuda_portable_product gives the roof of the portable kernels on Hopper, which do not use wgmma. On Hopper cuBLASLt 13
+ * still has kernels for Ampere (cutlass_80_tensorop_bf16_s16816gemm). They are found by their number of stages, which
+ * is configured; kernels with wgmma choose it themselves. Rates: tests/notebook/deepseek_v4.md. */
 #include <cublasLt.h>
 #include <math.h>
 #include <string.h>

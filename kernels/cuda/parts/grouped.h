@@ -35,7 +35,7 @@ __device__ __forceinline__ int quotient_of(const struct quotient &q, int n)
     return (int)((uint64_t)(uint32_t)n * q.factor >> q.shift);
 }
 
-/* Those with GLU are of activations with a gate. */
+/* Epilogues with GLU are for activations with a gate. */
 enum grouped_epilogue {
     GROUPED_STORE,   /* out[m] = v */
     GROUPED_GLU,     /* out[m] = v (the pre-activation); act[m] = glu(out[m] as rounded); columns interleaved, or
@@ -43,8 +43,8 @@ enum grouped_epilogue {
     GROUPED_GLU_BWD, /* v = g, the n_out = F columns of dLoss/dact without the gate.  With h = glu(pre[m]): act[m] = h,
                       * dgate_part[n / GROUPED_PART, m] = sum over those columns of h * g,
                       * out[m] (dpre, 2F columns) = glu'(pre[m]) * gate[row_slot[m]] * g */
-    GROUPED_GLU_BWD_QUANT, /* the same where the product read Q(h), which act has: it takes the place of h in
-                            * dgate_part, and g is 0 in out where |h|, rounded to bf16, is above *in_amax */
+    GROUPED_GLU_BWD_QUANT, /* GROUPED_GLU_BWD where the product read Q(h): act is an input, Q(h), and replaces h in
+                            * dgate_part; g is 0 in out where |h|, rounded to bf16, is above *in_amax */
     GROUPED_GATED,         /* out[m] = v; act[m] = gate[row_slot[m]] * v, n_out columns. Only with kn, not in
                             * cuda_grouped_wgmma */
     GROUPED_EPILOGUES
@@ -118,20 +118,21 @@ static inline void grouped_require(const struct grouped *g)
  * TMA, sm_90a, n_out >= 64. */
 void cuda_grouped_mma(const struct grouped *g);
 void cuda_grouped_wgmma(const struct grouped *g);
-/* The same with the packed experts of w instead of b, for all experts, without ids and slot: grouped_packed_wgmma.cu.
- * Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. way: one for which
- * grouped_is_packed. */
+/* cuda_grouped_wgmma with the packed experts of w instead of b, for all experts, without ids and slot:
+ * grouped_packed_wgmma.cu. Epilogues: GROUPED_STORE; GROUPED_GLU, interleaved, without kn; GROUPED_GLU_BWD. way: one
+ * for which grouped_is_packed. */
 void cuda_grouped_packed(const struct grouped *g, const struct weight *w, enum grouped_way way);
 /* What cuda_grouped_packed calls for GROUPED_DECODE: grouped_decode_wgmma.cu. */
 void cuda_grouped_decode(const struct grouped *g, const struct weight *w);
-/* The same with experts in MXFP4 that are decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products,
- * without ids and slot; all epilogues of cuda_grouped_wgmma. Blocks wait for
- * each other: no other kernel may hold multiprocessors until a later one ends. grouped_ahead_wgmma.cu. */
+/* cuda_grouped_wgmma with experts in MXFP4, decoded into `ring` [AHEAD_SLOTS, n_out, n_in] beside the products; without
+ * ids and slot. Its blocks wait for each other, so no concurrent kernel may hold multiprocessors while it waits for a
+ * later one. grouped_ahead_wgmma.cu. */
 void cuda_grouped_ahead(const struct grouped *g, const struct weight *w, bf16 *ring);
 /* Whether cuda_grouped_wgmma has GROUPED_GLU for g, which has gates and ups in separate halves: plain SwiGLU without
  * bias, F a multiple of 128. */
 bool cuda_grouped_swiglu(const struct grouped *g);
-/* The same for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED: grouped_thin.cu. */
+/* cuda_grouped_mma for n_out <= 64, without ids, adapter and bias, only GROUPED_STORE and GROUPED_GATED:
+ * grouped_thin.cu. */
 void cuda_grouped_thin(const struct grouped *g);
 
 /* The backward of GLU_RELU2, for which no product has an epilogue. With h = max(0, pre)^2 and the gate of each row:
