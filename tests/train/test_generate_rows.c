@@ -140,6 +140,32 @@ static void continues(void **state)
     mem_free(whole);
 }
 
+/* A file that generate did not write keeps its bytes. */
+static void keeps_foreign_files(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    static const struct {
+        const char *text, *error;
+    } foreign[] = {{"my notes", "out.jsonl:1: not an answer"},
+                   {"my notes\n", "out.jsonl:1: not an answer"},
+                   {"\x1f\x8b\x08", "compressed"},
+                   {"{\"id\": null}\r\n", "CR LF"}};
+    struct err err;
+    write_rows(rows);
+    for (int i = 0; i < MT_LEN(foreign); i++) {
+        assert_int_equal(file_write_atomic(out, foreign[i].text, (int64_t)strlen(foreign[i].text), &err), 0);
+        assert_int_equal(RUN(ALL), 1);
+        assert_says(said.err, foreign[i].error);
+        process_read(out, text, sizeof(text));
+        assert_string_equal(text, foreign[i].text);
+    }
+    assert_int_equal(RUN("generate", config, "--base", "--input", in, "--output", in), 1);
+    assert_says(said.err, "is the file of --input");
+    process_read(in, text, sizeof(text));
+    assert_string_equal(text, rows);
+}
+
 static void rollouts(void **state)
 {
     (void)state;
@@ -215,8 +241,9 @@ static void check_sampler(void **state)
 int test_generate_rows(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers), cmocka_unit_test(continues),     cmocka_unit_test(rollouts),
-        cmocka_unit_test(refuses), cmocka_unit_test(check_sampler),
+        cmocka_unit_test(answers),  cmocka_unit_test(continues),
+        cmocka_unit_test(rollouts), cmocka_unit_test(keeps_foreign_files),
+        cmocka_unit_test(refuses),  cmocka_unit_test(check_sampler),
     };
     return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);
 }

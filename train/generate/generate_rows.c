@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "data/file/file.h"
@@ -111,6 +113,45 @@ static int check_line(const struct generate_rows *g, const struct row_request *r
                    (long long)sample, (long long)g->number - 1, g->o->input);
 }
 
+static int foreign(const char *name, const char *what, struct err *err)
+{
+    return err_set(err, "%s: %s: this is not the output of an interrupted generate; name another --output", name, what);
+}
+
+/* The output is another file than the input, and no other process writes it. */
+static int check_own(const struct generate_rows *g, struct err *err)
+{
+    struct stat in, out;
+    if (fstat(g->fd, &out)) return err_set(err, "%s: %s", g->o->output, strerror(errno));
+    if (!stat(g->o->input, &in) && in.st_ino == out.st_ino && in.st_dev == out.st_dev)
+        return err_set(err, "--output %s is the file of --input: name another one", g->o->output);
+    if (flock(g->fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) /* some file systems have no locks */
+        return err_set(err, "%s: another process is writing this file", g->o->output);
+    return 0;
+}
+
+/* A line ends before byte `end` of the file. What follows the last line end is the beginning of an answer, or foreign.
+ */
+static int check_end(const struct generate_rows *g, const char *name, const char *line, int64_t size, int64_t end,
+                     struct err *err)
+{
+    static const char start[] = ROW_ANSWER_START;
+    char last;
+    if (memcmp(line, start, (size_t)MT_MIN(size, (int64_t)sizeof(start) - 1)))
+        return foreign(name, "not an answer", err);
+    if (end <= file_size(g->o->output) && (pread(g->fd, &last, 1, end - 1) != 1 || last != '\n'))
+        return foreign(name, "compressed, or lines that end in CR LF", err);
+    return 0;
+}
+
+static int check_magic(const struct generate_rows *g, struct err *err)
+{
+    unsigned char magic[2] = {0};
+    if (pread(g->fd, magic, 2, 0) == 2 && magic[0] == 0x1f && magic[1] == 0x8b)
+        return foreign(g->o->output, "compressed", err);
+    return 0;
+}
+
 /* Compares the lines of the output with the rows. *keep: bytes of its complete rows. */
 static int match_output(struct generate_rows *g, struct line_reader *out, int64_t *keep, struct err *err)
 {
@@ -120,8 +161,9 @@ static int match_output(struct generate_rows *g, struct line_reader *out, int64_
     int rc = 0, more;
     while ((more = line_reader_next(out, &line, &size, err)) > 0 && !rc) {
         bytes += size + 1;
-        if (bytes > file_size(g->o->output)) break; /* the last line lacks its end */
         snprintf(name, sizeof(name), "%s:%lld", g->o->output, (long long)line_reader_line(out));
+        if (check_end(g, name, line, size, bytes, err)) rc = -1;
+        if (rc || bytes > file_size(g->o->output)) break; /* the last line lacks its end */
         struct json_doc *doc = json_parse_row(line, size, JSON_ROW_VALUES, name, err);
         if (!doc) rc = -1;
         if (!rc && !r.id) {
@@ -150,6 +192,8 @@ static int open_output(struct generate_rows *g, struct err *err)
     int rc = 0;
     g->fd = -1;
     if (!old && file_check_new(g->o->output, err)) return -1;
+    g->fd = file_open_own(g->o->output, O_RDWR, err);
+    if (g->fd < 0 || check_own(g, err) || check_magic(g, err)) return -1;
     if (old) {
         struct line_reader *out = line_reader_open(g->o->output, err);
         if (!out || !(g->reader = line_reader_open(g->o->input, err))) rc = -1;
@@ -160,8 +204,6 @@ static int open_output(struct generate_rows *g, struct err *err)
         g->number = 0;
         if (rc) return -1;
     }
-    g->fd = file_open_own(g->o->output, O_WRONLY, err);
-    if (g->fd < 0) return -1;
     if (ftruncate(g->fd, keep) || lseek(g->fd, keep, SEEK_SET) < 0)
         return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
     if (g->n_known)

@@ -78,7 +78,7 @@ static void put_stop(struct text_buf *out, const struct row_of *row, const struc
 void row_answer_put(struct text_buf *out, enum row_format format, const struct row_of *row, const struct sample *s)
 {
     const bool rollout = format == ROW_ROLLOUTS;
-    text_put(out, "{\"id\": ");
+    text_put(out, ROW_ANSWER_START);
     text_put(out, row->id);
     if (!rollout) put_number(out, "sample", s->index);
     put_ids(out, "prompt_ids", s->prompt, s->n_prompt);

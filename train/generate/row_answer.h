@@ -16,6 +16,7 @@ struct row_of {
     bool filtered; /* row_answer_is_filtered */
     const struct tokenizer *tok;
 };
+#define ROW_ANSWER_START "{\"id\": " /* of every line */
 /* ANSWERS: {id, sample, prompt_ids, ids, logprobs, text, stop}, ids with the end token; stop: the end token or stop
  * string, null after max_tokens. ROLLOUTS: {id, prompt_ids, completion_ids, reward: null, group, logprobs,
  * finish_reason, text}. Both, where asked for: sampling_logprobs (with filters or penalties), top_logprobs ([[[id,
