@@ -1,4 +1,4 @@
-/* sample_value.h - what op_sample computes for one token, on the CPU and on GPUs alike. */
+/* sample_value.h - what op_sample computes for one token, the same code on the CPU and on GPUs. */
 #ifndef MT_SAMPLE_VALUE_H
 #define MT_SAMPLE_VALUE_H
 

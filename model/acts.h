@@ -191,7 +191,7 @@ struct acts_plan {
     struct device *dev;
     const struct arch *a;
     int64_t layer, n_tok;
-    struct layer_weights w;        /* only the adapters are set, of this layer or one alike: for their sizes */
+    struct layer_weights w;        /* only sizes of adapters are read: those of a layer with the same sizes */
     int64_t adapted;               /* the layer of w; -1: none yet */
     const struct experts *experts; /* where routed experts run */
     const struct acts *acts;

@@ -56,23 +56,14 @@ static int read_params(struct row_request *r, struct json row, struct err *err)
     struct sample_params *p = &r->q.params;
     const struct {
         const char *key;
-        double *to;
-    } reals[] = {{"temperature", &p->temperature},
-                 {"top_p", &p->top_p},
-                 {"min_p", &p->min_p},
-                 {"repetition_penalty", &p->repetition},
-                 {"frequency_penalty", &p->frequency},
-                 {"presence_penalty", &p->presence}};
-    const struct {
-        const char *key;
         int64_t *to, most;
     } integers[] = {{"n", &r->q.n, 1 << 20},
                     {"max_tokens", &p->max_tokens, INT32_MAX},
                     {"min_tokens", &p->min_tokens, INT32_MAX},
                     {"top_k", &p->top_k, INT32_MAX},
                     {"top_logprobs", &p->top_logprobs, SAMPLE_TOP}};
-    for (int i = 0; i < MT_LEN(reals); i++)
-        if (json_opt_f64(row, reals[i].key, reals[i].to, err)) return -1;
+    const char *bad;
+    if (sample_params_read(p, row, &bad, err)) return -1;
     for (int i = 0; i < MT_LEN(integers); i++)
         if (json_opt_i64(row, integers[i].key, i ? 0 : 1, integers[i].most, integers[i].to, err)) return -1;
     return json_opt_bool(row, "prompt_logprobs", &p->prompt_logprobs, err) ||

@@ -6,6 +6,24 @@ struct sample_params sample_params_default(void)
     return (struct sample_params){.top_p = 1, .repetition = 1, .max_tokens = 256};
 }
 
+int sample_params_read(struct sample_params *p, struct json row, const char **key, struct err *err)
+{
+    const struct {
+        const char *key;
+        double *to;
+    } reals[] = {{"temperature", &p->temperature},
+                 {"top_p", &p->top_p},
+                 {"min_p", &p->min_p},
+                 {"repetition_penalty", &p->repetition},
+                 {"frequency_penalty", &p->frequency},
+                 {"presence_penalty", &p->presence}};
+    for (int i = 0; i < MT_LEN(reals); i++) {
+        *key = reals[i].key;
+        if (json_opt_f64(row, *key, reals[i].to, err)) return -1;
+    }
+    return 0;
+}
+
 int sample_params_check(const struct sample_params *p, struct err *err)
 {
     const struct {

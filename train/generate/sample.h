@@ -2,6 +2,7 @@
 #ifndef MT_SAMPLE_H
 #define MT_SAMPLE_H
 
+#include "data/json/json.h"
 #include "kernels/ops/ops.h"
 
 /* How tokens are chosen: sample_params_default, then changes. kernels/ops/ops.h defines filters and penalties. */
@@ -22,6 +23,9 @@ struct sample_params {
     bool keep_stop;       /* the text keeps the stop string that ends it */
 };
 struct sample_params sample_params_default(void);
+/* Replaces the values that are real numbers and that row has: temperature, top_p, min_p and the penalties. Error: *key
+ * is not a number. */
+int sample_params_read(struct sample_params *p, struct json row, const char **key, struct err *err) MT_CHECK;
 /* Error: a value is out of its range; it is named as in rows of `generate --input`. */
 int sample_params_check(const struct sample_params *p, struct err *err) MT_CHECK;
 

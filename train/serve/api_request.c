@@ -127,15 +127,7 @@ static int check_keys(struct reading *r)
 static int read_numbers(struct reading *r)
 {
     struct sample_params *p = &r->job->q.params;
-    const struct {
-        const char *key;
-        double *to;
-    } reals[] = {{"temperature", &p->temperature},
-                 {"top_p", &p->top_p},
-                 {"min_p", &p->min_p},
-                 {"repetition_penalty", &p->repetition},
-                 {"frequency_penalty", &p->frequency},
-                 {"presence_penalty", &p->presence}};
+    const char *key;
     const struct {
         const char *key;
         int64_t *to, least, most;
@@ -149,8 +141,7 @@ static int read_numbers(struct reading *r)
                  {"include_stop_str_in_output", &p->keep_stop},
                  {"stream", &r->form->stream},
                  {"echo", &r->form->echo}};
-    for (int i = 0; i < MT_LEN(reals); i++)
-        if (json_opt_f64(r->body, reals[i].key, reals[i].to, &r->e->why)) return refuse(r, 400, reals[i].key);
+    if (sample_params_read(p, r->body, &key, &r->e->why)) return refuse(r, 400, key);
     for (int i = 0; i < MT_LEN(integers); i++)
         if (json_opt_i64(r->body, integers[i].key, integers[i].least, integers[i].most, integers[i].to, &r->e->why))
             return refuse(r, 400, integers[i].key);

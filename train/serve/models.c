@@ -59,7 +59,7 @@ static int add_word(struct models *m, const char *word, struct err *err)
     return known ? -1 : 0;
 }
 
-/* Adapters below the folder whose names are not known. first: a name that another model has is told. */
+/* Adds the adapters below the folder whose names are new. first: warns of a name that another model has. */
 static int scan(struct models *m, bool first, struct err *err)
 {
     char **names, path[MT_PATH], dir[MT_PATH];

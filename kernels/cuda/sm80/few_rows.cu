@@ -1,7 +1,7 @@
 /* few_rows.cu - products with few rows (few_rows.h): a weight is read once and decoded in registers.
  * Math: few_rows.h. Columns of the output are the 16 rows of a mma, rows of the experts its 8 columns. A lane has 32
- *   neighbouring values of two rows of W in a step of 128 of the depth; the depth inside a step is permuted alike for W
- *   and for a. The rounding of decoded weights is that of dequant.cu.
+ *   neighbouring values of two rows of W in a step of 128 of the depth; W and a have the same permutation of the depth
+ *   inside a step. The rounding of decoded weights is that of dequant.cu.
  * Shapes: few_rows.h. Rows beyond 8 NT of an expert are another pass over its weights.
  * Needs: n_in a multiple of 32, n_out of 8; columns of an adapter's part begin and end at multiples of 16, or at n_out.
  *   Any GPU since sm_80.
