@@ -94,6 +94,8 @@ MUTATIONS = [
     ("model/acts.c", "alike && arch_same_layer(p->a, layer, p->adapted)", "true", "parity"),
     ("train/tools/suit.c", "!s->cfg.data.eval[0] && s->cfg.data.eval_split > 0 &&", "0 &&", "suit:plans_what*"),
     ("train/generate/engine.c", "r->dev.steady_rows = true;", "r->dev.steady_rows = false;", "engine:any_order*"),
+    ("train/generate/output_record.c", "if (strcmp(now, then)) changes_add", "if (0) changes_add",
+     "generate_rows:continues_the_same_alone"),
     ("train/generate/generate_rows.c", "        *keep = bytes;\n", "        *keep = bytes - 1;\n",
      "generate_rows:continues"),
     ("train/generate/answer_text.c", "a->text.size - (a->stop < 0 ? n_begun(a) : 0)", "a->text.size", "engine:texts"),

@@ -421,7 +421,8 @@ static const struct cli_row generate_rows[] = {
            "max_tokens, min_tokens, temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, "
            "presence_penalty, stop, stop_token_ids, top_logprobs, prompt_logprobs, ignore_eos, logit_bias"),
     OPTION(generate_options, output, "--output", "FILE", NULL, NULL,
-           "with --input: a line for each sample, in the order of the rows; continues a file that exists"),
+           "with --input: a line for each sample, in the order of the rows; continues a file that exists, if model, "
+           "adapter, options and rows are those of FILE.run.json"),
     OPTION(generate_options, format, "--format", "FORMAT", ROW_FORMATS, "answers",
            "with --input: answers {id, sample, prompt_ids, ids, logprobs, text, stop}, or rollouts {prompt_ids, "
            "completion_ids, reward, group, logprobs, finish_reason}"),

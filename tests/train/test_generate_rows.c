@@ -18,6 +18,13 @@ static void write_rows(const char *rows)
     assert_int_equal(file_write_atomic(in, rows, (int64_t)strlen(rows), &err), 0);
 }
 
+/* Beside the output that is there. */
+static void change_rows(const char *rows)
+{
+    struct err err;
+    assert_int_equal(file_write_atomic(in, rows, (int64_t)strlen(rows), &err), 0);
+}
+
 /* Line i of the output. */
 static struct json_doc *line_of(int i)
 {
@@ -131,13 +138,67 @@ static void continues(void **state)
     }
     assert_int_equal(RUN(ALL), 0);
     assert_says(said.err, "has all 5 rows");
-    assert_int_equal(RUN(ALL, "--format", "rollouts"), 1);
-    assert_says(said.err, "out.jsonl:1 is not sample 0 of row 0");
-    write_rows("{\"prompt\": \"The dog\"}\n");
-    assert_int_equal(file_write_atomic(out, whole, size, &err), 0);
+    change_rows("{\"prompt\": \"The dog\"}\n");
     assert_int_equal(RUN(ALL), 1);
-    assert_says(said.err, "name another --output");
+    assert_says(said.err, "out.jsonl:1 is not sample 0 of row 0");
     mem_free(whole);
+}
+
+/* The record of an output: another model, adapter, option or row is refused, and the output keeps its bytes. */
+static void continues_the_same_alone(void **state)
+{
+    (void)state;
+    static const char *const other[][3] = {{"--seed", "3", "--seed: 0 -> 3"},
+                                           {"--samples", "2", "--samples: 1 -> 2"},
+                                           {"--temperature", "0.7", "--temperature: 0 -> 0.7"},
+                                           {"--format", "rollouts", "--format: answers -> rollouts"},
+                                           {"--set", "data.chat_date=2024-01-01", "data.chat_date: "},
+                                           {"--set", "train.dtype=bf16", "activations: fp32 -> bf16"}};
+    const char *config = process_trained("train.steps=1");
+    char model[MT_PATH], record[MT_PATH + 16], first[1 << 12];
+    struct err err;
+    write_rows(rows);
+    snprintf(record, sizeof(record), "%s.run.json", out);
+    snprintf(model, sizeof(model), "model.path=%s", fixture("parity/qwen3"));
+    assert_int_equal(RUN(ALL), 0);
+    process_read(record, first, sizeof(first));
+    assert_says(first, "\"--seed\": \"0\"");
+    assert_says(first, "\"adapter\": null");
+    assert_int_equal(truncate(out, 100 + file_size(out) / 2), 0);
+    char *begun = mem_strdup((process_read(out, text, sizeof(text)), text));
+    for (int i = 0; i < MT_LEN(other); i++) {
+        assert_int_equal(RUN(ALL, other[i][0], other[i][1]), 1);
+        assert_says(said.err, other[i][2]);
+        assert_says(said.err, "name another --output");
+    }
+    assert_int_equal(RUN("generate", config, "--input", in, "--output", out, "--tokens", "6"), 1);
+    assert_says(said.err, "adapter files: none -> ");
+    assert_int_equal(RUN(ALL, "--set", model), 1);
+    assert_says(said.err, "model weights: ");
+    process_read(in, text, sizeof(text));
+    memcpy(strstr(text, "\"stop\": [\"e\"]"), "\"stop\": [\"i\"]", 13); /* a row that has no answer yet */
+    change_rows(text);
+    assert_int_equal(RUN(ALL), 1);
+    assert_says(said.err, "there are changes in the rows of ");
+    change_rows("{\"prompt\": \"The cat\"}\n");
+    assert_int_equal(RUN(ALL), 1);
+    process_read(out, text, sizeof(text));
+    assert_string_equal(text, begun);
+    mem_free(begun);
+    change_rows(rows);
+    assert_int_equal(unlink(record), 0);
+    assert_int_equal(RUN(ALL), 1);
+    assert_says(said.err, "out.jsonl.run.json is missing");
+    assert_int_equal(file_write_atomic(record, "{}", 2, &err), 0);
+    assert_int_equal(RUN(ALL), 1);
+    assert_says(said.err, "was not written by generate");
+    assert_int_equal(file_write_atomic(record, first, (int64_t)strlen(first), &err), 0);
+    snprintf(text, sizeof(text), "%s{\"prompt\": \"A dog\"}\n", rows); /* further rows */
+    change_rows(text);
+    if (RUN(ALL)) fail_msg("%s", said.err);
+    assert_int_equal(n_lines(), 8);
+    assert_int_equal(RUN(ALL), 0);
+    assert_says(said.err, "has all 6 rows");
 }
 
 /* A file that generate did not write keeps its bytes. */
@@ -241,9 +302,13 @@ static void check_sampler(void **state)
 int test_generate_rows(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers),  cmocka_unit_test(continues),
-        cmocka_unit_test(rollouts), cmocka_unit_test(keeps_foreign_files),
-        cmocka_unit_test(refuses),  cmocka_unit_test(check_sampler),
+        cmocka_unit_test(answers),
+        cmocka_unit_test(continues),
+        cmocka_unit_test(rollouts),
+        cmocka_unit_test(keeps_foreign_files),
+        cmocka_unit_test(refuses),
+        cmocka_unit_test(check_sampler),
+        cmocka_unit_test(continues_the_same_alone),
     };
     return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);
 }

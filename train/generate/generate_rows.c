@@ -11,6 +11,7 @@
 #include "data/file/file.h"
 #include "data/rows.h"
 #include "train/generate/engine_work.h"
+#include "train/generate/output_record.h"
 #include "train/generate/row_answer.h"
 
 enum {
@@ -39,9 +40,10 @@ struct generate_rows {
     int64_t n_row;                /* in the file */
     int64_t n_known, sample_done; /* rows that the output had; samples that it has now */
     struct engine_work work;      /* of all rows */
-    bool filtered;
-    char unused[MT_PATH + 128]; /* a key that is not used, and where */
+    bool filtered, reads_all;     /* reads_all: the rows are read for the first time */
+    char unused[MT_PATH + 128];   /* a key that is not used, and where */
     enum row_format format;
+    struct output_record record;
     int fd;
     struct row_state *first, *last;
     int64_t n_state;
@@ -62,7 +64,8 @@ static int next_row(struct generate_rows *g, struct row_request *r, char name[MT
     struct json_doc *doc = row_parse(line, size, name, err);
     if (!doc) return -1;
     rc = row_request_read(r, g->run, json_root(doc), g->number, &g->defaults, name, err);
-    if (!rc && r->unused && !g->engine && !g->unused[0])
+    if (!rc && g->reads_all) output_record_add(&g->record, line, size, &r->q);
+    if (!rc && r->unused && g->reads_all && !g->unused[0])
         snprintf(g->unused, sizeof(g->unused), "%s: %.64s", name, r->unused);
     json_free(doc);
     g->number += !rc;
@@ -82,10 +85,12 @@ static int read_all(struct generate_rows *g, struct err *err)
     char name[MT_PATH + 32];
     int rc;
     if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
+    g->reads_all = true;
     while ((rc = next_row(g, &r, name, err)) > 0) {
         count(g, &r);
         row_request_free(&r);
     }
+    g->reads_all = false;
     line_reader_close(g->reader);
     g->reader = NULL;
     g->number = 0;
@@ -185,25 +190,34 @@ static int match_output(struct generate_rows *g, struct line_reader *out, int64_
     return more < 0 ? -1 : rc;
 }
 
+/* Compares an output that exists with its record and the rows. */
+static int check_output(struct generate_rows *g, int64_t *keep, struct err *err)
+{
+    const bool known = g->record.saved && file_size(g->o->output);
+    struct line_reader *out = NULL;
+    if (known && output_record_check_settings(&g->record, g->o->output, err)) return -1;
+    int rc = (out = line_reader_open(g->o->output, err)) && (g->reader = line_reader_open(g->o->input, err)) ? 0 : -1;
+    if (!rc) rc = match_output(g, out, keep, err);
+    if (out) line_reader_close(out);
+    if (g->reader) line_reader_close(g->reader);
+    g->reader = NULL;
+    g->number = 0;
+    if (!rc && known) rc = output_record_check_rows(&g->record, g->o, err);
+    if (!rc && *keep && !known)
+        rc = err_set(err, "%s is missing: what the answers in %s were made with is unknown; name another --output",
+                     g->record.path, g->o->output);
+    return rc;
+}
+
 static int open_output(struct generate_rows *g, struct err *err)
 {
     const bool old = file_exists(g->o->output);
     int64_t keep = 0;
-    int rc = 0;
-    g->fd = -1;
     if (!old && file_check_new(g->o->output, err)) return -1;
     g->fd = file_open_own(g->o->output, O_RDWR, err);
     if (g->fd < 0 || check_own(g, err) || check_magic(g, err)) return -1;
-    if (old) {
-        struct line_reader *out = line_reader_open(g->o->output, err);
-        if (!out || !(g->reader = line_reader_open(g->o->input, err))) rc = -1;
-        if (!rc) rc = match_output(g, out, &keep, err);
-        if (out) line_reader_close(out);
-        if (g->reader) line_reader_close(g->reader);
-        g->reader = NULL;
-        g->number = 0;
-        if (rc) return -1;
-    }
+    if (old && check_output(g, &keep, err)) return -1;
+    if (output_record_write(&g->record, g->o->input, err)) return -1;
     if (ftruncate(g->fd, keep) || lseek(g->fd, keep, SEEK_SET) < 0)
         return err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno));
     if (g->n_known)
@@ -323,7 +337,9 @@ static int answer_all(struct generate_rows *g, struct err *err)
 
 static int open_all(struct generate_rows *g, const char *adapter, struct config *cfg, struct err *err)
 {
-    if (read_all(g, err) || open_output(g, err)) return -1;
+    if (output_record_open(&g->record, g->o->output, err) || read_all(g, err) ||
+        output_record_set(&g->record, g->run, g->o, adapter, err) || open_output(g, err))
+        return -1;
     if (g->n_known == g->n_row) {
         log_info("%s has all %lld rows", g->o->output, (long long)g->n_row);
         return 0;
@@ -352,6 +368,7 @@ int generate_rows(struct run *r, const struct generate_options *o, struct config
         free_row(row);
     }
     if (g.reader) line_reader_close(g.reader);
+    output_record_close(&g.record);
     if (g.fd >= 0 && close(g.fd) && !rc) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
     return rc;
 }
