@@ -419,7 +419,7 @@ static int read_with_system(struct row_reader *r, struct json row, struct err *e
     return put_system(r, row, err) || put_messages(r, messages, err) ? -1 : read_rewritten(r, row, err);
 }
 
-/* Lists of messages; those of the prompt carry no loss. */
+/* Lists of messages; those of the prompt carry no loss, unless they have `train`. */
 static int read_message_lists(struct row_reader *r, struct json row, struct err *err)
 {
     open_row(r);

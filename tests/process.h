@@ -35,7 +35,8 @@ int process_run(const char *const *words);
 const char *process_config(const char *more);
 /* Runs an INI file with assignments, separated by blanks; returns the exit code. */
 int process_run_sets(const char *config, const char *sets);
-/* Trains the parity case with them, and returns its INI file; fails the test if that fails. */
+/* Trains tests/fixtures/parity/case_a with the assignments `sets` and returns its INI file; fails the test if training
+ * fails. */
 const char *process_trained(const char *sets);
 /* The path of NAME in the output.dir of that INI file, in one of eight static buffers. */
 const char *process_output(const char *config, const char *name);

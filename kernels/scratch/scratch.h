@@ -194,7 +194,8 @@ struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct
                                    const struct delta_shape *shape, bool backward);
 
 enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
-/* Columns of the values of m, in tiles of 8, and the sum of squares. */
+/* Columns of the partial sums of op_hyper_pre_fwd: the products of x with fn, in one or three tiles of 8, and the sum
+ * of squares of x. */
 static inline int64_t scratch_hyper_width(const struct hyper *h) { return hyper_values(h) <= 8 ? 9 : 25; }
 float *scratch_hyper_pre_fwd(struct device *dev, struct tensor x, const struct hyper *h); /* [SPLITS * T, width] */
 float *scratch_hyper_pre_bwd(struct device *dev, struct tensor x);                        /* [T, FACTORS] */

@@ -341,6 +341,7 @@ static bool is_nested(const char *key) { return !strncmp(key, NESTED_PREFIX, str
 #define FUSED   (1u << LORA_TARGETS)
 #define SPLIT   (2u << LORA_TARGETS)
 #define MIXTRAL (4u << LORA_TARGETS)
+_Static_assert(LORA_TARGETS <= 29, "three bits above the targets fit into 32");
 static unsigned parse_key(const char *key, int64_t *layer)
 {
     static const struct {

@@ -171,7 +171,8 @@ static void add_compressed(struct synth *s, int64_t layer)
     add_linear(s, with(layer_name(s, layer, indexer), ".scorer.weights_proj"), c->n_index, d, spread(d), false);
 }
 
-/* One place of hyper-connections. Base and scale keep the streams apart: each goes on mainly as itself. */
+/* The tensors of one mix of the streams: before a mixer, before a network, or in the head. Random bases give the
+ * streams different weights. */
 static void add_hyper(struct synth *s, struct name name, const char *part, int64_t n_value, int64_t n_scale)
 {
     const int64_t cols = s->a.hyper.n_stream * s->a.d_model;

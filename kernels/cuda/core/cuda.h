@@ -1,5 +1,5 @@
 /* cuda.h - shared by the files of this folder: the GPU of this process, its stream, error checks, and functions that
- * one file offers to another. Everything runs on one stream, in the order of the calls; no function here waits for the
+ * one file offers to another. All ops run on one stream, in the order of the calls; no function here waits for the
  * device unless its comment says so. */
 #ifndef MT_CUDA_CUDA_H
 #define MT_CUDA_CUDA_H

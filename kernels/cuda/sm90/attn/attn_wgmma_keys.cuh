@@ -161,7 +161,7 @@ static __device__ __forceinline__ void load_ahead(float2 (&ahead)[AHEAD], const 
     for (int i = 0; i < AHEAD; i++) ahead[i] = ((const float2 *)stat)[4 * i];
 }
 /* pw = weights, bf16, of s [keys, queries], scores of the keys from w0 on and the queries from q0 on. Overwrites s.
- * stat: of the tile, and this thread's columns; ahead: the first of them. */
+ * stat: the tile's statistics, from this thread's first column on; ahead: the first AHEAD pairs of them. */
 static __device__ __forceinline__ void weigh_scores(uint32_t (&pw)[ROWS / 16][4], float (&s)[32],
                                                     const struct attn_wgmma_args &p, int w0, int q0, const char *stat,
                                                     const float2 (&ahead)[AHEAD])
