@@ -490,7 +490,8 @@ static const struct cli_row serve_rows[] = {
     OPTION(serve_options, slots, "--slots", "N", "[1, 64]", "4",
            "adapters in memory; another one takes the place of the one unused for longest"),
     OPTION(serve_options, queue, "--queue", "N", "[1, 1e6]", "256", "requests that wait or run; more get status 429"),
-    OPTION(serve_options, connections, "--connections", "N", "[1, 10000]", "128", "connections, each with a thread"),
+    OPTION(serve_options, connections, "--connections", "N", "[1, 10000]", "128",
+           "requests answered at once, each in a thread; more get status 503"),
     OPTION(serve_options, body_mb, "--max-body-mb", "N", "[1, 1024]", "16", "MiB of a request; larger ones get 413"),
     OPTION(serve_options, timeout_s, "--timeout", "S", "[0.01, 1e6]", "600",
            "seconds of a request with its time in the queue; then it is cancelled"),
@@ -719,7 +720,7 @@ const struct command commands[] = {
      "a terminal each line of standard input is a message, and an error ends. Each answer computes the cache again.",
      ROWS(chat_rows), ROWS(chat_rules), ARGS(chat_command_options), CLI_FILE_OR_MODEL, do_chat},
     {"serve", "answer requests of OpenAI's API over HTTP with the base model and adapters",
-     "GET /v1/models, POST /v1/chat/completions and /v1/completions, also streamed. Needs libmicrohttpd. "
+     "GET /v1/models and /health, POST /v1/chat/completions and /v1/completions, also streamed. Needs libmicrohttpd. "
      "train/serve/README.md lists the parameters; one that the server does not have is an error. A line of the log for "
      "each request has its model, tokens and times, not its text. Ctrl-C ends after the requests that run, twice at "
      "once. An adapter that is written again is read again when no request uses it.",

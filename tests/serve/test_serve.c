@@ -414,6 +414,16 @@ static void limits(void **state)
     stop(); /* the second one cancels */
     get(fd, reply);
     assert_says(reply, "the server is closing");
+    START("--connections", "1", "--sequences", "1");
+    fd = connect_here();
+    put_request(fd, "", CHAT, busy);
+    assert_true(recv(fd, answer, sizeof(answer), 0) > 0);
+    assert_int_equal(ask("/v1/models", NULL), 503);
+    assert_says(reply, "{\"error\": {\"message\": \"as many requests");
+    assert_says(reply, "--connections");
+    assert_int_equal(ask("/health", NULL), 200);
+    close(fd);
+    stop();
     START("--timeout", "0.05");
     assert_int_equal(ask(CHAT, "{" HELLO ", \"ignore_eos\": true, \"n\": 100}"), 503);
     assert_says(reply, "--timeout");

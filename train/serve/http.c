@@ -1,7 +1,7 @@
 /* http.c - see http.h; by libmicrohttpd, loaded when a server opens: the program also runs where it is not installed.
  *
- * A thread per connection, so that a handler may wait. While it waits the connection's idle limit is off; otherwise
- * libmicrohttpd would close the connection before the reply is sent. */
+ * A thread per connection, so that a handler may wait. Limits of time are those of clients.c: those of libmicrohttpd
+ * begin again with each byte. */
 #define _GNU_SOURCE /* POLLRDHUP */
 #include "train/serve/http.h"
 
@@ -16,11 +16,14 @@
 
 #include <microhttpd.h>
 
+#include "train/serve/clients.h"
+
 enum {
     HEADER_BYTES = 1 << 16, /* of a request's line and headers */
     STACK_BYTES = 1 << 20,
-    BODY_MS = 300000,      /* for a body to arrive */
     BLOCK_BYTES = 1 << 14, /* of a stream */
+    SEND_BYTES = 1 << 16,  /* of a reply that the system keeps while its client does not read */
+    SPARE = 64,            /* connections beyond twice the limit */
     DISCARD = 8            /* a body of up to so many times the limit is read, so that its client reads the error */
 };
 
@@ -35,7 +38,6 @@ enum {
     X(add_response_header)                                                                                             \
     X(destroy_response)                                                                                                \
     X(get_connection_info)                                                                                             \
-    X(set_connection_option)                                                                                           \
     X(get_version)
 #define MHD_POINTER(name) __typeof__(&(MHD_##name)) name;
 static struct {
@@ -45,6 +47,7 @@ static struct {
 struct http {
     struct http_options opt;
     struct MHD_Daemon *daemon;
+    struct clients *clients;
     int listener;
 };
 
@@ -56,16 +59,15 @@ struct http_peer {
 struct exchange {
     const struct http *server;
     struct MHD_Connection *connection;
+    struct client *client;
     struct http_peer peer;
     char *body;
     int64_t size, cap, seen; /* seen: bytes that arrived */
-    double begun;            /* ms */
 };
 
 /* A reply that is streamed. */
 struct stream {
-    const struct http *server;
-    struct MHD_Connection *connection;
+    struct client *client;
     struct http_reply reply;
 };
 
@@ -98,21 +100,15 @@ bool http_peer_gone(const struct http_peer *peer)
     return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* 0: off. */
-static void set_idle_limit(struct MHD_Connection *c, int64_t seconds)
-{
-    mhd.set_connection_option(c, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)seconds);
-}
-
 /* ---- replies ---- */
 
 static ssize_t read_stream(void *user, uint64_t at, char *to, size_t most)
 {
     struct stream *s = user;
     (void)at;
-    set_idle_limit(s->connection, 0);
+    client_must_read(s->client, 0);
     const int64_t n = s->reply.read(s->reply.user, to, (int64_t)most);
-    set_idle_limit(s->connection, s->server->opt.idle_s);
+    client_must_read(s->client, MT_MAX(n, 1));
     return n > 0 ? (ssize_t)n : n ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
@@ -128,7 +124,7 @@ static enum MHD_Result send_reply(const struct exchange *x, struct http_reply *r
     struct MHD_Response *response;
     if (r->read) {
         struct stream *s = mem_array(1, sizeof(*s));
-        *s = (struct stream){x->server, x->connection, *r};
+        *s = (struct stream){x->client, *r};
         response = mhd.create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, s, end_stream);
         if (!response) end_stream(s);
     } else {
@@ -165,19 +161,23 @@ static enum MHD_Result answer(struct exchange *x, const char *path, const char *
                                    .body = x->body ? x->body : "",
                                    .size = x->size,
                                    .too_large = x->seen > opt->max_body,
+                                   .too_many = !client_begin(x->client),
                                    .peer = &x->peer};
     struct http_reply r = {.status = 500, .type = "application/json"};
-    set_idle_limit(x->connection, 0);
     opt->handle(opt->user, &q, &r);
-    set_idle_limit(x->connection, opt->idle_s);
+    client_must_read(x->client, MT_MAX(r.size, 1));
     return send_reply(x, &r);
 }
 
 static enum MHD_Result begin(const struct http *h, struct MHD_Connection *c, void **state)
 {
     struct exchange *x = mem_array(1, sizeof(*x));
-    const union MHD_ConnectionInfo *info = mhd.get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
-    *x = (struct exchange){.server = h, .connection = c, .peer.fd = info ? info->connect_fd : -1, .begun = clock_ms()};
+    *x = (struct exchange){
+        .server = h,
+        .connection = c,
+        .client = mhd.get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context,
+        .peer.fd = mhd.get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd,
+    };
     *state = x;
     const char *length = header(x, "Content-Length");
     return !length || strtod(length, NULL) <= (double)DISCARD * (double)h->opt.max_body ? MHD_YES : MHD_NO;
@@ -187,7 +187,8 @@ static enum MHD_Result take_body(struct exchange *x, const char *data, size_t *s
 {
     const int64_t n = (int64_t)*size, max = x->server->opt.max_body;
     x->seen += n;
-    if (x->seen > DISCARD * max || clock_ms() - x->begun > BODY_MS) return MHD_NO;
+    if (x->seen > DISCARD * max) return MHD_NO;
+    client_sent(x->client, n);
     if (x->seen <= max) {
         x->body = mem_reserve(x->body, &x->cap, x->size + n + 1, 1);
         memcpy(x->body + x->size, data, (size_t)n);
@@ -210,9 +211,25 @@ static void on_end(void *user, struct MHD_Connection *c, void **state, enum MHD_
 {
     struct exchange *x = *state;
     (void)user, (void)c, (void)why;
+    if (x) client_end(x->client);
     if (x) mem_free(x->body);
     mem_free(x);
     *state = NULL;
+}
+
+static void on_connection(void *user, struct MHD_Connection *c, void **context,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct http *h = user;
+    const int bytes = SEND_BYTES;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        if (*context) clients_leave(*context);
+        *context = NULL;
+        return;
+    }
+    const int fd = mhd.get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    *context = clients_enter(h->clients, fd);
 }
 
 /* ---- opening ---- */
@@ -264,11 +281,13 @@ int http_start(struct http *h, struct err *err)
 {
     if (listen(h->listener, SOMAXCONN))
         return err_set(err, "cannot listen on port %lld: %s", (long long)h->opt.port, strerror(errno));
+    const struct clients_options limits = {.most = h->opt.max_connections, .wait_ms = h->opt.wait_ms};
+    if (!(h->clients = clients_open(&limits, err))) return -1;
     h->daemon =
         mhd.start_daemon(MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_THREAD_PER_CONNECTION | MHD_USE_POLL, 0, NULL, NULL,
                          on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener, MHD_OPTION_NOTIFY_COMPLETED, on_end,
-                         NULL, MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->opt.max_connections,
-                         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)h->opt.idle_s, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+                         NULL, MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_CONNECTION_LIMIT,
+                         (unsigned)(2 * h->opt.max_connections + SPARE), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
                          (size_t)HEADER_BYTES, MHD_OPTION_THREAD_STACK_SIZE, (size_t)STACK_BYTES, MHD_OPTION_END);
     return h->daemon ? 0 : err_set(err, "libmicrohttpd cannot start: are there too many threads or open files?");
 }
@@ -280,5 +299,6 @@ void http_close(struct http *h)
         mhd.stop_daemon(h->daemon); /* closes the listener too */
     else if (h->listener >= 0)
         close(h->listener);
+    clients_close(h->clients);
     mem_free(h);
 }

@@ -14,6 +14,7 @@ struct http_request {
     const char *body;                                 /* NUL-terminated */
     int64_t size;
     bool too_large; /* the body is over max_body and was not kept */
+    bool too_many;  /* max_connections others are answered: only what needs no work, or an error */
     const struct http_peer *peer;
 };
 
@@ -30,8 +31,9 @@ struct http_reply {
 
 struct http_options {
     const char *host;
-    int64_t port; /* 0: any that is free */
-    int64_t max_body, max_connections, idle_s;
+    int64_t port;                      /* 0: any that is free */
+    int64_t max_body, max_connections; /* requests answered at once; as many more connections get an error */
+    double wait_ms;                    /* for a request, or for a client to read; see clients.h */
     void (*handle)(void *user, const struct http_request *q, struct http_reply *r); /* in the connection's thread */
     void *user;
 };

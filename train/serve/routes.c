@@ -67,6 +67,8 @@ static int check(const struct routes *s, const struct http_request *q, struct ap
     e->status = 403;
     if (from_elsewhere(s, q))
         return err_set(&e->why, "a page or name of another host: start the server with --api-key to allow it");
+    e->status = 503;
+    if (q->too_many) return err_set(&e->why, "as many requests are answered as --connections allows: try again later");
     e->status = 413;
     if (q->too_large) return err_set(&e->why, "the body is over %lld bytes (--max-body-mb)", (long long)s->max_body);
     return 0;
@@ -74,8 +76,26 @@ static int check(const struct routes *s, const struct http_request *q, struct ap
 
 /* ---- replies ---- */
 
-static void list_models(struct routes *s, struct http_reply *r)
+static void put_page(struct routes *s, const struct http_request *q, struct http_reply *r)
 {
+    struct text_buf out = {0};
+    (void)s, (void)q;
+    text_put_bytes(&out, page_html, page_size);
+    r->type = "text/html; charset=utf-8";
+    reply_text(r, 200, &out);
+}
+
+static void put_health(struct routes *s, const struct http_request *q, struct http_reply *r)
+{
+    struct text_buf out = {0};
+    (void)s, (void)q;
+    text_put(&out, "{\"status\": \"ok\"}");
+    reply_text(r, 200, &out);
+}
+
+static void list_models(struct routes *s, const struct http_request *q, struct http_reply *r)
+{
+    (void)q;
     struct text_buf out = {0};
     struct models *m = s->api.models;
     text_put(&out, "{\"object\": \"list\", \"data\": [");
@@ -146,37 +166,44 @@ static void complete(struct routes *s, const struct http_request *q, struct http
     api_form_free(&form);
 }
 
+static void complete_chat(struct routes *s, const struct http_request *q, struct http_reply *r)
+{
+    complete(s, q, r, true);
+}
+
+static void complete_text(struct routes *s, const struct http_request *q, struct http_reply *r)
+{
+    complete(s, q, r, false);
+}
+
 void routes_handle(void *user, const struct http_request *q, struct http_reply *r)
 {
     static const struct {
         const char *method, *path;
-    } rows[] = {{"GET", "/v1/models"}, {"POST", "/v1/chat/completions"}, {"POST", "/v1/completions"}};
+        void (*reply)(struct routes *s, const struct http_request *q, struct http_reply *r);
+        bool open; /* to all, at any time; the page asks for the key itself */
+    } rows[] = {{"GET", "/", put_page, true},
+                {"GET", "/health", put_health, true},
+                {"GET", "/v1/models", list_models, false},
+                {"POST", "/v1/chat/completions", complete_chat, false},
+                {"POST", "/v1/completions", complete_text, false}};
     struct routes *s = user;
     struct api_error e;
     bool known = false;
-    const bool page = !strcmp(q->path, "/") && !strcmp(q->method, "GET"); /* it asks for the key itself */
-    if (!page && check(s, q, &e)) {
+    int64_t at = 0;
+    for (; at < MT_LEN(rows); at++) {
+        const bool same = !strcmp(q->path, rows[at].path);
+        known |= same;
+        if (same && !strcmp(q->method, rows[at].method)) break;
+    }
+    const bool found = at < MT_LEN(rows);
+    if (!(found && rows[at].open) && check(s, q, &e)) {
         reply_error(r, &e);
-        return;
+    } else if (found) {
+        rows[at].reply(s, q, r);
+    } else {
+        e = (struct api_error){.status = known ? 405 : 404};
+        err_set(&e.why, known ? "%s %.200s: another method" : "%s %.200s: there is no such path", q->method, q->path);
+        reply_error(r, &e);
     }
-    if (page) {
-        struct text_buf out = {0};
-        text_put_bytes(&out, page_html, page_size);
-        r->type = "text/html; charset=utf-8";
-        reply_text(r, 200, &out);
-        return;
-    }
-    for (int i = 0; i < MT_LEN(rows); i++) {
-        if (strcmp(q->path, rows[i].path) != 0) continue;
-        known = true;
-        if (strcmp(q->method, rows[i].method) != 0) continue;
-        if (i)
-            complete(s, q, r, i == 1);
-        else
-            list_models(s, r);
-        return;
-    }
-    e = (struct api_error){.status = known ? 405 : 404};
-    err_set(&e.why, known ? "%s %.200s: another method" : "%s %.200s: there is no such path", q->method, q->path);
-    reply_error(r, &e);
 }

@@ -12,7 +12,7 @@
 #include "train/generate/sample_defaults.h"
 #include "train/serve/routes.h"
 
-enum { IDLE_S = 30, KEY_BYTES = 4096, MAX_TOP = 20 };
+enum { WAIT_MS = 20000, KEY_BYTES = 4096, MAX_TOP = 20 };
 
 /* 1: no new requests, 2: those that run are cancelled too. */
 static atomic_int stop; /* a signal may come to any thread */
@@ -111,7 +111,7 @@ static int open_server(struct serve *s, struct err *err)
                                       .port = s->o->port,
                                       .max_body = s->o->body_mb << 20,
                                       .max_connections = s->o->connections,
-                                      .idle_s = IDLE_S,
+                                      .wait_ms = WAIT_MS,
                                       .handle = routes_handle,
                                       .user = r};
     r->key = s->key;

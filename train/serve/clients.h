@@ -1,0 +1,33 @@
+/* clients.h - the connections of a server, and how long each may keep it waiting.
+ *
+ * A connection has a deadline while the server waits for its client: for a request, for a body, for the client to read.
+ * A thread closes those that are late, whatever their clients send meanwhile. While there are more than `most`
+ * connections, it closes the one that has been without a request longest. Any thread may call all functions. */
+#ifndef MT_SERVE_CLIENTS_H
+#define MT_SERVE_CLIENTS_H
+
+#include "kernels/base.h"
+
+struct clients_options {
+    int64_t most;   /* connections; and requests that are answered at once */
+    double wait_ms; /* for a request, or for a client to read */
+};
+struct clients;
+struct client;
+
+struct clients *clients_open(const struct clients_options *opt, struct err *err);
+void clients_close(struct clients *c); /* after clients_leave of all; NULL is fine */
+
+/* fd: of the connection, open until clients_leave. */
+struct client *clients_enter(struct clients *c, int fd);
+void clients_leave(struct client *k);
+
+/* Bytes of a body have arrived. */
+void client_sent(struct client *k, int64_t bytes);
+/* A request has arrived; no deadline while the server works. False: `most` others are answered, it gets an error. */
+bool client_begin(struct client *k);
+/* The server has so many bytes that the client must read, 0: it works again. */
+void client_must_read(struct client *k, int64_t bytes);
+void client_end(struct client *k); /* after a reply: another request may come */
+
+#endif
