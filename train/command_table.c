@@ -447,6 +447,8 @@ static const struct cli_rule generate_rules[] = {
     {CLI_NEEDS, {"--input", "--output"}},
     {CLI_NEEDS, {"--output", "--input"}},
     {CLI_NEEDS, {"--prompt-logprobs", "--input"}},
+    {CLI_NEEDS, {"--samples", "--input"}},
+    {CLI_NEEDS, {"--format", "--input"}},
     {CLI_NOT_BOTH, {"--input", "--json"}},
     {CLI_NOT_BOTH, {"--adapter", "--base"}},
 };

@@ -106,12 +106,22 @@ static json_t *load_as_python(struct json_doc *doc, const char *text, int64_t si
     return root;
 }
 
+/* "line 2, byte 17: ". A text of one line is often a row of a file, whose own line `name` has. */
+static const char *place_of(char text[64], const json_error_t *e, int64_t mark, bool lines)
+{
+    int n = lines ? snprintf(text, 64, "line %d%s", e->line, e->position < 0 ? ": " : ", ") : 0;
+    text[n] = 0;
+    if (e->position >= 0) snprintf(text + n, 64 - (size_t)n, "byte %lld: ", (long long)(e->position + mark));
+    return text;
+}
+
 static struct json_doc *parse(const char *text, int64_t size, int64_t max_values, bool any_keys, const char *name,
                               struct err *err)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     json_error_t e;
     unsigned byte;
+    char place[64];
     const int64_t mark = size >= 3 && !memcmp(text, "\xef\xbb\xbf", 3) ? 3 : 0; /* of UTF-8, as some editors write it */
     text += mark;
     size -= mark;
@@ -128,10 +138,9 @@ static struct json_doc *parse(const char *text, int64_t size, int64_t max_values
     if (sscanf(e.text, "unable to decode byte 0x%x", &byte) == 1)
         err_set(err, "%s is not UTF-8 (byte 0x%02x): convert the file, as with iconv -f WINDOWS-1252 -t UTF-8", name,
                 byte);
-    else if (e.position < 0)
-        err_set(err, "%s: not valid JSON: line %d: %s", name, e.line, e.text);
     else
-        err_set(err, "%s: not valid JSON: line %d, byte %lld: %s", name, e.line, e.position + (long long)mark, e.text);
+        err_set(err, "%s: not valid JSON: %s%s", name,
+                place_of(place, &e, mark, memchr(text, '\n', (size_t)size) != NULL), e.text);
     json_free(doc);
     return NULL;
 }

@@ -26,7 +26,7 @@ static void refused(void **state)
     static const struct {
         const char *text, *error;
     } rows[] = {
-        {"", "f.json: not valid JSON: line 1, byte 0: unexpected token near end of file"},
+        {"", "f.json: not valid JSON: byte 0: unexpected token near end of file"},
         {"{\"a\":1,\n\"a\":2}", "line 2, byte 11: duplicate object key near '\"a\"'"},
         {"{\"a\":1} x", "byte 9: end of file expected near 'x'"},
         {"[1,]", "byte 4: unexpected token near ']'"},
@@ -39,23 +39,23 @@ static void refused(void **state)
         {"[\001]", "invalid token near ' '"}, /* no control character reaches the terminal */
         /* what is left when numbers and strings are as Python reads them */
         {"{\"a\": NaN,\n\"b\": }", "f.json: not valid JSON: line 2: unexpected token near '}'"},
-        {"{\"a\": NaN, \"a\": NaN}", "line 1: duplicate object key near '\"a\"'"},
+        {"{\"a\": NaN, \"a\": NaN}", "not valid JSON: duplicate object key near '\"a\"'"},
         {"[\"\\ud83d\\u12\"]", "invalid escape"},
         {"[+99999999999999999999]", "invalid token"},
-        {"[1e400e5]", "line 1"},
-        {"[99999999999999999999-1]", "line 1"},
-        {"[1.e400]", "line 1"},
-        {"[00099999999999999999999]", "line 1"},
-        {"[-]", "line 1"},
-        {"[.1e999999]", "line 1"},
-        {"[nan]", "line 1"},
-        {"[NaN2]", "line 1"},
-        {"[1NaN]", "line 1"},
-        {"[Nah]", "line 1"},
-        {"[-Infinite]", "line 1"},
-        {"[\"a", "line 1"},
-        {"[\"\\", "line 1"},
-        {"[\"\\ud83d", "line 1"},
+        {"[1e400e5]", "f.json: not valid JSON: "},
+        {"[99999999999999999999-1]", "f.json: not valid JSON: "},
+        {"[1.e400]", "f.json: not valid JSON: "},
+        {"[00099999999999999999999]", "f.json: not valid JSON: "},
+        {"[-]", "f.json: not valid JSON: "},
+        {"[.1e999999]", "f.json: not valid JSON: "},
+        {"[nan]", "f.json: not valid JSON: "},
+        {"[NaN2]", "f.json: not valid JSON: "},
+        {"[1NaN]", "f.json: not valid JSON: "},
+        {"[Nah]", "f.json: not valid JSON: "},
+        {"[-Infinite]", "f.json: not valid JSON: "},
+        {"[\"a", "f.json: not valid JSON: "},
+        {"[\"\\", "f.json: not valid JSON: "},
+        {"[\"\\ud83d", "f.json: not valid JSON: "},
     };
     for (int64_t i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
@@ -437,7 +437,7 @@ static void cut(void **state)
         char *text = mem_alloc(n); /* exactly n bytes, so that a sanitizer detects a read past them */
         memcpy(text, sample, (size_t)n);
         assert_null(json_parse(text, n, "f.json", &err));
-        assert_non_null(strstr(err.msg, "f.json: not valid JSON: line 1"));
+        assert_non_null(strstr(err.msg, "f.json: not valid JSON: "));
         mem_free(text);
     }
 }

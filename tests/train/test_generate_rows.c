@@ -151,7 +151,7 @@ static void continues_the_same_alone(void **state)
     static const char *const other[][3] = {{"--seed", "3", "--seed: 0 -> 3"},
                                            {"--samples", "2", "--samples: 1 -> 2"},
                                            {"--temperature", "0.7", "--temperature: 0 -> 0.7"},
-                                           {"--format", "rollouts", "--format: answers -> rollouts"},
+                                           {"--top-k", "3", "--top-k: 0 -> 3"},
                                            {"--set", "data.chat_date=2024-01-01", "data.chat_date: "},
                                            {"--set", "train.dtype=bf16", "activations: fp32 -> bf16"}};
     const char *config = process_trained("train.steps=1");
@@ -264,7 +264,11 @@ static void refuses(void **state)
         {"{\"prompt\": \"a\", \"n\": 0}\n", "`n`"},
         {"{\"prompt\": \"a\", \"stop\": [\"\"]}\n", "stop string is empty"},
         {"{\"prompt\": \"a\", \"max_tokens\": 1000000}\n", "over the model's"},
-        {"{\"prompt\": \"a\", \"id\": []}\n", "a text or a number"},
+        {"{\"prompt\": \"a\", \"id\": []}\n", "`id`: an id is a text or a finite number"},
+        {"{\"prompt\": \"a\", \"id\": NaN}\n", "`id`: an id is a text or a finite number"},
+        {"{\"prompt\": \"a\", \"id\": -1e999}\n", "`id`: an id is a text or a finite number"},
+        {"{\"prompt\": \"a\", \"logit_bias\": {\"05\": 1}}\n", "`logit_bias.05`: not a token id"},
+        {"{\"prompt\": \"a\"\n", "in.jsonl:1: not valid JSON: byte 14: "},
         {"[1]\n", "in.jsonl:1"},
         {"\n", "has no rows"},
     };
@@ -275,7 +279,20 @@ static void refuses(void **state)
         assert_says(said.err, bad[i][1]);
         assert_false(file_exists(out));
     }
+    snprintf(text, sizeof(text), "{\"prompt\": \"a\", \"stop_token_ids\": [5");
+    for (int i = 0; i < 1024; i++) strcat(text, ", 5");
+    strcat(text, "], \"logit_bias\": {\"5\": 1}}\n");
+    write_rows(text);
+    assert_int_equal(RUN("generate", config, "--base", "--input", in, "--output", out), 1);
+    assert_says(said.err, "end tokens are over the limit of 1024 together");
+    assert_null(strstr(said.err, "loaded"));
+    write_rows("{\"prompt\": \"a\", \"prompt_logprobs\": true, \"max_tokens\": 0}\n");
+    assert_int_equal(RUN("generate", config, "--base", "--input", in, "--output", out, "--format", "rollouts"), 1);
+    assert_says(said.err, "in.jsonl:1: max_tokens = 0: a rollout has at least one token");
     assert_int_equal(RUN("generate", config, "--base", "--input", in), 2);
+    assert_int_equal(RUN("generate", config, "--base", "--prompt", "a", "--samples", "2"), 2);
+    assert_says(said.err, "--samples needs --input");
+    assert_int_equal(RUN("generate", config, "--base", "--prompt", "a", "--format", "rollouts"), 2);
     assert_int_equal(RUN("generate", config, "--base", "--prompt", "a", "--format", "rollouts", "--output", out), 2);
     assert_int_equal(RUN("plan", config), 0);
     assert_says(said.out, "a text of data.seq_len tokens takes ");
@@ -283,6 +300,34 @@ static void refuses(void **state)
     assert_int_equal(
         RUN("generate", config, "--base", "--input", in, "--output", out, "--set", "generate.memory_gb=1e-6"), 1);
     assert_says(said.err, "generate.memory_gb = 1e-06: the cache of a sequence of ");
+}
+
+/* Every bad row has its line and reason; rows that are only strange have a warning each. */
+static void lists_bad_rows(void **state)
+{
+    (void)state;
+    const char *config = process_config("[data]\nchat_template = chatml\n");
+    write_rows("{\"prompt\": \"a\"}\n{\"prompt\": \"\"}\n\n{\"id\": 3}\n{\"prompt\": \"a\"}\n{\"prompt\": 3}\n");
+    for (int i = 0; i < 2; i++) {
+        const int code = i ? RUN("eval", config, "--base", "--generate", "--verifier", "exact", "--input", in)
+                           : RUN("generate", config, "--base", "--input", in, "--output", out);
+        assert_int_equal(code, 1);
+        assert_says(said.err, "in.jsonl:2: the prompt is empty");
+        assert_says(said.err, "in.jsonl:4: the row needs prompt");
+        assert_says(said.err, "in.jsonl:6: key `prompt`: must be a string");
+        assert_says(said.err, "in.jsonl: 3 of the first 5 rows are bad");
+        assert_null(strstr(said.err, "loaded"));
+    }
+    text[0] = 0;
+    for (int i = 0; i < 1100; i++) strcat(text, "{\"id\": 3}\n");
+    write_rows(text);
+    assert_int_equal(RUN("generate", config, "--base", "--input", in, "--output", out), 1);
+    assert_says(said.err, "further bad rows are counted, not shown");
+    assert_says(said.err, "1000 of the first 1000 rows are bad");
+    write_rows("{\"messages\": [{\"role\": \"usr\", \"content\": \"a\"}], \"n\": 2}\n");
+    if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "2")) fail_msg("%s", said.err);
+    assert_says(said.err, "in.jsonl:1: the role \"usr\" is rare");
+    assert_says(said.err, "in.jsonl:1: 2 samples at temperature 0 are equal");
 }
 
 static void check_sampler(void **state)
@@ -309,6 +354,7 @@ int test_generate_rows(void)
         cmocka_unit_test(refuses),
         cmocka_unit_test(check_sampler),
         cmocka_unit_test(continues_the_same_alone),
+        cmocka_unit_test(lists_bad_rows),
     };
     return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "data/bad_rows.h"
 #include "train/generate/answer_text.h"
 #include "train/serve/message.h"
 
@@ -128,36 +129,45 @@ static struct json reference_in(struct json row, const char *key)
     return (struct json){.node = NULL};
 }
 
-static int add_row(struct questions *qs, const struct run *r, struct json row, const char *key,
-                   const struct row_defaults *d, const char *name, struct err *err)
+static int read_row(struct question *q, const struct run *r, struct json row, const char *key, int64_t number,
+                    const struct row_defaults *d, const char *name, struct err *err)
 {
-    const int64_t number = qs->n;
-    struct question *q = add(qs);
     if (row_request_read(&q->r, r, row, number, d, name, err)) return -1;
     q->opened = prompt_opens_reasoning(&q->r.prompt, r->tok);
     if (reference_of(q, reference_in(row, key), err)) return err_prefix(err, "%s", name);
     return q->r.q.params.max_tokens ? 0 : err_set(err, "%s: max_tokens = 0: there is no answer", name);
 }
 
+static int add_row(struct questions *qs, const struct run *r, const char *line, int64_t size, const char *key,
+                   const struct row_defaults *d, const char *name, struct err *err)
+{
+    const int64_t number = qs->n;
+    struct json_doc *doc = row_parse(line, size, name, err);
+    const int rc = doc ? read_row(add(qs), r, json_root(doc), key, number, d, name, err) : -1;
+    json_free(doc);
+    return rc;
+}
+
 int questions_read(struct questions *qs, const struct run *r, const char *path, const char *key,
                    const struct row_defaults *d, int64_t most, struct err *err)
 {
     char *line, name[MT_PATH + 32];
-    int64_t size;
+    int64_t size, n = 0;
     int rc = 0;
+    struct err why;
     struct line_reader *reader = line_reader_open(path, err);
     if (!reader) return -1;
-    while (qs->n < most && (rc = line_reader_next(reader, &line, &size, err)) > 0) {
+    struct bad_rows *bad = mem_array(1, sizeof(*bad));
+    while (n < most && (rc = line_reader_next(reader, &line, &size, err)) > 0) {
         if (!size) continue;
+        n++;
         snprintf(name, sizeof(name), "%s:%lld", path, (long long)line_reader_line(reader));
-        struct json_doc *doc = row_parse(line, size, name, err);
-        rc = doc ? add_row(qs, r, json_root(doc), key, d, name, err) : -1;
-        json_free(doc);
-        if (rc) break;
+        if (add_row(qs, r, line, size, key, d, name, &why) && !bad_rows_add(bad, &why)) break;
     }
     line_reader_close(reader);
-    if (rc < 0) return -1;
-    return qs->n ? 0 : err_set(err, "%s has no rows", path);
+    rc = rc < 0 || bad_rows_check(bad, n, path, err) ? -1 : 0;
+    mem_free(bad);
+    return rc || n ? rc : err_set(err, "%s has no rows", path);
 }
 
 void questions_free(struct questions *qs)

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "data/bad_rows.h"
 #include "data/file/file.h"
 #include "data/rows.h"
 #include "train/generate/engine_work.h"
@@ -41,7 +42,7 @@ struct generate_rows {
     int64_t n_known, sample_done; /* rows that the output had; samples that it has now */
     struct engine_work work;      /* of all rows */
     bool filtered, reads_all;     /* reads_all: the rows are read for the first time */
-    char unused[MT_PATH + 128];   /* a key that is not used, and where */
+    bool told_unused, told_role, told_equal;
     enum row_format format;
     struct output_record record;
     int fd;
@@ -51,25 +52,55 @@ struct generate_rows {
 
 /* ---- reading ---- */
 
+/* What is no error, and may be meant otherwise: each kind at its first row. */
+static void tell_once(struct generate_rows *g, const struct row_request *r, const char *name)
+{
+    if (r->unused && !g->told_unused)
+        log_warn("%s: %.64s: no key of generate; such keys are not used", name, r->unused);
+    if (r->role && !g->told_role)
+        log_warn("%s: the role \"%.64s\" is rare: if it is not a role of this model, correct it (system, user, "
+                 "assistant, tool)",
+                 name, r->role);
+    const bool equal = r->q.n > 1 && r->q.params.temperature == 0;
+    if (equal && !g->told_equal)
+        log_warn("%s: %lld samples at temperature 0 are equal: set temperature above 0 for different ones", name,
+                 (long long)r->q.n);
+    g->told_unused |= r->unused != NULL;
+    g->told_role |= r->role != NULL;
+    g->told_equal |= equal;
+}
+
+/* The next line that is not empty; name: file and line. 1: there is one, 0: none, -1: error. */
+static int next_line(struct generate_rows *g, char **line, int64_t *size, char name[MT_PATH + 32], struct err *err)
+{
+    int rc;
+    do rc = line_reader_next(g->reader, line, size, err);
+    while (rc > 0 && !*size);
+    if (rc > 0) snprintf(name, MT_PATH + 32, "%s:%lld", g->o->input, (long long)line_reader_line(g->reader));
+    return rc;
+}
+
+static int parse_row(struct generate_rows *g, struct row_request *r, const char *line, int64_t size, const char *name,
+                     struct err *err)
+{
+    struct json_doc *doc = row_parse(line, size, name, err);
+    int rc = doc ? row_request_read(r, g->run, json_root(doc), g->number++, &g->defaults, name, err) : -1;
+    if (!rc && g->format == ROW_ROLLOUTS && !r->q.params.max_tokens) {
+        row_request_free(r);
+        rc = err_set(err, "%s: max_tokens = 0: a rollout has at least one token", name);
+    }
+    if (!rc && g->reads_all) tell_once(g, r, name);
+    json_free(doc);
+    return rc;
+}
+
 /* The next row. 1: there is one, 0: none, -1: error. */
 static int next_row(struct generate_rows *g, struct row_request *r, char name[MT_PATH + 32], struct err *err)
 {
     char *line;
     int64_t size;
-    int rc;
-    do rc = line_reader_next(g->reader, &line, &size, err);
-    while (rc > 0 && !size);
-    if (rc <= 0) return rc;
-    snprintf(name, MT_PATH + 32, "%s:%lld", g->o->input, (long long)line_reader_line(g->reader));
-    struct json_doc *doc = row_parse(line, size, name, err);
-    if (!doc) return -1;
-    rc = row_request_read(r, g->run, json_root(doc), g->number, &g->defaults, name, err);
-    if (!rc && g->reads_all) output_record_add(&g->record, line, size, &r->q);
-    if (!rc && r->unused && g->reads_all && !g->unused[0])
-        snprintf(g->unused, sizeof(g->unused), "%s: %.64s", name, r->unused);
-    json_free(doc);
-    g->number += !rc;
-    return rc ? -1 : 1;
+    const int rc = next_line(g, &line, &size, name, err);
+    return rc <= 0 ? rc : parse_row(g, r, line, size, name, err) ? -1 : 1;
 }
 
 static void count(struct generate_rows *g, const struct row_request *r)
@@ -79,22 +110,39 @@ static void count(struct generate_rows *g, const struct row_request *r)
     g->filtered |= row_answer_is_filtered(&r->q);
 }
 
-static int read_all(struct generate_rows *g, struct err *err)
+/* All rows, also after bad ones. */
+static int read_rows(struct generate_rows *g, struct bad_rows *bad, struct err *err)
 {
     struct row_request r;
-    char name[MT_PATH + 32];
+    struct err why;
+    char name[MT_PATH + 32], *line;
+    int64_t size;
     int rc;
-    if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
-    g->reads_all = true;
-    while ((rc = next_row(g, &r, name, err)) > 0) {
+    while ((rc = next_line(g, &line, &size, name, err)) > 0) {
+        if (parse_row(g, &r, line, size, name, &why)) {
+            if (!bad_rows_add(bad, &why)) break;
+            continue;
+        }
+        output_record_add(&g->record, line, size, &r.q);
         count(g, &r);
         row_request_free(&r);
     }
+    return MT_MIN(rc, 0);
+}
+
+static int read_all(struct generate_rows *g, struct err *err)
+{
+    struct bad_rows *bad;
+    if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
+    bad = mem_array(1, sizeof(*bad));
+    g->reads_all = true;
+    int rc = read_rows(g, bad, err);
     g->reads_all = false;
     line_reader_close(g->reader);
     g->reader = NULL;
+    if (!rc) rc = bad_rows_check(bad, g->number, g->o->input, err);
+    mem_free(bad);
     g->number = 0;
-    if (!rc && g->unused[0]) log_warn("%s: no key of generate; such keys are not used", g->unused);
     return rc || g->n_row ? rc : err_set(err, "%s has no rows", g->o->input);
 }
 

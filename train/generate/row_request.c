@@ -78,20 +78,23 @@ static int read_bias(struct row_request *r, const struct run *run, struct json r
     const struct json all = json_find(row, "logit_bias");
     const char *key;
     struct json value;
+    char digits[32];
     double v;
     if (!json_given(all)) return 0;
     if (json_type(all) != JSON_OBJECT) return json_error(all, err, "not an object of token ids and values");
     r->bias = mem_array(MT_MAX(json_count(all), 1), (int64_t)sizeof(*r->bias));
     for (int64_t i = 0; json_member(all, i, &key, &value); i++) {
-        char *end;
-        const long long id = strtoll(key, &end, 10);
-        if (end == key || *end || id < 0 || id >= run->arch.vocab)
+        const long long id = strtoll(key, NULL, 10);
+        snprintf(digits, sizeof(digits), "%lld", id);
+        if (strcmp(key, digits) || id < 0 || id >= run->arch.vocab)
             return json_error(value, err, "not a token id of the vocabulary of %lld", (long long)run->arch.vocab);
         if (json_f64(value, &v, err)) return -1;
         if (!(fabs(v) <= 100)) return json_error(value, err, "%g is not in [-100, 100]", v);
         r->bias[r->q.n_bias++] = (struct sample_bias){(int32_t)id, (float)v};
     }
-    return 0;
+    if (r->q.n_end_ids + r->q.n_bias <= SAMPLE_EDITS) return 0;
+    return json_error(all, err, "%lld values and %lld end tokens are over the limit of %d together",
+                      (long long)r->q.n_bias, (long long)r->q.n_end_ids, SAMPLE_EDITS);
 }
 
 static int read_id(struct row_request *r, struct json row, int64_t number, struct err *err)
@@ -99,8 +102,10 @@ static int read_id(struct row_request *r, struct json row, int64_t number, struc
     const struct json id = json_find(row, "id");
     struct text_buf text = {0};
     char digits[32];
-    if (json_type(id) == JSON_ARRAY || json_type(id) == JSON_OBJECT)
-        return json_error(id, err, "an id is a text or a number");
+    const char *wide = json_wide(id);
+    const bool number_or_text = json_type(id) == JSON_STRING || json_type(id) == JSON_INT || json_type(id) == JSON_REAL;
+    if ((json_given(id) && !number_or_text) || (wide && strpbrk(wide, "Ny"))) /* NaN, Infinity */
+        return json_error(id, err, "an id is a text or a finite number");
     snprintf(digits, sizeof(digits), "%lld", (long long)number);
     if (!json_given(id))
         text_put(&text, digits);
@@ -144,6 +149,18 @@ static const char *find_unused(struct json row)
     return NULL;
 }
 
+static const char *find_role(struct json row)
+{
+    static const char *const known[] = {"system", "user", "assistant", "tool", "developer", "latest_reminder"};
+    const struct json messages = json_find(row, "messages");
+    const char *role;
+    for (int64_t i = 0; i < json_count(messages); i++)
+        if (!json_get_str(json_at(messages, i), "role", &role, NULL) && !str_in(role, known, MT_LEN(known)) &&
+            !chat_rules_alias(role))
+            return role;
+    return NULL;
+}
+
 int64_t row_request_seed(const struct row_defaults *d, int64_t number)
 {
     return (int64_t)(rng_u64(rng_key((uint64_t)d->seed, "generate"), (uint64_t)number) >> 1);
@@ -165,6 +182,7 @@ static int read_row(struct row_request *r, const struct run *run, struct json ro
     r->q.bias = r->bias;
     r->q.stops = (const char *const *)r->stops;
     r->unused = find_unused(row);
+    r->role = find_role(row);
     if (sample_params_check(&r->q.params, err)) return err_prefix(err, "%s", name);
     if (r->q.n_ids + r->q.params.max_tokens <= run->arch.max_len) return 0;
     return err_set(err, "%s: %lld tokens of prompt and max_tokens = %lld are over the model's %lld: shorten one", name,

@@ -16,12 +16,13 @@ int64_t row_request_seed(const struct row_defaults *d, int64_t number); /* of su
 
 struct row_request {
     struct prompt prompt;
-    char *id;                 /* JSON of the row's id; without one the number of the row, from 0 */
-    char **stops;             /* [q.n_stops] */
-    int32_t *ends;            /* [q.n_end_ids] */
-    struct sample_bias *bias; /* [q.n_bias] */
-    const char *unused;       /* a key that no row needs, valid as long as the row; NULL: none */
-    struct sample_request q;  /* its pointers are to the members above */
+    char *id;                  /* JSON of the row's id; without one the number of the row, from 0 */
+    char **stops;              /* [q.n_stops] */
+    int32_t *ends;             /* [q.n_end_ids] */
+    struct sample_bias *bias;  /* [q.n_bias] */
+    const char *unused, *role; /* a key that no row needs; a role that few templates know. Valid as long as the row;
+                                  NULL: none */
+    struct sample_request q;   /* its pointers are to the members above */
 };
 
 /* Reads {prompt | prompt_ids | messages, tools}, id, n, seed, max_tokens, min_tokens, temperature, top_k, top_p, min_p,

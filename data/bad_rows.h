@@ -1,0 +1,19 @@
+/* bad_rows.h - the rows of a JSONL file that cannot be read, all in one message: a user corrects them in one pass. */
+#ifndef MT_BAD_ROWS_H
+#define MT_BAD_ROWS_H
+
+#include "kernels/base.h"
+
+enum { BAD_ROWS_SHOWN = 10, BAD_ROWS_MOST = 1000 };
+
+/* Zeroed is valid. */
+struct bad_rows {
+    int64_t n;
+    struct err why[BAD_ROWS_SHOWN]; /* of the first ones, each with file and line */
+};
+/* Adds a row. False: there are BAD_ROWS_MOST, so the caller reads no further. */
+bool bad_rows_add(struct bad_rows *b, const struct err *why);
+/* Error: there are bad rows among the n_row that were read of the file. Of several the log has the reasons. */
+int bad_rows_check(const struct bad_rows *b, int64_t n_row, const char *path, struct err *err) MT_CHECK;
+
+#endif
