@@ -313,6 +313,7 @@ void batch_free(struct batch *b)
     mem_free(b->tok);
     mem_free(b->pos);
     mem_free(b->cu);
+    mem_free(b->prefix);
     mem_free(b->label_row);
     mem_free(b->label_id);
     mem_free(b->topk_id);

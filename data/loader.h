@@ -4,12 +4,15 @@
 
 #include "data/dataset.h"
 
-/* One micro-batch: n_seq concatenated documents, no padding. Attention and positions are per document. */
+/* One micro-batch: n_seq concatenated documents, no padding. Attention and positions are per document. With prefix[s] =
+ * n > 0, sequence s is a document without its first n tokens, which it has in common with the last sequence before s
+ * whose prefix is 0; its positions begin at n (prefix.h). */
 struct batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document */
     int32_t *tok;                           /* [n_tok] */
     int32_t *pos;                           /* [n_tok], from 0 in each document */
     int32_t *cu;                            /* [n_seq+1] */
+    int32_t *prefix;                        /* [n_seq]; NULL: none */
     int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
     int32_t *topk_id;    /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */

@@ -91,6 +91,8 @@ struct mixer_kind {
     void (*prefill)(const struct block *b, struct layer_acts *s, struct tensor y);
     /* fwd of any number of tokens per sequence: they see the earlier ones in b->cache, and are stored there. */
     void (*decode)(const struct block *b, struct layer_acts *s, struct tensor y);
+
+    bool prefixes; /* fwd and bwd take sequences that continue others (struct seqs) */
 };
 
 /* A feed-forward network: each output row depends on one token. */

@@ -258,10 +258,34 @@ static double visible_pairs(const struct model_batch *b, bool decodes)
     if (decodes) return pairs;
     if (!b->cu) return (double)b->n_tok * (whole + 1) / 2;
     for (int64_t s = 0; s < b->n_seq; s++) {
-        double len = b->cu[s + 1] - b->cu[s];
-        pairs += len * (len + 1) / 2;
+        const double len = b->cu[s + 1] - b->cu[s], prefix = b->prefix ? b->prefix[s] : 0;
+        pairs += len * (len + 1) / 2 + len * prefix;
     }
     return pairs;
+}
+
+bool model_takes_prefixes(const struct arch *a)
+{
+    for (int64_t l = 0; l < a->n_layer; l++)
+        if (a->mixer[l] && !a->mixer[l]->prefixes) return false;
+    return true;
+}
+
+static void push_seqs(struct model *m, const struct model_batch *b)
+{
+    const bool decodes = m->pass.cache && m->pass.decode;
+    const int64_t n = b->n_seq;
+    const struct tensor all = arena_tensor_1d(&m->dev->work, DT_I32, n + 1 + (b->prefix ? n : 0));
+    MT_REQUIRE(!b->prefix || (model_takes_prefixes(&m->arch) && !m->pass.cache), "prefixes of %lld sequences",
+               (long long)n);
+    m->seqs = (struct seqs){.cu = tensor_rows(all, 0, n + 1),
+                            .n_seq = n,
+                            .max_len = longest(b, decodes),
+                            .pairs = visible_pairs(b, decodes)};
+    if (b->prefix) m->seqs.prefix = tensor_rows(all, n + 1, n);
+    if (m->dev->dry_run) return;
+    device_upload(m->dev, m->seqs.cu.data, b->cu, tensor_bytes(m->seqs.cu));
+    if (b->prefix) device_upload(m->dev, m->seqs.prefix.data, b->prefix, tensor_bytes(m->seqs.prefix));
 }
 
 static void without_quantisation(struct lora_layer *lora)
@@ -551,9 +575,7 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     m->pos = push_indices(m, b->pos, b->n_tok);
     m->label_row = push_indices(m, b->label_row, b->n_label);
     m->label_id = push_indices(m, b->label_id, b->n_label);
-    const bool decodes = pass->cache && pass->decode;
-    m->seqs = (struct seqs){.n_seq = b->n_seq, .max_len = longest(b, decodes), .pairs = visible_pairs(b, decodes)};
-    m->seqs.cu = push_indices(m, b->cu, b->n_seq + 1);
+    push_seqs(m, b);
     m->kl = (struct teacher){.alpha = 0};
     if (of_pass(m)->begin) of_pass(m)->begin(m, b);
     push_aux(m, b->n_tok);

@@ -69,13 +69,15 @@ struct model_options {
     struct adapters *reference; /* planned, of the reference: become the model's own; NULL: it is the base model */
 };
 
-/* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. */
+/* A micro-batch in host memory: n_seq packed documents. In a dry run the arrays may be NULL. With a prefix, the pass
+ * has no cache, and sequences have two rows or more in the mean: a plan's micro-batch then has room for the array. */
 struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
     const int32_t *tok, *pos, *cu;          /* [n_tok], [n_tok], [n_seq+1] */
     const int32_t *label_row, *label_id;    /* [n_label] */
     const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
+    const int32_t *prefix; /* [n_seq] of struct seqs; NULL: none */
 };
 
 struct model_pass {
@@ -156,6 +158,9 @@ void model_close(struct model *m);
 bool model_calibrated(const struct model *m);
 /* With quantisation-aware training: computes the largest magnitudes of the weights. Error: one is not finite. Waits. */
 int model_check_quant(struct model *m, struct err *err) MT_CHECK;
+
+/* Whether all mixers take sequences that continue others (struct seqs). */
+bool model_takes_prefixes(const struct arch *a);
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);

@@ -67,8 +67,15 @@ double whole_model_part_loss(struct model *m, int32_t first, int32_t last, doubl
         if (!ends) row[n] = t - first, id[n++] = (5 * t + 1) % (int32_t)m->arch.vocab;
         if (ends) cu[++n_seq] = t + 1 - first;
     }
-    const struct model_batch b = {last - first, n_seq, n,   WHOLE_TOKENS - WHOLE_FIRST, tok, pos, cu, row,
-                                  id,           NULL,  NULL};
+    const struct model_batch b = {.n_tok = last - first,
+                                  .n_seq = n_seq,
+                                  .n_label = n,
+                                  .max_len = WHOLE_TOKENS - WHOLE_FIRST,
+                                  .tok = tok,
+                                  .pos = pos,
+                                  .cu = cu,
+                                  .label_row = row,
+                                  .label_id = id};
     return whole_model_loss(m, &b, grad);
 }
 

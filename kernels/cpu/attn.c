@@ -2,7 +2,8 @@
  *
  * A block is about ROWS query rows by at most KEYS keys. The query heads of a kv head are stacked, row i*G + g for head
  * g of query i: one product computes them all, and dK, dV sum over the group inside it. Blocks outside the window or
- * the causal triangle are skipped; the memory is a few blocks per thread.
+ * the causal triangle are skipped; the memory is a few blocks per thread. Keys are numbered by position: first those of
+ * the prefix, then the sequence's own.
  *
  * Forward: online softmax. With running maximum m and sum l, a new block rescales the earlier sums by exp(m - m'). The
  * sink is the initial state m = b, l = 1. Backward: p = exp(s - lse), ds = p (dO V^T - <dO, O>). */
@@ -18,6 +19,7 @@ enum { ROWS = 128, KEYS = 256 };
 struct head {
     const struct attn_shape *s;
     int64_t first, len;          /* rows of the sequence */
+    int64_t base, prefix;        /* rows that it continues */
     int64_t kv, group;           /* the kv head; query heads kv * group .. */
     int64_t q_col, k_col, v_col; /* its columns in a row of qkv */
     int64_t o_col, value_dim;    /* its columns in a row of o; width of a value */
@@ -34,6 +36,8 @@ static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, 
     return (struct head){.s = s,
                          .first = cu[seq],
                          .len = cu[seq + 1] - cu[seq],
+                         .base = cu[seq_base(seqs, seq)],
+                         .prefix = seq_prefix(seqs, seq),
                          .kv = kv,
                          .group = g,
                          .q_col = kv * g * s->head_dim,
@@ -44,8 +48,20 @@ static struct head head_of(const struct seqs *seqs, const struct attn_shape *s, 
                          .n_query = block_queries(s)};
 }
 
-/* The first key that query i attends to; the last is i itself. */
-static int64_t first_key(const struct head *h, int64_t i) { return h->s->window ? MT_MAX(0, i - h->s->window + 1) : 0; }
+/* The first key that query i attends to; the last is key prefix + i, its own. */
+static int64_t first_key(const struct head *h, int64_t i)
+{
+    return h->s->window ? MT_MAX(0, h->prefix + i - h->s->window + 1) : 0;
+}
+/* Keys of the block from key k0 on, of those before `end`: of consecutive rows. */
+static int64_t block_keys(const struct head *h, int64_t k0, int64_t end)
+{
+    return MT_MIN(KEYS, (k0 < h->prefix ? h->prefix : end) - k0);
+}
+static int64_t key_row(const struct head *h, int64_t k)
+{
+    return k < h->prefix ? h->base + k : h->first + k - h->prefix;
+}
 
 /* Columns of n queries from i0 on, times factor, as a dense [n * group, width / group]. */
 static void load_rows(const struct head *h, real *dst, struct tensor src, int64_t col, int64_t width, int64_t i0,
@@ -88,6 +104,7 @@ static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, 
                       int64_t i0, real *scratch)
 {
     int64_t dim = h->s->head_dim, value_dim = h->value_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group;
+    const int64_t end = h->prefix + i0 + n; /* of the keys */
     real *q = scratch, *acc = q + n_row * dim, *p = acc + n_row * value_dim, *m = p + n_row * KEYS, *l = m + n_row;
     load_rows(h, q, qkv, h->q_col, h->group * dim, i0, n, (real)h->s->scale);
     for (int64_t r = 0; r < n_row; r++) {
@@ -95,14 +112,14 @@ static void fwd_block(const struct head *h, struct tensor o, struct tensor lse, 
         l[r] = sinks.ndim ? 1 : 0;
     }
     for (int64_t c = 0; c < n_row * value_dim; c++) acc[c] = 0;
-    for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
-        int64_t n_key = MT_MIN(KEYS, i0 + n - k0);
-        const real *row = real_row(qkv, h->first + k0);
+    for (int64_t k0 = first_key(h, i0), n_key; k0 < end; k0 += n_key) {
+        n_key = block_keys(h, k0, end);
+        const real *row = real_row(qkv, key_row(h, k0));
         gemm_serial(false, true, n_row, n_key, dim, 1, q, dim, row + h->k_col, qkv.ld, 0, p, KEYS);
         for (int64_t r = 0; r < n_row; r++) {
             int64_t i = i0 + r / h->group;
-            softmax_row(p + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key), &m[r], &l[r],
-                        acc + r * value_dim, value_dim);
+            softmax_row(p + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(h->prefix + i + 1 - k0, n_key),
+                        &m[r], &l[r], acc + r * value_dim, value_dim);
         }
         gemm_serial(false, false, n_row, value_dim, n_key, 1, p, KEYS, row + h->v_col, qkv.ld, 1, acc, value_dim);
     }
@@ -154,6 +171,7 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
 {
     int64_t dim = h->s->head_dim, value_dim = h->value_dim, n = MT_MIN(h->n_query, h->len - i0), n_row = n * h->group,
             width = h->group * dim;
+    const int64_t end = h->prefix + i0 + n; /* of the keys */
     real *q = scratch, *d = q + n_row * dim, *dq = d + n_row * value_dim, *p = dq + n_row * MT_MAX(dim, value_dim),
          *dp = p + n_row * KEYS, *delta = dp + n_row * KEYS, scale = (real)h->s->scale;
     load_rows(h, q, qkv, h->q_col, width, i0, n, scale);
@@ -164,15 +182,16 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
         for (int64_t c = 0; c < value_dim; c++) delta[r] += d[r * value_dim + c] * dq[r * value_dim + c];
     }
     for (int64_t c = 0; c < n_row * dim; c++) dq[c] = 0;
-    for (int64_t k0 = first_key(h, i0); k0 < i0 + n; k0 += KEYS) {
-        int64_t n_key = MT_MIN(KEYS, i0 + n - k0);
-        const real *row = real_row(qkv, h->first + k0);
-        real *drow = real_row(dqkv, h->first + k0);
+    for (int64_t k0 = first_key(h, i0), n_key; k0 < end; k0 += n_key) {
+        n_key = block_keys(h, k0, end);
+        const real *row = real_row(qkv, key_row(h, k0));
+        real *drow = real_row(dqkv, key_row(h, k0));
         gemm_serial(false, true, n_row, n_key, dim, 1, q, dim, row + h->k_col, qkv.ld, 0, p, KEYS);
         gemm_serial(false, true, n_row, n_key, value_dim, 1, d, value_dim, row + h->v_col, qkv.ld, 0, dp, KEYS);
         for (int64_t r = 0; r < n_row; r++) {
             int64_t i = i0 + r / h->group;
-            grad_row(p + r * KEYS, dp + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0), MT_MIN(i + 1 - k0, n_key),
+            grad_row(p + r * KEYS, dp + r * KEYS, n_key, MT_MAX(first_key(h, i) - k0, 0),
+                     MT_MIN(h->prefix + i + 1 - k0, n_key),
                      real_row(lse, h->first + i)[h->kv * h->group + r % h->group], delta[r]);
         }
         gemm_serial(true, false, n_key, value_dim, n_row, 1, p, KEYS, d, value_dim, 1, drow + h->v_col, dqkv.ld);
@@ -183,24 +202,33 @@ static void bwd_block(const struct head *h, struct tensor dqkv, struct tensor do
         for (int64_t c = 0; c < width; c++) real_row(dqkv, h->first + i0 + i)[h->q_col + c] = dq[i * width + c];
 }
 
+/* All queries of a kv head of one sequence. */
+static void bwd_head(const struct head *h, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
+                     struct tensor qkv, real *scratch)
+{
+    for (int64_t i = 0; i < h->len; i++) {
+        real *row = real_row(dqkv, h->first + i);
+        for (int64_t c = 0; c < h->s->head_dim; c++) row[h->k_col + c] = 0;
+        for (int64_t c = 0; c < h->value_dim; c++) row[h->v_col + c] = 0;
+    }
+    for (int64_t i0 = 0; i0 < h->len; i0 += h->n_query) bwd_block(h, dqkv, dout, o, lse, qkv, i0, scratch);
+}
+
 void CPU(attn_bwd)(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                    struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape)
 {
-    int64_t mark = arena_mark(&dev->work), dim = shape->head_dim;
+    int64_t mark = arena_mark(&dev->work);
     struct tensor scratch = arena_tensor_2d(&dev->work, DT_REAL, dev->n_threads, scratch_reals(shape));
     if (!dev->dry_run) {
         check_seqs(seqs, qkv.shape[0]);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
-        for (int64_t seq = 0; seq < seqs->n_seq; seq++) {
+        for (int64_t base = 0; base < seqs->n_seq; base++) {
             for (int64_t kv = 0; kv < shape->n_kv; kv++) {
-                struct head h = head_of(seqs, shape, seq, kv);
-                for (int64_t i = 0; i < h.len; i++) {
-                    real *row = real_row(dqkv, h.first + i);
-                    for (int64_t c = 0; c < dim; c++) row[h.k_col + c] = 0;
-                    for (int64_t c = 0; c < h.value_dim; c++) row[h.v_col + c] = 0;
+                /* a thread has all sequences that add to the gradients of the base */
+                for (int64_t seq = base; seq < seqs->n_seq && seq_base(seqs, seq) == base; seq++) {
+                    const struct head h = head_of(seqs, shape, seq, kv);
+                    bwd_head(&h, dqkv, dout, o, lse, qkv, real_row(scratch, omp_get_thread_num()));
                 }
-                for (int64_t i0 = 0; i0 < h.len; i0 += h.n_query)
-                    bwd_block(&h, dqkv, dout, o, lse, qkv, i0, real_row(scratch, omp_get_thread_num()));
             }
         }
     }

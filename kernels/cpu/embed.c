@@ -20,7 +20,8 @@ void CPU(embed_noise)(struct device *dev, struct tensor x, const struct seqs *se
     if (dev->dry_run) return;
     check_seqs(seqs, x.shape[0]);
     for (int64_t s = 0; s < seqs->n_seq; s++) {
-        const real size = (real)alpha / real_sqrt((real)(cu[s + 1] - cu[s]) * (real)dim);
+        const int64_t len = seq_prefix(seqs, s) + cu[s + 1] - cu[s];
+        const real size = (real)alpha / real_sqrt((real)len * (real)dim);
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t t = cu[s]; t < cu[s + 1]; t++) {
             real *row = real_row(x, t);

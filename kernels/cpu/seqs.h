@@ -4,12 +4,31 @@
 
 #include "kernels/cpu/real.h"
 
-/* The host packed cu; a wrong value would index outside the tensors. */
+/* Rows of its base that sequence s continues. */
+static inline int64_t seq_prefix(const struct seqs *seqs, int64_t s)
+{
+    return seqs->prefix.ndim ? ((const int32_t *)seqs->prefix.data)[s] : 0;
+}
+/* The sequence with the prefix of s; s itself without one. */
+static inline int64_t seq_base(const struct seqs *seqs, int64_t s)
+{
+    while (seq_prefix(seqs, s)) s--;
+    return s;
+}
+
+/* The host packed cu and prefix; a wrong value would index outside the tensors. */
 static inline void check_seqs(const struct seqs *seqs, int64_t n_tok)
 {
     const int32_t *cu = seqs->cu.data;
     bool right = cu[0] == 0 && cu[seqs->n_seq] == n_tok;
-    for (int64_t s = 0; s < seqs->n_seq; s++) right = right && cu[s] <= cu[s + 1];
+    int64_t base = 0; /* rows of the last sequence without prefix */
+    for (int64_t s = 0; s < seqs->n_seq; s++) {
+        const int64_t prefix = seq_prefix(seqs, s);
+        right = right && cu[s] <= cu[s + 1];
+        if (!prefix) base = cu[s + 1] - cu[s];
+        MT_REQUIRE(prefix >= 0 && prefix <= base, "sequence %lld continues %lld rows of %lld", (long long)s,
+                   (long long)prefix, (long long)base);
+    }
     MT_REQUIRE(right, "%lld sequences do not cover %lld rows", (long long)seqs->n_seq, (long long)n_tok);
 }
 

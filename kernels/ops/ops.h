@@ -117,11 +117,15 @@ static inline bool glu_gated(const struct glu *glu) { return glu->kind != GLU_RE
 static inline int64_t glu_cols(const struct glu *glu, int64_t width) { return glu_gated(glu) ? 2 * width : width; }
 
 /* The packed sequences: sequence s has rows cu[s] .. cu[s+1]-1. cu [S+1] i32 is on the device, the counts on the host.
- */
+ * prefix [S] i32 or absent: with n = prefix[s] > 0, sequence s continues the first n rows of its base, which is the
+ * last sequence before it with prefix 0. These n rows come before its own ones, so row cu[s] is at position n. A base
+ * does not see the sequences that continue it, nor do they see each other. An op takes prefixes only where its contract
+ * says so. */
 struct seqs {
     struct tensor cu;
-    int64_t n_seq, max_len;
+    int64_t n_seq, max_len; /* max_len: no sequence is longer, its prefix included */
     double pairs; /* (query, key) pairs under the causal mask, without a window, of all sequences; for FLOP counts */
+    struct tensor prefix;
 };
 struct attn_shape {
     int64_t n_head, n_kv, head_dim, window; /* window 0: full causal; W: keys j with i-W < j <= i */
@@ -144,8 +148,9 @@ struct aux {
 
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
-/* In place, NEFTune (arXiv:2310.05914): x[t,c] += alpha / sqrt(n D) u, n the length of the sequence of row t; u in
- * [-1, 1) is u24 2^-23 - 1, u24 the upper 24 bits of rng_u64(key, t D + c), exact in f32.  x [T,D] act */
+/* In place, NEFTune (arXiv:2310.05914): x[t,c] += alpha / sqrt(n D) u, n the length of the sequence of row t, its
+ * prefix included; u in [-1, 1) is u24 2^-23 - 1, u24 the upper 24 bits of rng_u64(key, t D + c), exact in f32.  x
+ * [T,D] act. Takes prefixes. */
 typedef void embed_noise_fn(struct device *dev, struct tensor x, const struct seqs *seqs, float alpha, uint64_t key);
 
 /* RMSNorm in bf16 rounds once, at the end (gpt-oss), or with round_twice also x * rstd before it is multiplied by the
@@ -191,11 +196,12 @@ typedef void rope_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor p
                          int64_t head_dim);
 
 /* Causal GQA attention inside each sequence, with an optional sink per head: a logit in the softmax's denominator
- * without a value. o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
+ * without a value. Takes prefixes, whose keys and values all rows of a sequence see, if their window reaches so far.
+ * o [T,H*B] act =, lse [T,H] stat = (sink included), qkv [T,(H+K)*A+K*B] act: q | k | v, B the width
  * of values (attn_value_dim), sinks [H] f32 or absent */
 typedef void attn_fwd_fn(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv, struct tensor sinks,
                          const struct seqs *seqs, const struct attn_shape *shape);
-/* dqkv [T,(H+K)*A+K*B] act =, dout [T,H*B] act */
+/* dqkv [T,(H+K)*A+K*B] act =, dout [T,H*B] act. Gradients of a prefix are sums over the sequences that see it. */
 typedef void attn_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dout, struct tensor o, struct tensor lse,
                          struct tensor qkv, const struct seqs *seqs, const struct attn_shape *shape);
 

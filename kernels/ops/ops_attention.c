@@ -18,7 +18,7 @@ static void want_attn(struct device *dev, struct tensor qkv, struct tensor o, st
     WANT(qkv, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * s->head_dim + s->n_kv * value_dim);
     WANT(o, dev->act_dtype, n_tok, s->n_head * value_dim);
     WANT(lse, dev->stat_dtype, n_tok, s->n_head);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, true);
 }
 
 /* FLOPs of attention products over the (query, key) pairs of the mask: n_key of the width of keys, n_value of that of
@@ -101,7 +101,7 @@ void op_page_store(struct device *dev, const struct pages *pages, struct tensor 
 {
     want_pages(dev, pages, pos, seqs, x.shape[1]);
     WANT(x, dev->act_dtype, pos.shape[0], x.shape[1]);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, false);
     MOVES(dev, x, x, pos);
     RUN(0, page_store, pages, x, pos, seqs);
 }
@@ -120,7 +120,7 @@ void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const 
     want_pages(dev, pages, pos, seqs, n_col);
     WANT(q, dev->act_dtype, pos.shape[0], shape->n_head * shape->head_dim);
     WANT(o, dev->act_dtype, pos.shape[0], shape->n_head * value_dim);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, false);
     WANT_OPT(sinks, DT_F32, shape->n_head);
     dev->op.flops += 2 * keys * (double)(shape->n_head * (shape->head_dim + value_dim)); /* q K^T; p V */
     dev->op.bytes += keys * (double)(n_col * dtype_size(dev->act_dtype));

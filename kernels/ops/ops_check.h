@@ -45,6 +45,14 @@ static inline void want_weight(const char *op, const struct weight *w, int64_t n
                (long long)n_in);
 }
 
+/* prefixes: the op takes sequences that continue others. */
+static inline void want_seqs(const char *op, const struct seqs *seqs, bool prefixes)
+{
+    want(op, "cu", seqs->cu, DT_I32, 1, (int64_t[]){seqs->n_seq + 1});
+    MT_REQUIRE(prefixes || !seqs->prefix.ndim, "%s takes no prefixes", op);
+    if (seqs->prefix.ndim) want(op, "prefix", seqs->prefix, DT_I32, 1, &seqs->n_seq);
+}
+
 static inline bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }
 
 /* Counts the bytes of the tensors, each read or written once; absent tensors count 0. */

@@ -1,8 +1,6 @@
 /* ops_delta.c - the wrappers op_* of gated DeltaNet. */
 #include "kernels/ops/ops_check.h"
 
-static void want_seqs(const struct seqs *seqs) { WANT(seqs->cu, DT_I32, seqs->n_seq + 1); }
-
 static void want_conv(struct device *dev, struct tensor x, struct tensor y, struct tensor w, const struct seqs *seqs)
 {
     const int64_t n_tok = x.shape[0], n_col = x.shape[1], n_tap = w.ndim == 2 ? w.shape[1] : 0;
@@ -11,7 +9,7 @@ static void want_conv(struct device *dev, struct tensor x, struct tensor y, stru
     WANT(x, dev->act_dtype, n_tok, n_col);
     WANT(y, dev->act_dtype, n_tok, n_col);
     WANT(w, DT_F32, n_col, n_tap);
-    want_seqs(seqs);
+    want_seqs(__func__, seqs, false);
 }
 
 void op_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
@@ -62,7 +60,7 @@ static void want_delta(struct device *dev, struct tensor qkv, struct tensor o, s
     WANT(ba, dev->act_dtype, n_tok, 2 * s->n_value);
     WANT(a_log, DT_F32, s->n_value);
     WANT(dt_bias, DT_F32, s->n_value);
-    want_seqs(seqs);
+    want_seqs(__func__, seqs, false);
 }
 
 /* Products per token and value head: `inside` of a row of the chunk with key_dim columns, `values` with value_dim

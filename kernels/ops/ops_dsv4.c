@@ -88,7 +88,7 @@ static void want_compress(struct device *dev, struct tensor y, struct tensor kg,
     WANT(kg, dev->act_dtype, n_tok, 2 * n_part * s->width);
     WANT(y, dev->act_dtype, entry_rows(n_tok, s->ratio), s->width);
     WANT(bias, DT_F32, s->ratio, n_part * s->width);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, false);
 }
 
 void op_compress_fwd(struct device *dev, struct tensor y, struct tensor pos, struct tensor kg, struct tensor bias,
@@ -120,7 +120,7 @@ static void want_past(struct device *dev, const struct past *p, const struct pag
     WANT(pages->rows, dev->act_dtype, pages->rows.shape[0], n_col);
     WANT(pages->table, DT_I32, pages->table.shape[0], pages->table.shape[1]);
     WANT(p->pos, DT_I32, p->pos.shape[0]);
-    WANT(p->seqs->cu, DT_I32, p->seqs->n_seq + 1);
+    want_seqs(__func__, p->seqs, false);
     MT_REQUIRE(pages->rows.shape[0] % MT_PAGE == 0 && pages->table.shape[0] >= p->seqs->n_seq &&
                    pages->table.shape[1] > 0,
                "%lld rows, pages of %lld sequences, %lld each; %lld sequences", (long long)pages->rows.shape[0],
@@ -177,7 +177,7 @@ void op_index_topk(struct device *dev, struct tensor idx, struct tensor q, struc
     WANT(q, dev->act_dtype, n_tok, n_head * dim);
     WANT(k, dev->act_dtype, entry_rows(n_tok, ratio), dim);
     WANT(w, dev->act_dtype, n_tok, n_head);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, false);
     /* q K^T of the visible entries, for tokens that see more than K of them: the first `few` of a sequence do not.
      * Exact for sequences of one length. */
     const double len = mean_len(seqs, n_tok), n_seq = (double)n_tok / len;
@@ -294,7 +294,7 @@ static void want_shared(struct device *dev, struct tensor o, struct tensor lse, 
     WANT(kv, dev->act_dtype, n_tok, s->head_dim);
     WANT_OPT(entry, dev->act_dtype, MT_MAX(1, n_tok / MT_MAX(1, s->ratio)), s->head_dim);
     WANT_OPT(idx, DT_I32, n_tok, idx.shape[1]);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, false);
 }
 
 static void count_products(struct device *dev, int n, double pairs, const struct shared_attn_shape *s)

@@ -37,7 +37,7 @@ void op_embed_fwd(struct device *dev, struct tensor y, const struct weight *w, s
 void op_embed_noise(struct device *dev, struct tensor x, const struct seqs *seqs, float alpha, uint64_t key)
 {
     WANT(x, dev->act_dtype, x.shape[0], x.shape[1]);
-    WANT(seqs->cu, DT_I32, seqs->n_seq + 1);
+    want_seqs(__func__, seqs, true);
     MOVES(dev, x, x);
     RUN(0, embed_noise, x, seqs, alpha, key);
     round_act(dev, x);

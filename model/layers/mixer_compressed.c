@@ -500,4 +500,5 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     arena_release(work, mark);
 }
 
-const struct mixer_kind mixer_compressed = {products, load, plan, core, fwd, bwd, cache, prefill, decode};
+const struct mixer_kind mixer_compressed = {products, load,  plan,    core,   fwd,
+                                            bwd,      cache, prefill, decode, .prefixes = false};

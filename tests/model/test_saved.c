@@ -191,10 +191,10 @@ static void inputs_come_back(void **state)
 }
 
 static const int32_t two_tok[2] = {1, 2}, two_pos[2] = {0, 1}, two_cu[2] = {0, 2}, two_row[1] = {0}, two_id[1] = {2};
-static const struct model_batch two = {2, 1, 1, 2, two_tok, two_pos, two_cu, two_row, two_id, NULL, NULL};
+static const struct model_batch two = {2, 1, 1, 2, two_tok, two_pos, two_cu, two_row, two_id, NULL, NULL, NULL};
 
 static const int32_t other_tok[2] = {5, 3}, other_id[1] = {7};
-static const struct model_batch other = {2, 1, 1, 2, other_tok, two_pos, two_cu, two_row, other_id, NULL, NULL};
+static const struct model_batch other = {2, 1, 1, 2, other_tok, two_pos, two_cu, two_row, other_id, NULL, NULL, NULL};
 
 static double loss_of(struct model *m, const struct model_batch *b, bool backward)
 {

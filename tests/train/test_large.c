@@ -205,7 +205,8 @@ static void attention(int64_t n_head, int64_t head_dim, int64_t value_dim)
     const int32_t few_cu[] = {0, LEN, 2 * LEN, (int32_t)n};
     int32_t *cu = mem_array(N_SEQ + 1, sizeof(*cu));
     for (int32_t s = 0; s <= N_SEQ; s++) cu[s] = MT_MIN(s * LEN, N_TOK);
-    const struct seqs seqs = {gpu_i32(cu, N_SEQ + 1), N_SEQ, LEN, 1}, few_seqs = {gpu_i32(few_cu, 4), 3, LEN, 1};
+    const struct seqs seqs = {gpu_i32(cu, N_SEQ + 1), .n_seq = N_SEQ, .max_len = LEN, .pairs = 1};
+    const struct seqs few_seqs = {gpu_i32(few_cu, 4), .n_seq = 3, .max_len = LEN, .pairs = 1};
     mem_free(cu);
     struct tensor qkv = gpu_random(DT_BF16, 1, N_TOK, width, -1), dqkv = gpu_empty(DT_BF16, N_TOK, width, -1);
     struct tensor o = gpu_empty(DT_BF16, N_TOK, n_head * value_dim, -1), lse = gpu_empty(DT_F32, N_TOK, n_head, -1);

@@ -26,7 +26,8 @@ void run_forward(struct run *r, const struct batch *b, const struct model_pass *
                                    .label_row = b->label_row,
                                    .label_id = b->label_id,
                                    .topk_id = b->topk_id,
-                                   .topk_logprob = b->topk_logprob};
+                                   .topk_logprob = b->topk_logprob,
+                                   .prefix = b->prefix};
     model_begin(&r->model, &mb, pass);
     model_fwd(&r->model);
     model_loss(&r->model);

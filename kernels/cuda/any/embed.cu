@@ -40,12 +40,14 @@ extern "C" void cuda_embed_fwd(struct device *dev, struct tensor y, const struct
     CUDA_CHECK_LAUNCH();
 }
 
-static __global__ void add_noise(bf16 *x, int64_t ld, int64_t dim, const int32_t *cu, int n_seq, float alpha,
-                                 uint64_t key)
+/* prefix: NULL, or of each sequence. */
+static __global__ void add_noise(bf16 *x, int64_t ld, int64_t dim, const int32_t *cu, const int32_t *prefix, int n_seq,
+                                 float alpha, uint64_t key)
 {
     const int64_t t = blockIdx.x;
     const int seq = sequence_at(cu, n_seq, (int)t);
-    const float size = alpha / sqrtf((float)(cu[seq + 1] - cu[seq]) * (float)dim);
+    const int len = (prefix ? prefix[seq] : 0) + cu[seq + 1] - cu[seq];
+    const float size = alpha / sqrtf((float)len * (float)dim);
     for (int64_t col = 8 * threadIdx.x; col < dim; col += 8 * blockDim.x) {
         float v[8];
         unpack8(v, load16(x + t * ld + col));
@@ -66,6 +68,6 @@ extern "C" void cuda_embed_noise(struct device *dev, struct tensor x, const stru
     MT_REQUIRE(dim % 8 == 0 && rows_aligned(x), "noise on %lld columns", (long long)dim);
     const int threads = (int)MT_MIN(ceil_div(dim / 8, 32) * 32, 512);
     add_noise<<<grid_x(x.shape[0]), threads, 0, cuda.stream>>>(bf16_ptr(x), x.ld, dim, i32_ptr(seqs->cu),
-                                                               (int)seqs->n_seq, alpha, key);
+                                                               i32_ptr(seqs->prefix), (int)seqs->n_seq, alpha, key);
     CUDA_CHECK_LAUNCH();
 }

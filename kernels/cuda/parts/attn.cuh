@@ -314,6 +314,7 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
     MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
                (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
     MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");
+    MT_REQUIRE(!seqs->prefix.ndim, "the CUDA kernels take no prefixes yet");
     a.cu = i32_ptr(seqs->cu);
     a.n_seq = (int)seqs->n_seq;
     a.n_tok = (int)n_tok;
