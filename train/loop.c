@@ -12,7 +12,7 @@
 #include "train/session/saves.h"
 #include "train/session/session.h"
 #include "train/session/step_checks.h"
-#include "train/session/stop.h"
+#include "train/state/stop.h"
 
 /* ---- one optimizer step */
 
@@ -200,7 +200,7 @@ int loop_train(const struct config *cfg, struct comm *all, const struct training
     comm_busy(all, "loading");
     const bool open = !session_open(t, cfg, all, hook, err);
     /* Until now there was nothing to save, so a signal ended the process at once. */
-    stop_take_signals(open && training_is_first(t));
+    stop_take_signals(open && training_is_first(t) ? "the state is saved after this step" : NULL);
     comm_busy(all, NULL);
     int rc = !open ? -1 : t->complete ? 0 : steps(t, err);
     if (rc == LOOP_INTERRUPTED) rc = save_interrupted(t, err);

@@ -1,7 +1,9 @@
 /* test_generate_rows.c - `generate --input`: rows in every form, answers in their order, rollouts, an output that is
  * continued, what is refused; `check --sampler`. */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "data/file/file.h"
@@ -330,6 +332,42 @@ static void lists_bad_rows(void **state)
     assert_says(said.err, "in.jsonl:1: 2 samples at temperature 0 are equal");
 }
 
+/* Ctrl-C: complete rows are in the output, exit code 130, and the same command continues after them. */
+static void interrupted(void **state)
+{
+    (void)state;
+    const char *config = process_config(""), *dir = scratch_dir();
+    const struct timespec pause = {.tv_nsec = 2000000};
+    text[0] = 0;
+    for (int i = 0; i < 400; i++) strcat(text, "{\"prompt\": \"The cat\", \"ignore_eos\": true}\n");
+    write_rows(text);
+    const char *const words[] = {"generate",
+                                 config,
+                                 "--base",
+                                 "--input",
+                                 in,
+                                 "--output",
+                                 out,
+                                 "--tokens",
+                                 "40",
+                                 "--set",
+                                 "generate.memory_gb=1e-4",
+                                 NULL};
+    for (int i = 0; i < 2; i++) {
+        const int64_t before = i ? file_size(out) : 0;
+        const pid_t pid = process_start(dir, words);
+        for (int k = 0; k < 10000 && file_size(out) <= before; k++) nanosleep(&pause, NULL);
+        assert_int_equal(kill(pid, SIGINT), 0);
+        assert_int_equal(process_finish(dir, pid), 130);
+        assert_says(said.err, "moetrain: complete rows are written; a second signal ends the run at once");
+        char want[64];
+        snprintf(want, sizeof(want), "has %d of 400 rows; run the same command to continue", n_lines());
+        assert_says(said.err, want);
+        assert_true(file_size(out) > before && text[strlen(text) - 1] == '\n');
+        if (i) assert_says(said.err, "of 400 rows: continues after them");
+    }
+}
+
 static void check_sampler(void **state)
 {
     (void)state;
@@ -355,6 +393,7 @@ int test_generate_rows(void)
         cmocka_unit_test(check_sampler),
         cmocka_unit_test(continues_the_same_alone),
         cmocka_unit_test(lists_bad_rows),
+        cmocka_unit_test(interrupted),
     };
     return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);
 }

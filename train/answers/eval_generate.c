@@ -13,6 +13,7 @@
 #include "train/generate/engine_work.h"
 #include "train/reward/verify.h"
 #include "train/serve/message.h"
+#include "train/state/stop.h"
 
 enum { AHEAD = 2 /* rows in the engine for each of its sequences */, MOST_K = 24 };
 
@@ -116,7 +117,14 @@ static int answer_all(struct eval_generate *g, struct err *err)
     bool busy = true;
     g->n_left = g->qs.n;
     engine_work_begin(&g->work);
+    stop_take_signals("complete rows are written, without a result");
     while (g->n_begun < g->qs.n || busy) {
+        if (stop_asked()) {
+            log_info("interrupted after %lld of %lld samples, without a result: eval --generate begins again, it does "
+                     "not continue",
+                     (long long)g->n_sample, (long long)g->work.n_sample);
+            return EXIT_SIGNAL;
+        }
         if (add_rows(g, err)) return -1;
         busy = engine_step(g->engine);
         progress();
@@ -265,7 +273,7 @@ int eval_generate_run(const struct eval_generate_options *o, const char *adapter
     if (!rc) rc = answer_all(&g, err);
     if (!rc) rc = report(&g, adapter, err);
     engine_close(g.engine);
-    if (g.fd >= 0 && close(g.fd) && !rc) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
+    if (g.fd >= 0 && close(g.fd) && rc >= 0) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
     verifier_close(&g.verifier);
     message_free(&g.message);
     questions_free(&g.qs);

@@ -10,7 +10,8 @@ const struct cli_exit cli_exits[] = {
     {EXIT_DONE, "done"},
     {EXIT_USER, "an error in a file, the configuration, the data or the machine"},
     {EXIT_USAGE, "wrong usage of the command line"},
-    {EXIT_SIGNAL, "interrupted, with the state saved (not after a second signal); the same command continues"},
+    {EXIT_SIGNAL, "interrupted, with the state saved (not after a second signal); the same command continues, but eval "
+                  "--generate begins again"},
     {0, NULL},
 };
 const struct cli_file cli_files[] = {

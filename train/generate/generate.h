@@ -4,7 +4,7 @@
 
 #include "train/generate/generate_options.h"
 
-/* Prints text to standard output while it is generated. Changes cfg. */
+/* Prints text to standard output while it is generated. Changes cfg. EXIT_SIGNAL: as generate_rows. */
 int generate_run(const struct generate_options *o, struct config *cfg, struct err *err) MT_CHECK;
 
 #endif

@@ -14,6 +14,7 @@
 #include "train/generate/engine_work.h"
 #include "train/generate/output_record.h"
 #include "train/generate/row_answer.h"
+#include "train/state/stop.h"
 
 enum {
     AHEAD = 2, /* rows in the engine for each of its sequences */
@@ -39,7 +40,7 @@ struct generate_rows {
     struct engine *engine;
     int64_t number;               /* of the next row */
     int64_t n_row;                /* in the file */
-    int64_t n_known, sample_done; /* rows that the output had; samples that it has now */
+    int64_t n_known, sample_done; /* complete rows and samples in the output */
     struct engine_work work;      /* of all rows */
     bool filtered, reads_all;     /* reads_all: the rows are read for the first time */
     bool told_unused, told_role, told_equal;
@@ -353,6 +354,7 @@ static int write_rows(struct generate_rows *g, struct err *err)
         for (int64_t i = 0; i < row->n; i++)
             if (write_all(g, row->lines[i].text, row->lines[i].size, err)) return -1;
         g->sample_done += row->n;
+        g->n_known++;
         g->n_state--;
         g->first = row->next;
         if (!g->first) g->last = NULL;
@@ -361,13 +363,27 @@ static int write_rows(struct generate_rows *g, struct err *err)
     return 0;
 }
 
+static int sync_output(const struct generate_rows *g, struct err *err)
+{
+    return fsync(g->fd) ? err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno)) : 0;
+}
+
+static int end_early(const struct generate_rows *g, struct err *err)
+{
+    log_info("interrupted: %s has %lld of %lld rows; run the same command to continue", g->o->output,
+             (long long)g->n_known, (long long)g->n_row);
+    return sync_output(g, err) ? -1 : EXIT_SIGNAL;
+}
+
 static int answer_all(struct generate_rows *g, struct err *err)
 {
     const int64_t known = g->sample_done;
     bool more = true, busy = true;
     engine_work_begin(&g->work);
     if (!(g->reader = line_reader_open(g->o->input, err))) return -1;
+    stop_take_signals("complete rows are written");
     while (more || busy) {
+        if (stop_asked()) return end_early(g, err);
         if (add_rows(g, &more, err)) return -1;
         busy = engine_step(g->engine);
         progress();
@@ -378,7 +394,7 @@ static int answer_all(struct generate_rows *g, struct err *err)
     if (g->filtered)
         log_info("filters kept at least %.3g of the probability of each token; sampling_logprobs are among those kept",
                  engine_stats(g->engine).kept_share);
-    return fsync(g->fd) ? err_set(err, "%s cannot be written: %s", g->o->output, strerror(errno)) : 0;
+    return sync_output(g, err);
 }
 
 /* ---- opening ---- */
@@ -417,6 +433,6 @@ int generate_rows(struct run *r, const struct generate_options *o, struct config
     }
     if (g.reader) line_reader_close(g.reader);
     output_record_close(&g.record);
-    if (g.fd >= 0 && close(g.fd) && !rc) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
+    if (g.fd >= 0 && close(g.fd) && rc >= 0) rc = err_set(err, "%s cannot be written: %s", o->output, strerror(errno));
     return rc;
 }

@@ -1,20 +1,22 @@
-/* stop.c - signals that end a training run after its step. */
-#include "train/session/stop.h"
+/* stop.c - see stop.h. */
+#include "train/state/stop.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "kernels/base.h"
 
-static volatile sig_atomic_t asked, tells;
+static volatile sig_atomic_t asked;
+static char line[160]; /* for standard error after the first signal */
+static size_t line_size;
 
 static void on_signal(int number)
 {
-    static const char text[] = "\nmoetrain: the state is saved after this step; a second signal ends the run at once\n";
     const int error = errno; /* of the code that is interrupted */
-    if (tells && !asked && (number == SIGINT || number == SIGTERM) && write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
-        tells = 0;
+    const bool first = !asked && (number == SIGINT || number == SIGTERM);
+    if (first && line_size && write(STDERR_FILENO, line, line_size) < 0) line_size = 0;
     if (number != SIGUSR1 || !asked) asked = number; /* SIGUSR1: from the process that started the ranks */
     /* A second SIGINT or SIGTERM ends the process; files on disk stay valid. A closing terminal sends SIGHUP more than
      * once, and a closed pipe SIGPIPE per line: these do not end the save. */
@@ -23,11 +25,14 @@ static void on_signal(int number)
     errno = error;
 }
 
-void stop_take_signals(bool this_rank_tells)
+void stop_take_signals(const char *text)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGPIPE};
     asked = 0;
-    tells = this_rank_tells;
+    line_size = 0;
+    if (text)
+        line_size =
+            (size_t)snprintf(line, sizeof(line), "\nmoetrain: %s; a second signal ends the run at once\n", text);
     for (int i = 0; i < MT_LEN(signals); i++) signal(signals[i], on_signal);
     if (signal(SIGHUP, on_signal) == SIG_IGN) signal(SIGHUP, SIG_IGN); /* nohup */
 }
