@@ -358,7 +358,7 @@ static const struct cli_row eval_rows[] = {
     OPTION(eval_args, answers.verifier, "--verifier", "NAME", VERIFIERS, NULL,
            "last_number, boxed: its number, its \\boxed{}; regex: --pattern is found; json: its value"),
     OPTION(eval_args, answers.pattern, "--pattern", "REGEX", NULL, NULL,
-           "of regex; a group (?<answer>...) must be the reference"),
+           "of regex; a group (?<answer>...) must be that of the reference"),
     FLAG(eval_args, answers.ignore_case, "--ignore-case", "exact, regex's group: without case, in Unicode's form KC"),
     OPTION(eval_args, answers.tolerance, "--tolerance", "X", "[0, 1e300]", "0", "of last_number: largest difference"),
     USUALLY(eval_args, answers.input, "--input", "FILE", NULL, "the held-out data",

@@ -545,9 +545,14 @@ void json_out_i64(struct json_out *o, const char *key, int64_t value)
     put_text(o, text);
 }
 
+/* The fewest digits that read back as the value; 60 is neither 6e+01 nor 60.0. */
 static void shortest(char text[32], double value)
 {
     snprintf(text, 32, "null");
+    if (value == floor(value) && fabs(value) < 1e15 && value != 0) {
+        snprintf(text, 32, "%.0f", value);
+        return;
+    }
     for (int digits = 1; digits <= 17 && isfinite(value); digits++) {
         snprintf(text, 32, "%.*g", digits, value);
         if (strtod(text, NULL) == value) break;

@@ -11,10 +11,11 @@ void search_close(struct search *s); /* NULL is fine */
 /* The pattern has a group of this name. */
 bool search_has_group(const struct search *s, const char *group);
 
-enum search_result { SEARCH_NONE, SEARCH_FOUND, SEARCH_LIMIT /* too many steps */ };
-/* The first match from byte `at` on. *begin, *end: bytes of `group`, or with NULL of the match; both -1 when the group
- * has no part in it. text: valid UTF-8. */
-enum search_result search_next(struct search *s, const char *text, int64_t size, int64_t at, const char *group,
-                               int64_t *begin, int64_t *end);
+enum search_result { SEARCH_NONE, SEARCH_FOUND, SEARCH_LIMIT /* too many steps on this text */ };
+/* Whether there is a match. text: valid UTF-8. */
+enum search_result search_any(struct search *s, const char *text, int64_t size);
+/* *begin, *end: bytes of `group` in the last match in which it has a part. */
+enum search_result search_last(struct search *s, const char *text, int64_t size, const char *group, int64_t *begin,
+                               int64_t *end);
 
 #endif

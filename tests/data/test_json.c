@@ -367,6 +367,9 @@ static void writing(void **state)
     json_out_f64(&o, NULL, 5e-324);
     json_out_f64(&o, NULL, -0.0);
     json_out_f64(&o, NULL, 32);
+    json_out_f64(&o, NULL, 60);
+    json_out_f64(&o, NULL, -4e14);
+    json_out_f64(&o, NULL, 1e15);
     json_out_real(&o, NULL, 32);
     json_out_real(&o, NULL, 1e300);
     json_out_real(&o, NULL, -0.5);
@@ -381,7 +384,7 @@ static void writing(void **state)
                         "{\"s\":\"a\\\"\\\\\\n\\t\\b\\f\\r\\u0001\x7f/\xc3\xa9\xf0\x9f\x98\x80\","
                         "\"bad\":\"" BAD "|" BAD "|" BAD BAD "|" BAD BAD BAD "|" BAD BAD BAD BAD "|" BAD BAD "\","
                         "\"q\\\"\":null,\"n\":[-9223372036854775808,0.1,null,null,0.3333333333333333,5e-324,-0.0,32,"
-                        "32.0,1e+300,-0.5,null],"
+                        "60,-400000000000000,1e+15,32.0,1e+300,-0.5,null],"
                         "\"e\":{},\"t\":true}");
 #undef BAD
     assert_int_equal(o.size, strlen(o.text));

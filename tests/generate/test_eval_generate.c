@@ -1,8 +1,10 @@
 /* test_eval_generate.c - `eval --generate`: pass@k against all choices of samples; answers of a file and of held-out
  * rows against what `generate` writes; what is refused. */
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "data/file/file.h"
 #include "data/json/json.h"
@@ -116,6 +118,27 @@ static void file(void **state)
     assert_says(said.err, "accuracy 100.0 % over 1 row,");
 }
 
+/* Ctrl-C: no result, the complete rows in the output, and a word that the command begins again. */
+static void interrupted(void **state)
+{
+    (void)state;
+    const char *config = process_config(""), *dir = scratch_dir();
+    const struct timespec pause = {.tv_nsec = 2000000};
+    text[0] = 0;
+    for (int i = 0; i < 400; i++) strcat(text, "{\"prompt\": \"The cat\", \"ignore_eos\": true}\n");
+    write_rows(text);
+    const char *const words[] = {
+        "eval", config,     "--base", "--generate", "--verifier", "exact", "--input",
+        in,     "--output", out,      "--tokens",   "40",         "--set", "generate.memory_gb=1e-4",
+        NULL};
+    const pid_t pid = process_start(dir, words);
+    for (int k = 0; k < 10000 && !file_size(out); k++) nanosleep(&pause, NULL);
+    assert_int_equal(kill(pid, SIGINT), 0);
+    assert_int_equal(process_finish(dir, pid), 130);
+    assert_says(said.err, " of 400 samples, without a result: eval --generate begins again");
+    assert_string_equal(said.out, "");
+}
+
 /* pass@k from the lines of the output. */
 static void samples(void **state)
 {
@@ -224,9 +247,9 @@ static void refused(void **state)
 int test_eval_generate(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pass),    cmocka_unit_test(scores),   cmocka_unit_test(file),
-        cmocka_unit_test(samples), cmocka_unit_test(held_out), cmocka_unit_test(conversations),
-        cmocka_unit_test(refused),
+        cmocka_unit_test(pass),    cmocka_unit_test(scores),      cmocka_unit_test(file),
+        cmocka_unit_test(samples), cmocka_unit_test(held_out),    cmocka_unit_test(conversations),
+        cmocka_unit_test(refused), cmocka_unit_test(interrupted),
     };
     return cmocka_run_group_tests_name("eval_generate", tests, NULL, NULL);
 }

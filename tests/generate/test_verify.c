@@ -182,13 +182,20 @@ static void regex(void **state)
         {"Answer: B", NULL, NONE},
         {"Answer: ", "B", WRONG},
         {"Answer: b", "B", WRONG},
+        {"Answer: B", "Both fit.\nAnswer: B", RIGHT}, /* the reference is a whole solution */
+        {"Answer: B", "Answer: B? No.\nAnswer: A", WRONG},
     };
+    static const struct row gsm8k[] = {{"so\n#### 42", "6 * 7 = 42\n#### 42", RIGHT},
+                                       {"so\n#### 42", "42", RIGHT},
+                                       {"so 42", "#### 42", WRONG},
+                                       {"#### 41", "6 * 7 = 42\n#### 42", WRONG}};
     static const struct row unicode[] = {{"na\xc3\xafve", NULL, RIGHT}, {"nave", NULL, WRONG}};
     static const struct row empty[] = {{"\xc3\xa9\xc3\xa9x", "x", RIGHT}, {"\xc3\xa9", "x", WRONG}};
     struct verifier v;
     struct err err;
     JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "\\d{3}-\\d{4}"), found);
     JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "Answer: (?<answer>[A-Za-z])"), group);
+    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "#### (?<answer>-?[0-9]+)"), gsm8k);
     JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "^na.ve$"), unicode);
     JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "(?<answer>x)|"), empty); /* an empty match at each character */
     const struct verify_options bad = {.kind = VERIFY_REGEX, .pattern = "a(b"}, none = {.kind = VERIFY_REGEX};
@@ -214,6 +221,27 @@ static void endless(void **state)
     verifier_close(&v);
 }
 
+/* Patterns that take few steps at each place of a text, but many on all of it. */
+static void slow_everywhere(void **state)
+{
+    (void)state;
+    static const char *const patterns[] = {"(?<answer>a)(?=.*?b)", "(?<answer>(?:a|aa){12})c", "(?<answer>[^b]*+)c"};
+    const int64_t size = 1 << 15;
+    char *text = mem_alloc(size);
+    memset(text, 'a', (size_t)size);
+    memcpy(text + size - 2, "bc", 2);
+    for (int i = 0; i < MT_LEN(patterns); i++) {
+        struct verifier v;
+        struct err err;
+        const struct verify_options opt = {.kind = VERIFY_REGEX, .pattern = patterns[i]};
+        assert_int_equal(verifier_open(&v, &opt, "--pattern", &err), 0);
+        assert_int_equal(verifier_judge(&v, (struct verify_text){text, size}, text_of("b")), WRONG);
+        assert_int_equal(v.n_limited, 1);
+        verifier_close(&v);
+    }
+    mem_free(text);
+}
+
 static void json(void **state)
 {
     (void)state;
@@ -225,6 +253,17 @@ static void json(void **state)
         {"{\"a\": null}", "{\"b\": null}", WRONG},
         {"[1, 2]", "[2, 1]", WRONG},
         {"9007199254740993", "9007199254740992", WRONG}, /* equal as doubles */
+        {"9007199254740993", "9007199254740992.0", WRONG},
+        {"123456789012345678901234567890", "123456789012345678901234567891", WRONG},
+        {"123456789012345678901234567890", "123456789012345678901234567890", RIGHT},
+        {"1208925819614629174706176", "1208925819614629174706176.0", RIGHT}, /* 2^80 */
+        {"-0.0", "0", RIGHT},
+        {"0.1", "0.10", RIGHT},
+        {"NaN", "NaN", NONE},
+        {"[1, NaN]", NULL, WRONG},
+        {"{\"a\": [-Infinity]}", NULL, WRONG},
+        {"1e999", "2e999", NONE},
+        {"1e999", NULL, WRONG},
         {"1e2", "100", RIGHT},
         {"\"1\"", "1", WRONG},
         {"\"\\u0061\"", "\"a\"", RIGHT},
@@ -276,8 +315,9 @@ static void hostile(void **state)
 int test_verify(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exact),   cmocka_unit_test(last_number), cmocka_unit_test(boxed),   cmocka_unit_test(regex),
-        cmocka_unit_test(endless), cmocka_unit_test(json),        cmocka_unit_test(hostile),
+        cmocka_unit_test(exact), cmocka_unit_test(last_number),     cmocka_unit_test(boxed),
+        cmocka_unit_test(regex), cmocka_unit_test(slow_everywhere), cmocka_unit_test(endless),
+        cmocka_unit_test(json),  cmocka_unit_test(hostile),
     };
     return cmocka_run_group_tests_name("verify", tests, NULL, NULL);
 }

@@ -47,29 +47,28 @@ static bool exact(const struct verifier *v, struct verify_text a, struct verify_
 
 static enum verdict verdict(bool right) { return right ? VERDICT_RIGHT : VERDICT_WRONG; }
 
-/* The group of the last match. */
+/* The group of the last match in the text; the text is NULL where there is none. */
+static enum search_result find_group(struct verifier *v, struct verify_text t, struct verify_text *found)
+{
+    int64_t begin, end;
+    const enum search_result r = search_last(v->search, t.text, t.size, GROUP, &begin, &end);
+    *found = r == SEARCH_FOUND ? (struct verify_text){t.text + begin, end - begin} : (struct verify_text){.text = NULL};
+    return r;
+}
+
+/* The reference may be a whole solution, with the answer as in the pattern, or the answer alone. */
 static enum verdict group_equals(struct verifier *v, struct verify_text a, struct verify_text reference)
 {
-    struct verify_text found = {.text = NULL};
-    int64_t begin, end, from, to;
-    for (int64_t at = 0; at <= a.size;) {
-        const enum search_result r = search_next(v->search, a.text, a.size, at, GROUP, &begin, &end);
-        v->n_limited += r == SEARCH_LIMIT;
-        if (r == SEARCH_LIMIT) return VERDICT_WRONG;
-        if (r == SEARCH_NONE) break;
-        if (begin >= 0) found = (struct verify_text){a.text + begin, end - begin};
-        if (search_next(v->search, a.text, a.size, at, NULL, &from, &to) != SEARCH_FOUND) break;
-        at = MT_MAX(to, from + 1); /* after an empty match one character on */
-        while (at < a.size && (a.text[at] & 0xc0) == 0x80) at++;
-    }
-    return verdict(found.text && exact(v, found, reference));
+    struct verify_text found, wanted;
+    if (find_group(v, reference, &wanted) == SEARCH_LIMIT) return VERDICT_NONE;
+    v->n_limited += find_group(v, a, &found) == SEARCH_LIMIT;
+    return verdict(found.text && exact(v, found, wanted.text ? wanted : reference));
 }
 
 static enum verdict regex(struct verifier *v, struct verify_text a, struct verify_text reference)
 {
-    int64_t begin, end;
     if (search_has_group(v->search, GROUP)) return reference.text ? group_equals(v, a, reference) : VERDICT_NONE;
-    const enum search_result r = search_next(v->search, a.text, a.size, 0, NULL, &begin, &end);
+    const enum search_result r = search_any(v->search, a.text, a.size);
     v->n_limited += r == SEARCH_LIMIT;
     return verdict(r == SEARCH_FOUND);
 }

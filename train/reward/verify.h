@@ -6,9 +6,9 @@
 #include "train/reward/verify_text.h"
 
 /* EXACT: equal without white space at the ends. LAST_NUMBER: equal numbers (verify_number.h). BOXED: equal last boxes
- * (verify_boxed.h). REGEX: a pattern is found; with a group named `answer`, that of the last match equals the
- * reference as in EXACT. JSON: the answer, without a code fence around it, is valid JSON and has the value of the
- * reference, where there is one (verify_json.h). */
+ * (verify_boxed.h). REGEX: a pattern is found; with a group named `answer`, that of the last match equals that of
+ * the reference, or the reference where the pattern is not found in it, as in EXACT. JSON: the answer, without a code
+ * fence around it, is valid JSON and has the value of the reference, where there is one (verify_json.h). */
 enum verify_kind { VERIFY_EXACT, VERIFY_LAST_NUMBER, VERIFY_BOXED, VERIFY_REGEX, VERIFY_JSON };
 #define VERIFIERS "exact|last_number|boxed|regex|json" /* by enum verify_kind */
 

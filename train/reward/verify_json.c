@@ -1,6 +1,8 @@
 /* verify_json.c - see verify_json.h. */
 #include "train/reward/verify_json.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "data/json/text.h"
@@ -18,12 +20,40 @@ static bool same_text(struct json a, struct json b)
 
 static bool is_number(struct json j) { return json_type(j) == JSON_INT || json_type(j) == JSON_REAL; }
 
+/* Digits of whole numbers, else a double's 17 digits: equal values have equal texts, whatever their sizes. */
+static void put_number(struct text_buf *out, struct json j)
+{
+    char text[400]; /* the largest double has 309 digits */
+    double v = 0;
+    if (json_type(j) == JSON_INT || json_wide(j)) {
+        if (text_put_number(out, j, NULL)) out->size = 0;
+        return;
+    }
+    if (json_f64(j, &v, NULL)) return;
+    snprintf(text, sizeof(text), v == floor(v) ? "%.0f" : "%.17g", v == 0 ? 0 : v);
+    text_put(out, text);
+}
+
 static bool same_number(struct json a, struct json b)
 {
-    double x, y;
-    if (json_type(a) == json_type(b) && same_text(a, b)) return true;
-    if (json_type(a) == JSON_INT && json_type(b) == JSON_INT) return false; /* a double would round */
-    return !json_f64(a, &x, NULL) && !json_f64(b, &y, NULL) && !(x < y || x > y);
+    struct text_buf x = {0}, y = {0};
+    put_number(&x, a);
+    put_number(&y, b);
+    const bool same = x.size && x.size == y.size && !memcmp(x.text, y.text, (size_t)x.size);
+    text_free(&x);
+    text_free(&y);
+    return same;
+}
+
+/* NaN and infinity, which Python writes, are not JSON; 1e999 has no value to compare. */
+static bool is_finite(struct json j)
+{
+    const char *key, *wide = json_wide(j);
+    struct json value;
+    if (wide) return !strpbrk(wide, "Ny");
+    for (int64_t i = 0; json_item(j, i, &key, &value); i++)
+        if (!is_finite(value)) return false;
+    return true;
 }
 
 /* json_parse limits the depth. */
@@ -54,7 +84,10 @@ static struct verify_text without_fence(struct verify_text t)
 
 static struct json_doc *parse(struct verify_text t, const char *name)
 {
-    return t.text ? json_parse_row(t.text, t.size, JSON_ROW_VALUES, name, NULL) : NULL;
+    struct json_doc *doc = t.text ? json_parse_row(t.text, t.size, JSON_ROW_VALUES, name, NULL) : NULL;
+    if (!doc || is_finite(json_root(doc))) return doc;
+    json_free(doc);
+    return NULL;
 }
 
 enum verdict verify_json(struct verify_text answer, struct verify_text reference)

@@ -5,7 +5,8 @@
 #include "train/reward/verify_text.h"
 
 /* A code fence around the whole answer is left out. Objects are equal whatever the order of their keys, numbers by
- * value (1 = 1.0). A reference that is not JSON: NONE; no reference: valid JSON is RIGHT. */
+ * value (1 = 1.0), exactly. NaN, Infinity and numbers beyond a double with an exponent are not JSON. A reference that
+ * is not JSON: NONE; no reference: valid JSON is RIGHT. */
 enum verdict verify_json(struct verify_text answer, struct verify_text reference);
 
 #endif
