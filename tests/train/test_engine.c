@@ -30,7 +30,7 @@ static void bed_open(struct bed *b, const char *model, const char *adapter)
     if (run_open_headers(&b->run, &b->cfg, &err) || run_open_tokenizer(&b->run, &opt, NULL, &err))
         fail_msg("%s", err.msg);
     b->run.generation =
-        (struct plan_generation){.n_seq = 5, .n_tok = 64, .chunk = 16, .n_top = 4, .n_edit = SAMPLE_EDITS};
+        (struct plan_generation){.n_seq = 8, .n_tok = 64, .chunk = 16, .n_top = 4, .n_edit = SAMPLE_EDITS};
     if (run_open_model(&b->run, adapter ? dir : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
 }
 
@@ -145,12 +145,14 @@ static void one_at_a_time(struct bed *b, struct case_of *c)
     }
 }
 
-/* All in a random order, some later than others; every tenth is cancelled on the way. */
+/* All in a random order, some later than others, from three groups; every tenth is cancelled on the way. */
 static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t n_seq, int64_t cache_tok)
 {
     struct engine *e = open_engine(b, n_seq, cache_tok);
+    struct sample_group groups[3] = {{0}};
     int order[N], n = 0;
     int64_t number[N], step = 0;
+    for (int i = 0; i < N; i++) c[i].q.group = i % 4 < 3 ? &groups[i % 4] : NULL;
     for (int i = 0; i < N; i++) order[i] = i;
     for (int i = N - 1; i > 0; i--) {
         const int k = (int)at_random(turn, (uint64_t)i, (uint64_t)i + 1), swap = order[i];
@@ -169,6 +171,7 @@ static void all_at_once(struct bed *b, struct case_of *c, uint64_t turn, int64_t
         assert_true(s.n_running <= n_seq && s.used <= 1);
     }
     assert_close(engine_stats(e).used, 0, 0);
+    for (int i = 0; i < MT_LEN(groups); i++) assert_int_equal(groups[i].n_seq, 0);
     engine_close(e);
 }
 
@@ -229,6 +232,70 @@ static void any_order_gives_the_same(void **state)
         mem_free(got);
         run_close(&b.run);
     }
+}
+
+/* ---- who begins ---- */
+
+static void count_done(void *user, const struct sample *s)
+{
+    (void)s;
+    ++*(int64_t *)user;
+}
+
+static void add_plain(struct engine *e, int64_t n, int64_t tokens, struct sample_group *group, int64_t *done)
+{
+    static const int32_t ids[] = {5, 6, 7};
+    struct sample_request q = {
+        .ids = ids, .n_ids = 3, .n = n, .params = sample_params_default(), .group = group, .user = done};
+    struct err err;
+    q.params.max_tokens = tokens;
+    q.done = count_done;
+    if (engine_add(e, &q, &err) < 0) fail_msg("%s", err.msg);
+}
+
+/* A request of one sample beside one of many, and beside many: it begins while they use their share. */
+static void groups_share(void **state)
+{
+    (void)state;
+    struct bed b;
+    bed_open(&b, "parity/case_b", NULL);
+    for (int many = 0; many < 2; many++) {
+        struct engine *e = open_engine(&b, 8, 8 * MAX_LEN);
+        struct sample_group hog = {0}, other = {0};
+        int64_t n_hog = 0, n_other = 0;
+        if (!many) add_plain(e, 16, 45, &hog, &n_hog);
+        for (int i = 0; i < 16 && many; i++) add_plain(e, 1, 45, &hog, &n_hog);
+        for (int i = 0; i < 10; i++) assert_true(engine_step(e));
+        assert_int_equal(hog.n_seq, 7);
+        add_plain(e, 1, 5, &other, &n_other);
+        while (!n_other) assert_true(engine_step(e));
+        assert_int_equal(n_hog, 0);
+        while (engine_step(e)) continue;
+        assert_int_equal(n_hog, 16);
+        engine_close(e);
+    }
+    run_close(&b.run);
+}
+
+/* The cache has room for the first request and for short ones, not for the second, which lets 64 pass. */
+static void room_is_used(void **state)
+{
+    (void)state;
+    struct bed b;
+    int64_t n_first = 0, n_large = 0, n_short = 0;
+    bed_open(&b, "parity/case_b", NULL);
+    struct engine *e = open_engine(&b, 2, MAX_LEN);
+    add_plain(e, 1, 160, NULL, &n_first);
+    add_plain(e, 1, 160, NULL, &n_large);
+    for (int i = 0; i < 100; i++) add_plain(e, 1, 1, NULL, &n_short);
+    while (!n_first) assert_true(engine_step(e));
+    assert_int_equal(n_large, 0);
+    assert_int_equal(n_short, 64);
+    while (engine_step(e)) continue;
+    assert_int_equal(n_large, 1);
+    assert_int_equal(n_short, 100);
+    engine_close(e);
+    run_close(&b.run);
 }
 
 /* ---- log-probabilities of prompts ---- */
@@ -398,6 +465,8 @@ int test_engine(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_order_gives_the_same),
+        cmocka_unit_test(groups_share),
+        cmocka_unit_test(room_is_used),
         cmocka_unit_test(scores_prompts),
         cmocka_unit_test(loaded_adapters),
         cmocka_unit_test(refuses),

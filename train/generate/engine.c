@@ -16,6 +16,9 @@ enum {
     PASS_TOK = 8192, /* tokens of a pass; longer prompts have later ones, of CHUNK_TOK tokens each */
     CHUNK_TOK = 128,
     PREFILL_WAIT = 8,
+    SPARE_SEQS = 8,   /* one of so many sequences is for groups without one */
+    MOST_PASSED = 64, /* requests that begin before an earlier one, which lacks room */
+    MOST_BLOCKED = 8, /* requests without room after which a step looks for no other */
 };
 
 /* A request. Its prompt is in the cache when shared is -1 or has n_ids - 1 tokens. */
@@ -23,7 +26,8 @@ struct request {
     struct answer_rules rules;
     int64_t number, n_begun, n_ended; /* samples */
     int shared;                       /* the prompt's sequence, until its last sample begins; -1: none */
-    bool cancelled;
+    bool cancelled, blocked;          /* blocked: there is no room for it in this step */
+    int64_t n_passed;                 /* later ones that began before it */
     struct request *next;
 };
 
@@ -48,10 +52,10 @@ struct engine {
     struct cache cache;
     int64_t mark; /* of the work arena */
     struct request *first, *last;
-    int64_t n_request; /* ever */
-    struct live *live; /* [n_seq] */
-    int64_t n_live;
-    int adapter, n_adapter; /* adapter: of the last pass */
+    int64_t n_request;       /* ever */
+    struct live *live;       /* [n_seq] */
+    int64_t n_live, n_taken; /* n_taken: sequences of the cache in use, those of prompts too */
+    int adapter, n_adapter;  /* adapter: of the last pass */
     struct adapters none;
     struct loaded *loaded; /* [n_adapter - ENGINE_LOADED] */
     int64_t n_wait;        /* passes since a prompt could have begun */
@@ -286,11 +290,23 @@ static void call_done(const struct request *q, const struct answer *a)
     if (q->rules.q.done) q->rules.q.done(q->rules.q.user, &s);
 }
 
+static void count_sequence(struct engine *e, const struct request *q, int64_t by)
+{
+    e->n_taken += by;
+    if (q->rules.q.group) q->rules.q.group->n_seq += by;
+}
+
+static void drop_sequence(struct engine *e, const struct request *q, int seq)
+{
+    cache_drop(&e->cache, seq);
+    count_sequence(e, q, -1);
+}
+
 /* Ends sample i of the batch. */
 static void end_live(struct engine *e, int64_t i)
 {
     struct live l = e->live[i];
-    cache_drop(&e->cache, l.seq);
+    drop_sequence(e, l.r, l.seq);
     e->n_live--;
     memmove(e->live + i, e->live + i + 1, (size_t)(e->n_live - i) * sizeof(*e->live));
     l.r->n_ended++;
@@ -312,7 +328,7 @@ static void end_cancelled(struct engine *e, struct request *q)
         call_done(q, &a);
         answer_free(&a);
     }
-    if (q->shared >= 0) cache_drop(&e->cache, q->shared);
+    if (q->shared >= 0) drop_sequence(e, q, q->shared);
     q->shared = -1;
 }
 
@@ -349,6 +365,7 @@ static bool begin_request(struct engine *e, struct request *q)
         return false;
     }
     q->shared = seq;
+    count_sequence(e, q, 1);
     e->stats.prompt_tok += q->rules.q.n_ids;
     return true;
 }
@@ -362,34 +379,66 @@ static bool is_prefilled(const struct engine *e, const struct request *q)
 static int sequence_for(struct engine *e, struct request *q)
 {
     const bool last = q->n_begun + 1 == q->rules.q.n || e->opt.n_seq == 1;
-    if (!last) return cache_fork(&e->cache, &e->run->dev, q->shared, len_of(q));
-    if (!cache_extend(&e->cache, q->shared, len_of(q))) return -1;
-    const int seq = q->shared;
+    int seq = q->shared;
+    if (!last) {
+        seq = cache_fork(&e->cache, &e->run->dev, q->shared, len_of(q));
+        if (seq >= 0) count_sequence(e, q, 1);
+        return seq;
+    }
+    if (!cache_extend(&e->cache, seq, len_of(q))) return -1;
     q->shared = -1;
     return seq;
 }
 
-static void begin_samples(struct engine *e, struct request *q)
+static bool begin_sample(struct engine *e, struct request *q)
 {
-    while (q->n_begun < q->rules.q.n && e->n_live < e->opt.n_seq && is_prefilled(e, q)) {
-        const int seq = sequence_for(e, q);
-        if (seq < 0) return;
-        struct live *l = &e->live[e->n_live++];
-        *l = (struct live){.r = q, .seq = seq};
-        answer_begin(&l->answer, &q->rules, q->n_begun++, e->run->tok);
-        if (params_of(q)->max_tokens > 0) continue;
-        answer_end(&l->answer, SAMPLE_LENGTH);
-        end_live(e, e->n_live - 1);
-    }
+    const int seq = sequence_for(e, q);
+    if (seq < 0) return false;
+    struct live *l = &e->live[e->n_live++];
+    *l = (struct live){.r = q, .seq = seq};
+    answer_begin(&l->answer, &q->rules, q->n_begun++, e->run->tok);
+    if (params_of(q)->max_tokens > 0) return true;
+    answer_end(&l->answer, SAMPLE_LENGTH);
+    end_live(e, e->n_live - 1);
+    return true;
 }
 
-/* Requests begin in their order. */
+static int64_t sequences_of(const struct request *q) { return q->rules.q.group ? q->rules.q.group->n_seq : 0; }
+
+/* A group that has sequences leaves the last ones to others; for a sample only while some sample runs, so that it does
+ * not wait for ever. */
+static bool leaves_rest(const struct engine *e, const struct request *q)
+{
+    const bool rest = e->n_taken >= e->opt.n_seq - e->opt.n_seq / SPARE_SEQS;
+    return q->rules.q.group && rest && (q->shared < 0 ? sequences_of(q) > 0 : q->n_begun > 0 && e->n_live > 0);
+}
+
+/* The request whose group has the fewest sequences, the first of several, whose next sample can begin, or with
+ * `prompts` its prompt. */
+static struct request *next_to_begin(const struct engine *e, bool prompts)
+{
+    struct request *best = NULL;
+    for (struct request *q = e->first; q; q = q->next)
+        if (!q->blocked && q->n_begun < q->rules.q.n && (q->shared < 0 ? prompts : is_prefilled(e, q)) &&
+            !leaves_rest(e, q) && (!best || sequences_of(q) < sequences_of(best)))
+            best = q;
+    return best;
+}
+
+/* A request without room for its prompt lets those of others begin before it, MOST_PASSED at most. */
 static void begin(struct engine *e)
 {
-    bool room = true;
-    for (struct request *q = e->first; q; q = q->next) {
-        if (q->shared < 0 && q->n_begun < q->rules.q.n) room = room && begin_request(e, q);
-        if (q->shared >= 0) begin_samples(e, q);
+    int n_blocked = 0;
+    bool prompts = true;
+    for (struct request *q = e->first; q; q = q->next) q->blocked = false;
+    for (struct request *q; e->n_live < e->opt.n_seq && (q = next_to_begin(e, prompts));) {
+        const bool prompt = q->shared < 0;
+        q->blocked = !(prompt ? begin_request(e, q) : begin_sample(e, q));
+        if (!prompt) continue;
+        n_blocked += q->blocked;
+        if (q->blocked && (q->n_passed >= MOST_PASSED || n_blocked == MOST_BLOCKED)) prompts = false;
+        for (struct request *b = e->first; b && !q->blocked && n_blocked; b = b->next)
+            b->n_passed += b->blocked && b->shared < 0;
     }
 }
 

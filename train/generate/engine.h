@@ -2,8 +2,9 @@
  *
  * A request is a prompt and n samples of it, which share the cache of the prompt. engine_step makes one forward pass:
  * the beginnings of prompts, or the next token of every sequence together with the next chunk of long prompts. Samples
- * begin as soon as there is room for all the tokens that they may have (max_tokens), in the order of requests, and end
- * at any step. So a sample that has begun always finishes; none is computed twice.
+ * begin as soon as there is room for all the tokens that they may have (max_tokens), and end at any step. Requests
+ * begin in their order, except that of waiting groups the one with the fewest sequences begins first, and that a
+ * request without room lets some later ones begin. So a sample that has begun always finishes; none is computed twice.
  *
  * A pass has one adapter, or the base model alone: requests for different adapters take turns, pass by pass.
  *

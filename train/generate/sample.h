@@ -64,6 +64,10 @@ struct sample_bias {
 };
 enum { SAMPLE_EDITS = 1024 }; /* end tokens and biases of a request, at most */
 
+/* Requests of one user, who gets no more sequences than others while these wait. */
+struct sample_group {
+    int64_t n_seq; /* the engine's: sequences now */
+};
 struct sample_request {
     const int32_t *ids; /* [n_ids] prompt, at least one token; copied */
     int64_t n_ids, n;   /* n: samples, at least 1 */
@@ -75,6 +79,7 @@ struct sample_request {
     const struct sample_bias *bias; /* [n_bias] each id once; copied */
     int64_t n_bias;
     int adapter; /* ENGINE_OWN: that of run_open_model; ENGINE_BASE: none; or a number of engine_load_adapter */
+    struct sample_group *group; /* until the request has ended; NULL: none */
     void *user;
     void (*token)(void *user, const struct sample *s); /* after each token; NULL: none */
     void (*done)(void *user, const struct sample *s);  /* after the last; NULL: none */

@@ -214,6 +214,7 @@ static int add_prompts(struct jobs *j, struct job *job, struct err *err)
         q.end_ids = ends;
         q.stops = (const char *const *)job->stops;
         q.adapter = job->slot ? job->slot->adapter : ENGINE_BASE;
+        q.group = &job->group;
         q.user = &job->parts[i];
         q.token = on_token;
         q.done = on_done;

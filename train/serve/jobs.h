@@ -49,9 +49,10 @@ struct job {
 
     /* of the engine's thread */
     struct jobs *jobs;
-    int64_t *numbers;       /* [n_prompt] in the engine */
-    struct job_part *parts; /* [n_prompt] */
-    struct slot *slot;      /* of its adapter; NULL: the base model, or none yet */
+    struct sample_group group; /* its requests */
+    int64_t *numbers;          /* [n_prompt] in the engine */
+    struct job_part *parts;    /* [n_prompt] */
+    struct slot *slot;         /* of its adapter; NULL: the base model, or none yet */
     bool cancelled;
     struct job *next;
 };
