@@ -27,7 +27,8 @@ static struct server {
 /* ---- the server ---- */
 
 static const char template[] =
-    "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
+    "{% if messages[0].content == 'refuse' %}{{ raise_exception('no') }}{% endif %}{% for m in messages %}{{ m.role + "
+    "': ' + m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}"
     "{{ 'assistant: ' }}{% endif %}";
 
 static bool can_serve(void)
@@ -252,6 +253,12 @@ static void forms(void **state)
     assert_string_equal(text_at(reply, "choices.0.text"), text_at(reply, "choices.1.text"));
     assert_int_equal(strncmp(text_at(reply, "choices.3.text"), "One two", 7), 0);
     assert_says(reply, "\"token_logprobs\": [null, -");
+    if (ask(COMPLETION, "{\"prompt\": \"The cat\", \"max_tokens\": 0, \"logprobs\": 0, \"echo\": true}") != 200)
+        fail_msg("%s", reply);
+    assert_string_equal(text_at(reply, "choices.0.text"), "The cat");
+    assert_says(reply, "\"token_logprobs\": [null, -");
+    assert_says(reply, "\"completion_tokens\": 0");
+    assert_int_equal(ask(COMPLETION, "{\"prompt\": \"The cat\", \"max_tokens\": 0, \"echo\": true}"), 200);
     if (ask(COMPLETION, "{\"prompt\": [5, 6, 7], \"max_tokens\": 30, \"stop\": [\"e\", \"a\"]}") != 200)
         fail_msg("%s", reply);
     assert_null(strpbrk(text_at(reply, "choices.0.text"), "ea"));
@@ -294,9 +301,22 @@ static const struct wrong {
     {CHAT, "{" HELLO ", \"stop\": \"\"}", 400, "stop string is empty"},
     {CHAT, "{" HELLO ", \"logit_bias\": {\"x\": 1}}", 400, "logit_bias"},
     {CHAT, "{" HELLO ", \"stream_options\": {}}", 400, "needs stream"},
+    {CHAT, "{" HELLO ", \"stream\": true, \"stream_options\": \"x\"}", 400, "\"param\": \"stream_options\""},
+    {CHAT, "{" HELLO ", \"stream\": true, \"stream_options\": {\"include_usage\": 1}}", 400, "stream_options"},
+    {CHAT, "{" HELLO ", \"stream\": \"yes\"}", 400, "\"param\": \"stream\""},
+    {CHAT, "{" HELLO ", \"tools\": \"x\"}", 400, "tools: expected a list"},
+    {CHAT, "{" HELLO ", \"user\": 1}", 400, "user: expected a string"},
+    {CHAT, "{" HELLO ", \"metadata\": []}", 400, "metadata: expected an object"},
+    {CHAT, "{" HELLO ", \"chat_template_kwargs\": 1}", 400, "\"param\": \"chat_template_kwargs\""},
+    {CHAT, "{" HELLO ", \"max_completion_tokens\": 2, \"max_tokens\": \"x\"}", 400, "\"param\": \"max_tokens\""},
+    {CHAT, "{\"messages\": \"x\"}", 400, "\"param\": \"messages\""},
     {CHAT, "{" HELLO ", \"tool_choice\": \"required\"}", 400, "auto and none"},
     {CHAT, "{" HELLO ", \"response_format\": {\"type\": \"json_object\"}}", 400, "does not have"},
     {CHAT, "{" HELLO ", \"temperatur\": 1}", 400, "did you mean temperature?"},
+    {CHAT, "{\"messages\": [{\"role\": \"user\"}]}", 400, "\"param\": \"messages\""},
+    {CHAT, "{" HELLO ", \"guided_regex\": \"a\"}", 400, "\"param\": \"guided_regex\""},
+    {CHAT, "{\"messages\": [{\"role\": \"user\", \"content\": \"refuse\"}]}", 400,
+     ": template.jinja:1: the template refuses"},
     {COMPLETION, "{}", 400, "prompt is missing"},
     {COMPLETION, "{\"prompt\": [1000000]}", 400, "prompt_ids"},
     {COMPLETION, "{\"prompt\": \"a\", \"messages\": []}", 400, "does not have"},
@@ -310,9 +330,11 @@ static void errors(void **state)
     START("--set", "train.seed=1");
     for (int64_t i = 0; i < MT_LEN(wrongs); i++) {
         const int status = ask(wrongs[i].path, wrongs[i].body);
+        assert_null(strstr(reply, server.dir));
         if (status != wrongs[i].status || !strstr(reply, wrongs[i].says) || strncmp(reply, "{\"error\": {", 11) != 0)
             fail_msg("%s %s: %d %s", wrongs[i].path, wrongs[i].body, status, reply);
     }
+    assert_says(wait_for_log("has no adapter yet"), "base model is served");
     assert_int_equal(ask_with(reply, "Origin: http://example.org\r\n", "/v1/models", NULL), 403);
     stop();
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -500,6 +522,7 @@ static void appears(void **state)
     START("--adapters", folder, "--adapter", named);
     assert_int_equal(ask(COMPLETION, "{\"model\": \"broken\", \"prompt\": \"The cat\"}"), 500);
     assert_says(reply, "broken");
+    assert_null(strstr(reply, folder)); /* paths are in the log */
     assert_int_equal(ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\"}"), 404);
     snprintf(command, sizeof(command), "cp -r '%s' '%s/later'", fixture("parity/case_a/adapter_final"), folder);
     assert_int_equal(system(command), 0);
@@ -510,7 +533,13 @@ static void appears(void **state)
     assert_int_equal(ask("/v1/models", NULL), 200);
     assert_says(reply, "\"later\"");
     assert_says(reply, "\"mine\"");
+    snprintf(command, sizeof(command), "rm -r '%s/later'", folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(ask("/v1/models", NULL), 200);
+    assert_null(strstr(reply, "\"later\""));
+    assert_int_equal(ask(COMPLETION, "{\"model\": \"later\", \"prompt\": \"The cat\"}"), 404);
     stop();
+    assert_says(said.err, folder);
     assert_says(said.err, "another model is named case_a");
 }
 

@@ -17,43 +17,44 @@ enum key_use {
 static const struct key {
     const char *name;
     enum key_use use;
+    enum json_type type; /* ABSENT: what reads it checks */
 } keys[] = {
-    {"model", USED},
-    {"messages", CHAT},
-    {"prompt", COMPLETION},
-    {"max_completion_tokens", CHAT},
-    {"max_tokens", USED},
-    {"min_tokens", USED},
-    {"temperature", USED},
-    {"top_p", USED},
-    {"top_k", USED},
-    {"min_p", USED},
-    {"repetition_penalty", USED},
-    {"frequency_penalty", USED},
-    {"presence_penalty", USED},
-    {"logit_bias", USED},
-    {"n", USED},
-    {"seed", USED},
-    {"stop", USED},
-    {"stop_token_ids", USED},
-    {"include_stop_str_in_output", USED},
-    {"ignore_eos", USED},
-    {"stream", USED},
-    {"stream_options", USED},
-    {"logprobs", USED},
-    {"top_logprobs", CHAT},
-    {"echo", COMPLETION},
-    {"tools", CHAT},
-    {"tool_choice", CHAT},
-    {"documents", CHAT},
-    {"chat_template_kwargs", CHAT},
-    {"reasoning_effort", CHAT},
-    {"user", NEUTRAL},
-    {"metadata", NEUTRAL},
-    {"store", NEUTRAL},
-    {"service_tier", NEUTRAL},
-    {"prompt_cache_key", NEUTRAL},
-    {"safety_identifier", NEUTRAL},
+    {"model", USED, JSON_STRING},
+    {"messages", CHAT, JSON_ARRAY},
+    {"prompt", COMPLETION, JSON_ABSENT},
+    {"max_completion_tokens", CHAT, JSON_ABSENT},
+    {"max_tokens", USED, JSON_ABSENT},
+    {"min_tokens", USED, JSON_ABSENT},
+    {"temperature", USED, JSON_ABSENT},
+    {"top_p", USED, JSON_ABSENT},
+    {"top_k", USED, JSON_ABSENT},
+    {"min_p", USED, JSON_ABSENT},
+    {"repetition_penalty", USED, JSON_ABSENT},
+    {"frequency_penalty", USED, JSON_ABSENT},
+    {"presence_penalty", USED, JSON_ABSENT},
+    {"logit_bias", USED, JSON_OBJECT},
+    {"n", USED, JSON_ABSENT},
+    {"seed", USED, JSON_ABSENT},
+    {"stop", USED, JSON_ABSENT},
+    {"stop_token_ids", USED, JSON_ARRAY},
+    {"include_stop_str_in_output", USED, JSON_BOOL},
+    {"ignore_eos", USED, JSON_BOOL},
+    {"stream", USED, JSON_BOOL},
+    {"stream_options", USED, JSON_OBJECT},
+    {"logprobs", USED, JSON_ABSENT},
+    {"top_logprobs", CHAT, JSON_ABSENT},
+    {"echo", COMPLETION, JSON_BOOL},
+    {"tools", CHAT, JSON_ARRAY},
+    {"tool_choice", CHAT, JSON_ABSENT},
+    {"documents", CHAT, JSON_ARRAY},
+    {"chat_template_kwargs", CHAT, JSON_OBJECT},
+    {"reasoning_effort", CHAT, JSON_STRING},
+    {"user", NEUTRAL, JSON_STRING},
+    {"metadata", NEUTRAL, JSON_OBJECT},
+    {"store", NEUTRAL, JSON_BOOL},
+    {"service_tier", NEUTRAL, JSON_STRING},
+    {"prompt_cache_key", NEUTRAL, JSON_STRING},
+    {"safety_identifier", NEUTRAL, JSON_STRING},
 };
 /* Values of other keys that ask for what is done anyway. */
 static const struct usual {
@@ -81,7 +82,7 @@ struct reading {
 static int refuse(struct reading *r, int status, const char *param)
 {
     r->e->status = status;
-    r->e->param = param;
+    snprintf(r->e->param, sizeof(r->e->param), "%s", param);
     return -1;
 }
 
@@ -99,25 +100,37 @@ static bool is_usual(const char *key, struct json value)
     return same;
 }
 
-static int check_keys(struct reading *r)
+static int refuse_unknown(struct reading *r, const char *key)
 {
     const unsigned mine = r->form->chat ? CHAT : COMPLETION;
-    const char *key, *names[MT_LEN(keys)];
+    const char *names[MT_LEN(keys)];
+    int64_t n = 0;
+    for (int64_t k = 0; k < MT_LEN(keys); k++)
+        if ((unsigned)keys[k].use & (mine | NEUTRAL)) names[n++] = keys[k].name;
+    const char *near = str_nearest(key, names, n);
+    err_set(&r->e->why, "%.80s: this server does not have this parameter, or not this value%s%s%s", key,
+            near ? ": did you mean " : "", near ? near : "", near ? "?" : ": leave it out");
+    return refuse(r, 400, key);
+}
+
+static int check_keys(struct reading *r)
+{
+    static const char *const types[] = {[JSON_BOOL] = "true or false",
+                                        [JSON_STRING] = "a string",
+                                        [JSON_ARRAY] = "a list",
+                                        [JSON_OBJECT] = "an object"};
+    const unsigned mine = r->form->chat ? CHAT : COMPLETION;
+    const char *name;
     struct json value;
     if (json_type(r->body) != JSON_OBJECT) return err_set(&r->e->why, "the body is not a JSON object");
-    for (int64_t i = 0; json_member(r->body, i, &key, &value); i++) {
-        bool known = !json_given(value) || is_usual(key, value);
-        int64_t n = 0;
-        for (int64_t k = 0; k < MT_LEN(keys); k++) {
-            if (!((unsigned)keys[k].use & (mine | NEUTRAL))) continue;
-            names[n++] = keys[k].name;
-            known |= !strcmp(keys[k].name, key);
-        }
-        if (known) continue;
-        const char *near = str_nearest(key, names, n);
-        err_set(&r->e->why, "%.80s: this server does not have this parameter, or not this value%s%s%s", key,
-                near ? ": did you mean " : "", near ? near : "", near ? "?" : ": leave it out");
-        return refuse(r, 400, key);
+    for (int64_t i = 0; json_member(r->body, i, &name, &value); i++) {
+        const struct key *key = keys;
+        while (key < keys + MT_LEN(keys) && strcmp(key->name, name) != 0) key++;
+        if (!json_given(value) || is_usual(name, value)) continue;
+        if (key == keys + MT_LEN(keys) || !((unsigned)key->use & (mine | NEUTRAL))) return refuse_unknown(r, name);
+        if (key->type == JSON_ABSENT || key->type == json_type(value)) continue;
+        err_set(&r->e->why, "%s: expected %s", name, types[key->type]);
+        return refuse(r, 400, name);
     }
     return 0;
 }
@@ -210,10 +223,6 @@ static int read_stops(struct reading *r)
     for (int64_t i = 0; list && i < json_count(stop); i++)
         if (add_stop(r, json_at(stop, i))) return refuse(r, 400, "stop");
     if (!list && json_given(stop) && add_stop(r, stop)) return refuse(r, 400, "stop");
-    if (json_given(ids) && json_type(ids) != JSON_ARRAY) {
-        json_error(ids, &r->e->why, "not a list of token ids");
-        return refuse(r, 400, "stop_token_ids");
-    }
     for (int64_t i = 0; i < json_count(ids); i++) {
         if (json_i64(json_at(ids, i), 0, r->c->run->arch.vocab - 1, &id, &r->e->why))
             return refuse(r, 400, "stop_token_ids");
@@ -227,6 +236,7 @@ static int read_stream(struct reading *r)
     const struct json options = json_find(r->body, "stream_options");
     const char *key;
     struct json value;
+    bool pads; /* include_obfuscation: never done */
     if (!json_given(options)) return 0;
     if (!r->form->stream) {
         err_set(&r->e->why, "stream_options needs stream = true");
@@ -237,7 +247,10 @@ static int read_stream(struct reading *r)
         err_set(&r->e->why, "stream_options.%.80s: this server does not have it", key);
         return refuse(r, 400, "stream_options");
     }
-    return json_opt_bool(options, "include_usage", &r->form->usage, &r->e->why) ? refuse(r, 400, "stream_options") : 0;
+    return json_opt_bool(options, "include_usage", &r->form->usage, &r->e->why) ||
+                   json_opt_bool(options, "include_obfuscation", &pads, &r->e->why)
+               ? refuse(r, 400, "stream_options")
+               : 0;
 }
 
 static int read_bias(struct reading *r)
@@ -246,10 +259,6 @@ static int read_bias(struct reading *r)
     struct job *job = r->job;
     const char *key;
     struct json value;
-    if (json_given(bias) && json_type(bias) != JSON_OBJECT) {
-        json_error(bias, &r->e->why, "not an object of token ids");
-        return refuse(r, 400, "logit_bias");
-    }
     job->bias = mem_array(json_count(bias) + 1, sizeof(*job->bias));
     for (int64_t i = 0; json_member(bias, i, &key, &value); i++) {
         double v;
@@ -276,7 +285,6 @@ static int put_row(struct text_buf *row, struct json body, struct err *err)
     const struct json kwargs = json_find(body, "chat_template_kwargs"), effort = json_find(body, "reasoning_effort");
     const char *key;
     struct json value;
-    if (json_given(kwargs) && json_type(kwargs) != JSON_OBJECT) return json_error(kwargs, err, "not an object");
     text_put(row, "{");
     for (int i = 0; i < MT_LEN(names); i++) {
         if (!json_given(json_find(body, names[i]))) continue;
@@ -300,8 +308,7 @@ static int put_row(struct text_buf *row, struct json body, struct err *err)
 static int check_last(struct json messages, struct err *err)
 {
     const char *role;
-    if (json_type(messages) != JSON_ARRAY || !json_count(messages))
-        return err_set(err, "messages is not a list with a message");
+    if (!json_count(messages)) return err_set(err, "messages has no message");
     if (json_get_str(json_at(messages, json_count(messages) - 1), "role", &role, err)) return -1;
     if (!strcmp(role, "assistant"))
         return err_set(err, "the last message is an assistant's: end with a user's or a tool's");
@@ -316,7 +323,10 @@ static int render(struct reading *r)
     const char *word = "auto";
     r->job->prompts = mem_array(1, sizeof(*r->job->prompts));
     r->job->n_prompt = 1;
-    if (json_given(choice) && (json_type(choice) != JSON_STRING || json_opt_str(r->body, "tool_choice", &word, err) ||
+    if (!r->c->run->chat)
+        return err_set(err, "the model has no chat template: use /v1/completions, or start the server with "
+                            "--set data.chat_template=FILE");
+    if (json_given(choice) && (json_opt_str(r->body, "tool_choice", &word, err) ||
                                (strcmp(word, "auto") != 0 && strcmp(word, "none") != 0))) {
         err_set(err, "tool_choice: this server has auto and none");
         return refuse(r, 400, "tool_choice");
@@ -329,7 +339,13 @@ static int render(struct reading *r)
     pthread_mutex_unlock(&r->c->render);
     text_free(&row);
     r->form->row = doc;
-    if (rc || !doc) return refuse(r, 400, "messages");
+    if (rc || !doc) {
+        char dir[MT_PATH + 1];
+        snprintf(dir, sizeof(dir), "%s/", r->c->run->model_dir);
+        api_hide_directory(err, dir);
+        api_hide_directory(err, r->c->run->cfg->data.chat_template);
+        return refuse(r, 400, "messages");
+    }
     struct message_input *in = &r->form->in;
     in->rules = r->c->rules;
     in->think_open = prompt_opens_reasoning(&r->job->prompts[0], r->c->run->tok);
@@ -394,13 +410,15 @@ static int read_model(struct reading *r)
 static int read_max_tokens(struct reading *r)
 {
     static const char *const names[] = {"max_completion_tokens", "max_tokens"};
-    int64_t longest = 0, given = -1;
-    for (int i = 0; i < 2 && given < 0; i++)
-        if (json_opt_i64(r->body, names[i], r->form->echo ? 0 : 1, INT32_MAX, &given, &r->e->why))
+    int64_t longest = 0, given = -1, values[] = {-1, -1};
+    for (int i = 0; i < 2; i++)
+        if (json_opt_i64(r->body, names[i], r->form->echo ? 0 : 1, INT32_MAX, &values[i], &r->e->why))
             return refuse(r, 400, names[i]);
+    given = values[0] < 0 ? values[1] : values[0];
     for (int64_t i = 0; i < r->job->n_prompt; i++) longest = MT_MAX(longest, r->job->prompts[i].ids.count);
     if (given < 0) given = r->form->chat ? MT_MAX(r->c->context - longest, 1) : COMPLETION_TOKENS;
     r->job->q.params.max_tokens = given;
+    if (!given) r->job->q.params.prompt_logprobs = true; /* an answer without tokens needs a reason */
     if (longest + given <= r->c->context) return 0;
     err_set(&r->e->why, "%lld tokens of prompt and max_tokens = %lld are over this server's %lld (--context)",
             (long long)longest, (long long)given, (long long)r->c->context);
@@ -430,12 +448,6 @@ int api_request_read(struct job *job, struct api_form *form, struct api_context 
     if (!doc) return -1;
     struct reading r = {job, form, c, json_root(doc), e};
     const int rc = read_all(&r);
-    if (rc) { /* param may be a key of the document */
-        bool known = false;
-        for (int64_t i = 0; i < MT_LEN(keys); i++)
-            if (e->param && !strcmp(keys[i].name, e->param)) e->param = keys[i].name, known = true;
-        if (!known) e->param = NULL;
-    }
     json_free(doc);
     return rc;
 }

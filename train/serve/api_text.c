@@ -42,6 +42,17 @@ void api_put_i64(struct text_buf *out, const char *key, int64_t v)
     text_put(out, text);
 }
 
+void api_hide_directory(struct err *e, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const size_t n = slash ? (size_t)(slash - path) + 1 : 0;
+    for (char *at = e->msg; n > 1 && *at;)
+        if (!strncmp(at, path, n))
+            memmove(at, at + n, strlen(at + n) + 1);
+        else
+            at++;
+}
+
 void api_put_error(struct text_buf *out, const struct api_error *e)
 {
     text_put(out, "{\"error\": {\"message\": ");
@@ -49,8 +60,8 @@ void api_put_error(struct text_buf *out, const struct api_error *e)
     text_put_key(out, "type");
     text_put_string(out, type_of(e->status));
     text_put_key(out, "param");
-    if (e->param)
-        text_put_string(out, e->param);
+    if (e->param[0])
+        api_put_text(out, e->param, (int64_t)strlen(e->param));
     else
         text_put(out, "null");
     api_put_i64(out, "code", e->status);

@@ -6,9 +6,11 @@
 
 struct api_error {
     int status;
-    const char *param; /* the wrong parameter; NULL: none; valid as long as the request */
+    char param[80]; /* the wrong parameter; "": none */
     struct err why;
 };
+/* Takes the directory of `path` out of a message: clients need not know where files are. */
+void api_hide_directory(struct err *e, const char *path);
 /* {"error": {"message", "type", "param", "code"}} */
 void api_put_error(struct text_buf *out, const struct api_error *e);
 /* A JSON string; invalid bytes become U+FFFD. */

@@ -232,6 +232,8 @@ static void begin(struct jobs *j, struct job *job)
     const int taken = models_take(&job->slot, j->models, job->model, &err);
     if (taken > 0) return;
     if (taken < 0) {
+        log_warn("%s", err.msg); /* it has paths, which clients need not know */
+        err_set(&err, "the adapter %s cannot be loaded: the server's log says why", job->model->name);
         fail(job, 500, &err);
         cancel(j, job);
         return;

@@ -90,13 +90,15 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
     return scan(m, true, err);
 }
 
+bool models_has(const struct served *s) { return !s->dir || file_exists_in(s->dir, "adapter_config.json"); }
+
 struct served *models_find(struct models *m, const char *name)
 {
     struct err err;
     struct served *known = name && *name ? find_known(m, name) : m->items[0];
-    if (known || !m->folder) return known;
-    if (scan(m, false, &err)) log_warn("%s", err.msg);
-    return find_known(m, name);
+    if (!known && m->folder && scan(m, false, &err)) log_warn("%s", err.msg);
+    if (!known && m->folder) known = find_known(m, name);
+    return known && models_has(known) ? known : NULL;
 }
 
 /* ---- memory ---- */

@@ -40,6 +40,8 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
 int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err *err) MT_CHECK;
 void models_close(struct models *m); /* m may be zeroed */
 
+/* Its adapter still has files; true of the base model. */
+bool models_has(const struct served *s);
 /* NULL: no model has this name. Reads the folder again for an unknown name. name NULL or "": the base model. */
 struct served *models_find(struct models *m, const char *name);
 

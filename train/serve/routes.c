@@ -102,6 +102,7 @@ static void list_models(struct routes *s, const struct http_request *q, struct h
     jobs_lock(s->api.jobs);
     (void)models_find(m, "/"); /* no name: adapters that are new */
     for (int64_t i = 0; i < m->n; i++) {
+        if (!models_has(m->items[i])) continue;
         text_put_comma(&out);
         text_put(&out, "{\"id\": ");
         api_put_text(&out, m->items[i]->name, (int64_t)strlen(m->items[i]->name));

@@ -128,9 +128,11 @@ static int open_all(struct serve *s, bool from_run, struct err *err)
     if (read_key(s, err) || check_config(s->cfg, err) || open_server(s, err) ||
         run_open_headers(&s->run, s->cfg, err) || run_open_tokenizer(&s->run, &opt, NULL, err))
         return -1;
-    if (from_run && !words.n && !s->o->folder && adapter_dir_inside(inside, s->cfg->output.dir)) {
+    if (from_run && !words.n && !s->o->folder) {
+        const bool trained = adapter_dir_inside(inside, s->cfg->output.dir);
         snprintf(own, sizeof(own), "%s", s->cfg->output.dir);
-        words = (struct cli_words){.n = 1, .v = {own}};
+        if (trained) words = (struct cli_words){.n = 1, .v = {own}};
+        if (!trained) log_warn("%s has no adapter yet: the base model is served", own);
     }
     s->cfg->data.seq_len = MT_MIN(s->o->context, s->run.arch.max_len);
     if (sample_defaults_load(&s->routes.api.params, s->run.model_dir, err) ||
