@@ -106,7 +106,7 @@ MUTATIONS = [
     ("train/generate/generate_rows.c", "        *keep = bytes;\n", "        *keep = bytes - 1;\n",
      "generate_rows:continues"),
     ("train/generate/answer_text.c", "a->text.size - (a->stop < 0 ? n_begun(a) : 0)", "a->text.size", "engine:texts"),
-    ("train/answers/chat_talk.c", "if (size > 0 && pread(fd, &last, 1, size - 1) == 1 && last != '\\n')", "if (0)",
+    ("train/answers/chat_talk.c", "if (size > 0 && pread(fd, &end, 1, size - 1) == 1 && end != '\\n')", "if (0)",
      "chat_command:refused"),
     ("train/answers/chat_reply.c", "if (chat_input_interrupted()) engine_cancel(e, number);", "",
      "chat_command:stopped"),

@@ -717,9 +717,10 @@ const struct command commands[] = {
      "sampling_logprobs are those among the kept tokens.",
      ROWS(generate_rows), ROWS(generate_rules), ARGS(generate_options), true, do_generate},
     {"chat", "talk with the adapter or the base model",
-     "/help lists commands: /reset, /base, /adapter NAME, /both (adapter and base model), /system TEXT, /save FILE (a "
-     "row that training reads), /quit. Ctrl-C stops an answer, Ctrl-D ends. A terminal shows reasoning dimly. Without "
-     "a terminal each line of standard input is a message, and an error ends. Each answer computes the cache again.",
+     "/help lists commands: /reset, /base, /adapter NAME or DIR, /both (adapter and base model), /system TEXT, /save "
+     "FILE (a row that training reads), /quit. Ctrl-C stops an answer, Ctrl-D ends. A terminal shows reasoning dimly. "
+     "Without a terminal each line of standard input is a message, and an error ends. Each answer computes the cache "
+     "again.",
      ROWS(chat_rows), ROWS(chat_rules), ARGS(chat_command_options), CLI_FILE_OR_MODEL, do_chat},
     {"serve", "answer requests of OpenAI's API over HTTP with the base model and adapters",
      "GET /v1/models and /health, POST /v1/chat/completions and /v1/completions, also streamed. Needs libmicrohttpd. "

@@ -116,11 +116,13 @@ static void answers(void **state)
     char lines[2 * MT_PATH + 256];
     use_template(PLAIN);
     snprintf(lines, sizeof(lines),
-             "The cat\n\n\"\"\"\none\ntwo\n\"\"\"\n/save %s\n/reset\n/system \nThe cat\r\n//x\n/system So\ny\n/save %s",
-             saved, saved);
+             "The cat\n/save %s\n\n\"\"\"\none\ntwo\n\"\"\"\n/save %s\n/system \nno\n/system So\nThe cat\r\n//x\n/save "
+             "%s",
+             saved, saved, saved);
     if (CHAT(lines, "--base", "--system", "Be")) fail_msg("%s", said.err);
     assert_says(said.err, "sampling: temperature 0, top_p 1");
     assert_says(said.err, "cut after 7 tokens: --tokens");
+    assert_says(said.err, "another conversation begins");
     process_read(saved, text, sizeof(text));
     char *second = strchr(text, '\n') + 1;
     assert_says(text, "{\"messages\": [{\"role\": \"system\", \"content\": \"Be\"}, {\"role\": \"user\", \"content\": "
@@ -130,6 +132,9 @@ static void answers(void **state)
     assert_says(second, "{\"messages\": [{\"role\": \"system\", \"content\": \"So\"}, {\"role\": \"user\", "
                         "\"content\": \"The cat\"}, ");
     assert_says(second, "\"content\": \"/x\"}"); /* //x is a message */
+    check_row(config, "", second, (int64_t)strlen(second), 5);
+    assert_null(strchr(strchr(second, '\n') + 1, '\n')); /* a row per conversation */
+
     assert_int_equal(RUN("tokens", "--checkpoint", fixture("parity/case_a"), "--messages", saved, "--json",
                          "--template", strchr(template, '=') + 1),
                      0); /* training reads it */
@@ -142,7 +147,7 @@ static void both(void **state)
     (void)state;
     const char *config = process_config("");
     const char *adapter = fixture("parity/case_a/adapter_final");
-    char lines[MT_PATH + 256], word[MT_PATH + 16], want[3][4096], all[16384];
+    char lines[2 * MT_PATH + 256], word[MT_PATH + 16], want[3][4096], all[16384];
     use_template(PLAIN);
     static const char user[] = "[{\"role\": \"user\", \"content\": \"The cat\"}]";
     snprintf(want[0], sizeof(want[0]), "%s", generated(config, adapter, user));
@@ -158,7 +163,16 @@ static void both(void **state)
     assert_int_equal(CHAT("/adapter other\n", "--adapter", word), 1);
     assert_says(said.err, "other: no such adapter; loaded: mine");
     assert_int_equal(CHAT("/both\n", "--base"), 1);
-    assert_says(said.err, "no adapter is loaded: start with --adapter DIR");
+    assert_says(said.err, "no adapter is loaded: /adapter DIR loads one");
+    snprintf(lines, sizeof(lines), "/adapter %s\nThe cat\n/adapter one=%s\n/reset\n/adapter adapter_final\nThe cat\n",
+             adapter, fixture("parity/case_a/adapter_init"));
+    if (CHAT(lines, "--base", "--set", "lora.r=8", "--set",
+             "lora.targets=q_proj,k_proj,v_proj,o_proj,gate_up_proj,down_proj"))
+        fail_msg("%s", said.err); /* one slot: each makes room for the next */
+    snprintf(all, sizeof(all), "%s%s", want[0], want[0]);
+    assert_string_equal(said.out, all);
+    assert_int_equal(CHAT("/adapter /nowhere\n", "--base"), 1);
+    assert_says(said.err, "/nowhere");
     assert_int_equal(CHAT("x\n", NULL), 1); /* the run has none */
     assert_says(said.err, "train first, or give --adapter or --base");
 }
@@ -192,7 +206,9 @@ static void refused(void **state)
     assert_int_equal(CHAT("", "--base"), 0);
     assert_string_equal(said.out, "");
     assert_int_equal(CHAT("/help\n", "--base"), 0);
-    assert_says(said.out, "/adapter [NAME]");
+    assert_says(said.out, "/adapter [NAME|DIR]");
+    assert_int_equal(RUN("chat", "--help"), 0);
+    assert_says(said.out, "[--adapter [NAME=]DIR | --base] [OPTION ...]");
     assert_int_equal(CHAT("/resett\n", "--base"), 1);
     assert_says(said.err, "/resett: no such command: did you mean /reset?");
     assert_int_equal(CHAT("The cat \xff\n", "--base"), 1);
@@ -220,6 +236,11 @@ static void refused(void **state)
     chat_talk_add(&t, "user", "a", "");
     assert_null(t.messages[0].reasoning);
     assert_int_equal(chat_talk_save(&t, "/nowhere/x", &err), -1);
+    snprintf(saved, sizeof(saved), "%s/changed.jsonl", scratch_dir());
+    assert_int_equal(chat_talk_save(&t, saved, &err), 0);
+    assert_int_equal(file_write_atomic(saved, "{}\n", 3, &err), 0);
+    assert_int_equal(chat_talk_save(&t, saved, &err), -1);
+    assert_says(err.msg, "was changed since");
     chat_talk_free(&t);
 }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "data/file/file.h"
 #include "train/adapter/adapter_dir.h"
 #include "train/answers/chat_input.h"
 #include "train/answers/chat_reply.h"
@@ -16,7 +17,6 @@ struct chat {
     struct config *cfg;
     struct run run;
     struct models models;
-    struct slot **slots;    /* [models.n] of each model; NULL: the base model's */
     int64_t model, adapter; /* that answers; the last one that was not the base model */
     bool both, quit;
     struct chat_replies replies;
@@ -36,13 +36,23 @@ static void tell_end(const struct chat_reply *r)
     if (r->full) log_info("cut: the conversation fills the context; /reset begins another, --context sets the room");
 }
 
+/* The adapter of a model in memory; NULL: the base model. */
+static int take(struct slot **slot, struct chat *c, int64_t model, struct err *err)
+{
+    const int rc = models_take(slot, &c->models, c->models.items[model], err);
+    return rc > 0 ? err_set(err, "%s: there is no memory for another adapter now", name_of(c, model)) : rc;
+}
+
 static int reply_of(struct chat_reply *reply, struct chat *c, int64_t model, struct err *err)
 {
-    const struct slot *slot = c->slots[model];
+    struct slot *slot;
+    *reply = (struct chat_reply){.n_tok = 0};
+    if (take(&slot, c, model, err)) return -1;
     if (c->both) printf("[%s]\n", name_of(c, model));
-    if (chat_reply_make(reply, &c->replies, &c->talk, slot ? slot->adapter : ENGINE_BASE, err)) return -1;
-    tell_end(reply);
-    return 0;
+    const int rc = chat_reply_make(reply, &c->replies, &c->talk, slot ? slot->adapter : ENGINE_BASE, err);
+    models_release(slot);
+    if (!rc) tell_end(reply);
+    return rc;
 }
 
 /* The answer stays in the conversation; with both models the adapter's. */
@@ -74,6 +84,7 @@ static int do_reset(struct chat *c, const char *text, struct err *err)
 static int do_system(struct chat *c, const char *text, struct err *err)
 {
     (void)err;
+    if (c->talk.n) log_info("another conversation begins");
     chat_talk_system(&c->talk, text);
     return 0;
 }
@@ -94,18 +105,30 @@ static int no_adapter(const struct chat *c, const char *name, struct err *err)
         text_put(&names, name_of(c, i));
     }
     if (c->models.n == 1)
-        err_set(err, "no adapter is loaded: start with --adapter DIR");
+        err_set(err, "no adapter is loaded: /adapter DIR loads one");
     else
         err_set(err, "%s: no such adapter; loaded: %s", name, names.text);
     text_free(&names);
     return -1;
 }
 
+static int64_t find_adapter(const struct chat *c, const char *name)
+{
+    int64_t at = 1;
+    while (at < c->models.n && strcmp(name_of(c, at), name) != 0) at++;
+    return at;
+}
+
+/* By its name, or with a directory another one. */
 static int do_adapter(struct chat *c, const char *text, struct err *err)
 {
-    int64_t at = *text ? 1 : c->adapter;
-    while (*text && at < c->models.n && strcmp(name_of(c, at), text) != 0) at++;
+    struct slot *slot;
+    const bool dir = strpbrk(text, "/=") || file_is_dir(text);
+    int64_t at = *text ? find_adapter(c, text) : c->adapter;
+    if (*text && at == c->models.n && dir && models_add(&c->models, "/adapter", text, err)) return -1;
     if (at == c->models.n || !at) return no_adapter(c, text, err);
+    if (take(&slot, c, at, err)) return -1;
+    models_release(slot);
     c->model = c->adapter = at;
     c->both = false;
     return 0;
@@ -123,7 +146,7 @@ static int do_save(struct chat *c, const char *text, struct err *err)
 {
     if (!*text) return err_set(err, "/save needs FILE");
     if (chat_talk_save(&c->talk, text, err)) return -1;
-    log_info("%lld messages added to %s", (long long)c->talk.n, text);
+    log_info("%lld messages are saved in %s", (long long)c->talk.n, text);
     return 0;
 }
 
@@ -142,10 +165,10 @@ static const struct chat_word {
 } words[] = {
     {"/reset", "", "begin another conversation", do_reset},
     {"/base", "", "the base model answers", do_base},
-    {"/adapter", " [NAME]", "an adapter answers", do_adapter},
+    {"/adapter", " [NAME|DIR]", "an adapter answers; with DIR or NAME=DIR it is loaded", do_adapter},
     {"/both", "", "adapter and base model answer; the adapter's answer is kept", do_both},
-    {"/system", " [TEXT]", "another system message, or none", do_system},
-    {"/save", " FILE", "add the conversation to FILE, as a row that training reads", do_save},
+    {"/system", " [TEXT]", "begin another conversation, with this system message or none", do_system},
+    {"/save", " FILE", "add the conversation to FILE, as a row that training reads; again: replace its row", do_save},
     {"/help", "", "this list", do_help},
     {"/quit", "", "end, as Ctrl-D does", do_quit},
 };
@@ -156,9 +179,9 @@ static int do_help(struct chat *c, const char *text, struct err *err)
     (void)c, (void)text, (void)err;
     for (int64_t i = 0; i < MT_LEN(words); i++) {
         snprintf(left, sizeof(left), "%s%s", words[i].name, words[i].argument);
-        printf("  %-16s %s\n", left, words[i].help);
+        printf("  %-20s %s\n", left, words[i].help);
     }
-    printf("  %-16s %s\n  %-16s %s\n", "\"\"\"", "begins and ends a message of several lines", "//TEXT",
+    printf("  %-20s %s\n  %-20s %s\n", "\"\"\"", "begins and ends a message of several lines", "//TEXT",
            "a message that begins with /TEXT");
     return 0;
 }
@@ -254,7 +277,7 @@ static int open_models(struct chat *c, bool from_run, struct err *err)
         named = (struct cli_words){.n = 1, .v = {own}};
     }
     return models_open(&c->models, &c->run, &named, NULL, err) ||
-                   models_plan(&c->models, c->cfg, MT_MAX(named.n, 1), err)
+                   models_plan(&c->models, c->cfg, named.n + 1, true, err)
                ? -1
                : 0;
 }
@@ -273,9 +296,11 @@ static int open_engine(struct chat *c, struct err *err)
         return -1;
     }
     if (!(c->models.engine = c->replies.engine = engine_open_planned(r, err))) return -1;
-    c->slots = mem_array(c->models.n, sizeof(struct slot *));
-    for (int64_t i = 0; i < c->models.n; i++)
-        if (models_take(&c->slots[i], &c->models, c->models.items[i], err)) return -1;
+    for (int64_t i = 1; i < c->models.n; i++) {
+        struct slot *slot;
+        if (take(&slot, c, i, err)) return -1;
+        models_release(slot);
+    }
     c->model = c->adapter = c->models.n > 1;
     return 0;
 }
@@ -310,7 +335,6 @@ int chat_command_run(const struct chat_command_options *o, bool from_run, struct
     }
     engine_close(c.replies.engine);
     models_close(&c.models);
-    mem_free(c.slots);
     chat_talk_free(&c.talk);
     run_close(&c.run);
     return rc;

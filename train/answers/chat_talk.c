@@ -31,10 +31,13 @@ void chat_talk_drop(struct chat_talk *t)
 void chat_talk_clear(struct chat_talk *t)
 {
     while (t->n) chat_talk_drop(t);
+    mem_free(t->file);
+    t->file = NULL;
 }
 
 void chat_talk_system(struct chat_talk *t, const char *text)
 {
+    chat_talk_clear(t); /* earlier answers did not follow from it */
     mem_free(t->system);
     t->system = text && *text ? mem_strdup(text) : NULL;
 }
@@ -71,29 +74,38 @@ void chat_talk_put(struct text_buf *row, const struct chat_talk *t)
     text_put(row, "]}\n");
 }
 
-/* A file that exists has whole lines. */
-static int append(int fd, const struct text_buf *row, const char *path, struct err *err)
+/* A file that exists has whole lines. `last` is the row of this conversation, if the file has it. */
+static int put_row(struct chat_talk *t, int fd, const struct text_buf *row, const char *path, bool last,
+                   struct err *err)
 {
-    char last = '\n';
-    const off_t size = lseek(fd, 0, SEEK_END);
-    if (size > 0 && pread(fd, &last, 1, size - 1) == 1 && last != '\n')
+    char end = '\n';
+    const off_t size = lseek(fd, 0, SEEK_END), begin = last ? (off_t)t->file_at : size;
+    if (last && size != (off_t)t->file_end)
+        return err_set(err, "%s was changed since this conversation was saved there: save it to another file", path);
+    if (size > 0 && pread(fd, &end, 1, size - 1) == 1 && end != '\n')
         return err_set(err, "%s does not end with a line feed: is it a file of rows?", path);
     for (int64_t at = 0, n; at < row->size; at += n) {
-        n = write(fd, row->text + at, (size_t)(row->size - at));
+        n = pwrite(fd, row->text + at, (size_t)(row->size - at), begin + (off_t)at);
         if (n < 0 && errno != EINTR) return err_set(err, "%s cannot be written: %s", path, strerror(errno));
         n = MT_MAX(n, 0);
     }
+    if (ftruncate(fd, begin + (off_t)row->size))
+        return err_set(err, "%s cannot be shortened: %s", path, strerror(errno));
+    mem_free(t->file);
+    t->file = mem_strdup(path);
+    t->file_at = begin;
+    t->file_end = begin + row->size;
     return 0;
 }
 
-int chat_talk_save(const struct chat_talk *t, const char *path, struct err *err)
+int chat_talk_save(struct chat_talk *t, const char *path, struct err *err)
 {
     struct text_buf row = {0};
     if (!t->n) return err_set(err, "the conversation has no messages");
-    const int fd = file_open_own(path, O_RDWR | O_APPEND, err);
+    const int fd = file_open_own(path, O_RDWR, err);
     if (fd < 0) return -1;
     chat_talk_put(&row, t);
-    int rc = append(fd, &row, path, err);
+    int rc = put_row(t, fd, &row, path, t->file && !strcmp(t->file, path), err);
     if (close(fd) && !rc) rc = err_set(err, "%s cannot be written: %s", path, strerror(errno));
     text_free(&row);
     return rc;

@@ -118,13 +118,22 @@ static int fitting(const char *word, int size, int room)
     return n > 0 ? n : size;
 }
 
+/* Bytes of a word. whole: what brackets enclose is one word. */
+static int word_size(const char *text, bool whole)
+{
+    int n = 0;
+    for (int depth = 0; text[n] && (depth > 0 || !strchr(" \n", text[n])); n++)
+        if (whole) depth += !!strchr("[(", text[n]) - !!strchr("])", text[n]);
+    return n;
+}
+
 /* Wraps text at COLUMNS. The first line starts at column `at`, the others at `indent`. whole: does not break inside
  * brackets. */
 static void wrap(FILE *out, const char *text, int at, int indent, bool whole)
 {
     bool first = true; /* word of its line */
     while (*text) {
-        const int word = (int)(whole && strchr("[(", *text) ? strcspn(text, "])") + 1 : strcspn(text, " \n"));
+        const int word = word_size(text, whole);
         const int size = whole ? word : fitting(text, word, COLUMNS - indent);
         if (!first && at + 1 + size > COLUMNS) {
             fprintf(out, "\n%*s", indent, "");

@@ -41,19 +41,18 @@ static const char *last_part(const char *path, int64_t *size)
     }
 }
 
-/* DIR or NAME=DIR. */
-static int add_word(struct models *m, const char *word, struct err *err)
+int models_add(struct models *m, const char *option, const char *word, struct err *err)
 {
     const char *equals = strchr(word, '=');
     const bool named = equals && equals > word && !memchr(word, '/', (size_t)(equals - word));
     char dir[MT_PATH];
     int64_t size;
-    if (adapter_dir_find(dir, "--adapter", named ? equals + 1 : word, err)) return -1;
+    if (adapter_dir_find(dir, option, named ? equals + 1 : word, err)) return -1;
     const char *name = last_part(named ? equals + 1 : word, &size);
     if (named) name = word, size = equals - word;
     char *copy = mem_strndup(name, size);
     const bool known = find_known(m, copy) != NULL;
-    if (known) err_set(err, "--adapter %s: another model is named %s: write NAME=DIR", word, copy);
+    if (known) err_set(err, "%s %s: another model is named %s: write NAME=DIR", option, word, copy);
     if (!known) add(m, name, size, dir);
     mem_free(copy);
     return known ? -1 : 0;
@@ -85,7 +84,7 @@ int models_open(struct models *m, struct run *r, const struct cli_words *words, 
     *m = (struct models){.run = r, .folder = folder};
     add(m, name, size, NULL);
     for (int64_t i = 0; i < words->n; i++)
-        if (add_word(m, words->v[i], err)) return -1;
+        if (models_add(m, "--adapter", words->v[i], err)) return -1;
     m->n_named = m->n;
     return scan(m, true, err);
 }
@@ -125,7 +124,7 @@ static int64_t bytes_of(const struct models *m, struct adapters *ad)
     return dry.state.peak;
 }
 
-int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err *err)
+int models_plan(struct models *m, struct config *cfg, int64_t n_slot, bool later, struct err *err)
 {
     static struct config usual; /* large for a stack */
     const struct config asked = *cfg;
@@ -136,7 +135,7 @@ int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err
     cfg->lora = usual.lora;
     cfg->lora.r = 1;
     snprintf(cfg->lora.targets, sizeof(cfg->lora.targets), "%s", asked.lora.targets);
-    if (m->folder && count_adapter(m, cfg, target, &asked, NULL, err)) return -1; /* for later ones */
+    if (later && count_adapter(m, cfg, target, &asked, NULL, err)) return -1;
     for (int64_t i = 1; i < m->n; i++) {
         if (!count_adapter(m, cfg, target, &asked, m->items[i]->dir, err)) continue;
         if (i < m->n_named) return -1;
@@ -150,7 +149,7 @@ int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err
     if (plan_adapters(&ad, &m->run->arch, cfg, NULL, err)) return -1;
     const int64_t bytes = bytes_of(m, &ad);
     adapters_free(&ad);
-    m->n_slot = m->folder ? n_slot : MT_MIN(n_slot, m->n - 1);
+    m->n_slot = later ? n_slot : MT_MIN(n_slot, m->n - 1);
     m->slots = mem_array(n_slot, sizeof(*m->slots));
     m->run->set_aside = m->n_slot * bytes;
     return 0;

@@ -35,9 +35,11 @@ struct models {
 /* The base model and the adapters: words are DIR or NAME=DIR. Then the adapters below `folder`. */
 int models_open(struct models *m, struct run *r, const struct cli_words *words, const char *folder,
                 struct err *err) MT_CHECK;
+/* Another adapter; option: where the word comes from, for messages. */
+int models_add(struct models *m, const char *option, const char *word, struct err *err) MT_CHECK;
 /* Sets [lora] so that run_open_model plans passes with any of the adapters, and r->set_aside for n_slot of the largest.
- */
-int models_plan(struct models *m, struct config *cfg, int64_t n_slot, struct err *err) MT_CHECK;
+ * later: other adapters may come, as large as [lora] says. */
+int models_plan(struct models *m, struct config *cfg, int64_t n_slot, bool later, struct err *err) MT_CHECK;
 void models_close(struct models *m); /* m may be zeroed */
 
 /* Its adapter still has files; true of the base model. */

@@ -137,7 +137,7 @@ static int open_all(struct serve *s, bool from_run, struct err *err)
     s->cfg->data.seq_len = MT_MIN(s->o->context, s->run.arch.max_len);
     if (sample_defaults_load(&s->routes.api.params, s->run.model_dir, err) ||
         models_open(&s->models, &s->run, &words, s->o->folder, err) ||
-        models_plan(&s->models, s->cfg, s->o->slots, err))
+        models_plan(&s->models, s->cfg, s->o->slots, s->o->folder != NULL, err))
         return -1;
     sample_defaults_tell(&s->routes.api.params, "requests that say nothing");
     return open_model(s, err) || load_named(s, words.n, err) ? -1 : 0;
