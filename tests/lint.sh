@@ -146,8 +146,9 @@ check_includes() {
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/reward"] = "train/reward/.*|" below
         may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
-        may["train/answers"] = "train/(answers|serve|generate|reward|tools)/.*|" commands
-        may["train/serve"] = "train/(serve|generate|tools)/.*|" commands
+        may["train/models"] = "train/(models|generate)/.*|" commands
+        may["train/answers"] = "train/(answers|models|generate|reward|tools)/.*|" commands
+        may["train/serve"] = "train/(serve|models|generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth|generate)/.*|" commands
         may["train/gguf"] = "train/gguf/.*|" below
         may["train/export"] = "train/(export|gguf)/.*|" commands

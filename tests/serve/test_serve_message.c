@@ -5,7 +5,7 @@
 
 #include "data/file/file.h"
 #include "tests/test.h"
-#include "train/serve/message.h"
+#include "train/models/message.h"
 
 #define THINK(kind)                                                                                                    \
     {                                                                                                                  \

@@ -10,7 +10,7 @@
 #include "train/answers/chat_input.h"
 #include "train/answers/chat_reply.h"
 #include "train/generate/sample_defaults.h"
-#include "train/serve/models.h"
+#include "train/models/models.h"
 
 struct chat {
     const struct chat_command_options *o;

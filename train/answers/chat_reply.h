@@ -5,7 +5,7 @@
 #include "train/answers/chat_talk.h"
 #include "train/generate/engine.h"
 #include "train/generate/prompt.h"
-#include "train/serve/message.h"
+#include "train/models/message.h"
 
 struct chat_replies {
     struct run *run;

@@ -12,7 +12,7 @@
 #include "train/answers/questions.h"
 #include "train/generate/engine_work.h"
 #include "train/reward/verify.h"
-#include "train/serve/message.h"
+#include "train/models/message.h"
 #include "train/state/stop.h"
 
 enum { AHEAD = 2 /* rows in the engine for each of its sequences */, MOST_K = 24 };

@@ -5,7 +5,7 @@
 
 #include "data/bad_rows.h"
 #include "train/generate/answer_text.h"
-#include "train/serve/message.h"
+#include "train/models/message.h"
 
 static struct question *add(struct questions *qs)
 {

@@ -6,7 +6,7 @@
 
 #include "train/serve/api_text.h"
 #include "train/serve/jobs.h"
-#include "train/serve/message.h"
+#include "train/models/message.h"
 
 /* What the reply needs to know besides the job. */
 struct api_form {

@@ -12,7 +12,7 @@
 
 #include "train/generate/engine.h"
 #include "train/generate/prompt.h"
-#include "train/serve/models.h"
+#include "train/models/models.h"
 
 /* A sample so far; as struct sample. */
 struct job_sample {

@@ -1,10 +1,10 @@
-/* models.h - the models of a server by name: the base model and adapters of one directory or several; the adapters that
+/* models.h - models by name: the base model and adapters of one directory or several; the adapters that
  * are in memory.
  *
  * When all slots are full, the adapter that was unused for longest makes room. Names may be looked up by any thread,
  * under the caller's lock; slots belong to the engine's thread. */
-#ifndef MT_SERVE_MODELS_H
-#define MT_SERVE_MODELS_H
+#ifndef MT_MODELS_H
+#define MT_MODELS_H
 
 #include "train/cli/cli.h"
 #include "train/generate/engine.h"

@@ -1,6 +1,6 @@
 /* message.h - the text of an answer as a message: content, reasoning, tool calls, as the chat template marks them. */
-#ifndef MT_SERVE_MESSAGE_H
-#define MT_SERVE_MESSAGE_H
+#ifndef MT_MODELS_MESSAGE_H
+#define MT_MODELS_MESSAGE_H
 
 #include "data/chat/chat_template.h"
 

@@ -1,5 +1,5 @@
 /* models.c - see models.h. */
-#include "train/serve/models.h"
+#include "train/models/models.h"
 
 #include <stdio.h>
 #include <string.h>

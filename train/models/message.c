@@ -1,5 +1,5 @@
 /* message.c - see message.h. */
-#include "train/serve/message.h"
+#include "train/models/message.h"
 
 #include <stdio.h>
 #include <string.h>
