@@ -5,10 +5,10 @@
 
 #include "kernels/ops/ops.h"
 
-/* What the ops of a pass depend on besides the contents of tensors. places: a hash of the addresses of cache and
- * adapters. */
+/* What the ops of a pass depend on besides the contents of tensors. mark, end: of the work arena before and after the
+ * tensors of the pass. places: a hash of the addresses of cache, adapters and recorded choices of experts. */
 struct recorded_key {
-    int64_t n_tok, n_seq, mark;
+    int64_t n_tok, n_seq, mark, end;
     uint64_t places;
 };
 enum { RECORDED_PASSES = 64 };

@@ -22,6 +22,7 @@ struct block {
     const struct experts *experts;
     struct host_ring *offload;       /* [OFFLOAD_KINDS] */
     struct host_ring *host_experts;  /* NULL: none */
+    bool given_experts;              /* route.idx is an input (choices.h) */
     bool save_ffn;                   /* forward saves the group FFN (acts.h) for the backward */
     bool core_saved;                 /* recomputation: the group CORE is there, and the mixer does not compute it */
     const struct layer_cache *cache; /* of this layer, in a pass with a cache; else NULL */

@@ -397,6 +397,7 @@ static struct block layer(struct model *m, int64_t l)
         .host_experts = &m->weights.host,
         .cache = m->pass.cache ? &m->pass.cache->layers[l] : NULL,
         .decode = m->pass.cache && m->pass.decode,
+        .given_experts = !m->referring && m->choices.use == CHOICES_GIVEN,
         .save_ffn = m->pass.backward && m->acts.save.groups[l] & SAVE_FFN,
         .ep = m->par.ep,
         .ep_options = &m->acts.ep,
@@ -484,7 +485,7 @@ static bool repeats(const struct model *m)
            !m->arch.compress.q_lora;
 }
 
-/* Where the tensors of cache and adapters are. */
+/* Where the tensors of cache, adapters and recorded choices are. */
 static uint64_t places_of(const struct model *m)
 {
     const struct cache *c = m->pass.cache;
@@ -492,7 +493,8 @@ static uint64_t places_of(const struct model *m)
     const struct {
         const void *p;
         size_t bytes;
-    } parts[] = {{c->layers, (size_t)c->n_layer * sizeof(*c->layers)},
+    } parts[] = {{&m->choices.idx.data, sizeof(m->choices.idx.data)},
+                 {c->layers, (size_t)c->n_layer * sizeof(*c->layers)},
                  {ad->layers, (size_t)m->arch.n_layer * sizeof(*ad->layers)}};
     uint64_t hash = 0xcbf29ce484222325; /* FNV-1a, by words */
     for (int i = 0; i < MT_LEN(parts); i++)
@@ -506,7 +508,8 @@ static uint64_t places_of(const struct model *m)
 
 void model_fwd(struct model *m)
 {
-    struct recorded_key key = {.n_tok = m->tok.shape[0], .n_seq = m->seqs.n_seq, .mark = m->work_mark};
+    struct recorded_key key = {
+        .n_tok = m->tok.shape[0], .n_seq = m->seqs.n_seq, .mark = m->work_mark, .end = m->begin_mark};
     if (!repeats(m)) {
         forward(m);
         return;
@@ -585,8 +588,11 @@ void model_begin(struct model *m, const struct model_batch *b, const struct mode
     adapt_layers(m);
     dora_refresh(&m->adapters, dev, a, m->weights.layers);
     if (!pass->unquantised) qat_refresh(&m->qat, dev, a, &m->adapters, m->weights.layers);
+    choices_push(&m->choices, dev, a, b->n_tok, pass->choices, b->choices);
     acts_push(&m->acts, dev, a, pass_adapters(m), b->n_tok, pass->backward,
               has_aux(m) || a->router.kind != ROUTER_CHOSEN);
+    choices_attach(&m->choices, a, &m->acts);
+    m->begin_mark = arena_mark(&dev->work);
 }
 
 /* F_i is the share of rows routed to expert i, p_i its mean probability.

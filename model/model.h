@@ -26,6 +26,7 @@
 #include "model/block.h"
 #include "model/cache.h"
 #include "model/layer_costs.h"
+#include "model/layers/choices.h"
 #include "model/objective/objective.h"
 #include "model/qat.h"
 #include "kernels/recorded.h"
@@ -75,6 +76,7 @@ struct model_batch {
     int64_t n_tok, n_seq, n_label, max_len; /* max_len: longest document, tokens in pass.cache included */
     const int32_t *tok, *pos, *cu;          /* [n_tok], [n_tok], [n_seq+1] */
     const int32_t *label_row, *label_id;    /* [n_label] */
+    const uint16_t *choices;                /* [n_tok, choices_layers, J], of CHOICES_GIVEN (choices_push) */
     const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
     const int32_t *prefix; /* [n_seq] of struct seqs; NULL: none */
@@ -94,6 +96,7 @@ struct model_pass {
     struct cache *cache;    /* forward only: the tokens are stored there, and see those before (cache.h); NULL: none */
     const int32_t *cache_seq;        /* [n_seq] the sequences in the cache */
     const struct adapters *adapters; /* in place of the model's own, forward only; NULL: its own */
+    enum choices_use choices;        /* of experts; recorded ones are read with choices_read after model_fwd */
     bool decode;                     /* some have tokens in the cache before this pass */
     bool last; /* micro-batch of a step on this rank: a layer's gradients are complete when its backward is done. They
                 * are all-reduced then, and with adapters.opt.cpu_update copied out */
@@ -135,10 +138,12 @@ struct model {
 
     /* the current micro-batch, all on dev->work */
     struct model_pass pass;
-    bool begun;        /* between model_begin and model_end */
-    int64_t work_mark; /* of dev->work at model_begin */
+    bool begun;         /* between model_begin and model_end */
+    int64_t work_mark;  /* of dev->work at model_begin */
+    int64_t begin_mark; /* after it */
     struct acts acts;
     struct aux *aux; /* [L] host: one per layer; pooled ones share their tensors, dense layers have none */
+    struct choices choices;
     struct seqs seqs;
     struct tensor tok, pos, label_row, label_id;
     struct site_acts end; /* of several streams, before the final norm */

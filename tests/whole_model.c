@@ -10,7 +10,8 @@
 
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad)
 {
-    const struct model_pass pass = {.backward = true, .loss_scale = 0.1, .aux_share = 1};
+    const struct model_pass pass = {
+        .backward = true, .loss_scale = 0.1, .aux_share = 1, .choices = b->choices ? CHOICES_GIVEN : CHOICES_OWN};
     struct model_sums loss;
     model_clear(m);
     model_begin(m, b, &pass);

@@ -6,8 +6,8 @@
 #include "model/model.h"
 #include "train/run/run.h"
 
-/* 0.1 times the sum of nll of the batch plus coef times its auxiliary losses; unless grad is NULL, the gradient of all
- * parameters in the device layout. */
+/* 0.1 times the sum of nll of the batch, with its choices of experts if it has some, plus coef times its auxiliary
+ * losses; unless grad is NULL, the gradient of all parameters in the device layout. */
 double whole_model_loss(struct model *m, const struct model_batch *b, double *grad);
 /* The same of two documents of 5 and 7 tokens, every token but a document's last labelled; only of the tokens first ..
  * last-1, which are one document or both. */

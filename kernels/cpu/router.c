@@ -124,7 +124,7 @@ void CPU(router_fwd)(struct device *dev, struct route *r, struct tensor logits, 
                 continue;
             }
             for (int64_t e = 0; of_expert && e < n_exp; e++) l[e] += of_expert[e];
-            top_k(idx, l, n_exp, k);
+            if (!router->given) top_k(idx, l, n_exp, k);
             if (router->kind == ROUTER_CHOSEN) softmax(gate, l, idx, k);
             if (router->kind == ROUTER_PROBABILITY) softmax_at(gate, l, idx, k, n_exp);
         }

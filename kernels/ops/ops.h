@@ -459,14 +459,15 @@ typedef void group_linear_bwd_fn(struct device *dev, struct tensor dx, struct te
  * chosen s + 1e-20) (GLM-4.5, DeepSeek-V3). ROUTER_SQRT_CHOSEN: as SIGMOID_CHOSEN, with s = sqrt(softplus(logits))
  * (DeepSeek-V4). The last three are the sigmoid kinds. */
 enum router_kind { ROUTER_CHOSEN, ROUTER_PROBABILITY, ROUTER_SIGMOID, ROUTER_SIGMOID_CHOSEN, ROUTER_SQRT_CHOSEN };
-/* Only the sigmoid kinds use scale, groups and given. Groups are n_group equal ranges of experts. A token's experts
+/* Only the sigmoid kinds use scale and groups. Groups are n_group equal ranges of experts. A token's experts
  * come from the top_group groups whose two best choice values (router_fwd) have the largest sum (ties: lower group
  * first). */
 struct router {
     enum router_kind kind;
     float scale;
     int n_group, top_group; /* n_group 0 or 1: no groups; top_group * E / n_group >= J */
-    bool given;             /* r->idx is an input (hash_route): the router computes logits and gates alone */
+    bool given; /* r->idx is an input, ascending: the router computes logits and gates alone, with the bits that they
+                 * have when it chooses these experts */
 };
 static inline bool router_is_sigmoid(const struct router *r) { return r->kind >= ROUTER_SIGMOID; }
 static inline bool router_divides(const struct router *r)

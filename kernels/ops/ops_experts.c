@@ -30,7 +30,6 @@ void op_router_fwd(struct device *dev, struct route *r, struct tensor logits, st
     MT_REQUIRE(n_top >= 1 && n_top <= w->n_out, "%lld experts of %lld per token", (long long)n_top,
                (long long)w->n_out);
     want_groups(router, w->n_out, n_top);
-    MT_REQUIRE(!router->given || router_is_sigmoid(router), "given experts of a softmax router");
     WANT(r->gate, dev->stat_dtype, n_tok, n_top);
     WANT(logits, dev->stat_dtype, n_tok, w->n_out);
     WANT(x, dev->act_dtype, n_tok, w->n_in);

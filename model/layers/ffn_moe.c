@@ -78,11 +78,13 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     if (group == experts->down_ha) m->down_ha = acts_xa(p, n_row, &p->w.down.lora);
 }
 
-/* The router of a layer; in the first ones, the token's id chooses the experts. */
+/* In the first layers the token's id chooses the experts. */
+static bool hashes(const struct block *b) { return b->layer < b->a->n_hash; }
+
 static struct router router_of(const struct block *b)
 {
     struct router r = b->a->router;
-    r.given = b->layer < b->a->n_hash;
+    r.given = b->given_experts || hashes(b);
     return r;
 }
 
@@ -91,7 +93,7 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     struct device *dev = b->dev;
     const struct router router = router_of(b);
     struct moe_acts *m = &s->moe;
-    if (router.given) op_hash_route(dev, m->route.idx, b->w->hash, b->tok);
+    if (hashes(b)) op_hash_route(dev, m->route.idx, b->w->hash, b->tok);
     /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, &router);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);

@@ -59,10 +59,19 @@ static void check_choice(const struct routing *s)
     }
 }
 
-static void check_gates(enum router_kind kind)
+/* Experts that the logits do not choose; where only those given count, the logit of one is 200 above the others. */
+static void give_experts(struct routing *s)
+{
+    s->how.given = true;
+    for (int64_t i = 0; i < tensor_count(s->r.idx); i++) set_value(s->r.idx, i, (double)(i / J % (E - J + 1) + i % J));
+    if (s->how.kind == ROUTER_CHOSEN && s->aux.coef == 0) set_value(s->bias, E - 1, 200);
+}
+
+static void check_gates(enum router_kind kind, bool given)
 {
     struct routing s = make_router(&f64, 50, E, J, 0);
     s.how.kind = kind;
+    if (given) give_experts(&s);
     route(&s);
     check_choice(&s);
     for (int64_t t = 0; t < 50; t++) {
@@ -82,7 +91,7 @@ static void check_gates(enum router_kind kind)
                 best_out = fmax(best_out, logit[e]);
             if (in[e] || kind == ROUTER_PROBABILITY) sum += exp(logit[e]);
         }
-        assert_true(worst_in > best_out);
+        assert_true(given ? chosen(&s, t, 0) == t % (E - J + 1) : worst_in > best_out);
         for (int64_t j = 0; j < J; j++)
             assert_close(value_at(s.r.gate, t * J + j), exp(logit[chosen(&s, t, j)]) / sum, 1e-13);
     }
@@ -90,8 +99,10 @@ static void check_gates(enum router_kind kind)
 
 static void test_choice(void **state)
 {
-    check_gates(ROUTER_CHOSEN);
-    check_gates(ROUTER_PROBABILITY);
+    for (int given = 0; given < 2; given++) {
+        check_gates(ROUTER_CHOSEN, given);
+        check_gates(ROUTER_PROBABILITY, given);
+    }
     (void)state;
 }
 
@@ -203,28 +214,47 @@ static const struct router_case {
     int64_t n_tok;
     enum router_kind kind;
     float coef;
-    bool pooled;
+    bool pooled, given;
 } router_cases[] = {
-    {7, ROUTER_CHOSEN, 0, true},      {7, ROUTER_CHOSEN, 0.5f, true},      {7, ROUTER_CHOSEN, 0.5f, false},
-    {7, ROUTER_PROBABILITY, 0, true}, {7, ROUTER_PROBABILITY, 0.5f, true}, {7, ROUTER_PROBABILITY, 0.5f, false},
-    {0, ROUTER_CHOSEN, 0.5f, true},   {0, ROUTER_PROBABILITY, 0, true},    {0, ROUTER_PROBABILITY, 0.5f, false},
-    {1, ROUTER_CHOSEN, 0, true},      {1, ROUTER_CHOSEN, 0.5f, false},     {1, ROUTER_PROBABILITY, 0.5f, true},
-    {700, ROUTER_CHOSEN, 0.5f, true}, {700, ROUTER_PROBABILITY, 0, true},  {700, ROUTER_PROBABILITY, 0.5f, false},
+    {7, ROUTER_CHOSEN, 0, true, false},
+    {7, ROUTER_CHOSEN, 0.5f, true, false},
+    {7, ROUTER_CHOSEN, 0.5f, false, false},
+    {7, ROUTER_PROBABILITY, 0, true, false},
+    {7, ROUTER_PROBABILITY, 0.5f, true, false},
+    {7, ROUTER_PROBABILITY, 0.5f, false, false},
+    {0, ROUTER_CHOSEN, 0.5f, true, false},
+    {0, ROUTER_PROBABILITY, 0, true, false},
+    {0, ROUTER_PROBABILITY, 0.5f, false, false},
+    {1, ROUTER_CHOSEN, 0, true, false},
+    {1, ROUTER_CHOSEN, 0.5f, false, false},
+    {1, ROUTER_PROBABILITY, 0.5f, true, false},
+    {700, ROUTER_CHOSEN, 0.5f, true, false},
+    {700, ROUTER_PROBABILITY, 0, true, false},
+    {700, ROUTER_PROBABILITY, 0.5f, false, false},
+    {7, ROUTER_CHOSEN, 0, true, true},
+    {7, ROUTER_CHOSEN, 0.5f, true, true},
+    {7, ROUTER_PROBABILITY, 0.5f, false, true},
+    {0, ROUTER_CHOSEN, 0, true, true},
+    {700, ROUTER_CHOSEN, 0, true, true},
+    {700, ROUTER_PROBABILITY, 0, true, true},
 };
 
 static struct routing make_case(struct device *dev, const struct router_case *c)
 {
     struct routing s = make_router(dev, c->n_tok, E, J, c->coef);
     s.how.kind = c->kind;
+    s.how.given = c->given;
     s.aux.pooled = c->pooled;
+    for (int64_t i = 0; c->given && i < c->n_tok * J; i++) set_value(s.r.idx, i, (double)(i / J % (E - J + 1) + i % J));
+    if (c->given && c->kind == ROUTER_CHOSEN && c->coef == 0) set_value(s.bias, E - 1, 200);
     return s;
 }
 
-static void test_gradient(void **state)
+static void check_gradients(bool given)
 {
     for (int c = 0; c < MT_LEN(router_cases); c++) {
         const struct router_case *rc = &router_cases[c];
-        if (rc->n_tok != 7) continue;
+        if (rc->n_tok != 7 || rc->given != given) continue;
         struct routing s = make_case(&f64, rc);
         route(&s);
         op_aux_stats(&f64, &s.aux, s.logits, &s.r);
@@ -244,8 +274,9 @@ static void test_gradient(void **state)
         op_router_bwd(&f64, twice, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
         for (int64_t i = 0; i < 7 * D; i++) assert_close(value_at(twice, i), 2 * value_at(dx, i), 1e-14);
     }
-    (void)state;
 }
+static void test_gradient(void **state) { (void)state, check_gradients(false); }
+static void test_gradient_of_given(void **state) { (void)state, check_gradients(true); }
 
 static void test_aux_stats(void **state)
 {
@@ -264,10 +295,25 @@ static void test_aux_stats(void **state)
     (void)state;
 }
 
+/* The gates of the chosen experts have the same bits when these are given. */
+static void check_given(const struct routing *s)
+{
+    struct routing again = *s;
+    again.how.given = true;
+    again.r.idx = make_empty(DT_I32, s->r.idx.shape[0], s->r.idx.shape[1], -1);
+    again.r.gate = make_empty(s->dev->stat_dtype, s->r.gate.shape[0], s->r.gate.shape[1], -1);
+    copy_on(s->dev, again.r.idx, s->r.idx);
+    op_router_fwd(s->dev, &again.r, again.logits, again.x, &again.w, again.bias, &again.how);
+    if (s->dev->dry_run) return;
+    assert_same_bits(again.r.idx, s->r.idx);
+    assert_same_bits(again.r.gate, s->r.gate);
+}
+
 static void run_router(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct routing s = make_case(dev, params);
     route(&s);
+    check_given(&s);
     op_aux_stats(dev, &s.aux, s.logits, &s.r);
     struct tensor dx = make_random(dev->act_dtype, 6, 1, s.x.shape[0], D, -1);
     op_router_bwd(dev, dx, make_probe(s.r.gate, 5), &s.r, s.logits, &s.w, &s.aux, &s.how);
@@ -632,6 +678,13 @@ static void router_without_bias_on_the_gpu_by_cublas(void **state)
     (void)state;
     check_routers(gpu_router_run_without_bias, small_routers_without_bias, MT_LEN(small_routers_without_bias));
 }
+static void given_experts_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(router_cases); i++)
+        if (router_cases[i].given) op_check_cuda(run_router, &router_cases[i]);
+}
 static void router_without_bias_large_on_the_gpu(void **state)
 {
     (void)state;
@@ -707,6 +760,7 @@ int test_ops_router(void)
         cmocka_unit_test_setup_teardown(test_large_logits, begin, end),
         cmocka_unit_test_setup_teardown(test_sort, begin, end),
         cmocka_unit_test_setup_teardown(test_gradient, begin, end),
+        cmocka_unit_test_setup_teardown(test_gradient_of_given, begin, end),
         cmocka_unit_test_setup_teardown(test_aux_stats, begin, end),
         cmocka_unit_test(test_router_runs),
         cmocka_unit_test_setup_teardown(test_combine, begin, end),
@@ -719,6 +773,7 @@ int test_ops_router(void)
         cmocka_unit_test(router_large_on_the_gpu),
         cmocka_unit_test(router_without_bias_on_the_gpu_by_cublas),
         cmocka_unit_test(router_without_bias_large_on_the_gpu),
+        cmocka_unit_test(given_experts_on_the_gpu),
         cmocka_unit_test(nan_logits_on_the_gpu),
         cmocka_unit_test(sort_on_the_gpu),
         cmocka_unit_test(sort_large_on_the_gpu),

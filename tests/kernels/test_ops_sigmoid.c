@@ -260,6 +260,21 @@ static void test_far_logits(void **state)
     device_close(&f32);
 }
 
+/* The gates of the chosen experts have the same bits when these are given. */
+static void check_given(const struct routing *s)
+{
+    struct router how = s->c->how;
+    struct route again = s->r;
+    how.given = true;
+    again.idx = make_empty(DT_I32, s->r.idx.shape[0], s->r.idx.shape[1], -1);
+    again.gate = make_empty(s->dev->stat_dtype, s->r.gate.shape[0], s->r.gate.shape[1], -1);
+    copy_on(s->dev, again.idx, s->r.idx);
+    op_router_fwd(s->dev, &again, s->logits, s->x, &s->w, s->bias, &how);
+    if (s->dev->dry_run) return;
+    assert_same_bits(again.idx, s->r.idx);
+    assert_same_bits(again.gate, s->r.gate);
+}
+
 static void run_router(struct device *dev, const void *params, struct op_outputs *o)
 {
     const struct router_case *c = params;
@@ -267,6 +282,7 @@ static void run_router(struct device *dev, const void *params, struct op_outputs
     struct routing s = make_routing(dev, c);
     struct tensor dx = make_random(dev->act_dtype, 6, 1, c->n_tok, c->dim, -1);
     route(&s);
+    check_given(&s);
     op_router_bwd(dev, dx, make_random(dev->stat_dtype, 5, 1, c->n_tok, c->top_k, -1), &s.r, s.logits, &s.w, &none,
                   &c->how);
     struct tensor all[] = {s.logits, s.r.idx, s.r.gate, dx};

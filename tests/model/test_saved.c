@@ -191,10 +191,26 @@ static void inputs_come_back(void **state)
 }
 
 static const int32_t two_tok[2] = {1, 2}, two_pos[2] = {0, 1}, two_cu[2] = {0, 2}, two_row[1] = {0}, two_id[1] = {2};
-static const struct model_batch two = {2, 1, 1, 2, two_tok, two_pos, two_cu, two_row, two_id, NULL, NULL, NULL};
+static const struct model_batch two = {.n_tok = 2,
+                                       .n_seq = 1,
+                                       .n_label = 1,
+                                       .max_len = 2,
+                                       .tok = two_tok,
+                                       .pos = two_pos,
+                                       .cu = two_cu,
+                                       .label_row = two_row,
+                                       .label_id = two_id};
 
 static const int32_t other_tok[2] = {5, 3}, other_id[1] = {7};
-static const struct model_batch other = {2, 1, 1, 2, other_tok, two_pos, two_cu, two_row, other_id, NULL, NULL, NULL};
+static const struct model_batch other = {.n_tok = 2,
+                                         .n_seq = 1,
+                                         .n_label = 1,
+                                         .max_len = 2,
+                                         .tok = other_tok,
+                                         .pos = two_pos,
+                                         .cu = two_cu,
+                                         .label_row = two_row,
+                                         .label_id = other_id};
 
 static double loss_of(struct model *m, const struct model_batch *b, bool backward)
 {

@@ -1,7 +1,7 @@
 /* router.cu - router: top-k choice, gates, statistics of the auxiliary loss, and the gradient.
  * Math: logits = x W^T + bias; the J largest, ties to the lower id; gates by kind. Sigmoid kinds choose by sigmoid +
- *   bias or sqrt(softplus) + bias, in the best groups; or experts are given: a token's id chooses them. dx += dl W, dl
- *   by kind and auxiliary loss (ops.h has the formulas).
+ *   bias or sqrt(softplus) + bias, in the best groups; or experts are given, by a token's id or a recorded choice.
+ *   dx += dl W, dl by kind and auxiliary loss (ops.h has the formulas).
  * Shapes: x, dx [T, D] bf16 (views), W [E, D] in any format, logits [T, E] f32, idx, gate, dgate [T, J].
  * Needs: E <= 512; at most 32 groups; D % 8 == 0 (MXFP4: % 32); x and dx with 16-byte aligned rows. T may be 0.
  * Products: with W in bf16, logits by router_logits.cu, or by cuBLASLt from 64 experts on and without bias. Where dl is
@@ -78,11 +78,22 @@ static __device__ inline void write_chosen(const struct choice_job &job, int64_t
     }
 }
 
+/* The given experts of token t that this lane holds. */
+static __device__ inline unsigned given_experts(const struct choice_job &job, int64_t t)
+{
+    const int lane = (int)threadIdx.x % 32;
+    unsigned chosen = 0;
+    for (int j = 0; j < job.n_top; j++) {
+        const int e = job.idx[t * job.n_top + j];
+        chosen |= e % 32 == lane ? 1u << e / 32 : 0;
+    }
+    return chosen;
+}
+
 /* Lane l holds experts l, l + 32, ... */
 template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose(const struct choice_job job)
 {
     const int64_t t = token_of_warp();
-    const bool over_all = job.router.kind == ROUTER_PROBABILITY;
     const unsigned lane = threadIdx.x % 32;
     if (t >= job.n_tok) return;
     float v[N], largest = -INFINITY, sum = 0;
@@ -92,15 +103,17 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose(c
         const bool in = (int)lane + 32 * i < job.n_exp;
         v[i] = in ? job.logits[t * job.ld_logits + lane + 32 * i] : -INFINITY;
         key[i] = in ? sort_key(v[i]) : 0;
-        largest = fmaxf(largest, v[i]);
     }
+    if (job.router.given) chosen = given_experts(job, t);
+    for (int j = 0; j < job.n_top && !job.router.given; j++) take_largest<N>(key, &chosen);
+    const unsigned counted = job.router.kind == ROUTER_PROBABILITY ? ~0u : chosen;
+#pragma unroll
+    for (int i = 0; i < N; i++) largest = counted >> i & 1 ? fmaxf(largest, v[i]) : largest;
     largest = warp_max(largest);
-    for (int j = 0; j < job.n_top; j++) take_largest<N>(key, &chosen);
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const bool counts = over_all ? (int)lane + 32 * i < job.n_exp : chosen >> i & 1;
         v[i] = expf(v[i] - largest);
-        sum += counts ? v[i] : 0;
+        sum += counted >> i & 1 ? v[i] : 0;
     }
     sum = warp_sum(sum);
     write_chosen<N>(job, t, chosen, [&](int i) { return v[i] / sum; });
@@ -167,32 +180,15 @@ template <int N> static __global__ void __launch_bounds__(WARP_THREADS) choose_s
         s[i] = in ? score(s[i], job.router.kind) : 0;
         key[i] = in ? sort_key(s[i] + bias[i]) : 0;
     }
-    if (job.router.n_group > 1) limit_groups<N>(key, job.n_exp, job.router.n_group, job.router.top_group);
-    for (int j = 0; j < job.n_top; j++) take_largest<N>(key, &chosen);
+    const bool given = job.router.given;
+    if (given) chosen = given_experts(job, t);
+    if (job.router.n_group > 1 && !given) limit_groups<N>(key, job.n_exp, job.router.n_group, job.router.top_group);
+    for (int j = 0; j < job.n_top && !given; j++) take_largest<N>(key, &chosen);
 #pragma unroll
     for (int i = 0; i < N; i++) sum += chosen >> i & 1 ? s[i] : 0;
     sum = warp_sum(sum);
     const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
     write_chosen<N>(job, t, chosen, [&](int i) { return s[i] / divisor * job.router.scale; });
-}
-
-/* The gates of given experts; one warp per token, a lane per slot. Sums in the order of the slots. */
-static __global__ void __launch_bounds__(WARP_THREADS) weigh_given(const struct choice_job job)
-{
-    const int64_t t = token_of_warp();
-    const int lane = (int)threadIdx.x % 32;
-    if (t >= job.n_tok) return;
-    float s = 0, sum = 0;
-    for (int first = 0; first < job.n_top; first += 32) {
-        const int slot = min(first + lane, job.n_top - 1);
-        s = score(job.logits[t * job.ld_logits + job.idx[t * job.n_top + slot]], job.router.kind);
-        for (int j = 0; j < min(32, job.n_top - first); j++) sum += __shfl_sync(0xffffffffu, s, j);
-    }
-    const float divisor = divides(job.router.kind) ? sum + 1e-20f : 1;
-    for (int slot = lane; slot < job.n_top; slot += 32) {
-        if (job.n_top > 32) s = score(job.logits[t * job.ld_logits + job.idx[t * job.n_top + slot]], job.router.kind);
-        job.gate[t * job.ld_gate + slot] = s / divisor * job.router.scale;
-    }
 }
 
 /* idx[t] = table[tok[t]] in ascending order; a thread per slot. */
@@ -259,9 +255,7 @@ extern "C" void cuda_router_fwd(struct device *dev, struct route *r, struct tens
     const struct choice_job job = {i32_ptr(r->idx),      f32_ptr(r->gate), f32_ptr(logits), of_expert,
                                    r->gate.ld,           logits.ld,        n_tok,           (int)w->n_out,
                                    (int)r->idx.shape[1], *router};
-    const auto kernel = !is_sigmoid     ? KERNEL_FOR(choose, w->n_out)
-                        : router->given ? weigh_given
-                                        : KERNEL_FOR(choose_sigmoid, w->n_out);
+    const auto kernel = is_sigmoid ? KERNEL_FOR(choose_sigmoid, w->n_out) : KERNEL_FOR(choose, w->n_out);
     kernel<<<warp_grid(n_tok), WARP_THREADS, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }

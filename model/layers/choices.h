@@ -1,0 +1,32 @@
+/* choices.h - the routers' choice of experts in a pass: recorded for the caller, or given by it. Then route.idx of the
+ * layers are views of one tensor.
+ *
+ * Layers whose router chooses by logits count; those of DeepSeek-V4 that choose by the token's id do not. */
+#ifndef MT_CHOICES_H
+#define MT_CHOICES_H
+
+#include "model/acts.h"
+
+enum choices_use {
+    CHOICES_OWN,      /* the routers choose */
+    CHOICES_RECORDED, /* they choose, and choices_read returns what */
+    CHOICES_GIVEN     /* they take given experts, and compute gates from their own logits */
+};
+struct choices {
+    enum choices_use use;
+    struct tensor idx; /* [n_layer, T, J] i32 on dev->work, of the layers that count; absent with CHOICES_OWN */
+};
+
+bool choices_has(const struct arch *a, int64_t layer); /* the layer counts */
+int64_t choices_layers(const struct arch *a);          /* how many do */
+
+/* Allocates idx. given: host [T, n_layer, J], of each token and layer distinct experts, ascending; NULL in a dry run,
+ * and unless use is CHOICES_GIVEN. */
+void choices_push(struct choices *c, struct device *dev, const struct arch *a, int64_t n_tok, enum choices_use use,
+                  const uint16_t *given);
+/* After acts_push: the layers use idx. */
+void choices_attach(const struct choices *c, const struct arch *a, struct acts *acts);
+/* out: host [T, n_layer, J] = the recorded choice, ascending. Waits for the device. */
+void choices_read(const struct choices *c, struct device *dev, uint16_t *out);
+
+#endif
