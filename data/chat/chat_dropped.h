@@ -36,7 +36,7 @@ int chat_dropped_part(struct json message, const char *what, struct err *err);
 int chat_dropped_calls(struct json message, struct err *err);
 
 #define CHAT_DROPPED_ADVICE                                                                                            \
-    "so it would not be trained: choose a template that writes it (data.chat_template), or remove it; "                \
-    "data.dropped = warn trains the rest"
+    "so the model would not see it: choose a template that writes it (data.chat_template), or remove it; "             \
+    "data.dropped = warn takes the rest"
 
 #endif

@@ -158,7 +158,7 @@ static const struct {
     {ONE("{\"role\":\"robot\",\"content\":\"x\"}," A),
      "`messages[1]`: the chat template does not write `content` of this"},
     {ONE("{\"role\":\"system\",\"content\":\"x\"}," A),
-     "of this message of role \"system\", so it would not be trained"},
+     "of this message of role \"system\", so the model would not see it"},
     {ONE("{\"role\":\"developer\",\"content\":\"x\"}," A), "of this message of role \"developer\""},
     {ONE("{\"role\":\"user\"}"), "key `messages[1]`: has no content"},
     {ONE("{\"role\":\"user\",\"content\":null}"), "key `messages[1]`: has no content"},

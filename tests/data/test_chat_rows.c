@@ -156,7 +156,7 @@ static void gptoss_names_dropped_parts(void **state)
     static const char one[] =
         "!`messages[1].tool_calls`: has 3 calls, and the chat template writes only one: give each";
     static const char lost[] = "!`messages[1]`: the chat template does not write `refusal` of this message of role "
-                               "\"assistant\", so it would not be trained";
+                               "\"assistant\", so the model would not see it";
     static const struct row scalars[] = {
         {NULL, ROW(Q "," MJ("system", "5") "," A), "!does not write `content` of this message of role \"system\""},
         {NULL, ROW(Q "," MJ("system", "0") "," A), "!does not write `content` of this message of role \"system\""},
