@@ -391,8 +391,7 @@ static const struct cli_row plan_rows[] = {
     USUALLY(plan_args, arch, "--arch", "NAME", NULL, "model.path",
             "an architecture of `moetrain synth`, in its published format: needs no checkpoint"),
     USUALLY(plan_args, gpu, "--gpu", "NAME", NULL, "train.device", "GPU to plan for: h100, rtx4090, 24gb, ..."),
-    USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
-            "with --gpu: free host memory of its machine"),
+    USUALLY(plan_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough", "with --gpu: its machine's free host memory"),
     KEY(plan_args, "--data", "FILES", "data.train",
         "with MODEL: data to train on, for the number of steps and the time"),
     OVERRIDES(plan_args),
@@ -405,8 +404,7 @@ static const struct cli_row init_rows[] = {
     NEEDED(init_args, data, "DATA", "files to train on, as data.train takes them"),
     USUALLY(init_args, out, "-o", "FILE", NULL, "MODEL.ini", "the configuration; never over a file that exists"),
     USUALLY(init_args, gpu, "--gpu", "NAME", NULL, "this machine", "GPU to train on: h100, rtx4090, 24gb, ..."),
-    USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough",
-            "with --gpu: free host memory of its machine"),
+    USUALLY(init_args, host_gb, "--host-gb", "GIB", "(0, 1e6]", "enough", "with --gpu: its machine's free host memory"),
 };
 
 static const struct cli_row generate_rows[] = {
@@ -439,6 +437,7 @@ static const struct cli_row generate_rows[] = {
            "seed of the samples; a row of --input without seed has a hash of N and its number"),
     OPTION(generate_options, n, "--samples", "N", "[1, 1048576]", "1", "with --input: samples of each row"),
     FLAG(generate_options, prompt_logprobs, "--prompt-logprobs", "with --input: also log-probabilities of the prompts"),
+    FLAG(generate_options, routing, "--routing", "with --input: also the experts that routers chose for every token"),
     FLAG(generate_options, json, "--json", "print {\"prompt_ids\", \"ids\", \"text\", \"stop\"} at the end"),
     OVERRIDES(generate_options),
 };
@@ -447,6 +446,7 @@ static const struct cli_rule generate_rules[] = {
     {CLI_NEEDS, {"--input", "--output"}},
     {CLI_NEEDS, {"--output", "--input"}},
     {CLI_NEEDS, {"--prompt-logprobs", "--input"}},
+    {CLI_NEEDS, {"--routing", "--input"}},
     {CLI_NEEDS, {"--samples", "--input"}},
     {CLI_NEEDS, {"--format", "--input"}},
     {CLI_NOT_BOTH, {"--input", "--json"}},

@@ -206,15 +206,10 @@ static int find_or_create(struct push *p, struct err *err)
 
 static void put_base64(struct json_out *o, const char *key, const uint8_t *data, int64_t n)
 {
-    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    char *text = mem_alloc((n + 2) / 3 * 4 + 1), *to = text;
-    for (int64_t i = 0; i < n; i += 3) {
-        const uint32_t v = (uint32_t)data[i] << 16 | (i + 1 < n ? (uint32_t)data[i + 1] << 8 : 0) |
-                           (i + 2 < n ? (uint32_t)data[i + 2] : 0);
-        for (int k = 0; k < 4; k++) *to++ = i + k <= n ? digits[v >> (18 - 6 * k) & 63] : '=';
-    }
-    json_out_str(o, key, text);
-    mem_free(text);
+    struct text_buf text = {0};
+    text_put_base64(&text, data, n);
+    json_out_str(o, key, text.text);
+    text_free(&text);
 }
 
 static int put_question(const struct push *p, struct json_out *o, const struct upload *f, struct err *err)

@@ -48,6 +48,19 @@ void text_put_bytes(struct text_buf *t, const char *text, int64_t size)
     t->text[t->size] = 0;
 }
 
+void text_put_base64(struct text_buf *t, const void *data, int64_t n)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const uint8_t *from = data;
+    t->text = mem_reserve(t->text, &t->cap, t->size + (n + 2) / 3 * 4 + 1, 1);
+    for (int64_t i = 0; i < n; i += 3) {
+        const uint32_t v = (uint32_t)from[i] << 16 | (i + 1 < n ? (uint32_t)from[i + 1] << 8 : 0) |
+                           (i + 2 < n ? (uint32_t)from[i + 2] : 0);
+        for (int k = 0; k < 4; k++) t->text[t->size++] = i + k <= n ? digits[v >> (18 - 6 * k) & 63] : '=';
+    }
+    t->text[t->size] = 0;
+}
+
 void text_put(struct text_buf *t, const char *text) { text_put_bytes(t, text, (int64_t)strlen(text)); }
 
 void text_put_quoted(struct text_buf *t, const char *s, int64_t size)

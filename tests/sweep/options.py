@@ -65,7 +65,8 @@ INSTEAD = {
     ("generate", "--adapter"): ["{config}", "--prompt", "a", "--tokens", "1"],
     ("generate", "--input"): ["{config}", "--base", "--tokens", "1", "--output", "answers.jsonl"],
     **{("generate", option): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}", "--output",
-                              "answers.jsonl"] for option in ("--format", "--samples", "--prompt-logprobs")},
+                              "answers.jsonl"] for option in ("--format", "--samples", "--prompt-logprobs",
+                                                               "--routing")},
     ("generate", "--output"): ["{config}", "--base", "--tokens", "1", "--input", "{prompts}"],
     ("chat", "--adapter"): ["{config}", "--set", "data.chat_template={template}"],
     **{("eval", option): [*VERIFY, "--verifier", "exact", "--reference", "prompt"]

@@ -8,7 +8,7 @@
 #include "train/generate/answer_text.h"
 #include "train/generate/engine.h"
 
-enum { N = 60, MAX_LEN = 170, MAX_ANSWER = 40, SAMPLES = 3 };
+enum { N = 60, MAX_LEN = 170, MAX_ANSWER = 40, SAMPLES = 3, MAX_CHOICE = 16 /* experts of a token */ };
 
 struct bed {
     struct config cfg;
@@ -29,8 +29,8 @@ static void bed_open(struct bed *b, const char *model, const char *adapter)
     if (adapter) snprintf(dir, sizeof(dir), "%s/%s", b->cfg.model.path, adapter);
     if (run_open_headers(&b->run, &b->cfg, &err) || run_open_tokenizer(&b->run, &opt, NULL, &err))
         fail_msg("%s", err.msg);
-    b->run.generation =
-        (struct plan_generation){.n_seq = 8, .n_tok = 64, .chunk = 16, .n_top = 4, .n_edit = SAMPLE_EDITS};
+    b->run.generation = (struct plan_generation){
+        .n_seq = 8, .n_tok = 64, .chunk = 16, .n_top = 4, .n_edit = SAMPLE_EDITS, .routing = true};
     if (run_open_model(&b->run, adapter ? dir : NULL, PLAN_GENERATE, &err)) fail_msg("%s", err.msg);
 }
 
@@ -44,8 +44,10 @@ struct got {
     enum sample_end end;
     float prompt[MAX_LEN];
     int64_t n_call;
+    uint16_t routing[MAX_LEN * MAX_CHOICE]; /* of prompt and answer but the last token */
 };
 struct case_of {
+    int64_t n_choice; /* experts of a token */
     int32_t ids[MAX_LEN];
     struct sample_bias bias[2];
     struct sample_request q;
@@ -75,14 +77,19 @@ static void take_sample(void *user, const struct sample *s)
         g->top[i] = s->top_id ? s->top_id[4 * i + 3] : 0;
     }
     for (int64_t i = 0; s->prompt_logprob && i < s->n_prompt; i++) g->prompt[i] = s->prompt_logprob[i];
+    const int64_t of = ((struct case_of *)user)->n_choice, before = (s->n_prompt - 1) * of;
+    if (!s->prompt_routing) return;
+    memcpy(g->routing, s->prompt_routing, (size_t)before * sizeof(*g->routing));
+    if (s->n) memcpy(g->routing + before, s->routing, (size_t)(s->n * of) * sizeof(*g->routing));
 }
 
 static const int32_t ends[] = {7, 11, 400};
 static const char *const stops[] = {"e ", "the", "qu"};
 
 /* Request i: every fourth prompt is longer than a pass, every seventh is one token. */
-static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
+static void make_case(struct case_of *c, uint64_t i, const struct arch *a)
 {
+    const int64_t vocab = a->vocab;
     const uint64_t key = rng_key(5 + i, "request");
     struct sample_params p = sample_params_default();
     const int64_t n = i % 7 == 0   ? 1
@@ -99,6 +106,9 @@ static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
     c->bias[1] = (struct sample_bias){400, -50};
     p.top_logprobs = i % 2 ? 4 : 0;
     p.prompt_logprobs = i % 8 == 4;
+    p.routing = i % 3 != 1;
+    c->n_choice = choices_layers(a) * a->top_k;
+    assert_true(c->n_choice <= MAX_CHOICE);
     p.seed = i;
     c->q = (struct sample_request){.ids = c->ids,
                                    .n_ids = n,
@@ -118,7 +128,7 @@ static void make_case(struct case_of *c, uint64_t i, int64_t vocab)
 static struct engine *open_engine(struct bed *b, int64_t n_seq, int64_t cache_tok)
 {
     const struct engine_options opt = {
-        .n_seq = n_seq, .max_len = MAX_LEN, .n_tok = 64, .chunk = 16, .cache_tok = cache_tok};
+        .n_seq = n_seq, .max_len = MAX_LEN, .n_tok = 64, .chunk = 16, .cache_tok = cache_tok, .routing = true};
     struct err err;
     struct engine *e = engine_open(&b->run, &opt, &err);
     if (!e) fail_msg("%s", err.msg);
@@ -192,8 +202,45 @@ static void compare(const struct case_of *got, const struct case_of *want)
             assert_memory_equal(g->kept, w->kept, n * sizeof(*g->kept));
             assert_memory_equal(g->top, w->top, n * sizeof(*g->top));
             if (!cut) assert_memory_equal(g->prompt, w->prompt, sizeof(g->prompt));
+            if (!cut) assert_memory_equal(g->routing, w->routing, sizeof(g->routing));
         }
     assert_in_range(n_cancelled, 1, 2 * N);
+}
+
+/* The choice of experts in a training forward over prompt and answer. */
+static void train(struct bed *b, const struct case_of *c, const struct got *g, uint16_t *choices)
+{
+    struct model *m = &b->run.model;
+    const int64_t n = c->q.n_ids + g->n - 1;
+    const int32_t cu[] = {0, (int32_t)n};
+    int32_t tok[MAX_LEN], pos[MAX_LEN];
+    for (int32_t t = 0; t < n; t++) {
+        tok[t] = t < c->q.n_ids ? c->ids[t] : g->ids[t - c->q.n_ids];
+        pos[t] = t;
+    }
+    const struct model_batch batch = {.n_tok = n, .n_seq = 1, .max_len = n, .tok = tok, .pos = pos, .cu = cu};
+    model_begin(m, &batch, &(struct model_pass){.choices = CHOICES_RECORDED});
+    model_fwd(m);
+    choices_read(&m->choices, m->dev, choices);
+    model_end(m);
+}
+
+/* Rounding makes a router choose other experts only where two are nearly equal: here in at most one choice of 1000. */
+static void compare_with_training(struct bed *b, const struct case_of *c)
+{
+    static uint16_t want[MAX_LEN * MAX_CHOICE];
+    const int64_t k = b->run.arch.top_k;
+    int64_t n = 0, n_other = 0;
+    for (int i = 0; i < N; i++)
+        for (int64_t s = 0; s < c[i].q.n && c[i].q.params.routing && c[i].q.adapter == ENGINE_OWN; s++) {
+            const struct got *g = &c[i].got[s];
+            const int64_t end = (c[i].q.n_ids + g->n - 1) * c[i].n_choice;
+            if (end > 64 * c[i].n_choice) continue; /* more than a pass is planned for */
+            if (end) train(b, &c[i], g, want);
+            for (int64_t at = 0; at < end; at += k, n++)
+                n_other += memcmp(want + at, g->routing + at, (size_t)k * sizeof(*want)) != 0;
+        }
+    assert_true(n > 1000 && 1000 * n_other <= n);
 }
 
 static void any_order_gives_the_same(void **state)
@@ -212,10 +259,11 @@ static void any_order_gives_the_same(void **state)
         struct case_of *want = mem_array(N, sizeof(*want)), *got = mem_array(N, sizeof(*got));
         int64_t ended[8] = {0};
         for (int i = 0; i < N; i++) {
-            make_case(&want[i], (uint64_t)i, b.run.arch.vocab);
-            make_case(&got[i], (uint64_t)i, b.run.arch.vocab);
+            make_case(&want[i], (uint64_t)i, &b.run.arch);
+            make_case(&got[i], (uint64_t)i, &b.run.arch);
         }
         one_at_a_time(&b, want);
+        compare_with_training(&b, want);
         for (int i = 0; i < N; i++)
             for (int64_t s = 0; s < want[i].q.n; s++) ended[want[i].got[s].end]++;
         for (int64_t s = 0; s < want[6].q.n; s++) { /* the bias makes an end token certain once min_tokens are there */
@@ -307,7 +355,7 @@ static void scores_prompts(void **state)
     struct bed b;
     struct case_of whole, scored;
     bed_open(&b, "parity/qwen3", NULL);
-    make_case(&whole, 5, b.run.arch.vocab);
+    make_case(&whole, 5, &b.run.arch);
     whole.q.n_ids = 3;
     whole.q.n = 1;
     whole.q.n_stops = whole.q.n_end_ids = 0;
@@ -352,7 +400,7 @@ static void loaded_adapters(void **state)
     assert_int_equal(engine_load_adapter(e, "/nowhere", &err), -1);
     for (int i = 0; i < 3; i++)
         for (int k = 0; k < 2; k++) {
-            make_case(&c[i][k], 5 + (uint64_t)k, b.run.arch.vocab);
+            make_case(&c[i][k], 5 + (uint64_t)k, &b.run.arch);
             c[i][k].q.adapter = i == 0 ? ENGINE_OWN : i == 1 ? second : ENGINE_BASE;
             add(e, &c[i][k]);
         }
@@ -384,7 +432,7 @@ static void refuses(void **state)
         static const int32_t no_token = -1;
         struct case_of c;
         struct err err = {.msg = ""};
-        make_case(&c, 5, b.run.arch.vocab);
+        make_case(&c, 5, &b.run.arch);
         if (i == 0) c.q.n_ids = 0;
         if (i == 1) c.ids[1] = (int32_t)b.run.arch.vocab;
         if (i == 2) c.q.n = 0;

@@ -229,13 +229,52 @@ static void keeps_foreign_files(void **state)
     assert_string_equal(text, rows);
 }
 
+static int64_t number_at(struct json list, int64_t i)
+{
+    struct err err;
+    int64_t v;
+    if (json_i64(json_at(list, i), 0, INT32_MAX, &v, &err)) fail_msg("%s", err.msg);
+    return v;
+}
+
+/* Decodes the base64. */
+enum { N_LAYER = 2, TOP_K = 2, N_EXP = 8 }; /* of case_a */
+static void check_routing(struct json row)
+{
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    const struct json routing = json_find(row, "routing"), shape = json_find(routing, "shape"),
+                      layers = json_find(routing, "layers");
+    const int64_t n = json_count(json_find(row, "prompt_ids")) + json_count(json_find(row, "completion_ids")) - 1;
+    const char *data = string_of(routing, "data");
+    assert_string_equal(string_of(routing, "dtype"), "uint16");
+    const int64_t n_layer = number_at(shape, 1), k = number_at(shape, 2), bytes = 2 * n * n_layer * k;
+    assert_true(json_count(shape) == 3 && number_at(shape, 0) == n && n_layer == N_LAYER && k == TOP_K);
+    for (int64_t l = 0; l < n_layer; l++) assert_int_equal(number_at(layers, l), l);
+    assert_int_equal(json_count(layers), n_layer);
+    assert_int_equal(strlen(data), (bytes + 2) / 3 * 4);
+    int64_t byte[2 * TOP_K];
+    for (int64_t i = 0; i < bytes; i++) {
+        uint32_t v = 0;
+        for (int c = 0; c < 4; c++) {
+            const char *d = strchr(digits, data[i / 3 * 4 + c]);
+            v = v << 6 | (d && *d ? (uint32_t)(d - digits) : 0);
+        }
+        byte[i % (2 * k)] = v >> (16 - 8 * (i % 3)) & 255;
+        if (i % (2 * k) < 2 * k - 1) continue;
+        for (int64_t j = 0; j < k; j++) {
+            assert_true(byte[2 * j] < N_EXP && byte[2 * j + 1] == 0);
+            if (j) assert_true(byte[2 * j] > byte[2 * j - 2]);
+        }
+    }
+}
+
 static void rollouts(void **state)
 {
     (void)state;
     const char *config = process_config("");
     write_rows("{\"prompt\": \"The cat\"}\n{\"prompt\": \"A\", \"max_tokens\": 3}\n");
     if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "5", "--samples", "2",
-            "--temperature", "1", "--format", "rollouts"))
+            "--temperature", "1", "--format", "rollouts", "--routing"))
         fail_msg("%s", said.err);
     assert_int_equal(n_lines(), 4);
     for (int i = 0; i < 4; i++) {
@@ -249,6 +288,7 @@ static void rollouts(void **state)
         assert_true(json_count(json_find(a, "completion_ids")) > 0);
         assert_int_equal(json_type(json_find(a, "reward")), JSON_NULL);
         assert_true(strstr("stop length", string_of(a, "finish_reason")) != NULL);
+        check_routing(a);
         json_free(doc);
     }
 }
@@ -378,7 +418,10 @@ static void check_sampler(void **state)
         char set[MT_PATH + 32];
         snprintf(set, sizeof(set), "model.path=%s", fixture(models[i]));
         if (RUN("check", config, "--sampler", "--set", set)) fail_msg("%s\n%s", said.out, said.err);
-        assert_says(said.out, " nats\n  verdict: ok");
+        assert_says(said.out, " tokens in layers\n  verdict: ok");
+        assert_says(said.out, "training takes the sampler's");
+        assert_says(strstr(said.out, "training takes the sampler's"),
+                    "(at most 0.0001) nats\n  training chooses other");
     }
 }
 

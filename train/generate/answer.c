@@ -14,15 +14,16 @@ static void *copied(const void *from, int64_t n, int64_t size)
     return to;
 }
 
-void answer_rules_copy(struct answer_rules *r, const struct sample_request *q)
+void answer_rules_copy(struct answer_rules *r, const struct sample_request *q, int64_t n_routing)
 {
     char **stops = mem_array(MT_MAX(q->n_stops, 1), (int64_t)sizeof(*stops));
     for (int64_t i = 0; i < q->n_stops; i++) stops[i] = mem_strdup(q->stops[i]);
-    *r = (struct answer_rules){.q = *q};
+    *r = (struct answer_rules){.q = *q, .n_routing = q->params.routing ? n_routing : 0};
     r->q.ids = copied(q->ids, q->n_ids, sizeof(*q->ids));
     r->q.end_ids = copied(q->end_ids, q->n_end_ids, sizeof(*q->end_ids));
     r->q.stops = (const char *const *)stops;
     r->q.bias = copied(q->bias, q->n_bias, sizeof(*q->bias));
+    if (r->n_routing) r->prompt_routing = mem_array(MT_MAX((q->n_ids - 1) * r->n_routing, 1), sizeof(uint16_t));
     if (!q->params.prompt_logprobs) return;
     r->prompt_logprob = mem_array(q->n_ids, sizeof(*r->prompt_logprob));
     for (int64_t i = 0; i < q->n_ids; i++) r->prompt_logprob[i] = NAN;
@@ -36,6 +37,7 @@ void answer_rules_free(struct answer_rules *r)
     mem_free((void *)(uintptr_t)r->q.end_ids);
     mem_free((void *)(uintptr_t)r->q.bias);
     mem_free(r->prompt_logprob);
+    mem_free(r->prompt_routing);
     *r = (struct answer_rules){.q.n = 0};
 }
 
@@ -154,6 +156,7 @@ void answer_free(struct answer *a)
     mem_free(a->kept_share);
     mem_free(a->top_id);
     mem_free(a->top_logprob);
+    mem_free(a->routing);
     mem_free(a->seen);
     answer_text_free(&a->text);
     *a = (struct answer){.n = 0};
@@ -161,13 +164,14 @@ void answer_free(struct answer *a)
 
 static void grow(struct answer *a)
 {
-    const int64_t old = a->cap, n_top = a->rules->q.params.top_logprobs;
+    const int64_t old = a->cap, n_top = a->rules->q.params.top_logprobs, n_routing = a->rules->n_routing;
     if (a->n < old) return;
     a->cap = MT_MAX(2 * old, 16);
     a->ids = mem_grow(a->ids, old, a->cap, sizeof(*a->ids));
     a->logprob = mem_grow(a->logprob, old, a->cap, sizeof(*a->logprob));
     a->kept_logprob = mem_grow(a->kept_logprob, old, a->cap, sizeof(*a->kept_logprob));
     a->kept_share = mem_grow(a->kept_share, old, a->cap, sizeof(*a->kept_share));
+    if (n_routing) a->routing = mem_grow(a->routing, old * n_routing, a->cap * n_routing, sizeof(*a->routing));
     if (!n_top) return;
     a->top_id = mem_grow(a->top_id, old * n_top, a->cap * n_top, sizeof(*a->top_id));
     a->top_logprob = mem_grow(a->top_logprob, old * n_top, a->cap * n_top, sizeof(*a->top_logprob));
@@ -182,7 +186,7 @@ void answer_end(struct answer *a, enum sample_end end)
 void answer_add(struct answer *a, const struct answer_token *t)
 {
     const struct sample_params *p = &a->rules->q.params;
-    const int64_t at = a->n, n_top = p->top_logprobs;
+    const int64_t at = a->n, n_top = p->top_logprobs, n_routing = a->rules->n_routing;
     if (t->id < 0) {
         answer_end(a, SAMPLE_FAILED);
         return;
@@ -196,6 +200,7 @@ void answer_add(struct answer *a, const struct answer_token *t)
         a->top_id[at * n_top + k] = t->top_id[k];
         a->top_logprob[at * n_top + k] = t->top_logprob[k];
     }
+    if (n_routing) memcpy(a->routing + at * n_routing, t->routing, (size_t)n_routing * sizeof(*a->routing));
     a->n++;
     if (has_penalties(p)) see(a, t->id, true);
     if (is_end(a, t->id))
@@ -213,6 +218,8 @@ struct sample answer_sample(const struct answer *a)
                            .prompt = q->ids,
                            .n_prompt = q->n_ids,
                            .prompt_logprob = a->rules->prompt_logprob,
+                           .prompt_routing = a->rules->prompt_routing,
+                           .routing = a->routing,
                            .ids = a->ids,
                            .n = a->n,
                            .logprob = a->logprob,

@@ -9,9 +9,11 @@
 /* A request with copies of all that it points to. */
 struct answer_rules {
     struct sample_request q;
-    float *prompt_logprob; /* [n_ids]; NULL: not asked for */
+    float *prompt_logprob;    /* [n_ids]; NULL: not asked for */
+    int64_t n_routing;        /* experts of a token in all layers; 0: not asked for */
+    uint16_t *prompt_routing; /* [n_ids-1, n_routing] */
 };
-void answer_rules_copy(struct answer_rules *r, const struct sample_request *q);
+void answer_rules_copy(struct answer_rules *r, const struct sample_request *q, int64_t n_routing);
 void answer_rules_free(struct answer_rules *r);
 
 struct answer {
@@ -21,6 +23,7 @@ struct answer {
     float *logprob, *kept_logprob, *kept_share; /* [n] */
     int32_t *top_id;                            /* [n, top_logprobs] */
     float *top_logprob;
+    uint16_t *routing;        /* [n, rules.n_routing] */
     struct sample_edit *seen; /* [n_seen] ids of prompt and answer, with penalties, and with a bias; ascending */
     int64_t n_seen, cap_seen;
     struct answer_text text;
@@ -37,6 +40,7 @@ struct answer_token {
     const float *logprob; /* [3] */
     const int32_t *top_id;
     const float *top_logprob;
+    const uint16_t *routing; /* [rules.n_routing] of the token before */
 };
 void answer_add(struct answer *a, const struct answer_token *t);
 void answer_end(struct answer *a, enum sample_end end);

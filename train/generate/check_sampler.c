@@ -1,8 +1,15 @@
 /* check_sampler.c - see check_sampler.h.
  *
- * Bounds of |difference| in nats. fp32: the largest at most 1e-4, or twice that of two training forwards whose sums
- * have another order (steady_rows): the norm of gated DeltaNet divides by outputs that may be near zero. bf16: the mean
- * at most 0.02; in a few tokens rounding makes a router choose other experts, so the largest has no bound. */
+ * Bounds of |difference| in nats.
+ *
+ * fp32, training that takes the sampler's experts: the largest at most 1e-4. It has the sampler's order of sums too
+ * (steady_rows), so that what remains are the sampler's ops, as attention to a cache.
+ *
+ * fp32, training that chooses experts: the largest at most 1e-4, or twice that of two training forwards with different
+ * orders of sums. No constant can bound it: a router may choose another expert, and the norm of gated DeltaNet divides
+ * by outputs that may be near zero.
+ *
+ * bf16: the mean at most 0.02. The largest has no bound. */
 #include "train/generate/check_sampler.h"
 
 #include <math.h>
@@ -17,12 +24,17 @@ enum { N_PROMPT = 6, N_SAMPLE = 2, LONGEST = 150, ANSWER = 48, MAX_LEN = LONGEST
 /* Prompts around a page and longer than small windows. */
 static const int64_t lengths[N_PROMPT] = {1, 5, 63, 64, 65, LONGEST};
 
+struct difference {
+    double sum, most; /* over tokens, nats */
+};
 struct check_sampler {
     struct config cfg;
     struct run run;
     FILE *out;
-    double sum, most, paths; /* paths: largest of two training forwards */
-    int64_t n, n_failed;
+    double paths;                           /* largest difference of two training forwards that choose experts */
+    int64_t n_routing;                      /* experts of a token in all layers that choose */
+    struct difference own, replayed;        /* from training that chooses experts, that takes the sampler's */
+    int64_t n, n_failed, n_choice, n_other; /* tokens; choices of a token and layer, those that differ */
 };
 
 /* New adapters have B = 0 and would not matter. */
@@ -43,16 +55,52 @@ static void fill_adapters(struct run *r)
     mem_free(values);
 }
 
-/* The training forward over prompt and answer. */
+static bool is_f32(const struct check_sampler *k) { return k->run.dev.act_dtype == DT_F32 && !k->run.dev.round_bf16; }
+
+/* The experts of all tokens but the last of prompt and answer. */
+static void join_routing(const struct check_sampler *k, uint16_t *to, const struct sample *s)
+{
+    const int64_t before = (s->n_prompt - 1) * k->n_routing;
+    memcpy(to, s->prompt_routing, (size_t)before * sizeof(*to));
+    memcpy(to + before, s->routing, (size_t)(s->n * k->n_routing) * sizeof(*to));
+}
+
+/* A training forward: nll of the answer. steady: with the sampler's order of sums. choices: taken, or with
+ * CHOICES_RECORDED returned. */
+static void train(struct check_sampler *k, const struct model_batch *b, bool steady, enum choices_use use, float *nll,
+                  uint16_t *choices)
+{
+    struct model *m = &k->run.model;
+    struct model_batch with = *b;
+    with.choices = choices;
+    m->dev->steady_rows = steady;
+    model_begin(m, &with, &(struct model_pass){.choices = use});
+    model_fwd(m);
+    if (use == CHOICES_RECORDED) choices_read(&m->choices, m->dev, choices);
+    model_nll(m, nll);
+    model_end(m);
+    m->dev->steady_rows = false;
+}
+
+static void add(struct difference *d, const struct sample *s, const float *nll)
+{
+    for (int64_t i = 0; i < s->n; i++) {
+        const double off = fabs((double)nll[i] + (double)s->logprob[i]);
+        d->sum += off;
+        d->most = isnan(off) ? INFINITY : fmax(d->most, off);
+    }
+}
+
+/* The training forward over prompt and answer, with its own choice of experts and with the sampler's. */
 static void compare(void *user, const struct sample *s)
 {
     struct check_sampler *k = user;
-    struct model *m = &k->run.model;
     int32_t tok[MAX_LEN], pos[MAX_LEN], row[ANSWER];
     float nll[ANSWER], other[ANSWER];
     k->n_failed += s->end == SAMPLE_FAILED;
     if (s->end == SAMPLE_FAILED || !s->n) return;
-    const int64_t n = s->n_prompt + s->n - 1;
+    const int64_t n = s->n_prompt + s->n - 1, of_token = k->run.arch.top_k;
+    uint16_t *own = mem_array(2 * n * k->n_routing + 1, sizeof(*own)), *given = own + n * k->n_routing;
     const int32_t cu[] = {0, (int32_t)n};
     for (int64_t i = 0; i < n; i++) {
         tok[i] = i < s->n_prompt ? s->prompt[i] : s->ids[i - s->n_prompt];
@@ -68,20 +116,18 @@ static void compare(void *user, const struct sample *s)
                                   .cu = cu,
                                   .label_row = row,
                                   .label_id = s->ids};
-    for (int path = 0; path < 2; path++) {
-        m->dev->steady_rows = path == 0;
-        model_begin(m, &b, &(struct model_pass){.backward = false});
-        model_fwd(m);
-        model_nll(m, path ? nll : other);
-        model_end(m);
-    }
-    for (int64_t i = 0; i < s->n; i++) {
-        k->paths = fmax(k->paths, fabs((double)nll[i] - (double)other[i]));
-        const double d = fabs((double)nll[i] + (double)s->logprob[i]);
-        k->sum += d;
-        k->most = isnan(d) ? INFINITY : fmax(k->most, d);
-    }
+    join_routing(k, given, s);
+    train(k, &b, true, CHOICES_OWN, other, NULL);
+    train(k, &b, false, CHOICES_RECORDED, nll, own);
+    for (int64_t i = 0; i < s->n; i++) k->paths = fmax(k->paths, fabs((double)nll[i] - (double)other[i]));
+    add(&k->own, s, nll);
+    train(k, &b, is_f32(k), CHOICES_GIVEN, nll, given);
+    add(&k->replayed, s, nll);
+    for (int64_t i = 0; i < n * k->n_routing; i += of_token)
+        k->n_other += memcmp(own + i, given + i, (size_t)of_token * sizeof(*own)) != 0;
+    k->n_choice += n * k->n_routing / of_token;
     k->n += s->n;
+    mem_free(own);
 }
 
 static int sample_all(struct check_sampler *k, struct err *err)
@@ -93,6 +139,7 @@ static int sample_all(struct check_sampler *k, struct err *err)
     if (!e) return -1;
     params.temperature = 1;
     params.max_tokens = ANSWER;
+    params.routing = true;
     for (int i = 0; i < N_PROMPT && !rc; i++) {
         const uint64_t key = rng_key((uint64_t)i, "prompt");
         for (int64_t t = 0; t < lengths[i]; t++)
@@ -107,18 +154,27 @@ static int sample_all(struct check_sampler *k, struct err *err)
     return rc;
 }
 
-static int report(const struct check_sampler *k, struct err *err)
+/* Prints a difference with its bound, in fp32 `largest`. Whether it is within. */
+static bool tell(const struct check_sampler *k, const char *what, const struct difference *d, double largest)
 {
-    const bool f32 = k->run.dev.act_dtype == DT_F32 && !k->run.dev.round_bf16;
-    const double mean = k->sum / (double)MT_MAX(k->n, 1);
-    const double allowed = f32 ? fmax(F32_LARGEST, 2 * k->paths) : BF16_MEAN;
-    const bool ok = !k->n_failed && (f32 ? k->most : mean) <= allowed;
+    const bool f32 = is_f32(k);
+    const double mean = d->sum / (double)MT_MAX(k->n, 1), allowed = f32 ? largest : BF16_MEAN;
     char text[64];
     snprintf(text, sizeof(text), " (at most %.2g)", allowed);
-    fprintf(k->out,
-            "sampler on %s: log-probabilities of %lld sampled tokens against the training forward\n"
-            "  mean difference %.2g%s, largest %.2g%s nats\n  verdict: %s\n",
-            k->run.dev.name, (long long)k->n, mean, f32 ? "" : text, k->most, f32 ? text : "", ok ? "ok" : "FAILED");
+    fprintf(k->out, "  %s: mean difference %.2g%s, largest %.2g%s nats\n", what, mean, f32 ? "" : text, d->most,
+            f32 ? text : "");
+    return (f32 ? d->most : mean) <= allowed;
+}
+
+static int report(const struct check_sampler *k, struct err *err)
+{
+    fprintf(k->out, "sampler on %s: log-probabilities of %lld sampled tokens against the training forward\n",
+            k->run.dev.name, (long long)k->n);
+    const bool own = tell(k, "training chooses experts", &k->own, fmax(F32_LARGEST, 2 * k->paths));
+    const bool replayed = tell(k, "training takes the sampler's", &k->replayed, F32_LARGEST);
+    const bool ok = !k->n_failed && own && replayed;
+    fprintf(k->out, "  training chooses other experts for %lld of %lld tokens in layers\n  verdict: %s\n",
+            (long long)k->n_other, (long long)k->n_choice, ok ? "ok" : "FAILED");
     if (ok) return 0;
     return err_set(err, k->n_failed ? "logits of the sampler are not finite"
                                     : "the sampler's log-probabilities are not those of training: please report the "
@@ -137,6 +193,8 @@ int check_sampler_run(const struct config *cfg, FILE *out, struct err *err)
     k.cfg.data.seq_len = MAX_LEN;
     int rc = run_open_headers(r, &k.cfg, err) || run_open_tokenizer(r, &opt, NULL, err) ? -1 : 0;
     r->generation = engine_sizes(N_PROMPT * N_SAMPLE, LONGEST, N_PROMPT * LONGEST);
+    r->generation.routing = true;
+    k.n_routing = choices_layers(&r->arch) * r->arch.top_k;
     if (!rc) rc = run_open_model(r, NULL, PLAN_GENERATE, err);
     if (!rc) {
         fill_adapters(r);

@@ -69,7 +69,11 @@ struct engine {
         float *to;
     } * labels; /* of prompts whose log-probabilities are asked for */
     int64_t n_label, cap_label;
-    struct live **drawn; /* [n_seq] the samples of the rows */
+    struct request **prompt; /* [n_seq] whose tokens a sequence of the pass has; NULL: a sample's */
+    int64_t n_routing;       /* experts of a token in all layers that choose */
+    uint16_t *routing;       /* [n_tok, n_routing] of the pass; NULL: opened without */
+    bool records;            /* a request of the pass asks for them */
+    struct live **drawn;     /* [n_seq] the samples of the rows */
     struct sample_row *rows;
     struct sample_edit *edits;
     int64_t n_edit, cap_edit;
@@ -107,6 +111,9 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
     e->cu = mem_array(n + 1, sizeof(*e->cu));
     e->seq = mem_array(n, sizeof(*e->seq));
     e->row = mem_array(n, sizeof(*e->row));
+    e->prompt = mem_array(n, sizeof(*e->prompt));
+    e->n_routing = choices_layers(&r->arch) * r->arch.top_k;
+    if (opt->routing) e->routing = mem_array(MT_MAX(opt->n_tok * e->n_routing, 1), sizeof(*e->routing));
     return e;
 }
 
@@ -120,11 +127,16 @@ struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prom
 struct engine *engine_open_planned(struct run *r, struct err *err)
 {
     const struct plan_generation *s = &r->generation;
+    if (r->dev.ops->own_memory && s->n_seq > 1)
+        log_info(
+            "on a GPU products choose kernels by the number of rows: texts may differ from those of one sequence at "
+            "a time where two tokens are nearly equally likely");
     const struct engine_options opt = {.n_seq = s->n_seq,
                                        .max_len = r->cfg->data.seq_len,
                                        .n_tok = s->n_tok,
                                        .chunk = s->chunk,
-                                       .cache_tok = r->cache_tok};
+                                       .cache_tok = r->cache_tok,
+                                       .routing = s->routing};
     return engine_open(r, &opt, err);
 }
 
@@ -154,8 +166,8 @@ void engine_close(struct engine *e)
     mem_free(e->loaded);
     cache_close(&e->cache);
     arena_release(&e->run->dev.work, e->mark);
-    void *const all[] = {e->none.layers, e->live, e->drawn, e->rows,   e->tok,  e->pos,
-                         e->cu,          e->seq,  e->row,   e->labels, e->edits};
+    void *const all[] = {e->none.layers, e->live, e->drawn,  e->rows,  e->tok,    e->pos,    e->cu,
+                         e->seq,         e->row,  e->labels, e->edits, e->prompt, e->routing};
     for (int64_t i = 0; i < MT_LEN(all); i++) mem_free(all[i]);
     mem_free(e);
 }
@@ -257,6 +269,7 @@ static int check_request(const struct engine *e, const struct sample_request *q,
     if (q->params.top_logprobs > vocab)
         return err_set(err, "top_logprobs = %lld: the vocabulary has %lld tokens", (long long)q->params.top_logprobs,
                        (long long)vocab);
+    MT_REQUIRE(!q->params.routing || (e->routing && e->n_routing), "an engine that records no routing");
     if (q->n_ids + q->params.max_tokens > e->opt.max_len)
         return err_set(err, "%lld tokens of prompt and max_tokens = %lld are more than %lld: shorten one",
                        (long long)q->n_ids, (long long)q->params.max_tokens, (long long)e->opt.max_len);
@@ -267,7 +280,7 @@ int64_t engine_add(struct engine *e, const struct sample_request *q, struct err 
 {
     if (check_request(e, q, err)) return -1;
     struct request *r = mem_array(1, sizeof(*r));
-    answer_rules_copy(&r->rules, q);
+    answer_rules_copy(&r->rules, q, e->n_routing);
     r->number = e->n_request++;
     r->shared = -1;
     if (e->last)
@@ -449,14 +462,16 @@ static int32_t token_at(const struct request *q, const struct answer *a, int64_t
     return at < q->rules.q.n_ids ? q->rules.q.ids[at] : a->ids[at - q->rules.q.n_ids];
 }
 
-/* The tokens from position `first` up to `end` of a sequence. */
-static void push_tokens(struct engine *e, const struct request *q, const struct answer *a, int seq, int64_t first,
+/* The tokens from position `first` up to `end` of a sequence. a NULL: of a prompt. */
+static void push_tokens(struct engine *e, struct request *q, const struct answer *a, int seq, int64_t first,
                         int64_t end)
 {
     for (int64_t p = first; p < end; p++) {
         e->tok[e->n_tok] = token_at(q, a, p);
         e->pos[e->n_tok++] = (int32_t)p;
     }
+    e->records |= params_of(q)->routing;
+    e->prompt[e->n_seq] = a ? NULL : q;
     e->seq[e->n_seq++] = seq;
     e->cu[e->n_seq] = (int32_t)e->n_tok;
 }
@@ -498,7 +513,11 @@ static void push_samples(struct engine *e, int adapter)
     }
 }
 
-static void clear_pass(struct engine *e) { e->n_tok = e->n_seq = e->n_row = e->n_label = e->n_edit = e->cu[0] = 0; }
+static void clear_pass(struct engine *e)
+{
+    e->n_tok = e->n_seq = e->n_row = e->n_label = e->n_edit = e->cu[0] = 0;
+    e->records = false;
+}
 
 /* Prompts begin together: a pass of few tokens costs nearly as much as one of many. They wait while more than half of
  * the sequences decode, for PREFILL_WAIT passes at most, or until they fill half a pass. */
@@ -546,8 +565,11 @@ static void add_tokens(struct engine *e, const struct model_draw *d)
     for (int64_t i = 0; i < d->n; i++) {
         struct answer *a = &e->drawn[i]->answer;
         const struct sample_request *q = &a->rules->q;
-        const struct answer_token t = {d->token[i], d->logprob + 3 * i, d->top_id + d->n_top * i,
-                                       d->top_logprob + d->n_top * i};
+        const struct answer_token t = {.id = d->token[i],
+                                       .logprob = d->logprob + 3 * i,
+                                       .top_id = d->top_id + d->n_top * i,
+                                       .top_logprob = d->top_logprob + d->n_top * i,
+                                       .routing = e->records ? e->routing + e->row[i] * e->n_routing : NULL};
         const int64_t before = a->n;
         if (q->params.max_tokens)
             answer_add(a, &t);
@@ -593,6 +615,19 @@ static void score_prompts(struct engine *e)
     mem_free(nll);
 }
 
+/* The experts of the pass; those of prompts go to their requests. */
+static void read_routing(struct engine *e)
+{
+    choices_read(&e->run->model.choices, &e->run->dev, e->routing);
+    for (int64_t s = 0; s < e->n_seq; s++) {
+        const struct request *q = e->prompt[s];
+        const int64_t first = e->cu[s], n = (e->cu[s + 1] - first) * e->n_routing;
+        if (q && q->rules.prompt_routing)
+            memcpy(q->rules.prompt_routing + e->pos[first] * e->n_routing, e->routing + first * e->n_routing,
+                   (size_t)n * sizeof(*e->routing));
+    }
+}
+
 static const struct adapters *adapters_of(const struct engine *e)
 {
     if (e->adapter == ENGINE_OWN) return NULL;
@@ -613,11 +648,15 @@ static void run_pass(struct engine *e, bool decode)
                             .label_id = label_id};
     for (int64_t i = 0; i < e->n_label; i++) label_row[i] = e->labels[i].row, label_id[i] = e->labels[i].id;
     for (int64_t i = 0; i < e->n_tok; i++) b.max_len = MT_MAX(b.max_len, e->pos[i] + 1);
-    const struct model_pass pass = {
-        .cache = &e->cache, .cache_seq = e->seq, .decode = decode, .adapters = adapters_of(e)};
+    const struct model_pass pass = {.cache = &e->cache,
+                                    .cache_seq = e->seq,
+                                    .decode = decode,
+                                    .adapters = adapters_of(e),
+                                    .choices = e->records ? CHOICES_RECORDED : CHOICES_OWN};
     r->dev.steady_rows = true;
     model_begin(&r->model, &b, &pass);
     model_fwd(&r->model);
+    if (e->records) read_routing(e);
     if (e->n_label) score_prompts(e);
     if (e->n_row)
         draw(e);

@@ -28,6 +28,7 @@ struct engine_options {
     int64_t n_tok;     /* tokens of a pass, at least n_seq; of a prompt in its first pass */
     int64_t chunk;     /* tokens of a longer prompt in each later pass */
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
+    bool routing;      /* requests may ask for the experts of their tokens */
 };
 
 /* Sizes for n_seq sequences whose prompts have at most `longest` tokens, and prompt_tok together; for run.generation.
@@ -37,7 +38,8 @@ struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prom
 struct engine;
 /* Takes its cache from the work arena of r->dev until engine_close. */
 struct engine *engine_open(struct run *r, const struct engine_options *opt, struct err *err);
-/* With the sizes of run.generation and data.seq_len, after run_open_model. */
+/* With the sizes of run.generation and data.seq_len, after run_open_model. On a GPU the log says that sequences at once
+ * may change each other's rounding. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 

@@ -10,6 +10,7 @@ void engine_work_add(struct engine_work *w, const struct sample_request *q)
     w->prompt_tok += q->n_ids;
     w->longest = MT_MAX(w->longest, q->n_ids);
     w->most_len = MT_MAX(w->most_len, q->n_ids + p->max_tokens);
+    w->routing |= p->routing;
     w->n_top = MT_MAX(w->n_top, p->top_logprobs);
     if (p->repetition != 1 || p->frequency != 0 || p->presence != 0 || p->min_tokens > 0 || q->n_bias)
         w->n_edit = SAMPLE_EDITS;
@@ -25,6 +26,7 @@ int engine_work_fit(const struct engine_work *w, struct run *r, struct config *c
     for (int64_t n = MT_MIN(w->n_sample, MOST_SEQS); !fits && n; n /= 2) {
         *s = engine_sizes(n, w->longest, w->prompt_tok);
         s->n_top = w->n_top;
+        s->routing = w->routing;
         s->n_edit = w->n_edit;
         const struct plan_request q = run_plan_request(r, adapter, PLAN_GENERATE);
         if (n == 1) break;

@@ -91,6 +91,7 @@ static struct sample_params params_of(const struct generate_options *o)
     p.max_tokens = o->tokens;
     p.top_k = o->top_k;
     p.prompt_logprobs = o->prompt_logprobs;
+    p.routing = o->routing;
     return p;
 }
 
@@ -161,6 +162,8 @@ static int generate(struct generate *g, struct err *err)
     if (!g->o->base && adapter_dir_of(adapter, g->o->adapter, g->cfg, "--base", err)) return -1;
     const char *dir = g->o->base ? NULL : adapter;
     if (run_open_headers(r, g->cfg, err) || run_open_tokenizer(r, &opt, NULL, err)) return -1;
+    if (g->o->routing && !choices_layers(&r->arch))
+        return err_set(err, "--routing: no router of %s chooses experts: leave --routing out", r->model_name);
     if (g->o->input) {
         const struct row_defaults rows = {.params = params_of(g->o), .n = g->o->n, .seed = g->o->seed};
         return generate_rows(r, g->o, g->cfg, dir, &rows, err);

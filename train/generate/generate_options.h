@@ -11,7 +11,7 @@ struct generate_options {
     const char *output, *format;           /* with input */
     int64_t tokens, seed, n, top_k;
     double temperature, top_p;
-    bool base, json, prompt_logprobs;
+    bool base, json, prompt_logprobs, routing;
 };
 
 #endif

@@ -280,7 +280,8 @@ static int open_output(struct generate_rows *g, struct err *err)
 static void take_sample(void *user, const struct sample *s)
 {
     struct row_state *row = user;
-    const struct row_of of = {row->id, row->number, &row->params, row->filtered, row->all->run->tok};
+    const struct row_of of = {row->id,       row->number,        &row->params,
+                              row->filtered, row->all->run->tok, &row->all->run->arch};
     row->failed |= s->end == SAMPLE_FAILED;
     row->n_done++;
     if (!row->failed) row_answer_put(&row->lines[s->index], row->all->format, &of, s);
@@ -410,9 +411,6 @@ static int open_all(struct generate_rows *g, const char *adapter, struct config 
     }
     if (engine_work_fit(&g->work, g->run, cfg, adapter, err) || run_open_model(g->run, adapter, PLAN_GENERATE, err))
         return -1;
-    if (g->run->dev.ops->own_memory && g->run->generation.n_seq > 1)
-        log_info("on a GPU products choose kernels by the number of rows: texts may differ from those of one row at a "
-                 "time where two tokens are nearly equally likely");
     return (g->engine = engine_open_planned(g->run, err)) ? 0 : -1;
 }
 

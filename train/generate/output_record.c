@@ -117,6 +117,7 @@ static void put_options(struct json_out *o, const struct generate_options *g)
     put_real(o, "--top-p", g->top_p);
     json_out_str(o, "--format", g->format);
     json_out_str(o, "--prompt-logprobs", g->prompt_logprobs ? "true" : "false");
+    json_out_str(o, "--routing", g->routing ? "true" : "false");
 }
 
 int output_record_set(struct output_record *r, struct run *run, const struct generate_options *o, const char *adapter,

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "model/layers/choices.h"
 #include "train/tools/tokens.h"
 
 bool row_answer_is_filtered(const struct sample_request *q)
@@ -64,6 +65,28 @@ static void put_number(struct text_buf *out, const char *key, int64_t v)
     text_put(out, text);
 }
 
+static void put_routing(struct text_buf *out, const struct arch *a, const struct sample *s)
+{
+    const int64_t n_layer = choices_layers(a), before = s->n_prompt - 1, of_token = n_layer * a->top_k;
+    uint16_t *all = mem_array(MT_MAX((before + s->n) * of_token, 1), sizeof(*all));
+    char text[128];
+    memcpy(all, s->prompt_routing, (size_t)(before * of_token) * sizeof(*all));
+    if (s->n) memcpy(all + before * of_token, s->routing, (size_t)(s->n * of_token) * sizeof(*all));
+    snprintf(text, sizeof(text), "{\"dtype\": \"uint16\", \"shape\": [%lld, %lld, %lld], \"layers\": [",
+             (long long)(before + s->n), (long long)n_layer, (long long)a->top_k);
+    text_put_key(out, "routing");
+    text_put(out, text);
+    for (int64_t l = 0, n = 0; l < a->n_layer; l++) {
+        if (!choices_has(a, l)) continue;
+        snprintf(text, sizeof(text), n++ ? ", %lld" : "%lld", (long long)l);
+        text_put(out, text);
+    }
+    text_put(out, "], \"data\": \"");
+    text_put_base64(out, all, (before + s->n) * of_token * (int64_t)sizeof(*all));
+    text_put(out, "\"}");
+    mem_free(all);
+}
+
 static void put_stop(struct text_buf *out, const struct row_of *row, const struct sample *s)
 {
     int64_t size = 0;
@@ -92,6 +115,7 @@ void row_answer_put(struct text_buf *out, enum row_format format, const struct r
     if (row->filtered) put_floats(out, "sampling_logprobs", s->kept_logprob, s->n);
     if (row->params->top_logprobs) put_top(out, s, row->params->top_logprobs);
     if (s->prompt_logprob) put_floats(out, "prompt_logprobs", s->prompt_logprob, s->n_prompt);
+    if (s->prompt_routing) put_routing(out, row->arch, s);
     text_put_key(out, "text");
     text_put_quoted(out, s->text, s->text_size);
     if (rollout) {

@@ -19,6 +19,7 @@ struct sample_params {
     int64_t top_logprobs; /* likeliest tokens to report for each token, at most SAMPLE_TOP */
     bool raw_logprobs;    /* log-probabilities at temperature 1; otherwise at `temperature`, at 1 where that is 0 */
     bool prompt_logprobs; /* also those of the prompt's tokens, at temperature 1 */
+    bool routing;         /* also the experts of every token, as the routers chose them; the engine has room for it */
     bool ignore_end;      /* end tokens are ordinary tokens */
     bool keep_stop;       /* the text keeps the stop string that ends it */
 };
@@ -51,6 +52,9 @@ struct sample {
     const float *kept_share;   /* [n] probability of the kept tokens before filters */
     const int32_t *top_id;     /* [n, top_logprobs] */
     const float *top_logprob;
+    /* [n_prompt-1, layers, J], [n, layers, J] (model/layers/choices.h): experts of the prompt's tokens before its last,
+     * and of the token before each of ids; NULL: not asked for */
+    const uint16_t *prompt_routing, *routing;
     const char *text; /* whole characters, which no later token changes; without end token */
     int64_t text_size;
     enum sample_end end;

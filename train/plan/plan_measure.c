@@ -312,7 +312,9 @@ static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
     const struct model_draw d = {
         .n = g->n_seq, .n_top = g->n_top, .n_edit = g->n_edit ? g->n_seq * (q->seq_len + g->n_edit) : 0};
     struct model *m = &p->model;
-    model_begin(m, &b, &(struct model_pass){.cache = c, .decode = decode});
+    const struct model_pass pass = {
+        .cache = c, .decode = decode, .choices = g->routing ? CHOICES_RECORDED : CHOICES_OWN};
+    model_begin(m, &b, &pass);
     model_fwd(m);
     model_nll(m, NULL);
     model_sample(m, &d);

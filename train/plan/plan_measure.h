@@ -53,6 +53,7 @@ struct plan_generation {
     int64_t chunk;  /* tokens of a sequence in a pass that is not its first */
     int64_t n_top;  /* likeliest tokens that are reported */
     int64_t n_edit; /* of a sequence, beside its tokens; 0: neither, no logits are changed */
+    bool routing;   /* the choice of experts is recorded */
 };
 
 /* Kind of device, model, data: what a plan is for. */
