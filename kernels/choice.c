@@ -75,13 +75,13 @@ bool choice_prefers_packed(const struct device *dev, const struct proj *experts,
     return choice_reads_packed(dev, experts, n_row) && n_row <= PREFERRED_ROWS * experts->w.n_exp;
 }
 
-/* Beyond, tiles of more rows are faster; of packed experts already from one row per expert on. */
-enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_MATRIX = 16 };
+/* Beyond, tiles of more rows are faster; of experts that another product reads packed, from fewer rows on. */
+enum { FEW_OF_EXPERT = 8 /* mean */, FEW_OF_PACKED = 4, FEW_OF_MATRIX = 16 };
 
 static int64_t few_most(const struct device *dev, const struct proj *proj, int64_t n_row)
 {
     if (proj->w.n_exp == 1) return FEW_OF_MATRIX;
-    return choice_reads_packed(dev, proj, n_row) ? proj->w.n_exp - 1 : FEW_OF_EXPERT * proj->w.n_exp;
+    return (choice_reads_packed(dev, proj, n_row) ? FEW_OF_PACKED : FEW_OF_EXPERT) * proj->w.n_exp;
 }
 
 static bool few_takes(const struct weight *w)

@@ -312,12 +312,12 @@ OP1(cvt_s64_s32, s64, s32, A)
 OP1(cvt_u32_u8, u32, u32, A & 255)
 OP1(cvt_s32_s8, s32, u32, (int8_t)A)
 
-/* ---- pairs of bf16 ---- */
+/* ---- pairs of bf16; GPUs before sm_90 have no add, sub and mul of them ---- */
 
 static inline u32 bf16_pair(f32 high, f32 low) { return to_bf16(high) << 16 | to_bf16(low); }
 #define HIGH(x) of_bits((x)&0xffff0000)
 #define LOW(x)  of_bits((x) << 16)
-OP2(mul_bf16x2, u32, u32, u32, bf16_pair(HIGH(A) * HIGH(B), LOW(A) * LOW(B)))
+OP3(fma_bf16x2, u32, u32, u32, u32, bf16_pair(fmaf(HIGH(A), HIGH(B), HIGH(C)), fmaf(LOW(A), LOW(B), LOW(C))))
 OP2(max_bf16x2, u32, u32, u32, bf16_pair(larger(HIGH(A), HIGH(B)), larger(LOW(A), LOW(B))))
 OP2(min_bf16x2, u32, u32, u32, bf16_pair(smaller(HIGH(A), HIGH(B)), smaller(LOW(A), LOW(B))))
 
@@ -551,8 +551,7 @@ static const struct op table[] = {
     {"cvt.u32.u8", "44", cvt_u32_u8},
     {"cvt.s32.s8", "44", cvt_s32_s8},
 
-    {"mul.rn.bf16x2", "444", mul_bf16x2},
-    {"mul.bf16x2", "444", mul_bf16x2},
+    {"fma.rn.bf16x2", "4444", fma_bf16x2},
     {"max.bf16x2", "444", max_bf16x2},
     {"min.bf16x2", "444", min_bf16x2},
 

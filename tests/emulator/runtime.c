@@ -474,6 +474,13 @@ cudaError_t cudaFuncSetAttribute(const void *host, enum cudaFuncAttribute name, 
     f->dynamic_limit = value;
     return cudaSuccess;
 }
+cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr name, int device)
+{
+    (void)device;
+    if (name != cudaDevAttrMaxSharedMemoryPerBlockOptin) return fail(cudaErrorInvalidValue);
+    *value = shared_limit();
+    return cudaSuccess;
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *host, int threads, size_t shared,
                                                                    unsigned flags)
 {

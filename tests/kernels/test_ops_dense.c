@@ -292,6 +292,18 @@ static void linear_run_steady(struct device *dev, const void *params, struct op_
     dev->steady_rows = false;
 }
 
+/* With scales of MXFP4 on both sides of 2^1, where two factors decode a value. */
+static void linear_run_scales(struct device *dev, const void *params, struct op_outputs *o)
+{
+    struct linear l = linear_make(dev, params);
+    uint8_t *scale = (uint8_t *)(uintptr_t)l.proj.w.scale;
+    for (int64_t i = 0; i < l.proj.w.n_out * l.proj.w.n_in / 32; i++) scale[i] = (uint8_t)(120 + i % 16);
+    dev->steady_rows = true;
+    linear_fwd(&l);
+    dev->steady_rows = false;
+    put(o, l.y);
+}
+
 static const struct linear_shape gpu_few_shapes[] = {
     {1, 2880, 5120, WF_BF16, true, false, true, 16, 3, {0, 4096, 4608}, {4096, 512, 512}, 0, false},
     {16, 160, 8232, WF_BF16, true, true, true, 40, 1, {0}, {8232}, 0, false},
@@ -309,7 +321,10 @@ static void linear_on_the_gpu(void **state)
         op_check_cuda(linear_run_views, &gpu_linear_shapes[i]);
         op_check_cuda(linear_run_steady, &gpu_linear_shapes[i]);
     }
-    for (int i = 0; i < MT_LEN(gpu_few_shapes); i++) op_check_cuda(linear_run_steady, &gpu_few_shapes[i]);
+    for (int i = 0; i < MT_LEN(gpu_few_shapes); i++) {
+        op_check_cuda(linear_run_steady, &gpu_few_shapes[i]);
+        if (gpu_few_shapes[i].format == WF_MXFP4) op_check_cuda(linear_run_scales, &gpu_few_shapes[i]);
+    }
 }
 
 /* Enough tiles for the kernel of dense layers on Hopper. Segments that begin inside a tile of 192 columns, which the

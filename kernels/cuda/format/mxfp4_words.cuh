@@ -5,11 +5,11 @@
 
 #include <stdint.h>
 
-/* Two products of bf16. */
+/* Two products of bf16: x y - 0, since GPUs before sm_90 have no mul of bf16. */
 static __device__ __forceinline__ uint32_t times(uint32_t x, uint32_t y)
 {
     uint32_t z;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(z) : "r"(x), "r"(y), "r"(0x80008000));
     return z;
 }
 
@@ -51,6 +51,50 @@ static __device__ __forceinline__ void decode_word(uint32_t pair[4], const struc
         pair[2 * i] = __byte_perm(low, high, 0x5140);
         pair[2 * i + 1] = __byte_perm(low, high, 0x7362);
     }
+}
+
+/* The eight values of the nibbles of c by tables of sixteen, bytes low and high of bf16: pair i has nibbles 2 i + 1 and
+ * 2 i, as NF4 orders them. */
+static __device__ __forceinline__ void nibble_pairs(uint32_t pair[4], const uint32_t low[4], const uint32_t high[4],
+                                                    uint32_t c)
+{
+    const uint32_t low4 = c << 4, codes = c & 0x77777777; /* the fourth bits of the low nibbles at the top of bytes */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t upper; /* bytes of ones where the code is 8 or more */
+        asm("prmt.b32 %0, %1, %2, %3;" : "=r"(upper) : "r"(low4), "r"(c), "r"(i ? 0xfbea : 0xd9c8)); /* 8: sign mode */
+        const uint32_t l =
+            (look_up(low[0], low[1], codes >> 16 * i) & ~upper) | (look_up(low[2], low[3], codes >> 16 * i) & upper);
+        const uint32_t h = (look_up(high[0], high[1], codes >> 16 * i) & ~upper) |
+                           (look_up(high[2], high[3], codes >> 16 * i) & upper);
+        pair[2 * i] = __byte_perm(l, h, 0x4051);
+        pair[2 * i + 1] = __byte_perm(l, h, 0x6273);
+    }
+}
+
+/* What the bits of an e2m1 code in bf16, exponent and mantissa in bits 8 .. 6, are multiplied by: 2^126 and an e8m0
+ * scale. Above 2^1 that is no bf16, and `more`, else 0, is a second factor. */
+struct mxfp4_factors {
+    uint32_t factor, more;
+};
+static __device__ __forceinline__ struct mxfp4_factors mxfp4_factors_of(uint32_t scale)
+{
+    const uint32_t by = scale == 255 ? 0x7fc0 : min(scale + 126, 254u) << 7;
+    return {by * 0x10001, scale > 128 && scale < 255 ? ((scale - 1) << 7) * 0x10001 : 0};
+}
+
+/* The eight weights of the bytes of c: pair i has nibbles i and i + 4. Fewer instructions than decode_word, and most of
+ * them not those of the slower pipe. */
+static __device__ __forceinline__ void mxfp4_pairs(uint32_t pair[4], const struct mxfp4_factors &f, uint32_t c)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const uint32_t size = i < 2 ? c << (6 - 4 * i) : c >> (4 * i - 6), sign = c << (12 - 4 * i);
+        pair[i] = times((size & 0x01c001c0) | (sign & 0x80008000), f.factor);
+    }
+    if (f.more)
+#pragma unroll
+        for (int i = 0; i < 4; i++) pair[i] = times(pair[i], f.more);
 }
 
 #endif

@@ -5,14 +5,15 @@
  * Shapes: few_rows.h. Rows beyond 8 NT of an expert are another pass over its weights.
  * Needs: n_in a multiple of 32, n_out of 8; columns of an adapter's part begin and end at multiples of 16, or at n_out.
  *   Any GPU since sm_80.
- * Grid: (columns / (16 MT), experts with rows, at most n_row) blocks of 8 warps, which share the columns: warp d has
- *   steps d, d + 8, ... (4 warps and d + 4 for one matrix of more than 8192 columns). A thread copies the weights that
- *   it decodes to shared memory by cp.async, up to eight tiles ahead: 64 KiB; the sums pass through 4 MT NT KiB. MT 1
- *   (bf16) or 2, NT 1 or 2. 128 registers, in other formats than bf16 16 to 160 bytes of spills.
+ * Grid: a block per multiprocessor (two without rows in shared memory), which computes an equal share of the tiles of
+ *   16 MT columns of all experts with rows. A team of 8 warps computes a tile: warp d has steps d, d + 8, ... (4 warps
+ *   and d + 4 for one matrix of more than 8192 columns). A thread copies the weights that it decodes to shared memory
+ *   by cp.async, some tiles ahead. Packed experts: two teams, which share the rows of a in shared memory. MT 1 (bf16)
+ *   or 2, NT 1 or 2. 128 registers.
  * Bound: bytes of W; about 2.4 instructions per value of MXFP4 and 4 of NF4, whose codes are looked up in shared
- *   memory. Rows of a are read by every block, from L1 and L2.
- * Numerics: f32 sums over the steps of a warp, then over the warps in order, then the adapter, bias and residual; one
- *   rounding. */
+ *   memory.
+ * Numerics: f32 sums over the steps of a warp, of which the last begins with the adapter, then over the warps in order,
+ *   bias and residual; one rounding. */
 #include "kernels/cuda/parts/few_rows.h"
 
 #include <type_traits>
@@ -22,75 +23,113 @@
 #include "kernels/cuda/parts/grouped_epilogue.cuh"
 #include "kernels/cuda/parts/mma.cuh"
 
-enum { WARPS = 8, THREADS = 32 * WARPS, COLS = FEW_COLS, OWN = FEW_DEPTH, STEP = 4 * OWN };
+enum { COLS = FEW_COLS, OWN = FEW_DEPTH, STEP = 4 * OWN };
+
+/* An expert of W, and its first value and block. */
+struct expert {
+    int64_t e, value, block;
+};
 
 /* ---- 32 values of a row of W in a step: CHUNKS of 16 bytes, and scales; values 8 i .. 8 i + 7 of lane q of a quad are
- * at place(q, i) of the step. decode makes four pairs of bf16 of values 8 i .. 8 i + 7. ---- */
+ * at place(q, i) of the step. decode makes four pairs of bf16 of these eight, and pairs the values of a that belong to
+ * them in the same way. ---- */
 
-template <typename FORMAT> struct own_values {
+/* Of words of eight codes: pair j has nibbles j and j + 4. */
+template <typename FORMAT> struct own_codes {
     enum { CHUNKS = 1 };
-    float scale[2]; /* of each 16 */
     static __device__ __forceinline__ int place(int q, int i) { return OWN * q + 8 * i; }
-    static __device__ __forceinline__ const void *chunk(const struct source &s, int64_t e, int at, int)
+    static __device__ __forceinline__ const void *chunk(const struct source &s, const struct expert &e, int at, int)
     {
-        return (const uint8_t *)s.w.data + e * (s.n / 2) + (at + place(threadIdx.x % 4, 0)) / 2;
+        return (const uint8_t *)s.w.data + e.value / 2 + (at + place(threadIdx.x % 4, 0)) / 2;
     }
-    __device__ __forceinline__ void load_scales(const struct source &s, int64_t e, int at, bool live)
+    static __device__ __forceinline__ uint4 pairs(uint4 a)
+    {
+        const uint4 x = {__byte_perm(a.x, a.z, 0x5410), __byte_perm(a.x, a.z, 0x7632), __byte_perm(a.y, a.w, 0x5410),
+                         __byte_perm(a.y, a.w, 0x7632)};
+        return FORMAT::high_first ? make_uint4(x.y, x.x, x.w, x.z) : x;
+    }
+};
+
+template <typename FORMAT> struct own_values : own_codes<FORMAT> {
+    float scale[2]; /* of each 16 */
+    __device__ __forceinline__ void load_scales(const struct source &s, const struct expert &e, int at, bool live)
     {
         const uint32_t block = FORMAT::block ? FORMAT::block : s.w.block;
-        const uint32_t b = (uint32_t)(at + place(threadIdx.x % 4, 0)) / block;
-        scale[0] = live ? FORMAT::scale(s, e, b) : 0;
-        scale[1] = live && block == 16 ? FORMAT::scale(s, e, b + 1) : scale[0];
+        const uint32_t b = (uint32_t)(at + own_values::place(threadIdx.x % 4, 0)) / block;
+        scale[0] = live ? FORMAT::scale(s, e.e, b) : 0;
+        scale[1] = live && block == 16 ? FORMAT::scale(s, e.e, b + 1) : scale[0];
     }
     struct table {
         float scale[2];
     };
-    __device__ __forceinline__ struct table table_of() const { return {{scale[0], scale[1]}}; }
+    __device__ __forceinline__ struct table table_of(const float *) const { return {{scale[0], scale[1]}}; }
     static __device__ __forceinline__ void decode(uint32_t pair[4], const struct table &t, const uint4 *chunks, int i,
                                                   const float *code)
     {
         const uint32_t word = ((const uint32_t *)chunks)[i];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            const uint32_t byte = word >> 8 * k & 255;
-            const float low = code[byte & 15] * t.scale[i / 2], high = code[byte >> 4] * t.scale[i / 2];
-            pair[k] = FORMAT::high_first ? bf16_pack(high, low) : bf16_pack(low, high);
-        }
+        for (int k = 0; k < 4; k++)
+            pair[k] =
+                bf16_pack(code[word >> 4 * k & 15] * t.scale[i / 2], code[word >> (4 * k + 16) & 15] * t.scale[i / 2]);
     }
 };
 
-template <> struct own_values<device_mxfp4> {
-    enum { CHUNKS = 1 };
-    uint32_t scale;
-    static __device__ __forceinline__ int place(int q, int i) { return OWN * q + 8 * i; }
-    static __device__ __forceinline__ const void *chunk(const struct source &s, int64_t e, int at, int)
+/* NF4 and FP4: pair j has nibbles 2 j + 1 and 2 j. The table is of bf16 already, code times scale. */
+template <> struct own_values<device_nf4> : own_codes<device_nf4> {
+    float scale;
+    struct table {
+        uint32_t low[4], high[4]; /* bytes of the values of codes 0 .. 15 */
+    };
+    static __device__ __forceinline__ uint4 pairs(uint4 a) { return a; }
+    __device__ __forceinline__ void load_scales(const struct source &s, const struct expert &e, int at, bool live)
     {
-        return (const uint8_t *)s.w.data + e * (s.n / 2) + (at + place(threadIdx.x % 4, 0)) / 2;
+        scale = live ? device_nf4::scale(s, e.e, (uint32_t)(at + place(threadIdx.x % 4, 0)) / s.w.block) : 0;
     }
-    __device__ __forceinline__ void load_scales(const struct source &s, int64_t e, int at, bool live)
+    __device__ __forceinline__ struct table table_of(const float *code) const
     {
-        scale = live ? (s.w.scale + e * s.n_block)[at / 32 + (int)threadIdx.x % 4] : 0;
+        struct table t;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float4 v = ((const float4 *)code)[i];
+            const uint32_t a = bf16_pack(v.x * scale, v.y * scale), b = bf16_pack(v.z * scale, v.w * scale);
+            t.low[i] = __byte_perm(a, b, 0x6420), t.high[i] = __byte_perm(a, b, 0x7531);
+        }
+        return t;
     }
-    using table = struct values;
-    __device__ __forceinline__ struct values table_of() const { return scaled_values(scale); }
-    static __device__ __forceinline__ void decode(uint32_t pair[4], const struct values &v, const uint4 *chunks, int i,
+    static __device__ __forceinline__ void decode(uint32_t pair[4], const struct table &t, const uint4 *chunks, int i,
                                                   const float *)
     {
-        decode_word(pair, v, ((const uint32_t *)chunks)[i]);
+        nibble_pairs(pair, t.low, t.high, ((const uint32_t *)chunks)[i]);
+    }
+};
+
+template <> struct own_values<device_mxfp4> : own_codes<device_mxfp4> {
+    uint32_t scale; /* e8m0 */
+    __device__ __forceinline__ void load_scales(const struct source &s, const struct expert &e, int at, bool live)
+    {
+        scale = live ? (s.w.scale + e.block)[at / 32 + (int)threadIdx.x % 4] : 0;
+    }
+    using table = struct mxfp4_factors;
+    __device__ __forceinline__ struct mxfp4_factors table_of(const float *) const { return mxfp4_factors_of(scale); }
+    static __device__ __forceinline__ void decode(uint32_t pair[4], const struct mxfp4_factors &f, const uint4 *chunks,
+                                                  int i, const float *)
+    {
+        mxfp4_pairs(pair, f, ((const uint32_t *)chunks)[i]);
     }
 };
 
 template <> struct own_values<device_bf16> {
     enum { CHUNKS = 4 };
     static __device__ __forceinline__ int place(int q, int i) { return OWN * i + 8 * q; }
-    static __device__ __forceinline__ const void *chunk(const struct source &s, int64_t e, int at, int i)
+    static __device__ __forceinline__ const void *chunk(const struct source &s, const struct expert &e, int at, int i)
     {
-        return (const bf16 *)s.w.data + e * s.n + (at + place(threadIdx.x % 4, i));
+        return (const bf16 *)s.w.data + e.value + (at + place(threadIdx.x % 4, i));
     }
-    __device__ __forceinline__ void load_scales(const struct source &, int64_t, int, bool) {}
+    static __device__ __forceinline__ uint4 pairs(uint4 a) { return a; }
+    __device__ __forceinline__ void load_scales(const struct source &, const struct expert &, int, bool) {}
     struct table {
     };
-    __device__ __forceinline__ struct table table_of() const { return {}; }
+    __device__ __forceinline__ struct table table_of(const float *) const { return {}; }
     static __device__ __forceinline__ void decode(uint32_t pair[4], const struct table &, const uint4 *chunks, int i,
                                                   const float *)
     {
@@ -98,52 +137,93 @@ template <> struct own_values<device_bf16> {
     }
 };
 
-/* ---- the products of a warp ---- */
+/* ---- what a block computes ---- */
+
+/* A team is eight warps that share columns of a tile; `depth` of them share the same ones. */
+enum { TEAM_WARPS = 8, TEAM = 32 * TEAM_WARPS, TEAMS = 2 /* at most */ };
 
 struct few_args {
     struct few_rows f;
     struct source s;
-    int depth; /* warps that share columns */
+    int depth;
+    int n_tile; /* of columns */
 };
 
-/* The expert with rows that is number `place`; -1: there are fewer. All lanes call it. */
-static __device__ __forceinline__ int find_expert(const int32_t *offs, int n_exp, int place)
+/* Rows of a pass: of one expert, at most 8 NT. */
+struct pass {
+    int e, first, end;
+};
+
+/* Pass number `place` of all experts, and their number. All lanes of a warp call it. */
+template <int NT>
+static __device__ __forceinline__ int find_pass(struct pass *p, const struct few_args &args, int place)
 {
-    const int lane = threadIdx.x % 32;
-    for (int first = 0, before = 0; first < n_exp; first += 32) {
+    enum { ROWS = 8 * NT };
+    const int lane = threadIdx.x % 32, n_exp = (int)args.s.w.n_exp, n_row = (int)args.f.n_row;
+    const int32_t *offs = args.f.offs;
+    int before = 0;
+    for (int first = 0; first < n_exp; first += 32) {
         const int e = first + lane;
-        const bool own = e < n_exp && __ldg(offs + e) < __ldg(offs + e + 1);
-        const uint32_t has = __ballot_sync(~0u, own);
-        const uint32_t found = __ballot_sync(~0u, own && before + __popc(has & ((1u << lane) - 1)) == place);
-        if (found) return first + __ffs(found) - 1;
-        before += __popc(has);
+        const int begin = e >= n_exp ? 0 : offs ? __ldg(offs + e) : 0;
+        const int end = e >= n_exp ? 0 : offs ? __ldg(offs + e + 1) : n_row;
+        const int own = (end - begin + ROWS - 1) / ROWS;
+        int sum = own;
+#pragma unroll
+        for (int i = 1; i < 32; i *= 2) {
+            const int other = __shfl_up_sync(~0u, sum, i);
+            if (lane >= i) sum += other;
+        }
+        const int at = place - before - (sum - own); /* of the passes of this expert */
+        const uint32_t found = __ballot_sync(~0u, at >= 0 && at < own);
+        if (found) {
+            const int from = __ffs(found) - 1, row = begin + at * ROWS;
+            p->e = first + from;
+            p->first = __shfl_sync(~0u, row, from);
+            p->end = __shfl_sync(~0u, min(end, row + ROWS), from);
+        }
+        before += __shfl_sync(~0u, sum, 31);
     }
-    return -1;
+    return before;
 }
 
-/* The rows of a that a lane reads: row 8 t + lane / 4 of the pass; NULL beyond the last. */
+/* Row m of a. */
+static __device__ __forceinline__ const bf16 *row_of(const struct few_rows &f, int m)
+{
+    return f.a + (f.slot ? quotient_of(f.token, __ldg(f.slot + m)) : m) * f.lda;
+}
+
+/* The rows that a lane multiplies: row 8 t + lane / 4 of the pass; NULL beyond the last. */
 template <int NT>
-static __device__ __forceinline__ void find_rows(const bf16 *x[NT], const struct few_rows &f, int first, int end)
+static __device__ __forceinline__ void find_rows(const bf16 *x[NT], const struct few_rows &f, const struct pass &p)
 {
 #pragma unroll
     for (int t = 0; t < NT; t++) {
-        const int m = first + 8 * t + threadIdx.x % 32 / 4;
-        x[t] = m < end ? f.a + (f.slot ? quotient_of(f.token, __ldg(f.slot + m)) : m) * f.lda : NULL;
+        const int m = p.first + 8 * t + threadIdx.x % 32 / 4;
+        x[t] = m < p.end ? row_of(f, m) : NULL;
     }
 }
 
-/* The rows of a in a step: values 8 i .. 8 i + 7 of the lane. */
-template <typename FORMAT, int NT>
-static __device__ __forceinline__ void load_rows(uint4 b[NT][4], const bf16 *const x[NT], int step, int n_in)
+/* Values 8 i .. 8 i + 7 of lane q in a step of a row, paired as those of W. */
+template <typename FORMAT>
+static __device__ __forceinline__ uint4 row_values(const bf16 *x, int step, int q, int i, int n_in)
 {
-#pragma unroll
-    for (int t = 0; t < NT; t++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int at = step + own_values<FORMAT>::place(threadIdx.x % 4, i);
-            b[t][i] = x[t] && at < n_in ? __ldg((const uint4 *)(x[t] + at)) : make_uint4(0, 0, 0, 0);
-        }
+    const int at = step + own_values<FORMAT>::place(q, i);
+    return own_values<FORMAT>::pairs(x && at < n_in ? __ldg((const uint4 *)(x + at)) : make_uint4(0, 0, 0, 0));
 }
+
+/* The rows of a pass in shared memory, as the lanes read them: [steps][4][NT][32] of 16 bytes. All threads. */
+template <typename FORMAT, int NT>
+static __device__ __forceinline__ void copy_rows(uint4 *rows, const struct few_args &args, const struct pass &p)
+{
+    const int n_in = (int)args.s.w.n_in, n_piece = (n_in + STEP - 1) / STEP * 4 * NT * 32;
+    for (int i = (int)threadIdx.x; i < n_piece; i += (int)blockDim.x) {
+        const int lane = i % 32, t = i / 32 % NT, k = i / (32 * NT) % 4, m = p.first + 8 * t + lane / 4;
+        const bf16 *x = m < p.end ? row_of(args.f, m) : NULL;
+        rows[i] = row_values<FORMAT>(x, i / (128 * NT) * STEP, lane % 4, k, n_in);
+    }
+}
+
+/* ---- the products of a warp ---- */
 
 /* acc += the product of a step with 16 columns; low and high: of columns lane / 4 and lane / 4 + 8. */
 template <int NT>
@@ -159,79 +239,103 @@ static __device__ __forceinline__ void multiply(float acc[NT][4], const uint32_t
     }
 }
 
-/* The weights that a warp reads: MT times 16 columns from `col` on in each of its steps; those beyond the last are
- * zero. A thread copies the chunks that it decodes into its places of a ring in shared memory, TILES tiles ahead. */
+/* The weights that a warp reads: MT times 16 columns of each of its tiles, in each of its steps; those beyond the last
+ * column are zero. A thread copies the chunks that it decodes into its places of a ring in shared memory, ahead of
+ * their use and from tile to tile. */
 template <typename FORMAT, int MT> struct weight_ring {
     using own = own_values<FORMAT>;
-    enum { CHUNKS = own::CHUNKS, TILES = 8 / CHUNKS, BYTES = TILES * 2 * CHUNKS * THREADS * 16 };
+    enum { CHUNKS = own::CHUNKS, UNITS = CHUNKS == 1 ? 4 : 2, BYTES = UNITS * 2 * CHUNKS * TEAM * 16 };
     const struct source *s;
-    uint4 *ring; /* [TILES][2][CHUNKS][THREADS] */
-    int64_t e, col;
-    int step, stride; /* first step; distance */
+    uint4 *ring; /* [UNITS][2][CHUNKS][TEAM] */
+    struct expert e;
+    int col, width;                         /* of tile 0; of a tile */
+    int step, stride;                       /* first step of the warp; distance */
+    int tile, end, n_team;                  /* first tile of the team; end of the tiles; their distance */
+    int next_tile, next_step, next_m, unit; /* to copy */
 
-    /* The first value of a row, and whether the lane's values of a step are there. */
-    __device__ __forceinline__ int row(int m, int high) const
+    /* The first value of a row of W. */
+    __device__ __forceinline__ int row(int of_tile, int m, int high) const
     {
-        return ((int)col + COLS * m + 8 * high + (int)threadIdx.x % 32 / 4) * (int)s->w.n_in;
+        return (col + of_tile * width + COLS * m + 8 * high + (int)threadIdx.x % 32 / 4) * (int)s->w.n_in;
     }
     __device__ __forceinline__ bool is_live(int row, int at, int i) const
     {
         return at + own::place(threadIdx.x % 4, i) < (int)s->w.n_in && row < (int)s->n;
     }
-    __device__ __forceinline__ uint4 *place(int tile, int high, int i) const
+    __device__ __forceinline__ uint4 *place(int of_unit, int high, int i) const
     {
-        return ring + ((tile % TILES * 2 + high) * CHUNKS + i) * THREADS + threadIdx.x;
+        return ring + ((of_unit % UNITS * 2 + high) * CHUNKS + i) * TEAM + threadIdx.x % TEAM;
     }
-    __device__ __forceinline__ void copy(int tile) const
+    __device__ __forceinline__ void copy(void)
     {
-        const int at = step + tile / MT * stride;
+        if (next_tile < end) {
 #pragma unroll
-        for (int k = 0; k < 2 * CHUNKS; k++) {
-            const int i = k % CHUNKS, from = row(tile % MT, k / CHUNKS);
-            const bool live = is_live(from, at, i);
-            copy_async16(shared_address(place(tile, k / CHUNKS, i)), live ? own::chunk(*s, e, from + at, i) : s->w.data,
-                         live ? 16 : 0);
+            for (int k = 0; k < 2 * CHUNKS; k++) {
+                const int i = k % CHUNKS, from = row(next_tile, next_m, k / CHUNKS);
+                const bool live = is_live(from, next_step, i);
+                copy_async16(shared_address(place(unit, k / CHUNKS, i)),
+                             live ? own::chunk(*s, e, from + next_step, i) : s->w.data, live ? 16 : 0);
+            }
+            if (++next_m == MT) next_m = 0, next_step += stride;
+            if (next_step >= (int)s->w.n_in) next_step = step, next_tile += n_team;
         }
+        unit++;
         copy_commit();
     }
-    /* Of row k % 2 of tile k / 2 of a step. */
-    __device__ __forceinline__ void load_scales(own &to, int k, int at) const
+    __device__ __forceinline__ void begin(void)
     {
-        const int from = row(k / 2, k % 2);
-        to.load_scales(*s, e, from + at, is_live(from, at, 0));
+        next_tile = step < (int)s->w.n_in ? tile : end;
+        next_step = step;
+        next_m = unit = 0;
+#pragma unroll
+        for (int i = 0; i < UNITS - 1; i++) copy();
+    }
+    /* Of row k % 2 of part k / 2 of a tile. */
+    __device__ __forceinline__ void load_scales(own &to, int of_tile, int k, int at) const
+    {
+        const int from = row(of_tile, k / 2, k % 2);
+        to.load_scales(*s, e, from + at, of_tile < end && is_live(from, at, 0));
     }
 };
 
-/* The steps of a warp. */
+/* Scales of the next step, which are loaded while the step before is computed. */
+template <typename FORMAT, int MT> struct scales_ahead {
+    own_values<FORMAT> of[MT][2];
+    __device__ __forceinline__ void load(const struct weight_ring<FORMAT, MT> &w, int tile, int at)
+    {
+#pragma unroll
+        for (int k = 0; k < 2 * MT; k++) w.load_scales(of[k / 2][k % 2], tile, k, at);
+    }
+};
+
+/* The steps of a warp in a tile. rows: copy_rows; NULL: x. used: units that were multiplied before. */
 template <typename FORMAT, int NT, int MT>
-static __device__ __forceinline__ void base_product(float acc[MT][NT][4], const struct weight_ring<FORMAT, MT> &w,
-                                                    const float *code, const bf16 *const x[NT])
+static __device__ __forceinline__ void base_product(float acc[MT][NT][4], struct weight_ring<FORMAT, MT> &w,
+                                                    struct scales_ahead<FORMAT, MT> &next, int tile, int &used,
+                                                    const float *code, const uint4 *rows, const bf16 *const x[NT])
 {
     using own = own_values<FORMAT>;
-    enum { TILES = weight_ring<FORMAT, MT>::TILES, CHUNKS = own::CHUNKS };
-    const int n_in = (int)w.s->w.n_in;
-    own next[MT][2];
-#pragma unroll
-    for (int i = 0; i < TILES - 1; i++) w.copy(i);
-#pragma unroll
-    for (int k = 0; k < 2 * MT; k++) w.load_scales(next[k / 2][k % 2], k, w.step);
-    for (int step = w.step, tile = 0; step < n_in; step += w.stride) {
+    enum { UNITS = weight_ring<FORMAT, MT>::UNITS, CHUNKS = own::CHUNKS };
+    const int n_in = (int)w.s->w.n_in, lane = threadIdx.x % 32;
+    for (int step = w.step; step < n_in; step += w.stride) {
+        const struct scales_ahead<FORMAT, MT> now = next;
+        const bool last = step + w.stride >= n_in;
         uint4 b[NT][4];
-        own now[MT][2];
-        load_rows<FORMAT, NT>(b, x, step, n_in);
 #pragma unroll
-        for (int k = 0; k < 2 * MT; k++) {
-            now[k / 2][k % 2] = next[k / 2][k % 2];
-            w.load_scales(next[k / 2][k % 2], k, step + w.stride);
-        }
+        for (int t = 0; t < NT; t++)
 #pragma unroll
-        for (int m = 0; m < MT; m++, tile++) {
+            for (int i = 0; i < 4; i++)
+                b[t][i] = rows ? rows[((step / STEP * 4 + i) * NT + t) * 32 + lane]
+                               : row_values<FORMAT>(x[t], step, lane % 4, i, n_in);
+        next.load(w, last ? tile + w.n_team : tile, last ? w.step : step + w.stride);
+#pragma unroll
+        for (int m = 0; m < MT; m++, used++) {
             uint4 low[CHUNKS], high[CHUNKS];
-            const auto of_low = now[m][0].table_of(), of_high = now[m][1].table_of();
-            w.copy(tile + TILES - 1);
-            copy_wait<TILES - 1>();
+            const auto of_low = now.of[m][0].table_of(code), of_high = now.of[m][1].table_of(code);
+            w.copy();
+            copy_wait<UNITS - 1>();
 #pragma unroll
-            for (int i = 0; i < CHUNKS; i++) low[i] = *w.place(tile, 0, i), high[i] = *w.place(tile, 1, i);
+            for (int i = 0; i < CHUNKS; i++) low[i] = *w.place(used, 0, i), high[i] = *w.place(used, 1, i);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t low_pair[4], high_pair[4];
@@ -241,13 +345,12 @@ static __device__ __forceinline__ void base_product(float acc[MT][NT][4], const 
             }
         }
     }
-    copy_wait<0>();
 }
 
 /* acc += scale la lb: the adapter of the part that has columns col .. col + 15. */
 template <int NT>
-static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struct few_rows &f, int64_t e, int64_t col,
-                                                   int first, int end)
+static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struct few_rows &f, const struct pass &pass,
+                                                   int col)
 {
     const int i = threadIdx.x % 32 / 4, q = threadIdx.x % 4, r = (int)f.r;
     int p = 0, n_b = 0;
@@ -255,15 +358,15 @@ static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struc
     if (p == f.n_part) return;
     for (int j = 0; j < f.n_part; j++) n_b += f.part[j].end - f.part[j].first;
     const struct dense_part &part = f.part[p];
-    const bf16 *b = f.lb + ((e * n_b + part.lb + col - part.first) + i) * r + 2 * q;
+    const bf16 *b = f.lb + (((int64_t)pass.e * n_b + part.lb + col - part.first) + i) * r + 2 * q;
     const int next = col + 8 < f.w.n_out ? 8 * r : 0;
     float sum[NT][4] = {};
     for (int k = 0; k < r; k += 8) {
         const uint32_t a[2] = {*(const uint32_t *)(b + k), *(const uint32_t *)(b + next + k)};
 #pragma unroll
         for (int t = 0; t < NT; t++) {
-            const int m = first + 8 * t + i;
-            const uint32_t x[1] = {m < end ? *(const uint32_t *)(f.la + m * f.ld_la + part.la + k + 2 * q) : 0};
+            const int m = pass.first + 8 * t + i;
+            const uint32_t x[1] = {m < pass.end ? *(const uint32_t *)(f.la + m * f.ld_la + part.la + k + 2 * q) : 0};
             mma_bf16_k8(sum[t], a, x);
         }
     }
@@ -273,15 +376,19 @@ static __device__ __forceinline__ void add_adapter(float acc[NT][4], const struc
         for (int j = 0; j < 4; j++) acc[t][j] += part.scale * sum[t][j];
 }
 
-/* ---- the sums of a block ---- */
+/* ---- the sums of a team ---- */
+
+/* The place of a sum of 8 rows of COLS: the lanes of a warp store into different banks. */
+static __device__ __forceinline__ int sum_place(int row, int col)
+{
+    return (row & ~7 | row >> 1 & 3 | (row & 1) << 2) * COLS + (col ^ (row & 4) << 1);
+}
 
 /* Two columns of a row: bias, residual, rounding, activation. */
-static __device__ __forceinline__ void store_pair(const struct few_rows &f, float2 v, int64_t e, int64_t m, int64_t col)
+static __device__ __forceinline__ void store_pair(const struct few_rows &f, float2 v, float2 bias, int64_t m,
+                                                  int64_t col)
 {
-    if (f.bias) {
-        const float2 bias = *(const float2 *)(f.bias + e * f.w.n_out + col);
-        v.x += bias.x, v.y += bias.y;
-    }
+    v.x += bias.x, v.y += bias.y;
     if (f.res) {
         const uint32_t res = *(const uint32_t *)(f.res + m * f.ld_res + col);
         v.x += bf16_low(res), v.y += bf16_high(res);
@@ -292,60 +399,118 @@ static __device__ __forceinline__ void store_pair(const struct few_rows &f, floa
         f.act[m * (f.w.n_out / 2) + col / 2] = __float2bfloat16_rn(glu_value(f.form, bf16_low(pair), bf16_high(pair)));
 }
 
-/* sums [WARPS][MT][8 NT][COLS]: of each warp. */
+/* The columns of a tile that a thread stores: two in every row. */
+template <int MT> struct own_columns {
+    int part, c, n_part; /* 16 columns of the tile, the first column in them; parts of the tile */
+    __device__ __forceinline__ own_columns(int depth)
+        : part((int)threadIdx.x % TEAM / (COLS / 2) % (TEAM_WARPS / depth * MT)), c((int)threadIdx.x % (COLS / 2) * 2),
+          n_part(TEAM_WARPS / depth * MT)
+    {
+    }
+    __device__ __forceinline__ int first_row(void) const { return (int)threadIdx.x % TEAM / (COLS / 2 * n_part); }
+    __device__ __forceinline__ int rows(void) const { return TEAM / (COLS / 2 * n_part); }
+};
+
+/* sums [TEAM_WARPS][MT][8 NT][COLS]: of each warp. */
 template <int NT, int MT>
-static __device__ __forceinline__ void store_block(const float *sums, const struct few_args &args, int64_t e,
-                                                   int64_t col, int first, int n_row)
+static __device__ __forceinline__ void store_tile(const float *sums, const struct few_args &args, const struct pass &p,
+                                                  int64_t col, float2 bias, const struct own_columns<MT> &own)
 {
-    enum { TILE = 8 * NT * COLS, ROW_PAIRS = COLS / 2 };
-    const int depth = args.depth, n_tile = WARPS / depth * MT;
-    for (int i = (int)threadIdx.x; i < n_row * n_tile * ROW_PAIRS; i += THREADS) {
-        const int c = i % ROW_PAIRS * 2, tile = i / ROW_PAIRS % n_tile, row = i / (ROW_PAIRS * n_tile);
-        const int64_t at = col + tile * COLS + c;
-        const float *from = sums + (tile / MT * depth * MT + tile % MT) * TILE + row * COLS + c;
+    enum { TILE = 8 * NT * COLS };
+    const int depth = args.depth;
+    const float *of_part = sums + (own.part / MT * depth * MT + own.part % MT) * TILE;
+    if (col >= args.s.w.n_out) return;
+    for (int row = own.first_row(); row < p.end - p.first; row += own.rows()) {
         float2 v = {0, 0};
-        if (at >= args.s.w.n_out) continue;
-        for (int d = 0; d < depth; d++) v.x += from[d * MT * TILE], v.y += from[d * MT * TILE + 1];
-        store_pair(args.f, v, e, first + row, at);
+        for (int d = 0; d < depth; d++) {
+            const float2 w = *(const float2 *)(of_part + d * MT * TILE + sum_place(row, own.c));
+            v.x += w.x, v.y += w.y;
+        }
+        store_pair(args.f, v, bias, p.first + row, col);
     }
 }
 
-template <typename FORMAT, int NT, int MT>
-static __global__ void __launch_bounds__(THREADS, 2) few_kernel(const __grid_constant__ struct few_args args)
+static __device__ __forceinline__ void team_barrier(int team)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"((int)TEAM) : "memory");
+}
+
+/* Shared memory of a team: its ring, and the sums of two tiles. */
+template <typename FORMAT, int NT, int MT> struct team_memory {
+    enum { RING = weight_ring<FORMAT, MT>::BYTES, SUMS = TEAM_WARPS * MT * 8 * NT * COLS, BYTES = RING + 2 * SUMS * 4 };
+};
+
+/* Tiles first .. end - 1 of the columns of a pass. */
+template <typename FORMAT, int NT, int MT, bool STAGED>
+static __device__ __forceinline__ void run_pass(const struct few_args &args, const struct pass &p, int first, int end,
+                                                uint4 *shared, const float *code)
 {
     enum { TILE = 8 * NT * COLS };
-    extern __shared__ uint4 ring[];
-    __shared__ float sums[WARPS * MT * TILE], code[16];
     const struct few_rows &f = args.f;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, part = warp % args.depth, side = WARPS / args.depth;
-    const int64_t block_col = (int64_t)blockIdx.x * side * MT * COLS, col = block_col + warp / args.depth * MT * COLS;
-    const int e = f.offs ? find_expert(f.offs, (int)args.s.w.n_exp, blockIdx.y) : 0;
-    if (e < 0) return;
-    if constexpr (FORMAT::coded)
-        if (threadIdx.x < 16) code[threadIdx.x] = FORMAT::code(args.s, threadIdx.x);
-    const int begin = f.offs ? f.offs[e] : 0, end = f.offs ? f.offs[e + 1] : (int)f.n_row;
-    for (int first = begin; first < end; first += 8 * NT) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % TEAM / 32, part = warp % args.depth,
+              team = (int)threadIdx.x / TEAM, n_team = (int)blockDim.x / TEAM, n_out = (int)args.s.w.n_out;
+    uint4 *const ring = shared + team * (team_memory<FORMAT, NT, MT>::BYTES / 16);
+    float *const sums = (float *)(ring + weight_ring<FORMAT, MT>::BYTES / 16);
+    uint4 *const rows = STAGED ? shared + n_team * (team_memory<FORMAT, NT, MT>::BYTES / 16) : NULL;
+    const struct own_columns<MT> own(args.depth);
+    const int width = own.n_part * COLS, side = warp / args.depth * MT * COLS;
+    const struct expert e = {p.e, p.e * args.s.n, p.e * args.s.n_block};
+    struct weight_ring<FORMAT, MT> w = {
+        &args.s, ring, e, side, width, part *STEP, args.depth *STEP, first + team, end, n_team, 0, 0, 0, 0
+    };
+    struct scales_ahead<FORMAT, MT> scales;
+    const bf16 *x[NT] = {};
+    int used = 0;
+    w.begin();
+    scales.load(w, first + team, part * STEP);
+    __syncthreads(); /* the rows of the pass before have been read */
+    if constexpr (STAGED) copy_rows<FORMAT, NT>(rows, args, p);
+    if constexpr (!STAGED) find_rows<NT>(x, f, p);
+    __syncthreads();
+    for (int tile = first + team, k = 0; tile < end; tile += n_team, k ^= 1) {
         float acc[MT][NT][4] = {};
-        const bf16 *x[NT];
-        __syncthreads();
-        find_rows<NT>(x, f, first, end);
-        const struct weight_ring<FORMAT, MT> w = {
-            &args.s, ring, e, col, part *STEP, args.depth *STEP
-        };
-        if (col < args.s.w.n_out) base_product<FORMAT, NT, MT>(acc, w, code, x);
+        float *const to = sums + k * (TEAM_WARPS * MT * TILE);
+        const int stored = tile * width + own.part * COLS + own.c;
+        const bool has_bias = f.bias && stored < n_out;
+        const float2 bias = has_bias ? *(const float2 *)(f.bias + (int64_t)p.e * n_out + stored) : make_float2(0, 0);
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
-            if (part == 0 && f.r && col + m * COLS < args.s.w.n_out)
-                add_adapter<NT>(acc[m], f, e, col + m * COLS, first, end);
+        for (int m = 0; m < MT; m++) { /* by the warp with the fewest steps */
+            const int col = tile * width + side + m * COLS;
+            if (part == args.depth - 1 && f.r && col < n_out) add_adapter<NT>(acc[m], f, p, col);
+        }
+        base_product<FORMAT, NT, MT>(acc, w, scales, tile, used, code, rows, x);
+#pragma unroll
+        for (int m = 0; m < MT; m++)
 #pragma unroll
             for (int t = 0; t < NT; t++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    sums[(warp * MT + m) * TILE + (8 * t + lane % 4 * 2 + j % 2) * COLS + lane / 4 + j / 2 * 8] =
+                    to[(warp * MT + m) * TILE + sum_place(8 * t + lane % 4 * 2 + j % 2, lane / 4 + j / 2 * 8)] =
                         acc[m][t][j];
-        }
-        __syncthreads();
-        store_block<NT, MT>(sums, args, e, block_col, first, min(end - first, 8 * NT));
+        team_barrier(team);
+        store_tile<NT, MT>(to, args, p, stored, bias, own);
+    }
+    copy_wait<0>();
+}
+
+/* A block computes an equal share of the tiles of all passes. STAGED: it copies the rows of a pass to shared memory
+ * first; 512 threads at most, else 256. */
+template <typename FORMAT, int NT, int MT, bool STAGED>
+static __global__ void __launch_bounds__(STAGED ? TEAMS *TEAM : TEAM, STAGED ? 1 : 2)
+    few_kernel(const __grid_constant__ struct few_args args)
+{
+    extern __shared__ uint4 shared[];
+    __shared__ __align__(16) float code[16];
+    struct pass p = {};
+    if constexpr (FORMAT::coded)
+        if (threadIdx.x < 16) code[threadIdx.x] = FORMAT::code(args.s, threadIdx.x);
+    const int64_t n = (int64_t)find_pass<NT>(&p, args, 0) * args.n_tile;
+    const int end = (int)(n * (blockIdx.x + 1) / gridDim.x);
+    for (int at = (int)(n * blockIdx.x / gridDim.x); at < end;) {
+        const int first = at % args.n_tile, some = min(end - at, args.n_tile - first);
+        find_pass<NT>(&p, args, at / args.n_tile);
+        run_pass<FORMAT, NT, MT, STAGED>(args, p, first, first + some, shared, code);
+        at += some;
     }
 }
 
@@ -358,29 +523,58 @@ static bool is_aligned(const struct few_rows *f)
            (f->ld_la | f->ld_res | f->ld_out) % 2 == 0;
 }
 
-/* Warps side by side that share no columns, and times 16 columns of each: of packed weights four, which share the rows
- * of a; not by the number of rows, since the order of the sums follows. */
-template <typename FORMAT, int NT> static void launch(const struct few_rows *f)
+static int shared_most(void)
 {
-    constexpr int MT = FORMAT::coded ? 2 : 1;
-    const bool wide = !f->offs && f->w.n_out > 8192;
-    const struct few_args args = {*f, source_of(&f->w), wide ? WARPS / 2 : WARPS};
-    const dim3 grid(grid_x(ceil_div(f->w.n_out, WARPS / args.depth * MT * COLS)),
-                    (unsigned)(f->offs ? MT_MIN(f->n_row, f->w.n_exp) : 1));
-    constexpr int bytes = weight_ring<FORMAT, MT>::BYTES;
-    allow_shared<few_kernel<FORMAT, NT, MT>>(bytes);
-    few_kernel<FORMAT, NT, MT><<<grid, THREADS, bytes, cuda.stream>>>(args);
+    static int bytes;
+    if (!bytes) CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda.index));
+    return bytes;
+}
+
+template <typename FORMAT, int NT, int MT, bool STAGED>
+static void launch(const struct few_args *args, int n_team, int64_t row_bytes)
+{
+    const int bytes = n_team * team_memory<FORMAT, NT, MT>::BYTES + (int)(STAGED ? row_bytes : 0);
+    const struct few_rows *f = &args->f;
+    const int64_t passes = f->offs ? MT_MIN(f->n_row, f->w.n_exp + f->n_row / (8 * NT)) : ceil_div(f->n_row, 8 * NT);
+    const int64_t most = (int64_t)cuda.n_sm * (STAGED ? 1 : 2);
+    allow_shared<few_kernel<FORMAT, NT, MT, STAGED>>(STAGED ? shared_most() - 1024 : bytes);
+    few_kernel<FORMAT, NT, MT, STAGED>
+        <<<grid_x(MT_MIN(passes * args->n_tile, most)), n_team * TEAM, bytes, cuda.stream>>>(*args);
     CUDA_CHECK_LAUNCH();
 }
 
-/* The rows of a pass: those of one matrix; for experts about twice the mean. */
+/* Packed experts with many columns are multiplied by rows in shared memory, where these fit. False: they do not. The
+ * bits do not depend on it. */
+template <typename FORMAT, int NT, int MT> static bool launch_staged(const struct few_args *args)
+{
+    enum { LEAST = 4 /* tiles */ };
+    if constexpr (FORMAT::coded) {
+        const int64_t row_bytes = ceil_div(args->f.w.n_in, STEP) * 4 * NT * 512, most = shared_most() - 1024;
+        for (int n_team = TEAMS; n_team && args->f.offs && args->n_tile >= LEAST; n_team--) {
+            if (n_team * team_memory<FORMAT, NT, MT>::BYTES + row_bytes > most) continue;
+            launch<FORMAT, NT, MT, true>(args, n_team, row_bytes);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Warps side by side that share no columns, and times 16 columns of each: of packed weights two, which share the rows
+ * of a; not by the number of rows, since the order of the sums follows. The rows of a pass: those of one matrix; for
+ * experts about twice the mean. */
 template <typename FORMAT> static void launch_rows(const struct few_rows *f)
 {
-    const int64_t n = f->offs ? 2 * ceil_div(f->n_row, f->w.n_exp) : f->n_row;
-    if (n <= 8)
-        launch<FORMAT, 1>(f);
+    constexpr int MT = FORMAT::coded ? 2 : 1;
+    const bool wide = !f->offs && f->w.n_out > 8192;
+    struct few_args args = {*f, source_of(&f->w), wide ? TEAM_WARPS / 2 : TEAM_WARPS};
+    args.n_tile = (int)ceil_div(f->w.n_out, TEAM_WARPS / args.depth * MT * COLS);
+    const bool few = (f->offs ? 2 * ceil_div(f->n_row, f->w.n_exp) : f->n_row) <= 8;
+    if (!few && launch_staged<FORMAT, 2, MT>(&args)) return;
+    if (launch_staged<FORMAT, 1, MT>(&args)) return;
+    if (few)
+        launch<FORMAT, 1, MT, false>(&args, 1, 0);
     else
-        launch<FORMAT, 2>(f);
+        launch<FORMAT, 2, MT, false>(&args, 1, 0);
 }
 
 void cuda_few_rows(const struct few_rows *f)
