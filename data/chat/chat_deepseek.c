@@ -272,7 +272,7 @@ static int put_answer(struct chat *c, int64_t k, struct err *err)
 
 /* ---- turns */
 
-/* What an answer after turn k begins with, unless another turn follows. */
+/* Writes what an answer after turn k begins with, if k is the last turn or an answer or a reminder follows. */
 static void put_header(struct chat *c, int64_t k)
 {
     const struct turn *t = &c->turns[k];
