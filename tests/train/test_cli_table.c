@@ -68,7 +68,7 @@ static void test_help_of_each(void **state)
     (void)state;
     static char first[sizeof(said.out)];
     for (int64_t i = 0; i < n_commands; i++) {
-        const struct command *c = &commands[i];
+        const struct command *c = commands[i];
         char name[128], text[512];
         assert_int_equal(run_command(c, "--help"), 0);
         assert_string_equal(said.err, "");
@@ -99,8 +99,8 @@ static void test_overview(void **state)
     assert_int_equal(RUN("--help"), 0);
     for (int64_t i = 0; i < n_commands; i++) {
         char line[64];
-        if (!commands[i].run) continue;
-        snprintf(line, sizeof(line), "\n  %s ", commands[i].name);
+        if (!commands[i]->run) continue;
+        snprintf(line, sizeof(line), "\n  %s ", commands[i]->name);
         assert_says(said.out, line);
     }
     strcpy(first, said.out);
@@ -119,12 +119,12 @@ static void test_unknown_options(void **state)
     (void)state;
     for (int64_t i = 0; i < n_commands; i++) {
         char see[128];
-        if (!commands[i].run) continue;
-        assert_int_equal(run_command(&commands[i], "--frobnicate"), 2);
+        if (!commands[i]->run) continue;
+        assert_int_equal(run_command(commands[i], "--frobnicate"), 2);
         assert_string_equal(said.out, "");
         assert_one_line(said.err);
         assert_says(said.err, "unknown option --frobnicate");
-        snprintf(see, sizeof(see), "(see `moetrain %s --help`)", commands[i].name);
+        snprintf(see, sizeof(see), "(see `moetrain %s --help`)", commands[i]->name);
         assert_says(said.err, see);
     }
 }
@@ -194,7 +194,7 @@ static void test_wrong_values(void **state)
 {
     (void)state;
     for (int64_t i = 0; i < n_commands; i++) {
-        const struct command *c = &commands[i];
+        const struct command *c = commands[i];
         void *args = mem_alloc((int64_t)c->size + 1);
         for (int64_t k = 0; k < c->n_rows; k++) {
             const struct cli_row *row = &c->rows[k];
@@ -225,7 +225,7 @@ static void test_wrong_values(void **state)
     }
 }
 
-struct synth_words { /* as the first fields of command_table.c's */
+struct synth_words { /* as the first fields of commands_files.c's */
     const char *arch, *dir, *quant;
     int64_t seed, layers;
 };
@@ -334,13 +334,13 @@ static void test_man(void **state)
         if (*s != '\\') *to++ = *s;
     *to = 0;
     for (int64_t i = 0; i < n_commands; i++)
-        for (int64_t k = 0; k < commands[i].n_rows; k++) {
-            snprintf(line, sizeof(line), ".TP\nfB%sfR", commands[i].rows[k].name);
+        for (int64_t k = 0; k < commands[i]->n_rows; k++) {
+            snprintf(line, sizeof(line), ".TP\nfB%sfR", commands[i]->rows[k].name);
             assert_says(said.out, line);
         }
     for (int64_t i = 0; i < n_commands; i++) {
-        if (!commands[i].run) continue;
-        snprintf(line, sizeof(line), ".SS \"moetrain %s\"", commands[i].name);
+        if (!commands[i]->run) continue;
+        snprintf(line, sizeof(line), ".SS \"moetrain %s\"", commands[i]->name);
         assert_says(said.out, line);
     }
     if (!installed("mandoc")) return;
@@ -387,10 +387,10 @@ static void test_completions(void **state)
     for (int s = 0; s < MT_LEN(shells); s++) {
         help_file("--completion", shells[s], path);
         for (int64_t i = 0; i < n_commands; i++) {
-            const char *second = strchr(commands[i].name, ' ');
-            assert_says(said.out, second ? second + 1 : commands[i].name);
-            for (int64_t k = 0; k < commands[i].n_rows; k++)
-                if (cli_is_option(&commands[i].rows[k])) assert_says(said.out, commands[i].rows[k].name + 2);
+            const char *second = strchr(commands[i]->name, ' ');
+            assert_says(said.out, second ? second + 1 : commands[i]->name);
+            for (int64_t k = 0; k < commands[i]->n_rows; k++)
+                if (cli_is_option(&commands[i]->rows[k])) assert_says(said.out, commands[i]->rows[k].name + 2);
         }
         if (!installed(shells[s])) continue;
         snprintf(line, sizeof(line), "%s -n %s 2>&1", shells[s], path);

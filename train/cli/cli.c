@@ -17,7 +17,7 @@ const char *cli_program = "moetrain";
 const struct command *cli_command(const char *name)
 {
     for (int64_t i = 0; i < n_commands; i++)
-        if (!strcmp(commands[i].name, name)) return &commands[i];
+        if (!strcmp(commands[i]->name, name)) return commands[i];
     return NULL;
 }
 
@@ -25,7 +25,7 @@ static const char *nearest_command(const char *word)
 {
     const char *names[MAX_NAMES];
     MT_REQUIRE(n_commands <= MAX_NAMES, "%lld commands", (long long)n_commands);
-    for (int64_t i = 0; i < n_commands; i++) names[i] = commands[i].name;
+    for (int64_t i = 0; i < n_commands; i++) names[i] = commands[i]->name;
     return str_nearest(word, names, n_commands);
 }
 
@@ -41,9 +41,9 @@ static int find_in_group(struct cli_line *line, int n, char **words, struct err 
     char name[128], known[256] = "";
     const struct command *group = line->command;
     for (int64_t i = 0; i < n_commands; i++)
-        if (cli_in_group(&commands[i], group))
+        if (cli_in_group(commands[i], group))
             snprintf(known + strlen(known), sizeof(known) - strlen(known), "%s%s", *known ? "|" : "",
-                     commands[i].name + strlen(group->name) + 1);
+                     commands[i]->name + strlen(group->name) + 1);
     if (n == 1) return err_set(err, "missing argument: %s", known);
     if (!strcmp(words[1], "--help") || !strcmp(words[1], "-h")) return 0;
     snprintf(name, sizeof(name), "%s %.64s", group->name, words[1]);
@@ -222,7 +222,7 @@ static int unknown_option(const struct parse *p, const char *word, size_t size, 
     if (find_row(p->c, "--set", 5) && config_suggest(name + strspn(name, "-"), value, set))
         return err_set(p->err, "unknown option %s: write %s", name, set);
     for (int64_t i = 0; i < n_commands && !owner; i++)
-        if (find_row(&commands[i], name, strlen(name))) owner = commands[i].name;
+        if (find_row(commands[i], name, strlen(name))) owner = commands[i]->name;
     const char *near = owner ? NULL : str_nearest(name, names, n);
     if (owner) return err_set(p->err, "unknown option %s: it belongs to `moetrain %s`", name, owner);
     if (near) return err_set(p->err, "unknown option %s: did you mean %s?", name, near);

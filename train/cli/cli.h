@@ -1,5 +1,5 @@
 /* cli.h - the command line: parser (cli.c), --help (cli_help.c), man page (cli_man.c) and shell completion
- * (cli_completion.c) read one table of commands (command_table.c). */
+ * (cli_completion.c) read one list of commands (command_table.c). */
 #ifndef MT_CLI_H
 #define MT_CLI_H
 
@@ -74,7 +74,7 @@ struct command {
      * err. NULL: the name of a group. */
     int (*run)(const void *args, struct config *cfg, struct err *err);
 };
-extern const struct command commands[];
+extern const struct command *const commands[];
 extern const int64_t n_commands;
 extern const char *cli_program; /* argv[0] */
 

@@ -34,7 +34,7 @@ static void put_names(FILE *out, const struct command *group)
 {
     const char *blank = "";
     for (int64_t i = 0; i < n_commands; i++) {
-        const struct command *c = &commands[i];
+        const struct command *c = commands[i];
         if (group ? !cli_in_group(c, group) : strchr(c->name, ' ') != NULL) continue;
         fprintf(out, "%s%s", blank, c->name + (group ? strlen(group->name) + 1 : 0));
         blank = " ";
@@ -69,18 +69,18 @@ static void completion_bash(FILE *out)
                  "    COMPREPLY=()\n"
                  "    case $command in\n");
     for (int64_t i = 0; i < n_commands; i++)
-        if (!commands[i].run)
+        if (!commands[i]->run)
             fprintf(out, "    %s) [ \"$COMP_CWORD\" -lt 3 ] || command=\"$command ${COMP_WORDS[2]}\" ;;\n",
-                    commands[i].name);
+                    commands[i]->name);
     fprintf(out, "    *.* | */*) command=train ;;\n    esac\n"
                  "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n        words='");
     put_names(out, NULL);
     fprintf(out, " --help --version'\n    else\n    case \"$command $prev\" in\n");
-    for (int64_t i = 0; i < n_commands; i++) bash_values(out, &commands[i]);
+    for (int64_t i = 0; i < n_commands; i++) bash_values(out, commands[i]);
     for (int64_t i = 0; i < n_commands; i++) {
-        if (commands[i].run) continue;
-        fprintf(out, "    '%s %s') words='", commands[i].name, commands[i].name);
-        put_names(out, &commands[i]);
+        if (commands[i]->run) continue;
+        fprintf(out, "    '%s %s') words='", commands[i]->name, commands[i]->name);
+        put_names(out, commands[i]);
         fprintf(out, "' ;;\n");
     }
     fprintf(out, "    'help help') words='");
@@ -90,7 +90,7 @@ static void completion_bash(FILE *out)
     fprintf(out, "'\n        compopt -o nospace 2> /dev/null ;;\n    esac\n"
                  "    if [ -z \"$words\" ] && [ \"${cur:0:1}\" = - ]; then\n    case \"$command\" in\n");
     for (int64_t i = 0; i < n_commands; i++)
-        if (commands[i].run) bash_options(out, &commands[i]);
+        if (commands[i]->run) bash_options(out, commands[i]);
     fprintf(out, "    esac\n    fi\n    fi\n"
                  "    [ -z \"$words\" ] || COMPREPLY=($(compgen -W \"$words\" -- \"$cur\"))\n"
                  "}\n"
@@ -153,7 +153,7 @@ static void zsh_command(FILE *out, const struct command *c)
 static void zsh_names(FILE *out, const struct command *group)
 {
     for (int64_t i = 0; i < n_commands; i++) {
-        const struct command *c = &commands[i];
+        const struct command *c = commands[i];
         if (group ? !cli_in_group(c, group) : strchr(c->name, ' ') != NULL) continue;
         fprintf(out, " \\\n            '%s:", c->name + (group ? strlen(group->name) + 1 : 0));
         zsh_text(out, c->summary);
@@ -169,10 +169,10 @@ static void completion_zsh(FILE *out)
     zsh_names(out, NULL);
     fprintf(out, ")\n        _describe command names\n        _files\n        return\n    fi\n");
     for (int64_t i = 0; i < n_commands; i++) {
-        if (commands[i].run) continue;
+        if (commands[i]->run) continue;
         fprintf(out, "    if [[ $command == %s ]]; then\n        if (( CURRENT == 3 )); then\n            names=(",
-                commands[i].name);
-        zsh_names(out, &commands[i]);
+                commands[i]->name);
+        zsh_names(out, commands[i]);
         fprintf(out, ")\n            _describe command names\n            return\n        fi\n"
                      "        command=\"$command $words[3]\"\n        shift words\n        (( CURRENT-- ))\n    fi\n");
     }
@@ -180,7 +180,7 @@ static void completion_zsh(FILE *out)
                  "    else\n        shift words\n        (( CURRENT-- ))\n    fi\n"
                  "    case $command in\n");
     for (int64_t i = 0; i < n_commands; i++)
-        if (commands[i].run) zsh_command(out, &commands[i]);
+        if (commands[i]->run) zsh_command(out, commands[i]);
     fprintf(out, "    esac\n    if [[ $state == keys ]]; then\n        names=(");
     put_keys(out, ' ');
     fprintf(out, ")\n        compadd -S '' -a names\n    fi\n}\n_moetrain \"$@\"\n");
@@ -229,7 +229,7 @@ static void completion_fish(FILE *out)
 {
     fprintf(out, "# fish completion of moetrain, written by `moetrain help --completion fish`\n");
     for (int64_t i = 0; i < n_commands; i++) {
-        const struct command *c = &commands[i];
+        const struct command *c = commands[i];
         const char *second = strchr(c->name, ' ');
         if (second)
             fprintf(out, "complete -c moetrain -f -n '__fish_seen_subcommand_from %.*s", (int)(second - c->name),

@@ -172,8 +172,8 @@ static void put_entry(FILE *out, const char *name, const char *text, int column)
 static void put_commands(FILE *out, const struct command *group)
 {
     for (int64_t i = 0; i < n_commands; i++)
-        if (commands[i].run && (!group || cli_in_group(&commands[i], group)))
-            put_entry(out, commands[i].name, commands[i].summary, COMMAND_COLUMN);
+        if (commands[i]->run && (!group || cli_in_group(commands[i], group)))
+            put_entry(out, commands[i]->name, commands[i]->summary, COMMAND_COLUMN);
 }
 
 /* ---- pages ---- */

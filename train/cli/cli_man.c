@@ -75,7 +75,7 @@ void cli_man(FILE *out)
         ".SH COMMANDS\n",
         out);
     for (int64_t i = 0; i < n_commands; i++)
-        if (commands[i].run) put_command(out, &commands[i]);
+        if (commands[i]->run) put_command(out, commands[i]);
     fputs(".SH EXIT STATUS\n", out);
     for (int64_t i = 0; cli_exits[i].meaning; i++) {
         fprintf(out, ".TP\n%d\n", cli_exits[i].code);
