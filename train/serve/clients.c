@@ -150,10 +150,11 @@ bool client_begin(struct client *k)
     return k->counts;
 }
 
-void client_must_read(struct client *k, int64_t bytes)
+void client_must_read(struct client *k, int64_t bytes, bool stream)
 {
+    const double wait = k->of->opt.wait_ms * (stream ? 0.25 : 1) + 1e3 * (double)bytes / CLIENT_RATE;
     pthread_mutex_lock(&k->of->lock);
-    k->late = bytes ? clock_ms() + k->of->opt.wait_ms + 1e3 * (double)bytes / CLIENT_RATE : (double)INFINITY;
+    k->late = bytes ? clock_ms() + wait : (double)INFINITY;
     pthread_mutex_unlock(&k->of->lock);
 }
 

@@ -106,9 +106,9 @@ static ssize_t read_stream(void *user, uint64_t at, char *to, size_t most)
 {
     struct stream *s = user;
     (void)at;
-    client_must_read(s->client, 0);
+    client_must_read(s->client, 0, true);
     const int64_t n = s->reply.read(s->reply.user, to, (int64_t)most);
-    client_must_read(s->client, MT_MAX(n, 1));
+    client_must_read(s->client, MT_MAX(n, 1), true);
     return n > 0 ? (ssize_t)n : n ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
@@ -165,7 +165,7 @@ static enum MHD_Result answer(struct exchange *x, const char *path, const char *
                                    .peer = &x->peer};
     struct http_reply r = {.status = 500, .type = "application/json"};
     opt->handle(opt->user, &q, &r);
-    client_must_read(x->client, MT_MAX(r.size, 1));
+    client_must_read(x->client, MT_MAX(r.size, 1), false);
     return send_reply(x, &r);
 }
 
