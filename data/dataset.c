@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "data/dataset/dataset_notes.h"
 #include "data/file/file.h"
 #include "data/json/json.h"
 #include "data/json/text.h"
@@ -21,7 +22,7 @@
 #define BAD_PERCENT   1    /* more than this is an error */
 #define BAD_JUDGED    1000 /* bad rows at which reading may stop early */
 #define FNV_START     14695981039346656037u
-#define CACHE_MAGIC   "MTDATA17" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC   "MTDATA18" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -33,7 +34,7 @@ struct builder {
     int64_t last_row;          /* number of rows at which the entry ends (max_rows) */
     /* reused from row to row */
     struct row_reader rows;
-    struct token_list list;
+    struct token_list list, prompt; /* prompt: of an answer, alone */
 };
 
 /* FNV-1a, continued from h. */
@@ -56,7 +57,21 @@ static uint64_t dataset_hash(const struct dataset *ds)
     h = hash_bytes(h, ds->doc_off, (ds->n_docs + 1) * (int64_t)sizeof(*ds->doc_off));
     h = hash_bytes(h, ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row));
     h = hash_bytes(h, ds->ids, ds->n_tokens * (int64_t)sizeof(*ds->ids));
+    if (ds->pairs) h = hash_i64(h, 2);
+    if (ds->good) h = hash_bytes(h, ds->good, ds->n_docs);
     return hash_bytes(h, ds->mask, ds->n_tokens);
+}
+
+static int64_t per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
+
+int64_t dataset_units(const struct dataset *ds) { return ds->n_docs / per_unit(ds); }
+
+/* Empty, for rows of opt. */
+static void dataset_begin(struct dataset *ds, const struct dataset_options *opt)
+{
+    *ds = (struct dataset){.topk.n_top = opt->tokens.n_top,
+                           .pairs = opt->format == DATA_PREFERENCE,
+                           .good = opt->format == DATA_LABELLED ? mem_alloc(1) : NULL};
 }
 
 static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
@@ -65,6 +80,7 @@ static void dataset_reserve(struct dataset *ds, int64_t docs, int64_t tokens)
         int64_t cap = MT_MAX(docs, 2 * ds->cap_docs);
         ds->doc_off = mem_grow(ds->doc_off, ds->cap_docs ? ds->cap_docs + 1 : 0, cap + 1, sizeof(*ds->doc_off));
         ds->doc_row = mem_grow(ds->doc_row, ds->cap_docs, cap, sizeof(*ds->doc_row));
+        if (ds->good) ds->good = mem_grow(ds->good, ds->cap_docs + 1, cap + 1, 1);
         ds->cap_docs = cap;
     }
     if (tokens > ds->cap_tokens) {
@@ -87,14 +103,47 @@ static void mark_targets(uint8_t *mask, const struct token_list *list, const str
     }
 }
 
+/* Adds the tokens of text[from..size) to b->list. */
+static int encode_rest(struct builder *b, const struct row_sample *s, int64_t from, struct err *err)
+{
+    struct token_list *list = &b->list;
+    const int64_t first = list->count;
+    int64_t *plain = mem_array(s->n_plain + 1, sizeof(*plain)), n_plain = 0;
+    for (int64_t i = 0; i < s->n_plain; i++)
+        if (s->plain[i] >= from) plain[n_plain++] = s->plain[i] - from;
+    const int rc = tokenizer_encode_plain(b->tok, s->text + from, s->size - from, plain, n_plain, list, err);
+    for (int64_t i = first; !rc && i < list->count; i++) list->begin[i] += (int32_t)from, list->end[i] += (int32_t)from;
+    mem_free(plain);
+    return rc;
+}
+
+/* The tokens of a text. Those of an answer's prompt are what the prompt alone gives, as at inference: where the text as
+ * a whole has others, prompt and completion are tokenised separately. */
+static int encode(struct builder *b, const struct row_sample *s, struct err *err)
+{
+    struct token_list *list = &b->list, *prompt = &b->prompt;
+    int64_t n_plain = 0, n;
+    list->count = prompt->count = 0;
+    if (tokenizer_encode_plain(b->tok, s->text, s->size, s->plain, s->n_plain, list, err)) return -1;
+    if (!s->boundary) return 0;
+    while (n_plain < s->n_plain && s->plain[n_plain] < s->boundary) n_plain++;
+    if (tokenizer_encode_plain(b->tok, s->text, s->boundary, s->plain, n_plain, prompt, err)) return -1;
+    n = prompt->count;
+    if (n < list->count && list->begin[n] >= s->boundary &&
+        !memcmp(list->ids, prompt->ids, (size_t)n * sizeof(*list->ids)))
+        return 0;
+    list->count = 0;
+    if (tokenizer_encode_plain(b->tok, s->text, s->boundary, s->plain, n_plain, list, err)) return -1;
+    return encode_rest(b, s, s->boundary, err);
+}
+
 /* Ids and mask of a text, at the end of the data set; their number, or -1. */
 static int64_t add_text(struct builder *b, const struct row_sample *s, struct err *err)
 {
     struct dataset *ds = b->ds;
     struct token_list *list = &b->list;
     if (s->eos && b->opt->eos < 0) return err_set(err, "eos must follow, but the tokenizer names no such token");
-    list->count = 0;
-    if (tokenizer_encode_plain(b->tok, s->text, s->size, s->plain, s->n_plain, list, err)) return -1;
+    if (encode(b, s, err)) return -1;
     int64_t n = list->count;
     dataset_reserve(ds, ds->n_docs + 1, ds->n_tokens + n + 2);
     int32_t *ids = ds->ids + ds->n_tokens;
@@ -140,6 +189,64 @@ static int document_add(struct builder *b, const struct row_sample *s, struct er
     return 0;
 }
 
+/* ---- units of preference rows */
+
+static bool is_preference(enum data_format format) { return format == DATA_PREFERENCE || format == DATA_LABELLED; }
+
+/* Adds one answer of the row, which is read. 1: it is too long or has no token with loss. */
+static int answer_add(struct builder *b, struct err *err)
+{
+    struct dataset *ds = b->ds;
+    if (!b->rows.n) return 1;
+    const int64_t n = add_text(b, &b->rows.samples[0], err);
+    if (n < 0) return -1;
+    uint8_t *mask = ds->mask + ds->n_tokens;
+    int64_t first = 0;
+    while (first < n && !mask[first]) first++;
+    if (n > b->opt->seq_len) ds->n_overlong++;
+    if (first == n || n > b->opt->seq_len) return 1;
+    for (int64_t i = 1; i < first && b->opt->prompt_loss && !b->rows.worse; i++) mask[i] = 2;
+    ds->n_tokens += n;
+    if (ds->good) ds->good[ds->n_docs] = b->rows.good;
+    ds->doc_row[ds->n_docs] = ds->n_rows - 1;
+    ds->doc_off[++ds->n_docs] = ds->n_tokens;
+    return 0;
+}
+
+static bool same_documents(const struct dataset *ds, int64_t a, int64_t b)
+{
+    const int64_t n = ds->doc_off[a + 1] - ds->doc_off[a];
+    return n == ds->doc_off[b + 1] - ds->doc_off[b] &&
+           !memcmp(ds->ids + ds->doc_off[a], ds->ids + ds->doc_off[b], (size_t)n * sizeof(*ds->ids));
+}
+
+static void count_texts(struct builder *b, const char *where);
+
+/* All answers of a row, or none. */
+static int unit_add(struct builder *b, struct json row, const char *where, struct err *err)
+{
+    struct dataset *ds = b->ds;
+    const int64_t n_docs = ds->n_docs, n_tokens = ds->n_tokens, n_overlong = ds->n_overlong;
+    int rc = 0;
+    progress();
+    for (int64_t i = 0; !rc && i < per_unit(ds); i++) {
+        b->rows.worse = i > 0;
+        if (row_read(&b->rows, row, err)) rc = -1;
+        if (!rc) count_texts(b, where);
+        if (!rc && (rc = answer_add(b, err)) < 0) (void)err_prefix(err, "%s", where);
+    }
+    if (!rc) {
+        ds->counts.n_identical += ds->pairs && same_documents(ds, n_docs, n_docs + 1);
+        return 0;
+    }
+    ds->n_docs = n_docs;
+    ds->n_tokens = n_tokens;
+    const bool overlong = ds->n_overlong > n_overlong;
+    ds->counts.n_tied += rc > 0 && b->rows.tied;
+    if (rc > 0 && !overlong) ds->n_unlabelled++, ds->counts.n_unanswered += !b->rows.tied;
+    return rc < 0 ? -1 : 0;
+}
+
 /* Index of the first token from `begin` on whose id is >= vocab, or -1. */
 static int64_t first_outside(const struct dataset *ds, int64_t begin, int64_t vocab)
 {
@@ -159,11 +266,10 @@ static void show_special(const struct builder *b, const char *where)
              str_plural(b->rows.n_special), (int)MT_MIN(size, 64), text);
 }
 
-static int row_add(struct builder *b, struct json row, const char *where, struct err *err)
+/* Counts what messages tell of the row that is read. */
+static void count_texts(struct builder *b, const char *where)
 {
-    if (row_read(&b->rows, row, err)) return -1;
     const struct chat_samples *chat = &b->rows.chat.samples;
-    if (!b->rows.n) b->ds->n_unlabelled++, b->ds->counts.n_unanswered++;
     b->ds->counts.n_unshown += chat->n_unshown;
     b->ds->counts.n_empty += chat->n_empty;
     b->ds->counts.n_appended += chat->n_appended;
@@ -173,6 +279,14 @@ static int row_add(struct builder *b, struct json row, const char *where, struct
     b->ds->counts.n_nulls += b->rows.chat.n_nulls;
     if (b->rows.chat.lost && b->ds->counts.n_dropped++ < BAD_SHOWN) log_warn("%s", b->rows.chat.why.msg);
     if (b->rows.n_special && b->ds->counts.n_special++ < SPECIAL_SHOWN) show_special(b, where);
+}
+
+static int row_add(struct builder *b, struct json row, const char *where, struct err *err)
+{
+    if (is_preference(b->opt->format)) return unit_add(b, row, where, err);
+    if (row_read(&b->rows, row, err)) return -1;
+    if (!b->rows.n) b->ds->n_unlabelled++, b->ds->counts.n_unanswered++;
+    count_texts(b, where);
     for (int64_t i = 0; i < b->rows.n; i++)
         if (document_add(b, &b->rows.samples[i], err)) return err_prefix(err, "%s", where);
     return 0;
@@ -280,6 +394,7 @@ static void copy_document(struct dataset *to, const struct dataset *from, int64_
     memcpy(to->ids + to->n_tokens, from->ids + begin, (size_t)n * sizeof(*to->ids));
     memcpy(to->mask + to->n_tokens, from->mask + begin, (size_t)n);
     topk_copy(&to->topk, &from->topk, d);
+    if (to->good) to->good[to->n_docs] = from->good[d];
     to->n_tokens += n;
     to->doc_row[to->n_docs] = from->doc_row[d];
     to->doc_off[++to->n_docs] = to->n_tokens;
@@ -291,25 +406,38 @@ static bool take(uint64_t key, int64_t d, int64_t n, int64_t wanted)
     return rng_uniform(key, (uint64_t)d) * (double)(n - d) < (double)wanted;
 }
 
-/* Repeats or samples the documents from `first` on, those of one file, according to its weight. */
+static void copy_unit(struct dataset *to, const struct dataset *from, int64_t unit)
+{
+    for (int64_t d = unit * per_unit(from); d < (unit + 1) * per_unit(from); d++) copy_document(to, from, d);
+}
+
+/* An empty data set of the same kind, with its counts. */
+static struct dataset dataset_like(const struct dataset *ds)
+{
+    struct dataset like = *ds;
+    like.doc_off = like.doc_row = NULL;
+    like.ids = NULL;
+    like.mask = NULL;
+    like.good = ds->good ? mem_alloc(1) : NULL;
+    like.topk = (struct topk){.n_top = ds->topk.n_top};
+    like.n_docs = like.n_tokens = like.cap_docs = like.cap_tokens = 0;
+    return like;
+}
+
+/* Repeats or samples the units from `first` on, those of one file, according to its weight. */
 static void weigh(struct dataset *ds, int64_t first, double weight)
 {
-    int64_t n = ds->n_docs - first, whole = (int64_t)weight;
+    int64_t n = dataset_units(ds) - first, whole = (int64_t)weight;
     int64_t wanted = (int64_t)((weight - (double)whole) * (double)n + 0.5);
     uint64_t key = rng_key(0, "documents of a weighted file");
     if (weight == 1) return;
-    struct dataset kept = *ds; /* its counts */
-    kept.doc_off = kept.doc_row = NULL;
-    kept.ids = NULL;
-    kept.mask = NULL;
-    kept.topk = (struct topk){.n_top = ds->topk.n_top};
-    kept.n_docs = kept.n_tokens = kept.cap_docs = kept.cap_tokens = 0;
-    for (int64_t d = 0; d < first; d++) copy_document(&kept, ds, d);
+    struct dataset kept = dataset_like(ds);
+    for (int64_t u = 0; u < first; u++) copy_unit(&kept, ds, u);
     for (int64_t round = 0; round < whole; round++)
-        for (int64_t d = 0; d < n; d++) copy_document(&kept, ds, first + d);
-    for (int64_t d = 0, left = wanted; d < n; d++) {
-        if (!take(key, d, n, left)) continue;
-        copy_document(&kept, ds, first + d);
+        for (int64_t u = 0; u < n; u++) copy_unit(&kept, ds, first + u);
+    for (int64_t u = 0, left = wanted; u < n; u++) {
+        if (!take(key, u, n, left)) continue;
+        copy_unit(&kept, ds, first + u);
         left--;
     }
     dataset_free(ds);
@@ -354,7 +482,7 @@ static int read_source(struct builder *b, const char *path, double weight, struc
 {
     struct dataset *ds = b->ds;
     struct source_files files;
-    const int64_t first = ds->n_docs, before = ds->n_rows;
+    const int64_t first = dataset_units(ds), before = ds->n_rows;
     b->last_row = b->opt->max_rows ? ds->n_rows + b->opt->max_rows : INT64_MAX;
     int rc = source_files_find(&files, path, err);
     for (int64_t i = 0; !rc && i < files.n; i++) rc = read_file(b, files.paths[i], err);
@@ -362,12 +490,12 @@ static int read_source(struct builder *b, const char *path, double weight, struc
     if (rc) return rc;
     if (ds->n_rows == b->last_row)
         log_info("%s: read up to data.max_samples = %lld", path, (long long)b->opt->max_rows);
-    const int64_t n = ds->n_docs - first;
+    const int64_t n = dataset_units(ds) - first;
     if (!n && ds->n_rows > before)
         log_warn("%s: none of its %lld row%s gives a document", path, (long long)(ds->n_rows - before),
                  str_plural(ds->n_rows - before));
     weigh(ds, first, weight);
-    if (!n || ds->n_docs > first) return 0;
+    if (!n || dataset_units(ds) > first) return 0;
     return err_set(err, "%s: the weight after * selects none of %lld document%s: raise it, or leave the file out", path,
                    (long long)n, str_plural(n));
 }
@@ -377,7 +505,7 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
 {
     const struct row_options rows = {.format = opt->format,
                                      .columns = opt->columns,
-                                     .loss_on = opt->loss_on,
+                                     .loss_on = is_preference(opt->format) ? LOSS_ASSISTANT : opt->loss_on,
                                      .chat = opt->chat,
                                      .whole = opt->whole,
                                      .dropped = opt->dropped,
@@ -390,17 +518,19 @@ static int read_files(struct dataset *ds, const char *files, const struct tokeni
     const char *rest = files;
     double weight;
     int status;
+    dataset_begin(ds, opt);
     while ((status = source_list_next(&rest, path, &weight, err)) == 1 && !(status = add_bytes(&b, path, err)))
         continue;
     for (rest = files; !status && (status = source_list_next(&rest, path, &weight, err)) == 1;)
         status = read_source(&b, path, weight, err);
     if (!status) status = check_rows(&b, files, err);
     token_list_free(&b.list);
+    token_list_free(&b.prompt);
     row_reader_free(&b.rows);
     return status;
 }
 
-/* ---- cache: header, then doc_off, doc_row, ids, mask as in memory. The dataset's hash is the checksum. */
+/* ---- cache: header, then doc_off, doc_row, ids, mask, good as in memory. The dataset's hash is the checksum. */
 
 struct cache_header {
     char magic[8];
@@ -424,10 +554,10 @@ static int hash_file(uint64_t *h, const char *path, struct err *err)
 static int cache_key(uint64_t *key, const char *files, const struct tokenizer *tok, const struct dataset_options *opt,
                      struct err *err)
 {
-    const int64_t numbers[] = {opt->format,    opt->loss_on,  opt->overlong,
-                               opt->seq_len,   opt->eos,      opt->vocab,
-                               opt->whole,     opt->dropped,  opt->special_text,
-                               opt->sample_by, opt->max_rows, (int64_t)chat_template_hash(opt->chat)};
+    const int64_t numbers[] = {opt->format,       opt->loss_on,   opt->overlong, opt->seq_len,
+                               opt->eos,          opt->vocab,     opt->whole,    opt->dropped,
+                               opt->special_text, opt->sample_by, opt->max_rows, (int64_t)chat_template_hash(opt->chat),
+                               opt->prompt_loss};
     uint64_t h = hash_bytes(FNV_START, numbers, sizeof(numbers));
     h = hash_i64(h, (int64_t)tokenizer_hash(tok));
     if (opt->chat_date) h = hash_bytes(h, opt->chat_date, (int64_t)strlen(opt->chat_date) + 1);
@@ -455,8 +585,8 @@ static bool cache_valid(const struct dataset *ds, const struct dataset_options *
         int64_t n = ds->doc_off[d + 1] - ds->doc_off[d];
         if (n < 2 || n > opt->seq_len || ds->doc_row[d] < 0 || ds->doc_row[d] >= ds->n_rows) return false;
     }
-    return !ds->doc_off[0] && ds->doc_off[ds->n_docs] == ds->n_tokens && first_outside(ds, 0, opt->vocab) < 0 &&
-           dataset_hash(ds) == ds->hash;
+    return (!ds->pairs || ds->n_docs % 2 == 0) && !ds->doc_off[0] && ds->doc_off[ds->n_docs] == ds->n_tokens &&
+           first_outside(ds, 0, opt->vocab) < 0 && dataset_hash(ds) == ds->hash;
 }
 
 static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, const struct dataset_options *opt)
@@ -470,14 +600,17 @@ static bool cache_parse(struct dataset *ds, struct file_map map, uint64_t key, c
     int64_t off_bytes = (h.n_docs + 1) * (int64_t)sizeof(*ds->doc_off);
     int64_t ids_bytes = h.n_tokens * (int64_t)sizeof(*ds->ids);
     int64_t row_bytes = h.n_docs * (int64_t)sizeof(*ds->doc_row);
-    if (map.size != (int64_t)sizeof(h) + off_bytes + row_bytes + ids_bytes + h.n_tokens) return false;
+    const int64_t good_bytes = opt->format == DATA_LABELLED ? h.n_docs : 0;
+    if (map.size != (int64_t)sizeof(h) + off_bytes + row_bytes + ids_bytes + h.n_tokens + good_bytes) return false;
 
     const uint8_t *p = map.data + sizeof(h);
+    dataset_begin(ds, opt);
     dataset_reserve(ds, h.n_docs, h.n_tokens);
     memcpy(ds->doc_off, p, (size_t)off_bytes);
     memcpy(ds->doc_row, p + off_bytes, (size_t)row_bytes);
     memcpy(ds->ids, p + off_bytes + row_bytes, (size_t)ids_bytes);
     memcpy(ds->mask, p + off_bytes + row_bytes + ids_bytes, (size_t)h.n_tokens);
+    if (ds->good) memcpy(ds->good, p + off_bytes + row_bytes + ids_bytes + h.n_tokens, (size_t)good_bytes);
     ds->n_docs = h.n_docs;
     ds->n_tokens = h.n_tokens;
     ds->n_rows = h.n_rows;
@@ -518,85 +651,13 @@ static int cache_write(const struct dataset *ds, const char *dir, const char *pa
         {ds->doc_row, ds->n_docs * (int64_t)sizeof(*ds->doc_row)},
         {ds->ids, ds->n_tokens * (int64_t)sizeof(*ds->ids)},
         {ds->mask, ds->n_tokens},
+        {ds->good, ds->good ? ds->n_docs : 0},
     };
     if (file_make_dirs(dir, err)) return -1;
     return file_write_parts(path, parts, MT_LEN(parts), err);
 }
 
 /* ---- the whole data set */
-
-static void warn_left_out(const struct dataset *ds, const char *files, const struct dataset_options *opt)
-{
-    long long rows = ds->n_rows, seq_len = opt->seq_len;
-    if (ds->n_bad) log_warn("%s: %lld of %lld rows are bad and were skipped", files, (long long)ds->n_bad, rows);
-    if (ds->n_overlong) {
-        log_warn("%s: %lld document%s of %lld row%s %s longer than seq_len = %lld: %s", files,
-                 (long long)ds->n_overlong, str_plural(ds->n_overlong), rows, str_plural(rows),
-                 ds->n_overlong == 1 ? "is" : "are", seq_len, opt->overlong == OVERLONG_DROP ? "dropped" : "truncated");
-    }
-    const int64_t beyond = ds->n_unlabelled - ds->counts.n_unanswered;
-    if (ds->counts.n_unanswered)
-        log_warn("%s: %lld of %lld row%s %s no answer with loss: dropped", files, (long long)ds->counts.n_unanswered,
-                 rows, str_plural(rows), ds->counts.n_unanswered == 1 ? "has" : "have");
-    if (beyond) {
-        log_warn("%s: %lld document%s of %lld row%s %s no token with loss in seq_len = %lld: dropped", files,
-                 (long long)beyond, str_plural(beyond), rows, str_plural(rows), beyond == 1 ? "has" : "have", seq_len);
-    }
-    if (ds->counts.n_special)
-        log_warn("%s: the contents of %lld of %lld row%s spell special tokens, which %s", files,
-                 (long long)ds->counts.n_special, rows, str_plural(rows),
-                 opt->special_text == SPECIAL_SPLIT ? "are tokenised as text (data.special_text = split)"
-                                                    : "become special tokens, as in transformers (data.special_text = "
-                                                      "split tokenises them as text, error refuses the rows)");
-    if (ds->counts.n_dropped)
-        log_warn("%s: %lld of %lld row%s %s parts that are not in the text and so not trained (data.dropped = warn)",
-                 files, (long long)ds->counts.n_dropped, rows, str_plural(rows),
-                 ds->counts.n_dropped == 1 ? "has" : "have");
-    if (ds->counts.n_blank)
-        log_warn("%s: %lld empty answer%s: no loss there", files, (long long)ds->counts.n_blank,
-                 str_plural(ds->counts.n_blank));
-    if (ds->counts.n_unprompted)
-        log_warn(
-            "%s: %lld answer%s before the first question: the chat template has no prompt for %s, so no loss there",
-            files, (long long)ds->counts.n_unprompted, str_plural(ds->counts.n_unprompted),
-            ds->counts.n_unprompted == 1 ? "it" : "them");
-    if (ds->counts.n_nulls)
-        log_info("%s: left out %lld null member%s of calls and tools, as Arrow adds them for the keys of other rows",
-                 files, (long long)ds->counts.n_nulls, str_plural(ds->counts.n_nulls));
-    if (ds->counts.n_unshown) {
-        log_warn("%s: the chat template omits the reasoning of %lld answer%s, which is then not trained; if "
-                 "the template has an option for it, set it in data.chat_kwargs, as in {\"thinking\": true} or "
-                 "{\"clear_thinking\": false}",
-                 files, (long long)ds->counts.n_unshown, str_plural(ds->counts.n_unshown));
-    }
-    if (ds->counts.n_empty) {
-        log_info(
-            "%s: %lld answer%s without reasoning: the empty reasoning block before the text has loss, so the model "
-            "learns to answer without reasoning; where the template has the option, {\"enable_thinking\": false} moves "
-            "the block into the prompt, for all rows in data.chat_kwargs or for one in its chat_template_kwargs",
-            files, (long long)ds->counts.n_empty, str_plural(ds->counts.n_empty));
-    }
-}
-
-/* How the last answers of texts end, where the chat template writes no token after them. */
-static void tell_turn_ends(const struct dataset *ds, const char *files, const struct dataset_options *opt)
-{
-    int64_t user_size = 0, tool_size = 0;
-    const char *user = chat_template_next_role(opt->chat, false, &user_size);
-    const char *tool = chat_template_next_role(opt->chat, true, &tool_size);
-    if (ds->counts.n_appended) {
-        log_info("%s: the next role's token ends an answer, so moetrain appends it, with loss, to the last answer of "
-                 "%lld text%s: %.*s%s%.*s",
-                 files, (long long)ds->counts.n_appended, str_plural(ds->counts.n_appended), (int)user_size,
-                 user ? user : "", user && tool ? ", after a tool call " : "", (int)tool_size, tool ? tool : "");
-    }
-    if (ds->counts.n_unended) {
-        log_warn("%s: the chat template writes no token after the last answer of %lld text%s, so the model does not "
-                 "learn where to stop; list the next role's token in eos_token_id of generation_config.json, or write "
-                 "eos_token after answers in data.chat_template",
-                 files, (long long)ds->counts.n_unended, str_plural(ds->counts.n_unended));
-    }
-}
 
 const char *dataset_hub_hint(const char *path)
 {
@@ -645,7 +706,7 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
     char path[MT_PATH];
     uint64_t key = 0;
     const bool cached = opt->cache_dir && !opt->tokens.n_top;
-    *ds = (struct dataset){.topk.n_top = opt->tokens.n_top};
+    *ds = (struct dataset){0};
     if (check_files(files, err)) return -1;
     if (cached) {
         if (cache_key(&key, files, tok, opt, err)) return -1;
@@ -664,8 +725,7 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
             log_warn("%s; without this cache each run tokenises the data again", why.msg);
         }
     }
-    warn_left_out(ds, files, opt);
-    tell_turn_ends(ds, files, opt);
+    dataset_notes(ds, files, opt);
     return 0;
 }
 
@@ -700,8 +760,10 @@ int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uin
         return err_set(err, "holding out %g of %lld documents leaves none to train on: lower eval_split or add data",
                        fraction, (long long)ds->n_docs);
     }
-    struct dataset rest = {
-        .n_rows = ds->n_rows, .n_bad = ds->n_bad, .n_overlong = ds->n_overlong, .n_unlabelled = ds->n_unlabelled};
+    struct dataset rest = dataset_like(ds);
+    rest.counts = (struct dataset_counts){0};
+    *held = dataset_like(&rest);
+    held->n_bad = held->n_overlong = held->n_unlabelled = 0;
     for (int64_t d = 0; d < ds->n_docs; d++) copy_document(out[ds->doc_row[d]] > 0 ? held : &rest, ds, d);
     held->n_rows = ds->n_rows; /* doc_row counts all rows */
     rest.hash = dataset_hash(&rest);
@@ -715,7 +777,7 @@ int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uin
 int64_t dataset_targets(const struct dataset *ds)
 {
     int64_t n = 0;
-    for (int64_t i = 0; i < ds->n_tokens; i++) n += ds->mask[i];
+    for (int64_t i = 0; i < ds->n_tokens; i++) n += ds->mask[i] == 1;
     return n;
 }
 
@@ -725,6 +787,7 @@ void dataset_free(struct dataset *ds)
     mem_free(ds->doc_row);
     mem_free(ds->ids);
     mem_free(ds->mask);
+    mem_free(ds->good);
     topk_free(&ds->topk);
     *ds = (struct dataset){0};
 }

@@ -1,13 +1,15 @@
 /* list_text.c - rows whose lists are text. */
 #include "data/list_text.h"
 
+#include <string.h>
+
 #include "data/json/json_literal.h"
 #include "data/json/text.h"
 
 static const char *const always[] = {"messages", "conversations"}; /* text is an error */
-static const char *const often[] = {"history",   "tools",     "functions", "documents",    "chat_template_kwargs",
-                                    "input_ids", "loss_mask", "topk_ids",  "topk_logprobs"};
-static const char *const messages[] = {"prompt", "completion"}; /* lists of messages, or text as such */
+static const char *const often[] = {"history",   "tools",     "functions", "documents",     "chat_template_kwargs",
+                                    "input_ids", "loss_mask", "topk_ids",  "topk_logprobs", "responses",
+                                    "ratings"};
 
 static bool is_list(const char *text, int64_t size)
 {
@@ -44,10 +46,25 @@ static bool spells_messages(struct json value)
     return yes;
 }
 
-static bool takes_list(const char *key, bool prompts)
+/* Lists of messages, or text as such: the answers of a row are both. */
+struct spelled {
+    bool prompt, completion, answers;
+};
+
+static struct spelled spelled_of(struct json row)
+{
+    struct spelled s = {.prompt = spells_messages(json_find(row, "prompt"))};
+    s.completion = s.prompt && spells_messages(json_find(row, "completion"));
+    s.answers = spells_messages(json_find(row, "chosen")) && spells_messages(json_find(row, "rejected"));
+    s.prompt = s.prompt && (s.completion || s.answers);
+    return s;
+}
+
+static bool takes_list(const char *key, const struct spelled *s)
 {
     return str_in(key, always, MT_LEN(always)) || str_in(key, often, MT_LEN(often)) ||
-           (prompts && str_in(key, messages, MT_LEN(messages)));
+           (s->prompt && !strcmp(key, "prompt")) || (s->completion && !strcmp(key, "completion")) ||
+           (s->answers && (!strcmp(key, "chosen") || !strcmp(key, "rejected")));
 }
 
 int list_text_read(struct json_doc **out, struct json row, struct err *err)
@@ -58,15 +75,15 @@ int list_text_read(struct json_doc **out, struct json row, struct err *err)
     int64_t size;
     bool any = false;
     int rc = 0;
-    const bool prompts = spells_messages(json_find(row, "prompt")) && spells_messages(json_find(row, "completion"));
+    const struct spelled spelled = spelled_of(row);
     *out = NULL;
     for (int64_t i = 0; json_member(row, i, &key, &value) && !any; i++)
-        any = json_type(value) == JSON_STRING && takes_list(key, prompts);
+        any = json_type(value) == JSON_STRING && takes_list(key, &spelled);
     if (!any) return 0;
     text_put(&copy, "{");
     for (int64_t i = 0; !rc && json_member(row, i, &key, &value); i++) {
         text_put_key(&copy, key);
-        const bool list = json_type(value) == JSON_STRING && takes_list(key, prompts);
+        const bool list = json_type(value) == JSON_STRING && takes_list(key, &spelled);
         if (list && (rc = json_str(value, &text, &size, err))) break;
         if (list && put_list(&copy, text, size)) continue;
         if (list && str_in(key, always, MT_LEN(always)))

@@ -34,6 +34,8 @@ struct loader {
     struct loader_pos start;
 };
 
+static int64_t per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
+
 static int64_t doc_size(const struct dataset *ds, int64_t d) { return ds->doc_off[d + 1] - ds->doc_off[d]; }
 
 /* 0 .. n-1, shuffled by key (Fisher-Yates) when `shuffle`. */
@@ -119,15 +121,22 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
 
 /* ---- the plan of an epoch */
 
-/* The documents of an epoch in their order, and the pack of each; returns the number of packs. The caller frees both.
- */
+/* The documents of an epoch in their order, and the pack of each; returns the number of packs. A pair is a pack. The
+ * caller frees both. */
 static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs, int64_t **pack_of)
 {
     const struct dataset *ds = l->ds;
+    const int64_t n_unit = dataset_units(ds), n = per_unit(ds);
     const uint64_t key = rng_u64(rng_key(l->opt.seed, "order of documents"), (uint64_t)epoch);
-    *docs = order_make(ds->n_docs, l->opt.shuffle, key);
-    *pack_of = order_make(ds->n_docs, false, 0);
-    return l->opt.packing ? pack_documents(*pack_of, ds, *docs, l->opt.seq_len) : ds->n_docs;
+    int64_t *units = order_make(n_unit, l->opt.shuffle, key);
+    *docs = mem_array(ds->n_docs, sizeof(**docs));
+    *pack_of = mem_array(ds->n_docs, sizeof(**pack_of));
+    for (int64_t i = 0; i < n_unit * n; i++) {
+        (*docs)[i] = units[i / n] * n + i % n;
+        (*pack_of)[i] = i / n;
+    }
+    mem_free(units);
+    return l->opt.packing ? pack_documents(*pack_of, ds, *docs, l->opt.seq_len) : n_unit;
 }
 
 static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
@@ -171,16 +180,27 @@ static int64_t batches_of(int64_t n_packs, int64_t micro_batch)
 
 /* ---- batches */
 
+/* Notes the labels from `first` on, of the document that was added, as an answer. */
+static void batch_answer(struct batch *b, const struct dataset *ds, int64_t d, int64_t first, int64_t n_prompt)
+{
+    const bool chosen = ds->pairs ? d % 2 == 0 : ds->good[d];
+    if (ds->good) b->good[b->n_answer] = ds->good[d];
+    if (chosen) b->n_chosen += b->n_label - first - n_prompt;
+    b->answer_first[b->n_answer++] = (int32_t)(first + n_prompt);
+    b->answer_cu[b->n_answer] = (int32_t)b->n_label;
+}
+
 /* Appends document d; the arrays have room. */
 static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
 {
     const int32_t *ids = ds->ids + ds->doc_off[d];
     const uint8_t *mask = ds->mask + ds->doc_off[d];
-    int64_t n = doc_size(ds, d), row = b->n_tok, first = b->n_label;
+    int64_t n = doc_size(ds, d), row = b->n_tok, first = b->n_label, n_prompt = 0;
     memcpy(b->tok + row, ids, (size_t)n * sizeof(*ids));
     for (int64_t t = 0; t < n; t++) {
         b->pos[row + t] = (int32_t)t;
         if (t + 1 == n || !mask[t + 1]) continue;
+        n_prompt += mask[t + 1] == 2;
         b->label_row[b->n_label] = (int32_t)(row + t);
         b->label_id[b->n_label++] = ids[t + 1];
     }
@@ -189,6 +209,7 @@ static void batch_add(struct batch *b, const struct dataset *ds, int64_t d)
         memcpy(b->topk_id + first * k, ds->topk.id + from, (size_t)count * sizeof(*b->topk_id));
         memcpy(b->topk_logprob + first * k, ds->topk.logprob + from, (size_t)count * sizeof(*b->topk_logprob));
     }
+    if (b->answer_cu) batch_answer(b, ds, d, first, n_prompt);
     b->n_tok += n;
     b->cu[++b->n_seq] = (int32_t)b->n_tok;
     b->max_len = MT_MAX(b->max_len, n);
@@ -213,7 +234,13 @@ void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, 
         b->topk_id = mem_array(n_label * t->n_top, sizeof(*b->topk_id));
         b->topk_logprob = mem_array(n_label * t->n_top, sizeof(*b->topk_logprob));
     }
+    if (ds->pairs || ds->good) {
+        b->answer_cu = mem_array(n + 1, sizeof(*b->answer_cu));
+        b->answer_first = mem_array(n + 1, sizeof(*b->answer_first));
+        b->good = ds->good ? mem_array(n + 1, sizeof(*b->good)) : NULL;
+    }
     for (int64_t i = 0; i < n; i++) batch_add(b, ds, docs[i]);
+    b->n_unit = n / per_unit(ds);
 }
 
 static void batch_make(struct batch *b, const struct loader *l, const struct plan *plan, int64_t index)
@@ -264,6 +291,7 @@ struct loader *loader_open(const struct dataset *ds, const struct loader_options
         MT_REQUIRE(doc_size(ds, d) <= opt->seq_len, "document %lld is longer than %lld", (long long)d,
                    (long long)opt->seq_len);
     }
+    MT_REQUIRE(!ds->pairs || (opt->pairs && !opt->packing && ds->n_docs % 2 == 0), "pairs are not packed");
     MT_REQUIRE(loader_max_tokens(opt) <= INT32_MAX, "a micro-batch's rows must fit 32 bits");
     struct loader *l = mem_alloc(sizeof(*l));
     l->ds = ds;
@@ -318,6 +346,9 @@ void batch_free(struct batch *b)
     mem_free(b->label_id);
     mem_free(b->topk_id);
     mem_free(b->topk_logprob);
+    mem_free(b->answer_cu);
+    mem_free(b->answer_first);
+    mem_free(b->good);
     *b = (struct batch){0};
 }
 
@@ -338,5 +369,5 @@ void loader_close(struct loader *l)
 int64_t loader_max_tokens(const struct loader_options *opt)
 {
     int64_t n;
-    return i64_mul(opt->micro_batch, opt->seq_len, &n) ? n : INT64_MAX;
+    return i64_mul(opt->micro_batch, opt->seq_len, &n) && (!opt->pairs || i64_mul(n, 2, &n)) ? n : INT64_MAX;
 }

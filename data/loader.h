@@ -15,14 +15,21 @@ struct batch {
     int32_t *prefix;                        /* [n_seq]; NULL: none */
     int32_t *label_row;                     /* [n_label] ascending rows t with a labelled next token */
     int32_t *label_id;                      /* [n_label] that next token: tok[t+1] */
-    int32_t *topk_id;    /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
-    float *topk_logprob; /* [n_label, dataset.topk.n_top] */
+    int32_t *topk_id;      /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
+    float *topk_logprob;   /* [n_label, dataset.topk.n_top] */
+    int64_t n_unit;        /* pairs of answers; without pairs, documents */
+    int64_t n_answer;      /* of preference rows, else 0: a document each, chosen and rejected in turn */
+    int64_t n_chosen;      /* labels of the completions of chosen answers */
+    int32_t *answer_cu;    /* [n_answer+1] labels [cu[a], cu[a+1]) are of answer a; NULL: no answers */
+    int32_t *answer_first; /* [n_answer] the first of them in the completion; those before it are of the prompt */
+    int32_t *good;         /* [n_answer] of labelled rows; or NULL */
 };
 
 struct loader_options {
     int64_t seq_len;
-    int64_t micro_batch; /* packing: packs of at most seq_len tokens; otherwise documents */
-    bool packing, shuffle;
+    int64_t micro_batch;   /* packing: packs of at most seq_len tokens; otherwise documents, or pairs */
+    bool packing, shuffle; /* pairs cannot be packed */
+    bool pairs;            /* for loader_max_tokens: of the data set */
     uint64_t seed;
 };
 

@@ -7,6 +7,7 @@
 #include "data/eos_ids.h"
 #include "data/json/text.h"
 #include "data/list_text.h"
+#include "data/dataset/preference_rows.h"
 #include "data/system_prompt.h"
 
 void row_reader_free(struct row_reader *r)
@@ -19,6 +20,8 @@ void row_reader_free(struct row_reader *r)
     json_free(r->rewritten);
     json_free(r->listed);
     json_free(r->prefixed);
+    json_free(r->answered);
+    text_free(&r->answer);
     token_row_free(&r->tokens);
     *r = (struct row_reader){0};
 }
@@ -611,6 +614,29 @@ static int read_tokens(struct row_reader *r, struct json row, struct err *err)
     return 0;
 }
 
+/* One answer of a row of preferences. It is one text, with loss on the completion. */
+static int read_answer(struct row_reader *r, struct json row, bool labelled, struct err *err)
+{
+    struct err why;
+    const int rc = labelled ? labelled_row_answer(&r->answer, row, &r->good, err)
+                            : preference_row_answer(&r->answer, row, r->worse, err);
+    r->tied = rc > 0;
+    if (rc) return rc > 0 ? 0 : -1;
+    json_free(r->answered);
+    r->answered = json_parse_row(r->answer.text, r->answer.size, JSON_ROW_VALUES, json_name(row), err);
+    if (!r->answered) return -1;
+    if (read_prompt_completion(r, json_root(r->answered), &why))
+        return json_error(row, err, "%s answer: %s", labelled ? "the" : r->worse ? "rejected" : "chosen", why.msg);
+    if (r->n > 1)
+        return json_error(
+            row, err,
+            "an answer of several turns, of which the chat template writes the earlier ones otherwise, is "
+            "not one text: put the earlier turns into the prompt");
+    if (r->n && !r->samples[0].n_spans) r->n = 0;
+    if (r->n) r->samples[0].boundary = r->samples[0].spans[0][0];
+    return 0;
+}
+
 static enum data_format format_of(struct json row)
 {
     if (json_has(row, "input_ids")) return DATA_TOKENS;
@@ -641,10 +667,11 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     if (list_text_read(&r->listed, row, err)) return -1;
     if (r->listed) row = json_root(r->listed);
     const enum data_format format = r->opt->format == DATA_AUTO ? format_of(row) : r->opt->format;
-    const char *preference = preference_key(row, format);
+    const bool answers = format == DATA_PREFERENCE || format == DATA_LABELLED;
+    const char *preference = answers ? NULL : preference_key(row, format);
     if (preference)
         return json_error(
-            row, err, "has `%s`, a key of preference data, which is not supported: %s", preference,
+            row, err, "has `%s`, a key of preference data: set objective.kind to dpo, orpo or kto, or %s", preference,
             strncmp(preference, "rejected", 8) != 0 ? "keep the rows in which it is true, and remove the key"
             : preference[8]                         ? "to train on the good answers, remove the key"
                             : "name the columns to train on, as in data.columns = prompt=prompt,completion=chosen");
@@ -661,6 +688,8 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     case DATA_SHAREGPT: return read_sharegpt(r, row, err);
     case DATA_ALPACA: return read_alpaca(r, row, err);
     case DATA_TOKENS: return read_tokens(r, row, err);
+    case DATA_PREFERENCE: return read_answer(r, row, false, err);
+    case DATA_LABELLED: return read_answer(r, row, true, err);
     case DATA_AUTO: break;
     }
     return json_error(
@@ -674,7 +703,7 @@ int row_read(struct row_reader *r, struct json row, struct err *err)
     const bool renamed = r->opt->columns && r->opt->columns[0];
     r->n = r->n_special = 0;
     chat_reader_clear(&r->chat);
-    r->fatal = false;
+    r->fatal = r->tied = false;
     if (json_type(row) != JSON_OBJECT) return json_error(row, err, "a row must be an object, {...}");
     if (!json_has(row, "input_ids") && chat_row_check_loss(row, false, err)) return -1;
     return renamed ? read_columns(r, row, err) : read_row(r, row, err);

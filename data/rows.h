@@ -15,6 +15,7 @@
  *   conversations: [{role, content}]
  * - tokens: {input_ids, loss_mask}, and topk_ids, topk_logprobs of a teacher (token_rows.h)
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
+ * - preference, labelled: two answers, or an answer and a label (preference_rows.h); never detected
  * sharegpt, alpaca and lists of messages are rewritten as messages.
  *
  * Rows with other keys: columns "user=question, assistant=answer" make messages of these roles (also system, which may
@@ -27,7 +28,9 @@ enum data_format {
     DATA_PROMPT_COMPLETION,
     DATA_SHAREGPT,
     DATA_ALPACA,
-    DATA_TOKENS
+    DATA_TOKENS,
+    DATA_PREFERENCE,
+    DATA_LABELLED
 };
 
 struct row_options {
@@ -50,6 +53,7 @@ struct row_sample {
     const int64_t (*spans)[2]; /* [n_spans] bytes [begin, end) with loss, ascending */
     int64_t n_spans;
     bool eos;             /* append eos, with loss */
+    int64_t boundary;     /* a token begins at this byte, the first of an answer; 0: anywhere */
     const int64_t *plain; /* [n_plain] bytes that are in no special token (tokenizer_encode_plain) */
     int64_t n_plain;
     const struct token_row *tokens; /* instead of all above; or NULL */
@@ -71,10 +75,15 @@ struct row_reader {
     struct json_doc *rewritten, *listed, *prefixed; /* as messages; with lists that were text; with opt->system */
     int64_t span[2];
     struct token_row tokens;
+    bool worse;             /* in DATA_PREFERENCE, the answer to read: the rejected one */
+    bool good, tied;        /* of the last row: the label of DATA_LABELLED; it has no preference, and no samples */
+    struct text_buf answer; /* the answer as a row of prompt and completion */
+    struct json_doc *answered;
     bool has_system; /* a row had the column that `columns` names as system */
     bool fatal;      /* the error of the last row ends the reading: a row of tokens is what a program wrote */
 };
-/* Fills samples; none when a conversation has no answer that carries loss. */
+/* Fills samples; none when a conversation has no answer that carries loss. A row of DATA_PREFERENCE is read twice, with
+ * and without `worse`; its answers, and that of DATA_LABELLED, are one sample each or none. */
 int row_read(struct row_reader *r, struct json row, struct err *err) MT_CHECK;
 /* After the last row: system may be empty or missing in a row, but a column that no row has is misspelt. */
 int row_columns_found(const struct row_reader *r, struct err *err) MT_CHECK;

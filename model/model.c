@@ -106,7 +106,7 @@ static void load_tables(struct model *m, const struct model_options *opt)
     const struct arch *a = &m->arch;
     for (int k = 0; k < ATTN_KINDS; k++)
         if (a->rope[k].width) m->rope[k] = load_rope(m->dev, &a->rope[k], opt->max_len);
-    m->sums = arena_tensor_1d(&m->dev->state, DT_F64, 8);
+    m->sums = arena_tensor_1d(&m->dev->state, DT_F64, MODEL_SUMS);
     m->expert_sums = arena_tensor_1d(&m->dev->state, DT_F64, 2 * a->n_layer * a->n_exp);
     device_zero(m->dev, m->sums);
     device_zero(m->dev, m->expert_sums);
@@ -179,7 +179,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .aux_coef = opt->aux_coef,
                         .aux_pooled = opt->aux_pooled,
                         .objective = opt->objective ? opt->objective : &objective_sft,
-                        .distill = opt->distill};
+                        .distill = opt->distill,
+                        .preference = opt->preference};
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
@@ -606,7 +607,7 @@ static void add_aux(struct model *m)
         const struct aux *aux = &m->aux[l];
         const double rows = (double)aux->rows;
         if (aux->coef == 0) continue;
-        op_aux_sum(m->dev, tensor_rows(m->sums, 3, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
+        op_aux_sum(m->dev, tensor_rows(m->sums, SUM_AUX, 1), aux, e / (rows * rows) / (aux->pooled ? 1 : even));
         if (aux->pooled) return;
     }
 }
@@ -629,7 +630,7 @@ void model_loss(struct model *m)
 
     op_rmsnorm_fwd(dev, m->final_norm, m->final_rstd, x, m->weights.norm, &m->arch.norm);
     const struct tensor second = of_pass(m)->loss(m, nll, hit);
-    op_loss_sum(dev, tensor_rows(m->sums, 0, 3), nll, hit, second);
+    op_loss_sum(dev, tensor_rows(m->sums, SUM_NLL, 3), nll, hit, second);
     if (has_aux(m)) add_aux(m);
     m->n_label += n_label;
     arena_release(&dev->work, mark);
@@ -697,7 +698,7 @@ void model_clear(struct model *m)
     m->n_label = 0;
 }
 
-void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->sums, 0, 4)); }
+void model_sum(struct model *m) { comm_all_reduce_sum(m->par.all, m->dev, tensor_rows(m->sums, 0, SUM_GRAD)); }
 
 /* Counts each gradient element once: replicated ones on this rank, divided experts' on the rank that holds them. */
 void model_norm(struct model *m)
@@ -705,35 +706,35 @@ void model_norm(struct model *m)
     const struct tensor grad = m->adapters.opt.grad;
     const bool ep = m->adapters.ep;
     const int64_t n = ep ? m->adapters.n_common : grad.shape[0];
-    op_sumsq(m->dev, tensor_rows(m->sums, 4, 2), tensor_rows(grad, 0, n));
+    op_sumsq(m->dev, tensor_rows(m->sums, SUM_GRAD, 2), tensor_rows(grad, 0, n));
     if (!ep) return;
-    op_sumsq(m->dev, tensor_rows(m->sums, 6, 2), tensor_rows(grad, n, grad.shape[0] - n));
-    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->sums, 6, 2));
+    op_sumsq(m->dev, tensor_rows(m->sums, SUM_GRAD + 2, 2), tensor_rows(grad, n, grad.shape[0] - n));
+    comm_all_reduce_sum(m->par.ep, m->dev, tensor_rows(m->sums, SUM_GRAD + 2, 2));
 }
 
 void model_read(struct model *m, struct model_sums *out)
 {
-    double sum[8];
+    double sum[MODEL_SUMS], *grad = sum + SUM_GRAD;
     device_get(m->dev, sum, m->sums);
     *out = (struct model_sums){.nll = f64_unsigned_nan(sum[0]),
                                .kl = f64_unsigned_nan(sum[2]),
-                               .aux = sum[3],
+                               .aux = sum[SUM_AUX],
                                .n_label = m->n_label,
                                .n_hit = (int64_t)sum[1],
-                               .grad_norm = f64_unsigned_nan(sqrt(sum[4] + sum[6])),
-                               .n_bad_grad = (int64_t)(sum[5] + sum[7])};
+                               .grad_norm = f64_unsigned_nan(sqrt(grad[0] + grad[2])),
+                               .n_bad_grad = (int64_t)(grad[1] + grad[3])};
+    for (int i = 0; i < PREFERENCE_SUMS; i++) out->preference[i] = f64_unsigned_nan(sum[SUM_PREFERENCE + i]);
 }
 
-double model_objective(const struct model *m, const struct model_sums *t) { return m->objective->value(m, t); }
+double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label)
+{
+    return m->objective->value(m, t, n_label);
+}
 
 struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label)
 {
     struct objective_means e = {.n = 0};
-    for (const struct objective_part *p = m->objective->part; e.n < OBJECTIVE_PARTS && p[e.n].name; e.n++) {
-        double sum;
-        memcpy(&sum, (const char *)t + p[e.n].sum, sizeof(sum));
-        e.of[e.n] = (struct objective_mean){p[e.n].name, p[e.n].format, sum / (double)MT_MAX(n_label, 1)};
-    }
+    m->objective->parts(&e, m, t, n_label);
     return e;
 }
 

@@ -65,6 +65,7 @@ struct model_options {
     struct qat_options qat;
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
+    struct preference preference;      /* of objective_preference; scales and baseline are those of a pass */
     const struct objective *objective; /* NULL: objective_sft */
     bool has_reference;                /* the objective calls model_reference */
     struct adapters *reference; /* planned, of the reference: become the model's own; NULL: it is the base model */
@@ -79,12 +80,19 @@ struct model_batch {
     const uint16_t *choices;                /* [n_tok, choices_layers, J], of CHOICES_GIVEN (choices_push) */
     const int32_t *topk_id;                 /* [n_label, distill.n_top], of DISTILL_ROWS (struct teacher) */
     const float *topk_logprob;
-    const int32_t *prefix; /* [n_seq] of struct seqs; NULL: none */
+    const int32_t *prefix;                   /* [n_seq] of struct seqs; NULL: none */
+    int64_t n_answer;                        /* of objective_preference: */
+    const int32_t *answer_cu, *answer_first; /* [n_answer+1], [n_answer] (struct answers) */
+    const int32_t *good;                     /* [n_answer] KTO's labels; or NULL */
+    const double *reference; /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
 };
 
 struct model_pass {
     bool backward;
-    double loss_scale;      /* multiplies dnll: 1 / labelled tokens of the optimizer step */
+    double loss_scale;      /* multiplies the loss: 1 / labelled tokens, pairs or rows of the optimizer step */
+    double sft_scale;       /* 1 / tokens of chosen completions of the step */
+    double baseline;        /* KTO's z of the step */
+    bool measures_baseline; /* forward only: adds the log-ratios of KTO's baseline to the sums */
     double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key;   /* differs for every micro-batch */
     double noise_alpha;     /* of op_embed_noise; 0: no noise */
@@ -104,13 +112,24 @@ struct model_pass {
 
 /* Sums over the micro-batches since model_clear. */
 struct model_sums {
-    double nll;      /* sum over labelled tokens, natural log */
-    double kl;       /* sum over labelled tokens of the passes with pass.objective, without factors */
-    double aux;      /* auxiliary losses, before coef; 0 when off */
+    double nll; /* sum over labelled tokens, natural log */
+    double kl;  /* sum over labelled tokens of the passes with pass.objective, without factors */
+    double aux; /* auxiliary losses, before coef; 0 when off */
+    double preference[PREFERENCE_SUMS];
     int64_t n_label; /* on this rank; after model_sum the other members are sums over all ranks */
     int64_t n_hit;
     double grad_norm;   /* norm of all adapters' gradients; set when model_norm was called */
     int64_t n_bad_grad; /* gradient elements that are not finite */
+};
+
+/* struct model.sums: nll, hits, kl; auxiliary loss; those of op_preference; sum of squares and number of non-finite
+ * elements of the gradient, then of expert-parallel gradients. */
+enum {
+    SUM_NLL = 0,
+    SUM_AUX = 3,
+    SUM_PREFERENCE,
+    SUM_GRAD = SUM_PREFERENCE + PREFERENCE_SUMS,
+    MODEL_SUMS = SUM_GRAD + 4
 };
 
 struct model {
@@ -121,9 +140,8 @@ struct model {
     struct adapters adapters;
     struct qat qat;
     struct tensor rope[ATTN_KINDS]; /* [max_len, arch.rope.width] f32; absent where its width is 0 */
-    struct tensor sums;        /* [8] f64: nll, hits, kl, aux; sum of squares and number of non-finite elements of the
-                                  gradient; the same two of expert-parallel gradients */
-    struct tensor expert_sums; /* [2*L*E] f64: rows, then gates, of every expert since model_read_experts */
+    struct tensor sums;             /* [MODEL_SUMS] f64 */
+    struct tensor expert_sums;      /* [2*L*E] f64: rows, then gates, of every expert since model_read_experts */
     int64_t ce_chunk;
     double aux_coef;
     bool aux_pooled;
@@ -131,6 +149,7 @@ struct model {
     int64_t n_chunk; /* largest number of chunks of any layer so far, with expert parallelism */
     const struct objective *objective;
     struct distill distill;
+    struct preference preference;
     struct layer_costs *costs;  /* of dry runs; NULL: none */
     struct recordings recorded; /* passes of decoding */
     struct adapters reference;  /* frozen; without parameters when the reference is the base model */
@@ -151,6 +170,8 @@ struct model {
     int64_t loss_mark;    /* what follows is released when the backward pass has read it */
     struct tensor final_norm, final_rstd, dfinal; /* [T, D], [T], [T, D] */
     struct teacher kl;                            /* of a pass that distils; else without tensors */
+    struct answers answers;                       /* of objective_preference, as the two below */
+    struct tensor good, reference_logps;          /* [A] i32, [A, 2] f64; or absent */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts
@@ -186,6 +207,9 @@ void model_logits(struct model *m, int64_t row, float *logits);
 void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob);
 /* nll [n_label] host: of each labelled token. */
 void model_nll(struct model *m, float *nll);
+/* After model_begin of a pass with objective_preference: what the reference gives the answers, for a later batch:
+ * reference [n_answer, 2] host. */
+void model_read_reference(struct model *m, double *reference);
 /* Tokens drawn after n rows of the micro-batch (op_sample); all in host memory. */
 struct model_draw {
     int64_t n, n_edit, n_top;
@@ -204,9 +228,8 @@ void model_clear(struct model *m);
 void model_sum(struct model *m);
 void model_norm(struct model *m);
 void model_read(struct model *m, struct model_sums *out); /* waits for the device */
-/* Sum over labelled tokens of the loss that is trained. */
-double model_objective(const struct model *m, const struct model_sums *t);
-/* The parts of that loss, as means over n_label tokens. */
+/* The mean loss that is trained, and what is logged beside it; n_label: labelled tokens of all ranks. */
+double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label);
 struct objective_means model_parts(const struct model *m, const struct model_sums *t, int64_t n_label);
 /* rows, gates [L*E] host: of every expert in training micro-batches since the last call, rows and the sum of their
  * combine weights, over all ranks; 0 in layers without routed experts. gates may be NULL. Resets both. Waits for the

@@ -67,6 +67,8 @@ void model_nll(struct model *m, float *nll)
     arena_release(&dev->work, mark);
 }
 
+void model_read_reference(struct model *m, double *reference) { device_get(m->dev, reference, m->reference_logps); }
+
 void model_sample(struct model *m, const struct model_draw *d)
 {
     struct device *dev = m->dev;

@@ -120,7 +120,8 @@ check_includes() {
         may["data/json"] = "data/(json|file)/.*|" base
         files = "data/(json|file)/.*|" base
         may["data/source"] = "data/source/.*|" files
-        may["data"] = "data/[^/]*|data/source/[^/]*|data/(tokenizer|chat)/[^/]*|" files
+        may["data"] = "data/[^/]*|data/source/[^/]*|data/(tokenizer|chat|dataset)/[^/]*|" files
+        may["data/dataset"] = "data/[^/]*|data/(dataset|source|chat)/[^/]*|" files
         may["data/tokenizer"] = "data/tokenizer/.*|" files
         may["data/chat"] = "data/chat/.*|" files
         may["data/chat/jinja"] = "data/chat/jinja/.*|" files

@@ -9,6 +9,7 @@
 #include "train/session/calibrate.h"
 #include "train/loop.h"
 #include "train/adapter/peft.h"
+#include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
 void recorded_ok(int rc, const struct err *err, int line)
@@ -123,16 +124,19 @@ static void first_step(struct run *r)
 {
     const struct config *cfg = r->cfg;
     struct batch b[8];
-    int64_t labels = 0;
+    struct step_counts counts = {0};
     const struct loader_options opt = run_loader_options(cfg, true);
     struct loader *l = loader_open(&r->train, &opt, (struct loader_pos){0, 0});
     assert_true(cfg->train.grad_accum <= MT_LEN(b));
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) {
         loader_next(l, &b[i], NULL);
-        labels += b[i].n_label;
+        step_counts_add(&counts, &b[i]);
     }
+    struct model_pass pass = {.backward = true, .objective = true};
+    const struct run_objective *o = run_objective(cfg);
+    run_objective_scale(&pass, cfg, &counts);
+    if (o->before_step) pass.baseline = o->before_step(&r->model, b, cfg->train.grad_accum);
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) {
-        const struct model_pass pass = {.backward = true, .objective = true, .loss_scale = 1 / (double)labels};
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
         batch_free(&b[i]);
@@ -166,11 +170,12 @@ void recorded_gradients(const struct config *cfg, const char *path, int64_t stri
 
 /* ---- training */
 
-static void compare(struct json ours, struct json theirs, const char *const *keys, double tol, double *worst)
+static void compare(struct json ours, struct json theirs, const char *const *keys, double tol, double least,
+                    double *worst)
 {
     for (int i = 0; keys[i]; i++) {
         const double x = recorded_number(ours, keys[i]), y = recorded_number(theirs, keys[i]);
-        const double error = fabs(x - y) / fabs(y);
+        const double error = fabs(x - y) / fmax(fabs(y), least);
         if (!(error <= tol)) fail_msg("%s: %.9g, expected %.9g within %.0e", keys[i], x, y, tol);
         *worst = fmax(*worst, error);
     }
@@ -195,13 +200,15 @@ void recorded_training(const struct config *cfg, struct json_doc *doc, const str
         const struct json j = json_root(event);
         if (!strcmp(recorded_word(j, "event"), "step")) {
             const struct json want = json_at(steps, n_steps);
-            compare(j, want, bounds->step, n_steps ? bounds->later : bounds->first, n_steps ? &later : &first);
-            compare(j, want, norm, n_steps ? bounds->later_norm : bounds->first_norm, &of_norm);
+            compare(j, want, bounds->step, n_steps ? bounds->later : bounds->first, bounds->least,
+                    n_steps ? &later : &first);
+            compare(j, want, norm, n_steps ? bounds->later_norm : bounds->first_norm, 0, &of_norm);
             n_steps++;
         }
         if (!strcmp(recorded_word(j, "event"), "eval")) {
             const struct json want = json_find(json_root(doc), n_evals ? "eval_end" : "eval_start");
-            compare(j, want, bounds->held, n_evals ? bounds->later : bounds->start, n_evals ? &later : &first);
+            compare(j, want, bounds->held, n_evals ? bounds->later : bounds->start, bounds->least,
+                    n_evals ? &later : &first);
             n_evals++;
         }
         json_free(event);

@@ -31,6 +31,7 @@ struct recorded_bounds {
     double first, later;                   /* of the first step; of the others and of the last evaluation */
     double start;                          /* of the first evaluation */
     double first_norm, later_norm;         /* of gradient norms */
+    double least; /* smaller numbers are compared as if they were as large: rewards begin at 0 */
 };
 /* Trains; compares every step with "steps" and both evaluations with "eval_start" and "eval_end" of doc. */
 void recorded_training(const struct config *cfg, struct json_doc *doc, const struct recorded_bounds *bounds);

@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <string.h>
 
+#include "train/objective/run_objective.h"
 #include "train/session/saves.h"
 #include "train/session/session.h"
 #include "train/session/step_checks.h"
@@ -17,29 +18,30 @@
 /* ---- one optimizer step */
 
 /* Reads the micro-batches of the next step, and the position of the data after them. */
-static struct batch *take_batches(struct training *t, int64_t n, int64_t *labels, int64_t *tokens,
-                                  struct loader_pos *pos)
+static struct batch *take_batches(struct training *t, int64_t n, struct step_counts *counts, struct loader_pos *pos)
 {
     struct batch *b = mem_array(n, sizeof(*b));
-    *labels = *tokens = 0;
+    *counts = (struct step_counts){0};
     for (int64_t i = 0; i < n; i++) {
         loader_next(t->loader, &b[i], pos);
-        *labels += b[i].n_label;
-        *tokens += b[i].n_tok;
+        step_counts_add(counts, &b[i]);
     }
     return b;
 }
 
 /* Forward and backward of this rank's micro-batches; the host does not read gradients and loss yet. False: interrupted.
  * Several ranks finish the step first, and exchange the stop flag while their devices work. */
-static bool accumulate(struct training *t, const struct batch *b, int64_t n, int64_t labels)
+static bool accumulate(struct training *t, const struct batch *b, int64_t n, const struct step_counts *counts)
 {
     struct run *r = &t->run;
+    const struct run_objective *o = run_objective(r->cfg);
+    const double baseline = o->before_step ? o->before_step(&r->model, b, n) : 0;
     device_zero(&r->dev, r->model.adapters.opt.grad);
     model_clear(&r->model);
     struct comm *ranks = r->par.all;
     for (int64_t i = ranks->rank; i < n; i += ranks->world) {
-        const struct model_pass pass = training_pass(t, i, labels);
+        struct model_pass pass = training_pass(t, i, counts);
+        pass.baseline = baseline;
         if (ranks->world == 1 && stop_asked()) return false;
         run_micro_batch(r, &b[i], &pass);
         model_end(&r->model);
@@ -50,19 +52,30 @@ static bool accumulate(struct training *t, const struct batch *b, int64_t n, int
     return true;
 }
 
+/* The first step of a run whose adapters begin as the reference proves that they do. */
+static int check_first(const struct training *t, const struct step_metrics *m, struct err *err)
+{
+    const struct run_objective *o = run_objective(t->run.cfg);
+    if (t->state.step || m->skipped || !o->begins_as_reference || !o->begins_as_reference(t->run.cfg)) return 0;
+    return o->first_step(&t->run.model, m->loss, &m->parts, err);
+}
+
 /* Reads the step's sums, the only wait of the host for the device, and updates the adapters. */
-static void update(struct training *t, const struct batch *b, struct step_metrics *m, char bad[64])
+static int update(struct training *t, const struct batch *b, const struct step_counts *counts, struct step_metrics *m,
+                  char bad[64], struct err *err)
 {
     struct model *model = &t->run.model;
     struct model_sums sum;
     model_read(model, &sum);
-    m->loss = model_objective(model, &sum) / (double)MT_MAX(m->labels, 1);
+    m->loss = model_objective(model, &sum, m->labels);
     m->parts = model_parts(model, &sum, m->labels);
     m->grad_norm = sum.grad_norm;
     m->skipped = !isfinite(m->loss) || sum.n_bad_grad || !isfinite(sum.grad_norm);
-    if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, m->labels, bad);
-    if (m->skipped || !m->labels) return;
+    if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, counts, bad);
+    if (check_first(t, m, err)) return -1;
+    if (m->skipped || !m->labels) return 0;
     adapters_update(&model->adapters, &t->run.dev, m->lr, m->grad_norm);
+    return 0;
 }
 
 /* The mean over the first steps, then an exponential mean with weight 0.1. */
@@ -88,18 +101,22 @@ static int step(struct training *t, struct err *err)
     struct train_state *s = &t->state;
     struct step_metrics m = {.step = s->step + 1, .total_steps = t->schedule.total_steps};
     struct loader_pos pos;
+    struct step_counts counts;
     char bad[64] = "";
     const double start = clock_ms(), floor_ms = t->run.dev.floor_ms;
     begin_quantisation(t);
     comm_step(t->run.par.all, m.step);
     profile_step_begin(&t->profile, &t->run.dev, m.step);
-    struct batch *b = take_batches(t, cfg->train.grad_accum, &m.labels, &m.tokens, &pos);
+    struct batch *b = take_batches(t, cfg->train.grad_accum, &counts, &pos);
+    m.labels = counts.labels;
+    m.tokens = counts.tokens;
     m.lr = schedule_lr(&t->schedule, m.step);
-    const bool done = accumulate(t, b, cfg->train.grad_accum, m.labels);
-    if (done) update(t, b, &m, bad);
+    const bool done = accumulate(t, b, cfg->train.grad_accum, &counts);
+    const int rc = done ? update(t, b, &counts, &m, bad, err) : 0;
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
     mem_free(b);
     if (!done) return profile_step_cancel(&t->profile), LOOP_INTERRUPTED;
+    if (rc) return -1;
     t->run.model.adapters.step = ++s->step;
     s->pos = pos;
     s->tokens += m.tokens;

@@ -1,8 +1,9 @@
-/* loss.c - fused linear cross-entropy. Only one chunk of labelled rows has logits at a time; the softmax replaces them
- * in place by their gradient. */
+/* loss.c - fused linear cross-entropy; losses over whole answers. Only one chunk of labelled rows has logits at a time;
+ * the softmax replaces them in place by their gradient. */
 #include "kernels/cpu/loss.h"
 
 #include "kernels/cpu/gemm.h"
+#include "kernels/preference_value.h"
 
 void loss_move_rows(struct device *dev, struct tensor dst, struct tensor src, const int32_t *rows, int64_t n,
                     bool scatter)
@@ -114,4 +115,60 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
         loss_move_rows(dev, dx, part, row, n, true);
     }
     arena_release(&dev->work, mark);
+}
+
+/* ---- whole answers ---- */
+
+void CPU(answer_sums)(struct device *dev, struct tensor logps, struct tensor nll, const struct answers *a)
+{
+    if (dev->dry_run) return;
+    const int32_t *cu = a->cu.data, *first = a->first.data;
+    const real *x = nll.data;
+    double *out = logps.data;
+    for (int64_t i = 0; i < logps.shape[0]; i++) {
+        double prompt = 0, completion = 0;
+        for (int64_t k = cu[i]; k < first[i]; k++) prompt -= (double)x[k];
+        for (int64_t k = first[i]; k < cu[i + 1]; k++) completion -= (double)x[k];
+        out[2 * i] = completion;
+        out[2 * i + 1] = prompt + completion;
+    }
+}
+
+/* Answer i. */
+static struct preference_answer answer(struct tensor logps, struct tensor reference, const struct answers *a, int64_t i)
+{
+    const int32_t *cu = a->cu.data, *first = a->first.data;
+    const double *logp = logps.data, *of_reference = reference.data;
+    return (struct preference_answer){.logp = logp[2 * i],
+                                      .all = logp[2 * i + 1],
+                                      .reference = reference.ndim ? of_reference[2 * i] : 0,
+                                      .n = cu[i + 1] - first[i],
+                                      .n_all = cu[i + 1] - cu[i]};
+}
+
+void CPU(preference)(struct device *dev, struct tensor sums, struct tensor weight, const struct preference *p,
+                     struct tensor logps, struct tensor reference, struct tensor good, const struct answers *a)
+{
+    if (dev->dry_run) return;
+    const int64_t per_unit = good.ndim ? 1 : 2;
+    for (int64_t i = 0; i < logps.shape[0]; i += per_unit) {
+        struct preference_answer of[2];
+        for (int64_t k = 0; k < per_unit; k++) of[k] = answer(logps, reference, a, i + k);
+        const struct preference_unit u =
+            good.ndim ? preference_row(p, of, ((const int32_t *)good.data)[i]) : preference_pair(p, of);
+        for (int64_t k = 0; k < 2 * per_unit; k++) ((real *)weight.data)[2 * i + k] = (real)u.weight[k / 2][k % 2];
+        for (int k = 0; k < PREFERENCE_SUMS; k++) ((double *)sums.data)[k] += u.sum[k];
+    }
+}
+
+void CPU(scale_labels)(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight,
+                       const struct answers *a)
+{
+    if (dev->dry_run) return;
+    const int32_t *cu = a->cu.data, *first = a->first.data, *row = rows.data;
+    const real *w = weight.data;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < weight.shape[0]; i++)
+        for (int64_t k = cu[i]; k < cu[i + 1]; k++)
+            for (int64_t c = 0; c < dx.shape[1]; c++) real_row(dx, row[k])[c] *= w[2 * i + (k < first[i])];
 }

@@ -15,6 +15,7 @@
 #include "kernels/device.h"
 #include "kernels/format/fakequant.h"
 #include "kernels/format/format.h"
+#include "kernels/ops/losses.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -547,17 +548,6 @@ typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor d
 typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
                           const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
 
-/* The teacher's distribution q over the vocabulary, at `temperature` T, for each labelled token. It is given as the
- * teacher's final hidden state, from which the student's head computes logits, or as K ids with log q (id -1: no
- * entry). With ids, all other ids are one bucket of probability q_r = max(0, 1 - sum q_k). KL_REVERSE needs hidden
- * states. */
-enum kl_kind { KL_FORWARD, KL_REVERSE };
-struct teacher {
-    enum kl_kind kind;
-    float alpha, temperature;  /* share of the cross-entropy in the loss, [0, 1]; T > 0 */
-    struct tensor hidden;      /* [N, D] act, after the final norm; or absent */
-    struct tensor id, logprob; /* [N, K] i32, stat: distinct ids, log softmax(z / T); or absent */
-};
 /* linear_ce with a teacher. p = softmax(W x[row] / T). FORWARD: kl = sum_v q (log q - log p), where the bucket is one
  * more v. REVERSE: kl = sum_v p (log p - log q).
  * kl [N] stat =; dx [T,D] act = : scale * d(alpha * nll + (1 - alpha) * T^2 * kl)/dx; all else as linear_ce. Teacher
@@ -650,7 +640,6 @@ typedef void expert_codes_fn(struct device *dev, struct tensor y, const struct w
  * element is NaN */
 typedef void proj_amax_fn(struct device *dev, struct tensor amax, const struct proj *proj);
 
-struct fakequant; /* kernels/format/fakequant.h */
 /* Quantised formats. x [E, out, in], contiguous: BF16, F16 or F32 on every device; F64, read as F32, where act is F64.
  * amax [E] f32, or [1]: one for all experts; absent for formats that do not read it. Values are finite. */
 
@@ -672,6 +661,15 @@ typedef void quant_pack_fn(struct device *dev, struct tensor codes, struct tenso
 /* Sums that stay on the device until the end of the step; all f64, "+=", in a fixed order.
  * out [3]: sum of nll, of hit, of kl.  nll [N] stat, hit [N] i32, kl [N] stat or absent */
 typedef void loss_sum_fn(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl);
+/* logps [A,2] f64 = : sums of -nll over the completion, and over all labels of an answer (losses.h); nll [N] stat
+ */
+typedef void answer_sums_fn(struct device *dev, struct tensor logps, struct tensor nll, const struct answers *a);
+/* The loss of each pair or row, and its derivatives (kernels/preference_value.h); shapes: losses.h */
+typedef void preference_fn(struct device *dev, struct tensor sums, struct tensor weight, const struct preference *p,
+                           struct tensor logps, struct tensor reference, struct tensor good, const struct answers *a);
+/* dx[rows[i]] *= the weight [A,2] of label i.  dx [T,D] act; rows [N] i32, distinct */
+typedef void scale_labels_fn(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight,
+                             const struct answers *a);
 /* out [1] += factor * sum_i count_i prob_i of one auxiliary loss (struct aux) */
 typedef void aux_sum_fn(struct device *dev, struct tensor out, const struct aux *aux, double factor);
 /* rows [E] += rows of each expert; gates [E] += the sum of their combine weights */
@@ -730,7 +728,7 @@ typedef void dev_recording_fn(void *recording);
 /* clang-format off */
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
-    X(row_norm) X(dora_fwd) X(dora_bwd) \
+    X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
     X(attn_gate_bwd) \

@@ -87,6 +87,49 @@ void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struc
     RUN(0, loss_sum, out, nll, hit, kl);
 }
 
+static int64_t want_answers(const struct answers *a)
+{
+    const int64_t n = a->first.shape[0];
+    WANT(a->cu, DT_I32, n + 1);
+    WANT(a->first, DT_I32, n);
+    return n;
+}
+
+void op_answer_sums(struct device *dev, struct tensor logps, struct tensor nll, const struct answers *a)
+{
+    WANT(logps, DT_F64, want_answers(a), 2);
+    WANT(nll, dev->stat_dtype, nll.shape[0]);
+    MOVES(dev, logps, nll, a->cu, a->first);
+    RUN(0, answer_sums, logps, nll, a);
+}
+
+void op_preference(struct device *dev, struct tensor sums, struct tensor weight, const struct preference *p,
+                   struct tensor logps, struct tensor reference, struct tensor good, const struct answers *a)
+{
+    const int64_t n = want_answers(a);
+    const bool rows = p->kind == PREFERENCE_KTO || p->kind == PREFERENCE_KL;
+    WANT(sums, DT_F64, PREFERENCE_SUMS);
+    WANT(weight, dev->stat_dtype, n, 2);
+    WANT(logps, DT_F64, n, 2);
+    WANT_OPT(reference, DT_F64, n, 2);
+    WANT_OPT(good, DT_I32, n);
+    MT_REQUIRE(rows == !!good.ndim && (rows || n % 2 == 0), "%lld answers of kind %d", (long long)n, (int)p->kind);
+    MOVES(dev, weight, logps, reference, good);
+    RUN(0, preference, sums, weight, p, logps, reference, good, a);
+}
+
+void op_scale_labels(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight,
+                     const struct answers *a)
+{
+    const int64_t n_label = rows.shape[0];
+    WANT(dx, dev->act_dtype, dx.shape[0], dx.shape[1]);
+    WANT(rows, DT_I32, n_label);
+    WANT(weight, dev->stat_dtype, want_answers(a), 2);
+    MOVES(dev, tensor_rows(dx, 0, n_label), tensor_rows(dx, 0, n_label), rows);
+    RUN(0, scale_labels, dx, rows, weight, a);
+    round_act(dev, dx);
+}
+
 void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, double factor)
 {
     int64_t n_exp = aux->count.shape[0];

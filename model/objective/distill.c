@@ -1,7 +1,5 @@
 /* distill.c - distillation: alpha CE + (1 - alpha) temperature^2 KL to a teacher, which is the model itself with other
  * adapters or none, or the likeliest tokens in the data. */
-#include <stddef.h>
-
 #include "model/model.h"
 
 static void begin(struct model *m, const struct model_batch *b)
@@ -27,14 +25,17 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     return kl;
 }
 
-static double value(const struct model *m, const struct model_sums *t)
+static double value(const struct model *m, const struct model_sums *t, int64_t n_label)
 {
     const struct distill *d = &m->distill;
-    return d->alpha * t->nll + (1 - d->alpha) * d->temperature * d->temperature * t->kl;
+    return (d->alpha * t->nll + (1 - d->alpha) * d->temperature * d->temperature * t->kl) / (double)MT_MAX(n_label, 1);
 }
 
-const struct objective objective_distill = {
-    .begin = begin,
-    .loss = loss,
-    .value = value,
-    .part = {{"ce", "%.4f", offsetof(struct model_sums, nll)}, {"kl", "%.4g", offsetof(struct model_sums, kl)}}};
+static void parts(struct objective_means *e, const struct model *m, const struct model_sums *t, int64_t n_label)
+{
+    (void)m;
+    objective_put(e, "ce", "ce", "%.4f", t->nll, (double)MT_MAX(n_label, 1));
+    objective_put(e, "kl", "kl", "%.4g", t->kl, (double)MT_MAX(n_label, 1));
+}
+
+const struct objective objective_distill = {.begin = begin, .loss = loss, .value = value, .parts = parts};

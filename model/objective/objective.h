@@ -2,21 +2,25 @@
 #ifndef MT_OBJECTIVE_H
 #define MT_OBJECTIVE_H
 
-#include <stddef.h>
-
 #include "kernels/tensor.h"
 
 struct model;
 struct model_batch;
 struct model_sums;
 
-enum { OBJECTIVE_PARTS = 2 };
+enum { OBJECTIVE_PARTS = 12, OBJECTIVE_LINE = 2 };
 
-/* A part of the loss that the step line and metrics.jsonl show under this name. */
-struct objective_part {
-    const char *name, *format;
-    size_t sum; /* of the double in struct model_sums */
+/* What a step or an evaluation logs beside the loss: parts of it, rewards. */
+struct objective_means {
+    int n;
+    bool eval_names; /* in evaluations the names begin with eval_, as in TRL */
+    struct objective_mean {
+        const char *name, *line,
+            *format; /* line: the name in the step line, of at most OBJECTIVE_LINE; NULL: not there */
+        double mean; /* NaN: over nothing */
+    } of[OBJECTIVE_PARTS];
 };
+
 struct objective {
     /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
      * nothing. */
@@ -24,22 +28,17 @@ struct objective {
     /* In model_loss: nll and hit of every labelled row, and m->dfinal, the gradient of the loss. Returns a second term
      * of each row, which it allocates and model_loss adds up in the sums' kl, or an absent tensor. */
     struct tensor (*loss)(struct model *, struct tensor nll, struct tensor hit);
-    /* Sum of the loss over the labelled tokens. */
-    double (*value)(const struct model *, const struct model_sums *);
-    struct objective_part part[OBJECTIVE_PARTS]; /* ended by one without a name; none: the loss has one part */
+    /* The loss of a step or an evaluation, a mean. n_label: labelled tokens of all ranks. */
+    double (*value)(const struct model *, const struct model_sums *, int64_t n_label);
+    void (*parts)(struct objective_means *, const struct model *, const struct model_sums *, int64_t n_label);
 };
-extern const struct objective objective_sft, objective_distill;
+extern const struct objective objective_sft, objective_distill, objective_preference;
 
-/* The parts in a step or an evaluation, as means over its labelled tokens. */
-struct objective_means {
-    int n;
-    struct objective_mean {
-        const char *name, *format;
-        double mean;
-    } of[OBJECTIVE_PARTS];
-};
-char *objective_text(char text[64], const struct objective_mean *e); /* "ce 1.2345" */
-/* All parts, each after `before`. */
+/* Adds sum / n to the parts; n 0: NaN. */
+void objective_put(struct objective_means *e, const char *name, const char *line, const char *format, double sum,
+                   double n);
+char *objective_text(char text[64], const struct objective_mean *e); /* "ce 1.2345"; "": not in the step line */
+/* All parts of the step line, each after `before`. */
 char *objective_texts(char text[128], const struct objective_means *e, const char *before);
 
 #endif

@@ -8,10 +8,15 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     return (struct tensor){0};
 }
 
-static double value(const struct model *m, const struct model_sums *t)
+static double value(const struct model *m, const struct model_sums *t, int64_t n_label)
 {
     (void)m;
-    return t->nll;
+    return t->nll / (double)MT_MAX(n_label, 1);
 }
 
-const struct objective objective_sft = {.loss = loss, .value = value};
+static void parts(struct objective_means *e, const struct model *m, const struct model_sums *t, int64_t n_label)
+{
+    (void)e, (void)m, (void)t, (void)n_label; /* the loss has one part */
+}
+
+const struct objective objective_sft = {.loss = loss, .value = value, .parts = parts};

@@ -15,13 +15,14 @@ import random
 import shutil
 import sys
 
+import numpy
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.optimizers import create_loraplus_optimizer
 from safetensors.torch import save_file
+from transformers.integrations.neftune import activate_neftune
 
 import families
-import neftune
 import peer
 
 SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_heads=2, head_dim=32, window=8, seq_len=96,
@@ -29,6 +30,55 @@ SIZES = dict(hidden=128, inter=96, layers=2, experts=8, topk=2, heads=4, kv_head
 STORAGE = ("bfloat16", "float16", "float32")
 ADAMW = dict(weight_decay=0.01, eps=1e-8)
 CLIP_NORM = 1.0
+U64 = numpy.uint64
+
+
+def mix64(x):
+    x = (x ^ (x >> U64(30))) * U64(0xbf58476d1ce4e5b9)
+    x = (x ^ (x >> U64(27))) * U64(0x94d049bb133111eb)
+    return x ^ (x >> U64(31))
+
+
+def rng_u64(key, counter):
+    """rng_u64 of kernels/base.c; a number or an array of counters."""
+    with numpy.errstate(over="ignore"):
+        key, counter = U64(key), numpy.asarray(counter, dtype=U64)
+        x = mix64(key + (counter + U64(1)) * U64(0x9e3779b97f4a7c15))
+        return mix64(x ^ (key * U64(0xd1342543de82ef95) + U64(0x632be59bd9b4e019)))
+
+
+def rng_key(seed, purpose):
+    code = 0xcbf29ce484222325
+    for byte in purpose.encode():
+        code = (code ^ byte) * 0x100000001b3 % 2 ** 64
+    with numpy.errstate(over="ignore"):
+        return rng_u64(mix64(U64(seed) + U64(0x9e3779b97f4a7c15)), code)
+
+
+class Noise:
+    """transformers' NEFTune, whose hook computes the size of the noise and adds it, with the random numbers of
+    moetrain: op_embed_noise with one document per sequence and train.seed = 0. From here to end()."""
+
+    def __init__(self, model, alpha):
+        self.stack = contextlib.ExitStack()
+        self.stack.callback(activate_neftune(model, alpha, None).remove)
+        uniform = torch.Tensor.uniform_
+        self.stack.callback(setattr, torch.Tensor, "uniform_", uniform)
+        torch.Tensor.uniform_ = lambda x, low, high: self.fill(x, low, high)
+
+    def begin(self, step):
+        """Before the micro-batches of a step, from 0."""
+        self.key, self.micro = rng_u64(rng_key(0, "neftune"), step), 0
+
+    def fill(self, x, low, high):
+        bits = rng_u64(rng_u64(self.key, self.micro), numpy.arange(x.numel())) >> U64(40)
+        self.micro += 1
+        unit = torch.from_numpy(bits.astype(numpy.float32) * numpy.float32(2.0 ** -23) - numpy.float32(1))
+        assert low == -high
+        return x.copy_(high * unit.view(x.shape))
+
+    def end(self):
+        self.stack.close()
 
 
 def arguments(argv):
@@ -39,7 +89,7 @@ def arguments(argv):
     parser.add_argument("--tokenizer", default=os.path.join(here, "../../configs/tiny-gptoss"), help="its directory")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--lr-ratio-b", type=float, default=1, help="LoRA+: the learning rate of B over that of A")
-    parser.add_argument("--neftune", type=float, default=0, help="train.neftune_alpha (neftune.py)")
+    parser.add_argument("--neftune", type=float, default=0, help="train.neftune_alpha")
     parser.add_argument("--family", choices=families.FAMILIES, default="gpt_oss")
     parser.add_argument("--norm-topk-prob", choices=("true", "false"), help="qwen3, olmoe; default: as published")
     parser.add_argument("--attention-bias", action="store_true", help="qwen3, olmoe, glm4")
@@ -325,7 +375,7 @@ def train(a, model, documents):
         loraplus_weight_decay=ADAMW["weight_decay"] * (a.init == "default"))
     steps = []
     model.train()
-    noise = neftune.Noise(model, a.neftune) if a.neftune else None
+    noise = Noise(model, a.neftune) if a.neftune else None
     for step in range(a.steps):
         micro = documents[a.accum * step:a.accum * (step + 1)]
         if a.exact:

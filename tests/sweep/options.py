@@ -27,6 +27,8 @@ ROWS = {
     "sharegpt": {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
     "alpaca": {"instruction": "a", "output": "b"},
     "completion": {"prompt": "a", "completion": "b"},
+    "pairs": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "labelled": {"prompt": "a", "completion": "b", "label": True},
     "tokens": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]},
     "teacher": {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1], "topk_ids": [None, [2], [3]],
                 "topk_logprobs": [None, [-0.5], [-0.5]]},
@@ -86,6 +88,7 @@ INSTEAD = {
 # Settings that valid values of a section's keys or of one key need.
 NEEDS = {
     "distill": ["distill.teacher=base"],
+    "objective": ["objective.kind=dpo", "data.train={pairs}"],
     "quant": ["quant.weights=mxfp4"],
     "parallel": ["parallel.cpu_ranks=2", "train.grad_accum=2"],
     "eval": ["eval.every=1"],
@@ -103,6 +106,7 @@ NEEDS = {
 }
 # Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
 # settings that the value needs.
+KTO_WEIGHTS = [("2", "objective.kind=kto", "data.train={labelled}")]
 VALID = {
     "model.path": ["{model}", "{bf16}"],
     "model.revision": ["main", "v1.0"],
@@ -113,6 +117,7 @@ VALID = {
     "data.eval_format": ["same", "auto", "text", ("messages", "data.eval={chat}"), ("tokens", "data.eval={tokens}")],
     "data.format": ["auto", "text", ("messages", "data.train={chat}"), ("tokens", "data.train={tokens}"),
                     ("sharegpt", "data.train={sharegpt}"), ("alpaca", "data.train={alpaca}"),
+                    ("preference", "objective.kind=dpo", "data.train={pairs}"),
                     ("prompt_completion", "data.train={completion}")],
     "data.loss_on": ["assistant", "last", "all"],
     "data.chat_template": [("{template}", "data.train={chat}")],
@@ -126,6 +131,14 @@ VALID = {
     "lora.r_budget": ["0.25", ("0.5", "lora.r_by=routing")],
     "lora.layers": ["all", "0", "0-0"],
     "lora.init_from": ["{adapter}"],
+    "objective.kind": ["sft", *((kind, "data.train={pairs}") for kind in ("dpo", "ipo", "simpo", "orpo")),
+                       ("kto", "data.train={labelled}")],
+    "objective.reference": ["base", ("initial", "lora.init_from={adapter}")],
+    "objective.label_smoothing": ["0", "0.2"],
+    "objective.orpo_nll": ["all", ("completion", "objective.kind=orpo")],
+    "objective.desirable_weight": ["1", *KTO_WEIGHTS],
+    "objective.undesirable_weight": ["1", *KTO_WEIGHTS],
+    "objective.gamma": ["0.5", ("1", "objective.kind=simpo")],
     "distill.teacher": ["none", "base", "adapter:{adapter}", ("rows", "data.train={teacher}", "data.format=tokens")],
     "quant.start": ["0", ("1", "train.steps=2")],
     "quant.activations": ["none", *((v, "quant.weights=" + w) for v, w in

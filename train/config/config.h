@@ -38,6 +38,13 @@ enum cfg_optimizer { CFG_ADAMW, CFG_ADAMW8 };
 
 enum cfg_r_by { CFG_R_BY_TARGET, CFG_R_BY_ROUTING };
 
+/* Objectives; other members of [objective] are for some of them (train/objective/preference.c). */
+enum cfg_objective { CFG_SFT, CFG_DPO, CFG_IPO, CFG_SIMPO, CFG_ORPO, CFG_KTO };
+enum cfg_reference { CFG_REFERENCE_BASE, CFG_REFERENCE_INITIAL };
+enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
+
+#define OBJECTIVES       "sft|dpo|ipo|simpo|orpo|kto" /* by enum cfg_objective */
+#define DATA_FORMATS     "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens|preference|labelled"
 #define LORA_INITS       "default|pissa|olora"             /* by enum lora_init */
 #define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
@@ -85,6 +92,10 @@ struct config {
         double r_budget;
         char targets[256], rank_pattern[256], alpha_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
+    struct {
+        int kind, reference, orpo_nll; /* enum cfg_objective, cfg_reference, cfg_orpo_nll */
+        double beta, label_smoothing, desirable_weight, undesirable_weight, gamma, sft_weight; /* beta 0: its default */
+    } objective;
     struct {
         char teacher[MT_PATH]; /* train/objective/distill.h */
         double alpha, temperature;
@@ -163,7 +174,7 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
-/* For commands that do not train or evaluate: the [distill] section as if it were not there. */
+/* For commands that do not train or evaluate: [objective] and [distill] as if they were not there. */
 void config_without_teacher(struct config *c);
 /* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
 void config_without_data(struct config *c);

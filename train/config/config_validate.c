@@ -147,6 +147,7 @@ void config_without_teacher(struct config *c)
 {
     struct config *defaults = mem_alloc(sizeof(*defaults));
     config_defaults(defaults);
+    c->objective = defaults->objective;
     c->distill = defaults->distill;
     mem_free(defaults);
 }

@@ -5,10 +5,12 @@
 #include "data/json/text.h"
 #include "model/model.h"
 #include "train/config/config.h"
+#include "train/objective/micro_batch.h"
 
 /* NULL members: nothing to do. */
 struct run_objective {
     const struct objective *kind;                      /* what the model computes */
+    enum data_format format;                           /* of its rows; AUTO: those with a loss per token */
     int (*check)(const struct config *, struct err *); /* errors of its settings */
     void (*options)(struct model_options *, const struct config *, const struct arch *);
     /* The adapter of its reference model, as the settings name it (points into them); NULL: the reference has none, or
@@ -16,18 +18,29 @@ struct run_objective {
     const char *(*reference)(const struct config *);
     const char *reference_key;
     void (*warn)(const struct config *); /* at the start, about settings that have no effect */
+    /* Before the gradients of the n micro-batches b of a step, or of an evaluation's part: passes without gradient over
+     * them, which the ranks divide. Returns what the passes of the step have as baseline. */
+    double (*before_step)(struct model *, const struct batch *b, int64_t n);
+    /* Whether the adapters of a new run are the reference; the first step then checks its loss and parts. */
+    bool (*begins_as_reference)(const struct config *);
+    int (*first_step)(const struct model *, double loss, const struct objective_means *, struct err *);
     /* The row of the model card: its name, NULL: no row; what the losses are of, as plain text. */
     const char *name;
     void (*describe)(struct text_buf *, const struct config *);
 };
-extern const struct run_objective run_objective_distill;
+extern const struct run_objective run_objective_distill, run_objective_pairs, run_objective_kto;
 
 const struct run_objective *run_objective(const struct config *c);
 /* config_validate, then the checks of the objective. */
 int run_objective_check(const struct config *c, struct err *err) MT_CHECK;
+/* The format of the rows of data.train, or of data.eval. */
+enum data_format run_objective_format(const struct config *c, bool eval);
 /* The reference's adapter as given; NULL: none. */
 const char *run_objective_reference(const struct config *c);
 /* The directory of the reference's adapter. 1: dir; 0: it has none; -1: not found. */
 int run_objective_find_reference(char dir[MT_PATH], const struct config *c, struct err *err) MT_CHECK;
+
+/* pass.loss_scale and pass.sft_scale of a step's micro-batches. */
+void run_objective_scale(struct model_pass *pass, const struct config *c, const struct step_counts *n);
 
 #endif

@@ -64,7 +64,7 @@ static int64_t n_chunk(const struct config *cfg, int64_t n_tok)
 struct model_options plan_fixed_options(const struct plan_request *q)
 {
     const struct config *cfg = q->cfg;
-    struct model_options opt = {.max_len = q->seq_len,
+    struct model_options opt = {.max_len = q->seq_len * (run_objective(cfg)->before_step ? 2 : 1),
                                 .frozen = !q->train,
                                 .quantize = plan_quantize(cfg),
                                 .decoded_layers = MT_MAX(plan_decoded_layers(q), 0),
@@ -148,7 +148,9 @@ struct plan_request plan_request_of(const struct device *dev, const struct paral
                                     const struct safetensors *st, const struct config *cfg, const char *adapter_dir,
                                     enum plan_use use)
 {
-    const struct loader_options lo = {.seq_len = cfg->data.seq_len, .micro_batch = cfg->train.micro_batch};
+    const struct loader_options lo = {.seq_len = cfg->data.seq_len,
+                                      .micro_batch = cfg->train.micro_batch,
+                                      .pairs = run_objective(cfg)->format == DATA_PREFERENCE};
     struct plan_request q = {.dev = dev,
                              .par = par,
                              .a = a,
@@ -223,6 +225,25 @@ static int64_t measure_pass(struct plan_probe *p, bool backward, bool quantised,
     return p->dev.work.peak;
 }
 
+/* The peak of a pass for the baseline of an objective: other prompts make documents of up to twice the length. */
+static int64_t measure_baseline(struct plan_probe *p)
+{
+    const struct model_batch usual = p->batch;
+    const double flops = p->dev.flops, floor_ms = p->dev.floor_ms;
+    int64_t unused, peak = 0;
+    if (!run_objective(p->q->cfg)->before_step) return 0;
+    p->batch = (struct model_batch){.n_tok = 2 * usual.n_tok,
+                                    .n_seq = usual.n_seq,
+                                    .n_label = usual.n_label,
+                                    .max_len = 2 * usual.max_len,
+                                    .n_answer = usual.n_answer};
+    peak = measure_pass(p, false, true, &unused);
+    p->batch = usual;
+    p->dev.flops = flops;
+    p->dev.floor_ms = floor_ms;
+    return peak;
+}
+
 /* The peak of a pass that calibrates the inputs. */
 static int64_t measure_calibration(struct plan_probe *p)
 {
@@ -248,6 +269,7 @@ int plan_probe_open(struct plan_probe *p, const struct plan_request *q, const st
     p->q = q;
     p->batch = (struct model_batch){
         .n_tok = q->n_tok, .n_seq = q->n_tok, .n_label = q->n_tok, .max_len = MT_MIN(q->seq_len, q->n_tok)};
+    p->batch.n_answer = q->n_tok / 2 * 2; /* an upper bound, of pairs too */
     device_dry_run(&p->dev, q->dev);
     if (plan_adapters(&ad, q->a, q->cfg, q->adapter_dir, err)) return -1;
     if (plan_reference(&reference, &opt.reference, q->a, q->cfg, err)) {
@@ -343,7 +365,7 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache)
 {
     int64_t unused;
-    const int64_t eval = measure_pass(p, false, true, &unused);
+    const int64_t eval = MT_MAX(measure_pass(p, false, true, &unused), measure_baseline(p));
     *flops = p->dev.flops / (double)p->q->n_tok;
     const int64_t generation = measure_generation(p, cache);
     return *cache && !p->q->train ? generation : MT_MAX(eval, generation);

@@ -110,7 +110,7 @@ void metrics_end_line(struct metrics *m)
     fflush(stdout);
 }
 
-enum { STEP, LOSS, PART, SMOOTH = PART + OBJECTIVE_PARTS, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
+enum { STEP, LOSS, PART, SMOOTH = PART + OBJECTIVE_LINE, GRAD, LR, SPEED, ROOF, DONE, LEFT, MEM, N_FIELDS };
 
 /* Joins the fields; omits fields that do not fit into `columns`, the least important first. */
 static void draw_fields(char fields[N_FIELDS][64], int columns)
@@ -144,8 +144,9 @@ static void draw_step(const struct metrics *m, const struct step_metrics *s)
     double speed = m->line_ms > 0 ? m->line_tok / m->line_ms * 1e3 : 0;
     snprintf(fields[STEP], 64, "step %*lld/%lld", step_width(s), (long long)s->step, (long long)s->total_steps);
     snprintf(fields[LOSS], 64, "loss %.4f", s->loss);
-    for (int i = 0; i < OBJECTIVE_PARTS; i++) fields[PART + i][0] = 0;
-    for (int i = 0; i < s->parts.n; i++) objective_text(fields[PART + i], &s->parts.of[i]);
+    for (int i = 0; i < OBJECTIVE_LINE; i++) fields[PART + i][0] = 0;
+    for (int i = 0, n = 0; i < s->parts.n && n < OBJECTIVE_LINE; i++)
+        n += *objective_text(fields[PART + n], &s->parts.of[i]) != 0;
     snprintf(fields[SMOOTH], 64, "smooth %.4f", s->smooth_loss);
     snprintf(fields[GRAD], 64, "grad %#.4g", s->grad_norm);
     snprintf(fields[LR], 64, "lr %.2e", s->lr);
@@ -209,9 +210,13 @@ static void put_eval_scalars(const struct metrics *m, const struct eval_metrics 
     put_part_scalars(m, "eval", e->step, &e->parts);
 }
 
-static void put_parts(struct json_out *o, const struct objective_means *parts)
+void metrics_put_parts(struct json_out *o, const struct objective_means *parts, bool eval)
 {
-    for (int i = 0; i < parts->n; i++) json_out_f64(o, parts->of[i].name, parts->of[i].mean);
+    char name[64];
+    for (int i = 0; i < parts->n; i++) {
+        snprintf(name, sizeof(name), "%s%s", eval && parts->eval_names ? "eval_" : "", parts->of[i].name);
+        json_out_f64(o, name, parts->of[i].mean);
+    }
 }
 
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
@@ -224,7 +229,7 @@ void metrics_step(struct metrics *m, const struct step_metrics *s, bool show)
     struct json_out o = {0};
     metrics_event_open(&o, "step", s->step);
     json_out_f64(&o, "loss", s->loss);
-    put_parts(&o, &s->parts);
+    metrics_put_parts(&o, &s->parts, false);
     json_out_f64(&o, "smooth_loss", s->smooth_loss);
     json_out_f64(&o, "grad_norm", s->grad_norm);
     json_out_f64(&o, "lr", s->lr);
@@ -266,7 +271,7 @@ void metrics_eval(struct metrics *m, const struct eval_metrics *e)
     if (m->events) put_eval_scalars(m, e);
     metrics_event_open(&o, "eval", e->step);
     json_out_f64(&o, "loss", e->loss);
-    put_parts(&o, &e->parts);
+    metrics_put_parts(&o, &e->parts, true);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);

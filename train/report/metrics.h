@@ -81,6 +81,8 @@ void metrics_event_close(struct metrics *m, struct json_out *o);
 /* Prints the step line when `show` (a skipped step always) and appends the JSON object. */
 void metrics_step(struct metrics *m, const struct step_metrics *s, bool show);
 void metrics_eval(struct metrics *m, const struct eval_metrics *e);
+/* The parts as members of an open object. */
+void metrics_put_parts(struct json_out *o, const struct objective_means *parts, bool eval);
 /* Appends the `stop` event: eval.patience ended the run after n_worse evaluations without a lower loss. */
 void metrics_stop(struct metrics *m, int64_t step, int64_t n_worse);
 /* Prints prompt and text, each shortened to a line, and appends the event with both in full. */

@@ -7,6 +7,7 @@
 #include "data/source/source_list.h"
 #include "data/system_prompt.h"
 #include "train/objective/distill.h"
+#include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
 /* Prints the counts of a data set and of its bad rows. After data.eval_split, the row counts of both parts are in the
@@ -50,9 +51,10 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
         return cfg->data.chat_template[0] ? err_prefix(err, "data.chat_template") : -1;
     if (open_prompt(r, err)) return -1;
     *opt = (struct dataset_options){
-        .format = (enum data_format)cfg->data.format,
+        .format = run_objective_format(cfg, false),
         .loss_on = (enum loss_on)cfg->data.loss_on,
         .overlong = (enum overlong)cfg->data.overlong,
+        .prompt_loss = cfg->objective.kind == CFG_ORPO && cfg->objective.orpo_nll == CFG_NLL_ALL,
         .seq_len = cfg->data.seq_len,
         .vocab = r->arch.vocab,
         .chat_date = cfg->data.chat_date,
@@ -76,7 +78,7 @@ int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT
 static struct dataset_options eval_options(const struct config *cfg, const struct dataset_options *train)
 {
     struct dataset_options opt = *train;
-    if (cfg->data.eval_format != CFG_EVAL_FORMAT_SAME) opt.format = (enum data_format)(cfg->data.eval_format - 1);
+    opt.format = run_objective_format(cfg, true);
     if (strcmp(cfg->data.eval_columns, "same")) opt.columns = cfg->data.eval_columns;
     return opt;
 }

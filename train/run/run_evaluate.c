@@ -1,6 +1,8 @@
 /* run_evaluate.c - one micro-batch, and the evaluation of the held-out data. */
 #include <math.h>
 
+#include "train/objective/micro_batch.h"
+#include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
 #define ASK_EVERY 8 /* micro-batches of an evaluation between two exchanges of the stop flag */
@@ -9,25 +11,15 @@ struct loader_options run_loader_options(const struct config *cfg, bool train)
 {
     return (struct loader_options){.seq_len = cfg->data.seq_len,
                                    .micro_batch = cfg->train.micro_batch,
-                                   .packing = cfg->data.packing,
+                                   .packing = cfg->data.packing && !run_objective(cfg)->format,
+                                   .pairs = run_objective(cfg)->format == DATA_PREFERENCE,
                                    .shuffle = train && cfg->data.shuffle,
                                    .seed = (uint64_t)cfg->train.seed};
 }
 
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass)
 {
-    const struct model_batch mb = {.n_tok = b->n_tok,
-                                   .n_seq = b->n_seq,
-                                   .n_label = b->n_label,
-                                   .max_len = b->max_len,
-                                   .tok = b->tok,
-                                   .pos = b->pos,
-                                   .cu = b->cu,
-                                   .label_row = b->label_row,
-                                   .label_id = b->label_id,
-                                   .topk_id = b->topk_id,
-                                   .topk_logprob = b->topk_logprob,
-                                   .prefix = b->prefix};
+    const struct model_batch mb = micro_batch_of(b);
     model_begin(&r->model, &mb, pass);
     model_fwd(&r->model);
     model_loss(&r->model);
@@ -44,45 +36,79 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
 static void run_empty(struct run *r, const struct model_pass *pass)
 {
     int32_t zero[1] = {0};
-    const struct batch b = {.tok = zero, .pos = zero, .cu = zero, .label_row = zero, .label_id = zero};
+    const struct batch b = {.tok = zero,
+                            .pos = zero,
+                            .cu = zero,
+                            .label_row = zero,
+                            .label_id = zero,
+                            .answer_cu = zero,
+                            .answer_first = zero,
+                            .good = zero};
     run_micro_batch(r, &b, pass);
     model_end(&r->model);
+}
+
+/* Up to n micro-batches, those that an objective needs at once. */
+static void take(struct loader *l, struct batch *b, int64_t n, struct step_counts *counts)
+{
+    for (int64_t k = 0; k < n; k++) {
+        loader_next(l, &b[k], NULL);
+        step_counts_add(counts, &b[k]);
+    }
+}
+
+/* Micro-batches first .. first + n - 1 of n_all. False: stop() was true on a rank. */
+static bool evaluate_some(struct run *r, const struct batch *b, int64_t first, int64_t n, int64_t n_all,
+                          bool (*stop)(void))
+{
+    const struct run_objective *o = run_objective(r->cfg);
+    struct comm *ranks = r->par.all;
+    const struct model_pass pass = {.objective = true,
+                                    .baseline = o->before_step ? o->before_step(&r->model, b, n) : 0};
+    for (int64_t i = first; i < first + n; i++) {
+        if (i % ranks->world == ranks->rank) {
+            run_micro_batch(r, &b[i - first], &pass);
+            model_end(&r->model);
+        }
+        if (i + 1 == n_all && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_empty(r, &pass);
+        /* All ranks stop after the same micro-batch; several ranks exchange the stop flag at intervals. */
+        if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0 &&
+            comm_host_max(ranks, stop()) > 0)
+            return false;
+    }
+    return true;
 }
 
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
-    const struct model_pass pass = {.objective = true};
+    /* An objective with a baseline takes it of as many micro-batches as a step has. */
+    const int64_t most = run_objective(r->cfg)->before_step ? r->cfg->train.grad_accum : 1;
     struct loader *l = loader_open(&r->eval, &opt, (struct loader_pos){0, 0});
-    struct comm *ranks = r->par.all;
-    int64_t n = loader_epoch_batches(l, 0), n_label = 0;
+    struct batch *b = mem_array(most, sizeof(*b));
+    struct step_counts counts = {0};
+    int64_t n = loader_epoch_batches(l, 0);
     const double start = clock_ms();
     struct model_sums sum;
     bool stopped = false;
     if (r->cfg->eval.max_batches) n = MT_MIN(n, r->cfg->eval.max_batches);
     model_clear(&r->model);
-    for (int64_t i = 0; i < n && !stopped; i++) {
-        struct batch b;
-        loader_next(l, &b, NULL);
-        n_label += b.n_label;
-        if (i % ranks->world == ranks->rank) {
-            run_micro_batch(r, &b, &pass);
-            model_end(&r->model);
-        }
-        batch_free(&b);
-        if (i + 1 == n && r->par.ep->world > 1 && ranks->rank > i % ranks->world) run_empty(r, &pass);
-        /* All ranks stop after the same micro-batch; several ranks exchange the stop flag at intervals. */
-        if (stop && (i + 1) % (ranks->world == 1 ? 1 : ASK_EVERY * ranks->world) == 0)
-            stopped = comm_host_max(ranks, stop()) > 0;
+    for (int64_t i = 0; i < n && !stopped; i += most) {
+        const int64_t some = MT_MIN(most, n - i);
+        take(l, b, some, &counts);
+        stopped = !evaluate_some(r, b, i, some, n, stop);
+        for (int64_t k = 0; k < some; k++) batch_free(&b[k]);
     }
     loader_close(l);
+    mem_free(b);
     model_sum(&r->model);
     model_read(&r->model, &sum);
-    out->tokens = n_label;
-    out->loss = model_objective(&r->model, &sum) / (double)MT_MAX(n_label, 1);
-    out->parts = model_parts(&r->model, &sum, n_label);
-    out->perplexity = exp(sum.nll / (double)MT_MAX(n_label, 1));
-    out->accuracy = (double)sum.n_hit / (double)MT_MAX(n_label, 1);
+    const double labels = (double)MT_MAX(counts.labels, 1);
+    out->tokens = counts.labels;
+    out->loss = model_objective(&r->model, &sum, counts.labels);
+    out->parts = model_parts(&r->model, &sum, counts.labels);
+    out->perplexity = exp(sum.nll / labels);
+    out->accuracy = (double)sum.n_hit / labels;
     out->ms = clock_ms() - start;
     return !stopped;
 }

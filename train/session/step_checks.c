@@ -21,7 +21,8 @@ static void agree_on_bad(struct comm *ranks, int64_t at, char bad[64])
     mem_free(all);
 }
 
-void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64])
+void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, const struct step_counts *counts,
+                          char bad[64])
 {
     struct model *m = &t->run.model;
     struct model_sums sum;
@@ -30,11 +31,11 @@ void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, 
     int64_t at = n; /* the micro-batch; n: none */
     /* The ranks of t->run.par.ep stay in step to the end. */
     for (int64_t i = ranks->rank; i < (t->run.par.ep->world > 1 ? n : at); i += ranks->world) {
-        const struct model_pass pass = training_pass(t, i, labels);
+        const struct model_pass pass = training_pass(t, i, counts);
         model_clear(m);
         run_forward(&t->run, &b[i], &pass);
         model_read(m, &sum);
-        const bool found = at == n && !isfinite(model_objective(m, &sum));
+        const bool found = at == n && !isfinite(model_objective(m, &sum, counts->labels));
         if (found) model_first_bad(m, bad);
         model_end(m);
         if (found) at = i;

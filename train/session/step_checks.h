@@ -5,8 +5,9 @@
 #include "train/session/training.h"
 
 /* The first tensor of a step that is not finite: runs the n micro-batches b again, one at a time. Every rank calls it.
- * labels: labelled tokens of the step. */
-void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, int64_t labels, char bad[64]);
+ * counts: of the step. */
+void step_checks_find_bad(struct training *t, const struct batch *b, int64_t n, const struct step_counts *counts,
+                          char bad[64]);
 /* After a step: warns when it used more device memory than the limit, and when unbalanced routing needs more chunks. */
 void step_checks_device(struct training *t, int64_t used_bytes);
 /* Warns of the first skipped step, and of divergence; loss is that of the step. Only the first rank calls it. */

@@ -3,18 +3,19 @@
 
 bool training_is_first(const struct training *t) { return t->run.par.all->rank == 0; }
 
-struct model_pass training_pass(const struct training *t, int64_t i, int64_t labels)
+struct model_pass training_pass(const struct training *t, int64_t i, const struct step_counts *n)
 {
     const uint64_t seed = (uint64_t)t->run.cfg->train.seed, step = (uint64_t)t->state.step;
-    return (struct model_pass){.backward = true,
-                               .objective = true,
-                               .unquantised = t->run.model.qat.waiting,
-                               .loss_scale = 1 / (double)MT_MAX(labels, 1),
-                               .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
-                               .dropout_key = rng_u64(rng_u64(rng_key(seed, "dropout"), step), (uint64_t)i),
-                               .noise_alpha = t->run.cfg->train.neftune_alpha,
-                               .noise_key = rng_u64(rng_u64(rng_key(seed, "neftune"), step), (uint64_t)i),
-                               .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
+    struct model_pass pass = {.backward = true,
+                              .objective = true,
+                              .unquantised = t->run.model.qat.waiting,
+                              .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
+                              .dropout_key = rng_u64(rng_u64(rng_key(seed, "dropout"), step), (uint64_t)i),
+                              .noise_alpha = t->run.cfg->train.neftune_alpha,
+                              .noise_key = rng_u64(rng_u64(rng_key(seed, "neftune"), step), (uint64_t)i),
+                              .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};
+    run_objective_scale(&pass, t->run.cfg, n);
+    return pass;
 }
 
 bool training_evaluation_due(const struct training *t, const struct train_state *state)

@@ -4,6 +4,7 @@
 
 #include "optim/schedule.h"
 #include "train/generate/eval_prompts.h"
+#include "train/objective/run_objective.h"
 #include "train/report/metrics.h"
 #include "train/report/profile.h"
 #include "train/run/run.h"
@@ -40,8 +41,8 @@ struct training {
 
 /* The rank that prints and writes. */
 bool training_is_first(const struct training *t);
-/* The pass of micro-batch i of the next step; labels: of the whole step. */
-struct model_pass training_pass(const struct training *t, int64_t i, int64_t labels);
+/* The pass of micro-batch i of the next step, whose counts are n. */
+struct model_pass training_pass(const struct training *t, int64_t i, const struct step_counts *n);
 /* Whether a run in this state evaluates before its next step. */
 bool training_evaluation_due(const struct training *t, const struct train_state *state);
 /* Stopped by eval.patience? The count is in the checkpoint: such a run ends again at once when restarted. */

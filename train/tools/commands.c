@@ -20,7 +20,7 @@ static void print_eval(const struct config *cfg, const struct eval_metrics *e, c
     if (cfg->quant.activations != CFG_QUANT_NONE && config_choice(QUANT_INPUTS, cfg->quant.activations, format))
         json_out_str(&o, "activations", format);
     json_out_f64(&o, "loss", e->loss);
-    for (int i = 0; i < e->parts.n; i++) json_out_f64(&o, e->parts.of[i].name, e->parts.of[i].mean);
+    metrics_put_parts(&o, &e->parts, true);
     json_out_f64(&o, "perplexity", e->perplexity);
     json_out_f64(&o, "accuracy", e->accuracy);
     json_out_i64(&o, "tokens", e->tokens);

@@ -1,0 +1,169 @@
+/* test_preference.c - training runs of preference objectives: what the first step proves, that a step does not depend
+ * on how it is divided into micro-batches and ranks, resume, settings that are refused. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/json/json.h"
+#include "tests/process.h"
+
+/* Rows of fixtures/preference in a run of the parity case. */
+static const char *config_of(const char *objective, const char *more)
+{
+    char text[4 * MT_PATH];
+    snprintf(text, sizeof(text), "[objective]\n%s\n[optim]\nschedule = constant\nwarmup_ratio = 0\nlr = 5e-3\n%s",
+             objective, more);
+    return process_config(text);
+}
+
+static int run_on(const char *rows, const char *config, const char *a, const char *b)
+{
+    char train[MT_PATH + 64], eval[MT_PATH + 64];
+    snprintf(train, sizeof(train), "data.train=%s/%s/train.jsonl", fixture("preference"), rows);
+    snprintf(eval, sizeof(eval), "data.eval=%s/%s/eval.jsonl", fixture("preference"), rows);
+    return RUN(config, "--set", train, "--set", eval, "--set", a, "--set", b);
+}
+
+static void trained(const char *rows, const char *config, const char *a, const char *b)
+{
+    if (run_on(rows, config, a, b)) fail_msg("training failed:\n%s", said.err);
+}
+
+/* A number of the n-th event of a kind in metrics.jsonl, n from 0. */
+static double metric(const char *config, const char *event, int n, const char *key)
+{
+    static char text[1 << 17];
+    char mark[64];
+    struct err err;
+    double value = NAN;
+    snprintf(mark, sizeof(mark), "\"event\":\"%s\"", event);
+    process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        if (!strstr(line, mark) || n--) continue;
+        struct json_doc *doc = json_parse(line, (int64_t)strlen(line), "metrics", &err);
+        assert_non_null(doc);
+        if (json_get_f64(json_root(doc), key, &value, &err)) fail_msg("%s", err.msg);
+        json_free(doc);
+        return value;
+    }
+    fail_msg("no %s of %s", key, event);
+    return value;
+}
+
+/* A new adapter is the base model: the loss is ln 2, of IPO 1 / (4 beta^2), and no pair is right. */
+static void a_new_adapter_is_the_reference(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *objective, *rows;
+        double loss;
+    } all[] = {{"kind = dpo", "dpo", 0.69314718055994531},
+               {"kind = dpo\nlabel_smoothing = 0.2", "dpo", 0.69314718055994531},
+               {"kind = ipo\nbeta = 0.5", "dpo", 1},
+               {"kind = kto\ndesirable_weight = 3", "kto", -1}};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        const char *config = config_of(all[i].objective, "");
+        trained(all[i].rows, config, "train.steps=2", "train.grad_accum=2");
+        if (all[i].loss > 0) assert_close(metric(config, "step", 0, "loss"), all[i].loss, 1e-12);
+        assert_close(metric(config, "step", 0, "rewards/chosen"), 0, 0);
+        assert_says(said.err, "first step: the adapters are the reference: rewards are 0");
+        if (all[i].loss > 0) assert_close(metric(config, "eval", 0, "eval_rewards/margins"), 0, 0);
+        assert_true(metric(config, "step", 0, "grad_norm") > 0);
+    }
+    const char *dropped = config_of("kind = dpo", "[lora]\ndropout = 0.5\n");
+    trained("dpo", dropped, "train.steps=2", "train.grad_accum=2");
+    assert_null(strstr(said.err, "first step: "));
+    assert_says(said.out, "margin ");
+    assert_says(said.out, "right ");
+}
+
+/* One step, however its micro-batches and its recomputation are chosen, and however many ranks there are. */
+static void a_step_may_be_divided(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *objective, *rows;
+    } all[] = {{"kind = dpo\nsft_weight = 0.5", "dpo"}, {"kind = orpo", "dpo"}, {"kind = kto", "kto"}};
+    static const char *const cuts[] = {"train.micro_batch=4", "train.micro_batch=2", "train.micro_batch=1"};
+    static const char *const accums[] = {"train.grad_accum=1", "train.grad_accum=2", "train.grad_accum=4"};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        const char *run[3], *const more = "[train]\nseed = 3\n";
+        for (int k = 0; k < 3; k++) {
+            run[k] = config_of(all[i].objective, more);
+            trained(all[i].rows, run[k], cuts[k], accums[k]);
+            for (int step = 0; step < 2; step++) {
+                assert_close(metric(run[k], "step", step, "loss") / metric(run[0], "step", step, "loss"), 1, 1e-5);
+                assert_close(metric(run[k], "step", step, "grad_norm") / metric(run[0], "step", step, "grad_norm"), 1,
+                             1e-4);
+            }
+        }
+        const char *ranks = config_of(all[i].objective, "[train]\nseed = 3\n[parallel]\ncpu_ranks = 2\n"),
+                   *halves = config_of(all[i].objective, "[train]\nseed = 3\nrecompute = full\n");
+        trained(all[i].rows, ranks, cuts[1], accums[1]);
+        assert_same_output(run[1], ranks, ADAPTER);
+        assert_close(metric(run[1], "eval", 1, "loss"), metric(ranks, "eval", 1, "loss"), 1e-12);
+        trained(all[i].rows, halves, cuts[1], accums[1]);
+        assert_same_output(run[1], halves, ADAPTER);
+    }
+}
+
+/* Four steps, and two that continue for two more. */
+static void a_run_continues(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *objective, *rows;
+    } all[] = {{"kind = dpo", "dpo"}, {"kind = kto", "kto"}};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        const char *whole = config_of(all[i].objective, ""), *halves = config_of(all[i].objective, "");
+        trained(all[i].rows, whole, "train.steps=4", "train.grad_accum=2");
+        trained(all[i].rows, halves, "train.steps=2", "train.grad_accum=2");
+        trained(all[i].rows, halves, "train.steps=4", "train.grad_accum=2");
+        assert_says(said.err, "continuing after step 2 of 4");
+        assert_null(strstr(said.err, "first step: "));
+        assert_same_output(whole, halves, ADAPTER);
+        assert_int_equal(run_on(all[i].rows, halves, "train.steps=6", "objective.beta=0.3"), 1);
+        assert_says(said.err, "objective.beta");
+    }
+}
+
+static void settings_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *set, *why;
+    } rows[] = {
+        {"objective.kind=dop", "objective.kind = \"dop\": expected one of sft|dpo|ipo|simpo|orpo|kto"},
+        {"objective.gamma=1", "objective.gamma = 1 has no effect with objective.kind = dpo"},
+        {"objective.desirable_weight=2", "objective.desirable_weight = 2 has no effect"},
+        {"objective.orpo_nll=completion", "objective.orpo_nll = completion has no effect"},
+        {"objective.label_smoothing=0.5", "objective.label_smoothing = \"0.5\": expected a number in [0, 0.5)"},
+        {"objective.reference=initial", "objective.reference = initial needs lora.init_from"},
+        {"data.format=text", "data.format = text with objective.kind = dpo: leave it out"},
+        {"data.format=labelled", "data.format = labelled with objective.kind = dpo"},
+        {"data.eval_format=text", "data.eval_format = text with objective.kind = dpo"},
+        {"data.loss_on=all", "data.loss_on has no effect on DPO"},
+        {"distill.teacher=base", "distill.teacher and DPO (objective.kind) exclude each other"},
+    };
+    const char *config = config_of("kind = dpo", "");
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        assert_int_equal(run_on("dpo", config, "train.steps=1", rows[i].set), 1);
+        assert_says(said.err, rows[i].why);
+    }
+    const char *sft = process_config("");
+    assert_int_equal(RUN(sft, "--set", "objective.beta=0.2"), 1);
+    assert_says(said.err, "objective.beta = 0.2 has no effect with objective.kind = sft");
+    assert_int_equal(RUN(sft, "--set", "data.format=preference"), 1);
+    assert_says(said.err, "data.format = preference with objective.kind = sft");
+}
+
+int test_preference(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_new_adapter_is_the_reference),
+        cmocka_unit_test(a_step_may_be_divided),
+        cmocka_unit_test(a_run_continues),
+        cmocka_unit_test(settings_are_refused),
+    };
+    return cmocka_run_group_tests_name("preference", tests, NULL, NULL);
+}

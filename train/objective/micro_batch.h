@@ -1,0 +1,20 @@
+/* micro_batch.h - a batch of the loader as the model reads it; KTO's batch of neighbours; counts of a step. */
+#ifndef MT_MICRO_BATCH_H
+#define MT_MICRO_BATCH_H
+
+#include "data/loader.h"
+#include "model/model.h"
+
+/* What the means of a step are over. */
+struct step_counts {
+    int64_t tokens, labels, units, chosen; /* chosen: tokens of chosen completions */
+};
+void step_counts_add(struct step_counts *n, const struct batch *b);
+
+/* Points into b. */
+struct model_batch micro_batch_of(const struct batch *b);
+/* Each prompt of b with the completion of the answer before it; the first with the last of `before`. Documents may be
+ * twice as long as those of b. */
+void micro_batch_neighbours(struct batch *out, const struct batch *b, const struct batch *before);
+
+#endif
