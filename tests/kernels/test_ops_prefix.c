@@ -230,6 +230,90 @@ static void flops_are_those_of_visible_keys(void **state)
     op_check_end(&dev);
 }
 
+/* ---- on the GPU */
+
+/* Bases and prefixes at the edges of tiles of 32, 64 and 128 rows and beside them; a prefix of one row; a whole base;
+ * bases that nothing continues; sequences without rows. */
+#define EDGES                                                                                                          \
+    11, {70, 33, 130, 65, 1, 40, 129, 64, 0, 131, 200}, { 0, 64, 70, 1, 0, 0, 40, 31, 0, 0, 97 }
+#define FEW                                                                                                            \
+    6, {140, 5, 66, 30, 129, 7}, { 0, 128, 97, 0, 30, 29 }
+static const struct gpu_case {
+    struct shape shape;
+    int64_t pad; /* columns around qkv, o and dqkv, a multiple of 16 */
+} gpu_cases[] = {
+    {{8, 2, 64, 64, 0, true, EDGES}, 16},
+    {{4, 4, 64, 64, 33, false, EDGES}, 0},
+    {{3, 1, 64, 64, 128, true, EDGES}, 0},
+    {{2, 2, 64, 64, 1, true, FEW}, 0},
+    {{70, 1, 64, 64, 0, false, 2, {20, 30}, {0, 9}}, 0}, /* a group larger than a tile of the Hopper kernel */
+    {{8, 1, 64, 64, 0, true, 2, {700, 300}, {0, 650}}, 0},
+    {{4, 1, 128, 128, 0, true, EDGES}, 16},
+    {{8, 2, 128, 128, 100, false, EDGES}, 0},
+    {{3, 1, 192, 128, 0, true, FEW}, 16},
+    {{2, 2, 192, 128, 65, false, FEW}, 0},
+    {{4, 2, 256, 256, 0, true, FEW}, 16},
+    {{3, 1, 256, 256, 70, false, FEW}, 0},
+    {{6, 3, 16, 16, 21, true, FEW}, 16}, /* portable kernels on Hopper too */
+    {{4, 2, 80, 80, 0, false, EDGES}, 0},
+    {{4, 2, 64, 40, 0, true, FEW}, 0},
+    {{2, 1, 136, 136, 0, true, FEW}, 16},
+};
+static void run_on_gpu(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct gpu_case *c = params;
+    struct attn a = attn_make(dev, &c->shape, c->pad);
+    outputs_of(&a, outputs);
+}
+static void attention_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(gpu_cases); i++) op_check_cuda(run_on_gpu, &gpu_cases[i]);
+}
+
+/* Of a base and two sequences that continue its first 65 rows: NaN in the second sequence and in the base after the
+ * prefix changes no bit of the third. */
+static const struct shape poisoned_shapes[] = {
+    {4, 1, 64, 64, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
+    {2, 1, 128, 128, 0, false, 3, {90, 40, 70}, {0, 65, 65}},
+    {2, 2, 256, 256, 0, true, 3, {90, 40, 70}, {0, 65, 65}},
+};
+static void run_poisoned(struct device *dev, const void *params, struct op_outputs *outputs)
+{
+    const struct shape *s = params;
+    struct attn clean = attn_make(dev, s, 0);
+    outputs_of(&clean, outputs);
+    if (dev->dry_run) return;
+    struct attn a = attn_make(dev, s, 0);
+    const int64_t first = s->prefix[2], last = s->len[0] + s->len[1];
+    const struct tensor to[] = {tensor_rows(a.qkv, first, last - first), tensor_rows(a.dout, first, last - first)};
+    for (int k = 0; k < MT_LEN(to); k++)
+        for (int64_t i = 0; i < tensor_count(to[k]); i++) set_value(to[k], i, NAN);
+    fwd(&a), bwd(&a);
+    op_settle();
+    const struct tensor got[] = {a.o, a.lse, a.dqkv}, want[] = {clean.o, clean.lse, clean.dqkv};
+    for (int k = 0; k < MT_LEN(got); k++)
+        assert_same_bits(tensor_rows(got[k], last, s->len[2]), tensor_rows(want[k], last, s->len[2]));
+}
+static void poison_stays_in_its_sequence(void **state)
+{
+    (void)state;
+    for (int i = 0; i < MT_LEN(poisoned_shapes); i++) {
+        struct device dev;
+        struct op_outputs outputs = {.n = 0};
+        op_check_begin(&dev, false);
+        run_poisoned(&dev, &poisoned_shapes[i], &outputs);
+        op_check_end(&dev);
+    }
+}
+static void poison_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    for (int i = 0; i < MT_LEN(poisoned_shapes); i++) op_check_cuda(run_poisoned, &poisoned_shapes[i]);
+}
+
 /* ---- noise */
 
 static const struct shape noisy = {1, 1, 8, 8, 0, false, 3, {5, 3, 4}, {0, 4, 2}};
@@ -260,6 +344,13 @@ static void noise_counts_the_prefix(void **state)
     op_check_end(&dev);
 }
 
+static void noise_on_the_gpu(void **state)
+{
+    (void)state;
+    op_check_need_gpu();
+    op_check_cuda(add_noise, &noisy);
+}
+
 int test_ops_prefix(void)
 {
     const struct CMUnitTest tests[] = {
@@ -268,7 +359,11 @@ int test_ops_prefix(void)
         cmocka_unit_test(precision_threads_measure),
         cmocka_unit_test(empty_prefixes_change_no_bits),
         cmocka_unit_test(flops_are_those_of_visible_keys),
+        cmocka_unit_test(poison_stays_in_its_sequence),
         cmocka_unit_test(noise_counts_the_prefix),
+        cmocka_unit_test(attention_on_the_gpu),
+        cmocka_unit_test(poison_on_the_gpu),
+        cmocka_unit_test(noise_on_the_gpu),
     };
     return cmocka_run_group_tests_name("ops_prefix", tests, NULL, NULL);
 }

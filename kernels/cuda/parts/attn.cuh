@@ -44,6 +44,7 @@ struct attn_args {
     float *dq_sum;    /* this and the fields below: Hopper kernels whose blocks of keys add to dq; as many as dq has */
     uint32_t *turn;   /* [K, T] zeros: blocks of keys that have added to the tile that begins at a token */
     uint32_t *ticket; /* a zero */
+    const int32_t *prefix; /* of struct seqs, or NULL; read by kernels with PREFIX alone */
 };
 
 /* Keys that a query of a sequence attends to, the mean. Choices of tiles are made by it for each sequence, so that its
@@ -80,6 +81,7 @@ __device__ static inline float exp2_fast(float x)
 struct seq_block {
     int64_t first;           /* row of the batch where the sequence begins */
     int len, block, n_block; /* block >= n_block: an unused slot */
+    int seq;                 /* number of the sequence */
 };
 __device__ static inline struct seq_block find_block(const struct attn_args &a, int slot, int size)
 {
@@ -91,6 +93,7 @@ __device__ static inline struct seq_block find_block(const struct attn_args &a, 
     b.len = len;
     b.block = slot - first / size - s;
     b.n_block = (len + size - 1) / size;
+    b.seq = s;
     return b;
 }
 /* Blocks of sequence s; 0 beyond the last sequence. */
@@ -125,13 +128,60 @@ __device__ static inline struct seq_block find_longest(const struct attn_args &a
         }
         for (; rest > 0; rest--) having &= having - 1;
         const int s = first + __ffs((int)having) - 1, n = blocks_of(a, s, size);
-        return {a.cu[s], a.cu[s + 1] - a.cu[s], n - low, n};
+        return {a.cu[s], a.cu[s + 1] - a.cu[s], n - low, n, s};
     }
-    return {0, 0, 0, 0}; /* an unused slot */
+    return {0, 0, 0, 0, 0}; /* an unused slot */
 }
 static inline unsigned attn_grid(const struct attn_args *a, int size, int n_head)
 {
     return grid_x(((int64_t)a->n_tok / size + a->n_seq) * n_head);
+}
+
+/* ---- prefixes (struct seqs)
+ *
+ * An op first computes all sequences as if they had no prefix, on Hopper with its kernels. Then the kernels with PREFIX
+ * add the keys of prefixes: the forward continues the softmax from o and lse, which already include sink and own keys;
+ * the backward, which needs only the final lse and o, adds to the gradients in dqkv. So o, and the gradients of
+ * queries and of a base, are rounded to bf16 once more, and batches without prefixes run the same kernels as before. */
+
+/* Keys are numbered by position, and so are queries: query i of the sequence is at position i + shift. */
+struct attn_keys {
+    int64_t first; /* row of key 0 */
+    int n, shift;
+};
+/* Keys of a sequence's queries: its own, or its prefix. */
+template <bool PREFIX>
+__device__ static inline struct attn_keys keys_of(const struct attn_args &a, const struct seq_block &b)
+{
+    if (PREFIX) {
+        int base = b.seq;
+        while (a.prefix[base] > 0) base--;
+        return {a.cu[base], a.prefix[b.seq], a.prefix[b.seq]};
+    }
+    return {b.first, b.len, 0};
+}
+
+/* Queries begin .. end - 1 of a sequence, which attend to some key of a block, of which they see those below n_key. */
+struct attn_queries {
+    int64_t first; /* row of query 0 */
+    int len, begin, end, shift, n_key;
+    int seq;
+};
+/* Of the keys k0 .. k0 + n - 1 of a sequence: its own queries, or those of the first sequence after number `seq` that
+ * continues it and sees a key. end 0: there is none. */
+template <bool PREFIX>
+__device__ static inline struct attn_queries queries_of(const struct attn_args &a, const struct seq_block &b, int k0,
+                                                        int n, int seq)
+{
+    if (PREFIX) {
+        for (int s = seq + 1; a.prefix[b.seq] == 0 && s < a.n_seq && a.prefix[s] > 0; s++) {
+            const int prefix = a.prefix[s], last = min(k0 + n, prefix) - 1, len = a.cu[s + 1] - a.cu[s];
+            const int end = min(len, last - prefix + a.window);
+            if (last >= k0 && end > 0) return {a.cu[s], len, 0, end, prefix, prefix, s};
+        }
+        return {0, 0, 0, 0, 0, 0, 0};
+    }
+    return {b.first, b.len, k0, min(b.len, k0 + n - 1 + a.window), 0, b.len, b.seq};
 }
 
 /* Query i attends to key j when 0 <= i - j < window. For nq queries from q on and nk keys from k on: */
@@ -158,6 +208,23 @@ __device__ static inline void apply_mask(float c[MT][NT][4], int distance, int s
             for (int e = 0; e < 4; e++) {
                 const int d = corner + sign * (16 * m + 8 * (e / 2) - 8 * n - e % 2);
                 if ((unsigned)d >= (unsigned)window) c[m][n][e] = -INFINITY;
+            }
+        }
+    }
+}
+
+/* c = -inf for keys from number n on. Keys are columns, or with sign -1 rows. */
+template <int MT, int NT> __device__ static inline void mask_beyond(float c[MT][NT][4], int n, int sign)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int i = 0; i < NT; i++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int key = sign > 0 ? 8 * i + lane % 4 * 2 + e % 2 : 16 * m + lane / 4 + 8 * (e / 2);
+                if (key >= n) c[m][i][e] = -INFINITY;
             }
         }
     }
@@ -288,6 +355,28 @@ __device__ static inline void store_rows(bf16 *dst, int64_t ld, int n_row, int d
         *(uint4 *)(dst + r * ld + c * 8) = *(const uint4 *)(tile + tile_offset<DIM / 8>(r, c));
 }
 
+/* acc = factor * acc + a warp's rows of dim elements, of which n_row exist. */
+template <int MT, int DIM>
+__device__ static inline void add_stored(float acc[MT][DIM / 8][4], float factor, const bf16 *src, int64_t ld,
+                                         int n_row, int dim)
+{
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < MT; m++) {
+#pragma unroll
+        for (int n = 0; n < DIM / 8; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const int r = 16 * m + lane / 4 + 4 * e;
+                uint32_t x = 0;
+                if (r < n_row && 8 * n < dim) x = *(const uint32_t *)(src + r * ld + 8 * n + lane % 4 * 2);
+                acc[m][n][e] = factor * acc[m][n][e] + __uint_as_float(x << 16);
+                acc[m][n][e + 1] = factor * acc[m][n][e + 1] + __uint_as_float(x & 0xffff0000);
+            }
+        }
+    }
+}
+
 /* Values of kv head `kv` of a row of q | k | v: the column where they begin. */
 __host__ __device__ static inline int64_t value_col(const struct attn_args &a, int kv)
 {
@@ -314,8 +403,8 @@ static inline struct attn_args attn_args_of(struct tensor o, struct tensor lse, 
     MT_REQUIRE(n_tok < NO_WINDOW && seqs->n_seq <= NO_WINDOW && s->scale > 0, "%lld rows, %lld sequences, scale %g",
                (long long)n_tok, (long long)seqs->n_seq, (double)s->scale);
     MT_REQUIRE(rows_aligned(qkv) && rows_aligned(o), "rows of qkv and o must be aligned to 16 bytes");
-    MT_REQUIRE(!seqs->prefix.ndim, "the CUDA kernels take no prefixes yet");
     a.cu = i32_ptr(seqs->cu);
+    a.prefix = i32_ptr(seqs->prefix);
     a.n_seq = (int)seqs->n_seq;
     a.n_tok = (int)n_tok;
     a.n_head = (int)s->n_head;

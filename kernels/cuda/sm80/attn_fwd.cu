@@ -17,7 +17,7 @@
  * Numerics: f32 sums; weights rounded to bf16 before the product with v; 2^x by the special function unit; no atomics,
  *   bitwise repeatable. Keys, values and queries beyond the end of a sequence are loaded as zeros, so NaN and infinity
  *   stay in their sequence.
- * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu. */
+ * On Hopper, attn_wgmma_fwd.cuh replaces this kernel for the widths of attn_widths.cu, but not PREFIX (attn.cuh). */
 #include "kernels/cuda/parts/attn.cuh"
 
 /* Queries of a block, and keys of a stage; fewer for wide heads, so that all accumulators stay in registers. */
@@ -71,7 +71,24 @@ template <int MT, int NT> __device__ static inline void rescale(float acc[MT][NT
     }
 }
 
-template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_kernel(const struct attn_args a)
+/* Goes on from o and lse of a warp's rows, the first of them row t of the batch, of which n_row exist. */
+template <int MT, int DIM>
+__device__ static inline void resume(float acc[MT][DIM / 8][4], float max[2 * MT], float sum[2 * MT],
+                                     const struct attn_args &a, int64_t t, int n_row, int head)
+{
+    const int lane = threadIdx.x % 32;
+    add_stored<MT, DIM>(acc, 1, a.o + t * a.ld_o + head * a.dim_v, a.ld_o, n_row, a.dim_v);
+#pragma unroll
+    for (int r = 0; r < 2 * MT; r++) {
+        const int row = 16 * (r / 2) + lane / 4 + 8 * (r % 2);
+        if (row >= n_row) continue;
+        max[r] = a.lse[(t + row) * a.ld_lse + head] / a.scale;
+        sum[r] = lane % 4 == 0; /* the lanes of a row add up */
+    }
+}
+
+template <int DIM, bool PREFIX>
+__global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_kernel(const struct attn_args a)
 {
     extern __shared__ __align__(1024) char smem[];
     constexpr int MT = query_tiles<DIM>(), Q_ROWS = query_rows<DIM>(), K_ROWS = key_rows<DIM>(), ROWS = 16 * MT;
@@ -80,24 +97,29 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
     const struct seq_block seq = find_block(a, blockIdx.x / a.n_head, Q_ROWS);
     const int q0 = (seq.n_block - 1 - seq.block) * Q_ROWS; /* queries with the most keys first */
     if (q0 < 0) return;
+    const struct attn_keys keys = keys_of<PREFIX>(a, seq);
+    const int end = PREFIX ? keys.n : min(q0 + Q_ROWS, seq.len),
+              begin = max(0, q0 + keys.shift - a.window + 1) / K_ROWS * K_ROWS;
+    if (PREFIX && begin >= end) return;
 
     const bf16 *q = a.qkv + seq.first * a.ld_qkv + head * a.dim;
-    const bf16 *k = a.qkv + seq.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
-    const bf16 *v = a.qkv + seq.first * a.ld_qkv + value_col(a, head / group);
+    const bf16 *k = a.qkv + keys.first * a.ld_qkv + (a.n_head + head / group) * a.dim;
+    const bf16 *v = a.qkv + keys.first * a.ld_qkv + value_col(a, head / group);
     const uint32_t q_tile = shared_address(smem), stages = q_tile + Q_ROWS * DIM * 2;
-    const int end = min(q0 + Q_ROWS, seq.len), begin = max(0, q0 - a.window + 1) / K_ROWS * K_ROWS;
     load_tile<Q_ROWS, DIM>(q_tile, q, a.ld_qkv, q0, seq.len, a.dim);
-    load_tile<K_ROWS, DIM>(stages, k, a.ld_qkv, begin, seq.len, a.dim);
-    load_tile<K_ROWS, DIM>(stages + k_bytes, v, a.ld_qkv, begin, seq.len, a.dim_v);
+    load_tile<K_ROWS, DIM>(stages, k, a.ld_qkv, begin, keys.n, a.dim);
+    load_tile<K_ROWS, DIM>(stages + k_bytes, v, a.ld_qkv, begin, keys.n, a.dim_v);
     copy_commit();
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, w0 = q0 + warp * ROWS; /* first query of this warp */
+    const int p0 = w0 + keys.shift;                                                    /* and its position */
     const uint32_t q_rows = lane_rows<DIM>(q_tile + warp * ROWS * DIM * 2);
     uint32_t q_regs[DIM / 16][MT][4]; /* queries as A operands, DIM 64 only */
     float acc[MT][DIM / 8][4] = {}, max[2 * MT], sum[2 * MT] = {};
     const float sink = a.sinks ? a.sinks[head] / a.scale : -INFINITY;
 #pragma unroll
     for (int r = 0; r < 2 * MT; r++) max[r] = sink;
+    if (PREFIX) resume<MT, DIM>(acc, max, sum, a, seq.first + w0, seq.len - w0, head);
     if (DIM == 64) {
         copy_wait<0>();
         __syncthreads();
@@ -111,18 +133,19 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
         __syncthreads(); /* this stage is loaded, and all warps have finished reading the other */
         if (k0 + K_ROWS < end) {
             const uint32_t next = stages + (stage ^ 1) * stage_bytes;
-            load_tile<K_ROWS, DIM>(next, k, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim);
-            load_tile<K_ROWS, DIM>(next + k_bytes, v, a.ld_qkv, k0 + K_ROWS, seq.len, a.dim_v);
+            load_tile<K_ROWS, DIM>(next, k, a.ld_qkv, k0 + K_ROWS, keys.n, a.dim);
+            load_tile<K_ROWS, DIM>(next + k_bytes, v, a.ld_qkv, k0 + K_ROWS, keys.n, a.dim_v);
             copy_commit();
         }
-        if (all_masked(w0, ROWS, k0, K_ROWS, a.window)) continue;
+        if (all_masked(p0, ROWS, k0, K_ROWS, a.window)) continue;
 
         float p[MT][K_ROWS / 8][4] = {}, factor[2 * MT];
         if (DIM == 64)
             dot_registers<MT, K_ROWS / 8, DIM>(p, q_regs, lane_cols<DIM>(k_tile));
         else
             dot_rows<MT, K_ROWS / 8, DIM>(p, q_rows, lane_cols<DIM>(k_tile));
-        if (!none_masked(w0, ROWS, k0, K_ROWS, a.window)) apply_mask<MT, K_ROWS / 8>(p, w0 - k0, 1, a.window);
+        if (!none_masked(p0, ROWS, k0, K_ROWS, a.window)) apply_mask<MT, K_ROWS / 8>(p, p0 - k0, 1, a.window);
+        if (PREFIX && k0 + K_ROWS > end) mask_beyond<MT, K_ROWS / 8>(p, end - k0, 1);
         online_softmax<MT, K_ROWS / 8>(p, max, sum, factor, a.scale_log2);
         rescale<MT, DIM / 8>(acc, factor);
         add_product<MT, K_ROWS / 8, DIM>(acc, p, lane_rows<DIM>(k_tile + k_bytes));
@@ -147,12 +170,23 @@ template <int DIM> __global__ void __launch_bounds__(ATTN_THREADS, 2) attn_fwd_k
                         smem + warp * ROWS * DIM * 2);
 }
 
-template <int DIM> static void attn_fwd(const struct attn_args *a)
+template <int DIM, bool PREFIX> static void attn_fwd(const struct attn_args *a)
 {
     const int bytes = (query_rows<DIM>() + 4 * key_rows<DIM>()) * DIM * 2;
-    allow_shared<attn_fwd_kernel<DIM>>(bytes);
-    attn_fwd_kernel<DIM><<<attn_grid(a, query_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
+    allow_shared<attn_fwd_kernel<DIM, PREFIX>>(bytes);
+    attn_fwd_kernel<DIM, PREFIX><<<attn_grid(a, query_rows<DIM>(), a->n_head), ATTN_THREADS, bytes, cuda.stream>>>(*a);
     CUDA_CHECK_LAUNCH();
+}
+
+template <bool PREFIX> static void fwd_of_width(const struct attn_args *a)
+{
+    const int widest = MT_MAX(a->dim, a->dim_v);
+    if (widest <= 64)
+        attn_fwd<64, PREFIX>(a);
+    else if (widest <= 128)
+        attn_fwd<128, PREFIX>(a);
+    else
+        attn_fwd<256, PREFIX>(a);
 }
 
 extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor lse, struct tensor qkv,
@@ -166,10 +200,8 @@ extern "C" void cuda_attn_fwd(struct device *dev, struct tensor o, struct tensor
     if (tensor_count(norm)) a.key_norm = (uint32_t *)norm.data;
     if (own)
         own->fwd(&a);
-    else if (MT_MAX(a.dim, a.dim_v) <= 64)
-        attn_fwd<64>(&a);
-    else if (MT_MAX(a.dim, a.dim_v) <= 128)
-        attn_fwd<128>(&a);
     else
-        attn_fwd<256>(&a);
+        fwd_of_width<false>(&a);
+    a.sinks = NULL; /* lse includes them */
+    if (a.prefix) fwd_of_width<true>(&a);
 }
