@@ -26,6 +26,7 @@ MUTATIONS = [
     ("kernels/cpu/seqs.h", "while (seq_prefix(seqs, s)) s--;", "if (seq_prefix(seqs, s)) s--;", "ops_prefix"),
     ("kernels/cpu/embed.c", "seq_prefix(seqs, s) + cu[s + 1]", "cu[s + 1]", "ops_prefix"),
     ("data/prefix.c", "b->label_row[label] - next.first);", "next.n);", "prefix"),
+    ("train/objective/micro_batch.c", "&& !(m->aux_coef > 0)", "", "preference:answers*"),
     ("data/prefix.c", "if (s % group == 0)", "if (s == 0)", "prefix"),
     ("kernels/cpu/attn.c", "    *l = *l * factor + sum;\n", "    *l = *l + sum;\n", "ops_attn"),
     ("kernels/cpu/attn_decode.c", "MT_MAX(0, pos - s->window + 1)", "MT_MAX(0, pos - s->window)", "ops_decode"),

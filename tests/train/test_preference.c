@@ -1,5 +1,5 @@
 /* test_preference.c - training runs of preference objectives: what the first step proves, that a step does not depend
- * on how it is divided into micro-batches and ranks, resume, settings that are refused. */
+ * on how it is divided into micro-batches and ranks, prompts that answers share, resume, settings that are refused. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -107,6 +107,25 @@ static void a_step_may_be_divided(void **state)
     }
 }
 
+/* With the rows of a prompt once and twice. An auxiliary loss counts them twice. */
+static void answers_share_their_prompt(void **state)
+{
+    (void)state;
+    static const char *const keys[] = {"loss", "grad_norm", "rewards/margins", "logps/chosen", "logps/rejected"};
+    const char *once = config_of("kind = dpo\nsft_weight = 0.5", ""),
+               *twice = config_of("kind = dpo\nsft_weight = 0.5", "");
+    trained("dpo", once, "train.steps=3", "train.aux_loss_coef=0");
+    assert_says(said.err, "both answers of a pair share the rows of their prompt");
+    trained("dpo", twice, "train.steps=3", "train.aux_loss_coef=1e-12");
+    assert_says(said.err,
+                "each answer of a pair has rows for its prompt: the auxiliary loss counts the tokens of both");
+    for (int step = 1; step < 3; step++)
+        for (int k = 0; k < MT_LEN(keys); k++)
+            assert_close(metric(once, "step", step, keys[k]) / metric(twice, "step", step, keys[k]), 1, 1e-4);
+    assert_close(metric(once, "step", 2, "tokens"), metric(twice, "step", 2, "tokens"), 0);
+    assert_close(metric(once, "eval", 1, "loss"), metric(twice, "eval", 1, "loss"), 1e-5);
+}
+
 /* Four steps, and two that continue for two more. */
 static void a_run_continues(void **state)
 {
@@ -160,9 +179,8 @@ static void settings_are_refused(void **state)
 int test_preference(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_new_adapter_is_the_reference),
-        cmocka_unit_test(a_step_may_be_divided),
-        cmocka_unit_test(a_run_continues),
+        cmocka_unit_test(a_new_adapter_is_the_reference), cmocka_unit_test(a_step_may_be_divided),
+        cmocka_unit_test(answers_share_their_prompt),     cmocka_unit_test(a_run_continues),
         cmocka_unit_test(settings_are_refused),
     };
     return cmocka_run_group_tests_name("preference", tests, NULL, NULL);

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "data/prefix.h"
+
 struct model_batch micro_batch_of(const struct batch *b)
 {
     return (struct model_batch){.n_tok = b->n_tok,
@@ -29,6 +31,15 @@ void step_counts_add(struct step_counts *n, const struct batch *b)
     n->labels += b->n_label;
     n->units += b->n_unit;
     n->chosen += b->n_chosen;
+}
+
+bool micro_batch_shares(const struct model *m) { return model_takes_prefixes(&m->arch) && !(m->aux_coef > 0); }
+
+void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n)
+{
+    loader_next(l, b, pos);
+    step_counts_add(n, b);
+    if (shares && b->n_answer && !b->good) prefix_share(b, 2);
 }
 
 /* The first token of the completion of answer a. */

@@ -11,6 +11,12 @@ struct step_counts {
 };
 void step_counts_add(struct step_counts *n, const struct batch *b);
 
+/* Whether both answers of a pair share the rows of their prompt (data/prefix.h): not where a mixer cannot, or where the
+ * auxiliary loss counts the tokens of both. */
+bool micro_batch_shares(const struct model *m);
+/* loader_next; adds its documents to the counts. With shares, the answers of pairs then share rows. */
+void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n);
+
 /* Points into b. */
 struct model_batch micro_batch_of(const struct batch *b);
 /* Each prompt of b with the completion of the answer before it; the first with the last of `before`. Documents may be

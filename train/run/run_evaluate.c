@@ -49,12 +49,10 @@ static void run_empty(struct run *r, const struct model_pass *pass)
 }
 
 /* Up to n micro-batches, those that an objective needs at once. */
-static void take(struct loader *l, struct batch *b, int64_t n, struct step_counts *counts)
+static void take(const struct run *r, struct loader *l, struct batch *b, int64_t n, struct step_counts *counts)
 {
-    for (int64_t k = 0; k < n; k++) {
-        loader_next(l, &b[k], NULL);
-        step_counts_add(counts, &b[k]);
-    }
+    const bool shares = micro_batch_shares(&r->model);
+    for (int64_t k = 0; k < n; k++) micro_batch_next(&b[k], l, NULL, shares, counts);
 }
 
 /* Micro-batches first .. first + n - 1 of n_all. False: stop() was true on a rank. */
@@ -95,7 +93,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     model_clear(&r->model);
     for (int64_t i = 0; i < n && !stopped; i += most) {
         const int64_t some = MT_MIN(most, n - i);
-        take(l, b, some, &counts);
+        take(r, l, b, some, &counts);
         stopped = !evaluate_some(r, b, i, some, n, stop);
         for (int64_t k = 0; k < some; k++) batch_free(&b[k]);
     }

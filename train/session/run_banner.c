@@ -60,6 +60,18 @@ static void print_quant(const struct run *r)
                      : "lora.targets adapts none of them: add experts to it");
 }
 
+static void print_pairs(const struct run *r)
+{
+    const struct model *m = &r->model;
+    if (run_objective(r->cfg)->format != DATA_PREFERENCE) return;
+    if (micro_batch_shares(m))
+        log_info("both answers of a pair share the rows of their prompt");
+    else
+        log_info("each answer of a pair has rows for its prompt: %s",
+                 m->aux_coef > 0 ? "the auxiliary loss counts the tokens of both"
+                                 : "not all layers of this model can share them");
+}
+
 void run_banner_print(const struct run *r, int64_t n_step)
 {
     const struct arch *a = &r->arch;
@@ -73,6 +85,7 @@ void run_banner_print(const struct run *r, int64_t n_step)
     warn_of_mixers(r);
     warn_of_scale(&r->model.adapters);
     warn_of_dropout(&r->model.adapters);
+    print_pairs(r);
     if (run_objective(r->cfg)->warn) run_objective(r->cfg)->warn(r->cfg);
     log_info("memory by plan: %s, recompute = %s%s", str_bytes(peak, plan_peak(&r->plan, true)),
              acts_save_name(&r->plan.opt.save, r->plan.n_layer), r->plan.chosen ? " (the least that fits)" : "");
