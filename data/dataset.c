@@ -788,6 +788,7 @@ void dataset_free(struct dataset *ds)
     mem_free(ds->ids);
     mem_free(ds->mask);
     mem_free(ds->good);
+    mem_free(ds->reference);
     topk_free(&ds->topk);
     *ds = (struct dataset){0};
 }

@@ -185,6 +185,8 @@ static void batch_answer(struct batch *b, const struct dataset *ds, int64_t d, i
 {
     const bool chosen = ds->pairs ? d % 2 == 0 : ds->good[d];
     if (ds->good) b->good[b->n_answer] = ds->good[d];
+    b->answer_doc[b->n_answer] = d;
+    if (ds->reference) memcpy(b->reference + 2 * b->n_answer, ds->reference + 2 * d, 2 * sizeof(*b->reference));
     if (chosen) b->n_chosen += b->n_label - first - n_prompt;
     b->answer_first[b->n_answer++] = (int32_t)(first + n_prompt);
     b->answer_cu[b->n_answer] = (int32_t)b->n_label;
@@ -237,6 +239,8 @@ void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, 
     if (ds->pairs || ds->good) {
         b->answer_cu = mem_array(n + 1, sizeof(*b->answer_cu));
         b->answer_first = mem_array(n + 1, sizeof(*b->answer_first));
+        b->answer_doc = mem_array(n + 1, sizeof(*b->answer_doc));
+        b->reference = ds->reference ? mem_array(2 * n + 1, sizeof(*b->reference)) : NULL;
         b->good = ds->good ? mem_array(n + 1, sizeof(*b->good)) : NULL;
     }
     for (int64_t i = 0; i < n; i++) batch_add(b, ds, docs[i]);
@@ -349,6 +353,8 @@ void batch_free(struct batch *b)
     mem_free(b->answer_cu);
     mem_free(b->answer_first);
     mem_free(b->good);
+    mem_free(b->answer_doc);
+    mem_free(b->reference);
     *b = (struct batch){0};
 }
 

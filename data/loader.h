@@ -23,6 +23,8 @@ struct batch {
     int32_t *answer_cu;    /* [n_answer+1] labels [cu[a], cu[a+1]) are of answer a; NULL: no answers */
     int32_t *answer_first; /* [n_answer] the first of them in the completion; those before it are of the prompt */
     int32_t *good;         /* [n_answer] of labelled rows; or NULL */
+    int64_t *answer_doc;   /* [n_answer] its document */
+    double *reference;     /* [n_answer, 2] of the data set; or NULL */
 };
 
 struct loader_options {

@@ -112,6 +112,13 @@ static int kinds_text(const struct adapters *ad, const struct arch *a, char *tex
     return n;
 }
 
+double lora_table_experts(const struct adapters *ad, const struct arch *a)
+{
+    struct cover of[KINDS];
+    count_cover(ad, a, of);
+    return of[KIND_ROUTED].all > 0 ? of[KIND_ROUTED].adapted / of[KIND_ROUTED].all : 1;
+}
+
 bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *text, size_t size)
 {
     struct cover of[KINDS];

@@ -9,6 +9,8 @@
 char *lora_table(const struct adapters *ad, const struct arch *a);
 /* With r and alpha of the trained ranks: without the half that lora.init freezes. */
 struct adapters lora_table_trained(const struct adapters *ad);
+/* Share of the parameters of routed experts that adapters cover; 1 in a model without such experts. */
+double lora_table_experts(const struct adapters *ad, const struct arch *a);
 /* Whether one kind of mixer has adapters and another has none; the text says so and what to do. */
 bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *text, size_t size);
 

@@ -5,6 +5,7 @@
 #include "train/generate/generate.h"
 #include "train/generate/row_answer.h"
 #include "train/serve/serve.h"
+#include "train/tools/pairs.h"
 #include "train/tools/teach.h"
 
 /* ---- what the commands do */
@@ -30,6 +31,12 @@ static int do_serve(const void *args, struct config *cfg, struct err *err)
 }
 
 static int do_teach(const void *args, struct config *cfg, struct err *err) { return teach_run(args, cfg, err); }
+
+static int do_pairs(const void *args, struct config *cfg, struct err *err)
+{
+    (void)cfg;
+    return pairs_run(args, stdout, err);
+}
 
 /* ---- rows */
 
@@ -139,6 +146,13 @@ static const struct cli_row teach_rows[] = {
 };
 static const struct cli_rule teach_rules[] = {{CLI_NOT_BOTH, {"--adapter", "--base"}}};
 
+static const struct cli_row pairs_rows[] = {
+    NEEDED(pairs_options, rows, "ROWS.jsonl", "the rows that were answered: {prompt | messages, tools}, and id"),
+    NEEDED(pairs_options, answers, "ANSWERS.jsonl",
+           "their answers in the same order: {id, text, right or reward}, as `eval --generate --output` writes"),
+    {"--out", "FILE", FIELD(pairs_options, out), NULL, NULL, NULL, "the file of pairs", true},
+};
+
 const struct command command_generate = {
     "generate", "write text with the adapter or the base model",
     "Special tokens are printed, except the one that ends the text.\n\n"
@@ -167,4 +181,11 @@ const struct command command_teach = {
     "topk_logprobs at distill.temperature. Train on it with distill.teacher = rows, in any model with the same "
     "tokenizer.",
     ROWS(teach_rows), ROWS(teach_rules), ARGS(teach_options), true, do_teach};
+const struct command command_pairs = {
+    "pairs", "make preference data of judged answers: a better and a worse one to each prompt",
+    "`eval CONFIG.ini --generate --samples 2 --temperature 1 --input ROWS.jsonl --verifier NAME --output "
+    "ANSWERS.jsonl` answers and judges. Of each row with a right and a wrong answer (or different rewards) pairs "
+    "writes {prompt, chosen, rejected, tools}, which objective.kind = dpo reads. An answer that the limit of tokens "
+    "cut is never the chosen one.",
+    ROWS(pairs_rows), NONE, ARGS(pairs_options), false, do_pairs};
 /* clang-format on */

@@ -137,6 +137,15 @@ static int step(struct training *t, struct err *err)
 
 /* ---- evaluations, checkpoints, the end */
 
+/* What best/ has the lowest of: the loss, or the share of pairs that are the wrong way round (eval.best). */
+static double score_of(const struct config *cfg, const struct eval_metrics *e)
+{
+    if (cfg->eval.best == CFG_BEST_LOSS) return e->loss;
+    for (int i = 0; i < e->parts.n; i++)
+        if (!strcmp(e->parts.of[i].name, "rewards/accuracies")) return 1 - e->parts.of[i].mean;
+    return e->loss;
+}
+
 /* Changes the state when all is done: an interrupted evaluation is made again when the run continues. */
 static int evaluate(struct training *t, struct err *err)
 {
@@ -144,7 +153,8 @@ static int evaluate(struct training *t, struct err *err)
     struct eval_metrics e = {.step = s->step, .held_out = s->eval_hash};
     struct metrics *metrics = training_is_first(t) ? &t->metrics : NULL;
     if (t->run.eval.n_docs && !run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
-    const bool lowest = e.loss < s->best_loss;
+    const double score = score_of(t->run.cfg, &e);
+    const bool lowest = score < s->best_loss;
     e.from = s->eval_from < 0 ? s->step : s->eval_from;
     e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
     if (t->run.eval.n_docs && metrics) metrics_eval(metrics, &e);
@@ -156,7 +166,7 @@ static int evaluate(struct training *t, struct err *err)
     if (metrics && !isfinite(e.loss)) step_checks_evaluation(t);
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
-    s->best_loss = e.loss;
+    s->best_loss = score;
     s->best_step = s->step;
     return e.best ? saves_best(t, err) : 0;
 }

@@ -56,6 +56,7 @@ struct dataset {
     uint8_t *mask;                    /* [n_tokens] */
     bool pairs;                       /* of DATA_PREFERENCE */
     uint8_t *good;                    /* [n_docs] the label of each document; NULL: not of DATA_LABELLED */
+    double *reference;                /* [n_docs, 2] a reference's log-probabilities of the answers; or NULL */
     struct topk topk;                 /* a row for each token with mask 1; or none */
     int64_t n_rows, n_bad;            /* rows read; rows skipped as bad */
     int64_t n_overlong, n_unlabelled; /* documents truncated or dropped; documents dropped without a target */

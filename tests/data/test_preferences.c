@@ -56,6 +56,25 @@ static void forms_of_texts(void **state)
     expect("{\"prompt\": \"p\", \"completion\": \"c\", \"label\": 0}", DATA_LABELLED, "p|c$", NULL);
 }
 
+/* Columns with other names. */
+static void columns(void **state)
+{
+    (void)state;
+    struct dataset ds;
+    struct dataset_options opt = options(DATA_PREFERENCE);
+    opt.columns = "prompt=question, chosen=good, rejected=bad";
+    rows_load(&ds, rows_write("{\"question\": \"q\", \"good\": \"a\", \"bad\": \"b\", \"id\": 7}"), &opt);
+    assert_string_equal(text_of(&ds, 0), "q|a$");
+    assert_string_equal(text_of(&ds, 1), "q|b$");
+    dataset_free(&ds);
+    opt.format = DATA_LABELLED;
+    opt.columns = "prompt=q,completion=a,label=ok";
+    rows_load(&ds, rows_write("{\"q\": \"q\", \"a\": \"a\", \"ok\": false}"), &opt);
+    assert_string_equal(text_of(&ds, 0), "q|a$");
+    assert_int_equal(ds.good[0], 0);
+    dataset_free(&ds);
+}
+
 #define ASKED      "{\"role\": \"user\", \"content\": \"Why?\"}"
 #define SAID(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
 
@@ -258,13 +277,9 @@ static void parts_of_a_data_set(void **state)
 int test_preferences(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_of_texts),
-        cmocka_unit_test(forms_of_conversations),
-        cmocka_unit_test(bad_rows),
-        cmocka_unit_test(pairs_are_dropped_whole),
-        cmocka_unit_test(boundaries),
-        cmocka_unit_test(shuffles),
-        cmocka_unit_test(parts_of_a_data_set),
+        cmocka_unit_test(forms_of_texts), cmocka_unit_test(forms_of_conversations),  cmocka_unit_test(columns),
+        cmocka_unit_test(bad_rows),       cmocka_unit_test(pairs_are_dropped_whole), cmocka_unit_test(boundaries),
+        cmocka_unit_test(shuffles),       cmocka_unit_test(parts_of_a_data_set),
     };
     return cmocka_run_group_tests_name("preferences", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

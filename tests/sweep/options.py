@@ -50,6 +50,7 @@ COMMANDS = {
     "tokens": ["{config}"],
     "inspect": ["{model}"],
     "compare": ["{run}", "{run}"],
+    "pairs": ["{prompts}", "{judged}", "--out", "pairs.jsonl"],
     "synth": ["gpt-oss-tiny", "made", "--layers", "1"],
     "bench step": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
     "bench ops": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
@@ -135,6 +136,7 @@ VALID = {
                        ("kto", "data.train={labelled}")],
     "objective.reference": ["base", ("initial", "lora.init_from={adapter}")],
     "objective.label_smoothing": ["0", "0.2"],
+    "eval.best": ["loss", ("accuracy", "objective.kind=dpo", "data.train={pairs}")],
     "objective.orpo_nll": ["all", ("completion", "objective.kind=orpo")],
     "objective.desirable_weight": ["1", *KTO_WEIGHTS],
     "objective.undesirable_weight": ["1", *KTO_WEIGHTS],
@@ -217,6 +219,9 @@ class Fixtures:
             self.words[name] = s.path(name + ".jsonl")
             with open(self.words[name], "w") as f:
                 f.write(4 * (json.dumps(row) + "\n"))
+        self.words["judged"] = s.path("judged.jsonl")
+        with open(self.words["judged"], "w") as f:
+            f.writelines(json.dumps({"id": 0, "reward": reward, "text": "a"}) + "\n" for reward in (0, 1))
         self.words["template"] = s.path("template.jinja")
         with open(s.path("template.jinja"), "w") as f:
             f.write(TEMPLATE)

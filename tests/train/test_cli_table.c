@@ -281,6 +281,8 @@ static void test_rules(void **state)
         {"synth", {"a"}, "ARCH needs DIR"},
         {"synth", {"--layers=1"}, "--layers needs ARCH"},
         {"inspect", {"--"}, "missing argument: PATH"},
+        {"pairs", {"a"}, "missing argument: ANSWERS.jsonl"},
+        {"pairs", {"a", "b"}, "missing option: --out FILE"},
         {"config", {"x"}, "unexpected argument: x"},
     };
     for (int i = 0; i < MT_LEN(cases); i++) {

@@ -178,7 +178,9 @@ static void every_key_reads_back(void **state)
                                          "line",
                                          "dpo",
                                          "initial",
-                                         "completion"};
+                                         "completion",
+                                         "accuracy",
+                                         "auto"};
     struct config all = fresh();
     char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
     int n_keys = 0;
@@ -196,7 +198,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 118);
+    assert_int_equal(n_keys, 120);
     check_round_trip(&all);
 }
 

@@ -19,6 +19,7 @@ static const struct example {
     const char *exports;           /* those of the family's formats that can express its targets */
 } examples[] = {
     {"gptoss_20b_qlora.ini", "gpt-oss-20b", "gpt-oss-tiny", "peft vllm gguf merged-bf16 merged-mxfp4"},
+    {"gptoss_20b_dpo.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_20b_16gb.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_20b_16gb_attention.ini", "gpt-oss-20b", NULL, NULL},
     {"gptoss_120b_qlora.ini", "gpt-oss-120b", NULL, NULL},
@@ -107,14 +108,14 @@ static void every_file_is_tried(void **state)
     if (file_list(fixture("../../configs"), &names, &n, &err)) fail_msg("%s", err.msg);
     for (int64_t i = 0; i < n; i++) {
         const size_t length = strlen(names[i]);
-        bool found = !strcmp(names[i], "demo.ini"); /* test_system.c */
+        bool found = !strncmp(names[i], "demo", 4); /* test_system.c, test_preference.c */
         if (length < 4 || strcmp(names[i] + length - 4, ".ini")) continue;
         for (int k = 0; k < MT_LEN(examples); k++) found |= !strcmp(names[i], examples[k].ini);
         if (!found) fail_msg("%s has no row", names[i]);
         n_ini++;
     }
     file_list_free(names, n);
-    assert_int_equal(n_ini, MT_LEN(examples) + 1);
+    assert_int_equal(n_ini, MT_LEN(examples) + 2);
 }
 
 static void plans_of_published_models(void **state)
@@ -142,6 +143,7 @@ static void plans_of_published_models(void **state)
 #define CHATS                                                                                                          \
     "{\"messages\": [{\"role\": \"user\", \"content\": \"hello\"}, {\"role\": \"assistant\", \"content\": "            \
     "\"words\"}]}\n"
+#define PAIRS "{\"prompt\": \"hello \", \"chosen\": \"words\", \"rejected\": \"world wide\"}\n"
 #define TEMPLATE                                                                                                       \
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: "      \
     "{% endif %}"
@@ -151,7 +153,8 @@ static const char *train(const struct example *e, const char *model)
 {
     const char *dir = scratch_dir();
     char sets[4 * MT_PATH], *at = sets;
-    put_text(path_in(dir, "rows.jsonl"), has_line(e->ini, "columns = ") ? QUESTIONS : CHATS);
+    const bool pairs = has_line(e->ini, "kind = dpo");
+    put_text(path_in(dir, "rows.jsonl"), pairs ? PAIRS : has_line(e->ini, "columns = ") ? QUESTIONS : CHATS);
     put_text(path_in(dir, "chat.jinja"), TEMPLATE);
     at += snprintf(at, MT_PATH, "model.path=%s data.train=%s/rows.jsonl data.eval_split=0 data.eval= data.seq_len=512",
                    model, dir);

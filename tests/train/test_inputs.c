@@ -183,6 +183,7 @@ static void of_the_commands(void **state)
         {{"inspect", "@"}, BROKEN, NULL, LINK},
         {{"inspect", "@"}, FOLDER, NULL, "no model.safetensors.index.json and no model.safetensors"},
         {{"inspect", "@"}, EMPTY, NULL, ": expected a checkpoint"},
+        {{"pairs", "@", "$", "--out", "pairs.jsonl"}, BROKEN, NULL, LINK},
         {{"train", "@"}, BROKEN, NULL, LINK},
         {{"train", "@"}, FOLDER, NULL, " is a directory, not a configuration"},
         {{"tokens", "@"}, BROKEN, NULL, LINK},

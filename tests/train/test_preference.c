@@ -21,7 +21,9 @@ static int run_on(const char *rows, const char *config, const char *a, const cha
     char train[MT_PATH + 64], eval[MT_PATH + 64];
     snprintf(train, sizeof(train), "data.train=%s/%s/train.jsonl", fixture("preference"), rows);
     snprintf(eval, sizeof(eval), "data.eval=%s/%s/eval.jsonl", fixture("preference"), rows);
-    return RUN(config, "--set", train, "--set", eval, "--set", a, "--set", b);
+    char sets[3 * MT_PATH];
+    snprintf(sets, sizeof(sets), "%s %s %s %s", train, eval, a, b);
+    return process_run_sets(config, sets);
 }
 
 static void trained(const char *rows, const char *config, const char *a, const char *b)
@@ -146,6 +148,92 @@ static void a_run_continues(void **state)
     }
 }
 
+/* The reference computed once gives the bytes of one in every step, also to a run that continues. */
+static void a_cached_reference_is_the_live_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *objective, *rows, *more;
+    } all[] = {{"kind = dpo", "dpo", ""}, {"kind = kto", "kto", "[parallel]\ncpu_ranks = 2\n"}};
+    for (int i = 0; i < MT_LEN(all); i++) {
+        char cached[128], init[2 * MT_PATH];
+        snprintf(cached, sizeof(cached), "%s\nreference = initial\nreference_cache = auto", all[i].objective);
+        snprintf(init, sizeof(init), "%s[lora]\nalpha = 16\ninit_from = %s/adapter_init\n", all[i].more,
+                 fixture("parity/case_a"));
+        char live_text[128];
+        snprintf(live_text, sizeof(live_text), "%s\nreference = initial", all[i].objective);
+        const char *live = config_of(live_text, init), *once = config_of(cached, init);
+        trained(all[i].rows, live, "lora.r=8 train.steps=12",
+                "train.grad_accum=2"); /* more than an epoch of dpo's rows */
+        assert_null(strstr(said.err, "reference: log-probabilities"));
+        trained(all[i].rows, once, "lora.r=8 train.steps=6", "train.grad_accum=2");
+        assert_says(said.err, "training answers computed, kept in ");
+        trained(all[i].rows, once, "lora.r=8 train.steps=12", "train.grad_accum=2");
+        assert_says(said.err, "training answers from ");
+        assert_says(said.err, "held-out answers from ");
+        assert_same_output(live, once, ADAPTER);
+        for (int k = 0; k < 2; k++) {
+            const double x = metric(live, "eval", k, "loss"), y = metric(once, "eval", k ? 2 : 0, "loss");
+            assert_close(x, y, 0);
+        }
+    }
+}
+
+/* best/ by the share of held-out pairs that are right. */
+static void best_by_accuracy(void **state)
+{
+    (void)state;
+    const char *config = config_of("kind = dpo", "[eval]\nevery = 2\nbest = accuracy\n");
+    trained("dpo", config, "train.steps=6", "train.grad_accum=2");
+    assert_says(said.err, "(held-out 1 - rewards/accuracies ");
+    assert_int_equal(run_on("kto", config, "objective.kind=kto", "train.resume=never"), 1);
+    assert_says(said.err, "eval.best = accuracy needs an objective over pairs");
+}
+
+/* Both sides, and how much of them is shared; a run that leaves the experts out. */
+static void what_is_told(void **state)
+{
+    (void)state;
+    const char *config = config_of("kind = dpo", "");
+    char train[MT_PATH + 64];
+    snprintf(train, sizeof(train), "data.train=%s/train.jsonl", fixture("preference/dpo"));
+    if (RUN("tokens", config, "--set", train, "--json")) fail_msg("%s", said.err);
+    assert_says(said.out, "{\"side\": \"chosen\", \"shared\": ");
+    assert_says(said.out, "{\"side\": \"rejected\", \"shared\": ");
+    trained("dpo", config, "train.steps=2", "lora.targets=q_proj");
+    assert_says(said.err, "lora.targets adapts none of the routed experts");
+    static char page[1 << 20];
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_non_null(strstr(page, "<h2>Reward margin</h2>"));
+    assert_non_null(strstr(page, "<h2>Preference accuracy</h2>"));
+    assert_null(strstr(page, "KL to the teacher"));
+}
+
+/* Commands that generate take no notice of the objective. */
+static void other_commands(void **state)
+{
+    (void)state;
+    const char *config = config_of("kind = dpo", "[eval]\nbest = accuracy\n");
+    trained("dpo", config, "train.steps=1", "data.format=preference");
+    if (RUN("generate", process_output(config, "config.ini"), "--prompt", "hello", "--tokens", "2"))
+        fail_msg("%s", said.err);
+    if (RUN("eval", process_output(config, "config.ini"))) fail_msg("%s", said.err);
+    assert_says(said.out, "\"eval_rewards/accuracies\":");
+}
+
+/* Steps of the demo's files. */
+static void the_demo_learns(void **state)
+{
+    (void)state;
+    char ini[MT_PATH], out[MT_PATH + 32];
+    snprintf(ini, sizeof(ini), "%s", fixture("../../configs/demo_dpo.ini"));
+    snprintf(out, sizeof(out), "output.dir=%s/out", scratch_dir());
+    if (RUN(ini, "--set", out, "--set", "train.steps=4", "--set", "train.micro_batch=1", "--set", "eval.every=0",
+            "--set", "eval.max_batches=4", "--set", "data.max_samples=24"))
+        fail_msg("%s", said.err);
+    assert_says(said.err, "first step: the adapters are the reference");
+}
+
 static void settings_are_refused(void **state)
 {
     (void)state;
@@ -179,8 +267,15 @@ static void settings_are_refused(void **state)
 int test_preference(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_new_adapter_is_the_reference), cmocka_unit_test(a_step_may_be_divided),
-        cmocka_unit_test(answers_share_their_prompt),     cmocka_unit_test(a_run_continues),
+        cmocka_unit_test(a_new_adapter_is_the_reference),
+        cmocka_unit_test(a_step_may_be_divided),
+        cmocka_unit_test(answers_share_their_prompt),
+        cmocka_unit_test(a_run_continues),
+        cmocka_unit_test(a_cached_reference_is_the_live_one),
+        cmocka_unit_test(best_by_accuracy),
+        cmocka_unit_test(what_is_told),
+        cmocka_unit_test(other_commands),
+        cmocka_unit_test(the_demo_learns),
         cmocka_unit_test(settings_are_refused),
     };
     return cmocka_run_group_tests_name("preference", tests, NULL, NULL);

@@ -41,12 +41,15 @@ enum cfg_r_by { CFG_R_BY_TARGET, CFG_R_BY_ROUTING };
 /* Objectives; other members of [objective] are for some of them (train/objective/preference.c). */
 enum cfg_objective { CFG_SFT, CFG_DPO, CFG_IPO, CFG_SIMPO, CFG_ORPO, CFG_KTO };
 enum cfg_reference { CFG_REFERENCE_BASE, CFG_REFERENCE_INITIAL };
+enum cfg_reference_cache { CFG_REFERENCE_CACHE_NONE, CFG_REFERENCE_CACHE_AUTO };
+enum cfg_best { CFG_BEST_LOSS, CFG_BEST_ACCURACY };
 enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
 
 #define OBJECTIVES       "sft|dpo|ipo|simpo|orpo|kto" /* by enum cfg_objective */
-#define DATA_FORMATS     "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens|preference|labelled"
-#define LORA_INITS       "default|pissa|olora"             /* by enum lora_init */
-#define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
+#define TOKEN_FORMATS    "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens"
+#define DATA_FORMATS     TOKEN_FORMATS "|preference|labelled" /* by enum data_format */
+#define LORA_INITS       "default|pissa|olora"                /* by enum lora_init */
+#define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4"    /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
@@ -93,7 +96,7 @@ struct config {
         char targets[256], rank_pattern[256], alpha_pattern[256], layers[256], init_from[MT_PATH];
     } lora;
     struct {
-        int kind, reference, orpo_nll; /* enum cfg_objective, cfg_reference, cfg_orpo_nll */
+        int kind, reference, orpo_nll, reference_cache; /* enum cfg_objective, cfg_reference, ... */
         double beta, label_smoothing, desirable_weight, undesirable_weight, gamma, sft_weight; /* beta 0: its default */
     } objective;
     struct {
@@ -132,6 +135,7 @@ struct config {
     struct {
         int64_t every, max_batches, patience, prompt_tokens;
         bool at_start, at_end;
+        int best; /* enum cfg_best */
         char prompts[MT_PATH];
     } eval;
     struct {
@@ -174,7 +178,8 @@ const char *config_renamed(const char *key);
 int config_validate(const struct config *c, struct err *err) MT_CHECK;
 /* The [lora] section; its texts are those of c. */
 struct lora_options config_lora(const struct config *c);
-/* For commands that do not train or evaluate: [objective] and [distill] as if they were not there. */
+/* For commands that do not train or evaluate: [objective] and [distill] as if they were not there, and what goes with
+ * them. */
 void config_without_teacher(struct config *c);
 /* For commands that generate: no data sets and evaluations, a micro-batch of one sequence. */
 void config_without_data(struct config *c);

@@ -149,6 +149,8 @@ void config_without_teacher(struct config *c)
     config_defaults(defaults);
     c->objective = defaults->objective;
     c->distill = defaults->distill;
+    c->eval.best = defaults->eval.best;
+    if (c->data.format == DATA_PREFERENCE || c->data.format == DATA_LABELLED) c->data.format = defaults->data.format;
     mem_free(defaults);
 }
 

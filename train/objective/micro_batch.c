@@ -5,6 +5,19 @@
 
 #include "data/prefix.h"
 
+struct batch micro_batch_none(void)
+{
+    static int32_t zero[1];
+    return (struct batch){.tok = zero,
+                          .pos = zero,
+                          .cu = zero,
+                          .label_row = zero,
+                          .label_id = zero,
+                          .answer_cu = zero,
+                          .answer_first = zero,
+                          .good = zero};
+}
+
 struct model_batch micro_batch_of(const struct batch *b)
 {
     return (struct model_batch){.n_tok = b->n_tok,
@@ -22,7 +35,8 @@ struct model_batch micro_batch_of(const struct batch *b)
                                 .n_answer = b->n_answer,
                                 .answer_cu = b->answer_cu,
                                 .answer_first = b->answer_first,
-                                .good = b->good};
+                                .good = b->good,
+                                .reference = b->reference};
 }
 
 void step_counts_add(struct step_counts *n, const struct batch *b)

@@ -17,6 +17,8 @@ bool micro_batch_shares(const struct model *m);
 /* loader_next; adds its documents to the counts. With shares, the answers of pairs then share rows. */
 void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n);
 
+/* A batch without tokens: other ranks may need the experts of a rank that has no micro-batch. It is not freed. */
+struct batch micro_batch_none(void);
 /* Points into b. */
 struct model_batch micro_batch_of(const struct batch *b);
 /* Each prompt of b with the completion of the answer before it; the first with the last of `before`. Documents may be

@@ -83,15 +83,7 @@ static void measure(struct model *m, const struct batch *b)
 /* Micro-batch i of n; beyond them one without tokens, as other ranks may need this rank's experts. */
 static void measure_neighbours(struct model *m, const struct batch *b, int64_t i, int64_t n)
 {
-    int32_t zero[1] = {0};
-    struct batch mixed = {.tok = zero,
-                          .pos = zero,
-                          .cu = zero,
-                          .label_row = zero,
-                          .label_id = zero,
-                          .answer_cu = zero,
-                          .answer_first = zero,
-                          .good = zero};
+    struct batch mixed = micro_batch_none();
     if (i >= n) {
         measure(m, &mixed);
         return;

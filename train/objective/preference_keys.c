@@ -18,6 +18,7 @@ static const struct {
 } keys[] = {
     {"objective.beta", READS_BETA},
     {"objective.reference", READS_REFERENCE},
+    {"objective.reference_cache", READS_REFERENCE},
     {"objective.label_smoothing", READS_SMOOTHING},
     {"objective.orpo_nll", READS_ORPO_NLL},
     {"objective.desirable_weight", READS_WEIGHTS},

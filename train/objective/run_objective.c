@@ -22,6 +22,15 @@ enum data_format run_objective_format(const struct config *c, bool eval)
     return eval && c->data.eval_format != CFG_EVAL_FORMAT_SAME ? (enum data_format)(c->data.eval_format - 1) : train;
 }
 
+/* Only pairs of answers have an accuracy that says which adapter is better. */
+static int check_best(const struct config *c, struct err *err)
+{
+    if (c->eval.best == CFG_BEST_LOSS || run_objective(c)->format == DATA_PREFERENCE) return 0;
+    return err_set(err,
+                   "eval.best = accuracy needs an objective over pairs of answers (objective.kind = dpo, ipo, simpo "
+                   "or orpo): set loss");
+}
+
 /* The rows of a preference objective have its form alone; other objectives do not read it. */
 static int check_format(const struct config *c, struct err *err)
 {
@@ -43,7 +52,7 @@ static int check_format(const struct config *c, struct err *err)
 int run_objective_check(const struct config *c, struct err *err)
 {
     const struct run_objective *o = run_objective(c);
-    return config_validate(c, err) || preference_keys_check(c, err) || check_format(c, err) ||
+    return config_validate(c, err) || preference_keys_check(c, err) || check_format(c, err) || check_best(c, err) ||
                    (o->check && o->check(c, err))
                ? -1
                : 0;

@@ -163,29 +163,40 @@ static int other_held_out(const struct compared *runs, int n)
 
 #define OTHER_HELD_OUT "held-out data differ: these losses do not compare"
 
-/* The settings of a run's distillation; n is 0 without a teacher. */
-static const char *distillation(const struct compared *run, int *n)
+/* A section of a run's settings, from its name on; n is 0 where `unused`, a line of it, says that it does nothing. */
+static const char *section_of(const struct compared *run, const char *section, const char *unused, int *n)
 {
-    const char *text = strstr(run->settings, "\n[distill]\n"), *end = text ? strstr(text + 1, "\n[") : NULL;
-    const char *none = text ? strstr(text, "\nteacher = none\n") : NULL;
+    const char *text = strstr(run->settings, section), *end = text ? strstr(text + 1, "\n[") : NULL;
+    const char *none = text ? strstr(text, unused) : NULL;
     *n = end && !(none && none < end) ? (int)(end - text) : 0;
     return text;
+}
+
+/* The sections that say what the loss is. */
+static const char *const losses[][2] = {{"\n[distill]\n", "\nteacher = none\n"}, {"\n[objective]\n", "\nkind = sft\n"}};
+
+static bool same_loss(const struct compared *x, const struct compared *y)
+{
+    int length, other;
+    for (int k = 0; k < MT_LEN(losses); k++) {
+        const char *a = section_of(x, losses[k][0], losses[k][1], &length),
+                   *b = section_of(y, losses[k][0], losses[k][1], &other);
+        if (length != other || (length && memcmp(a, b, (size_t)length) != 0)) return false;
+    }
+    return true;
 }
 
 /* The first run with another loss than run 0; 0: none is known to have one. */
 static int other_loss(const struct compared *runs, int n)
 {
-    int length, other;
-    for (int i = 1; i < n; i++) {
-        if (!runs[0].settings || !runs[i].settings) continue;
-        const char *a = distillation(&runs[0], &length), *b = distillation(&runs[i], &other);
-        if (length != other || memcmp(a, b, (size_t)length) != 0) return i;
-    }
+    for (int i = 1; i < n; i++)
+        if (runs[0].settings && runs[i].settings && !same_loss(&runs[0], &runs[i])) return i;
     return 0;
 }
 
 #define OTHER_LOSS                                                                                                     \
-    "[distill] differs: these losses do not compare; `moetrain eval RUN/config.ini --set distill.teacher=none` "       \
+    "[distill] or [objective] differs: these losses do not compare; `moetrain eval RUN/config.ini --set "              \
+    "distill.teacher=none` "                                                                                           \
     "prints "                                                                                                          \
     "the cross-entropy"
 

@@ -10,9 +10,10 @@
 
 void history_free(struct history *h)
 {
-    struct series *all[] = {&h->step,     &h->loss,      &h->smooth,    &h->grad,       &h->lr,
-                            &h->tok_s,    &h->eval_step, &h->eval_loss, &h->perplexity, &h->accuracy,
-                            &h->eval_tok, &h->ce,        &h->kl,        &h->eval_ce,    &h->eval_kl};
+    struct series *all[] = {&h->step,     &h->loss,      &h->smooth,      &h->grad,       &h->lr,
+                            &h->tok_s,    &h->eval_step, &h->eval_loss,   &h->perplexity, &h->accuracy,
+                            &h->eval_tok, &h->ce,        &h->kl,          &h->eval_ce,    &h->eval_kl,
+                            &h->margin,   &h->right,     &h->eval_margin, &h->eval_right};
     for (int i = 0; i < MT_LEN(all); i++) mem_free(all[i]->v);
     history_experts_free(&h->experts);
     history_profile_free(&h->profile);
@@ -33,6 +34,9 @@ static double number(struct json j, const char *key)
     double v = NAN;
     return json_opt_f64(j, key, &v, NULL) ? NAN : v;
 }
+
+/* A step of a preference objective, whose kl is KTO's baseline. */
+static bool has_rewards(struct json event) { return json_has(event, "rewards/margins"); }
 
 static double or_zero(double v) { return isfinite(v) ? v : 0; }
 
@@ -84,7 +88,9 @@ static int add_event(struct history *h, struct json event, struct err *err)
         series_push(&h->step, step);
         series_push(&h->loss, number(event, "loss"));
         series_push(&h->ce, number(event, "ce"));
-        series_push(&h->kl, number(event, "kl"));
+        series_push(&h->kl, has_rewards(event) ? NAN : number(event, "kl"));
+        series_push(&h->margin, number(event, "rewards/margins"));
+        series_push(&h->right, number(event, "rewards/accuracies"));
         series_push(&h->smooth, number(event, "smooth_loss"));
         series_push(&h->grad, number(event, "grad_norm"));
         series_push(&h->lr, number(event, "lr"));
@@ -104,6 +110,8 @@ static int add_event(struct history *h, struct json event, struct err *err)
         series_push(&h->eval_loss, number(event, "loss"));
         series_push(&h->eval_ce, number(event, "ce"));
         series_push(&h->eval_kl, number(event, "kl"));
+        series_push(&h->eval_margin, number(event, "eval_rewards/margins"));
+        series_push(&h->eval_right, number(event, "eval_rewards/accuracies"));
         series_push(&h->perplexity, number(event, "perplexity"));
         series_push(&h->accuracy, number(event, "accuracy"));
         series_push(&h->eval_tok, number(event, "tokens"));

@@ -21,7 +21,8 @@ struct history_sample {
 /* Arrays of steps have one length, arrays of evaluations another. */
 struct history {
     struct series step, loss, smooth, grad, lr, tok_s;
-    struct series ce, kl, eval_ce, eval_kl; /* parts of the loss of a distillation; NaN in other runs */
+    struct series ce, kl, eval_ce, eval_kl;               /* parts of the loss of a distillation; NaN in other runs */
+    struct series margin, right, eval_margin, eval_right; /* rewards/margins, rewards/accuracies; NaN in other runs */
     struct series eval_step, eval_loss, perplexity, accuracy, eval_tok;
     int64_t first_eval; /* index of the first evaluation on the held-out data of the last one; losses from there on are
                            comparable */

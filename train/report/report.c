@@ -102,39 +102,60 @@ static bool has_teacher(const struct history *h)
     return isfinite(series_last(&h->kl)) || isfinite(series_last(&h->eval_kl));
 }
 
-/* The two parts of a distillation's loss. */
-static void write_distillation(FILE *out, const struct history *h)
+static bool has_preferences(const struct history *h)
 {
-    const struct {
-        const char *title;
-        const struct series *train, *held_out;
-    } parts[] = {{"Cross-entropy", &h->ce, &h->eval_ce}, {"KL to the teacher", &h->kl, &h->eval_kl}};
+    return isfinite(series_last(&h->margin)) || isfinite(series_last(&h->eval_margin));
+}
+
+/* Two numbers beside the loss, in training and of the held-out data. */
+struct beside {
+    const char *title, *unit;
+    const struct series *train, *held_out;
+};
+
+static void write_beside(FILE *out, const struct history *h, const struct beside part[2])
+{
     fputs("<div class=\"three\">\n", out);
-    for (int i = 0; i < MT_LEN(parts); i++) {
-        const int64_t first = h->first_eval, n = parts[i].held_out->n - first;
-        fprintf(out, "<section><h2>%s</h2>\n", parts[i].title);
-        struct svg_plot plot = {"step", "nats per token", 360, 250, .n_lines = 2};
-        plot.lines[0] = (struct svg_line){"a thin", h->step.v, parts[i].train->v, h->step.n, false};
-        plot.lines[1] = (struct svg_line){"b", h->eval_step.v + first, parts[i].held_out->v + first, n, true};
+    for (int i = 0; i < 2; i++) {
+        const int64_t first = h->first_eval, n = part[i].held_out->n - first;
+        if (!isfinite(series_last(part[i].train)) && !isfinite(series_last(part[i].held_out))) continue;
+        fprintf(out, "<section><h2>%s</h2>\n", part[i].title);
+        struct svg_plot plot = {"step", part[i].unit, 360, 250, .n_lines = 2};
+        plot.lines[0] = (struct svg_line){"a thin", h->step.v, part[i].train->v, h->step.n, false};
+        plot.lines[1] = (struct svg_line){"b", h->eval_step.v + first, part[i].held_out->v + first, n, true};
         svg_plot(out, &plot);
         fputs("</section>\n", out);
     }
     fputs("</div>\n", out);
 }
 
+/* The parts of a distillation's loss; what a preference objective gives the answers. */
+static void write_parts(FILE *out, const struct history *h)
+{
+    const struct beside teacher[2] = {{"Cross-entropy", "nats per token", &h->ce, &h->eval_ce},
+                                      {"KL to the teacher", "nats per token", &h->kl, &h->eval_kl}};
+    const struct beside answers[2] = {{"Reward margin", "chosen - rejected", &h->margin, &h->eval_margin},
+                                      {"Preference accuracy", "share of pairs", &h->right, &h->eval_right}};
+    if (has_teacher(h)) write_beside(out, h, teacher);
+    if (has_preferences(h)) write_beside(out, h, answers);
+}
+
 static void write_evals(FILE *out, const struct history *h)
 {
     char text[32];
     int64_t best = history_best(h);
-    const bool teacher = has_teacher(h);
+    const bool teacher = has_teacher(h), answers = has_preferences(h);
     fprintf(out,
             "<h2>Evaluations</h2>\n<div "
             "class=\"table\"><table><tr><th>step<th>loss%s<th>perplexity<th>accuracy<th>tokens<th></tr>\n",
-            teacher ? "<th>cross-entropy<th>KL" : "");
+            teacher   ? "<th>cross-entropy<th>KL"
+            : answers ? "<th>margin<th>right"
+                      : "");
     for (int64_t i = 0; i < h->eval_loss.n; i++) {
         fprintf(out, "<tr%s><td>%.0f<td>%.4f", i == best ? " class=\"best\"" : "", h->eval_step.v[i],
                 h->eval_loss.v[i]);
         if (teacher) fprintf(out, "<td>%.4f<td>%.4g", h->eval_ce.v[i], h->eval_kl.v[i]);
+        if (answers) fprintf(out, "<td>%.4g<td>%.3g", h->eval_margin.v[i], h->eval_right.v[i]);
         fprintf(out, "<td>%.4g<td>%.2f %%<td>%s<td>%s</tr>\n", h->perplexity.v[i], 100 * h->accuracy.v[i],
                 svg_number(text, isfinite(h->eval_tok.v[i]) ? h->eval_tok.v[i] : 0),
                 i == best           ? "best"
@@ -187,7 +208,7 @@ static void write_page(FILE *out, const struct history *h, const char *title, co
     write_facts(out, &h->start);
     write_cards(out, h);
     if (h->step.n || h->eval_loss.n) write_plots(out, h);
-    if (has_teacher(h)) write_distillation(out, h);
+    write_parts(out, h);
     report_profile(out, &h->profile);
     report_experts(out, &h->experts);
     if (h->eval_loss.n) write_evals(out, h);

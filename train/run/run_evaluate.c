@@ -35,15 +35,7 @@ void run_micro_batch(struct run *r, const struct batch *b, const struct model_pa
  * experts. */
 static void run_empty(struct run *r, const struct model_pass *pass)
 {
-    int32_t zero[1] = {0};
-    const struct batch b = {.tok = zero,
-                            .pos = zero,
-                            .cu = zero,
-                            .label_row = zero,
-                            .label_id = zero,
-                            .answer_cu = zero,
-                            .answer_first = zero,
-                            .good = zero};
+    const struct batch b = micro_batch_none();
     run_micro_batch(r, &b, pass);
     model_end(&r->model);
 }

@@ -38,6 +38,15 @@ static void warn_of_mixers(const struct run *r)
     if (lora_table_missed(&r->model.adapters, &r->arch, text, sizeof(text))) log_warn("lora.targets: %s", text);
 }
 
+/* Most parameters are experts': an objective whose loss begins at a fixed value then seems to learn nothing. */
+static void warn_of_experts(const struct run *r)
+{
+    if (run_objective(r->cfg)->format && !(lora_table_experts(&r->model.adapters, &r->arch) > 0))
+        log_warn(
+            "lora.targets adapts none of the routed experts, which have most of the parameters: add experts to it, or "
+            "the loss may stay where it begins");
+}
+
 /* Which matrices are quantised, and a warning when that changes nothing. */
 static void print_quant(const struct run *r)
 {
@@ -83,6 +92,7 @@ void run_banner_print(const struct run *r, int64_t n_step)
     fprintf(stderr, "%s", table);
     print_quant(r);
     warn_of_mixers(r);
+    warn_of_experts(r);
     warn_of_scale(&r->model.adapters);
     warn_of_dropout(&r->model.adapters);
     print_pairs(r);

@@ -184,5 +184,6 @@ void saves_tell_end(const struct training *t)
 {
     if (!training_is_first(t)) return;
     if (t->state.step < t->schedule.total_steps && training_out_of_patience(t, &t->state)) tell_of_patience(t);
-    best_print(t->run.cfg->output.dir, &t->state);
+    best_print(t->run.cfg->output.dir, &t->state,
+               t->run.cfg->eval.best == CFG_BEST_LOSS ? "held-out loss" : "held-out 1 - rewards/accuracies");
 }

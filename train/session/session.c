@@ -12,6 +12,7 @@
 #include "train/session/earlier.h"
 #include "train/session/inputs.h"
 #include "train/session/packing_check.h"
+#include "train/session/reference_cache.h"
 #include "train/session/route_profile.h"
 #include "train/session/run_banner.h"
 #include "train/session/saves.h"
@@ -68,10 +69,11 @@ static void close_checkpoint(struct training *t) { resume_free(&t->from); }
 
 static int open_data(struct training *t, struct err *err) { return run_open_data(&t->run, true, err); }
 
-/* Hash of the held-out rows and of the number of micro-batches that best_loss belongs to. */
+/* Hash of the held-out rows, of the number of micro-batches and of eval.best, which best_loss belongs to. */
 static uint64_t eval_hash(const struct training *t)
 {
-    return rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
+    const uint64_t hash = rng_u64(t->run.eval.hash, (uint64_t)t->run.cfg->eval.max_batches);
+    return t->run.cfg->eval.best == CFG_BEST_LOSS ? hash : rng_u64(hash, (uint64_t)t->run.cfg->eval.best);
 }
 
 /* Settings in steps, against those of the run, which train.epochs gives only now. */
@@ -178,6 +180,8 @@ static int print_banner(struct training *t, struct err *err)
 
 static int check_packing(struct training *t, struct err *err) { return packing_check_run(&t->run, t->state.pos, err); }
 
+static int open_reference(struct training *t, struct err *err) { return reference_cache_open(&t->run, err); }
+
 static int open_loader(struct training *t, struct err *err)
 {
     (void)err;
@@ -218,6 +222,7 @@ static const struct stage {
     {.open = earlier_leave},
     {.open = print_banner},
     {.open = check_packing},
+    {.open = open_reference},
     {.open = open_loader, .close = close_loader},
     {.open = saves_open, .close = saves_close},
 };

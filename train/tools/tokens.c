@@ -86,16 +86,47 @@ static void put_token(struct tokens *t, const struct tokenizer *tok, int32_t id,
 
 /* ---- a micro-batch ---- */
 
+/* What a document is of its pair, or its label; "" of other documents. */
+struct side {
+    bool pairs;
+    char name[16], shared[64], json[80];
+};
+
+static struct side side_of(const struct batch *b, int64_t seq)
+{
+    struct side s = {.pairs = b->n_answer && !b->good};
+    const int32_t *x = b->tok + b->cu[seq], *y = b->tok + b->cu[seq + 1];
+    int64_t n = 0;
+    if (!b->n_answer) return s;
+    if (b->good) {
+        snprintf(s.name, sizeof(s.name), ", %s", b->good[seq] ? "good" : "bad");
+        snprintf(s.json, sizeof(s.json), "\"label\": %s, ", b->good[seq] ? "true" : "false");
+        return s;
+    }
+    if (seq % 2) x = b->tok + b->cu[seq - 1], y = b->tok + b->cu[seq];
+    const int64_t a = seq / 2 * 2, most = MT_MIN(b->cu[a + 1] - b->cu[a], b->cu[a + 2] - b->cu[a + 1]);
+    while (n < most && x[n] == y[n]) n++;
+    snprintf(s.name, sizeof(s.name), ", %s", seq % 2 ? "rejected" : "chosen");
+    snprintf(s.shared, sizeof(s.shared), "; the first %lld shared", (long long)n);
+    snprintf(s.json, sizeof(s.json), "\"side\": \"%s\", \"shared\": %lld, ", seq % 2 ? "rejected" : "chosen",
+             (long long)n);
+    return s;
+}
+
 static void put_document(struct tokens *t, const struct run *r, const struct batch *b, const uint8_t *mask, int64_t seq)
 {
     const int64_t begin = b->cu[seq], end = b->cu[seq + 1];
     int64_t targets = 0;
-    char title[128];
+    char title[224];
     for (int64_t i = begin; i < end; i++) targets += mask[i];
-    snprintf(title, sizeof(title), "document %lld: %lld token%s, %lld with loss", (long long)seq,
-             (long long)(end - begin), str_plural(end - begin), (long long)targets);
+    const struct side side = side_of(b, seq);
+    snprintf(title, sizeof(title), "%s%lld%s: %lld token%s, %lld with loss%s", side.pairs ? "pair " : "document ",
+             (long long)(side.pairs ? seq / 2 : seq), side.name, (long long)(end - begin), str_plural(end - begin),
+             (long long)targets, side.shared);
     if (t->form == FORM_JSON) {
-        text_put(&t->out, seq ? ", {\"ids\": " : "{\"ids\": ");
+        text_put(&t->out, seq ? ", {" : "{");
+        if (side.name[0]) text_put(&t->out, side.json);
+        text_put(&t->out, "\"ids\": ");
         tokens_put_ids(&t->out, b->tok + begin, end - begin);
         text_put(&t->out, ", \"loss\": [");
         for (int64_t i = begin; i < end; i++) {
