@@ -328,6 +328,7 @@ OP1(mov_64, u64, u64, A)
 OP3(selp_32, u32, u32, u32, u32, C ? A : B)
 OP3(selp_64, u64, u64, u64, u32, C ? A : B)
 OP1(to_shared, u64, u64, A - SHARED_WINDOW)
+OP1(to_local, u64, u64, A - LOCAL_WINDOW)
 OP1(of_shared, u64, u64, A + SHARED_WINDOW)
 OP1(of_local, u64, u64, A + LOCAL_WINDOW)
 
@@ -581,6 +582,7 @@ static const struct op table[] = {
     {"cvta.param.u64", "88", mov_64},
     {"cvta.to.shared.u64", "88", to_shared},
     {"cvta.shared.u64", "88", of_shared},
+    {"cvta.to.local.u64", "88", to_local},
     {"cvta.local.u64", "88", of_local},
 
     COMPARISONS(u16, "u16", "4"),

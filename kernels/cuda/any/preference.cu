@@ -52,10 +52,13 @@ static __global__ void __launch_bounds__(UNITS)
     for (int64_t begin = 0; begin < a.n; begin += UNITS * per_unit) {
         const int64_t i = begin + (int)threadIdx.x * per_unit;
         if (i < a.n) {
-            struct preference_answer of[2];
-            for (int k = 0; k < per_unit; k++) of[k] = load_answer(logps, reference, a, i + k);
+            struct preference_answer of[2] = {load_answer(logps, reference, a, i)};
+            if (!good) of[1] = load_answer(logps, reference, a, i + 1);
             const struct preference_unit u = good ? preference_row(&p, of, good[i]) : preference_pair(&p, of);
-            for (int k = 0; k < 2 * per_unit; k++) weight[2 * i + k] = (float)u.weight[k / 2][k % 2];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (k < 2 * per_unit) weight[2 * i + k] = (float)u.weight[k / 2][k % 2];
+#pragma unroll
             for (int k = 0; k < PREFERENCE_SUMS; k++) part[threadIdx.x][k] = u.sum[k];
         }
         __syncthreads();
