@@ -437,7 +437,7 @@ static void test_interrupted_run(void **state)
     (void)state;
     const struct timespec pause = {.tv_nsec = 20000000};
     const char *config = process_config("[eval]\nat_start = no\nat_end = no\n"), *dir = scratch_dir();
-    char metrics[1 << 12] = "";
+    static char metrics[1 << 16];
     const char *words[] = {config, "--set", "train.profile=2:100000", "--set", "train.steps=100000", NULL};
     const pid_t pid = process_start(dir, words);
     for (int i = 0; i < 1500 && !strstr(metrics, "\"step\": 4,") && !strstr(metrics, "\"step\":4,"); i++) {
