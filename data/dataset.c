@@ -62,9 +62,9 @@ static uint64_t dataset_hash(const struct dataset *ds)
     return hash_bytes(h, ds->mask, ds->n_tokens);
 }
 
-static int64_t per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
+int64_t dataset_per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
 
-int64_t dataset_units(const struct dataset *ds) { return ds->n_docs / per_unit(ds); }
+int64_t dataset_units(const struct dataset *ds) { return ds->n_docs / dataset_per_unit(ds); }
 
 /* Empty, for rows of opt. */
 static void dataset_begin(struct dataset *ds, const struct dataset_options *opt)
@@ -229,7 +229,7 @@ static int unit_add(struct builder *b, struct json row, const char *where, struc
     const int64_t n_docs = ds->n_docs, n_tokens = ds->n_tokens, n_overlong = ds->n_overlong;
     int rc = 0;
     progress();
-    for (int64_t i = 0; !rc && i < per_unit(ds); i++) {
+    for (int64_t i = 0; !rc && i < dataset_per_unit(ds); i++) {
         b->rows.worse = i > 0;
         if (row_read(&b->rows, row, err)) rc = -1;
         if (!rc) count_texts(b, where);
@@ -408,7 +408,8 @@ static bool take(uint64_t key, int64_t d, int64_t n, int64_t wanted)
 
 static void copy_unit(struct dataset *to, const struct dataset *from, int64_t unit)
 {
-    for (int64_t d = unit * per_unit(from); d < (unit + 1) * per_unit(from); d++) copy_document(to, from, d);
+    const int64_t n = dataset_per_unit(from);
+    for (int64_t d = unit * n; d < (unit + 1) * n; d++) copy_document(to, from, d);
 }
 
 /* An empty data set of the same kind, with its counts. */

@@ -20,6 +20,8 @@ int dataset_load(struct dataset *ds, const char *files, const struct tokenizer *
 /* Moves a fraction of the documents, chosen by seed, from ds to held; at least one when fraction > 0. Documents of one
  * row stay together. The order is kept. It is an error when none would be left; ds is then unchanged. */
 int dataset_split(struct dataset *ds, struct dataset *held, double fraction, uint64_t seed, struct err *err) MT_CHECK;
+/* A unit is what is drawn and dropped as a whole: a document, or the two of a pair. */
+int64_t dataset_per_unit(const struct dataset *ds); /* documents of a unit */
 int64_t dataset_units(const struct dataset *ds);
 int64_t dataset_targets(const struct dataset *ds); /* number of tokens with mask 1 */
 void dataset_free(struct dataset *ds);

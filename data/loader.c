@@ -34,8 +34,6 @@ struct loader {
     struct loader_pos start;
 };
 
-static int64_t per_unit(const struct dataset *ds) { return ds->pairs ? 2 : 1; }
-
 static int64_t doc_size(const struct dataset *ds, int64_t d) { return ds->doc_off[d + 1] - ds->doc_off[d]; }
 
 /* 0 .. n-1, shuffled by key (Fisher-Yates) when `shuffle`. */
@@ -126,7 +124,7 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
 static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs, int64_t **pack_of)
 {
     const struct dataset *ds = l->ds;
-    const int64_t n_unit = dataset_units(ds), n = per_unit(ds);
+    const int64_t n_unit = dataset_units(ds), n = dataset_per_unit(ds);
     const uint64_t key = rng_u64(rng_key(l->opt.seed, "order of documents"), (uint64_t)epoch);
     int64_t *units = order_make(n_unit, l->opt.shuffle, key);
     *docs = mem_array(ds->n_docs, sizeof(**docs));
@@ -244,7 +242,7 @@ void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, 
         b->good = ds->good ? mem_array(n + 1, sizeof(*b->good)) : NULL;
     }
     for (int64_t i = 0; i < n; i++) batch_add(b, ds, docs[i]);
-    b->n_unit = n / per_unit(ds);
+    b->n_unit = n / dataset_per_unit(ds);
 }
 
 static void batch_make(struct batch *b, const struct loader *l, const struct plan *plan, int64_t index)
