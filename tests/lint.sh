@@ -122,6 +122,7 @@ check_includes() {
         may["data/source"] = "data/source/.*|" files
         may["data"] = "data/[^/]*|data/source/[^/]*|data/(tokenizer|chat|dataset)/[^/]*|" files
         may["data/dataset"] = "data/[^/]*|data/(dataset|source|chat)/[^/]*|" files
+        may["data/rollout"] = "data/[^/]*|data/(rollout|source)/[^/]*|" files
         may["data/tokenizer"] = "data/tokenizer/.*|" files
         may["data/chat"] = "data/chat/.*|" files
         may["data/chat/jinja"] = "data/chat/jinja/.*|" files

@@ -1,0 +1,86 @@
+/* advantages.c - see advantages.h. A mean of equal rewards is exactly their value: sums are of differences from the
+ * first one, so that a group of equal rewards has advantages of 0. */
+#include "data/rollout/advantages.h"
+
+#include <math.h>
+
+#define SPREAD 1e-4 /* added to standard deviations, as TRL does */
+#define ZERO   1e-8 /* a standard deviation of no more counts as 0 */
+
+/* Of the values that are not NaN. */
+struct moments {
+    int64_t n;
+    double mean, std; /* NaN where n is 0; where n is less than 2 */
+};
+
+static struct moments moments_of(const double *x, int64_t n)
+{
+    struct moments m = {.mean = NAN, .std = NAN};
+    double first = 0, sum = 0, sum2 = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(x[i])) continue;
+        if (!m.n++) first = x[i];
+        sum += x[i] - first;
+    }
+    if (!m.n) return m;
+    m.mean = first + sum / (double)m.n;
+    for (int64_t i = 0; i < n; i++)
+        if (!isnan(x[i])) sum2 += (x[i] - m.mean) * (x[i] - m.mean);
+    if (m.n > 1) m.std = sqrt(sum2 / (double)(m.n - 1));
+    return m;
+}
+
+static double or_zero(double x) { return isnan(x) ? 0 : x; }
+
+/* Reward minus the mean of the other rows; NaN without one. */
+static void leave_one_out(double *out, const double *reward, int64_t n)
+{
+    const struct moments m = moments_of(reward, n);
+    const double count = (double)m.n;
+    for (int64_t i = 0; i < n; i++) out[i] = m.n > 1 ? (reward[i] - m.mean) * (count / (count - 1)) : NAN;
+}
+
+static void check(int64_t n, const struct advantage_options *opt)
+{
+    MT_REQUIRE(opt->n_group > 0 && n % opt->n_group == 0, "%lld rows in groups of %lld", (long long)n,
+               (long long)opt->n_group);
+}
+
+static void compute_others(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt)
+{
+    for (int64_t i = 0; i < n; i += opt->n_group) leave_one_out(advantage + i, reward + i, opt->n_group);
+    const struct moments all = moments_of(advantage, n);
+    for (int64_t i = 0; i < n; i++) {
+        if (opt->scale == ADVANTAGE_BATCH) advantage[i] = (advantage[i] - all.mean) / (all.std + SPREAD);
+        advantage[i] = or_zero(advantage[i]);
+    }
+}
+
+void advantages_compute(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt)
+{
+    check(n, opt);
+    if (opt->leave_one_out) {
+        compute_others(advantage, reward, n, opt);
+        return;
+    }
+    const double of_batch = moments_of(reward, n).std;
+    for (int64_t i = 0; i < n; i++) {
+        const struct moments m = moments_of(reward + i / opt->n_group * opt->n_group, opt->n_group);
+        const double std = opt->scale == ADVANTAGE_BATCH ? of_batch : m.std;
+        const double a = reward[i] - m.mean;
+        advantage[i] = or_zero(opt->scale == ADVANTAGE_NONE ? a : a / (std + SPREAD));
+    }
+}
+
+struct advantage_stats advantages_stats(const double *reward, int64_t n, const struct advantage_options *opt)
+{
+    const struct moments all = moments_of(reward, n);
+    const bool of_batch = opt->scale == ADVANTAGE_BATCH && !opt->leave_one_out;
+    int64_t zero = 0;
+    check(n, opt);
+    for (int64_t i = 0; i < n; i += opt->n_group) {
+        const double std = of_batch ? all.std : moments_of(reward + i, opt->n_group).std;
+        zero += std <= ZERO ? opt->n_group : 0;
+    }
+    return (struct advantage_stats){all.mean, all.std, n ? (double)zero / (double)n : NAN};
+}

@@ -1,0 +1,27 @@
+/* advantages.h - rewards of groups of completions -> advantages. */
+#ifndef MT_ADVANTAGES_H
+#define MT_ADVANTAGES_H
+
+#include "kernels/base.h"
+
+/* What (reward - mean of its group) is divided by, plus 1e-4: the standard deviation of the group; of all rewards;
+ * nothing. */
+enum advantage_scale { ADVANTAGE_GROUP, ADVANTAGE_BATCH, ADVANTAGE_NONE };
+struct advantage_options {
+    int64_t n_group; /* rows of a group, adjacent */
+    enum advantage_scale scale;
+    bool leave_one_out; /* RLOO: the mean is that of the other rows of the group, and only ADVANTAGE_BATCH divides, by
+                         * the deviation of all advantages, after their mean is subtracted */
+};
+struct advantage_stats {
+    double mean, std; /* of all rewards that are not null; NaN: over nothing, or one */
+    double zero_std;  /* share of rows whose divisor before 1e-4 is 0: rows without a gradient. ADVANTAGE_BATCH of
+                       * rewards: all rows or none */
+};
+
+/* Standard deviations divide by n - 1. Null rewards (NaN) are in no mean and have advantage 0. n is a multiple of
+ * n_group; advantage, reward [n]. */
+void advantages_compute(double *advantage, const double *reward, int64_t n, const struct advantage_options *opt);
+struct advantage_stats advantages_stats(const double *reward, int64_t n, const struct advantage_options *opt);
+
+#endif
