@@ -124,19 +124,32 @@ struct plan_generation engine_sizes(int64_t n_seq, int64_t longest, int64_t prom
                                     .chunk = longest > PASS_TOK ? CHUNK_TOK : 1};
 }
 
-struct engine *engine_open_planned(struct run *r, struct err *err)
+/* The sizes of the plan. */
+static struct engine_options planned(const struct run *r)
 {
     const struct plan_generation *s = &r->generation;
-    if (r->dev.ops->own_memory && s->n_seq > 1)
+    return (struct engine_options){.n_seq = s->n_seq,
+                                   .max_len = r->cfg->data.seq_len,
+                                   .n_tok = s->n_tok,
+                                   .chunk = s->chunk,
+                                   .cache_tok = r->cache_tok,
+                                   .routing = s->routing};
+}
+
+struct engine *engine_open_planned(struct run *r, struct err *err)
+{
+    const struct engine_options opt = planned(r);
+    if (r->dev.ops->own_memory && opt.n_seq > 1)
         log_info(
             "on a GPU products choose kernels by the number of rows: texts may differ from those of one sequence at "
             "a time where two tokens are nearly equally likely");
-    const struct engine_options opt = {.n_seq = s->n_seq,
-                                       .max_len = r->cfg->data.seq_len,
-                                       .n_tok = s->n_tok,
-                                       .chunk = s->chunk,
-                                       .cache_tok = r->cache_tok,
-                                       .routing = s->routing};
+    return engine_open(r, &opt, err);
+}
+
+struct engine *engine_open_training(struct run *r, struct err *err)
+{
+    struct engine_options opt = planned(r);
+    opt.apart = true;
     return engine_open(r, &opt, err);
 }
 
@@ -251,6 +264,8 @@ static int check_request(const struct engine *e, const struct sample_request *q,
         return err_set(err, "adapter %d is not loaded", q->adapter);
     if (q->n_ids < 1) return err_set(err, "the prompt is empty");
     if (q->n < 1 || q->n > INT32_MAX) return err_set(err, "n = %lld: at least 1", (long long)q->n);
+    if (q->first < 0 || q->first + q->n > INT32_MAX)
+        return err_set(err, "first = %lld: 0 to %lld", (long long)q->first, (long long)(INT32_MAX - q->n));
     for (int64_t i = 0; i < q->n_ids; i++)
         if (q->ids[i] < 0 || q->ids[i] >= vocab)
             return err_set(err, "token %d at position %lld of the prompt: the vocabulary has %lld", q->ids[i],
@@ -336,7 +351,7 @@ static void end_cancelled(struct engine *e, struct request *q)
     }
     for (; q->n_begun < q->rules.q.n; q->n_begun++, q->n_ended++) {
         struct answer a;
-        answer_begin(&a, &q->rules, q->n_begun, e->run->tok);
+        answer_begin(&a, &q->rules, q->rules.q.first + q->n_begun, e->run->tok);
         answer_end(&a, SAMPLE_CANCELLED);
         call_done(q, &a);
         answer_free(&a);
@@ -409,7 +424,7 @@ static bool begin_sample(struct engine *e, struct request *q)
     if (seq < 0) return false;
     struct live *l = &e->live[e->n_live++];
     *l = (struct live){.r = q, .seq = seq};
-    answer_begin(&l->answer, &q->rules, q->n_begun++, e->run->tok);
+    answer_begin(&l->answer, &q->rules, q->rules.q.first + q->n_begun++, e->run->tok);
     if (params_of(q)->max_tokens > 0) return true;
     answer_end(&l->answer, SAMPLE_LENGTH);
     end_live(e, e->n_live - 1);
@@ -597,7 +612,7 @@ static void draw(struct engine *e)
     d.top_id = mem_array(MT_MAX(d.n * d.n_top, 1), sizeof(*d.top_id));
     d.top_logprob = mem_array(MT_MAX(d.n * d.n_top, 1), sizeof(*d.top_logprob));
     model_sample(&e->run->model, &d);
-    agree(e->run->par.all, d.token, d.n);
+    agree(e->opt.apart ? e->run->par.ep : e->run->par.all, d.token, d.n);
     model_end(&e->run->model);
     e->run->dev.steady_rows = false; /* callbacks may use the model */
     add_tokens(e, &d);
@@ -651,6 +666,7 @@ static void run_pass(struct engine *e, bool decode)
     const struct model_pass pass = {.cache = &e->cache,
                                     .cache_seq = e->seq,
                                     .decode = decode,
+                                    .unquantised = r->model.qat.waiting,
                                     .adapters = adapters_of(e),
                                     .choices = e->records ? CHOICES_RECORDED : CHOICES_OWN};
     r->dev.steady_rows = true;

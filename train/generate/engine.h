@@ -14,7 +14,8 @@
  *
  * One thread calls all functions; callbacks run inside engine_step and may call engine_add and engine_cancel.
  *
- * With several ranks, all ranks call the functions in one order, and get equal tokens. */
+ * With several ranks, all ranks call the functions in one order, and get equal tokens. Opened `apart`, this holds for
+ * the ranks of an expert-parallel group; without expert parallelism each rank is a group. */
 #ifndef MT_ENGINE_H
 #define MT_ENGINE_H
 
@@ -29,6 +30,7 @@ struct engine_options {
     int64_t chunk;     /* tokens of a longer prompt in each later pass */
     int64_t cache_tok; /* tokens of all sequences that the cache has room for, at least max_len */
     bool routing;      /* requests may ask for the experts of their tokens */
+    bool apart;        /* groups of expert-parallel ranks have requests of their own */
 };
 
 /* Sizes for n_seq sequences whose prompts have at most `longest` tokens, and prompt_tok together; for run.generation.
@@ -41,6 +43,9 @@ struct engine *engine_open(struct run *r, const struct engine_options *opt, stru
 /* With the sizes of run.generation and data.seq_len, after run_open_model. On a GPU the log says that sequences at once
  * may change each other's rounding. */
 struct engine *engine_open_planned(struct run *r, struct err *err);
+/* Between the steps of a training run, which samples with the adapters as they are now: engine_open_planned, apart,
+ * without the note. No pass of training may run before engine_close. */
+struct engine *engine_open_training(struct run *r, struct err *err);
 void engine_close(struct engine *e); /* requests that remain end without a callback; NULL is fine */
 
 /* Another adapter for requests, in memory outside the arenas; its number, or -1. Passes with it must not need more of

@@ -41,7 +41,7 @@ enum sample_end {
 
 /* A sample, as callbacks see it; valid until they return. */
 struct sample {
-    int64_t index;         /* 0 .. n-1 of its request */
+    int64_t index;         /* first .. first + n - 1 of its request */
     const int32_t *prompt; /* [n_prompt] */
     int64_t n_prompt;
     const float *prompt_logprob; /* [n_prompt], NaN for the first; NULL: not asked for */
@@ -75,6 +75,7 @@ struct sample_group {
 struct sample_request {
     const int32_t *ids; /* [n_ids] prompt, at least one token; copied */
     int64_t n_ids, n;   /* n: samples, at least 1 */
+    int64_t first;      /* number of the first one; a sample depends on its number, not on the others */
     struct sample_params params;
     const int32_t *end_ids; /* [n_end_ids] tokens that end an answer; copied */
     int64_t n_end_ids;

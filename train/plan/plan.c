@@ -99,6 +99,35 @@ static void warn_decoded(const struct plan *p, const struct config *cfg)
                  (long long)cfg->train.decoded_layers, p->memory.format);
 }
 
+int plan_fits(bool *fits, const struct plan_request *request, struct err *err)
+{
+    struct plan p = {.trainable = 0};
+    struct plan_choice c;
+    set_budget(&p, request);
+    if (plan_choose_least(&c, request, p.fixed, err)) return -1;
+    *fits = c.peak <= p.budget;
+    return 0;
+}
+
+/* A training run samples as many texts at once as have room for all their tokens, at most those asked for. */
+static int fit_sampling(struct plan_request *q, struct err *err)
+{
+    struct plan_generation *g = &q->generation;
+    const double given = q->cfg->generate.memory_gb * (double)((int64_t)1 << 30);
+    char need[32];
+    for (bool fits = false;; g->n_seq = (g->n_seq + 1) / 2) {
+        g->cache_tok = g->n_seq * q->seq_len;
+        const int64_t bytes = plan_cache_bytes(q, g->cache_tok);
+        const bool within = !(given > 0 && (double)bytes > given);
+        if (g->n_seq > 1 && within && plan_fits(&fits, q, err)) return -1;
+        if (g->n_seq > 1 && !fits) continue;
+        if (within) return 0;
+        return err_set(err, "generate.memory_gb = %g: the cache of a sequence of %lld tokens needs %s: set it to %g",
+                       q->cfg->generate.memory_gb, (long long)q->seq_len, str_bytes(need, bytes),
+                       plan_round_gib((double)bytes / (double)((int64_t)1 << 30)));
+    }
+}
+
 static int make(struct plan *p, struct plan_request q, struct err *err)
 {
     const struct config *cfg = q.cfg;
@@ -114,6 +143,8 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
                        (long long)cfg->data.seq_len, (long long)q.a->max_len);
     p->in_host_memory = device_in_host_memory(q.dev);
     p->cache_seq = plan_cache_bytes(&q, q.seq_len);
+    if (q.train && q.generation.cache_tok && fit_sampling(&q, err)) return -1;
+    p->generation = q.generation;
     if (choose(p, &q, err)) return -1;
     for (int i = 0; i < WAITS && plan_peak(p, q.train) > p->budget && others_end(&q); i++)
         if (choose(p, &q, err)) return -1;
@@ -135,16 +166,6 @@ static int make(struct plan *p, struct plan_request q, struct err *err)
     if (plan_peak(p, q.train) <= p->budget) return plan_check_host(p, &q, err);
     p->too_large = true;
     return plan_too_large(p, &q, err);
-}
-
-int plan_fits(bool *fits, const struct plan_request *request, struct err *err)
-{
-    struct plan p = {.trainable = 0};
-    struct plan_choice c;
-    set_budget(&p, request);
-    if (plan_choose_least(&c, request, p.fixed, err)) return -1;
-    *fits = c.peak <= p.budget;
-    return 0;
 }
 
 int plan_make(struct plan *p, const struct plan_request *request, struct err *err)
@@ -177,6 +198,7 @@ int plan_longest(struct plan *p, const struct plan_request *request, struct err 
     struct plan_memory m;
     struct plan_choice c;
     q.checked = true;
+    q.generation = (struct plan_generation){.n_seq = 1, .n_tok = q.n_tok, .chunk = 1, .routing = q.generation.routing};
     alone.frozen = true;
     if (plan_measure(&m, &p->trainable, &q, &alone, err)) return -1;
     p->eval_alone = plan_memory_peak(&m, p->fixed, false);
@@ -185,7 +207,7 @@ int plan_longest(struct plan *p, const struct plan_request *request, struct err 
     int64_t low = 0, high = q.a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
-        q.seq_len = q.n_tok = middle * unit;
+        q.seq_len = q.n_tok = q.generation.n_tok = middle * unit;
         if (plan_choose_least(&c, &q, p->fixed, err)) return -1;
         if (c.peak <= p->budget)
             low = middle;

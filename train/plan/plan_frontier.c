@@ -118,6 +118,7 @@ int plan_frontier(const struct plan *p, const struct plan_request *request, cons
                   struct err *err)
 {
     struct plan_request q = *request;
+    q.generation = p->generation;
     struct row rows[ROWS];
     q.rates = *rates;
     q.checked = true;

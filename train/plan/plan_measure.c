@@ -343,9 +343,8 @@ static void generation_pass(struct plan_probe *p, struct cache *c, bool decode)
     model_end(m);
 }
 
-/* The peak of generation beside the smallest cache, of one full sequence. *cache: its bytes; 0: texts are not
- * generated.
- */
+/* The peak of generation beside the smallest cache: of one full sequence, or what a training run needs. *cache: its
+ * bytes; 0: texts are not generated. */
 static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 {
     const struct plan_request *q = p->q;
@@ -353,7 +352,7 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
     *cache = 0;
     if (!q->generates) return 0;
     p->dev.work = arena_measure("work");
-    *cache = push_cache(q, &p->dev, &p->dev.work, q->seq_len, &c);
+    *cache = push_cache(q, &p->dev, &p->dev.work, MT_MAX(q->seq_len, q->generation.cache_tok), &c);
     generation_pass(p, &c, false);
     generation_pass(p, &c, true);
     cache_close(&c);
@@ -362,20 +361,20 @@ static int64_t measure_generation(struct plan_probe *p, int64_t *cache)
 
 /* The peak of the passes that save nothing, without calibration. A command that only generates with a cache has no
  * others. */
-static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache)
+static int64_t measure_forward(struct plan_probe *p, double *flops, int64_t *cache, int64_t *generation)
 {
     int64_t unused;
     const int64_t eval = MT_MAX(measure_pass(p, false, true, &unused), measure_baseline(p));
     *flops = p->dev.flops / (double)p->q->n_tok;
-    const int64_t generation = measure_generation(p, cache);
-    return *cache && !p->q->train ? generation : MT_MAX(eval, generation);
+    *generation = measure_generation(p, cache);
+    return *cache && !p->q->train ? *generation : MT_MAX(eval, *generation);
 }
 
 int64_t plan_probe_other(struct plan_probe *p)
 {
-    int64_t cache;
+    int64_t cache, generation;
     double flops;
-    const int64_t forward = measure_forward(p, &flops, &cache), calibration = measure_calibration(p);
+    const int64_t forward = measure_forward(p, &flops, &cache, &generation), calibration = measure_calibration(p);
     return MT_MAX(forward, calibration);
 }
 
@@ -395,7 +394,7 @@ static void count_average_rows(struct plan_probe *p, struct plan_memory *m, bool
 
 static void measure_passes(struct plan_probe *p, struct plan_memory *m, bool frozen)
 {
-    m->work_eval = measure_forward(p, &m->flops_fwd, &m->cache);
+    m->work_eval = measure_forward(p, &m->flops_fwd, &m->cache, &m->sampling);
     if (frozen) return;
     m->work_eval = MT_MAX(m->work_eval, measure_calibration(p));
     m->work = measure_training(p, &m->floor_ms, &m->work_fwd);

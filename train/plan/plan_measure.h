@@ -24,6 +24,7 @@ struct plan_memory {
     int64_t work;            /* the same with the backward pass */
     int64_t work_eval;       /* peak of passes that save nothing for a backward pass: with loss; beside a KV cache */
     int64_t cache;           /* bytes of that cache */
+    int64_t sampling;        /* part of work_eval: cache and passes of generation */
     char format[96];         /* format of the experts in memory, as weights.experts */
     int64_t decoded;         /* bytes of decoded layers beyond their packed bytes */
     int64_t n_decoded;       /* number of decoded layers */
@@ -48,12 +49,13 @@ enum plan_use { PLAN_EVAL, PLAN_TRAIN, PLAN_GENERATE };
 
 /* Texts that are generated at once (train/generate/engine.h), of up to seq_len tokens. */
 struct plan_generation {
-    int64_t n_seq;  /* sequences */
-    int64_t n_tok;  /* tokens of a pass */
-    int64_t chunk;  /* tokens of a sequence in a pass that is not its first */
-    int64_t n_top;  /* likeliest tokens that are reported */
-    int64_t n_edit; /* of a sequence, beside its tokens; 0: neither, no logits are changed */
-    bool routing;   /* the choice of experts is recorded */
+    int64_t n_seq;     /* sequences */
+    int64_t n_tok;     /* tokens of a pass */
+    int64_t chunk;     /* tokens of a sequence in a pass that is not its first */
+    int64_t n_top;     /* likeliest tokens that are reported */
+    int64_t n_edit;    /* of a sequence, beside its tokens; 0: neither, no logits are changed */
+    bool routing;      /* the choice of experts is recorded */
+    int64_t cache_tok; /* of training runs: tokens that the plan has a cache for; 0: a full sequence */
 };
 
 /* Kind of device, model, data: what a plan is for. */

@@ -110,6 +110,11 @@ static void print_choices(const struct plan *p, FILE *out)
                 (long long)p->longest, p->longest_fits ? " (the model's limit)" : "");
     fprintf(out, "  a text of data.seq_len tokens takes %s of KV cache (`moetrain generate`)\n",
             str_bytes(b, p->cache_seq));
+    if (p->generation.cache_tok)
+        fprintf(out,
+                "  sampling between steps: up to %lld sequences at once, a KV cache of %s and passes beside it: %s, in "
+                "the memory of activations\n",
+                (long long)p->generation.n_seq, str_bytes(b, p->memory.cache), str_bytes(c, p->memory.sampling));
     fprintf(out, "  %s trainable parameters; %s FLOP per token forward, %s per token of training\n",
             str_count(b, p->trainable), str_count(c, (int64_t)p->memory.flops_fwd),
             str_count((char[32]){0}, (int64_t)p->memory.flops));

@@ -33,13 +33,14 @@ struct plan {
     double ops_ms;        /* of the plan's, without waits */
     int64_t longest;      /* largest data.seq_len that fits with micro_batch = 1; 0: none fits */
     bool longest_fits;    /* longer ones would fit, but the model has no more positions */
-    int64_t cache_seq;    /* bytes of the KV cache of a text of data.seq_len tokens */
-    int64_t eval_alone;   /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
-    bool too_large;       /* plan_make failed because no options fit the budget; then also: */
-    char advice[PLAN_ADVICE]; /* what to change, for messages */
-    int helps;                /* lower ones make it fit: bits PLAN_HELPS_* */
-    bool alone;               /* each of them, not only all together */
-    int64_t host_needed;      /* more host memory would: bytes for all ranks of this machine; 0: no */
+    struct plan_generation generation; /* of the request; of a training run what fits */
+    int64_t cache_seq;                 /* bytes of the KV cache of a text of data.seq_len tokens */
+    int64_t eval_alone;                /* device bytes of `eval`, which holds no gradients and moments; 0: unknown */
+    bool too_large;                    /* plan_make failed because no options fit the budget; then also: */
+    char advice[PLAN_ADVICE];          /* what to change, for messages */
+    int helps;                         /* lower ones make it fit: bits PLAN_HELPS_* */
+    bool alone;                        /* each of them, not only all together */
+    int64_t host_needed;               /* more host memory would: bytes for all ranks of this machine; 0: no */
 };
 
 /* More than the context and the libraries of one process take, with many peers mapped: other processes use the GPU. */

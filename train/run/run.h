@@ -24,11 +24,13 @@ struct run {
     struct chat_template *chat; /* NULL: none */
     struct dataset train, eval;
     struct plan plan;
-    struct plan_generation generation; /* set before run_open_model, for PLAN_GENERATE; zeroed: one sequence */
-    int64_t set_aside;                 /* set before run_open_model, which leaves these bytes for engine_load_adapter */
-    int64_t cache_tok;                 /* of run_open_model: tokens that dev.work has a cache for beside a pass */
-    char packed[MT_PATH];              /* the cache of model.quantize */
-    bool begins;            /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
+    /* Set before run_open_model, for PLAN_GENERATE, or PLAN_TRAIN with cache_tok; zeroed: one sequence. After it: what
+     * the plan has room for. */
+    struct plan_generation generation;
+    int64_t set_aside;    /* set before run_open_model, which leaves these bytes for engine_load_adapter */
+    int64_t cache_tok;    /* of run_open_model: tokens that dev.work has a cache for beside a pass that saves nothing */
+    char packed[MT_PATH]; /* the cache of model.quantize */
+    bool begins;          /* a training run without a checkpoint, set before run_open_model: lora.init takes effect */
     struct base_model base; /* of `model`; after run_fingerprint without the hashes of all bytes */
     struct model model;
 };

@@ -204,7 +204,9 @@ static int init_adapters(struct run *r, struct err *err)
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use)
 {
     struct plan_request q = plan_request_of(&r->dev, &r->par, &r->arch, &r->st, r->cfg, adapter_dir, use);
-    if (use == PLAN_GENERATE && r->generation.n_seq) q.generation = r->generation;
+    if (use == PLAN_EVAL || !r->generation.n_seq) return q;
+    q.generation = r->generation;
+    q.generates = true;
     return q;
 }
 
@@ -220,6 +222,8 @@ int run_open_model(struct run *r, const char *adapter_dir, enum plan_use use, st
     if (spare < 0 && r->set_aside)
         return err_set(err, "no memory is left for the adapters (%s): lower --slots, --sequences or --context",
                        str_bytes(a, r->set_aside));
+    r->generation = r->plan.generation;
+    r->cache_tok = MT_MAX(r->generation.cache_tok, r->cfg->data.seq_len);
     if (use == PLAN_GENERATE && size_cache(r, &request, spare, &cache, err)) return -1;
     if (reserve_memory(r, train, cache, err) || plan_adapters(&ad, &r->arch, r->cfg, adapter_dir, err)) return -1;
     set_optimizer(&ad.opt, r->cfg);
