@@ -146,7 +146,7 @@ check_includes() {
         may["train/session"] = "train/(session|generate|run|state|plan|objective|adapter|report|config)/.*|" below
         may["train/synth"] = "train/(synth|launch)/.*|" below
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
-        may["train/reward"] = "train/reward/.*|" below
+        may["train/reward"] = "train/(reward|config)/.*|" below
         may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
         may["train/models"] = "train/(models|generate)/.*|" commands
         may["train/answers"] = "train/(answers|models|generate|reward|tools)/.*|" commands

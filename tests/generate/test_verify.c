@@ -1,8 +1,10 @@
 /* test_verify.c - verifiers: rows of answer, reference and verdict; hostile texts. */
+#include <math.h>
 #include <string.h>
 
 #include "tests/test.h"
 #include "train/reward/verify.h"
+#include "train/reward/verify_ids.h"
 
 #define RIGHT VERDICT_RIGHT
 #define WRONG VERDICT_WRONG
@@ -15,13 +17,18 @@ struct row {
 
 static struct verify_text text_of(const char *s) { return (struct verify_text){s, s ? (int64_t)strlen(s) : 0}; }
 
+static enum verdict judge(struct verifier *v, struct verify_text answer, struct verify_text reference)
+{
+    return verifier_judge(v, &(const struct verify_answer){.content = answer, .whole = answer}, reference);
+}
+
 static void judge_rows(const struct verify_options *opt, const struct row *rows, int64_t n)
 {
     struct verifier v;
     struct err err;
     if (verifier_open(&v, opt, "--pattern", &err)) fail_msg("%s", err.msg);
     for (int64_t i = 0; i < n; i++) {
-        const enum verdict got = verifier_judge(&v, text_of(rows[i].answer), text_of(rows[i].reference));
+        const enum verdict got = judge(&v, text_of(rows[i].answer), text_of(rows[i].reference));
         if (got != rows[i].verdict)
             fail_msg("answer \"%s\", reference \"%s\": %d, expected %d", rows[i].answer, rows[i].reference, got,
                      rows[i].verdict);
@@ -53,8 +60,8 @@ static void exact(void **state)
         {"e\xcc\x81", "\xc3\x89", RIGHT}, /* e and an accent; one character */
         {"Paris", "London", WRONG},
     };
-    JUDGE(ARGS(.kind = VERIFY_EXACT), rows);
-    JUDGE(ARGS(.kind = VERIFY_EXACT, .ignore_case = true), folded);
+    JUDGE(ARGS(.kind = REWARD_EXACT), rows);
+    JUDGE(ARGS(.kind = REWARD_EXACT, .ignore_case = true), folded);
 }
 
 static void last_number(void **state)
@@ -126,8 +133,8 @@ static void last_number(void **state)
     };
     static const struct row near[] = {
         {"3.14", "3.14159", RIGHT}, {"3.1", "3.14159", WRONG}, {"3.15", "3.14", RIGHT}, {"none", "0", WRONG}};
-    JUDGE(ARGS(.kind = VERIFY_LAST_NUMBER), rows);
-    JUDGE(ARGS(.kind = VERIFY_LAST_NUMBER, .tolerance = 0.0101), near);
+    JUDGE(ARGS(.kind = REWARD_LAST_NUMBER), rows);
+    JUDGE(ARGS(.kind = REWARD_LAST_NUMBER, .tolerance = 0.0101), near);
 }
 
 static void boxed(void **state)
@@ -164,7 +171,7 @@ static void boxed(void **state)
         {"\\boxed{\\boxed{5}}", "5", RIGHT},
         {"", "5", WRONG},
     };
-    JUDGE(ARGS(.kind = VERIFY_BOXED), rows);
+    JUDGE(ARGS(.kind = REWARD_BOXED), rows);
 }
 
 static void regex(void **state)
@@ -193,12 +200,12 @@ static void regex(void **state)
     static const struct row empty[] = {{"\xc3\xa9\xc3\xa9x", "x", RIGHT}, {"\xc3\xa9", "x", WRONG}};
     struct verifier v;
     struct err err;
-    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "\\d{3}-\\d{4}"), found);
-    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "Answer: (?<answer>[A-Za-z])"), group);
-    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "#### (?<answer>-?[0-9]+)"), gsm8k);
-    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "^na.ve$"), unicode);
-    JUDGE(ARGS(.kind = VERIFY_REGEX, .pattern = "(?<answer>x)|"), empty); /* an empty match at each character */
-    const struct verify_options bad = {.kind = VERIFY_REGEX, .pattern = "a(b"}, none = {.kind = VERIFY_REGEX};
+    JUDGE(ARGS(.kind = REWARD_REGEX, .pattern = "\\d{3}-\\d{4}"), found);
+    JUDGE(ARGS(.kind = REWARD_REGEX, .pattern = "Answer: (?<answer>[A-Za-z])"), group);
+    JUDGE(ARGS(.kind = REWARD_REGEX, .pattern = "#### (?<answer>-?[0-9]+)"), gsm8k);
+    JUDGE(ARGS(.kind = REWARD_REGEX, .pattern = "^na.ve$"), unicode);
+    JUDGE(ARGS(.kind = REWARD_REGEX, .pattern = "(?<answer>x)|"), empty); /* an empty match at each character */
+    const struct verify_options bad = {.kind = REWARD_REGEX, .pattern = "a(b"}, none = {.kind = REWARD_REGEX};
     assert_int_equal(verifier_open(&v, &bad, "--pattern", &err), -1);
     assert_non_null(strstr(err.msg, "--pattern: the pattern is not valid at byte 3"));
     assert_int_equal(verifier_open(&v, &none, "--pattern", &err), -1);
@@ -212,11 +219,11 @@ static void endless(void **state)
     char text[4096];
     struct verifier v;
     struct err err;
-    const struct verify_options opt = {.kind = VERIFY_REGEX, .pattern = "^(a|aa)+$"};
+    const struct verify_options opt = {.kind = REWARD_REGEX, .pattern = "^(a|aa)+$"};
     memset(text, 'a', sizeof(text));
     text[sizeof(text) - 1] = 'b';
     assert_int_equal(verifier_open(&v, &opt, "--pattern", &err), 0);
-    assert_int_equal(verifier_judge(&v, (struct verify_text){text, sizeof(text)}, text_of(NULL)), WRONG);
+    assert_int_equal(judge(&v, (struct verify_text){text, sizeof(text)}, text_of(NULL)), WRONG);
     assert_int_equal(v.n_limited, 1);
     verifier_close(&v);
 }
@@ -233,9 +240,9 @@ static void slow_everywhere(void **state)
     for (int i = 0; i < MT_LEN(patterns); i++) {
         struct verifier v;
         struct err err;
-        const struct verify_options opt = {.kind = VERIFY_REGEX, .pattern = patterns[i]};
+        const struct verify_options opt = {.kind = REWARD_REGEX, .pattern = patterns[i]};
         assert_int_equal(verifier_open(&v, &opt, "--pattern", &err), 0);
-        assert_int_equal(verifier_judge(&v, (struct verify_text){text, size}, text_of("b")), WRONG);
+        assert_int_equal(judge(&v, (struct verify_text){text, size}, text_of("b")), WRONG);
         assert_int_equal(v.n_limited, 1);
         verifier_close(&v);
     }
@@ -277,7 +284,7 @@ static void json(void **state)
         {"{\"a\": 1, \"a\": 1}", NULL, WRONG},
         {"{\"a\": 1}", "not JSON", NONE},
     };
-    JUDGE(ARGS(.kind = VERIFY_JSON), rows);
+    JUDGE(ARGS(.kind = REWARD_JSON), rows);
 }
 
 /* Long texts of marks that begin and do not end take linear time; every text of a few bytes ends. */
@@ -288,23 +295,23 @@ static void hostile(void **state)
     static const char alphabet[] = "1,.-$#{}\\b ";
     const int64_t size = 1 << 20;
     char *text = mem_alloc(size + 16), small[8];
-    for (int k = VERIFY_EXACT; k <= VERIFY_JSON; k++) {
+    for (int k = REWARD_EXACT; k <= REWARD_JSON; k++) {
         struct verifier v;
         struct err err;
         const struct verify_options opt = {
-            .kind = (enum verify_kind)k, .ignore_case = true, .pattern = "(?<answer>1+)-"};
+            .kind = (enum reward_kind)k, .ignore_case = true, .pattern = "(?<answer>1+)-"};
         assert_int_equal(verifier_open(&v, &opt, "--pattern", &err), 0);
         for (int p = 0; p < MT_LEN(parts); p++) {
             const int64_t n = (int64_t)strlen(parts[p]);
             for (int64_t at = 0; at < size; at += n) memcpy(text + at, parts[p], (size_t)n);
             const struct verify_text t = {text, size / n * n};
-            assert_true(verifier_judge(&v, t, text_of("1")) != RIGHT || k == VERIFY_LAST_NUMBER);
-            (void)verifier_judge(&v, t, t);
+            assert_true(judge(&v, t, text_of("1")) != RIGHT || k == REWARD_LAST_NUMBER);
+            (void)judge(&v, t, t);
         }
         for (int64_t i = 0; i < 200000; i++) {
             for (int c = 0; c < 6; c++) small[c] = alphabet[rng_u64(7, (uint64_t)(8 * i + c)) % (sizeof(alphabet) - 1)];
             char *exact_size = mem_strndup(small, i % 7); /* for AddressSanitizer */
-            (void)verifier_judge(&v, (struct verify_text){exact_size, i % 7}, (struct verify_text){exact_size, i % 7});
+            (void)judge(&v, (struct verify_text){exact_size, i % 7}, (struct verify_text){exact_size, i % 7});
             mem_free(exact_size);
         }
         verifier_close(&v);
@@ -312,12 +319,64 @@ static void hostile(void **state)
     mem_free(text);
 }
 
+static void think_format(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        bool opened, right;
+    } rows[] = {
+        {"<think>a</think>b", false, true},
+        {"<think>\na\n</think>\n", false, true},
+        {"<think></think>", false, true},
+        {" <think>a</think>b", false, false},
+        {"<think>a", false, false},
+        {"a</think>b", false, false},
+        {"a</think>b", true, true},
+        {"a", true, false},
+        {"<think>a</think>b", true, false}, /* a second one */
+        {"<think>a</think>b<think>", false, false},
+        {"<think>a</think>b</think>", false, true},
+        {"", false, false},
+    };
+    struct verifier v;
+    struct err err;
+    assert_int_equal(verifier_open(&v, &(struct verify_options){.kind = REWARD_THINK_FORMAT}, "pattern", &err), 0);
+    for (int i = 0; i < MT_LEN(rows); i++) {
+        const struct verify_answer a = {.whole = text_of(rows[i].text), .think_open = rows[i].opened};
+        if ((verifier_judge(&v, &a, text_of(NULL)) == RIGHT) != rows[i].right) fail_msg("\"%s\"", rows[i].text);
+    }
+    verifier_close(&v);
+}
+
+/* Values of TRL's get_soft_overlong_punishment and get_repetition_penalty_reward. */
+static void of_ids(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t n, max, cache;
+        double value;
+    } lengths[] = {{0, 100, 20, 0},    {80, 100, 20, 0}, {81, 100, 20, -0.05}, {90, 100, 20, -0.5},  {100, 100, 20, -1},
+                   {101, 100, 20, -1}, {100, 100, 0, 0}, {101, 100, 0, -1},    {25, 100, 100, -0.25}};
+    static const int32_t ids[] = {1, 2, 3, 1, 2, 3, 1, 2, 4, 4, 4, 4};
+    static const struct {
+        int64_t first, n, gram;
+        double value;
+    } grams[] = {{0, 0, 3, 0},    {0, 2, 3, 0},        {0, 3, 3, 0},     {0, 6, 3, -0.25},
+                 {0, 8, 3, -0.5}, {8, 4, 2, -2.0 / 3}, {8, 4, 1, -0.75}, {0, 12, 12, 0}};
+    for (int i = 0; i < MT_LEN(lengths); i++)
+        assert_true(fabs(reward_length(lengths[i].n, lengths[i].max, lengths[i].cache) - lengths[i].value) < 1e-12);
+    for (int i = 0; i < MT_LEN(grams); i++)
+        assert_true(fabs(reward_repetition(ids + grams[i].first, grams[i].n, grams[i].gram) - grams[i].value) < 1e-12);
+}
+
 int test_verify(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exact), cmocka_unit_test(last_number),     cmocka_unit_test(boxed),
-        cmocka_unit_test(regex), cmocka_unit_test(slow_everywhere), cmocka_unit_test(endless),
-        cmocka_unit_test(json),  cmocka_unit_test(hostile),
+        cmocka_unit_test(exact),  cmocka_unit_test(last_number),     cmocka_unit_test(boxed),
+        cmocka_unit_test(regex),  cmocka_unit_test(slow_everywhere), cmocka_unit_test(endless),
+        cmocka_unit_test(json),   cmocka_unit_test(hostile),         cmocka_unit_test(think_format),
+        cmocka_unit_test(of_ids),
     };
     return cmocka_run_group_tests_name("verify", tests, NULL, NULL);
 }

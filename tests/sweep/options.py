@@ -157,6 +157,7 @@ VALID = {
     "parallel.ep": ["1", "2"],
     "eval.prompts": ["{prompts}"],
     "log.command": ["cat > lines", "exit 3"],
+    "reward.NAME": ["right=last_number", "right=exact ignore_case=true"],
     "log.name": ["a run", "r&d"],
     "output.dir": ["elsewhere", "a b/c"],
 }
@@ -165,7 +166,7 @@ VALID = {
 def table_of(s):
     """{key: (type, default, range)} of `moetrain config`."""
     table = s.run(["config", "--markdown"], s.root).out.decode()
-    rows = re.findall(r"^\| `([a-z_]+\.[a-z0-9_]+)` \| (\w+) \| `?(.*?)`? \| (.*?) \| ", table, re.M)
+    rows = re.findall(r"^\| `([a-z_]+\.[A-Za-z0-9_]+)` \| (\w+) \| `?(.*?)`? \| (.*?) \| ", table, re.M)
     return {key: (kind, default, limits.replace("\\|", "|")) for key, kind, default, limits in rows}
 
 

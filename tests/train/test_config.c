@@ -180,6 +180,8 @@ static void every_key_reads_back(void **state)
                                          "initial",
                                          "completion",
                                          "accuracy",
+                                         "null",
+                                         "normalize_then_sum",
                                          "auto"};
     struct config all = fresh();
     char *dump = config_dump(&all), *save, section[64] = "", key[64], assignment[256];
@@ -198,7 +200,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 120);
+    assert_int_equal(n_keys, 123);
     check_round_trip(&all);
 }
 
@@ -278,7 +280,7 @@ static void unknown_names_are_errors(void **state)
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
     refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, objective, distill, "
                         "quant, optim, train, "
-                        "parallel, eval, generate, output, log");
+                        "parallel, eval, reward, generate, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
            "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are kind, lr, lr_ratio_b, schedule, warmup_steps, "
@@ -533,7 +535,8 @@ static void long_lines_are_not_truncated(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, objective, distill, quant, optim, train, parallel, eval, generate, output, log");
+           "are model, data, lora, objective, distill, quant, optim, train, parallel, eval, reward, generate, output, "
+           "log");
 }
 
 static void set_overrides_in_order(void **state)

@@ -70,8 +70,10 @@ static void judge(void *user, const struct sample *s)
     } else {
         message_parse(&g->message, &in, s->text, s->text_size);
         const struct text_buf *content = &g->message.content;
-        const enum verdict v = verifier_judge(&g->verifier, (struct verify_text){content->text, content->size},
-                                              (struct verify_text){q->reference, q->reference_size});
+        const struct verify_answer answer = {
+            .content = {content->text, content->size}, .whole = {s->text, s->text_size}, .think_open = q->opened};
+        const enum verdict v =
+            verifier_judge(&g->verifier, &answer, (struct verify_text){q->reference, q->reference_size});
         q->n_right += v == VERDICT_RIGHT;
         q->n_none += v == VERDICT_NONE;
         g->n_right += v == VERDICT_RIGHT;
@@ -210,13 +212,12 @@ static int report(struct eval_generate *g, const char *adapter, struct err *err)
 
 static int open_verifier(struct eval_generate *g, struct err *err)
 {
-    static const char *const names[] = {"exact", "last_number", "boxed", "regex", "json"};
-    const struct verify_options opt = {.kind = (enum verify_kind)str_index(g->o->verifier, names, MT_LEN(names)),
+    const struct verify_options opt = {.kind = (enum reward_kind)config_choice_index(VERIFIERS, g->o->verifier),
                                        .ignore_case = g->o->ignore_case,
                                        .tolerance = g->o->tolerance,
                                        .pattern = g->o->pattern};
-    if (g->o->pattern && opt.kind != VERIFY_REGEX) return err_set(err, "--pattern is for --verifier regex");
-    if (g->o->tolerance > 0 && opt.kind != VERIFY_LAST_NUMBER)
+    if (g->o->pattern && opt.kind != REWARD_REGEX) return err_set(err, "--pattern is for --verifier regex");
+    if (g->o->tolerance > 0 && opt.kind != REWARD_LAST_NUMBER)
         return err_set(err, "--tolerance is for --verifier last_number");
     return verifier_open(&g->verifier, &opt, "--pattern", err);
 }

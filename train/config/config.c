@@ -1,4 +1,4 @@
-/* config.c - the configuration: INI reader, --set, help, dump and defaults read one table of options.
+/* config.c - the configuration: the table of options, which INI reader, --set, help, dump and defaults read.
  *
  * A file is lines of `[section]`, `key = value` and comments (`;` or `#` first on the line). Comments after a value are
  * not supported: a value with " ;" or " #" is an error, so that neither a path is cut nor a comment becomes part of a
@@ -16,24 +16,12 @@
 #include "data/json/text.h"
 #include "model/lora.h"
 #include "train/config/config_guess.h"
+#include "train/config/option.h"
 #include "train/config/peer_keys.h"
+#include "train/config/reward_keys.h"
 
 #define MT_CONFIG_BYTES (1 << 20) /* largest file; a path to a checkpoint by mistake fails fast */
 #define MT_CONFIG_LINE  (2 * MT_PATH)
-
-enum kind { INT, REAL, BOOL, ENUM, TEXT };
-static const char *const kind_names[] = {"int", "real", "bool", "enum", "text"};
-
-struct option {
-    const char *section, *key;
-    enum kind kind;
-    size_t offset, size; /* of the field in struct config */
-    enum config_effect effect;
-    const char *fallback; /* the default, as written in a file */
-    const char
-        *allowed; /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; TEXT: its form; BOOL: shown only */
-    const char *help;
-};
 
 /* clang-format off */
 #define FIELD(section, key) (((struct config *)0)->section.key)
@@ -41,6 +29,9 @@ struct option {
 #define PLACE(section, key) KIND(FIELD(section, key)), offsetof(struct config, section.key), sizeof(FIELD(section, key))
 #define ROW(section, key, effect, fallback, allowed, help) \
     {#section, #key, PLACE(section, key), CONFIG_##effect, fallback, allowed, help}
+#define NAMES(section, key, effect, allowed, help) \
+    {#section, #key, NAMED, offsetof(struct config, section.key), sizeof(FIELD(section, key)), CONFIG_##effect, "", \
+     allowed, help}
 #define YES_NO "true|false"
 
 static const struct option options[] = {
@@ -155,6 +146,10 @@ static const struct option options[] = {
     ROW(eval, patience, FREE, "0", "[0, 1e9]", "stop after N evaluations without a lower loss; 0: never"),
     ROW(eval, prompts, FREE, "", "file", "JSONL rows of prompt or messages, answered at evaluations"),
     ROW(eval, prompt_tokens, FREE, "64", "[1, 4096]", "tokens per answer, at most"),
+    ROW(reward, timeout_s, FREE, "60", "(0, 1e6]", "seconds for the rewards of a step, of each command"),
+    ROW(reward, on_nan, NEXT, "error", "error|null", "rewards that are NaN or infinite; null: no reward"),
+    ROW(reward, combine, NEXT, "sum", "sum|normalize_then_sum", "normalised: in its group, before the sum"),
+    NAMES(reward, NAME, NEXT, "KIND ARGUMENTS", "a reward (train/reward/); NAME.weight: its weight, 1"),
     ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "GiB of the cache; 0: of what is free"),
     ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
@@ -167,6 +162,8 @@ static const struct option options[] = {
 };
 /* clang-format on */
 #define N_OPTIONS MT_LEN(options)
+
+const struct option *config_option(int64_t i) { return i >= 0 && i < N_OPTIONS ? &options[i] : NULL; }
 
 /* ---- names */
 
@@ -256,6 +253,8 @@ static const struct option *find(const char *section, const char *key, const cha
         if (!strcmp(options[i].section, section)) return &options[i];
         elsewhere = &options[i];
     }
+    for (int64_t i = 0; i < N_OPTIONS; i++)
+        if (options[i].kind == NAMED && !strcmp(options[i].section, section)) return &options[i];
     char known[512], old[160], advice[256];
     const struct peer_key *peer = peer_key_find(key);
     snprintf(old, sizeof(old), "%.64s.%.64s", section, key);
@@ -280,26 +279,9 @@ static const struct option *find(const char *section, const char *key, const cha
 
 /* ---- values */
 
-bool config_in_interval(double v, const char *interval)
-{
-    char open, close;
-    double lo, hi;
-    MT_REQUIRE(sscanf(interval, "%c%lf,%lf%c", &open, &lo, &hi, &close) == 4, "%s", interval);
-    return (open == '[' ? v >= lo : v > lo) && (close == ']' ? v <= hi : v < hi);
-}
-
-/* Copies entry i of a list a|b|c to name. */
-bool config_choice(const char *list, int i, char name[32])
-{
-    for (; i > 0 && list; i--)
-        if ((list = strchr(list, '|'))) list++;
-    if (list) snprintf(name, 32, "%.*s", (int)strcspn(list, "|"), list);
-    return list != NULL;
-}
-
 static int bad_value(const struct option *o, const char *value, const char *where, struct err *err)
 {
-    static const char *const expected[] = {"an integer in", "a number in", "one of", "one of", "a"};
+    static const char *const expected[] = {"an integer in", "a number in", "one of", "one of", "a", "a"};
     return err_set(err, "%s: %s.%s = \"%.80s\": expected %s %s", where, o->section, o->key, value, expected[o->kind],
                    o->allowed);
 }
@@ -409,13 +391,15 @@ static bool has_comment(const char *value)
 }
 
 /* where: "FILE:LINE" or "--set ...", for messages. */
-static int assign(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
+static int assign(struct config *c, const struct option *o, const char *key, const char *value, const char *where,
+                  struct err *err)
 {
     switch (o->kind) {
     case INT:
     case REAL: return set_number(c, o, value, where, err);
     case BOOL: return set_bool(c, o, value, where, err);
     case ENUM: return set_enum(c, o, value, where, err);
+    case NAMED: return reward_keys_set((char *)c + o->offset, (int64_t)o->size, key, value, where, err);
     case TEXT: break;
     }
     return set_text(c, o, value, where, err);
@@ -427,6 +411,7 @@ struct parse {
     struct config *config;
     const char *name, *text, *end;
     int line, key_line[MT_LEN(options)]; /* where each key was set; 0: not yet */
+    int named_line[2 * REWARDS_MOST];    /* the same of named keys, by their place in the list */
     char where[MT_PATH + 32];
     struct err *err;
     bool failed;
@@ -481,7 +466,7 @@ static int before_sections(const struct parse *p, const char *key)
 static char *resolve_here(const struct parse *p, const struct option *o, const char *value)
 {
     static const char here[] = "{here}/";
-    const bool list = !strcmp(o->allowed, "files");
+    const bool list = !strcmp(o->allowed, "files"), words = o->kind == NAMED;
     const char *slash = strrchr(p->name, '/');
     struct text_buf path = {0};
     text_put(&path, "");
@@ -491,11 +476,20 @@ static char *resolve_here(const struct parse *p, const struct option *o, const c
             value += strlen(here);
             begins = false;
         } else {
-            begins = list && (*value == ',' || (begins && (*value == ' ' || *value == '\t')));
+            begins = (list && (*value == ',' || (begins && (*value == ' ' || *value == '\t')))) ||
+                     (words && strchr(" '\"", *value));
             text_put_bytes(&path, value++, 1);
         }
     }
     return path.text;
+}
+
+/* Where the line of a key is kept; NULL: a named key that is not set. */
+static int *line_of(struct parse *p, const struct option *o, const char *key)
+{
+    if (o->kind != NAMED) return &p->key_line[o - options];
+    const int64_t place = reward_keys_place((const char *)p->config + o->offset, key);
+    return place < 0 ? NULL : &p->named_line[place];
 }
 
 static int set_once(struct parse *p, const char *section, const char *key, const char *value)
@@ -503,17 +497,19 @@ static int set_once(struct parse *p, const char *section, const char *key, const
     if (!section[0]) return before_sections(p, key);
     const struct option *o = find(section, key, p->where, p->err);
     if (!o) return -1;
-    int *line = &p->key_line[o - options];
-    if (*line) return err_set(p->err, "%s: %s.%s is set twice, first on line %d", p->where, section, key, *line);
-    *line = p->line;
+    int *line = line_of(p, o, key);
+    if (line && *line)
+        return err_set(p->err, "%s: %s.%s is set twice, first on line %d", p->where, section, key, *line);
     if (has_comment(value))
         return err_set(
             p->err,
             "%s: %s.%s = \"%.80s\": comments after a value are not supported: put the comment on a separate line",
             p->where, section, key, value);
     char *resolved = resolve_here(p, o, value);
-    const int rc = assign(p->config, o, resolved, p->where, p->err);
+    const int rc = assign(p->config, o, key, resolved, p->where, p->err);
     mem_free(resolved);
+    line = line_of(p, o, key);
+    if (line) *line = p->line;
     return rc;
 }
 
@@ -555,7 +551,7 @@ void config_defaults(struct config *c)
     struct err err;
     memset(c, 0, sizeof(*c));
     for (int64_t i = 0; i < N_OPTIONS; i++)
-        MT_REQUIRE(!assign(c, &options[i], options[i].fallback, "default", &err), "%s", err.msg);
+        MT_REQUIRE(!assign(c, &options[i], options[i].key, options[i].fallback, "default", &err), "%s", err.msg);
 }
 
 /* ---- command line */
@@ -598,13 +594,14 @@ static int set_trimmed(struct config *c, char *assignment, const char *where, st
     if (!value || !key || key > value) return not_an_assignment(assignment, where, err);
     *value = *key = 0;
     const struct option *o = find(trim(assignment), trim(key + 1), where, err);
+    key = trim(key + 1);
     value = trim(value + 1);
     if (o && has_comment(value))
         return err_set(err,
                        "%s: a ; or # at the start or after a blank begins a comment in the run's config.ini: leave out "
                        "the blank, or in JSON write \\u003b or \\u0023",
                        where);
-    return o ? assign(c, o, value, where, err) : -1;
+    return o ? assign(c, o, key, value, where, err) : -1;
 }
 
 int config_set(struct config *c, const char *assignment, struct err *err)
@@ -629,6 +626,13 @@ int config_set_key(struct config *c, const char *key, const char *value, const c
     return rc;
 }
 
+bool config_key(int64_t i, char name[64])
+{
+    if (i >= N_OPTIONS) return false;
+    snprintf(name, 64, "%s.%s", options[i].section, options[i].key);
+    return true;
+}
+
 bool config_suggest(const char *name, const char *value, char text[512])
 {
     const struct peer_key *peer = peer_key_find(name);
@@ -644,157 +648,4 @@ bool config_suggest(const char *name, const char *value, char text[512])
     if (peer->key) used = snprintf(text, 512, "--set %s=%.60s", peer->key, value && !peer->note ? value : "VALUE");
     if (peer->note) snprintf(text + used, 512 - (size_t)used, peer->key ? " (%s)" : "%s", peer->note);
     return true;
-}
-
-/* ---- output */
-
-/* The shortest decimal text that reads back as v. */
-static void print_real(FILE *out, double v)
-{
-    char text[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(text, sizeof(text), "%.*g", digits, v);
-        if (strtod(text, NULL) == v) break;
-    }
-    fputs(text, out);
-}
-
-static void print_value(FILE *out, const struct config *c, const struct option *o)
-{
-    const void *field = (const char *)c + o->offset;
-    char name[32];
-    switch (o->kind) {
-    case INT: fprintf(out, "%lld", (long long)*(const int64_t *)field); break;
-    case REAL: print_real(out, *(const double *)field); break;
-    case BOOL: fputs(*(const bool *)field ? "true" : "false", out); break;
-    case ENUM:
-        MT_REQUIRE(config_choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,
-                   *(const int *)field);
-        fputs(name, out);
-        break;
-    case TEXT: fputs((const char *)field, out); break;
-    }
-}
-
-char *config_dump(const struct config *c)
-{
-    char *text = NULL;
-    size_t size;
-    FILE *out = open_memstream(&text, &size);
-    MT_REQUIRE(out, "open_memstream failed");
-    fprintf(out, "# moetrain %s: every setting\n", MT_VERSION);
-    for (int64_t i = 0; i < N_OPTIONS; i++) {
-        const struct option *o = &options[i];
-        if (i == 0 || strcmp(o->section, options[i - 1].section)) fprintf(out, "\n[%s]\n", o->section);
-        fprintf(out, "%s = ", o->key);
-        print_value(out, c, o);
-        fputc('\n', out);
-    }
-    MT_REQUIRE(!fclose(out), "out of memory for the dump");
-    return text;
-}
-
-/* Bytes above 0x7f, which need not be UTF-8, become %XX. */
-static void print_ascii(char *dst, size_t cap, const char *src)
-{
-    size_t n = 0;
-    for (; *src && n + 4 < cap; src++)
-        n += (size_t)snprintf(dst + n, cap - n, (signed char)*src < 0 ? "%%%02X" : "%c", (unsigned char)*src);
-    dst[n] = 0;
-}
-
-bool config_value(const struct config *c, int64_t i, struct config_value *v)
-{
-    char *text = NULL;
-    size_t size;
-    if (i < 0 || i >= N_OPTIONS) return false;
-    FILE *out = open_memstream(&text, &size);
-    MT_REQUIRE(out, "open_memstream failed");
-    print_value(out, c, &options[i]);
-    MT_REQUIRE(!fclose(out), "out of memory for a value");
-    snprintf(v->name, sizeof(v->name), "%s.%s", options[i].section, options[i].key);
-    v->effect = options[i].effect;
-    print_ascii(v->text, sizeof(v->text), text);
-    mem_free(text);
-    return true;
-}
-
-/* Prints a cell of the help table. After a cell that is too long for its column, the next column starts on a new line.
- */
-static void print_cell(FILE *out, const char *text, int width, int column)
-{
-    fprintf(out, "%-*s", width, text);
-    if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
-}
-
-/* The names of all options of one effect, in lines of at most 120 columns. */
-static void help_effect(FILE *out, enum config_effect effect, const char *what)
-{
-    int column = fprintf(out, "  %s:", what);
-    for (int64_t i = 0; i < N_OPTIONS; i++) {
-        const struct option *o = &options[i];
-        if (o->effect != effect) continue;
-        const int width = (int)(strlen(o->section) + strlen(o->key) + 2);
-        if (column + width > 110) column = fprintf(out, "\n   ") - 1;
-        column += fprintf(out, " %s.%s", o->section, o->key);
-    }
-    fputc('\n', out);
-}
-
-static void help_resume(FILE *out)
-{
-    fprintf(out, "\nWhen a run continues from a checkpoint, changed values of these keys are\n");
-    help_effect(out, CONFIG_MATH, "refused");
-    help_effect(out, CONFIG_DATA, "refused unless rows, tokens and weights stay the same");
-}
-
-void config_help(FILE *out)
-{
-    fprintf(
-        out,
-        "A configuration file has lines of [section], key = value, and comments. A comment is a separate line that\n"
-        "starts with ; or #. Relative paths are relative to the current directory. --set section.key=value on the\n"
-        "command line overrides the file; a later --set overrides an earlier one. Booleans are true or false (also\n"
-        "yes/no, on/off, 1/0). In a range, [ includes and ( excludes the bound.\n");
-    for (int64_t i = 0; i < N_OPTIONS; i++) {
-        const struct option *o = &options[i];
-        if (i == 0 || strcmp(o->section, options[i - 1].section))
-            fprintf(out, "\n[%s]\n  %-21s%-5s%-9srange\n", o->section, "key", "type", "default");
-        fprintf(out, "  %-21s%-5s", o->key, kind_names[o->kind]);
-        print_cell(out, o->fallback[0] ? o->fallback : "-", 9, 28);
-        print_cell(out, o->allowed, 26, 37);
-        fprintf(out, "%s\n", o->help);
-    }
-    help_resume(out);
-}
-
-bool config_key(int64_t i, char name[64])
-{
-    if (i >= N_OPTIONS) return false;
-    snprintf(name, 64, "%s.%s", options[i].section, options[i].key);
-    return true;
-}
-
-/* Prints a cell of a Markdown table; escapes bars, which would end the cell. */
-static void put_cell(FILE *out, const char *text, const char *quote)
-{
-    if (!*text) quote = "";
-    fprintf(out, " %s", quote);
-    for (; *text; text++) fprintf(out, *text == '|' ? "\\%c" : "%c", *text);
-    fprintf(out, "%s |", quote);
-}
-
-void config_markdown(FILE *out)
-{
-    char name[64];
-    fprintf(out, "| key | type | default | range | meaning |\n|---|---|---|---|---|\n");
-    for (int64_t i = 0; config_key(i, name); i++) {
-        fputc('|', out);
-        put_cell(out, name, "`");
-        put_cell(out, kind_names[options[i].kind], "");
-        put_cell(out, options[i].fallback, "`");
-        put_cell(out, options[i].allowed, "");
-        put_cell(out, options[i].help, "");
-        fputc('\n', out);
-    }
 }

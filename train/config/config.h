@@ -6,6 +6,7 @@
 
 #include "data/dataset.h"
 #include "optim/schedule.h"
+#include "train/config/ranges.h"
 
 /* Values of ENUM options, in the order of the choices in config.c. Other options use the enum of a lower room. */
 enum cfg_quantize {
@@ -43,6 +44,8 @@ enum cfg_objective { CFG_SFT, CFG_DPO, CFG_IPO, CFG_SIMPO, CFG_ORPO, CFG_KTO };
 enum cfg_reference { CFG_REFERENCE_BASE, CFG_REFERENCE_INITIAL };
 enum cfg_reference_cache { CFG_REFERENCE_CACHE_NONE, CFG_REFERENCE_CACHE_AUTO };
 enum cfg_best { CFG_BEST_LOSS, CFG_BEST_ACCURACY };
+enum cfg_on_nan { CFG_NAN_ERROR, CFG_NAN_NULL };
+enum cfg_combine { CFG_COMBINE_SUM, CFG_COMBINE_NORMALIZE };
 enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
 
 #define OBJECTIVES       "sft|dpo|ipo|simpo|orpo|kto" /* by enum cfg_objective */
@@ -139,6 +142,11 @@ struct config {
         char prompts[MT_PATH];
     } eval;
     struct {
+        double timeout_s;
+        int on_nan, combine; /* enum cfg_on_nan, cfg_combine */
+        char NAME[8192];     /* all rewards and weights (reward_keys.h) */
+    } reward;
+    struct {
         double memory_gb;
     } generate;
     struct {
@@ -205,8 +213,5 @@ char *config_dump(const struct config *c);
 void config_help(FILE *out);
 void config_markdown(FILE *out);
 bool config_key(int64_t i, char name[64]); /* key i as "section.key"; false: i is past the end */
-/* Ranges of option tables: is v within "[0, 1)"; choice i of "a|b|c" (false: i is past the end). */
-bool config_in_interval(double v, const char *interval);
-bool config_choice(const char *list, int i, char name[32]);
 
 #endif

@@ -53,49 +53,64 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
 
 /* ---- settings ---- */
 
-/* Line `number` of text, or "" after its end. */
-static const char *line_at(const char *text, int64_t number, int *n)
+/* The next key of a dump after *text, as "section.key", with its value; false: there are no more. */
+static bool next_setting(const char **text, char section[64], char key[128], char value[MT_PATH])
 {
-    while (number > 0 && text && (text = strchr(text, '\n'))) text++, number--;
-    *n = text ? (int)strcspn(text, "\n") : 0;
-    return text ? text : "";
+    while (*text && **text) {
+        const char *line = *text;
+        const int n = (int)strcspn(line, "\n");
+        const char *equals = memchr(line, '=', (size_t)n);
+        *text = line + n + (line[n] != 0);
+        if (*line == '[') snprintf(section, 64, "%.*s", (int)strcspn(line + 1, "]"), line + 1);
+        if (!equals || *line == ';' || *line == '#') continue;
+        equals += 1 + strspn(equals + 1, " ");
+        snprintf(key, 128, "%s.%.*s", section, (int)strcspn(line, " ="), line);
+        snprintf(value, MT_PATH, "%.*s", (int)(line + n - equals), equals);
+        str_mask(value);
+        return true;
+    }
+    return false;
 }
 
-/* Calls row(key, values) for each setting that differs between the runs with settings. Dumps have the same keys in the
- * same order, one per line; output.dir and log.name, which always differ, are skipped. */
+static bool find_setting(const char *settings, const char *key, char value[MT_PATH])
+{
+    char section[64] = "", other[128];
+    while (next_setting(&settings, section, other, value))
+        if (!strcmp(key, other)) return true;
+    value[0] = 0;
+    return false;
+}
+
+/* A setting that differs between the runs with settings. output.dir and log.name, which always differ, are skipped. */
 struct difference {
     char key[128];
     char values[COMPARE_RUNS][MT_PATH]; /* not shortened: long values may differ at their ends */
+    int run;                            /* whose keys are being read; the others have most of them too */
+    char section[64];
+    const char *text;
 };
-static bool next_difference(const struct compared *runs, int n, int64_t *line, char section[64], struct difference *d)
+static bool next_difference(const struct compared *runs, int n, struct difference *d)
 {
-    for (;; (*line)++) {
-        int length, first = -1;
-        bool differs = false, ended = true;
-        for (int i = 0; i < n; i++) {
-            const char *text = line_at(runs[i].settings, *line, &length);
-            const char *value = memchr(text, '=', (size_t)length);
-            ended &= !*text;
-            d->values[i][0] = 0;
-            if (!runs[i].settings) snprintf(d->values[i], sizeof(d->values[i]), "?");
-            if (*text == '[') snprintf(section, 64, "%.*s", (int)strcspn(text + 1, "]"), text + 1);
-            if (!value || *text == ';' || *text == '#') continue;
-            value += 1 + strspn(value + 1, " ");
-            snprintf(d->key, sizeof(d->key), "%s.%.*s", section, (int)strcspn(text, " ="), text);
-            snprintf(d->values[i], sizeof(d->values[i]), "%.*s", (int)(text + length - value), value);
-            str_mask(d->values[i]);
-            differs |= first >= 0 && strcmp(d->values[first], d->values[i]);
-            if (first < 0) first = i;
+    char value[MT_PATH];
+    for (; d->run < n; d->text = NULL, d->section[0] = 0, d->run++) {
+        if (!d->text) d->text = runs[d->run].settings;
+        while (next_setting(&d->text, d->section, d->key, value)) {
+            bool differs = false, seen = !strcmp(d->key, "output.dir") || !strcmp(d->key, "log.name");
+            for (int i = 0; i < d->run; i++) seen |= find_setting(runs[i].settings, d->key, d->values[i]);
+            for (int i = 0; !seen && i < n; i++) {
+                find_setting(runs[i].settings, d->key, d->values[i]);
+                if (!runs[i].settings) snprintf(d->values[i], MT_PATH, "?");
+                differs |= runs[i].settings && strcmp(value, d->values[i]) != 0;
+            }
+            if (differs) return true;
         }
-        if (ended) return false;
-        if (differs && strcmp(d->key, "output.dir") && strcmp(d->key, "log.name")) return (*line)++, true;
     }
+    return false;
 }
 
 static int read_run(struct compared *run, const char *dir, struct err *err)
 {
     char path[MT_PATH];
-    struct config cfg;
     struct err why;
     if (file_check_kind(dir, true, &why)) return err_set(err, "%s: name the output.dir of a run", why.msg);
     if (file_in(path, dir, "metrics.jsonl", err)) return -1;
@@ -106,11 +121,13 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     run->label = mem_alloc(n);
     snprintf(run->label, (size_t)n, *name ? "%s (%s)" : "%s%s", name, dir);
     if (file_in(path, dir, "config.ini", err)) return -1;
-    config_defaults(&cfg);
-    if (config_load(&cfg, path, &why))
+    struct config *cfg = mem_alloc(sizeof(*cfg));
+    config_defaults(cfg);
+    if (config_load(cfg, path, &why))
         log_warn("%s; the settings of this run are not compared", why.msg);
     else
-        run->settings = config_dump(&cfg);
+        run->settings = config_dump(cfg);
+    mem_free(cfg);
     return 0;
 }
 
@@ -139,10 +156,9 @@ static void print_results(const struct compared *runs, int n, FILE *out)
 
 static void print_settings(const struct compared *runs, int n, FILE *out)
 {
-    struct difference d;
-    char section[64] = "";
+    struct difference d = {.run = 0};
     bool any = false;
-    for (int64_t line = 0; next_difference(runs, n, &line, section, &d); any = true) {
+    for (; next_difference(runs, n, &d); any = true) {
         if (!any) fprintf(out, "\nsettings that differ, in the order of the runs\n");
         fprintf(out, "%-28s", d.key);
         for (int i = 0; i < n; i++) fprintf(out, "%s%s", i ? " | " : "", d.values[i][0] ? d.values[i] : "(empty)");
@@ -251,14 +267,13 @@ static void write_results(FILE *out, const struct compared *runs, int n)
 
 static void write_settings(FILE *out, const struct compared *runs, int n)
 {
-    struct difference d;
-    char section[64] = "";
+    struct difference d = {.run = 0};
     fputs("<h2>Settings that differ</h2>\n<div class=\"table\"><table><tr><th>key", out);
     for (int i = 0; i < n; i++) {
         fputs("<th>", out);
         svg_text(out, runs[i].label);
     }
-    for (int64_t line = 0; next_difference(runs, n, &line, section, &d);) {
+    while (next_difference(runs, n, &d)) {
         fprintf(out, "</tr>\n<tr><td>%s", d.key);
         for (int i = 0; i < n; i++) {
             fputs("<td>", out);

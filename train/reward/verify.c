@@ -1,11 +1,13 @@
 /* verify.c - see verify.h. */
 #include "train/reward/verify.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "data/json/text.h"
 #include "data/tokenizer/normalize.h"
 #include "train/reward/verify_boxed.h"
+#include "train/reward/verify_ids.h"
 #include "train/reward/verify_json.h"
 #include "train/reward/verify_number.h"
 
@@ -14,7 +16,7 @@
 int verifier_open(struct verifier *v, const struct verify_options *opt, const char *name, struct err *err)
 {
     *v = (struct verifier){.opt = *opt};
-    if (opt->kind != VERIFY_REGEX) return 0;
+    if (opt->kind != REWARD_REGEX) return 0;
     if (!opt->pattern) return err_set(err, "the verifier regex needs a pattern: set %s", name);
     return (v->search = search_open(opt->pattern, name, err)) ? 0 : -1;
 }
@@ -73,14 +75,72 @@ static enum verdict regex(struct verifier *v, struct verify_text a, struct verif
     return verdict(r == SEARCH_FOUND);
 }
 
-enum verdict verifier_judge(struct verifier *v, struct verify_text a, struct verify_text b)
+static enum verdict last_number(struct verifier *v, struct verify_text a, struct verify_text reference)
 {
-    switch (v->opt.kind) {
-    case VERIFY_EXACT: return b.text ? verdict(exact(v, a, b)) : VERDICT_NONE;
-    case VERIFY_LAST_NUMBER: return verify_number(a, b, v->opt.tolerance);
-    case VERIFY_BOXED: return verify_boxed(a, b);
-    case VERIFY_REGEX: return regex(v, a, b);
-    case VERIFY_JSON: return verify_json(a, b);
+    return verify_number(a, reference, v->opt.tolerance);
+}
+
+static enum verdict boxed(struct verifier *v, struct verify_text a, struct verify_text reference)
+{
+    (void)v;
+    return verify_boxed(a, reference);
+}
+
+static enum verdict json(struct verifier *v, struct verify_text a, struct verify_text reference)
+{
+    (void)v;
+    return verify_json(a, reference);
+}
+
+static enum verdict exact_text(struct verifier *v, struct verify_text a, struct verify_text reference)
+{
+    return reference.text ? verdict(exact(v, a, reference)) : VERDICT_NONE;
+}
+
+static enum verdict think_format(const struct verify_answer *a)
+{
+    static const char open[] = "<think>";
+    struct verify_text rest = a->whole;
+    const int64_t n = (int64_t)strlen(open);
+    if (!a->think_open) {
+        if (rest.size < n || memcmp(rest.text, open, (size_t)n)) return VERDICT_WRONG;
+        rest = (struct verify_text){rest.text + n, rest.size - n};
     }
-    return VERDICT_NONE;
+    return verdict(!verify_after(rest, open).text && verify_after(rest, "</think>").text);
+}
+
+static double length(const struct verifier *v, const struct verify_answer *a)
+{
+    return reward_length(a->n_ids, v->opt.max, v->opt.cache);
+}
+
+static double repetition(const struct verifier *v, const struct verify_answer *a)
+{
+    return reward_repetition(a->ids, a->n_ids, v->opt.n);
+}
+
+/* One function each. */
+static const struct {
+    enum verdict (*compare)(struct verifier *v, struct verify_text content, struct verify_text reference);
+    enum verdict (*check)(const struct verify_answer *answer);
+    double (*score)(const struct verifier *v, const struct verify_answer *answer);
+} kinds[] = {
+    [REWARD_EXACT] = {.compare = exact_text}, [REWARD_LAST_NUMBER] = {.compare = last_number},
+    [REWARD_BOXED] = {.compare = boxed},      [REWARD_REGEX] = {.compare = regex},
+    [REWARD_JSON] = {.compare = json},        [REWARD_THINK_FORMAT] = {.check = think_format},
+    [REWARD_LENGTH] = {.score = length},      [REWARD_REPETITION] = {.score = repetition},
+};
+
+bool verifier_has_reference(enum reward_kind kind) { return kind < MT_LEN(kinds) && kinds[kind].compare; }
+
+enum verdict verifier_judge(struct verifier *v, const struct verify_answer *a, struct verify_text b)
+{
+    return kinds[v->opt.kind].check ? kinds[v->opt.kind].check(a) : kinds[v->opt.kind].compare(v, a->content, b);
+}
+
+double verifier_score(struct verifier *v, const struct verify_answer *a, struct verify_text b)
+{
+    if (kinds[v->opt.kind].score) return kinds[v->opt.kind].score(v, a);
+    const enum verdict verdict = verifier_judge(v, a, b);
+    return verdict == VERDICT_NONE ? (double)NAN : (double)verdict;
 }

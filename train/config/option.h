@@ -1,0 +1,22 @@
+/* option.h - the table of options, for the files that read and print it. */
+#ifndef MT_OPTION_H
+#define MT_OPTION_H
+
+#include "kernels/base.h"
+
+/* NAMED: any number of keys with names that the user chooses; the field is their list (reward_keys.h). */
+enum option_kind { INT, REAL, BOOL, ENUM, TEXT, NAMED };
+
+struct option {
+    const char *section, *key;
+    enum option_kind kind;
+    size_t offset, size;  /* of the field in struct config */
+    int effect;           /* enum config_effect */
+    const char *fallback; /* the default, as written in a file */
+    const char
+        *allowed; /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; TEXT: its form; BOOL: shown only */
+    const char *help;
+};
+const struct option *config_option(int64_t i); /* NULL: i is past the end */
+
+#endif

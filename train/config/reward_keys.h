@@ -1,0 +1,49 @@
+/* reward_keys.h - the settings of [reward] whose names the user chooses: NAME = KIND ARGUMENTS, and NAME.weight = W.
+ * The configuration has them as one text, config.reward.NAME, of entries KEY=VALUE that tabs separate. */
+#ifndef MT_REWARD_KEYS_H
+#define MT_REWARD_KEYS_H
+
+#include "train/config/words.h"
+
+/* Kinds of rewards, by enum reward_kind; train/reward/README.md defines them. Verifiers are right or wrong. */
+#define VERIFIERS       "exact|last_number|boxed|regex|json|think_format"
+#define REWARD_BUILTINS VERIFIERS "|length|repetition"
+#define REWARD_KINDS    REWARD_BUILTINS
+enum reward_kind {
+    REWARD_EXACT,
+    REWARD_LAST_NUMBER,
+    REWARD_BOXED,
+    REWARD_REGEX,
+    REWARD_JSON,
+    REWARD_THINK_FORMAT,
+    REWARD_LENGTH,
+    REWARD_REPETITION
+};
+
+enum { REWARDS_MOST = 16, REWARD_NAME = 40 };
+
+struct reward_key {
+    char name[REWARD_NAME];
+    double weight;
+    enum reward_kind kind;
+    struct words words; /* the value; the first is the kind */
+    /* arguments KEY=VALUE of built-in rewards */
+    const char *reference, *pattern; /* a column of the row; REGEX */
+    bool ignore_case;                /* EXACT, REGEX */
+    double tolerance;                /* LAST_NUMBER */
+    int64_t max, cache;              /* LENGTH */
+    int64_t n;                       /* REPETITION */
+};
+/* Reward i of the list; false: there are no more. Free it. */
+bool reward_keys_get(const char *list, int64_t i, struct reward_key *key);
+void reward_key_free(struct reward_key *key); /* key may be zeroed */
+
+/* Sets NAME or NAME.weight in a list of `size` bytes; `NAME` itself sets the whole list. Errors begin with `where`. */
+int reward_keys_set(char *list, int64_t size, const char *key, const char *value, const char *where,
+                    struct err *err) MT_CHECK;
+/* The place of a key in the list, below 2 REWARDS_MOST; -1: it is not there. */
+int64_t reward_keys_place(const char *list, const char *key);
+/* Entry i: [*key, *value) and [*value + 1, *end); false: there are no more. */
+bool reward_keys_entry(const char *list, int64_t i, const char **key, const char **value, const char **end);
+
+#endif
