@@ -421,6 +421,29 @@ void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed)
     adapters_refresh(ad, dev);
 }
 
+void lora_unquantised(struct lora_layer *lora)
+{
+    for (int i = 0; i < LAYER_PRODUCTS; i++) {
+        lora->of[i].quant = (struct proj_quant){0};
+        lora->of[i].lora.merged = false;
+    }
+}
+
+void adapters_without_effect(struct adapters *like, const struct adapters *ad)
+{
+    like->layers = mem_array(ad->n_layer, sizeof(*like->layers));
+    like->layer_on = mem_array(ad->n_layer, sizeof(*like->layer_on));
+    for (int64_t l = 0; l < ad->n_layer; l++) {
+        like->layer_on[l] = ad->layer_on[l];
+        for (int i = 0; i < LAYER_PRODUCTS; i++) {
+            struct lora lora = ad->layers[l].of[i].lora;
+            lora.merged = false;
+            memset(lora.scale, 0, sizeof(lora.scale));
+            like->layers[l].of[i].lora = lora;
+        }
+    }
+}
+
 void adapters_shard_moments(struct adapters *ad)
 {
     const struct comm *ranks = ad->par.dp;

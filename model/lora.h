@@ -58,6 +58,7 @@ struct adapter {
 struct lora_layer {
     struct adapter of[LAYER_PRODUCTS];
 };
+void lora_unquantised(struct lora_layer *lora); /* its products read the weights as they are stored */
 
 /* The largest magnitudes from which scales of quantisation-aware training follow, as far as a run keeps them: of
  * inputs, from the calibration; with quant.amax = static also of the weights at the start. They are saved with every
@@ -137,6 +138,9 @@ void adapters_alloc(struct adapters *ad, struct device *dev, const struct arch *
 void adapters_alloc_frozen(struct adapters *ad, struct device *dev, const struct arch *a);
 /* Bytes that adapters with states in host memory have on dev->host; ad may have been allocated without. */
 int64_t adapters_host_bytes(const struct adapters *ad, bool cpu_update);
+/* The layers of ad with scale 0, for forward passes; A and B are those of ad. The products are those of the adapted
+ * model, so both have the same bits while B is 0. */
+void adapters_without_effect(struct adapters *like, const struct adapters *ad);
 /* A uniform in +-1/sqrt(in), B zero. Each parameter has a random stream keyed by its name, so that its values do not
  * depend on the other targets. */
 void adapters_init(struct adapters *ad, struct device *dev, uint64_t seed);

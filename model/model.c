@@ -118,6 +118,10 @@ static void open_reference(struct model *m, const struct model_options *opt)
     const struct arch *a = &m->arch;
     struct adapters *planned = opt->reference;
     if (!opt->has_reference) return;
+    if (!planned && m->objective->compares) {
+        adapters_without_effect(&m->reference, &m->adapters);
+        return;
+    }
     if (!planned) {
         m->reference.layers = mem_array(a->n_layer, sizeof(*m->reference.layers));
         return;
@@ -289,14 +293,6 @@ static void push_seqs(struct model *m, const struct model_batch *b)
     if (b->prefix) device_upload(m->dev, m->seqs.prefix.data, b->prefix, tensor_bytes(m->seqs.prefix));
 }
 
-static void without_quantisation(struct lora_layer *lora)
-{
-    for (int i = 0; i < LAYER_PRODUCTS; i++) {
-        lora->of[i].quant = (struct proj_quant){0};
-        lora->of[i].lora.merged = false;
-    }
-}
-
 static const struct adapters *pass_adapters(const struct model *m)
 {
     return m->pass.adapters ? m->pass.adapters : &m->adapters;
@@ -331,7 +327,7 @@ static void adapt_layers(struct model *m)
             one->dropout = m->pass.backward ? (float)m->adapters.dropout : 0;
             one->dropout_key = m->dev->dry_run ? 0 : rng_u64(m->pass.dropout_key, (uint64_t)stream);
         }
-        if (m->pass.unquantised) without_quantisation(lora);
+        if (m->pass.unquantised) lora_unquantised(lora);
         layer_adapt(&m->weights.layers[l], &m->arch, l, lora);
     }
 }
@@ -529,34 +525,6 @@ struct tensor model_sum_streams(struct model *m, struct site_acts *end, struct t
                               .rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_row)};
     op_hyper_pre_fwd(dev, end->sum, end->m, end->rstd, x, &m->weights.hyper_head);
     return end->sum;
-}
-
-struct tensor model_reference(struct model *m, int64_t n_tok)
-{
-    struct device *dev = m->dev;
-    const struct arch *a = &m->arch;
-    const struct model_pass pass = m->pass;
-    const int64_t n_label = m->label_row.shape[0];
-    struct tensor hidden = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, a->d_model);
-    const int64_t mark = arena_mark(&dev->work);
-    struct tensor rows = arena_tensor_2d(&dev->work, dev->act_dtype, n_label, arch_stream_cols(a));
-    struct tensor rstd = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
-    dora_refresh(&m->reference, dev, a, m->weights.layers);
-    m->referring = true;
-    if (m->costs) m->costs->adapted = false;
-    m->pass = (struct model_pass){.backward = false};
-    for (int64_t l = 0; l < a->n_layer; l++) {
-        m->aux[l] = (struct aux){0};
-        layer_adapt(&m->weights.layers[l], a, l, &m->reference.layers[l]);
-    }
-    acts_push(&m->acts, dev, a, &m->reference, n_tok, false, false);
-    model_fwd(m);
-    op_gather(dev, rows, m->acts.layers[a->n_layer].x, m->label_row, 1);
-    op_rmsnorm_fwd(dev, hidden, rstd, model_sum_streams(m, &m->end, rows), m->weights.norm, &a->norm);
-    m->referring = false;
-    m->pass = pass;
-    arena_release(&dev->work, mark);
-    return hidden;
 }
 
 /* Passes that only compare losses have the cross-entropy, whatever is trained. */

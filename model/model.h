@@ -190,12 +190,15 @@ bool model_takes_prefixes(const struct arch *a);
 
 void model_begin(struct model *m, const struct model_batch *b, const struct model_pass *pass);
 void model_fwd(struct model *m);
-/* For an objective, in model_begin: a forward pass with the reference's adapters or none, without dropout. Returns the
- * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
-struct tensor model_reference(struct model *m, int64_t n_tok);
 void model_loss(struct model *m);
 void model_bwd(struct model *m);
 void model_end(struct model *m);
+
+/* ---- model_reference.c */
+
+/* For an objective, in model_begin: a forward pass with the reference's adapters or none, without dropout. Returns the
+ * final hidden states of the labelled rows [n_label, D]. Takes no more work memory than an evaluation. */
+struct tensor model_reference(struct model *m, int64_t n_tok);
 
 /* ---- model_head.c: instead of model_loss, of a pass without backward; all wait for the device */
 

@@ -22,6 +22,9 @@ struct objective_means {
 };
 
 struct objective {
+    /* Its loss compares the model with the reference: the base model as reference then has the trained model's
+     * products, with adapters of scale 0. */
+    bool compares;
     /* In model_begin, once the labels are on the device: allocates and fills what the loss reads, on dev->work. NULL:
      * nothing. */
     void (*begin)(struct model *, const struct model_batch *);

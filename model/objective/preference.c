@@ -117,4 +117,5 @@ static void parts(struct objective_means *e, const struct model *m, const struct
     if (kto) objective_put(e, "kl", "kl", "%.4g", t->preference[PREFERENCE_RATIO], units(m, t));
 }
 
-const struct objective objective_preference = {.begin = begin, .loss = loss, .value = value, .parts = parts};
+const struct objective objective_preference = {
+    .compares = true, .begin = begin, .loss = loss, .value = value, .parts = parts};

@@ -127,7 +127,8 @@ static bool begins_as_reference(const struct config *c)
 static int first_step(const struct model *m, double loss, const struct objective_means *parts, struct err *err)
 {
     const bool rounds = m->dev->act_dtype == DT_BF16 || m->dev->round_bf16;
-    const double allowed = rounds ? 2e-2 : 1e-5;
+    /* In bf16 a cached reference may come from a pass with another number of rows, hence from other kernels. */
+    const double allowed = rounds ? 1e-4 : 1e-5;
     double reward[2] = {0, 0}, logp[2] = {0, 0};
     for (int i = 0; i < parts->n; i++) {
         const struct objective_mean *e = &parts->of[i];
