@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "model/arch/arch_compressed.h"
+#include "model/arch/arch_fixed.h"
 #include "model/arch/arch_range.h"
 #include "model/arch/arch_rope.h"
 #include "model/layer.h"
@@ -23,7 +24,8 @@ struct family {
     const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
-    double rotated; /* default of partial_rotary_factor; 0: all channels, no other value is supported */
+    double rotated;  /* default of partial_rotary_factor; 0: all channels, no other value is supported */
+    bool rotary_dim; /* rotary_dim is read: the number of rotated channels */
     int64_t max_len, window;
     bool attn_bias, expert_bias, router_bias, sinks, transposed_experts, round_twice;
     bool local_experts;  /* the number of experts is num_local_experts; num_experts is the same, and vice versa */
@@ -36,6 +38,7 @@ struct family {
     double routed_scale; /* default of routed_scaling_factor; 0: 1 */
     int64_t n_group, top_group; /* defaults of n_group and topk_group; 0: 1 */
     bool predicts;              /* num_nextn_predict_layers is read */
+    bool mtp_modules;           /* num_mtp_modules and mtp_transformer_layers are read */
     bool dense_first;           /* first_k_dense_replace and mlp_layer_types are read */
     int64_t first_dense;        /* default of first_k_dense_replace */
     /* Layers with a sliding window when layer_types is absent. SLIDE_NEVER: layer_types must not name one either. */
@@ -73,6 +76,10 @@ struct family {
     .width = "moe_intermediate_size", .d_shared = "shared_expert_intermediate_size", .theta = 10000, .eps = 1e-6,      \
     .head_dim = 256, .rotated = 0.25, .max_len = 32768, .attn_gate = true, .norm_plus_one = true,                      \
     .qk_norm = QK_NORM_HEAD
+
+#define MIXTRAL_NAMES                                                                                                  \
+    .router = {"block_sparse_moe.gate", "mlp.gate"}, .gate = "block_sparse_moe.experts.#.w1",                          \
+    .up = "block_sparse_moe.experts.#.w3", .down = "block_sparse_moe.experts.#.w2"
 
 static const struct family families[] = {
     {.model_type = "gpt_oss",
@@ -129,10 +136,7 @@ static const struct family families[] = {
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
      .dense = &ffn_dense,
-     .names = {.router = {"block_sparse_moe.gate", "mlp.gate"},
-               .gate = "block_sparse_moe.experts.#.w1",
-               .up = "block_sparse_moe.experts.#.w3",
-               .down = "block_sparse_moe.experts.#.w2"},
+     .names = {MIXTRAL_NAMES},
      .width = "intermediate_size",
      .local_experts = true,
      .theta = 1000000,
@@ -140,6 +144,24 @@ static const struct family families[] = {
      .max_len = 131072,
      .round_twice = true,
      .slide = SLIDE_ALL},
+    {.model_type = "minimax_m2",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_moe,
+     .dense = &ffn_dense,
+     .names = {MIXTRAL_NAMES, .router_bias = "e_score_correction_bias"},
+     .width = "intermediate_size",
+     .local_experts = true,
+     .theta = 5000000,
+     .eps = 1e-6,
+     .head_dim = 128,
+     .rotated = 1,
+     .rotary_dim = true,
+     .max_len = 196608,
+     .router_bias = true,
+     .round_twice = true,
+     .sigmoid = true,
+     .mtp_modules = true,
+     .qk_norm = QK_NORM_WHOLE},
     {.model_type = "glm4_moe",
      .mixer = &mixer_attention,
      .ffn = &ffn_moe,
@@ -339,6 +361,33 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
     return 0;
 }
 
+/* The number of rotated channels, which partial_rotary_factor may give too. */
+static int read_rotary_dim(struct rope_arch *r, struct json root, struct json scaling, int64_t head_dim,
+                           struct err *err)
+{
+    static const char key[] = "rotary_dim", factor[] = "partial_rotary_factor";
+    const bool both = json_given(json_find(root, factor)) || json_given(json_find(scaling, factor));
+    int64_t width = r->width;
+    if (json_opt_i64(root, key, 2, head_dim, &width, err)) return -1;
+    if (both && width != r->width)
+        return json_error(json_find(root, key), err, "is %lld, but partial_rotary_factor rotates %lld of %lld channels",
+                          (long long)width, (long long)r->width, (long long)head_dim);
+    r->width = width;
+    return 0;
+}
+
+/* Layers of multi-token prediction, as MiniMax-M2's files count them. */
+static int read_mtp_modules(struct arch *a, struct json root, const struct family *f, struct err *err)
+{
+    int64_t n = 0, each = 1;
+    if (!f->mtp_modules) return 0;
+    if (json_opt_i64(root, "num_mtp_modules", 0, MT_MAX_LAYERS, &n, err) ||
+        json_opt_i64(root, "mtp_transformer_layers", 0, MT_MAX_LAYERS, &each, err))
+        return -1;
+    a->n_mtp = n * each;
+    return 0;
+}
+
 /* RoPE as one of both keys has it, or neither. */
 static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json root, struct json scaling,
                         const struct family *f, struct err *err)
@@ -363,6 +412,7 @@ static int read_rope_of(struct rope_arch *r, const struct arch *a, struct json r
     if (!(rotated > 0 && rotated <= 1))
         return json_error(root, err, "partial_rotary_factor %g is not above 0 and at most 1", rotated);
     r->width = (int64_t)((double)head_dim * rotated); /* truncated as in transformers */
+    if (f->rotary_dim && read_rotary_dim(r, root, scaling, head_dim, err)) return -1;
     if (r->width < 2 || r->width % 2)
         return json_error(root, err, "partial_rotary_factor %g rotates %lld of %lld channels, which are no pairs",
                           rotated, (long long)r->width, (long long)head_dim);
@@ -711,7 +761,8 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
     if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
         read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-        read_router(a, root, f, err) || read_switches(a, root, f, err))
+        fixed_check(f->model_type, root, err) || read_mtp_modules(a, root, f, err) || read_router(a, root, f, err) ||
+        read_switches(a, root, f, err))
         return -1;
     a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
     for (int64_t l = 0; l < a->n_layer; l++) {

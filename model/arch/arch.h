@@ -24,6 +24,9 @@ int64_t arch_stream_cols(const struct arch *a);                     /* columns o
 int64_t arch_qkv_cols(const struct arch *a, int64_t layer);         /* (H + 2K) * A */
 int64_t arch_q_rows(const struct arch *a, int64_t layer); /* of q_proj: H * A, with an output gate 2 * H * A */
 bool arch_is_routed(const struct arch *a, int64_t layer); /* the layer has routed experts */
+/* The tensor with the bias of a router of this name: "mlp.gate.e_score_correction_bias". */
+enum { ARCH_NAME = 96 };
+void arch_router_bias(const struct tensor_names *n, const char *router, char name[ARCH_NAME]);
 const char *arch_norm_name(const struct arch *a, enum norm_name n); /* NULL: no such norm */
 const struct attn_arch *arch_attn(const struct arch *a, int64_t layer);
 /* Whether two layers have equal kinds and sizes. */

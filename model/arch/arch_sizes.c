@@ -1,4 +1,5 @@
 /* arch_sizes.c - sizes that follow from struct arch, and which tensors and rows belong to it. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -64,6 +65,13 @@ int64_t arch_q_rows(const struct arch *a, int64_t layer)
 {
     const struct attn_arch *h = arch_attn(a, layer);
     return (a->attn_gate ? 2 : 1) * h->n_head * h->head_dim;
+}
+
+void arch_router_bias(const struct tensor_names *n, const char *router, char name[ARCH_NAME])
+{
+    const char *bias = n->router_bias ? n->router_bias : ".bias", *dot = strrchr(router, '.');
+    const int kept = *bias == '.' ? (int)strlen(router) : (int)(dot + 1 - router);
+    snprintf(name, ARCH_NAME, "%.*s%s", kept, router, bias);
 }
 
 bool arch_is_routed(const struct arch *a, int64_t layer) { return a->ffn[layer] && a->ffn[layer]->routed; }

@@ -36,7 +36,7 @@ struct tensor_names {
                                      input_layernorm and post_attention_layernorm, before both */
     const char *router[2];        /* the second: an alternative name, or NULL */
     const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both. No gate: up alone */
-    const char *router_bias;      /* suffix of the router's bias; NULL: ".bias" */
+    const char *router_bias;      /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
     const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
     const char *shared_gate;      /* the gate of the shared experts; NULL: none */
     const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */

@@ -36,18 +36,19 @@ static int load(struct weights_read *f, const struct arch *a, int64_t layer, str
     const struct tensor_names *n = a->names;
     const char *other = n->router[1] ? n->router[1] : n->router[0];
     const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
-    const char *bias = n->router_bias ? n->router_bias : ".bias";
+    char bias[ARCH_NAME];
     const struct stored_experts gated = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
     const struct stored_experts plain = {"mlp.experts.up_proj", {n->up}, z.d_ff, a->d_model};
     const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
     const bool hashed = layer < a->n_hash;
     static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
-    if (hashed ? weights_refuse(f, router, bias, "router bias", keys)
+    arch_router_bias(n, router, bias);
+    if (hashed ? weights_refuse(f, bias, "", "router bias", keys)
                : weights_refuse(f, table, "", "table of experts by token id", keys))
         return -1;
     return weights_matrix(f, &lw->router, router, z.n_exp, a->d_model) ||
                    (hashed && weights_hash_table(f, &lw->hash, table, z.top_k, z.n_exp)) ||
-                   (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, router, bias, z.n_exp)) ||
+                   (a->router_bias && !hashed && weights_vector(f, &lw->router_bias, bias, "", z.n_exp)) ||
                    weights_experts(f, &lw->up, glu_gated(&a->glu) ? &gated : &plain, &lw->down, &down)
                ? -1
                : 0;

@@ -35,6 +35,8 @@ static const struct family families[] = {
     {"olmoe", "mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj", "mlp.experts.%d.down_proj", 7, 4, 24, false},
     {"mixtral", "block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3", "block_sparse_moe.experts.%d.w2", 5,
      4, 56, false},
+    {"minimax_m2", "block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3", "block_sparse_moe.experts.%d.w2",
+     6, 4, 24, false},
 };
 static const char *const formats[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-mxfp4"};
 
@@ -230,8 +232,8 @@ static void compare_gguf_q(const struct family *f, const struct gguf *g, const s
 static void gguf_has_llamas_names_and_rows(void **state)
 {
     (void)state;
-    static const char *const archs[] = {"gpt-oss", "gpt-oss", "qwen3moe", "olmoe", "llama"};
-    static const float alphas[] = {16, 4, 16, 16, 16}; /* lora_alpha of adapter_final */
+    static const char *const archs[] = {"gpt-oss", "gpt-oss", "qwen3moe", "olmoe", "llama", "minimax-m2"};
+    static const float alphas[] = {16, 4, 16, 16, 16, 16}; /* lora_alpha of adapter_final */
     struct err err = {.msg = ""};
     for (int64_t i = 0; i < MT_LEN(families); i++) {
         const struct family *f = &families[i];

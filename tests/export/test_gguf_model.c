@@ -173,8 +173,9 @@ static void each_family(void **state)
     static const struct {
         const char *name, *arch;
         int64_t vocab;
-    } cases[] = {{"case_a", "gpt-oss", 4096}, {"qwen3", "qwen3moe", 1024},      {"olmoe", "olmoe", 1024},
-                 {"mixtral", "llama", 1024},  {"glm4_lite", "deepseek2", 1024}, {"glm4", "glm4moe", 1024}};
+    } cases[] = {{"case_a", "gpt-oss", 4096},       {"qwen3", "qwen3moe", 1024},      {"olmoe", "olmoe", 1024},
+                 {"mixtral", "llama", 1024},        {"glm4_lite", "deepseek2", 1024}, {"glm4", "glm4moe", 1024},
+                 {"minimax_m2", "minimax-m2", 1024}};
     static const char *const types[] = {"f32", "q8_0"};
     for (int i = 0; i < MT_LEN(cases); i++)
         for (int t = 0; t < MT_LEN(types); t++) {
@@ -274,7 +275,7 @@ static void refusals(void **state)
         assert_int_equal(RUN("export", config, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")),
                          1);
         assert_says(said.err,
-                    "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, glm4_moe, glm4_moe_lite and ");
+                    "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite ");
     }
     const char *yarn = config_of(case_path("deepseek_v3", ""), case_path("case_a", "eval.jsonl"));
     assert_int_equal(RUN("export", yarn, "--to", "gguf-model", "--adapter", case_path("case_a", "adapter_final")), 1);

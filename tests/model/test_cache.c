@@ -41,7 +41,7 @@ static const struct family {
     {"parity/qwen3_5", "adapter_final", 1.2e-4},   {"parity/qwen3_next", "adapter_final", 1.9e-4},
     {"parity/glm4_lite", "adapter_final", 1.1e-5}, {"parity/deepseek_v3", "adapter_final", 1.1e-5},
     {"parity/mistral4", "adapter_final", 7.5e-6},  {"parity/deepseek_v4", "adapter_final", 3e-6},
-    {"../../configs/tiny-gptoss", NULL, 4e-6},
+    {"../../configs/tiny-gptoss", NULL, 4e-6},     {"parity/minimax_m2", "adapter_final", 6e-6},
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 

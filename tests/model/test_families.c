@@ -357,6 +357,8 @@ static void test_missing_tensors(void **state)
         {"parity/mixtral", "model.layers.0.block_sparse_moe.gate.weight"},
         {"parity/mixtral", "model.layers.1.block_sparse_moe.experts.1.w3.weight"},
         {"parity/mixtral", "model.layers.0.block_sparse_moe.experts.0.w2.weight"},
+        {"parity/minimax_m2", "model.layers.0.block_sparse_moe.e_score_correction_bias"},
+        {"parity/minimax_m2", "model.layers.1.self_attn.k_norm.weight"},
         {"parity/glm4", "model.layers.1.mlp.gate.e_score_correction_bias"},
         {"parity/glm4", "model.layers.2.mlp.shared_experts.up_proj.weight"},
         {"parity/glm4", "model.layers.1.mlp.shared_experts.down_proj.weight"},

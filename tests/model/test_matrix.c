@@ -125,12 +125,18 @@ static void deepseek_v4(void **state)
     one_family("parity/deepseek_v4", false);
 }
 
+static void minimax_m2(void **state)
+{
+    (void)state;
+    one_family("parity/minimax_m2", true);
+}
+
 int test_matrix(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
-        cmocka_unit_test(deepseek_v4),
+        cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

@@ -2,8 +2,8 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig,
-                          Kimi_K25Config, Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig, Qwen3_5MoeConfig,
-                          Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
+                          Kimi_K25Config, MiniMaxM2Config, Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig,
+                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
 
@@ -37,6 +37,12 @@ def mixtral_config(a, common):
     return MixtralConfig(
         intermediate_size=a.inter, num_local_experts=a.experts, head_dim=a.head_dim,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6}, **common)
+
+
+def minimax_m2_config(a, common):
+    return MiniMaxM2Config(
+        intermediate_size=a.inter, num_local_experts=a.experts, head_dim=a.head_dim,
+        rope_parameters=rope(a, 5e6) | {"partial_rotary_factor": a.rotated}, **common)
 
 
 def glm4_config(a, common):
@@ -277,6 +283,7 @@ FAMILIES = {
     "qwen3": (qwen3_config, per_expert_tensors, 0.15),
     "olmoe": (olmoe_config, per_expert_tensors, 0.15),
     "mixtral": (mixtral_config, mixtral_tensors, 0.15),
+    "minimax_m2": (minimax_m2_config, mixtral_tensors, 0.15),
     "glm4": (glm4_config, per_expert_tensors, 0.15),
     "glm4_lite": (glm4_lite_config, per_expert_tensors, 0.15),
     "deepseek_v3": (deepseek_v3_config, per_expert_tensors, 0.15),
@@ -345,8 +352,13 @@ def as_transformers_4(config):
         config["num_experts"] = config.pop("num_local_experts")
     if config["model_type"] == "qwen3_next":
         config["full_attention_interval"] = config.pop("layer_types").index("full_attention") + 1
-    if config["model_type"] in ("glm4_moe", "qwen3_next", "qwen3_5_moe_text"):
+    if config["model_type"] in ("glm4_moe", "qwen3_next", "qwen3_5_moe_text", "minimax_m2"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+    if config["model_type"] == "minimax_m2":  # transformers 5.17 does not read rotary_dim
+        config["rotary_dim"] = int(config["head_dim"] * config["partial_rotary_factor"])
+        config |= {"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "use_mtp": True,
+                   "scoring_func": "sigmoid", "shared_intermediate_size": 0, "num_mtp_modules": 3,
+                   "mtp_transformer_layers": 1, "attn_type_list": [1] * config["num_hidden_layers"]}
     if config["model_type"] == "glm4_moe_lite":
         config["first_k_dense_replace"] = config.pop("mlp_layer_types").count("dense")
     config["transformers_version"] = "4.51.0"

@@ -24,7 +24,8 @@ import xllamacpp
 import peer
 from llama_peer import load_peer
 
-NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama", "glm4_moe": "glm4moe",
+NAMES = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
+         "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe",
          "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2"}
 
 

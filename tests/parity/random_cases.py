@@ -197,7 +197,14 @@ def mixtral(rng):
             ["--keys", drawn_rope(rng, 0.3), *window])
 
 
-DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "glm4": glm4, "glm4_lite": glm4_lite,
+def minimax_m2(rng):
+    return (["--layers", rng.choice([1, 2, 3])] + plain_experts(rng) + plain_heads(rng) +
+            ["--head-dim", rng.choice([8, 16, 24, 64]), "--rotated", rng.choice([0.25, 0.5, 0.75, 1])] + yarn(rng) +
+            flag(rng, "--old-config"))
+
+
+DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, "minimax_m2": minimax_m2,
+        "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
         "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4}

@@ -728,6 +728,7 @@ static void configs_of_the_repository_are_valid(void **state)
                                  "qwen3next_80b_a3b_qlora.ini",
                                  "olmoe_1b_7b_lora.ini",
                                  "mixtral_8x7b_qlora.ini",
+                                 "minimax_m2_qlora.ini",
                                  "glm47_flash_qlora.ini",
                                  "deepseek_v4_flash_qlora.ini"};
     for (int i = 0; i < MT_LEN(names); i++) {

@@ -31,6 +31,7 @@ static const struct example {
     {"glm45_air_qlora.ini", "glm-4.5-air", "glm-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"olmoe_1b_7b_lora.ini", "olmoe-1b-7b", "olmoe-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"mixtral_8x7b_qlora.ini", "mixtral-8x7b", "mixtral-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
+    {"minimax_m2_qlora.ini", "minimax-m2", "minimax-tiny", "peft vllm gguf merged-bf16 merged-nvfp4 merged-fp8"},
     {"glm47_flash_qlora.ini", "glm-4.7-flash", "glm-flash-tiny", "peft merged-bf16 merged-nvfp4 merged-fp8"},
     {"deepseek_v4_flash_qlora.ini", "deepseek-v4-flash", "deepseek-v4-tiny", "peft vllm merged-bf16 merged-mxfp4"},
 };

@@ -144,7 +144,7 @@ static void test_sizes(void **state)
                 {"glm-4.7-flash", 29943393920, 0},         {"deepseek-v3", 671026419200, 0},
                 {"moonlight-16b-a3b", 15960110208, 0},     {"qwen3.5-35b-a3b", 34660610688, 0},
                 {"qwen3-next-80b-a3b", 79674391296, 0},    {"kimi-k2", 1026408232448, 0},
-                {"mistral-small-4", 118972826624, 0}};
+                {"mistral-small-4", 118972826624, 0},      {"minimax-m2", 228689764864, 0}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
         int64_t n = 0, bytes = 0;
@@ -203,7 +203,8 @@ static void test_tokenizer(void **state)
 
 static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",      "mixtral-tiny",
                                    "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",   "qwen3.5-tiny",
-                                   "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny"};
+                                   "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny",
+                                   "minimax-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each

@@ -297,7 +297,7 @@ static void add_experts(struct merge *m, int64_t l, const struct layer_weights *
 static void add_router(struct merge *m, int64_t l, const struct layer_weights *lw)
 {
     const struct tensor_names *n = m->x->run.arch.names;
-    char name[256], other[256], rest[128];
+    char name[256], other[256], rest[128], bias[2][ARCH_NAME];
     snprintf(rest, sizeof(rest), "%s.weight", n->router[0]);
     const struct proj router = {.w = lw->router};
     add_matrix(m, rest, &router, LORA_TARGETS,
@@ -307,9 +307,9 @@ static void add_router(struct merge *m, int64_t l, const struct layer_weights *l
         add_copy(m, name, safetensors_find(&m->x->run.st, name));
     }
     if (!lw->router_bias.ndim) return;
-    const char *bias = n->router_bias ? n->router_bias : ".bias";
-    layer_name(name, m, l, n->router[0], bias);
-    layer_name(other, m, l, n->router[1] ? n->router[1] : n->router[0], bias);
+    for (int i = 0; i < 2; i++) arch_router_bias(n, n->router[i] ? n->router[i] : n->router[0], bias[i]);
+    layer_name(name, m, l, bias[0], "");
+    layer_name(other, m, l, bias[1], "");
     const struct st_tensor *t = safetensors_find(&m->x->run.st, name);
     add_copy(m, name, t ? t : safetensors_find(&m->x->run.st, other));
 }
@@ -377,7 +377,9 @@ static bool is_matrix(const struct merge *m, const char *name)
     if (is_linear(a, layer, rest)) return true;
     for (int i = 0; i < 2 && a->names->router[i]; i++) {
         const size_t n = strlen(a->names->router[i]);
-        if (!strncmp(rest, a->names->router[i], n) && rest[n] == '.') return true;
+        char bias[ARCH_NAME];
+        arch_router_bias(a->names, a->names->router[i], bias);
+        if (!strcmp(rest, bias) || (!strncmp(rest, a->names->router[i], n) && rest[n] == '.')) return true;
     }
     return false;
 }

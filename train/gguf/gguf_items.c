@@ -1,5 +1,5 @@
 /* gguf_items.c - the tensors of each family. Source: llama.cpp, src/models/{openai-moe,qwen3moe,olmoe,llama,
- * glm4-moe,deepseek2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
+ * minimax-m2,glm4-moe,deepseek2}.cpp: load_arch_tensors for the names, build_arch_graph for what is fixed. */
 #include "train/gguf/gguf_items.h"
 
 #include <math.h>
@@ -22,6 +22,7 @@ static const struct family families[] = {
     {"qwen3_moe", "ffn_norm", ROUTER_CHOSEN, QK_NORM_HEAD, QK_NORM_HEAD, false, false},
     {"olmoe", "ffn_norm", ROUTER_PROBABILITY, QK_NORM_WHOLE, QK_NORM_WHOLE, false, false},
     {"mixtral", "ffn_norm", ROUTER_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, false},
+    {"minimax_m2", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_WHOLE, QK_NORM_WHOLE, false, false},
     {"glm4_moe", "post_attention_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_HEAD, QK_NORM_NONE, false, true},
     {"glm4_moe_lite", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
     {"deepseek_v3", "ffn_norm", ROUTER_SIGMOID_CHOSEN, QK_NORM_NONE, QK_NORM_NONE, false, true},
@@ -68,8 +69,8 @@ int gguf_items_check(const struct arch *a, struct err *err)
     if (!f)
         return err_set(
             err,
-            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, glm4_moe, glm4_moe_lite and deepseek_v3, not "
-            "%s: export merged-bf16 and convert it with llama.cpp's convert_hf_to_gguf.py",
+            "--to gguf-model writes gpt_oss, qwen3_moe, olmoe, mixtral, minimax_m2, glm4_moe, glm4_moe_lite and "
+            "deepseek_v3, not %s: export merged-bf16 and convert it with llama.cpp's convert_hf_to_gguf.py",
             a->family);
     const bool either = f->router == ROUTER_SIGMOID_CHOSEN && a->router.kind == ROUTER_SIGMOID; /* a key says which */
     if (a->router.kind != f->router && !either) return differs("weights of the chosen experts (norm_topk_prob)", err);

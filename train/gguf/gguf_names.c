@@ -5,11 +5,11 @@
 
 const char *gguf_names_arch(const struct arch *a)
 {
-    static const char *const names[][2] = {{"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},
-                                           {"olmoe", "olmoe"},           {"mixtral", "llama"},
-                                           {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
-                                           {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"},
-                                           {"qwen3_next", "qwen3next"},  {"kimi_k2", "deepseek2"}};
+    static const char *const names[][2] = {
+        {"gpt_oss", "gpt-oss"},       {"qwen3_moe", "qwen3moe"},    {"olmoe", "olmoe"},
+        {"mixtral", "llama"},         {"glm4_moe", "glm4moe"},      {"glm4_moe_lite", "deepseek2"},
+        {"deepseek_v3", "deepseek2"}, {"qwen3_5_moe", "qwen35moe"}, {"qwen3_next", "qwen3next"},
+        {"kimi_k2", "deepseek2"},     {"minimax_m2", "minimax-m2"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
     return NULL;

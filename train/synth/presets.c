@@ -200,6 +200,37 @@ static const struct mla_arch mistral4_mla = {1024, 256, 64, 64, 128, true};
 static const struct preset_family mistral4 = {MISTRAL4, .d_dense = 12288, .mla = &mistral4_mla};
 static const struct preset_family mistral4_tiny = {MISTRAL4, .d_dense = 384, .mla = &v3_tiny_mla};
 
+static void put_minimax(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    json_out_i64(o, "rotary_dim", p->head_dim / 2);
+    json_out_bool(o, "use_qk_norm", true);
+    json_out_str(o, "qk_norm_type", "per_layer");
+    json_out_bool(o, "use_routing_bias", true);
+    json_out_str(o, "scoring_func", "sigmoid");
+    json_out_i64(o, "shared_intermediate_size", 0);
+    json_out_real(o, "router_jitter_noise", 0);
+    json_out_open(o, "attn_type_list", '[');
+    for (int64_t l = 0; l < n_layer; l++) json_out_i64(o, NULL, 1);
+    json_out_close(o, ']');
+    json_out_i64(o, "num_mtp_modules", 0); /* 3 as published, but without their layers */
+}
+
+static const struct preset_family minimax_m2 = {
+    .model_type = "minimax_m2",
+    .class_name = "MiniMaxM2ForCausalLM",
+    .experts_key = "num_local_experts",
+    .width_key = "intermediate_size",
+    .eps = 1e-6,
+    .aux_coef = 0.001,
+    .vocab = 200064,
+    .bos = "]~!b[",
+    .eos = "[e~[",
+    .tokens = {{"]~b]", 200019}, {"[e~[", 200020}, {"]~!b[", 200034}},
+    .head_dim_named = true,
+    .experts = WF_BF16,
+    .put = put_minimax,
+};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -207,6 +238,7 @@ static const struct preset rows[] = {
     {"qwen3-30b-a3b", &qwen3_moe, 48, 2048, 32, 4, 128, 128, 8, 768, 151936, 40960, 1000000},
     {"olmoe-1b-7b", &olmoe, 16, 2048, 16, 16, 128, 64, 8, 1024, 50304, 4096, 10000},
     {"mixtral-8x7b", &mixtral, 32, 4096, 32, 8, 128, 8, 2, 14336, 32000, 32768, 1000000},
+    {"minimax-m2", &minimax_m2, 62, 3072, 48, 8, 128, 256, 8, 1536, 200064, 196608, 5000000},
     {"glm-4.5-air", &glm4_air, 46, 4096, 96, 8, 128, 128, 8, 1408, 151552, 131072, 1000000},
     {"glm-4.7", &glm4, 92, 5120, 96, 8, 128, 160, 8, 1536, 151552, 202752, 1000000},
     {"glm-4.7-flash", &glm4_lite, 47, 2048, 20, 20, 256, 64, 4, 1536, 154880, 202752, 1000000},
@@ -222,6 +254,7 @@ static const struct preset rows[] = {
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
     {"mixtral-tiny", &mixtral, 4, 256, 2, 1, 128, 8, 2, 256, 2048, 32768, 1000000},
+    {"minimax-tiny", &minimax_m2, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 196608, 5000000},
     {"glm-tiny", &glm4_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 131072, 1000000},
     {"glm-flash-tiny", &glm4_lite_tiny, 4, 256, 4, 4, 64, 16, 4, 128, 2048, 202752, 1000000},
     {"deepseek-tiny", &deepseek_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 163840, 10000},
@@ -441,7 +474,9 @@ static void put_qwen3_5(struct json_out *o, const struct preset *p, int64_t n_la
 static void put_family(struct json_out *o, const struct preset *p, int64_t n_layer, enum weight_format experts)
 {
     const struct preset_family *f = p->family;
-    if (f->compress) {
+    if (f->put) {
+        f->put(o, p, n_layer);
+    } else if (f->compress) {
         put_deepseek_v4(o, p, n_layer, experts);
     } else if (f == &gpt_oss) {
         put_gpt_oss(o, p, n_layer);

@@ -16,6 +16,8 @@ struct preset_compress {
     int64_t n_index, index_dim, index_top;
 };
 
+struct preset;
+
 /* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
 struct preset_family {
     const char *model_type, *class_name;
@@ -40,6 +42,7 @@ struct preset_family {
                                         model.language_model; NULL: the whole model is text */
     const struct delta_shape *delta; /* gated DeltaNet in three of four layers, a shared expert as wide as the routed
                                         ones; NULL: another family */
+    void (*put)(struct json_out *o, const struct preset *p, int64_t n_layer); /* keys of the family alone; or NULL */
     const struct preset_compress *compress; /* compressed attention and hyper-connections; NULL: another family */
 };
 

@@ -360,15 +360,15 @@ static void add_dense(struct synth *s, int64_t layer)
 static void add_experts(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    const char *bias = a->names->router_bias ? a->names->router_bias : ".bias";
+    char bias[ARCH_NAME];
     const struct name router = layer_name(s, layer, a->names->router[0]);
     const struct random_weights rows = {.kind = RANDOM_ROWS, .std = spread(a->d_model), .row = a->d_model};
     add_values(s, with(router, ".weight").s, a->n_exp, a->d_model, rows); /* rows with different norms: uneven loads */
     if (layer < a->n_hash)
         add(s, with(router, ".tid2eid").s, DT_I64, 2, (int64_t[]){a->vocab, a->top_k},
             (struct random_weights){.kind = RANDOM_HASH, .row = a->top_k, .n_exp = a->n_exp});
-    else if (a->router_bias)
-        add_values(s, with(router, bias).s, a->n_exp, 0, normal(0, 0.1));
+    arch_router_bias(a->names, a->names->router[0], bias);
+    if (a->router_bias && layer >= a->n_hash) add_values(s, layer_name(s, layer, bias).s, a->n_exp, 0, normal(0, 0.1));
     for (int i = 0; i < s->n_products; i++)
         if (a->transposed_experts && s->form->stack)
             add_stack(s, layer, &s->products[i]);
