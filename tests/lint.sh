@@ -149,6 +149,7 @@ check_includes() {
         may["train/reward"] = "train/(reward|config)/.*|" below
         may["train/generate"] = "train/(generate|reward|tools)/.*|" commands
         may["train/models"] = "train/(models|generate)/.*|" commands
+        may["train/rollout"] = "train/(rollout|reward|models|generate)/.*|" commands
         may["train/answers"] = "train/(answers|models|generate|reward|tools)/.*|" commands
         may["train/serve"] = "train/(serve|models|generate|tools)/.*|" commands
         may["train/bench"] = "train/(bench|synth|generate)/.*|" commands

@@ -1,0 +1,25 @@
+/* rollout_lines.h - samples of a generation batch as lines of text, in the form of recorded rollouts. */
+#ifndef MT_ROLLOUT_LINES_H
+#define MT_ROLLOUT_LINES_H
+
+#include "data/json/text.h"
+#include "data/rollout/rollout_rows.h"
+#include "train/run/run.h"
+#include "train/generate/sample.h"
+
+enum { ROLLOUT_LINE_VALUES = 64 * JSON_ROW_VALUES }; /* a completion may have as many tokens as a model takes */
+
+/* {"id": "GROUP-SAMPLE", "batch": KEY, prompt_ids, completion_ids, "reward": null, group, logprobs,
+ * sampling_logprobs?, routing?, text, finish_reason} and a line feed (train/generate/row_answer.h). */
+void rollout_line_put(struct text_buf *out, const struct run *r, int64_t group, const char *key,
+                      const struct sample_request *q, const struct sample *s);
+/* Of "id"; false: it has another form. */
+bool rollout_line_id(struct json row, int64_t *group, int64_t *sample);
+/* The line with reward and rewards in place of its null. names [n], values [n]; NaN: null. */
+void rollout_line_reward(struct text_buf *out, const char *line, int64_t size, double reward, const char *const *names,
+                         const double *values, int64_t n);
+/* The line as a row of `to`, with its routing. */
+int rollout_line_read(struct rollouts *to, const struct run *r, const char *line, int64_t size,
+                      const struct rollout_options *opt, struct err *err) MT_CHECK;
+
+#endif

@@ -1,0 +1,62 @@
+/* rollout_stats.c - see rollout_stats.h. */
+#include "train/rollout/rollout_stats.h"
+
+#include <math.h>
+
+bool rollout_is_flat(const double *reward, int64_t n)
+{
+    double least = INFINITY, most = -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(reward[i])) continue;
+        least = fmin(least, reward[i]);
+        most = fmax(most, reward[i]);
+    }
+    return !(least < most);
+}
+
+/* Of v[i * stride], i < n, without NaN. */
+static void moments(const double *v, int64_t n, int64_t stride, double *mean, double *std)
+{
+    double sum = 0, squares = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!isnan(v[i * stride])) sum += v[i * stride], count++;
+    *mean = count ? sum / (double)count : NAN;
+    for (int64_t i = 0; i < n; i++)
+        if (!isnan(v[i * stride])) squares += (v[i * stride] - *mean) * (v[i * stride] - *mean);
+    *std = count > 1 ? sqrt(squares / (double)(count - 1)) : NAN;
+}
+
+static void add_lengths(struct rollout_stats *s, const struct rollouts *rows)
+{
+    double sum = 0, ended = 0;
+    s->shortest = s->ended_shortest = INFINITY;
+    for (int64_t i = 0; i < rows->n; i++) {
+        const double n = (double)(rows->off[i + 1] - rows->off[i]);
+        s->n_cut += rows->truncated[i];
+        sum += n;
+        s->shortest = fmin(s->shortest, n);
+        s->longest = fmax(s->longest, n);
+        if (rows->truncated[i]) continue;
+        ended += n;
+        s->ended_shortest = fmin(s->ended_shortest, n);
+        s->ended_longest = fmax(s->ended_longest, n);
+    }
+    const int64_t n_ended = rows->n - s->n_cut;
+    s->length = sum / (double)rows->n;
+    s->cut = (double)s->n_cut / (double)rows->n;
+    s->ended_length = n_ended ? ended / (double)n_ended : NAN;
+    if (!n_ended) s->ended_shortest = s->ended_longest = NAN;
+}
+
+void rollout_stats_of(struct rollout_stats *s, const struct rollouts *rows, int64_t n_group, const double *values,
+                      int64_t n_reward)
+{
+    int64_t n_flat = 0;
+    *s = (struct rollout_stats){.n = rows->n, .n_tok = rows->n_tok, .n_reward = MT_MIN(n_reward, STATS_REWARDS)};
+    moments(rows->reward, rows->n, 1, &s->reward, &s->reward_std);
+    for (int64_t i = 0; i < s->n_reward; i++) moments(values + i, rows->n, n_reward, &s->mean[i], &s->std[i]);
+    for (int64_t i = 0; i < rows->n; i += n_group) n_flat += rollout_is_flat(rows->reward + i, n_group);
+    s->zero_std = (double)(n_flat * n_group) / (double)rows->n;
+    add_lengths(s, rows);
+}

@@ -1,0 +1,25 @@
+/* rollout_stats.h - what the log says of the rows of a generation batch. */
+#ifndef MT_ROLLOUT_STATS_H
+#define MT_ROLLOUT_STATS_H
+
+#include "data/rollout/rollouts.h"
+
+enum { STATS_REWARDS = 16 };
+
+struct rollout_stats {
+    int64_t n, n_tok, n_cut;                        /* rows; tokens of completions; rows without an end token */
+    double reward, reward_std;                      /* of all rows that have one; std divides by n - 1 */
+    double mean[STATS_REWARDS], std[STATS_REWARDS]; /* of each reward */
+    int64_t n_reward;
+    double zero_std;                                    /* share of groups whose rewards are all equal, or null */
+    double length, shortest, longest;                   /* tokens of completions */
+    double ended_length, ended_shortest, ended_longest; /* of those with an end token; NaN: none */
+    double cut;                                         /* share of rows without an end token */
+};
+/* values [n, n_reward] NaN: null; rows of a group are adjacent, n_group each. */
+void rollout_stats_of(struct rollout_stats *s, const struct rollouts *rows, int64_t n_group, const double *values,
+                      int64_t n_reward);
+/* Whether all rewards of n rows are equal; null ones do not count. */
+bool rollout_is_flat(const double *reward, int64_t n);
+
+#endif
