@@ -67,7 +67,7 @@ static void every_key_has_a_default(void **state)
     assert_int_equal(c.data.loss_on, LOSS_ASSISTANT);
     assert_string_equal(c.data.chat_date, "2025-06-28");
     assert_int_equal(c.lora.r, 16);
-    assert_true(c.lora.alpha == 32 && c.optim.lr == 2e-4 && c.optim.beta2 == 0.999 && c.train.epochs == 1);
+    assert_true(c.lora.alpha == 32 && config_lr(&c) == 2e-4 && c.optim.beta2 == 0.999 && c.train.epochs == 1);
     assert_string_equal(c.lora.targets, "attention,experts");
     assert_int_equal(c.train.max_nonfinite, 5);
     assert_string_equal(c.output.dir, "out");
@@ -369,11 +369,11 @@ static void keys_as_options_are_suggested(void **state)
 static void bad_values_are_errors(void **state)
 {
     (void)state;
-    refuse("[optim]\nlr = fast\n", "run.ini:2: optim.lr = \"fast\": expected a number in [0, 1]");
-    refuse("[optim]\nlr = 1.5\n", "run.ini:2: optim.lr = \"1.5\": expected a number in [0, 1]");
-    refuse("[optim]\nlr = nan\n", "run.ini:2: optim.lr = \"nan\": expected a number in [0, 1]");
-    refuse("[optim]\nlr = 1e-4 x\n", "run.ini:2: optim.lr = \"1e-4 x\": expected a number in [0, 1]");
-    refuse("[optim]\nlr =\n", "run.ini:2: optim.lr = \"\": expected a number in [0, 1]");
+    refuse("[optim]\nlr = fast\n", "run.ini:2: optim.lr = \"fast\": expected auto or a number in [0, 1]");
+    refuse("[optim]\nlr = 1.5\n", "run.ini:2: optim.lr = \"1.5\": expected auto or a number in [0, 1]");
+    refuse("[optim]\nlr = nan\n", "run.ini:2: optim.lr = \"nan\": expected auto or a number in [0, 1]");
+    refuse("[optim]\nlr = 1e-4 x\n", "run.ini:2: optim.lr = \"1e-4 x\": expected auto or a number in [0, 1]");
+    refuse("[optim]\nlr =\n", "run.ini:2: optim.lr = \"\": expected auto or a number in [0, 1]");
     refuse("[optim]\nbeta1 = 1\n", "run.ini:2: optim.beta1 = \"1\": expected a number in [0, 1)");
     refuse("[optim]\neps = 0\n", "run.ini:2: optim.eps = \"0\": expected a number in [1e-30, 1]");
     refuse("[lora]\nr = 0\n", "run.ini:2: lora.r = \"0\": expected an integer in [1, 4096]");
@@ -560,7 +560,7 @@ static void set_overrides_in_order(void **state)
     refuse_set("xyzzy=1", "--set xyzzy=1: expected --set section.key=value");
     refuse_set("optim.lrr=3", "--set optim.lrr=3: unknown key \"lrr\" in [optim]: did you mean \"lr\"?");
     refuse_set("optm.lr=3", "--set optm.lr=3: unknown section [optm]: did you mean [optim]?");
-    refuse_set("optim.lr=3", "--set optim.lr=3: optim.lr = \"3\": expected a number in [0, 1]");
+    refuse_set("optim.lr=3", "--set optim.lr=3: optim.lr = \"3\": expected auto or a number in [0, 1]");
     refuse_set("output.dir=a\nb", "--set output.dir=a b: byte 0x0a in a value");
 }
 

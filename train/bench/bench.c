@@ -237,7 +237,7 @@ static int train(struct bench *b, struct err *err)
     model_read(m, &sum);
     if (!isfinite(sum.nll) || !isfinite(sum.grad_norm))
         return err_set(err, "loss %g, gradient norm %g: the device computes wrong results", sum.nll, sum.grad_norm);
-    adapters_update(&m->adapters, m->dev, b->cfg.optim.lr, sum.grad_norm);
+    adapters_update(&m->adapters, m->dev, config_lr(&b->cfg), sum.grad_norm);
     return 0;
 }
 

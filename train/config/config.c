@@ -98,7 +98,7 @@ static const struct option options[] = {
     ROW(quant, targets, MATH, "experts", "experts|all", "experts, or attention and dense layers too"),
     ROW(quant, amax, MATH, "current", "current|static", "of the weights: largest magnitudes now, or at the start"),
     ROW(optim, kind, MATH, "adamw", "adamw|adamw8", "adamw8: moments in 8 bits, 2 bytes per parameter for 8"),
-    ROW(optim, lr, NEXT, "2e-4", "[0, 1]", "peak learning rate"),
+    ROW(optim, lr, NEXT, "auto", "auto|[0, 1]", "peak learning rate; auto: 2e-4"),
     ROW(optim, lr_ratio_b, NEXT, "1", "[1e-3, 1e3]", "learning rate of B over that of A: LoRA+ uses 16"),
     ROW(optim, schedule, NEXT, "cosine", SCHEDULES, "learning rate after warm-up"),
     ROW(optim, warmup_steps, NEXT, "0", "[0, 1e9]", "steps of linear warm-up; 0: by warmup_ratio"),
@@ -282,8 +282,9 @@ static const struct option *find(const char *section, const char *key, const cha
 static int bad_value(const struct option *o, const char *value, const char *where, struct err *err)
 {
     static const char *const expected[] = {"an integer in", "a number in", "one of", "one of", "a", "a"};
-    return err_set(err, "%s: %s.%s = \"%.80s\": expected %s %s", where, o->section, o->key, value, expected[o->kind],
-                   o->allowed);
+    const bool has_auto = option_has_auto(o);
+    return err_set(err, "%s: %s.%s = \"%.80s\": expected %s%s %s", where, o->section, o->key, value,
+                   has_auto ? "auto or " : "", expected[o->kind], o->allowed + (has_auto ? 5 : 0));
 }
 
 static int set_number(struct config *c, const struct option *o, const char *value, const char *where, struct err *err)
@@ -295,6 +296,8 @@ static int set_number(struct config *c, const struct option *o, const char *valu
         if (end == value || *end || errno || !config_in_interval((double)v, o->allowed))
             return bad_value(o, value, where, err);
         *(int64_t *)(void *)field = v;
+    } else if (option_has_auto(o) && !strcmp(value, "auto")) {
+        *(double *)(void *)field = CONFIG_AUTO;
     } else {
         double v = strtod(value, &end);
         if (end == value || *end || !isfinite(v) || !config_in_interval(v, o->allowed))

@@ -199,6 +199,8 @@ const struct config_need *config_needs(const char *name);
 bool config_need_met(const struct config_need *need, const char *value);
 /* Whether option `name` has no effect. */
 bool config_unused(const struct config *c, const char *name);
+/* optim.lr, or its default. */
+double config_lr(const struct config *c);
 /* quant.weights or quant.activations is set. */
 bool config_quantises(const struct config *c);
 /* A warning that names the unused keys whose values are not the defaults. */

@@ -26,7 +26,12 @@ static void print_value(FILE *out, const struct config *c, const struct option *
     char name[32];
     switch (o->kind) {
     case INT: fprintf(out, "%lld", (long long)*(const int64_t *)field); break;
-    case REAL: print_real(out, *(const double *)field); break;
+    case REAL:
+        if (option_has_auto(o) && *(const double *)field < 0)
+            fputs("auto", out);
+        else
+            print_real(out, *(const double *)field);
+        break;
     case BOOL: fputs(*(const bool *)field ? "true" : "false", out); break;
     case ENUM:
         MT_REQUIRE(config_choice(o->allowed, *(const int *)field, name), "%s.%s = %d", o->section, o->key,

@@ -164,6 +164,8 @@ void config_without_data(struct config *c)
     c->train.micro_batch = 1;
 }
 
+double config_lr(const struct config *c) { return c->optim.lr < 0 ? 2e-4 : c->optim.lr; }
+
 bool config_quantises(const struct config *c)
 {
     return c->quant.weights != CFG_QUANT_NONE || c->quant.activations != CFG_QUANT_NONE;

@@ -2,6 +2,8 @@
 #ifndef MT_OPTION_H
 #define MT_OPTION_H
 
+#include <string.h>
+
 #include "kernels/base.h"
 
 /* NAMED: any number of keys with names that the user chooses; the field is their list (reward_keys.h). */
@@ -13,10 +15,15 @@ struct option {
     size_t offset, size;  /* of the field in struct config */
     int effect;           /* enum config_effect */
     const char *fallback; /* the default, as written in a file */
-    const char
-        *allowed; /* INT, REAL: an interval; ENUM: a|b|c in the order of the enum; TEXT: its form; BOOL: shown only */
+    const char *allowed;  /* INT, REAL: an interval, of REAL also after "auto|"; ENUM: a|b|c in the order of the enum;
+                             TEXT: its form; BOOL: shown only */
     const char *help;
 };
+#define CONFIG_AUTO (-1.0) /* a number that is `auto` */
+static inline bool option_has_auto(const struct option *o)
+{
+    return o->kind == REAL && !strncmp(o->allowed, "auto|", 5);
+}
 const struct option *config_option(int64_t i); /* NULL: i is past the end */
 
 #endif

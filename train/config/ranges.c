@@ -8,6 +8,7 @@ bool config_in_interval(double v, const char *interval)
 {
     char open, close;
     double lo, hi;
+    if (!strncmp(interval, "auto|", 5)) interval += 5;
     MT_REQUIRE(sscanf(interval, "%c%lf,%lf%c", &open, &lo, &hi, &close) == 4, "%s", interval);
     return (open == '[' ? v >= lo : v > lo) && (close == ']' ? v <= hi : v < hi);
 }

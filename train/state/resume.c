@@ -26,7 +26,7 @@ struct schedule resume_schedule(const struct config *cfg, int64_t total)
     const int64_t warmup =
         cfg->optim.warmup_steps ? cfg->optim.warmup_steps : (int64_t)ceil(cfg->optim.warmup_ratio * (double)total);
     return (struct schedule){.kind = (enum schedule_kind)cfg->optim.schedule,
-                             .lr = cfg->optim.lr,
+                             .lr = config_lr(cfg),
                              .min_lr_ratio = cfg->optim.min_lr_ratio,
                              .warmup_steps = MT_MIN(warmup, total),
                              .total_steps = total,

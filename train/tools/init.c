@@ -67,7 +67,7 @@ static void write_training(const struct suit *s, FILE *f)
     print_number(f, "r", c->lora.r);
     fprintf(f, "alpha = %g\n; `moetrain config` lists other targets: dense, all-linear, q_proj, ...\ntargets = %s\n",
             c->lora.alpha, c->lora.targets);
-    fprintf(f, "\n[optim]\n; halve it when the loss is unstable\nlr = %g\n", c->optim.lr);
+    fprintf(f, "\n[optim]\n; halve it when the loss is unstable\nlr = %g\n", config_lr(c));
     fprintf(f,
             "\n[train]\n; passes over the data\nepochs = %g\n; sequences of a forward pass, and passes of an optimizer "
             "step\n",
