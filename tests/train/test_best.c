@@ -135,7 +135,8 @@ static void a_loss_that_is_not_finite(void **state)
     assert_says(said.err, "warning: the held-out loss at step 40 is not finite: the adapters have diverged");
     char text[1 << 16];
     process_read(process_output(config, "metrics.jsonl"), text, sizeof(text));
-    assert_null(strstr(text, "nan"));
+    assert_null(strstr(text, ":nan")); /* names of files may contain "nan" */
+    assert_null(strstr(text, ":-nan"));
     assert_int_equal(RUN("eval", config), 0);
     assert_says(said.err, "loss nan, perplexity nan");
     assert_says(said.err, "warning: the loss is not finite: the adapter has diverged");

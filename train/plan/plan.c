@@ -198,7 +198,9 @@ int plan_longest(struct plan *p, const struct plan_request *request, struct err 
     struct plan_memory m;
     struct plan_choice c;
     q.checked = true;
-    q.generation = (struct plan_generation){.n_seq = 1, .n_tok = q.n_tok, .chunk = 1, .routing = q.generation.routing};
+    if (q.train) /* one text at once */
+        q.generation =
+            (struct plan_generation){.n_seq = 1, .n_tok = q.n_tok, .chunk = 1, .routing = q.generation.routing};
     alone.frozen = true;
     if (plan_measure(&m, &p->trainable, &q, &alone, err)) return -1;
     p->eval_alone = plan_memory_peak(&m, p->fixed, false);
@@ -207,7 +209,8 @@ int plan_longest(struct plan *p, const struct plan_request *request, struct err 
     int64_t low = 0, high = q.a->max_len / unit + 1; /* in units; binary search: low fits, high does not */
     while (high - low > 1) {
         const int64_t middle = (low + high) / 2;
-        q.seq_len = q.n_tok = q.generation.n_tok = middle * unit;
+        q.seq_len = q.n_tok = middle * unit;
+        if (q.train) q.generation.n_tok = q.n_tok;
         if (plan_choose_least(&c, &q, p->fixed, err)) return -1;
         if (c.peak <= p->budget)
             low = middle;
