@@ -146,7 +146,7 @@ static void totals(void **state)
     struct reward_results out;
     struct err err;
     for (int step = 0; step < 2; step++) {
-        rewards_begin(r, step);
+        assert_int_equal(rewards_begin(r, step, &err), 0);
         submit(r, "so 18", 2, "{\"answer\": 18, \"x\": \"so 18\"}");
         submit(r, "17", 8, "{\"answer\": \"18\", \"x\": null}");
         submit(r, "17", 5, NULL);
@@ -160,7 +160,7 @@ static void totals(void **state)
     }
     rewards_close(r);
     r = open_rewards(&c, "[reward]\na = last_number");
-    rewards_begin(r, 0);
+    assert_int_equal(rewards_begin(r, 0, &err), 0);
     for (int i = 0; i < 1000; i++) submit(r, "1", 1, i % 2 ? "{}" : "{\"answer\": 1}");
     assert_int_equal(rewards_collect(r, &out, &err), 0);
     for (int i = 0; i < 1000; i++) assert_true(i % 2 ? isnan(out.totals[i]) : out.totals[i] == 1);

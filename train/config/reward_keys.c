@@ -135,7 +135,8 @@ static int read_value(struct reward_key *key, const char *value, struct err *err
     const int i = config_choice_index(REWARD_KINDS, kind);
     if (i < 0) return err_set(err, "unknown kind of reward \"%.40s\": expected %s", kind, REWARD_KINDS);
     key->kind = (enum reward_kind)i;
-    return read_arguments(key, err);
+    if (key->kind != REWARD_COMMAND) return read_arguments(key, err);
+    return key->words.n > 1 && *key->words.words[1] ? 0 : err_set(err, "command needs a program");
 }
 
 void reward_key_free(struct reward_key *key)

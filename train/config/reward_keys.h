@@ -8,7 +8,7 @@
 /* Kinds of rewards, by enum reward_kind; train/reward/README.md defines them. Verifiers are right or wrong. */
 #define VERIFIERS       "exact|last_number|boxed|regex|json|think_format"
 #define REWARD_BUILTINS VERIFIERS "|length|repetition"
-#define REWARD_KINDS    REWARD_BUILTINS
+#define REWARD_KINDS    REWARD_BUILTINS "|command"
 enum reward_kind {
     REWARD_EXACT,
     REWARD_LAST_NUMBER,
@@ -17,7 +17,8 @@ enum reward_kind {
     REWARD_JSON,
     REWARD_THINK_FORMAT,
     REWARD_LENGTH,
-    REWARD_REPETITION
+    REWARD_REPETITION,
+    REWARD_COMMAND
 };
 
 enum { REWARDS_MOST = 16, REWARD_NAME = 40 };
@@ -26,7 +27,7 @@ struct reward_key {
     char name[REWARD_NAME];
     double weight;
     enum reward_kind kind;
-    struct words words; /* the value; the first is the kind */
+    struct words words; /* the value; the first is the kind; COMMAND: the others are its program and arguments */
     /* arguments KEY=VALUE of built-in rewards */
     const char *reference, *pattern; /* a column of the row; REGEX */
     bool ignore_case;                /* EXACT, REGEX */

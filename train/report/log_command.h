@@ -4,14 +4,12 @@
 #ifndef MT_LOG_COMMAND_H
 #define MT_LOG_COMMAND_H
 
-#include <sys/types.h>
-
-#include "kernels/base.h"
+#include "data/file/child.h"
 
 struct log_command {
-    pid_t pid;     /* and its process group; 0: none runs */
-    int lines, in; /* metrics.jsonl, opened for reading; the pipe, or -1 when the process does not read it any more */
-    int64_t sent;  /* bytes of the file */
+    struct child child;     /* in is -1 when the process does not read it any more */
+    int lines;              /* metrics.jsonl, opened for reading */
+    int64_t sent;           /* bytes of the file */
     double behind_ms;       /* since when the pipe is full; 0: the process has all lines */
     bool warned;            /* that the process is slow */
     double slow_ms, end_ms; /* a full pipe for slow_ms is a warning; after the run the process has end_ms */

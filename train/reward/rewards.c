@@ -6,22 +6,28 @@
 #include <string.h>
 
 #include "data/json/text.h"
+#include "train/reward/reward_command.h"
 
 struct reward {
     struct reward_key key;
-    struct verifier verifier;
+    struct verifier verifier;      /* of a built-in one */
+    struct reward_command command; /* REWARD_COMMAND */
 };
 struct rewards {
-    const struct config *cfg;
     struct reward of[REWARDS_MOST];
-    int64_t n, n_item, cap, step;
+    int64_t n, n_item, cap;
+    bool has_command;
     double *values, *totals; /* [cap, n], [cap] */
-    int64_t nulls[REWARDS_MOST];
+    int64_t nulls[REWARDS_MOST], missing[REWARDS_MOST];
+    struct reward_mean *metrics; /* [n_metric of REWARDS_MOST REWARD_METRICS] */
+    int64_t n_metric;
 };
+
+static bool is_command(const struct reward *r) { return r->key.kind == REWARD_COMMAND; }
 
 /* ---- opening ---- */
 
-static int open_reward(struct reward *r, struct err *err)
+static int open_builtin(struct reward *r, struct err *err)
 {
     const struct reward_key *k = &r->key;
     const struct verify_options opt = {.kind = k->kind,
@@ -36,14 +42,31 @@ static int open_reward(struct reward *r, struct err *err)
     return verifier_open(&r->verifier, &opt, name, err);
 }
 
+static int open_command(struct reward *r, const struct config *c, struct err *err)
+{
+    char name[REWARD_NAME + 8];
+    snprintf(name, sizeof(name), "reward.%s", r->key.name);
+    if (reward_command_open(&r->command, name, r->key.words.words + 1, err)) return -1;
+    r->command.timeout_s = c->reward.timeout_s;
+    r->command.nan_is_null = c->reward.on_nan == CFG_NAN_NULL;
+    return 0;
+}
+
+/* A command is started after the checks of all others. */
 struct rewards *rewards_open(const struct config *c, struct err *err)
 {
     struct rewards *r = mem_alloc(sizeof(*r));
     int rc = 0;
-    r->cfg = c;
-    while (!rc && reward_keys_get(c->reward.NAME, r->n, &r->of[r->n].key)) rc = open_reward(&r->of[r->n++], err);
-    if (!rc && !r->n)
+    while (r->n < REWARDS_MOST && reward_keys_get(c->reward.NAME, r->n, &r->of[r->n].key)) r->n++;
+    if (!r->n)
         rc = err_set(err, "no rewards: add a section [reward] with NAME = KIND ARGUMENTS, e.g. correct = last_number");
+    for (int64_t i = 0; !rc && i < r->n; i++)
+        if (!is_command(&r->of[i])) rc = open_builtin(&r->of[i], err);
+    for (int64_t i = 0; !rc && i < r->n; i++) {
+        if (is_command(&r->of[i])) rc = open_command(&r->of[i], c, err);
+        r->has_command |= is_command(&r->of[i]);
+    }
+    r->metrics = mem_array(REWARDS_MOST * REWARD_METRICS, sizeof(*r->metrics));
     if (!rc) return r;
     rewards_close(r);
     return NULL;
@@ -54,10 +77,12 @@ void rewards_close(struct rewards *r)
     if (!r) return;
     for (int64_t i = 0; i < r->n; i++) {
         verifier_close(&r->of[i].verifier);
+        reward_command_close(&r->of[i].command);
         reward_key_free(&r->of[i].key);
     }
     mem_free(r->values);
     mem_free(r->totals);
+    mem_free(r->metrics);
     mem_free(r);
 }
 
@@ -67,11 +92,12 @@ double rewards_weight(const struct rewards *r, int64_t i) { return r->of[i].key.
 
 /* ---- items ---- */
 
-void rewards_begin(struct rewards *r, int64_t step)
+int rewards_begin(struct rewards *r, int64_t step, struct err *err)
 {
-    r->step = step;
     r->n_item = 0;
-    memset(r->nulls, 0, sizeof(r->nulls));
+    for (int64_t i = 0; i < r->n; i++)
+        if (is_command(&r->of[i]) && reward_command_begin(&r->of[i].command, step, err)) return -1;
+    return 0;
 }
 
 /* The column as text: a string, or the JSON of another value; NULL: missing or null. */
@@ -99,6 +125,48 @@ static int score(struct reward *r, const struct reward_item *item, struct json c
     return rc;
 }
 
+/* JSON may have line feeds between its values; a line must not. */
+static void put_line(struct text_buf *out, const char *json)
+{
+    const int64_t from = out->size;
+    text_put(out, json);
+    for (int64_t i = from; i < out->size; i++)
+        if (out->text[i] == '\n' || out->text[i] == '\r') out->text[i] = ' ';
+}
+
+/* What a command gets of an item. */
+static void put_row(struct text_buf *out, const struct reward_item *item)
+{
+    char number[16];
+    text_put(out, "{\"prompt\": ");
+    put_line(out, item->prompt);
+    text_put(out, ", \"completion\": ");
+    text_put_quoted(out, item->answer.whole.text, item->answer.whole.size);
+    text_put(out, ", \"completion_ids\": [");
+    for (int64_t i = 0; i < item->answer.n_ids; i++) {
+        snprintf(number, sizeof(number), "%s%d", i ? ", " : "", item->answer.ids[i]);
+        text_put(out, number);
+    }
+    text_put(out, "], \"finish_reason\": ");
+    text_put_string(out, item->finish_reason);
+    text_put(out, ", \"columns\": ");
+    put_line(out, item->columns ? item->columns : "{}");
+    text_put(out, "}");
+}
+
+static int score_all(struct rewards *r, const struct reward_item *item, struct json columns, struct err *err)
+{
+    double *values = r->values + r->n_item * r->n;
+    struct text_buf row = {0};
+    int rc = 0;
+    if (r->has_command) put_row(&row, item);
+    for (int64_t i = 0; !rc && i < r->n; i++)
+        rc = is_command(&r->of[i]) ? reward_command_add(&r->of[i].command, row.text, row.size, err)
+                                   : score(&r->of[i], item, columns, &values[i], err);
+    text_free(&row);
+    return rc;
+}
+
 int rewards_submit(struct rewards *r, const struct reward_item *item, struct err *err)
 {
     const char *columns = item->columns ? item->columns : "{}";
@@ -111,16 +179,54 @@ int rewards_submit(struct rewards *r, const struct reward_item *item, struct err
         r->values = mem_grow(r->values, before * r->n, r->cap * r->n, sizeof(*r->values));
         r->totals = mem_grow(r->totals, before, r->cap, sizeof(*r->totals));
     }
-    double *values = r->values + r->n_item * r->n;
-    for (int64_t i = 0; !rc && i < r->n; i++) rc = score(&r->of[i], item, json_root(doc), &values[i], err);
+    if (!rc) rc = score_all(r, item, json_root(doc), err);
     r->n_item += !rc;
     json_free(doc);
     return rc;
 }
 
+/* ---- results ---- */
+
+static int wait_for_commands(struct rewards *r, struct err *err)
+{
+    for (int64_t i = 0; i < r->n; i++)
+        if (is_command(&r->of[i]) && reward_command_end(&r->of[i].command, err)) return -1;
+    for (;;) {
+        struct pollfd fds[REWARDS_MOST * PROGRAM_FDS];
+        int n = 0, open = 0;
+        for (int64_t i = 0; i < r->n; i++) {
+            struct reward_command *c = &r->of[i].command;
+            if (!is_command(&r->of[i])) continue;
+            if (reward_command_work(c, err)) return -1;
+            if (reward_command_done(c)) continue;
+            open++;
+            n += program_fds(&c->program, fds + n);
+        }
+        if (!open) return 0;
+        poll(fds, (nfds_t)n, 50); /* also the time of a timeout; a signal is for the caller */
+        progress();
+    }
+}
+
+static void take_command(struct rewards *r, int64_t i)
+{
+    const struct reward_command *c = &r->of[i].command;
+    for (int64_t row = 0; row < r->n_item; row++) r->values[row * r->n + i] = c->values[row];
+    r->missing[i] = c->n_missing;
+    for (int64_t m = 0; m < c->n_metric; m++) {
+        struct reward_mean *mean = &r->metrics[r->n_metric++];
+        snprintf(mean->name, sizeof(mean->name), "%s/%s", r->of[i].key.name, c->metrics[m].name);
+        mean->mean = c->metrics[m].sum / (double)c->metrics[m].n;
+    }
+}
+
 int rewards_collect(struct rewards *r, struct reward_results *out, struct err *err)
 {
-    (void)err;
+    if (wait_for_commands(r, err)) return -1;
+    memset(r->nulls, 0, sizeof(r->nulls));
+    r->n_metric = 0;
+    for (int64_t i = 0; i < r->n; i++)
+        if (is_command(&r->of[i])) take_command(r, i);
     for (int64_t row = 0; row < r->n_item; row++) {
         double total = 0;
         int64_t n_null = 0;
@@ -133,6 +239,12 @@ int rewards_collect(struct rewards *r, struct reward_results *out, struct err *e
         }
         r->totals[row] = n_null == r->n ? (double)NAN : total;
     }
-    *out = (struct reward_results){.n = r->n_item, .values = r->values, .totals = r->totals, .nulls = r->nulls};
+    *out = (struct reward_results){.n = r->n_item,
+                                   .values = r->values,
+                                   .totals = r->totals,
+                                   .nulls = r->nulls,
+                                   .missing = r->missing,
+                                   .metrics = r->metrics,
+                                   .n_metric = r->n_metric};
     return 0;
 }

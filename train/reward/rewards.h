@@ -1,4 +1,5 @@
-/* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h).
+/* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h), and those of programs
+ * (reward_command.h), which run meanwhile.
  *
  *    rewards_open; for each step: rewards_begin, rewards_submit for each completion while others are sampled,
  *    rewards_collect; rewards_close. */
@@ -9,7 +10,7 @@
 #include "train/reward/verify.h"
 
 struct rewards;
-/* NULL: an error, also where [reward] names none. */
+/* Starts the commands. NULL: an error, also where [reward] names none. */
 struct rewards *rewards_open(const struct config *c, struct err *err);
 void rewards_close(struct rewards *r); /* NULL is fine */
 
@@ -20,22 +21,31 @@ double rewards_weight(const struct rewards *r, int64_t i);
 struct reward_item {
     const char *prompt;          /* JSON of a text or of messages */
     const char *columns;         /* JSON of an object: other keys of the row; NULL: {} */
-    struct verify_answer answer; /* content, whole: without special tokens; valid UTF-8 */
+    struct verify_answer answer; /* texts without special tokens, valid UTF-8; whole, of harmony: the final channel */
     const char *finish_reason;   /* "stop" or "length" */
 };
 /* The step that the next items are of; those of the step before are forgotten. */
-void rewards_begin(struct rewards *r, int64_t step);
-/* Nothing of the item is read after the call, which does not wait. Error: the columns are not an object. */
+int rewards_begin(struct rewards *r, int64_t step, struct err *err) MT_CHECK;
+/* Nothing of the item is read after the call, which does not wait. Errors: the columns are not an object; a command, as
+ * in rewards_collect. */
 int rewards_submit(struct rewards *r, const struct reward_item *item, struct err *err) MT_CHECK;
 
 /* Rewards of the step's items, in the order of rewards_submit; NaN: none (null). Valid until rewards_begin. */
 struct reward_results {
-    int64_t n;            /* items */
-    const double *values; /* [n, rewards_count] */
-    const double *totals; /* [n] sum of weight * value without nulls; NaN: all are null */
-    const int64_t *nulls; /* [rewards_count] values that are null */
+    int64_t n;              /* items */
+    const double *values;   /* [n, rewards_count] */
+    const double *totals;   /* [n] sum of weight * value without nulls; NaN: all are null */
+    const int64_t *nulls;   /* [rewards_count] values that are null */
+    const int64_t *missing; /* [rewards_count] of these: the command gave no answer */
+    struct reward_mean {
+        char name[REWARD_NAME + 72]; /* "NAME/metric" */
+        double mean;
+    } * metrics; /* [n_metric] "metrics" of commands */
+    int64_t n_metric;
 };
-/* Waits for all rewards of the step. */
+/* Waits for all rewards of the step, reward.timeout_s at most. When a command ends or is late, its missing rewards are
+ * null, and it is started again, with a warning. Errors, after which the run must stop: its third failure in a row; an
+ * answer that does not fit. rewards_close is then the only further call. */
 int rewards_collect(struct rewards *r, struct reward_results *out, struct err *err) MT_CHECK;
 
 #endif

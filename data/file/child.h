@@ -1,0 +1,32 @@
+/* child.h - a program that runs beside this process, with pipes to its standard streams. */
+#ifndef MT_CHILD_H
+#define MT_CHILD_H
+
+#include <sys/types.h>
+
+#include "kernels/base.h"
+
+struct child {
+    pid_t pid;        /* and its process group, so that Ctrl-C in a terminal does not end it; 0: none runs */
+    int in, out, err; /* our ends of its pipes, which do not block; -1: closed */
+};
+enum child_pipes { CHILD_IN = 1, CHILD_OUT = 2, CHILD_ERR = 4 };
+/* Starts argv[0], found as a shell finds it. Without CHILD_OUT its standard output goes to standard error; other
+ * streams without a pipe are those of this process. It inherits neither signals nor other descriptors. Returns 0 or an
+ * error number. */
+int child_start(struct child *c, char *const argv[], char *const env[], int pipes) MT_CHECK;
+void child_close(int *fd); /* one end; -1 is fine */
+
+/* write(2) without SIGPIPE: EPIPE when the program does not read any more. */
+ssize_t child_write(const struct child *c, const char *data, size_t n);
+bool child_has_ended(const struct child *c); /* it is not reaped; its group may live on */
+/* Whether it ends by `until`, on clock_ms; it is then reaped and pid is 0. Its group may live on. */
+bool child_ends_by(struct child *c, double until, int *status);
+/* Ends the group, SIGTERM first when `gently`, and reaps the program; pid is then 0. */
+void child_end_group(struct child *c, bool gently, int *status);
+/* The same, but a program that ends by itself within `ms` keeps its exit status. */
+void child_finish(struct child *c, double ms, int *status);
+/* " (exit status 3)" for a program that has ended by itself, or by another's signal. */
+const char *child_how(char text[48], int status);
+
+#endif

@@ -1,0 +1,46 @@
+/* program.h - a program of the user that answers lines of JSON by lines of JSON, for rewards and environments. */
+#ifndef MT_PROGRAM_H
+#define MT_PROGRAM_H
+
+#include <poll.h>
+
+#include "data/file/child.h"
+#include "data/json/text.h"
+
+enum { PROGRAM_LINE = 16 << 20, PROGRAM_FAILURES = 3, PROGRAM_FDS = 3 };
+
+struct program {
+    char key[64];      /* the setting that names it, for messages */
+    char *const *argv; /* of the owner */
+    struct child child;
+    struct text_buf to;   /* lines for it, of which `sent` bytes are written */
+    struct text_buf from; /* the beginning of a line of its standard output */
+    struct text_buf said; /* the same of its standard error, whose lines are logged */
+    int64_t sent, n_line; /* lines that it has written since it was started */
+    int n_failed;         /* failures in a row: the owner sets it to 0 after a success */
+};
+int program_open(struct program *p, const char *key, char *const argv[], struct err *err) MT_CHECK;
+/* Closes its standard input, gives it 2 s to end, and ends its process group. */
+void program_close(struct program *p); /* p may be zeroed */
+
+/* Adds to the lines for it. Error: the line, with its line feed, is longer than PROGRAM_LINE. */
+int program_put(struct program *p, const char *line, int64_t size, struct err *err) MT_CHECK;
+
+/* Reads and writes what is possible without waiting, and calls `line` for each complete line. The error of `line` ends
+ * it and is returned; a line over PROGRAM_LINE is an error too. */
+struct program_reader {
+    int (*line)(void *user, const char *text, int64_t size, struct err *err);
+    void *user;
+};
+int program_work(struct program *p, const struct program_reader *reader, struct err *err) MT_CHECK;
+bool program_ended(const struct program *p); /* it ended, or closed its standard output; all of that is read */
+/* What to wait for before program_work; the number of entries. */
+int program_fds(const struct program *p, struct pollfd fds[PROGRAM_FDS]);
+
+/* Ends its process group and starts it again, with an empty list of lines. why: "gave no answer for 60 s"; NULL: it
+ * ended. The warning has `lost`, what the failure means. Error: the third failure in a row, or it cannot be started. */
+int program_restart(struct program *p, const char *why, const char *lost, struct err *err) MT_CHECK;
+/* err_set with the key and the line of its output; returns -1. */
+int program_bad_line(const struct program *p, struct err *err, const char *text, int64_t size, const char *what);
+
+#endif
