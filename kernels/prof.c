@@ -121,6 +121,8 @@ void prof_median(struct prof *p)
 
 /* ---- roofs ---- */
 
+/* Blocks of an odd number of values make rows that differ. */
+enum { ROOF_BLOCK = 1 << 16, ROOF_ODD_BLOCK = (1 << 22) + 1, ROOF_TOGETHER = 32 };
 enum { ROOF_REPEATS = 15, ROOF_REPEATS_CPU = 6, ROOF_MS_CPU = 20 };
 
 /* A product of [n, n] by [n, n], a copy and zeros in 4 bytes, in the same memory, one after the other. */
@@ -169,13 +171,18 @@ static double typical_ms(const struct roof_test *t, roof_run *run, roof_run *fir
     return ms[gpu ? n / 2 : 0];
 }
 
-static void push_product(struct roof_test *t, struct device *dev, int64_t n)
+static void push_matrices(struct roof_test *t, struct device *dev, int64_t n)
 {
     t->dev = dev;
-    arena_release(&dev->work, 0);
     t->y = arena_tensor_2d(&dev->work, dev->act_dtype, n, n);
     t->x = arena_tensor_2d(&dev->work, dev->act_dtype, n, n);
     t->w = arena_tensor_2d(&dev->work, dev->act_dtype == DT_BF16 ? DT_BF16 : DT_F32, n, n);
+}
+
+static void push_product(struct roof_test *t, struct device *dev, int64_t n)
+{
+    arena_release(&dev->work, 0);
+    push_matrices(t, dev, n);
 }
 
 static void push_copy(struct roof_test *t, struct device *dev, int64_t bytes)
@@ -187,15 +194,14 @@ static void push_copy(struct roof_test *t, struct device *dev, int64_t bytes)
 }
 
 /* Random values, since the rate of a GPU depends on the values; the same block is repeated. */
-static void fill(struct device *dev, struct tensor x)
+static void fill(struct device *dev, struct tensor x, int64_t block)
 {
-    enum { BLOCK = 1 << 16 };
-    const int64_t count = tensor_count(x), size = dtype_size(x.dtype);
-    float *host = mem_array(BLOCK, sizeof(float));
-    for (int64_t i = 0; i < BLOCK; i++) host[i] = (float)(rng_uniform(1, (uint64_t)i) - 0.5);
-    device_set_f32(dev, tensor_1d(x.data, x.dtype, BLOCK), host);
-    for (int64_t at = BLOCK; at < count; at += BLOCK)
-        dev->ops->copy((char *)x.data + at * size, x.data, MT_MIN(BLOCK, count - at) * size);
+    const int64_t count = tensor_count(x), size = dtype_size(x.dtype), n = MT_MIN(block, count);
+    float *host = mem_array(n, sizeof(float));
+    for (int64_t i = 0; i < n; i++) host[i] = (float)(rng_uniform(1, (uint64_t)i) - 0.5);
+    device_set_f32(dev, tensor_1d(x.data, x.dtype, n), host);
+    for (int64_t at = n; at < count; at += n)
+        dev->ops->copy((char *)x.data + at * size, x.data, MT_MIN(n, count - at) * size);
     mem_free(host);
 }
 
@@ -214,8 +220,8 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     own.recorder = NULL;
     if (device_reserve(&own, &own.work, "tensors to measure its speed with", need, err)) return -1;
     push_product(&t, &own, n);
-    fill(&own, t.x);
-    fill(&own, t.w);
+    fill(&own, t.x, ROOF_BLOCK);
+    fill(&own, t.w, ROOF_BLOCK);
     const double product_ms = typical_ms(&t, run_product, run_product, gpu);
     const double portable_ms = own.ops->portable_product && own.ops->portable_product(t.y, t.x, t.w)
                                    ? typical_ms(&t, run_portable_product, run_portable_product, gpu)
@@ -231,6 +237,29 @@ int prof_measure_roofs(struct device *dev, struct err *err)
     dev->roofs.bytes = 2e3 * (double)bytes / copy_ms;
     dev->roofs.launch_ms = launch_ms;
     return 0;
+}
+
+double prof_sustained_flops(struct device *dev, double seconds)
+{
+    struct roof_test t;
+    struct device own = *dev;
+    const int64_t n = dev->act_dtype == DT_BF16 ? 8192 : 768, bytes = 3 * n * n * dtype_size(dev->act_dtype);
+    if (dev->work.cap - arena_mark(&dev->work) < 2 * bytes) return 0;
+    own.recorder = NULL;
+    t.dev = &own;
+    push_matrices(&t, &own, n);
+    fill(&own, t.x, ROOF_ODD_BLOCK);
+    fill(&own, t.w, ROOF_ODD_BLOCK);
+    run_product(&t);
+    own.ops->wait();
+    const double start = clock_ms();
+    double ms = 0, flops = 0;
+    for (; ms < 1e3 * seconds; ms = clock_ms() - start) {
+        for (int i = 0; i < ROOF_TOGETHER; i++) run_product(&t);
+        own.ops->wait();
+        flops += ROOF_TOGETHER * 2 * (double)n * (double)n * (double)n;
+    }
+    return 1e3 * flops / ms;
 }
 
 double prof_share(struct device *dev, double floor_ms, double ms)

@@ -767,6 +767,7 @@ struct ops {
     dev_mark_ms_fn *mark_ms;
     dev_count_calls_fn *count_calls;
     dev_portable_product_fn *portable_product; /* for a roof (kernels/prof.c); NULL: none */
+    double (*energy)(void);                    /* joules used since any start; NaN: unknown; NULL: not a GPU */
     dev_record_begin_fn *record_begin;         /* NULL: the backend cannot record */
     dev_record_end_fn *record_end;
     dev_recording_fn *replay, *record_free;

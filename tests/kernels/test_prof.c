@@ -214,6 +214,13 @@ static void check_roofs(struct device *dev, double flops, double bytes)
     assert_true(dev->roofs.portable_flops < dev->roofs.flops);
     assert_true(!strstr(dev->name, "portable") || !strstr(dev->name, "NVIDIA H") || dev->roofs.portable_flops > flops);
     assert_memory_equal(&before, &dev->work, sizeof(before));
+    struct device roomy = *dev;
+    roomy.work.cap = roomy.work.used = 0;
+    assert_close(prof_sustained_flops(&roomy, 1e-3), 0, 0);
+    if (device_reserve(&roomy, &roomy.work, "products", 1 << 30, &err)) fail_msg("%s", err.msg);
+    const double sustained = prof_sustained_flops(&roomy, 1e-3);
+    dev->ops->free(roomy.work.base);
+    if (!(sustained > flops)) fail_msg("%g FLOP/s in products one after the other", sustained);
     assert_close(dev->flops, 0, 0);
 }
 

@@ -42,6 +42,8 @@ struct bench {
     double *step_ms;       /* [steps] ascending */
     double ms;             /* their median */
     double floor_ms;
+    double joules;          /* of one step; NaN: unknown */
+    double sustained;       /* FLOP/s; 0: not measured */
     struct dev_calls calls; /* of one step */
 };
 
@@ -261,16 +263,20 @@ static void read_rows(struct bench *b, bool keep)
     mem_free(rows);
 }
 
+static double energy(const struct device *dev) { return dev->ops->energy ? dev->ops->energy() : NAN; }
+
 /* Runs the first steps: records the times after warm-up, and the op calls and rows of one step. */
 static int measure_steps(struct bench *b, struct err *err)
 {
     struct device *dev = &b->run.dev;
+    double joules = NAN;
     for (int64_t i = 0; i < WARM_UP + b->o.steps; i++) {
         const bool count = i == WARM_UP - 1;
         if (count) read_rows(b, false);
         if (i == WARM_UP) {
             read_rows(b, true);
             dev->floor_ms = 0;
+            joules = energy(dev);
         }
         const double start = clock_ms();
         if (count) dev->ops->count_calls(true, &b->calls);
@@ -282,6 +288,7 @@ static int measure_steps(struct bench *b, struct err *err)
     }
     b->ms = prof_middle(b->step_ms, b->o.steps);
     b->floor_ms = dev->floor_ms / (double)b->o.steps;
+    b->joules = (energy(dev) - joules) / (double)b->o.steps;
     return 0;
 }
 
@@ -295,6 +302,24 @@ static int measure_ops(struct bench *b, struct err *err)
     }
     prof_median(&b->prof);
     return 0;
+}
+
+/* After the steps, so that their clocks are those of a card that has just begun. */
+static void measure_sustained(struct bench *b)
+{
+    const double seconds = 2;
+    if (b->kind == BENCH_STEP && b->run.dev.ops->own_memory) b->sustained = prof_sustained_flops(&b->run.dev, seconds);
+}
+
+/* The floor of a step when the rate of products is the sustained one. */
+static double sustained_floor_ms(const struct bench *b)
+{
+    struct roofs roofs = b->run.dev.roofs;
+    double ms = 0;
+    roofs.portable_flops *= b->sustained / roofs.flops;
+    roofs.flops = b->sustained;
+    for (int64_t i = 0; i < b->prof.n_events; i++) ms += cost_ms(&roofs, &b->prof.events[i].cost);
+    return ms;
 }
 
 /* ---- output ---- */
@@ -346,6 +371,12 @@ static void print_text(const struct bench *b)
                str_bytes(peak, r->dev.ops->used_bytes()),
                r->dev.ops->own_memory ? "" : " of the process, with the weights as they were generated",
                str_bytes(plan, plan_peak(&r->plan, true)));
+    if (b->sustained > 0)
+        printf("sustained roof: %.4g TFLOP/s, 2 s of products of random rows; the step is at %.1f %% of it\n",
+               b->sustained / 1e12, 100 * sustained_floor_ms(b) / ms);
+    if (b->joules > 0)
+        printf("energy %.4g J a step, %.0f W, %.4g J per 1,000 tokens\n", b->joules, 1e3 * b->joules / ms,
+               1e3 * b->joules / (double)b->o.tokens);
     if (r->model.adapters.opt.cpu_update)
         printf("AdamW on the CPU, %d threads: %.1f ms a step, beside the forward pass\n", r->dev.n_threads,
                cpu_update_ms(b));
@@ -362,6 +393,11 @@ static void put_step(const struct bench *b, struct json_out *o)
     json_out_f64(o, "tok_s", 1e3 * (double)b->o.tokens / ms);
     json_out_f64(o, "floor_ms", b->floor_ms);
     json_out_f64(o, "roof_pct", 100 * b->floor_ms / ms);
+    if (b->sustained > 0) {
+        json_out_f64(o, "sustained_tflops", b->sustained / 1e12);
+        json_out_f64(o, "sustained_pct", 100 * sustained_floor_ms(b) / ms);
+    }
+    if (b->joules > 0) json_out_f64(o, "joules", b->joules);
     json_out_i64(o, "peak_bytes", r->dev.ops->used_bytes());
     json_out_i64(o, "plan_bytes", plan_peak(&r->plan, true));
     if (r->model.adapters.opt.cpu_update) json_out_f64(o, "cpu_update_ms", cpu_update_ms(b));
@@ -423,7 +459,10 @@ int bench_run(const struct bench_options *o, const struct config *cfg, enum benc
                      measure_ops(&b, err)
                  ? -1
                  : 0;
-    if (!rc) (o->json ? print_json : print_text)(&b);
+    if (!rc) {
+        measure_sustained(&b);
+        (o->json ? print_json : print_text)(&b);
+    }
     bench_close(&b);
     return rc;
 }

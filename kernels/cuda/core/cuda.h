@@ -61,6 +61,8 @@ double cuda_mark_ms(int from, int to);
 void cuda_copy(void *dst, const void *src, int64_t bytes);
 void cuda_count_calls(bool on, struct dev_calls *calls);
 
+double cuda_energy(void); /* energy.cu */
+
 /* ---- host_copy.cu: slots of struct ops */
 
 void cuda_host_copy(void *dst, const void *src, int64_t bytes, int ticket, bool after_ops);

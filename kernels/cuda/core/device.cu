@@ -161,6 +161,7 @@ static const struct ops table = {
     .mark_ms = cuda_mark_ms,
     .count_calls = cuda_count_calls,
     .portable_product = cuda_portable_product,
+    .energy = cuda_energy,
     .record_begin = cuda_record_begin,
     .record_end = cuda_record_end,
     .replay = cuda_replay,
