@@ -58,6 +58,7 @@ enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
 #define QUANT_INPUTS  "none|fp8|int8|nvfp4" /* quant.activations */
 enum { CFG_QUANT_NONE };
+enum cfg_rollouts { CFG_ROLLOUTS_ALL, CFG_ROLLOUTS_NONE };
 enum cfg_quant_mode { CFG_QUANT_MERGED, CFG_QUANT_BASE };
 enum cfg_quant_targets { CFG_QUANT_EXPERTS, CFG_QUANT_ALL };
 enum cfg_quant_amax { CFG_QUANT_CURRENT, CFG_QUANT_STATIC };
@@ -147,11 +148,17 @@ struct config {
         char NAME[8192];     /* all rewards and weights (reward_keys.h) */
     } reward;
     struct {
+        int64_t num_generations, max_completion_length, top_k, steps_per_generation, num_iterations, dynamic_rounds;
+        double temperature, top_p, min_p, max_logp_difference;
+        bool replay;
+    } rollout;
+    struct {
         double memory_gb;
     } generate;
     struct {
         char dir[MT_PATH];
         int64_t save_every, keep;
+        int rollouts; /* enum cfg_rollouts */
     } output;
     struct {
         int64_t every;

@@ -139,7 +139,7 @@ void config_help(FILE *out)
     for (int64_t i = 0; (o = config_option(i)); i++) {
         if (i == 0 || strcmp(o->section, config_option(i - 1)->section))
             fprintf(out, "\n[%s]\n  %-21s%-5s%-9srange\n", o->section, "key", "type", "default");
-        fprintf(out, "  %-21s%-5s", o->key, kind_names[o->kind]);
+        fprintf(out, "  %-20s %-5s", o->key, kind_names[o->kind]);
         print_cell(out, o->fallback[0] ? o->fallback : "-", 9, 28);
         print_cell(out, o->allowed, 26, 37);
         fprintf(out, "%s\n", o->help);

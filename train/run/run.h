@@ -72,6 +72,8 @@ int run_fingerprint(struct run *r, uint64_t *fingerprint, struct err *err) MT_CH
 int run_check_base(const struct run *r, const struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
 /* peft_load for the open model; another base model than the one that the adapter was trained on is a warning. */
 int run_load_adapter(struct run *r, struct adapters *ad, const char *dir, struct err *err) MT_CHECK;
+/* A hash of the adapters' values and scales, the same for any number of expert-parallel ranks, which all call it. */
+uint64_t run_hash_adapters(struct run *r, const struct adapters *ad);
 struct loader_options run_loader_options(const struct config *cfg, bool train);
 /* Forward and loss of b (run_micro_batch: and backward). After run_forward the caller calls model_end. */
 void run_forward(struct run *r, const struct batch *b, const struct model_pass *pass);

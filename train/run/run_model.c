@@ -131,10 +131,12 @@ static uint64_t hash_value(int64_t at, float value)
     return bits ? rng_u64((uint64_t)at, bits) : 0;
 }
 
-/* A hash of the adapters' values and scales, the same for any number of expert-parallel ranks, which have zeros in the
- * place of other ranks' experts: a sum over the values that are not zero, those of all ranks from the first. */
-static uint64_t hash_adapters(const struct adapters *ad, struct device *dev, struct comm *ep)
+/* Expert-parallel ranks have zeros in the place of other ranks' experts: a sum over the values that are not zero, those
+ * of all ranks from the first. */
+uint64_t run_hash_adapters(struct run *r, const struct adapters *ad)
 {
+    struct device *dev = &r->dev;
+    struct comm *ep = r->par.ep;
     const struct adapters *whole = adapters_logical(ad);
     float *values = mem_array(whole->n_flat, sizeof(*values));
     uint64_t *sums = mem_array(ep->world, sizeof(*sums)), sum = 0, hash = 0;
@@ -162,7 +164,7 @@ static int load_reference(struct run *r, struct err *err)
     if (found <= 0) return found;
     if (run_load_adapter(r, ad, dir, err)) return -1;
     uint64_t *fingerprint = &r->model.weights.fingerprint;
-    *fingerprint = rng_u64(*fingerprint, hash_adapters(ad, &r->dev, r->par.ep));
+    *fingerprint = rng_u64(*fingerprint, run_hash_adapters(r, ad));
     log_info("teacher: the same weights with the adapter %s", dir);
     return 0;
 }

@@ -1,0 +1,288 @@
+/* online.c - see online.h. */
+#include "train/rollout/online.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "data/file/file.h"
+#include "data/duplicates.h"
+#include "train/rollout/rollout_lines.h"
+
+/* ---- data ---- */
+
+static void print_prompts(const char *what, const struct dataset *ds)
+{
+    char a[32], b[32];
+    int64_t longest = 0;
+    for (int64_t d = 0; d < ds->n_docs; d++) longest = MT_MAX(longest, ds->doc_off[d + 1] - ds->doc_off[d]);
+    log_info("%s: %s prompt%s, %s tokens (longest %lld), %lld too long and left out", what, str_count(a, ds->n_docs),
+             str_plural(ds->n_docs), str_count(b, ds->n_tokens), (long long)longest, (long long)ds->n_overlong);
+}
+
+static int load(struct prompt_rows *p, struct dataset *ds, const struct run *r, const char *files, bool eval,
+                struct err *err)
+{
+    const struct config *cfg = r->cfg;
+    const bool own = eval && strcmp(cfg->data.eval_columns, "same");
+    const int64_t most = cfg->data.seq_len - cfg->rollout.max_completion_length;
+    if (prompt_rows_load(p, r, files, own ? cfg->data.eval_columns : cfg->data.columns, most, err))
+        return err_prefix(err, eval ? "data.eval" : "data.train");
+    prompt_rows_documents(p, ds);
+    return 0;
+}
+
+int online_open_data(struct online *o, struct run *r, struct err *err)
+{
+    const struct config *cfg = r->cfg;
+    struct dataset_options opt;
+    *o = (struct online){.run = r, .set = online_settings_of(cfg), .first = -1, .of_epoch = -1};
+    if (file_in(o->dir, cfg->output.dir, "rollouts", err) || run_open_tokenizer(r, &opt, NULL, err)) return -1;
+    if (!cfg->data.train[0]) return err_set(err, "data.train is not set: name files of prompts");
+    if (load(&o->train, &r->train, r, r->train_files, false, err)) return -1;
+    if (cfg->data.eval[0] && load(&o->eval, &r->eval, r, r->eval_files, true, err)) return -1;
+    if (!cfg->data.eval[0] && cfg->data.eval_split > 0) {
+        if (dataset_split(&r->train, &r->eval, cfg->data.eval_split, (uint64_t)cfg->train.seed, err)) return -1;
+        r->train.hash = rng_u64(r->train.hash, o->train.hash);
+        r->eval.hash = rng_u64(r->eval.hash, o->train.hash);
+    }
+    print_prompts("train", &r->train);
+    if (r->eval.n_docs) print_prompts("held out", &r->eval);
+    if (r->train.n_docs < o->set.n_group)
+        log_warn("a generation batch takes %lld prompts, and there are %lld: a batch has prompts twice",
+                 (long long)o->set.n_group, (long long)r->train.n_docs);
+    const int64_t shared = duplicates_shared(&r->eval, &r->train);
+    if (shared)
+        log_warn("%lld held-out prompt%s also in the training data: the held-out reward will be optimistic",
+                 (long long)shared, shared == 1 ? " is" : "s are");
+    return comm_agree(r->par.all, "set of prompts", r->train.hash, err) ||
+                   comm_agree(r->par.all, "set of held-out prompts", r->eval.hash, err)
+               ? -1
+               : 0;
+}
+
+int online_open(struct online *o, struct err *err)
+{
+    o->rules = message_rules_of(o->run->chat);
+    o->rows.n_routing = choices_layers(&o->run->arch) * o->run->arch.top_k;
+    return (o->rewards = rewards_open(o->run->cfg, err)) ? 0 : -1;
+}
+
+void online_close(struct online *o)
+{
+    rewards_close(o->rewards);
+    prompt_rows_free(&o->train);
+    prompt_rows_free(&o->eval);
+    rollouts_free(&o->rows);
+    mem_free(o->order);
+    *o = (struct online){.first = -1};
+}
+
+/* ---- prompts in order ---- */
+
+/* As the loader orders documents (data/loader.c). */
+static void make_order(struct online *o, int64_t epoch)
+{
+    const struct config *cfg = o->run->cfg;
+    const int64_t n = o->run->train.n_docs;
+    const uint64_t key = rng_u64(rng_key((uint64_t)cfg->train.seed, "order of documents"), (uint64_t)epoch);
+    if (o->of_epoch == epoch) return;
+    if (!o->order) o->order = mem_array(n, sizeof(*o->order));
+    for (int64_t i = 0; i < n; i++) o->order[i] = i;
+    for (int64_t i = n - 1; cfg->data.shuffle && i > 0; i--) {
+        const int64_t j = (int64_t)(rng_u64(key, (uint64_t)i) % (uint64_t)(i + 1)), tmp = o->order[i];
+        o->order[i] = o->order[j];
+        o->order[j] = tmp;
+    }
+    o->of_epoch = epoch;
+}
+
+/* The prompt at *pos, which moves on. */
+static struct round_prompt next_prompt(struct online *o, struct loader_pos *pos)
+{
+    const struct dataset *ds = &o->run->train;
+    if (pos->index >= ds->n_docs) *pos = (struct loader_pos){.epoch = pos->epoch + 1};
+    make_order(o, pos->epoch);
+    const int64_t row = ds->doc_row[o->order[pos->index]];
+    uint64_t seed = rng_u64(rng_key((uint64_t)o->run->cfg->train.seed, "rollout"), (uint64_t)o->first);
+    seed = rng_u64(rng_u64(seed, (uint64_t)pos->epoch), (uint64_t)row);
+    const struct round_prompt p = {
+        .row = &o->train.of[row], .group = pos->epoch * ds->n_docs + pos->index, .seed = seed};
+    pos->index++;
+    if (pos->index == ds->n_docs) *pos = (struct loader_pos){.epoch = pos->epoch + 1};
+    return p;
+}
+
+/* ---- a batch ---- */
+
+/* Groups of the rounds that the batch takes. */
+struct choice {
+    int64_t n, n_flat;
+    struct {
+        const struct round *round;
+        int64_t prompt;
+    } * of, *flat; /* [n_group], [n_flat] */
+    int64_t cap;
+};
+
+static uint64_t key_of(const struct online *o, struct loader_pos pos)
+{
+    const struct config *cfg = o->run->cfg;
+    const struct sample_params *p = &o->set.params;
+    const double numbers[] = {(double)o->first,      (double)pos.epoch, (double)pos.index, (double)o->set.n_sample,
+                              (double)p->max_tokens, p->temperature,    p->top_p,          p->min_p,
+                              (double)p->top_k};
+    uint64_t key = rng_key((uint64_t)cfg->train.seed, "generation batch");
+    key = rng_u64(rng_u64(key, o->run->train.hash), o->run->model.weights.fingerprint);
+    key = rng_u64(key, run_hash_adapters(o->run, &o->run->model.adapters));
+    key = rng_bytes(key, numbers, sizeof(numbers));
+    return rng_bytes(key, cfg->reward.NAME, (int64_t)strlen(cfg->reward.NAME));
+}
+
+static void choose(struct choice *c, const struct online *o, const struct round *r)
+{
+    const int64_t n = o->set.n_sample;
+    for (int64_t p = 0; p < r->n; p++) {
+        double *totals = mem_array(n, sizeof(*totals));
+        for (int64_t i = 0; i < n; i++) totals[i] = r->samples[p * n + i].total;
+        const bool flat = o->set.rounds > 1 && rollout_is_flat(totals, n);
+        mem_free(totals);
+        if (flat) {
+            c->flat = mem_reserve(c->flat, &c->cap, c->n_flat + 1, sizeof(*c->flat));
+            c->flat[c->n_flat].round = r;
+            c->flat[c->n_flat++].prompt = p;
+        } else {
+            c->of[c->n].round = r;
+            c->of[c->n++].prompt = p;
+        }
+    }
+}
+
+/* Where dynamic sampling ends before the batch is full, groups without spread complete it. */
+static void fill(struct choice *c, const struct online *o)
+{
+    const int64_t lacks = o->set.n_group - c->n;
+    if (lacks && !o->run->par.all->rank)
+        log_warn("step %lld: %lld of %lld groups have equal rewards after %lld rounds of sampling: they give no "
+                 "gradient; easier or harder prompts, or a larger rollout.num_generations, would",
+                 (long long)o->first + 1, (long long)lacks, (long long)o->set.n_group, (long long)o->set.rounds);
+    for (int64_t i = 0; i < lacks; i++) c->of[c->n++] = c->flat[i];
+}
+
+/* Samples rounds until the batch is full. 1: interrupted. */
+static int sample(struct online *o, struct round *rounds, struct choice *c, const struct round_options *opt,
+                  struct loader_pos *pos, struct err *err)
+{
+    for (o->n_round = 0; c->n < o->set.n_group && o->n_round < o->set.rounds; o->n_round++) {
+        struct round *r = &rounds[o->n_round];
+        const int64_t n = o->set.n_group - c->n;
+        struct round_prompt *prompts = mem_array(n, sizeof(*prompts));
+        for (int64_t i = 0; i < n; i++) prompts[i] = next_prompt(o, pos);
+        const int rc = round_run(r, opt, prompts, n, err);
+        if (rc) return rc;
+        choose(c, o, r);
+        o->n_journal += r->n_journal;
+        o->sample_ms += r->sample_ms;
+        o->reward_ms += r->reward_ms;
+        o->sample_tok += (double)r->n_sampled_tok;
+    }
+    o->n_flat = c->n_flat;
+    fill(c, o);
+    return 0;
+}
+
+static const struct round_sample *sample_at(const struct online *o, const struct choice *c, int64_t row)
+{
+    const int64_t n = o->set.n_sample;
+    return &c->of[row / n].round->samples[c->of[row / n].prompt * n + row % n];
+}
+
+/* The rows in memory, and what the log says of them. */
+static int take_rows(struct online *o, const struct choice *c, struct err *err)
+{
+    const int64_t n_reward = rewards_count(o->rewards);
+    const struct rollout_options opt = {.vocab = o->run->arch.vocab, .seq_len = o->run->cfg->data.seq_len};
+    double *values = mem_array(o->set.n_row * n_reward, sizeof(*values));
+    int rc = 0;
+    rollouts_clear(&o->rows);
+    for (int64_t i = 0; i < o->set.n_row && !rc; i++) {
+        const struct round_sample *s = sample_at(o, c, i);
+        rc = rollout_line_read(&o->rows, o->run, s->line, s->size, &opt, err);
+        if (!rc) o->rows.reward[i] = s->total;
+        memcpy(values + i * n_reward, s->values, (size_t)n_reward * sizeof(*values));
+    }
+    if (!rc) rollout_stats_of(&o->stats, &o->rows, o->set.n_sample, values, n_reward);
+    mem_free(values);
+    return rc;
+}
+
+/* Rows as `data.format = rollouts` reads them. */
+static int write_rows(const struct online *o, const struct choice *c, struct err *err)
+{
+    const char *names[STATS_REWARDS];
+    const int64_t n_reward = MT_MIN(rewards_count(o->rewards), STATS_REWARDS);
+    char path[MT_PATH];
+    struct text_buf text = {0};
+    for (int64_t i = 0; i < n_reward; i++) names[i] = rewards_name(o->rewards, i);
+    for (int64_t i = 0; i < o->set.n_row; i++) {
+        const struct round_sample *s = sample_at(o, c, i);
+        rollout_line_reward(&text, s->line, s->size, s->total, names, s->values, n_reward);
+    }
+    int rc = str_format(path, sizeof(path), err, "output.dir", "%s/step-%06lld.jsonl", o->dir, (long long)o->first + 1);
+    if (!rc) rc = file_write_atomic(path, text.text, text.size, err);
+    text_free(&text);
+    return rc;
+}
+
+static int make_batch(struct online *o, struct loader_pos pos, bool (*stop)(void), struct err *err)
+{
+    struct run *r = o->run;
+    struct journal journal;
+    struct round *rounds = mem_array(o->set.rounds, sizeof(*rounds));
+    struct choice c = {.of = mem_array(o->set.n_group, sizeof(*c.of))};
+    o->key = key_of(o, pos);
+    comm_barrier(r->par.all);
+    int rc = journal_open(&journal, o->dir, o->first + 1, r->par.ep->rank ? -1 : r->par.all->rank, o->key,
+                          rewards_count(o->rewards), err);
+    const struct round_options opt = {.run = r,
+                                      .rewards = o->rewards,
+                                      .rules = o->rules,
+                                      .params = o->set.params,
+                                      .n_sample = o->set.n_sample,
+                                      .step = o->first + 1,
+                                      .journal = &journal,
+                                      .key = journal.key,
+                                      .stop = stop};
+    if (!rc) rc = sample(o, rounds, &c, &opt, &pos, err);
+    if (!rc) rc = take_rows(o, &c, err);
+    if (!rc && !r->par.all->rank && r->cfg->output.rollouts == CFG_ROLLOUTS_ALL) rc = write_rows(o, &c, err);
+    journal_close(&journal);
+    for (int64_t i = 0; i < o->set.rounds; i++) round_free(&rounds[i]);
+    mem_free(rounds);
+    mem_free(c.of);
+    mem_free(c.flat);
+    o->after = pos;
+    return rc;
+}
+
+int online_batch(struct online *o, int64_t step, struct loader_pos pos, bool (*stop)(void), struct err *err)
+{
+    const int64_t first = step / o->set.n_step * o->set.n_step;
+    if (o->first == first) return 0;
+    o->first = first;
+    o->n_round = o->n_flat = o->n_journal = 0;
+    o->sample_ms = o->reward_ms = o->sample_tok = 0;
+    const int rc = make_batch(o, pos, stop, err);
+    if (rc) o->first = -1;
+    return rc;
+}
+
+bool online_ends(const struct online *o, int64_t step) { return (step + 1) % o->set.n_step == 0; }
+
+void online_saved(const struct online *o, int64_t step)
+{
+    struct err err;
+    if (o->run->par.all->rank) return;
+    if (journal_remove(o->dir, step / o->set.n_step * o->set.n_step, &err)) log_warn("%s", err.msg);
+}

@@ -1,0 +1,56 @@
+/* round.h - a round of sampling: completions of some prompts and their rewards. The ranks divide the prompts, and all
+ * get all results, so that these do not depend on the number of ranks. */
+#ifndef MT_ROUND_H
+#define MT_ROUND_H
+
+#include "train/generate/sample.h"
+#include "train/models/message.h"
+#include "train/reward/rewards.h"
+#include "train/rollout/journal.h"
+#include "train/rollout/prompt_rows.h"
+
+/* What the rounds of a run have in common. */
+struct round_options {
+    struct run *run;
+    struct rewards *rewards;
+    struct message_rules rules;  /* of the chat template */
+    struct sample_params params; /* without the seed */
+    int64_t n_sample;            /* completions of a prompt */
+    int64_t step;                /* for rewards and messages */
+    struct journal *journal;     /* NULL: none */
+    const char *key;             /* of the batch, in lines */
+    bool (*stop)(void);
+};
+
+struct round_prompt {
+    const struct prompt_row *row;
+    int64_t group; /* number of the prompt in the run */
+    uint64_t seed;
+};
+/* A completion, after the round on all ranks. */
+struct round_sample {
+    char *line; /* of rollout_lines.h, without its line feed */
+    int64_t size;
+    double total;   /* NaN: all rewards are null */
+    double *values; /* [rewards_count] NaN: null */
+};
+struct round {
+    const struct round_options *opt;
+    struct round_prompt *prompts; /* [n] owned */
+    int64_t n;
+    struct round_sample *samples;     /* [n, n_sample] */
+    int64_t n_journal, n_sampled_tok; /* samples from the journal; tokens sampled, by all ranks */
+    double sample_ms, reward_ms;      /* of the slowest rank; of waiting after the last sample */
+    struct engine *engine;
+    struct err *err; /* of the callbacks */
+    bool failed;
+    int64_t *submitted; /* [n_submitted] the samples whose rewards are asked for, in that order */
+    int64_t n_submitted;
+};
+
+/* Runs it. 1: stop() was true on a rank; the journal has what is complete. prompts are taken over. */
+int round_run(struct round *r, const struct round_options *opt, struct round_prompt *prompts, int64_t n,
+              struct err *err) MT_CHECK;
+void round_free(struct round *r); /* r may be zeroed */
+
+#endif
