@@ -85,8 +85,8 @@ sanitize() { # TOOL [OPTION ...] -- GROUP ...
     return $status
 }
 kernel_groups=(fakequant fp8 input_quant ops_attn ops_compress ops_decode ops_delta ops_dense ops_dora ops_embed
-    ops_entries ops_experts ops_hyper ops_kl ops_mla ops_moe ops_norm ops_preference ops_prefix ops_residual ops_router
-    ops_sample ops_shared_attn ops_sigmoid ops_states optim quant)
+    ops_entries ops_experts ops_hyper ops_kl ops_mla ops_moe ops_norm ops_policy ops_preference ops_prefix ops_residual
+    ops_router ops_sample ops_shared_attn ops_sigmoid ops_states optim quant)
 stage_memcheck() { sanitize memcheck -- "${kernel_groups[@]}" prof; }
 stage_synccheck() { sanitize synccheck -- "${kernel_groups[@]}"; }
 stage_initcheck() { sanitize initcheck -- "${kernel_groups[@]}"; }

@@ -54,6 +54,53 @@ enum preference_sum {
     PREFERENCE_SUMS = PREFERENCE_SIDES + 2 * PREFERENCE_SIDE
 };
 
+/* What an objective of online RL computes of a completion (policy_value.h has the formulas). The ratio r of new to old
+ * probability is of each token, or one for the row: of the mean, or of the sum of its log-probabilities. */
+enum policy_ratio { POLICY_TOKEN, POLICY_MEAN, POLICY_SUM };
+enum policy_kl { POLICY_K3, POLICY_K3_RATIO }; /* k3; k3 r */
+struct policy {
+    enum policy_ratio ratio;
+    bool detached;    /* CISPO: min(r, high) weights the log-probability, as a constant */
+    double low, high; /* bounds of r */
+    double delta;     /* r is at most this where it is not clipped; 0: no bound */
+    double beta;      /* of the KL in the loss */
+    enum policy_kl kl;
+    double entropy_from;  /* tokens whose entropy is lower have only the KL in their loss; 0: none */
+    double entropy_scale; /* the loss is less entropy_scale * entropy of each token that has loss */
+};
+/* Of every label: nll and entropy by the trained model; nll by the old model (absent: nll itself, as a constant) and by
+ * the reference (absent: no KL); the weight of the loss that corrects for the sampler (absent: 1). All [N] stat. */
+struct policy_tokens {
+    struct tensor nll, entropy, old, reference, weight;
+};
+/* Of every row, [A, POLICY_VALUES] f64. */
+enum policy_value {
+    POLICY_ADVANTAGE,
+    POLICY_SCALE,  /* of its loss in the step; with POLICY_SUM of the row, else of each token */
+    POLICY_WEIGHT, /* POLICY_SUM: as policy_tokens.weight */
+    POLICY_VALUES
+};
+/* Sums over tokens, or with a ratio of the row over rows for those from POLICY_UNITS on; then largest values. */
+enum policy_sum {
+    POLICY_LOSS, /* with scale */
+    POLICY_TOKENS,
+    POLICY_ENTROPY,
+    POLICY_KL_SUM, /* with r for POLICY_K3_RATIO, without beta */
+    POLICY_UNITS,  /* ratios */
+    POLICY_RATIO,
+    POLICY_LOW, /* r below its lower bound, negative advantage */
+    POLICY_HIGH,
+    POLICY_SUMS,
+    POLICY_RATIO_MOST = 0,
+    POLICY_INVERSE_MOST, /* 1 / r */
+    POLICY_NOT_LOW_MOST, /* 1 - share of POLICY_LOW in a row */
+    POLICY_HIGH_MOST,    /* share of POLICY_HIGH in a row */
+    POLICY_EXTREMES,
+    POLICY_PARTS = POLICY_SUMS + POLICY_EXTREMES
+};
+/* What op_policy writes: part [A, POLICY_PARTS] f64 =; weight [N,2] stat =: of the loss, dloss/dnll and dloss/dentropy
+ * of each label. Without an entropy_scale the latter is 0. */
+
 /* What op_preference writes and reads: sums [PREFERENCE_SUMS] f64 += ; weight [A,2] stat = : of the loss, dloss/dnll of
  * each label of the completion, and of the prompt; logps, reference [A,2] f64 of op_answer_sums, reference those of a
  * frozen model or absent; good [A] i32: KTO's labels, or absent. */

@@ -16,6 +16,7 @@
 #include "kernels/format/fakequant.h"
 #include "kernels/format/format.h"
 #include "kernels/ops/losses.h"
+#include "kernels/ops/sampling.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -555,6 +556,11 @@ typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor h
 typedef void linear_kl_fn(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
                           struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
                           const struct teacher *teacher, float scale, int64_t chunk);
+/* linear_ce of softmax(W x[row] / T), and its entropy H. weight [N,2] stat: dx = weight 0 * dnll/dx + weight 1 * dH/dx
+ * of each label; absent: 1 and 0. entropy [N] stat =; all else as linear_ce */
+typedef void linear_policy_fn(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
+                              struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                              struct tensor ids, struct tensor weight, float temperature, int64_t chunk);
 /* The K largest logits of each row (ties: lower id first) as log softmax(W x[row] / T), ids ascending.
  * id [N,K] i32 =, logprob [N,K] stat =; K <= V; x, w, rows, chunk as linear_ce */
 typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
@@ -563,33 +569,6 @@ typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor 
 /* logits = x W^T.  logits [N,V] stat =, rows of V rounded up to a multiple of 8; x [N,D] act; w [V,D] */
 typedef void head_logits_fn(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w);
 
-/* How the token of a row is drawn. The random word of token v is word v % 4 of Philox4x32-10 with key `seed` and
- * counter (place, sample, v / 4, stream). */
-struct sample_row {
-    uint64_t seed;
-    double temperature;                     /* 0: the largest logit, the lowest id of equal ones; no filters */
-    double top_p, min_p;                    /* 1 and 0: off */
-    double repetition, frequency, presence; /* 1, 0, 0: off */
-    double report;                          /* temperature of the log-probabilities in the result, > 0 */
-    uint32_t place, sample, stream;         /* position of the token in its request; number of the sample; 0 */
-    int32_t top_k;                          /* 0: off */
-    int32_t first_edit, n_edit;             /* its edits */
-};
-/* The edit of one logit, in doubles, rounded to stat: z' = z + bias. Tokens of prompt or output (seen):
- * z' = z' < 0 ? z' * repetition : z' / repetition. Then - frequency * n_output, and - presence where n_output > 0. */
-struct sample_edit {
-    double bias; /* may be -inf; scratch of the op */
-    int32_t id, n_output;
-    int32_t seen, unused;
-};
-enum { SAMPLE_ROW_WORDS = 22, SAMPLE_EDIT_WORDS = 6, SAMPLE_TOP = 128 };
-struct sampled {
-    struct tensor token;   /* [S] i32 =; -1: a logit is NaN or infinite, or none is finite; the row's results are NaN */
-    struct tensor logprob; /* [S,3] stat =: log softmax(z / report) of the token, z as given; its log-probability among
-                            * the kept tokens; their probability before, with temperature and edits */
-    struct tensor top_id, top_logprob; /* [S,K] i32, stat =: the K largest z by (z falling, id rising), log softmax(z /
-                                        * report); K <= V, SAMPLE_TOP; absent: none */
-};
 /* Draws a token from each row of logits z, edited to z' (struct sample_edit), at temperature T. Filters, in this order:
  * the first top_k by (z' falling, id rising); of these the shortest prefix with a share >= top_p of their probability;
  * of these the tokens with probability >= min_p times the largest. The token is the arg max of z' / T - log(-log u), u
@@ -667,6 +646,13 @@ typedef void answer_sums_fn(struct device *dev, struct tensor logps, struct tens
 /* The loss of each pair or row, and its derivatives (kernels/preference_value.h); shapes: losses.h */
 typedef void preference_fn(struct device *dev, struct tensor sums, struct tensor weight, const struct preference *p,
                            struct tensor logps, struct tensor reference, struct tensor good, const struct answers *a);
+/* The loss of every row of a policy, and its derivatives (kernels/policy_value.h); shapes: losses.h */
+typedef void policy_fn(struct device *dev, struct tensor part, struct tensor weight, const struct policy *p,
+                       const struct policy_tokens *t, struct tensor values, const struct answers *a);
+/* sums [POLICY_SUMS] += and most [POLICY_EXTREMES] = max over rows of part [A, POLICY_PARTS]; all f64 */
+typedef void policy_sum_fn(struct device *dev, struct tensor sums, struct tensor most, struct tensor part);
+/* dx[rows[i]] *= weight[i, 0].  dx [T,D] act; rows [N] i32, distinct; weight [N,2] stat */
+typedef void scale_rows_fn(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight);
 /* dx[rows[i]] *= the weight [A,2] of label i.  dx [T,D] act; rows [N] i32, distinct */
 typedef void scale_labels_fn(struct device *dev, struct tensor dx, struct tensor rows, struct tensor weight,
                              const struct answers *a);
@@ -729,6 +715,7 @@ typedef void dev_recording_fn(void *recording);
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
     X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
+    X(linear_policy) X(policy) X(policy_sum) X(scale_rows) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
     X(attn_gate_bwd) \

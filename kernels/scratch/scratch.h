@@ -229,6 +229,7 @@ struct scratch_head {
 struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
 struct scratch_head scratch_linear_kl(struct device *dev, const struct weight *w, struct tensor rows,
                                       const struct teacher *t, int64_t chunk);
+/* Of linear_topk and linear_policy. */
 struct scratch_head scratch_linear_topk(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
 struct square_sum *scratch_sumsq(struct device *dev, struct tensor g); /* one per SQUARES_CHUNK values */
 

@@ -176,6 +176,13 @@ static void linear_topk(struct device *dev, struct tensor id, struct tensor logp
     scratch_linear_topk(dev, w, rows, chunk);
 }
 
+static void linear_policy(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
+                          struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                          struct tensor ids, struct tensor weight, float temperature, int64_t chunk)
+{
+    scratch_linear_topk(dev, w, rows, chunk);
+}
+
 static void head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
 {
     take_matrices(dev, w);
@@ -212,6 +219,7 @@ const struct scratch_table cuda_scratch = {
     .linear_ce = linear_ce,
     .linear_kl = linear_kl,
     .linear_topk = linear_topk,
+    .linear_policy = linear_policy,
     .head_logits = head_logits,
     .sumsq = sumsq,
 };
