@@ -158,6 +158,7 @@ VALID = {
     "eval.prompts": ["{prompts}"],
     "log.command": ["cat > lines", "exit 3"],
     "reward.NAME": ["right=last_number", "right=exact ignore_case=true"],
+    "environment.command": ["cat", "python3 -c pass"],
     "log.name": ["a run", "r&d"],
     "output.dir": ["elsewhere", "a b/c"],
 }

@@ -202,7 +202,7 @@ static void every_key_reads_back(void **state)
         n_keys++;
     }
     mem_free(dump);
-    assert_int_equal(n_keys, 135);
+    assert_int_equal(n_keys, 140);
     check_round_trip(&all);
 }
 
@@ -282,7 +282,7 @@ static void unknown_names_are_errors(void **state)
     refuse("[optm]\nlr = 1\n", "run.ini:1: unknown section [optm]: did you mean [optim]?");
     refuse("\n[gpu]\n", "run.ini:2: unknown section [gpu]; the sections are model, data, lora, objective, distill, "
                         "quant, optim, train, "
-                        "parallel, eval, reward, rollout, generate, output, log");
+                        "parallel, eval, reward, rollout, environment, generate, output, log");
     refuse("\xef\xbb\xbf[lor]\n", "run.ini:1: unknown section [lor]: did you mean [lora]?");
     refuse("[optim]\n\nxyzzy = 1\n",
            "run.ini:3: unknown key \"xyzzy\" in [optim]; its keys are kind, lr, lr_ratio_b, schedule, warmup_steps, "
@@ -537,7 +537,8 @@ static void long_lines_are_not_truncated(void **state)
     /* a section longer than inih's 50 */
     refuse("[optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]\n",
            "run.ini:1: unknown section [optimmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm]; the sections "
-           "are model, data, lora, objective, distill, quant, optim, train, parallel, eval, reward, rollout, generate, "
+           "are model, data, lora, objective, distill, quant, optim, train, parallel, eval, reward, rollout, "
+           "environment, generate, "
            "output, "
            "log");
 }

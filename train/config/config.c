@@ -161,6 +161,11 @@ static const struct option options[] = {
     ROW(rollout, dynamic_rounds, MATH, "1", "[1, 64]", "rounds that replace groups of equal rewards; 1: none"),
     ROW(rollout, replay, MATH, "true", YES_NO, "train with the experts that the sampler chose"),
     ROW(rollout, max_logp_difference, FREE, "0", "[0, 1e3]", "sampler to trainer; 0: fp32 1e-4, bf16 0.02; else stop"),
+    ROW(environment, command, NEXT, "", "program", "answers the turns of the model with messages"),
+    ROW(environment, turns, NEXT, "8", "[1, 1e6]", "turns of the model in a completion, at most"),
+    ROW(environment, tokens, NEXT, "0", "[0, 1e9]", "tokens of all turns and messages, at most; 0: no limit"),
+    ROW(environment, seconds, NEXT, "0", "[0, 1e6]", "of a completion, then no turn begins; 0: no limit"),
+    ROW(environment, timeout_s, FREE, "60", "(0, 1e6]", "seconds for a reply, then the command is restarted"),
     ROW(generate, memory_gb, FREE, "0", "[0, 1e6]", "GiB of the cache; 0: of what is free"),
     ROW(output, dir, FREE, "out", "directory", "directory for all files of a run"),
     ROW(output, save_every, FREE, "0", "[0, 1e9]", "steps between checkpoints; 0: only the last"),
@@ -481,7 +486,7 @@ static int before_sections(const struct parse *p, const char *key)
 static char *resolve_here(const struct parse *p, const struct option *o, const char *value)
 {
     static const char here[] = "{here}/";
-    const bool list = !strcmp(o->allowed, "files"), words = o->kind == NAMED;
+    const bool list = !strcmp(o->allowed, "files"), words = o->kind == NAMED || !strcmp(o->allowed, "program");
     const char *slash = strrchr(p->name, '/');
     struct text_buf path = {0};
     text_put(&path, "");

@@ -153,6 +153,11 @@ struct config {
         bool replay;
     } rollout;
     struct {
+        char command[1024];
+        int64_t turns, tokens;
+        double seconds, timeout_s;
+    } environment;
+    struct {
         double memory_gb;
     } generate;
     struct {

@@ -244,13 +244,14 @@ static int sweep(const struct config *cfg, struct err *err)
 static int run(const struct config *cfg, const char *adapter_dir, const char *format, const char *quantize,
                const char *out, const char *dir, bool force, FILE *report, struct err *err)
 {
-    struct config on_cpu = *cfg; /* f32 on the CPU is the reference and needs no device memory */
     char adapter[MT_PATH], usual[MT_PATH];
-    on_cpu.train.device = CFG_DEVICE_CPU;
-    on_cpu.train.dtype = CFG_DTYPE_FP32;
     if (str_format(usual, sizeof(usual), err, "path", "%s/export-%s", cfg->output.dir, format)) return -1;
     struct export *x = mem_array(1, sizeof(*x));
-    x->cfg = &on_cpu;
+    struct config *on_cpu = mem_array(1, sizeof(*on_cpu));
+    *on_cpu = *cfg;
+    on_cpu->train.device = CFG_DEVICE_CPU; /* f32 on the CPU is the reference and needs no device memory */
+    on_cpu->train.dtype = CFG_DTYPE_FP32;
+    x->cfg = on_cpu;
     x->adapter_dir = adapter;
     x->out = out ? out : usual;
     x->report = report;
@@ -267,6 +268,7 @@ static int run(const struct config *cfg, const char *adapter_dir, const char *fo
     cpu_adapter_close(&x->adapter);
     run_close(&x->run);
     lock_release(&lock);
+    mem_free(on_cpu);
     mem_free(x);
     return rc;
 }

@@ -2,6 +2,7 @@
 #include "train/reward/program.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -206,4 +207,27 @@ int program_bad_line(const struct program *p, struct err *err, const char *text,
     char shown[256];
     snprintf(shown, sizeof(shown), "%.*s%s", (int)MT_MIN(size, 200), text, size > 200 ? "..." : "");
     return err_set(err, "%s: line %lld of its output, %s: %s", p->key, (long long)p->n_line, str_mask(shown), what);
+}
+
+/* ---- JSON ---- */
+
+void program_put_member(struct text_buf *line, const char *key, const char *json)
+{
+    text_put_key(line, key);
+    const int64_t from = line->size;
+    text_put(line, json);
+    for (int64_t i = from; i < line->size; i++)
+        if (line->text[i] == '\n' || line->text[i] == '\r') line->text[i] = ' ';
+}
+
+int program_reward(struct json j, bool nan_is_null, double *value, struct err *err)
+{
+    const enum json_type type = json_type(j);
+    const char *wide = type == JSON_REAL ? json_wide(j) : NULL;
+    *value = (double)NAN;
+    if (type == JSON_NULL) return 0;
+    if (type != JSON_INT && type != JSON_REAL) return err_set(err, "\"reward\": expected a number or null");
+    if (!wide || !strpbrk(wide, "NI"))
+        return json_f64(j, value, NULL) ? err_set(err, "\"reward\" is beyond a double") : 0;
+    return nan_is_null ? 0 : err_set(err, "\"reward\" is not finite: correct it, or set reward.on_nan = null");
 }

@@ -40,6 +40,11 @@ int program_fds(const struct program *p, struct pollfd fds[PROGRAM_FDS]);
 /* Ends its process group and starts it again, with an empty list of lines. why: "gave no answer for 60 s"; NULL: it
  * ended. The warning has `lost`, what the failure means. Error: the third failure in a row, or it cannot be started. */
 int program_restart(struct program *p, const char *why, const char *lost, struct err *err) MT_CHECK;
+/* "key": json, on one line: JSON may have line feeds between its values. */
+void program_put_member(struct text_buf *line, const char *key, const char *json);
+/* A reward in its output: a number that is finite, or null: NaN. Python's NaN and Infinity are errors unless
+ * nan_is_null. */
+int program_reward(struct json j, bool nan_is_null, double *value, struct err *err) MT_CHECK;
 /* err_set with the key and the line of its output; returns -1. */
 int program_bad_line(const struct program *p, struct err *err, const char *text, int64_t size, const char *what);
 

@@ -30,17 +30,6 @@ static bool is_not_finite(struct json j)
     return wide && strpbrk(wide, "NI");
 }
 
-static int read_reward(const struct reward_command *c, struct json j, double *value, struct err *err)
-{
-    const enum json_type type = json_type(j);
-    *value = (double)NAN;
-    if (type == JSON_ABSENT) return err_set(err, "it has no \"reward\"");
-    if (type == JSON_NULL) return 0;
-    if (type != JSON_INT && type != JSON_REAL) return err_set(err, "\"reward\": expected a number or null");
-    if (!is_not_finite(j)) return json_f64(j, value, NULL) ? err_set(err, "\"reward\" is beyond a double") : 0;
-    return c->nan_is_null ? 0 : err_set(err, "\"reward\" is not finite: correct it, or set reward.on_nan = null");
-}
-
 static int add_metric(struct reward_command *c, const char *name, double value, struct err *err)
 {
     int64_t i = 0;
@@ -82,7 +71,9 @@ static int read_answer(struct reward_command *c, struct json answer, struct err 
     if (id < c->first_id || id >= c->first_id + c->n)
         return err_set(err, "id %lld is of no row of step %lld", (long long)id, (long long)c->step);
     if (c->answered[id - c->first_id]) return err_set(err, "id %lld was answered before", (long long)id);
-    if (read_reward(c, json_find(answer, "reward"), &value, err) || read_metrics(c, json_find(answer, "metrics"), err))
+    if (!json_has(answer, "reward")) return err_set(err, "it has no \"reward\"");
+    if (program_reward(json_find(answer, "reward"), c->nan_is_null, &value, err) ||
+        read_metrics(c, json_find(answer, "metrics"), err))
         return -1;
     c->values[id - c->first_id] = value;
     c->answered[id - c->first_id] = true;

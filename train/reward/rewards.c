@@ -125,32 +125,24 @@ static int score(struct reward *r, const struct reward_item *item, struct json c
     return rc;
 }
 
-/* JSON may have line feeds between its values; a line must not. */
-static void put_line(struct text_buf *out, const char *json)
-{
-    const int64_t from = out->size;
-    text_put(out, json);
-    for (int64_t i = from; i < out->size; i++)
-        if (out->text[i] == '\n' || out->text[i] == '\r') out->text[i] = ' ';
-}
-
 /* What a command gets of an item. */
 static void put_row(struct text_buf *out, const struct reward_item *item)
 {
     char number[16];
-    text_put(out, "{\"prompt\": ");
-    put_line(out, item->prompt);
-    text_put(out, ", \"completion\": ");
+    text_put(out, "{");
+    program_put_member(out, "prompt", item->prompt);
+    text_put_key(out, "completion");
     text_put_quoted(out, item->answer.whole.text, item->answer.whole.size);
-    text_put(out, ", \"completion_ids\": [");
+    text_put_key(out, "completion_ids");
+    text_put(out, "[");
     for (int64_t i = 0; i < item->answer.n_ids; i++) {
         snprintf(number, sizeof(number), "%s%d", i ? ", " : "", item->answer.ids[i]);
         text_put(out, number);
     }
-    text_put(out, "], \"finish_reason\": ");
+    text_put(out, "]");
+    text_put_key(out, "finish_reason");
     text_put_string(out, item->finish_reason);
-    text_put(out, ", \"columns\": ");
-    put_line(out, item->columns ? item->columns : "{}");
+    program_put_member(out, "columns", item->columns ? item->columns : "{}");
     text_put(out, "}");
 }
 
