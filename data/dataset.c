@@ -22,7 +22,7 @@
 #define BAD_PERCENT   1    /* more than this is an error */
 #define BAD_JUDGED    1000 /* bad rows at which reading may stop early */
 #define FNV_START     14695981039346656037u
-#define CACHE_MAGIC   "MTDATA18" /* raise the number when rows give other ids than before */
+#define CACHE_MAGIC   "MTDATA19" /* raise the number when rows give other ids than before */
 
 struct builder {
     struct dataset *ds;
@@ -461,12 +461,16 @@ static int check_rows(const struct builder *b, const char *files, struct err *er
                        "\"assistant\" that are not empty, or check data.loss_on and the keys that remove loss (train, "
                        "weight, loss)",
                        files, (long long)ds->n_rows, str_plural(ds->n_rows));
+    if (ds->counts.n_tied == ds->n_rows - ds->n_bad)
+        return err_set(err, "%s: every row rates all of its answers alike, so none is better (%lld row%s)", files,
+                       (long long)ds->n_rows, str_plural(ds->n_rows));
+    const bool dropped = b->opt->overlong == OVERLONG_DROP || is_preference(b->opt->format);
     return err_set(
         err,
         "%s: no document has a token with loss: %lld row%s, %lld of them longer than seq_len = %lld (%s), %lld without "
         "an answer: raise data.seq_len, or check data.loss_on",
         files, (long long)ds->n_rows, str_plural(ds->n_rows), (long long)ds->n_overlong, (long long)b->opt->seq_len,
-        b->opt->overlong == OVERLONG_DROP ? "dropped" : "truncated", (long long)ds->counts.n_unanswered);
+        dropped ? "dropped" : "truncated", (long long)ds->counts.n_unanswered);
 }
 
 static int add_bytes(struct builder *b, const char *path, struct err *err)

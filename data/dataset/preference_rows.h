@@ -8,13 +8,16 @@
 
 /* Writes {"prompt", "completion"}, both texts or both lists of messages, and the keys that the row has beside them.
  * worse: the rejected answer. 1: the row has no preference, as its best and worst answers are rated alike. Forms:
- * - {prompt, chosen, rejected}: texts, or lists of messages; a text beside a list is one message of it
- * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning
+ * - {prompt, chosen, rejected}: texts, messages, or lists of messages; a text beside a list is one message of it
+ * - {chosen, rejected}: whole texts or conversations; the prompt is their common beginning. A `prompt` that lists of
+ *   both repeat counts once
  * - {messages, rejected_messages} or {messages, rejected_response}: messages end with the chosen answer
  * - {prompt, responses, ratings}: two or more answers, as texts or lists, and as many numbers; the best and the worst
- */
+ * `messages`, `conversations` or `instruction` with `input`, `history` also name a prompt. Turns of sharegpt, {from,
+ * value}, become messages. */
 int preference_row_answer(struct text_buf *out, struct json row, bool worse, struct err *err) MT_CHECK;
-/* The same of {prompt, completion, label} and {messages, label}; label: true or false, 1 or 0. */
+/* The same of {prompt, completion, label}, and of messages, conversations or alpaca with a label. label or kto_tag:
+ * true or false, 1 or 0, desirable or undesirable; or such a text. */
 int labelled_row_answer(struct text_buf *out, struct json row, bool *good, struct err *err) MT_CHECK;
 
 #endif

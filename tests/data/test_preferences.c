@@ -56,6 +56,25 @@ static void forms_of_texts(void **state)
     expect("{\"prompt\": \"p\", \"completion\": \"c\", \"label\": 0}", DATA_LABELLED, "p|c$", NULL);
 }
 
+/* As programs and tables write them. */
+static void labels(void **state)
+{
+    (void)state;
+    static const char *const good[] = {"true", "1", "1.0", "\"true\"", "\"True\"", "\"1\"", "\"desirable\""},
+                             *const bad[] = {"false", "0", "\"FALSE\"", "\"0\"", "\"undesirable\""};
+    const struct dataset_options opt = options(DATA_LABELLED);
+    for (int64_t i = 0; i < MT_LEN(good) + MT_LEN(bad); i++) {
+        const bool is_good = i < MT_LEN(good);
+        char row[128];
+        struct dataset ds;
+        snprintf(row, sizeof(row), "{\"prompt\": \"p\", \"completion\": \"c\", \"%s\": %s}",
+                 i % 2 ? "kto_tag" : "label", is_good ? good[i] : bad[i - MT_LEN(good)]);
+        rows_load(&ds, rows_write(row), &opt);
+        assert_int_equal(ds.good[0], is_good);
+        dataset_free(&ds);
+    }
+}
+
 /* Columns with other names. */
 static void columns(void **state)
 {
@@ -75,8 +94,9 @@ static void columns(void **state)
     dataset_free(&ds);
 }
 
-#define ASKED      "{\"role\": \"user\", \"content\": \"Why?\"}"
-#define SAID(text) "{\"role\": \"assistant\", \"content\": \"" text "\"}"
+#define ASKED            "{\"role\": \"user\", \"content\": \"Why?\"}"
+#define TURN(from, text) "{\"from\": \"" from "\", \"value\": \"" text "\"}"
+#define SAID(text)       "{\"role\": \"assistant\", \"content\": \"" text "\"}"
 
 /* Every form of a conversation gives the same two documents. */
 static void forms_of_conversations(void **state)
@@ -91,6 +111,14 @@ static void forms_of_conversations(void **state)
         "{\"messages\": [" ASKED ", " SAID("So.") "], \"rejected_response\": \"No.\"}",
         "{\"messages\": [" ASKED ", " SAID("So.") "], \"rejected_messages\": [" ASKED ", " SAID("No.") "]}",
         "{\"prompt\": [" ASKED "], \"responses\": [\"No.\", \"So.\"], \"ratings\": [0, 1]}",
+        "{\"prompt\": [" ASKED "], \"responses\": [" SAID("No.") ", " SAID("So.") "], \"ratings\": [0, 1]}",
+        "{\"prompt\": [" ASKED "], \"chosen\": [" ASKED ", " SAID("So.") "], \"rejected\": [" ASKED
+                                                                         ", " SAID("No.") "]}",
+        "{\"messages\": [" ASKED "], \"chosen\": " SAID("So.") ", \"rejected\": " SAID("No.") "}",
+        "{\"conversations\": [" TURN("human", "Why?") "], \"chosen\": " TURN("gpt", "So.") ", \"rejected\": " TURN(
+            "gpt", "No.") "}",
+        "{\"conversations\": [" TURN("human", "Why?") "], \"chosen\": \"So.\", \"rejected\": \"No.\"}",
+        "{\"instruction\": \"Why?\", \"input\": \"\", \"history\": [], \"chosen\": \"So.\", \"rejected\": \"No.\"}",
     };
     struct dataset first, ds;
     const struct dataset_options opt = options(DATA_PREFERENCE);
@@ -103,8 +131,34 @@ static void forms_of_conversations(void **state)
         assert_true(ds.hash == first.hash);
         dataset_free(&ds);
     }
-    expect("{\"messages\": [" ASKED ", " SAID("So.") "], \"label\": false}", DATA_LABELLED, text_of(&first, 0), NULL);
+    static const char *const labelled[] = {
+        "{\"messages\": [" ASKED ", " SAID("So.") "], \"label\": false}",
+        "{\"conversations\": [" TURN("human", "Why?") ", " TURN("gpt", "So.") "], \"label\": false}",
+        "{\"prompt\": [" ASKED "], \"completion\": " SAID("So.") ", \"label\": true}",
+        "{\"instruction\": \"Why?\", \"output\": \"So.\", \"label\": true}",
+    };
+    for (int64_t i = 0; i < MT_LEN(labelled); i++) expect(labelled[i], DATA_LABELLED, text_of(&first, 0), NULL);
     dataset_free(&first);
+}
+
+/* Earlier turns, the question with its input, and the system prompt of alpaca are those of supervised rows. */
+static void earlier_turns_of_alpaca(void **state)
+{
+    (void)state;
+    static const char *const rows[] = {"{\"system\": \"S\", \"instruction\": \"c\", \"input\": \"d\", \"history\": "
+                                       "[[\"a\", \"b\"]], \"output\": \"e\"}",
+                                       "{\"system\": \"S\", \"instruction\": \"c\", \"input\": \"d\", \"history\": "
+                                       "[[\"a\", \"b\"]], \"chosen\": \"e\", "
+                                       "\"rejected\": \"f\"}"};
+    struct dataset supervised, pair;
+    struct dataset_options opt = options(DATA_AUTO);
+    opt.loss_on = LOSS_LAST;
+    rows_load(&supervised, rows_write(rows[0]), &opt);
+    opt = options(DATA_PREFERENCE);
+    rows_load(&pair, rows_write(rows[1]), &opt);
+    assert_string_equal(text_of(&pair, 0), text_of(&supervised, 0));
+    dataset_free(&supervised);
+    dataset_free(&pair);
 }
 
 static void bad_rows(void **state)
@@ -116,7 +170,8 @@ static void bad_rows(void **state)
     } rows[] = {
         {DATA_PREFERENCE, "{\"text\": \"a\"}", "has no two answers: write `chosen` and `rejected`"},
         {DATA_PREFERENCE, "{\"prompt\": \"a\", \"chosen\": \"b\"}", "has no two answers"},
-        {DATA_PREFERENCE, "{\"prompt\": \"a\", \"chosen\": 1, \"rejected\": \"b\"}", "`chosen` must be a text or"},
+        {DATA_PREFERENCE, "{\"prompt\": \"a\", \"chosen\": 1, \"rejected\": \"b\"}",
+         "`chosen` must be a text, a message or"},
         {DATA_PREFERENCE, "{\"chosen\": \"a\", \"rejected\": \"b\"}", "no common beginning"},
         {DATA_PREFERENCE, "{\"chosen\": [" SAID("a") "], \"rejected\": [" SAID("b") "]}", "no common beginning"},
         {DATA_PREFERENCE, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": [" SAID("b") "]}",
@@ -124,7 +179,15 @@ static void bad_rows(void **state)
         {DATA_PREFERENCE, "{\"prompt\": \"a\", \"responses\": [\"b\"], \"ratings\": [1]}", "at least two"},
         {DATA_PREFERENCE, "{\"prompt\": \"a\", \"responses\": [\"b\", \"c\"], \"ratings\": [1]}", "equally many"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\"}", "has no `label` (true or false)"},
-        {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": 2}", "`label`"},
+        {DATA_PREFERENCE, "{\"instruction\": \"a\", \"history\": \"b\", \"chosen\": \"c\", \"rejected\": \"d\"}",
+         "`history` must be a list"},
+        {DATA_PREFERENCE, "{\"chosen\": " SAID("a") ", \"rejected\": " SAID("b") "}", "no common beginning"},
+        {DATA_PREFERENCE, "{\"prompt\": \"a\", \"responses\": [\"b\", \"c\"], \"ratings\": [1, 1]}",
+         "every row rates all of its answers alike"},
+        {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": 2}", "`label`: must be true or false"},
+        {DATA_LABELLED, "{\"prompt\": \"a\", \"completion\": \"b\", \"label\": \"yes\"}", "must be true or false"},
+        {DATA_LABELLED, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}",
+         "has two answers and no `label`"},
         {DATA_LABELLED, "{\"prompt\": \"a\", \"label\": true}", "`completion` must be a text"},
         {DATA_AUTO, "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}", "set objective.kind to dpo"},
     };
@@ -277,9 +340,16 @@ static void parts_of_a_data_set(void **state)
 int test_preferences(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forms_of_texts), cmocka_unit_test(forms_of_conversations),  cmocka_unit_test(columns),
-        cmocka_unit_test(bad_rows),       cmocka_unit_test(pairs_are_dropped_whole), cmocka_unit_test(boundaries),
-        cmocka_unit_test(shuffles),       cmocka_unit_test(parts_of_a_data_set),
+        cmocka_unit_test(forms_of_texts),
+        cmocka_unit_test(labels),
+        cmocka_unit_test(earlier_turns_of_alpaca),
+        cmocka_unit_test(forms_of_conversations),
+        cmocka_unit_test(columns),
+        cmocka_unit_test(bad_rows),
+        cmocka_unit_test(pairs_are_dropped_whole),
+        cmocka_unit_test(boundaries),
+        cmocka_unit_test(shuffles),
+        cmocka_unit_test(parts_of_a_data_set),
     };
     return cmocka_run_group_tests_name("preferences", tests, rows_load_tokenizer, rows_free_tokenizer);
 }

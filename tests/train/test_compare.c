@@ -181,10 +181,44 @@ static void page_replaces_only_files(void **state)
     }
 }
 
+/* With eval.best = accuracy: the first of the evaluations with the highest share of pairs that are right. */
+static void best_by_accuracy(void **state)
+{
+    (void)state;
+    const char *scratch = scratch_dir(), *dirs[2];
+    for (int i = 0; i < 2; i++) {
+        char file[MT_PATH + 16];
+        dirs[i] = make_run(scratch, i ? "by_loss" : "by_accuracy", 2, NULL);
+        snprintf(file, sizeof(file), "%s/metrics.jsonl", dirs[i]);
+        FILE *f = fopen(file, "w");
+        assert_non_null(f);
+        fprintf(f,
+                "{\"event\":\"start\",\"step\":0,\"config\":{\"eval.best\":\"%s\"}}\n"
+                "{\"event\":\"eval\",\"step\":0,\"loss\":4,\"eval_rewards/accuracies\":0}\n"
+                "{\"event\":\"eval\",\"step\":2,\"loss\":3,\"eval_rewards/accuracies\":0.8}\n"
+                "{\"event\":\"eval\",\"step\":4,\"loss\":2.5,\"eval_rewards/accuracies\":0.8}\n"
+                "{\"event\":\"eval\",\"step\":6,\"loss\":2,\"eval_rewards/accuracies\":0.625}\n"
+                "{\"event\":\"stop\",\"step\":6,\"evaluations\":2}\n",
+                i ? "loss" : "accuracy");
+        assert_int_equal(fclose(f), 0);
+    }
+    char *text = compared(scratch, dirs, 2, NULL);
+    assert_non_null(strstr(text, "3.0000 (2)"));
+    assert_non_null(strstr(text, "2.0000 (6)"));
+    assert_non_null(strstr(text, "pairs right"));
+    assert_non_null(strstr(text, "62.5 %"));
+    assert_non_null(strstr(text, "no higher held-out accuracy for 2 evaluations"));
+    assert_non_null(strstr(text, "no lower held-out loss for 2 evaluations"));
+    mem_free(text);
+}
+
 int test_compare(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings), cmocka_unit_test(other_held_out_data),
-                                       cmocka_unit_test(other_losses), cmocka_unit_test(what_is_missing),
-                                       cmocka_unit_test(page_replaces_only_files)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(results_and_settings),
+                                       cmocka_unit_test(other_held_out_data),
+                                       cmocka_unit_test(other_losses),
+                                       cmocka_unit_test(what_is_missing),
+                                       cmocka_unit_test(page_replaces_only_files),
+                                       cmocka_unit_test(best_by_accuracy)};
     return cmocka_run_group_tests_name("compare", tests, NULL, NULL);
 }

@@ -2,6 +2,7 @@
  * on how it is divided into micro-batches and ranks, prompts that answers share, resume, settings that are refused. */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "data/json/json.h"
@@ -185,7 +186,13 @@ static void best_by_accuracy(void **state)
     (void)state;
     const char *config = config_of("kind = dpo", "[eval]\nevery = 2\nbest = accuracy\n");
     trained("dpo", config, "train.steps=6", "train.grad_accum=2");
-    assert_says(said.err, "(held-out 1 - rewards/accuracies ");
+    static char page[1 << 20];
+    char row[64];
+    const char *line = strstr(said.err, "(held-out accuracy "), *at = line ? strstr(line, " at step ") : NULL;
+    assert_non_null(at);
+    snprintf(row, sizeof(row), "<tr class=\"best\"><td>%d<td>", atoi(at + 9));
+    process_read(process_output(config, "report.html"), page, sizeof(page));
+    assert_non_null(strstr(page, row));
     assert_int_equal(run_on("kto", config, "objective.kind=kto", "train.resume=never"), 1);
     assert_says(said.err, "eval.best = accuracy needs an objective over pairs");
 }

@@ -17,9 +17,10 @@ struct compared {
     char *settings; /* config_dump; NULL: config.ini is missing or cannot be read */
 };
 
-enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, N_COLUMNS };
-static const char *const column_names[N_COLUMNS] = {
-    "steps", "tokens", "smoothed loss", "held-out first", "best (at)", "held-out last", "tok/s", "time", "memory"};
+enum { STEPS, TOKENS, TRAIN, FIRST, BEST, LAST, SPEED, TIME, MEMORY, RIGHT, N_COLUMNS };
+static const char *const column_names[N_COLUMNS] = {"steps",     "tokens",        "smoothed loss", "held-out first",
+                                                    "best (at)", "held-out last", "tok/s",         "time",
+                                                    "memory",    "pairs right"};
 
 static void loss_text(char text[32], double loss)
 {
@@ -49,6 +50,8 @@ static void results(const struct history *h, char cells[N_COLUMNS][64])
     snprintf(cells[SPEED], 64, "%s", svg_number(a, h->train_ms > 0 ? round(h->tokens / h->train_ms * 1e3) : 0));
     snprintf(cells[TIME], 64, "%s", str_seconds(a, h->train_ms / 1e3));
     snprintf(cells[MEMORY], 64, "%s", str_bytes(a, (int64_t)fmin(h->mem_bytes, 9e18)));
+    snprintf(cells[RIGHT], 64, "-");
+    if (isfinite(series_last(&h->eval_right))) snprintf(cells[RIGHT], 64, "%.1f %%", 100 * series_last(&h->eval_right));
 }
 
 /* ---- settings ---- */
@@ -131,23 +134,32 @@ static int read_run(struct compared *run, const char *dir, struct err *err)
     return 0;
 }
 
+/* The last column, held-out pairs that are right, is of runs with preferences. */
+static int columns_of(const struct compared *runs, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (isfinite(series_last(&runs[i].history.eval_right))) return N_COLUMNS;
+    return N_COLUMNS - 1;
+}
+
 /* ---- for the terminal ---- */
 
 static void print_results(const struct compared *runs, int n, FILE *out)
 {
     char cells[COMPARE_RUNS][N_COLUMNS][64], stop[80];
+    const int n_columns = columns_of(runs, n);
     int name = 3, width[N_COLUMNS];
-    for (int c = 0; c < N_COLUMNS; c++) width[c] = (int)strlen(column_names[c]);
+    for (int c = 0; c < n_columns; c++) width[c] = (int)strlen(column_names[c]);
     for (int i = 0; i < n; i++) {
         results(&runs[i].history, cells[i]);
         name = MT_MAX(name, (int)strlen(runs[i].label));
-        for (int c = 0; c < N_COLUMNS; c++) width[c] = MT_MAX(width[c], (int)strlen(cells[i][c]));
+        for (int c = 0; c < n_columns; c++) width[c] = MT_MAX(width[c], (int)strlen(cells[i][c]));
     }
     fprintf(out, "%-*s", name, "run");
-    for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], column_names[c]);
+    for (int c = 0; c < n_columns; c++) fprintf(out, "  %*s", width[c], column_names[c]);
     for (int i = 0; i < n; i++) {
         fprintf(out, "\n%-*s", name, runs[i].label);
-        for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
+        for (int c = 0; c < n_columns; c++) fprintf(out, "  %*s", width[c], cells[i][c]);
     }
     fprintf(out, "\n");
     for (int i = 0; i < n; i++)
@@ -244,15 +256,16 @@ static void write_plot(FILE *out, const struct compared *runs, int n, bool held_
 
 static void write_results(FILE *out, const struct compared *runs, int n)
 {
+    const int n_columns = columns_of(runs, n);
     char cells[N_COLUMNS][64], stop[80];
     fputs("<div class=\"table\"><table><tr><th>run", out);
-    for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<th>%s", column_names[c]);
+    for (int c = 0; c < n_columns; c++) fprintf(out, "<th>%s", column_names[c]);
     for (int i = 0; i < n; i++) {
         results(&runs[i].history, cells);
         fprintf(out, "</tr>\n<tr><td><span class=\"key %s\">", key_css[i]);
         svg_text(out, runs[i].label);
         fputs("</span>", out);
-        for (int c = 0; c < N_COLUMNS; c++) fprintf(out, "<td>%s", cells[c]);
+        for (int c = 0; c < n_columns; c++) fprintf(out, "<td>%s", cells[c]);
     }
     fputs("</tr>\n</table></div>\n", out);
     if (other_held_out(runs, n)) fputs("<p class=\"sub\">" OTHER_HELD_OUT "</p>\n", out);

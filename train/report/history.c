@@ -51,6 +51,7 @@ static void copy_text(char *to, size_t size, struct json event, const char *key)
 static void add_start(struct history *h, struct json event)
 {
     struct history_start *s = &h->start;
+    char best[32];
     copy_text(s->run, sizeof(s->run), event, "run");
     copy_text(s->name, sizeof(s->name), event, "name");
     copy_text(s->date, sizeof(s->date), event, "date");
@@ -58,6 +59,8 @@ static void add_start(struct history *h, struct json event)
     copy_text(s->data, sizeof(s->data), event, "data");
     copy_text(s->device, sizeof(s->device), event, "device");
     copy_text(s->version, sizeof(s->version), event, "version");
+    copy_text(best, sizeof(best), json_find(event, "config"), "eval.best");
+    s->by_accuracy = !strcmp(best, "accuracy");
     s->total_steps = h->n_worse = 0;
     s->resumed = or_zero(number(event, "step")) > 0;
     if (json_opt_i64(event, "total_steps", 0, INT64_MAX, &s->total_steps, NULL)) s->total_steps = 0;
@@ -141,11 +144,17 @@ int history_read(struct history *h, const char *dir, struct err *err)
     return rc;
 }
 
+/* As score_of of train/loop.c. */
+static double score(const struct history *h, int64_t i)
+{
+    return h->start.by_accuracy && isfinite(h->eval_right.v[i]) ? 1 - h->eval_right.v[i] : h->eval_loss.v[i];
+}
+
 int64_t history_best(const struct history *h)
 {
     int64_t best = -1;
     for (int64_t i = h->first_eval; i < h->eval_loss.n; i++)
-        if (isfinite(h->eval_loss.v[i]) && (best < 0 || h->eval_loss.v[i] < h->eval_loss.v[best])) best = i;
+        if (isfinite(score(h, i)) && (best < 0 || score(h, i) < score(h, best))) best = i;
     return best;
 }
 
@@ -153,7 +162,8 @@ const char *history_stop(const struct history *h, char text[80])
 {
     text[0] = 0;
     if (h->n_worse)
-        snprintf(text, 80, "stopped early: no lower held-out loss for %lld evaluation%s", (long long)h->n_worse,
+        snprintf(text, 80, "stopped early: no %s for %lld evaluation%s",
+                 h->start.by_accuracy ? "higher held-out accuracy" : "lower held-out loss", (long long)h->n_worse,
                  str_plural(h->n_worse));
     return text;
 }

@@ -8,8 +8,8 @@
 /* The last `start` event; "" where there is none, as in files of older versions. */
 struct history_start {
     char run[256], name[128], date[32], model[256], data[256], device[256], version[64];
-    int64_t total_steps; /* 0: not known */
-    bool resumed;
+    int64_t total_steps;       /* 0: not known */
+    bool resumed, by_accuracy; /* by_accuracy: eval.best = accuracy */
 };
 
 /* Text that the model wrote for one prompt at one evaluation. */
@@ -41,7 +41,8 @@ struct history {
 int history_read(struct history *h, const char *dir, struct err *err) MT_CHECK;
 void history_free(struct history *h); /* h may be zeroed */
 
-/* Index of the evaluation with the lowest finite loss, from first_eval on, or -1. */
+/* Index of the evaluation with the lowest finite loss, with eval.best = accuracy of the highest share of pairs that are
+ * right, the first of equal ones; from first_eval on, or -1. */
 int64_t history_best(const struct history *h);
 /* "stopped early: no lower held-out loss for 3 evaluations"; "" for a run that was not ended by eval.patience. */
 const char *history_stop(const struct history *h, char text[80]);

@@ -172,7 +172,10 @@ static void tell_of_patience(const struct training *t)
 {
     const struct train_state *s = &t->state;
     char loss[64] = "finite loss";
-    if (isfinite(s->best_loss))
+    if (isfinite(s->best_loss) && t->run.cfg->eval.best == CFG_BEST_ACCURACY)
+        snprintf(loss, sizeof(loss), "higher accuracy than %.4f of step %lld", 1 - s->best_loss,
+                 (long long)s->best_step);
+    else if (isfinite(s->best_loss))
         snprintf(loss, sizeof(loss), "lower loss than %.4f of step %lld", s->best_loss, (long long)s->best_step);
     log_info("eval.patience = %lld: the last %lld evaluations had no %s: stopped after step %lld of %lld; raise "
              "eval.patience to continue",
@@ -184,6 +187,5 @@ void saves_tell_end(const struct training *t)
 {
     if (!training_is_first(t)) return;
     if (t->state.step < t->schedule.total_steps && training_out_of_patience(t, &t->state)) tell_of_patience(t);
-    best_print(t->run.cfg->output.dir, &t->state,
-               t->run.cfg->eval.best == CFG_BEST_LOSS ? "held-out loss" : "held-out 1 - rewards/accuracies");
+    best_print(t->run.cfg->output.dir, &t->state, t->run.cfg->eval.best == CFG_BEST_ACCURACY);
 }

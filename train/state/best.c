@@ -112,27 +112,30 @@ int best_restore(const struct best_found *b, const char *dir, const struct train
     return b->kept[0] && (move(here, best, err) || file_sync_dir(dir, err)) ? -1 : 0;
 }
 
-void best_print(const char *dir, const struct train_state *s, const char *score)
+void best_print(const char *dir, const struct train_state *s, bool accuracy)
 {
     char best[MT_PATH];
     if (s->eval_step <= 0 || s->eval_from < 0 || file_in(best, dir, BEST, NULL)) return;
     const bool there = file_is_dir(best);
+    const char *score = accuracy ? "held-out accuracy" : "held-out loss", *better = accuracy ? "higher" : "lower",
+               *most = accuracy ? "highest" : "lowest";
+    const double value = accuracy ? 1 - s->best_loss : s->best_loss;
     if (!isfinite(s->best_loss))
         log_info("no evaluation had a finite %s: %s is not written", score, best);
     else if (s->best_step && !there)
-        log_info("no %s: the lowest %s, %.4f, was at step %lld, and that adapter was moved or deleted, or is "
+        log_info("no %s: the %s %s, %.4f, was at step %lld, and that adapter was moved or deleted, or is "
                  "in another output.dir",
-                 best, score, s->best_loss, (long long)s->best_step);
+                 best, most, score, value, (long long)s->best_step);
     else if (s->eval_from > 0)
-        log_info("%-12s %s (%s %.4f at step %lld, the lowest of the evaluations from step %lld on; step 0 "
+        log_info("%-12s %s (%s %.4f at step %lld, the %s of the evaluations from step %lld on; step 0 "
                  "was not evaluated on this held-out data)",
-                 "best:", best, score, s->best_loss, (long long)s->best_step, (long long)s->eval_from);
+                 "best:", best, score, value, (long long)s->best_step, most, (long long)s->eval_from);
     else if (s->best_step)
-        log_info("%-12s %s (%s %.4f at step %lld)", "best:", best, score, s->best_loss, (long long)s->best_step);
+        log_info("%-12s %s (%s %.4f at step %lld)", "best:", best, score, value, (long long)s->best_step);
     else
-        log_info("no %s: no evaluation had a lower %s than step 0 (%.4f), so adapter/ is no better than at "
+        log_info("no %s: no evaluation had a %s %s than step 0 (%.4f), so adapter/ is no better than at "
                  "the start",
-                 best, score, s->best_loss);
+                 best, better, score, value);
     if (there && s->best_step && s->best_step < s->step)
         log_info("             adapter/ is of step %lld; to use the best one, add --adapter %s to the commands below",
                  (long long)s->step, best);

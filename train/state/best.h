@@ -30,6 +30,6 @@ int best_restore(const struct best_found *b, const char *dir, const struct train
                  struct err *err) MT_CHECK;
 
 /* At the end of a run: prints the path of the best adapter. */
-void best_print(const char *dir, const struct train_state *s, const char *score);
+void best_print(const char *dir, const struct train_state *s, bool accuracy);
 
 #endif
