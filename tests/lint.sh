@@ -281,12 +281,13 @@ check_circles() {
     }' /dev/null $(list '*.c' '*.h' '*.cu' '*.cuh' | grep -v '^tests/')
 }
 
-# ---- every op in the list of kernels/ops/ops.h has a contract, a wrapper and a CPU body; every contract is in the list
+# ---- every op in the list of kernels/ops/ops.h has a contract in a header there, a wrapper and a CPU body; every
+# contract is in the list
 check_ops() {
-    local file=kernels/ops/ops.h n op
+    local file=kernels/ops/ops.h header n op
     [ -e $file ] || return 0
     while read -r n op; do
-        grep -q "^typedef void ${op}_fn(" $file || echo "$file:$n: no contract for $op"
+        grep -q "^typedef void ${op}_fn(" kernels/ops/*.h || echo "$file:$n: no contract for $op"
         grep -Eq "^void op_${op}\(" kernels/ops/*.c || echo "$file:$n: no wrapper op_$op in kernels/ops/"
         grep -Eq "^void CPU\(${op}\)\(" kernels/cpu/*.c || echo "$file:$n: no CPU($op) in kernels/cpu/"
     done < <(awk '/^#define OPS\(X\)/ { list = 1 }
@@ -295,10 +296,11 @@ check_ops() {
                 print FNR, substr(rest, RSTART + 2, RLENGTH - 3); rest = substr(rest, RSTART + RLENGTH)
             } }
         !/\\$/ { list = 0 }' $file)
-    while IFS=: read -r n op; do
-        grep -q "X($op)" $file || echo "$file:$n: $op is not in the list OPS"
-    done < <(sed -n '/^typedef void [a-z0-9_]*_fn(struct device /{=;s/^typedef void \([a-z0-9_]*\)_fn(.*/\1/p}' $file |
-        paste -d : - -)
+    while IFS=: read -r header n op; do
+        op=${op#typedef void }
+        op=${op%%_fn(*}
+        grep -q "X($op)" $file || echo "$header:$n: $op is not in the list OPS"
+    done < <(grep -Hn '^typedef void [a-z0-9_]*_fn(struct device ' kernels/ops/*.h)
 }
 
 # ---- formats and architectures are rows of tables: who asks for a format by name is below kernels/format/ or

@@ -8,10 +8,11 @@ enum { COLS = 64 };
 struct block {
     int64_t row, len, first, n, n_tap, n_col;
     const real *before;
-    real tap[MT_MAX_TAPS][COLS];
+    real tap[MT_MAX_TAPS][COLS], bias[COLS];
 };
 
-static struct block block_of(const struct seqs *seqs, struct tensor w, int64_t seq, int64_t first, int64_t n_col)
+static struct block block_of(const struct seqs *seqs, struct tensor w, struct tensor bias, int64_t seq, int64_t first,
+                             int64_t n_col)
 {
     const int32_t *cu = seqs->cu.data;
     struct block b = {
@@ -19,6 +20,7 @@ static struct block block_of(const struct seqs *seqs, struct tensor w, int64_t s
     b.n = MT_MIN(COLS, n_col - first);
     for (int64_t j = 0; j < b.n_tap; j++)
         for (int64_t c = 0; c < b.n; c++) b.tap[j][c] = (real)((const float *)w.data)[(first + c) * w.ld + j];
+    for (int64_t c = 0; bias.ndim && c < b.n; c++) b.bias[c] = (real)((const float *)bias.data)[first + c];
     return b;
 }
 
@@ -29,10 +31,10 @@ static const real *row_at(const struct block *b, struct tensor x, int64_t t)
     return b->before ? b->before + (b->n_tap - 1 + t) * b->n_col + b->first : NULL;
 }
 
-/* u = the sum over the taps of row t */
+/* u = the bias and the sum over the taps of row t */
 static void convolve(const struct block *b, real *u, struct tensor x, int64_t t)
 {
-    for (int64_t c = 0; c < b->n; c++) u[c] = 0;
+    for (int64_t c = 0; c < b->n; c++) u[c] = b->bias[c];
     for (int64_t j = 0; j < b->n_tap; j++) {
         const real *row = row_at(b, x, t - (b->n_tap - 1) + j);
         for (int64_t c = 0; row && c < b->n; c++) u[c] += b->tap[j][c] * row[c];
@@ -81,14 +83,14 @@ static void block_bwd(const struct block *b, struct tensor dx, struct tensor dy,
 
 /* Forward: out = y, dy is absent. Backward: out = dx. */
 static void each_block(struct device *dev, struct tensor out, struct tensor dy, struct tensor x, struct tensor w,
-                       const struct seqs *seqs)
+                       struct tensor bias, const struct seqs *seqs)
 {
     if (dev->dry_run) return;
     check_seqs(seqs, x.shape[0]);
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t s = 0; s < seqs->n_seq; s++) {
         for (int64_t c = 0; c < x.shape[1]; c += COLS) {
-            const struct block b = block_of(seqs, w, s, c, x.shape[1]);
+            const struct block b = block_of(seqs, w, bias, s, c, x.shape[1]);
             if (dy.ndim)
                 block_bwd(&b, out, dy, x);
             else
@@ -97,18 +99,20 @@ static void each_block(struct device *dev, struct tensor out, struct tensor dy, 
     }
 }
 
-void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+void CPU(conv_silu_fwd)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
+                        const struct seqs *seqs)
 {
-    each_block(dev, y, (struct tensor){0}, x, w, seqs);
+    each_block(dev, y, (struct tensor){0}, x, w, bias, seqs);
 }
 
 void CPU(conv_silu_bwd)(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
-                        const struct seqs *seqs)
+                        struct tensor bias, const struct seqs *seqs)
 {
-    each_block(dev, dx, dy, x, w, seqs);
+    each_block(dev, dx, dy, x, w, bias, seqs);
 }
 
-void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct states *tail)
+void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
+                      const struct states *tail)
 {
     const struct seqs *seqs = tail->seqs;
     if (dev->dry_run) return;
@@ -117,7 +121,7 @@ void CPU(conv_decode)(struct device *dev, struct tensor y, struct tensor x, stru
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(dev->n_threads)
     for (int64_t s = 0; s < seqs->n_seq; s++) {
         for (int64_t c = 0; c < x.shape[1]; c += COLS) {
-            struct block b = block_of(seqs, w, s, c, x.shape[1]);
+            struct block b = block_of(seqs, w, bias, s, c, x.shape[1]);
             b.before = state_before(tail, s);
             block_fwd(&b, y, x);
             if (state_after(tail, s)) keep_tail(&b, x, state_after(tail, s));

@@ -1,5 +1,6 @@
-/* gated.c - outputs with a gate: RMSNorm of every head times silu(z), and attention times sigmoid(gate) with the split
- * of its projection, whose queries and keys are normalised and rotated. One thread computes a row. */
+/* gated.c - outputs with a gate: RMSNorm of every head times silu(z), RMSNorm of groups of columns times silu(z), and
+ * attention times sigmoid(gate) with the split of its projection, whose queries and keys are normalised and rotated.
+ * One thread computes a row. */
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/rope.h"
 
@@ -40,6 +41,45 @@ void CPU(gated_norm_bwd)(struct device *dev, struct tensor dx, struct tensor dz,
                 g[i] = d[i] * gate[i] * s;
             }
             norm_row_bwd(g, g, in, r, weight, dim, false);
+        }
+    }
+}
+
+void CPU(silu_norm_fwd)(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x, struct tensor z,
+                        struct tensor w, const struct norm *norm)
+{
+    if (dev->dry_run) return;
+    const int64_t n_group = rstd.shape[1], dim = w.shape[0] / n_group;
+    const bool round = norm_rounds(dev, norm);
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        real *out = real_row(y, t);
+        const real *in = real_row(x, t), *gate = real_row(z, t);
+        for (int64_t i = 0; i < n_group * dim; i++) out[i] = in[i] * gate[i] * sigmoid(gate[i]);
+        for (int64_t g = 0; g < n_group; g++)
+            real_row(rstd, t)[g] =
+                norm_row_fwd(out + g * dim, out + g * dim, (const float *)w.data + g * dim, dim, norm->eps, round);
+    }
+}
+
+/* With v = x silu(z): dv is the gradient of RMSNorm, which needs v; dz holds v until then. */
+void CPU(silu_norm_bwd)(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy, struct tensor x,
+                        struct tensor rstd, struct tensor z, struct tensor w)
+{
+    if (dev->dry_run) return;
+    const int64_t n_group = rstd.shape[1], dim = w.shape[0] / n_group;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++) {
+        const real *in = real_row(x, t), *gate = real_row(z, t);
+        real *g = real_row(dx, t), *v = real_row(dz, t);
+        for (int64_t i = 0; i < n_group * dim; i++) v[i] = in[i] * gate[i] * sigmoid(gate[i]);
+        for (int64_t k = 0; k < n_group; k++)
+            norm_row_bwd(g + k * dim, real_row(dy, t) + k * dim, v + k * dim, real_row(rstd, t)[k],
+                         (const float *)w.data + k * dim, dim, false);
+        for (int64_t i = 0; i < n_group * dim; i++) {
+            const real s = sigmoid(gate[i]), of_v = g[i];
+            v[i] = of_v * in[i] * s * (1 + gate[i] * (1 - s));
+            g[i] = of_v * gate[i] * s;
         }
     }
 }

@@ -1,4 +1,5 @@
-/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments; DoRA.
+/* linear.c - a frozen dense projection with bias, residual and an adapter of up to three segments; DoRA; a
+ * block-diagonal product.
  *
  * gemm.c tiles the product with W. The adapter's products run over blocks of rows (ROWS). Its gradients, which sum over
  * all rows, run over blocks of columns (COLS): two threads never add to the same sum. */

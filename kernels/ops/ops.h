@@ -16,6 +16,7 @@
 #include "kernels/format/fakequant.h"
 #include "kernels/format/format.h"
 #include "kernels/ops/losses.h"
+#include "kernels/ops/recurrence.h"
 #include "kernels/ops/sampling.h"
 
 #ifdef __cplusplus
@@ -273,45 +274,6 @@ typedef void mla_values_fn(struct device *dev, struct tensor o, struct tensor z,
 /* dq, dkv, dk_rope =, shaped as in the forward; dk_rope is the sum over the heads */
 typedef void mla_qkv_bwd_fn(struct device *dev, struct tensor dq, struct tensor dkv, struct tensor dk_rope,
                             struct tensor dqkv, struct tensor pos, struct tensor table, const struct mla_shape *shape);
-
-/* ---- gated DeltaNet (Qwen3.5, Qwen3-Next): G key heads of width A, N value heads of width B; N/G value heads share a
- * key head. Rows q | k | v have C = 2 G A + N B columns. */
-enum { MT_MAX_TAPS = 8, MT_DELTA_CHUNK = 64 };
-struct delta_shape {
-    int64_t n_key, n_value, key_dim, value_dim;
-};
-/* y[t,c] = silu(u), u = sum_j w[c,j] x[t - (J-1) + j, c]; rows before the sequence are 0. x, y [T,C] act, y =;
- * w [C,J] f32, J <= MT_MAX_TAPS */
-typedef void conv_silu_fwd_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
-                              const struct seqs *seqs);
-/* dx [T,C] act =, dy [T,C] act */
-typedef void conv_silu_bwd_fn(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
-                              const struct seqs *seqs);
-/* conv_silu_fwd with the J - 1 rows before x of every sequence in tail, in order: (J-1) * C values, act; tail is absent
- * when J is 1. Afterwards tail has the last J - 1 rows, those of x included. */
-typedef void conv_decode_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
-                            const struct states *tail);
-/* Gated delta rule: for every value head a state S [A,B], 0 before the first token of a sequence, then per token
- *   S' = e^g S;  S = S' + k (beta (v - S'^T k))^T;  o = S^T q
- * of q = A^-1/2 q / |q| and k = k / |k|, |x| = sqrt(sum x^2 + 1e-6). beta = sigmoid(b), g = -exp(a_log) softplus(a +
- * dt_bias). o [T,N*B] act =; qkv [T,C] act; ba [T,2N] act: b | a; a_log, dt_bias [N] f32 */
-typedef void delta_fwd_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba, struct tensor a_log,
-                          struct tensor dt_bias, const struct seqs *seqs, const struct delta_shape *shape);
-/* delta_fwd that begins with the states S of the sequences and updates them: N * A * B values each, stat */
-typedef void delta_decode_fn(struct device *dev, struct tensor o, struct tensor qkv, struct tensor ba,
-                             struct tensor a_log, struct tensor dt_bias, const struct states *states,
-                             const struct delta_shape *shape);
-/* dqkv [T,C] act =, dba [T,2N] act =, dout [T,N*B] act */
-typedef void delta_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor dba, struct tensor dout,
-                          struct tensor qkv, struct tensor ba, struct tensor a_log, struct tensor dt_bias,
-                          const struct seqs *seqs, const struct delta_shape *shape);
-/* RMSNorm of every head, times a gate: y = x * rstd * w * silu(z). x, z, y [T,N*B] act, y =; rstd [T,N] stat =; w [B]
- * f32 */
-typedef void gated_norm_fwd_fn(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
-                               struct tensor z, struct tensor w, const struct norm *norm);
-/* dx, dz, dy [T,N*B] act, dx and dz =; dx may be dy */
-typedef void gated_norm_bwd_fn(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy,
-                               struct tensor x, struct tensor rstd, struct tensor z, struct tensor w);
 
 /* ---- attention with an output gate (Qwen3.5, Qwen3-Next). wide [T,(2H+2K)*A] act: of every query head A columns of q
  * and A of the gate, then k | v. */
@@ -720,7 +682,7 @@ typedef void dev_recording_fn(void *recording);
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
     X(attn_gate_bwd) \
     X(conv_silu_fwd) X(conv_silu_bwd) X(conv_decode) X(delta_fwd) X(delta_bwd) X(delta_decode) X(gated_norm_fwd) \
-    X(gated_norm_bwd) \
+    X(gated_norm_bwd) X(mamba_fwd) X(mamba_bwd) X(mamba_decode) X(silu_norm_fwd) X(silu_norm_bwd) \
     X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
     X(compress_decode) X(entry_store) X(index_topk) X(index_decode) X(shared_attn_fwd) X(shared_attn_bwd) \
     X(shared_attn_decode) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) X(group_linear_bwd) \

@@ -53,6 +53,14 @@ static inline void want_seqs(const char *op, const struct seqs *seqs, bool prefi
     if (seqs->prefix.ndim) want(op, "prefix", seqs->prefix, DT_I32, 1, &seqs->n_seq);
 }
 
+static inline void want_states(const char *op, const struct states *s, enum dtype dtype, int64_t n_tok, int64_t n)
+{
+    if (s->values.ndim) want(op, "states", s->values, dtype, 2, (int64_t[]){s->values.shape[0], n});
+    want(op, "slot", s->slot, DT_I32, 1, &s->seqs->n_seq);
+    want(op, "pos", s->pos, DT_I32, 1, &n_tok);
+    MT_REQUIRE(s->values.ndim || !n, "%s: no states of %lld values", op, (long long)n);
+}
+
 static inline bool contiguous(struct tensor x) { return x.ndim == 1 || x.ld == x.shape[x.ndim - 1]; }
 
 /* Counts the bytes of the tensors, each read or written once; absent tensors count 0. */

@@ -1,7 +1,8 @@
 /* ops_delta.c - the wrappers op_* of gated DeltaNet. */
 #include "kernels/ops/ops_check.h"
 
-static void want_conv(struct device *dev, struct tensor x, struct tensor y, struct tensor w, const struct seqs *seqs)
+static void want_conv(struct device *dev, struct tensor x, struct tensor y, struct tensor w, struct tensor bias,
+                      const struct seqs *seqs)
 {
     const int64_t n_tok = x.shape[0], n_col = x.shape[1], n_tap = w.ndim == 2 ? w.shape[1] : 0;
     MT_REQUIRE(n_tap >= 1 && n_tap <= MT_MAX_TAPS, "a convolution of %lld taps (1 to %d)", (long long)n_tap,
@@ -9,42 +10,37 @@ static void want_conv(struct device *dev, struct tensor x, struct tensor y, stru
     WANT(x, dev->act_dtype, n_tok, n_col);
     WANT(y, dev->act_dtype, n_tok, n_col);
     WANT(w, DT_F32, n_col, n_tap);
+    WANT_OPT(bias, DT_F32, n_col);
     want_seqs(__func__, seqs, false);
 }
 
-void op_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct seqs *seqs)
+void op_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
+                      const struct seqs *seqs)
 {
-    want_conv(dev, x, y, w, seqs);
-    MOVES(dev, y, x, w);
-    RUN(0, conv_silu_fwd, y, x, w, seqs);
+    want_conv(dev, x, y, w, bias, seqs);
+    MOVES(dev, y, x, w, bias);
+    RUN(0, conv_silu_fwd, y, x, w, bias, seqs);
     round_act(dev, y);
 }
 
 void op_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x, struct tensor w,
-                      const struct seqs *seqs)
+                      struct tensor bias, const struct seqs *seqs)
 {
-    want_conv(dev, x, dy, w, seqs);
-    want_conv(dev, x, dx, w, seqs);
-    MOVES(dev, dx, dy, x, w);
-    RUN(0, conv_silu_bwd, dx, dy, x, w, seqs);
+    want_conv(dev, x, dy, w, bias, seqs);
+    want_conv(dev, x, dx, w, bias, seqs);
+    MOVES(dev, dx, dy, x, w, bias);
+    RUN(0, conv_silu_bwd, dx, dy, x, w, bias, seqs);
     round_act(dev, dx);
 }
 
-static void want_states(const struct states *s, enum dtype dtype, int64_t n_tok, int64_t n)
+void op_conv_decode(struct device *dev, struct tensor y, struct tensor x, struct tensor w, struct tensor bias,
+                    const struct states *tail)
 {
-    WANT_OPT(s->values, dtype, s->values.shape[0], n);
-    WANT(s->slot, DT_I32, s->seqs->n_seq);
-    WANT(s->pos, DT_I32, n_tok);
-    MT_REQUIRE(s->values.ndim || !n, "no states of %lld values", (long long)n);
-}
-
-void op_conv_decode(struct device *dev, struct tensor y, struct tensor x, struct tensor w, const struct states *tail)
-{
-    want_conv(dev, x, y, w, tail->seqs);
-    want_states(tail, dev->act_dtype, x.shape[0], (w.shape[1] - 1) * x.shape[1]);
-    MOVES(dev, y, x, w);
+    want_conv(dev, x, y, w, bias, tail->seqs);
+    want_states(__func__, tail, dev->act_dtype, x.shape[0], (w.shape[1] - 1) * x.shape[1]);
+    MOVES(dev, y, x, w, bias);
     dev->op.bytes += 2 * (double)(tail->seqs->n_seq * (w.shape[1] - 1) * x.shape[1] * dtype_size(dev->act_dtype));
-    RUN(0, conv_decode, y, x, w, tail);
+    RUN(0, conv_decode, y, x, w, bias, tail);
     round_act(dev, y);
 }
 
@@ -88,7 +84,7 @@ void op_delta_decode(struct device *dev, struct tensor o, struct tensor qkv, str
 {
     const int64_t n = shape->n_value * shape->key_dim * shape->value_dim;
     want_delta(dev, qkv, o, ba, a_log, dt_bias, states->seqs, shape);
-    want_states(states, dev->stat_dtype, qkv.shape[0], n);
+    want_states(__func__, states, dev->stat_dtype, qkv.shape[0], n);
     count_delta(dev, qkv.shape[0], shape, 0, 0, 3); /* S^T k, k delta^T, S^T q */
     MOVES(dev, o, qkv, ba);
     dev->op.bytes += 2 * (double)(states->seqs->n_seq * n * dtype_size(dev->stat_dtype));

@@ -193,6 +193,12 @@ struct scratch_delta {
 struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct tensor values, struct tensor written,
                                    const struct delta_shape *shape, bool backward);
 
+/* The backward of Mamba-2. */
+struct scratch_mamba {
+    struct tensor w, u, db, dc, ds, dstep; /* [T, N*B] twice, [T, N*A] twice, [T, N] twice, f32 */
+};
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m);
+
 enum { HYPER_SPLITS = 8, HYPER_COEFS = MT_MAX_STREAMS + MT_MAX_STREAMS * MT_MAX_STREAMS, HYPER_FACTORS = 32 };
 /* Columns of the partial sums of op_hyper_pre_fwd: the products of x with fn, in one or three tiles of 8, and the sum
  * of squares of x. */

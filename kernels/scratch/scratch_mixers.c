@@ -1,4 +1,4 @@
-/* scratch_mixers.c - scratch of attention, the gated delta rule and hyper-connections. */
+/* scratch_mixers.c - scratch of attention, the gated delta rule, Mamba-2 and hyper-connections. */
 #include "kernels/scratch/scratch.h"
 
 /* ---- attention */
@@ -144,6 +144,23 @@ struct scratch_delta scratch_delta(struct device *dev, struct tensor qkv, struct
         for (int i = 0; i < 2; i++) *of_values[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->value_dim);
         for (int i = 0; i < 3; i++) *of_keys[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, n * shape->key_dim);
         for (int i = 0; i < 2; i++) *of_heads[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, n);
+    }
+    arena_release(&dev->work, mark);
+    return s;
+}
+
+/* ---- Mamba-2 */
+
+struct scratch_mamba scratch_mamba(struct device *dev, struct tensor xbc, const struct mamba *m)
+{
+    const int64_t mark = arena_mark(&dev->work), n_tok = xbc.shape[0];
+    struct scratch_mamba s;
+    struct tensor *const of_values[] = {&s.w, &s.u}, *const of_states[] = {&s.db, &s.dc},
+                         *const of_heads[] = {&s.ds, &s.dstep};
+    for (int i = 0; i < 2; i++) {
+        *of_values[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head * m->head_dim);
+        *of_states[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head * m->state);
+        *of_heads[i] = arena_tensor_2d(&dev->work, DT_F32, n_tok, m->n_head);
     }
     arena_release(&dev->work, mark);
     return s;

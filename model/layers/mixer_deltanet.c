@@ -153,7 +153,8 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct deltanet_acts *t = &s->deltanet;
     project(b, s);
-    /* 3 conv  */ op_conv_silu_fwd(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), b->w->deltanet.conv, b->seqs);
+    /* 3 conv  */ op_conv_silu_fwd(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), b->w->deltanet.conv, absent,
+                                   b->seqs);
     /* 4 delta */ if (!b->core_saved)
         core(b, s);
     output(b, s, y);
@@ -180,7 +181,8 @@ static void decode(const struct block *b, struct layer_acts *s, struct tensor y)
     const struct states tail = states_of(b, TAIL), state = states_of(b, STATE);
     struct deltanet_acts *t = &s->deltanet;
     project(b, s);
-    /* 3 conv  */ op_conv_decode(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), w->deltanet.conv, &tail);
+    /* 3 conv  */ op_conv_decode(b->dev, t->qkv, tensor_cols(t->in, 0, qkv_cols(b->a)), w->deltanet.conv, absent,
+                                 &tail);
     /* 4 delta */ op_delta_decode(b->dev, t->o, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, &state,
                                   &b->a->delta.shape);
     output(b, s, y);
@@ -205,7 +207,7 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     /* 4 delta */ op_delta_bwd(dev, dqkv, dba, dy, t->qkv, t->ba, w->deltanet.a_log, w->deltanet.dt_bias, b->seqs,
                                &a->delta.shape);
     /* 3 conv  */ op_conv_silu_bwd(dev, tensor_cols(din, 0, c), dqkv, tensor_cols(t->in, 0, c), w->deltanet.conv,
-                                   b->seqs);
+                                   absent, b->seqs);
     /* 2 b, a  */ linear_bwd(dev, of_ba, dba, s->attn_norm, t->ba_xa, &w->deltanet.ba);
     /* 1 in    */ linear_bwd(dev, dnorm, din, s->attn_norm, t->in_xa, &w->deltanet.in);
     op_add(dev, dnorm, of_ba);

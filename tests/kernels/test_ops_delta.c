@@ -29,22 +29,25 @@ static int64_t total(const int64_t *len, int n_seq)
 
 static void put(struct op_outputs *o, struct tensor x) { o->out[o->n++] = x; }
 
+static const struct tensor absent = {0};
+
 /* ---- convolution ---- */
 
 struct conv_shape {
+    bool bias;
     int64_t n_col, n_tap;
     int n_seq;
     int64_t len[MAX_SEQ];
 };
 static const struct conv_shape conv_shapes[] = {
-    {3, 4, 1, {1}},       {5, 4, 4, {2, 0, 5, 3}}, {2, 1, 2, {3, 2}}, {70, 4, 3, {1, 9, 4}},
-    {8, 8, 3, {7, 8, 9}}, {4, 3, 0, {0}},          {130, 2, 1, {6}},
+    {false, 3, 4, 1, {1}},       {true, 5, 4, 4, {2, 0, 5, 3}}, {false, 2, 1, 2, {3, 2}}, {true, 70, 4, 3, {1, 9, 4}},
+    {false, 8, 8, 3, {7, 8, 9}}, {true, 4, 3, 0, {0}},          {false, 130, 2, 1, {6}},
 };
 
 struct conv {
     struct device *dev;
     struct seqs seqs;
-    struct tensor x, y, w, dx;
+    struct tensor x, y, w, bias, dx;
 };
 
 static struct conv conv_make(struct device *dev, const struct conv_shape *s)
@@ -55,14 +58,15 @@ static struct conv conv_make(struct device *dev, const struct conv_shape *s)
                          .x = make_random(dev->act_dtype, 1, 2, n_tok, s->n_col, -1),
                          .y = make_empty(dev->act_dtype, n_tok, s->n_col, -1),
                          .w = make_random(DT_F32, 2, 1, s->n_col, s->n_tap, -1),
+                         .bias = s->bias ? make_random(DT_F32, 6, 1, s->n_col, -1, -1) : absent,
                          .dx = make_empty(dev->act_dtype, n_tok, s->n_col, -1)};
 }
 
 static void conv_run(struct device *dev, const void *params, struct op_outputs *o)
 {
     struct conv n = conv_make(dev, params);
-    op_conv_silu_fwd(dev, n.y, n.x, n.w, &n.seqs);
-    op_conv_silu_bwd(dev, n.dx, make_probe(n.y, 3), n.x, n.w, &n.seqs);
+    op_conv_silu_fwd(dev, n.y, n.x, n.w, n.bias, &n.seqs);
+    op_conv_silu_bwd(dev, n.dx, make_probe(n.y, 3), n.x, n.w, n.bias, &n.seqs);
     put(o, n.y);
     put(o, n.dx);
 }
@@ -70,7 +74,7 @@ static void conv_run(struct device *dev, const void *params, struct op_outputs *
 static double conv_loss(void *arg)
 {
     struct conv *n = arg;
-    op_conv_silu_fwd(n->dev, n->y, n->x, n->w, &n->seqs);
+    op_conv_silu_fwd(n->dev, n->y, n->x, n->w, n->bias, &n->seqs);
     return probe(n->y, 3);
 }
 
@@ -83,18 +87,18 @@ static void conv(void **state)
         struct device dev;
         op_check_begin(&dev, true);
         struct conv n = conv_make(&dev, s);
-        op_conv_silu_fwd(&dev, n.y, n.x, n.w, &n.seqs);
+        op_conv_silu_fwd(&dev, n.y, n.x, n.w, n.bias, &n.seqs);
         for (int64_t seq = 0, first = 0; seq < s->n_seq; first += s->len[seq++])
             for (int64_t t = 0; t < s->len[seq]; t++)
                 for (int64_t c = 0; c < s->n_col; c++) {
-                    double u = 0;
+                    double u = s->bias ? value_at(n.bias, c) : 0;
                     for (int64_t j = 0; j < s->n_tap; j++)
                         if (t - (s->n_tap - 1) + j >= 0)
                             u += value_at(n.w, c * s->n_tap + j) *
                                  value_at(n.x, (first + t - (s->n_tap - 1) + j) * s->n_col + c);
                     assert_close(value_at(n.y, (first + t) * s->n_col + c), u / (1 + exp(-u)), 1e-14);
                 }
-        op_conv_silu_bwd(&dev, n.dx, make_probe(n.y, 3), n.x, n.w, &n.seqs);
+        op_conv_silu_bwd(&dev, n.dx, make_probe(n.y, 3), n.x, n.w, n.bias, &n.seqs);
         const double error = tensor_count(n.x) ? gradient_error(conv_loss, &n, n.x, n.dx) : 0;
         if (!(error <= 1e-6)) fail_msg("shape %d: off by %g", i, error);
         op_check_end(&dev);
@@ -120,10 +124,10 @@ static void conv_takes_views(void **state)
     v.dx = tensor_cols(wide_dx, 2, n_col);
     for (int64_t i = 0; i < tensor_count(n.x); i++) set_value(v.x, i, value_at(n.x, i));
     struct tensor before = make_copy(wide_dx), dy = make_probe(n.y, 3);
-    op_conv_silu_fwd(&dev, n.y, n.x, n.w, &n.seqs);
-    op_conv_silu_fwd(&dev, v.y, v.x, v.w, &v.seqs);
-    op_conv_silu_bwd(&dev, n.dx, dy, n.x, n.w, &n.seqs);
-    op_conv_silu_bwd(&dev, v.dx, dy, v.x, v.w, &v.seqs);
+    op_conv_silu_fwd(&dev, n.y, n.x, n.w, n.bias, &n.seqs);
+    op_conv_silu_fwd(&dev, v.y, v.x, v.w, v.bias, &v.seqs);
+    op_conv_silu_bwd(&dev, n.dx, dy, n.x, n.w, n.bias, &n.seqs);
+    op_conv_silu_bwd(&dev, v.dx, dy, v.x, v.w, v.bias, &v.seqs);
     assert_same_bits(n.y, v.y);
     assert_same_bits(n.dx, v.dx);
     assert_same_bits(tensor_cols(wide_dx, 0, 2), tensor_cols(before, 0, 2));
@@ -314,8 +318,8 @@ static void packed_is_separate(void **state)
     struct tensor dy = make_probe(all.qkv, 6), dout = make_probe(all.o, 5),
                   w = make_random(DT_F32, 7, 1, dy.shape[1], 4, -1);
     struct tensor y = make_empty(DT_F32, dy.shape[0], dy.shape[1], -1), dx = make_copy(y);
-    op_conv_silu_fwd(&dev, y, all.qkv, w, &all.seqs);
-    op_conv_silu_bwd(&dev, dx, dy, all.qkv, w, &all.seqs);
+    op_conv_silu_fwd(&dev, y, all.qkv, w, absent, &all.seqs);
+    op_conv_silu_bwd(&dev, dx, dy, all.qkv, w, absent, &all.seqs);
     for (int64_t i = 0, first = 0; i < s->n_seq; first += s->len[i++]) {
         const int64_t len = s->len[i];
         struct seqs one = make_seqs(&len, 1);
@@ -327,9 +331,9 @@ static void packed_is_separate(void **state)
         assert_same_bits(n.o, tensor_rows(all.o, first, len));
         assert_same_bits(n.dqkv, tensor_rows(all.dqkv, first, len));
         assert_same_bits(n.dba, tensor_rows(all.dba, first, len));
-        op_conv_silu_fwd(&dev, out, x, w, &one);
+        op_conv_silu_fwd(&dev, out, x, w, absent, &one);
         assert_same_bits(out, tensor_rows(y, first, len));
-        op_conv_silu_bwd(&dev, out, tensor_rows(dy, first, len), x, w, &one);
+        op_conv_silu_bwd(&dev, out, tensor_rows(dy, first, len), x, w, absent, &one);
         assert_same_bits(out, tensor_rows(dx, first, len));
     }
     op_check_end(&dev);
@@ -583,15 +587,15 @@ static void conv_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     static const struct conv_shape shapes_on_gpu[] = {
-        {8, 4, 1, {1}},
-        {24, 4, 4, {2, 0, 5, 3}},
-        {16, 4, 8, {1, 1, 1, 4, 63, 0, 1, 130}},
-        {2056, 3, 4, {15, 1, 17, 64}},
-        {16, 1, 3, {5, 0, 9}},
-        {16, 8, 5, {1, 7, 8, 9, 40}},
-        {24, 6, 2, {70, 3}},
-        {8192, 4, 3, {65, 1, 130}},
-        {8192, 4, 4, {1000, 3, 1, 1100}},
+        {false, 8, 4, 1, {1}},
+        {true, 24, 4, 4, {2, 0, 5, 3}},
+        {false, 16, 4, 8, {1, 1, 1, 4, 63, 0, 1, 130}},
+        {true, 2056, 3, 4, {15, 1, 17, 64}},
+        {false, 16, 1, 3, {5, 0, 9}},
+        {true, 16, 8, 5, {1, 7, 8, 9, 40}},
+        {false, 24, 6, 2, {70, 3}},
+        {true, 8192, 4, 3, {65, 1, 130}},
+        {false, 8192, 4, 4, {1000, 3, 1, 1100}},
     };
     for (int i = 0; i < MT_LEN(shapes_on_gpu); i++) op_check_cuda(conv_run, &shapes_on_gpu[i]);
 }

@@ -32,7 +32,8 @@ struct bed {
     struct device *dev;
     const struct shape *s;
     struct seqs whole;
-    struct tensor x, ba, w, a_log, dt_bias;  /* inputs of whole sequences: qkv, b | a, taps */
+    struct tensor x, ba, w, bias; /* inputs of whole sequences: qkv, b | a, taps */
+    struct tensor a_log, dt_bias;
     struct tensor y, o;                      /* outputs */
     struct tensor tail, state, slot;         /* [S + 2, ..]: two more slots than sequences */
     int32_t cu[MAX_SEQ + 1], first[MAX_SEQ]; /* first: tokens so far of a sequence */
@@ -56,6 +57,7 @@ static struct bed bed_make(struct device *dev, const struct shape *s)
     b.x = make_random(dev->act_dtype, 1, 1, n_tok, n_col, -1);
     b.ba = make_random(dev->act_dtype, 2, 3, n_tok, 2 * d->n_value, -1);
     b.w = make_random(DT_F32, 5, 1, n_col, s->n_tap, -1);
+    b.bias = make_random(DT_F32, 6, 1, n_col, -1, -1);
     b.a_log = make_random(DT_F32, 3, 2, d->n_value, -1, -1);
     b.dt_bias = make_random(DT_F32, 4, 1, d->n_value, -1, -1);
     set_value(b.a_log, 0, -4); /* forgets slowly */
@@ -89,7 +91,7 @@ static bool next_piece(struct bed *b, int pass, int64_t most)
         copy_on(b->dev, tensor_rows(x, cu[i], n), tensor_rows(b->x, from, n));
         copy_on(b->dev, tensor_rows(ba, cu[i], n), tensor_rows(b->ba, from, n));
     }
-    op_conv_decode(b->dev, y, x, b->w, &tail);
+    op_conv_decode(b->dev, y, x, b->w, b->bias, &tail);
     tail.values = b->state;
     op_delta_decode(b->dev, o, x, ba, b->a_log, b->dt_bias, &tail, &s->d);
     bool more = false;
@@ -137,7 +139,7 @@ static void pieces_are_the_whole(void **state)
         const struct tensor y = make_empty(b.y.dtype, b.y.shape[0], b.y.shape[1], -1),
                             o = make_empty(b.o.dtype, b.o.shape[0], b.o.shape[1], -1);
         in_pieces(&b);
-        op_conv_silu_fwd(&dev, y, b.x, b.w, &b.whole);
+        op_conv_silu_fwd(&dev, y, b.x, b.w, b.bias, &b.whole);
         op_delta_fwd(&dev, o, b.x, b.ba, b.a_log, b.dt_bias, &b.whole, &b.s->d);
         for (int64_t k = 0; k < tensor_count(y); k++) assert_close(value_at(b.y, k), value_at(y, k), 1e-14);
         for (int64_t k = 0; k < tensor_count(o); k++) assert_close(value_at(b.o, k), value_at(o, k), 1e-12);
@@ -191,7 +193,7 @@ static void work_is_counted(void **state)
     dev.recorder = NULL;
     const double n_col = 2 * 4 + 2 * 6, n_state = 2 * 4 * 6;
     assert_close(dev.flops, 2.0 * 2 * 3 * n_state, 1e-15);
-    assert_close(call[0].cost.bytes, 4 * (2 * 2 * n_col + 3 * n_col + 2 * 2 * 2 * n_col), 1e-15);
+    assert_close(call[0].cost.bytes, 4 * (2 * 2 * n_col + 4 * n_col + 2 * 2 * 2 * n_col), 1e-15);
     assert_close(call[1].cost.bytes, 4 * 2 * (n_col + 2 * 6 + 4 + 2 * n_state), 1e-15);
     op_check_end(&dev);
 }

@@ -1,13 +1,14 @@
 /* conv.cu - short causal convolution of every column, then SiLU.
- * Math: y = silu(u), u[t] = sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j w[j]
- *   dpre[t + (J-1) - j]. w is frozen: no gradient.
- * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J] f32, J <= 8. T may be 0. Decoding: tails [slots, (J-1) C] bf16.
+ * Math: y = silu(u), u[t] = bias + sum_j w[j] x[t - (J-1) + j] inside a sequence; dpre = dy silu'(u), dx[t] = sum_j
+ *   w[j] dpre[t + (J-1) - j]. w and bias are frozen: no gradient.
+ * Shapes: x, y, dx, dy [T, C] bf16 (views), w [C, J], bias [C] f32 or absent, J <= 8. T may be 0. Decoding: tails
+ *   [slots, (J-1) C] bf16.
  * Needs: C a multiple of 8, 16-byte aligned rows.
  * Grid: a thread has 8 columns of a strip of 16, 32 or 64 tokens, the longest with enough blocks for the GPU;
  *   blocks of 128 threads. It copies its columns of the next eight rows into shared memory, which no other thread
  *   reads, and keeps the J - 1 rows before them in registers. The backward computes u again, also of the J - 1
  *   tokens after the strip. Sequences end at any row: the branch is the same for all threads of a block. J <= 4,
- *   sm_90a: 93 registers and 16 KiB forward, 126 and 32 KiB backward, no spills.
+ *   sm_90a, without bias: 93 registers and 16 KiB forward, 126 and 32 KiB backward, no spills.
  * Bound: fwd 4 T C bytes, bwd 6 T C: memory bound, if 40 KiB of loads are in flight per multiprocessor.
  * Numerics: f32 sums in a fixed order, which does not depend on the strip, one rounding at the end; e^x and the
  *   quotient of the sigmoid by the approximate instructions, within 2^-17. */
@@ -22,7 +23,7 @@ struct conv_job {
     int n_tok, n_col, n_tap, n_seq, strip;
     const int32_t *cu;
     row_view<> x, y, dx, dy; /* y: forward; dx, dy: backward */
-    const float *w;
+    const float *w, *bias;   /* bias: NULL without */
 };
 
 /* The sequence of a row, followed from row to row. */
@@ -91,13 +92,21 @@ static __device__ inline void window_init(struct window<TAPS> *x, const struct c
     }
 }
 
+template <bool BIAS> static __device__ inline void load_bias(float bias[8], const struct conv_job *job, int col)
+{
+#pragma unroll
+    for (int c = 0; c < 8; c++) bias[c] = BIAS ? job->bias[col + c] : 0;
+}
+
 /* u of the token with row v, which then enters the window. */
-template <int TAPS>
-static __device__ inline void convolve(float u[8], struct window<TAPS> *x, const float w[TAPS][8], const float v[8])
+template <int TAPS, bool BIAS>
+static __device__ inline void convolve(float u[8], struct window<TAPS> *x, const float w[TAPS][8], const float bias[8],
+                                       const float v[8])
 {
 #pragma unroll
     for (int c = 0; c < 8; c++) {
         u[c] = w[TAPS - 1][c] * v[c];
+        if (BIAS) u[c] += bias[c];
 #pragma unroll
         for (int a = TAPS - 2; a >= 0; a--) u[c] += w[a][c] * x->row[a][c];
     }
@@ -110,14 +119,14 @@ static __device__ inline void fetch(uint4 *slot, const row_view<> &x, int col, i
     copy_async16(shared_address(slot), x.at(min(t, n_tok - 1)) + col, 16);
 }
 
-template <int TAPS>
+template <int TAPS, bool BIAS>
 static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(const struct conv_job job)
 {
     __shared__ __align__(16) uint4 ring[AHEAD][BLOCK];
     const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
     const int last = min(first + job.strip, job.n_tok);
     struct window<TAPS> x;
-    float w[TAPS][8], u[8], v[8];
+    float w[TAPS][8], bias[8], u[8], v[8];
     if (col >= job.n_col) return;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
@@ -126,6 +135,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
     }
     struct place p = find(&job, first);
     load_taps<TAPS>(w, &job, col);
+    load_bias<BIAS>(bias, &job, col);
     window_init(&x, &job, &p, first, col);
     for (int t = first; t < last; t += AHEAD) {
 #pragma unroll
@@ -137,7 +147,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 5 : 1) conv_fwd(cons
             }
             copy_wait<AHEAD - 1>();
             unpack8(v, ring[k][threadIdx.x]);
-            convolve(u, &x, w, v);
+            convolve<TAPS, BIAS>(u, &x, w, bias, v);
             if (t + k + AHEAD < last) fetch(&ring[k][threadIdx.x], job.x, col, t + k + AHEAD, job.n_tok);
             copy_commit();
 #pragma unroll
@@ -166,14 +176,14 @@ static __device__ inline void complete(float out[8], struct window<TAPS> *sum, c
     window_push(sum, next);
 }
 
-template <int TAPS>
+template <int TAPS, bool BIAS>
 static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(const struct conv_job job)
 {
     __shared__ __align__(16) uint4 ring[AHEAD][2][BLOCK]; /* x, dy */
     const int col = 8 * (int)(blockIdx.x * BLOCK + threadIdx.x), first = (int)blockIdx.y * job.strip;
     const int last = min(first + job.strip, job.n_tok) + TAPS - 1;
     struct window<TAPS> x, sum;
-    float w[TAPS][8], u[8], d[8], v[8];
+    float w[TAPS][8], bias[8], u[8], d[8], v[8];
     if (col >= job.n_col) return;
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
@@ -183,6 +193,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
     }
     struct place p = find(&job, first);
     load_taps<TAPS>(w, &job, col);
+    load_bias<BIAS>(bias, &job, col);
     window_init(&x, &job, &p, first, col);
     window_clear(&sum);
     for (int t = first; t < last; t += AHEAD) {
@@ -196,7 +207,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
             copy_wait<AHEAD - 1>();
             unpack8(v, ring[k][0][threadIdx.x]);
             unpack8(d, ring[k][1][threadIdx.x]);
-            convolve(u, &x, w, v);
+            convolve<TAPS, BIAS>(u, &x, w, bias, v);
 #pragma unroll
             for (int c = 0; c < 8; c++) {
                 const float s = fast_sigmoid(u[c]);
@@ -214,7 +225,7 @@ static __global__ void __launch_bounds__(BLOCK, TAPS <= 4 ? 4 : 1) conv_bwd(cons
     }
 }
 
-static struct conv_job job_of(struct tensor x, struct tensor w, const struct seqs *seqs)
+static struct conv_job job_of(struct tensor x, struct tensor w, struct tensor bias, const struct seqs *seqs)
 {
     struct conv_job job = {};
     MT_REQUIRE(x.shape[1] % 8 == 0, "a convolution of %lld columns: a multiple of 8 is needed", (long long)x.shape[1]);
@@ -225,6 +236,7 @@ static struct conv_job job_of(struct tensor x, struct tensor w, const struct seq
     job.cu = i32_ptr(seqs->cu);
     job.x = aligned_rows(x, "a convolution");
     job.w = f32_ptr(w);
+    job.bias = bias.ndim ? f32_ptr(bias) : NULL;
     return job;
 }
 
@@ -246,25 +258,31 @@ static dim3 grid_of(struct conv_job *job)
 }
 
 extern "C" void cuda_conv_silu_fwd(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
-                                   const struct seqs *seqs)
+                                   struct tensor bias, const struct seqs *seqs)
 {
     if (x.shape[0] == 0) return;
-    struct conv_job job = job_of(x, w, seqs);
+    struct conv_job job = job_of(x, w, bias, seqs);
     job.y = aligned_rows(y, "a convolution");
     const dim3 grid = grid_of(&job);
-    (job.n_tap <= 4 ? conv_fwd<4> : conv_fwd<MT_MAX_TAPS>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    if (job.bias)
+        (job.n_tap <= 4 ? conv_fwd<4, true> : conv_fwd<MT_MAX_TAPS, true>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    else
+        (job.n_tap <= 4 ? conv_fwd<4, false> : conv_fwd<MT_MAX_TAPS, false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
 extern "C" void cuda_conv_silu_bwd(struct device *dev, struct tensor dx, struct tensor dy, struct tensor x,
-                                   struct tensor w, const struct seqs *seqs)
+                                   struct tensor w, struct tensor bias, const struct seqs *seqs)
 {
     if (x.shape[0] == 0) return;
-    struct conv_job job = job_of(x, w, seqs);
+    struct conv_job job = job_of(x, w, bias, seqs);
     job.dx = aligned_rows(dx, "a convolution");
     job.dy = aligned_rows(dy, "a convolution");
     const dim3 grid = grid_of(&job);
-    (job.n_tap <= 4 ? conv_bwd<4> : conv_bwd<MT_MAX_TAPS>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    if (job.bias)
+        (job.n_tap <= 4 ? conv_bwd<4, true> : conv_bwd<MT_MAX_TAPS, true>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
+    else
+        (job.n_tap <= 4 ? conv_bwd<4, false> : conv_bwd<MT_MAX_TAPS, false>)<<<grid, BLOCK, 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
@@ -276,7 +294,7 @@ struct conv_decode_job {
     const int32_t *cu;
     row_view<> x, y;
     struct state_view<bf16> tail;
-    const float *w;
+    const float *w, *bias;
 };
 
 /* Row t of sequence s, from -(J-1) on, in column c. */
@@ -292,8 +310,8 @@ static __global__ void __launch_bounds__(BLOCK) conv_after(const struct conv_dec
     const int c = (int)(blockIdx.y * BLOCK + threadIdx.x), s = sequence_at(job.cu, job.n_seq, row);
     const int t = (int)(row - job.cu[s]);
     const bf16 *before = state_before(job.tail, job.cu, s);
-    float u = 0;
     if (c >= job.n_col) return;
+    float u = job.bias ? job.bias[c] : 0;
     for (int j = job.n_tap - 1; j >= 0; j--)
         u +=
             job.w[(int64_t)c * job.n_tap + j] * __bfloat162float(row_value(job, before, s, t - (job.n_tap - 1) + j, c));
@@ -311,13 +329,13 @@ static __global__ void __launch_bounds__(BLOCK) keep_tail(const struct conv_deco
 }
 
 extern "C" void cuda_conv_decode(struct device *dev, struct tensor y, struct tensor x, struct tensor w,
-                                 const struct states *tail)
+                                 struct tensor bias, const struct states *tail)
 {
     const int64_t n_tok = x.shape[0], n_seq = tail->seqs->n_seq;
     if (n_tok == 0) return;
     const struct conv_decode_job job = {(int)x.shape[1],         (int)w.shape[1], (int)n_seq,
                                         i32_ptr(tail->seqs->cu), rows_of(x),      rows_of(y),
-                                        states_of<bf16>(tail),   f32_ptr(w)};
+                                        states_of<bf16>(tail),   f32_ptr(w),      bias.ndim ? f32_ptr(bias) : NULL};
     const int64_t bands = ceil_div(job.n_col, BLOCK);
     MT_REQUIRE(bands <= 65535, "a convolution of %d columns", job.n_col);
     conv_after<<<dim3(grid_x(n_tok), (unsigned)bands), BLOCK, 0, cuda.stream>>>(job);

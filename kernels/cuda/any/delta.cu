@@ -21,6 +21,7 @@
 #include "kernels/cuda/sm90/delta/delta_wgmma.cuh"
 #include "kernels/cuda/parts/rows.cuh"
 #include "kernels/cuda/parts/seqs.cuh"
+#include "kernels/cuda/parts/state_rows.cuh"
 
 enum { TILE = 16, MAX_DIM = 128, SCAN = 256 };
 
@@ -52,8 +53,6 @@ static __device__ inline struct head find_head(const struct delta_job *job)
     return h;
 }
 
-static __device__ inline float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
-
 /* beta and e^g of a token. */
 static __device__ inline void gates(float *beta, float *decay, const struct delta_job *job, int64_t t, int n)
 {
@@ -83,51 +82,11 @@ static __device__ inline void load_units(float (*out)[DIM], const row_view<> &x,
     }
 }
 
-/* out[i] = factor[i] * x of n tokens from t on, zero beyond their dim columns; factor NULL: 1. */
-template <int DIM, typename T>
-static __device__ inline void load_rows(float (*out)[DIM], const T *x, int64_t ld, int64_t t, int n, int dim,
-                                        const float *factor)
-{
-    for (int i = (int)threadIdx.x; i < n * DIM; i += (int)blockDim.x) {
-        const int row = i / DIM, c = i % DIM;
-        const float v = c < dim ? (float)x[(t + row) * ld + c] : 0;
-        out[row][c] = factor ? factor[row] * v : v;
-    }
-}
-
 static __device__ inline void load_gates(float *beta, float *decay, const struct delta_job *job, const struct head *h,
                                          int64_t t, int n)
 {
     const int i = (int)threadIdx.x;
     if (i < n) gates(&beta[i], &decay[i], job, t + i, h->n);
-}
-
-/* The sum of s[r] v[r], in four parts. */
-template <int DIM> static __device__ inline float dot(const float s[DIM], const float *v)
-{
-    float sum[4] = {0};
-#pragma unroll
-    for (int r = 0; r < DIM; r += 4) {
-        const float4 x = *(const float4 *)(v + r);
-        sum[0] = fmaf(s[r], x.x, sum[0]);
-        sum[1] = fmaf(s[r + 1], x.y, sum[1]);
-        sum[2] = fmaf(s[r + 2], x.z, sum[2]);
-        sum[3] = fmaf(s[r + 3], x.w, sum[3]);
-    }
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-
-/* s = decay * s + by * v */
-template <int DIM> static __device__ inline void update(float s[DIM], float decay, const float *v, float by)
-{
-#pragma unroll
-    for (int r = 0; r < DIM; r += 4) {
-        const float4 x = *(const float4 *)(v + r);
-        s[r] = fmaf(by, x.x, decay * s[r]);
-        s[r + 1] = fmaf(by, x.y, decay * s[r + 1]);
-        s[r + 2] = fmaf(by, x.z, decay * s[r + 2]);
-        s[r + 3] = fmaf(by, x.w, decay * s[r + 3]);
-    }
 }
 
 /* Column c of the state of a head: row r is b values further. */
@@ -284,24 +243,6 @@ template <int DIM> static __global__ void __launch_bounds__(MAX_DIM) rows_bwd(co
 
 /* ---- tokens ---- */
 
-/* The elements of a row that a lane holds, zero beyond dim. */
-template <int DIM, typename T> static __device__ inline void lane_load(float v[DIM / 32], const T *x, int dim)
-{
-#pragma unroll
-    for (int e = 0; e < DIM / 32; e++) {
-        const int c = (int)(threadIdx.x % 32) + 32 * e;
-        v[e] = c < dim ? (float)x[c] : 0;
-    }
-}
-
-template <int N> static __device__ inline float lane_dot(const float a[N], const float b[N])
-{
-    float sum = 0;
-#pragma unroll
-    for (int e = 0; e < N; e++) sum += a[e] * b[e];
-    return warp_sum(sum);
-}
-
 /* out = factor r (dy - y <dy, y>), y = x r */
 template <int DIM>
 static __device__ inline void write_unit_grad(bf16 *out, const float dy[DIM / 32], const float y[DIM / 32], float r,
@@ -358,24 +299,10 @@ static __global__ void __launch_bounds__(SCAN) gates_bwd(const struct delta_job 
 {
     __shared__ float part[SCAN / 32];
     const struct head h = find_head(&job);
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
     float carry = 0;
     for (int64_t end = h.len; end > 0; end -= SCAN) {
         const int64_t at = end - 1 - (int64_t)threadIdx.x, t = h.first + at;
-        float sum = at >= 0 ? job.dg[t * job.s.n_value + h.n] : 0;
-        for (int step = 1; step < 32; step *= 2) {
-            const float other = __shfl_up_sync(0xffffffffu, sum, step);
-            if (lane >= step) sum += other;
-        }
-        if (lane == 31) part[warp] = sum;
-        __syncthreads();
-        float before = carry;
-        for (int w = 0; w < SCAN / 32; w++) {
-            if (w == warp) sum += before;
-            before += part[w];
-        }
-        carry = before;
-        __syncthreads();
+        const float sum = sum_before<SCAN>(at >= 0 ? job.dg[t * job.s.n_value + h.n] : 0, part, &carry);
         if (at < 0) continue;
         const bf16 *row = job.ba.at(t);
         const float a = __bfloat162float(row[job.s.n_value + h.n]) + job.dt_bias[h.n];

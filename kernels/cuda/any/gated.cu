@@ -1,11 +1,13 @@
-/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), and attention times quick_sigmoid(gate).
+/* gated.cu - outputs with a gate: RMSNorm of every head times silu(z), RMSNorm of groups of columns times silu(z), and
+ *   attention times quick_sigmoid(gate).
  * Math: y = x r w silu(z), r = 1/sqrt(mean(x^2) + eps); with g = dy silu(z): dx = r (g w - x r mean(g w x r)), dz = dy
- *   x r w silu'(z). w is frozen: no gradient. y = o s, s = quick_sigmoid(gate); do = dy s, dgate = dy o s (1 - s).
+ *   x r w silu'(z). Groups: v = x silu(z), y = v r w. w is frozen: no gradient. y = o s, s = quick_sigmoid(gate); do =
+ *   dy s, dgate = dy o s (1 - s).
  * Shapes: x, z, y [T, N*B] bf16 (views), w [B] f32, r [T, N] f32; wide [T, (2H+2K)*A] bf16. T may be 0.
- * Needs: head widths multiples of 8, B at most 256, 16-byte aligned rows.
+ * Needs: widths of heads and groups multiples of 8, B at most 256, 16-byte aligned rows.
  * Grid: norm: a team of 16 threads (B up to 128) or 32 per head, 8 values each, for four heads (backward two) whose
- *   loads are issued together; others: a thread has 8 columns of four tokens. Blocks of 256. Registers on sm_90a: norm
- *   71 and 70, gate 40 and 64; no spills.
+ *   loads are issued together; groups: a block per group, 8 values per thread and sweep; others: a thread has 8
+ *   columns of four tokens. Blocks of 256. Registers on sm_90a: norm 71 and 70, gate 40 and 64; no spills.
  * Bound: norm 6 T N B bytes forward, 10 backward; gate 6 forward, 10 backward: memory bound.
  * Numerics: f32, sums in a fixed order; one rounding at the end, with round_twice another before the weight; e^x and
  *   the quotient of the sigmoid by the approximate instructions, within 2^-17. */
@@ -171,6 +173,139 @@ extern "C" void cuda_gated_norm_bwd(struct device *dev, struct tensor dx, struct
     job.dz = aligned_rows(dz, "a gated norm");
     job.dy = aligned_rows(dy, "a gated norm");
     (job.dim <= 128 ? norm_bwd<16, 2> : norm_bwd<32, 2>)<<<grid_of(&job, 2), BLOCK, 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+/* ---- RMSNorm of groups of columns times silu(z) ---- */
+
+struct group_job {
+    int n_group, dim;               /* columns of a group */
+    row_view<> x, z, y, dy, dx, dz; /* dx may be dy */
+    row_view<float> rstd;
+    const float *w;
+    float eps;
+    bool round_twice;
+};
+
+/* The sum over a block of at most BLOCK threads; every thread gets the same bits. */
+static __device__ inline float block_sum(float v)
+{
+    __shared__ float part[BLOCK / 32];
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = 0;
+    for (int i = 0; i < (int)blockDim.x / 32; i++) v += part[i];
+    return v;
+}
+
+/* x silu(z) of eight columns; s: sigmoid(z). */
+static __device__ inline void gated8(float v[8], float z[8], float s[8], const struct group_job &job, int64_t t, int c)
+{
+    unpack8(v, load16(job.x.at(t) + c));
+    unpack8(z, load16(job.z.at(t) + c));
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        s[k] = quick_sigmoid(z[k]);
+        v[k] *= z[k] * s[k];
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) group_fwd(const struct group_job job)
+{
+    const int64_t t = blockIdx.x / job.n_group;
+    const int group = (int)(blockIdx.x % job.n_group), first = group * job.dim, step = 8 * (int)blockDim.x;
+    float v[8], z[8], s[8], w[8], sum = 0;
+    for (int c = 8 * (int)threadIdx.x; c < job.dim; c += step) {
+        gated8(v, z, s, job, t, first + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += v[k] * v[k];
+    }
+    const float r = 1 / sqrtf(block_sum(sum) / (float)job.dim + job.eps);
+    if (threadIdx.x == 0) job.rstd.at(t)[group] = r;
+    for (int c = 8 * (int)threadIdx.x; c < job.dim; c += step) {
+        gated8(v, z, s, job, t, first + c);
+        load_f32x8(w, job.w + first + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            v[k] *= r;
+            v[k] = (job.round_twice ? __bfloat162float(__float2bfloat16_rn(v[k])) : v[k]) * w[k];
+        }
+        store16(job.y.at(t) + first + c, pack8(v));
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) group_bwd(const struct group_job job)
+{
+    const int64_t t = blockIdx.x / job.n_group;
+    const int group = (int)(blockIdx.x % job.n_group), first = group * job.dim, step = 8 * (int)blockDim.x;
+    const float r = job.rstd.at(t)[group];
+    float v[8], z[8], s[8], w[8], d[8], x[8], sum = 0;
+    for (int c = 8 * (int)threadIdx.x; c < job.dim; c += step) {
+        gated8(v, z, s, job, t, first + c);
+        unpack8(d, load16(job.dy.at(t) + first + c));
+        load_f32x8(w, job.w + first + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) sum += d[k] * w[k] * v[k];
+    }
+    const float mean = r * block_sum(sum) / (float)job.dim;
+    for (int c = 8 * (int)threadIdx.x; c < job.dim; c += step) {
+        gated8(v, z, s, job, t, first + c);
+        unpack8(d, load16(job.dy.at(t) + first + c));
+        unpack8(x, load16(job.x.at(t) + first + c));
+        load_f32x8(w, job.w + first + c);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float of_v = r * (d[k] * w[k] - v[k] * r * mean);
+            d[k] = of_v * z[k] * s[k];
+            x[k] *= of_v * s[k] * (1 + z[k] * (1 - s[k]));
+        }
+        store16(job.dx.at(t) + first + c, pack8(d));
+        store16(job.dz.at(t) + first + c, pack8(x));
+    }
+}
+
+static struct group_job groups_of(struct tensor x, struct tensor rstd, struct tensor z, struct tensor w)
+{
+    struct group_job job = {};
+    job.n_group = (int)rstd.shape[1];
+    job.dim = (int)(w.shape[0] / rstd.shape[1]);
+    job.x = aligned_rows(x, "a gated norm");
+    job.z = aligned_rows(z, "a gated norm");
+    job.w = f32_ptr(w);
+    job.rstd = rows_of<float>(rstd);
+    MT_REQUIRE(job.dim % 8 == 0 && (uintptr_t)w.data % 16 == 0,
+               "a gated norm of groups of %d: a multiple of 8 and an aligned weight are needed", job.dim);
+    return job;
+}
+
+/* Threads for a sweep over a group, at most BLOCK. */
+static unsigned group_threads(const struct group_job *job)
+{
+    return (unsigned)MT_MIN((int64_t)BLOCK, 32 * ceil_div(job->dim, 8 * 32));
+}
+
+extern "C" void cuda_silu_norm_fwd(struct device *dev, struct tensor y, struct tensor rstd, struct tensor x,
+                                   struct tensor z, struct tensor w, const struct norm *norm)
+{
+    if (x.shape[0] == 0) return;
+    struct group_job job = groups_of(x, rstd, z, w);
+    job.y = aligned_rows(y, "a gated norm");
+    job.eps = norm->eps;
+    job.round_twice = norm->round_twice;
+    group_fwd<<<grid_x(tensor_count(rstd)), group_threads(&job), 0, cuda.stream>>>(job);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_silu_norm_bwd(struct device *dev, struct tensor dx, struct tensor dz, struct tensor dy,
+                                   struct tensor x, struct tensor rstd, struct tensor z, struct tensor w)
+{
+    if (x.shape[0] == 0) return;
+    struct group_job job = groups_of(x, rstd, z, w);
+    job.dx = aligned_rows(dx, "a gated norm");
+    job.dz = aligned_rows(dz, "a gated norm");
+    job.dy = aligned_rows(dy, "a gated norm");
+    group_bwd<<<grid_x(tensor_count(rstd)), group_threads(&job), 0, cuda.stream>>>(job);
     CUDA_CHECK_LAUNCH();
 }
 
