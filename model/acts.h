@@ -163,6 +163,15 @@ struct parallel_acts {
     struct post_acts dense, routed; /* group KEPT */
 };
 
+/* Activations of mixer_mamba.c; sizes as in struct mamba_weights. */
+struct mamba_acts {
+    struct tensor in, in_xa; /* [T, V+C+N] act, [T, R] act */
+    struct tensor xbc;       /* [T, C] act: after the convolution */
+    struct tensor o;         /* [T, V] act: of the state space */
+    struct tensor y, rstd;   /* [T, V] act, [T, G] stat: with gate and norm */
+    struct tensor out_xa;    /* absent: out has no adapter */
+};
+
 /* Activations of one layer. Each kind of mixer and feed-forward network has a member; a layer uses those of its kinds.
  * It has one mixer: the members of mixers share memory. */
 struct layer_acts {

@@ -126,7 +126,8 @@ static int read_options(struct adapters *ad, const struct arch *a, const struct 
     int64_t n;
     for (int64_t l = 0; l < a->n_layer; l++)
         for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-            model.has[t] |= lora_find_product(a, l, t, &q, &n) && q.n_exp > 0;
+            if (lora_find_product(a, l, t, &q, &n) && q.n_exp > 0)
+                *(q.frozen ? &model.frozen[t] : &model.has[t]) = true;
     if (lora_options_read(&c, &model, opt, err)) return -1;
     ad->init = opt->init;
     ad->dora = opt->dora;

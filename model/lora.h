@@ -38,6 +38,7 @@ struct product {
     int64_t n_exp, n_out, n_in; /* n_exp 1: one matrix */
     bool experts; /* a stack: expert parallelism divides it, and its adapters have no dropout, as in PEFT */
     int n_target; /* 0: it has no adapter */
+    bool frozen;  /* the target only names the matrix: no adapter may be on it */
     enum lora_target target[PRODUCT_TARGETS];
     int64_t rows[PRODUCT_TARGETS];
     struct row_order order; /* of the matrix, which has one target, in the checkpoint */

@@ -9,35 +9,37 @@
 #define MAX_RANK  65536
 #define MAX_ALPHA 1000000
 
-/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. */
+/* The module of a Linear, in which # stands for the shared experts' name; NULL: a stack of experts. In families with
+ * one name for mixers and networks (names.block) that replaces the first part. */
 static const struct {
-    const char *name, *module;
+    const char *name, *module, *column; /* column: for tables of all targets */
 } target_rows[LORA_TARGETS] = {
-    [LORA_Q] = {"q_proj", "self_attn.q_proj"},
-    [LORA_K] = {"k_proj", "self_attn.k_proj"},
-    [LORA_V] = {"v_proj", "self_attn.v_proj"},
-    [LORA_O] = {"o_proj", "self_attn.o_proj"},
-    [LORA_Q_A] = {"q_a_proj", "self_attn.q_a_proj"},
-    [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj"},
-    [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa"},
-    [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj"},
-    [LORA_KV] = {"kv_proj", "self_attn.kv_proj"},
-    [LORA_O_B] = {"o_b_proj", "self_attn.o_b_proj"},
-    [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv"},
-    [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z"},
-    [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b"},
-    [LORA_IN_A] = {"in_proj_a", "linear_attn.in_proj_a"},
-    [LORA_IN_QKVZ] = {"in_proj_qkvz", "linear_attn.in_proj_qkvz"},
-    [LORA_IN_BA] = {"in_proj_ba", "linear_attn.in_proj_ba"},
-    [LORA_OUT] = {"out_proj", "linear_attn.out_proj"},
-    [LORA_UP] = {"gate_up_proj", NULL},
-    [LORA_DOWN] = {"down_proj", NULL},
-    [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj"},
-    [LORA_SHARED_UP] = {"shared_up_proj", "#.up_proj"},
-    [LORA_SHARED_DOWN] = {"shared_down_proj", "#.down_proj"},
-    [LORA_DENSE_GATE] = {"dense_gate_proj", "mlp.gate_proj"},
-    [LORA_DENSE_UP] = {"dense_up_proj", "mlp.up_proj"},
-    [LORA_DENSE_DOWN] = {"dense_down_proj", "mlp.down_proj"},
+    [LORA_Q] = {"q_proj", "self_attn.q_proj", "q"},
+    [LORA_K] = {"k_proj", "self_attn.k_proj", "k"},
+    [LORA_V] = {"v_proj", "self_attn.v_proj", "v"},
+    [LORA_O] = {"o_proj", "self_attn.o_proj", "o"},
+    [LORA_Q_A] = {"q_a_proj", "self_attn.q_a_proj", "q_a"},
+    [LORA_Q_B] = {"q_b_proj", "self_attn.q_b_proj", "q_b"},
+    [LORA_KV_A] = {"kv_a_proj_with_mqa", "self_attn.kv_a_proj_with_mqa", "kv_a"},
+    [LORA_KV_B] = {"kv_b_proj", "self_attn.kv_b_proj", "kv_b"},
+    [LORA_KV] = {"kv_proj", "self_attn.kv_proj", "kv"},
+    [LORA_O_B] = {"o_b_proj", "self_attn.o_b_proj", "o_b"},
+    [LORA_IN_QKV] = {"in_proj_qkv", "linear_attn.in_proj_qkv", "in_qkv"},
+    [LORA_IN_Z] = {"in_proj_z", "linear_attn.in_proj_z", "in_z"},
+    [LORA_IN_B] = {"in_proj_b", "linear_attn.in_proj_b", "in_b"},
+    [LORA_IN_A] = {"in_proj_a", "linear_attn.in_proj_a", "in_a"},
+    [LORA_IN_QKVZ] = {"in_proj_qkvz", "linear_attn.in_proj_qkvz", "in_qkvz"},
+    [LORA_IN_BA] = {"in_proj_ba", "linear_attn.in_proj_ba", "in_ba"},
+    [LORA_IN] = {"in_proj", "mamba.in_proj", "in"},
+    [LORA_OUT] = {"out_proj", "linear_attn.out_proj", "out"},
+    [LORA_UP] = {"gate_up_proj", NULL, "up"},
+    [LORA_DOWN] = {"down_proj", NULL, "down"},
+    [LORA_SHARED_GATE] = {"shared_gate_proj", "#.gate_proj", "s_gate"},
+    [LORA_SHARED_UP] = {"shared_up_proj", "#.up_proj", "s_up"},
+    [LORA_SHARED_DOWN] = {"shared_down_proj", "#.down_proj", "s_down"},
+    [LORA_DENSE_GATE] = {"dense_gate_proj", "mlp.gate_proj", "d_gate"},
+    [LORA_DENSE_UP] = {"dense_up_proj", "mlp.up_proj", "d_up"},
+    [LORA_DENSE_DOWN] = {"dense_down_proj", "mlp.down_proj", "d_down"},
 };
 
 /* Words for several targets. */
@@ -53,6 +55,8 @@ static const struct {
 
 const char *lora_target_name(enum lora_target t) { return target_rows[t].name; }
 
+const char *lora_target_short(enum lora_target t) { return target_rows[t].column; }
+
 bool lora_target_is_stack(enum lora_target t) { return !target_rows[t].module; }
 
 bool lora_target_is_shared(enum lora_target t) { return t >= LORA_SHARED_GATE && t <= LORA_SHARED_DOWN; }
@@ -61,8 +65,25 @@ bool lora_target_is_dense(enum lora_target t) { return t >= LORA_DENSE_GATE && t
 
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
 {
-    const bool shared = target_rows[t].module[0] == '#';
-    snprintf(module, LORA_MODULE_TEXT, "%s%s", shared ? names->shared : "", target_rows[t].module + shared);
+    const char *rest = strchr(target_rows[t].module, '.');
+    const int first = (int)(rest - target_rows[t].module);
+    if (target_rows[t].module[0] == '#')
+        snprintf(module, LORA_MODULE_TEXT, "%s%s", names->shared, rest);
+    else if (names->block)
+        snprintf(module, LORA_MODULE_TEXT, "%s%s", names->block, rest);
+    else
+        snprintf(module, LORA_MODULE_TEXT, "%.*s%s", first, target_rows[t].module, rest);
+}
+
+const char *lora_experts_module(const struct tensor_names *names)
+{
+    return names->experts ? names->experts : "mlp.experts";
+}
+
+void lora_stack_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT])
+{
+    const bool plain = t == LORA_UP && names->up && !names->gate;
+    snprintf(module, LORA_MODULE_TEXT, "%s.%s", lora_experts_module(names), plain ? "up_proj" : target_rows[t].name);
 }
 
 /* The next word of a comma-separated list, blanks around it dropped; false at the end of the list. */
@@ -129,6 +150,12 @@ static int refuse_target(const struct lora_model *model, const char *word, enum 
 {
     char names[LORA_NAMES_TEXT] = "";
     const bool gate = t == LORA_SHARED_GATE || t == LORA_DENSE_GATE;
+    if (model->frozen[t])
+        return err_set(
+            err,
+            "lora.targets: \"%s\": PEFT refuses adapters on the %s of Mamba layers, whose fused kernel reads "
+            "the weight alone; remove the word",
+            word, target_rows[t].name);
     if (t >= LORA_UP)
         return err_set(err, "lora.targets: \"%s\" matches nothing: the model has no %s", word,
                        gate && model->has[t + 1]  ? "gates in its networks"

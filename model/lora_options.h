@@ -22,8 +22,9 @@ enum lora_target {
     LORA_IN_A,
     LORA_IN_QKVZ, /* of gated DeltaNet with fused matrices */
     LORA_IN_BA,
-    LORA_OUT,
-    LORA_UP, /* of the routed experts: stacks */
+    LORA_IN,  /* of Mamba-2, whose LORA_OUT is frozen */
+    LORA_OUT, /* of gated DeltaNet */
+    LORA_UP,  /* of the routed experts: stacks */
     LORA_DOWN,
     LORA_SHARED_GATE, /* of the shared experts */
     LORA_SHARED_UP,
@@ -60,6 +61,7 @@ struct lora_choice {
 struct lora_model {
     const char *family;
     bool has[LORA_TARGETS];
+    bool frozen[LORA_TARGETS]; /* it has the matrix, but no adapter may be on it */
 };
 
 /* Checks spelling and numbers of the options; it needs no checkpoint. */
@@ -70,8 +72,9 @@ int lora_options_read(struct lora_choice *out, const struct lora_model *model, c
 /* layer_on [n_layer] =; NULL: any model. */
 int lora_options_layers(bool *layer_on, int64_t n_layer, const char *layers, struct err *err) MT_CHECK;
 
-#define LORA_NAMES_TEXT 512                       /* the names of all targets, separated by commas */
-const char *lora_target_name(enum lora_target t); /* "q_proj" ... "gate_up_proj", "down_proj" */
+#define LORA_NAMES_TEXT 512                        /* the names of all targets, separated by commas */
+const char *lora_target_name(enum lora_target t);  /* "q_proj" ... "gate_up_proj", "down_proj" */
+const char *lora_target_short(enum lora_target t); /* "q" ..., at most 7 letters: the column of a table */
 /* Whether the target is a stack of the routed experts. The others are Linears, whose place in a layer of transformers'
  * model is "self_attn.q_proj", "mlp.shared_experts.gate_proj", ... */
 bool lora_target_is_stack(enum lora_target t);
@@ -79,5 +82,8 @@ bool lora_target_is_shared(enum lora_target t);
 bool lora_target_is_dense(enum lora_target t);
 #define LORA_MODULE_TEXT 64
 void lora_target_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
+const char *lora_experts_module(const struct tensor_names *names); /* "mlp.experts" */
+/* The place of a stack: "mlp.experts.gate_up_proj", without a gate "mlp.experts.up_proj". */
+void lora_stack_module(const struct tensor_names *names, enum lora_target t, char module[LORA_MODULE_TEXT]);
 
 #endif

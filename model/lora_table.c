@@ -49,10 +49,11 @@ static void shape_text(char text[64], int64_t n_exp, int64_t rows, int64_t cols)
 }
 
 /* Kinds of layers, for the share of their parameters that adapters cover, and the targets that adapt them. */
-enum kind { KIND_DELTANET, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
+enum kind { KIND_DELTANET, KIND_MAMBA, KIND_ATTENTION, KIND_ROUTED, KIND_SHARED, KIND_DENSE, KINDS };
 static const struct {
     const char *name, *targets;
 } kinds[KINDS] = {{"gated DeltaNet", "mixers"},
+                  {"Mamba-2", "mixers"},
                   {"attention", "mixers"},
                   {"routed experts", "experts"},
                   {"shared experts", "shared_experts"},
@@ -60,7 +61,10 @@ static const struct {
 
 static enum kind product_kind(const struct arch *a, int64_t layer, int i, const struct product *q)
 {
-    if (i < MIXER_PRODUCTS) return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET : KIND_ATTENTION;
+    if (i < MIXER_PRODUCTS)
+        return a->mixer[layer] == &mixer_deltanet ? KIND_DELTANET
+               : a->mixer[layer] == &mixer_mamba  ? KIND_MAMBA
+                                                  : KIND_ATTENTION;
     if (lora_target_is_shared(q->target[0])) return KIND_SHARED;
     return lora_target_is_dense(q->target[0]) ? KIND_DENSE : KIND_ROUTED;
 }
@@ -88,7 +92,7 @@ static void count_cover(const struct adapters *ad, const struct arch *a, struct 
             last[k] = l;
             of[k].all += row * (double)q[i].n_out;
             for (int t = 0; t < q[i].n_target; t++) {
-                if (!ad->asked[q[i].target[t]]) continue;
+                if (!ad->asked[q[i].target[t]]) continue; /* never a frozen one */
                 of[k].chosen = true;
                 if (ad->layer_on[l]) of[k].adapted += row * (double)q[i].rows[t];
             }
@@ -123,9 +127,10 @@ bool lora_table_missed(const struct adapters *ad, const struct arch *a, char *te
 {
     struct cover of[KINDS];
     count_cover(ad, a, of);
-    const struct cover *delta = &of[KIND_DELTANET], *attention = &of[KIND_ATTENTION];
-    const enum kind missed = delta->chosen ? KIND_ATTENTION : KIND_DELTANET;
-    if (!delta->n_layer || !attention->n_layer || delta->chosen == attention->chosen) return false;
+    const enum kind recurrent = of[KIND_MAMBA].n_layer ? KIND_MAMBA : KIND_DELTANET;
+    const struct cover *other = &of[recurrent], *attention = &of[KIND_ATTENTION];
+    const enum kind missed = other->chosen ? KIND_ATTENTION : recurrent;
+    if (!other->n_layer || !attention->n_layer || other->chosen == attention->chosen) return false;
     snprintf(text, size, "the %s of %lld of %lld layers has no adapters; mixers in lora.targets adapts both kinds",
              kinds[missed].name, (long long)of[missed].n_layer, (long long)a->n_layer);
     return true;
@@ -141,6 +146,18 @@ static const char *dropout_text(const struct adapters *ad)
            : network          ? " on all but routed experts (PEFT has none for those)"
            : mixer            ? " on attention (PEFT has none for experts)"
                               : " on nothing (PEFT has none for experts)";
+}
+
+/* Lines about matrices that take no adapter, whatever lora.targets says; returns the characters. */
+static int frozen_text(const struct arch *a, char *text, size_t line)
+{
+    int64_t n_layer = 0;
+    struct product q;
+    int64_t rows;
+    for (int64_t l = 0; l < a->n_layer; l++) n_layer += lora_find_product(a, l, LORA_OUT, &q, &rows) && q.frozen;
+    return n_layer ? snprintf(text, line, "%-18s %6lld  no adapter: PEFT refuses it on this matrix of Mamba layers\n",
+                              lora_target_name(LORA_OUT), (long long)n_layer)
+                   : 0;
 }
 
 /* The line of a target's matrices that have the shape of layer `first`, if no earlier layer has this shape; returns the
@@ -179,7 +196,7 @@ char *lora_table(const struct adapters *all, const struct arch *a)
 {
     const struct adapters trained = lora_table_trained(all), *ad = &trained;
     enum { LINE = 256 };
-    int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 7) + 2 * LORA_RANKS_TEXT;
+    int64_t n_on = 0, n_dense = 0, size = LINE * (ATTN_KINDS * LORA_TARGETS + 2 * KINDS + 8) + 2 * LORA_RANKS_TEXT;
     char *text = mem_alloc(size), *s = text, *end = text + size, buf[32], base[32], ranks[LORA_RANKS_TEXT],
          alphas[LORA_RANKS_TEXT], scale[32], whole[64] = "";
     for (int64_t n = 0; n < ad->n_layer; n++)
@@ -199,6 +216,7 @@ char *lora_table(const struct adapters *all, const struct arch *a)
     s += snprintf(s, LINE, "%-18s %6s  %-22s %-22s %12s\n", "target", "layers", "A", "B", "parameters");
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
         for (int64_t n = 0; n < a->n_layer && ad->target[t]; n++) s += target_text(ad, a, t, n, s, LINE);
+    s += frozen_text(a, s, LINE);
     if (n_dense && (ad->target[LORA_UP] || ad->target[LORA_DOWN]))
         s += snprintf(s, LINE, "%lld of the trained layers %s dense, without routed experts\n", (long long)n_dense,
                       n_dense == 1 ? "is" : "are");

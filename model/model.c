@@ -34,10 +34,12 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
                         struct err *err)
 {
     const struct delta_shape *d = &a->delta.shape;
+    const struct mamba_arch *m = &a->mamba;
     const struct compress_arch *c = &a->compress;
     const bool latent = a->mla.kv_lora > 0;
     const int64_t widest = c->q_lora ? 512 : 256; /* head that the kernels of the mixer support */
     const int64_t head_dim = odd_head_dim(a, widest);
+    const int64_t group = m->n_head ? m->n_head * m->head_dim / m->n_group : 0; /* columns of Mamba's norm */
     const struct {
         const char *what;
         int64_t value;
@@ -61,6 +63,11 @@ static int check_shapes(const struct device *dev, const struct arch *a, const st
         {"linear_key_head_dim", d->key_dim, d->key_dim % 8 == 0 && d->key_dim <= 128, "a multiple of 8, at most 128"},
         {"linear_value_head_dim", d->value_dim, d->value_dim % 8 == 0 && d->value_dim <= 128,
          "a multiple of 8, at most 128"},
+        {"mamba_head_dim", m->head_dim, m->head_dim <= 128, "at most 128"},
+        {"ssm_state_size", m->state, m->state <= 128, "at most 128"},
+        {"mamba_num_heads * mamba_head_dim / n_groups", group, group % 8 == 0, "a multiple of 8"},
+        {"n_groups * ssm_state_size", m->n_group * m->state, m->n_group * m->state % 4 == 0, "a multiple of 4"},
+        {"mamba_num_heads", m->n_head, m->n_head % 8 == 0, "a multiple of 8"},
         {"the number of experts", a->n_exp, a->n_exp <= 512, "at most 512"},
         {"n_group", a->router.n_group, a->router.n_group <= 32, "at most 32"},
         {"num_experts_per_tok", a->top_k, a->top_k <= 16, "at most 16"},

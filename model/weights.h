@@ -46,9 +46,16 @@ struct deltanet_weights {
     struct tensor conv, a_log, dt_bias, norm; /* [C, taps], [N], [N], [V/N] f32 */
 };
 
+/* Weights of mixer_mamba.c: C columns x | b | c of the convolution, N heads, V columns of all heads. */
+struct mamba_weights {
+    struct proj in, out;                   /* [V+C+N, D]: rows z | x | b | c | dt; [D, V] */
+    struct tensor conv, conv_bias;         /* [C, taps], [C] f32; the bias may be absent */
+    struct tensor a_log, dt_bias, d, norm; /* [N] f32 each; [V] f32 */
+};
+
 /* The kinds of mixers. A kind x has struct x_weights, struct x_acts (acts.h) and mixer_x (layer.h). The first has the
  * largest structs: an initialiser of a union zeroes its first member. */
-#define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet)
+#define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet) X(mamba)
 
 /* Norms of ffn_parallel.c, [D] f32: before and after its experts, after its dense network. */
 struct parallel_weights {
@@ -128,7 +135,8 @@ int weights_load(struct weights *w, struct device *dev, const struct arch *a, co
 void weights_free(struct weights *w); /* frees the host table only */
 
 /* The prefix of all names but the head's: "model."; "model.language_model." or "language_model.model." where the
- * checkpoint has other parts than text. With the latter the head is language_model.lm_head. */
+ * checkpoint has other parts than text; "backbone." in Nemotron-H's. With the latter the head is
+ * language_model.lm_head. */
 const char *weights_prefix(const struct safetensors *st);
 
 /* A model that is loaded in parts, because it does not fit memory as a whole. */

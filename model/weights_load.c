@@ -19,19 +19,20 @@ struct expert_range weights_experts_here(const struct comm *ep, int64_t n_exp)
 
 const char *weights_prefix(const struct safetensors *st)
 {
-    static const char *const prefixes[] = {"model.language_model.", TEXT_FIRST};
+    static const char *const known[][2] = {
+        {"model.language_model.", "embed_tokens"}, {TEXT_FIRST, "embed_tokens"}, {"backbone.", "embeddings"}};
     char name[64];
-    for (int i = 0; i < MT_LEN(prefixes); i++) {
-        snprintf(name, sizeof(name), "%sembed_tokens.weight", prefixes[i]);
-        if (safetensors_find(st, name)) return prefixes[i];
+    for (int i = 0; i < MT_LEN(known); i++) {
+        snprintf(name, sizeof(name), "%s%s.weight", known[i][0], known[i][1]);
+        if (safetensors_find(st, name)) return known[i][0];
     }
     return "model.";
 }
 
-static struct name end_name(const struct weights_read *f, const char *rest)
+static struct name end_name(const struct weights_read *f, const char *rest, const char *suffix)
 {
     struct name n;
-    snprintf(n.s, sizeof(n.s), "%s%s", f->prefix, rest);
+    snprintf(n.s, sizeof(n.s), "%s%s%s", f->prefix, rest, suffix);
     return n;
 }
 
@@ -91,7 +92,9 @@ static int load_layer(struct weights_read *f, struct layer_weights *lw)
 
 static int load_embed(struct weights_read *f, struct weight *embed)
 {
-    return weights_read_matrix(f, embed, end_name(f, "embed_tokens.weight").s, f->a->vocab, f->a->d_model, ROLE_OTHER);
+    const char *own = f->a->names->embed;
+    return weights_read_matrix(f, embed, end_name(f, own ? own : "embed_tokens", ".weight").s, f->a->vocab,
+                               f->a->d_model, ROLE_OTHER);
 }
 
 static struct name head_name(const struct weights_read *f)
@@ -117,10 +120,16 @@ static int load_head(struct weights_read *f, struct weight *head)
 /* The weights of the streams before the final norm. */
 static int load_hyper_head(struct weights_read *f, struct hyper *h)
 {
-    const struct name name[] = {end_name(f, "hc_head.hc_fn"), end_name(f, "hc_head.hc_base"),
-                                end_name(f, "hc_head.hc_scale")};
+    const struct name name[] = {end_name(f, "hc_head.hc_fn", ""), end_name(f, "hc_head.hc_base", ""),
+                                end_name(f, "hc_head.hc_scale", "")};
     *h = (struct hyper){0};
     return f->a->hyper.n_stream ? weights_read_hyper(f, h, name, true) : 0;
+}
+
+static int load_last_norm(struct weights_read *f, struct tensor *norm)
+{
+    const char *own = f->a->names->last_norm;
+    return weights_read_norm(f, norm, end_name(f, own ? own : "norm", ".weight").s, f->a->d_model);
 }
 
 /* Loads the embedding, the head and the final norm. The embedding may be in host memory, because a step reads few of
@@ -131,10 +140,7 @@ static int load_ends(struct weights_read *f, struct weights *w, bool embed_on_ho
     if (load_embed(f, &w->embed)) return -1;
     f->arena = &f->dev->weights;
     w->head = w->embed;
-    return load_head(f, &w->head) || weights_read_norm(f, &w->norm, end_name(f, "norm.weight").s, f->a->d_model) ||
-                   load_hyper_head(f, &w->hyper_head)
-               ? -1
-               : 0;
+    return load_head(f, &w->head) || load_last_norm(f, &w->norm) || load_hyper_head(f, &w->hyper_head) ? -1 : 0;
 }
 
 /* Spreads opt->host_layers evenly over the routed layers that are not decoded. */
@@ -275,7 +281,7 @@ int weights_load_head(struct weight *head, struct tensor *out, struct hyper *hyp
     int rc = load_head(&f, head);
     if (!rc && !has_head(&f))
         rc = weights_load_embed(head, dev, &(struct weights_source){from->arch, from->st, NULL}, err);
-    if (!rc) rc = weights_read_norm(&f, out, end_name(&f, "norm.weight").s, from->arch->d_model);
+    if (!rc) rc = load_last_norm(&f, out);
     if (!rc) rc = load_hyper_head(&f, hyper);
     part_close(&f);
     return rc;

@@ -7,6 +7,7 @@
 
 #include "model/arch/arch_compressed.h"
 #include "model/arch/arch_fixed.h"
+#include "model/arch/arch_nemotron.h"
 #include "model/arch/arch_range.h"
 #include "model/arch/arch_rope.h"
 #include "model/layer.h"
@@ -48,6 +49,7 @@ struct family {
     bool attn_gate, norm_plus_one;
     bool delta_fused; /* delta_arch.fused */
     bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
+    bool nemotron;    /* arch_nemotron.c reads all but the router */
     enum rope_keys rope_keys;
     enum qk_norm qk_norm;
     struct glu glu;
@@ -244,7 +246,23 @@ static const struct family families[] = {
      .renormalises = true,
      .may_be_dense = true,
      .delta_fused = true},
+    {.model_type = "nemotron_h",
+     .names = {.norm = {[NORM_MIXER] = "norm", [NORM_FFN] = "norm"},
+               .router = {"mixer.gate"},
+               .up = "mixer.experts.#.up_proj",
+               .down = "mixer.experts.#.down_proj",
+               .experts = "mixer.experts",
+               .block = "mixer",
+               .embed = "embeddings",
+               .last_norm = "norm_f",
+               .router_bias = ".e_score_correction_bias",
+               .shared = "mixer.shared_experts"},
+     .nemotron = true,
+     .sigmoid = true,
+     .renormalises = true},
 };
+
+static const struct nemotron_kinds nemotron_kinds = {&mixer_mamba, &mixer_attention, &ffn_shared, &ffn_dense};
 
 /* Classes with a vision tower, of any family: model_type of their text_config names it. */
 static bool is_wrapper(struct json root)
@@ -583,31 +601,6 @@ static int refuse_variants(struct json root, struct err *err)
     return 0;
 }
 
-/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
- * decoded since. A method whose tensors the loader does not know is refused here, because a missing tensor explains
- * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
- * and other longer names. */
-static int refuse_quantization(struct json root, struct err *err)
-{
-    static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",
-                                        "modelopt"};
-    const struct json q = json_find(root, "quantization_config");
-    const char *method = known[0];
-    char names[128] = "";
-    if (!json_given(q)) return 0;
-    if (json_type(q) != JSON_OBJECT)
-        return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
-    if (json_opt_str(q, "quant_method", &method, err)) return -1;
-    for (int64_t i = 0; i < MT_LEN(known); i++) {
-        if (!strcmp(method, known[i]) || !strncmp(method, "modelopt_", 9)) return 0;
-        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "", known[i]);
-    }
-    return json_error(q, err,
-                      "quant_method \"%s\" is not supported (%s): use the checkpoint without quantisation, or remove "
-                      "quantization_config if the tensors are not quantised",
-                      method, names);
-}
-
 /* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores most. */
 static int refuse_routers(struct json root, const char *supported, struct err *err)
 {
@@ -758,14 +751,18 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     a->nested = wrapped || (f->text_type && json_type(json_find(root, "text_config")) == JSON_OBJECT);
     if (a->nested && json_opt_bool(whole, "tie_word_embeddings", &tied, err)) return -1;
     if (a->nested && !wrapped) root = json_find(root, "text_config");
-    if (refuse_quantization(whole, err) || refuse_quantization(root, err)) return -1;
-    if (read_sizes(a, root, f, err) || (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
-        read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
-        fixed_check(f->model_type, root, err) || read_mtp_modules(a, root, f, err) || read_router(a, root, f, err) ||
-        read_switches(a, root, f, err))
+    if (fixed_quantization(whole, err) || fixed_quantization(root, err)) return -1;
+    if (f->nemotron) {
+        if (nemotron_read(a, &nemotron_kinds, root, err) || read_router(a, root, f, err)) return -1;
+    } else if (read_sizes(a, root, f, err) ||
+               (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
+               read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
+               fixed_check(f->model_type, root, err) || read_mtp_modules(a, root, f, err) ||
+               read_router(a, root, f, err) || read_switches(a, root, f, err)) {
         return -1;
+    }
     a->tied |= tied; /* classes with other parts have the key outside text_config, which transformers reads */
-    for (int64_t l = 0; l < a->n_layer; l++) {
+    for (int64_t l = 0; l < a->n_layer && !f->nemotron; l++) {
         if (!a->mixer[l]) a->mixer[l] = f->mixer;
         a->ffn[l] = a->dense[l] ? f->dense : a->d_shared ? &ffn_shared : f->ffn;
     }

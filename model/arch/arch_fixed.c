@@ -2,6 +2,7 @@
  * publishers' own code: transformers' class ignores them, and computes what the supported value says. */
 #include "model/arch/arch_fixed.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* NUMBERS: a list whose items all have the value. */
@@ -59,4 +60,29 @@ int fixed_check(const char *family, struct json root, struct err *err)
     for (int64_t i = 0; i < MT_LEN(rows); i++)
         if (!strcmp(rows[i].family, family) && check_row(&rows[i], root, err)) return -1;
     return 0;
+}
+
+/* Names and dtypes of the tensors decide how they are read; quantization_config may also describe a checkpoint that was
+ * decoded since. A method whose tensors the loader does not know is refused here, because a missing tensor explains
+ * less. fbgemm_fp8 and the FP8 of quark have the tensors of compressed-tensors. Model-Optimizer also has modelopt_fp4
+ * and other longer names. */
+int fixed_quantization(struct json root, struct err *err)
+{
+    static const char *const known[] = {"bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "mxfp4", "quark",
+                                        "modelopt"};
+    const struct json q = json_find(root, "quantization_config");
+    const char *method = known[0];
+    char names[128] = "";
+    if (!json_given(q)) return 0;
+    if (json_type(q) != JSON_OBJECT)
+        return json_error(q, err, "is not an object: remove the key if the tensors are not quantised");
+    if (json_opt_str(q, "quant_method", &method, err)) return -1;
+    for (int64_t i = 0; i < MT_LEN(known); i++) {
+        if (!strcmp(method, known[i]) || !strncmp(method, "modelopt_", 9)) return 0;
+        snprintf(names + strlen(names), sizeof(names) - strlen(names), "%s%s", i ? ", " : "", known[i]);
+    }
+    return json_error(q, err,
+                      "quant_method \"%s\" is not supported (%s): use the checkpoint without quantisation, or remove "
+                      "quantization_config if the tensors are not quantised",
+                      method, names);
 }

@@ -36,9 +36,12 @@ struct tensor_names {
                                      input_layernorm and post_attention_layernorm, before both */
     const char *router[2];        /* the second: an alternative name, or NULL */
     const char *gate, *up, *down; /* up NULL: the tensor `gate` holds the rows of both. No gate: up alone */
-    const char *router_bias;      /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
-    const char *shared;           /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
-    const char *shared_gate;      /* the gate of the shared experts; NULL: none */
+    const char *experts;          /* the module of all experts; NULL: mlp.experts */
+    const char *block; /* the module of a layer's mixer or network; NULL: self_attn or linear_attn, and mlp */
+    const char *embed, *last_norm; /* outside the layers; NULL: embed_tokens, norm */
+    const char *router_bias;       /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
+    const char *shared;            /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
+    const char *shared_gate;       /* the gate of the shared experts; NULL: none */
     const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */
     bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
                               parameters */
@@ -68,6 +71,13 @@ struct delta_arch {
     struct delta_shape shape;
     int64_t n_tap;
     bool fused; /* checkpoints have in_proj_qkvz and in_proj_ba, whose rows are grouped by key head */
+};
+
+/* Sizes of Mamba-2 (mixer_mamba.c); n_tap: width of its convolution. */
+struct mamba_arch {
+    int64_t n_head, head_dim, n_group, state, n_tap; /* n_head 0: another mixer */
+    bool conv_bias, bias;                            /* of the convolution; of both projections */
+    double dt_min;                                   /* of a step, which has no upper limit */
 };
 
 /* Sizes of compressed attention (mixer_compressed.c). */
@@ -118,6 +128,7 @@ struct arch {
     enum qk_norm qk_norm;
     struct mla_arch mla;
     struct delta_arch delta;
+    struct mamba_arch mamba;
     struct compress_arch compress;
     struct hyper_arch hyper;
     int64_t n_hash; /* first layers whose experts follow from the token's id */

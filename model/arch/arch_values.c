@@ -42,6 +42,14 @@ static const struct row {
     {"linear_key_head_dim", I64, NAMED(delta.shape.key_dim)},
     {"linear_value_head_dim", I64, NAMED(delta.shape.value_dim)},
     {"linear_conv_kernel_dim", I64, NAMED(delta.n_tap)},
+    {"mamba_num_heads", I64, NAMED(mamba.n_head)},
+    {"mamba_head_dim", I64, NAMED(mamba.head_dim)},
+    {"n_groups", I64, NAMED(mamba.n_group)},
+    {"ssm_state_size", I64, NAMED(mamba.state)},
+    {"conv_kernel", I64, NAMED(mamba.n_tap)},
+    {"use_conv_bias", BOOL, NAMED(mamba.conv_bias)},
+    {"use_bias", BOOL, NAMED(mamba.bias)},
+    {"time_step_min", DOUBLE, NAMED(mamba.dt_min)},
     {"norm_topk_prob", NORMALISED, NAMED(router.kind)},
     {"routed_scaling_factor", FLOAT, NAMED(router.scale)},
     {"n_group", INT, NAMED(router.n_group)},
@@ -128,6 +136,8 @@ static void write_layer(char *text, size_t size, const struct arch *a, int64_t l
         snprintf(text, size, "no mixer, %s", ffn);
     else if (a->mixer[layer] == &mixer_compressed)
         snprintf(text, size, "%s, window %" PRId64 ", %s", compressed[a->compress.kind[layer]], h->window, ffn);
+    else if (a->mixer[layer] == &mixer_mamba)
+        snprintf(text, size, "mamba, %s", ffn);
     else if (a->mixer[layer] == &mixer_deltanet)
         snprintf(text, size, "linear_attention, %s", ffn);
     else if (h->window)

@@ -14,10 +14,12 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 
 static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
-    static const char *const part[] = {"mlp.gate_proj", "mlp.up_proj", NULL};
-    const int first = glu_network_first(a);
-    const struct stored_experts up = {NULL, {part[first], part[first + 1]}, glu_cols(&a->glu, a->d_dense), a->d_model};
-    const struct stored_experts down = {NULL, {"mlp.down_proj"}, a->d_model, a->d_dense};
+    char part[3][LORA_MODULE_TEXT];
+    for (int i = 0; i < 3; i++) lora_target_module(a->names, LORA_DENSE_GATE + (enum lora_target)i, part[i]);
+    const bool gated = glu_network_first(a) == 0;
+    const struct stored_experts up = {
+        NULL, {gated ? part[0] : part[1], gated ? part[1] : NULL}, glu_cols(&a->glu, a->d_dense), a->d_model};
+    const struct stored_experts down = {NULL, {part[2]}, a->d_model, a->d_dense};
     (void)layer;
     return weights_experts(f, &lw->up, &up, &lw->down, &down);
 }

@@ -5,6 +5,7 @@
  *
  * U = glu_cols(F): gate and up, or up alone. */
 #include <stddef.h>
+#include <stdio.h>
 
 #include "model/layers/experts.h"
 
@@ -37,9 +38,13 @@ static int load(struct weights_read *f, const struct arch *a, int64_t layer, str
     const char *other = n->router[1] ? n->router[1] : n->router[0];
     const char *router = weights_has(f, other, ".weight") || weights_has(f, other, ".bias") ? other : n->router[0];
     char bias[ARCH_NAME];
-    const struct stored_experts gated = {"mlp.experts.gate_up_proj", {n->gate, n->up}, 2 * z.d_ff, a->d_model};
-    const struct stored_experts plain = {"mlp.experts.up_proj", {n->up}, z.d_ff, a->d_model};
-    const struct stored_experts down = {"mlp.experts.down_proj", {n->down}, a->d_model, z.d_ff};
+    char up_name[LORA_MODULE_TEXT], down_name[LORA_MODULE_TEXT];
+    snprintf(up_name, sizeof(up_name), "%s.%s", lora_experts_module(n),
+             glu_gated(&a->glu) ? "gate_up_proj" : "up_proj");
+    lora_stack_module(n, LORA_DOWN, down_name);
+    const struct stored_experts gated = {up_name, {n->gate, n->up}, 2 * z.d_ff, a->d_model};
+    const struct stored_experts plain = {up_name, {n->up}, z.d_ff, a->d_model};
+    const struct stored_experts down = {down_name, {n->down}, a->d_model, z.d_ff};
     const bool hashed = layer < a->n_hash;
     static const char table[] = "mlp.gate.tid2eid", keys[] = "num_hash_layers or mlp_layer_types";
     arch_router_bias(n, router, bias);

@@ -70,12 +70,15 @@ static int load(struct weights_read *f, const struct arch *a, int64_t layer, str
 {
     const struct attn_arch *h = arch_attn(a, layer);
     const int64_t kv = h->n_kv * h->head_dim;
-    const struct stored_rows qkv = {.part = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"},
+    static const enum lora_target target[] = {LORA_Q, LORA_K, LORA_V, LORA_O};
+    char part[MT_LEN(target)][LORA_MODULE_TEXT];
+    for (int i = 0; i < MT_LEN(target); i++) lora_target_module(a->names, target[i], part[i]);
+    const struct stored_rows qkv = {.part = {part[0], part[1], part[2]},
                                     .rows = {arch_q_rows(a, layer), kv, kv},
                                     .n_in = a->d_model,
                                     .n_part = h->values_are_keys ? 2 : 3};
     const struct stored_rows out = {
-        .part = {"self_attn.o_proj"}, .rows = {a->d_model}, .n_in = h->n_head * h->head_dim, .n_part = 1};
+        .part = {part[3]}, .rows = {a->d_model}, .n_in = h->n_head * h->head_dim, .n_part = 1};
     return weights_rows(f, &lw->attention.qkv, &qkv, a->attn_bias) ||
                    weights_rows(f, &lw->attention.out, &out, a->out_bias) ||
                    (a->sinks && weights_vector(f, &lw->attention.sinks, "self_attn.sinks", "", h->n_head)) ||

@@ -46,6 +46,16 @@ static const char *const read_keys[] = {"num_hidden_layers",
                                         "linear_key_head_dim",
                                         "linear_value_head_dim",
                                         "linear_conv_kernel_dim",
+                                        "ssm_state_size",
+                                        "mamba_num_heads",
+                                        "mamba_head_dim",
+                                        "n_groups",
+                                        "conv_kernel",
+                                        "use_conv_bias",
+                                        "use_bias",
+                                        "time_step_min",
+                                        "layer_norm_epsilon",
+                                        "moe_shared_expert_intermediate_size",
                                         "rope_theta",
                                         "partial_rotary_factor",
                                         "factor",
@@ -142,9 +152,9 @@ static void check_config(const char *text, bool found[])
 static void every_key_that_is_read(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"case_a",     "qwen3",     "olmoe",       "mixtral",
-                                        "glm4",       "glm4_lite", "deepseek_v3", "qwen3_5",
-                                        "qwen3_next", "mistral4",  "deepseek_v4", "minimax_m2"};
+    static const char *const cases[] = {"case_a",      "qwen3",       "olmoe",   "mixtral",    "glm4",
+                                        "glm4_lite",   "deepseek_v3", "qwen3_5", "qwen3_next", "mistral4",
+                                        "deepseek_v4", "minimax_m2",  "nemotron"};
     static char text[1 << 14];
     bool found[MT_LEN(read_keys)] = {false};
     char name[64];

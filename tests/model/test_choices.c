@@ -17,7 +17,8 @@ static const struct family {
 } families[] = {{"parity/case_b", false},      {"parity/qwen3", false},      {"parity/olmoe", false},
                 {"parity/mixtral", false},     {"parity/glm4", false},       {"parity/glm4_lite", false},
                 {"parity/deepseek_v3", false}, {"parity/mistral4", false},   {"parity/qwen3_next", false},
-                {"parity/qwen3_5", false},     {"parity/deepseek_v4", true}, {"parity/minimax_m2", false}};
+                {"parity/qwen3_5", false},     {"parity/deepseek_v4", true}, {"parity/minimax_m2", false},
+                {"parity/nemotron", false}};
 
 /* Three packed documents of 1, 5 and 7 tokens. */
 static const int32_t pos[N_TOK] = {0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6}, cu[N_SEQ + 1] = {0, 1, 6, 13};

@@ -131,12 +131,18 @@ static void minimax_m2(void **state)
     one_family("parity/minimax_m2", true);
 }
 
+static void nemotron(void **state)
+{
+    (void)state;
+    one_family("parity/nemotron", false);
+}
+
 int test_matrix(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
-        cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2),
+        cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2), cmocka_unit_test(nemotron),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

@@ -16,6 +16,7 @@ static const struct {
     {"parity/glm4_lite", "mixers", true}, /* latent attention */
     {"parity/qwen3_next", "mixers", false},
     {"parity/deepseek_v4", "mixers", false},
+    {"parity/nemotron", "mixers", false},
 };
 
 /* A prompt with two answers, one with three; at most 16 tokens. */

@@ -2,8 +2,9 @@
 names and layout of weights in published files."""
 import torch
 from transformers import (DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig,
-                          Kimi_K25Config, MiniMaxM2Config, Mistral4Config, Mistral3Config, MixtralConfig, OlmoeConfig,
-                          Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
+                          Kimi_K25Config, MiniMaxM2Config, Mistral4Config, Mistral3Config, MixtralConfig,
+                          NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig,
+                          Qwen3NextConfig)
 
 import peer
 
@@ -165,6 +166,23 @@ def deepseek_v4_config(a, common):
         rope_parameters={"main": main, "compress": entries}, **(common | {"num_key_value_heads": 1}))
 
 
+PATTERN = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+def nemotron_config(a, common):
+    """--layers must be the length of --pattern."""
+    common = {k: v for k, v in common.items() if k != "num_hidden_layers"}
+    return NemotronHConfig(
+        layers_block_type=[PATTERN[c] for c in a.pattern], layer_norm_epsilon=common.pop("rms_norm_eps", 1e-5),
+        head_dim=a.head_dim, intermediate_size=DENSE_TIMES * a.inter, moe_intermediate_size=a.inter,
+        moe_shared_expert_intermediate_size=a.shared_width or 2 * a.inter, moe_latent_size=a.latent,
+        n_routed_experts=a.experts, n_group=a.groups, topk_group=a.topk_groups, routed_scaling_factor=a.routed_scale,
+        norm_topk_prob=a.norm_topk_prob != "false", mamba_num_heads=a.value_heads, n_groups=a.key_heads,
+        mamba_head_dim=(a.linear_dims or (16, 12))[1], ssm_state_size=(a.linear_dims or (16, 12))[0],
+        conv_kernel=a.taps, chunk_size=a.chunk, time_step_min=a.step_min, use_bias=a.attention_bias,
+        use_conv_bias=not a.no_conv_bias, **common)
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -242,6 +260,20 @@ def qwen3_next_tensors(state):
     return tensors | {"mtp.fc.weight": torch.zeros(4, 4), "mtp.norm.weight": torch.zeros(4)}
 
 
+def nemotron_tensors(state):
+    """bf16, a matrix per expert, below backbone.; A_log, D and dt_bias in fp32; a tensor of multi-token prediction."""
+    tensors = {"mtp.layers.0.norm.weight": torch.zeros(4)}
+    for name, value in state.items():
+        name = name.replace("model.", "backbone.")
+        stem, _, last = name.rpartition(".")
+        if stem.endswith(".experts"):
+            tensors.update({f"{stem}.{e}.{last}.weight": w.clone() for e, w in enumerate(value.bfloat16())})
+        else:
+            exact = last in ("A_log", "D", "dt_bias", "e_score_correction_bias")
+            tensors[name] = value.float() if exact else value.bfloat16().contiguous()
+    return tensors
+
+
 # Published names of DeepSeek-V4: parts of transformers' names, in this order.
 V4_NAMES = (
     ("model.", ""), ("lm_head.", "head."), ("embed_tokens.", "embed."), ("hc_head.hc_", "hc_head_"),
@@ -293,13 +325,18 @@ FAMILIES = {
     "qwen3_5": (qwen3_5_nested_config, qwen3_5_tensors, 0.15),
     "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
     "qwen3_next": (qwen3_next_config, qwen3_next_tensors, 0.15),
+    "nemotron": (nemotron_config, nemotron_tensors, 0.15),
 }
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
 # for the fused experts of the families in SHARED_BY_WEIGHT: its target_parameters name the weights.
 SHARED_BY_WEIGHT = ("glm4", "glm4_lite", "deepseek_v3", "kimi_k25", "qwen3_next")
 SHARED = dict.fromkeys(SHARED_BY_WEIGHT + ("mistral4", "deepseek_v4"), "mlp.shared_experts") | \
-    dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert")
+    dict.fromkeys(ZERO_CENTRED, "mlp.shared_expert") | {"nemotron": "mixer.shared_experts"}
+
+# The module of networks, and the parts of one, where they are not mlp, and gate, up and down.
+BLOCK = {"nemotron": "mixer"}
+PARTS = {"nemotron": ("up", "down")}
 
 
 # Modules of other parts that have the names of targets.
@@ -313,6 +350,8 @@ PREFIX = {"deepseek_v4": "self_attn."}
 def attention_targets(a):
     if a.family == "deepseek_v4":
         return "q_a_proj q_b_proj kv_proj o_b_proj".split()
+    if a.family == "nemotron":
+        return ["q_proj", "k_proj", "v_proj", "o_proj"] * ("*" in a.pattern) + ["in_proj"] * ("M" in a.pattern)
     if a.family == "qwen3_next":
         return "q_proj k_proj v_proj o_proj in_proj_qkvz in_proj_ba out_proj".split()
     if a.family in ZERO_CENTRED:
@@ -342,6 +381,12 @@ def as_transformers_4(config):
     """config.json with the spellings that the published files have."""
     if config["model_type"] == "deepseek_v4":
         return published_deepseek_v4(config)
+    if config["model_type"] == "nemotron_h":
+        letters = {name: letter for letter, name in PATTERN.items()}
+        config["hybrid_override_pattern"] = "".join(letters[name] for name in config.pop("layers_block_type"))
+        config["num_hidden_layers"] = len(config["hybrid_override_pattern"])
+        config["torch_dtype"] = config.pop("dtype")
+        return config | {"norm_eps": 1e-5, "rope_theta": 10000, "partial_rotary_factor": 1.0}
     if "text_config" in config:
         return config | {"text_config": as_transformers_4(config["text_config"])}
     rope = config.pop("rope_parameters")

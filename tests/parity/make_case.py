@@ -119,6 +119,11 @@ def arguments(argv):
     parser.add_argument("--linear-dims", type=int, nargs=2, help="qwen3_5, qwen3_next: linear_key_head_dim, _value_")
     parser.add_argument("--full-layers", type=int, nargs="*", help="qwen3_5, qwen3_next: layers with attention")
     parser.add_argument("--shared-width", type=int, help="qwen3_5, qwen3_next: shared_expert_intermediate_size")
+    parser.add_argument("--pattern", default="M*E-", help="nemotron: hybrid_override_pattern")
+    parser.add_argument("--latent", type=int, help="nemotron: moe_latent_size")
+    parser.add_argument("--chunk", type=int, default=32, help="nemotron: chunk_size")
+    parser.add_argument("--step-min", type=float, default=0.001, help="nemotron: time_step_min")
+    parser.add_argument("--no-conv-bias", action="store_true", help="nemotron: use_conv_bias = false")
     parser.add_argument("--kinds", type=int, nargs="*", default=[0, 4, 128], help="deepseek_v4: compress_ratios")
     parser.add_argument("--ratios", type=int, nargs=2, default=[4, 8], help="deepseek_v4: compress_rates")
     parser.add_argument("--hash-layers", type=int, default=1, help="deepseek_v4: num_hash_layers")
@@ -182,8 +187,8 @@ def random_model(a, tokenizer):
         bos_token_id=tokenizer.bos_token_id) | ({"rms_norm_eps": a.eps} if a.eps else {}))
     model = peer.model_class(config.model_type).from_config(config, attn_implementation="eager",
                                                             experts_implementation="eager").float()
-    deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, "mlp.gate.weight": 0.3, "experts": experts,
-                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5, "scale": 0.5, "base": 0.5}
+    deviation = {"bias": 0.5, "sinks": 1.0, "router.weight": 0.3, ".gate.weight": 0.3, "experts": experts,
+                 "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5, ".D": 1.0, "scale": 0.5, "base": 0.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "norm" in name:
@@ -305,9 +310,10 @@ def targets_of(a):
     """lora.targets of the case, and a name for each matrix."""
     words = a.targets or (families.attention_targets(a) + ["experts"] + ["shared_experts"] * a.adapt_shared +
                           ["dense"] * a.adapt_dense)
+    parts = families.PARTS.get(a.family, ("gate", "up", "down"))
     groups = {"experts": ["gate_up_proj", "down_proj"],
-              "shared_experts": [f"shared_{part}_proj" for part in ("gate", "up", "down")],
-              "dense": [f"dense_{part}_proj" for part in ("gate", "up", "down")]}
+              "shared_experts": [f"shared_{part}_proj" for part in parts],
+              "dense": [f"dense_{part}_proj" for part in parts]}
     return words, [name for word in words for name in groups.get(word, [word])]
 
 
@@ -320,12 +326,13 @@ def words_in(text):
 
 
 def random_adapter(a, model):
-    modules, parameters = [], []
+    modules, parameters, block = [], [], families.BLOCK.get(a.family, "mlp")
     for name in targets_of(a)[1]:
         if name in ("gate_up_proj", "down_proj"):
-            parameters.append(f"mlp.experts.{name}")
+            name = name.removeprefix("gate_") if a.family in families.PARTS else name
+            parameters.append(f"{block}.experts.{name}")
         elif name.startswith("dense_"):
-            parameters.append(f"mlp.{name[6:]}.weight")
+            parameters.append(f"{block}.{name[6:]}.weight")
         elif not name.startswith("shared_"):
             modules.append(families.PREFIX.get(a.family, "") + name)
         elif a.family in families.SHARED_BY_WEIGHT:

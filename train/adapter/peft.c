@@ -31,16 +31,15 @@
 #include "train/adapter/amax_file.h"
 #include "data/file/atomic_dir.h"
 #include "train/adapter/peft_config.h"
+#include "train/adapter/peft_keys.h"
 
-#define WEIGHTS_NAME  "adapter_model.safetensors"
-#define BASE_KEY      "moetrain_base"    /* in the metadata: adapters.base.sample in hexadecimal digits */
-#define WEIGHTS_KEY   "moetrain_weights" /* adapters.base.weights */
-#define CONFIG_KEY    "moetrain_config"  /* adapters.base.config */
-#define STEP_KEY      "moetrain_step"    /* adapters.step */
-#define KEY_PREFIX    "base_model.model.model.layers."
-#define NESTED_PREFIX "base_model.model.model.language_model.layers."
-#define KEY_SIZE      192
-#define MAX_CONFIG    (1 << 20)
+#define WEIGHTS_NAME "adapter_model.safetensors"
+#define BASE_KEY     "moetrain_base"    /* in the metadata: adapters.base.sample in hexadecimal digits */
+#define WEIGHTS_KEY  "moetrain_weights" /* adapters.base.weights */
+#define CONFIG_KEY   "moetrain_config"  /* adapters.base.config */
+#define STEP_KEY     "moetrain_step"    /* adapters.step */
+#define KEY_SIZE     192
+#define MAX_CONFIG   (1 << 20)
 
 /* ---- the place of a parameter in a file ---- */
 
@@ -110,13 +109,13 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     } else {
         bool inner = ad->target[LORA_UP] && ad->target[LORA_DOWN] && f.down_inner == (p->target == LORA_DOWN);
         at.is_b = p->is_b != f.swapped;
-        snprintf(module, sizeof(module), "mlp.experts%s", inner ? ".base_layer" : "");
+        snprintf(module, sizeof(module), "%s%s", lora_experts_module(ad->names), inner ? ".base_layer" : "");
     }
     at.shape[at.is_b] = at.r * at.n_exp;
     at.shape[!at.is_b] = at.n;
     const char *factor = p->is_m ? "lora_magnitude_vector" : at.is_b ? "lora_B.weight" : "lora_A.weight";
-    snprintf(at.key, KEY_SIZE, "%s%lld.%s.%s", ad->nested ? NESTED_PREFIX : KEY_PREFIX, (long long)p->layer, module,
-             factor);
+    snprintf(at.key, KEY_SIZE, "%s%lld.%s.%s", ad->nested ? PEFT_KEYS_NESTED : PEFT_KEYS_FLAT, (long long)p->layer,
+             module, factor);
     return at;
 }
 
@@ -230,24 +229,10 @@ static int read_target_parameters(struct source *src, struct json root, struct e
         if (json_str(json_at(list, i), &name, &size, err)) return -1;
         const char *dot = strrchr(name, '.');
         const char *last = dot ? dot + 1 : name;
-        src->param_up |= !strcmp(last, lora_target_name(LORA_UP));
+        src->param_up |= !strcmp(last, lora_target_name(LORA_UP)) || str_ends(name, "experts.up_proj");
         src->param_down |= !strcmp(last, lora_target_name(LORA_DOWN));
     }
     return 0;
-}
-
-/* Whether a key is the module of a Linear, from `self_attn` or `mlp` on, or its weight. */
-static bool names_linear(const char *key, enum lora_target t)
-{
-    static const char *const shared[] = {"mlp.shared_experts", "mlp.shared_expert"};
-    char module[LORA_MODULE_TEXT], weight[LORA_MODULE_TEXT + 8];
-    bool same = false;
-    for (int i = 0; i < MT_LEN(shared) && !lora_target_is_stack(t); i++) {
-        lora_target_module(&(struct tensor_names){.shared = shared[i]}, t, module);
-        snprintf(weight, sizeof(weight), "%s.weight", module);
-        same = same || !strcmp(key, module) || !strcmp(key, weight);
-    }
-    return same;
 }
 
 /* Finds the target that a key of rank_pattern or alpha_pattern names: the name of a target, or the end of a module's
@@ -257,9 +242,7 @@ static int target_of(const char *key, struct json value, enum lora_target *t, st
 {
     if (!strncmp(key, ".*\\.", 4)) key += 4;
     for (*t = LORA_Q; *t < LORA_TARGETS; ++*t) {
-        char full[64];
-        snprintf(full, sizeof(full), "mlp.experts.%s", lora_target_name(*t));
-        if ((lora_target_is_stack(*t) && !strcmp(key, full)) || names_linear(key, *t)) return 0;
+        if (peft_keys_stack(key, *t) || peft_keys_linear(key, *t)) return 0;
         if (!lora_target_is_shared(*t) && !lora_target_is_dense(*t) && !strcmp(key, lora_target_name(*t))) return 0;
     }
     return json_error(value, err,
@@ -319,70 +302,13 @@ out:
     return rc;
 }
 
-/* Whether s begins with the pattern, in which # stands for a number. */
-static bool begins(const char *s, const char *pattern)
-{
-    for (; *pattern; pattern++) {
-        if (*pattern != '#') {
-            if (*s++ != *pattern) return false;
-            continue;
-        }
-        const size_t digits = strspn(s, "0123456789");
-        if (!digits) return false;
-        s += digits;
-    }
-    return true;
-}
-
-static bool is_nested(const char *key) { return !strncmp(key, NESTED_PREFIX, strlen(NESTED_PREFIX)); }
-
-/* Parses a tensor name: the layer, and a bit per target. FUSED: the outer or only tensor of the experts. SPLIT: a
- * tensor of one matrix of one expert. MIXTRAL: the same with Mixtral's names. */
-#define FUSED   (1u << LORA_TARGETS)
-#define SPLIT   (2u << LORA_TARGETS)
-#define MIXTRAL (4u << LORA_TARGETS)
-_Static_assert(LORA_TARGETS <= 29, "three bits above the targets fit into 32");
-static unsigned parse_key(const char *key, int64_t *layer)
-{
-    static const struct {
-        const char *part;
-        unsigned targets;
-    } parts[] = {
-        {".mlp.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
-        {".mlp.experts.lora_", FUSED},
-        {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
-        {".mlp.experts.down_projs.", 1u << LORA_DOWN},
-        {".mlp.experts.#.gate_proj.lora_", SPLIT | 1u << LORA_UP},
-        {".mlp.experts.#.up_proj.lora_", SPLIT | 1u << LORA_UP},
-        {".mlp.experts.#.down_proj.lora_", SPLIT | 1u << LORA_DOWN},
-        {".block_sparse_moe.experts.#.w1.lora_", MIXTRAL | SPLIT | 1u << LORA_UP},
-        {".block_sparse_moe.experts.#.w3.lora_", MIXTRAL | SPLIT | 1u << LORA_UP},
-        {".block_sparse_moe.experts.#.w2.lora_", MIXTRAL | SPLIT | 1u << LORA_DOWN},
-    };
-    const bool nested = is_nested(key);
-    const size_t prefix = strlen(nested ? NESTED_PREFIX : KEY_PREFIX);
-    char *rest;
-    if ((!nested && strncmp(key, KEY_PREFIX, prefix)) || key[prefix] < '0' || key[prefix] > '9') return 0;
-    *layer = strtoll(key + prefix, &rest, 10);
-    const char *lora = strstr(rest, ".lora_");
-    char module[LORA_MODULE_TEXT];
-    if (lora && lora - rest > 1 && lora - rest < LORA_MODULE_TEXT) {
-        snprintf(module, sizeof(module), "%.*s", (int)(lora - rest - 1), rest + 1);
-        for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++)
-            if (names_linear(module, t)) return 1u << t;
-    }
-    for (int64_t i = 0; i < MT_LEN(parts); i++)
-        if (begins(rest, parts[i].part)) return parts[i].targets;
-    return 0;
-}
-
 /* Finds the per-expert form of the tensors, and the r and alpha that it requires. */
 static void detect_layout(struct source *src, unsigned targets)
 {
     for (int64_t i = 0; i < src->st.n_tensors; i++)
         if (strstr(src->st.tensors[i].name, "_projs.")) src->layout.form = FORM_LISTS;
-    if (!(targets & SPLIT)) return;
-    src->layout = (struct layout){.form = FORM_SPLIT, .mixtral = targets & MIXTRAL, .r = src->r};
+    if (!(targets & PEFT_KEYS_SPLIT)) return;
+    src->layout = (struct layout){.form = FORM_SPLIT, .mixtral = targets & PEFT_KEYS_MIXTRAL, .r = src->r};
     if (!(targets & 1u << LORA_UP)) return;
     src->r *= 2;
     src->alpha *= src->rslora ? sqrt(2) : 2;
@@ -394,28 +320,29 @@ static int scan_tensors(struct source *src, struct err *err)
     for (int64_t i = 0; i < src->st.n_tensors; i++) {
         int64_t layer = 0;
         const char *key = src->st.tensors[i].name;
-        unsigned found = parse_key(key, &layer);
+        unsigned found = peft_keys_parse(key, &layer);
         if (!found || layer >= MT_MAX_LAYERS)
             return err_set(err,
                            "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
                            src->dir, WEIGHTS_NAME, safetensors_stored(&src->st.tensors[i]));
-        if (found & FUSED) found |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
+        if (found & PEFT_KEYS_FUSED)
+            found |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
         targets |= found;
-        if (i && is_nested(key) != src->nested)
+        if (i && peft_keys_nested(key) != src->nested)
             return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,
                            WEIGHTS_NAME);
-        src->nested = is_nested(key);
+        src->nested = peft_keys_nested(key);
         src->published |= src->st.tensors[i].stored != NULL;
         src->layer_on[layer] = true;
         src->targets_of[layer] |= found;
     }
-    if ((targets & FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN)))
+    if ((targets & PEFT_KEYS_FUSED) && !(targets & (1u << LORA_UP | 1u << LORA_DOWN)))
         return err_set(err,
                        "%s/%s: key `target_parameters` must name gate_up_proj or down_proj for the experts' tensors",
                        src->dir, PEFT_CONFIG_NAME);
     for (enum lora_target t = LORA_Q; t < LORA_TARGETS; t++) {
         src->target[t] = targets >> t & 1;
-        if ((targets & SPLIT) && src->rank[t])
+        if ((targets & PEFT_KEYS_SPLIT) && src->rank[t])
             return err_set(err, "%s/%s: key `rank_pattern` is not read together with a tensor per expert", src->dir,
                            PEFT_CONFIG_NAME);
     }

@@ -39,7 +39,8 @@ static void peft_name(const struct adapters *ad, enum lora_target t, char name[N
 {
     char module[LORA_MODULE_TEXT];
     if (lora_target_is_stack(t)) {
-        snprintf(name, NAME_SIZE, "mlp.experts.%s", lora_target_name(t));
+        lora_stack_module(ad->names, t, module);
+        snprintf(name, NAME_SIZE, "%s", module);
         return;
     }
     lora_target_module(ad->names, t, module);

@@ -530,37 +530,10 @@ static void print_cell(FILE *out, const struct error *e) { fprintf(out, " %7.1e%
 
 static void print_head(const struct check *k)
 {
-    static const char *const target[LORA_TARGETS] = {
-        [LORA_Q] = "q",
-        [LORA_K] = "k",
-        [LORA_V] = "v",
-        [LORA_O] = "o",
-        [LORA_Q_A] = "q_a",
-        [LORA_Q_B] = "q_b",
-        [LORA_KV_A] = "kv_a",
-        [LORA_KV_B] = "kv_b",
-        [LORA_KV] = "kv",
-        [LORA_O_B] = "o_b",
-        [LORA_IN_QKV] = "in_qkv",
-        [LORA_IN_Z] = "in_z",
-        [LORA_IN_B] = "in_b",
-        [LORA_IN_A] = "in_a",
-        [LORA_IN_QKVZ] = "in_qkvz",
-        [LORA_IN_BA] = "in_ba",
-        [LORA_OUT] = "out",
-        [LORA_UP] = "up",
-        [LORA_DOWN] = "down",
-        [LORA_SHARED_GATE] = "s_gate",
-        [LORA_SHARED_UP] = "s_up",
-        [LORA_SHARED_DOWN] = "s_down",
-        [LORA_DENSE_GATE] = "d_gate",
-        [LORA_DENSE_UP] = "d_up",
-        [LORA_DENSE_DOWN] = "d_down",
-    };
     fprintf(k->out, "\n  layer  rerouted  %-9s%-9s", "attn", "out");
     for (int kind = 0; kind < KINDS; kind++) {
         char name[16];
-        snprintf(name, sizeof(name), "%s.%c", target[kind / 2], kind % 2 ? 'B' : 'A');
+        snprintf(name, sizeof(name), "%s.%c", lora_target_short((enum lora_target)(kind / 2)), kind % 2 ? 'B' : 'A');
         if (k->plan.target[kind / 2]) fprintf(k->out, "%-9s", name);
     }
     fprintf(k->out, "\n");
