@@ -12,9 +12,9 @@
 /* clang-format off */
 /* In the order of --help; "bench_step" is `bench step`. */
 #define COMMANDS(X) \
-    X(train) X(eval) X(generate) X(chat) X(serve) X(teach) X(pairs) X(export) X(plan) X(init) X(finetune) X(check) \
-    X(tokens) X(inspect) X(quant) X(compare) X(push) X(synth) X(bench) X(bench_step) X(bench_ops) X(bench_decode) \
-    X(bench_lora) X(bench_dequant) X(bench_quant) X(bench_attn) X(config) X(help) X(version)
+    X(train) X(eval) X(generate) X(chat) X(serve) X(teach) X(pairs) X(rewards) X(export) X(plan) X(init) X(finetune) \
+    X(check) X(tokens) X(inspect) X(quant) X(compare) X(push) X(synth) X(bench) X(bench_step) X(bench_ops) \
+    X(bench_decode) X(bench_lora) X(bench_dequant) X(bench_quant) X(bench_attn) X(config) X(help) X(version)
 #define X(name) extern const struct command command_##name;
 COMMANDS(X)
 #undef X

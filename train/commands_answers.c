@@ -4,6 +4,7 @@
 #include "train/config/config_guess.h"
 #include "train/generate/generate.h"
 #include "train/generate/row_answer.h"
+#include "train/rollout/score_rollouts.h"
 #include "train/serve/serve.h"
 #include "train/tools/pairs.h"
 #include "train/tools/teach.h"
@@ -36,6 +37,12 @@ static int do_pairs(const void *args, struct config *cfg, struct err *err)
 {
     (void)cfg;
     return pairs_run(args, stdout, err);
+}
+
+static int do_rewards(const void *args, struct config *cfg, struct err *err)
+{
+    config_without_teacher(cfg);
+    return score_rollouts(args, cfg, stdout, err);
 }
 
 /* ---- rows */
@@ -153,6 +160,18 @@ static const struct cli_row pairs_rows[] = {
     {"--out", "FILE", FIELD(pairs_options, out), NULL, NULL, NULL, "the file of pairs", true},
 };
 
+static const struct cli_row rewards_rows[] = {
+    CONFIG(score_options),
+    NEEDED(score_options, rollouts, "ROLLOUTS.jsonl",
+           "completions: {prompt_ids, completion_ids, text, finish_reason, group}, as `generate --format rollouts` and "
+           "training with rewards write them"),
+    OPTION(score_options, prompts, "--prompts", "FILES", NULL, NULL,
+           "the rows that were answered, {prompt | messages, other keys}: rewards read their other keys as columns; "
+           "found by the tokens of the prompt"),
+    OPTION(score_options, output, "--output", "FILE", NULL, NULL, "write the rows with their reward and rewards"),
+    OVERRIDES(score_options),
+};
+
 const struct command command_generate = {
     "generate", "write text with the adapter or the base model",
     "Special tokens are printed, except the one that ends the text.\n\n"
@@ -188,4 +207,10 @@ const struct command command_pairs = {
     "writes {prompt, chosen, rejected, tools}, which objective.kind = dpo reads. An answer that the limit of tokens "
     "cut is never the chosen one.",
     ROWS(pairs_rows), NONE, ARGS(pairs_options), false, do_pairs};
+const struct command command_rewards = {
+    "rewards", "score recorded completions with the rewards of [reward], to try these before a run",
+    "Prints mean, standard deviation, smallest and largest value of each reward and of the weighted sum, how many "
+    "are null, and how many of these a command did not answer. Commands run as in training. A row may also have "
+    "`columns`, an object, in place of those of its prompt. The output can be trained on as recorded rollouts.",
+    ROWS(rewards_rows), NONE, ARGS(score_options), true, do_rewards};
 /* clang-format on */

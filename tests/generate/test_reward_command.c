@@ -249,6 +249,11 @@ static void bad_answers(void **state)
     assert_int_equal(step_of(r, 1, 3, &out, &err), -1);
     assert_non_null(strstr(err.msg, "id 0 is of no row of step 1"));
     end(r, fds);
+    r = begin("say 5 '{\"id\": 1, \"reward\": 1}'", ""); /* of the step before */
+    pass(r, 0, 3, &out);
+    assert_int_equal(step_of(r, 1, 3, &out, &err), -1);
+    assert_non_null(strstr(err.msg, "id 1 is of no row of step 1"));
+    end(r, fds);
     r = begin("long", "");
     assert_int_equal(step_of(r, 4, 3, &out, &err), -1);
     assert_string_equal(err.msg, "reward.r: line 1 of its output is longer than 16777216 bytes");

@@ -51,6 +51,7 @@ COMMANDS = {
     "inspect": ["{model}"],
     "compare": ["{run}", "{run}"],
     "pairs": ["{prompts}", "{judged}", "--out", "pairs.jsonl"],
+    "rewards": ["{config}", "{rollouts}", "--prompts", "{prompts}", "--set", "reward.a=exact"],
     "synth": ["gpt-oss-tiny", "made", "--layers", "1"],
     "bench step": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
     "bench ops": ["--arch", "gpt-oss-tiny", "--layers", "1", "--tokens", "64", "--seq", "32", "--steps", "1"],
@@ -224,6 +225,9 @@ class Fixtures:
         self.words["judged"] = s.path("judged.jsonl")
         with open(self.words["judged"], "w") as f:
             f.writelines(json.dumps({"id": 0, "reward": reward, "text": "a"}) + "\n" for reward in (0, 1))
+        self.words["rollouts"] = s.path("rollouts.jsonl")
+        with open(self.words["rollouts"], "w") as f:
+            f.write(json.dumps({"prompt_ids": [1], "completion_ids": [2], "text": "a"}) + "\n")
         self.words["template"] = s.path("template.jinja")
         with open(s.path("template.jinja"), "w") as f:
             f.write(TEMPLATE)

@@ -283,6 +283,7 @@ static void test_rules(void **state)
         {"inspect", {"--"}, "missing argument: PATH"},
         {"pairs", {"a"}, "missing argument: ANSWERS.jsonl"},
         {"pairs", {"a", "b"}, "missing option: --out FILE"},
+        {"rewards", {"a.ini"}, "missing argument: ROLLOUTS.jsonl"},
         {"config", {"x"}, "unexpected argument: x"},
     };
     for (int i = 0; i < MT_LEN(cases); i++) {

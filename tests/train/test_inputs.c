@@ -184,6 +184,8 @@ static void of_the_commands(void **state)
         {{"inspect", "@"}, FOLDER, NULL, "no model.safetensors.index.json and no model.safetensors"},
         {{"inspect", "@"}, EMPTY, NULL, ": expected a checkpoint"},
         {{"pairs", "@", "$", "--out", "pairs.jsonl"}, BROKEN, NULL, LINK},
+        {{"rewards", "$", "@", "--set", "reward.a=exact"}, BROKEN, NULL, LINK},
+        {{"rewards", "$", "@", "--set", "reward.a=exact"}, EMPTY, NULL, " has no rows"},
         {{"train", "@"}, BROKEN, NULL, LINK},
         {{"train", "@"}, FOLDER, NULL, " is a directory, not a configuration"},
         {{"tokens", "@"}, BROKEN, NULL, LINK},
