@@ -39,6 +39,8 @@ MUTATIONS = [
     ("data/dataset/preference_rows.c", "return !(begins_with(own, prompt->value) &&",
      "return (begins_with(own, prompt->value) &&", "preferences"),
     ("data/dataset/preference_rows.c", "*good = i >= MT_LEN(words) / 2;", "*good = i > 0;", "preferences:labels"),
+    ("train/report/history.c", "if (score(h, i) == score(h, best)) return", "if (0) return", "compare"),
+    ("train/run/run_evaluate.c", "return exp(-parts->of[i].mean);", "return exp(nll);", "preference:other_commands"),
     ("train/report/history.c", "? 1 - h->eval_right.v[i] :", "? h->eval_right.v[i] :", "compare"),
     ("train/objective/micro_batch.c", "add(out, b, a, b, a - 1);", "add(out, b, a, b, a);", "preference_parity"),
     ("train/tools/pairs.c", "if (score < j->low) {", "if (score > j->low) {", "pairs"),

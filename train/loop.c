@@ -154,7 +154,7 @@ static int evaluate(struct training *t, struct err *err)
     struct metrics *metrics = training_is_first(t) ? &t->metrics : NULL;
     if (t->run.eval.n_docs && !run_evaluate(&t->run, &e, stop_asked)) return LOOP_INTERRUPTED;
     const double score = score_of(t->run.cfg, &e);
-    const bool lowest = score < s->best_loss;
+    const bool lowest = score < s->best_loss || (score == s->best_loss && e.loss < s->best_tie);
     e.from = s->eval_from < 0 ? s->step : s->eval_from;
     e.best = lowest && s->step > 0; /* step 0 is only the reference: there is no trained adapter to save */
     if (t->run.eval.n_docs && metrics) metrics_eval(metrics, &e);
@@ -167,6 +167,7 @@ static int evaluate(struct training *t, struct err *err)
     s->n_worse = lowest ? 0 : s->n_worse + 1;
     if (!lowest) return 0;
     s->best_loss = score;
+    s->best_tie = e.loss;
     s->best_step = s->step;
     return e.best ? saves_best(t, err) : 0;
 }

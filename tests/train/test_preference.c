@@ -226,6 +226,8 @@ static void other_commands(void **state)
         fail_msg("%s", said.err);
     if (RUN("eval", process_output(config, "config.ini"))) fail_msg("%s", said.err);
     assert_says(said.out, "\"eval_rewards/accuracies\":");
+    const double chosen = metric(config, "eval", 0, "eval_logps/chosen_per_token");
+    assert_close(log(metric(config, "eval", 0, "perplexity")), -chosen, 1e-9);
 }
 
 /* Steps of the demo's files. */

@@ -240,8 +240,11 @@ static void write_plot(FILE *out, const struct compared *runs, int n, bool held_
         int width, height;
     } sizes[] = {{"wide", 1120, 380}, {"narrow", 360, 260}};
     fprintf(out, "<h2>%s</h2>\n", held_out ? "Held-out loss" : "Training loss, smoothed");
+    const char *unit = "nats per token";
+    for (int i = 0; i < n; i++)
+        if (history_has_preferences(&runs[i].history)) unit = "loss of the objective";
     for (int k = 0; k < MT_LEN(sizes); k++) {
-        struct svg_plot p = {"step", "nats per token", sizes[k].width, sizes[k].height, .n_lines = n};
+        struct svg_plot p = {"step", unit, sizes[k].width, sizes[k].height, .n_lines = n};
         for (int i = 0; i < n; i++) {
             const struct history *h = &runs[i].history;
             const struct series *x = held_out ? &h->eval_step : &h->step, *y = held_out ? &h->eval_loss : &h->smooth;

@@ -150,12 +150,25 @@ static double score(const struct history *h, int64_t i)
     return h->start.by_accuracy && isfinite(h->eval_right.v[i]) ? 1 - h->eval_right.v[i] : h->eval_loss.v[i];
 }
 
+static bool is_better(const struct history *h, int64_t i, int64_t best)
+{
+    if (score(h, i) == score(h, best)) return h->eval_loss.v[i] < h->eval_loss.v[best];
+    return score(h, i) < score(h, best);
+}
+
 int64_t history_best(const struct history *h)
 {
     int64_t best = -1;
     for (int64_t i = h->first_eval; i < h->eval_loss.n; i++)
-        if (isfinite(score(h, i)) && (best < 0 || score(h, i) < score(h, best))) best = i;
+        if (isfinite(score(h, i)) && (best < 0 || is_better(h, i, best))) best = i;
     return best;
+}
+
+bool history_has_preferences(const struct history *h)
+{
+    for (int64_t i = 0; i < h->margin.n; i++)
+        if (isfinite(h->margin.v[i])) return true;
+    return isfinite(series_last(&h->eval_margin));
 }
 
 const char *history_stop(const struct history *h, char text[80])

@@ -42,8 +42,10 @@ int history_read(struct history *h, const char *dir, struct err *err) MT_CHECK;
 void history_free(struct history *h); /* h may be zeroed */
 
 /* Index of the evaluation with the lowest finite loss, with eval.best = accuracy of the highest share of pairs that are
- * right, the first of equal ones; from first_eval on, or -1. */
+ * right, and of equal ones the lowest loss; from first_eval on, or -1. */
 int64_t history_best(const struct history *h);
+/* Whether the run had a preference objective: its loss is not one per token. */
+bool history_has_preferences(const struct history *h);
 /* "stopped early: no lower held-out loss for 3 evaluations"; "" for a run that was not ended by eval.patience. */
 const char *history_stop(const struct history *h, char text[80]);
 

@@ -61,7 +61,8 @@ static void write_loss(FILE *out, const struct history *h, const char *css, int 
 {
     const double *step = h->step.v;
     const int64_t n = h->step.n;
-    struct svg_plot loss = {"step", "nats per token", width, height, .n_lines = 3};
+    const char *unit = history_has_preferences(h) ? "loss of the objective" : "nats per token";
+    struct svg_plot loss = {"step", unit, width, height, .n_lines = 3};
     loss.lines[0] = (struct svg_line){"a faint", step, h->loss.v, n, false};
     loss.lines[1] = (struct svg_line){"a", step, h->smooth.v, n, false};
     loss.lines[2] = (struct svg_line){"b", h->eval_step.v + h->first_eval, h->eval_loss.v + h->first_eval,
@@ -102,11 +103,6 @@ static bool has_teacher(const struct history *h)
     return isfinite(series_last(&h->kl)) || isfinite(series_last(&h->eval_kl));
 }
 
-static bool has_preferences(const struct history *h)
-{
-    return isfinite(series_last(&h->margin)) || isfinite(series_last(&h->eval_margin));
-}
-
 /* Two numbers beside the loss, in training and of the held-out data. */
 struct beside {
     const char *title, *unit;
@@ -137,14 +133,14 @@ static void write_parts(FILE *out, const struct history *h)
     const struct beside answers[2] = {{"Reward margin", "chosen - rejected", &h->margin, &h->eval_margin},
                                       {"Preference accuracy", "share of pairs", &h->right, &h->eval_right}};
     if (has_teacher(h)) write_beside(out, h, teacher);
-    if (has_preferences(h)) write_beside(out, h, answers);
+    if (history_has_preferences(h)) write_beside(out, h, answers);
 }
 
 static void write_evals(FILE *out, const struct history *h)
 {
     char text[32];
     int64_t best = history_best(h);
-    const bool teacher = has_teacher(h), answers = has_preferences(h);
+    const bool teacher = has_teacher(h), answers = history_has_preferences(h);
     fprintf(out,
             "<h2>Evaluations</h2>\n<div "
             "class=\"table\"><table><tr><th>step<th>loss%s<th>perplexity<th>accuracy<th>tokens<th></tr>\n",

@@ -1,5 +1,6 @@
 /* run_evaluate.c - one micro-batch, and the evaluation of the held-out data. */
 #include <math.h>
+#include <string.h>
 
 #include "train/objective/micro_batch.h"
 #include "train/objective/run_objective.h"
@@ -69,6 +70,16 @@ static bool evaluate_some(struct run *r, const struct batch *b, int64_t first, i
     return true;
 }
 
+/* Perplexity of all labelled tokens; with a preference objective of the better answers alone, as a worse answer should
+ * become unlikely. */
+static double perplexity(const struct objective_means *parts, double nll)
+{
+    for (int i = 0; i < parts->n; i++)
+        if (!strcmp(parts->of[i].name, "logps/chosen_per_token") && isfinite(parts->of[i].mean))
+            return exp(-parts->of[i].mean);
+    return exp(nll);
+}
+
 bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
 {
     const struct loader_options opt = run_loader_options(r->cfg, false);
@@ -97,7 +108,7 @@ bool run_evaluate(struct run *r, struct eval_metrics *out, bool (*stop)(void))
     out->tokens = counts.labels;
     out->loss = model_objective(&r->model, &sum, counts.labels);
     out->parts = model_parts(&r->model, &sum, counts.labels);
-    out->perplexity = exp(sum.nll / labels);
+    out->perplexity = perplexity(&out->parts, sum.nll / labels);
     out->accuracy = (double)sum.n_hit / labels;
     out->ms = clock_ms() - start;
     return !stopped;

@@ -27,7 +27,7 @@ static int keep_earlier_run(const struct training *t, struct err *err)
 /* The next evaluation writes best/ whatever its loss. */
 static void forget_best(struct train_state *s)
 {
-    s->best_loss = INFINITY;
+    s->best_loss = s->best_tie = INFINITY;
     s->best_step = s->n_worse = 0;
     s->eval_step = s->eval_from = -1;
 }
@@ -119,8 +119,8 @@ static void take_state(struct training *t, const struct train_state *found)
     if (found->eval_hash == fresh.eval_hash || !t->run.eval.n_docs) return;
     t->state.eval_hash = fresh.eval_hash;
     forget_best(&t->state);
-    log_info("other held-out data, or another eval.max_batches, than before: losses are not compared with those up to "
-             "step %lld, and the next evaluation writes best/ again",
+    log_info("other held-out data, or another eval.max_batches or eval.best, than before: losses are not compared with "
+             "those up to step %lld, and the next evaluation writes best/ again",
              (long long)t->state.step);
 }
 

@@ -101,6 +101,7 @@ static int open_schedule(struct training *t, struct err *err)
     }
     t->state = (struct train_state){.smooth_loss = 0,
                                     .best_loss = INFINITY,
+                                    .best_tie = INFINITY,
                                     .eval_step = -1,
                                     .eval_from = -1,
                                     .seed = (uint64_t)cfg->train.seed,

@@ -147,13 +147,17 @@ static const struct field {
     {NAMED(smooth_loss), FIELD_F64}, {NAMED(first_loss), FIELD_F64}, {NAMED(best_loss), FIELD_F64},
     {NAMED(best_step), FIELD_I64},   {NAMED(n_worse), FIELD_I64},    {NAMED(eval_step), FIELD_I64},
     {NAMED(seed), FIELD_U64},        {NAMED(data_hash), FIELD_U64},  {NAMED(model_hash), FIELD_U64},
-    {NAMED(eval_hash), FIELD_U64},   {NAMED(eval_from), FIELD_I64},
+    {NAMED(eval_hash), FIELD_U64},   {NAMED(eval_from), FIELD_I64},  {NAMED(best_tie), FIELD_F64},
 };
 _Static_assert(sizeof(struct train_state) == 8 * sizeof(fields) / sizeof(fields[0]),
                "a field of train_state is missing");
 
 /* Older checkpoints lack these fields. */
-static bool is_later(const char *name) { return !strcmp(name, "eval_from") || !strcmp(name, "model_hash"); }
+static bool is_later(const char *name)
+{
+    static const char *const later[] = {"eval_from", "model_hash", "best_tie"};
+    return str_in(name, later, MT_LEN(later));
+}
 
 static void settings_write(struct json_out *o, const struct config *cfg)
 {
@@ -213,7 +217,7 @@ int checkpoint_peek(const char *dir, struct train_state *state, int64_t *n_updat
     struct json settings;
     if (!(*doc = json_load_in(dir, STATE, MAX_TEXT, err))) return -1;
     const struct json root = json_root(*doc);
-    *state = (struct train_state){.step = 0};
+    *state = (struct train_state){.best_tie = INFINITY};
     int rc = 0;
     if (!json_has(root, SETTINGS))
         rc = err_set(err,

@@ -17,7 +17,8 @@ struct train_state {
     int64_t total_steps;   /* total steps of the run when this was saved: the length of the schedule */
     double smooth_loss;    /* as in the step line */
     double first_loss; /* before the first update: of its step, or at step 0 if higher; divergence is judged by it */
-    double best_loss;  /* lowest held-out loss; infinity: none yet */
+    double best_loss;  /* lowest held-out loss, or share of wrong pairs (eval.best); infinity: none yet */
+    double best_tie;   /* loss of that evaluation: with eval.best = accuracy it decides between equal ones */
     int64_t best_step;
     int64_t n_worse;   /* evaluations since best_step without a lower loss */
     int64_t eval_step; /* last evaluated step; -1: none */

@@ -280,7 +280,8 @@ static int check_losses(const struct resume *r, struct err *err)
         bool good;
     } losses[] = {{"smooth_loss", s->smooth_loss, isfinite(s->smooth_loss)},
                   {"first_loss", s->first_loss, isfinite(s->first_loss)},
-                  {"best_loss", s->best_loss, s->best_loss > -HUGE_VAL}};
+                  {"best_loss", s->best_loss, s->best_loss > -HUGE_VAL},
+                  {"best_tie", s->best_tie, s->best_tie > -HUGE_VAL}};
     char value[40];
     for (int64_t i = 0; i < MT_LEN(losses); i++) {
         if (losses[i].good) continue;
