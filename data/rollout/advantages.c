@@ -84,3 +84,26 @@ struct advantage_stats advantages_stats(const double *reward, int64_t n, const s
     }
     return (struct advantage_stats){all.mean, all.std, n ? (double)zero / (double)n : NAN};
 }
+
+static void add_normalized(double *sum, const double *values, double weight, int64_t n, int64_t n_reward,
+                           double *column)
+{
+    for (int64_t i = 0; i < n; i++) column[i] = values[i * n_reward];
+    const struct moments m = moments_of(column, n);
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(column[i])) continue;
+        sum[i] = or_zero(sum[i]) + weight * (column[i] - m.mean) / (or_zero(m.std) + SPREAD);
+    }
+}
+
+void advantages_normalized_sum(double *sum, const double *values, const double *weights, int64_t n, int64_t n_reward,
+                               int64_t n_group)
+{
+    double *column = mem_array(n_group, sizeof(*column));
+    check(n, &(struct advantage_options){.n_group = n_group});
+    for (int64_t i = 0; i < n; i++) sum[i] = (double)NAN;
+    for (int64_t g = 0; g < n; g += n_group)
+        for (int64_t k = 0; k < n_reward; k++)
+            add_normalized(sum + g, values + g * n_reward + k, weights[k], n_group, n_reward, column);
+    mem_free(column);
+}

@@ -166,6 +166,48 @@ static void advantages(void **state)
     }
 }
 
+/* TRL 1.16 in f64: nulls of one reward, of both, of a whole group of one. */
+static void normalized_sums(void **state)
+{
+    (void)state;
+    static const double values[] = {1,    2,   0,    NAN, 0.5, 5,   NAN, NAN, 0.25, NAN, 0.25, 1,
+                                    0.25, NAN, 0.25, 4,   NAN, NAN, NAN, NAN, 2,    NAN, NAN,  3};
+    static const double weights[] = {2, -0.5};
+    static const double want[12] = {2.3531368046962475,
+                                    -1.9996000799840032,
+                                    -0.35353672471224423,
+                                    NAN,
+                                    0,
+                                    0.35353672471224423,
+                                    0,
+                                    -0.35353672471224423,
+                                    NAN,
+                                    NAN,
+                                    0,
+                                    0};
+    static const double advantage[12] = {2.113989302434496,
+                                         -1.7963822459438352,
+                                         -0.31760705649066057,
+                                         0,
+                                         0,
+                                         0.31760705649066057,
+                                         0,
+                                         -0.31760705649066057,
+                                         0,
+                                         0,
+                                         0,
+                                         0};
+    const struct advantage_options opt = {4, ADVANTAGE_BATCH, false};
+    double sum[12], a[12];
+    advantages_normalized_sum(sum, values, weights, 12, 2, 4);
+    advantages_compute(a, sum, 12, &opt);
+    for (int i = 0; i < 12; i++) {
+        assert_true(isnan(want[i]) == isnan(sum[i]));
+        if (!isnan(want[i])) assert_close(sum[i], want[i], 1e-14);
+        assert_close(a[i], advantage[i], 1e-14);
+    }
+}
+
 /* Equal rewards that no double holds exactly: exactly 0, not their rounding divided by 1e-4. */
 static void equal_rewards(void **state)
 {
@@ -190,6 +232,7 @@ int test_rollouts(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(reads_rows),    cmocka_unit_test(refuses_rows),
                                        cmocka_unit_test(checks_groups), cmocka_unit_test(hashes),
-                                       cmocka_unit_test(advantages),    cmocka_unit_test(equal_rewards)};
+                                       cmocka_unit_test(advantages),    cmocka_unit_test(normalized_sums),
+                                       cmocka_unit_test(equal_rewards)};
     return cmocka_run_group_tests_name("rollouts", tests, NULL, NULL);
 }

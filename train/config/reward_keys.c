@@ -60,6 +60,9 @@ static const struct argument {
     {"pattern", "regex", NULL, offsetof(struct reward_key, pattern), true},
     {"max", "length", "[1, 1e9]", offsetof(struct reward_key, max), true},
     {"cache", "length", "[0, 1e9]", offsetof(struct reward_key, cache), true},
+    {"model", "judge", NULL, offsetof(struct reward_key, model), false},
+    {"prompt", "judge", NULL, offsetof(struct reward_key, prompt), false},
+    {"key", "judge", NULL, offsetof(struct reward_key, key), false},
     {"n", "repetition", "[1, 64]", offsetof(struct reward_key, n), false},
 };
 
@@ -107,7 +110,7 @@ static int read_arguments(struct reward_key *key, struct err *err)
     char known[128];
     key->reference = "answer";
     key->n = 3;
-    for (int64_t w = 1; w < key->words.n; w++) {
+    for (int64_t w = key->kind == REWARD_JUDGE ? 2 : 1; w < key->words.n; w++) {
         const char *word = key->words.words[w];
         int i = 0;
         for (; i < MT_LEN(arguments); i++) {
@@ -135,8 +138,11 @@ static int read_value(struct reward_key *key, const char *value, struct err *err
     const int i = config_choice_index(REWARD_KINDS, kind);
     if (i < 0) return err_set(err, "unknown kind of reward \"%.40s\": expected %s", kind, REWARD_KINDS);
     key->kind = (enum reward_kind)i;
+    const char *second = key->words.n > 1 ? key->words.words[1] : "";
+    if (key->kind == REWARD_JUDGE && strncmp(second, "http://", 7) && strncmp(second, "https://", 8))
+        return err_set(err, "judge needs an address, http://... or https://...");
     if (key->kind != REWARD_COMMAND) return read_arguments(key, err);
-    return key->words.n > 1 && *key->words.words[1] ? 0 : err_set(err, "command needs a program");
+    return *second ? 0 : err_set(err, "command needs a program");
 }
 
 void reward_key_free(struct reward_key *key)

@@ -8,7 +8,7 @@
 /* Kinds of rewards, by enum reward_kind; train/reward/README.md defines them. Verifiers are right or wrong. */
 #define VERIFIERS       "exact|last_number|boxed|regex|json|think_format"
 #define REWARD_BUILTINS VERIFIERS "|length|repetition"
-#define REWARD_KINDS    REWARD_BUILTINS "|command"
+#define REWARD_KINDS    REWARD_BUILTINS "|command|judge"
 enum reward_kind {
     REWARD_EXACT,
     REWARD_LAST_NUMBER,
@@ -18,7 +18,8 @@ enum reward_kind {
     REWARD_THINK_FORMAT,
     REWARD_LENGTH,
     REWARD_REPETITION,
-    REWARD_COMMAND
+    REWARD_COMMAND,
+    REWARD_JUDGE
 };
 
 enum { REWARDS_MOST = 16, REWARD_NAME = 40 };
@@ -27,7 +28,9 @@ struct reward_key {
     char name[REWARD_NAME];
     double weight;
     enum reward_kind kind;
-    struct words words; /* the value; the first is the kind; COMMAND: the others are its program and arguments */
+    struct words words;               /* the value; the first is the kind; COMMAND: the others are its program and
+                                         arguments; JUDGE: the second is its address */
+    const char *model, *prompt, *key; /* JUDGE: files but the first; NULL: not given */
     /* arguments KEY=VALUE of built-in rewards */
     const char *reference, *pattern; /* a column of the row; REGEX */
     bool ignore_case;                /* EXACT, REGEX */

@@ -6,12 +6,14 @@
 #include <string.h>
 
 #include "data/json/text.h"
+#include "train/reward/judge.h"
 #include "train/reward/reward_command.h"
 
 struct reward {
     struct reward_key key;
     struct verifier verifier;      /* of a built-in one */
     struct reward_command command; /* REWARD_COMMAND */
+    struct judge *judge;           /* REWARD_JUDGE */
 };
 struct rewards {
     struct reward of[REWARDS_MOST];
@@ -24,6 +26,8 @@ struct rewards {
 };
 
 static bool is_command(const struct reward *r) { return r->key.kind == REWARD_COMMAND; }
+static bool is_judge(const struct reward *r) { return r->key.kind == REWARD_JUDGE; }
+static bool is_builtin(const struct reward *r) { return !is_command(r) && !is_judge(r); }
 
 /* ---- opening ---- */
 
@@ -46,6 +50,15 @@ static int open_command(struct reward *r, const struct config *c, struct err *er
 {
     char name[REWARD_NAME + 8];
     snprintf(name, sizeof(name), "reward.%s", r->key.name);
+    if (is_judge(r)) {
+        const struct judge_options opt = {.name = name,
+                                          .url = r->key.words.words[1],
+                                          .model = r->key.model,
+                                          .prompt_file = r->key.prompt,
+                                          .key_file = r->key.key,
+                                          .timeout_s = c->reward.timeout_s};
+        return (r->judge = judge_open(&opt, err)) ? 0 : -1;
+    }
     if (reward_command_open(&r->command, name, r->key.words.words + 1, err)) return -1;
     r->command.timeout_s = c->reward.timeout_s;
     r->command.nan_is_null = c->reward.on_nan == CFG_NAN_NULL;
@@ -61,9 +74,9 @@ struct rewards *rewards_open(const struct config *c, struct err *err)
     if (!r->n)
         rc = err_set(err, "no rewards: add a section [reward] with NAME = KIND ARGUMENTS, e.g. correct = last_number");
     for (int64_t i = 0; !rc && i < r->n; i++)
-        if (!is_command(&r->of[i])) rc = open_builtin(&r->of[i], err);
+        if (is_builtin(&r->of[i])) rc = open_builtin(&r->of[i], err);
     for (int64_t i = 0; !rc && i < r->n; i++) {
-        if (is_command(&r->of[i])) rc = open_command(&r->of[i], c, err);
+        if (!is_builtin(&r->of[i])) rc = open_command(&r->of[i], c, err);
         r->has_command |= is_command(&r->of[i]);
     }
     r->metrics = mem_array(REWARDS_MOST * REWARD_METRICS, sizeof(*r->metrics));
@@ -78,6 +91,7 @@ void rewards_close(struct rewards *r)
     for (int64_t i = 0; i < r->n; i++) {
         verifier_close(&r->of[i].verifier);
         reward_command_close(&r->of[i].command);
+        judge_close(r->of[i].judge);
         reward_key_free(&r->of[i].key);
     }
     mem_free(r->values);
@@ -95,8 +109,10 @@ double rewards_weight(const struct rewards *r, int64_t i) { return r->of[i].key.
 int rewards_begin(struct rewards *r, int64_t step, struct err *err)
 {
     r->n_item = 0;
-    for (int64_t i = 0; i < r->n; i++)
+    for (int64_t i = 0; i < r->n; i++) {
+        if (is_judge(&r->of[i])) judge_begin(r->of[i].judge, step);
         if (is_command(&r->of[i]) && reward_command_begin(&r->of[i].command, step, err)) return -1;
+    }
     return 0;
 }
 
@@ -152,9 +168,13 @@ static int score_all(struct rewards *r, const struct reward_item *item, struct j
     struct text_buf row = {0};
     int rc = 0;
     if (r->has_command) put_row(&row, item);
-    for (int64_t i = 0; !rc && i < r->n; i++)
-        rc = is_command(&r->of[i]) ? reward_command_add(&r->of[i].command, row.text, row.size, err)
-                                   : score(&r->of[i], item, columns, &values[i], err);
+    for (int64_t i = 0; !rc && i < r->n; i++) {
+        struct reward *of = &r->of[i];
+        const struct verify_text text = item->answer.content;
+        rc = is_command(of) ? reward_command_add(&of->command, row.text, row.size, err)
+             : is_judge(of) ? judge_add(of->judge, item->prompt, text.text, text.size, columns, err)
+                            : score(of, item, columns, &values[i], err);
+    }
     text_free(&row);
     return rc;
 }
@@ -179,25 +199,47 @@ int rewards_submit(struct rewards *r, const struct reward_item *item, struct err
 
 /* ---- results ---- */
 
-static int wait_for_commands(struct rewards *r, struct err *err)
+static int end_one(struct reward *r, struct err *err)
+{
+    if (is_judge(r)) judge_end(r->judge);
+    return is_command(r) ? reward_command_end(&r->command, err) : 0;
+}
+
+/* *open: it has rewards to come. */
+static int work_one(struct reward *r, bool *open, struct err *err)
+{
+    *open = false;
+    if (is_builtin(r)) return 0;
+    if (is_judge(r) ? judge_work(r->judge, err) : reward_command_work(&r->command, err)) return -1;
+    *open = is_judge(r) ? !judge_done(r->judge) : !reward_command_done(&r->command);
+    return 0;
+}
+
+static int wait_for_all(struct rewards *r, struct err *err)
 {
     for (int64_t i = 0; i < r->n; i++)
-        if (is_command(&r->of[i]) && reward_command_end(&r->of[i].command, err)) return -1;
+        if (end_one(&r->of[i], err)) return -1;
     for (;;) {
         struct pollfd fds[REWARDS_MOST * PROGRAM_FDS];
-        int n = 0, open = 0;
+        bool open, any = false, judges = false;
+        int n = 0;
         for (int64_t i = 0; i < r->n; i++) {
-            struct reward_command *c = &r->of[i].command;
-            if (!is_command(&r->of[i])) continue;
-            if (reward_command_work(c, err)) return -1;
-            if (reward_command_done(c)) continue;
-            open++;
-            n += program_fds(&c->program, fds + n);
+            if (work_one(&r->of[i], &open, err)) return -1;
+            any |= open;
+            judges |= open && is_judge(&r->of[i]);
+            if (open && is_command(&r->of[i])) n += program_fds(&r->of[i].command.program, fds + n);
         }
-        if (!open) return 0;
-        poll(fds, (nfds_t)n, 50); /* also the time of a timeout; a signal is for the caller */
+        if (!any) return 0;
+        poll(fds, (nfds_t)n, judges ? 5 : 50); /* also the time of a timeout; a signal is for the caller */
         progress();
     }
+}
+
+static void take_judge(struct rewards *r, int64_t i)
+{
+    const struct judge *j = r->of[i].judge;
+    for (int64_t row = 0; row < r->n_item; row++) r->values[row * r->n + i] = judge_values(j)[row];
+    r->missing[i] = judge_missing(j);
 }
 
 static void take_command(struct rewards *r, int64_t i)
@@ -214,11 +256,13 @@ static void take_command(struct rewards *r, int64_t i)
 
 int rewards_collect(struct rewards *r, struct reward_results *out, struct err *err)
 {
-    if (wait_for_commands(r, err)) return -1;
+    if (wait_for_all(r, err)) return -1;
     memset(r->nulls, 0, sizeof(r->nulls));
     r->n_metric = 0;
-    for (int64_t i = 0; i < r->n; i++)
+    for (int64_t i = 0; i < r->n; i++) {
         if (is_command(&r->of[i])) take_command(r, i);
+        if (is_judge(&r->of[i])) take_judge(r, i);
+    }
     for (int64_t row = 0; row < r->n_item; row++) {
         double total = 0;
         int64_t n_null = 0;

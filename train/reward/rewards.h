@@ -1,5 +1,5 @@
-/* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h), and those of programs
- * (reward_command.h), which run meanwhile.
+/* rewards.h - the rewards of [reward] for the completions of a step: built-in ones (verify.h), those of programs
+ * (reward_command.h) and of language models (judge.h), which run meanwhile.
  *
  *    rewards_open; for each step: rewards_begin, rewards_submit for each completion while others are sampled,
  *    rewards_collect; rewards_close. */

@@ -102,3 +102,12 @@ enum verdict verify_number(struct verify_text answer, struct verify_text referen
     text_free(&b);
     return out;
 }
+
+bool verify_last_number(struct verify_text t, double *value)
+{
+    struct text_buf text = {0};
+    const bool found = t.text && find_number(&text, t);
+    if (found) *value = strtod(text.text, NULL);
+    text_free(&text);
+    return found;
+}

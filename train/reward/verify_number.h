@@ -14,4 +14,7 @@
 /* tolerance 0: equal decimals, as 18 = 18.0. No number in the answer: WRONG; none in the reference: NONE. */
 enum verdict verify_number(struct verify_text answer, struct verify_text reference, double tolerance);
 
+/* The last number of a text; false: there is none. */
+bool verify_last_number(struct verify_text t, double *value);
+
 #endif
