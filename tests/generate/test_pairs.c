@@ -25,7 +25,8 @@ static void best_and_worst(void **state)
     const char *rows = put("rows.jsonl", "{\"prompt\": \"1+1=\"}\n"
                                          "{\"id\": \"b\", \"messages\": [{\"role\": \"user\", \"content\": \"2+2?\"}, "
                                          "{\"role\": \"assistant\", \"content\": \"4\"}], \"tools\": []}\n"
-                                         "{\"prompt\": \"3+3=\"}\n{\"prompt\": \"4+4=\"}\n{\"prompt\": \"5+5=\"}\n");
+                                         "{\"prompt\": \"3+3=\"}\n{\"prompt\": \"4+4=\"}\n{\"prompt\": \"5+5=\"}\n"
+                                         "{\"prompt\": [{\"role\": \"user\", \"content\": \"6+6?\"}]}\n");
     const char *answers = put(
         "answers.jsonl",
         ANSWER("0", "false", "3") ANSWER("0", "true", "2") ANSWER("0", "true", "two") ANSWER("\"b\"", "true", "4")
@@ -33,16 +34,18 @@ static void best_and_worst(void **state)
                 ANSWER("3", "false",
                        "9") "{\"id\": 4, \"reward\": 0.5, \"text\": \"10\", \"finish_reason\": \"length\"}\n"
                             "{\"id\": 4, \"reward\": 0.25, \"text\": \"ten\"}\n{\"id\": 4, \"reward\": -1, \"text\": "
-                            "\"11\"}\n");
+                            "\"11\"}\n" ANSWER("5", "false", "13") ANSWER("5", "true", "12"));
     snprintf(out, sizeof(out), "%s/pairs.jsonl", scratch_dir());
     if (RUN("pairs", rows, answers, "--out", out)) fail_msg("%s", said.err);
-    assert_says(said.out, "3 pairs of 5 rows with 12 answers");
+    assert_says(said.out, "4 pairs of 6 rows with 14 answers");
     process_read(out, text, sizeof(text));
     assert_string_equal(
         text, "{\"prompt\": \"1+1=\", \"chosen\": \"2\", \"rejected\": \"3\"}\n"
               "{\"prompt\": [{\"role\": \"user\", \"content\": \"2+2?\"}], \"chosen\": [{\"role\": \"assistant\", "
               "\"content\": \"4\"}], \"rejected\": [{\"role\": \"assistant\", \"content\": \"5\"}], \"tools\": []}\n"
-              "{\"prompt\": \"5+5=\", \"chosen\": \"ten\", \"rejected\": \"11\"}\n");
+              "{\"prompt\": \"5+5=\", \"chosen\": \"ten\", \"rejected\": \"11\"}\n"
+              "{\"prompt\": [{\"role\": \"user\", \"content\": \"6+6?\"}], \"chosen\": [{\"role\": \"assistant\", "
+              "\"content\": \"12\"}], \"rejected\": [{\"role\": \"assistant\", \"content\": \"13\"}]}\n");
 }
 
 static void files_that_do_not_fit(void **state)

@@ -372,6 +372,23 @@ static void lists_bad_rows(void **state)
     assert_says(said.err, "in.jsonl:1: 2 samples at temperature 0 are equal");
 }
 
+/* A prompt that is a list is messages. */
+static void prompts_of_messages(void **state)
+{
+    (void)state;
+    const char *config = process_config("");
+    write_rows("{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n"
+               "{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}]}\n");
+    if (RUN("generate", config, "--base", "--input", in, "--output", out, "--tokens", "2", "--set",
+            "data.chat_template=chatml"))
+        fail_msg("%s", said.err);
+    process_read(out, text, sizeof(text));
+    const char *first = strstr(text, "\"prompt_ids\""), *second = first ? strstr(first + 1, "\"prompt_ids\"") : NULL;
+    assert_non_null(second);
+    assert_memory_equal(first, second, strcspn(first, "]"));
+    assert_true(strcspn(first, "]") > 40);
+}
+
 /* Ctrl-C: complete rows are in the output, exit code 130, and the same command continues after them. */
 static void interrupted(void **state)
 {
@@ -436,6 +453,7 @@ int test_generate_rows(void)
         cmocka_unit_test(check_sampler),
         cmocka_unit_test(continues_the_same_alone),
         cmocka_unit_test(lists_bad_rows),
+        cmocka_unit_test(prompts_of_messages),
         cmocka_unit_test(interrupted),
     };
     return cmocka_run_group_tests_name("generate_rows", tests, NULL, NULL);

@@ -33,9 +33,11 @@ static char *text_of(struct json value)
 /* The last message of the user, or the prompt; and the answer that the row has after it, or NULL. */
 static void find_texts(struct json row, char **prompt, char **expected)
 {
-    const struct json messages = json_find(row, "messages");
+    const struct json given = json_find(row, "prompt");
+    const bool list = json_type(given) == JSON_ARRAY;
+    const struct json messages = list ? given : json_find(row, "messages");
     int64_t end = json_count(messages), user;
-    *prompt = text_of(json_find(row, "prompt"));
+    *prompt = list ? NULL : text_of(given);
     *expected = text_of(json_find(row, "completion"));
     while (end && has_role(json_at(messages, end - 1), "assistant")) end--;
     for (user = end; user && !has_role(json_at(messages, user - 1), "user"); user--) {
@@ -51,7 +53,6 @@ static void find_texts(struct json row, char **prompt, char **expected)
 
 static int add(struct eval_prompts *s, struct run *r, struct json row, const char *name, struct err *err)
 {
-    const char *text;
     const int64_t room = r->cfg->data.seq_len - r->cfg->eval.prompt_tokens;
     if (s->n == SAMPLES_MAX) return err_set(err, "%s: more than %d prompts", name, SAMPLES_MAX);
     if (json_has(row, "messages") && json_has(row, "prompt"))
@@ -61,7 +62,7 @@ static int add(struct eval_prompts *s, struct run *r, struct json row, const cha
     s->n++;
     if (json_has(row, "messages")) {
         if (prompt_messages(one, r, row, name, err)) return -1;
-    } else if (json_get_str(row, "prompt", &text, err) || prompt_text(one, r, text, name, err)) {
+    } else if (prompt_row(one, r, row, name, err)) {
         return -1;
     }
     if (one->ids.count <= room) return 0;

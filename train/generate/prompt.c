@@ -84,6 +84,28 @@ int prompt_messages(struct prompt *p, const struct run *r, struct json row, cons
     return rc;
 }
 
+int prompt_row(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err)
+{
+    const struct json prompt = json_find(row, "prompt");
+    struct text_buf out = {0};
+    const char *text, *key;
+    struct json value;
+    int rc = 0;
+    if (json_type(prompt) != JSON_ARRAY)
+        return json_get_str(row, "prompt", &text, err) || prompt_text(p, r, text, name, err) ? -1 : 0;
+    text_put(&out, "{");
+    for (int64_t i = 0; !rc && json_member(row, i, &key, &value); i++) {
+        text_put_key(&out, strcmp(key, "prompt") != 0 ? key : "messages");
+        rc = text_put_json(&out, value, err);
+    }
+    text_put(&out, "}");
+    struct json_doc *doc = rc ? NULL : json_parse_row(out.text, out.size, JSON_ROW_VALUES, name, err);
+    rc = doc ? prompt_messages(p, r, json_root(doc), name, err) : -1;
+    json_free(doc);
+    text_free(&out);
+    return rc;
+}
+
 int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err)
 {
     const int64_t n = json_count(ids);

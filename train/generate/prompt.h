@@ -18,6 +18,8 @@ struct prompt {
  * special token that the template writes after an answer. */
 int prompt_text(struct prompt *p, const struct run *r, const char *text, const char *name, struct err *err) MT_CHECK;
 int prompt_messages(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
+/* The `prompt` of a row: a text, or messages with the keys that the row has beside them. */
+int prompt_row(struct prompt *p, const struct run *r, struct json row, const char *name, struct err *err) MT_CHECK;
 int prompt_ids(struct prompt *p, const struct run *r, struct json ids, const char *name, struct err *err) MT_CHECK;
 /* Ids of a document, whose answer ends as one of the chat template where there is one. */
 int prompt_document(struct prompt *p, const struct run *r, const int32_t *ids, int64_t n, struct err *err) MT_CHECK;

@@ -10,7 +10,7 @@
 static int read_prompt(struct row_request *r, const struct run *run, struct json row, const char *name, struct err *err)
 {
     static const char *const keys[] = {"prompt", "prompt_ids", "messages"};
-    const char *text, *found = NULL;
+    const char *found = NULL;
     for (int i = 0; i < MT_LEN(keys); i++) {
         if (!json_given(json_find(row, keys[i]))) continue;
         if (found) return err_set(err, "%s: %s and %s exclude each other: remove one", name, found, keys[i]);
@@ -19,7 +19,7 @@ static int read_prompt(struct row_request *r, const struct run *run, struct json
     if (!found) return err_set(err, "%s: the row needs prompt, prompt_ids or messages", name);
     if (found == keys[1]) return prompt_ids(&r->prompt, run, json_find(row, found), name, err);
     if (found == keys[2]) return prompt_messages(&r->prompt, run, row, name, err);
-    return json_get_str(row, found, &text, err) || prompt_text(&r->prompt, run, text, name, err) ? -1 : 0;
+    return prompt_row(&r->prompt, run, row, name, err);
 }
 
 static int add_stop(struct row_request *r, struct json value, struct err *err)

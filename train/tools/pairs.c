@@ -110,10 +110,17 @@ static bool is_answer(struct json message)
     return !json_get_str(message, "role", &role, NULL) && !strcmp(role, "assistant");
 }
 
+/* Of a conversation; absent: the prompt is a text. */
+static struct json messages_of(struct json row)
+{
+    const struct json prompt = json_find(row, "prompt");
+    return json_type(prompt) == JSON_ARRAY ? prompt : json_find(row, "messages");
+}
+
 /* The prompt of a row: its text, or its messages without an answer at the end. */
 static int put_prompt(struct text_buf *out, struct json row, bool *messages, struct err *err)
 {
-    const struct json list = json_find(row, "messages"), prompt = json_find(row, "prompt");
+    const struct json list = messages_of(row), prompt = json_find(row, "prompt");
     int64_t n = json_count(list);
     *messages = json_type(list) == JSON_ARRAY;
     text_put(out, "{\"prompt\": ");
@@ -162,7 +169,7 @@ static int next_row(struct lines *rows, struct lines *answers, struct judged *j,
                           "no row of %s has the id %s, or it comes before that of an earlier answer", rows->path,
                           answers->id.text);
     while (answers->doc && !strcmp(rows->id.text, answers->id.text))
-        if (take(j, json_root(answers->doc), json_has(json_root(rows->doc), "messages"), err) ||
+        if (take(j, json_root(answers->doc), json_type(messages_of(json_root(rows->doc))) == JSON_ARRAY, err) ||
             next_line(answers, err))
             return -1;
     return 0;
