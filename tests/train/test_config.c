@@ -596,7 +596,7 @@ static void validation_names_the_key(void **state)
         {"lora.targets=q_prj",
          "lora.targets: unknown target \"q_prj\" (did you mean q_proj?); known: q_proj, k_proj, "
          "v_proj, o_proj, q_a_proj, q_b_proj, kv_a_proj_with_mqa, kv_b_proj, kv_proj, o_b_proj, in_proj_qkv, "
-         "in_proj_z, in_proj_b, in_proj_a, in_proj_qkvz, in_proj_ba, out_proj, gate_up_proj, down_proj, "
+         "in_proj_z, in_proj_b, in_proj_a, in_proj_qkvz, in_proj_ba, in_proj, out_proj, gate_up_proj, down_proj, "
          "shared_gate_proj, shared_up_proj, shared_down_proj, dense_gate_proj, dense_up_proj, "
          "dense_down_proj, attention, mixers, experts, shared_experts, dense, all-linear"},
         {"lora.targets=gate_proj",

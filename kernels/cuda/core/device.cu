@@ -103,12 +103,20 @@ static char *staging_room(int64_t bytes)
     return room;
 }
 
+/* With one thread gpt-oss-20b was read at 3 GB/s, with 16 at 5.7 GB/s. */
+static void copy_in_parallel(char *dst, const char *src, int64_t bytes)
+{
+    const int64_t part = 1 << 20, n = (bytes + part - 1) / part;
+#pragma omp parallel for schedule(static) if (n > 1)
+    for (int64_t i = 0; i < n; i++) memcpy(dst + i * part, src + i * part, (size_t)MT_MIN(part, bytes - i * part));
+}
+
 static void gpu_upload(void *dst, const void *src, int64_t bytes)
 {
     for (int64_t at = 0, n; at < bytes; at += n) {
         n = MT_MIN(bytes - at, (int64_t)STAGING_HALF / 4);
         char *room = staging_room(n);
-        memcpy(room, (const char *)src + at, (size_t)n);
+        copy_in_parallel(room, (const char *)src + at, n);
         CUDA_CHECK(cudaMemcpyAsync((char *)dst + at, room, (size_t)n, cudaMemcpyDefault, cuda.stream));
     }
 }
