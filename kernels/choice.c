@@ -159,11 +159,15 @@ bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out)
     return arch == CUDA_SM90 && occupancy(n_row, n_out) >= 0.85;
 }
 
-bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab) { return arch == CUDA_SM90 && n_vocab % 8 == 0; }
-
-int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab)
+bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab, float cap)
 {
-    return dev->ops->arch && choice_exponentials(dev->ops->arch(), n_vocab) ? dtype_size(DT_BF16) : dtype_size(DT_F32);
+    return arch == CUDA_SM90 && n_vocab % 8 == 0 && !(cap > 0);
+}
+
+int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab, float cap)
+{
+    return dev->ops->arch && choice_exponentials(dev->ops->arch(), n_vocab, cap) ? dtype_size(DT_BF16)
+                                                                                 : dtype_size(DT_F32);
 }
 
 int64_t choice_head_rows(enum cuda_arch arch, int64_t chunk, int64_t n_in)

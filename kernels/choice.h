@@ -91,9 +91,9 @@ bool choice_fused_dense(enum cuda_arch arch, int64_t n_row, int64_t n_out);
 /* Whether this product is faster than cuBLASLt for the gradient of the loss head's input. */
 bool choice_fused_head(enum cuda_arch arch, int64_t n_row, int64_t n_out);
 /* Whether the loss head keeps exponentials in bf16 instead of logits in f32. */
-bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab);
+bool choice_exponentials(enum cuda_arch arch, int64_t n_vocab, float cap);
 /* Bytes of a logit in the scratch of linear_ce. */
-int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab);
+int64_t choice_logit_bytes(const struct device *dev, int64_t n_vocab, float cap);
 /* Rows of a chunk of the loss head, at most `chunk`: the number whose tiles occupy the GPU best. It does not depend on
  * the number of labels, so that fewer labels than in the dry run never need more scratch. */
 int64_t choice_head_rows(enum cuda_arch arch, int64_t chunk, int64_t n_in);

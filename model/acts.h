@@ -80,7 +80,8 @@ struct recv_buf {
 struct attention_acts {
     struct tensor qkv_xa;      /* [T, n_seg*R] act */
     struct tensor qk, rstd_qk; /* [T, (H+K)A] act, [T, H+K or 2] stat: q and k before their norm; absent without it.
-                                  With an output gate wide has them: qk is absent */
+                                  With an output gate wide has them: qk is absent. With a norm of v [T, (H+2K)A],
+                                  [T, H+2K] */
     struct tensor qkv;         /* [T, (H+2K)A] act, after RoPE */
     struct tensor wide, gated; /* [T, (2H+2K)A], [T, HA] act: with an output gate, the product; o with its gate */
     struct tensor o, lse;      /* [T, HA] act, [T, H] stat */
@@ -124,7 +125,11 @@ struct compressed_acts {
 /* Activations of ffn_moe.c. With expert parallelism M is a capacity: rows of one chunk, or of all chunks where saved.
  */
 struct moe_acts {
-    struct route route;           /* T*J rows */
+    struct route route;  /* T*J rows */
+    struct tensor share; /* [T, J] stat: the router's gates before their scales, which those of route include;
+                            absent without scales */
+    struct tensor router_in, drouter_in; /* [T, D] act: views that ffn_parallel.c sets; absent: the input of the
+                                            experts. The router adds to drouter_in */
     struct tensor logits;         /* [T, E] stat; only when the router's backward or the auxiliary loss reads them */
     struct tensor pre;            /* [M, glu_cols(F)] act, expert order */
     struct tensor up_xa, down_ha; /* [M, R] act */

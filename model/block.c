@@ -4,7 +4,7 @@
  *   h [T,D] -> 3 norm -> ffn_norm  -> 4 ffn   -> + h = y [T,D]        ffn:   experts, or dense   ffn_*.c
  *
  * A layer may lack the mixer (then h is x) or the network (y is h). Some families normalise the output of either:
- * steps 2 and 4 do so before they add the residual.
+ * steps 2 and 4 do so before they add the residual. Some multiply y by a number.
  *
  * With N residual streams (hyper-connections, kernels/ops/ops.h) x, the streams between mixer and network and y are
  * [T,N*D]. Steps 1 and 3 then begin with the sum of the streams. After steps 2 and 4 the output, without residual, is
@@ -113,6 +113,7 @@ void block_fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     host_ring_need(ffn, b->dev, b->layer, PASS_FORWARD);
     network(b, s, y);
     host_ring_done(ffn, b->dev, b->layer, PASS_FORWARD);
+    if (b->a->names->layer_scale) op_scale(b->dev, y, b->w->scale);
 }
 
 /* The norms of groups that are saved without them. The other norms are computed with their group. */
@@ -185,6 +186,7 @@ void block_bwd(const struct block *b, const struct layer_acts *s, struct tensor 
     struct device *dev = b->dev;
     const int64_t mark = arena_mark(&dev->work);
     struct tensor dnorm = arena_tensor_2d(&dev->work, dev->act_dtype, s->x.shape[0], b->a->d_model);
+    if (b->a->names->layer_scale) op_scale(dev, dres, b->w->scale);
     (b->w->hyper_attn.n_stream ? streams_bwd : residual_bwd)(b, s, dnorm, dres);
     host_ring_done(&b->offload[OFFLOAD_MIXER], dev, b->layer, PASS_BACKWARD);
     arena_release(&dev->work, mark);

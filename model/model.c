@@ -10,7 +10,7 @@
 
 int64_t model_ce_chunk(const struct device *dev, const struct arch *a, bool teacher, int64_t logits_bytes)
 {
-    const int64_t size = teacher ? dtype_size(DT_F32) : choice_logit_bytes(dev, a->vocab);
+    const int64_t size = teacher ? dtype_size(DT_F32) : choice_logit_bytes(dev, a->vocab, a->logit_cap);
     const int64_t fit = logits_bytes / (size * a->vocab),
                   unit = fit < 512 ? 64 : 128; /* multiple of a tile of the product's rows */
     return MT_MIN(MT_MAX(fit / unit * unit, 64), 4096);
@@ -450,12 +450,16 @@ static void layer_pass(struct model *m, int64_t l, enum layer_step step)
     layer_cost_end(m->costs, place, step, dev, &before);
 }
 
+/* Where gates have scales, which may be negative, the sums are of the router's. */
 static void count_rows(struct model *m, int64_t l)
 {
     const int64_t e = m->arch.n_exp;
+    const struct moe_acts *moe = &m->acts.layers[l].moe;
+    struct route r = moe->route;
+    if (moe->share.ndim) r.gate = moe->share;
     if (arch_is_routed(&m->arch, l))
         op_expert_sums(m->dev, tensor_rows(m->expert_sums, l * e, e),
-                       tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &m->acts.layers[l].moe.route);
+                       tensor_rows(m->expert_sums, (m->arch.n_layer + l) * e, e), &r);
 }
 
 static void forward(void *model)
@@ -467,6 +471,7 @@ static void forward(void *model)
     for (int64_t at = 0; at < arch_stream_cols(&m->arch); at += dim) { /* every stream begins as the embedding */
         const struct tensor x = tensor_cols(acts[0].x, at, dim);
         op_embed_fwd(m->dev, x, &m->weights.embed, m->tok);
+        if (m->arch.embed_scaled) op_scale(m->dev, x, arch_embed_factor(&m->arch, m->dev->act_dtype));
         if (m->pass.noise_alpha > 0) op_embed_noise(m->dev, x, &m->seqs, (float)m->pass.noise_alpha, m->pass.noise_key);
     }
     for (int64_t l = 0; l < m->arch.n_layer; l++) {
@@ -723,53 +728,4 @@ void model_read_experts(struct model *m, int64_t *rows, double *gates)
     if (gates) memcpy(gates, sum + n, (size_t)n * sizeof(*gates));
     device_zero(m->dev, m->expert_sums);
     mem_free(sum);
-}
-
-static bool is_finite(struct device *dev, struct tensor x)
-{
-    double sum2[2];
-    const int64_t mark = arena_mark(&dev->work);
-    struct tensor out = arena_tensor_1d(&dev->work, DT_F64, 2);
-    op_sumsq(dev, out, x);
-    device_get(dev, sum2, out);
-    arena_release(&dev->work, mark);
-    return sum2[1] == 0;
-}
-
-struct tensor model_forward_x(const struct model *m, int64_t l)
-{
-    const struct host_ring *r = &m->acts.inputs;
-    struct tensor x = m->acts.layers[l].x;
-    if (r->on && l < r->n_host) x.data = r->host[l];
-    return x;
-}
-
-void model_first_bad(struct model *m, char name[64])
-{
-    if (m->kl.hidden.ndim && !is_finite(m->dev, m->kl.hidden)) {
-        snprintf(name, 64, "output of the teacher");
-        return;
-    }
-    host_ring_join(&m->acts.inputs, m->dev);
-    for (int64_t l = 0; l <= m->arch.n_layer; l++) {
-        if (is_finite(m->dev, model_forward_x(m, l))) continue;
-        if (l == 0)
-            snprintf(name, 64, "embedding");
-        else
-            snprintf(name, 64, "output of layer %lld", (long long)(l - 1));
-        return;
-    }
-    snprintf(name, 64, "%s", is_finite(m->dev, m->final_norm) ? "logits" : "final norm");
-}
-
-bool model_first_bad_grad(struct model *m, char name[64])
-{
-    struct adapters *ad = &m->adapters;
-    for (int64_t i = 0; i < ad->n_params; i++) {
-        struct tensor g = tensor_rows(ad->opt.grad, ad->params[i].off, lora_param_count(&ad->params[i]));
-        if (is_finite(m->dev, g)) continue;
-        lora_param_name(&ad->params[i], name);
-        return true;
-    }
-    return false;
 }

@@ -20,6 +20,7 @@ struct entry_weights {
 struct attention_weights {
     struct proj qkv, out;         /* [(H+2K)A, D]: q rows, k rows, v rows (without v_proj: (H+K)A); [D, HA] */
     struct tensor q_norm, k_norm; /* f32: both [A], or [HA] and [KA]; absent without such norms */
+    struct tensor v_norm;         /* [A] f32: ones; absent without arch.value_norm */
     struct tensor sinks;          /* [H] f32 */
 };
 
@@ -57,9 +58,10 @@ struct mamba_weights {
  * largest structs: an initialiser of a union zeroes its first member. */
 #define MIXERS(X) X(compressed) X(attention) X(mla) X(deltanet) X(mamba)
 
-/* Norms of ffn_parallel.c, [D] f32: before and after its experts, after its dense network. */
+/* Norms of ffn_parallel.c, [D] f32: before and after its experts, after its dense network, before its router. */
 struct parallel_weights {
-    struct tensor routed, routed_post, dense_post;
+    struct tensor routed, routed_post, dense_post, router; /* router: absent where it reads what the experts read */
+    struct tensor gate_scale;                              /* [E] f32, or absent */
 };
 
 struct layer_weights {
@@ -71,6 +73,7 @@ struct layer_weights {
         MIXERS(X)
 #undef X
     };
+    float scale;                        /* of the output, where tensor_names.layer_scale is; else 1 */
     struct weight router;               /* [E, D]; absent in a dense layer */
     struct tensor router_bias;          /* [E] f32 */
     struct tensor hash;                 /* [V, J] i32: experts by token id, of the first arch.n_hash layers */
@@ -175,6 +178,12 @@ int weights_vector(struct weights_read *f, struct tensor *out, const char *name,
                    int64_t n) MT_CHECK;
 /* The weight of a norm; arch.norm_plus_one adds 1. */
 int weights_norm(struct weights_read *f, struct tensor *out, const char *name, int64_t n) MT_CHECK;
+/* weights_vector, times a factor. */
+int weights_scaled(struct weights_read *f, struct tensor *out, const char *name, int64_t n, double factor) MT_CHECK;
+/* The weight of a norm that has none in the checkpoint. */
+void weights_ones(struct weights_read *f, struct tensor *out, int64_t n);
+/* A tensor of one number; 1 in a dry run. name has no suffix. */
+int weights_number(struct weights_read *f, float *out, const char *name) MT_CHECK;
 /* The weight [C, 1, taps] of a depthwise convolution, as [C, taps]. */
 int weights_conv(struct weights_read *f, struct tensor *out, const char *name, int64_t n_col, int64_t n_tap) MT_CHECK;
 /* A tensor [n_row, n_col] in f32; name has no suffix. */

@@ -79,13 +79,20 @@ static int load_norms(struct weights_read *f, struct layer_weights *lw)
     return 0;
 }
 
+static int load_scale(struct weights_read *f, struct layer_weights *lw)
+{
+    lw->scale = 1;
+    return f->a->names->layer_scale ? weights_number(f, &lw->scale, f->a->names->layer_scale) : 0;
+}
+
 static int load_layer(struct weights_read *f, struct layer_weights *lw)
 {
     const struct arch *a = f->a;
     const struct mixer_kind *mixer = a->mixer[f->layer];
     const struct ffn_kind *ffn = a->ffn[f->layer];
     return load_norms(f, lw) || load_site(f, &lw->hyper_attn, "attn_hc") || load_site(f, &lw->hyper_ffn, "ffn_hc") ||
-                   (mixer && mixer->load(f, a, f->layer, lw)) || (ffn && ffn->load(f, a, f->layer, lw))
+                   (mixer && mixer->load(f, a, f->layer, lw)) || (ffn && ffn->load(f, a, f->layer, lw)) ||
+                   load_scale(f, lw)
                ? -1
                : 0;
 }

@@ -66,6 +66,45 @@ int weights_read_put_f32(struct weights_read *f, void *dst, const struct st_tens
     return 0;
 }
 
+int weights_scaled(struct weights_read *f, struct tensor *out, const char *name, int64_t n, double factor)
+{
+    const struct st_tensor *t =
+        checkpoint_take(&f->ck, weights_read_name(f, name, "").s, false, 1, (int64_t[]){n}, f->err);
+    if (!t) return -1;
+    *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
+    if (weights_read_put_f32(f, out->data, t, n, 0)) return -1;
+    if (f->dev->dry_run) return 0;
+    float *host = mem_array(n, sizeof(float));
+    device_download(f->dev, host, out->data, tensor_bytes(*out));
+    for (int64_t i = 0; i < n; i++) host[i] = (float)(host[i] * factor);
+    device_upload(f->dev, out->data, host, tensor_bytes(*out));
+    mem_free(host);
+    return 0;
+}
+
+void weights_ones(struct weights_read *f, struct tensor *out, int64_t n)
+{
+    *out = arena_tensor_1d(&f->dev->weights, DT_F32, n);
+    if (f->dev->dry_run) return;
+    float *host = mem_array(n, sizeof(float));
+    for (int64_t i = 0; i < n; i++) host[i] = 1;
+    device_upload(f->dev, out->data, host, tensor_bytes(*out));
+    mem_free(host);
+}
+
+int weights_number(struct weights_read *f, float *out, const char *name)
+{
+    const struct st_tensor *t =
+        checkpoint_take(&f->ck, weights_read_name(f, name, "").s, false, 1, (int64_t[]){1}, f->err);
+    *out = 1;
+    if (!t) return -1;
+    if (f->dev->dry_run) return 0;
+    checkpoint_hash(&f->ck, t, 0, t->bytes);
+    if (finite_check(f->ck.st, t, 0, t->bytes, f->err)) return -1;
+    checkpoint_f32(t, 1, out);
+    return 0;
+}
+
 static int vector(struct weights_read *f, struct tensor *out, const char *name, int64_t n, float plus)
 {
     const struct st_tensor *t = checkpoint_take(&f->ck, name, false, 1, &n, f->err);

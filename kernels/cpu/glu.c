@@ -1,10 +1,13 @@
-/* glu.c - SwiGLU, its clamped forms and the squared ReLU, of a row and as the op of dense networks; the sum y += x.
+/* glu.c - SwiGLU, its clamped forms, the squared ReLU and GeGLU, of a row and as the op of dense networks; y += x,
+ * x *= factor.
  *
  * With s = sigmoid(alpha gate), alpha = 1 but in gpt-oss:
  *   plain    h = gate s up;  dgate = dh up s (1 + gate (1 - s));  dup = dh gate s
  *   clamped  h = (up + offset) gate s, of gate = min(gate, limit) and up = clamp(up, -limit, limit); offset is 1 in
  *            gpt-oss, 0 in DeepSeek-V4. Where a clamp takes effect (not at equality) its gradient is 0.
  *   relu2    h = max(0, up)^2;  dup = 2 max(0, up) dh
+ *   gelu     h = gate s up, s = sigmoid(z), z = GELU_ALPHA (gate + GELU_CUBE gate^3);
+ *            dgate = dh up s (1 + gate z' (1 - s))
  * A NaN passes through the clamps and the ReLU. Rows are processed in chunks, split into gates and ups, so that every
  * arithmetic loop runs over plain arrays. */
 #include <string.h>
@@ -43,6 +46,9 @@ static void join(real *row, const struct pair *p, int64_t first, int64_t n, int6
 }
 
 static inline real sigmoid(real x) { return 1 / (1 + real_exp(-x)); }
+/* z of the gelu, and its derivative. */
+static inline real gelu_arg(real x) { return (real)GELU_ALPHA * (x + (real)GELU_CUBE * x * x * x); }
+static inline real gelu_slope(real x) { return (real)GELU_ALPHA * (1 + 3 * (real)GELU_CUBE * x * x); }
 static inline real relu(real x) { return x < 0 ? 0 : x; }
 static inline real clamp_high(real x, real limit) { return x > limit ? limit : x; }
 static inline real clamp_both(real x, real limit) { return x > limit ? limit : x < -limit ? -limit : x; }
@@ -59,6 +65,8 @@ static void glu_pairs(real *h, const struct pair *p, int64_t n, const struct glu
         for (int64_t i = 0; i < n; i++) h[i] = p->gate[i] * sigmoid(p->gate[i]) * p->up[i];
     } else if (glu->kind == GLU_RELU2) {
         for (int64_t i = 0; i < n; i++) h[i] = relu(p->up[i]) * relu(p->up[i]);
+    } else if (glu->kind == GLU_GELU) {
+        for (int64_t i = 0; i < n; i++) h[i] = p->gate[i] * sigmoid(gelu_arg(p->gate[i])) * p->up[i];
     } else {
         for (int64_t i = 0; i < n; i++) {
             real gate = clamp_high(p->gate[i], limit), up = clamp_both(p->up[i], limit);
@@ -92,6 +100,12 @@ void glu_row_bwd(real *dpre, const real *pre, const real *g, real scale, int64_t
             }
         } else if (glu->kind == GLU_RELU2) {
             for (int64_t i = 0; i < count; i++) d.up[i] = 2 * relu(p.up[i]) * (scale * g[first + i]);
+        } else if (glu->kind == GLU_GELU) {
+            for (int64_t i = 0; i < count; i++) {
+                real gate = p.gate[i], s = sigmoid(gelu_arg(gate)), dh = scale * g[first + i];
+                d.gate[i] = dh * p.up[i] * s * (1 + gate * gelu_slope(gate) * (1 - s));
+                d.up[i] = dh * gate * s;
+            }
         } else {
             for (int64_t i = 0; i < count; i++) {
                 real gate = clamp_high(p.gate[i], limit), up = clamp_both(p.up[i], limit), dh = scale * g[first + i];
@@ -151,4 +165,12 @@ void CPU(add)(struct device *dev, struct tensor y, struct tensor x)
         real *to = real_row(y, t);
         for (int64_t i = 0; i < y.shape[1]; i++) to[i] += real_row(x, t)[i];
     }
+}
+
+void CPU(scale)(struct device *dev, struct tensor x, float factor)
+{
+    if (dev->dry_run) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t t = 0; t < x.shape[0]; t++)
+        for (int64_t i = 0; i < x.shape[1]; i++) real_row(x, t)[i] *= (real)factor;
 }

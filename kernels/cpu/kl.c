@@ -12,17 +12,17 @@ struct student {
     real *z; /* [n] logits; after the row its gradient */
     int64_t n, id;
     real max, log1, log_t; /* log of sum exp(z - max), and of sum exp((z - max) / T) */
-    real inv_t;
-    real ce, kl; /* factors of the gradients: scale * alpha, scale * (1 - alpha) * T */
+    real inv_t, own, cap;  /* own: logit of the label */
+    real ce, kl;           /* factors of the gradients: scale * alpha, scale * (1 - alpha) * T */
     bool gradient;
 };
 
 /* Cross-entropy and hit. */
-static struct student student_open(real *z, int64_t n, int64_t id, const struct teacher *t, real scale, real *nll,
-                                   int32_t *hit)
+static struct student student_open(real *z, int64_t n, int64_t id, const struct teacher *t, real scale, real cap,
+                                   real *nll, int32_t *hit)
 {
     MT_REQUIRE(id >= 0 && id < n, "label %lld of a vocabulary of %lld", (long long)id, (long long)n);
-    struct student s = {.z = z, .n = n, .id = id, .max = loss_max(z, n)};
+    struct student s = {.z = z, .n = n, .id = id, .max = loss_max(z, n), .own = z[id], .cap = cap};
     const real one = 1;
     s.inv_t = one / (real)t->temperature;
     s.ce = scale * (real)t->alpha;
@@ -79,9 +79,9 @@ static void kl_row(struct student *s, const real *y, bool reverse, real *kl)
     for (int64_t i = 0; i < s->n; i++) {
         const real lp = (z[i] - max) * inv_t - log_t, lq = (y[i] - max_y) * inv_t - log_y, p = real_exp(lp);
         const real g = reverse ? p * ((lp - lq) - mean) : p - real_exp(lq);
-        z[i] = ce * real_exp((z[i] - max) - log1) + factor * g;
+        z[i] = (ce * real_exp((z[i] - max) - log1) + factor * g) * loss_slope(z[i], s->cap);
     }
-    z[s->id] -= ce;
+    z[s->id] -= ce * loss_slope(s->own, s->cap);
 }
 
 /* q (log q - log p) - q + p, as divergence_of; p where q is 0 in double. */
@@ -122,26 +122,28 @@ static void topk_row(struct student *s, const int32_t *ids, const real *lq, real
         for (int64_t i = 0; i < s->n; i++) {
             const real p = real_exp((z[i] - max) * inv_t - log_t),
                        share = real_exp((z[i] - max_rest) * inv_t - log_rest);
-            z[i] = ce * real_exp((z[i] - max) - log1) + factor * (p * mass - bucket * share);
+            z[i] =
+                (ce * real_exp((z[i] - max) - log1) + factor * (p * mass - bucket * share)) * loss_slope(z[i], s->cap);
         }
     for (int64_t k = 0; k < n_top; k++) {
         const real p = real_exp((own[k] - max) * inv_t - log_t);
-        z[ids[k]] = ce * real_exp((own[k] - max) - log1) + factor * (p * mass - real_exp(lq[k]));
+        z[ids[k]] =
+            (ce * real_exp((own[k] - max) - log1) + factor * (p * mass - real_exp(lq[k]))) * loss_slope(own[k], s->cap);
     }
-    z[s->id] -= ce;
+    z[s->id] -= ce * loss_slope(s->own, s->cap);
 }
 
 /* Rows first .. first+n-1 of the labels; logits are theirs. of_teacher: its logits, or scratch for those of its ids. */
 static void kl_rows(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor logits,
-                    struct tensor of_teacher, struct tensor ids, const struct teacher *t, real scale, bool gradient,
-                    int64_t first, int64_t n)
+                    struct tensor of_teacher, struct tensor ids, const struct teacher *t, real scale, real cap,
+                    bool gradient, int64_t first, int64_t n)
 {
     if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = first + i;
         struct student s = student_open(real_row(logits, i), logits.shape[1], ((const int32_t *)ids.data)[at], t, scale,
-                                        (real *)nll.data + at, (int32_t *)hit.data + at);
+                                        cap, (real *)nll.data + at, (int32_t *)hit.data + at);
         s.gradient = gradient;
         if (t->hidden.ndim)
             kl_row(&s, real_row(of_teacher, i), t->kind == KL_REVERSE, (real *)kl.data + at);
@@ -152,7 +154,7 @@ static void kl_rows(struct device *dev, struct tensor nll, struct tensor kl, str
 }
 
 void CPU(linear_kl)(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
-                    struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                    struct tensor x, const struct weight *w, float cap, struct tensor rows, struct tensor ids,
                     const struct teacher *t, float scale, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
@@ -165,9 +167,12 @@ void CPU(linear_kl)(struct device *dev, struct tensor nll, struct tensor kl, str
         const int32_t *row = tensor_rows(rows, first, n).data;
         loss_move_rows(dev, part, x, row, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
-        if (t->hidden.ndim)
+        loss_cap(dev, logits, n, cap);
+        if (t->hidden.ndim) {
             gemm_fwd(dev, of_teacher.data, w->n_out, tensor_rows(t->hidden, first, n).data, t->hidden.ld, n, w);
-        kl_rows(dev, nll, kl, hit, logits, of_teacher, ids, t, (real)scale, dx.ndim, first, n);
+            loss_cap(dev, of_teacher, n, cap);
+        }
+        kl_rows(dev, nll, kl, hit, logits, of_teacher, ids, t, (real)scale, (real)cap, dx.ndim, first, n);
         if (!dx.ndim) continue;
         gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
         loss_move_rows(dev, dx, part, row, n, true);
@@ -217,7 +222,7 @@ static void choose_row(const real *z, int64_t n, real inv_t, int32_t *id, real *
 }
 
 void CPU(linear_topk)(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
-                      const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
+                      const struct weight *w, float cap, struct tensor rows, float temperature, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
     struct tensor logits = arena_tensor_2d(&dev->work, DT_REAL, most, w->n_out);
@@ -227,6 +232,7 @@ void CPU(linear_topk)(struct device *dev, struct tensor id, struct tensor logpro
         const int64_t n = MT_MIN(chunk, n_label - first);
         loss_move_rows(dev, part, x, tensor_rows(rows, first, n).data, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
+        loss_cap(dev, logits, n, cap);
         if (dev->dry_run) continue;
 #pragma omp parallel for num_threads(dev->n_threads)
         for (int64_t i = 0; i < n; i++)

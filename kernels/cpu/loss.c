@@ -27,6 +27,15 @@ void loss_zero_rows(struct device *dev, struct tensor x)
         for (int64_t c = 0; c < x.shape[1]; c++) real_row(x, t)[c] = 0;
 }
 
+void loss_cap(struct device *dev, struct tensor z, int64_t n, float cap)
+{
+    if (dev->dry_run || !(cap > 0)) return;
+#pragma omp parallel for num_threads(dev->n_threads)
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t c = 0; c < z.shape[1]; c++)
+            real_row(z, i)[c] = (real)cap * real_tanh(real_row(z, i)[c] / (real)cap);
+}
+
 real loss_max(const real *logits, int64_t n)
 {
     real max = logits[0];
@@ -73,12 +82,27 @@ static real softmax_row(real *logits, int64_t n, real max, double *total)
     return (real)log(*total);
 }
 
-/* nll and hit of one row; its logits become scale * (softmax - onehot). */
-static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll, int32_t *hit)
+/* The same gradient for logits that have a cap: their exponentials are computed again. */
+static void capped_gradient(real *logits, int64_t n, int64_t id, real scale, real cap, real max, real log_sum)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const real p = real_exp((logits[i] - max) - log_sum);
+        logits[i] = scale * (i == id ? p - 1 : p) * loss_slope(logits[i], cap);
+    }
+}
+
+/* nll and hit of one row; its logits become scale * (softmax - onehot), times the slope of their cap. */
+static void loss_row(real *logits, int64_t n, int64_t id, real scale, real cap, real *nll, int32_t *hit)
 {
     MT_REQUIRE(id >= 0 && id < n, "label %lld of a vocabulary of %lld", (long long)id, (long long)n);
     const real max = loss_max(logits, n), own = logits[id];
     *hit = loss_first(logits, n, max) == id;
+    if (cap > 0) {
+        const real log_sum = loss_log_sum(logits, n, max, 1);
+        *nll = log_sum + (max - own);
+        capped_gradient(logits, n, id, scale, cap, max, log_sum);
+        return;
+    }
     double sum;
     *nll = softmax_row(logits, n, max, &sum) + (max - own); /* max - label's logit first: both may be large */
     real factor = (real)((double)scale / sum);
@@ -88,15 +112,17 @@ static void loss_row(real *logits, int64_t n, int64_t id, real scale, real *nll,
 
 /* The n rows of logits against ids. */
 static void loss_rows(struct device *dev, real *nll, int32_t *hit, struct tensor logits, const int32_t *ids, int64_t n,
-                      real scale)
+                      real scale, real cap)
 {
     if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
-    for (int64_t i = 0; i < n; i++) loss_row(real_row(logits, i), logits.shape[1], ids[i], scale, &nll[i], &hit[i]);
+    for (int64_t i = 0; i < n; i++)
+        loss_row(real_row(logits, i), logits.shape[1], ids[i], scale, cap, &nll[i], &hit[i]);
 }
 
 void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
-                    const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+                    const struct weight *w, float cap, struct tensor rows, struct tensor ids, float scale,
+                    int64_t chunk)
 {
     int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label);
     int64_t mark = arena_mark(&dev->work);
@@ -108,8 +134,9 @@ void CPU(linear_ce)(struct device *dev, struct tensor nll, struct tensor hit, st
         const int32_t *row = tensor_rows(rows, first, n).data;
         loss_move_rows(dev, part, x, row, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
+        loss_cap(dev, logits, n, cap);
         loss_rows(dev, tensor_rows(nll, first, n).data, tensor_rows(hit, first, n).data, logits,
-                  tensor_rows(ids, first, n).data, n, (real)scale);
+                  tensor_rows(ids, first, n).data, n, (real)scale, (real)cap);
         if (!dx.ndim) continue;
         gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
         loss_move_rows(dev, dx, part, row, n, true);

@@ -11,7 +11,7 @@
 struct logit_row {
     real *z;
     int64_t n, id;
-    real max, inv_t, log_sum, entropy;
+    real max, inv_t, log_sum, entropy, cap;
 };
 
 /* sum p u for u = (z - max) / T, with log_sum = log sum exp(u). */
@@ -36,13 +36,14 @@ static real mean_logit(const struct logit_row *r)
 static void write_gradient(const struct logit_row *r, real ce, real h)
 {
     real *z = r->z;
-    const real max = r->max, inv_t = r->inv_t, log_sum = r->log_sum, entropy = r->entropy;
+    const real max = r->max, inv_t = r->inv_t, log_sum = r->log_sum, entropy = r->entropy, cap = r->cap;
+    const real of_label = loss_slope(z[r->id], cap);
 #pragma omp simd
     for (int64_t i = 0; i < r->n; i++) {
         const real lp = (z[i] - max) * inv_t - log_sum, p = real_exp(lp);
-        z[i] = inv_t * p * (ce - (p > 0 ? h * (lp + entropy) : 0));
+        z[i] = inv_t * p * (ce - (p > 0 ? h * (lp + entropy) : 0)) * loss_slope(z[i], cap);
     }
-    z[r->id] -= inv_t * ce;
+    z[r->id] -= inv_t * ce * of_label;
 }
 
 static void policy_row(struct logit_row *r, real *nll, real *entropy, int32_t *hit)
@@ -58,23 +59,26 @@ static void policy_row(struct logit_row *r, real *nll, real *entropy, int32_t *h
 
 /* Labels first .. first + n - 1. */
 static void policy_rows(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
-                        struct tensor logits, struct tensor ids, struct tensor weight, real inv_t, bool gradient,
-                        int64_t first, int64_t n)
+                        struct tensor logits, struct tensor ids, struct tensor weight, real inv_t, real cap,
+                        bool gradient, int64_t first, int64_t n)
 {
     if (dev->dry_run) return;
 #pragma omp parallel for num_threads(dev->n_threads)
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = first + i;
         const real *w = weight.ndim ? real_row(weight, at) : NULL;
-        struct logit_row r = {
-            .z = real_row(logits, i), .n = logits.shape[1], .id = ((const int32_t *)ids.data)[at], .inv_t = inv_t};
+        struct logit_row r = {.z = real_row(logits, i),
+                              .n = logits.shape[1],
+                              .id = ((const int32_t *)ids.data)[at],
+                              .inv_t = inv_t,
+                              .cap = cap};
         policy_row(&r, (real *)nll.data + at, (real *)entropy.data + at, (int32_t *)hit.data + at);
         if (gradient) write_gradient(&r, w ? w[0] : 1, w ? w[1] : 0);
     }
 }
 
 void CPU(linear_policy)(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
-                        struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                        struct tensor dx, struct tensor x, const struct weight *w, float cap, struct tensor rows,
                         struct tensor ids, struct tensor weight, float temperature, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0], most = MT_MIN(chunk, n_label), mark = arena_mark(&dev->work);
@@ -87,7 +91,8 @@ void CPU(linear_policy)(struct device *dev, struct tensor nll, struct tensor ent
         const int32_t *row = tensor_rows(rows, first, n).data;
         loss_move_rows(dev, part, x, row, n, false);
         gemm_fwd(dev, logits.data, w->n_out, part.data, w->n_in, n, w);
-        policy_rows(dev, nll, entropy, hit, logits, ids, weight, inv_t, dx.ndim, first, n);
+        loss_cap(dev, logits, n, cap);
+        policy_rows(dev, nll, entropy, hit, logits, ids, weight, inv_t, (real)cap, dx.ndim, first, n);
         if (!dx.ndim) continue;
         gemm_bwd(dev, part.data, w->n_in, logits.data, w->n_out, n, w, false);
         loss_move_rows(dev, dx, part, row, n, true);

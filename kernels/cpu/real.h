@@ -15,6 +15,7 @@ typedef double real;
 static inline real real_exp(real x) { return exp(x); }
 static inline real real_sqrt(real x) { return sqrt(x); }
 static inline real real_log1p(real x) { return log1p(x); }
+static inline real real_tanh(real x) { return tanh(x); }
 #else
 typedef float real;
 #define CPU(name) cpu_##name
@@ -46,6 +47,7 @@ static inline real real_exp(real x)
 }
 static inline real real_sqrt(real x) { return sqrtf(x); }
 static inline real real_log1p(real x) { return log1pf(x); }
+static inline real real_tanh(real x) { return tanhf(x); }
 #endif
 
 /* Row t of a [rows, cols] view of reals. */

@@ -147,6 +147,15 @@ void CPU(hash_route)(struct device *dev, struct tensor idx, struct tensor table,
     }
 }
 
+void CPU(scale_gates)(struct device *dev, struct tensor y, struct tensor x, struct tensor idx, struct tensor scale)
+{
+    const float *s = scale.data;
+    if (dev->dry_run) return;
+    for (int64_t t = 0; t < x.shape[0]; t++)
+        for (int64_t j = 0; j < x.shape[1]; j++)
+            real_row(y, t)[j] = real_row(x, t)[j] * (real)s[I32(idx)[t * idx.ld + j]];
+}
+
 void CPU(route_sort)(struct device *dev, struct route *r, int64_t n_exp)
 {
     if (dev->dry_run) return;

@@ -6,9 +6,10 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/loss.h"
 
-void CPU(head_logits)(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+void CPU(head_logits)(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w, float cap)
 {
     gemm_fwd(dev, logits.data, logits.ld, x.data, x.ld, x.shape[0], w);
+    loss_cap(dev, logits, x.shape[0], cap);
 }
 
 /* ---- the order of tokens: falling logit, then rising id ---- */

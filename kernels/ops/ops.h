@@ -16,6 +16,7 @@
 #include "kernels/format/fakequant.h"
 #include "kernels/format/format.h"
 #include "kernels/ops/losses.h"
+#include "kernels/ops/networks.h"
 #include "kernels/ops/recurrence.h"
 #include "kernels/ops/sampling.h"
 
@@ -106,19 +107,6 @@ struct route {
     struct tensor slot_row; /* [T, J] i32 */
 };
 
-/* GLU_SWIGLU: silu(g) * u.  GLU_CLAMPED (gpt-oss): g = min(g, limit), u = clamp(u, -limit, limit), then
- * (u + 1) * g * sigmoid(alpha * g). GLU_SWIGLU_CLAMPED (DeepSeek-V4): silu(g) * u with g and u clamped in the same way.
- * The gradient passes where a value equals the limit. GLU_RELU2 (Nemotron-H): max(0, u)^2, without a gate. */
-enum glu_kind { GLU_SWIGLU, GLU_CLAMPED, GLU_SWIGLU_CLAMPED, GLU_RELU2 };
-struct glu {
-    enum glu_kind kind;
-    float alpha, limit;
-    bool interleaved; /* columns 2i gate, 2i+1 up; otherwise gate [0,F), up [F,2F); without a gate false */
-};
-static inline bool glu_gated(const struct glu *glu) { return glu->kind != GLU_RELU2; }
-/* Columns before an activation of `width` columns: gates and ups, or ups alone. */
-static inline int64_t glu_cols(const struct glu *glu, int64_t width) { return glu_gated(glu) ? 2 * width : width; }
-
 /* The packed sequences: sequence s has rows cu[s] .. cu[s+1]-1. cu [S+1] i32 is on the device, the counts on the host.
  * prefix [S] i32 or absent: with n = prefix[s] > 0, sequence s continues the first n rows of its base, which is the
  * last sequence before it with prefix 0. These n rows come before its own ones, so row cu[s] is at position n. A base
@@ -136,18 +124,6 @@ struct attn_shape {
     int64_t value_dim; /* width of a value and of a head's output; 0: head_dim, the width of queries and keys */
 };
 static inline int64_t attn_value_dim(const struct attn_shape *s) { return s->value_dim ? s->value_dim : s->head_dim; }
-
-/* Auxiliary load-balancing loss; coef 0: off, the tensors are absent. p_i is the mean probability of expert i. pooled
- * (transformers): over the tokens of all layers, F_i = rows of i / tokens, loss E * sum_i F_i p_i. Otherwise (Megatron,
- * NeMo): per layer, f_i = E / (J T) * rows of i, loss sum_i f_i p_i, averaged over layers. Then count and prob are of
- * one layer, and coef includes the 1 / layers of the average. */
-struct aux {
-    float coef;
-    bool pooled;
-    struct tensor count; /* [E] stat, += rows of expert e, over the layers counted */
-    struct tensor prob;  /* [E] stat, += softmax(logits) */
-    int64_t rows;        /* rows of the layers counted: pooled layers * T, else T */
-};
 
 /* y[t] = w[tok[t]].  y [T,D] act =; tok [T] i32 */
 typedef void embed_fwd_fn(struct device *dev, struct tensor y, const struct weight *w, struct tensor tok);
@@ -238,14 +214,15 @@ struct states {
 };
 
 /* In place, before RoPE: RMSNorm of the q and k columns of every row, per head (wq, wk [A]), or over all heads of q and
- * over all heads of k (wq [H*A], wk [K*A]); v does not change. qkv [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q |
- * k, saved; rstd [T,G] stat =, G = H+K per head or 2, saved; wq, wk f32 */
+ * over all heads of k (wq [H*A], wk [K*A]). v has a norm per head with wv [A]; without wv it does not change. qkv
+ * [T,(H+2K)A] act; raw [T,(H+K)A] act =: the input q | k, saved; rstd [T,G] stat =, G = H+K per head or 2, saved; with
+ * wv raw [T,(H+2K)A], G = H+2K; wq, wk, wv f32 */
 typedef void qk_norm_fwd_fn(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
-                            struct tensor wq, struct tensor wk, const struct attn_shape *shape,
+                            struct tensor wq, struct tensor wk, struct tensor wv, const struct attn_shape *shape,
                             const struct norm *norm);
-/* In place: the q and k columns of dqkv become the gradient with respect to the input of the norm. */
+/* In place: the columns of dqkv that have a norm become the gradient with respect to its input. */
 typedef void qk_norm_bwd_fn(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
-                            struct tensor wq, struct tensor wk, const struct attn_shape *shape);
+                            struct tensor wq, struct tensor wk, struct tensor wv, const struct attn_shape *shape);
 
 /* Latent attention (MLA). A head's queries and keys have N columns without position, then G rotated ones. All heads
  * share the rotated columns of the key. Values have B columns. interleaved: pair i of the rotated inputs is columns 2i
@@ -448,6 +425,9 @@ typedef void router_fwd_fn(struct device *dev, struct route *r, struct tensor lo
 /* idx [T,J] i32 =: the experts of a token by its id, ascending.  table [V,J] i32: distinct experts of every id; tok [T]
  * i32 */
 typedef void hash_route_fn(struct device *dev, struct tensor idx, struct tensor table, struct tensor tok);
+/* y[t,j] = x[t,j] scale[idx[t,j]].  y, x [T,J] stat, y =, may be x; idx [T,J] i32; scale [E] f32 */
+typedef void scale_gates_fn(struct device *dev, struct tensor y, struct tensor x, struct tensor idx,
+                            struct tensor scale);
 /* Fills r->offs, row_slot, slot_row from r->idx: a stable counting sort. */
 typedef void route_sort_fn(struct device *dev, struct route *r, int64_t n_exp);
 /* aux->count and aux->prob += over the T rows of one layer */
@@ -473,6 +453,8 @@ typedef void glu_bwd_fn(struct device *dev, struct tensor dpre, struct tensor dg
                         struct tensor pre, struct tensor gate, const struct glu *glu);
 /* y += x.  y, x [T,D] act */
 typedef void add_fn(struct device *dev, struct tensor y, struct tensor x);
+/* x *= factor.  x [T,D] act */
+typedef void scale_fn(struct device *dev, struct tensor x, float factor);
 
 /* For each row m of expert e with token t: pre[m] = W_e x[t] + bias_e + LoRA_e; act[m] = glu(pre[m]).
  * pre [M,U] act = (saved), act [M,F] act =, xa [M,R] act = (saved), x [T,D] act; up [E,U,D] */
@@ -504,32 +486,36 @@ typedef void moe_down_bwd_fn(struct device *dev, struct tensor dpre, struct tens
 typedef void moe_up_bwd_fn(struct device *dev, struct tensor dx, struct tensor dpre, struct tensor x, struct tensor xa,
                            const struct route *r, const struct proj *up);
 
-/* Fused linear cross-entropy over labelled tokens only, `chunk` at a time, so the [N,V] logits are never in memory.
- * nll [N] stat = : -log softmax(W x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
+/* Ops of the head have logits z = cap tanh(W x / cap), or, cap 0, z = W x. The gradient includes that of tanh.
+ *
+ * Fused linear cross-entropy over labelled tokens only, `chunk` at a time, so the [N,V] logits are never in memory.
+ * nll [N] stat = : -log softmax(z of x[row])[id];  hit [N] i32 = : 1 when id is the arg max (ties: the lower id)
  * dx [T,D] act = : scale * dnll/dx, zero in rows without label; absent: forward only
  * x [T,D] act, w [V,D], rows [N] i32 (ascending), ids [N] i32 */
 typedef void linear_ce_fn(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
-                          const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk);
+                          const struct weight *w, float cap, struct tensor rows, struct tensor ids, float scale,
+                          int64_t chunk);
 
-/* linear_ce with a teacher. p = softmax(W x[row] / T). FORWARD: kl = sum_v q (log q - log p), where the bucket is one
+/* linear_ce with a teacher. p = softmax(z / T). FORWARD: kl = sum_v q (log q - log p), where the bucket is one
  * more v. REVERSE: kl = sum_v p (log p - log q).
  * kl [N] stat =; dx [T,D] act = : scale * d(alpha * nll + (1 - alpha) * T^2 * kl)/dx; all else as linear_ce. Teacher
  * and student of equal hidden states have kl = 0, and with alpha = 0 dx = 0, exactly. */
 typedef void linear_kl_fn(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
-                          struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                          struct tensor x, const struct weight *w, float cap, struct tensor rows, struct tensor ids,
                           const struct teacher *teacher, float scale, int64_t chunk);
-/* linear_ce of softmax(W x[row] / T), and its entropy H. weight [N,2] stat: dx = weight 0 * dnll/dx + weight 1 * dH/dx
+/* linear_ce of softmax(z / T), and its entropy H. weight [N,2] stat: dx = weight 0 * dnll/dx + weight 1 * dH/dx
  * of each label; absent: 1 and 0. entropy [N] stat =; all else as linear_ce */
 typedef void linear_policy_fn(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
-                              struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                              struct tensor dx, struct tensor x, const struct weight *w, float cap, struct tensor rows,
                               struct tensor ids, struct tensor weight, float temperature, int64_t chunk);
-/* The K largest logits of each row (ties: lower id first) as log softmax(W x[row] / T), ids ascending.
+/* The K largest logits of each row (ties: lower id first) as log softmax(z / T), ids ascending.
  * id [N,K] i32 =, logprob [N,K] stat =; K <= V; x, w, rows, chunk as linear_ce */
 typedef void linear_topk_fn(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
-                            const struct weight *w, struct tensor rows, float temperature, int64_t chunk);
+                            const struct weight *w, float cap, struct tensor rows, float temperature, int64_t chunk);
 
-/* logits = x W^T.  logits [N,V] stat =, rows of V rounded up to a multiple of 8; x [N,D] act; w [V,D] */
-typedef void head_logits_fn(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w);
+/* logits = z of every row.  logits [N,V] stat =, rows of V rounded up to a multiple of 8; x [N,D] act; w [V,D] */
+typedef void head_logits_fn(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w,
+                            float cap);
 
 /* Draws a token from each row of logits z, edited to z' (struct sample_edit), at temperature T. Filters, in this order:
  * the first top_k by (z' falling, id rising); of these the shortest prefix with a share >= top_p of their probability;
@@ -676,7 +662,7 @@ typedef void dev_recording_fn(void *recording);
 /* clang-format off */
 #define OPS(X) \
     X(embed_fwd) X(embed_noise) X(rmsnorm_fwd) X(rmsnorm_bwd) X(linear_fwd) X(linear_bwd) X(glu_fwd) X(glu_bwd) X(add) \
-    X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
+    X(scale) X(row_norm) X(dora_fwd) X(dora_bwd) X(answer_sums) X(preference) X(scale_labels) \
     X(linear_policy) X(policy) X(policy_sum) X(scale_rows) \
     X(rope_fwd) X(rope_bwd) X(attn_fwd) X(attn_bwd) X(page_store) X(attn_decode) X(qk_norm_fwd) X(qk_norm_bwd) \
     X(mla_qkv_fwd) X(mla_qkv_bwd) X(mla_absorb) X(mla_values) X(attn_split_fwd) X(attn_split_bwd) X(attn_gate_fwd) \
@@ -686,7 +672,7 @@ typedef void dev_recording_fn(void *recording);
     X(hyper_pre_fwd) X(hyper_post_fwd) X(hyper_post_bwd) X(hyper_pre_bwd) X(compress_fwd) X(compress_bwd) \
     X(compress_decode) X(entry_store) X(index_topk) X(index_decode) X(shared_attn_fwd) X(shared_attn_bwd) \
     X(shared_attn_decode) X(tail_rope_fwd) X(tail_rope_bwd) X(group_linear_fwd) X(group_linear_bwd) \
-    X(hash_route) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
+    X(hash_route) X(scale_gates) X(router_fwd) X(route_sort) X(aux_stats) X(router_bwd) X(moe_up_fwd) X(glu_quant_fwd) \
     X(moe_down_fwd) X(moe_combine_fwd) X(moe_down_bwd) X(moe_up_bwd) X(gather) X(expert_sums) \
     X(linear_ce) X(linear_kl) X(linear_topk) X(head_logits) X(sample) X(loss_sum) X(aux_sum) \
     X(decode) X(mx_range) X(expert_codes) X(proj_amax) X(amax) X(fake_quant) X(fake_quant_bwd) X(quant_pack) \

@@ -129,39 +129,41 @@ void op_attn_decode(struct device *dev, struct tensor o, struct tensor q, const 
     round_act(dev, o);
 }
 
-/* Returns the number of columns of q and k. The width of wq selects the norm: per head or over all heads. */
+/* Returns the number of columns that have a norm. The width of wq selects it: per head or over all heads. */
 static int64_t want_qk_norm(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
-                            struct tensor wq, struct tensor wk, const struct attn_shape *s)
+                            struct tensor wq, struct tensor wk, struct tensor wv, const struct attn_shape *s)
 {
-    int64_t n_tok = qkv.shape[0], dim = s->head_dim;
+    const int64_t n_tok = qkv.shape[0], dim = s->head_dim, n_head = s->n_head + (wv.ndim ? 2 : 1) * s->n_kv;
     want_heads(s);
-    bool whole = wq.shape[0] != dim;
+    const bool whole = wq.shape[0] != dim;
+    MT_REQUIRE(!whole || !wv.ndim, "a norm of values beside one over all heads");
     WANT(qkv, dev->act_dtype, n_tok, (s->n_head + 2 * s->n_kv) * dim);
-    WANT(raw, dev->act_dtype, n_tok, (s->n_head + s->n_kv) * dim);
-    WANT(rstd, dev->stat_dtype, n_tok, whole ? 2 : s->n_head + s->n_kv);
+    WANT(raw, dev->act_dtype, n_tok, n_head * dim);
+    WANT(rstd, dev->stat_dtype, n_tok, whole ? 2 : n_head);
     WANT(wq, DT_F32, whole ? s->n_head * dim : dim);
     WANT(wk, DT_F32, whole ? s->n_kv * dim : dim);
-    return (s->n_head + s->n_kv) * dim;
+    WANT_OPT(wv, DT_F32, dim);
+    return n_head * dim;
 }
 
 void op_qk_norm_fwd(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd, struct tensor wq,
-                    struct tensor wk, const struct attn_shape *shape, const struct norm *norm)
+                    struct tensor wk, struct tensor wv, const struct attn_shape *shape, const struct norm *norm)
 {
-    int64_t n_col = want_qk_norm(dev, qkv, raw, rstd, wq, wk, shape);
+    int64_t n_col = want_qk_norm(dev, qkv, raw, rstd, wq, wk, wv, shape);
     const struct tensor heads = tensor_cols(qkv, 0, n_col);
     MOVES(dev, heads, heads, raw, rstd);
-    RUN(0, qk_norm_fwd, qkv, raw, rstd, wq, wk, shape, norm);
+    RUN(0, qk_norm_fwd, qkv, raw, rstd, wq, wk, wv, shape, norm);
     round_act(dev, heads);
     round_act(dev, raw);
 }
 
 void op_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd, struct tensor wq,
-                    struct tensor wk, const struct attn_shape *shape)
+                    struct tensor wk, struct tensor wv, const struct attn_shape *shape)
 {
-    int64_t n_col = want_qk_norm(dev, dqkv, raw, rstd, wq, wk, shape);
+    int64_t n_col = want_qk_norm(dev, dqkv, raw, rstd, wq, wk, wv, shape);
     const struct tensor heads = tensor_cols(dqkv, 0, n_col);
     MOVES(dev, heads, heads, raw, rstd);
-    RUN(0, qk_norm_bwd, dqkv, raw, rstd, wq, wk, shape);
+    RUN(0, qk_norm_bwd, dqkv, raw, rstd, wq, wk, wv, shape);
     round_act(dev, heads);
 }
 

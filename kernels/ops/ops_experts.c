@@ -50,6 +50,17 @@ void op_hash_route(struct device *dev, struct tensor idx, struct tensor table, s
     RUN(0, hash_route, idx, table, tok);
 }
 
+void op_scale_gates(struct device *dev, struct tensor y, struct tensor x, struct tensor idx, struct tensor scale)
+{
+    const int64_t n_tok = x.shape[0], n_top = x.shape[1];
+    WANT(y, dev->stat_dtype, n_tok, n_top);
+    WANT(x, dev->stat_dtype, n_tok, n_top);
+    WANT(idx, DT_I32, n_tok, n_top);
+    WANT(scale, DT_F32, scale.shape[0]);
+    MOVES(dev, y, x, idx, scale);
+    RUN(0, scale_gates, y, x, idx, scale);
+}
+
 void op_route_sort(struct device *dev, struct route *r, int64_t n_exp)
 {
     want_route(dev, r, r->idx.shape[0], n_exp);

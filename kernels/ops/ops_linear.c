@@ -197,3 +197,11 @@ void op_add(struct device *dev, struct tensor y, struct tensor x)
     RUN(0, add, y, x);
     round_act(dev, y);
 }
+
+void op_scale(struct device *dev, struct tensor x, float factor)
+{
+    WANT(x, dev->act_dtype, x.shape[0], x.shape[1]);
+    MOVES(dev, x, x);
+    RUN(0, scale, x, factor);
+    round_act(dev, x);
+}

@@ -17,7 +17,7 @@ static void want_head(struct device *dev, struct tensor nll, struct tensor hit, 
 }
 
 void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
-                  const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+                  const struct weight *w, float cap, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0];
     want_head(dev, nll, hit, dx, x, w, rows, ids, chunk);
@@ -25,7 +25,7 @@ void op_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, stru
     if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* dlogits W */
     MOVES(dev, nll, hit, rows, ids, dx, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
-    RUN(0, linear_ce, nll, hit, dx, x, w, rows, ids, scale, chunk);
+    RUN(0, linear_ce, nll, hit, dx, x, w, cap, rows, ids, scale, chunk);
     round_act(dev, dx);
 }
 
@@ -43,7 +43,7 @@ static void want_teacher(struct device *dev, const struct teacher *t, int64_t n_
 }
 
 void op_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
-                  struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                  struct tensor x, const struct weight *w, float cap, struct tensor rows, struct tensor ids,
                   const struct teacher *teacher, float scale, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0];
@@ -55,12 +55,12 @@ void op_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struc
     if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in);              /* dlogits W */
     MOVES(dev, nll, kl, hit, rows, ids, dx, tensor_rows(x, 0, n_label), teacher->hidden, teacher->id, teacher->logprob);
     moves_weight(dev, w, n_label);
-    RUN(0, linear_kl, nll, kl, hit, dx, x, w, rows, ids, teacher, scale, chunk);
+    RUN(0, linear_kl, nll, kl, hit, dx, x, w, cap, rows, ids, teacher, scale, chunk);
     round_act(dev, dx);
 }
 
 void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
-                    const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
+                    const struct weight *w, float cap, struct tensor rows, float temperature, int64_t chunk)
 {
     int64_t n_label = rows.shape[0], n_top = id.ndim == 2 ? id.shape[1] : 0;
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
@@ -73,7 +73,7 @@ void op_linear_topk(struct device *dev, struct tensor id, struct tensor logprob,
     count_dense(dev, n_label, w->n_out, w->n_in);
     MOVES(dev, id, logprob, rows, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
-    RUN(0, linear_topk, id, logprob, x, w, rows, temperature, chunk);
+    RUN(0, linear_topk, id, logprob, x, w, cap, rows, temperature, chunk);
 }
 
 void op_loss_sum(struct device *dev, struct tensor out, struct tensor nll, struct tensor hit, struct tensor kl)
@@ -140,7 +140,7 @@ void op_aux_sum(struct device *dev, struct tensor out, const struct aux *aux, do
     RUN(0, aux_sum, out, aux, factor);
 }
 
-void op_head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+void op_head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w, float cap)
 {
     const int64_t n = x.shape[0];
     want_weight(__func__, w, 1, w->n_out, x.shape[1]);
@@ -150,7 +150,7 @@ void op_head_logits(struct device *dev, struct tensor logits, struct tensor x, c
     count_dense(dev, n, w->n_out, w->n_in);
     MOVES(dev, logits, x);
     moves_weight(dev, w, n);
-    RUN(0, head_logits, logits, x, w);
+    RUN(0, head_logits, logits, x, w, cap);
 }
 
 void op_sample(struct device *dev, const struct sampled *out, struct tensor logits, struct tensor rows,

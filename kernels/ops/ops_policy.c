@@ -2,7 +2,7 @@
 #include "kernels/ops/ops_check.h"
 
 void op_linear_policy(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit, struct tensor dx,
-                      struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                      struct tensor x, const struct weight *w, float cap, struct tensor rows, struct tensor ids,
                       struct tensor weight, float temperature, int64_t chunk)
 {
     const int64_t n_label = rows.shape[0];
@@ -21,7 +21,7 @@ void op_linear_policy(struct device *dev, struct tensor nll, struct tensor entro
     if (dx.ndim) count_dense(dev, n_label, w->n_out, w->n_in); /* dlogits W */
     MOVES(dev, nll, entropy, hit, rows, ids, dx, weight, tensor_rows(x, 0, n_label));
     moves_weight(dev, w, n_label);
-    RUN(0, linear_policy, nll, entropy, hit, dx, x, w, rows, ids, weight, temperature, chunk);
+    RUN(0, linear_policy, nll, entropy, hit, dx, x, w, cap, rows, ids, weight, temperature, chunk);
     round_act(dev, dx);
 }
 

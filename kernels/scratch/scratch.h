@@ -232,7 +232,8 @@ struct scratch_head {
     struct tile_sums *tile_sums; /* exponentials: [chunk, V / DENSE_COLS]; NULL: logits */
     struct tensor of_teacher;    /* linear_kl: [chunk, V rounded up] or [chunk, K] f32 */
 };
-struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk);
+struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, float cap, struct tensor rows,
+                                      int64_t chunk);
 struct scratch_head scratch_linear_kl(struct device *dev, const struct weight *w, struct tensor rows,
                                       const struct teacher *t, int64_t chunk);
 /* Of linear_topk and linear_policy. */

@@ -9,7 +9,8 @@ static void want_head(const struct weight *w)
 
 static int64_t padded(const struct weight *w) { return ceil_div(w->n_out, HEAD_VECTOR) * HEAD_VECTOR; }
 
-struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, struct tensor rows, int64_t chunk)
+struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w, float cap, struct tensor rows,
+                                      int64_t chunk)
 {
     const enum cuda_arch arch = dev->ops->arch();
     const int64_t mark = arena_mark(&dev->work), most = MT_MIN(choice_head_rows(arch, chunk, w->n_in), rows.shape[0]);
@@ -17,7 +18,7 @@ struct scratch_head scratch_linear_ce(struct device *dev, const struct weight *w
     want_head(w);
     s.dense = scratch_matrices(dev, w, false);
     s.part = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_in);
-    if (choice_exponentials(arch, w->n_out)) {
+    if (choice_exponentials(arch, w->n_out, cap)) {
         s.logits = arena_tensor_2d(&dev->work, DT_BF16, most, w->n_out);
         s.own = arena_tensor_1d(&dev->work, DT_F32, most);
         s.tile_sums = arena_push(&dev->work, most * ceil_div(w->n_out, DENSE_COLS) * (int64_t)sizeof(*s.tile_sums));

@@ -164,32 +164,33 @@ static void moe_up_bwd(struct device *dev, struct tensor dx, struct tensor dpre,
 }
 
 static void linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx, struct tensor x,
-                      const struct weight *w, struct tensor rows, struct tensor ids, float scale, int64_t chunk)
+                      const struct weight *w, float cap, struct tensor rows, struct tensor ids, float scale,
+                      int64_t chunk)
 {
-    scratch_linear_ce(dev, w, rows, chunk);
+    scratch_linear_ce(dev, w, cap, rows, chunk);
 }
 
 static void linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx,
-                      struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
+                      struct tensor x, const struct weight *w, float cap, struct tensor rows, struct tensor ids,
                       const struct teacher *teacher, float scale, int64_t chunk)
 {
     scratch_linear_kl(dev, w, rows, teacher, chunk);
 }
 
 static void linear_topk(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
-                        const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
+                        const struct weight *w, float cap, struct tensor rows, float temperature, int64_t chunk)
 {
     scratch_linear_topk(dev, w, rows, chunk);
 }
 
 static void linear_policy(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
-                          struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                          struct tensor dx, struct tensor x, const struct weight *w, float cap, struct tensor rows,
                           struct tensor ids, struct tensor weight, float temperature, int64_t chunk)
 {
     scratch_linear_topk(dev, w, rows, chunk);
 }
 
-static void head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+static void head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w, float cap)
 {
     take_matrices(dev, w);
 }

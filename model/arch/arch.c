@@ -7,8 +7,10 @@
 
 #include "model/arch/arch_compressed.h"
 #include "model/arch/arch_fixed.h"
+#include "model/arch/arch_gemma.h"
 #include "model/arch/arch_nemotron.h"
 #include "model/arch/arch_range.h"
+#include "model/arch/arch_refuse.h"
 #include "model/arch/arch_rope.h"
 #include "model/layer.h"
 
@@ -22,6 +24,8 @@ struct family {
     struct tensor_names names;
     const char *width;               /* config.json's key for the width of an expert */
     const char *n_exp;               /* key of the number of experts; NULL: num_experts */
+    const char *top_k;               /* key of the experts per token; NULL: num_experts_per_tok */
+    const char *act_key, *act;       /* key of the activation, and its one value; NULL: hidden_act, silu */
     const char *d_shared;            /* key of the width of the shared experts; NULL: n_shared_experts times width */
     double theta, eps, alpha, limit; /* defaults of transformers' configuration class */
     int64_t head_dim;                /* 0: hidden_size / num_attention_heads */
@@ -50,6 +54,8 @@ struct family {
     bool delta_fused; /* delta_arch.fused */
     bool compressed;  /* arch_compressed.c reads kinds of layers, RoPE and router */
     bool nemotron;    /* arch_nemotron.c reads all but the router */
+    bool gemma;       /* arch_gemma.c reads kinds of layers and RoPE */
+    bool tied;        /* tie_word_embeddings is true where it is missing */
     enum rope_keys rope_keys;
     enum qk_norm qk_norm;
     struct glu glu;
@@ -260,6 +266,39 @@ static const struct family families[] = {
      .nemotron = true,
      .sigmoid = true,
      .renormalises = true},
+    {.model_type = "gemma4",
+     .text_type = "gemma4_text",
+     .mixer = &mixer_attention,
+     .ffn = &ffn_parallel,
+     .dense = &ffn_dense,
+     .names = {.norm = {[NORM_MIXER] = "input_layernorm",
+                        [NORM_MIXER_POST] = "post_attention_layernorm",
+                        [NORM_FFN] = "pre_feedforward_layernorm",
+                        [NORM_FFN_POST] = "post_feedforward_layernorm",
+                        [NORM_ROUTED] = "pre_feedforward_layernorm_2",
+                        [NORM_ROUTED_POST] = "post_feedforward_layernorm_2",
+                        [NORM_DENSE_POST] = "post_feedforward_layernorm_1"},
+               .router = {"router.proj"},
+               .gate = "experts.#.gate_proj",
+               .up = "experts.#.up_proj",
+               .down = "experts.#.down_proj",
+               .experts = "experts",
+               .router_scale = "router.scale",
+               .gate_scale = "router.per_expert_scale",
+               .layer_scale = "layer_scalar",
+               .dense_by_module = true,
+               .excluded = ".*(vision|audio)_tower.*"},
+     .width = "moe_intermediate_size",
+     .top_k = "top_k_experts",
+     .act_key = "hidden_activation",
+     .act = "gelu_pytorch_tanh",
+     .eps = 1e-6,
+     .head_dim = 256,
+     .max_len = 131072,
+     .gemma = true,
+     .tied = true,
+     .qk_norm = QK_NORM_HEAD,
+     .glu = {.kind = GLU_GELU}},
 };
 
 static const struct nemotron_kinds nemotron_kinds = {&mixer_mamba, &mixer_attention, &ffn_shared, &ffn_dense};
@@ -359,7 +398,8 @@ static int read_sizes(struct arch *a, struct json root, const struct family *f, 
         (f->n_exp ? json_get_i64(root, f->n_exp, 1, 65536, &a->n_exp, err)
                   : read_count(root, f->local_experts ? "num_local_experts" : "num_experts",
                                f->local_experts ? "num_experts" : "num_local_experts", &a->n_exp, err)) ||
-        read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err) ||
+        (f->top_k ? json_get_i64(root, f->top_k, 1, 65536, &a->top_k, err)
+                  : read_count(root, "num_experts_per_tok", "experts_per_token", &a->top_k, err)) ||
         json_get_i64(root, f->width, 1, big, &a->d_ff, err) ||
         json_get_i64(root, "vocab_size", 1, big, &a->vocab, err) ||
         json_opt_i64(root, "max_position_embeddings", 1, big, &a->max_len, err))
@@ -586,64 +626,6 @@ static int read_dense(struct arch *a, struct json root, const struct family *f, 
     return any ? json_get_i64(root, "intermediate_size", 1, 1 << 24, &a->d_dense, err) : 0;
 }
 
-/* Rejects features that moetrain does not implement. */
-static int refuse_variants(struct json root, struct err *err)
-{
-    bool slides = false;
-    double jitter = 0;
-    const struct json clip = json_find(root, "clip_qkv");
-    if (json_opt_bool(root, "use_sliding_window", &slides, err) ||
-        json_opt_f64(root, "router_jitter_noise", &jitter, err))
-        return -1;
-    if (slides) return json_error(root, err, "use_sliding_window = true is not supported");
-    if (jitter != 0) return json_error(root, err, "router_jitter_noise %g is not supported (0)", jitter);
-    if (json_given(clip)) return json_error(clip, err, "is not supported (null)");
-    return 0;
-}
-
-/* Keys with one supported value, in DeepSeek's configurations and those that follow them. transformers ignores most. */
-static int refuse_routers(struct json root, const char *supported, struct err *err)
-{
-    const char *score = supported, *method = "noaux_tc";
-    int64_t every = 1;
-    if (json_opt_str(root, "scoring_func", &score, err) || json_opt_str(root, "topk_method", &method, err) ||
-        json_opt_i64(root, "moe_layer_freq", 1, MT_MAX_LAYERS, &every, err))
-        return -1;
-    if (strcmp(score, supported))
-        return json_error(root, err, "scoring_func \"%s\" is not supported (%s)", score, supported);
-    if (strcmp(method, "noaux_tc"))
-        return json_error(root, err, "topk_method \"%s\" is not supported (noaux_tc)", method);
-    if (every != 1) return json_error(root, err, "moe_layer_freq %lld is not supported (1)", (long long)every);
-    return 0;
-}
-
-/* Keys of DeepSeek's routers with one supported value where the router is a softmax. Families without them lack them.
- */
-static int refuse_softmax_variants(struct json root, struct err *err)
-{
-    double scale = 1;
-    int64_t n_group = 1;
-    if (json_opt_f64(root, "routed_scaling_factor", &scale, err) ||
-        json_opt_i64(root, "n_group", 1, 65536, &n_group, err))
-        return -1;
-    if (scale != 1)
-        return json_error(root, err, "routed_scaling_factor %g is not supported with a softmax router (1)", scale);
-    if (n_group != 1)
-        return json_error(root, err, "n_group %lld is not supported with a softmax router (1)", (long long)n_group);
-    return 0;
-}
-
-/* A null is neither the default nor one group: transformers stops at it. */
-static int refuse_null_groups(struct json root, struct err *err)
-{
-    static const char *const keys[] = {"n_group", "topk_group"};
-    for (int i = 0; i < MT_LEN(keys); i++) {
-        const struct json v = json_find(root, keys[i]);
-        if (json_type(v) == JSON_NULL) return json_error(v, err, "is null: write 1 for a router without groups");
-    }
-    return 0;
-}
-
 static int read_router(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
     bool renormalise = f->renormalises || !f->norm_topk;
@@ -677,7 +659,7 @@ static int read_router(struct arch *a, struct json root, const struct family *f,
 static int check_glu(struct json root, const struct family *f, double alpha, double limit, struct err *err)
 {
     if (f->glu.kind == GLU_CLAMPED && range_factor(root, "swiglu_alpha", alpha, err)) return -1;
-    if (f->glu.kind == GLU_SWIGLU || limit >= 1e-3) return 0;
+    if (f->glu.kind == GLU_SWIGLU || f->glu.kind == GLU_GELU || limit >= 1e-3) return 0;
     return json_error(root, err, "swiglu_limit %g is not at least 0.001", limit);
 }
 
@@ -686,15 +668,16 @@ static int read_switches(struct arch *a, struct json root, const struct family *
 {
     double eps = f->eps, alpha = f->alpha, limit = f->limit, dropout = 0;
     bool bias = f->attn_bias, qk_norm = !f->qk_norm_named;
-    const char *act = "silu";
+    const char *act_key = f->act_key ? f->act_key : "hidden_act", *known = f->act ? f->act : "silu", *act = known;
+    a->tied = f->tied;
     if (json_opt_f64(root, "rms_norm_eps", &eps, err) || json_opt_f64(root, "swiglu_alpha", &alpha, err) ||
         json_opt_f64(root, "swiglu_limit", &limit, err) || json_opt_f64(root, "attention_dropout", &dropout, err) ||
         json_opt_bool(root, "attention_bias", &bias, err) ||
         (f->qk_norm_named && json_opt_bool(root, "use_qk_norm", &qk_norm, err)) ||
         (f->predicts && json_opt_i64(root, "num_nextn_predict_layers", 0, MT_MAX_LAYERS, &a->n_mtp, err)) ||
-        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, "hidden_act", &act, err))
+        json_opt_bool(root, "tie_word_embeddings", &a->tied, err) || json_opt_str(root, act_key, &act, err))
         return -1;
-    if (strcmp(act, "silu")) return json_error(root, err, "hidden_act \"%s\" is not supported (silu)", act);
+    if (strcmp(act, known)) return json_error(root, err, "%s \"%s\" is not supported (%s)", act_key, act, known);
     if (dropout != 0) return json_error(root, err, "attention_dropout %g is not supported (0)", dropout);
     if (range_eps(root, "rms_norm_eps", eps, err) || check_glu(root, f, alpha, limit, err)) return -1;
     a->norm = (struct norm){.eps = (float)eps, .round_twice = f->round_twice};
@@ -702,6 +685,7 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->transposed_experts = f->transposed_experts;
     a->attn_gate = f->attn_gate;
     a->norm_plus_one = f->norm_plus_one;
+    a->value_norm = a->embed_scaled = f->gemma;
     a->shared_gate = f->names.shared_gate;
     a->attn_bias = bias;
     a->out_bias = bias && !f->out_unbiased;
@@ -710,7 +694,8 @@ static int read_switches(struct arch *a, struct json root, const struct family *
     a->sinks = f->sinks;
     for (int k = 0; k < ATTN_KINDS; k++) {
         struct attn_arch *h = &a->attn[k];
-        h->scale = (float)(a->rope[h->rope].softmax_gain / sqrt((double)h->head_dim));
+        h->scale =
+            f->gemma ? 1 : (float)(a->rope[h->rope].softmax_gain / sqrt((double)h->head_dim)); /* q_norm has it */
     }
     if (a->mla.kv_lora && !a->mla.q_lora && bias)
         return json_error(root, err, "attention_bias without q_lora_rank is not supported");
@@ -723,6 +708,8 @@ static int read_switches(struct arch *a, struct json root, const struct family *
 /* The kinds of layers, and their RoPE. */
 static int read_kinds(struct arch *a, struct json root, const struct family *f, struct err *err)
 {
+    if (f->compressed) return compressed_read(a, root, err);
+    if (f->gemma) return gemma_read(a, root, err);
     return read_mla(a, root, f, err) || read_delta(a, root, f, err) || read_rope(a, root, f, err) ||
                    read_windows(a, root, f, err)
                ? -1
@@ -754,8 +741,7 @@ int arch_parse(struct arch *a, struct json root, struct err *err)
     if (fixed_quantization(whole, err) || fixed_quantization(root, err)) return -1;
     if (f->nemotron) {
         if (nemotron_read(a, &nemotron_kinds, root, err) || read_router(a, root, f, err)) return -1;
-    } else if (read_sizes(a, root, f, err) ||
-               (f->compressed ? compressed_read(a, root, err) : read_kinds(a, root, f, err)) ||
+    } else if ((f->gemma && gemma_refuse(root, err)) || read_sizes(a, root, f, err) || read_kinds(a, root, f, err) ||
                read_shared(a, root, f, err) || read_dense(a, root, f, err) || refuse_variants(root, err) ||
                fixed_check(f->model_type, root, err) || read_mtp_modules(a, root, f, err) ||
                read_router(a, root, f, err) || read_switches(a, root, f, err)) {

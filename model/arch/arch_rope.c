@@ -29,7 +29,7 @@ int rope_find(struct json *scaling, struct json *other, struct json root, struct
 /* Formulas and their numbers; those of YaRN only where it is used. */
 bool rope_same(const struct rope_arch *a, const struct rope_arch *b)
 {
-    if (a->theta != b->theta || a->width != b->width || a->yarn != b->yarn) return false;
+    if (a->theta != b->theta || a->width != b->width || a->n_pair != b->n_pair || a->yarn != b->yarn) return false;
     return !a->yarn ||
            (a->factor == b->factor && a->beta_fast == b->beta_fast && a->beta_slow == b->beta_slow &&
             a->attention_factor == b->attention_factor && a->softmax_gain == b->softmax_gain &&
@@ -149,9 +149,9 @@ int rope_read_type(struct rope_arch *r, struct json root, struct json scaling, e
     return range_factor(scaling, "attention_factor", r->attention_factor, err);
 }
 
-/* RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and interpolates
- * between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was trained with
- * these rounded angles (they matter at positions near 100,000). */
+/* RoPE, proportional RoPE, or YaRN (arXiv 2309.00071): YaRN divides low frequencies by `factor`, keeps high ones, and
+ * interpolates between. Frequencies and angles are rounded to f32 where transformers rounds them, because the model was
+ * trained with these rounded angles (they matter at positions near 100,000). */
 static void frequencies(const struct rope_arch *r, float *inv_freq)
 {
     const double d = (double)r->width, ln_base = log(r->theta), pi = 3.14159265358979323846;
@@ -168,6 +168,7 @@ static void frequencies(const struct rope_arch *r, float *inv_freq)
         double pos = pow(r->theta, 2 * (double)i / d);
         double ramp = r->yarn ? fmin(fmax(((double)i - low) / (high - low), 0), 1) : 0;
         inv_freq[i] = (float)(ramp / (r->factor * pos) + (1 - ramp) / pos);
+        if (r->n_pair) inv_freq[i] = i < r->n_pair ? (float)(1 / pos) / (float)r->factor : 0;
     }
 }
 

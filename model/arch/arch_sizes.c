@@ -1,4 +1,5 @@
 /* arch_sizes.c - sizes that follow from struct arch, and which tensors and rows belong to it. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +13,16 @@ struct ffn_size arch_ffn(const struct arch *a, int64_t layer)
 
 bool arch_is_other_part(const char *name)
 {
-    static const char *const parts[] = {"model.visual.", "visual.",       "mtp.",
-                                        "vision_tower.", "mm_projector.", "multi_modal_projector."};
+    static const char *const parts[] = {"model.visual.",
+                                        "visual.",
+                                        "mtp.",
+                                        "vision_tower.",
+                                        "mm_projector.",
+                                        "multi_modal_projector.",
+                                        "model.vision_tower.",
+                                        "model.embed_vision.",
+                                        "model.audio_tower.",
+                                        "model.embed_audio."};
     for (int i = 0; i < MT_LEN(parts); i++)
         if (!strncmp(name, parts[i], strlen(parts[i]))) return true;
     return false;
@@ -75,6 +84,12 @@ void arch_router_bias(const struct tensor_names *n, const char *router, char nam
 }
 
 bool arch_is_routed(const struct arch *a, int64_t layer) { return a->ffn[layer] && a->ffn[layer]->routed; }
+
+float arch_embed_factor(const struct arch *a, enum dtype act)
+{
+    const float f = a->embed_scaled ? (float)sqrt((double)a->d_model) : 1;
+    return act == DT_BF16 ? bf16_to_f32(f32_to_bf16(f)) : f;
+}
 
 const char *arch_norm_name(const struct arch *a, enum norm_name n)
 {

@@ -12,7 +12,8 @@ struct rope_arch {
     double softmax_gain; /* factor of the softmax scale: mscale_all_dim of latent attention's YaRN; else 1 */
     double query_beta;   /* queries grow with the position: beta of struct mla_shape, whose beta_len is original_len */
     int64_t original_len;
-    int64_t width; /* rotated channels of a head, from the first on */
+    int64_t width;  /* rotated channels of a head, from the first on */
+    int64_t n_pair; /* proportional RoPE: pairs that rotate, the others have angle 0; divided by factor. 0: no such */
     bool yarn, truncate;
 };
 
@@ -39,17 +40,22 @@ struct tensor_names {
     const char *experts;          /* the module of all experts; NULL: mlp.experts */
     const char *block; /* the module of a layer's mixer or network; NULL: self_attn or linear_attn, and mlp */
     const char *embed, *last_norm; /* outside the layers; NULL: embed_tokens, norm */
-    const char *router_bias;       /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
-    const char *shared;            /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
-    const char *shared_gate;       /* the gate of the shared experts; NULL: none */
-    const char *excluded;  /* regular expression of other parts' modules that have the names of targets, or NULL */
-    bool shared_by_weight; /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
-                              parameters */
-    bool qualified;        /* other modules have the names of attention's targets: PEFT needs them with self_attn. */
+    const char *router_scale; /* per channel of the router's own norm of the residual; NULL: it reads what the experts
+                                 read. Only with ffn_parallel */
+    const char *gate_scale;   /* of the experts' gates, per expert; NULL: none. Only with router_scale */
+    const char *layer_scale;  /* of the output of a layer, one number; NULL: none */
+    const char *router_bias;  /* suffix of the router's bias; NULL: ".bias". Without a dot: the name beside it */
+    const char *shared;       /* the shared experts, which have gate_proj, up_proj, down_proj; NULL: none */
+    const char *shared_gate;  /* the gate of the shared experts; NULL: none */
+    const char *excluded;     /* regular expression of other parts' modules that have the names of targets, or NULL */
+    bool dense_by_module;     /* PEFT adapts dense networks as modules, not their weights as parameters */
+    bool shared_by_weight;    /* PEFT takes the shared experts' names for the routed ones: it adapts their weights as
+                                 parameters */
+    bool qualified;           /* other modules have the names of attention's targets: PEFT needs them with self_attn. */
     bool published; /* published checkpoints have other names, which model/stored/published.c translates to these */
 };
 
-/* Attention of one kind of layer. Only its window and its RoPE may differ in latent and compressed attention. */
+/* Attention of one kind of layer. In latent and compressed attention only window and RoPE may differ. */
 enum { ATTN_KINDS = 2 };
 struct attn_arch {
     int64_t n_head, n_kv, head_dim; /* head_dim: of queries and keys */
@@ -123,6 +129,9 @@ struct arch {
     bool shared_gate;        /* a sigmoid gate per token scales the shared experts */
     bool transposed_experts; /* transformers stores the stacks of experts as [E, in, out] */
     bool attn_gate;          /* the rows of q_proj are, of every head, those of q, then those of an output gate */
+    bool value_norm;         /* values have an RMSNorm per head, without weight; with QK_NORM_HEAD */
+    bool embed_scaled;       /* the embedding is multiplied by sqrt(d_model), rounded to the dtype of activations */
+    float logit_cap;         /* logits are cap tanh(z / cap); 0: z */
     bool norm_plus_one;      /* norms multiply by 1 + weight, except the gated one of DeltaNet */
     bool nested;             /* config.json has these settings in text_config: the class has other parts too */
     enum qk_norm qk_norm;

@@ -87,6 +87,10 @@ static const struct row {
     {"compress.truncate", BOOL, NAMED(rope[1].truncate)},
     {"compress.original_max_position", I64, NAMED(rope[1].original_len)},
     {"compress.attention_factor", DOUBLE, NAMED(rope[1].attention_factor)},
+    {"final_logit_softcapping", FLOAT, NAMED(logit_cap)},
+    {"pairs of proportional RoPE", I64, NAMED(rope[0].n_pair)},
+    {"sliding_attention: rotated channels", I64, NAMED(rope[1].width)},
+    {"sliding_attention: pairs of proportional RoPE", I64, NAMED(rope[1].n_pair)},
 };
 
 /* YaRN's factors come from logarithms, whose last bit depends on the C library: twelve digits. */

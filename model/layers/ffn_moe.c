@@ -75,6 +75,8 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
             .row_slot = arena_tensor_1d(work, DT_I32, n_tok * z.top_k),
             .slot_row = arena_tensor_2d(work, DT_I32, n_tok, z.top_k),
         };
+    if (group == ACTS_KEPT && p->a->names->gate_scale)
+        m->share = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.top_k);
     if (group == (p->keep_logits ? ACTS_KEPT : ACTS_SCRATCH))
         m->logits = arena_tensor_2d(work, dev->stat_dtype, n_tok, z.n_exp);
     if (group == ACTS_FFN) {
@@ -94,13 +96,24 @@ static struct router router_of(const struct block *b)
     return r;
 }
 
+/* The route with the gates of the router, before their scales. */
+static struct route routed_by(const struct moe_acts *m)
+{
+    struct route r = m->route;
+    if (m->share.ndim) r.gate = m->share;
+    return r;
+}
+
 static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
 {
     struct device *dev = b->dev;
     const struct router router = router_of(b);
     struct moe_acts *m = &s->moe;
+    struct route chosen = routed_by(m);
     if (hashes(b)) op_hash_route(dev, m->route.idx, b->w->hash, b->tok);
-    /* 1 route   */ op_router_fwd(dev, &m->route, m->logits, s->ffn_norm, &b->w->router, b->w->router_bias, &router);
+    /* 1 route   */ op_router_fwd(dev, &chosen, m->logits, m->router_in.ndim ? m->router_in : s->ffn_norm,
+                                  &b->w->router, b->w->router_bias, &router);
+    if (m->share.ndim) op_scale_gates(dev, m->route.gate, m->share, m->route.idx, b->w->parallel.gate_scale);
     op_route_sort(dev, &m->route, m->logits.shape[1]);
     if (b->aux->coef != 0) op_aux_stats(dev, b->aux, m->logits, &m->route);
     host_ring_need(b->host_experts, dev, b->layer, PASS_FORWARD);
@@ -120,7 +133,10 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     host_ring_need(b->host_experts, dev, b->layer, PASS_BACKWARD);
     /* 2 experts */ b->experts->bwd(b, s, dnorm, dgate, dres);
     host_ring_done(b->host_experts, dev, b->layer, PASS_BACKWARD);
-    /* 1 route   */ op_router_bwd(dev, dnorm, dgate, &m->route, m->logits, &b->w->router, b->aux, &router);
+    if (m->share.ndim) op_scale_gates(dev, dgate, dgate, m->route.idx, b->w->parallel.gate_scale);
+    const struct route chosen = routed_by(m);
+    /* 1 route   */ op_router_bwd(dev, m->drouter_in.ndim ? m->drouter_in : dnorm, dgate, &chosen, m->logits,
+                                  &b->w->router, b->aux, &router);
     arena_release(&dev->work, mark);
 }
 

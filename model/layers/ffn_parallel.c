@@ -2,7 +2,10 @@
  * of the residual h, and each output is normalised before both are added.
  *
  *   ffn_norm [T,D]               -> dense network -> norm -+-> + residual = y [T,D]
- *   h [T,D] -> norm -> router, experts            -> norm -+ */
+ *   h [T,D] -> norm -> router, experts            -> norm -+
+ *
+ * Some routers read another norm of h. */
+#include <math.h>
 #include <stddef.h>
 
 #include "model/layers/glu_network.h"
@@ -23,6 +26,11 @@ static void products(const struct arch *a, int64_t layer, struct product *p)
 
 static int load(struct weights_read *f, const struct arch *a, int64_t layer, struct layer_weights *lw)
 {
+    struct parallel_weights *w = &lw->parallel;
+    const struct tensor_names *n = a->names;
+    const double factor = 1 / sqrt((double)a->d_model);
+    if (n->router_scale && weights_scaled(f, &w->router, n->router_scale, a->d_model, factor)) return -1;
+    if (n->gate_scale && weights_scaled(f, &w->gate_scale, n->gate_scale, a->n_exp, 1)) return -1;
     return ffn_moe.load(f, a, layer, lw) ||
                    glu_network_load(f, a, a->d_dense, LORA_DENSE_GATE, &lw->shared_up, &lw->shared_down)
                ? -1
@@ -76,6 +84,10 @@ static void fwd(const struct block *b, struct layer_acts *s, struct tensor y)
     struct parallel_acts *t = &s->parallel;
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor other = push(dev, s->x.shape[0], b->a);
+    if (w->router.ndim) {
+        routed.moe.router_in = other;
+        op_rmsnorm_fwd(dev, other, t->rstd, block_between(b, s), w->router, &b->a->norm);
+    }
     /* 1 dense   */ glu_network_fwd(b, s, &n, t->dense.out, absent);
     /* 2 experts */ norm_routed(b, s);
     ffn_moe.fwd(b, &routed, t->routed.out);
@@ -110,14 +122,20 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
     const struct parallel_weights *w = &b->w->parallel;
     const struct parallel_acts *t = &s->parallel;
     const struct glu_network n = network(b->w);
-    const struct layer_acts routed = routed_of(s);
+    struct layer_acts routed = routed_of(s);
     const int64_t mark = arena_mark(&dev->work), n_tok = s->x.shape[0];
     const struct tensor dout = push(dev, n_tok, b->a), drouted = push(dev, n_tok, b->a);
+    if (w->router.ndim) {
+        routed.moe.drouter_in = push(dev, n_tok, b->a);
+        device_zero(dev, routed.moe.drouter_in);
+    }
     /* 3 norm    */ post_bwd(b, dout, dres, &t->dense, w->dense_post);
     /* 1 dense   */ glu_network_bwd(b, s, &n, dnorm, absent, dout);
     /* 3 norm    */ post_bwd(b, dout, dres, &t->routed, w->routed_post);
     /* 2 experts */ ffn_moe.bwd(b, &routed, drouted, dout, absent);
     op_rmsnorm_bwd(dev, dh, drouted, block_between(b, s), t->rstd, w->routed); /* dh may be dres */
+    /* norms of one input have one rstd */
+    if (w->router.ndim) op_rmsnorm_bwd(dev, dh, routed.moe.drouter_in, block_between(b, s), t->rstd, w->router);
     arena_release(&dev->work, mark);
 }
 

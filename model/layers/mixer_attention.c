@@ -3,6 +3,7 @@
  *
  *   attn_norm [T,D] -> qkv (+lora) [T,(H+2K)A] -> (q, k norm) -> rope -> attention [T,HA] -> out (+lora) -> + x = h
  *   Where values are keys: -> q, k (+lora) [T,(H+K)A] -> v = k -> (q, k norm) ...
+ *   Gemma-4 normalises v too, without a weight.
  *   With an output gate: -> q, gate, k, v (+lora) [T,(2H+2K)A] -> split, norm, rope in one op; attention *
  *   sigmoid(gate) -> out */
 #include <stddef.h>
@@ -60,6 +61,7 @@ static int load_norms(struct weights_read *f, const struct arch *a, int64_t laye
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
     const int64_t q = (whole ? h->n_head : 1) * h->head_dim, k = (whole ? h->n_kv : 1) * h->head_dim;
     if (a->qk_norm == QK_NORM_NONE) return 0;
+    if (a->value_norm) weights_ones(f, &lw->attention.v_norm, h->head_dim);
     return weights_norm(f, &lw->attention.q_norm, "self_attn.q_norm", q) ||
                    weights_norm(f, &lw->attention.k_norm, "self_attn.k_norm", k)
                ? -1
@@ -93,7 +95,8 @@ static void plan(const struct acts_plan *p, struct layer_acts *s, enum acts_grou
     const struct arch *a = p->a;
     const struct attn_arch *h = arch_attn(a, p->layer);
     struct device *dev = p->dev;
-    const int64_t n_tok = p->n_tok, n_head = h->n_head + h->n_kv, out = h->n_head * h->head_dim;
+    const int64_t n_tok = p->n_tok, n_head = h->n_head + (a->value_norm ? 2 : 1) * h->n_kv; /* that have a norm */
+    const int64_t out = h->n_head * h->head_dim;
     if (group == ACTS_CORE) {
         t->o = acts_2d(p, n_tok, out);
         t->lse = arena_tensor_2d(&dev->work, dev->stat_dtype, n_tok, h->n_head);
@@ -139,7 +142,7 @@ static void project(const struct block *b, struct layer_acts *s)
     } else {
         if (a->qk_norm != QK_NORM_NONE)
             /* 2 q, k */ op_qk_norm_fwd(dev, t->qkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm,
-                                        &shape, &a->norm);
+                                        w->attention.v_norm, &shape, &a->norm);
         if (b->rope.ndim)
             /* 3 rope */ op_rope_fwd(dev, t->qkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
     }
@@ -218,7 +221,8 @@ static void bwd(const struct block *b, const struct layer_acts *s, struct tensor
         if (b->rope.ndim)
             /* 3 rope */ op_rope_bwd(dev, dqkv, b->pos, b->rope, shape.n_head + shape.n_kv, shape.head_dim);
         if (a->qk_norm != QK_NORM_NONE)
-            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm, &shape);
+            /* 2 q, k */ op_qk_norm_bwd(dev, dqkv, t->qk, t->rstd_qk, w->attention.q_norm, w->attention.k_norm,
+                                        w->attention.v_norm, &shape);
     }
     if (arch_attn(a, b->layer)->values_are_keys)
         op_add(dev, keys_or_values(dqkv, &shape, 0), keys_or_values(dqkv, &shape, 1));

@@ -20,8 +20,8 @@ static void begin(struct model *m, const struct model_batch *b)
 static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
 {
     struct tensor kl = arena_tensor_1d(&m->dev->work, m->dev->stat_dtype, nll.shape[0]);
-    op_linear_kl(m->dev, nll, kl, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, &m->kl,
-                 (float)m->pass.loss_scale, m->ce_chunk);
+    op_linear_kl(m->dev, nll, kl, hit, m->dfinal, m->final_norm, &m->weights.head, m->arch.logit_cap, m->label_row,
+                 m->label_id, &m->kl, (float)m->pass.loss_scale, m->ce_chunk);
     return kl;
 }
 

@@ -28,7 +28,7 @@ static void run_reference(struct model *m, int64_t n_tok)
     const struct tensor nll = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label), absent = {0};
     const struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label), rows = push_count(m, n_label);
     const struct tensor hidden = model_reference(m, n_tok);
-    op_linear_ce(dev, nll, hit, absent, hidden, &m->weights.head, rows, m->label_id, 0, m->ce_chunk);
+    op_linear_ce(dev, nll, hit, absent, hidden, &m->weights.head, m->arch.logit_cap, rows, m->label_id, 0, m->ce_chunk);
     op_answer_sums(dev, m->reference_logps, nll, &m->answers);
     arena_release(&dev->work, mark);
 }
@@ -70,7 +70,8 @@ static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
     const struct preference p = of_pass(m);
     const struct tensor logps = arena_tensor_2d(&dev->work, DT_F64, n_answer, 2);
     const struct tensor weight = arena_tensor_2d(&dev->work, dev->stat_dtype, n_answer, 2);
-    op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id, 1, m->ce_chunk);
+    op_linear_ce(dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->arch.logit_cap, m->label_row,
+                 m->label_id, 1, m->ce_chunk);
     op_answer_sums(dev, logps, nll, &m->answers);
     op_preference(dev, tensor_rows(m->sums, SUM_PREFERENCE, PREFERENCE_SUMS), weight, &p, logps, m->reference_logps,
                   m->good, &m->answers);

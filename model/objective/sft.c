@@ -3,8 +3,8 @@
 
 static struct tensor loss(struct model *m, struct tensor nll, struct tensor hit)
 {
-    op_linear_ce(m->dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->label_row, m->label_id,
-                 (float)m->pass.loss_scale, m->ce_chunk);
+    op_linear_ce(m->dev, nll, hit, m->dfinal, m->final_norm, &m->weights.head, m->arch.logit_cap, m->label_row,
+                 m->label_id, (float)m->pass.loss_scale, m->ce_chunk);
     return (struct tensor){0};
 }
 

@@ -83,9 +83,9 @@ static void devices_ask_the_table(void **state)
         assert_int_equal(choice_grouped_of(&dev, &inputs, rows[i].n_row), GROUPED_FIRST);
     }
     assert_true(choice_fp8_products(&dev) && !choice_fp8_products(&none));
-    assert_int_equal(choice_logit_bytes(&dev, 201088), 2);
-    assert_int_equal(choice_logit_bytes(&dev, 201087), 4);
-    assert_int_equal(choice_logit_bytes(&none, 201088), 4);
+    assert_int_equal(choice_logit_bytes(&dev, 201088, 0), 2);
+    assert_int_equal(choice_logit_bytes(&dev, 201087, 0), 4);
+    assert_int_equal(choice_logit_bytes(&none, 201088, 0), 4);
     assert_true(fabs(choice_packed_share(512) - 0.06875) < 1e-9);
 }
 
@@ -110,7 +110,7 @@ static void dense_products(void **state)
     assert_int_equal(choice_head_rows(CUDA_SM80, 3072, 2880), 3072);
     assert_true(choice_fused_head(CUDA_SM90, 2176, 2880));
     assert_false(choice_fused_head(CUDA_SM90, 2304, 2880));
-    assert_true(choice_exponentials(CUDA_SM90, 201088) && !choice_exponentials(CUDA_SM80, 201088));
+    assert_true(choice_exponentials(CUDA_SM90, 201088, 0) && !choice_exponentials(CUDA_SM80, 201088, 0));
 }
 
 int test_choice(void)

@@ -525,7 +525,7 @@ static struct ce ce_make(struct device *dev, const struct ce_shape *s)
 
 static void ce_op(struct ce *c)
 {
-    op_linear_ce(c->dev, c->nll, c->hit, c->dx, c->x, &c->w, c->rows, c->ids, 0.25f, c->s->chunk);
+    op_linear_ce(c->dev, c->nll, c->hit, c->dx, c->x, &c->w, 0, c->rows, c->ids, 0.25f, c->s->chunk);
 }
 
 static void ce_run(struct device *dev, const void *params, struct op_outputs *o)
@@ -593,14 +593,14 @@ static void loss_head_extremes(void **state)
     struct tensor x = make_empty(DT_F32, 3, 1, -1), dx = make_empty(DT_F32, 3, 1, -1);
     struct tensor nll = make_empty(DT_F32, 3, -1, -1), hit = make_empty(DT_I32, 3, -1, -1);
     for (int i = 0; i < 3; i++) set_value(x, i, 1);
-    op_linear_ce(&dev, nll, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
+    op_linear_ce(&dev, nll, hit, dx, x, &w, 0, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
     assert_close(value_at(nll, 0), log(2), 1e-6);
     assert_close(value_at(nll, 1), log(2), 1e-6);
     assert_close(value_at(nll, 2), 2e4 + log(2), 1e-7);
     assert_true(value_at(hit, 0) == 1 && value_at(hit, 1) == 0 && value_at(hit, 2) == 0);
     assert_finite(dx);
     set_value(x, 1, NAN); /* affects its row only, and is visible */
-    op_linear_ce(&dev, nll, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
+    op_linear_ce(&dev, nll, hit, dx, x, &w, 0, make_i32(rows, 3), make_i32(ids, 3), 1, 2);
     assert_true(isnan(value_at(nll, 1)) && isnan(value_at(dx, 1)) && value_at(hit, 1) == 0);
     assert_true(isfinite(value_at(nll, 0)) && isfinite(value_at(dx, 2)));
     op_check_end(&dev);
@@ -654,7 +654,7 @@ static void ce_run_extremes(struct device *dev, const void *params, struct op_ou
         set_value(w, 8 * ids[i], i < 3 ? 8192 : -8192);
         set_value(x, 8 * i, 1);
     }
-    op_linear_ce(dev, nll, hit, dx, x, &head, make_i32(rows, 4), make_i32(ids, 4), 1, 3);
+    op_linear_ce(dev, nll, hit, dx, x, &head, 0, make_i32(rows, 4), make_i32(ids, 4), 1, 3);
     put(o, nll);
     put(o, dx);
     put(o, hit);
@@ -689,7 +689,7 @@ static void loss_head_scratch_of_the_plan(void **state)
             for (int64_t n = 1; n <= n_tok; n += n < 4 ? 1 : 61) {
                 const struct tensor i32 = tensor_1d(NULL, DT_I32, n), nll = tensor_1d(NULL, DT_F32, n);
                 device_dry_run(&plan, &card);
-                op_linear_ce(&plan, nll, i32, x, x, &w, i32, i32, 1, chunk);
+                op_linear_ce(&plan, nll, i32, x, x, &w, 0, i32, i32, 1, chunk);
                 assert_true(plan.work.peak >= before);
                 before = plan.work.peak;
             }

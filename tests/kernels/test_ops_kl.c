@@ -48,7 +48,7 @@ static void make_topk(struct kl_case *c, int64_t k)
     c->t.id = make_empty(DT_I32, s->n_label, k, -1);
     c->t.logprob = make_empty(c->dev->stat_dtype, s->n_label, k, -1);
     for (int64_t i = 0; i < s->n_label; i++) set_value(all, i, (double)i);
-    op_linear_topk(c->dev, c->t.id, c->t.logprob, c->of_teacher, &c->w, all, (float)s->temperature, s->chunk);
+    op_linear_topk(c->dev, c->t.id, c->t.logprob, c->of_teacher, &c->w, 0, all, (float)s->temperature, s->chunk);
     for (int64_t i = 0; i < s->n_label && k > 1 && k < s->n_vocab; i += 3) set_value(c->t.id, i * k + k - 1, -1);
 }
 
@@ -79,7 +79,7 @@ static struct kl_case kl_make(struct device *dev, const struct kl_shape *s)
 
 static void kl_op(struct kl_case *c)
 {
-    op_linear_kl(c->dev, c->nll, c->kl, c->hit, c->dx, c->x, &c->w, c->rows, c->ids, &c->t, 0.25f, c->s->chunk);
+    op_linear_kl(c->dev, c->nll, c->kl, c->hit, c->dx, c->x, &c->w, 0, c->rows, c->ids, &c->t, 0.25f, c->s->chunk);
 }
 
 static void put(struct op_outputs *o, struct tensor x)
@@ -272,12 +272,12 @@ static void kl_extremes(void **state)
         set_value(x, i, i ? 1 : -1);
         set_value(y, i, 1);
     }
-    op_linear_kl(&dev, nll, kl, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), &t, 1, 2);
+    op_linear_kl(&dev, nll, kl, hit, dx, x, &w, 0, make_i32(rows, 3), make_i32(ids, 3), &t, 1, 2);
     assert_close(value_at(kl, 0), 2e4, 1e-6);
     assert_true(value_at(kl, 1) == 0 && value_at(kl, 2) == 0);
     assert_finite(dx);
     set_value(x, 1, NAN);
-    op_linear_kl(&dev, nll, kl, hit, dx, x, &w, make_i32(rows, 3), make_i32(ids, 3), &t, 1, 2);
+    op_linear_kl(&dev, nll, kl, hit, dx, x, &w, 0, make_i32(rows, 3), make_i32(ids, 3), &t, 1, 2);
     assert_true(isnan(value_at(kl, 1)) && isnan(value_at(dx, 1)) && value_at(kl, 2) == 0 && value_at(dx, 2) == 0);
     op_check_end(&dev);
 }
@@ -301,7 +301,7 @@ static void far_tokens_of_rows(void **state)
             set_value(t.logprob, k, k ? far[i / 2] : 0);
         }
         set_value(x, 0, 1);
-        op_linear_kl(&dev, nll, kl, make_empty(DT_I32, 1, -1, -1), dx, x, &w, make_i32(&zero, 1), make_i32(&zero, 1),
+        op_linear_kl(&dev, nll, kl, make_empty(DT_I32, 1, -1, -1), dx, x, &w, 0, make_i32(&zero, 1), make_i32(&zero, 1),
                      &t, 1, 1);
         const double p = 1 / (3 + exp(-3)); /* of the first token, which the teacher has alone */
         assert_close(value_at(kl, 0), -log(p), 1e-6);
@@ -320,7 +320,7 @@ static void topk_run(struct device *dev, const void *params, struct op_outputs *
     struct tensor rows = make_empty(DT_I32, s->n_label, -1, -1), id = make_empty(DT_I32, s->n_label, s->n_top, -1);
     struct tensor logprob = make_empty(dev->stat_dtype, s->n_label, s->n_top, -1);
     for (int64_t i = 0; i < s->n_label; i++) set_value(rows, i, (double)(i * s->n_tok / s->n_label));
-    op_linear_topk(dev, id, logprob, x, &w, rows, (float)s->temperature, s->chunk);
+    op_linear_topk(dev, id, logprob, x, &w, 0, rows, (float)s->temperature, s->chunk);
     put(o, id);
     put(o, logprob);
 }
@@ -371,7 +371,7 @@ static void ties_take_the_lower_id(void **state)
     struct tensor x = make_empty(DT_F32, 1, 1, -1), id = make_empty(DT_I32, 1, 4, -1);
     struct tensor logprob = make_empty(DT_F32, 1, 4, -1);
     set_value(x, 0, 1);
-    op_linear_topk(&dev, id, logprob, x, &w, make_i32((const int32_t[]){0}, 1), 1, 8);
+    op_linear_topk(&dev, id, logprob, x, &w, 0, make_i32((const int32_t[]){0}, 1), 1, 8);
     for (int i = 0; i < 4; i++) assert_int_equal((int64_t)value_at(id, i), want[i]);
     op_check_end(&dev);
 }
@@ -429,7 +429,7 @@ static void topk_run_exact(struct device *dev, const void *params, struct op_out
     for (int64_t v = 0; v < s->n_vocab; v++) set_value(w, v * s->dim, (double)(v * 7919 % 251) / 16 - 8);
     for (int64_t t = 0; t < s->n_tok; t++) set_value(x, t * s->dim, t % 3 ? 1 : -0.5);
     for (int64_t i = 0; i < s->n_label; i++) set_value(rows, i, (double)(i * s->n_tok / s->n_label));
-    op_linear_topk(dev, id, logprob, x, &exact, rows, (float)s->temperature, s->chunk);
+    op_linear_topk(dev, id, logprob, x, &exact, 0, rows, (float)s->temperature, s->chunk);
     put(o, id);
     put(o, logprob);
 }

@@ -122,34 +122,39 @@ static void rmsnorm_rounding(void **state)
 
 struct qk_shape {
     int64_t n_tok, n_head, n_kv, head_dim;
-    bool whole;
+    bool whole, values; /* values: v has a norm too */
 };
-/* The last two have the shapes of Qwen3-30B and OLMoE. */
+/* The last four have the shapes of Qwen3-30B, OLMoE and Gemma-4. */
 static const struct qk_shape qk_shapes[] = {
-    {0, 2, 1, 4, false},  {0, 2, 1, 4, true},    {1, 1, 1, 2, false},    {1, 4, 2, 6, true},     {3, 4, 2, 6, false},
-    {3, 4, 2, 6, true},   {2, 4, 1, 5, true},    {2, 4, 1, 5, false},    {5, 3, 3, 8, true},     {4, 6, 3, 7, false},
-    {65, 4, 2, 16, true}, {65, 4, 2, 16, false}, {3, 32, 4, 128, false}, {3, 16, 16, 128, true},
+    {0, 2, 1, 4, false, false},    {0, 2, 1, 4, true, false},     {1, 1, 1, 2, false, false},
+    {1, 4, 2, 6, true, false},     {3, 4, 2, 6, false, false},    {3, 4, 2, 6, true, false},
+    {2, 4, 1, 5, true, false},     {2, 4, 1, 5, false, false},    {5, 3, 3, 8, true, false},
+    {4, 6, 3, 7, false, false},    {65, 4, 2, 16, true, false},   {65, 4, 2, 16, false, false},
+    {3, 32, 4, 128, false, false}, {3, 16, 16, 128, true, false}, {3, 4, 2, 6, false, true},
+    {65, 3, 3, 16, false, true},   {2, 16, 8, 256, false, true},  {1, 16, 2, 512, false, true},
 };
 
 struct qk {
     struct device *dev;
     struct attn_shape shape;
-    struct tensor x, qkv, raw, rstd, wq, wk;
+    struct tensor x, qkv, raw, rstd, wq, wk, wv;
 };
 
 static struct qk qk_make(struct device *dev, const struct qk_shape *s)
 {
-    int64_t n_group = s->whole ? 2 : s->n_head + s->n_kv, width = (s->n_head + 2 * s->n_kv) * s->head_dim;
+    const int64_t n_group = s->whole ? 2 : s->n_head + (s->values ? 2 : 1) * s->n_kv;
+    const int64_t width = (s->n_head + 2 * s->n_kv) * s->head_dim;
     struct qk n = {
         .dev = dev,
         .shape = {.n_head = s->n_head, .n_kv = s->n_kv, .head_dim = s->head_dim},
         .x = make_random(dev->act_dtype, 1, 2, s->n_tok, width, -1),
         .qkv = make_empty(dev->act_dtype, s->n_tok, width, -1),
-        .raw = make_empty(dev->act_dtype, s->n_tok, width - s->n_kv * s->head_dim, -1),
+        .raw = make_empty(dev->act_dtype, s->n_tok, width - (s->values ? 0 : s->n_kv * s->head_dim), -1),
         .rstd = make_empty(dev->stat_dtype, s->n_tok, n_group, -1),
         .wq = make_random(DT_F32, 2, 1, (s->whole ? s->n_head : 1) * s->head_dim, -1, -1),
         .wk = make_random(DT_F32, 3, 1, (s->whole ? s->n_kv : 1) * s->head_dim, -1, -1),
     };
+    if (s->values) n.wv = make_random(DT_F32, 5, 1, s->head_dim, -1, -1);
     for (int64_t i = 1; i < tensor_count(n.wq); i += 5) set_value(n.wq, i, 0);
     for (int64_t i = 0; i < tensor_count(n.wk); i += 4) set_value(n.wk, i, 0);
     return n;
@@ -158,13 +163,13 @@ static struct qk qk_make(struct device *dev, const struct qk_shape *s)
 static void qk_fwd(struct qk *n, const struct norm *norm)
 {
     for (int64_t i = 0; i < tensor_count(n->x); i++) set_value(n->qkv, i, value_at(n->x, i));
-    op_qk_norm_fwd(n->dev, n->qkv, n->raw, n->rstd, n->wq, n->wk, &n->shape, norm);
+    op_qk_norm_fwd(n->dev, n->qkv, n->raw, n->rstd, n->wq, n->wk, n->wv, &n->shape, norm);
 }
 
 static struct tensor qk_bwd(struct qk *n)
 {
     struct tensor dqkv = make_probe(n->x, 4);
-    op_qk_norm_bwd(n->dev, dqkv, n->raw, n->rstd, n->wq, n->wk, &n->shape);
+    op_qk_norm_bwd(n->dev, dqkv, n->raw, n->rstd, n->wq, n->wk, n->wv, &n->shape);
     return dqkv;
 }
 
@@ -192,8 +197,8 @@ struct place {
 static struct place place_of(const struct qk_shape *s, const struct qk *n, int64_t c)
 {
     int64_t n_q = s->n_head * s->head_dim, n_k = s->n_kv * s->head_dim;
-    if (c >= n_q + n_k) return (struct place){.group = -1};
-    struct tensor w = c < n_q ? n->wq : n->wk;
+    if (c >= n_q + n_k && !s->values) return (struct place){.group = -1};
+    struct tensor w = c < n_q ? n->wq : c < n_q + n_k ? n->wk : n->wv;
     int64_t own = c < n_q ? c : c - n_q; /* column in q or in k */
     if (s->whole) return (struct place){c >= n_q, c < n_q ? 0 : n_q, c < n_q ? n_q : n_k, value_at(w, own)};
     int64_t head = c / s->head_dim;
@@ -273,7 +278,7 @@ static void qk_norm_takes_views(void **state)
         assert_same_bits(v.rstd, n.rstd);
         struct tensor want = qk_bwd(&n);
         for (int64_t k = 0; k < tensor_count(want); k++) set_value(v.qkv, k, test_value(4, (uint64_t)k));
-        op_qk_norm_bwd(&dev, v.qkv, v.raw, v.rstd, v.wq, v.wk, &v.shape);
+        op_qk_norm_bwd(&dev, v.qkv, v.raw, v.rstd, v.wq, v.wk, v.wv, &v.shape);
         assert_same_bits(v.qkv, want);
         for (int k = 0; k < 3; k++) {
             struct tensor left = tensor_cols(wide[k], 0, 2), right = tensor_cols(wide[k], wide[k].shape[1] - 1, 1);
@@ -398,7 +403,7 @@ static void gpu_qk_run(struct device *dev, const void *params, struct op_outputs
         assert_true(value_at(n.qkv, i) == (at.group < 0 ? x : rounded(x, r, at.w, p->twice)));
     }
     struct tensor wide_d = make_random(dev->act_dtype, 4, 1, n_tok, width + p->pad, -1);
-    op_qk_norm_bwd(dev, inner(wide_d, p->pad), n.raw, n.rstd, n.wq, n.wk, &n.shape);
+    op_qk_norm_bwd(dev, inner(wide_d, p->pad), n.raw, n.rstd, n.wq, n.wk, n.wv, &n.shape);
     struct tensor all[] = {wide, wide_raw, n.rstd, wide_d};
     memcpy(o->out, all, sizeof(all));
     o->n = MT_LEN(all);
@@ -409,12 +414,15 @@ static void qk_norm_on_the_gpu(void **state)
     (void)state;
     op_check_need_gpu();
     static const struct gpu_qk cases[] = {
-        {{0, 4, 2, 64, false}, 0, false},    {{1, 2, 1, 8, false}, 0, true},     {{1, 4, 2, 64, true}, 0, false},
-        {{7, 3, 3, 24, true}, 16, true},     {{5, 64, 8, 64, false}, 0, false},  {{33, 32, 4, 128, false}, 0, true},
-        {{5, 32, 4, 128, false}, 24, false}, {{9, 16, 16, 128, true}, 0, false}, {{3, 8, 2, 256, false}, 8, true},
-        {{3, 64, 8, 128, true}, 16, false},  {{2, 5, 1, 136, false}, 0, true},   {{5, 6, 2, 80, false}, 0, false},
-        {{7, 8, 2, 96, true}, 16, true},     {{33, 4, 4, 112, false}, 8, true},  {{5, 12, 4, 192, false}, 0, false},
-        {{3, 4, 2, 192, true}, 8, false},
+        {{0, 4, 2, 64, false, false}, 0, false},    {{1, 2, 1, 8, false, false}, 0, true},
+        {{1, 4, 2, 64, true, false}, 0, false},     {{7, 3, 3, 24, true, false}, 16, true},
+        {{5, 64, 8, 64, false, false}, 0, false},   {{33, 32, 4, 128, false, false}, 0, true},
+        {{5, 32, 4, 128, false, false}, 24, false}, {{9, 16, 16, 128, true, false}, 0, false},
+        {{3, 8, 2, 256, false, false}, 8, true},    {{3, 64, 8, 128, true, false}, 16, false},
+        {{2, 5, 1, 136, false, false}, 0, true},    {{5, 6, 2, 80, false, false}, 0, false},
+        {{7, 8, 2, 96, true, false}, 16, true},     {{33, 4, 4, 112, false, false}, 8, true},
+        {{5, 12, 4, 192, false, false}, 0, false},  {{3, 4, 2, 192, true, false}, 8, false},
+        {{5, 16, 8, 256, false, true}, 8, false},   {{3, 16, 2, 512, false, true}, 0, true},
     };
     for (int i = 0; i < MT_LEN(cases); i++) op_check_cuda(gpu_qk_run, &cases[i]);
 }

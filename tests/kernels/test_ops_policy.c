@@ -11,12 +11,14 @@ struct head_shape {
     int64_t n_tok, dim, n_vocab, n_label, chunk;
     double temperature;
     bool want_dx, weighted;
+    float cap;
 };
 static const struct head_shape heads[] = {
-    {1, 8, 2, 0, 4, 1, true, false},           {5, 8, 17, 3, 2, 1, true, false},
-    {5, 8, 17, 3, 2, 0.7, true, true},         {9, 16, 100, 9, 4, 1.7, true, true},
-    {9, 16, 100, 9, 4, 1, false, false},       {40, 64, 1000, 31, 16, 1, true, false},
-    {150, 64, 2504, 111, 32, 0.9, true, true},
+    {1, 8, 2, 0, 4, 1, true, false, 0},           {5, 8, 17, 3, 2, 1, true, false, 0},
+    {5, 8, 17, 3, 2, 0.7, true, true, 0},         {9, 16, 100, 9, 4, 1.7, true, true, 0},
+    {9, 16, 100, 9, 4, 1, false, false, 0},       {40, 64, 1000, 31, 16, 1, true, false, 0},
+    {150, 64, 2504, 111, 32, 0.9, true, true, 0}, {9, 16, 100, 9, 4, 1.7, true, true, 1.5f},
+    {40, 64, 1000, 31, 16, 1, true, false, 2},
 };
 
 struct head_case {
@@ -48,7 +50,7 @@ static struct head_case head_make(struct device *dev, const struct head_shape *s
 
 static void head_op(struct head_case *c)
 {
-    op_linear_policy(c->dev, c->nll, c->entropy, c->hit, c->dx, c->x, &c->w, c->rows, c->ids, c->weight,
+    op_linear_policy(c->dev, c->nll, c->entropy, c->hit, c->dx, c->x, &c->w, c->s->cap, c->rows, c->ids, c->weight,
                      (float)c->s->temperature, c->s->chunk);
 }
 
@@ -86,6 +88,8 @@ static void check_head_values(const struct head_case *c)
             v[i] = 0;
             for (int64_t d = 0; d < dim; d++)
                 v[i] += value_at(c->x, row * dim + d) * (double)bf16_to_f32(((const uint16_t *)c->w.data)[i * dim + d]);
+            const double cap = (double)c->s->cap;
+            if (cap > 0) v[i] = cap * tanh(v[i] / cap);
             v[i] /= (double)(float)c->s->temperature;
             sum += exp(v[i]);
         }
@@ -133,7 +137,7 @@ static void far_logits(void **state)
     (void)state;
     struct device dev;
     op_check_begin(&dev, false);
-    const struct head_shape s = {1, 8, 16, 1, 1, 0.05, true, true};
+    const struct head_shape s = {1, 8, 16, 1, 1, 0.05, true, true, 0};
     struct head_case c = head_make(&dev, &s);
     for (int64_t i = 0; i < 8; i++) set_value(c.x, i, 1e4);
     head_op(&c);

@@ -321,7 +321,7 @@ static void run_head(struct device *dev, const void *params, struct op_outputs *
     const struct tensor x = make_random(dev->act_dtype, 2, 2, h->n, h->dim, -1);
     const struct tensor wide = make_zero(dev->stat_dtype, h->n, (h->n_vocab + 7) / 8 * 8, -1);
     const struct tensor logits = tensor_cols(wide, 0, h->n_vocab);
-    op_head_logits(dev, logits, x, &w);
+    op_head_logits(dev, logits, x, &w, 0);
     o->out[o->n++] = logits;
     if (dev->dry_run || dev->ops->own_memory) return;
     for (int64_t i = 0; i < h->n * h->n_vocab; i += 7) {

@@ -349,11 +349,11 @@ static void test_other_families(void **state)
     } rows[] = {
         {"{\"model_type\": \"llama\", \"hidden_size\": 4096}", "llama", dense},
         {"{\"model_type\": \"qwen3\", \"num_attention_heads\": 32}", "qwen3", dense},
-        {"{\"model_type\": \"gemma4\", \"text_config\": {\"enable_moe_block\": false, \"num_experts\": null}}",
-         "gemma4", dense},
+        {"{\"model_type\": \"gemma3\", \"text_config\": {\"hidden_size\": 64, \"num_experts\": null}}", "gemma3",
+         dense},
         {"{\"model_type\": \"mistral3\", \"text_config\": {\"model_type\": \"ministral3\"}}", "ministral3", dense},
         {"{\"model_type\": \"jamba\", \"num_local_experts\": 16}", "jamba", other},
-        {"{\"model_type\": \"gemma4\", \"text_config\": {\"num_experts\": 128}}", "gemma4", other},
+        {"{\"model_type\": \"llama4\", \"text_config\": {\"num_experts\": 128}}", "llama4", other},
         {"{\"model_type\": \"ernie4_5_moe\", \"moe_num_experts\": 64}", "ernie4_5_moe", other},
     };
     for (int i = 0; i < MT_LEN(rows); i++) {

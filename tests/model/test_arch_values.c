@@ -77,7 +77,10 @@ static const char *const read_keys[] = {"num_hidden_layers",
                                         "hc_mult",
                                         "hc_sinkhorn_iters",
                                         "hc_eps",
-                                        "swiglu_limit"};
+                                        "swiglu_limit",
+                                        "top_k_experts",
+                                        "final_logit_softcapping",
+                                        "attention_k_eq_v"};
 
 static int find_key(const char *key, size_t size)
 {
@@ -152,9 +155,9 @@ static void check_config(const char *text, bool found[])
 static void every_key_that_is_read(void **state)
 {
     (void)state;
-    static const char *const cases[] = {"case_a",      "qwen3",       "olmoe",   "mixtral",    "glm4",
-                                        "glm4_lite",   "deepseek_v3", "qwen3_5", "qwen3_next", "mistral4",
-                                        "deepseek_v4", "minimax_m2",  "nemotron"};
+    static const char *const cases[] = {"case_a",      "qwen3",       "olmoe",    "mixtral",    "glm4",
+                                        "glm4_lite",   "deepseek_v3", "qwen3_5",  "qwen3_next", "mistral4",
+                                        "deepseek_v4", "minimax_m2",  "nemotron", "gemma4"};
     static char text[1 << 14];
     bool found[MT_LEN(read_keys)] = {false};
     char name[64];

@@ -42,7 +42,7 @@ static const struct family {
     {"parity/glm4_lite", "adapter_final", 1.1e-5}, {"parity/deepseek_v3", "adapter_final", 1.1e-5},
     {"parity/mistral4", "adapter_final", 7.5e-6},  {"parity/deepseek_v4", "adapter_final", 3e-6},
     {"../../configs/tiny-gptoss", NULL, 4e-6},     {"parity/minimax_m2", "adapter_final", 6e-6},
-    {"parity/nemotron", "adapter_final", 1e-5},
+    {"parity/nemotron", "adapter_final", 1e-5},    {"parity/gemma4", "adapter_final", 8e-6},
 };
 #define FP64 1e-7 /* logits are read as fp32 */
 
@@ -214,7 +214,8 @@ static void base_models_too(void **state)
     static const struct family bases[] = {{"parity/case_b", NULL, 0},
                                           {"parity/qwen3_5", NULL, 0},
                                           {"parity/glm4_lite", NULL, 0},
-                                          {"parity/deepseek_v4", NULL, 0}};
+                                          {"parity/deepseek_v4", NULL, 0},
+                                          {"parity/gemma4", NULL, 0}};
     for (int i = 0; i < MT_LEN(bases); i++) check_family(&bases[i], "cpu", true, 1, FP64);
 }
 

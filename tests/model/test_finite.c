@@ -62,7 +62,7 @@ static void place(char text[64], const struct st_tensor *t, int64_t i)
 /* Tensors that moetrain does not read. */
 static bool is_unread(const char *name)
 {
-    static const char *const parts[] = {"visual", "vision_tower", "multi_modal", "mtp."};
+    static const char *const parts[] = {"visual", "vision_tower", "embed_vision", "multi_modal", "mtp."};
     for (int i = 0; i < MT_LEN(parts); i++)
         if (strstr(name, parts[i])) return true;
     return false;
@@ -74,7 +74,7 @@ static void every_tensor_of_every_family(void **state)
     (void)state;
     static const char *const fixtures[] = {"case_a",      "qwen3",       "olmoe",    "mixtral", "glm4",
                                            "glm4_lite",   "deepseek_v3", "mistral4", "qwen3_5", "qwen3_next",
-                                           "deepseek_v4", "minimax_m2",  "nemotron"};
+                                           "deepseek_v4", "minimax_m2",  "nemotron", "gemma4"};
     static const struct {
         uint32_t f32;
         const char *says;

@@ -56,7 +56,9 @@ static void default_targets_fit_every_family(void **state)
                 {"deepseek_v3", "q_a_proj,q_b_proj,kv_a_proj_with_mqa,kv_b_proj,o_proj,experts"},
                 {"mistral4", "mixers,experts"},
                 {"deepseek_v4", "q_a_proj,q_b_proj,kv_proj,o_b_proj,experts"},
-                {"nemotron", ALL_TARGETS}};
+                {"nemotron", ALL_TARGETS},
+
+                {"gemma4", ALL_TARGETS}};
     struct config *cfg = mem_alloc(sizeof(*cfg));
     config_defaults(cfg);
     for (int i = 0; i < MT_LEN(rows); i++) {

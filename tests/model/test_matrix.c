@@ -137,12 +137,19 @@ static void nemotron(void **state)
     one_family("parity/nemotron", false);
 }
 
+static void gemma4(void **state)
+{
+    (void)state;
+    one_family("parity/gemma4", false);
+}
+
 int test_matrix(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(glm4),        cmocka_unit_test(glm4_lite),  cmocka_unit_test(deepseek_v3),
         cmocka_unit_test(qwen3_5),     cmocka_unit_test(qwen3_next), cmocka_unit_test(mistral4),
         cmocka_unit_test(deepseek_v4), cmocka_unit_test(minimax_m2), cmocka_unit_test(nemotron),
+        cmocka_unit_test(gemma4),
     };
     return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
 }

@@ -17,6 +17,7 @@ static const struct {
     {"parity/qwen3_next", "mixers", false},
     {"parity/deepseek_v4", "mixers", false},
     {"parity/nemotron", "mixers", false},
+    {"parity/gemma4", "mixers,experts,dense", true}, /* heads by kind of layer */
 };
 
 /* A prompt with two answers, one with three; at most 16 tokens. */

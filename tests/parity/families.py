@@ -1,10 +1,10 @@
 """families.py - the model families of make_case.py: transformers' configuration, the scale of the random weights, the
 names and layout of weights in published files."""
 import torch
-from transformers import (DeepseekV3Config, DeepseekV4Config, Glm4MoeConfig, Glm4MoeLiteConfig, GptOssConfig,
-                          Kimi_K25Config, MiniMaxM2Config, Mistral4Config, Mistral3Config, MixtralConfig,
-                          NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig, Qwen3_5MoeTextConfig, Qwen3MoeConfig,
-                          Qwen3NextConfig)
+from transformers import (DeepseekV3Config, DeepseekV4Config, Gemma4Config, Gemma4TextConfig, Glm4MoeConfig,
+                          Glm4MoeLiteConfig, GptOssConfig, Kimi_K25Config, MiniMaxM2Config, Mistral4Config,
+                          Mistral3Config, MixtralConfig, NemotronHConfig, OlmoeConfig, Qwen3_5MoeConfig,
+                          Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3NextConfig)
 
 import peer
 
@@ -183,6 +183,32 @@ def nemotron_config(a, common):
         use_conv_bias=not a.no_conv_bias, **common)
 
 
+def gemma4_config(a, common):
+    """Every --interval-th layer and the last have full attention, with other heads and proportional RoPE."""
+    common = dict(common)
+    common["top_k_experts"] = common.pop("num_experts_per_tok")
+    full = a.full_layers or [i for i in range(a.layers) if (i + 1) % a.interval == 0]
+    kinds = ["full_attention" if i in full or i == a.layers - 1 else "sliding_attention" for i in range(a.layers)]
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+             "full_attention": {"rope_type": "proportional", "rope_theta": a.theta or 1e6,
+                                "partial_rotary_factor": a.rotated}}
+    return Gemma4TextConfig(
+        intermediate_size=a.dense_width or a.inter + 8, moe_intermediate_size=a.inter, num_experts=a.experts,
+        enable_moe_block=True, hidden_size_per_layer_input=0, head_dim=a.head_dim, sliding_window=a.window,
+        layer_types=kinds, rope_parameters=ropes, final_logit_softcapping=a.cap or None,
+        attention_k_eq_v=not a.own_values, attention_bias=a.attention_bias,
+        global_head_dim=a.global_head_dim or 2 * a.head_dim,
+        num_global_key_value_heads=a.global_kv_heads or None, **common)
+
+
+def gemma4_nested_config(a, common):
+    """The conditional-generation class, which has a vision tower."""
+    text = gemma4_config(a, common).to_dict()
+    return Gemma4Config(text_config=text, tie_word_embeddings=a.tied, audio_config=None, vision_config=dict(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+        head_dim=8, patch_size=4, position_embedding_size=64))
+
+
 def encode_mxfp4(w):
     """w [E, out, in] -> blocks u8 [E, out, in/32, 16], scales u8 [E, out, in/32]; the largest sets the scale."""
     groups = w.reshape(*w.shape[:-1], -1, 32)
@@ -249,6 +275,15 @@ def qwen3_5_tensors(state):
     for name, value in state.items():
         exact = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
         tensors[name] = (value if exact else value.bfloat16()).contiguous()
+    return tensors
+
+
+def gemma4_tensors(state):
+    """bf16, experts stacked; without the head if it is the embedding."""
+    tensors = {name: value.bfloat16().contiguous() for name, value in state.items()}
+    embed = next(value for name, value in tensors.items() if name.endswith("embed_tokens.weight"))
+    if "lm_head.weight" in tensors and torch.equal(tensors["lm_head.weight"], embed):
+        del tensors["lm_head.weight"]
     return tensors
 
 
@@ -326,6 +361,8 @@ FAMILIES = {
     "qwen3_5_text": (qwen3_5_config, per_expert_tensors, 0.15),
     "qwen3_next": (qwen3_next_config, qwen3_next_tensors, 0.15),
     "nemotron": (nemotron_config, nemotron_tensors, 0.15),
+    "gemma4": (gemma4_nested_config, gemma4_tensors, 0.15),
+    "gemma4_text": (gemma4_config, gemma4_tensors, 0.15),
 }
 
 # The modules of the shared experts, which --adapt-shared trains. PEFT takes the names gate_proj, up_proj and down_proj
@@ -340,7 +377,10 @@ PARTS = {"nemotron": ("up", "down")}
 
 
 # Modules of other parts that have the names of targets.
-EXCLUDED = dict.fromkeys(("mistral4", "kimi_k25"), ".*vision_tower.*")
+EXCLUDED = dict.fromkeys(("mistral4", "kimi_k25"), ".*vision_tower.*") | {"gemma4": ".*(vision|audio)_tower.*"}
+
+# The module of all experts, where it is another than mlp.experts; their dense networks are modules of PEFT.
+EXPERTS = dict.fromkeys(("gemma4", "gemma4_text"), "experts")
 
 
 # Prefixes of the targets of attention, whose names other modules have too.

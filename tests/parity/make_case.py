@@ -135,6 +135,11 @@ def arguments(argv):
     parser.add_argument("--index-heads", type=int, default=4, help="deepseek_v4: index_n_heads")
     parser.add_argument("--index-dim", type=int, default=16, help="deepseek_v4: index_head_dim")
     parser.add_argument("--index-top", type=int, default=6, help="deepseek_v4: index_topk")
+    parser.add_argument("--cap", type=float, default=30.0, help="gemma4: final_logit_softcapping; 0: null")
+    parser.add_argument("--own-values", action="store_true", help="gemma4: attention_k_eq_v = false")
+    parser.add_argument("--global-head-dim", type=int, help="gemma4: global_head_dim; default: twice head_dim")
+    parser.add_argument("--global-kv-heads", type=int, help="gemma4: num_global_key_value_heads")
+    parser.add_argument("--dense-width", type=int, help="gemma4: intermediate_size")
     parser.add_argument("--eps", type=float, help="rms_norm_eps; default: of the family")
     parser.add_argument("--theta", type=float, help="rope_theta; default: of the family's function in families.py")
     parser.add_argument("--storage", choices=STORAGE, default="bfloat16", help="dtype of the weights that are not fp32")
@@ -191,12 +196,16 @@ def random_model(a, tokenizer):
                  "lm_head": 0.3, "embed": 1.0, "conv1d": 0.5, "A_log": 1.5, ".D": 1.0, "scale": 0.5, "base": 0.5}
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if "norm" in name:
+            if name.endswith("per_expert_scale"):
+                p.uniform_(0.5, 1.5)
+            elif "norm" in name:
                 zero_centred = a.family in families.ZERO_CENTRED and "linear_attn" not in name
                 p.copy_((0 if zero_centred else 1) + 0.2 * torch.randn_like(p))
             else:
                 p.normal_(0, next((d for part, d in deviation.items() if part in name), 1.5 / a.hidden ** 0.5))
         for name, b in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                b.uniform_(0.7, 1.3)
             if name.endswith("e_score_correction_bias"):
                 b.normal_(0, a.choice_bias)
             if name.endswith("tid2eid"):
@@ -330,7 +339,9 @@ def random_adapter(a, model):
     for name in targets_of(a)[1]:
         if name in ("gate_up_proj", "down_proj"):
             name = name.removeprefix("gate_") if a.family in families.PARTS else name
-            parameters.append(f"{block}.experts.{name}")
+            parameters.append(f"{families.EXPERTS.get(a.family, f'{block}.experts')}.{name}")
+        elif name.startswith("dense_") and a.family in families.EXPERTS:
+            modules.append(f"mlp.{name[6:]}")
         elif name.startswith("dense_"):
             parameters.append(f"{block}.{name[6:]}.weight")
         elif not name.startswith("shared_"):

@@ -57,13 +57,13 @@ static void qk_norm_large_on_the_gpu(void **state)
     struct tensor rstd = gpu_empty(DT_F32, N_TOK, HEADS, -1), few_rstd = gpu_empty(DT_F32, LAST, HEADS, -1);
     struct tensor wq = gpu_random(DT_F32, 2, 64, -1, -1), wk = gpu_random(DT_F32, 3, 64, -1, -1);
     struct tensor dqkv = gpu_random(DT_BF16, 4, N_TOK, DIM, -1), few_dqkv = gpu_copy(last(dqkv));
-    op_qk_norm_fwd(&gpu, qkv, raw, rstd, wq, wk, &shape, &norm);
-    op_qk_norm_fwd(&gpu, few_qkv, few_raw, few_rstd, wq, wk, &shape, &norm);
+    op_qk_norm_fwd(&gpu, qkv, raw, rstd, wq, wk, (struct tensor){0}, &shape, &norm);
+    op_qk_norm_fwd(&gpu, few_qkv, few_raw, few_rstd, wq, wk, (struct tensor){0}, &shape, &norm);
     expect_same("qkv", last(qkv), few_qkv);
     expect_same("raw", last(raw), few_raw);
     expect_same("rstd", last(rstd), few_rstd);
-    op_qk_norm_bwd(&gpu, dqkv, raw, rstd, wq, wk, &shape);
-    op_qk_norm_bwd(&gpu, few_dqkv, few_raw, few_rstd, wq, wk, &shape);
+    op_qk_norm_bwd(&gpu, dqkv, raw, rstd, wq, wk, (struct tensor){0}, &shape);
+    op_qk_norm_bwd(&gpu, few_dqkv, few_raw, few_rstd, wq, wk, (struct tensor){0}, &shape);
     expect_same("dqkv", last(dqkv), few_dqkv);
 }
 
@@ -259,8 +259,8 @@ static void loss_head_large_on_the_gpu(void **state)
     struct tensor dx = gpu_empty(DT_BF16, N_TOK, DIM, -1), few_dx = gpu_empty(DT_BF16, LAST, DIM, -1);
     mem_free(rows);
     mem_free(ids);
-    op_linear_ce(&gpu, nll, hit, dx, x, &w, row, id, 1, CHUNK);
-    op_linear_ce(&gpu, few_nll, few_hit, few_dx, last(x), &w, few_row, last(id), 1, LAST);
+    op_linear_ce(&gpu, nll, hit, dx, x, &w, 0, row, id, 1, CHUNK);
+    op_linear_ce(&gpu, few_nll, few_hit, few_dx, last(x), &w, 0, few_row, last(id), 1, LAST);
     expect_near("nll", last(nll), few_nll, F32_SUMS);
     expect_same("hit", last(hit), few_hit);
     expect_near("dx", last(dx), few_dx, ROUNDINGS);

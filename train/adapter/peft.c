@@ -77,14 +77,15 @@ static int64_t place_count(struct layout f, const struct lora_param *p)
     return !p->experts || f.form == FORM_FUSED ? 1 : is_split(f, p) ? 2 * p->n_exp : p->n_exp;
 }
 
-static void expert_module(char module[96], struct layout f, const struct lora_param *p, int64_t expert, bool up)
+static void expert_module(char module[96], const struct tensor_names *names_of, struct layout f,
+                          const struct lora_param *p, int64_t expert, bool up)
 {
     static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
     if (f.form == FORM_LISTS)
         snprintf(module, 96, "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
     else
-        snprintf(module, 96, "%s.experts.%lld.%s", f.mixtral ? "block_sparse_moe" : "mlp", (long long)expert,
-                 names[f.mixtral][p->target == LORA_DOWN ? 2 : up]);
+        snprintf(module, 96, "%s.%lld.%s", f.mixtral ? "block_sparse_moe.experts" : lora_experts_module(names_of),
+                 (long long)expert, names[f.mixtral][p->target == LORA_DOWN ? 2 : up]);
 }
 
 static struct place place_of(const struct adapters *ad, struct layout f, const struct lora_param *p, int64_t i)
@@ -105,7 +106,7 @@ static struct place place_of(const struct adapters *ad, struct layout f, const s
     } else if (f.form != FORM_FUSED) {
         at.first = split ? i / 2 : i;
         at.n_exp = 1;
-        expert_module(module, f, p, at.first, up);
+        expert_module(module, ad->names, f, p, at.first, up);
     } else {
         bool inner = ad->target[LORA_UP] && ad->target[LORA_DOWN] && f.down_inner == (p->target == LORA_DOWN);
         at.is_b = p->is_b != f.swapped;

@@ -26,11 +26,11 @@ static bool all_layers(const struct adapters *ad)
     return all;
 }
 
-/* Whether the target is a Linear of target_modules. All others stand in target_parameters: PEFT takes mlp.gate_proj in
- * target_modules for the routed experts, and in some families the names of shared experts too. */
+/* Whether the target is a Linear of target_modules. All others stand in target_parameters: in most families PEFT takes
+ * mlp.gate_proj in target_modules for the routed experts, and in some the names of shared experts too. */
 static bool is_module(const struct adapters *ad, enum lora_target t)
 {
-    return !lora_target_is_stack(t) && !lora_target_is_dense(t) &&
+    return !lora_target_is_stack(t) && (!lora_target_is_dense(t) || ad->names->dense_by_module) &&
            !(lora_target_is_shared(t) && ad->names->shared_by_weight);
 }
 
@@ -101,7 +101,8 @@ static void write_pattern(struct json_out *o, const struct adapters *ad, bool ra
         const bool usual = ranks ? ad->rank[t] == ad->r : !(fabs(ad->alpha_of[t] - ad->alpha) > 0);
         if (!ad->target[t] || usual) continue;
         peft_name(ad, t, name);
-        const char *key = lora_target_is_stack(t) && !ad->names->shared ? lora_target_name(t) : name;
+        const char *key =
+            lora_target_is_stack(t) && !ad->names->shared && !ad->names->dense_by_module ? lora_target_name(t) : name;
         if (ranks)
             json_out_i64(o, key, ad->rank[t]);
         else

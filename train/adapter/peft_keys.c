@@ -9,7 +9,8 @@
 static const struct tensor_names namings[] = {
     {.shared = "mlp.shared_experts"},
     {.shared = "mlp.shared_expert"},
-    {.shared = "mixer.shared_experts", .experts = "mixer.experts", .up = "mixer.experts.#.up_proj", .block = "mixer"}};
+    {.shared = "mixer.shared_experts", .experts = "mixer.experts", .up = "mixer.experts.#.up_proj", .block = "mixer"},
+    {.shared = "mlp.shared_experts", .experts = "experts"}}; /* Gemma-4, without shared experts */
 
 bool peft_keys_linear(const char *key, enum lora_target t)
 {
@@ -61,6 +62,8 @@ unsigned peft_keys_parse(const char *key, int64_t *layer)
         {".mlp.experts.lora_", PEFT_KEYS_FUSED},
         {".mixer.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
         {".mixer.experts.lora_", PEFT_KEYS_FUSED},
+        {".experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
+        {".experts.lora_", PEFT_KEYS_FUSED},
         {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
         {".mlp.experts.down_projs.", 1u << LORA_DOWN},
         {".mlp.experts.#.gate_proj.lora_", PEFT_KEYS_SPLIT | 1u << LORA_UP},

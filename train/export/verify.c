@@ -152,6 +152,7 @@ static void copy_ffn(struct layer_weights *to, const struct layer_weights *from)
     to->down = from->down;
     to->shared_up = from->shared_up, to->shared_down = from->shared_down;
     to->shared_gate = from->shared_gate;
+    to->parallel = from->parallel;
 }
 
 /* The weights of a side: the export's for its active part (attention or experts), the source's for the other. */
@@ -206,9 +207,11 @@ static int run_embed(struct stream *s, struct err *err)
     else if (s->merged && weights_load_embed(&other, dev, &s->from[1], err))
         return -1;
     for (int i = 0; i < SIDES; i++)
-        for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model)
-            op_embed_fwd(dev, tensor_cols(s->sides[i].x, at, a->d_model), s->sides[i].exported ? &other : &embed,
-                         s->tok);
+        for (int64_t at = 0; at < arch_stream_cols(a); at += a->d_model) {
+            const struct tensor x = tensor_cols(s->sides[i].x, at, a->d_model);
+            op_embed_fwd(dev, x, s->sides[i].exported ? &other : &embed, s->tok);
+            if (a->embed_scaled) op_scale(dev, x, arch_embed_factor(a, dev->act_dtype));
+        }
     arena_release(&dev->weights, mark);
     return 0;
 }
@@ -292,6 +295,13 @@ static void compare_token(struct stream *s, const float *const row[SIDES], int64
     }
 }
 
+/* In place. */
+static void cap_logits(struct tensor logits, float cap)
+{
+    float *z = logits.data;
+    for (int64_t i = 0; cap > 0 && i < tensor_count(logits); i++) z[i] = cap * tanhf(z[i] / cap);
+}
+
 static void compare_logits(struct stream *s, const struct tensor logits[SIDES])
 {
     const int64_t n = logits[0].shape[1];
@@ -337,6 +347,7 @@ static int run_head(struct stream *s, struct err *err)
                            &a->norm);
             const struct proj proj = {.w = head[other]};
             op_linear_fwd(dev, logits[i], (struct tensor){0}, y, &proj, (struct tensor){0});
+            if (!dev->dry_run) cap_logits(logits[i], a->logit_cap);
         }
         if (!dev->dry_run) compare_logits(s, logits);
         arena_release(&dev->work, mark);

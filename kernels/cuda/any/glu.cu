@@ -1,5 +1,5 @@
 /* glu.cu - the activation of dense feed-forward networks, with a gate per token or without; that of experts, where the
- * product has no epilogue for it; y += x.
+ * product has no epilogue for it; y += x; x *= factor.
  * Math: act = gate glu(pre); dpre = glu'(pre) gate dact, dgate = <glu(pre), dact> (ops.h has the formulas).
  * Shapes: pre, dpre [T, U], act, dact [T, F] bf16, gate, dgate [T, 1] f32; x, y [T, D] bf16; all may be views.
  * Needs: F, D % 8 == 0, 16-byte aligned rows. T may be 0.
@@ -121,6 +121,17 @@ static __global__ void __launch_bounds__(THREADS) add(row_view<> y, row_view<> x
     store16(y.at(t) + col, pack8(a));
 }
 
+static __global__ void __launch_bounds__(THREADS) scale(row_view<> x, float factor, int64_t n_row, int64_t n_col)
+{
+    const struct octet o = find_octet(n_col);
+    float v[8];
+    if (o.row >= n_row) return;
+    unpack8(v, load16(x.at(o.row) + o.col));
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] *= factor;
+    store16(x.at(o.row) + o.col, pack8(v));
+}
+
 extern "C" void cuda_glu_fwd(struct device *dev, struct tensor act, struct tensor pre, struct tensor gate,
                              const struct glu *glu)
 {
@@ -174,5 +185,14 @@ extern "C" void cuda_add(struct device *dev, struct tensor y, struct tensor x)
     MT_REQUIRE(y.shape[1] % 8 == 0, "a sum of rows of %lld", (long long)y.shape[1]);
     add<<<octet_grid(y.shape[0], y.shape[1]), THREADS, 0, cuda.stream>>>(
         aligned_rows(y, "a sum"), aligned_rows(x, "a sum"), y.shape[0], y.shape[1]);
+    CUDA_CHECK_LAUNCH();
+}
+
+extern "C" void cuda_scale(struct device *dev, struct tensor x, float factor)
+{
+    if (x.shape[0] == 0) return;
+    MT_REQUIRE(x.shape[1] % 8 == 0, "a product of rows of %lld", (long long)x.shape[1]);
+    scale<<<octet_grid(x.shape[0], x.shape[1]), THREADS, 0, cuda.stream>>>(aligned_rows(x, "a product"), factor,
+                                                                           x.shape[0], x.shape[1]);
     CUDA_CHECK_LAUNCH();
 }

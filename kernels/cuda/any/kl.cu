@@ -22,7 +22,7 @@
 
 /* What the loss of a row is made of. */
 struct factors {
-    float ce, kl, inv_t; /* scale * alpha, scale * (1 - alpha) * T, 1 / T */
+    float ce, kl, inv_t, inv_cap; /* scale * alpha, scale * (1 - alpha) * T, 1 / T, 1 / cap or 0 */
     bool reverse, gradient;
 };
 
@@ -138,9 +138,10 @@ static __device__ __forceinline__ float pass(float *z, const float *y, int n, in
                 const float p = exp2f(lp * LOG2_E), q = exp2f(lq * LOG2_E);
                 if (measure && in) sum += f.reverse ? divergence_of(p, q, lp - lq) : divergence_of(q, p, lq - lp);
                 if (!write) continue;
-                const float grad = f.reverse ? p * ((lp - lq) - kl) : p - q;
+                const float grad = f.reverse ? p * ((lp - lq) - kl) : p - q, slope = cap_slope(a[j], f.inv_cap);
                 a[j] = f.ce * exp2f(((a[j] - s.max) - s.log_one) * LOG2_E) + f.kl * grad;
                 if (g * VECTOR + j == id) a[j] -= f.ce;
+                a[j] *= slope;
             }
             if (write) words = bf16_pack8(a);
         }
@@ -192,8 +193,10 @@ static __device__ __forceinline__ void write_rest(float *z, int n, int id, struc
             for (int j = 0; j < VECTOR; j++) {
                 const float p = exp2f(log_prob(a[j], &s, f.inv_t) * LOG2_E);
                 const float share = exp2f((a[j] - rest.max) * f.inv_t * LOG2_E) * to_share;
+                const float slope = cap_slope(a[j], f.inv_cap);
                 a[j] = f.ce * exp2f(((a[j] - s.max) - s.log_one) * LOG2_E) + f.kl * (p * mass - share);
                 if (g * VECTOR + j == id) a[j] -= f.ce;
+                a[j] *= slope;
             }
             words = bf16_pack8(a);
         }
@@ -260,7 +263,7 @@ static __global__ void __launch_bounds__(THREADS)
         if (top[k] < 0 || top[k] >= n) continue;
         const float p = exp2f(log_prob(own[k], &s, f.inv_t) * LOG2_E), q = exp2f(lq[k] * LOG2_E);
         const float grad = f.ce * exp2f(((own[k] - s.max) - s.log_one) * LOG2_E) + f.kl * (p * mass - q);
-        out[top[k]] = __float2bfloat16_rn(top[k] == id ? grad - f.ce : grad);
+        out[top[k]] = __float2bfloat16_rn((top[k] == id ? grad - f.ce : grad) * cap_slope(own[k], f.inv_cap));
     }
 }
 
@@ -353,22 +356,26 @@ static struct chunk chunk_of(struct tensor rows, int64_t first, int64_t n, const
     return c;
 }
 
-static void make_logits(const struct chunk *c, struct tensor x, struct tensor w)
+static void make_logits(const struct chunk *c, struct tensor x, struct tensor w, float cap)
 {
     move_rows(c->part, NULL, x, i32_ptr(c->rows), c->rows.shape[0]);
     cuda_gemm(tensor_cols(c->logits, 0, w.shape[0]), c->part, false, w, true, 1, 0);
+    cap_logits(tensor_cols(c->logits, 0, w.shape[0]), cap);
 }
 
 static void loss_of_chunk(struct tensor nll, struct tensor kl, struct tensor hit, struct tensor dx, struct tensor ids,
-                          const struct teacher *t, int64_t first, const struct chunk *c, struct tensor w, float scale)
+                          const struct teacher *t, int64_t first, const struct chunk *c, struct tensor w, float cap,
+                          float scale)
 {
     const int64_t n = c->rows.shape[0], n_vocab = w.shape[0];
-    const struct factors f = {scale * t->alpha, scale * (1 - t->alpha) * t->temperature, 1 / t->temperature,
+    const struct factors f = {scale * t->alpha,      scale * (1 - t->alpha) * t->temperature,
+                              1 / t->temperature,    inverse_cap(cap),
                               t->kind == KL_REVERSE, dx.ndim > 0};
     float *of_nll = f32_ptr(nll) + first, *of_kl = f32_ptr(kl) + first, *logits = f32_ptr(c->logits);
     int32_t *of_hit = i32_ptr(hit) + first, *label = i32_ptr(ids) + first;
     if (t->hidden.ndim) {
         cuda_gemm(tensor_cols(c->of_teacher, 0, n_vocab), tensor_rows(t->hidden, first, n), false, w, true, 1, 0);
+        cap_logits(tensor_cols(c->of_teacher, 0, n_vocab), cap);
         kl_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(of_nll, of_kl, of_hit, logits, f32_ptr(c->of_teacher),
                                                           c->logits.ld, (int)n_vocab, label, f);
     } else {
@@ -386,7 +393,7 @@ static void loss_of_chunk(struct tensor nll, struct tensor kl, struct tensor hit
 }
 
 extern "C" void cuda_linear_kl(struct device *dev, struct tensor nll, struct tensor kl, struct tensor hit,
-                               struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
+                               struct tensor dx, struct tensor x, const struct weight *w, float cap, struct tensor rows,
                                struct tensor ids, const struct teacher *t, float scale, int64_t chunk)
 {
     const struct scratch_head s = scratch_linear_kl(dev, w, rows, t, chunk);
@@ -397,13 +404,14 @@ extern "C" void cuda_linear_kl(struct device *dev, struct tensor nll, struct ten
     cuda_fill_matrices(s.dense, w);
     for (int64_t first = 0; first < n_label; first += chunk) {
         const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &s);
-        make_logits(&c, x, s.dense);
-        loss_of_chunk(nll, kl, hit, dx, ids, t, first, &c, s.dense, scale);
+        make_logits(&c, x, s.dense, cap);
+        loss_of_chunk(nll, kl, hit, dx, ids, t, first, &c, s.dense, cap, scale);
     }
 }
 
 extern "C" void cuda_linear_topk(struct device *dev, struct tensor id, struct tensor logprob, struct tensor x,
-                                 const struct weight *w, struct tensor rows, float temperature, int64_t chunk)
+                                 const struct weight *w, float cap, struct tensor rows, float temperature,
+                                 int64_t chunk)
 {
     const struct scratch_head s = scratch_linear_topk(dev, w, rows, chunk);
     const int64_t n_label = rows.shape[0];
@@ -411,7 +419,7 @@ extern "C" void cuda_linear_topk(struct device *dev, struct tensor id, struct te
     cuda_fill_matrices(s.dense, w);
     for (int64_t first = 0; first < n_label; first += chunk) {
         const struct chunk c = chunk_of(rows, first, MT_MIN(chunk, n_label - first), &s);
-        make_logits(&c, x, s.dense);
+        make_logits(&c, x, s.dense, cap);
         choose_kernel<<<grid_x(c.rows.shape[0]), THREADS, 0, cuda.stream>>>(
             i32_ptr(id) + first * id.ld, id.ld, f32_ptr(logprob) + first * logprob.ld, logprob.ld, (int)id.shape[1],
             f32_ptr(c.logits), c.logits.ld, (int)w->n_out, 1 / temperature);

@@ -5,7 +5,7 @@
  *   multiple of 8): the epilogue of the product (dense_wgmma.cu) writes exp(logit - max) of each row in a tile of 192
  *   columns, with maximum and sum (tiles); gradient_kernel reads the tiles and scales the exponentials in place: 6
  *   bytes per logit instead of 14. dense_wgmma.cu multiplies dlogits by W where its tiles occupy the GPU, otherwise
- *   cuBLASLt.
+ *   cuBLASLt. A cap needs logits; cap_kernel writes them before loss_kernel reads them: 8*N*V bytes more.
  * Shapes: x, dx [T,D] bf16; W [V,D] any format (any but bf16 is decoded once per call); rows, ids, hit [N] i32; nll
  *   [N] f32. Scratch: x and then dx of the chunk [chunk, D] bf16; logits [chunk, V] f32, dlogits from the start of the
  *   same rows; or exponentials [chunk, V] bf16 and tiles [chunk, V / 192].
@@ -61,7 +61,7 @@ static __device__ __forceinline__ struct row_sums sum_row(const float *row, int 
 /* In place: n logits become scale * (softmax - onehot) in bf16, at the start of their row. Each step reads its groups,
  * synchronises, then writes. It only overwrites groups that have been read, since bf16 takes half the space. */
 static __device__ __forceinline__ void write_gradient(float *row, int n, int id, const struct row_sums *all,
-                                                      float scale)
+                                                      float scale, float inv_cap)
 {
     const float factor = scale / all->sum;
     const int n_group = (n + VECTOR - 1) / VECTOR;
@@ -74,8 +74,10 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
             load_group(v, row, g, n);
 #pragma unroll
             for (int j = 0; j < VECTOR; j++) {
+                const float slope = cap_slope(v[j], inv_cap);
                 v[j] = exp2f((v[j] - all->max) * LOG2_E) * factor;
                 if (g * VECTOR + j == id) v[j] -= scale;
+                v[j] *= slope;
             }
             words = bf16_pack8(v);
         }
@@ -84,8 +86,9 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
     }
 }
 
-static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_t *hit, float *logits, int64_t ld,
-                                                              int n, const int32_t *ids, float scale, bool gradient)
+static __global__ void __launch_bounds__(THREADS)
+    loss_kernel(float *nll, int32_t *hit, float *logits, int64_t ld, int n, const int32_t *ids, float scale,
+                float inv_cap, bool gradient)
 {
     float *row = logits + blockIdx.x * ld;
     const int id = ids[blockIdx.x];
@@ -96,7 +99,7 @@ static __global__ void __launch_bounds__(THREADS) loss_kernel(float *nll, int32_
         nll[blockIdx.x] = logf(all.sum) + (all.max - own); /* max - own first: both may be large */
         hit[blockIdx.x] = known && all.id == id;
     }
-    if (gradient) write_gradient(row, n, id, &all, scale);
+    if (gradient) write_gradient(row, n, id, &all, scale, inv_cap);
 }
 
 /* Row blockIdx.x of the exponentials `row` of n logits, with the tiles of its tiles and the logit of its label; in
@@ -152,14 +155,16 @@ struct chunk {
 };
 
 /* With logits; the gradient ends in the first half of every row. Returns dlogits. */
-static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float scale, bool gradient)
+static struct tensor loss_from_logits(const struct chunk *c, struct tensor w, float cap, float scale, bool gradient)
 {
     const int64_t n = c->rows.shape[0], n_vocab = w.shape[0];
     struct tensor dlogits = tensor_2d(c->logits.data, DT_BF16, n, n_vocab);
     dlogits.ld = 2 * c->logits.ld;
     cuda_gemm(tensor_cols(c->logits, 0, n_vocab), c->part, false, w, true, 1, 0);
+    cap_logits(tensor_cols(c->logits, 0, n_vocab), cap);
     loss_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(f32_ptr(c->nll), i32_ptr(c->hit), f32_ptr(c->logits),
-                                                        c->logits.ld, (int)n_vocab, i32_ptr(c->ids), scale, gradient);
+                                                        c->logits.ld, (int)n_vocab, i32_ptr(c->ids), scale,
+                                                        inverse_cap(cap), gradient);
     CUDA_CHECK_LAUNCH();
     return dlogits;
 }
@@ -199,7 +204,8 @@ static void gradient_of_hidden(struct tensor part, struct tensor dlogits, struct
         cuda_gemm(part, dlogits, false, w, false, 1, 0);
 }
 
-static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor x, struct tensor w, float scale)
+static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor x, struct tensor w, float cap,
+                          float scale)
 {
     const int64_t n = c->rows.shape[0];
     const int32_t *row = i32_ptr(c->rows);
@@ -208,17 +214,17 @@ static void loss_of_chunk(const struct chunk *c, struct tensor dx, struct tensor
     if (c->tile_sums)
         loss_from_exponentials(c, w, scale, dx.ndim > 0);
     else
-        dlogits = loss_from_logits(c, w, scale, dx.ndim > 0);
+        dlogits = loss_from_logits(c, w, cap, scale, dx.ndim > 0);
     if (!dx.ndim) return;
     gradient_of_hidden(c->part, dlogits, w);
     move_rows(dx, row, c->part, NULL, n);
 }
 
 extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct tensor hit, struct tensor dx,
-                               struct tensor x, const struct weight *w, struct tensor rows, struct tensor ids,
-                               float scale, int64_t chunk)
+                               struct tensor x, const struct weight *w, float cap, struct tensor rows,
+                               struct tensor ids, float scale, int64_t chunk)
 {
-    const struct scratch_head s = scratch_linear_ce(dev, w, rows, chunk);
+    const struct scratch_head s = scratch_linear_ce(dev, w, cap, rows, chunk);
     const int64_t n_label = rows.shape[0];
     want_rows(x);
     if (dx.ndim) want_rows(dx), zero_rows(dx);
@@ -230,6 +236,6 @@ extern "C" void cuda_linear_ce(struct device *dev, struct tensor nll, struct ten
         c.nll = tensor_rows(nll, first, n), c.hit = tensor_rows(hit, first, n);
         c.rows = tensor_rows(rows, first, n), c.ids = tensor_rows(ids, first, n);
         c.part = tensor_rows(s.part, 0, n), c.logits = tensor_rows(s.logits, 0, n);
-        loss_of_chunk(&c, dx, x, s.dense, scale);
+        loss_of_chunk(&c, dx, x, s.dense, cap, scale);
     }
 }

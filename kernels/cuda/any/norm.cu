@@ -12,11 +12,12 @@
 
 enum { BLOCK = 256, MAX_DIM = 16384 };
 
-/* Rows of n_group groups each; the first n_q are dim_q wide and have weight wq, the others dim_k and wk. */
+/* Rows of n_group groups each; the first n_q are dim_q wide and have weight wq, the others dim_k and wk, from group
+ * n_qk on wv. */
 struct norm_job {
     int64_t n_tok;
-    int n_group, n_q, dim_q, dim_k;
-    const float *wq, *wk;
+    int n_group, n_q, n_qk, dim_q, dim_k;
+    const float *wq, *wk, *wv;
     row_view<float> rstd;
     row_view<> x;
 
@@ -45,7 +46,7 @@ static __device__ inline struct group find_group(const struct norm_job *job, int
     const bool q = p.g < job->n_q;
     p.col = q ? p.g * job->dim_q : job->n_q * job->dim_q + (p.g - job->n_q) * job->dim_k;
     p.dim = q ? job->dim_q : job->dim_k;
-    p.w = q ? job->wq : job->wk;
+    p.w = q ? job->wq : p.g < job->n_qk ? job->wk : job->wv;
     return p;
 }
 
@@ -185,9 +186,9 @@ static struct norm_job rows_job(struct tensor x, struct tensor rstd, struct tens
 {
     struct norm_job job = {};
     job.n_tok = x.shape[0];
-    job.n_group = job.n_q = 1;
+    job.n_group = job.n_q = job.n_qk = 1;
     job.dim_q = job.dim_k = (int)w.shape[0];
-    job.wq = job.wk = norm_weight(w);
+    job.wq = job.wk = job.wv = norm_weight(w);
     job.rstd = {f32_ptr(rstd), 1};
     job.x = norm_rows(x);
     return job;
@@ -215,7 +216,7 @@ extern "C" void cuda_rmsnorm_bwd(struct device *dev, struct tensor dx, struct te
 
 /* A group is as wide as its weight. */
 static struct norm_job heads_job(struct tensor qkv, struct tensor rstd, struct tensor wq, struct tensor wk,
-                                 const struct attn_shape *shape)
+                                 struct tensor wv, const struct attn_shape *shape)
 {
     struct norm_job job = {};
     job.n_tok = qkv.shape[0];
@@ -223,17 +224,19 @@ static struct norm_job heads_job(struct tensor qkv, struct tensor rstd, struct t
     job.dim_q = (int)wq.shape[0];
     job.dim_k = (int)wk.shape[0];
     job.n_q = (int)(shape->n_head * shape->head_dim / wq.shape[0]);
+    job.n_qk = job.n_q + (int)(shape->n_kv * shape->head_dim / wk.shape[0]);
     job.wq = norm_weight(wq);
     job.wk = norm_weight(wk);
+    job.wv = wv.ndim ? norm_weight(wv) : NULL;
     job.rstd = rows_of<float>(rstd);
     return job;
 }
 
 extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct tensor raw, struct tensor rstd,
-                                 struct tensor wq, struct tensor wk, const struct attn_shape *shape,
+                                 struct tensor wq, struct tensor wk, struct tensor wv, const struct attn_shape *shape,
                                  const struct norm *norm)
 {
-    struct norm_job job = heads_job(qkv, rstd, wq, wk, shape);
+    struct norm_job job = heads_job(qkv, rstd, wq, wk, wv, shape);
     job.x = job.y = norm_rows(qkv);
     job.raw = norm_rows(raw);
     job.eps = norm->eps;
@@ -242,9 +245,9 @@ extern "C" void cuda_qk_norm_fwd(struct device *dev, struct tensor qkv, struct t
 }
 
 extern "C" void cuda_qk_norm_bwd(struct device *dev, struct tensor dqkv, struct tensor raw, struct tensor rstd,
-                                 struct tensor wq, struct tensor wk, const struct attn_shape *shape)
+                                 struct tensor wq, struct tensor wk, struct tensor wv, const struct attn_shape *shape)
 {
-    struct norm_job job = heads_job(dqkv, rstd, wq, wk, shape);
+    struct norm_job job = heads_job(dqkv, rstd, wq, wk, wv, shape);
     job.x = norm_rows(raw);
     job.dx = job.dy = norm_rows(dqkv);
     launch(&job, false);

@@ -66,7 +66,7 @@ static __device__ __forceinline__ struct sums sum_row(const float *row, int n, f
 
 /* In place, as in loss.cu: a step reads its groups, all threads wait, and it writes. a, b: weights of the label. */
 static __device__ __forceinline__ void write_gradient(float *row, int n, int id, float max, float log_sum,
-                                                      float entropy, float inv_t, float a, float b)
+                                                      float entropy, float inv_t, float inv_cap, float a, float b)
 {
     const int n_group = (n + VECTOR - 1) / VECTOR;
     uint4 *out = (uint4 *)row;
@@ -79,8 +79,10 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
 #pragma unroll
             for (int j = 0; j < VECTOR; j++) {
                 const float lp = (v[j] - max) * inv_t - log_sum, p = exp2f(lp * LOG2_E);
+                const float slope = cap_slope(v[j], inv_cap);
                 v[j] = inv_t * p * (a - (p > 0 ? b * (lp + entropy) : 0));
                 if (g * VECTOR + j == id) v[j] -= inv_t * a;
+                v[j] *= slope;
             }
             words = bf16_pack8(v);
         }
@@ -92,7 +94,7 @@ static __device__ __forceinline__ void write_gradient(float *row, int n, int id,
 /* weight [2] of each row, ld_weight apart; NULL: 1 and 0 */
 static __global__ void __launch_bounds__(THREADS)
     head_kernel(float *nll, float *entropy, int32_t *hit, float *logits, int64_t ld, int n, const int32_t *ids,
-                const float *weight, int64_t ld_weight, float inv_t, bool gradient)
+                const float *weight, int64_t ld_weight, float inv_t, float inv_cap, bool gradient)
 {
     float *row = logits + blockIdx.x * ld;
     const int id = ids[blockIdx.x];
@@ -106,12 +108,13 @@ static __global__ void __launch_bounds__(THREADS)
         hit[blockIdx.x] = known && all.id == id;
     }
     const float a = weight ? weight[blockIdx.x * ld_weight] : 1, b = weight ? weight[blockIdx.x * ld_weight + 1] : 0;
-    if (gradient) write_gradient(row, n, id, all.max, log_sum, h, inv_t, a, b);
+    if (gradient) write_gradient(row, n, id, all.max, log_sum, h, inv_t, inv_cap, a, b);
 }
 
 extern "C" void cuda_linear_policy(struct device *dev, struct tensor nll, struct tensor entropy, struct tensor hit,
-                                   struct tensor dx, struct tensor x, const struct weight *w, struct tensor rows,
-                                   struct tensor ids, struct tensor weight, float temperature, int64_t chunk)
+                                   struct tensor dx, struct tensor x, const struct weight *w, float cap,
+                                   struct tensor rows, struct tensor ids, struct tensor weight, float temperature,
+                                   int64_t chunk)
 {
     const struct scratch_head s = scratch_linear_topk(dev, w, rows, chunk);
     const int64_t n_label = rows.shape[0], n_vocab = w->n_out;
@@ -124,10 +127,11 @@ extern "C" void cuda_linear_policy(struct device *dev, struct tensor nll, struct
         int32_t *row = i32_ptr(rows) + first;
         move_rows(part, NULL, x, row, n);
         cuda_gemm(tensor_cols(logits, 0, n_vocab), part, false, s.dense, true, 1, 0);
+        cap_logits(tensor_cols(logits, 0, n_vocab), cap);
         head_kernel<<<grid_x(n), THREADS, 0, cuda.stream>>>(
             f32_ptr(nll) + first, f32_ptr(entropy) + first, i32_ptr(hit) + first, f32_ptr(logits), logits.ld,
             (int)n_vocab, i32_ptr(ids) + first, weight.ndim ? f32_ptr(weight) + first * weight.ld : NULL, weight.ld,
-            1 / temperature, dx.ndim > 0);
+            1 / temperature, inverse_cap(cap), dx.ndim > 0);
         CUDA_CHECK_LAUNCH();
         if (!dx.ndim) continue;
         struct tensor dlogits = tensor_2d(logits.data, DT_BF16, n, n_vocab); /* in the first half of every row */

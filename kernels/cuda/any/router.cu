@@ -213,6 +213,26 @@ extern "C" void cuda_hash_route(struct device *dev, struct tensor idx, struct te
     CUDA_CHECK_LAUNCH();
 }
 
+/* y = x times the scale of its expert; a thread per slot. */
+static __global__ void __launch_bounds__(WARP_THREADS)
+    scale_gates(row_view<float> y, row_view<float> x, const int32_t *idx, const float *scale, int64_t n_slot, int n_top)
+{
+    const int64_t slot = (int64_t)blockIdx.x * WARP_THREADS + threadIdx.x;
+    if (slot >= n_slot) return;
+    const int64_t t = slot / n_top, j = slot % n_top;
+    y.at(t)[j] = x.at(t)[j] * scale[idx[slot]];
+}
+
+extern "C" void cuda_scale_gates(struct device *dev, struct tensor y, struct tensor x, struct tensor idx,
+                                 struct tensor scale)
+{
+    const int64_t n_slot = tensor_count(idx);
+    if (n_slot == 0) return;
+    scale_gates<<<grid_x(ceil_div(n_slot, WARP_THREADS)), WARP_THREADS, 0, cuda.stream>>>(
+        rows_of<float>(y), rows_of<float>(x), i32_ptr(idx), f32_ptr(scale), n_slot, (int)idx.shape[1]);
+    CUDA_CHECK_LAUNCH();
+}
+
 /* The kernel instance for n_exp experts: 1, 4, 8 or 16 per lane. */
 #define KERNEL_FOR(kernel, n_exp)                                                                                      \
     ((n_exp) <= 32 ? kernel<1> : (n_exp) <= 128 ? kernel<4> : (n_exp) <= 256 ? kernel<8> : kernel<16>)

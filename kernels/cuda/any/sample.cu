@@ -288,13 +288,15 @@ static __global__ void __launch_bounds__(THREADS, 1) sample_kernel(const struct 
 
 /* ---- host ---- */
 
-extern "C" void cuda_head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w)
+extern "C" void cuda_head_logits(struct device *dev, struct tensor logits, struct tensor x, const struct weight *w,
+                                 float cap)
 {
     const int64_t mark = arena_mark(&dev->work);
     const struct tensor dense = scratch_matrices(dev, w, false);
     arena_release(&dev->work, mark);
     cuda_fill_matrices(dense, w);
     if (x.shape[0]) cuda_gemm(logits, x, false, dense, true, 1, 0);
+    cap_logits(logits, cap);
 }
 
 extern "C" void cuda_sample(struct device *dev, const struct sampled *out, struct tensor logits, struct tensor rows,

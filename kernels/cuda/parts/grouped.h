@@ -51,15 +51,17 @@ enum grouped_epilogue {
 };
 
 /* All activations with a gate are (up + offset) * gate * sigmoid(alpha * gate) of the clamped gate and up: plain SwiGLU
- * has alpha 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). */
+ * has alpha 1, offset 0 and no limit. sigmoid(alpha * gate) = 1 / (1 + 2^(exponent * gate)). With cube, of GLU_GELU,
+ * alpha and exponent are multiplied by 1 + cube gate^2. */
 struct glu_form {
-    float alpha, offset, limit, exponent;
+    float alpha, offset, limit, exponent, cube;
 };
 static inline __host__ __device__ struct glu_form glu_form_of(const struct glu &glu)
 {
-    const bool plain = glu.kind == GLU_SWIGLU, clamped = glu.kind == GLU_CLAMPED;
-    const float alpha = clamped ? glu.alpha : 1.0f;
-    return {alpha, clamped ? 1.0f : 0.0f, plain ? HUGE_VALF : glu.limit, alpha * -1.44269504f};
+    const bool gelu = glu.kind == GLU_GELU, plain = gelu || glu.kind == GLU_SWIGLU, clamped = glu.kind == GLU_CLAMPED;
+    const float alpha = clamped ? glu.alpha : gelu ? (float)GELU_ALPHA : 1.0f;
+    return {alpha, clamped ? 1.0f : 0.0f, plain ? HUGE_VALF : glu.limit, alpha * -1.44269504f,
+            gelu ? (float)GELU_CUBE : 0.0f};
 }
 
 struct grouped {

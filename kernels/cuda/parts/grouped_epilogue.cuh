@@ -49,21 +49,26 @@ __device__ __forceinline__ float fast_sigmoid_exp2(float x)
 }
 __device__ __forceinline__ float fast_sigmoid(float x) { return fast_sigmoid_exp2(x * -1.44269504f); }
 
+/* x (1 + n cube gate^2); x itself without cube: gate^2 may be infinite. */
+__device__ __forceinline__ float glu_cubed(const struct glu_form &f, float x, float n, float gate)
+{
+    return f.cube != 0.0f ? x * fmaf(n * f.cube * gate, gate, 1.0f) : x;
+}
 /* Returns h of one pair; glu_gradient also sets its gradients, given dh. The derivative of g s, s = sigmoid(alpha g),
  * is s + alpha g s (1 - s). dh is selected before it is multiplied: the compiler makes branches of selected products.
  */
 __device__ __forceinline__ float glu_value(const struct glu_form &f, float gate, float up)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
-    return (u + f.offset) * (g * fast_sigmoid_exp2(f.exponent * g));
+    return (u + f.offset) * (g * fast_sigmoid_exp2(f.exponent * glu_cubed(f, g, 1.0f, g)));
 }
 __device__ __forceinline__ float glu_gradient(const struct glu_form &f, float gate, float up, float dh, float *dgate,
                                               float *dup)
 {
     const float g = min_nan(gate, f.limit), u = max_nan(min_nan(up, f.limit), -f.limit);
-    const float s = fast_sigmoid_exp2(f.exponent * g), gs = g * s, uo = u + f.offset;
+    const float s = fast_sigmoid_exp2(f.exponent * glu_cubed(f, g, 1.0f, g)), gs = g * s, uo = u + f.offset;
     const float of_gate = gate > f.limit ? 0.0f : dh, of_up = fabsf(up) > f.limit ? 0.0f : dh;
-    *dgate = of_gate * uo * fmaf(gs, fmaf(-f.alpha, s, f.alpha), s);
+    *dgate = of_gate * uo * fmaf(glu_cubed(f, gs, 3.0f, g), fmaf(-f.alpha, s, f.alpha), s);
     *dup = of_up * gs;
     return uo * gs;
 }

@@ -19,6 +19,12 @@ static __device__ __forceinline__ void load_group(float v[VECTOR], const float *
     for (int j = 0; j < VECTOR; j++) v[j] = g * VECTOR + j < n ? x[j] : -INFINITY;
 }
 
+/* The derivative of a capped logit z by what it was before; inv_cap 0: no cap. */
+static __device__ __forceinline__ float cap_slope(float z, float inv_cap)
+{
+    return inv_cap != 0 ? fmaf(-z * inv_cap, z * inv_cap, 1.0f) : 1.0f;
+}
+
 /* v of the lane whose number differs in the bit `step`. */
 template <typename T> static __device__ __forceinline__ T other_lane(T v, int step)
 {
@@ -62,6 +68,22 @@ static void move_rows(struct tensor dst, const int32_t *dst_rows, struct tensor 
                                                              src_rows, dst.shape[1]);
     CUDA_CHECK_LAUNCH();
 }
+
+static __global__ void __launch_bounds__(THREADS) cap_kernel(float *logits, int64_t ld, int n, float cap)
+{
+    float *row = logits + blockIdx.x * ld;
+    for (int i = threadIdx.x; i < n; i += THREADS) row[i] = cap * tanhf(row[i] / cap);
+}
+
+/* In place: z = cap tanh(z / cap); cap 0: z does not change. */
+static void cap_logits(struct tensor logits, float cap)
+{
+    if (!(cap > 0) || !logits.shape[0]) return;
+    cap_kernel<<<grid_x(logits.shape[0]), THREADS, 0, cuda.stream>>>(f32_ptr(logits), logits.ld, (int)logits.shape[1],
+                                                                     cap);
+    CUDA_CHECK_LAUNCH();
+}
+static float inverse_cap(float cap) { return cap > 0 ? 1 / cap : 0; }
 
 static void zero_rows(struct tensor x)
 {
