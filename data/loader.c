@@ -119,11 +119,31 @@ static int64_t pack_documents(int64_t *pack_of, const struct dataset *ds, const 
 
 /* ---- the plan of an epoch */
 
+/* Places of an epoch: documents, as often as it has them. */
+static int64_t n_places(const struct loader *l)
+{
+    return l->opt.generation ? l->ds->n_docs * l->opt.n_iteration : l->ds->n_docs;
+}
+
+/* Of rollouts: every batch of a generation n_iteration times. */
+static int64_t iterations(const struct loader *l, int64_t **docs, int64_t **pack_of)
+{
+    const int64_t n = n_places(l), of_generation = l->opt.generation * l->opt.n_iteration;
+    *docs = mem_array(n, sizeof(**docs));
+    *pack_of = mem_array(n, sizeof(**pack_of));
+    for (int64_t i = 0; i < n; i++) {
+        (*docs)[i] = i / of_generation * l->opt.generation + i % l->opt.generation;
+        (*pack_of)[i] = i;
+    }
+    return n;
+}
+
 /* The documents of an epoch in their order, and the pack of each; returns the number of packs. A pair is a pack. The
  * caller frees both. */
 static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs, int64_t **pack_of)
 {
     const struct dataset *ds = l->ds;
+    if (l->opt.generation) return iterations(l, docs, pack_of);
     const int64_t n_unit = dataset_units(ds), n = dataset_per_unit(ds);
     const uint64_t key = rng_u64(rng_key(l->opt.seed, "order of documents"), (uint64_t)epoch);
     int64_t *units = order_make(n_unit, l->opt.shuffle, key);
@@ -139,8 +159,8 @@ static int64_t epoch_packs(const struct loader *l, int64_t epoch, int64_t **docs
 
 static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
 {
-    const struct dataset *ds = l->ds;
-    bool shuffle = l->opt.shuffle;
+    const int64_t n_docs = n_places(l);
+    bool shuffle = l->opt.shuffle && !l->opt.generation;
     uint64_t e = (uint64_t)epoch;
     int64_t *docs, *pack_of, n = epoch_packs(l, epoch, &docs, &pack_of);
     /* Without packing, the order of documents is the order of packs. */
@@ -148,13 +168,13 @@ static void plan_make(struct plan *plan, const struct loader *l, int64_t epoch)
 
     /* Counting sort of the documents by the position of their pack. */
     *plan = (struct plan){.epoch = epoch, .n_packs = n};
-    plan->docs = mem_array(ds->n_docs, sizeof(*plan->docs));
+    plan->docs = mem_array(n_docs, sizeof(*plan->docs));
     plan->pack_off = mem_array(n + 1, sizeof(*plan->pack_off));
     int64_t *off = plan->pack_off;
-    for (int64_t i = 0; i < ds->n_docs; i++) off[place[pack_of[i]] + 1]++;
+    for (int64_t i = 0; i < n_docs; i++) off[place[pack_of[i]] + 1]++;
     for (int64_t p = 0; p < n; p++) off[p + 1] += off[p];
     int64_t *fill = mem_array(n, sizeof(*fill));
-    for (int64_t i = 0; i < ds->n_docs; i++) {
+    for (int64_t i = 0; i < n_docs; i++) {
         int64_t p = place[pack_of[i]];
         plan->docs[off[p] + fill[p]++] = docs[i];
     }
@@ -181,7 +201,7 @@ static int64_t batches_of(int64_t n_packs, int64_t micro_batch)
 /* Notes the labels from `first` on, of the document that was added, as an answer. */
 static void batch_answer(struct batch *b, const struct dataset *ds, int64_t d, int64_t first, int64_t n_prompt)
 {
-    const bool chosen = ds->pairs ? d % 2 == 0 : ds->good[d];
+    const bool chosen = ds->pairs ? d % 2 == 0 : ds->good && ds->good[d];
     if (ds->good) b->good[b->n_answer] = ds->good[d];
     b->answer_doc[b->n_answer] = d;
     if (ds->reference) memcpy(b->reference + 2 * b->n_answer, ds->reference + 2 * d, 2 * sizeof(*b->reference));
@@ -234,7 +254,7 @@ void batch_open(struct batch *b, const struct dataset *ds, const int64_t *docs, 
         b->topk_id = mem_array(n_label * t->n_top, sizeof(*b->topk_id));
         b->topk_logprob = mem_array(n_label * t->n_top, sizeof(*b->topk_logprob));
     }
-    if (ds->pairs || ds->good) {
+    if (ds->pairs || ds->good || ds->rollouts) {
         b->answer_cu = mem_array(n + 1, sizeof(*b->answer_cu));
         b->answer_first = mem_array(n + 1, sizeof(*b->answer_first));
         b->answer_doc = mem_array(n + 1, sizeof(*b->answer_doc));
@@ -294,6 +314,9 @@ struct loader *loader_open(const struct dataset *ds, const struct loader_options
                    (long long)opt->seq_len);
     }
     MT_REQUIRE(!ds->pairs || (opt->pairs && !opt->packing && ds->n_docs % 2 == 0), "pairs are not packed");
+    MT_REQUIRE(!opt->generation || (!opt->packing && opt->n_iteration > 0 && opt->generation % opt->micro_batch == 0 &&
+                                    ds->n_docs % opt->generation == 0),
+               "%lld rollouts in generations of %lld", (long long)ds->n_docs, (long long)opt->generation);
     MT_REQUIRE(loader_max_tokens(opt) <= INT32_MAX, "a micro-batch's rows must fit 32 bits");
     struct loader *l = mem_alloc(sizeof(*l));
     l->ds = ds;
@@ -353,6 +376,11 @@ void batch_free(struct batch *b)
     mem_free(b->good);
     mem_free(b->answer_doc);
     mem_free(b->reference);
+    mem_free(b->row_values);
+    mem_free(b->old_nll);
+    mem_free(b->reference_nll);
+    mem_free(b->is_weight);
+    mem_free(b->choices);
     *b = (struct batch){0};
 }
 

@@ -18,13 +18,17 @@ struct batch {
     int32_t *topk_id;      /* [n_label, dataset.topk.n_top] its likeliest tokens by a teacher; or NULL */
     float *topk_logprob;   /* [n_label, dataset.topk.n_top] */
     int64_t n_unit;        /* pairs of answers; without pairs, documents */
-    int64_t n_answer;      /* of preference rows, else 0: a document each, chosen and rejected in turn */
+    int64_t n_answer;      /* of preference rows and rollouts, else 0: a document each; of pairs chosen and rejected in
+                            * turn */
     int64_t n_chosen;      /* labels of the completions of chosen answers */
     int32_t *answer_cu;    /* [n_answer+1] labels [cu[a], cu[a+1]) are of answer a; NULL: no answers */
     int32_t *answer_first; /* [n_answer] the first of them in the completion; those before it are of the prompt */
     int32_t *good;         /* [n_answer] of labelled rows; or NULL */
     int64_t *answer_doc;   /* [n_answer] its document */
     double *reference;     /* [n_answer, 2] of the data set; or NULL */
+    double *row_values;    /* of rollouts, set by train/policy (struct model_batch), as the next; or NULL */
+    float *old_nll, *reference_nll, *is_weight;
+    uint16_t *choices; /* [n_tok, ..] given experts (struct model_batch); or NULL */
 };
 
 struct loader_options {
@@ -33,6 +37,9 @@ struct loader_options {
     bool packing, shuffle; /* pairs cannot be packed */
     bool pairs;            /* for loader_max_tokens: of the data set */
     uint64_t seed;
+    /* Of rollouts: an epoch has the first `generation` documents n_iteration times, then the next ones. generation 0:
+     * an epoch has all documents once. It divides their number, and micro_batch divides it. */
+    int64_t generation, n_iteration;
 };
 
 /* Position of the next micro-batch; enough to continue exactly. */

@@ -690,6 +690,8 @@ static int read_row(struct row_reader *r, struct json row, struct err *err)
     case DATA_TOKENS: return read_tokens(r, row, err);
     case DATA_PREFERENCE: return read_answer(r, row, false, err);
     case DATA_LABELLED: return read_answer(r, row, true, err);
+    case DATA_ROLLOUTS:
+        return json_error(row, err, "rollouts are tokens with rewards, which only `moetrain train` reads");
     case DATA_AUTO: break;
     }
     return json_error(

@@ -16,6 +16,7 @@
  * - tokens: {input_ids, loss_mask}, and topk_ids, topk_logprobs of a teacher (token_rows.h)
  * - alpaca: {instruction, input?, output, system?, history?: [[question, answer], ...]}
  * - preference, labelled: two answers, or an answer and a label (preference_rows.h); never detected
+ * - rollouts: completions with rewards (rollout/rollout_rows.h), which row_read does not read
  * sharegpt, alpaca and lists of messages are rewritten as messages.
  *
  * Rows with other keys: columns "user=question, assistant=answer" make messages of these roles (also system, which may
@@ -30,7 +31,8 @@ enum data_format {
     DATA_ALPACA,
     DATA_TOKENS,
     DATA_PREFERENCE,
-    DATA_LABELLED
+    DATA_LABELLED,
+    DATA_ROLLOUTS
 };
 
 struct row_options {

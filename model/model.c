@@ -191,7 +191,8 @@ int model_open(struct model *m, struct device *dev, const struct arch *a, const 
                         .aux_pooled = opt->aux_pooled,
                         .objective = opt->objective ? opt->objective : &objective_sft,
                         .distill = opt->distill,
-                        .preference = opt->preference};
+                        .preference = opt->preference,
+                        .policy = opt->policy};
     *ad = (struct adapters){0};
     m->ce_chunk = opt->ce_chunk ? opt->ce_chunk : model_ce_chunk(dev, a, opt->distill.from, 128 << 20);
     dev->expert_group = opt->expert_group;
@@ -704,6 +705,8 @@ void model_read(struct model *m, struct model_sums *out)
                                .grad_norm = f64_unsigned_nan(sqrt(grad[0] + grad[2])),
                                .n_bad_grad = (int64_t)(grad[1] + grad[3])};
     for (int i = 0; i < PREFERENCE_SUMS; i++) out->preference[i] = f64_unsigned_nan(sum[SUM_PREFERENCE + i]);
+    for (int i = 0; i < POLICY_SUMS; i++) out->policy[i] = f64_unsigned_nan(sum[SUM_POLICY + i]);
+    memcpy(out->policy_most, sum + SUM_POLICY_MOST, sizeof(out->policy_most));
 }
 
 double model_objective(const struct model *m, const struct model_sums *t, int64_t n_label)

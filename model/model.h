@@ -66,6 +66,7 @@ struct model_options {
     struct ep_options ep; /* n_tok 0 when par->ep has one rank */
     struct distill distill;
     struct preference preference;      /* of objective_preference; scales and baseline are those of a pass */
+    struct policy policy;              /* of objective_policy; entropy_scale: the coefficient, entropy_from unset */
     const struct objective *objective; /* NULL: objective_sft */
     bool has_reference;                /* the objective calls model_reference */
     struct adapters *reference; /* planned, of the reference: become the model's own; NULL: it is the base model */
@@ -84,7 +85,9 @@ struct model_batch {
     int64_t n_answer;                        /* of objective_preference: */
     const int32_t *answer_cu, *answer_first; /* [n_answer+1], [n_answer] (struct answers) */
     const int32_t *good;                     /* [n_answer] KTO's labels; or NULL */
-    const double *reference; /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
+    const double *reference;  /* [n_answer, 2] log-probabilities that model_read_reference gave; or NULL */
+    const double *row_values; /* [n_answer, POLICY_VALUES], of objective_policy, as the next: */
+    const float *old_nll, *reference_nll, *is_weight; /* [n_label] struct policy_tokens; or NULL */
 };
 
 struct model_pass {
@@ -92,6 +95,9 @@ struct model_pass {
     double loss_scale;      /* multiplies the loss: 1 / labelled tokens, pairs or rows of the optimizer step */
     double sft_scale;       /* 1 / tokens of chosen completions of the step */
     double baseline;        /* KTO's z of the step */
+    double entropy_from;    /* of struct policy */
+    double entropy_share;   /* 1 / tokens of the step that have loss: of policy.entropy_scale */
+    bool wants_reference;   /* objective_policy: computes the reference also where no loss reads it */
     bool measures_baseline; /* forward only: adds the log-ratios of KTO's baseline to the sums */
     double aux_share;       /* weight of this micro-batch in the step's auxiliary loss */
     uint64_t dropout_key;   /* differs for every micro-batch */
@@ -116,20 +122,23 @@ struct model_sums {
     double kl;  /* sum over labelled tokens of the passes with pass.objective, without factors */
     double aux; /* auxiliary losses, before coef; 0 when off */
     double preference[PREFERENCE_SUMS];
+    double policy[POLICY_SUMS], policy_most[POLICY_EXTREMES]; /* the latter of this rank */
     int64_t n_label; /* on this rank; after model_sum the other members are sums over all ranks */
     int64_t n_hit;
     double grad_norm;   /* norm of all adapters' gradients; set when model_norm was called */
     int64_t n_bad_grad; /* gradient elements that are not finite */
 };
 
-/* struct model.sums: nll, hits, kl; auxiliary loss; those of op_preference; sum of squares and number of non-finite
- * elements of the gradient, then of expert-parallel gradients. */
+/* struct model.sums: nll, hits, kl; auxiliary loss; those of op_preference and op_policy; sum of squares and number of
+ * non-finite elements of the gradient, then of expert-parallel gradients; largest values of op_policy. */
 enum {
     SUM_NLL = 0,
     SUM_AUX = 3,
     SUM_PREFERENCE,
-    SUM_GRAD = SUM_PREFERENCE + PREFERENCE_SUMS,
-    MODEL_SUMS = SUM_GRAD + 4
+    SUM_POLICY = SUM_PREFERENCE + PREFERENCE_SUMS,
+    SUM_GRAD = SUM_POLICY + POLICY_SUMS,
+    SUM_POLICY_MOST = SUM_GRAD + 4,
+    MODEL_SUMS = SUM_POLICY_MOST + POLICY_EXTREMES
 };
 
 struct model {
@@ -150,6 +159,7 @@ struct model {
     const struct objective *objective;
     struct distill distill;
     struct preference preference;
+    struct policy policy;
     struct layer_costs *costs;  /* of dry runs; NULL: none */
     struct recordings recorded; /* passes of decoding */
     struct adapters reference;  /* frozen; without parameters when the reference is the base model */
@@ -172,6 +182,8 @@ struct model {
     struct teacher kl;                            /* of a pass that distils; else without tensors */
     struct answers answers;                       /* of objective_preference, as the two below */
     struct tensor good, reference_logps;          /* [A] i32, [A, 2] f64; or absent */
+    struct policy_tokens policy_tokens;           /* of objective_policy: what a batch gives, and the reference */
+    struct tensor row_values;                     /* [A, POLICY_VALUES] f64 */
 };
 
 /* Loads the weights and initialises the adapters (A random from seed, B zero) in dev's arenas; a dry run only counts
@@ -210,6 +222,10 @@ void model_logits(struct model *m, int64_t row, float *logits);
 void model_topk(struct model *m, int64_t k, double temperature, int32_t *id, float *logprob);
 /* nll [n_label] host: of each labelled token. */
 void model_nll(struct model *m, float *nll);
+/* nll, entropy [n_label] host: of each labelled token at the temperature of objective_policy; entropy may be NULL. */
+void model_policy_values(struct model *m, float *nll, float *entropy);
+/* After model_begin of a pass that wants a reference: nll [n_label] host, of each labelled token by it. */
+void model_policy_reference(struct model *m, float *nll);
 /* After model_begin of a pass with objective_preference: what the reference gives the answers, for a later batch:
  * reference [n_answer, 2] host. */
 void model_read_reference(struct model *m, double *reference);

@@ -71,6 +71,26 @@ void model_nll(struct model *m, float *nll)
     arena_release(&dev->work, mark);
 }
 
+void model_policy_values(struct model *m, float *nll, float *entropy)
+{
+    struct device *dev = m->dev;
+    const int64_t n_label = m->label_row.shape[0], mark = arena_mark(&dev->work);
+    const struct tensor norm = final_norm(m, m->acts.layers[m->arch.n_layer].x), absent = {0};
+    const struct tensor out = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    const struct tensor h = arena_tensor_1d(&dev->work, dev->stat_dtype, n_label);
+    const struct tensor hit = arena_tensor_1d(&dev->work, DT_I32, n_label);
+    op_linear_policy(dev, out, h, hit, absent, norm, &m->weights.head, m->arch.logit_cap, m->label_row, m->label_id,
+                     absent, (float)m->policy.temperature, m->ce_chunk);
+    if (n_label) device_get_f32(dev, nll, out);
+    if (n_label && entropy) device_get_f32(dev, entropy, h);
+    arena_release(&dev->work, mark);
+}
+
+void model_policy_reference(struct model *m, float *nll)
+{
+    if (m->policy_tokens.reference.shape[0]) device_get_f32(m->dev, nll, m->policy_tokens.reference);
+}
+
 void model_read_reference(struct model *m, double *reference) { device_get(m->dev, reference, m->reference_logps); }
 
 void model_sample(struct model *m, const struct model_draw *d)

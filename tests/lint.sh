@@ -122,7 +122,7 @@ check_includes() {
         may["data/source"] = "data/source/.*|" files
         may["data"] = "data/[^/]*|data/source/[^/]*|data/(tokenizer|chat|dataset)/[^/]*|" files
         may["data/dataset"] = "data/[^/]*|data/(dataset|source|chat)/[^/]*|" files
-        may["data/rollout"] = "data/[^/]*|data/(rollout|source)/[^/]*|" files
+        may["data/rollout"] = "data/[^/]*|data/(rollout|source|dataset)/[^/]*|" files
         may["data/tokenizer"] = "data/tokenizer/.*|" files
         may["data/chat"] = "data/chat/.*|" files
         may["data/chat/jinja"] = "data/chat/jinja/.*|" files
@@ -143,7 +143,9 @@ check_includes() {
         may["train/state"] = "train/(state|plan|objective|adapter|config)/.*|" below
         may["train/report"] = "train/(report|config)/.*|" below
         may["train/run"] = "train/(run|state|plan|objective|adapter|report|config)/.*|" below
-        may["train/session"] = "train/(session|generate|run|state|plan|objective|adapter|report|config)/.*|" below
+        may["train/policy"] = "train/(policy|run|state|plan|objective|adapter|report|config)/.*|" below
+        runs = "run|state|plan|objective|adapter|report|config"
+        may["train/session"] = "train/(session|policy|generate|" runs ")/.*|" below
         may["train/synth"] = "train/(synth|launch)/.*|" below
         commands = "train/(cli|run|state|plan|objective|adapter|launch|report|config)/.*|" below
         may["train/reward"] = "train/(reward|config)/.*|" below

@@ -25,9 +25,12 @@ void recorded_config(struct config *cfg, struct json setup, const char *base, co
  * `stride`-th element of each tensor, in one dimension where stride is not 1. */
 void recorded_gradients(const struct config *cfg, const char *path, int64_t stride);
 
+/* Tensors of two safetensors files, of which `theirs` has every `stride`-th element: within 1e-3 in Frobenius norm. */
+void recorded_tensors(const char *ours, const char *theirs, int64_t stride);
+
 /* Lists of keys end with NULL. Bounds are relative. */
 struct recorded_bounds {
-    const char *const *step, *const *held; /* keys of a step, and of an evaluation */
+    const char *const *step, *const *held; /* keys of a step, and of an evaluation; held NULL: there is none */
     double first, later;                   /* of the first step; of the others and of the last evaluation */
     double start;                          /* of the first evaluation */
     double first_norm, later_norm;         /* of gradient norms */

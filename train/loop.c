@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "train/objective/run_objective.h"
+#include "train/session/policy_run.h"
 #include "train/session/saves.h"
 #include "train/session/session.h"
 #include "train/session/step_checks.h"
@@ -20,7 +21,7 @@
 /* Reads the micro-batches of the next step, and the position of the data after them. */
 static struct batch *take_batches(struct training *t, int64_t n, struct step_counts *counts, struct loader_pos *pos)
 {
-    const bool shares = micro_batch_shares(&t->run.model);
+    const bool shares = micro_batch_shares(&t->run.model) && !policy_is(t->run.cfg);
     struct batch *b = mem_array(n, sizeof(*b));
     *counts = (struct step_counts){0};
     for (int64_t i = 0; i < n; i++) micro_batch_next(&b[i], t->loader, pos, shares, counts);
@@ -66,7 +67,7 @@ static int update(struct training *t, const struct batch *b, const struct step_c
     struct model_sums sum;
     model_read(model, &sum);
     m->loss = model_objective(model, &sum, m->labels);
-    m->parts = model_parts(model, &sum, m->labels);
+    m->parts = policy_is(t->run.cfg) ? policy_run_parts(t, &sum, m->labels) : model_parts(model, &sum, m->labels);
     m->grad_norm = sum.grad_norm;
     m->skipped = !isfinite(m->loss) || sum.n_bad_grad || !isfinite(sum.grad_norm);
     if (m->skipped) step_checks_find_bad(t, b, t->run.cfg->train.grad_accum, counts, bad);
@@ -109,6 +110,7 @@ static int step(struct training *t, struct err *err)
     m.labels = counts.labels;
     m.tokens = counts.tokens;
     m.lr = schedule_lr(&t->schedule, m.step);
+    policy_run_begin(t, b, &counts);
     const bool done = accumulate(t, b, cfg->train.grad_accum, &counts);
     const int rc = done ? update(t, b, &counts, &m, bad, err) : 0;
     for (int64_t i = 0; i < cfg->train.grad_accum; i++) batch_free(&b[i]);
@@ -125,6 +127,7 @@ static int step(struct training *t, struct err *err)
     if (!m.skipped && s->step - s->n_nonfinite == 1) s->first_loss = fmax(s->first_loss, m.loss); /* and at step 0 */
     m.smooth_loss = s->smooth_loss;
     m.ms = clock_ms() - start;
+    if (policy_is(cfg)) objective_put(&m.parts, "step_time", NULL, "%.4g", m.ms / 1e3, 1);
     m.roof = prof_share(&t->run.dev, t->run.dev.floor_ms - floor_ms, m.ms);
     m.mem_bytes = t->run.dev.ops->used_bytes();
     step_checks_device(t, m.mem_bytes);

@@ -55,6 +55,7 @@ struct dataset {
     int32_t *ids;                     /* [n_tokens] */
     uint8_t *mask;                    /* [n_tokens] */
     bool pairs;                       /* of DATA_PREFERENCE */
+    bool rollouts;                    /* of DATA_ROLLOUTS: a document per row, also without a target */
     uint8_t *good;                    /* [n_docs] the label of each document; NULL: not of DATA_LABELLED */
     double *reference;                /* [n_docs, 2] a reference's log-probabilities of the answers; or NULL */
     struct topk topk;                 /* a row for each token with mask 1; or none */

@@ -65,6 +65,7 @@ struct policy {
     double delta;     /* r is at most this where it is not clipped; 0: no bound */
     double beta;      /* of the KL in the loss */
     enum policy_kl kl;
+    double temperature;   /* of the loss head; not read by op_policy */
     double entropy_from;  /* tokens whose entropy is lower have only the KL in their loss; 0: none */
     double entropy_scale; /* the loss is less entropy_scale * entropy of each token that has loss */
 };

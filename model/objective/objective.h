@@ -8,7 +8,7 @@ struct model;
 struct model_batch;
 struct model_sums;
 
-enum { OBJECTIVE_PARTS = 12, OBJECTIVE_LINE = 2 };
+enum { OBJECTIVE_PARTS = 48, OBJECTIVE_LINE = 2 };
 
 /* What a step or an evaluation logs beside the loss: parts of it, rewards. */
 struct objective_means {
@@ -35,7 +35,7 @@ struct objective {
     double (*value)(const struct model *, const struct model_sums *, int64_t n_label);
     void (*parts)(struct objective_means *, const struct model *, const struct model_sums *, int64_t n_label);
 };
-extern const struct objective objective_sft, objective_distill, objective_preference;
+extern const struct objective objective_sft, objective_distill, objective_preference, objective_policy;
 
 /* Adds sum / n to the parts; n 0: NaN. */
 void objective_put(struct objective_means *e, const char *name, const char *line, const char *format, double sum,

@@ -134,7 +134,7 @@ static void save(struct tiny *t, const char *out)
     const struct train_state now = {.step = 1};
     struct err err = {.msg = ""};
     config_defaults(&cfg);
-    OK(checkpoint_save(out, &t->ad, &t->dev, &now, &cfg, NULL, NULL, NULL, 0, &err));
+    OK(checkpoint_save(out, &t->ad, &t->dev, &now, &cfg, NULL, NULL, NULL, NULL, 0, &err));
 }
 
 static int load(struct tiny *t, const char *out, struct err *err)
@@ -326,7 +326,7 @@ static void run_end(struct loader *l, char out[MT_PATH])
     const struct train_state now = {.step = 1};
     struct err err = {.msg = ""};
     snprintf(out, MT_PATH, "%s", scratch_dir());
-    OK(checkpoint_save(out, &run.model.adapters, &run.dev, &now, &cfg, NULL, NULL, NULL, 0, &err));
+    OK(checkpoint_save(out, &run.model.adapters, &run.dev, &now, &cfg, NULL, NULL, NULL, NULL, 0, &err));
     loader_close(l);
     run_close(&run);
 }

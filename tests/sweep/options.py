@@ -108,6 +108,13 @@ NEEDS = {
 }
 # Valid values of the keys that are text, and of others for which type and range do not say enough. A tuple also has the
 # settings that the value needs.
+# Other objectives do not read these keys: only their defaults are valid.
+ONLINE_RL = {
+    "num_generations": "8", "num_iterations": "1", "steps_per_generation": "1", "max_completion_length": "512",
+    "temperature": "1", "epsilon": "auto", "epsilon_high": "auto", "delta": "0", "kl": "auto", "scale_rewards": "auto",
+    "is_mode": "auto", "is_cap": "3", "is_floor": "0", "old": "trainer", "mask_truncated": "false",
+    "top_entropy_quantile": "1", "entropy_coef": "0",
+}
 KTO_WEIGHTS = [("2", "objective.kind=kto", "data.train={labelled}")]
 VALID = {
     "model.path": ["{model}", "{bf16}"],
@@ -141,6 +148,7 @@ VALID = {
     "objective.orpo_nll": ["all", ("completion", "objective.kind=orpo")],
     "objective.desirable_weight": ["1", *KTO_WEIGHTS],
     "objective.undesirable_weight": ["1", *KTO_WEIGHTS],
+    **{f"objective.{key}": [value] for key, value in ONLINE_RL.items()},
     "objective.gamma": ["0.5", ("1", "objective.kind=simpo")],
     "distill.teacher": ["none", "base", "adapter:{adapter}", ("rows", "data.train={teacher}", "data.format=tokens")],
     "quant.start": ["0", ("1", "train.steps=2")],

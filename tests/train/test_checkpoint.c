@@ -69,7 +69,7 @@ static void save(struct tiny *t, const char *out, int64_t step, int64_t keep)
 {
     struct err err = {.msg = ""};
     struct train_state state = some_state(step);
-    if (checkpoint_save(out, &t->ad, &t->dev, &state, settings(), NULL, "base", NULL, keep, &err))
+    if (checkpoint_save(out, &t->ad, &t->dev, &state, settings(), NULL, "base", NULL, NULL, keep, &err))
         fail_msg("%s", err.msg);
 }
 
@@ -114,7 +114,7 @@ static void a_checkpoint_restores_the_exact_state(void **state)
             double *m = a.ad.opt.state[0].data;
             m[0] = 1.0 / 3;
         }
-        assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, settings(), NULL, NULL, NULL, 2, &err), 0);
+        assert_int_equal(checkpoint_save(out, &a.ad, &a.dev, &want, settings(), NULL, NULL, NULL, NULL, 2, &err), 0);
         assert_int_equal(checkpoint_newest(out, path, &err), 1);
         if (checkpoint_load(path, &b.ad, &b.dev, &got, &err)) fail_msg("%s", err.msg);
         assert_memory_equal(&got, &want, sizeof(got));
@@ -345,7 +345,7 @@ static _Noreturn void save_until_killed(const char *out, const char *best)
     open_filled(&t, "q_proj", "fp32");
     for (int64_t step = 1;; step++) {
         struct train_state now = some_state(step);
-        if (checkpoint_save(out, &t.ad, &t.dev, &now, settings(), NULL, "base", NULL, 2, &err) ||
+        if (checkpoint_save(out, &t.ad, &t.dev, &now, settings(), NULL, "base", NULL, NULL, 2, &err) ||
             peft_save(&t.ad, &t.dev, best, "base", NULL, &err))
             _exit(1);
     }
@@ -459,7 +459,7 @@ static void a_deletion_may_be_killed_at_any_moment(void **state)
         pid_t child = fork();
         if (!child) {
             struct train_state now = some_state(step + 1);
-            _exit(checkpoint_save(out, &t.ad, &t.dev, &now, settings(), NULL, "base", NULL, 1, &err) != 0);
+            _exit(checkpoint_save(out, &t.ad, &t.dev, &now, settings(), NULL, "base", NULL, NULL, 1, &err) != 0);
         }
         path_of(path, out, step + 1, "");
         for (int i = 0; i < 20000 && !file_exists(path); i++) usleep(100);

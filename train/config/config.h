@@ -40,7 +40,31 @@ enum cfg_optimizer { CFG_ADAMW, CFG_ADAMW8 };
 enum cfg_r_by { CFG_R_BY_TARGET, CFG_R_BY_ROUTING };
 
 /* Objectives; other members of [objective] are for some of them (train/objective/preference.c). */
-enum cfg_objective { CFG_SFT, CFG_DPO, CFG_IPO, CFG_SIMPO, CFG_ORPO, CFG_KTO };
+enum cfg_objective {
+    CFG_SFT,
+    CFG_DPO,
+    CFG_IPO,
+    CFG_SIMPO,
+    CFG_ORPO,
+    CFG_KTO,
+    CFG_GRPO,
+    CFG_DR_GRPO,
+    CFG_DAPO,
+    CFG_GSPO,
+    CFG_RLOO,
+    CFG_CISPO
+};
+enum cfg_policy_kl { CFG_KL_AUTO, CFG_KL_K3, CFG_KL_K3_RATIO, CFG_KL_K1 };
+enum cfg_scale { CFG_SCALE_AUTO, CFG_SCALE_GROUP, CFG_SCALE_BATCH, CFG_SCALE_NONE };
+enum cfg_is {
+    CFG_IS_AUTO,
+    CFG_IS_NONE,
+    CFG_IS_TOKEN_TRUNCATE,
+    CFG_IS_TOKEN_MASK,
+    CFG_IS_SEQUENCE_TRUNCATE,
+    CFG_IS_SEQUENCE_MASK
+};
+enum cfg_old { CFG_OLD_TRAINER, CFG_OLD_ROWS };
 enum cfg_reference { CFG_REFERENCE_BASE, CFG_REFERENCE_INITIAL };
 enum cfg_reference_cache { CFG_REFERENCE_CACHE_NONE, CFG_REFERENCE_CACHE_AUTO };
 enum cfg_best { CFG_BEST_LOSS, CFG_BEST_ACCURACY };
@@ -48,11 +72,12 @@ enum cfg_on_nan { CFG_NAN_ERROR, CFG_NAN_NULL };
 enum cfg_combine { CFG_COMBINE_SUM, CFG_COMBINE_NORMALIZE };
 enum cfg_orpo_nll { CFG_NLL_ALL, CFG_NLL_COMPLETION };
 
-#define OBJECTIVES       "sft|dpo|ipo|simpo|orpo|kto" /* by enum cfg_objective */
+#define OBJECTIVES       "sft|dpo|ipo|simpo|orpo|kto|grpo|dr_grpo|dapo|gspo|rloo|cispo" /* by enum cfg_objective */
+#define IS_MODES         "auto|none|token_truncate|token_mask|sequence_truncate|sequence_mask" /* by enum cfg_is */
 #define TOKEN_FORMATS    "auto|text|messages|prompt_completion|sharegpt|alpaca|tokens"
-#define DATA_FORMATS     TOKEN_FORMATS "|preference|labelled" /* by enum data_format */
-#define LORA_INITS       "default|pissa|olora"                /* by enum lora_init */
-#define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4"    /* by enum cfg_quantize; names of kernels/format/ */
+#define DATA_FORMATS     TOKEN_FORMATS "|preference|labelled|rollouts" /* by enum data_format */
+#define LORA_INITS       "default|pissa|olora"                         /* by enum lora_init */
+#define QUANTIZE_FORMATS "none|nf4|nf4-nested|mxfp4|nvfp4" /* by enum cfg_quantize; names of kernels/format/ */
 #define TRAIN_OFFLOADS   "auto|none|activations|moments|experts|all" /* by enum cfg_offload */
 /* quant.weights, quant.activations: names of kernels/format/fakequant.h. */
 #define QUANT_FORMATS "none|mxfp4|mxfp4-ceil|nvfp4|nvfp4-fake|fp8|int8|int4|int4-32|int4-128"
@@ -101,7 +126,12 @@ struct config {
     } lora;
     struct {
         int kind, reference, orpo_nll, reference_cache; /* enum cfg_objective, cfg_reference, ... */
-        double beta, label_smoothing, desirable_weight, undesirable_weight, gamma, sft_weight; /* beta 0: its default */
+        int kl, scale_rewards, is_mode, old;            /* enum cfg_policy_kl, cfg_scale, cfg_is, cfg_old */
+        double beta, label_smoothing, desirable_weight, undesirable_weight, gamma,
+            sft_weight; /* beta of preferences 0: its default */
+        double temperature, epsilon, epsilon_high, delta, is_cap, is_floor, top_entropy_quantile, entropy_coef;
+        int64_t num_generations, num_iterations, steps_per_generation, max_completion_length;
+        bool mask_truncated;
     } objective;
     struct {
         char teacher[MT_PATH]; /* train/objective/distill.h */

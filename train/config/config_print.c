@@ -102,6 +102,8 @@ bool config_value(const struct config *c, int64_t i, struct config_value *v)
  */
 static void print_cell(FILE *out, const char *text, int width, int column)
 {
+    for (const char *bar; column + (int)strlen(text) > 116 && (bar = strchr(text + 60, '|')); text = bar + 1)
+        fprintf(out, "%.*s\n%*s", (int)(bar + 1 - text), text, column, "");
     fprintf(out, "%-*s", width, text);
     if ((int)strlen(text) >= width) fprintf(out, "\n%*s", column + width, "");
 }

@@ -150,7 +150,7 @@ void config_without_teacher(struct config *c)
     c->objective = defaults->objective;
     c->distill = defaults->distill;
     c->eval.best = defaults->eval.best;
-    if (c->data.format == DATA_PREFERENCE || c->data.format == DATA_LABELLED) c->data.format = defaults->data.format;
+    if (c->data.format >= DATA_PREFERENCE) c->data.format = defaults->data.format;
     mem_free(defaults);
 }
 
@@ -164,7 +164,11 @@ void config_without_data(struct config *c)
     c->train.micro_batch = 1;
 }
 
-double config_lr(const struct config *c) { return c->optim.lr < 0 ? 2e-4 : c->optim.lr; }
+double config_lr(const struct config *c)
+{
+    const bool policy = c->objective.kind >= CFG_GRPO;
+    return c->optim.lr < 0 ? (policy ? 1e-5 : 2e-4) : c->optim.lr;
+}
 
 bool config_quantises(const struct config *c)
 {

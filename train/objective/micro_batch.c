@@ -36,7 +36,12 @@ struct model_batch micro_batch_of(const struct batch *b)
                                 .answer_cu = b->answer_cu,
                                 .answer_first = b->answer_first,
                                 .good = b->good,
-                                .reference = b->reference};
+                                .reference = b->reference,
+                                .row_values = b->row_values,
+                                .old_nll = b->old_nll,
+                                .reference_nll = b->reference_nll,
+                                .is_weight = b->is_weight,
+                                .choices = b->choices};
 }
 
 void step_counts_add(struct step_counts *n, const struct batch *b)
@@ -54,6 +59,11 @@ void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos,
     loader_next(l, b, pos);
     step_counts_add(n, b);
     if (shares && b->n_answer && !b->good) prefix_share(b, 2);
+}
+
+void micro_batch_share(struct batch *b, const struct model *m, int64_t group)
+{
+    if (micro_batch_shares(m) && !b->choices) prefix_share(b, MT_MIN(group, MT_MAX(b->n_seq, 1)));
 }
 
 /* The first token of the completion of answer a. */

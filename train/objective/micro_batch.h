@@ -17,6 +17,9 @@ bool micro_batch_shares(const struct model *m);
 /* loader_next; adds its documents to the counts. With shares, the answers of pairs then share rows. */
 void micro_batch_next(struct batch *b, struct loader *l, struct loader_pos *pos, bool shares, struct step_counts *n);
 
+/* Completions of one prompt, `group` of them adjacent, share its rows where the model can; not with given experts. */
+void micro_batch_share(struct batch *b, const struct model *m, int64_t group);
+
 /* A batch without tokens: other ranks may need the experts of a rank that has no micro-batch. It is not freed. */
 struct batch micro_batch_none(void);
 /* Points into b. */

@@ -3,13 +3,21 @@
 
 #include <string.h>
 
+enum { READS_COMPARES = READS_REFERENCE | READS_CACHE, READS_RL = READS_BETA | READS_REFERENCE | READS_POLICY };
+
 static const struct preference_row kinds[] = {
     [CFG_SFT] = {.name = "sft"},
-    [CFG_DPO] = {PREFERENCE_DPO, "DPO", READS_BETA | READS_REFERENCE | READS_SMOOTHING | READS_SFT, 0.1},
-    [CFG_IPO] = {PREFERENCE_IPO, "IPO", READS_BETA | READS_REFERENCE, 0.1},
+    [CFG_DPO] = {PREFERENCE_DPO, "DPO", READS_BETA | READS_COMPARES | READS_SMOOTHING | READS_SFT, 0.1},
+    [CFG_IPO] = {PREFERENCE_IPO, "IPO", READS_BETA | READS_COMPARES, 0.1},
     [CFG_SIMPO] = {PREFERENCE_SIMPO, "SimPO", READS_BETA | READS_GAMMA, 2},
     [CFG_ORPO] = {PREFERENCE_ORPO, "ORPO", READS_BETA | READS_ORPO_NLL, 0.1},
-    [CFG_KTO] = {PREFERENCE_KTO, "KTO", READS_BETA | READS_REFERENCE | READS_WEIGHTS, 0.1},
+    [CFG_KTO] = {PREFERENCE_KTO, "KTO", READS_BETA | READS_COMPARES | READS_WEIGHTS, 0.1},
+    [CFG_GRPO] = {.name = "GRPO", .reads = READS_RL | READS_EPSILON | READS_DELTA | READS_ENTROPY},
+    [CFG_DR_GRPO] = {.name = "Dr. GRPO", .reads = READS_RL | READS_EPSILON | READS_DELTA | READS_ENTROPY},
+    [CFG_DAPO] = {.name = "DAPO", .reads = READS_RL | READS_EPSILON | READS_DELTA | READS_ENTROPY},
+    [CFG_GSPO] = {.name = "GSPO", .reads = READS_RL | READS_EPSILON | READS_DELTA | READS_ENTROPY},
+    [CFG_RLOO] = {.name = "RLOO", .reads = READS_RL | READS_EPSILON},
+    [CFG_CISPO] = {.name = "CISPO", .reads = READS_RL | READS_ENTROPY},
 };
 
 static const struct {
@@ -18,13 +26,30 @@ static const struct {
 } keys[] = {
     {"objective.beta", READS_BETA},
     {"objective.reference", READS_REFERENCE},
-    {"objective.reference_cache", READS_REFERENCE},
+    {"objective.reference_cache", READS_CACHE},
     {"objective.label_smoothing", READS_SMOOTHING},
     {"objective.orpo_nll", READS_ORPO_NLL},
     {"objective.desirable_weight", READS_WEIGHTS},
     {"objective.undesirable_weight", READS_WEIGHTS},
     {"objective.gamma", READS_GAMMA},
     {"objective.sft_weight", READS_SFT},
+    {"objective.num_generations", READS_POLICY},
+    {"objective.num_iterations", READS_POLICY},
+    {"objective.steps_per_generation", READS_POLICY},
+    {"objective.max_completion_length", READS_POLICY},
+    {"objective.temperature", READS_POLICY},
+    {"objective.epsilon", READS_EPSILON},
+    {"objective.epsilon_high", READS_POLICY},
+    {"objective.delta", READS_DELTA},
+    {"objective.kl", READS_POLICY},
+    {"objective.scale_rewards", READS_POLICY},
+    {"objective.is_mode", READS_POLICY},
+    {"objective.is_cap", READS_POLICY},
+    {"objective.is_floor", READS_POLICY},
+    {"objective.old", READS_POLICY},
+    {"objective.mask_truncated", READS_POLICY},
+    {"objective.top_entropy_quantile", READS_ENTROPY},
+    {"objective.entropy_coef", READS_ENTROPY},
 };
 
 const struct preference_row *preference_row_of(const struct config *c) { return &kinds[c->objective.kind]; }

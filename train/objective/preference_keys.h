@@ -1,4 +1,4 @@
-/* preference_keys.h - the keys of [objective]: which of them each objective reads. */
+/* preference_keys.h - the keys of [objective]: which of them each objective reads, of preferences and of online RL. */
 #ifndef MT_PREFERENCE_KEYS_H
 #define MT_PREFERENCE_KEYS_H
 
@@ -12,14 +12,19 @@ enum preference_reads {
     READS_ORPO_NLL = 8,
     READS_WEIGHTS = 16,
     READS_GAMMA = 32,
-    READS_SFT = 64
+    READS_SFT = 64,
+    READS_CACHE = 128,
+    READS_POLICY = 256, /* online RL */
+    READS_EPSILON = 512,
+    READS_DELTA = 1024,
+    READS_ENTROPY = 2048
 };
 /* Of objective.kind; of sft it reads nothing. */
 struct preference_row {
     enum preference_kind kind;
     const char *name;
     unsigned reads; /* other keys have no effect on it and are refused */
-    double beta;    /* its default */
+    double beta;    /* its default; of online RL in policy.c */
 };
 const struct preference_row *preference_row_of(const struct config *c);
 /* Error: a key that objective.kind does not read has another value than its default. */

@@ -11,6 +11,7 @@ static const struct run_objective sft = {.kind = &objective_sft};
 const struct run_objective *run_objective(const struct config *c)
 {
     if (c->objective.kind == CFG_KTO) return &run_objective_kto;
+    if (c->objective.kind >= CFG_GRPO) return &run_objective_policy;
     if (c->objective.kind != CFG_SFT) return &run_objective_pairs;
     return strcmp(c->distill.teacher, "none") ? &run_objective_distill : &sft;
 }
@@ -38,7 +39,7 @@ static int check_format(const struct config *c, struct err *err)
     char name[32], kind[32];
     for (int eval = 0; eval < 2; eval++) {
         const int same = CFG_EVAL_FORMAT_SAME, set = eval ? c->data.eval_format - 1 : c->data.format;
-        const bool answers = set == DATA_PREFERENCE || set == DATA_LABELLED;
+        const bool answers = set == DATA_PREFERENCE || set == DATA_LABELLED || set == DATA_ROLLOUTS;
         if ((eval && c->data.eval_format == same) || set == (int)own || (own ? set == DATA_AUTO : !answers)) continue;
         config_choice(DATA_FORMATS, set, name);
         config_choice(OBJECTIVES, c->objective.kind, kind);

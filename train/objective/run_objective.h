@@ -28,7 +28,7 @@ struct run_objective {
     const char *name;
     void (*describe)(struct text_buf *, const struct config *);
 };
-extern const struct run_objective run_objective_distill, run_objective_pairs, run_objective_kto;
+extern const struct run_objective run_objective_distill, run_objective_pairs, run_objective_kto, run_objective_policy;
 
 const struct run_objective *run_objective(const struct config *c);
 /* config_validate, then the checks of the objective. */

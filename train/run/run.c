@@ -270,6 +270,7 @@ void run_close(struct run *r)
     tokenizer_free(r->tok);
     chat_template_free(r->chat);
     dataset_free(&r->train);
+    rollouts_free(&r->rollouts);
     dataset_free(&r->eval);
     mem_free(r->train_files);
     mem_free(r->eval_files);

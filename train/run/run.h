@@ -3,6 +3,7 @@
 #define MT_RUN_H
 
 #include "data/loader.h"
+#include "data/rollout/rollouts.h"
 #include "kernels/comm/comm.h"
 #include "train/state/checkpoint.h"
 #include "train/plan/plan.h"
@@ -23,6 +24,7 @@ struct run {
     int32_t eos;                /* id of eos_token in tokenizer_config.json */
     struct chat_template *chat; /* NULL: none */
     struct dataset train, eval;
+    struct rollouts rollouts; /* of data.format = rollouts: the rows of `train` */
     struct plan plan;
     /* Set before run_open_model, for PLAN_GENERATE, or PLAN_TRAIN with cache_tok; zeroed: one sequence. After it: what
      * the plan has room for. */
@@ -53,6 +55,9 @@ int run_open_arch(struct run *r, bool plan_only, bool *headers, struct err *err)
 int run_open_tokenizer(struct run *r, struct dataset_options *opt, char cache[MT_PATH], struct err *err) MT_CHECK;
 /* Opens tokenizer and data sets and prints what was read; train = false: only the held-out set. */
 int run_open_data(struct run *r, bool train, struct err *err) MT_CHECK;
+/* run_open_data of data.format = rollouts: r->rollouts, and r->train of their documents. Errors: rows that are not
+ * whole generations, or lack what the settings read. */
+int run_open_rollouts(struct run *r, struct err *err) MT_CHECK;
 /* What a plan for an open run without a model is for. */
 struct plan_request run_plan_request(const struct run *r, const char *adapter_dir, enum plan_use use);
 /* Makes the plan, allocates the arenas, loads weights and adapters. adapter_dir: a PEFT directory with the adapters;

@@ -101,7 +101,9 @@ int run_open_data(struct run *r, bool train, struct err *err)
     if ((train || split) && !cfg->data.train[0])
         return err_set(err, "data.train is not set: name the files to train on");
     comm_turn_begin(r->par.all);
-    if ((train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err))
+    const bool rollouts = opt.format == DATA_ROLLOUTS;
+    if (rollouts && train && run_open_rollouts(r, err)) return err_prefix(err, "data.train");
+    if (!rollouts && (train || split) && dataset_load(&r->train, r->train_files, r->tok, &opt, err))
         return err_prefix(err, "data.train");
     if (cfg->data.eval[0] && dataset_load(&r->eval, r->eval_files, r->tok, &eval_opt, err))
         return err_prefix(err, "data.eval");

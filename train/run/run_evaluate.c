@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "train/objective/micro_batch.h"
+#include "train/objective/policy.h"
 #include "train/objective/run_objective.h"
 #include "train/run/run.h"
 
@@ -10,11 +11,14 @@
 
 struct loader_options run_loader_options(const struct config *cfg, bool train)
 {
+    const bool policy = policy_is(cfg);
     return (struct loader_options){.seq_len = cfg->data.seq_len,
                                    .micro_batch = cfg->train.micro_batch,
                                    .packing = cfg->data.packing && !run_objective(cfg)->format,
                                    .pairs = run_objective(cfg)->format == DATA_PREFERENCE,
-                                   .shuffle = train && cfg->data.shuffle,
+                                   .shuffle = train && cfg->data.shuffle && !policy,
+                                   .generation = policy ? policy_generation_rows(cfg) : 0,
+                                   .n_iteration = cfg->objective.num_iterations,
                                    .seed = (uint64_t)cfg->train.seed};
 }
 

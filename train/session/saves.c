@@ -12,6 +12,7 @@
 #include "train/report/report.h"
 #include "train/run/chat_file.h"
 #include "train/run/model_card.h"
+#include "train/session/policy_run.h"
 #include "train/state/best.h"
 #include "train/state/run_config.h"
 
@@ -136,8 +137,9 @@ int saves_checkpoint(struct training *t, struct err *err)
     comm_busy(t->run.par.all, "saving");
     record_experts(t);
     char *card = card_of(t);
+    const struct checkpoint_generation generation = policy_run_saved(t);
     int rc = checkpoint_save(cfg->output.dir, &m->adapters, &t->run.dev, &t->state, cfg, &m->arch, t->run.model_name,
-                             card, cfg->output.keep, err);
+                             card, &generation, cfg->output.keep, err);
     mem_free(card);
     if (!rc) t->saved_step = t->state.step, t->saved_best = t->state.best_step;
     if (!rc) rc = saves_report(t, err);

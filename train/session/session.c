@@ -12,6 +12,7 @@
 #include "train/session/earlier.h"
 #include "train/session/inputs.h"
 #include "train/session/packing_check.h"
+#include "train/session/policy_run.h"
 #include "train/session/reference_cache.h"
 #include "train/session/route_profile.h"
 #include "train/session/run_banner.h"
@@ -148,6 +149,8 @@ static void close_headers(struct training *t) { run_close(&t->run); }
 
 static int join(struct training *t, struct err *err) { return run_join(&t->run, t->all, err); }
 
+static void close_generation(struct training *t) { generation_free(&t->generation); }
+
 static int open_prompts(struct training *t, struct err *err) { return eval_prompts_open(&t->samples, &t->run, err); }
 
 static void close_prompts(struct training *t) { eval_prompts_close(&t->samples); }
@@ -219,6 +222,7 @@ static const struct stage {
     {.open = open_model},
     {.open = earlier_restore},
     {.open = agree_on_start},
+    {.open = policy_run_open, .close = close_generation},
     {.open = earlier_check_model},
     {.open = earlier_leave},
     {.open = print_banner},

@@ -11,6 +11,8 @@ struct model_pass training_pass(const struct training *t, int64_t i, const struc
                               .unquantised = t->run.model.qat.waiting,
                               .aux_share = 1 / (double)t->run.cfg->train.grad_accum,
                               .dropout_key = rng_u64(rng_u64(rng_key(seed, "dropout"), step), (uint64_t)i),
+                              .entropy_from = t->entropy.from,
+                              .entropy_share = t->entropy.share,
                               .noise_alpha = t->run.cfg->train.neftune_alpha,
                               .noise_key = rng_u64(rng_u64(rng_key(seed, "neftune"), step), (uint64_t)i),
                               .last = i + t->run.par.all->world >= t->run.cfg->train.grad_accum};

@@ -6,6 +6,7 @@
 #include "train/generate/eval_prompts.h"
 #include "train/objective/run_objective.h"
 #include "train/report/metrics.h"
+#include "train/policy/generation.h"
 #include "train/report/profile.h"
 #include "train/run/run.h"
 #include "train/state/lock.h"
@@ -27,6 +28,10 @@ struct training {
     struct schedule schedule;
     struct train_state state;
     struct profile profile;
+    struct generation generation; /* of online RL */
+    struct {
+        double from, share; /* entropy_from, entropy_share of the step's passes */
+    } entropy;
     struct eval_prompts samples;
     struct resume from;
     int64_t saved_step, saved_best; /* step and best_step of the newest checkpoint; saved_step -1: none */

@@ -4,6 +4,7 @@
  *     adapter/quant_amax.safetensors   with quant.amax = static or quant.activations (train/adapter/amax_file.h)
  *     optimizer.safetensors   "param.NAME", "m.NAME", "v.NAME" of every adapter parameter, in the logical layout
  *                             (model/lora.h), without padding, in the precision of training
+ *     generation.safetensors   "old_nll", "reference_nll" of the labels of an unfinished generation (online RL)
  *     state.json      counters, position, hashes, and the settings that a continued run must match
  *     manifest.json   size and CRC-32 of the files above without best/, one per line; written last
  *
@@ -32,27 +33,46 @@
 #define SETTINGS    "settings"
 #define MAX_TEXT    (1 << 20)
 
-#define AMAX "adapter/" AMAX_FILE
+#define AMAX       "adapter/" AMAX_FILE
+#define GENERATION "generation.safetensors"
 
-static const char *const files[] = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", OPTIMIZER,
-                                    STATE, AMAX}; /* the last is not in every checkpoint */
+static const char *const files[] = {"adapter/adapter_config.json",
+                                    "adapter/adapter_model.safetensors",
+                                    OPTIMIZER,
+                                    STATE,
+                                    AMAX,
+                                    GENERATION}; /* the last two are not in every checkpoint */
+enum { ALWAYS = 4 };
 
 /* ---- manifest.json ---- */
 
-/* The manifest of the first n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
-static char *manifest_text(const char *dir, int64_t n, struct err *err)
+/* The names of a checkpoint's files: of the directory, or of the text of its manifest. */
+static int64_t list_files(const char *names[], const char *dir, const char *manifest)
+{
+    int64_t n = 0;
+    char quoted[64];
+    for (int64_t i = 0; i < MT_LEN(files); i++) {
+        snprintf(quoted, sizeof(quoted), "\"%s\"", files[i]);
+        if (i < ALWAYS || (manifest ? strstr(manifest, quoted) != NULL : file_exists_in(dir, files[i])))
+            names[n++] = files[i];
+    }
+    return n;
+}
+
+/* The manifest of n files on disk, a line per file; mem_free the text. NULL: a file cannot be read. */
+static char *manifest_text(const char *dir, const char *const *names, int64_t n, struct err *err)
 {
     int64_t size = 256 * (n + 2), len = 0;
     char *text = mem_alloc(size), path[MT_PATH];
     for (int64_t i = 0; i < n; i++) {
         uint32_t crc;
         int64_t bytes;
-        if (file_in(path, dir, files[i], err) || file_crc32(path, &crc, &bytes, err)) {
+        if (file_in(path, dir, names[i], err) || file_crc32(path, &crc, &bytes, err)) {
             mem_free(text);
             return NULL;
         }
         len += snprintf(text + len, (size_t)(size - len),
-                        "%s\"%s\": {\"size\": %" PRId64 ", \"crc32\": \"%08" PRIx32 "\"}%s\n", i ? "" : "{\n", files[i],
+                        "%s\"%s\": {\"size\": %" PRId64 ", \"crc32\": \"%08" PRIx32 "\"}%s\n", i ? "" : "{\n", names[i],
                         bytes, crc, i + 1 < n ? "," : "");
     }
     snprintf(text + len, (size_t)(size - len), "}\n");
@@ -61,7 +81,9 @@ static char *manifest_text(const char *dir, int64_t n, struct err *err)
 
 static int manifest_write(const char *dir, struct err *err)
 {
-    char *text = manifest_text(dir, MT_LEN(files) - !file_exists_in(dir, AMAX), err);
+    const char *names[MT_LEN(files)];
+    const int64_t n = list_files(names, dir, NULL);
+    char *text = manifest_text(dir, names, n, err);
     if (!text) return -1;
     const int rc = file_write_in(dir, MANIFEST, text, (int64_t)strlen(text), err);
     mem_free(text);
@@ -95,14 +117,15 @@ static int manifest_check(const char *dir, struct err *err)
     if (file_in(path, dir, MANIFEST, err)) return -1;
     char *stored = file_read(path, MAX_TEXT, &size, err);
     if (!stored) return -1;
-    const int64_t n = MT_LEN(files) - !strstr(stored, "\"" AMAX "\"");
-    char *actual = check_sizes(dir, stored, err) ? NULL : manifest_text(dir, n, err);
+    const char *names[MT_LEN(files)];
+    const int64_t n = list_files(names, dir, stored);
+    char *actual = check_sizes(dir, stored, err) ? NULL : manifest_text(dir, names, n, err);
     int rc = actual ? 0 : -1;
     if (actual && ((size_t)size != strlen(actual) || memcmp(stored, actual, (size_t)size))) {
         int64_t line = 0;
         for (int64_t i = 0; i < size && stored[i] == actual[i]; i++) line += stored[i] == '\n';
         if (line >= 1 && line <= n)
-            rc = file_damaged(dir, files[line - 1], err);
+            rc = file_damaged(dir, names[line - 1], err);
         else
             rc = err_set(err, "%s is damaged", path);
     }
@@ -409,6 +432,51 @@ static int amax_read(const char *dir, struct adapters *ad, struct device *dev, s
     return file_in(adapter, dir, "adapter", err) || amax_file_load(ad, dev, adapter, err) ? -1 : 0;
 }
 
+/* ---- generation.safetensors ---- */
+
+static int generation_write(const char *dir, const struct checkpoint_generation *g, struct err *err)
+{
+    char path[MT_PATH];
+    struct st_entry entries[2];
+    int64_t n = 0;
+    if (!g || !g->n_label || (!g->old_nll && !g->reference_nll)) return 0;
+    for (int i = 0; i < 2; i++) {
+        const float *data = i ? g->reference_nll : g->old_nll;
+        if (data)
+            entries[n++] = (struct st_entry){.name = i ? "reference_nll" : "old_nll",
+                                             .dtype = DT_F32,
+                                             .ndim = 1,
+                                             .shape = {g->n_label},
+                                             .data = data};
+    }
+    return file_in(path, dir, GENERATION, err) ? -1 : safetensors_write(path, entries, n, err);
+}
+
+int checkpoint_generation_load(const char *dir, int64_t n_label, float **old_nll, float **reference_nll,
+                               struct err *err)
+{
+    struct safetensors st;
+    char path[MT_PATH];
+    int rc = 0;
+    *old_nll = *reference_nll = NULL;
+    if (!file_exists_in(dir, GENERATION)) return 0;
+    if (file_in(path, dir, GENERATION, err) || safetensors_open(&st, path, err)) return -1;
+    for (int i = 0; !rc && i < 2; i++) {
+        const struct st_tensor *t = safetensors_find(&st, i ? "reference_nll" : "old_nll");
+        float **out = i ? reference_nll : old_nll;
+        if (!t) continue;
+        if (t->dtype != DT_F32 || t->ndim != 1 || t->shape[0] != n_label) {
+            rc = err_set(err, "%s: tensor \"%s\" is not of the %lld labels of this generation", path, t->name,
+                         (long long)n_label);
+            break;
+        }
+        *out = mem_array(n_label + 1, sizeof(**out));
+        memcpy(*out, t->data, (size_t)t->bytes);
+    }
+    safetensors_close(&st);
+    return rc;
+}
+
 /* ---- the folder of checkpoints ---- */
 
 /* Step of a directory name, or -1. */
@@ -481,15 +549,16 @@ int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struc
 
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
-                    int64_t keep, struct err *err)
+                    const struct checkpoint_generation *generation, int64_t keep, struct err *err)
 {
     char folder[MT_PATH], dir[MT_PATH], tmp[MT_PATH], adapter[MT_PATH];
     if (ad->par.all->rank != 0) return send_parts(ad, dev, err);
     if (file_in(folder, out_dir, FOLDER, err) || checkpoint_path(dir, out_dir, state->step, err) ||
         atomic_dir_begin(dir, tmp, err) || file_in(adapter, tmp, "adapter", err) ||
         peft_save(ad, dev, adapter, base_model, card, err) || optimizer_write(tmp, ad, dev, err) ||
-        state_write(tmp, state, ad->opt.step, cfg, arch, err) || manifest_write(tmp, err) ||
-        atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) || prune(folder, state->step, keep, err))
+        generation_write(tmp, generation, err) || state_write(tmp, state, ad->opt.step, cfg, arch, err) ||
+        manifest_write(tmp, err) || atomic_dir_commit(tmp, dir, err) || file_sync_dir(out_dir, err) ||
+        prune(folder, state->step, keep, err))
         return err_prefix(err, "saving the checkpoint of step %" PRId64, state->step);
     return 0;
 }

@@ -31,14 +31,24 @@ struct train_state {
     uint64_t eval_hash;  /* hash of the held-out data and the number of micro-batches that best_loss was measured on */
 };
 
+/* Of online RL between the steps of a generation: what the model at its beginning gave its labels, and the reference;
+ * NULL: not needed (train/policy/generation.h). */
+struct checkpoint_generation {
+    int64_t n_label;
+    const float *old_nll, *reference_nll; /* [n_label] */
+};
 /* Writes checkpoints/step-NNNNNN under out_dir: adapter/ (as peft_save), optimizer.safetensors (masters, m, v),
  * state.json with the options of `cfg` that are not CONFIG_FREE and the values of `arch` (NULL: none), and a manifest
- * with size and CRC-32 of these files; the model card and best/ are not in it.
+ * with size and CRC-32 of these files; the model card and best/ are not in it. generation (NULL: none) is
+ * generation.safetensors.
  * Written under a temporary name, fsynced, renamed. Then deletes all but the newest `keep` (0: keeps all); a failed
  * deletion is a warning. Rank 0 writes; the other ranks call it to send their parts. */
 int checkpoint_save(const char *out_dir, const struct adapters *ad, struct device *dev, const struct train_state *state,
                     const struct config *cfg, const struct arch *arch, const char *base_model, const char *card,
-                    int64_t keep, struct err *err) MT_CHECK;
+                    const struct checkpoint_generation *generation, int64_t keep, struct err *err) MT_CHECK;
+/* The labels of dir's generation, of which there are n_label; mem_free both. NULL: it has none. */
+int checkpoint_generation_load(const char *dir, int64_t n_label, float **old_nll, float **reference_nll,
+                               struct err *err) MT_CHECK;
 /* The path of a step's checkpoint, whether or not there is one. */
 int checkpoint_path(char path[MT_PATH], const char *out_dir, int64_t step, struct err *err) MT_CHECK;
 /* Call before a run starts: completes the deletions of killed processes and deletes their incomplete checkpoints. */

@@ -71,6 +71,13 @@ static bool same_teacher(const char *old, const char *new)
     return !find_teacher(&a, before) || (a.st_dev == b.st_dev && a.st_ino == b.st_ino);
 }
 
+/* Whether two texts of an option mean the same. Earlier versions wrote the default of objective.beta as 0. */
+static bool same_value(const char *name, const char *old, const char *new)
+{
+    if (!strcmp(name, "objective.beta")) return !strcmp(old, "0") && !strcmp(new, "auto");
+    return !strcmp(name, "distill.teacher") && same_teacher(old, new);
+}
+
 /* Option i of the checkpoint's settings; the default if they lack it. */
 static const char *saved_text(struct json settings, const struct config *defaults, int64_t i, struct config_value *v)
 {
@@ -131,7 +138,7 @@ static struct changes compare(const struct resume *r, const struct config *cfg, 
         if (same_lists && is_adapter_list(now->name)) continue;
         if (config_unused(cfg, now->name) && was_unused(settings, now->name)) continue;
         const char *old = saved_text(settings, defaults, i, unset);
-        if (strcmp(old, now->text) && !(!strcmp(now->name, "distill.teacher") && same_teacher(old, now->text)))
+        if (strcmp(old, now->text) && !same_value(now->name, old, now->text))
             changes_add(&c, now->name, old, now->text);
     }
     mem_free(now);

@@ -1,0 +1,57 @@
+/* run_rollouts.c - recorded rollouts as the training data of a run. */
+#include <math.h>
+#include <string.h>
+
+#include "data/eos_ids.h"
+#include "data/rollout/rollout_documents.h"
+#include "data/rollout/rollout_rows.h"
+#include "train/objective/policy.h"
+#include "train/run/run.h"
+
+/* objective.old = rows: every token with loss has a log-probability. */
+static int check_old(const struct run *r, struct err *err)
+{
+    for (int64_t i = 0; i < r->rollouts.n; i++) {
+        const struct rollout row = rollouts_row(&r->rollouts, i);
+        for (int64_t t = 0; t < row.n_completion; t++)
+            if (row.mask[t] && isnan(row.logprobs[t]))
+                return err_set(err,
+                               "row %lld has no log-probability of token %lld of its completion, which objective.old = "
+                               "rows reads: write `logprobs`, or set trainer",
+                               (long long)(i + 1), (long long)t);
+    }
+    return 0;
+}
+
+static int check_rows(const struct run *r, struct err *err)
+{
+    const struct config *c = r->cfg;
+    const int64_t n = policy_generation_rows(c), rows = r->rollouts.n;
+    const bool is_set = c->objective.is_mode != CFG_IS_AUTO && c->objective.is_mode != CFG_IS_NONE;
+    if (rollouts_check_groups(&r->rollouts, c->objective.num_generations, err)) return -1;
+    if (rows % n)
+        return err_set(err,
+                       "%lld rows are not whole generations of %lld (train.micro_batch * train.grad_accum * "
+                       "objective.steps_per_generation): %lld are left: change one of these keys, or the rows",
+                       (long long)rows, (long long)n, (long long)(rows % n));
+    if (is_set && !r->rollouts.n_logprobs)
+        log_warn("objective.is_mode has no effect: no row has log-probabilities of the sampler");
+    return c->objective.old == CFG_OLD_ROWS ? check_old(r, err) : 0;
+}
+
+int run_open_rollouts(struct run *r, struct err *err)
+{
+    const struct config *c = r->cfg;
+    struct eos_ids ends;
+    if (eos_ids_load(&ends, r->model_dir, err)) return -1;
+    const struct rollout_options opt = {.vocab = r->arch.vocab,
+                                        .seq_len = c->data.seq_len,
+                                        .end_ids = ends.ids,
+                                        .n_end = ends.n,
+                                        .max_rows = c->data.max_samples};
+    if (rollout_rows_load(&r->rollouts, r->train_files, &opt, err) || check_rows(r, err)) return -1;
+    rollout_documents(&r->train, &r->rollouts, c->objective.mask_truncated);
+    log_info("rollouts: %lld rows, %lld groups, %lld with log-probabilities of the sampler", (long long)r->rollouts.n,
+             (long long)(r->rollouts.n / c->objective.num_generations), (long long)r->rollouts.n_logprobs);
+    return 0;
+}

@@ -1,0 +1,106 @@
+/* policy_run.c - see policy_run.h. Position and rows give the generation: an epoch has each of them n_iteration times,
+ * before the next (struct loader_options). */
+#include "train/session/policy_run.h"
+
+#include <math.h>
+
+/* The generation of the next step, and its step there; 0: it begins. */
+struct place {
+    int64_t first, n, step;
+};
+
+static struct place place_of(const struct training *t)
+{
+    const struct config *c = t->run.cfg;
+    const int64_t n = policy_generation_rows(c), step = t->state.pos.index / c->train.grad_accum;
+    const int64_t steps = c->objective.steps_per_generation * c->objective.num_iterations;
+    return (struct place){.first = step / steps * n, .n = n, .step = step % steps};
+}
+
+/* Tokens of prompts, and of completions by the model, in all generations up to this one. */
+static double tokens_so_far(const struct training *t, const struct place *p)
+{
+    const struct rollouts *r = &t->run.rollouts;
+    double before = 0, all = 0;
+    for (int64_t i = 0; i < r->n; i++) {
+        const struct rollout row = rollouts_row(r, i);
+        double n = (double)row.n_prompt;
+        for (int64_t k = 0; k < row.n_completion; k++) n += row.mask[k];
+        all += n;
+        if (i < p->first + p->n) before += n;
+    }
+    return (double)t->state.pos.epoch * all + before;
+}
+
+int policy_run_open(struct training *t, struct err *err)
+{
+    const struct run *r = &t->run;
+    float *old_nll, *reference_nll;
+    if (!policy_is(r->cfg) || !t->from.found) return 0;
+    const struct place p = place_of(t);
+    if (!p.step || p.first + p.n > r->train.n_docs) return 0;
+    const int64_t n_label = generation_labels(&r->train, p.first, p.n);
+    const struct generation_needs needs = generation_needs(r->cfg, &r->rollouts);
+    if (checkpoint_generation_load(t->from.path, n_label, &old_nll, &reference_nll, err)) return -1;
+    const bool lacks = n_label && ((needs.old && !old_nll) || (needs.reference && !reference_nll));
+    if (!lacks) generation_continue(&t->generation, r, &r->train, &r->rollouts, p.first, p.n, old_nll, reference_nll);
+    mem_free(old_nll);
+    mem_free(reference_nll);
+    t->generation.stats.n_token = tokens_so_far(t, &p);
+    if (!lacks) return 0;
+    return err_set(err,
+                   "%s is within a generation and lacks its log-probabilities: continue from another checkpoint "
+                   "(train.resume = DIRECTORY)",
+                   t->from.path);
+}
+
+/* objective.top_entropy_quantile and entropy_coef: from which entropy on tokens have loss, and their number. */
+static void find_entropy(struct training *t, const struct batch *b, const struct step_counts *counts)
+{
+    const int64_t n = t->run.cfg->train.grad_accum;
+    const double quantile = t->run.cfg->objective.top_entropy_quantile;
+    int64_t n_kept = counts->labels;
+    t->entropy.from = 0;
+    if (quantile < 1) {
+        struct model_pass *passes = mem_array(n, sizeof(*passes));
+        for (int64_t i = 0; i < n; i++) passes[i] = training_pass(t, i, counts);
+        t->entropy.from = generation_entropy(&t->run, b, passes, n, quantile, &n_kept);
+        mem_free(passes);
+    }
+    t->entropy.share = 1 / (double)MT_MAX(n_kept, 1);
+}
+
+void policy_run_begin(struct training *t, struct batch *b, const struct step_counts *counts)
+{
+    struct run *r = &t->run;
+    struct generation *g = &t->generation;
+    if (!policy_is(r->cfg)) return;
+    const struct place p = place_of(t);
+    if (!p.step || g->first != p.first || !g->n) {
+        generation_begin(g, r, &r->train, &r->rollouts, p.first, p.n);
+        g->stats.n_token = tokens_so_far(t, &p);
+    }
+    for (int64_t i = 0; i < r->cfg->train.grad_accum; i++) {
+        micro_batch_share(&b[i], &r->model, r->cfg->objective.num_generations);
+        generation_attach(g, r->cfg, counts, &b[i]);
+    }
+    find_entropy(t, b, counts);
+}
+
+struct objective_means policy_run_parts(const struct training *t, struct model_sums *sum, int64_t n_label)
+{
+    const struct model *m = &t->run.model;
+    struct objective_means e = {.n = 0};
+    for (int k = 0; k < POLICY_EXTREMES; k++) sum->policy_most[k] = comm_host_max(t->run.par.all, sum->policy_most[k]);
+    generation_parts(&e, &t->generation);
+    m->objective->parts(&e, m, sum, n_label);
+    return e;
+}
+
+struct checkpoint_generation policy_run_saved(const struct training *t)
+{
+    const struct generation *g = &t->generation;
+    if (!policy_is(t->run.cfg) || !g->n || !place_of(t).step) return (struct checkpoint_generation){.n_label = 0};
+    return (struct checkpoint_generation){
+        .n_label = g->label_off[g->n], .old_nll = g->old_nll, .reference_nll = g->reference_nll};
+}
