@@ -66,6 +66,11 @@ static void settings(void **state)
     assert_string_equal(back.reward.NAME, c.reward.NAME);
     assert_true(reward_keys_get(back.reward.NAME, 0, &key) && key.kind == REWARD_BOXED && key.weight == -1);
     reward_key_free(&key);
+    assert_int_equal(config_set(&back, "reward.NAME=a=exact  \ta.weight=2 ", &err), 0);
+    assert_string_equal(back.reward.NAME, "a=exact\ta.weight=2");
+    assert_int_equal(config_set(&back, "reward.NAME=", &err), 0);
+    assert_string_equal(back.reward.NAME, "");
+    assert_int_equal(config_set(&back, "reward.NAME=a", &err), -1);
     assert_int_equal(config_set(&c, "reward.x.weight=2", &err), -1);
     assert_string_equal(err.msg, "--set reward.x.weight=2: reward.x.weight: no reward \"x\" is set before it");
 }

@@ -57,6 +57,10 @@ static const struct peer_key keys[] = {
     {"completion_only_loss", "data.loss_on", ANSWERS},
     {"train_on_responses_only", "data.loss_on", ANSWERS},
     {"chat_template_kwargs", "data.chat_kwargs", NULL},
+    /* rewards */
+    {"reward_funcs", "reward.NAME", "NAME = KIND ARGUMENTS"},
+    {"reward_weights", "reward.NAME", "NAME.weight = W"},
+    {"multi_objective_aggregation", "reward.combine", "sum or normalize_then_sum"},
     /* lora */
     {"rank", "lora.r", NULL},
     {"lora_r", "lora.r", NULL},

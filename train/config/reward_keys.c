@@ -236,6 +236,7 @@ static int set_all(char *list, int64_t size, const char *all, const char *where,
     int rc = 0;
     for (int64_t i = 0; !rc && reward_keys_entry(all, i, &at, &value, &end); i++) {
         char *key = mem_strndup(at, MT_MIN(value, end) - at);
+        while (end > value && end[-1] == ' ') end--; /* a file would not keep it */
         char *text = mem_strndup(value + 1, MT_MAX(end - value - 1, 0));
         rc = value < end ? set_one(other, size, key, text, where, err)
                          : err_set(err, "%s: \"%.80s\": expected NAME=KIND ARGUMENTS", where, key);

@@ -6,6 +6,7 @@
 
 #include "data/file/file.h"
 #include "train/generate/answer_text.h"
+#include "train/launch/process.h"
 #include "train/models/message.h"
 #include "train/reward/rewards.h"
 #include "train/rollout/prompt_rows.h"
@@ -265,6 +266,7 @@ static int open_all(struct score *s, const struct config *cfg, struct err *err)
     if (!s->o->output) return 0;
     if (file_writer_open(&s->out, s->o->output, err)) return -1;
     s->writes = true;
+    process_delete_on_signal(s->out.tmp);
     return 0;
 }
 
@@ -273,6 +275,7 @@ int score_rollouts(const struct score_options *o, const struct config *cfg, FILE
     struct score *s = mem_alloc(sizeof(*s));
     s->o = o;
     int rc = open_all(s, cfg, err) || read_rows(s, err) ? -1 : 0;
+    process_delete_on_signal(NULL);
     if (s->writes && file_writer_close(&s->out, !rc, rc ? NULL : err)) rc = -1;
     if (!rc) print_all(s, report);
     for (int64_t r = 0; r < s->n; r++) json_free(s->docs[r]);
