@@ -60,6 +60,9 @@ TARGETS = [
                                  "--base", "--tokens", "1"],
                                 ["eval", "case.ini", "--base", "--generate", "--verifier", "exact", "--tokens", "1",
                                  "--input", "prompts.jsonl"]], ["answers"]),
+    ("rollouts.jsonl", "lines", [["rewards", "case.ini", "rollouts.jsonl", "--prompts", "asked.jsonl", "--output",
+                                  "scored.jsonl"]], ["scored"]),
+    ("asked.jsonl", "lines", [["rewards", "case.ini", "rollouts.jsonl", "--prompts", "asked.jsonl"]], []),
     ("case.ini", "text", [PLAN, TRAIN], ["model", "data", "train", "lora", "optim", "output", "log", "parallel"]),
     ("run/adapter/adapter_config.json", "json", [EVAL, EXPORT, INIT, ["inspect", "run/adapter"], GENERATE],
      ["adapter"]),
@@ -126,6 +129,13 @@ def make_fixtures(s):
         f.write(json.dumps({"prompt": "a", "id": "b", "n": 2, "temperature": 0.5, "top_p": 0.9, "seed": 3,
                             "stop": ["x"], "top_logprobs": 2, "repetition_penalty": 1.1}) + "\n")
         f.write(json.dumps({"prompt_ids": [1, 2], "max_tokens": 1, "prompt_logprobs": True}) + "\n")
+    with open(s.path("home", "rollouts.jsonl"), "w") as f:
+        for i in range(3):
+            f.write(json.dumps({"prompt_ids": [1, 2], "completion_ids": [3, 4], "reward": None, "group": i // 2,
+                                "text": "a 7", "finish_reason": "stop", "columns": {"answer": 7}}) + "\n")
+    with open(s.path("home", "asked.jsonl"), "w") as f:
+        f.write(json.dumps({"prompt": "a", "answer": "b"}) + "\n")
+        f.write(json.dumps({"prompt": "c", "answer": ["d", 1.5, None]}) + "\n")
     with open(s.path("home", "template.jinja"), "w") as f:
         f.write(TEMPLATE)
     with open(s.path("home", "model", "generation_config.json"), "w") as f:
@@ -133,7 +143,9 @@ def make_fixtures(s):
     s.write_config("home/case.ini", model={"path": "model"},
                    data={"train": "rows.jsonl", "eval_split": "0.4", "seq_len": "32"},
                    lora={"r": "2", "targets": "q_proj,experts"}, optim={"lr": "1e-3"},
-                   train={"device": "cpu", "threads": "1", "steps": "1", "memory_gb": "1"}, output={"dir": "out"})
+                   train={"device": "cpu", "threads": "1", "steps": "1", "memory_gb": "1"}, output={"dir": "out"},
+                   reward={"right": "last_number", "form": "regex pattern=a", "same": "json", "short": "length max=2 "
+                           "cache=1"})
     verify_merged = [w if w != "made" else "merged" for w in MERGE]
     for words in (TRAIN + ["--set", "output.dir=run"], TRAIN + ["--set", "output.dir=run2"], verify_merged,
                   PACKED):

@@ -188,6 +188,7 @@ def valid_values(key, kind, default, limits):
         return [(v, []) for v in limits.split("|")]
     if kind == "text":
         return []
+    limits = limits.removeprefix("auto|")  # auto is the default of these
     low, high = (float(v) for v in limits[1:-1].split(","))
     between = (low + high) / 2 if kind == "real" and high <= 10 else low + 1
     numbers = [f"{v:g}" for v in ([low] if limits[0] == "[" else []) + [min(between, high)]]
