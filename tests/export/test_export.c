@@ -255,6 +255,39 @@ static void gguf_has_llamas_names_and_rows(void **state)
     }
 }
 
+/* Nemotron-H: up alone, below mixer; Mamba-2's projection. */
+static void experts_without_a_gate(void **state)
+{
+    (void)state;
+    static const struct family f = {"nemotron", NULL, "mixer.experts.%d.up_proj", "mixer.experts.%d.down_proj", 8, 4,
+                                    16,         false};
+    static const char *const all[] = {"peft", "vllm", "gguf", "merged-bf16", "merged-fp8"};
+    const char *out[MT_LEN(all)];
+    struct safetensors got, peft;
+    struct gguf g;
+    struct err err = {.msg = ""};
+    for (int k = 0; k < MT_LEN(all); k++) {
+        out[k] = export_case(f.name, all[k]);
+        if (k < 3) assert_true(kl_of("whole adapter") == 0);
+    }
+    OK(safetensors_open(&got, in(out[1], "adapter_model.safetensors"), &err));
+    OK(safetensors_open(&peft, case_path(f.name, "adapter_final/adapter_model.safetensors"), &err));
+    OK(gguf_open(&g, in(out[2], "adapter.gguf"), &err));
+    assert_int_equal(got.n_tensors, 2 * (2 + 4 + 2 + 2 + 2 * f.n_exp)); /* Mamba, attention, shared, dense, experts */
+    assert_string_equal(gguf_value(&g, "general.architecture")->text, "nemotron_h_moe");
+    const struct gguf_tensor *b = gguf_tensor(&g, "blk.1.ffn_up_exps.weight.lora_b");
+    assert_true(b && b->shape[1] == f.d_ff && gguf_tensor(&g, "blk.0.ssm_in.weight.lora_a"));
+    assert_null(gguf_tensor(&g, "blk.1.ffn_gate_exps.weight.lora_b"));
+    for (int e = 0; e < f.n_exp; e++) {
+        compare_pair(&f, &got, &peft, f.up, "mixer.experts.base_layer", e, 0);
+        compare_pair(&f, &got, &peft, f.down, "mixer.experts", e, 0);
+        assert_true(gguf_at(b, e, 3, 1) == value(tensor(&peft, "mixer.experts.base_layer", 'B'), 3, f.n_exp + e));
+    }
+    gguf_close(&g);
+    safetensors_close(&got);
+    safetensors_close(&peft);
+}
+
 /* ---- partial adapters */
 
 /* Saves adapters of a case with these options; every value depends on the parameter's name, and B is scaled by this
@@ -733,6 +766,7 @@ int test_export(void)
         cmocka_unit_test(every_format_is_written_and_read_back),
         cmocka_unit_test(vllm_has_a_pair_per_expert_and_projection),
         cmocka_unit_test(gguf_has_llamas_names_and_rows),
+        cmocka_unit_test(experts_without_a_gate),
         cmocka_unit_test(partial_adapters_ranks_and_rslora_are_exported),
         cmocka_unit_test(a_dropped_expert_is_named),
         cmocka_unit_test(a_zeroed_expert_is_named),

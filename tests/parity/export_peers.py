@@ -146,19 +146,22 @@ def split_by_key_head(w, settings):
 def wanted_of_gguf(deltas, settings):
     """The same under GGUF names, rows as llama.cpp's converters lay out the base weights."""
     family = settings["model_type"]
-    shared = {f"mlp_shared_expert{s}_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
-              for s in ("", "s")}
+    shared = {f"{block}_shared_expert{s}_{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")
+              for s in ("", "s") for block in ("mlp", "mixer")}
     mixers = {"in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_b": "ssm_beta", "in_proj_a": "ssm_alpha",
               "out_proj": "ssm_out"}
     dense = {f"{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
     names = {**shared, **mixers, **dense, "in_proj_ba": "ssm_ba", "q_proj": "attn_q", "k_proj": "attn_k",
-             "v_proj": "attn_v", "o_proj": "attn_output"}
+             "v_proj": "attn_v", "o_proj": "attn_output", "in_proj": "ssm_in", "fc1_latent_proj": "ffn_latent_down",
+             "fc2_latent_proj": "ffn_latent_up"}
     heads = {"q_proj": settings["num_attention_heads"],
              "k_proj": settings.get("num_key_value_heads") or settings["num_attention_heads"]}
     out = {}
     for (layer, module), w in deltas.items():
         if module == "down":
             out[f"blk.{layer}.ffn_down_exps.weight"] = w
+        elif module == "gate_up" and family == "nemotron_h":
+            out[f"blk.{layer}.ffn_up_exps.weight"] = w
         elif module == "gate_up":
             gate, up = (w[:, 0::2], w[:, 1::2]) if family == "gpt_oss" else w.chunk(2, dim=1)
             out[f"blk.{layer}.ffn_gate_exps.weight"], out[f"blk.{layer}.ffn_up_exps.weight"] = gate, up
@@ -178,7 +181,8 @@ def check_gguf(adapter, out, settings):
     value = {name: field.contents() for name, field in reader.fields.items()}
     arch = {"gpt_oss": "gpt-oss", "qwen3_moe": "qwen3moe", "olmoe": "olmoe", "mixtral": "llama",
             "minimax_m2": "minimax-m2", "glm4_moe": "glm4moe", "glm4_moe_lite": "deepseek2", "deepseek_v3": "deepseek2",
-            "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
+            "qwen3_5_moe": "qwen35moe", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
+            "nemotron_h": "nemotron_h_moe"}
     assert value["general.architecture"] == arch[settings["model_type"]], value
     assert value["general.type"] == "adapter" and value["adapter.type"] == "lora", value
     tensors = {t.name: torch.tensor(t.data) for t in reader.tensors}

@@ -140,6 +140,21 @@ def deepseek_v4(rng):
             ["--old-config"] * published + yarn(rng))
 
 
+def nemotron(rng):
+    """Layers in any order and number; transformers needs one of attention."""
+    layers = rng.choice([2, 3, 5, 6])
+    pattern = "*" + "".join(rng.choices("MMMEE*-", k=layers - 1))
+    pattern = "".join(rng.sample(pattern, layers))
+    kv, groups = rng.choice([1, 2]), rng.choice([1, 2, 4])
+    return (["--pattern=" + pattern, "--layers", layers, "--kv-heads", kv, "--heads", kv * rng.choice([1, 2, 3]),
+             "--head-dim", rng.choice([8, 12, 16]), "--key-heads", groups, "--value-heads",
+             groups * rng.choice([1, 2, 3]), "--linear-dims", rng.choice([4, 8, 16, 24]), rng.choice([4, 6, 8, 16]),
+             "--taps", rng.choice([2, 3, 4, 8]), "--chunk", rng.choice([1, 8, 32, 64, 256]), "--shared-width",
+             rng.choice([8, 24, 40]), "--step-min", rng.choice([1e-4, 0.001, 0.3])] +
+            router(rng)[:-2] + flag(rng, "--attention-bias", 0.2) +
+            flag(rng, "--no-conv-bias", 0.2) + (["--latent", rng.choice([8, 16])] if rng.random() < 0.3 else []))
+
+
 def plain_experts(rng):
     """Softmax routers without groups or shared experts."""
     n = rng.choice([2, 3, 5, 8, 12])
@@ -207,7 +222,7 @@ DRAW = {"gpt_oss": gpt_oss, "qwen3": qwen3, "olmoe": olmoe, "mixtral": mixtral, 
         "glm4": glm4, "glm4_lite": glm4_lite,
         "deepseek_v3": deepseek_v3, "kimi_k25": deepseek_v3,
         "mistral4": mistral4, "qwen3_5": qwen3_5, "qwen3_5_text": qwen3_5,
-        "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4}
+        "qwen3_next": qwen3_next, "deepseek_v4": deepseek_v4, "nemotron": nemotron}
 
 
 def targets(rng, a):
@@ -215,12 +230,16 @@ def targets(rng, a):
     mixers = families.attention_targets(a)
     if a.family in families.ZERO_CENTRED:
         mixers = mixers[:4] + (mixers[4:] if len(a.full_layers) < a.layers else [])
+    parts = families.PARTS.get(a.family, ("gate", "up", "down"))
     dense = set(a.dense_layers) | {i for i in range(a.layers) if (i + 1) % a.sparse_step}
     routed = ["gate_up_proj", "down_proj"] if len(dense) < a.layers else []
+    if a.family == "nemotron":
+        dense = "-" in a.pattern
+        routed = routed * ("E" in a.pattern)
     has_shared = routed and (a.shared_experts or a.family in families.ZERO_CENTRED)
     groups = {"mixers": mixers, "experts": routed,
-              "shared": [f"shared_{part}_proj" for part in ("gate", "up", "down")] if has_shared else [],
-              "dense": [f"dense_{part}_proj" for part in ("gate", "up", "down")] if dense else []}
+              "shared": [f"shared_{part}_proj" for part in parts] if has_shared else [],
+              "dense": [f"dense_{part}_proj" for part in parts] if dense else []}
     everything = sum(groups.values(), [])
     choice = rng.choice(["all", "all", "some", "some", "one", "one", *groups])
     some = [name for name in everything if rng.random() < 0.5]
@@ -229,6 +248,10 @@ def targets(rng, a):
 
 def has_target(a, layer, name):
     """Whether a layer has a matrix of this target: no layer has all of them."""
+    if a.family == "nemotron":
+        letter = ("-" if name.startswith("dense_") else "E" if name.startswith("shared_") or name in
+                  ("gate_up_proj", "down_proj") else "M" if name == "in_proj" else "*")
+        return a.pattern[layer] == letter
     if name.startswith(("dense_", "shared_")) or name in ("gate_up_proj", "down_proj"):
         return name.startswith("dense_") == (layer in a.dense_layers or (layer + 1) % a.sparse_step > 0)
     attention = name in families.attention_targets(a)[:4]

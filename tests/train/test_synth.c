@@ -138,13 +138,21 @@ static void test_sizes(void **state)
     static const struct {
         const char *arch;
         int64_t n_params, bytes; /* 0: bf16, 2 bytes a parameter */
-    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768}, {"gpt-oss-120b", 116829156672, 65248815744},
-                {"qwen3-30b-a3b", 30532122624, 0},         {"olmoe-1b-7b", 6919161856, 0},
-                {"mixtral-8x7b", 46702792704, 0},          {"glm-4.5-air", 106852251264, 0},
-                {"glm-4.7-flash", 29943393920, 0},         {"deepseek-v3", 671026419200, 0},
-                {"moonlight-16b-a3b", 15960110208, 0},     {"qwen3.5-35b-a3b", 34660610688, 0},
-                {"qwen3-next-80b-a3b", 79674391296, 0},    {"kimi-k2", 1026408232448, 0},
-                {"mistral-small-4", 118972826624, 0},      {"minimax-m2", 228689764864, 0}};
+    } rows[] = {{"gpt-oss-20b", 20914757184, 13761264768},
+                {"gpt-oss-120b", 116829156672, 65248815744},
+                {"qwen3-30b-a3b", 30532122624, 0},
+                {"olmoe-1b-7b", 6919161856, 0},
+                {"mixtral-8x7b", 46702792704, 0},
+                {"glm-4.5-air", 106852251264, 0},
+                {"glm-4.7-flash", 29943393920, 0},
+                {"deepseek-v3", 671026419200, 0},
+                {"moonlight-16b-a3b", 15960110208, 0},
+                {"qwen3.5-35b-a3b", 34660610688, 0},
+                {"qwen3-next-80b-a3b", 79674391296, 0},
+                {"kimi-k2", 1026408232448, 0},
+                {"mistral-small-4", 118972826624, 0},
+                {"minimax-m2", 228689764864, 0},
+                {"nemotron-3-nano-30b-a3b", 31577940288, 31577940288 * 2 + 8832}};
     for (int i = 0; i < MT_LEN(rows); i++) {
         struct err err = {.msg = ""};
         int64_t n = 0, bytes = 0;
@@ -204,7 +212,7 @@ static void test_tokenizer(void **state)
 static const char *const tiny[] = {"gpt-oss-tiny", "qwen3-tiny",         "olmoe-tiny",      "mixtral-tiny",
                                    "glm-tiny",     "glm-flash-tiny",     "deepseek-tiny",   "qwen3.5-tiny",
                                    "kimi-tiny",    "mistral-small-tiny", "qwen3-next-tiny", "deepseek-v4-tiny",
-                                   "minimax-tiny"};
+                                   "minimax-tiny", "nemotron-tiny"};
 static const char *const formats[] = {"mxfp4", "nf4", "bf16", "nvfp4"}; /* FP8 is not for gpt-oss */
 
 /* Runs a forward pass over two documents; gives the RMS of the residual stream after each layer and the rows of each
@@ -228,7 +236,7 @@ static void forward(struct model *m, double *rms, int32_t *offs)
     model_begin(m, &b, &(struct model_pass){.loss_scale = 1});
     model_fwd(m);
     int64_t first = 0;
-    while (m->arch.dense[first]) first++;
+    while (!arch_is_routed(&m->arch, first)) first++;
     device_download(m->dev, offs, m->acts.layers[first].moe.route.offs.data,
                     (m->arch.n_exp + 1) * (int64_t)sizeof(*offs));
     device_get_f32(m->dev, x, m->acts.layers[m->arch.n_layer].x);
@@ -285,9 +293,9 @@ static void test_commands(void **state)
         char set[2][MT_PATH];
         assert_int_equal(file_write_atomic(data, rows, (int64_t)strlen(rows), &err), 0);
         const struct preset_family *f = preset_find(arch, &err)->family;
-        const bool linear = f->delta || f->compress; /* the fourth layer is the first of its kind */
+        const bool linear = f->delta || f->compress || f->nemotron; /* the fourth layer is the first of its kind */
         assert_int_equal(RUN("synth", arch, dir, "--layers", linear ? "4" : "2", "--seed", "7"), 0);
-        assert_says(said.err, linear ? "4 of 4 layers" : "2 of 4 layers");
+        assert_says(said.err, f->nemotron ? "4 of 10 layers" : linear ? "4 of 4 layers" : "2 of 4 layers");
         assert_int_equal(RUN("inspect", dir), 0);
         snprintf(set[0], MT_PATH, "model.path=%s", dir);
         snprintf(set[1], MT_PATH, "data.train=%s", data);

@@ -46,7 +46,8 @@
 enum form {
     FORM_FUSED, /* experts.lora_A and experts.base_layer.lora_A */
     FORM_LISTS, /* experts.gate_up_projs.{e}.lora_A: a plain pair per expert */
-    FORM_SPLIT  /* experts.{e}.gate_proj.lora_A, or Mixtral's w1: gate and up separate */
+    FORM_SPLIT, /* experts.{e}.gate_proj.lora_A, or Mixtral's w1: gate and up separate */
+    FORM_EACH   /* experts.{e}.up_proj.lora_A of experts without a gate: a plain pair per expert */
 };
 struct layout {
     enum form form;
@@ -81,7 +82,9 @@ static void expert_module(char module[96], const struct tensor_names *names_of, 
                           const struct lora_param *p, int64_t expert, bool up)
 {
     static const char *const names[2][3] = {{"gate_proj", "up_proj", "down_proj"}, {"w1", "w3", "w2"}};
-    if (f.form == FORM_LISTS)
+    if (f.form == FORM_EACH)
+        snprintf(module, 96, "mixer.experts.%lld.%s", (long long)expert, names[0][p->target == LORA_DOWN ? 2 : 1]);
+    else if (f.form == FORM_LISTS)
         snprintf(module, 96, "mlp.experts.%ss.%lld", lora_target_name(p->target), (long long)expert);
     else
         snprintf(module, 96, "%s.%lld.%s", f.mixtral ? "block_sparse_moe.experts" : lora_experts_module(names_of),
@@ -216,7 +219,7 @@ struct source {
     bool published;                                     /* the file has the publisher's names */
     int64_t version;                                    /* PEFT_VERSION() of peft_version; -1: not given */
     bool target[LORA_TARGETS], layer_on[MT_MAX_LAYERS]; /* found among the tensors */
-    unsigned targets_of[MT_MAX_LAYERS];                 /* of each layer, a bit per target */
+    uint64_t targets_of[MT_MAX_LAYERS];                 /* of each layer, a bit per target */
 };
 
 static int read_target_parameters(struct source *src, struct json root, struct err *err)
@@ -304,8 +307,9 @@ out:
 }
 
 /* Finds the per-expert form of the tensors, and the r and alpha that it requires. */
-static void detect_layout(struct source *src, unsigned targets)
+static void detect_layout(struct source *src, uint64_t targets)
 {
+    if (targets & PEFT_KEYS_EACH) src->layout.form = FORM_EACH;
     for (int64_t i = 0; i < src->st.n_tensors; i++)
         if (strstr(src->st.tensors[i].name, "_projs.")) src->layout.form = FORM_LISTS;
     if (!(targets & PEFT_KEYS_SPLIT)) return;
@@ -317,17 +321,17 @@ static void detect_layout(struct source *src, unsigned targets)
 
 static int scan_tensors(struct source *src, struct err *err)
 {
-    unsigned targets = 0;
+    uint64_t targets = 0;
     for (int64_t i = 0; i < src->st.n_tensors; i++) {
         int64_t layer = 0;
         const char *key = src->st.tensors[i].name;
-        unsigned found = peft_keys_parse(key, &layer);
+        uint64_t found = peft_keys_parse(key, &layer);
         if (!found || layer >= MT_MAX_LAYERS)
             return err_set(err,
                            "%s/%s: tensor \"%.200s\" is not an adapter of a projection of attention or of the experts",
                            src->dir, WEIGHTS_NAME, safetensors_stored(&src->st.tensors[i]));
         if (found & PEFT_KEYS_FUSED)
-            found |= (unsigned)src->param_up << LORA_UP | (unsigned)src->param_down << LORA_DOWN;
+            found |= (uint64_t)src->param_up << LORA_UP | (uint64_t)src->param_down << LORA_DOWN;
         targets |= found;
         if (i && peft_keys_nested(key) != src->nested)
             return err_set(err, "%s/%s: some tensors have language_model in their names and others have not", src->dir,

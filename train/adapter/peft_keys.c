@@ -52,11 +52,11 @@ static bool begins(const char *s, const char *pattern)
 
 bool peft_keys_nested(const char *key) { return !strncmp(key, PEFT_KEYS_NESTED, strlen(PEFT_KEYS_NESTED)); }
 
-unsigned peft_keys_parse(const char *key, int64_t *layer)
+uint64_t peft_keys_parse(const char *key, int64_t *layer)
 {
     static const struct {
         const char *part;
-        unsigned targets;
+        uint64_t targets;
     } parts[] = {
         {".mlp.experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
         {".mlp.experts.lora_", PEFT_KEYS_FUSED},
@@ -64,6 +64,8 @@ unsigned peft_keys_parse(const char *key, int64_t *layer)
         {".mixer.experts.lora_", PEFT_KEYS_FUSED},
         {".experts.base_layer.lora_", 1u << LORA_UP | 1u << LORA_DOWN},
         {".experts.lora_", PEFT_KEYS_FUSED},
+        {".mixer.experts.#.up_proj.lora_", PEFT_KEYS_EACH | 1u << LORA_UP},
+        {".mixer.experts.#.down_proj.lora_", PEFT_KEYS_EACH | 1u << LORA_DOWN},
         {".mlp.experts.gate_up_projs.", 1u << LORA_UP},
         {".mlp.experts.down_projs.", 1u << LORA_DOWN},
         {".mlp.experts.#.gate_proj.lora_", PEFT_KEYS_SPLIT | 1u << LORA_UP},

@@ -11,12 +11,14 @@
 bool peft_keys_linear(const char *key, enum lora_target t);
 bool peft_keys_stack(const char *key, enum lora_target t); /* "mlp.experts.gate_up_proj" */
 bool peft_keys_nested(const char *key);
-/* Parses a tensor name: the layer, and a bit per target. PEFT_KEYS_FUSED: the outer or only tensor of the experts.
- * PEFT_KEYS_SPLIT: a tensor of one matrix of one expert. PEFT_KEYS_MIXTRAL: the same with Mixtral's names. */
-#define PEFT_KEYS_FUSED   (1u << LORA_TARGETS)
-#define PEFT_KEYS_SPLIT   (2u << LORA_TARGETS)
-#define PEFT_KEYS_MIXTRAL (4u << LORA_TARGETS)
-_Static_assert(LORA_TARGETS <= 29, "three bits above the targets fit into 32");
-unsigned peft_keys_parse(const char *key, int64_t *layer);
+/* Parses a tensor name: the layer, and a bit per target. FUSED: the outer or only tensor of the experts. SPLIT: a
+ * tensor of one matrix of one expert. MIXTRAL: the same with Mixtral's names. EACH: a tensor of one expert without a
+ * gate. */
+#define PEFT_KEYS_FUSED   ((uint64_t)1 << LORA_TARGETS)
+#define PEFT_KEYS_SPLIT   ((uint64_t)2 << LORA_TARGETS)
+#define PEFT_KEYS_MIXTRAL ((uint64_t)4 << LORA_TARGETS)
+#define PEFT_KEYS_EACH    ((uint64_t)8 << LORA_TARGETS)
+_Static_assert(LORA_TARGETS <= 32, "a bit of each is in struct adapters.fused");
+uint64_t peft_keys_parse(const char *key, int64_t *layer);
 
 #endif

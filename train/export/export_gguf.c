@@ -72,6 +72,10 @@ static void add_param(struct file *f, const struct lora_param *p)
     enum rows rows = ROWS_ALL;
     switch (p->target) {
     case LORA_UP:
+        if (!glu_gated(&a->glu)) {
+            add(f, p, "ffn_up_exps", ROWS_ALL);
+            return;
+        }
         add(f, p, "ffn_gate_exps", a->glu.interleaved ? ROWS_EVEN : ROWS_FIRST);
         add(f, p, "ffn_up_exps", a->glu.interleaved ? ROWS_ODD : ROWS_SECOND);
         return;

@@ -274,24 +274,27 @@ static void add_each(struct merge *m, int64_t l, const char *pattern, const stru
  * the source has such tensors. */
 static bool is_stacked(const struct merge *m, int64_t l, const struct tensor_names *n)
 {
-    char name[256];
-    layer_name(name, m, l, "mlp.experts.gate_up_proj", "");
+    char name[256], stack[LORA_MODULE_TEXT];
+    lora_stack_module(n, LORA_UP, stack);
+    layer_name(name, m, l, stack, "");
     return !n->up || (m->x->format == EXPORT_MERGED_BF16 && safetensors_find(&m->x->run.st, name));
 }
 
 static void add_experts(struct merge *m, int64_t l, const struct layer_weights *lw)
 {
-    const struct arch *a = &m->x->run.arch;
-    const struct tensor_names *n = a->names;
+    const struct tensor_names *n = m->x->run.arch.names;
     const int64_t f = lw->down.w.n_in;
+    char up[LORA_MODULE_TEXT], down[LORA_MODULE_TEXT];
+    lora_stack_module(n, LORA_UP, up);
+    lora_stack_module(n, LORA_DOWN, down);
     if (is_stacked(m, l, n)) {
-        add_stack(m, l, "mlp.experts.gate_up_proj", &lw->up, LORA_UP);
-        add_stack(m, l, "mlp.experts.down_proj", &lw->down, LORA_DOWN);
+        add_stack(m, l, up, &lw->up, LORA_UP);
+        add_stack(m, l, down, &lw->down, LORA_DOWN);
         return;
     }
-    add_each(m, l, n->gate, &lw->up, LORA_UP, 0, f);
-    add_each(m, l, n->up, &lw->up, LORA_UP, f, f);
-    add_each(m, l, n->down, &lw->down, LORA_DOWN, 0, a->d_model);
+    if (n->gate) add_each(m, l, n->gate, &lw->up, LORA_UP, 0, f);
+    add_each(m, l, n->up, &lw->up, LORA_UP, n->gate ? f : 0, f);
+    add_each(m, l, n->down, &lw->down, LORA_DOWN, 0, lw->down.w.n_out);
 }
 
 static void add_router(struct merge *m, int64_t l, const struct layer_weights *lw)
@@ -367,7 +370,7 @@ static bool is_linear(const struct arch *a, int64_t l, const char *rest)
 /* Whether the tensor is part of a matrix that add_layer lists, in any format. */
 static bool is_matrix(const struct merge *m, const char *name)
 {
-    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts."};
+    static const char *const parts[] = {"mlp.experts.", "block_sparse_moe.experts.", "mixer.experts."};
     const struct arch *a = &m->x->run.arch;
     int64_t layer;
     const char *rest = rest_of(m, name, &layer);
@@ -692,7 +695,9 @@ static char **dense_modules(const struct merge *m, int64_t *n)
         const char *name = m->entries[i].name;
         const int ndim = m->entries[i].ndim;
         if (ndim < 2 || ndim > 3 || m->made[i].layout || !str_ends(name, tails[ndim - 2])) continue;
-        if (str_ends(name, "embed_tokens.weight") || !strcmp(name, "lm_head.weight")) continue;
+        if (str_ends(name, "embed_tokens.weight") || str_ends(name, ".embeddings.weight") ||
+            !strcmp(name, "lm_head.weight"))
+            continue;
         names[*n] = mem_strdup(name);
         names[(*n)++][strlen(name) - strlen(tails[ndim - 2])] = 0;
     }

@@ -97,8 +97,8 @@ static void add_experts(struct list *list, const struct cpu_adapter *h, const st
     const struct tensor_names *names = list->arch->names;
     const int64_t half = b->rows / 2;
     for (int64_t e = 0; e < a->n_exp; e++) {
-        if (a->target == LORA_DOWN) {
-            add_pair(list, h, a, b, names->down, e, 0, b->rows);
+        if (a->target == LORA_DOWN || !names->gate) {
+            add_pair(list, h, a, b, a->target == LORA_DOWN ? names->down : names->up, e, 0, b->rows);
             continue;
         }
         add_pair(list, h, a, b, names->gate, e, 0, half);
@@ -175,6 +175,7 @@ static void write_experts(struct json_out *o, const struct arch *a)
     const char *const patterns[] = {a->names->gate, a->names->up, a->names->down};
     char module[MODULE_SIZE];
     for (int i = 0; i < MT_LEN(patterns); i++) {
+        if (!patterns[i]) continue;
         expert_module(module, patterns[i], 0);
         write_module(o, a, module);
     }

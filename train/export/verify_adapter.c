@@ -71,6 +71,7 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
                 {"ssm_beta", LORA_IN_B, false},
                 {"ssm_alpha", LORA_IN_A, false},
                 {"ssm_ba", LORA_IN_BA, false},
+                {"ssm_in", LORA_IN, false},
                 {"ssm_out", LORA_OUT, false},
                 {"ffn_gate_exps", LORA_UP, false},
                 {"ffn_up_exps", LORA_UP, true},
@@ -89,7 +90,7 @@ static bool parse_name(const struct arch *a, const char *name, struct gguf_name 
         const char *tail = rest + 1 + n;
         if (strncmp(rest + 1, rows[i].matrix, n) || *tail != '.') continue;
         out->target = rows[i].target;
-        out->up = rows[i].up;
+        out->up = rows[i].up && glu_gated(&a->glu);
         if (a->delta.fused && (out->target == LORA_IN_QKV || out->target == LORA_IN_Z)) {
             out->up = out->target == LORA_IN_Z;
             out->target = LORA_IN_QKVZ;
@@ -127,7 +128,8 @@ static int64_t param_row(const struct arch *a, const struct gguf_name *n, int64_
 {
     const int64_t head_dim = arch_attn(a, n->layer)->head_dim, half = head_dim / 2, in_head = row % head_dim;
     if (!n->is_b) return row;
-    if (n->target == LORA_UP) return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
+    if (n->target == LORA_UP && glu_gated(&a->glu))
+        return a->glu.interleaved ? 2 * row + n->up : row + (n->up ? rows / 2 : 0);
     if (n->target == LORA_IN_QKVZ) return fused_place(&a->delta.shape, n->up, row);
     if (n->target == LORA_IN_QKV || n->target == LORA_IN_Z)
         return value_place(&a->delta.shape, a->delta.shape.value_dim, row, rows);
@@ -149,7 +151,7 @@ static int64_t rows_in_file(const struct arch *a, const struct gguf_name *n, con
 {
     const int64_t z = a->delta.shape.n_value * a->delta.shape.value_dim;
     if (n->target == LORA_IN_QKVZ) return n->up ? z : p->rows - z;
-    return n->target == LORA_UP ? p->rows / 2 : p->rows;
+    return n->target == LORA_UP && glu_gated(&a->glu) ? p->rows / 2 : p->rows;
 }
 
 /* Copies one tensor to its parameter; values not read yet are NaN. */

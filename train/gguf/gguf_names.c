@@ -12,7 +12,9 @@ const char *gguf_names_arch(const struct arch *a)
         {"kimi_k2", "deepseek2"},     {"minimax_m2", "minimax-m2"}};
     for (int64_t i = 0; i < MT_LEN(names); i++)
         if (!strcmp(names[i][0], a->family)) return names[i][1];
-    return NULL;
+    for (int64_t l = 0; !strcmp(a->family, "nemotron_h") && l < a->n_layer; l++)
+        if (arch_is_routed(a, l)) return "nemotron_h_moe";
+    return strcmp(a->family, "nemotron_h") ? NULL : "nemotron_h";
 }
 
 const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
@@ -27,6 +29,7 @@ const char *gguf_names_matrix(const struct arch *a, enum lora_target t)
                                                     [LORA_IN_A] = "ssm_alpha",
                                                     [LORA_IN_QKVZ] = "attn_qkv", /* and attn_gate */
                                                     [LORA_IN_BA] = "ssm_ba",
+                                                    [LORA_IN] = "ssm_in",
                                                     [LORA_OUT] = "ssm_out",
                                                     [LORA_SHARED_GATE] = "ffn_gate_shexp",
                                                     [LORA_SHARED_UP] = "ffn_up_shexp",

@@ -2,6 +2,7 @@
  * published models: they have every feature of their family at a size that a laptop can train. */
 #include "train/synth/presets.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct preset_family gpt_oss = {
@@ -231,6 +232,50 @@ static const struct preset_family minimax_m2 = {
     .put = put_minimax,
 };
 
+static void put_nemotron(struct json_out *o, const struct preset *p, int64_t n_layer)
+{
+    const struct preset_nemotron *n = p->family->nemotron;
+    char pattern[MT_MAX_LAYERS + 1];
+    snprintf(pattern, sizeof(pattern), "%.*s", (int)n_layer, n->pattern);
+    json_out_str(o, "hybrid_override_pattern", pattern);
+    json_out_f64(o, "layer_norm_epsilon", p->family->eps);
+    json_out_f64(o, "norm_eps", p->family->eps);
+    json_out_i64(o, "intermediate_size", n->d_dense);
+    json_out_str(o, "mlp_hidden_act", "relu2");
+    json_out_bool(o, "mlp_bias", false);
+    json_out_bool(o, "use_bias", false);
+    json_out_i64(o, "mamba_num_heads", n->n_head);
+    json_out_i64(o, "mamba_head_dim", n->head_dim);
+    json_out_i64(o, "n_groups", n->n_group);
+    json_out_i64(o, "ssm_state_size", n->state);
+    json_out_i64(o, "conv_kernel", 4);
+    json_out_bool(o, "use_conv_bias", true);
+    json_out_i64(o, "chunk_size", 128);
+    json_out_str(o, "mamba_hidden_act", "silu");
+    json_out_f64(o, "time_step_min", 0.001);
+    json_out_f64(o, "time_step_max", 0.1);
+    json_out_i64(o, "moe_shared_expert_intermediate_size", n->d_shared);
+    json_out_i64(o, "n_shared_experts", 1);
+    json_out_i64(o, "n_group", 1);
+    json_out_i64(o, "topk_group", 1);
+    json_out_bool(o, "norm_topk_prob", true);
+    json_out_real(o, "routed_scaling_factor", n->routed_scale);
+    json_out_i64(o, "num_nextn_predict_layers", 0); /* Lightning has 1, but that layer is not written */
+}
+
+#define NEMOTRON                                                                                                       \
+    .model_type = "nemotron_h", .class_name = "NemotronHForCausalLM", .experts_key = "n_routed_experts",               \
+    .width_key = "moe_intermediate_size", .eps = 1e-5, .vocab = 131072, .bos = "<s>", .eos = "<|im_end|>",             \
+    .pad = "<unk>", .tokens = {{"<unk>", 0},       {"<s>", 1},      {"</s>", 2},     {"<|im_start|>", 10},             \
+                               {"<|im_end|>", 11}, {"<think>", 12}, {"</think>", 13}},                                 \
+    .head_dim_named = true, .experts = WF_BF16, .put = put_nemotron
+
+static const struct preset_nemotron nano = {
+    "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", 64, 64, 8, 128, 3712, 1856, 2.5};
+static const struct preset_nemotron nano_tiny = {"ME*M-EME*E", 8, 32, 2, 32, 256, 384, 2.5};
+static const struct preset_family nemotron_nano = {NEMOTRON, .nemotron = &nano};
+static const struct preset_family nemotron_tiny = {NEMOTRON, .nemotron = &nano_tiny};
+
 static const struct preset rows[] = {
     /* name, family, layers, hidden, heads, kv, head_dim, experts, top k, width, vocabulary, longest, theta */
     {"gpt-oss-20b", &gpt_oss, 24, 2880, 64, 8, 64, 32, 4, 2880, 201088, 131072, 150000},
@@ -250,6 +295,7 @@ static const struct preset rows[] = {
     {"qwen3.5-35b-a3b", &qwen3_5_35b, 40, 2048, 16, 2, 256, 256, 8, 512, 248320, 262144, 10000000},
     {"qwen3.5-122b-a10b", &qwen3_5_122b, 48, 3072, 32, 2, 256, 256, 8, 1024, 248320, 262144, 10000000},
     {"qwen3-next-80b-a3b", &qwen3_next, 48, 2048, 16, 2, 256, 512, 10, 512, 151936, 262144, 10000000},
+    {"nemotron-3-nano-30b-a3b", &nemotron_nano, 52, 2688, 32, 2, 128, 128, 6, 1856, 131072, 262144, 10000},
     {"gpt-oss-tiny", &gpt_oss, 4, 256, 8, 2, 64, 16, 4, 256, 2048, 131072, 150000},
     {"qwen3-tiny", &qwen3_moe, 4, 256, 4, 2, 128, 16, 8, 128, 2048, 40960, 1000000},
     {"olmoe-tiny", &olmoe, 4, 256, 2, 2, 128, 16, 8, 128, 2048, 4096, 10000},
@@ -263,6 +309,7 @@ static const struct preset rows[] = {
     {"mistral-small-tiny", &mistral4_tiny, 4, 256, 4, 4, 48, 16, 4, 128, 2048, 1048576, 10000},
     {"qwen3.5-tiny", &qwen3_5_tiny, 4, 256, 4, 2, 64, 16, 8, 128, 2048, 32768, 10000000},
     {"qwen3-next-tiny", &qwen3_next_tiny, 4, 256, 4, 2, 64, 16, 4, 128, 2048, 32768, 10000000},
+    {"nemotron-tiny", &nemotron_tiny, 10, 256, 4, 2, 64, 16, 4, 128, 2048, 262144, 10000},
 };
 
 const struct preset *preset_row(int64_t i) { return i < MT_LEN(rows) ? &rows[i] : NULL; }

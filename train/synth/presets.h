@@ -16,6 +16,14 @@ struct preset_compress {
     int64_t n_index, index_dim, index_top;
 };
 
+/* Sizes of Nemotron-H beside those of a row. */
+struct preset_nemotron {
+    const char *pattern;                      /* a letter per layer: M, E, * or - */
+    int64_t n_head, head_dim, n_group, state; /* of Mamba-2 */
+    int64_t d_shared, d_dense;
+    double routed_scale;
+};
+
 struct preset;
 
 /* Values that all checkpoints of a family share; preset_config has the rest of config.json. */
@@ -43,6 +51,7 @@ struct preset_family {
     const struct delta_shape *delta; /* gated DeltaNet in three of four layers, a shared expert as wide as the routed
                                         ones; NULL: another family */
     void (*put)(struct json_out *o, const struct preset *p, int64_t n_layer); /* keys of the family alone; or NULL */
+    const struct preset_nemotron *nemotron; /* Mamba-2 and one branch per layer; NULL: another family */
     const struct preset_compress *compress; /* compressed attention and hyper-connections; NULL: another family */
 };
 

@@ -64,7 +64,7 @@ static struct random_weights normal(double mean, double std)
 /* Of all tensors but the head. */
 static const char *prefix(const struct synth *s)
 {
-    return s->p->family->text_type ? "model.language_model." : "model.";
+    return s->p->family->text_type ? "model.language_model." : s->p->family->nemotron ? "backbone." : "model.";
 }
 
 /* "model.layers.7." + rest */
@@ -82,6 +82,11 @@ static struct name with(struct name n, const char *suffix)
 }
 
 static double spread(int64_t n_in) { return 1 / sqrt((double)n_in); }
+/* Of the outputs of networks: squared ReLUs are larger than gated activations. */
+static double network_gain(const struct arch *a)
+{
+    return (glu_gated(&a->glu) ? 1 : 0.5) * GAIN / sqrt(2 * (double)a->n_layer);
+}
 static double residual_gain(const struct arch *a) { return GAIN / sqrt(2 * (double)a->n_layer); }
 
 static void add_linear(struct synth *s, struct name name, int64_t n_out, int64_t n_in, double std, bool bias)
@@ -228,16 +233,41 @@ static void add_delta(struct synth *s, int64_t layer)
     add_values(s, layer_name(s, layer, "linear_attn.norm.weight").s, h->value_dim, 0, normal(1, 0.1));
 }
 
+/* The place of a Linear. */
+static struct name linear_name(const struct synth *s, int64_t layer, enum lora_target t)
+{
+    char module[LORA_MODULE_TEXT];
+    lora_target_module(s->a.names, t, module);
+    return layer_name(s, layer, module);
+}
+
+/* Mamba-2. A_log and dt_bias as transformers draws them: decays from 1 to N, steps from 0.001 to 0.1. */
+static void add_mamba(struct synth *s, int64_t layer)
+{
+    const struct mamba_arch *m = &s->a.mamba;
+    const int64_t d = s->a.d_model, v = m->n_head * m->head_dim, c = v + 2 * m->n_group * m->state;
+    const struct name conv = layer_name(s, layer, "mixer.conv1d");
+    add_linear(s, linear_name(s, layer, LORA_IN), v + c + m->n_head, d, spread(d), m->bias);
+    add_linear(s, linear_name(s, layer, LORA_OUT), d, v, spread(v) * residual_gain(&s->a), m->bias);
+    add(s, with(conv, ".weight").s, DT_BF16, 3, (int64_t[]){c, 1, m->n_tap}, normal(0, spread(m->n_tap)));
+    if (m->conv_bias) add_values(s, with(conv, ".bias").s, c, 0, normal(0, 0.1));
+    s->n_params += c * m->n_tap;
+    add_f32(s, layer_name(s, layer, "mixer.A_log").s, m->n_head, 0, log((double)m->n_head) - 1, 0.8);
+    add_f32(s, layer_name(s, layer, "mixer.dt_bias").s, m->n_head, 0, -4.6, 1.3);
+    add_f32(s, layer_name(s, layer, "mixer.D").s, m->n_head, 0, 1, 0.1);
+    add_values(s, layer_name(s, layer, "mixer.norm.weight").s, v, 0, normal(1, 0.1));
+}
+
 static void add_attention(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const struct attn_arch *h = arch_attn(a, layer);
     const int64_t d = a->d_model, q = h->n_head * h->head_dim, kv = h->n_kv * h->head_dim;
     const bool whole = a->qk_norm == QK_NORM_WHOLE;
-    add_linear(s, layer_name(s, layer, "self_attn.q_proj"), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(s, layer, "self_attn.k_proj"), kv, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(s, layer, "self_attn.v_proj"), kv, d, spread(d), a->attn_bias);
-    add_linear(s, layer_name(s, layer, "self_attn.o_proj"), d, q, spread(q) * residual_gain(a), a->out_bias);
+    add_linear(s, linear_name(s, layer, LORA_Q), arch_q_rows(a, layer), d, spread(d), a->attn_bias);
+    add_linear(s, linear_name(s, layer, LORA_K), kv, d, spread(d), a->attn_bias);
+    add_linear(s, linear_name(s, layer, LORA_V), kv, d, spread(d), a->attn_bias);
+    add_linear(s, linear_name(s, layer, LORA_O), d, q, spread(q) * residual_gain(a), a->out_bias);
     if (a->sinks) add_values(s, layer_name(s, layer, "self_attn.sinks").s, h->n_head, 0, normal(0, 0.5));
     if (a->qk_norm == QK_NORM_NONE) return;
     add_norm(s, layer_name(s, layer, "self_attn.q_norm"), whole ? q : h->head_dim);
@@ -336,12 +366,10 @@ static void add_rows(struct synth *s, int64_t layer, const struct matrix *p)
 static void add_shared(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    for (enum lora_target t = LORA_SHARED_GATE; t <= LORA_SHARED_DOWN; t++) {
+    for (enum lora_target t = glu_gated(&a->glu) ? LORA_SHARED_GATE : LORA_SHARED_UP; t <= LORA_SHARED_DOWN; t++) {
         const bool down = t == LORA_SHARED_DOWN;
         const int64_t n_out = down ? a->d_model : a->d_shared, n_in = down ? a->d_shared : a->d_model;
-        char module[LORA_MODULE_TEXT];
-        lora_target_module(a->names, t, module);
-        add_blocks(s, layer_name(s, layer, module), n_out, n_in, spread(n_in) * (down ? residual_gain(a) : 1));
+        add_blocks(s, linear_name(s, layer, t), n_out, n_in, spread(n_in) * (down ? network_gain(a) : 1));
     }
     if (a->shared_gate)
         add_values(s, with(layer_name(s, layer, a->names->shared_gate), ".weight").s, 1, a->d_model,
@@ -352,9 +380,9 @@ static void add_dense(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
     const int64_t d = a->d_model, f = a->d_dense;
-    add_linear(s, layer_name(s, layer, "mlp.gate_proj"), f, d, spread(d), false);
-    add_linear(s, layer_name(s, layer, "mlp.up_proj"), f, d, spread(d), false);
-    add_linear(s, layer_name(s, layer, "mlp.down_proj"), d, f, spread(f) * residual_gain(a), false);
+    if (glu_gated(&a->glu)) add_linear(s, linear_name(s, layer, LORA_DENSE_GATE), f, d, spread(d), false);
+    add_linear(s, linear_name(s, layer, LORA_DENSE_UP), f, d, spread(d), false);
+    add_linear(s, linear_name(s, layer, LORA_DENSE_DOWN), d, f, spread(f) * network_gain(a), false);
 }
 
 static void add_experts(struct synth *s, int64_t layer)
@@ -382,7 +410,7 @@ static void add_experts(struct synth *s, int64_t layer)
 static void add_layer(struct synth *s, int64_t layer)
 {
     const struct arch *a = &s->a;
-    add_norm(s, layer_name(s, layer, "input_layernorm"), a->d_model);
+    if (a->mixer[layer]) add_norm(s, layer_name(s, layer, arch_norm_name(a, NORM_MIXER)), a->d_model);
     if (a->hyper.n_stream) {
         const int64_t n = a->hyper.n_stream;
         add_hyper(s, layer_name(s, layer, "attn_hc."), "", (2 + n) * n, 3);
@@ -392,9 +420,12 @@ static void add_layer(struct synth *s, int64_t layer)
         add_delta(s, layer);
     else if (a->mixer[layer] == &mixer_compressed)
         add_compressed(s, layer);
-    else
+    else if (a->mixer[layer] == &mixer_mamba)
+        add_mamba(s, layer);
+    else if (a->mixer[layer])
         (a->mla.kv_lora ? add_latent : add_attention)(s, layer);
-    add_norm(s, layer_name(s, layer, "post_attention_layernorm"), a->d_model);
+    if (!a->ffn[layer]) return;
+    add_norm(s, layer_name(s, layer, arch_norm_name(a, NORM_FFN)), a->d_model);
     (a->dense[layer] ? add_dense : add_experts)(s, layer);
 }
 
@@ -415,9 +446,9 @@ static void add_products(struct synth *s)
     const int64_t d = a->d_model, f = a->d_ff;
     const struct tensor_names *n = a->names;
     const bool both = !n->up || is_stacked(s);
-    add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
+    if (n->gate) add_product(s, n->gate, "mlp.experts.gate_up_proj", both ? 2 * f : f, d, spread(d));
     if (!both) add_product(s, n->up, NULL, f, d, spread(d));
-    add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * residual_gain(a));
+    add_product(s, n->down, "mlp.experts.down_proj", d, f, spread(f) * network_gain(a));
 }
 
 void synth_tensors_add(struct synth *s)
@@ -425,8 +456,9 @@ void synth_tensors_add(struct synth *s)
     const struct arch *a = &s->a;
     add_products(s);
     struct name embed, norm;
-    snprintf(embed.s, sizeof(embed.s), "%sembed_tokens.weight", prefix(s));
-    snprintf(norm.s, sizeof(norm.s), "%snorm", prefix(s));
+    const struct tensor_names *n = a->names;
+    snprintf(embed.s, sizeof(embed.s), "%s%s.weight", prefix(s), n->embed ? n->embed : "embed_tokens");
+    snprintf(norm.s, sizeof(norm.s), "%s%s", prefix(s), n->last_norm ? n->last_norm : "norm");
     add_values(s, embed.s, a->vocab, a->d_model, normal(0, 1));
     for (int64_t l = 0; l < s->n_layer; l++) add_layer(s, l);
     add_norm(s, norm, a->d_model);
