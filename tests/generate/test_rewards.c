@@ -170,6 +170,14 @@ static void totals(void **state)
     assert_int_equal(rewards_collect(r, &out, &err), 0);
     for (int i = 0; i < 1000; i++) assert_true(i % 2 ? isnan(out.totals[i]) : out.totals[i] == 1);
     rewards_close(r);
+    r = open_rewards(&c, "[reward]\na = last_number\nb = regex pattern=^$\nc = exact\nd = boxed\ne = json\n"
+                         "f = think_format\ng = length max=1 cache=1\nh = repetition");
+    assert_int_equal(rewards_begin(r, 0, &err), 0);
+    const struct reward_item nothing = {.prompt = "\"\"", .columns = "{\"answer\": \"\"}", .finish_reason = "stop"};
+    if (rewards_submit(r, &nothing, &err) || rewards_collect(r, &out, &err)) fail_msg("%s", err.msg);
+    assert_true(isnan(out.values[0]) && out.values[1] == 1 && out.values[2] == 1 && isnan(out.values[3]));
+    assert_true(isnan(out.values[4]) && out.values[5] == 0 && out.values[6] == 0 && out.values[7] == 0);
+    rewards_close(r);
     parse(&c, "");
     assert_null(rewards_open(&c, &err));
     assert_non_null(strstr(err.msg, "no rewards"));

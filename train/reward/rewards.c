@@ -135,8 +135,11 @@ static int score(struct reward *r, const struct reward_item *item, struct json c
     struct text_buf text = {0};
     struct verify_text reference = {.text = NULL};
     const bool has = verifier_has_reference(r->key.kind);
+    struct verify_answer answer = item->answer;
+    if (!answer.content.text) answer.content.text = ""; /* of no bytes */
+    if (!answer.whole.text) answer.whole.text = "";
     const int rc = has ? reference_of(&text, &reference, columns, r->key.reference, err) : 0;
-    if (!rc) *value = verifier_score(&r->verifier, &item->answer, reference);
+    if (!rc) *value = verifier_score(&r->verifier, &answer, reference);
     text_free(&text);
     return rc;
 }

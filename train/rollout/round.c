@@ -35,10 +35,11 @@ static int submit(struct round *r, int64_t at, const char *text, int64_t size, c
     const struct message_input in = {.rules = r->opt->rules, .think_open = row->think_open, .whole = true};
     struct message m = {.n_call = 0};
     message_parse(&m, &in, text, size);
+    const struct verify_text content = {m.content.text, m.content.size}, all = {text, size};
     const struct reward_item item = {.prompt = row->text,
                                      .columns = row->columns,
-                                     .answer = {.content = {m.content.text, m.content.size},
-                                                .whole = {text, size},
+                                     .answer = {.content = content,
+                                                .whole = in.rules.calls == MESSAGE_HARMONY ? content : all,
                                                 .think_open = row->think_open,
                                                 .ids = ids,
                                                 .n_ids = n_ids},
