@@ -24,7 +24,7 @@ LONGEST = [  # each at every sixth commit
     "emulated_turn_ops_delta", "emulated_turn_ops_attn", "emulated_turn_ops_experts",
     "emulated_turn_ops_kl", "emulated_hopper_ops_shared_attn", "emulated_hopper_ops_hyper",
     "emulated_hopper_ops_entries", "emulated_hopper_ops_prefix", "emulated_hopper_ops_preference",
-    "emulated_hopper_ops_decode", "fingerprint", "resume",
+    "emulated_hopper_ops_decode",
     "plan_advice", "matrix", "configs", "package"]
 LONGEST_SHARE = 6
 
