@@ -51,6 +51,9 @@ void generation_attach(const struct generation *g, const struct config *c, const
 
 /* ---- the tokens of highest entropy ---- */
 
+/* Completions that begin alike have tokens of equal entropy, up to rounding: the threshold does not divide them. */
+#define TIE 1e-5
+
 static int ascending(const void *a, const void *b)
 {
     const float x = *(const float *)a, y = *(const float *)b;
@@ -94,7 +97,8 @@ double generation_entropy(struct run *r, const struct batch *b, const struct mod
         mem_free(of);
     }
     qsort(entropy, (size_t)n_label, sizeof(*entropy), ascending);
-    const double from = n_label ? quantile_of(entropy, n_label, 1 - quantile) : 0;
+    double from = n_label ? quantile_of(entropy, n_label, 1 - quantile) : 0;
+    from -= TIE * fmax(1, fabs(from));
     *n_kept = 0;
     for (int64_t i = 0; i < n_label; i++) *n_kept += (double)entropy[i] >= from;
     mem_free(entropy);
